@@ -17,6 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from mindrlhf.backend.peers import LibraryPeers, Peers
+from mindrlhf.backend.socket_peers import SocketPeers, connect_peers
+
 # Larger transfers are cut: throughput on CPU falls above a few MB (it grows whole copies of each message).
 BUCKET_BYTES = 4 << 20
 
@@ -134,6 +137,10 @@ class Collectives:
         """MindSpore's name of the group, for communication operators inside compiled graphs."""
         return _group_name(self._ranks(group), self.world.size)
 
+    def peers(self) -> Peers:
+        """Messages between two ranks. Every rank makes the first call at the same time; later ones give the same."""
+        return _peers(self.world)
+
     def _ranks(self, group: Sequence[int] | None) -> tuple[int, ...]:
         ranks = tuple(range(self.world.size)) if group is None else tuple(group)
         if list(ranks) != sorted(set(ranks)) or not set(ranks) <= set(range(self.world.size)):
@@ -141,6 +148,15 @@ class Collectives:
         if self.world.rank not in ranks:
             raise ValueError(f"rank {self.world.rank} is not in the group {ranks} that it was to talk to")
         return ranks
+
+
+@functools.cache
+def _peers(world) -> Peers:
+    if world.size == 1:
+        return SocketPeers({})
+    return (
+        LibraryPeers(world.rank, world.size) if world.device_target == "Ascend" else connect_peers(Collectives(world))
+    )
 
 
 @functools.cache

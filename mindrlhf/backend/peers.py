@@ -1,0 +1,118 @@
+"""Messages between two ranks, on NumPy arrays: what pipeline stages and the online reshard exchange.
+
+`Collectives.peers()` gives the right kind for the target: on CPU `SocketPeers`, ten times as fast as MindSpore's own
+send and receive there, on Ascend `LibraryPeers`.
+
+What every kind obeys: messages from one rank to another arrive in the order in which they were sent; the receiver
+knows their shape and dtype beforehand; one thread makes all calls.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Protocol
+
+import numpy as np
+
+Messages = Mapping[int, Iterable[np.ndarray]]  # other rank -> arrays, in order
+
+
+class Peers(Protocol):
+    """One rank's connections to all others."""
+
+    def send(self, array: np.ndarray, to: int) -> None:
+        """Send to rank `to` and return at once, whether or not it is receiving: two ranks may both send first.
+
+        array: any plain dtype and memory layout; copied, so that it may be changed afterwards.
+        """
+
+    def receive(self, into: np.ndarray, source: int) -> np.ndarray:
+        """Wait for the next message of rank `source`, write it into a C-contiguous array and return that array."""
+
+    def exchange(self, outgoing: Messages, incoming: Messages) -> None:
+        """Send to and receive from several ranks at the same time, without keeping copies of the messages.
+
+        Returns when everything has been sent and received. The ranks that exchange with each other all call it; only
+        the messages from one rank to another need to be in the same order on both.
+
+        outgoing: C-contiguous arrays; each must stay as it is until the next one is asked for.
+        incoming: C-contiguous arrays to be filled; the next one is asked for when one has been filled.
+        Both may be generators, so that an array exists only while it is on its way.
+        """
+
+
+def bytes_of(array: np.ndarray) -> memoryview:
+    """The bytes of a C-contiguous array, writable where it is; not a copy."""
+    if not array.flags.c_contiguous:
+        raise ValueError("a message has to lie in one piece of memory")
+    return memoryview(array.reshape(-1).view(np.uint8))
+
+
+class LibraryPeers:
+    """Peers on `mindspore.mint.distributed`, for Ascend's hccl; every rank builds it at the same time.
+
+    hccl has not been run here. The same calls exist on CPU, where the tests run this class. An exchange goes over the
+    pairs of ranks in one order that all ranks share, lower rank sending first, because on hccl a send may wait until it
+    is received. Empty messages stay at home: MindSpore's receive hangs on them.
+    """
+
+    def __init__(self, rank: int, size: int):
+        from mindspore import communication
+
+        self._rank = rank
+        self._sending: dict[int, tuple] = {}  # other rank -> (handle, tensor, which has to live until it is sent)
+        if communication.GlobalComm.WORLD_COMM_GROUP != "hccl_world_group":
+            communication.create_group("hccl_world_group", list(range(size)))  # the only name that send looks up
+
+    def send(self, array: np.ndarray, to: int) -> None:
+        """As `Peers.send`, but waits until the message before to the same rank has been sent."""
+        from mindspore.mint import distributed
+
+        if array.size == 0:
+            return
+        if to in self._sending:
+            self._sending.pop(to)[0].wait()
+        tensor = _tensor(np.ascontiguousarray(array))
+        self._sending[to] = (distributed.isend(tensor, to), tensor)
+
+    def receive(self, into: np.ndarray, source: int) -> np.ndarray:
+        from mindspore.mint import distributed
+
+        if into.size:
+            tensor = _tensor(np.empty_like(into))
+            distributed.recv(tensor, source)
+            bytes_of(into)[:] = tensor.asnumpy().view(np.uint8)
+        return into
+
+    def exchange(self, outgoing: Messages, incoming: Messages) -> None:
+        sending = {rank: self._send_each(arrays, rank) for rank, arrays in outgoing.items()}
+        receiving = {rank: self._receive_each(arrays, rank) for rank, arrays in incoming.items()}
+        others = sorted(sending.keys() | receiving.keys())
+        while others:
+            unfinished = []
+            for other in others:
+                steps = [sending.get(other, iter(())), receiving.get(other, iter(()))]
+                if self._rank > other:
+                    steps.reverse()
+                moved = [next(step, False) for step in steps]
+                if any(moved):
+                    unfinished.append(other)
+            others = unfinished
+
+    def _send_each(self, arrays: Iterable[np.ndarray], to: int) -> Iterator[bool]:
+        from mindspore.mint import distributed
+
+        for array in arrays:
+            if array.size:
+                distributed.send(_tensor(array), to)
+            yield True
+
+    def _receive_each(self, arrays: Iterable[np.ndarray], source: int) -> Iterator[bool]:
+        for array in arrays:
+            self.receive(array, source)
+            yield True
+
+
+def _tensor(array: np.ndarray):
+    """The bytes of a C-contiguous array as an int8 tensor."""
+    from mindspore import Tensor
+
+    return Tensor(np.frombuffer(bytes_of(array), np.int8))
