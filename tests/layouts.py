@@ -107,3 +107,19 @@ def full_arrays(layout: Layout) -> dict[str, np.ndarray]:
 def shards_of(layout: Layout, arrays: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
     """For every rank, name -> what it holds."""
     return [{name: arrays[name][part] for name, part in layout.shards(rank)} for rank in range(layout.size)]
+
+
+def assembled(layout: Layout, shards: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """The inverse of `shards_of`; where several ranks hold a part they hold the same bits."""
+    arrays = {}
+    for name, shape in layout.shapes.items():
+        whole, seen = np.zeros(shape, np.float32), np.zeros(shape, bool)
+        for rank, held in enumerate(shards):
+            part = layout.slices(rank, name)
+            if part is None:
+                continue
+            np.testing.assert_array_equal(whole[part][seen[part]], held[name][seen[part]], err_msg=name)
+            whole[part], seen[part] = held[name], True
+        assert seen.all(), name
+        arrays[name] = whole
+    return arrays

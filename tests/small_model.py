@@ -58,7 +58,7 @@ class SmallModel:
         from mindrlhf.models.transformer import Decoder
 
         mindspore.set_context(mode=mindspore.GRAPH_MODE, device_target="CPU")
-        parameters = build_parameters(self.config, lambda spec: self.arrays[spec.name])
+        parameters = build_parameters(self.specs, lambda spec: self.arrays[spec.name])
         return Decoder(self.config, parameters, backend.kernels("CPU"), positions), parameters
 
     def logits(self, ids, arrays: dict[str, np.ndarray] | None = None) -> np.ndarray:

@@ -7,7 +7,7 @@ from mindrlhf.backend.launch import launch, started_workers
 from mindrlhf.commands.train import add_model_arguments
 from mindrlhf.configs.loading import load_sft_config
 from mindrlhf.configs.model_yaml import load_model_yaml
-from mindrlhf.configs.validate import check_sft, require_supported
+from mindrlhf.configs.validate import check_sft
 from mindrlhf.trainer.build import split_overrides
 from mindrlhf.trainer.outputs import prepare_outputs
 from mindrlhf.trainer.roles import checkpoint_config, open_tokenizer
@@ -40,7 +40,6 @@ def run(args: argparse.Namespace) -> None:
     checkpoint = args.load_sft_checkpoint_train
     model = yaml.architecture(checkpoint_config(checkpoint), checkpoint or "")
     check_sft(config, yaml, model, started_workers())
-    require_supported(yaml, yaml)
     tokenizer = open_tokenizer(args, checkpoint)
     output = prepare_outputs(args.save_ckpt_dir, args.output_dir)
     with launch(

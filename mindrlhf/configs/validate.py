@@ -40,11 +40,8 @@ def check_grpo(
     for yaml, model in ((train, train_model), (infer, infer_model)):
         check_dtypes(yaml)
         check_layout(yaml, model, workers)
-    if infer.parallel.pipeline_stage != 1:
-        raise UserError(
-            f"{infer.path}: parallel_config.pipeline_stage is {infer.parallel.pipeline_stage}, and generation runs in "
-            "one stage; set it to 1 and give the ranks to data_parallel or model_parallel."
-        )
+    check_training_layout(train, config.train.length_bucket)
+    check_generating_layout(infer)
     check_same_model(train, infer, train_model, infer_model)
     check_sampling(config)
     check_batch(config, train, infer)
@@ -55,6 +52,7 @@ def check_sft(config: SFTConfig, yaml: ModelYaml, model: ModelConfig, workers: i
     """Everything about a fine-tuning run that settings alone can tell; as `check_grpo`. Raises UserError."""
     check_dtypes(yaml)
     check_layout(yaml, model, workers)
+    check_training_layout(yaml, config.train.length_bucket)
     check_optimizer(config)
     pairs, ranks = config.data.pairs_per_step, yaml.parallel.data_parallel
     if pairs % ranks:
@@ -64,16 +62,34 @@ def check_sft(config: SFTConfig, yaml: ModelYaml, model: ModelConfig, workers: i
         )
 
 
-def require_supported(train: ModelYaml, infer: ModelYaml) -> None:
-    """Refuse layouts that this version cannot run: tensor and pipeline parallelism. Raises UserError."""
-    for yaml in (train, infer):
-        for key in ("model_parallel", "pipeline_stage"):
-            ranks = getattr(yaml.parallel, key)
-            if ranks > 1:
-                raise UserError(
-                    f"{yaml.path}: parallel_config.{key} is {ranks}, which is not available yet in this version; "
-                    f"set {key} to 1 and use data_parallel (the *_cpu.yaml beside the shipped YAMLs do)."
-                )
+def check_training_layout(yaml: ModelYaml, length_bucket: int) -> None:
+    """What of `parallel_config` concerns training alone. Raises UserError."""
+    layout = yaml.parallel
+    if layout.micro_batch_interleave_num > 1:
+        raise UserError(
+            f"{yaml.path}: micro_batch_interleave_num is {layout.micro_batch_interleave_num}, which overlaps parts of "
+            "a micro-batch in MindSpore's automatic parallel mode, and here parallelism is explicit; set it to 1."
+        )
+    if layout.use_seq_parallel and length_bucket % layout.model_parallel:
+        raise UserError(
+            f"train.length_bucket is {length_bucket}, and with use_seq_parallel of {yaml.path} rows are split over "
+            f"model_parallel {layout.model_parallel} ranks; set train.length_bucket to "
+            f"{_multiples(length_bucket, layout.model_parallel)}."
+        )
+
+
+def check_generating_layout(yaml: ModelYaml) -> None:
+    """What of `parallel_config` generation cannot do. Raises UserError."""
+    if yaml.parallel.pipeline_stage != 1:
+        raise UserError(
+            f"{yaml.path}: parallel_config.pipeline_stage is {yaml.parallel.pipeline_stage}, and generation runs in "
+            "one stage; set it to 1 and give the ranks to data_parallel or model_parallel."
+        )
+    if yaml.parallel.use_seq_parallel:
+        raise UserError(
+            f"{yaml.path}: parallel_config.use_seq_parallel is True, and generation has one position of each sequence "
+            "at a time, which cannot be split; set it to False."
+        )
 
 
 def check_layout(yaml: ModelYaml, model: ModelConfig, workers: int) -> None:

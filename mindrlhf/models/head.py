@@ -3,6 +3,8 @@
 from mindspore import nn, ops
 from mindspore.ops import constexpr
 
+from mindrlhf.parallel.tensor_parallel import TensorParallel
+
 # Logits of one chunk: 64 Mi float32 numbers are 256 MiB. Beyond it, tokens are cut into chunks.
 CHUNK_NUMBERS = 64 * 2**20
 
@@ -22,13 +24,19 @@ class TokenLogProbs(nn.Cell):
     hidden [T, H], head [V, H], targets int32[T] -> log_probs float32[T], entropy float32[T].
     The entropy is for reading only: no gradient goes through it.
 
+    shards: the ranks that share the vocabulary, one block of head's rows each, in rank order. A rank has the logits
+    of its own block; four numbers of each token travel, and the gradient of hidden is this rank's part of a sum (after
+    Shoeybi et al. 2019, arXiv:1909.08053, section 3, who reduce the loss; here log-probs and entropy are).
+
     One chunk keeps its logits from the forward pass. Several chunks keep nothing and multiply again in the backward
     pass: a third more work on the head, and memory of one chunk. The gradient is written out:
     d log_prob / d logits = (onehot(target) - softmax) / temperature.
     """
 
-    def __init__(self, temperature: float, chunk_numbers: int = CHUNK_NUMBERS):
+    def __init__(self, temperature: float, chunk_numbers: int = CHUNK_NUMBERS, shards: TensorParallel | None = None):
         super().__init__(auto_prefix=False)
+        shards = shards or TensorParallel()
+        self.rank, self.size, self.stack_ranks = shards.rank, shards.size, shards.stack
         self.inverse = 1.0 / temperature
         self.chunk_numbers = chunk_numbers
         self.forward_product = ops.MatMul(transpose_b=True)
@@ -39,20 +47,37 @@ class TokenLogProbs(nn.Cell):
     def _logits(self, hidden, head):
         return self.forward_product(hidden, head.astype(hidden.dtype)).astype("float32") * self.inverse
 
+    def _place(self, targets, rows):
+        """Targets within this rank's rows, 0 for those of others, and float32 1 where they are its own."""
+        if self.size == 1:
+            return targets, ops.ones_like(targets).astype("float32")
+        local = targets - self.rank * rows
+        own = ops.logical_and(local >= 0, local < rows)
+        return ops.select(own, local, ops.zeros_like(local)), own.astype("float32")
+
     def _statistics(self, logits, targets):
         top = logits.max(-1, keepdims=True)
         exponentials = ops.exp(logits - top)
         total = exponentials.sum(-1)
-        log_total = ops.log(total) + top.reshape((-1,))
-        picked = ops.gather_d(logits, 1, targets.reshape((-1, 1))).reshape((-1,))
-        mean_logit = (exponentials * logits).sum(-1) / total
-        return picked - log_total, log_total - mean_logit, log_total
+        weighted = (exponentials * logits).sum(-1)
+        top = top.reshape((-1,))
+        local, own = self._place(targets, logits.shape[1])
+        picked = ops.gather_d(logits, 1, local.reshape((-1, 1))).reshape((-1,))
+        if self.size > 1:
+            every = self.stack_ranks(ops.stack((top, total, weighted, picked * own)))  # [size, 4, T]
+            top = every[:, 0].max(0)
+            scales = ops.exp(every[:, 0] - top)
+            total, weighted = (every[:, 1] * scales).sum(0), (every[:, 2] * scales).sum(0)
+            picked = every[:, 3].sum(0)
+        log_total = ops.log(total) + top
+        return picked - log_total, log_total - weighted / total, log_total
 
     def _backward(self, hidden, head, targets, logits, log_total, d_log_prob):
         probabilities = ops.exp(logits - log_total.reshape((-1, 1)))
         d_logits = probabilities * (-d_log_prob).reshape((-1, 1))
         rows = ops.arange(0, targets.shape[0]).astype("int32")
-        d_logits = self.scatter(d_logits, ops.stack((rows, targets), 1), d_log_prob) * self.inverse
+        local, own = self._place(targets, logits.shape[1])
+        d_logits = self.scatter(d_logits, ops.stack((rows, local), 1), d_log_prob * own) * self.inverse
         d_logits = d_logits.astype(hidden.dtype)
         d_hidden = self.hidden_product(d_logits, head.astype(hidden.dtype))
         return d_hidden, self.head_product(d_logits, hidden).astype(head.dtype)

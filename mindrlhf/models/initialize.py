@@ -1,13 +1,13 @@
 """Parameters of a model: created from a weight source, or at random."""
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from mindspore import Parameter, Tensor
 
 from mindrlhf.configs.model import ModelConfig
-from mindrlhf.models.parameters import ParameterSpec, parameter_table
+from mindrlhf.models.parameters import ParameterSpec
 
 
 def random_tensor(spec: ParameterSpec, config: ModelConfig, seed: int) -> np.ndarray:
@@ -25,9 +25,10 @@ def random_tensor(spec: ParameterSpec, config: ModelConfig, seed: int) -> np.nda
     return values
 
 
-def build_parameters(config: ModelConfig, read: Callable[[ParameterSpec], np.ndarray]) -> dict[str, Parameter]:
-    """Name -> float32 Parameter for the whole table; `read` gives each tensor."""
+def build_parameters(
+    specs: Iterable[ParameterSpec], read: Callable[[ParameterSpec], np.ndarray]
+) -> dict[str, Parameter]:
+    """Name -> float32 Parameter, in the order of `specs`; `read` gives each tensor, or the part of it that is held."""
     return {
-        spec.name: Parameter(Tensor(np.ascontiguousarray(read(spec), np.float32)), name=spec.name)
-        for spec in parameter_table(config)
+        spec.name: Parameter(Tensor(np.ascontiguousarray(read(spec), np.float32)), name=spec.name) for spec in specs
     }

@@ -6,8 +6,11 @@
 - `Decoder.plain`: every row a whole sequence, nothing shared: the oracle of the other two.
 
 Linear weights are [out, in] as in HF and MindFormers. The parameters are handed in by name (`parameters.py` has the
-table), so that graphs of equal layout share the same storage. Not here: dropout, sliding windows, scaled rotary
-embeddings, mixture of experts.
+table), so that graphs of equal layout share the same storage; they may be one tensor-parallel rank's shards of the
+layers of one pipeline stage. Not here: dropout, sliding windows, scaled rotary embeddings, mixture of experts.
+
+Column-parallel projections (query, key, value, gate, up) and the row-parallel ones behind them form parallel regions
+(Shoeybi et al. 2019, arXiv:1909.08053, section 3); `TensorParallel.enter` and `leave` stand at their ends.
 """
 
 import numpy as np
@@ -21,6 +24,7 @@ from mindrlhf.models.attention import (
     key_mask,
     prefix_attention,
 )
+from mindrlhf.parallel.tensor_parallel import TensorParallel
 
 
 def rotary_table(config: ModelConfig, positions: int) -> tuple[np.ndarray, np.ndarray]:
@@ -53,10 +57,57 @@ class Linear(nn.Cell):
         return y + self.bias.astype(x.dtype) if self.has_bias else y
 
 
-class Block(nn.Cell):
-    """One decoder layer over flat tokens [T, hidden]; attention itself is called by `Decoder`."""
+class ScaleGradient(nn.Cell):
+    """The identity, whose gradient is multiplied by `factor`."""
 
-    def __init__(self, config: ModelConfig, layer: int, parameters: dict[str, Parameter], kernels):
+    def __init__(self, factor: float):
+        super().__init__(auto_prefix=False)
+        self.factor = factor
+
+    def construct(self, x):
+        return x
+
+    def bprop(self, x, out, dout):
+        return (dout * self.factor,)
+
+
+class Embedding(nn.Cell):
+    """int32[T] -> [T, hidden] outside of the parallel regions, from the whole table or this rank's part of it.
+
+    weight: [vocab, hidden], or [vocab / size, hidden] cut by vocabulary. tied: it is the head's weight too.
+    """
+
+    def __init__(self, weight: Parameter, vocab_size: int, tied: bool, shards: TensorParallel):
+        super().__init__(auto_prefix=False)
+        self.weight = weight
+        self.cut = weight.shape[0] != vocab_size
+        self.first, self.end = shards.share(vocab_size)
+        self.rank, self.size, self.sequence = shards.rank, shards.size, shards.sequence
+        self.leave = shards.leave
+        # Every rank looks up the same rows of a whole table, where the head's gradient is of this rank's rows alone:
+        # to be summed over the ranks together with it, each has to be a share.
+        self.gradient = ScaleGradient(1.0 / shards.size) if tied and shards.size > 1 else nn.Identity()
+
+    def construct(self, ids):
+        if self.cut:
+            inside = ops.logical_and(ids >= self.first, ids < self.end)
+            rows = ops.gather(self.weight, ops.select(inside, ids - self.first, ops.zeros_like(ids)), 0)
+            return self.leave(rows * inside.astype(rows.dtype).reshape((-1, 1)))
+        if self.sequence:
+            share = ids.shape[0] // self.size
+            return ops.gather(self.weight, ids[self.rank * share : (self.rank + 1) * share], 0)
+        return self.gradient(ops.gather(self.weight, ids, 0))
+
+
+class Block(nn.Cell):
+    """One decoder layer over flat tokens [T, hidden]; attention itself is called by `Decoder`.
+
+    The rows outside of the parallel regions may be this rank's share of the T (`TensorParallel.sequence`).
+    """
+
+    def __init__(
+        self, config: ModelConfig, layer: int, parameters: dict[str, Parameter], kernels, shards: TensorParallel
+    ):
         super().__init__(auto_prefix=False)
         prefix = f"model.layers.{layer}."
 
@@ -76,10 +127,11 @@ class Block(nn.Cell):
         self.kv_heads = self.wk.weight.shape[0] // config.head_dim
         self.eps = config.rms_norm_eps
         self.rms_norm, self.rotary, self.swiglu = kernels.rms_norm, kernels.rotary, kernels.swiglu
+        self.enter, self.leave = shards.enter, shards.leave
 
     def normed(self, x):
-        """The layer's attention input for x [T, hidden]."""
-        return self.rms_norm(x, self.attention_norm, self.eps)
+        """The layer's attention input [T, hidden] for x [rows, hidden]."""
+        return self.enter(self.rms_norm(x, self.attention_norm, self.eps))
 
     def query(self, h, cos, sin):
         """[T, hidden] -> [T, K, Q, D], rotated; cos and sin are [1, T, 1, D]."""
@@ -99,17 +151,18 @@ class Block(nn.Cell):
         return k.reshape(shape), self.wv(h).reshape(shape)
 
     def finish(self, x, attended):
-        """Output projection, residual, feed-forward, residual; attended is [T, heads * D]."""
-        x = x + self.wo(attended)
-        h = self.rms_norm(x, self.ffn_norm, self.eps)
-        return x + self.w2(self.swiglu(self.w1(h), self.w3(h)))
+        """Output projection, residual, feed-forward, residual; x is [rows, hidden], attended [T, heads * D]."""
+        x = x + self.leave(self.wo(attended))
+        h = self.enter(self.rms_norm(x, self.ffn_norm, self.eps))
+        return x + self.leave(self.w2(self.swiglu(self.w1(h), self.w3(h))))
 
 
 class Decoder(nn.Cell):
-    """The decoder up to the final norm, and the head's weight [vocab, hidden].
+    """The decoder up to the final norm, and the head's weight; or the layers of one pipeline stage.
 
     kernels: a module of `backend`. max_positions: how many positions the rotary table covers. compute_dtype: of
-    activations and caches; the parameters stay float32.
+    activations and caches; the parameters stay float32. shards: the tensor-parallel ranks that share the layers.
+    layers: those of this stage, all by default; `parameters` has no others.
     """
 
     def __init__(
@@ -119,23 +172,40 @@ class Decoder(nn.Cell):
         kernels,
         max_positions: int,
         compute_dtype: str = "float32",
+        shards: TensorParallel | None = None,
+        layers: range | None = None,
     ):
         super().__init__(auto_prefix=False)
-        self.embedding = parameters["model.tok_embeddings.embedding_weight"]
-        self.head = self.embedding if config.tie_word_embeddings else parameters["lm_head.weight"]
-        self.final_norm = parameters["model.norm_out.weight"]
-        blocks = [Block(config, i, parameters, kernels) for i in range(config.num_layers)]
+        shards = shards or TensorParallel()
+        layers = range(config.num_layers) if layers is None else layers
+        self.is_first, self.is_last = layers.start == 0, layers.stop == config.num_layers
+        self.shards = shards
+        self.hidden_size, self.row_shares = config.hidden_size, shards.size if shards.sequence else 1
+        tied = config.tie_word_embeddings
+        table = parameters.get("model.tok_embeddings.embedding_weight")
+        if self.is_first:
+            self.embed = Embedding(table, config.vocab_size, tied, shards)
+        if self.is_last:
+            self.final_norm = parameters["model.norm_out.weight"]
+            self.head = table if tied else parameters["lm_head.weight"]
+            self.head_first, self.head_end = shards.share(config.vocab_size)
+            self.head_is_whole = shards.size > 1 and self.head.shape[0] == config.vocab_size
+        blocks = [Block(config, i, parameters, kernels, shards) for i in layers]
         self.blocks = nn.CellList(blocks, auto_prefix=False)
-        self.inner_blocks = nn.CellList(blocks[:-1], auto_prefix=False)
-        self.last_block = blocks[-1]
+        # Of the last layer's prompt only keys and values are needed.
+        ends_early = self.is_last and bool(blocks)
+        self.inner_blocks = nn.CellList(blocks[:-1] if ends_early else blocks, auto_prefix=False)
+        self.last_block = blocks[-1] if ends_early else None
+        self.kv_heads = blocks[0].kv_heads if blocks else 1
+        self.queries_per_head = blocks[0].heads // blocks[0].kv_heads if blocks else 1
         cos, sin = rotary_table(config, max_positions)
         self.cos, self.sin = Tensor(cos), Tensor(sin)
         self.rms_norm = kernels.rms_norm
         self.dtype = compute_dtype
         self.eps = config.rms_norm_eps
-        self.hidden = config.hidden_size
         self.scale = config.head_dim**-0.5
-        self.queries_per_head = config.num_heads // config.num_kv_heads
+        self.enter = shards.enter
+        self.sequence, self.shard, self.shard_count = shards.sequence, shards.rank, shards.size
 
     def _angles(self, positions):
         """cos and sin [1, T, 1, D] at positions int32[T]."""
@@ -143,8 +213,24 @@ class Decoder(nn.Cell):
         return ops.gather(self.cos, positions, 0).reshape(shape), ops.gather(self.sin, positions, 0).reshape(shape)
 
     def _embed(self, ids):
-        """int32[T] -> [T, hidden]."""
-        return ops.gather(self.embedding, ids, 0).astype(self.dtype)
+        """int32[T] -> [rows, hidden]."""
+        return self.embed(ids).astype(self.dtype)
+
+    def _final(self, x):
+        """[rows, hidden] -> final hidden states [T, hidden], inside the head's parallel region."""
+        return self.enter(self.rms_norm(x, self.final_norm, self.eps))
+
+    def _rows_from(self, x, start):
+        """Of the rows of all T tokens, those of tokens start.. (this rank's share of them)."""
+        if not self.sequence:
+            return x[start:]
+        rows = self.enter(x)[start:]
+        share = rows.shape[0] // self.shard_count
+        return rows[self.shard * share : (self.shard + 1) * share]
+
+    def head_weight(self):
+        """[vocab, hidden], or this rank's rows of it."""
+        return self.head[self.head_first : self.head_end] if self.head_is_whole else self.head
 
     def plain(self, ids):
         """ids int32[B, S], right-padded -> final hidden states [B*S, hidden]."""
@@ -158,13 +244,24 @@ class Decoder(nn.Cell):
             k, v = block.key_value(h, cos, sin)
             out = prefix_attention(q, unflatten(k, (b, s)), unflatten(v, (b, s)), mask, self.scale)
             x = block.finish(x, out.reshape((b * s, -1)))
-        return self.rms_norm(x, self.final_norm, self.eps)
+        return self._final(x)
 
     def completions(self, prefix_ids, prefix_lengths, input_ids):
         """Shared-prompt forward (see `types.TrainBatch` for the split of prompt and completion).
 
         prefix_ids: int32[N, P]; prefix_lengths: int32[N]; input_ids: int32[N*G, R].
         Returns final hidden states [N*G*R, hidden] at the completion positions.
+        """
+        return self.stage(prefix_ids, prefix_lengths, input_ids, self.tokens(prefix_ids, input_ids))
+
+    def tokens(self, prefix_ids, input_ids):
+        """What the first stage begins with: the embedded prompts and completions, [rows, hidden]."""
+        return self._embed(ops.concat((prefix_ids.reshape((-1,)), input_ids.reshape((-1,)))))
+
+    def stage(self, prefix_ids, prefix_lengths, input_ids, x):
+        """The layers of this stage on x [rows, hidden], the output of the stage before.
+
+        Returns [rows, hidden], or from the last stage what `completions` returns.
         """
         n, p = prefix_ids.shape
         rows, r = input_ids.shape
@@ -182,7 +279,6 @@ class Decoder(nn.Cell):
         far_mask = causal_mask(p, self.queries_per_head)
         near_mask = causal_mask(r, self.queries_per_head)
         prefix_mask = key_mask(prefix_lengths, p)
-        x = self._embed(ops.concat((prefix_ids.reshape((-1,)), input_ids.reshape((-1,)))))
         split = (n, g, r)
         for block in self.inner_blocks:
             h = block.normed(x)
@@ -194,7 +290,11 @@ class Decoder(nn.Cell):
             far_out = prefix_attention(far_q, far_k, far_v, far_mask, self.scale)
             out = completion_attention(near_q, near_k, near_v, far_k, far_v, near_mask, prefix_mask, self.scale)
             x = block.finish(x, ops.concat((far_out.reshape((far, -1)), out.reshape((rows * r, -1)))))
-        # Of the last layer's prompt only keys and values are needed.
+        if not self.is_last:
+            return x
+        near = self._rows_from(x, far)
+        if self.last_block is None:
+            return self._final(near)
         h = self.last_block.normed(x)
         q = self.last_block.query(h[far:], cos[:, far:], sin[:, far:])
         k, v = self.last_block.key_value(h, cos, sin)
@@ -203,8 +303,7 @@ class Decoder(nn.Cell):
         out = completion_attention(
             unflatten(q, split), near_k, near_v, far_k, far_v, near_mask, prefix_mask, self.scale
         )
-        x = self.last_block.finish(x[far:], out.reshape((rows * r, -1)))
-        return self.rms_norm(x, self.final_norm, self.eps)
+        return self._final(self.last_block.finish(near, out.reshape((rows * r, -1))))
 
     def prefill(self, prefix_ids):
         """Keys and values of prompts: int32[N, P] -> per layer (key, value), each [N, K, P, D]."""
@@ -244,8 +343,8 @@ class Decoder(nn.Cell):
             k, v = block.key_value(h, cos, sin)
             key, value = put(keys[i], rows, k.reshape((-1, d))), put(values[i], rows, v.reshape((-1, d)))
             x = block.finish(x, decode_attention(q, key, value, mask, self.scale).reshape((b, -1)))
-        return self.rms_norm(x, self.final_norm, self.eps)
+        return self._final(x)
 
     def logits(self, hidden):
-        """[T, hidden] -> float32[T, vocab]."""
-        return ops.MatMul(transpose_b=True)(hidden, self.head.astype(hidden.dtype)).astype("float32")
+        """[T, hidden] -> float32[T, vocab], or of this rank's part of the vocabulary."""
+        return ops.MatMul(transpose_b=True)(hidden, self.head_weight().astype(hidden.dtype)).astype("float32")

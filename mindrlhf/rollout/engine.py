@@ -80,13 +80,14 @@ class Engine:
         if sampling.stop_strings and decode_text is None:
             raise ValueError("stop strings need decode_text")
         size = -(-(max_prompt + sampling.max_new_tokens) // length_bucket) * length_bucket
-        kv_heads = decoder.last_block.kv_heads
-        self.cache = Cache(config.num_layers, slots, kv_heads, size, config.head_dim, decoder.dtype)
+        self.cache = Cache(config.num_layers, slots, decoder.kv_heads, size, config.head_dim, decoder.dtype)
         self.statistics = Statistics()
         self._compiled: set[tuple] = set()
         self._admit_size = -(-slots // 8)
         self._prefill, self._admit = Prefill(decoder), Admit(self.cache)
-        self._decode = Decode(decoder, self.cache, Sampler(sampling, config.vocab_size, tuple(stop_ids)))
+        self._decode = Decode(
+            decoder, self.cache, Sampler(sampling, config.vocab_size, tuple(stop_ids), decoder.shards)
+        )
         self._penalises = sampling.repetition_penalty != 1.0
         # 1 at the tokens a slot holds already; the sampler looks at it only when it penalises.
         self._seen = np.zeros((slots, config.vocab_size) if self._penalises else (1, 1), np.float32)

@@ -1,8 +1,8 @@
 """Drawing one token for each slot, inside the decode graph.
 
 Order of the filters: repetition penalty on the logits, temperature, top-k, top-p over what top-k left, min-p. One
-uniform
-number a token: the draw is the inverse of the cumulative distribution, so a rollout depends on its counters alone.
+uniform number a token: the draw is the inverse of the cumulative distribution, so a rollout depends on its counters
+alone. Tensor-parallel ranks each look at the logits of their own part of the vocabulary and draw the same token.
 """
 
 import math
@@ -12,27 +12,41 @@ from mindspore import Tensor, nn, ops
 
 from mindrlhf.configs.grpo import SamplingSettings
 from mindrlhf.models.attention import MASKED
+from mindrlhf.parallel.tensor_parallel import TensorParallel
 
 # Halvings of the interval in which the top-p threshold lies: 40 nats wide, so the last is 4e-8 nats.
 TOP_P_HALVINGS = 30
 TOP_P_RANGE = 40.0
 
 
-def block_size(vocabulary: int) -> int:
-    """The divisor of the vocabulary nearest to its square root: the two-level search looks at V/b + b numbers a row."""
-    divisors = [b for b in range(1, vocabulary + 1) if vocabulary % b == 0]
+def block_size(vocabulary: int, ranks: int = 1) -> int:
+    """The divisor of a rank's part of the vocabulary nearest to the whole one's square root: the two-level search looks
+    at V/b + b numbers a row.
+    """
+    part = vocabulary // ranks
+    divisors = [b for b in range(1, part + 1) if part % b == 0]
     return min(divisors, key=lambda b: abs(math.log(b * b / vocabulary)))
 
 
 class Sampler(nn.Cell):
     """logits float32[B, V], uniform float32[B] -> (token int32[B], behaviour log-prob, policy log-prob float32[B]).
 
+    shards: the ranks that share the vocabulary, V / size logits each; every rank returns the same.
     The behaviour log-prob is that of the distribution drawn from; the policy log-prob has the temperature only.
     Temperature 0 takes the largest logit; its behaviour log-prob is 0 and its policy log-prob is at temperature 1.
     """
 
-    def __init__(self, settings: SamplingSettings, vocabulary: int, stop_ids: tuple[int, ...]):
+    def __init__(
+        self,
+        settings: SamplingSettings,
+        vocabulary: int,
+        stop_ids: tuple[int, ...],
+        shards: TensorParallel | None = None,
+    ):
         super().__init__(auto_prefix=False)
+        shards = shards or TensorParallel()
+        self.size, self.stack_ranks, self.reduce = shards.size, shards.stack, shards.reduce
+        self.first, self.end = shards.share(vocabulary)
         self.greedy = settings.temperature == 0.0
         self.inverse = 1.0 if self.greedy else 1.0 / settings.temperature
         self.top_k = settings.top_k if settings.top_k < vocabulary else 0
@@ -41,26 +55,48 @@ class Sampler(nn.Cell):
         self.bans_stop = settings.min_new_tokens > 0
         stop = np.zeros((1, vocabulary), np.float32)
         stop[0, [i for i in stop_ids if i < vocabulary]] = MASKED
-        self.stop_mask = Tensor(stop)
-        self.block = block_size(vocabulary)
+        self.stop_mask = Tensor(stop[:, self.first : self.end].copy())
+        self.block = block_size(vocabulary, shards.size)
         self.plain = not (self.penalty != 1.0 or self.bans_stop or self.top_k or self.top_p < 1.0 or self.min_p > 0.0)
         self.filters = bool(self.top_k or self.top_p < 1.0 or self.min_p > 0.0)
         self.cumulative = ops.CumSum()
-        self.largest = ops.ReduceMax(True)
+        self.row_max = ops.ReduceMax(True)
+
+    def _largest(self, scores):
+        """[B, V] -> [B, 1], over the whole vocabulary."""
+        top = self.row_max(scores, -1)
+        return top if self.size == 1 else self.stack_ranks(top).max(0)
+
+    def _total(self, weights):
+        """[B, V] -> [B, 1], over the whole vocabulary."""
+        return self.reduce(weights.sum(-1, keepdims=True))
+
+    def _own(self, token):
+        """Token ids within this rank's part, 0 for those of others, and float32 1 where they are its own: [B] each."""
+        if self.size == 1:
+            return token, ops.ones_like(token).astype("float32")
+        own = ops.logical_and(token >= self.first, token < self.end)
+        return ops.select(own, token - self.first, ops.zeros_like(token)), own.astype("float32")
+
+    def _kth_largest(self, scores):
+        values = ops.topk(scores, min(self.top_k, self.end - self.first))[0]
+        if self.size > 1:
+            values = self.stack_ranks(values).transpose((1, 0, 2)).reshape((scores.shape[0], -1))
+            values = ops.topk(values, self.top_k)[0]
+        return values[:, self.top_k - 1 : self.top_k]
 
     def _keep(self, scores):
         """Scores with everything that top-k, top-p and min-p refuse set to MASKED."""
-        top = self.largest(scores, -1)
+        top = self._largest(scores)
         if self.top_k:
-            kth = ops.topk(scores, self.top_k)[0][:, self.top_k - 1 : self.top_k]
-            scores = ops.select(scores >= kth, scores, ops.full_like(scores, MASKED))
+            scores = ops.select(scores >= self._kth_largest(scores), scores, ops.full_like(scores, MASKED))
         if self.top_p < 1.0:
             weights = ops.exp(scores - top)
-            target = weights.sum(-1, keepdims=True) * self.top_p
+            target = self._total(weights) * self.top_p
             low, high = top - TOP_P_RANGE, top  # the tokens above `low` hold the mass; those above `high` may not
             for _ in range(TOP_P_HALVINGS):
                 middle = (low + high) * 0.5
-                enough = ops.select(scores >= middle, weights, ops.zeros_like(weights)).sum(-1, keepdims=True) >= target
+                enough = self._total(ops.select(scores >= middle, weights, ops.zeros_like(weights))) >= target
                 low, high = ops.select(enough, middle, low), ops.select(enough, high, middle)
             scores = ops.select(scores >= low, scores, ops.full_like(scores, MASKED))
         if self.min_p > 0.0:
@@ -68,23 +104,51 @@ class Sampler(nn.Cell):
         return scores
 
     def _search(self, weights, uniform):
-        """Index of the first cumulative weight above uniform * total: among blocks first, then inside one."""
+        """Index of the first cumulative weight above uniform * total: among blocks first, then inside one.
+
+        Returns it as int32[B], within this rank's part of the vocabulary, and whether it is there: float32[B].
+        """
         rows, blocks = weights.shape[0], weights.shape[1] // self.block
         weights = weights.reshape((rows, blocks, self.block))
-        across = self.cumulative(weights.sum(-1), -1)
-        target = uniform.reshape((rows, 1)) * across[:, blocks - 1 :]
+        sums = weights.sum(-1)
+        if self.size > 1:
+            sums = self.stack_ranks(sums).transpose((1, 0, 2)).reshape((rows, -1))
+        across = self.cumulative(sums, -1)
+        target = uniform.reshape((rows, 1)) * across[:, blocks * self.size - 1 :]
         block = (across <= target).astype("int32").sum(-1, keepdims=True)
         before = ops.select(block > 0, ops.gather_d(across, 1, ops.maximum(block - 1, 0)), ops.zeros_like(target))
-        index = ops.tile(block.reshape((rows, 1, 1)), (1, 1, self.block))
+        block, own = self._own((block * self.block).reshape((rows,)))
+        index = ops.tile((block // self.block).reshape((rows, 1, 1)), (1, 1, self.block))
         inside = self.cumulative(ops.gather_d(weights, 1, index).reshape((rows, self.block)), -1)
         # The block's own sum may differ from the difference of sums in the last bit: stay strictly below its end.
         rest = ops.minimum(target - before, inside[:, self.block - 1 :] * (1.0 - 2.0**-22))
-        return (block * self.block + (inside <= rest).astype("int32").sum(-1, keepdims=True)).reshape((rows,))
+        return (block + (inside <= rest).astype("int32").sum(-1)).astype("int32"), own
+
+    def _draw(self, weights, uniform):
+        """Token int32[B] and its log-prob float32[B] under weights [B, V] that need not sum to 1."""
+        token, own = self._search(weights, uniform)
+        weight = ops.gather_d(weights, 1, token.reshape((-1, 1))).reshape((-1,))
+        total = weights.sum(-1)
+        if self.size > 1:  # token ids are exact in float32, which has 24 bits for them
+            numbers = self.reduce(ops.stack(((token + self.first).astype("float32") * own, weight * own, total)))
+            token, weight, total = numbers[0].astype("int32"), numbers[1], numbers[2]
+        return token, ops.log(weight / total)
+
+    def _most_probable(self, scores):
+        token = ops.argmax(scores, -1).astype("int32")
+        if self.size == 1:
+            return token
+        best = ops.stack((self.row_max(scores, -1).reshape((-1,)), (token + self.first).astype("float32")))
+        every = self.stack_ranks(best)  # [size, 2, B]
+        rank = ops.argmax(every[:, 0], 0).astype("int32").reshape((1, -1))
+        return ops.gather_d(every[:, 1], 0, rank).reshape((-1,)).astype("int32")
 
     def _log_prob(self, scores, token):
-        top = self.largest(scores, -1)
-        total = ops.log(ops.exp(scores - top).sum(-1)) + top.reshape((-1,))
-        return ops.gather_d(scores, 1, token.reshape((-1, 1))).reshape((-1,)) - total
+        top = self._largest(scores)
+        local, own = self._own(token)
+        picked = ops.gather_d(scores - top, 1, local.reshape((-1, 1))).reshape((-1,)) * own
+        numbers = self.reduce(ops.stack((picked, ops.exp(scores - top).sum(-1))))
+        return numbers[0] - ops.log(numbers[1])
 
     def construct(self, logits, uniform, ban_stop, seen):
         """ban_stop: float32[B], 1 while a slot may not stop; seen: float32[B, V], 1 at tokens already there (or [1,
@@ -93,19 +157,18 @@ class Sampler(nn.Cell):
         raw = logits * self.inverse
         scores = raw
         if self.penalty != 1.0:
+            seen = seen[:, self.first : self.end]
             punished = ops.select(logits > 0, raw / self.penalty, raw * self.penalty)
             scores = ops.select(seen > 0, punished, raw)
         if self.bans_stop:
             scores = scores + ban_stop.reshape((-1, 1)) * self.stop_mask
         if self.greedy:
-            token = ops.argmax(scores, -1).astype("int32")
+            token = self._most_probable(scores)
             policy = self._log_prob(raw, token)
             return token, ops.zeros_like(policy), policy
         if self.filters:
             scores = self._keep(scores)
-        weights = ops.exp(scores - self.largest(scores, -1))
-        token = self._search(weights, uniform).astype("int32")
-        behaviour = ops.log(ops.gather_d(weights, 1, token.reshape((-1, 1))).reshape((-1,)) / weights.sum(-1))
+        token, behaviour = self._draw(ops.exp(scores - self._largest(scores)), uniform)
         if self.plain:
             return token, behaviour, behaviour
         return token, behaviour, self._log_prob(raw, token)

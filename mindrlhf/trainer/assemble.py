@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from mindrlhf import backend
@@ -11,7 +12,6 @@ from mindrlhf.algorithms.names import unknown_name
 from mindrlhf.algorithms.registry import POLICY_LOSSES, PolicyLoss, policy_loss
 from mindrlhf.backend.collectives import Collectives
 from mindrlhf.backend.launch import World
-from mindrlhf.checkpoint.hf import save_hf
 from mindrlhf.configs.grpo import AlgorithmSettings, GRPOConfig
 from mindrlhf.configs.validate import check_lengths
 from mindrlhf.data.mindrecord import read_prompts
@@ -21,21 +21,18 @@ from mindrlhf.errors import UserError
 from mindrlhf.metrics.progress import Progress
 from mindrlhf.metrics.run_writers import open_writers
 from mindrlhf.metrics.timer import Timers
-from mindrlhf.models.parameters import parameter_table
 from mindrlhf.models.transformer import Decoder
-from mindrlhf.parallel.data_parallel import DataParallel
+from mindrlhf.parallel.side import Side
 from mindrlhf.rewards.runner import RewardRunner
 from mindrlhf.rollout.engine import Engine
 from mindrlhf.trainer.build import Job
 from mindrlhf.trainer.grpo import GRPOTrainer
-from mindrlhf.trainer.outputs import MODEL_FOLDER
+from mindrlhf.trainer.model import nothing, open_updater, published_weights, save_model
 from mindrlhf.trainer.report import StepReport
 from mindrlhf.trainer.roles import Weights, check_token_ids, stop_ids
 from mindrlhf.training.batch import round_up
 from mindrlhf.training.objective import policy_objective
-from mindrlhf.training.optimizer import AdamW
 from mindrlhf.training.scoring import Scorer
-from mindrlhf.training.updater import Updater
 from mindrlhf.types import Experience, Prompt
 
 
@@ -46,49 +43,45 @@ def assemble(
 
     What has to be closed at the end goes on `stack`.
     """
-    config, args = job.config, job.args
+    config = job.config
     check_names(config.algorithm)
-    data_parallel = DataParallel(Collectives(world), range(world.size))
-    recorded = read_rollout_record(args.replay) if args.replay else []
-    prompts = [] if args.replay else read_prompts(args.mind_dataset_dir, job.tokenizer)
+    recorded = read_rollout_record(job.args.replay) if job.args.replay else []
+    prompts = [] if job.args.replay else read_prompts(job.args.mind_dataset_dir, job.tokenizer)
     longest = check_prompts(job, prompts or [e.group.prompt for _, step in recorded for e in step])
     check_recorded(job, recorded)
     total = len(recorded) or total_steps(config, len(prompts))
-    rewards = stack.enter_context(RewardRunner(config.reward)) if prompts else None
+
+    collectives = Collectives(world)
+    training, generating = (Side(yaml, job.model, collectives) for yaml in (job.train, job.infer))
+    scores = bool(prompts) and generating.first_of_replica
+    rewards = stack.enter_context(RewardRunner(config.reward)) if scores else None
 
     kernels = backend.kernels(job.train.context.device_target)
     bucket = config.train.length_bucket
     positions = round_up(longest, bucket) + round_up(config.rollout.max_new_tokens, bucket)
-    policy = Weights(job.policy_path, job.model, config.seed).parameters()
-    # One set of parameters serves training and generation: the layouts are equal, so nothing has to move between them.
-    dtype = job.train.model.compute_dtype
-    decoder = Decoder(job.model, policy, kernels, positions, dtype)
+    policy = Weights(job.policy_path, job.model, config.seed).parameters(training.partition)
+    decoder = training.decoder(policy, kernels, positions)
+
+    def scorer(of: Decoder) -> Scorer:
+        return Scorer(of, config.rollout.temperature, config.train, training.pipeline)
+
     reference = None
     if config.algorithm.beta > 0:
-        frozen = Weights(job.reference_path, job.model, config.seed).parameters()
-        reference = Scorer(
-            Decoder(job.model, frozen, kernels, positions, dtype), config.rollout.temperature, config.train
-        )
+        frozen = Weights(job.reference_path, job.model, config.seed).parameters(training.partition)
+        reference = scorer(training.decoder(frozen, kernels, positions))
+    engine, publish = None, nothing
+    if prompts:
+        answering, publish = published_weights(policy, training, generating, collectives)
+        engine = open_engine(job, generating.decoder(answering, kernels, positions), longest, generating)
 
     loss = bound_loss(config.algorithm)
     on_policy = config.algorithm.num_iterations * config.algorithm.updates_per_iteration == 1
     objective = policy_objective(loss.losses, config.algorithm.kl_estimator, config.algorithm.beta, on_policy)
-    specs = parameter_table(job.model)
-    optimizer = AdamW(config.optimizer, [policy[spec.name] for spec in specs], specs)
-    updater = Updater(
-        decoder,
-        objective,
-        config.rollout.temperature,
-        optimizer,
-        config.train,
-        data_parallel.gradient_reducer(optimizer.gradients),
-    )
-
-    engine = open_engine(job, decoder, longest, data_parallel.size) if prompts else None
+    updater = open_updater(config, decoder, objective, config.rollout.temperature, policy, training)
 
     timers = Timers()
     # Last, because it cuts what an earlier run wrote: what is wrong with the input has been found by now.
-    report = open_report(job, data_parallel, timers, total, len(prompts))
+    report = open_report(job, collectives, training, timers, total, len(prompts))
     stack.callback(report.close)
     trainer = GRPOTrainer(
         config=config,
@@ -100,22 +93,22 @@ def assemble(
         rewards=rewards,
         decode=lambda ids: job.tokenizer.decode(list(ids), skip_special_tokens=True),
         reference=reference,
-        old=None if on_policy else Scorer(decoder, config.rollout.temperature, config.train),
+        old=None if on_policy else scorer(decoder),
         updater=updater,
-        data_parallel=data_parallel,
+        publish=publish,
+        generating=generating.data_parallel,
+        training=training.data_parallel,
+        gather=lambda own: [e for part in collectives.all_gather_object(own) for e in part],
         report=report,
         timers=timers,
-        progress=Progress(config.trainer.progress and data_parallel.rank == 0),
+        progress=Progress(config.trainer.progress and world.rank == 0),
         total_steps=total,
     )
-
-    def save() -> None:
-        if data_parallel.rank == 0:
-            tensors = ((spec, policy[spec.name].asnumpy()) for spec in specs)
-            save_hf(args.save_ckpt_dir / MODEL_FOLDER, job.model, tensors, tokenizer=job.tokenizer, replace=True)
-            print(f"the trained model is in {args.save_ckpt_dir / MODEL_FOLDER}", flush=True)
-
-    return trainer, recorded, save
+    return (
+        trainer,
+        recorded,
+        partial(save_model, job.args.save_ckpt_dir, policy, training, collectives, job.tokenizer, "trained"),
+    )
 
 
 def check_names(algorithm: AlgorithmSettings) -> None:
@@ -184,10 +177,10 @@ def bound_loss(algorithm: AlgorithmSettings) -> PolicyLoss:
     return policy_loss(algorithm.policy_loss, {key: value for key, value in given.items() if value is not None})
 
 
-def open_engine(job: Job, decoder: Decoder, longest: int, ranks: int) -> Engine:
+def open_engine(job: Job, decoder: Decoder, longest: int, generating: Side) -> Engine:
     """The generation engine of this rank, with no more slots than there are responses to a step."""
     rollout = job.config.rollout
-    responses = job.config.data.prompts_per_step // ranks * rollout.num_generations
+    responses = job.config.data.prompts_per_step // generating.data_parallel.size * rollout.num_generations
     return Engine(
         job.model,
         decoder,
@@ -201,15 +194,18 @@ def open_engine(job: Job, decoder: Decoder, longest: int, ranks: int) -> Engine:
     )
 
 
-def open_report(job: Job, data_parallel: DataParallel, timers: Timers, total: int, rows: int) -> StepReport:
+def open_report(
+    job: Job, collectives: Collectives, training: Side, timers: Timers, total: int, rows: int
+) -> StepReport:
     """Metrics of every rank, written by rank 0 to `metrics.jsonl`, the console and TensorBoard."""
     config, output = job.config, Path(job.output)
     writers = None
-    if data_parallel.rank == 0:
+    if collectives.world.rank == 0:
         names = ["console", "jsonl", *(["tensorboard"] if config.trainer.tensorboard else [])]
         writers = open_writers(output, names, total, settings=config.model_dump(mode="json"))
     return StepReport(
-        data_parallel,
+        collectives,
+        training,
         timers,
         writers,
         decode=job.tokenizer.decode,

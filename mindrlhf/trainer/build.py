@@ -12,7 +12,7 @@ from mindrlhf.configs.loading import load_grpo_config
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_settings import SHAPE_FIELDS
 from mindrlhf.configs.model_yaml import ModelYaml, load_model_yaml
-from mindrlhf.configs.validate import check_grpo, require_supported
+from mindrlhf.configs.validate import check_grpo
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
 from mindrlhf.parallel.layout import yaml_layout
@@ -61,7 +61,6 @@ def check(args: argparse.Namespace) -> Job:
     model = train.architecture(hf, policy_path)
     infer_model = infer.architecture(checkpoint_config(infer_path) or hf, infer_path or policy_path)
     check_grpo(config, train, infer, model, infer_model, workers)
-    require_supported(train, infer)
     if config.algorithm.beta > 0:
         check_reference(reference_path, checkpoint_config(reference_path), model)
     tokenizer = open_tokenizer(args, policy_path)

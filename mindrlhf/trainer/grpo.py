@@ -27,8 +27,11 @@ class GRPOTrainer:
     """Everything a step needs, built by `trainer.build`; this class only says in which order it happens.
 
     aggregation: a name of `algorithms.aggregation.MODES`. decode: token ids -> text without special tokens.
+    generating, training: which share of a step's prompts this rank answers, and of its experiences it trains on; the
+    ranks that share a replica have the same. gather: the experiences of all ranks, in order, from each one's own.
+    rewards: None on ranks that leave scoring to another one of their replica.
     reference: None when beta is 0. old: None when every batch is used for one update (the update takes its own value).
-    total_steps: length of the run, for the schedule.
+    publish: brings the updated weights to the graphs that generate. total_steps: length of the run, for the schedule.
     """
 
     config: GRPOConfig
@@ -40,7 +43,10 @@ class GRPOTrainer:
     reference: Scorer | None
     old: Scorer | None
     updater: Updater
-    data_parallel: DataParallel
+    publish: Callable[[], None]
+    generating: DataParallel
+    training: DataParallel
+    gather: Callable[[list[Experience]], list[Experience]]
     report: StepReport
     timers: Timers
     progress: Progress
@@ -50,20 +56,24 @@ class GRPOTrainer:
         """Generates and trains for `total_steps` steps."""
         for step in range(1, self.total_steps + 1):
             with self.timers(STEP):
-                groups = self.generate(self.data_parallel.share(self.stream.next()), step)
-                updates, experiences = self.train(self.score(groups), step)
+                groups = self.generate(self.generating.share(self.stream.next()), step)
+                experiences = self.gather(self.score(groups))
+                updates, experiences = self.train(experiences, step)
+                self.publish()
             self.report.write(step, experiences, updates, self.engine.statistics, self.stream.position)
 
     def replay(self, steps: Sequence[tuple[int, list[Experience]]]) -> None:
         """Trains on recorded rollouts (`rollout_record`), as the run that made them did."""
         for step, experiences in steps:
             with self.timers(STEP):
-                updates, experiences = self.train(self.data_parallel.share(experiences), step)
+                updates, experiences = self.train(experiences, step)
             self.report.write(step, experiences, updates)
 
     def train(self, experiences: list[Experience], step: int) -> tuple[list[Update], list[Experience]]:
-        """Advantages, reference and old log-probs, updates."""
-        experiences = self.with_advantages(experiences)
+        """Advantages of all experiences; reference and old log-probs and updates of this rank's share, which is
+        returned.
+        """
+        experiences = self.training.share(self.with_advantages(experiences))
         experiences = self.with_log_probs(experiences)
         return self.update(experiences, step), experiences
 
@@ -76,6 +86,8 @@ class GRPOTrainer:
 
     def score(self, groups: list[RolloutGroup]) -> list[Experience]:
         """Rewards of all responses; a function that fails costs its sample, is counted, and is shown once."""
+        if self.rewards is None:
+            return []
         with self.timers("reward"):
             limit = str(self.config.rollout.max_new_tokens)
             table = self.rewards.score(
@@ -102,19 +114,14 @@ class GRPOTrainer:
         ]
 
     def with_advantages(self, experiences: list[Experience]) -> list[Experience]:
-        """Statistics are over the groups of all ranks, so that no advantage depends on how many ranks there are."""
+        """Over the whole step, so that no advantage depends on how many ranks there are."""
         with self.timers("adv"):
-            gathered = self.data_parallel.gather(
-                [(e.rewards, [len(r.response_ids) for r in e.group.rollouts]) for e in experiences]
-            )
-            everything = [pair for rank in gathered for pair in rank]
             batch = RewardBatch(
-                [rewards for rewards, _ in everything], [np.array(lengths) for _, lengths in everything]
+                [e.rewards for e in experiences],
+                [np.array([len(rollout.response_ids) for rollout in e.group.rollouts]) for e in experiences],
             )
             values = compute_advantages(self.config.algorithm.advantage, batch)
-            start = sum(len(rank) for rank in gathered[: self.data_parallel.rank])
-            mine = values[start : start + len(experiences)]
-        return [replace(e, advantages=np.array(a, np.float32)) for e, a in zip(experiences, mine, strict=True)]
+        return [replace(e, advantages=np.array(a, np.float32)) for e, a in zip(experiences, values, strict=True)]
 
     def with_log_probs(self, experiences: list[Experience]) -> list[Experience]:
         groups = [sequences(e) for e in experiences]
@@ -138,9 +145,8 @@ class GRPOTrainer:
             for index in range(per_step):
                 part = self.mini_batch(experiences, index % algorithm.updates_per_iteration)
                 rate = learning_rate(self.config.optimizer, (step - 1) * per_step + index, self.total_steps * per_step)
-                updates.append(self.one_update(part, rate))
+                updates.append(self.one_update(part, rate, advance))
                 self.timers.compile(updates[-1].compile_s)
-                advance(1)
         return updates
 
     def mini_batch(self, experiences: list[Experience], index: int) -> list[Experience]:
@@ -149,10 +155,10 @@ class GRPOTrainer:
         """
         return experiences[index :: self.config.algorithm.updates_per_iteration]
 
-    def one_update(self, experiences: list[Experience], rate: float) -> Update:
+    def one_update(self, experiences: list[Experience], rate: float, progress: Callable[[float], None]) -> Update:
         groups = [sequences(e) for e in experiences]
         lengths = np.array([len(response) for group in groups for response in group.responses])
-        totals = self.data_parallel.sum(batch_totals(lengths))
+        totals = self.training.sum(batch_totals(lengths))
         limit = self.config.rollout.max_new_tokens
         return self.updater(
             groups,
@@ -170,6 +176,7 @@ class GRPOTrainer:
             ],
             old_log_probs=rows(e.old_log_probs for e in experiences),
             reference_log_probs=rows(e.reference_log_probs for e in experiences),
+            progress=progress,
         )
 
 

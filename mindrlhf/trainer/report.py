@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from mindrlhf.backend.collectives import Collectives
 from mindrlhf.data.rollout_record import to_rows, write_rollout_record
 from mindrlhf.metrics import performance
 from mindrlhf.metrics.experience import (
@@ -21,7 +22,7 @@ from mindrlhf.metrics.metric_set import MetricSet, reduce
 from mindrlhf.metrics.rollout_dump import rollout_rows, write_rollouts
 from mindrlhf.metrics.timer import STEP, Timers
 from mindrlhf.metrics.writers import Writers
-from mindrlhf.parallel.data_parallel import DataParallel
+from mindrlhf.parallel.side import Side
 from mindrlhf.rewards.table import RewardTable
 from mindrlhf.rollout.engine import Statistics
 from mindrlhf.training.updater import Update
@@ -43,13 +44,15 @@ ACTOR_NAMES = {
 class StepReport:
     """Collects a step's metrics on every rank.
 
+    training: the side whose replicas have rows of their own; one rank speaks for those with the same rows.
     writers: on rank 0; None on the others. rollout_folder: where a JSONL a step goes, or None. data_file: the
     MindRecord of all rollouts, written when the run ends, or None. decode: token ids -> text.
     """
 
     def __init__(
         self,
-        data_parallel: DataParallel,
+        collectives: Collectives,
+        training: Side,
         timers: Timers,
         writers: Writers | None,
         decode: Callable[[Sequence[int]], str],
@@ -57,7 +60,9 @@ class StepReport:
         data_file: Path | None = None,
         rows_per_epoch: int | None = None,
     ):
-        self._data_parallel, self._timers, self._writers, self._decode = data_parallel, timers, writers, decode
+        self._gather, self._ranks = collectives.all_gather_object, collectives.world.size
+        self._replicas, self._own_rows = training.data_parallel.size, training.first_of_replica
+        self._timers, self._writers, self._decode = timers, writers, decode
         self._rollout_folder, self._data_file, self._rows_per_epoch = rollout_folder, data_file, rows_per_epoch
         self._recorded: list[dict] = []
         self._metrics = MetricSet()
@@ -83,28 +88,30 @@ class StepReport:
         position: int = 0,
     ) -> None:
         """The metrics of a step whose timers have just been closed; `position` counts the prompts drawn so far."""
+        if not self._own_rows:
+            experiences, updates = [], []
         metrics, self._metrics = self._metrics, MetricSet()
         seconds = self._timers.collect()
         response_tokens, total_tokens = token_counts(experiences)
         add_experience(metrics, experiences)
         for update in updates:
             self._add_update(metrics, update)
-        if experiences[0].old_log_probs is None:
+        if experiences and experiences[0].old_log_probs is None:
             # A single update, which saw the policy that generated; with several, `add_experience` took the old one's.
             engine = [r.policy_log_probs for e in experiences for r in e.group.rollouts]
             add_log_prob_difference(metrics, engine, [row for group in updates[0].log_probs for row in group])
-        performance.add_timings(metrics, seconds, response_tokens, total_tokens, self._data_parallel.size)
+        performance.add_timings(metrics, seconds, response_tokens, total_tokens, self._ranks)
         performance.add_performance(metrics, seconds.get(STEP, 0.0), total_tokens)
         performance.add_training(metrics, step, position / self._rows_per_epoch if self._rows_per_epoch else 0.0)
         if generation is not None and generation.decode_s > 0:
             metrics.add("perf/generation_tokens_per_s", generation.tokens, generation.decode_s + generation.prefill_s)
-        self.last = reduce(metrics, self._data_parallel.gather).results()
+        self.last = reduce(metrics, self._gather).results()
         if self._writers:
             self._writers.write(step, self.last)
         self._keep_rollouts(step, experiences)
 
     def _add_update(self, metrics: MetricSet, update: Update) -> None:
-        share = 1.0 / self._data_parallel.size
+        share = 1.0 / self._replicas
         metrics.add("actor/loss", update.loss, share)
         metrics.add("actor/grad_norm", update.result.grad_norm)
         metrics.add("actor/lr", update.result.learning_rate)
@@ -119,12 +126,12 @@ class StepReport:
     def _keep_rollouts(self, step: int, experiences: list[Experience]) -> None:
         if self._rollout_folder:
             rows = rollout_rows(step, experiences, self._decode)
-            gathered = self._data_parallel.gather(json.dumps(rows).encode())
-            if self._data_parallel.rank == 0:
+            gathered = self._gather(json.dumps(rows).encode())
+            if self._writers:
                 write_rollouts(self._rollout_folder, step, [row for part in gathered for row in json.loads(part)])
         if self._data_file:
-            gathered = self._data_parallel.gather(list(to_rows(step, experiences)))
-            if self._data_parallel.rank == 0:
+            gathered = self._gather(list(to_rows(step, experiences)))
+            if self._writers:
                 self._recorded += [row for part in gathered for row in part]
 
     def close(self) -> None:

@@ -8,6 +8,9 @@ from mindrlhf.checkpoint.hf import CONFIG_FILE, read_hf_config
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
+from mindrlhf.models.parameters import parameter_table
+from mindrlhf.parallel.partition import Partition
+from mindrlhf.reshard.sharded_weights import open_sharded, rank_folders
 
 CHAT_END = "<|im_end|>"
 
@@ -63,11 +66,23 @@ class Weights:
     model: ModelConfig
     seed: int
 
-    def parameters(self) -> dict:
-        """Name -> float32 Parameter."""
+    def parameters(self, part: Partition | None = None) -> dict:
+        """Name -> float32 Parameter: of the whole model, or of one rank's part of it.
+
+        With `part`, the path may also hold one folder a rank, written in the layout of `part`.
+        """
         from mindrlhf.models.initialize import build_parameters, random_tensor
         from mindrlhf.models.weights import open_weights
 
+        specs = parameter_table(self.model) if part is None else part.specs
+
+        def index(spec):
+            return None if part is None else part.slices(spec)
+
         if self.path is None:
-            return build_parameters(self.model, lambda spec: random_tensor(spec, self.model, self.seed))
-        return build_parameters(self.model, open_weights(self.path, self.model).read)
+            return build_parameters(specs, lambda spec: random_tensor(spec, self.model, self.seed)[index(spec) or ...])
+        if part is not None and rank_folders(Path(self.path)):
+            tensors = open_sharded(Path(self.path), part.layout).ranks[part.rank]
+            return build_parameters(specs, lambda spec: tensors[spec.name].read())
+        source = open_weights(self.path, self.model)
+        return build_parameters(specs, lambda spec: source.read(spec, index(spec)))

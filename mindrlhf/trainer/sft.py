@@ -10,7 +10,6 @@ from mindrlhf import backend
 from mindrlhf.algorithms.aggregation import batch_totals, token_weights
 from mindrlhf.backend.collectives import Collectives
 from mindrlhf.backend.launch import World
-from mindrlhf.checkpoint.hf import save_hf
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_yaml import ModelYaml
 from mindrlhf.configs.sft import SFTConfig
@@ -21,16 +20,12 @@ from mindrlhf.metrics import performance
 from mindrlhf.metrics.metric_set import MetricSet, reduce
 from mindrlhf.metrics.run_writers import open_writers
 from mindrlhf.metrics.timer import STEP, Timers
-from mindrlhf.models.parameters import parameter_table
-from mindrlhf.models.transformer import Decoder
-from mindrlhf.parallel.data_parallel import DataParallel
-from mindrlhf.trainer.outputs import MODEL_FOLDER
+from mindrlhf.parallel.side import Side
+from mindrlhf.trainer.model import open_updater, save_model
 from mindrlhf.trainer.roles import Weights, check_token_ids
 from mindrlhf.training.batch import SequenceGroup, round_up
 from mindrlhf.training.objective import negative_log_likelihood
-from mindrlhf.training.optimizer import AdamW
 from mindrlhf.training.schedule import learning_rate
-from mindrlhf.training.updater import Updater
 
 
 def fit(
@@ -53,20 +48,18 @@ def fit(
     bucket = config.train.length_bucket
     longest = [max(len(part(g)) for g in groups) for part in (lambda g: g.prompt_ids, lambda g: g.responses[0])]
 
-    data_parallel = DataParallel(Collectives(world), range(world.size))
-    parameters = Weights(args.load_sft_checkpoint_train, model, config.seed).parameters()
-    kernels = backend.kernels(yaml.context.device_target)
+    collectives = Collectives(world)
+    training = Side(yaml, model, collectives)
+    data_parallel = training.data_parallel
+    parameters = Weights(args.load_sft_checkpoint_train, model, config.seed).parameters(training.partition)
     positions = sum(round_up(length, bucket) for length in longest)
-    decoder = Decoder(model, parameters, kernels, positions, yaml.model.compute_dtype)
-    specs = parameter_table(model)
-    optimizer = AdamW(config.optimizer, [parameters[spec.name] for spec in specs], specs)
-    reducer = data_parallel.gradient_reducer(optimizer.gradients)
-    updater = Updater(decoder, negative_log_likelihood, 1.0, optimizer, config.train, reducer)
+    decoder = training.decoder(parameters, backend.kernels(yaml.context.device_target), positions)
+    updater = open_updater(config, decoder, negative_log_likelihood, 1.0, parameters, training)
     stream = PromptStream(groups, config.data.pairs_per_step, config.data.shuffle, config.seed)
     timers = Timers()
     with ExitStack() as stack:
         writers = None
-        if data_parallel.rank == 0:
+        if world.rank == 0:
             names = ["console", "jsonl", *(["tensorboard"] if config.trainer.tensorboard else [])]
             writers = stack.enter_context(open_writers(output, names, total, settings=config.model_dump(mode="json")))
         for step in range(1, total + 1):
@@ -89,7 +82,4 @@ def fit(
             values = reduce(metrics, data_parallel.gather).results()
             if writers:
                 writers.write(step, values)
-    if data_parallel.rank == 0:
-        tensors = ((spec, parameters[spec.name].asnumpy()) for spec in specs)
-        save_hf(args.save_ckpt_dir / MODEL_FOLDER, model, tensors, tokenizer=tokenizer, replace=True)
-        print(f"the fine-tuned model is in {args.save_ckpt_dir / MODEL_FOLDER}", flush=True)
+    save_model(args.save_ckpt_dir, parameters, training, collectives, tokenizer, "fine-tuned")

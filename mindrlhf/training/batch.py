@@ -44,10 +44,10 @@ def round_up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
 
-def cut(groups: Sequence[SequenceGroup], max_tokens: int, bucket: int) -> list[MicroBatch]:
+def cut(groups: Sequence[SequenceGroup], max_tokens: int, bucket: int, least: int = 1) -> list[MicroBatch]:
     """Cuts groups into micro-batches of at most `max_tokens` padded positions (at least one group each).
 
-    bucket: sizes are multiples of it, in tokens.
+    bucket: sizes are multiples of it, in tokens. least: the fewest micro-batches, if there are as many groups.
     """
 
     def sizes(index: int) -> tuple[int, int]:
@@ -62,7 +62,7 @@ def cut(groups: Sequence[SequenceGroup], max_tokens: int, bucket: int) -> list[M
     longest_response, longest_prefix = (max(sizes(index)[axis] for index in order) for axis in (0, 1))
     per_batch = max(1, max_tokens // (longest_prefix + samples * longest_response))
     batches = -(-len(groups) // per_batch)
-    count = -(-len(groups) // batches)
+    count = min(-(-len(groups) // batches), max(1, len(groups) // least))
     cuts = []
     for start in range(0, len(groups), count):
         members = tuple(order[start : start + count])

@@ -1,4 +1,4 @@
-"""The compiled graphs of training: token log-probs, and loss with gradients."""
+"""The compiled graphs of training: token log-probs, and loss with gradients, of a whole model or of one stage."""
 
 from collections.abc import Callable
 
@@ -16,11 +16,16 @@ class PolicyLogProbs(nn.Cell):
     def __init__(self, decoder: Decoder, temperature: float, chunk_numbers: int = CHUNK_NUMBERS):
         super().__init__(auto_prefix=False)
         self.decoder = decoder
-        self.token_log_probs = TokenLogProbs(temperature, chunk_numbers)
+        self.token_log_probs = TokenLogProbs(temperature, chunk_numbers, decoder.shards)
 
     def construct(self, prefix_ids, prefix_lengths, input_ids, targets):
-        hidden = self.decoder.completions(prefix_ids, prefix_lengths, input_ids)
-        out = self.token_log_probs(hidden, self.decoder.head, targets.reshape((-1,)))
+        x = self.decoder.tokens(prefix_ids, input_ids)
+        return self.from_stage(prefix_ids, prefix_lengths, input_ids, x, targets)
+
+    def from_stage(self, prefix_ids, prefix_lengths, input_ids, x, targets):
+        """The same from x [rows, hidden], what the stage before the last gave."""
+        hidden = self.decoder.stage(prefix_ids, prefix_lengths, input_ids, x)
+        out = self.token_log_probs(hidden, self.decoder.head_weight(), targets.reshape((-1,)))
         return out[0].reshape(targets.shape), out[1].reshape(targets.shape)
 
 
@@ -36,7 +41,14 @@ class Loss(nn.Cell):
         self.policy, self.objective = policy, objective
 
     def construct(self, prefix_ids, prefix_lengths, input_ids, targets, mask, weights, advantages, old, reference):
-        log_probs, entropy = self.policy(prefix_ids, prefix_lengths, input_ids, targets)
+        x = self.policy.decoder.tokens(prefix_ids, input_ids)
+        return self.from_stage(
+            x, prefix_ids, prefix_lengths, input_ids, targets, mask, weights, advantages, old, reference
+        )
+
+    def from_stage(self, x, prefix_ids, prefix_lengths, input_ids, targets, mask, weights, advantages, old, reference):
+        """The same from x [rows, hidden], what the stage before the last gave."""
+        log_probs, entropy = self.policy.from_stage(prefix_ids, prefix_lengths, input_ids, x, targets)
         losses, metrics = self.objective(log_probs, old, reference, advantages, mask)
         return (losses * weights).sum(), log_probs, entropy, metrics
 

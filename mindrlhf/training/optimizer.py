@@ -4,6 +4,7 @@ Between them the host looks at the norm, so that a non-finite gradient never tou
 """
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,6 +36,18 @@ class SquaredNorm(nn.Cell):
         for gradient in self.gradients:
             parts += (ops.square(gradient).sum(),)
         return ops.stack(parts).sum()
+
+
+@dataclass(frozen=True)
+class ShardedNorm:
+    """How the squared norm of gradients is made up of what several ranks hold.
+
+    counted: for each parameter, whether this rank's part enters the sum (of several ranks with the same part, one
+    does). sum: adds a number over the ranks that together hold the model.
+    """
+
+    counted: Sequence[bool]
+    sum: Callable[[float], float]
 
 
 class Apply(nn.Cell):
@@ -98,17 +111,29 @@ class UpdateResult:
 class AdamW:
     """The optimizer: gradient buffers, both moments, the update counter.
 
-    parameters: the float32 weights to train; specs: their rows of the parameter table (which of them decay).
+    parameters: the float32 weights to train, or this rank's shards of them; specs: their rows of the parameter table
+    (which of them decay). norm: how shards make up the norm of the whole model's gradients; None on a rank that holds
+    all of it.
     """
 
-    def __init__(self, settings: OptimizerSettings, parameters: list[Parameter], specs: list[ParameterSpec]):
+    def __init__(
+        self,
+        settings: OptimizerSettings,
+        parameters: list[Parameter],
+        specs: list[ParameterSpec],
+        norm: ShardedNorm | None = None,
+    ):
         self.settings = settings
         self.parameters = ParameterTuple(parameters)
         self.gradients = zeros_like(parameters, "gradient")
         self.first = zeros_like(parameters, "exp_avg")
         self.second = zeros_like(parameters, "exp_avg_sq")
         self.updates = 0
-        self._norm = SquaredNorm(self.gradients)
+        counted = self.gradients
+        if norm:
+            counted = [gradient for gradient, counts in zip(self.gradients, norm.counted, strict=True) if counts]
+        self._squares = SquaredNorm(ParameterTuple(counted)) if counted else None
+        self._sum = norm.sum if norm else None
         self._apply = Apply(self.parameters, self.gradients, self.first, self.second, [spec.decays for spec in specs])
         self._discard = Discard(self.gradients)
 
@@ -116,7 +141,7 @@ class AdamW:
         """Clip, update with learning rate `rate`, and zero the gradients; skip everything when the norm is not
         finite.
         """
-        norm = float(self._norm().asnumpy()) ** 0.5
+        norm = self._norm()
         if not math.isfinite(norm):
             self._discard(Tensor(0.0))
             return UpdateResult(norm, rate, False)
@@ -129,3 +154,8 @@ class AdamW:
         values = (fused, s.beta1, s.beta2, s.eps * second, decay, scale)
         self._apply(*(Tensor(np.float32(value)) for value in values)).asnumpy()
         return UpdateResult(norm, rate, True)
+
+    def _norm(self) -> float:
+        """Global L2 norm of the gradients."""
+        squares = float(self._squares().asnumpy()) if self._squares else 0.0
+        return (self._sum(squares) if self._sum else squares) ** 0.5

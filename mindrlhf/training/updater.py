@@ -5,14 +5,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from mindspore import Tensor
 
 from mindrlhf.configs.grpo import TrainSettings
 from mindrlhf.models.transformer import Decoder
+from mindrlhf.parallel.pipeline import PipelineAxis
 from mindrlhf.training.batch import SequenceGroup, collect, cut, pad
-from mindrlhf.training.graphs import Accumulate, Loss, PolicyLogProbs
 from mindrlhf.training.optimizer import AdamW, UpdateResult
-from mindrlhf.types import TrainBatch
+from mindrlhf.training.passes import Gradients
+from mindrlhf.training.pipeline_passes import PipelineGradients
 
 Rows = Sequence[Sequence[np.ndarray]]  # per group, per sample: float[R]
 
@@ -40,7 +40,8 @@ class Updater:
     """Minimises one objective over the weights of `decoder` with one optimizer.
 
     objective: see `training.objective`; temperature: of the policy's distribution; reduce_gradients: sums the gradient
-    buffers over data-parallel ranks in place, or None on a single rank.
+    buffers over ranks in place, or None on a single rank; axis: the pipeline whose stage `decoder` is, None for a whole
+    model; least_micro_batches: into how many micro-batches groups are cut at least, if there are as many groups.
     """
 
     def __init__(
@@ -51,11 +52,16 @@ class Updater:
         optimizer: AdamW,
         settings: TrainSettings,
         reduce_gradients: Callable[[], None] | None = None,
+        axis: PipelineAxis | None = None,
+        least_micro_batches: int = 1,
     ):
         self.optimizer, self._settings, self._reduce = optimizer, settings, reduce_gradients
-        loss = Loss(PolicyLogProbs(decoder, temperature), objective)
-        self._graph = Accumulate(loss, optimizer.parameters, optimizer.gradients)
-        self._shapes: set[tuple] = set()
+        self._least_micro_batches = least_micro_batches
+        if axis:
+            self._gradients = PipelineGradients(decoder, temperature, objective, optimizer, axis)
+        else:
+            self._gradients = Gradients(decoder, temperature, objective, optimizer)
+        self._optimizer_ran = False
 
     def __call__(
         self,
@@ -66,59 +72,36 @@ class Updater:
         advantages: Rows | None = None,
         old_log_probs: Rows | None = None,
         reference_log_probs: Rows | None = None,
-        progress: Callable[[int, int], None] | None = None,
+        progress: Callable[[float], None] = lambda share: None,
     ) -> Update:
         """One update from this rank's groups. weights: see `algorithms.aggregation`, with denominators over all
-        ranks.
+        ranks. progress: told, after each micro-batch, what share of them that was.
         """
-        loss, compile_s = 0.0, 0.0
+        fields = {
+            "weights": weights,
+            "advantages": advantages,
+            "old_log_probs": old_log_probs,
+            "reference_log_probs": reference_log_probs,
+        }
+        settings = self._settings
+        micros = cut(groups, settings.max_tokens_per_micro_batch, settings.length_bucket, self._least_micro_batches)
+        batches = [pad(micro, groups, **fields) for micro in micros]
         metrics: dict[str, list] = {}
         weighted: dict[str, float] = {}
         log_probs: list = [None] * len(groups)
-        cuts = cut(groups, self._settings.max_tokens_per_micro_batch, self._settings.length_bucket)
-        for i, micro in enumerate(cuts):
-            batch = pad(
-                micro,
-                groups,
-                weights=weights,
-                advantages=advantages,
-                old_log_probs=old_log_probs,
-                reference_log_probs=reference_log_probs,
-            )
-            start = time.perf_counter()
-            part, now, entropy, values = self._run(batch)
-            compile_s += self._first(micro.shape) * (time.perf_counter() - start)
-            loss += part
-            collect(micro, now, groups, log_probs)
-            for name, array in {**values, "entropy": entropy}.items():
+        loss = 0.0
+        results = self._gradients(batches, lambda: progress(1 / len(batches)))
+        for micro, batch, result in zip(micros, batches, results, strict=True):
+            loss += result.loss
+            collect(micro, result.log_probs, groups, log_probs)
+            for name, array in {**result.metrics, "entropy": result.entropy}.items():
                 collect(micro, array, groups, metrics.setdefault(name, [None] * len(groups)))
                 weighted[name] = weighted.get(name, 0.0) + float((batch.weights * array).sum())
-            if progress:
-                progress(i + 1, len(cuts))
         if self._reduce:
             self._reduce()
-        start, first = time.perf_counter(), self._first("optimizer")
-        result = self.optimizer.step(learning_rate)
-        return Update(result, loss, metrics, weighted, log_probs, compile_s + first * (time.perf_counter() - start))
-
-    def _run(self, batch: TrainBatch):
-        fields = (
-            batch.prefix_ids,
-            batch.prefix_lengths,
-            batch.input_ids,
-            batch.targets,
-            batch.mask,
-            batch.weights,
-            batch.advantages,
-            batch.old_log_probs,
-            batch.reference_log_probs,
-        )
-        loss, log_probs, entropy, values = self._graph(*(Tensor(field) for field in fields))
-        arrays = {name: value.asnumpy() for name, value in values.items()}
-        return float(loss.asnumpy()), log_probs.asnumpy(), entropy.asnumpy(), arrays
-
-    def _first(self, shape: tuple | str) -> bool:
-        """Whether this is the first run of a graph of that shape, which is when MindSpore compiles it."""
-        first = shape not in self._shapes
-        self._shapes.add(shape)
-        return first
+        start, compile_s = time.perf_counter(), self._gradients.compile_s()
+        applied = self.optimizer.step(learning_rate)
+        if not self._optimizer_ran:
+            self._optimizer_ran = True
+            compile_s += time.perf_counter() - start
+        return Update(applied, loss, metrics, weighted, log_probs, compile_s)

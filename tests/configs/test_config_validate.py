@@ -14,7 +14,6 @@ from mindrlhf.configs.validate import (
     check_layout,
     check_lengths,
     check_sft,
-    require_supported,
 )
 from mindrlhf.errors import UserError
 
@@ -234,14 +233,24 @@ def test_the_longest_prompt_and_response_fit():
     assert "use shorter prompts" in refused(check_lengths, config, short, MODEL, 200)
 
 
-@pytest.mark.parametrize("key", ["model_parallel", "pipeline_stage"])
-@pytest.mark.parametrize("broken", ["train", "infer"])
-def test_layouts_that_this_version_cannot_run(key, broken):
-    yamls = {"train": yaml("train.yaml"), "infer": yaml("infer.yaml")}
-    yamls[broken] = yaml(f"{broken}.yaml", **{key: 2})
-    message = refused(require_supported, **yamls)
-    assert message.startswith(f"{broken}.yaml: parallel_config.{key} is 2, which is not available yet in this version")
-    require_supported(yaml(data_parallel=2), yaml(data_parallel=2))
+def test_what_parallelism_here_cannot_do():
+    message = refused(check, train=yaml(micro_batch_interleave_num=2))
+    assert message.startswith("train.yaml: micro_batch_interleave_num is 2, which overlaps parts of a micro-batch")
+    message = refused(check, infer=yaml("infer.yaml", use_seq_parallel=True))
+    assert message.startswith("infer.yaml: parallel_config.use_seq_parallel is True")
+    message = refused(check_sft, SFTConfig(), yaml(micro_batch_interleave_num=2), MODEL, 1)
+    assert message.endswith("set it to 1.")
+
+
+def test_rows_that_are_split_are_whole():
+    """Padded lengths are multiples of the bucket, so the bucket decides."""
+    layouts = {"train": yaml(model_parallel=4, use_seq_parallel=True), "infer": yaml("infer.yaml", model_parallel=4)}
+    check(["train.length_bucket=8"], **layouts, workers=4)
+    message = refused(check, ["train.length_bucket=6"], **layouts, workers=4)
+    assert message.startswith("train.length_bucket is 6, and with use_seq_parallel of train.yaml")
+    assert message.endswith("set train.length_bucket to 4 or 8.")
+    layouts["train"] = yaml(model_parallel=4)
+    check(["train.length_bucket=6"], **layouts, workers=4)
 
 
 def test_fine_tuning_is_checked_too():

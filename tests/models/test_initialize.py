@@ -54,7 +54,7 @@ def test_parameters_hold_what_was_read():
     rng = np.random.default_rng(0)
     # As a reader may give them: transposed views and float16.
     stored = {name: rng.normal(size=spec.shape[::-1]).astype(np.float16).T for name, spec in SPECS.items()}
-    parameters = build_parameters(CONFIG, lambda spec: stored[spec.name])
+    parameters = build_parameters(parameter_table(CONFIG), lambda spec: stored[spec.name])
     assert list(parameters) == list(SPECS)
     for name, parameter in parameters.items():
         assert parameter.name == name
@@ -65,7 +65,7 @@ def test_parameters_hold_what_was_read():
 
 def test_parameters_do_not_share_memory_with_what_was_read():
     stored = {name: np.zeros(spec.shape, np.float32) for name, spec in SPECS.items()}
-    parameters = build_parameters(CONFIG, lambda spec: stored[spec.name])
+    parameters = build_parameters(parameter_table(CONFIG), lambda spec: stored[spec.name])
     for name, parameter in parameters.items():
         parameter.asnumpy()[...] = 1
         assert (stored[name] == 0).all()

@@ -1,6 +1,5 @@
-"""The data-parallel axis: shares of a step, buckets of gradients, and what one rank alone does."""
+"""The data-parallel axis: shares of a step, and what one rank alone does."""
 
-from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,8 +9,7 @@ from hypothesis import strategies as st
 
 from mindrlhf.backend.collectives import Collectives
 from mindrlhf.errors import UserError
-from mindrlhf.parallel import data_parallel as module
-from mindrlhf.parallel.data_parallel import DataParallel, ReduceGradients, buckets
+from mindrlhf.parallel.data_parallel import DataParallel
 from mindrlhf.parallel.mesh import Mesh
 
 
@@ -48,38 +46,3 @@ def test_one_rank_alone():
     np.testing.assert_array_equal(alone.sum(values), values)
     assert alone.gather({"a": 1}) == [{"a": 1}]
     assert alone.share([1, 2, 3]) == [1, 2, 3]
-    assert alone.gradient_reducer([]) is None
-
-
-@given(st.lists(st.integers(1, 50), max_size=30), st.integers(1, 100))
-def test_buckets_hold_all_in_order_and_are_as_full_as_can_be(sizes, limit):
-    groups = buckets(sizes, limit)
-    assert [index for group in groups for index in group] == list(range(len(sizes)))
-    for group in groups:
-        assert len(group) == 1 or sum(sizes[index] for index in group) <= limit
-    for group, following in pairwise(groups):
-        assert sum(sizes[index] for index in group) + sizes[following[0]] > limit
-
-
-def test_gradients_are_replaced_by_their_sums_bucket_by_bucket(monkeypatch):
-    """The sum over ranks stands for a group of two whose ranks hold the same."""
-    import mindspore
-    from mindspore import Parameter, Tensor, nn
-
-    mindspore.set_context(mode=mindspore.GRAPH_MODE, device_target="CPU")
-
-    class Twice(nn.Cell):
-        def construct(self, x):
-            return x + x
-
-    monkeypatch.setattr(module, "graph_all_reduce", lambda *_: Twice())
-    monkeypatch.setattr(module, "buckets", lambda sizes: buckets(sizes, 20))
-    rng = np.random.default_rng(0)
-    values = [rng.normal(size=shape).astype(np.float32) for shape in ((4, 3), (7,), (30,), (1,), (2, 3, 2), (5,))]
-    gradients = [Parameter(Tensor(value), name=f"gradient.{i}", requires_grad=False) for i, value in enumerate(values)]
-    reduce = ReduceGradients(gradients, None, (0, 1))
-    assert reduce.buckets == ((0, 1), (2,), (3, 4, 5))
-    for factor in (2, 4):
-        reduce()
-        for gradient, value in zip(gradients, values, strict=True):
-            np.testing.assert_array_equal(gradient.asnumpy(), factor * value)

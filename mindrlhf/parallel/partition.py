@@ -1,0 +1,103 @@
+"""One rank's part of a model under a layout, and whose gradients it has to be added to. Pure Python."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from mindrlhf.configs.model import ModelConfig
+from mindrlhf.configs.model_yaml import ModelYaml
+from mindrlhf.models.parameters import ParameterSpec, parameter_table
+from mindrlhf.parallel.layout import Layout, Shape, Slices, split_layers, yaml_layout
+from mindrlhf.parallel.mesh import Coordinates, Mesh
+
+Group = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Partition:
+    """What `rank` holds.
+
+    mesh, layout: the ranks and all their shards. layers: of this rank's pipeline stage. sequence: activations outside
+    of the parallel regions are split by rows (`use_seq_parallel`).
+    """
+
+    model: ModelConfig
+    mesh: Mesh
+    layout: Layout
+    layers: range
+    rank: int
+    sequence: bool = False
+
+    @classmethod
+    def of_yaml(cls, yaml: ModelYaml, model: ModelConfig, rank: int) -> "Partition":
+        """The part of `rank` under a model YAML. Raises `UserError` where the layout does not divide the model."""
+        parallel = yaml.parallel
+        mesh = Mesh(dp=parallel.data_parallel, pp=parallel.pipeline_stage, tp=parallel.model_parallel)
+        layers = split_layers(model.num_layers, mesh.pp, yaml.model.offset)
+        stage = mesh.coordinates(rank).pp
+        return cls(model, mesh, yaml_layout(yaml, model), layers[stage], rank, parallel.use_seq_parallel)
+
+    @property
+    def coordinates(self) -> Coordinates:
+        return self.mesh.coordinates(self.rank)
+
+    @cached_property
+    def specs(self) -> list[ParameterSpec]:
+        """Rows of the parameter table of which this rank holds a part, in its order."""
+        return [spec for spec in parameter_table(self.model) if self.slices(spec) is not None]
+
+    def slices(self, spec: ParameterSpec, rank: int | None = None) -> Slices | None:
+        """The part of the full parameter that a rank, this one by default, holds."""
+        return self.layout.slices(self.rank if rank is None else rank, spec.name)
+
+    def shape(self, spec: ParameterSpec) -> Shape:
+        """Shape of the part that this rank holds."""
+        return self.layout.shape(self.rank, spec.name)
+
+    def twins(self, spec: ParameterSpec) -> Group:
+        """The ranks of this data-parallel replica that hold the same part of a parameter."""
+        replica = self.mesh.group(self.rank, "pp", "tp")
+        return tuple(rank for rank in replica if self.slices(spec, rank) == self.slices(spec))
+
+    def counts(self, spec: ParameterSpec) -> bool:
+        """Whether this rank is the one of its twins whose part enters sums over a replica's parameters."""
+        return self.twins(spec)[0] == self.rank
+
+    def gradient_group(self, spec: ParameterSpec) -> Group:
+        """The ranks whose gradients of a parameter are to be summed.
+
+        Every data-parallel replica sees other data. Twins in other stages (a tied embedding) use the parameter
+        elsewhere. Twins in the same stage compute a part of its gradient where they use it inside a parallel region
+        (shared key-value heads, head norms, a tied embedding's head) or on their share of the rows; elsewhere each has
+        the whole.
+        """
+        here = self.coordinates
+        members = [
+            place
+            for place in map(self.mesh.coordinates, self.twins(spec))
+            if place.tp == here.tp or self.sequence or self._inside_parallel_region(spec)
+        ]
+        return tuple(
+            sorted(
+                rank for place in members for rank in self.mesh.group(self.mesh.rank(pp=place.pp, tp=place.tp), "dp")
+            )
+        )
+
+    def gradient_groups(self) -> list[tuple[Group, list[int]]]:
+        """(ranks, indices into `specs`) of the gradients to sum, in an order that no two ranks can wait for each other:
+        within a stage before between stages, small tensor-parallel groups before large ones.
+        """
+        groups: dict[Group, list[int]] = {}
+        for index, spec in enumerate(self.specs):
+            groups.setdefault(self.gradient_group(spec), []).append(index)
+
+        def breadth(group: Group) -> Sequence[int]:
+            places = [self.mesh.coordinates(rank) for rank in group]
+            return len({place.pp for place in places}), len({place.tp for place in places})
+
+        return sorted(((g, i) for g, i in groups.items() if len(g) > 1), key=lambda item: breadth(item[0]))
+
+    def _inside_parallel_region(self, spec: ParameterSpec) -> bool:
+        if spec.kind == "norm":
+            return spec.name.endswith(("q_norm.weight", "k_norm.weight"))
+        return spec.kind != "embedding" or self.model.tie_word_embeddings

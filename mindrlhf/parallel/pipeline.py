@@ -1,0 +1,54 @@
+"""Pipeline stages: in which order one runs its micro-batches, and how it talks to its neighbours."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from mindrlhf.backend.collectives import Collectives
+
+Action = tuple[Literal["forward", "backward"], int]
+
+
+def one_forward_one_backward(stage: int, stages: int, micro_batches: int) -> Iterator[Action]:
+    """The 1F1B schedule of one stage: (pass, micro-batch) in order (Narayanan et al. 2019, PipeDream-Flush in
+    arXiv:2006.09503, section 2.2).
+
+    As many forward passes as there are stages behind, then one backward pass after each forward, then the rest of the
+    backward passes: no more than `stages - stage` micro-batches are under way in a stage at any time.
+    """
+    ahead = min(stages - stage - 1, micro_batches)
+    for index in range(ahead):
+        yield "forward", index
+    for index in range(ahead, micro_batches):
+        yield "forward", index
+        yield "backward", index - ahead
+    for index in range(micro_batches - ahead, micro_batches):
+        yield "backward", index
+
+
+class PipelineAxis:
+    """One rank's place on the pipeline axis, and how it talks to the stages beside it.
+
+    stage, size: position on the axis. group: the global ranks along it, first stage first. Arrays are float32. All
+    ranks of the world build theirs at the same time.
+    """
+
+    def __init__(self, collectives: Collectives, group: Sequence[int]):
+        self._collectives, self._group = collectives, tuple(group)
+        self._peers = collectives.peers()
+        self.size = len(self._group)
+        self.stage = self._group.index(collectives.world.rank)
+        self.is_first, self.is_last = self.stage == 0, self.stage == self.size - 1
+
+    def send(self, array: np.ndarray, step: Literal[1, -1]) -> None:
+        """To the next stage (1) or the one before (-1); returns at once."""
+        self._peers.send(array, self._group[self.stage + step])
+
+    def receive(self, shape: tuple[int, ...], step: Literal[1, -1]) -> np.ndarray:
+        """From the next stage (1) or the one before (-1)."""
+        return self._peers.receive(np.empty(shape, np.float32), self._group[self.stage + step])
+
+    def from_last(self, value: Any) -> Any:
+        """What the last stage gives, on every stage; picklable."""
+        return self._collectives.broadcast_object(value, self._group[-1], self._group)

@@ -1,0 +1,93 @@
+"""The trained weights of a rank: what updates them, what brings them to the graphs that generate, what saves them."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from mindspore import Parameter, Tensor
+
+from mindrlhf.backend.collectives import Collectives
+from mindrlhf.checkpoint.hf import save_hf
+from mindrlhf.configs.grpo import GRPOConfig
+from mindrlhf.configs.sft import SFTConfig
+from mindrlhf.data.tokenizer import Tokenizer
+from mindrlhf.models.parameters import parameter_table
+from mindrlhf.models.transformer import Decoder
+from mindrlhf.parallel.side import Side
+from mindrlhf.reshard.online import OnlineReshard, gather_full
+from mindrlhf.reshard.plan import plan
+from mindrlhf.trainer.outputs import MODEL_FOLDER
+from mindrlhf.training.optimizer import AdamW, ShardedNorm
+from mindrlhf.training.updater import Updater
+
+Parameters = dict[str, Parameter]
+
+
+def nothing() -> None:
+    """What has to be done where nothing has."""
+
+
+def open_updater(
+    config: GRPOConfig | SFTConfig,
+    decoder: Decoder,
+    objective: Callable,
+    temperature: float,
+    parameters: Parameters,
+    training: Side,
+) -> Updater:
+    """What minimises an objective over this rank's part of the model, together with the other ranks."""
+    part = training.partition
+    norm = ShardedNorm(training.counted, training.sum_over_replica) if part.mesh.pp * part.mesh.tp > 1 else None
+    optimizer = AdamW(config.optimizer, [parameters[spec.name] for spec in part.specs], part.specs, norm)
+    return Updater(
+        decoder,
+        objective,
+        temperature,
+        optimizer,
+        config.train,
+        training.gradient_reducer(optimizer.gradients),
+        training.pipeline,
+        training.micro_batches,
+    )
+
+
+def published_weights(
+    policy: Parameters, training: Side, generating: Side, collectives: Collectives
+) -> tuple[Parameters, Callable[[], None]]:
+    """The weights that generate, and what brings them up to date with `policy` after an update.
+
+    A parameter of which this rank holds the same part on both sides is one and the same; nothing moves for it.
+    """
+    here, there = training.partition, generating.partition
+    same = {spec.name for spec in there.specs if here.slices(spec) == there.slices(spec)}
+    answering = {
+        spec.name: policy[spec.name]
+        if spec.name in same
+        else Parameter(Tensor(np.empty(there.shape(spec), np.float32)), name=f"infer.{spec.name}", requires_grad=False)
+        for spec in there.specs
+    }
+    if here.layout == there.layout:
+        return answering, nothing
+    reshard = OnlineReshard(plan(here.layout, there.layout), collectives, views(policy), views(answering))
+    reshard.run()
+    return answering, reshard.run
+
+
+def views(parameters: Parameters) -> dict[str, np.ndarray]:
+    """Name -> the parameter's own memory, to be read and written in place."""
+    return {name: parameter.asnumpy() for name, parameter in parameters.items()}
+
+
+def save_model(
+    folder: Path, policy: Parameters, training: Side, collectives: Collectives, tokenizer: Tokenizer, kind: str
+) -> None:
+    """Writes the whole model as an HF directory, from all ranks, a parameter at a time. kind: for the message."""
+    part = training.partition
+    gathered = gather_full(part.layout, collectives, views(policy))
+    if collectives.world.rank == 0:
+        tensors = ((spec, array) for spec, (_, array) in zip(parameter_table(part.model), gathered, strict=True))
+        save_hf(folder / MODEL_FOLDER, part.model, tensors, tokenizer=tokenizer, replace=True)
+        print(f"the {kind} model is in {folder / MODEL_FOLDER}", flush=True)
+    else:
+        for _ in gathered:
+            pass

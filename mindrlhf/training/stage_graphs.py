@@ -1,0 +1,90 @@
+"""The compiled graphs of one pipeline stage. Each stage but the last runs forward twice: a backward pass begins from
+the stage's input alone, so that between the passes of a micro-batch nothing else is kept (recomputation; Huang et al.
+2019, arXiv:1811.06965, section 2.3).
+
+x is what the stage before gave, [rows, hidden]; the first stage, which begins with token ids, ignores it.
+"""
+
+from mindspore import ParameterTuple, nn, ops
+
+from mindrlhf.models.transformer import Decoder
+from mindrlhf.training.graphs import Loss, PolicyLogProbs
+
+
+class StageForward(nn.Cell):
+    """(x, prefix_ids, prefix_lengths, input_ids) -> [rows, hidden], what the next stage begins with."""
+
+    def __init__(self, decoder: Decoder):
+        super().__init__(auto_prefix=False)
+        self.decoder, self.is_first = decoder, decoder.is_first
+
+    def construct(self, x, prefix_ids, prefix_lengths, input_ids):
+        if self.is_first:
+            return self.decoder.stage(prefix_ids, prefix_lengths, input_ids, self.decoder.tokens(prefix_ids, input_ids))
+        return self.decoder.stage(prefix_ids, prefix_lengths, input_ids, x)
+
+
+class StageProduct(nn.Cell):
+    """The sum of output * d_output: its gradients are those of a loss whose gradient at the output is d_output."""
+
+    def __init__(self, forward: StageForward):
+        super().__init__(auto_prefix=False)
+        self.forward = forward
+
+    def construct(self, x, prefix_ids, prefix_lengths, input_ids, d_output):
+        return (self.forward(x, prefix_ids, prefix_lengths, input_ids) * d_output).sum()
+
+
+class StageBackward(nn.Cell):
+    """(x, prefix_ids, prefix_lengths, input_ids, d_output [rows, hidden]) -> the gradient at x, [rows, hidden].
+
+    Adds the gradients of the stage's parameters into the buffers, in place.
+    """
+
+    def __init__(self, product: StageProduct, parameters: ParameterTuple, gradients: ParameterTuple):
+        super().__init__(auto_prefix=False)
+        self.gradients = gradients
+        self.run = ops.grad(product, 0, weights=parameters)
+
+    def construct(self, x, prefix_ids, prefix_lengths, input_ids, d_output):
+        d_x, gradients = self.run(x, prefix_ids, prefix_lengths, input_ids, d_output)
+        for i in range(len(self.gradients)):
+            d_x = ops.depend(d_x, ops.assign_add(self.gradients[i], gradients[i]))
+        return d_x
+
+
+class LastStageLogProbs(nn.Cell):
+    """(x, prefix_ids, prefix_lengths, input_ids, targets) -> log_probs float32[N*G, R]."""
+
+    def __init__(self, policy: PolicyLogProbs):
+        super().__init__(auto_prefix=False)
+        self.policy = policy
+
+    def construct(self, x, prefix_ids, prefix_lengths, input_ids, targets):
+        return self.policy.from_stage(prefix_ids, prefix_lengths, input_ids, x, targets)[0]
+
+
+class LastStageLoss(nn.Cell):
+    """x and then `Loss`'s inputs -> what `Loss` returns."""
+
+    def __init__(self, loss: Loss):
+        super().__init__(auto_prefix=False)
+        self.loss = loss
+
+    def construct(self, x, *fields):
+        return self.loss.from_stage(x, *fields)
+
+
+class LastStageBackward(nn.Cell):
+    """x and then `Loss`'s inputs -> (the gradient at x, what `Loss` returns); adds the gradients into the buffers."""
+
+    def __init__(self, loss: LastStageLoss, parameters: ParameterTuple, gradients: ParameterTuple):
+        super().__init__(auto_prefix=False)
+        self.gradients = gradients
+        self.run = ops.value_and_grad(loss, 0, weights=parameters, has_aux=True)
+
+    def construct(self, x, *fields):
+        out, (d_x, gradients) = self.run(x, *fields)
+        for i in range(len(self.gradients)):
+            d_x = ops.depend(d_x, ops.assign_add(self.gradients[i], gradients[i]))
+        return d_x, out
