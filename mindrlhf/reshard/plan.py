@@ -105,19 +105,6 @@ class Plan:
         """Parameter -> everything that makes up the part of destination `rank`, its own copies included."""
         return self._by_destination.get(rank, {})
 
-    def buckets(self, limit: int) -> Iterator[tuple[Transfer, ...]]:
-        """The transfers in order, in groups of at most `limit` bytes, larger ones cut; the same on every rank."""
-        bucket: list[Transfer] = []
-        filled = 0
-        for piece in (piece for transfer in self.transfers for piece in transfer.split(limit)):
-            if bucket and filled + piece.nbytes > limit:
-                yield tuple(bucket)
-                bucket, filled = [], 0
-            bucket.append(piece)
-            filled += piece.nbytes
-        if bucket:
-            yield tuple(bucket)
-
     def describe(self, every_transfer: bool = False) -> str:
         """A table of bytes per rank, beside the least possible and an all-gather; transfers one by one if asked."""
         figures = {

@@ -1,0 +1,224 @@
+"""The planner between running graphs: weights go from one layout to another in memory, without a file.
+
+Every rank reads its own parts of the source layout and writes its own parts of the destination layout in place, so
+that compiled graphs, which keep the addresses of their parameters, see the new weights. A box that lies in one piece
+of memory is sent from where it is and received where it belongs; any other is packed or unpacked on the way.
+
+On CPU the arrays are the parameters' own memory (`Parameter.asnumpy()` is a view there). On Ascend they would be
+copies on the host, which the caller has to write back; that has not been run.
+"""
+
+import time
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+
+from mindrlhf.backend.peers import Peers, bytes_of
+from mindrlhf.parallel.layout import Layout, Slices, full_layout, sliced_shape
+from mindrlhf.reshard.plan import Plan, Transfer, plan
+
+# The largest message. What is packed has one in memory for each other rank; many small ones take longer.
+BUCKET_BYTES = 4 << 20
+
+Shards = Mapping[str, np.ndarray]  # parameter -> the part that a rank holds
+
+
+class ReshardError(RuntimeError):
+    """The weights that a rank holds after a reshard are not the ones that were to go there."""
+
+
+@dataclass(frozen=True)
+class ReshardStatistics:
+    """What a reshard did on one rank.
+
+    bytes_copied: within the rank. bytes_shared: in arrays that serve both layouts, and so stayed where they are.
+    seconds: wall time, waiting for other ranks included, verification not.
+    """
+
+    bytes_sent: int
+    bytes_received: int
+    bytes_copied: int
+    bytes_shared: int
+    seconds: float
+
+
+class OnlineReshard:
+    """One rank's part in turning the source layout of a plan into its destination layout, any number of times.
+
+    plan: the same on every rank. rank: this one's number. peers: its connections (`Collectives.peers`).
+    bucket_bytes: the largest message, the same on every rank.
+    """
+
+    def __init__(self, plan: Plan, rank: int, peers: Peers, bucket_bytes: int = BUCKET_BYTES):
+        self._plan, self._rank, self._peers = plan, rank, peers
+        self._share = _Share.of(rank, chain(plan.copies, plan.transfers), bucket_bytes)
+
+    def run(self, source: Shards, destination: Shards, verify: bool = False) -> ReshardStatistics:
+        """Fill `destination`; every rank calls it, and none goes on before it has what it needs.
+
+        source, destination: every parameter that this rank holds in the one and in the other layout. An array that is
+            in both (see `shared_parameters`) stays as it is; otherwise they have no memory in common.
+        verify: as the method of that name.
+        Raises ValueError for arrays that are not as the layouts say.
+        """
+        before = _check(source, self._plan.source, self._rank, self._plan.itemsize)
+        after = _check(destination, self._plan.destination, self._rank, self._plan.itemsize)
+        dtypes = {array[name].dtype.name for array, names in ((source, before), (destination, after)) for name in names}
+        if len(dtypes) > 1:
+            raise ValueError(f"source and destination are to be of one dtype, not of {' and '.join(sorted(dtypes))}")
+        shared = {name for name in before & after if _same_memory(source[name], destination[name])}
+        start = time.perf_counter()
+        copied = self._share.copy(source, destination, shared)
+        self._share.exchange(self._peers, source, destination)
+        seconds = time.perf_counter() - start
+        if verify:
+            self.verify(source, destination)
+        return ReshardStatistics(
+            bytes_sent=self._plan.sent.get(self._rank, 0),
+            bytes_received=self._plan.received.get(self._rank, 0),
+            bytes_copied=copied,
+            bytes_shared=sum(destination[name].nbytes for name in shared),
+            seconds=seconds,
+        )
+
+    def verify(self, source: Shards, destination: Shards) -> None:
+        """Compare the CRC-32 of everything at its destination with that at its source; every rank calls it.
+
+        Raises ReshardError, on the ranks that hold something else.
+        """
+        share = self._share
+        sums = {rank: np.empty(len(pieces), np.uint32) for rank, pieces in share.incoming.items()}
+        self._peers.exchange(
+            {rank: [_source_sums(source, pieces)] for rank, pieces in share.outgoing.items()},
+            {rank: [array] for rank, array in sums.items()},
+        )
+        pieces = [*share.copies, *chain.from_iterable(share.incoming.values())]
+        expected = np.concatenate([_source_sums(source, share.copies), *sums.values()])
+        found = [_checksum(destination[p.parameter], p.destination_slices) for p in pieces]
+        wrong = [piece for piece, differs in zip(pieces, expected != found, strict=True) if differs]
+        if wrong:
+            names = {piece.parameter for piece in wrong}
+            more = f" (and {len(names) - 1} more parameters)" if len(names) > 1 else ""
+            raise ReshardError(f"checksums differ after the reshard: {wrong[0]}{more}")
+
+
+def shared_parameters(plan: Plan, rank: int) -> set[str]:
+    """Parameters of which a rank holds the same part in both layouts: one array can serve both, and nothing moves."""
+    if rank >= min(plan.source.size, plan.destination.size):
+        return set()
+    return {name for name, part in plan.source.shards(rank) if part == plan.destination.slices(rank, name)}
+
+
+def gather_full(
+    layout: Layout, rank: int, peers: Peers, shards: Shards, dtype: str = "float32"
+) -> Iterator[tuple[str, np.ndarray | None]]:
+    """(name, full parameter) on rank 0 and (name, None) on the others, one parameter after the other, in table order.
+
+    Every rank has to go through all of it. shards: everything that this rank holds. What rank 0 gets is its own array
+    where that is the whole parameter, and only to be read. Raises ValueError for arrays that are not the layout's.
+    """
+    itemsize = np.dtype(dtype).itemsize
+    _check(shards, layout, rank, itemsize)
+    gathered = plan(layout, full_layout(layout.shapes), itemsize)
+    transfers: dict[str, list[Transfer]] = {}
+    for transfer in (*gathered.copies, *gathered.transfers):
+        transfers.setdefault(transfer.parameter, []).append(transfer)
+    for name, shape in layout.shapes.items():
+        share = _Share.of(rank, transfers[name], BUCKET_BYTES)
+        full = None
+        if rank == 0:
+            whole = name in shards and shards[name].shape == shape
+            full = shards[name] if whole else np.empty(shape, dtype)
+            share.copy(shards, {name: full}, shared={name} if whole else set())
+        share.exchange(peers, shards, {name: full})
+        yield name, full
+
+
+@dataclass(frozen=True)
+class _Share:
+    """What concerns one rank: its own copies, and by the other rank what goes out and comes in, in the plan's order."""
+
+    copies: Sequence[Transfer]
+    outgoing: Mapping[int, Sequence[Transfer]]
+    incoming: Mapping[int, Sequence[Transfer]]
+
+    @classmethod
+    def of(cls, rank: int, transfers: Iterable[Transfer], limit: int) -> "_Share":
+        share = cls([], {}, {})
+        for transfer in transfers:
+            if transfer.source == transfer.destination == rank:
+                share.copies.extend(transfer.split(limit))
+            elif transfer.source == rank:
+                share.outgoing.setdefault(transfer.destination, []).extend(transfer.split(limit))
+            elif transfer.destination == rank:
+                share.incoming.setdefault(transfer.source, []).extend(transfer.split(limit))
+        return share
+
+    def copy(self, source: Shards, destination: Shards, shared: set[str]) -> int:
+        """Copy what stays within the rank, except `shared` parameters; returns the bytes."""
+        copies = [piece for piece in self.copies if piece.parameter not in shared]
+        for piece in copies:
+            target = _box(destination[piece.parameter], piece.destination_slices)
+            target[...] = _box(source[piece.parameter], piece.source_slices)
+        return sum(piece.nbytes for piece in copies)
+
+    def exchange(self, peers: Peers, source: Shards, destination: Shards) -> None:
+        """Send and receive everything."""
+        peers.exchange(
+            {rank: _packed(pieces, source) for rank, pieces in self.outgoing.items()},
+            {rank: _unpacked(pieces, destination) for rank, pieces in self.incoming.items()},
+        )
+
+
+def _packed(pieces: Sequence[Transfer], source: Shards) -> Iterator[np.ndarray]:
+    """The pieces as messages; copied only where they are not contiguous."""
+    for piece in pieces:
+        yield np.ascontiguousarray(_box(source[piece.parameter], piece.source_slices))
+
+
+def _unpacked(pieces: Sequence[Transfer], destination: Shards) -> Iterator[np.ndarray]:
+    """Where messages go; what is not contiguous gets its content when the next one is asked for."""
+    for piece in pieces:
+        target = _box(destination[piece.parameter], piece.destination_slices)
+        if target.flags.c_contiguous:
+            yield target
+        else:
+            message = np.empty(target.shape, target.dtype)
+            yield message
+            target[...] = message
+
+
+def _box(array: np.ndarray, slices: Slices) -> np.ndarray:
+    """A view of a part, also of an array without dimensions."""
+    return array[(*slices, ...)]
+
+
+def _source_sums(source: Shards, pieces: Sequence[Transfer]) -> np.ndarray:
+    return np.array([_checksum(source[p.parameter], p.source_slices) for p in pieces], np.uint32)
+
+
+def _checksum(array: np.ndarray, slices: Slices) -> int:
+    return zlib.crc32(bytes_of(np.ascontiguousarray(_box(array, slices))))
+
+
+def _same_memory(first: np.ndarray, second: np.ndarray) -> bool:
+    return first.ctypes.data == second.ctypes.data and first.strides == second.strides
+
+
+def _check(shards: Shards, layout: Layout, rank: int, itemsize: int) -> set[str]:
+    """The parameters that a rank holds; each is there in the right shape."""
+    held = dict(layout.shards(rank)) if rank < layout.size else {}
+    for name, part in held.items():
+        shape = sliced_shape(part)
+        if name not in shards:
+            raise ValueError(f"rank {rank} holds a part of {name}, which is not given")
+        array = shards[name]
+        if (array.shape, array.itemsize) != (shape, itemsize):
+            raise ValueError(
+                f"{name}: rank {rank} holds {list(shape)} of {itemsize} bytes each, "
+                f"not {list(array.shape)} of {array.dtype}"
+            )
+    return set(held)
