@@ -162,7 +162,7 @@ class Decoder(nn.Cell):
 
     kernels: a module of `backend`. max_positions: how many positions the rotary table covers. compute_dtype: of
     activations and caches; the parameters stay float32. shards: the tensor-parallel ranks that share the layers.
-    layers: those of this stage, all by default; `parameters` has no others.
+    layers: those of this stage, all by default; `parameters` has no others. is_first, is_last: which stage that is.
     """
 
     def __init__(
@@ -174,11 +174,13 @@ class Decoder(nn.Cell):
         compute_dtype: str = "float32",
         shards: TensorParallel | None = None,
         layers: range | None = None,
+        is_first: bool = True,
+        is_last: bool = True,
     ):
         super().__init__(auto_prefix=False)
         shards = shards or TensorParallel()
         layers = range(config.num_layers) if layers is None else layers
-        self.is_first, self.is_last = layers.start == 0, layers.stop == config.num_layers
+        self.is_first, self.is_last = is_first, is_last
         self.shards = shards
         self.hidden_size, self.row_shares = config.hidden_size, shards.size if shards.sequence else 1
         tied = config.tie_word_embeddings

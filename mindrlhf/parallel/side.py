@@ -39,7 +39,10 @@ class Side:
     def decoder(self, parameters: dict[str, Parameter], kernels, max_positions: int) -> Decoder:
         """The graph of this rank's part of the model, over its parameters by name."""
         part, dtype = self.partition, self._yaml.model.compute_dtype
-        return Decoder(part.model, parameters, kernels, max_positions, dtype, self.shards, part.layers)
+        stage, last = part.coordinates.pp, part.mesh.pp - 1
+        return Decoder(
+            part.model, parameters, kernels, max_positions, dtype, self.shards, part.layers, stage == 0, stage == last
+        )
 
     def gradient_reducer(self, gradients) -> ReduceGradients | None:
         """What sums gradient buffers over ranks in place when called; None where no rank shares any."""

@@ -1,6 +1,7 @@
 """The trained weights of a rank: what updates them, what brings them to the graphs that generate, what saves them."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.models.parameters import parameter_table
 from mindrlhf.models.transformer import Decoder
 from mindrlhf.parallel.side import Side
-from mindrlhf.reshard.online import OnlineReshard, gather_full
+from mindrlhf.reshard.online import OnlineReshard, gather_full, shared_parameters
 from mindrlhf.reshard.plan import plan
 from mindrlhf.trainer.outputs import MODEL_FOLDER
 from mindrlhf.training.optimizer import AdamW, ShardedNorm
@@ -59,18 +60,20 @@ def published_weights(
     A parameter of which this rank holds the same part on both sides is one and the same; nothing moves for it.
     """
     here, there = training.partition, generating.partition
-    same = {spec.name for spec in there.specs if here.slices(spec) == there.slices(spec)}
+    if here.layout == there.layout:
+        return policy, nothing
+    moves = plan(here.layout, there.layout)
+    same = shared_parameters(moves, here.rank)
     answering = {
         spec.name: policy[spec.name]
         if spec.name in same
         else Parameter(Tensor(np.empty(there.shape(spec), np.float32)), name=f"infer.{spec.name}", requires_grad=False)
         for spec in there.specs
     }
-    if here.layout == there.layout:
-        return answering, nothing
-    reshard = OnlineReshard(plan(here.layout, there.layout), collectives, views(policy), views(answering))
-    reshard.run()
-    return answering, reshard.run
+    reshard = OnlineReshard(moves, here.rank, collectives.peers())
+    publish = partial(reshard.run, views(policy), views(answering))
+    publish()
+    return answering, publish
 
 
 def views(parameters: Parameters) -> dict[str, np.ndarray]:
@@ -83,7 +86,7 @@ def save_model(
 ) -> None:
     """Writes the whole model as an HF directory, from all ranks, a parameter at a time. kind: for the message."""
     part = training.partition
-    gathered = gather_full(part.layout, collectives, views(policy))
+    gathered = gather_full(part.layout, part.rank, collectives.peers(), views(policy))
     if collectives.world.rank == 0:
         tensors = ((spec, array) for spec, (_, array) in zip(parameter_table(part.model), gathered, strict=True))
         save_hf(folder / MODEL_FOLDER, part.model, tensors, tokenizer=tokenizer, replace=True)
