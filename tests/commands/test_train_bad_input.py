@@ -220,7 +220,10 @@ def test_parallel_product_and_started_workers(task, output, refused, monkeypatch
     refused(task.train(output), "is 1, and the workers started are 2")
     argv = task.train(output, *both("parallel_config.data_parallel=2"), use_parallel="False")
     refused(argv, "--use_parallel is False, and msrun started 2 workers", "set it to True")
-    refused(task.train(output, *both("parallel_config.model_parallel=2")), "model_parallel is 2", "data_parallel")
+    argv = task.train(
+        output, *both("parallel_config.model_parallel=2"), "infer_yaml.parallel_config.use_seq_parallel=True"
+    )
+    refused(argv, "use_seq_parallel is True", "set it to False")
 
 
 # --- the outputs ---
