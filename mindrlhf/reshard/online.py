@@ -16,8 +16,9 @@ from itertools import chain
 
 import numpy as np
 
+from mindrlhf.backend.collectives import Collectives
 from mindrlhf.backend.peers import Peers, bytes_of
-from mindrlhf.parallel.layout import Layout, Slices, full_layout, sliced_shape
+from mindrlhf.parallel.layout import Layout, Shape, Slices, full_layout, sliced_shape
 from mindrlhf.reshard.plan import Plan, Transfer, plan
 
 # The largest message. What is packed has one in memory for each other rank; many small ones take longer.
@@ -48,48 +49,57 @@ class ReshardStatistics:
 class OnlineReshard:
     """One rank's part in turning the source layout of a plan into its destination layout, any number of times.
 
-    plan: the same on every rank. rank: this one's number. peers: its connections (`Collectives.peers`).
-    bucket_bytes: the largest message, the same on every rank.
+    Every rank makes one at the same time. plan: the same on every rank. bucket_bytes: the largest message, likewise.
+    source, destination: every parameter that this rank holds in the one and in the other layout, all of one dtype; the
+    latter are written in place. An array that is in both stays as it is; otherwise they have no memory in common.
+    Raises ValueError for arrays that are not as the plan's layouts say.
     """
 
-    def __init__(self, plan: Plan, rank: int, peers: Peers, bucket_bytes: int = BUCKET_BYTES):
-        self._plan, self._rank, self._peers = plan, rank, peers
-        self._share = _Share.of(rank, chain(plan.copies, plan.transfers), bucket_bytes)
-
-    def run(self, source: Shards, destination: Shards, verify: bool = False) -> ReshardStatistics:
-        """Fill `destination`; every rank calls it, and none goes on before it has what it needs.
-
-        source, destination: every parameter that this rank holds in the one and in the other layout. An array that is
-            in both (see `shared_parameters`) stays as it is; otherwise they have no memory in common.
-        verify: as the method of that name.
-        Raises ValueError for arrays that are not as the layouts say.
-        """
-        before = _check(source, self._plan.source, self._rank, self._plan.itemsize)
-        after = _check(destination, self._plan.destination, self._rank, self._plan.itemsize)
-        dtypes = {array[name].dtype.name for array, names in ((source, before), (destination, after)) for name in names}
+    def __init__(
+        self,
+        plan: Plan,
+        collectives: Collectives,
+        source: Shards,
+        destination: Shards,
+        bucket_bytes: int = BUCKET_BYTES,
+    ):
+        rank = collectives.world.rank
+        before = _check(source, plan.source, rank, plan.itemsize)
+        after = _check(destination, plan.destination, rank, plan.itemsize)
+        given = [*(source[name] for name in before), *(destination[name] for name in after)]
+        dtypes = {array.dtype.name for array in given}
         if len(dtypes) > 1:
             raise ValueError(f"source and destination are to be of one dtype, not of {' and '.join(sorted(dtypes))}")
         shared = {name for name in before & after if _same_memory(source[name], destination[name])}
+        self._source, self._destination = source, destination
+        self._peers = collectives.peers()
+        moved = (copy for copy in plan.copies if copy.destination != rank or copy.parameter not in shared)
+        self._share = _Share.of(rank, chain(moved, plan.transfers), bucket_bytes)
+        self._bytes = {
+            "bytes_sent": plan.sent.get(rank, 0),
+            "bytes_received": plan.received.get(rank, 0),
+            "bytes_copied": sum(copy.nbytes for copy in self._share.copies),
+            "bytes_shared": sum(destination[name].nbytes for name in shared),
+        }
+
+    def run(self, verify: bool = False) -> ReshardStatistics:
+        """Fill the destination; every rank calls it, and goes on when it has what it needs.
+
+        verify: as the method of that name.
+        """
         start = time.perf_counter()
-        copied = self._share.copy(source, destination, shared)
-        self._share.exchange(self._peers, source, destination)
+        self._share.move(self._peers, self._source, self._destination)
         seconds = time.perf_counter() - start
         if verify:
-            self.verify(source, destination)
-        return ReshardStatistics(
-            bytes_sent=self._plan.sent.get(self._rank, 0),
-            bytes_received=self._plan.received.get(self._rank, 0),
-            bytes_copied=copied,
-            bytes_shared=sum(destination[name].nbytes for name in shared),
-            seconds=seconds,
-        )
+            self.verify()
+        return ReshardStatistics(**self._bytes, seconds=seconds)
 
-    def verify(self, source: Shards, destination: Shards) -> None:
+    def verify(self) -> None:
         """Compare the CRC-32 of everything at its destination with that at its source; every rank calls it.
 
         Raises ReshardError, on the ranks that hold something else.
         """
-        share = self._share
+        share, source, destination = self._share, self._source, self._destination
         sums = {rank: np.empty(len(pieces), np.uint32) for rank, pieces in share.incoming.items()}
         self._peers.exchange(
             {rank: [_source_sums(source, pieces)] for rank, pieces in share.outgoing.items()},
@@ -105,36 +115,31 @@ class OnlineReshard:
             raise ReshardError(f"checksums differ after the reshard: {wrong[0]}{more}")
 
 
-def shared_parameters(plan: Plan, rank: int) -> set[str]:
-    """Parameters of which a rank holds the same part in both layouts: one array can serve both, and nothing moves."""
-    if rank >= min(plan.source.size, plan.destination.size):
-        return set()
-    return {name for name, part in plan.source.shards(rank) if part == plan.destination.slices(rank, name)}
-
-
 def gather_full(
-    layout: Layout, rank: int, peers: Peers, shards: Shards, dtype: str = "float32"
+    layout: Layout, collectives: Collectives, shards: Shards, dtype: str = "float32"
 ) -> Iterator[tuple[str, np.ndarray | None]]:
     """(name, full parameter) on rank 0 and (name, None) on the others, one parameter after the other, in table order.
 
-    Every rank has to go through all of it. shards: everything that this rank holds. What rank 0 gets is its own array
-    where that is the whole parameter, and only to be read. Raises ValueError for arrays that are not the layout's.
+    Every rank goes through all of it. shards: everything that this rank holds. What rank 0 gets is its own array where
+    that is the whole parameter, and only to be read. Raises ValueError for arrays that are not the layout's.
     """
-    itemsize = np.dtype(dtype).itemsize
+    rank, itemsize = collectives.world.rank, np.dtype(dtype).itemsize
     _check(shards, layout, rank, itemsize)
-    gathered = plan(layout, full_layout(layout.shapes), itemsize)
+    peers = collectives.peers()
+    made = plan(layout, full_layout(layout.shapes), itemsize)
     transfers: dict[str, list[Transfer]] = {}
-    for transfer in (*gathered.copies, *gathered.transfers):
+    for transfer in (*made.copies, *made.transfers):
         transfers.setdefault(transfer.parameter, []).append(transfer)
+
+    def gathered(name: str, shape: Shape) -> np.ndarray | None:
+        if rank == 0 and name in shards and shards[name].shape == shape:
+            return shards[name]
+        full = np.empty(shape, dtype) if rank == 0 else None
+        _Share.of(rank, transfers[name], BUCKET_BYTES).move(peers, shards, {name: full})
+        return full
+
     for name, shape in layout.shapes.items():
-        share = _Share.of(rank, transfers[name], BUCKET_BYTES)
-        full = None
-        if rank == 0:
-            whole = name in shards and shards[name].shape == shape
-            full = shards[name] if whole else np.empty(shape, dtype)
-            share.copy(shards, {name: full}, shared={name} if whole else set())
-        share.exchange(peers, shards, {name: full})
-        yield name, full
+        yield name, gathered(name, shape)  # not kept here while the next one is made
 
 
 @dataclass(frozen=True)
@@ -157,16 +162,11 @@ class _Share:
                 share.incoming.setdefault(transfer.source, []).extend(transfer.split(limit))
         return share
 
-    def copy(self, source: Shards, destination: Shards, shared: set[str]) -> int:
-        """Copy what stays within the rank, except `shared` parameters; returns the bytes."""
-        copies = [piece for piece in self.copies if piece.parameter not in shared]
-        for piece in copies:
+    def move(self, peers: Peers, source: Shards, destination: Shards) -> None:
+        """Bring everything where it belongs."""
+        for piece in self.copies:
             target = _box(destination[piece.parameter], piece.destination_slices)
             target[...] = _box(source[piece.parameter], piece.source_slices)
-        return sum(piece.nbytes for piece in copies)
-
-    def exchange(self, peers: Peers, source: Shards, destination: Shards) -> None:
-        """Send and receive everything."""
         peers.exchange(
             {rank: _packed(pieces, source) for rank, pieces in self.outgoing.items()},
             {rank: _unpacked(pieces, destination) for rank, pieces in self.incoming.items()},

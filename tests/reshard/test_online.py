@@ -4,6 +4,7 @@ First with ranks as threads of this process, for any layouts; then real workers,
 """
 
 import weakref
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from mindrlhf.backend.launch import World
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.parallel.layout import Layout, Placement, Sharding, full_layout, model_layout, sliced_shape
 from mindrlhf.parallel.mesh import Mesh
-from mindrlhf.reshard.online import OnlineReshard, ReshardError, gather_full, shared_parameters
+from mindrlhf.reshard.online import OnlineReshard, ReshardError, gather_full
 from mindrlhf.reshard.plan import plan
 
 MODEL = ModelConfig(
@@ -45,16 +46,25 @@ def assert_same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -
         assert found[name].tobytes() == array.tobytes(), name
 
 
+def run_collectives(size: int, function) -> list:
+    """`function(rank, collectives)` on a thread for each rank, with as much of `Collectives` as is used here."""
+
+    def run(rank, peers):
+        return function(rank, SimpleNamespace(world=SimpleNamespace(rank=rank), peers=lambda: peers))
+
+    return run_ranks(size, run)
+
+
 def check_pair(source: Layout, destination: Layout, dtype: str, bucket_bytes: int) -> None:
     """Reshard on threads, twice, with other weights the second time."""
     first = {name: array.astype(dtype) for name, array in full_arrays(source).items()}
     second = {name: np.asarray(array + 1, dtype) for name, array in first.items()}
     made = plan(source, destination, np.dtype(dtype).itemsize)
 
-    def run(rank, peers):
-        reshard = OnlineReshard(made, rank, peers, bucket_bytes)
+    def run(rank, collectives):
         before, after = parts(source, rank, first), empty(destination, rank, dtype)
-        statistics = reshard.run(before, after, verify=True)
+        reshard = OnlineReshard(made, collectives, before, after, bucket_bytes)
+        statistics = reshard.run(verify=True)
         assert_same(after, parts(destination, rank, first))
         assert_same(before, parts(source, rank, first))
         own = sum(transfer.nbytes for transfer in made.copies if transfer.source == rank)
@@ -62,11 +72,12 @@ def check_pair(source: Layout, destination: Layout, dtype: str, bucket_bytes: in
         assert statistics.bytes_sent == made.sent.get(rank, 0)
         assert statistics.bytes_received == made.received.get(rank, 0)
         assert statistics.bytes_shared == 0
-        before = parts(source, rank, second)
-        reshard.run(before, after)
+        for name, array in parts(source, rank, second).items():
+            before[name][...] = array
+        reshard.run()
         assert_same(after, parts(destination, rank, second))
 
-    run_ranks(max(source.size, destination.size), run)
+    run_collectives(max(source.size, destination.size), run)
 
 
 @settings(max_examples=25, deadline=None)
@@ -89,74 +100,61 @@ def test_gathering_for_saving(pair, dtype):
     layout = pair[0]
     arrays = {name: array.astype(dtype) for name, array in full_arrays(layout).items()}
 
-    def run(rank, peers):
-        gathered = list(gather_full(layout, rank, peers, parts(layout, rank, arrays), dtype))
+    def run(rank, collectives):
+        gathered = list(gather_full(layout, collectives, parts(layout, rank, arrays), dtype))
         assert [name for name, _ in gathered] == list(layout.shapes)
         if rank == 0:
             assert_same(dict(gathered), arrays)
         else:
             assert all(full is None for _, full in gathered)
 
-    run_ranks(layout.size, run)
+    run_collectives(layout.size, run)
 
 
 def test_gathering_gives_what_rank_0_has_without_a_copy():
     layout = model_layout(MODEL, Mesh(dp=2))
     arrays = full_arrays(layout)
 
-    def run(rank, peers):
+    def run(rank, collectives):
         shards = parts(layout, rank, arrays)
-        return [full is shards[name] for name, full in gather_full(layout, rank, peers, shards)]
+        return [full is shards[name] for name, full in gather_full(layout, collectives, shards)]
 
-    assert all(run_ranks(2, run)[0])
+    assert all(run_collectives(2, run)[0])
 
 
 def test_gathering_keeps_nothing_that_it_has_given():
     layout = model_layout(TIED, Mesh(tp=2, pp=2), offset=(1, 0), vocab_emb_dp=False)
     arrays = full_arrays(layout)
 
-    def run(rank, peers):
+    def run(rank, collectives):
         shards = parts(layout, rank, arrays)
         given = []
-        for name, full in gather_full(layout, rank, peers, shards):
+        for name, full in gather_full(layout, collectives, shards):
             assert all(earlier() is None for earlier in given)
             if full is not None and full is not shards.get(name):
                 given.append(weakref.ref(full))
             del full
         return len(given)
 
-    assert run_ranks(4, run)[0] > len(layout.shapes) // 2
+    assert run_collectives(4, run)[0] > len(layout.shapes) // 2
 
 
-def test_shared_parameters_stay_where_they_are():
+def test_arrays_of_both_sides_stay_where_they_are():
     """tp2 in two stages -> tp2 twice: a rank's own stage serves both layouts, the other's comes."""
     source, destination = model_layout(TIED, Mesh(tp=2, pp=2), offset=(1, 0)), model_layout(TIED, Mesh(dp=2, tp=2))
     made = plan(source, destination)
     arrays = full_arrays(source)
 
-    def run(rank, peers):
+    def run(rank, collectives):
         before, after = parts(source, rank, arrays), empty(destination, rank)
-        shared = shared_parameters(made, rank)
-        assert shared == before.keys()
-        after |= {name: before[name] for name in shared}
-        statistics = OnlineReshard(made, rank, peers).run(before, after, verify=True)
-        assert all(after[name] is before[name] for name in shared)
+        after |= before
+        statistics = OnlineReshard(made, collectives, before, after).run(verify=True)
+        assert all(after[name] is array for name, array in before.items())
         assert_same(after, parts(destination, rank, arrays))
         assert statistics.bytes_copied == 0
         assert statistics.bytes_shared == sum(array.nbytes for array in before.values())
 
-    run_ranks(4, run)
-
-
-@settings(max_examples=50, deadline=None)
-@given(layout_pairs())
-def test_only_whole_equal_parts_are_shared(pair):
-    made = plan(*pair)
-    for rank in range(max(layout.size for layout in pair)):
-        held = [dict(layout.shards(rank)) if rank < layout.size else {} for layout in pair]
-        equal = {name for name in held[0].keys() & held[1].keys() if held[0][name] == held[1][name]}
-        assert shared_parameters(made, rank) == equal
-        assert not any(t.destination == rank and t.parameter in equal for t in made.transfers)
+    run_collectives(4, run)
 
 
 @pytest.mark.parametrize("changed", ["received", "copied"])
@@ -165,33 +163,34 @@ def test_verification_notices_one_bit_and_names_parameter_and_ranks(changed):
     made, arrays = plan(source, destination), full_arrays(source)
     name = "model.layers.1.feed_forward.w2.weight"  # cut by columns: rank 1's part goes into the right half
 
-    def run(rank, peers):
-        reshard = OnlineReshard(made, rank, peers, bucket_bytes=100)
+    def run(rank, collectives):
         before, after = parts(source, rank, arrays), empty(destination, rank)
-        reshard.run(before, after, verify=True)
+        reshard = OnlineReshard(made, collectives, before, after, bucket_bytes=100)
+        reshard.run(verify=True)
         if rank == 0:
             after[name].view(np.uint32)[3, 20 if changed == "received" else 2] ^= 1
             giver = 1 if changed == "received" else 0
             with pytest.raises(ReshardError, match=rf"{name}: rank {giver} .*-> rank 0 "):
-                reshard.verify(before, after)
+                reshard.verify()
         else:
-            reshard.verify(before, after)
+            reshard.verify()
 
-    run_ranks(2, run)
+    run_collectives(2, run)
 
 
 def test_arrays_that_are_not_the_layouts_are_refused():
     layout = full_layout({"a": (2, 3)})
-    reshard = OnlineReshard(plan(layout, layout), 0, None)
+    collectives = Collectives(World(rank=0, size=1, device_target="CPU"))
     good = {"a": np.zeros((2, 3), np.float32)}
-    with pytest.raises(ValueError, match="a part of a, which is not given"):
-        reshard.run(good, {})
-    with pytest.raises(ValueError, match=r"a: .* \[2, 3\] of 4 bytes each, not \[3, 2\]"):
-        reshard.run({"a": good["a"].T}, good)
-    with pytest.raises(ValueError, match="of float64"):
-        reshard.run({"a": good["a"].astype(np.float64)}, good)
-    with pytest.raises(ValueError, match="of one dtype, not of float32 and int32"):
-        reshard.run(good, {"a": good["a"].astype(np.int32)})
+
+    def refuse(source, destination, message):
+        with pytest.raises(ValueError, match=message):
+            OnlineReshard(plan(layout, layout), collectives, source, destination)
+
+    refuse(good, {}, "a part of a, which is not given")
+    refuse({"a": good["a"].T}, good, r"a: .* \[2, 3\] of 4 bytes each, not \[3, 2\]")
+    refuse({"a": good["a"].astype(np.float64)}, good, "of float64")
+    refuse(good, {"a": good["a"].astype(np.int32)}, "of one dtype, not of float32 and int32")
 
 
 # kv heads below tp (rank pairs share a head), a head of its own and a tied one; the embedding whole and cut.
@@ -209,9 +208,9 @@ PAIRS = [
 
 def check_workers(world: World) -> list[tuple[int, int]]:
     """Runs in each worker; returns the bytes that it sent and received for each pair."""
-    peers = Collectives(world).peers()
-    check_graph(world, peers)
-    check_corruption(world, peers)
+    collectives = Collectives(world)
+    check_graph(collectives)
+    check_corruption(collectives)
     moved = []
     for number, (model, *meshes) in enumerate(PAIRS):
         source, destination = (
@@ -220,18 +219,16 @@ def check_workers(world: World) -> list[tuple[int, int]]:
         )
         made, arrays = plan(source, destination), full_arrays(source)
         before, after = parts(source, world.rank, arrays), empty(destination, world.rank)
-        if number % 3 == 2:
-            after |= {name: before[name] for name in shared_parameters(made, world.rank)}
-        statistics = OnlineReshard(made, world.rank, peers, bucket_bytes=300).run(before, after, verify=True)
+        statistics = OnlineReshard(made, collectives, before, after, bucket_bytes=300).run(verify=True)
         assert_same(after, parts(destination, world.rank, arrays))
-        gathered = dict(gather_full(source, world.rank, peers, before))
+        gathered = dict(gather_full(source, collectives, before))
         if world.rank == 0:
             assert_same(gathered, arrays)
         moved.append((statistics.bytes_sent, statistics.bytes_received))
     return moved
 
 
-def check_graph(world: World, peers) -> None:
+def check_graph(collectives: Collectives) -> None:
     """A graph that has run with its parameter sees what a reshard writes there."""
     from mindspore import Parameter, Tensor, nn
 
@@ -246,22 +243,23 @@ def check_graph(world: World, peers) -> None:
     graph = Sum()
     assert graph().asnumpy() == 24
     layouts = [Layout(1, 4, {"w": Placement((4, 6), {0: Sharding((4,), cuts)})}) for cuts in (((0,), ()), ((), ()))]
-    row = np.arange(6, dtype=np.float32).reshape(1, 6) + world.rank
-    OnlineReshard(plan(*layouts), world.rank, peers).run({"w": row}, {"w": graph.w.asnumpy()})
+    row = np.arange(6, dtype=np.float32).reshape(1, 6) + collectives.world.rank
+    OnlineReshard(plan(*layouts), collectives, {"w": row}, {"w": graph.w.asnumpy()}).run()
     assert graph().asnumpy() == 4 * 15 + 6 * (0 + 1 + 2 + 3)
 
 
-def check_corruption(world: World, peers) -> None:
+def check_corruption(collectives: Collectives) -> None:
     source, destination = (model_layout(MODEL, mesh) for mesh in (Mesh(tp=4), Mesh(dp=4)))
-    reshard = OnlineReshard(plan(source, destination), world.rank, peers)
-    before, after = parts(source, world.rank, full_arrays(source)), empty(destination, world.rank)
-    reshard.run(before, after)
-    if world.rank == 2:
+    rank = collectives.world.rank
+    before, after = parts(source, rank, full_arrays(source)), empty(destination, rank)
+    reshard = OnlineReshard(plan(source, destination), collectives, before, after)
+    reshard.run()
+    if rank == 2:
         after["lm_head.weight"][-1, -1] += 1  # rank 3's part
         with pytest.raises(ReshardError, match=r"lm_head.weight: rank 3 .* -> rank 2 "):
-            reshard.verify(before, after)
+            reshard.verify()
     else:
-        reshard.verify(before, after)
+        reshard.verify()
 
 
 @pytest.mark.msrun
