@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from mindrlhf.configs.algorithm import AlgorithmSettings, DynamicSamplingSettings, RolloutCorrectionSettings
 from mindrlhf.configs.base import Settings
 
 
@@ -53,42 +54,6 @@ class RolloutSettings(SamplingSettings):
     )
 
 
-class AlgorithmSettings(Settings):
-    """Advantage, loss and KL."""
-
-    advantage: str = Field("grpo", description="Advantage estimator (verl algorithm.adv_estimator).")
-    policy_loss: str = Field("clip", description="Policy loss (verl actor.policy_loss.loss_mode, TRL loss_type).")
-    epsilon_low: float | None = Field(
-        None,
-        ge=0.0,
-        description="The ratio is clipped at 1 - epsilon_low; null is the loss's own, 0.2 for clip "
-        "(verl actor.clip_ratio_low, TRL epsilon).",
-    )
-    epsilon_high: float | None = Field(
-        None,
-        ge=0.0,
-        description="The ratio is clipped at 1 + epsilon_high; null is the loss's own, 0.2 for clip "
-        "(verl actor.clip_ratio_high, TRL epsilon_high).",
-    )
-    kl_estimator: str = Field("k3", description="KL estimator against the reference model (verl actor.kl_loss_type).")
-    beta: float = Field(
-        0.01,
-        ge=0.0,
-        description="Weight of the KL term (verl actor.kl_loss_coef, TRL beta); 0 loads no reference model.",
-    )
-    aggregation: str = Field(
-        "seq-mean-token-mean", description="How token losses become one number (verl actor.loss_agg_mode)."
-    )
-    num_iterations: int = Field(
-        1, ge=1, description="Passes over a step's rollouts (verl actor.ppo_epochs, TRL num_iterations)."
-    )
-    updates_per_iteration: int = Field(
-        1,
-        ge=1,
-        description="Optimizer updates of one pass (verl data.train_batch_size / actor.ppo_mini_batch_size).",
-    )
-
-
 class OptimizerSettings(Settings):
     """AdamW, its learning-rate schedule and gradient clipping."""
 
@@ -110,6 +75,24 @@ class OptimizerSettings(Settings):
     )
     max_grad_norm: float = Field(
         1.0, ge=0.0, description="Gradients are scaled down to this global norm (verl actor.grad_clip); 0 is off."
+    )
+
+
+class CriticSettings(Settings):
+    """The critic of PPO, which exists with `algorithm.advantage: gae`: a second transformer with a value head."""
+
+    optimizer: OptimizerSettings = Field(
+        OptimizerSettings(lr=1e-5),
+        description="AdamW of the critic, its schedule and gradient clipping (verl critic.optim, critic.grad_clip).",
+    )
+    value_clip: float | None = Field(
+        0.5,
+        gt=0.0,
+        description="A value's loss counts as if it had moved by at most this much in one step; null is off "
+        "(verl critic.cliprange_value).",
+    )
+    warmup_steps: int = Field(
+        0, ge=0, description="First steps in which the critic alone is trained (verl trainer.critic_warmup)."
     )
 
 
@@ -140,8 +123,28 @@ class RewardSettings(Settings):
     functions: tuple[RewardFunctionSettings, ...] = Field(
         (RewardFunctionSettings(name="gsm8k"),), description="The reward is the weighted sum of these functions."
     )
+    overlong_factor: float = Field(
+        0.0,
+        ge=0.0,
+        description="Largest soft overlong punishment, DAPO's; 0 is off "
+        "(verl reward_model.overlong_buffer.enable, .penalty_factor).",
+    )
+    overlong_buffer: int | None = Field(
+        None,
+        ge=1,
+        description="Tokens before rollout.max_new_tokens over which the punishment grows; null is a fifth of all "
+        "(verl reward_model.overlong_buffer.len).",
+    )
     timeout_s: float = Field(10.0, gt=0.0, description="Seconds that scoring one response may take.")
     workers: int = Field(1, ge=1, description="Reward processes on each rank.")
+
+    @property
+    def all_functions(self) -> tuple[RewardFunctionSettings, ...]:
+        """The functions to call: those named, and the overlong punishment where it is on."""
+        if not self.overlong_factor:
+            return self.functions
+        args = {} if self.overlong_buffer is None else {"buffer": self.overlong_buffer}
+        return (*self.functions, RewardFunctionSettings(name="soft_overlong", weight=self.overlong_factor, args=args))
 
 
 class TrainerSettings(Settings):
@@ -168,8 +171,15 @@ class GRPOConfig(Settings):
     seed: int = Field(0, ge=0, description="Seed of everything random in the run.")
     data: DataSettings = Field(DataSettings(), description="Which prompts a step takes.")
     rollout: RolloutSettings = Field(RolloutSettings(), description="How responses are generated.")
+    dynamic_sampling: DynamicSamplingSettings = Field(
+        DynamicSamplingSettings(), description="Which groups a step trains on."
+    )
     algorithm: AlgorithmSettings = Field(AlgorithmSettings(), description="Advantage, loss and KL.")
+    rollout_correction: RolloutCorrectionSettings = Field(
+        RolloutCorrectionSettings(), description="Importance weights for the engine's distribution."
+    )
     optimizer: OptimizerSettings = Field(OptimizerSettings(), description="AdamW, its schedule and gradient clipping.")
+    critic: CriticSettings = Field(CriticSettings(), description="The critic of PPO.")
     train: TrainSettings = Field(TrainSettings(), description="How an update is cut into micro-batches.")
     reward: RewardSettings = Field(RewardSettings(), description="What scores a response.")
     trainer: TrainerSettings = Field(TrainerSettings(), description="How long to run and what to write.")

@@ -11,6 +11,7 @@ from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_settings import GROUP, SHAPE_FIELDS
 from mindrlhf.configs.model_yaml import ModelYaml
 from mindrlhf.configs.sft import SFTConfig
+from mindrlhf.configs.validate_algorithm import check_algorithm
 from mindrlhf.errors import UserError
 
 # Advantages (`algorithms/advantages.py`) that compare the responses to one prompt with each other.
@@ -44,6 +45,7 @@ def check_grpo(
     check_generating_layout(infer)
     check_same_model(train, infer, train_model, infer_model)
     check_sampling(config)
+    check_algorithm(config, infer)
     check_batch(config, train, infer)
     check_optimizer(config)
 

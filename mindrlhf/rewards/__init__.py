@@ -15,6 +15,9 @@ components; or None to abstain.
 A function whose first two parameters are called `completion` and `ground_truth` is called with just these two
 (and args): the shortest reward is `def my_reward(completion, ground_truth): return float(ground_truth in completion)`.
 
+So is verl's form, `compute_score(data_source, solution_str, ground_truth, extra_info)`: the text of `data_source` and
+the JSON of `extra_info` come from the fields of those names, which verl's parquet columns become.
+
 The settings name it as a shipped function (`registry.SHIPPED`), `package.module:function`, or `path/file.py:function`.
 It may keep state in its module, which lives as long as its process does. What it prints is dropped.
 """

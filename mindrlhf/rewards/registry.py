@@ -4,6 +4,7 @@ import difflib
 import importlib
 import importlib.util
 import inspect
+import json
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -66,16 +67,28 @@ def _bind(name: str, function: Callable[..., Any], args: dict[str, Any]) -> Rewa
         signature = inspect.signature(function)
     except ValueError:  # some functions written in C have none: the first call tells
         return lambda prompt, completion, fields: function(prompt, completion, fields, **args)
-    short = list(signature.parameters)[:2] == ["completion", "ground_truth"]
+    form = next((form for form in _FORMS if tuple(signature.parameters)[: len(form)] == form), _FULL)
     try:
-        signature.bind(*([""] * (2 if short else 3)), **args)
+        signature.bind(*form, **args)
     except TypeError as error:
-        call = "(completion, ground_truth" if short else "(prompt, completion, fields"
-        call += "".join(f", {key}=..." for key in args) + ")"
+        call = f"({', '.join([*form, *(f'{key}=...' for key in args)])})"
         raise UserError(f"reward {name!r}: the function cannot be called as {call}: {error}.") from None
-    if short:
-        return lambda prompt, completion, fields: function(completion, fields["ground_truth"], **args)
-    return lambda prompt, completion, fields: function(prompt, completion, fields, **args)
+    values = _FORMS.get(form, lambda *given: given)
+    return lambda prompt, completion, fields: function(*values(prompt, completion, fields), **args)
+
+
+def _verl_values(prompt: str, completion: str, fields: Mapping[str, str]) -> tuple[Any, ...]:
+    extra_info = json.loads(fields.get("extra_info", "{}"))
+    return fields.get("data_source", fields.get("task", "")), completion, fields["ground_truth"], extra_info
+
+
+# Names of the leading parameters -> the values for them. A function with others is called as _FULL.
+_FULL = ("prompt", "completion", "fields")
+_FORMS: dict[tuple[str, ...], Callable[..., tuple[Any, ...]]] = {
+    ("completion", "ground_truth"): lambda prompt, completion, fields: (completion, fields["ground_truth"]),
+    ("data_source", "solution_str", "ground_truth", "extra_info"): _verl_values,
+    ("data_source", "solution_str", "ground_truth"): lambda *given: _verl_values(*given)[:3],
+}
 
 
 def _load_file(name: str, place: str) -> ModuleType:

@@ -34,10 +34,10 @@ class RewardRunner:
         """Start the processes, and wait until they have imported the functions; UserError when they cannot."""
         self._settings = settings
         self._functions = [
-            (absolute(function.name), _plain(function.name, function.args)) for function in settings.functions
+            (absolute(function.name), _plain(function.name, function.args)) for function in settings.all_functions
         ]
-        self._weights = [function.weight for function in settings.functions]
-        self.names = _labels(function.name for function in settings.functions)
+        self._weights = [function.weight for function in settings.all_functions]
+        self.names = _labels(function.name for function in settings.all_functions)
         self._reported: set[str] = set()
         self._closed = False
         self._processes: list[RewardProcess] = []
@@ -66,7 +66,9 @@ class RewardRunner:
         except BaseException:  # an interrupt: what is under way belongs to no batch any more
             self._drop(process for process in self._processes if not process.idle)
             raise
-        columns = build_columns(self.names, self._weights, len(samples), batch.replies)
+        columns = build_columns(
+            self.names, self._weights, len(samples), batch.replies, scoring=len(self._settings.functions)
+        )
         return RewardTable(**columns, first_failures=self._first_failures(columns["errors"], samples))
 
     def close(self) -> None:

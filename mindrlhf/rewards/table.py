@@ -25,7 +25,8 @@ class RewardTable:
     """Rewards of N samples.
 
     totals: float32[N], the weighted sum over the functions that gave a score; NaN where none did. A function of
-        weight 0 is only watched: it is not in the sum and does not make a total.
+        weight 0 is only watched: it is not in the sum and does not make a total; nor does the overlong punishment that
+        the settings add by themselves, which is in the sum.
     by_function: function -> float32[N], unweighted; NaN where it abstained or failed.
     components: function -> component -> float32[N]; NaN where a sample has none.
     seconds: function -> float32[N], wall time inside the function (the limit, for a call that was given up).
@@ -45,8 +46,17 @@ class RewardTable:
     first_failures: tuple[RewardFailure, ...]
 
 
-def build_columns(names: Sequence[str], weights: Sequence[float], count: int, replies: Mapping[Call, Reply]) -> dict:
-    """The fields of a RewardTable for `count` samples that follow from the replies alone: all but `first_failures`."""
+def build_columns(
+    names: Sequence[str],
+    weights: Sequence[float],
+    count: int,
+    replies: Mapping[Call, Reply],
+    scoring: int | None = None,
+) -> dict:
+    """The fields of a RewardTable for `count` samples that follow from the replies alone: all but `first_failures`.
+
+    scoring: only the first so many functions can make a total; what the others give is added to it. None is all.
+    """
     columns: dict = {key: {} for key in ("by_function", "components", "seconds", "errors", "failures", "timeouts")}
     total, scored = np.zeros(count), np.zeros(count, bool)
     for index, (name, weight) in enumerate(zip(names, weights, strict=True)):
@@ -61,7 +71,8 @@ def build_columns(names: Sequence[str], weights: Sequence[float], count: int, re
         if weight:
             given = ~np.isnan(scores)
             total[given] += weight * scores[given].astype(np.float64)
-            scored |= given
+            if scoring is None or index < scoring:
+                scored |= given
     return {"totals": np.where(scored, total, np.nan).astype(np.float32), **columns}
 
 

@@ -173,8 +173,7 @@ def total_steps(config: GRPOConfig, rows: int) -> int:
 
 def bound_loss(algorithm: AlgorithmSettings) -> PolicyLoss:
     """The policy loss with those of the common options that it has; the others keep the loss's own defaults."""
-    given = {"epsilon_low": algorithm.epsilon_low, "epsilon_high": algorithm.epsilon_high}
-    return policy_loss(algorithm.policy_loss, {key: value for key, value in given.items() if value is not None})
+    return policy_loss(algorithm.policy_loss, algorithm.loss_options())
 
 
 def open_engine(job: Job, decoder: Decoder, longest: int, generating: Side) -> Engine:

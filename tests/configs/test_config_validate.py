@@ -260,3 +260,53 @@ def test_fine_tuning_is_checked_too():
     message = refused(check_sft, config, yaml(data_parallel=2), MODEL, 2)
     assert message.startswith("data.pairs_per_step is 5, which the data_parallel 2 of train.yaml does not divide")
     assert message.endswith("set data.pairs_per_step to 4 or 6.")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["algorithm.advantage=grop"], "did you mean 'grpo'"),
+        (["algorithm.aggregation=mean"], "token-mean"),
+        (["algorithm.policy_loss=clipp"], "did you mean 'clip'"),
+        (
+            ["algorithm.advantage=rloo", "algorithm.gamma=0.9"],
+            "algorithm.advantage 'rloo' has no such option (it belongs to reinforce_plus_plus and gae); remove it",
+        ),
+        (["algorithm.advantage=dr_grpo", "algorithm.leave_one_out=True"], "(it belongs to grpo); remove it"),
+        (["algorithm.advantage=grpo_passk", "algorithm.advantage_std=batch"], "knows 'group' and 'none' only"),
+        (["algorithm.normalize_functions=True", "algorithm.kl_in_reward=True"], "set kl_in_reward to False"),
+        (
+            ["algorithm.beta=0", "algorithm.kl_in_reward=True"],
+            "beta 0 means that there is no reference model",
+        ),
+        (["algorithm.beta=0", "algorithm.kl_target=0.1"], "algorithm.kl_target is 0.1"),
+        (["algorithm.beta=0", "algorithm.reference_sync_steps=5"], "or remove reference_sync_steps"),
+        (["rollout_correction.lower=3"], "above rollout_correction.upper 2; set it to 2 or less"),
+        (["algorithm.clip_cov_lb=5", "algorithm.clip_cov_ub=1"], "not below algorithm.clip_cov_ub 1"),
+        (["reward.overlong_buffer=300"], "more than rollout.max_new_tokens 256; set it to 256 or fewer"),
+        (["dynamic_sampling.enabled=True", "dynamic_sampling.metric=acc"], "give one of gsm8k."),
+        (
+            ["dynamic_sampling.enabled=True", "dynamic_sampling.prompts_per_round=2", "dynamic_sampling.max_rounds=3"],
+            "3 rounds of 2 prompts are fewer than data.prompts_per_step 8; set max_rounds to 4 or more",
+        ),
+        (
+            ["dynamic_sampling.enabled=True", "rollout.num_generations=1", "algorithm.advantage=remax"],
+            "set it to 2 or more",
+        ),
+    ],
+)
+def test_the_algorithms_settings_must_fit_together(overrides, words):
+    assert words in refused(check, overrides)
+
+
+def test_rounds_divide_over_the_ranks_that_generate():
+    layout = {"train": yaml(data_parallel=2), "infer": yaml("infer.yaml", data_parallel=2), "workers": 2}
+    rounds = ["dynamic_sampling.enabled=True", "dynamic_sampling.prompts_per_round=5"]
+    assert "data_parallel 2 of infer.yaml does not divide; set it to 4" in refused(check, rounds, **layout)
+    check(["dynamic_sampling.enabled=True", "dynamic_sampling.prompts_per_round=6"], **layout)
+
+
+def test_options_of_a_method_pass():
+    check(["algorithm.advantage=gae", "algorithm.gamma=0.9", "algorithm.lam=0.8", "rollout.num_generations=1"])
+    check(["algorithm.leave_one_out=True", "algorithm.advantage_std=batch", "algorithm.normalize_functions=True"])
+    check(["algorithm.kl_in_reward=True", "algorithm.kl_target=0.1", "algorithm.reference_sync_steps=5"])

@@ -25,6 +25,12 @@ def counting(prompt, completion, fields):
     calls += 1
     return calls
 
+def compute_score(data_source, solution_str, ground_truth, extra_info=None, bonus=0.0):
+    return {"score": float(ground_truth in solution_str) + bonus, "index": extra_info["index"], "source": data_source}
+
+def three(data_source, solution_str, ground_truth):
+    return float(data_source == "mine" and ground_truth in solution_str)
+
 class Judge:
     def __call__(self, prompt, completion, fields):
         return 7.0
@@ -69,6 +75,14 @@ def test_functions_of_a_file(folder, monkeypatch):
     assert registry.resolve("mine.py:other_names")("", "", {}) == 4.0
     assert registry.absolute("mine.py:other_names") == f"{path}:other_names"
     assert registry.absolute("gsm8k") == "gsm8k"
+
+
+def test_functions_in_verls_form(folder):
+    fields = {"ground_truth": "5", "data_source": "mine", "extra_info": '{"index": 3}'}
+    scored = registry.resolve(f"{folder / 'mine.py'}:compute_score", {"bonus": 1})("", "it is 5", fields)
+    assert scored == {"score": 2.0, "index": 3, "source": "mine"}
+    assert registry.resolve(f"{folder / 'mine.py'}:three")("", "it is 5", fields) == 1.0
+    assert registry.resolve(f"{folder / 'mine.py'}:three")("", "it is 5", {"ground_truth": "5", "task": "mine"}) == 1.0
 
 
 def test_a_file_is_imported_once(folder):

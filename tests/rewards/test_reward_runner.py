@@ -213,6 +213,17 @@ def test_totals_are_weighted_sums_of_what_was_scored(faults):
     np.testing.assert_array_equal(table.by_function["constant"], np.float32([1, 1, 1]))
 
 
+def test_the_overlong_punishment_makes_no_total_of_its_own(faults):
+    named = RewardFunctionSettings(name=f"{faults}:fault")
+    settings = RewardSettings(functions=(named,), overlong_factor=0.5, overlong_buffer=4)
+    fields = {"ground_truth": "5", "response_length": "8", "max_new_tokens": "10"}
+    with RewardRunner(settings) as pool:
+        table = pool.score([("a prompt", completion, fields) for completion in ("1", "none")])
+    assert pool.names == ("fault", "soft_overlong")
+    np.testing.assert_array_equal(table.by_function["soft_overlong"], np.float32([-0.5, -0.5]))
+    np.testing.assert_array_equal(table.totals, np.float32([1 - 0.5 * 0.5, np.nan]))
+
+
 def test_one_function_fails_and_the_other_scores(faults):
     with runner(f"{faults}:fault", f"{faults}:constant", timeout_s=0.3) as pool:
         table = pool.score(texts("1", "hang", "os exit", "raise"))

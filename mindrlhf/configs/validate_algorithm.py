@@ -1,0 +1,108 @@
+"""Checks of the algorithm's settings against one another; each failure is one sentence that names the fix."""
+
+from mindrlhf.algorithms.advantages import ADVANTAGES
+from mindrlhf.algorithms.aggregation import MODES
+from mindrlhf.algorithms.names import options_of, unknown_name
+from mindrlhf.algorithms.registry import POLICY_LOSSES
+from mindrlhf.configs.algorithm import ADVANTAGE_OPTIONS, AlgorithmSettings
+from mindrlhf.configs.grpo import GRPOConfig
+from mindrlhf.configs.model_yaml import ModelYaml
+from mindrlhf.errors import UserError
+
+
+def check_algorithm(config: GRPOConfig, infer: ModelYaml) -> None:
+    """Names are known, options belong to their methods, and what is switched on has what it needs. Raises UserError.
+
+    The options of a policy loss are checked when it is built: its module needs MindSpore.
+    """
+    algorithm = config.algorithm
+    for what, name, known in (
+        ("advantage", algorithm.advantage, ADVANTAGES),
+        ("policy loss", algorithm.policy_loss, POLICY_LOSSES),
+        ("aggregation", algorithm.aggregation, MODES),
+    ):
+        if name not in known:
+            raise unknown_name(what, name, known)
+    _check_advantage_options(algorithm)
+    _check_kl(algorithm)
+    _check_bounds(config)
+    _check_sampling(config, infer)
+
+
+def _check_advantage_options(algorithm: AlgorithmSettings) -> None:
+    own = options_of(ADVANTAGES[algorithm.advantage])
+    for setting, option in ADVANTAGE_OPTIONS.items():
+        if getattr(algorithm, setting) is not None and option not in own:
+            takers = [name for name, method in ADVANTAGES.items() if option in options_of(method)]
+            raise UserError(
+                f"algorithm.{setting} is {getattr(algorithm, setting)!r}, and algorithm.advantage "
+                f"{algorithm.advantage!r} has no such option (it belongs to {' and '.join(takers)}); remove it."
+            )
+    if algorithm.advantage == "grpo_passk" and algorithm.advantage_std == "batch":
+        raise UserError("algorithm.advantage_std is 'batch', and grpo_passk knows 'group' and 'none' only; set one.")
+    if algorithm.normalize_functions and algorithm.kl_in_reward:
+        raise UserError(
+            "algorithm.normalize_functions normalises the reward functions, and algorithm.kl_in_reward adds a term "
+            "that belongs to none of them; set kl_in_reward to False."
+        )
+
+
+def _check_kl(algorithm: AlgorithmSettings) -> None:
+    if algorithm.beta > 0:
+        return
+    for setting, on in (
+        ("kl_in_reward", algorithm.kl_in_reward),
+        ("kl_target", algorithm.kl_target is not None),
+        ("reference_sync_steps", algorithm.reference_sync_steps > 0),
+    ):
+        if on:
+            raise UserError(
+                f"algorithm.{setting} is {getattr(algorithm, setting)}, and algorithm.beta 0 means that there is no "
+                f"reference model; set beta above 0, or remove {setting}."
+            )
+
+
+def _check_bounds(config: GRPOConfig) -> None:
+    correction, algorithm = config.rollout_correction, config.algorithm
+    if correction.lower > correction.upper:
+        raise UserError(
+            f"rollout_correction.lower is {correction.lower:g}, above rollout_correction.upper {correction.upper:g}; "
+            f"set it to {correction.upper:g} or less."
+        )
+    low, high = algorithm.clip_cov_lb, algorithm.clip_cov_ub
+    if low is not None and high is not None and low >= high:
+        raise UserError(f"algorithm.clip_cov_lb is {low:g}, not below algorithm.clip_cov_ub {high:g}; lower it.")
+    buffer, limit = config.reward.overlong_buffer, config.rollout.max_new_tokens
+    if buffer is not None and buffer > limit:
+        raise UserError(
+            f"reward.overlong_buffer is {buffer}, more than rollout.max_new_tokens {limit}; set it to {limit} or fewer."
+        )
+
+
+def _check_sampling(config: GRPOConfig, infer: ModelYaml) -> None:
+    sampling, prompts = config.dynamic_sampling, config.data.prompts_per_step
+    if not sampling.enabled:
+        return
+    if config.rollout.num_generations == 1:
+        raise UserError(
+            "dynamic_sampling.enabled asks for groups whose rewards differ, and rollout.num_generations is 1; "
+            "set it to 2 or more."
+        )
+    names = [function.name.rpartition(":")[2] for function in config.reward.all_functions]
+    if sampling.metric is not None and sampling.metric not in names:
+        raise UserError(
+            f"dynamic_sampling.metric is {sampling.metric!r}, which is none of reward.functions; "
+            f"give one of {', '.join(names)}."
+        )
+    size = sampling.prompts_per_round or prompts
+    ranks = infer.parallel.data_parallel
+    if size % ranks:
+        raise UserError(
+            f"dynamic_sampling.prompts_per_round is {size}, which the data_parallel {ranks} of {infer.path} does not "
+            f"divide; set it to {max(1, size // ranks) * ranks}."
+        )
+    if size * sampling.max_rounds < prompts:
+        raise UserError(
+            f"dynamic_sampling: {sampling.max_rounds} rounds of {size} prompts are fewer than data.prompts_per_step "
+            f"{prompts}; set max_rounds to {-(-prompts // size)} or more."
+        )
