@@ -45,6 +45,7 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=find_packages(include=["mindrlhf", "mindrlhf.*"]),
+    package_data={"mindrlhf.configs": ["presets/*.yaml"]},
     python_requires="==3.11.*",
     install_requires=REQUIRES,
     extras_require={"dev": DEV},

@@ -3,6 +3,8 @@
 import argparse
 from pathlib import Path
 
+from mindrlhf.configs.preset_files import PREFIX, preset_names
+
 
 def boolean(text: str) -> bool:
     """True or False, as MindRLHF's flags are written."""
@@ -24,6 +26,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    presets = [f"{PREFIX}{name}" for name in preset_names()]
     parser.add_argument(
         "overrides",
         nargs="*",
@@ -38,7 +41,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_model_arguments(parser)
     parser.add_argument("--mind_dataset_dir", help="prompt MindRecord")
-    parser.add_argument("--grpo_config", help="YAML of GRPO settings")
+    parser.add_argument("--grpo_config", help=f"YAML of GRPO settings, or one of {', '.join(presets)}")
+    parser.add_argument(
+        "--from-verl",
+        "--from_verl",
+        metavar="'KEY=VALUE ...'",
+        help="a verl command line: its settings go over --grpo_config, and what has no counterpart is listed",
+    )
     parser.add_argument(
         "--output_dir", type=Path, help="metrics, TensorBoard events, rollouts (default: the folder of --save_ckpt_dir)"
     )

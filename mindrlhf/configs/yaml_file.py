@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from mindrlhf.configs.preset_files import is_preset, preset_file
 from mindrlhf.errors import UserError
 
 BASE_KEY = "base_config"
@@ -93,11 +94,12 @@ def read_yaml(path: str | Path) -> Layer:
 def read_chain(path: str | Path) -> tuple[Layer, ...]:
     """A YAML file and the files that its `base_config` names, each relative to the file that names it; the base first.
 
+    `preset:NAME` stands for a shipped file in both places.
     Raises UserError for a chain that comes back to a file, besides what `read_yaml` raises.
     """
     chain: list[Layer] = []
     seen: list[Path] = []
-    current = Path(path)
+    current = preset_file(str(path)) if is_preset(str(path)) else Path(path)
     while True:
         seen.append(current.resolve())
         layer = read_yaml(current)
@@ -109,7 +111,10 @@ def read_chain(path: str | Path) -> tuple[Layer, ...]:
         place = layer.where((BASE_KEY,))
         if not isinstance(base, str):
             raise UserError(f"{place}: {BASE_KEY} is {base!r}, and must be the path of one YAML file.")
-        current = current.parent / base
+        try:
+            current = preset_file(base) if is_preset(base) else current.parent / base
+        except UserError as error:
+            raise UserError(f"{place}: {BASE_KEY}: {error}") from None
         if current.resolve() in seen:
             raise UserError(f"{place}: {BASE_KEY} {base} leads back to a file of the same chain; name another base.")
         if not current.is_file():

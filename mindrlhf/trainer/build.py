@@ -13,6 +13,7 @@ from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_settings import SHAPE_FIELDS
 from mindrlhf.configs.model_yaml import ModelYaml, load_model_yaml
 from mindrlhf.configs.validate import check_grpo
+from mindrlhf.configs.verl_keys import translate
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
 from mindrlhf.parallel.layout import yaml_layout
@@ -39,6 +40,8 @@ class Job:
 def check(args: argparse.Namespace) -> Job:
     """Reads and checks all settings. Raises UserError."""
     overrides = split_overrides(args.overrides)
+    if args.from_verl is not None:
+        args, overrides[""] = from_verl(args, overrides[""])
     train = load_model_yaml(args.sft_path_train, overrides["train_yaml"])
     infer = load_model_yaml(args.sft_path_infer, overrides["infer_yaml"])
     config = load_grpo_config(args.grpo_config, overrides[""], infer.sampling_defaults())
@@ -66,6 +69,15 @@ def check(args: argparse.Namespace) -> Job:
     tokenizer = open_tokenizer(args, policy_path)
     output = prepare_outputs(args.save_ckpt_dir, args.output_dir, args.save_data_file)
     return Job(args, config, train, infer, model, tokenizer, policy_path, reference_path, output)
+
+
+def from_verl(args: argparse.Namespace, overrides: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Flags and overrides with those of `--from-verl` beneath them; the first process says what became of it."""
+    translation = translate(args.from_verl)
+    if is_first_process():
+        print(translation, flush=True)
+    flags = {name: value for name, value in translation.flags.items() if getattr(args, name) is None}
+    return argparse.Namespace(**{**vars(args), **flags}), [*translation.overrides, *overrides]
 
 
 def check_reference(path: str | None, reference: ModelConfig | None, model: ModelConfig) -> None:
