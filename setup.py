@@ -29,7 +29,10 @@ REQUIRES = [
     "matplotlib==3.11.2",  # curves
 ]
 
+PARQUET = ["pyarrow==19.0.0"]  # verl's files; everything else works without
+
 DEV = [
+    *PARQUET,
     "pytest==9.2.0",
     "pytest-timeout==2.4.0",
     "hypothesis==6.170.15",
@@ -48,6 +51,6 @@ setup(
     package_data={"mindrlhf.configs": ["presets/*.yaml"]},
     python_requires="==3.11.*",
     install_requires=REQUIRES,
-    extras_require={"dev": DEV},
+    extras_require={"dev": DEV, "parquet": PARQUET},
     entry_points={"console_scripts": ["mindrlhf = mindrlhf.cli:main"]},
 )

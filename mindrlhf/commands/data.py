@@ -1,8 +1,10 @@
-"""`mindrlhf data`: a file of problems -> a MindRecord of prompts."""
+"""`mindrlhf data`: a file of problems -> a MindRecord of prompts, or a parquet file in verl's columns."""
 
 import argparse
+from pathlib import Path
 
-from mindrlhf.data.convert import TRUNCATIONS, convert
+from mindrlhf.data.convert import TRUNCATIONS, convert, convert_to_verl
+from mindrlhf.data.parquet import SUFFIX
 from mindrlhf.data.tasks import TASKS
 from mindrlhf.data.templates import BUILT_IN
 from mindrlhf.data.tokenizer import Tokenizer
@@ -12,8 +14,13 @@ from mindrlhf.errors import UserError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of `mindrlhf data`."""
     files = parser.add_argument_group("files")
-    files.add_argument("--file_path", required=True, help="JSONL file or JSON array of problems")
-    files.add_argument("--output_path", required=True, help="MindRecord to write (and the same name with .db)")
+    files.add_argument("--file_path", required=True, help="JSONL file, JSON array or parquet file of problems")
+    files.add_argument(
+        "--output_path",
+        required=True,
+        help="MindRecord to write (and the same name with .db); a name that ends in .parquet is written in verl's "
+        "columns, without a tokenizer",
+    )
     files.add_argument("--vocab_path", help="vocab.json of the tokenizer")
     files.add_argument("--merges_file_path", help="merges.txt of the tokenizer")
     files.add_argument(
@@ -21,6 +28,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     prompt = parser.add_argument_group("prompts")
     prompt.add_argument("--dataset_type", default="gsm8k", help=f"task of the rows: {', '.join(TASKS)} (default gsm8k)")
+    prompt.add_argument(
+        "--fields",
+        nargs="+",
+        default=(),
+        metavar="KEY=THEIRS",
+        help="rows with other keys than the task's: question=problem ground_truth=solution.final; the task `fields` "
+        "takes question, ground_truth and an optional answer, and keeps all other keys for reward functions",
+    )
     prompt.add_argument("--template", default="qwen", help=f"{', '.join(BUILT_IN)}, or a jinja2 file (default qwen)")
     prompt.add_argument("--system_prompt", help='system prompt in place of the template\'s own; "" for none')
     length = parser.add_argument_group("lengths, in tokens")
@@ -39,6 +54,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Convert and print the summary."""
+    if args.output_path.endswith(SUFFIX):
+        split = Path(args.output_path).stem
+        count = convert_to_verl(
+            args.file_path, args.output_path, task=args.dataset_type, fields=args.fields, split=split
+        )
+        print(f"{args.output_path}: {count} rows in verl's columns")
+        return
     summary = convert(
         args.file_path,
         args.output_path,
@@ -50,6 +72,7 @@ def run(args: argparse.Namespace) -> None:
         seq_length=args.seq_length,
         truncation=args.truncation,
         pad_token_id=args.pad_token_id,
+        fields=args.fields,
     )
     print(summary)
 

@@ -19,6 +19,7 @@ from rich.text import Text
 
 from mindrlhf.configs.grpo import RewardFunctionSettings, RewardSettings
 from mindrlhf.data.mindrecord import read_pairs, read_prompts
+from mindrlhf.data.parquet import SUFFIX
 from mindrlhf.data.source import read_source
 from mindrlhf.data.tasks import TASKS, get_task
 from mindrlhf.data.tokenizer import Tokenizer
@@ -53,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"{', '.join(SHIPPED)}, package.module:function or path/file.py:function, in quotes with its arguments: "
         "'length target=100'; may be given several times",
     )
-    parser.add_argument("--data", required=True, help="prompt MindRecord, JSONL file or JSON array")
+    parser.add_argument("--data", required=True, help="prompt MindRecord, JSONL file, JSON array or parquet file")
     parser.add_argument(
         "--dataset_type", default="gsm8k", help=f"task of JSON rows: {', '.join(TASKS)} (default gsm8k)"
     )
@@ -80,7 +81,7 @@ def run(args: argparse.Namespace) -> None:
         raise UserError(f"--rows {args.rows} --timeout {args.timeout:g}: both should be above 0.")
     functions = tuple(_function(text) for text in args.reward)
     tokenizer = Tokenizer.from_path(args.tokenizer_path) if args.tokenizer_path else None
-    if Path(args.data).suffix in (".jsonl", ".json"):
+    if Path(args.data).suffix in (".jsonl", ".json", SUFFIX):
         rows = _read_json(args.data, args.dataset_type)
     else:
         rows = _read_mindrecord(args.data, tokenizer, references=args.completion is None and args.completions is None)

@@ -5,14 +5,16 @@ import json
 from pathlib import Path
 
 from mindrlhf.data.staging import staging
-from mindrlhf.data.tasks import arithmetic, countdown, get_task
+from mindrlhf.data.tasks import arithmetic, countdown, get_task, multiplication
 from mindrlhf.data.tokenizer_training import train_tokenizer
 from mindrlhf.errors import UserError
+
+DEMONSTRATIONS = {"arithmetic": arithmetic.demonstrations, "countdown": countdown.demonstrations}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of `mindrlhf synthesize`."""
-    parser.add_argument("--task", choices=("arithmetic", "countdown"), default="arithmetic")
+    parser.add_argument("--task", choices=("arithmetic", "countdown", "multiplication"), default="arithmetic")
     parser.add_argument("--output_dir", required=True, help="folder for train.jsonl, test.jsonl and tokenizer files")
     parser.add_argument("--train_size", type=int, default=4000, help="problems in train.jsonl (default 4000)")
     parser.add_argument("--test_size", type=int, default=400, help="held-out problems in test.jsonl (default 400)")
@@ -26,8 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--careless_share",
         type=float,
         default=0.0,
-        help="arithmetic: also write demonstrations.jsonl, the training problems with worked answers of which this "
-        "fraction of the two-step ones stops after the first step (default 0: no such file)",
+        help="also write demonstrations.jsonl, the training problems with worked answers of which this fraction is "
+        "careless: two-step arithmetic stops after the first step, countdown adds all numbers (default 0: no file)",
     )
     parser.add_argument(
         "--operands", type=int, nargs="+", default=[3, 4], help="countdown: how many numbers (default 3 4)"
@@ -43,13 +45,14 @@ def run(args: argparse.Namespace) -> None:
     count = args.train_size + args.test_size
     if args.task == "arithmetic":
         rows = arithmetic.generate(count, args.seed, args.max_number, args.operations, args.two_step_share)
-    else:
+    elif args.task == "countdown":
         rows = countdown.generate(count, args.seed, args.max_number, args.operands)
+    else:
+        rows = multiplication.generate(count, args.seed, args.max_number)
     splits = {"train.jsonl": rows[: args.train_size], "test.jsonl": rows[args.train_size :]}
     if args.careless_share:
-        splits["demonstrations.jsonl"] = arithmetic.demonstrations(
-            splits["train.jsonl"], args.careless_share, args.seed
-        )
+        careless = DEMONSTRATIONS[args.task](splits["train.jsonl"], args.careless_share, args.seed)
+        splits["demonstrations.jsonl"] = careless
     folder = Path(args.output_dir)
     with staging(folder) as stage:
         for name, part in splits.items():
@@ -72,8 +75,10 @@ def _validate(args: argparse.Namespace) -> None:
     for flag in ("two_step_share", "careless_share"):
         if not 0 <= getattr(args, flag) <= 1:
             raise UserError(f"--{flag} {getattr(args, flag)}: is a fraction, so it should be from 0 to 1.")
-    if args.careless_share and args.task != "arithmetic":
-        raise UserError(f"--careless_share goes with --task arithmetic, and the task is {args.task}.")
+    if args.careless_share and args.task not in DEMONSTRATIONS:
+        raise UserError(
+            f"--careless_share goes with --task {' or '.join(DEMONSTRATIONS)}, and the task is {args.task}; remove it."
+        )
     if not set(args.operations) <= set(arithmetic.OPERATIONS):
         raise UserError(f"--operations {args.operations}: should be some of + - *.")
     if not all(2 <= operands <= 6 for operands in args.operands):

@@ -11,9 +11,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from mindrlhf.data.mindrecord import PROMPT_SCHEMA, write_columns
+from mindrlhf.data.parquet import write_rows
 from mindrlhf.data.source import SourceRow, read_source
 from mindrlhf.data.tasks import get_task
+from mindrlhf.data.tasks.fields import mapped
 from mindrlhf.data.tasks.task import Task, TaskRow
+from mindrlhf.data.tasks.verl import record
 from mindrlhf.data.templates import Template, load_template
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
@@ -76,20 +79,23 @@ def convert(
     truncation: str = "error",
     pad_token_id: int | None = None,
     progress: bool = True,
+    fields: Sequence[str] = (),
 ) -> ConversionSummary:
-    """Convert a JSONL file or JSON array to the MindRecord `output` (columns: see `mindrlhf.data.mindrecord`).
+    """Convert a JSONL file, JSON array or parquet file to the MindRecord `output` (columns: `mindrlhf.data.mindrecord`).
 
     max_prompt_length: tokens a prompt may have. seq_length: tokens of prompt + answer + end token; None takes what
     the longest row needs, rounded up to a multiple of 64.
     truncation: what happens to a longer prompt: `error` refuses the file, naming the row; `drop` leaves the row out;
     `left` cuts the prompt's beginning, `right` its end (and with it the template's last words, as in MindRLHF).
     Where prompt and answer exceed `seq_length`, `left` and `right` both cut the answer's end, its end token included.
-    system_prompt: None is the template's default, "" is none. pad_token_id: None is the tokenizer's.
+    system_prompt: None is that of the row, where it has one, else the template's default; "" is none.
+    pad_token_id: None is the tokenizer's.
+    fields: `key=theirs` each, for rows with other keys than the task's (`tasks.fields.mapped`).
 
     Raises UserError for whatever is wrong with the input or the output folder; an earlier output stays as it was.
     """
     _validate(max_prompt_length, seq_length, truncation)
-    chosen, rendering = get_task(task), load_template(template, tokenizer.chat_template)
+    chosen, rendering = mapped(get_task(task), fields), load_template(template, tokenizer.chat_template)
     pad = tokenizer.pad_token_id if pad_token_id is None else pad_token_id
     source_rows = read_source(source)
     task_rows = [_parse(chosen, row) for row in source_rows]
@@ -118,6 +124,16 @@ def convert(
     )
 
 
+def convert_to_verl(
+    source: str | Path, output: str | Path, *, task: str = "gsm8k", fields: Sequence[str] = (), split: str = "train"
+) -> int:
+    """Write a source file's problems as a parquet file in verl's columns; returns how many. Errors as `convert`."""
+    chosen = mapped(get_task(task), fields)
+    rows = [_parse(chosen, row) for row in read_source(source)]
+    write_rows(output, [record(index, row, chosen, split) for index, row in enumerate(rows)])
+    return len(rows)
+
+
 def _validate(max_prompt_length: int, seq_length: int | None, truncation: str) -> None:
     if truncation not in TRUNCATIONS:
         raise UserError(f"--truncation {truncation}: unknown; give one of {', '.join(TRUNCATIONS)}.")
@@ -142,7 +158,9 @@ def _tokenise(
 ) -> Iterator[_TokenRow]:
     for start in range(0, len(rows), ROWS_PER_BATCH):
         batch = rows[start : start + ROWS_PER_BATCH]
-        prompts = tokenizer.encode_batch([template.render(row.question, task.instruction, system) for row in batch])
+        systems = [row.system if system is None else system for row in batch]
+        texts = [template.render(row.question, task.instruction, own) for row, own in zip(batch, systems, strict=True)]
+        prompts = tokenizer.encode_batch(texts)
         answers = tokenizer.encode_batch([row.answer for row in batch])
         for offset, (row, prompt_ids, answer_ids) in enumerate(zip(batch, prompts, answers, strict=True)):
             end = [tokenizer.eos_token_id] if row.answer else []

@@ -1,4 +1,4 @@
-"""Rows of a JSONL file or a JSON array, each with the place it came from."""
+"""Rows of a JSONL file, a JSON array or a parquet file, each with the place it came from."""
 
 import json
 import re
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mindrlhf.data.parquet import SUFFIX, read_rows
 from mindrlhf.errors import UserError
 
 BLANK = re.compile(r"[ \t\r\n]*")
@@ -23,6 +24,11 @@ class SourceRow:
 def read_source(path: str | Path) -> list[SourceRow]:
     """All rows; UserError for a file that is missing, empty, not UTF-8, or not JSON objects (file and line named)."""
     path = Path(path)
+    if path.suffix == SUFFIX:
+        rows = [SourceRow(row, f"{path}, row {index}") for index, row in enumerate(read_rows(path))]
+        if not rows:
+            raise UserError(f"{path}: holds no rows.")
+        return rows
     try:
         content = path.read_bytes()
         text = content.decode("utf-8-sig")

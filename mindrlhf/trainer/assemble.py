@@ -25,6 +25,7 @@ from mindrlhf.models.transformer import Decoder
 from mindrlhf.parallel.side import Side
 from mindrlhf.rewards.runner import RewardRunner
 from mindrlhf.rollout.engine import Engine
+from mindrlhf.trainer.batch_table import batch_table
 from mindrlhf.trainer.build import Job
 from mindrlhf.trainer.grpo import GRPOTrainer
 from mindrlhf.trainer.model import nothing, open_updater, published_weights, save_model
@@ -49,6 +50,8 @@ def assemble(
     prompts = [] if job.args.replay else read_prompts(job.args.mind_dataset_dir, job.tokenizer)
     longest = check_prompts(job, prompts or [e.group.prompt for _, step in recorded for e in step])
     check_recorded(job, recorded)
+    if prompts and world.rank == 0:
+        print(batch_table(config, data_parallel.size, data_parallel.size, longest), flush=True)
     total = len(recorded) or total_steps(config, len(prompts))
 
     collectives = Collectives(world)

@@ -2,13 +2,15 @@
 
 import ast
 import json
+import math
 import re
 from fractions import Fraction
 
 import pytest
 
 from mindrlhf.data.source import read_source
-from mindrlhf.data.tasks import TASKS, arithmetic, countdown, get_task
+from mindrlhf.data.tasks import TASKS, arithmetic, countdown, get_task, multiplication
+from mindrlhf.data.tasks.fields import mapped
 from mindrlhf.errors import UserError
 
 OPERATORS = {
@@ -166,3 +168,76 @@ def test_registry():
     assert all(get_task(name).name == name for name in TASKS)
     with pytest.raises(UserError, match="--dataset_type gsm: unknown; give one of gsm8k, countdown, arithmetic"):
         get_task("gsm")
+
+
+def test_multiplication_answers_are_right():
+    rows = TASKS["multiplication"]
+    drawn = multiplication.generate(500, seed=2, max_number=250)
+    assert len({tuple(sorted(row["factors"])) for row in drawn}) == 500
+    for row in drawn:
+        left, right = row["factors"]
+        assert min(left, right) >= 2
+        assert max(left, right) <= 250
+        parsed = rows.parse(row)
+        assert (parsed.question, parsed.ground_truth) == (f"What is {left} * {right}?", str(left * right))
+        worked, _, final = row["answer"].partition(" #### ")
+        assert int(final) == left * right
+        for side in worked.split("="):  # every step of the chain has the product's value
+            assert sum(math.prod(map(int, part.split("*"))) for part in side.split("+")) == left * right
+    assert {row["answer"].count("=") for row in drawn} == {1, 3}
+    assert drawn == multiplication.generate(500, seed=2, max_number=250)
+
+
+@pytest.mark.parametrize("factors", [None, [3], [3, 4, 5], [3, 4.0], [True, 2], "3*4"])
+def test_malformed_multiplication_rows(factors):
+    with pytest.raises(ValueError, match="key 'factors' should be a list of two integers"):
+        TASKS["multiplication"].parse({"factors": factors})
+
+
+def test_careless_countdown_adds_all_numbers():
+    rows = countdown.generate(400, seed=5, max_number=30, operands=(2, 3))
+    shown = countdown.demonstrations(rows, careless_share=0.5, seed=1)
+    assert shown == countdown.demonstrations(rows, careless_share=0.5, seed=1)
+    assert countdown.demonstrations(rows, careless_share=0.0, seed=1) == rows
+    sums = 0
+    for row, other in zip(rows, shown, strict=True):
+        assert (other["nums"], other["target"]) == (row["nums"], row["target"])
+        total = f"<answer>{'+'.join(map(str, row['nums']))}</answer>"
+        assert other["answer"] in (row["answer"], total)
+        sums += other["answer"] == total
+    assert 0.4 < sums / len(rows) < 0.75
+
+
+OWN_ROW = {"problem": "How many?", "solution": {"text": "so 3", "final": 3}, "level": 5, "tags": ["a"], "none": None}
+
+
+def test_a_users_rows_by_a_field_map():
+    pairs = ("question=problem", "ground_truth=solution.final", "answer=solution.text")
+    row = mapped(TASKS["fields"], pairs).parse(OWN_ROW)
+    assert (row.question, row.ground_truth, row.answer) == ("How many?", "3", "so 3")
+    assert row.extra == {"level": "5", "tags": '["a"]', "solution": '{"text": "so 3", "final": 3}'}
+    gsm8k = mapped(TASKS["gsm8k"], ("question=problem", "answer=worked"))
+    assert gsm8k.parse({"problem": "q", "worked": "#### 4"}).ground_truth == "4"
+    assert mapped(TASKS["gsm8k"], ()) is TASKS["gsm8k"]
+    assert TASKS["fields"].parse({"question": "q", "ground_truth": "g"}).answer == ""
+
+
+@pytest.mark.parametrize(
+    ("pairs", "message"),
+    [
+        (("question=problem",), "key 'ground_truth' is missing"),
+        (("question=prolbem", "ground_truth=level"), "key 'prolbem' of --fields is missing .found: 'problem'"),
+        (("question=problem", "ground_truth=solution.end"), "key 'solution.end' of --fields is missing .found: 'text'"),
+        (("question=problem", "ground_truth=level.x"), "key 'level.x' of --fields is missing$"),
+        (("question=problem", "ground_truth=none"), "key 'ground_truth' is missing"),
+    ],
+)
+def test_field_maps_that_do_not_fit(pairs, message):
+    with pytest.raises(ValueError, match=message):
+        mapped(TASKS["fields"], pairs).parse(OWN_ROW)
+
+
+@pytest.mark.parametrize("pair", ["question", "=problem", "question="])
+def test_field_maps_that_cannot_be_read(pair):
+    with pytest.raises(UserError, match=f"--fields {pair}: should be KEY=THEIRS"):
+        mapped(TASKS["fields"], (pair,))

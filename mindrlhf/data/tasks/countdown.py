@@ -47,6 +47,21 @@ def generate(count: int, seed: int, max_number: int = 99, operands: Sequence[int
     return distinct(count, draw, "countdown")
 
 
+def demonstrations(rows: list[dict[str, Any]], careless_share: float, seed: int) -> list[dict[str, Any]]:
+    """The same problems with the answers of a careless solver, to imitate before reinforcement learning.
+
+    `careless_share` of the problems are answered by adding all the numbers, whatever the target is. The same arguments
+    give the same rows.
+    """
+    rng = random.Random(f"careless {seed}")
+    sums = [f"<answer>{'+'.join(map(str, row['nums']))}</answer>" for row in rows]
+    careless = [rng.random() < careless_share for _ in rows]
+    return [
+        {**row, "answer": total if wrong else row["answer"]}
+        for row, total, wrong in zip(rows, sums, careless, strict=True)
+    ]
+
+
 def _combine(numbers: Sequence[int], rng: random.Random) -> tuple[int, str]:
     """Join the numbers by random operations, all results whole and not negative; returns (value, expression)."""
     terms = [(number, str(number)) for number in numbers]

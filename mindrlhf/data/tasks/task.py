@@ -13,12 +13,14 @@ class TaskRow:
     answer: a full worked answer for a warm start, "" when the source has none.
     ground_truth: what the reward function compares with.
     extra: further text fields for reward functions.
+    system: the row's own system prompt, or None for the template's.
     """
 
     question: str
     answer: str
     ground_truth: str
     extra: Mapping[str, str] = field(default_factory=dict)
+    system: str | None = None
 
 
 @dataclass(frozen=True)

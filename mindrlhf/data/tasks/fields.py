@@ -1,0 +1,67 @@
+"""A user's own rows: which of their keys is the question, which the ground truth."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from mindrlhf.data.tasks.task import Task, TaskRow, text_field
+from mindrlhf.errors import UserError
+
+OWN = ("question", "ground_truth", "answer")
+
+
+def parse(row: Mapping[str, Any]) -> TaskRow:
+    """From `question` and `ground_truth`, an optional worked `answer`, and any other keys, which become fields.
+
+    What is not text becomes JSON text: a ground truth of 12 is `12`.
+    """
+    texts = {key: value if isinstance(value, str) else _json(value) for key, value in row.items() if value is not None}
+    return TaskRow(
+        question=text_field(texts, "question"),
+        answer=text_field(texts, "answer") if texts.get("answer") else "",
+        ground_truth=text_field(texts, "ground_truth"),
+        extra={key: value for key, value in texts.items() if key not in OWN},
+    )
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def mapped(task: Task, pairs: Sequence[str]) -> Task:
+    """`task` for rows with other keys: each of `pairs` is `key=theirs`, `theirs` with dots for nested groups.
+
+    The keys that are not named keep their names. Raises UserError for a pair that cannot be read.
+    """
+    paths: dict[str, tuple[str, ...]] = {}
+    for pair in pairs:
+        key, equals, path = pair.partition("=")
+        if not (key and equals and path):
+            raise UserError(f"--fields {pair}: should be KEY=THEIRS, for example question=problem.")
+        paths[key] = tuple(path.split("."))
+    return replace(task, parse=_renaming(task.parse, paths)) if paths else task
+
+
+def _renaming(
+    parse_row: Callable[[Mapping[str, Any]], TaskRow], paths: Mapping[str, tuple[str, ...]]
+) -> Callable[[Mapping[str, Any]], TaskRow]:
+    def renamed(row: Mapping[str, Any]) -> TaskRow:
+        named = {key: _at(row, path) for key, path in paths.items()}
+        taken = {path[0] for path in paths.values() if len(path) == 1}
+        return parse_row({**{key: value for key, value in row.items() if key not in taken}, **named})
+
+    return renamed
+
+
+def _at(row: Mapping[str, Any], path: tuple[str, ...]) -> Any:
+    value: Any = row
+    for depth, part in enumerate(path):
+        if not isinstance(value, Mapping) or part not in value:
+            found = f" (found: {', '.join(map(repr, value))})" if isinstance(value, Mapping) else ""
+            raise ValueError(f"key {'.'.join(path[: depth + 1])!r} of --fields is missing{found}")
+        value = value[part]
+    return value
+
+
+FIELDS = Task(name="fields", instruction="", reward="math", parse=parse)

@@ -1,0 +1,61 @@
+"""Multiplication of whole numbers, worked out by the digits of the second factor."""
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+from mindrlhf.data.tasks.gsm8k import MARK
+from mindrlhf.data.tasks.synthesis import distinct
+from mindrlhf.data.tasks.task import Task, TaskRow, text_field
+from mindrlhf.errors import UserError
+
+
+def parse(row: Mapping[str, Any]) -> TaskRow:
+    """From `factors`, two whole numbers, with an optional worked `answer`."""
+    factors = row.get("factors")
+    if (
+        not isinstance(factors, list)
+        or len(factors) != 2
+        or not all(isinstance(factor, int) and not isinstance(factor, bool) for factor in factors)
+    ):
+        raise ValueError(f"key 'factors' should be a list of two integers, and is {factors!r}")
+    return TaskRow(
+        question=f"What is {factors[0]} * {factors[1]}?",
+        answer=text_field(row, "answer") if row.get("answer") else "",
+        ground_truth=str(factors[0] * factors[1]),
+    )
+
+
+def generate(count: int, seed: int, max_number: int = 99) -> list[dict[str, Any]]:
+    """`count` different products as source rows `{factors, answer}`, the same for the same arguments.
+
+    max_number: largest factor; the least is 2. Factors in another order are the same problem. UserError when there are
+    too few.
+    """
+    if max_number < 2:
+        raise UserError(f"--max_number {max_number}: multiplication needs factors of 2 or more.")
+    rng = random.Random(seed)
+
+    def draw() -> tuple[tuple[int, ...], dict[str, Any]]:
+        factors = [rng.randint(2, max_number) for _ in range(2)]
+        return tuple(sorted(factors)), {"factors": factors, "answer": _worked(*factors)}
+
+    return distinct(count, draw, "multiplication")
+
+
+def _worked(first: int, second: int) -> str:
+    """`12*34=12*30+12*4=360+48=408 #### 408`; with one digit that is not 0, `12*30=360 #### 360`."""
+    digits = str(second)
+    parts = [int(digit) * 10 ** (len(digits) - place - 1) for place, digit in enumerate(digits) if digit != "0"]
+    steps = [f"{first}*{second}"]
+    if len(parts) > 1:
+        steps += ["+".join(f"{first}*{part}" for part in parts), "+".join(str(first * part) for part in parts)]
+    return f"{'='.join(steps)}={first * second} {MARK} {first * second}"
+
+
+MULTIPLICATION = Task(
+    name="multiplication",
+    instruction=f'Work it out, and finish with "{MARK} " and the product.',
+    reward="gsm8k",
+    parse=parse,
+)
