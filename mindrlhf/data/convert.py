@@ -81,7 +81,7 @@ def convert(
     progress: bool = True,
     fields: Sequence[str] = (),
 ) -> ConversionSummary:
-    """Convert a JSONL file, JSON array or parquet file to the MindRecord `output` (columns: `mindrlhf.data.mindrecord`).
+    """Convert a JSONL file, JSON array or parquet file to the MindRecord `output` (columns: `data.mindrecord`).
 
     max_prompt_length: tokens a prompt may have. seq_length: tokens of prompt + answer + end token; None takes what
     the longest row needs, rounded up to a multiple of 64.
