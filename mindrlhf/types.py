@@ -92,7 +92,7 @@ class TrainBatch:
     weights: float32[N*G, R], what each token's loss is multiplied with before the plain sum. It carries the whole
         aggregation rule (global denominators included), is 0 on padding, and makes the sum over micro-batches
         and ranks the loss.
-    advantages, old_log_probs, reference_log_probs: float32[N*G, R], 0 on padding.
+    fields: name -> float32[N*G, R], 0 on padding: what else the objective takes (advantages, old log-probs, ...).
     """
 
     prefix_ids: np.ndarray
@@ -101,6 +101,4 @@ class TrainBatch:
     targets: np.ndarray
     mask: np.ndarray
     weights: np.ndarray
-    advantages: np.ndarray
-    old_log_probs: np.ndarray
-    reference_log_probs: np.ndarray
+    fields: Mapping[str, np.ndarray]

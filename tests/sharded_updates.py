@@ -39,10 +39,11 @@ def run(world, case: Case) -> Outcome:
     from mindspore import Parameter, Tensor
 
     from mindrlhf import backend
-    from mindrlhf.algorithms.losses import clip
+    from mindrlhf.algorithms.registry import policy_loss
     from mindrlhf.backend.collectives import Collectives
     from mindrlhf.configs.grpo import OptimizerSettings, TrainSettings
     from mindrlhf.parallel.side import Side
+    from mindrlhf.training.graphs import PolicyLogProbs
     from mindrlhf.training.objective import policy_objective
     from mindrlhf.training.optimizer import AdamW, ShardedNorm
     from mindrlhf.training.scoring import Scorer
@@ -64,10 +65,11 @@ def run(world, case: Case) -> Outcome:
     settings = OptimizerSettings(max_grad_norm=0.5, weight_decay=0.1, eps=1e-5)
     optimizer = AdamW(settings, [parameters[spec.name] for spec in part.specs], part.specs, norm)
     train = TrainSettings(max_tokens_per_micro_batch=80, length_bucket=16)
-    objective = policy_objective(clip, "k3", 0.1, on_policy=False)
+    objective = policy_objective(policy_loss("clip"), on_policy=False, kl="k3", beta=0.1)
+    head = PolicyLogProbs(decoder, TEMPERATURE)
     reducer = side.gradient_reducer(optimizer.gradients)
-    updater = Updater(decoder, objective, TEMPERATURE, optimizer, train, reducer, side.pipeline, 2)
-    scorer = Scorer(decoder, TEMPERATURE, train, side.pipeline)
+    updater = Updater(head, objective, optimizer, train, reducer, side.pipeline, 2)
+    scorer = Scorer(head, train, side.pipeline)
 
     groups, rows = batch()
     own = {name: side.data_parallel.share(values) for name, values in rows.items()}

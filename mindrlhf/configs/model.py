@@ -29,6 +29,7 @@ HF_KEYS = {
     "pad_token_id": "pad_token_id",
     "bos_token_id": "bos_token_id",
 }
+CRITIC = "SequenceClassification"  # HF's class for a model with one number as its output
 HF_NEEDED = ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads")
 
 
@@ -55,6 +56,9 @@ class ModelConfig(Settings):
     rope_theta: float = Field(1e6, gt=0.0, description="Base of the rotary embedding's frequencies.")
     max_position_embeddings: int = Field(32768, ge=1, description="Longest sequence, in tokens.")
     tie_word_embeddings: bool = Field(False, description="The head is the embedding's own matrix.")
+    value_head: bool = Field(
+        False, description="The model is a critic: it ends in one number for each token and has no vocabulary head."
+    )
     initializer_range: float = Field(0.02, gt=0.0, description="Standard deviation of random initial weights.")
     eos_token_ids: tuple[int, ...] = Field((), description="Tokens that end a response.")
     pad_token_id: int | None = Field(None, description="Token that fills up rows; carries no weight anywhere.")
@@ -67,6 +71,10 @@ class ModelConfig(Settings):
         if self.head_dim % 2:
             raise ValueError(f"head_dim {self.head_dim} is odd, and the rotary embedding needs pairs")
         return self
+
+    def as_critic(self) -> "ModelConfig":
+        """The same transformer with a value head in place of its own."""
+        return self.model_copy(update={"value_head": True, "tie_word_embeddings": False})
 
     @classmethod
     def from_hf(cls, raw: dict[str, Any], where: str) -> "ModelConfig":
@@ -96,6 +104,8 @@ class ModelConfig(Settings):
             "rope_theta": 10000.0 if rope_theta is None else rope_theta,
             "eos_token_ids": eos if isinstance(eos, list) else [eos],
         }
+        if any(CRITIC in str(name) for name in raw.get("architectures") or ()):
+            values |= {"value_head": True, "tie_word_embeddings": False}
         if "head_dim" not in values and family == "qwen3":
             values["head_dim"] = 128
         elif "head_dim" not in values:
@@ -110,8 +120,10 @@ class ModelConfig(Settings):
         """The content of an HF `config.json` that `from_hf` and `transformers` read back to the same model."""
         eos = list(self.eos_token_ids)
         qwen3 = self.family == "qwen3"
+        kind = CRITIC if self.value_head else "CausalLM"
         return {
-            "architectures": ["Qwen3ForCausalLM" if qwen3 else "Qwen2ForCausalLM"],
+            "architectures": [f"{self.family.capitalize()}For{kind}"],
+            **({"num_labels": 1} if self.value_head else {}),
             "model_type": self.family,
             "vocab_size": self.vocab_size,
             "hidden_size": self.hidden_size,

@@ -1,4 +1,6 @@
-"""Log-probabilities of given tokens from hidden states, without holding [tokens, vocabulary] when that is large."""
+"""What is read off the hidden states: log-probabilities of given tokens, without holding [tokens, vocabulary] when that
+is large, and a critic's values.
+"""
 
 from mindspore import nn, ops
 from mindspore.ops import constexpr
@@ -22,19 +24,27 @@ class TokenLogProbs(nn.Cell):
     """log softmax(hidden @ head^T / temperature)[target] and the entropy of that distribution, natural units, float32.
 
     hidden [T, H], head [V, H], targets int32[T] -> log_probs float32[T], entropy float32[T].
-    The entropy is for reading only: no gradient goes through it.
+    entropy_gradient: whether gradients go through the entropy; without, it is for reading only.
 
     shards: the ranks that share the vocabulary, one block of head's rows each, in rank order. A rank has the logits
     of its own block; four numbers of each token travel, and the gradient of hidden is this rank's part of a sum (after
     Shoeybi et al. 2019, arXiv:1909.08053, section 3, who reduce the loss; here log-probs and entropy are).
 
     One chunk keeps its logits from the forward pass. Several chunks keep nothing and multiply again in the backward
-    pass: a third more work on the head, and memory of one chunk. The gradient is written out:
-    d log_prob / d logits = (onehot(target) - softmax) / temperature.
+    pass: a third more work on the head, and memory of one chunk. The gradients are written out, with p the softmax:
+    d log_prob / d logits = (onehot(target) - p) / temperature and d entropy / d logits = -p (log p + entropy) /
+    temperature.
     """
 
-    def __init__(self, temperature: float, chunk_numbers: int = CHUNK_NUMBERS, shards: TensorParallel | None = None):
+    def __init__(
+        self,
+        temperature: float,
+        chunk_numbers: int = CHUNK_NUMBERS,
+        shards: TensorParallel | None = None,
+        entropy_gradient: bool = False,
+    ):
         super().__init__(auto_prefix=False)
+        self.entropy_gradient = entropy_gradient
         shards = shards or TensorParallel()
         self.rank, self.size, self.stack_ranks = shards.rank, shards.size, shards.stack
         self.inverse = 1.0 / temperature
@@ -72,9 +82,15 @@ class TokenLogProbs(nn.Cell):
         log_total = ops.log(total) + top
         return picked - log_total, log_total - weighted / total, log_total
 
-    def _backward(self, hidden, head, targets, logits, log_total, d_log_prob):
-        probabilities = ops.exp(logits - log_total.reshape((-1, 1)))
-        d_logits = probabilities * (-d_log_prob).reshape((-1, 1))
+    def _backward(self, hidden, head, targets, logits, entropy, log_total, d_log_prob, d_entropy):
+        every_log_prob = logits - log_total.reshape((-1, 1))
+        if self.entropy_gradient:
+            factor = d_log_prob.reshape((-1, 1)) + d_entropy.reshape((-1, 1)) * (
+                every_log_prob + entropy.reshape((-1, 1))
+            )
+        else:
+            factor = d_log_prob.reshape((-1, 1))
+        d_logits = -ops.exp(every_log_prob) * factor
         rows = ops.arange(0, targets.shape[0]).astype("int32")
         local, own = self._place(targets, logits.shape[1])
         d_logits = self.scatter(d_logits, ops.stack((rows, local), 1), d_log_prob * own) * self.inverse
@@ -100,15 +116,42 @@ class TokenLogProbs(nn.Cell):
         tokens = hidden.shape[0]
         size = tokens // chunk_count(tokens, head.shape[0], self.chunk_numbers)
         if size == tokens:
-            d_hidden, d_head = self._backward(hidden, head, targets, out[3], out[2], d_out[0])
+            d_hidden, d_head = self._backward(hidden, head, targets, out[3], out[1], out[2], d_out[0], d_out[1])
             return d_hidden, d_head, ops.zeros_like(targets)
         d_hiddens, d_head = (), ops.zeros_like(head)
         for start in range(0, tokens, size):
             end = start + size
             logits = self._logits(hidden[start:end], head)
             part = self._backward(
-                hidden[start:end], head, targets[start:end], logits, out[2][start:end], d_out[0][start:end]
+                hidden[start:end],
+                head,
+                targets[start:end],
+                logits,
+                out[1][start:end],
+                out[2][start:end],
+                d_out[0][start:end],
+                d_out[1][start:end],
             )
             d_hiddens += (part[0],)
             d_head = d_head + part[1]
         return ops.concat(d_hiddens), d_head, ops.zeros_like(targets)
+
+
+class TokenValues(nn.Cell):
+    """hidden [T, H], head [1, H] -> values float32[T].
+
+    shards: the ranks that share the head, one block of its columns each, in rank order; a rank reads its own columns of
+    hidden, so that the gradient of hidden is its part of a sum, as it is in `TokenLogProbs`.
+    """
+
+    def __init__(self, shards: TensorParallel | None = None):
+        super().__init__(auto_prefix=False)
+        shards = shards or TensorParallel()
+        self.rank, self.size, self.reduce = shards.rank, shards.size, shards.reduce
+        self.product = ops.MatMul(transpose_b=True)
+
+    def construct(self, hidden, head):
+        columns = head.shape[1]
+        if self.size > 1:
+            hidden = hidden[:, self.rank * columns : (self.rank + 1) * columns]
+        return self.reduce(self.product(hidden.astype("float32"), head.astype("float32"))).reshape((-1,))

@@ -10,6 +10,8 @@ from typing import Literal
 
 from mindrlhf.configs.model import ModelConfig
 
+VALUE_HEAD = "value_head.weight"
+
 Kind = Literal["matrix", "bias", "norm", "embedding", "head"]
 
 
@@ -44,7 +46,10 @@ class ParameterSpec:
 
 
 def parameter_table(config: ModelConfig) -> tuple[ParameterSpec, ...]:
-    """All parameters in their fixed order: embedding, layers one after the other, final norm, head if untied."""
+    """All parameters in their fixed order: embedding, layers one after the other, final norm, head if untied.
+
+    A critic's head reads one number off the hidden states, and is cut by their columns.
+    """
     vocabulary = (config.vocab_size, config.hidden_size)
     table = [
         ParameterSpec(
@@ -54,7 +59,9 @@ def parameter_table(config: ModelConfig) -> tuple[ParameterSpec, ...]:
     for layer in range(config.num_layers):
         table += _layer_table(config, layer)
     table.append(ParameterSpec("model.norm_out.weight", "model.norm.weight", (config.hidden_size,), None, None, "norm"))
-    if not config.tie_word_embeddings:
+    if config.value_head:
+        table.append(ParameterSpec(VALUE_HEAD, "score.weight", (1, config.hidden_size), 1, None, "head"))
+    elif not config.tie_word_embeddings:
         table.append(ParameterSpec("lm_head.weight", "lm_head.weight", vocabulary, 0, None, "head"))
     return tuple(table)
 

@@ -24,6 +24,7 @@ from mindrlhf.models.attention import (
     key_mask,
     prefix_attention,
 )
+from mindrlhf.models.parameters import VALUE_HEAD
 from mindrlhf.parallel.tensor_parallel import TensorParallel
 
 
@@ -189,7 +190,7 @@ class Decoder(nn.Cell):
             self.embed = Embedding(table, config.vocab_size, tied, shards)
         if self.is_last:
             self.final_norm = parameters["model.norm_out.weight"]
-            self.head = table if tied else parameters["lm_head.weight"]
+            self.head = table if tied else parameters[VALUE_HEAD if config.value_head else "lm_head.weight"]
             self.head_first, self.head_end = shards.share(config.vocab_size)
             self.head_is_whole = shards.size > 1 and self.head.shape[0] == config.vocab_size
         blocks = [Block(config, i, parameters, kernels, shards) for i in layers]

@@ -32,6 +32,7 @@ from mindrlhf.trainer.model import nothing, open_updater, published_weights, sav
 from mindrlhf.trainer.report import StepReport
 from mindrlhf.trainer.roles import Weights, check_token_ids, stop_ids
 from mindrlhf.training.batch import round_up
+from mindrlhf.training.graphs import PolicyLogProbs
 from mindrlhf.training.objective import policy_objective
 from mindrlhf.training.scoring import Scorer
 from mindrlhf.types import Experience, Prompt
@@ -50,12 +51,12 @@ def assemble(
     prompts = [] if job.args.replay else read_prompts(job.args.mind_dataset_dir, job.tokenizer)
     longest = check_prompts(job, prompts or [e.group.prompt for _, step in recorded for e in step])
     check_recorded(job, recorded)
-    if prompts and world.rank == 0:
-        print(batch_table(config, data_parallel.size, data_parallel.size, longest), flush=True)
     total = len(recorded) or total_steps(config, len(prompts))
 
     collectives = Collectives(world)
     training, generating = (Side(yaml, job.model, collectives) for yaml in (job.train, job.infer))
+    if prompts and world.rank == 0:
+        print(batch_table(config, training.data_parallel.size, generating.data_parallel.size, longest), flush=True)
     scores = bool(prompts) and generating.first_of_replica
     rewards = stack.enter_context(RewardRunner(config.reward)) if scores else None
 
@@ -66,7 +67,7 @@ def assemble(
     decoder = training.decoder(policy, kernels, positions)
 
     def scorer(of: Decoder) -> Scorer:
-        return Scorer(of, config.rollout.temperature, config.train, training.pipeline)
+        return Scorer(PolicyLogProbs(of, config.rollout.temperature), config.train, training.pipeline)
 
     reference = None
     if config.algorithm.beta > 0:
@@ -78,9 +79,11 @@ def assemble(
         engine = open_engine(job, generating.decoder(answering, kernels, positions), longest, generating)
 
     loss = bound_loss(config.algorithm)
-    on_policy = config.algorithm.num_iterations * config.algorithm.updates_per_iteration == 1
-    objective = policy_objective(loss.losses, config.algorithm.kl_estimator, config.algorithm.beta, on_policy)
-    updater = open_updater(config, decoder, objective, config.rollout.temperature, policy, training)
+    on_policy = config.algorithm.single_update
+    kl = {"kl": config.algorithm.kl_estimator, "beta": config.algorithm.beta} if config.algorithm.beta else {}
+    objective = policy_objective(loss, on_policy=on_policy, **kl)
+    head = PolicyLogProbs(decoder, config.rollout.temperature)
+    updater = open_updater(config.optimizer, config.train, head, objective, policy, training)
 
     timers = Timers()
     # Last, because it cuts what an earlier run wrote: what is wrong with the input has been found by now.

@@ -1,6 +1,6 @@
 """The GRPO loop. One step reads top to bottom like the algorithm (Shao et al. 2024, algorithm 1)."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -174,9 +174,12 @@ class GRPOTrainer:
                 [np.full(len(r), a, np.float32) for r, a in zip(group.responses, e.advantages, strict=True)]
                 for group, e in zip(groups, experiences, strict=True)
             ],
-            old_log_probs=rows(e.old_log_probs for e in experiences),
-            reference_log_probs=rows(e.reference_log_probs for e in experiences),
             progress=progress,
+            **{
+                name: [getattr(e, name) for e in experiences]
+                for name in ("old_log_probs", "reference_log_probs")
+                if getattr(experiences[0], name) is not None
+            },
         )
 
 
@@ -184,9 +187,3 @@ def sequences(experience: Experience) -> SequenceGroup:
     """The token ids of a group."""
     group = experience.group
     return SequenceGroup(group.prompt.token_ids, tuple(rollout.response_ids for rollout in group.rollouts))
-
-
-def rows(values: Iterable) -> list | None:
-    """The list, or None where the first entry is None: a field is there for all groups or for none."""
-    values = list(values)
-    return None if not values or values[0] is None else values

@@ -5,19 +5,18 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from mindspore import Parameter, Tensor
+from mindspore import Parameter, Tensor, nn
 
 from mindrlhf.backend.collectives import Collectives
 from mindrlhf.checkpoint.hf import save_hf
-from mindrlhf.configs.grpo import GRPOConfig
-from mindrlhf.configs.sft import SFTConfig
+from mindrlhf.configs.grpo import OptimizerSettings, TrainSettings
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.models.parameters import parameter_table
-from mindrlhf.models.transformer import Decoder
 from mindrlhf.parallel.side import Side
 from mindrlhf.reshard.online import OnlineReshard, gather_full, shared_parameters
 from mindrlhf.reshard.plan import plan
 from mindrlhf.trainer.outputs import MODEL_FOLDER
+from mindrlhf.training.objective import Objective
 from mindrlhf.training.optimizer import AdamW, ShardedNorm
 from mindrlhf.training.updater import Updater
 
@@ -29,23 +28,25 @@ def nothing() -> None:
 
 
 def open_updater(
-    config: GRPOConfig | SFTConfig,
-    decoder: Decoder,
-    objective: Callable,
-    temperature: float,
+    optimizer_settings: OptimizerSettings,
+    train_settings: TrainSettings,
+    head: nn.Cell,
+    objective: Objective,
     parameters: Parameters,
     training: Side,
 ) -> Updater:
-    """What minimises an objective over this rank's part of the model, together with the other ranks."""
+    """What minimises an objective over this rank's part of the model, together with the other ranks.
+
+    head: see `training.graphs`, over the part's decoder. parameters: the part's.
+    """
     part = training.partition
     norm = ShardedNorm(training.counted, training.sum_over_replica) if part.mesh.pp * part.mesh.tp > 1 else None
-    optimizer = AdamW(config.optimizer, [parameters[spec.name] for spec in part.specs], part.specs, norm)
+    optimizer = AdamW(optimizer_settings, [parameters[spec.name] for spec in part.specs], part.specs, norm)
     return Updater(
-        decoder,
+        head,
         objective,
-        temperature,
         optimizer,
-        config.train,
+        train_settings,
         training.gradient_reducer(optimizer.gradients),
         training.pipeline,
         training.micro_batches,

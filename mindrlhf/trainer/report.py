@@ -99,7 +99,7 @@ class StepReport:
         if experiences and experiences[0].old_log_probs is None:
             # A single update, which saw the policy that generated; with several, `add_experience` took the old one's.
             engine = [r.policy_log_probs for e in experiences for r in e.group.rollouts]
-            add_log_prob_difference(metrics, engine, [row for group in updates[0].log_probs for row in group])
+            add_log_prob_difference(metrics, engine, [row for group in updates[0].outputs for row in group])
         performance.add_timings(metrics, seconds, response_tokens, total_tokens, self._ranks)
         performance.add_performance(metrics, seconds.get(STEP, 0.0), total_tokens)
         performance.add_training(metrics, step, position / self._rows_per_epoch if self._rows_per_epoch else 0.0)

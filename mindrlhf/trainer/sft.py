@@ -24,7 +24,8 @@ from mindrlhf.parallel.side import Side
 from mindrlhf.trainer.model import open_updater, save_model
 from mindrlhf.trainer.roles import Weights, check_token_ids
 from mindrlhf.training.batch import SequenceGroup, round_up
-from mindrlhf.training.objective import negative_log_likelihood
+from mindrlhf.training.graphs import PolicyLogProbs
+from mindrlhf.training.objective import NEGATIVE_LOG_LIKELIHOOD
 from mindrlhf.training.schedule import learning_rate
 
 
@@ -54,7 +55,8 @@ def fit(
     parameters = Weights(args.load_sft_checkpoint_train, model, config.seed).parameters(training.partition)
     positions = sum(round_up(length, bucket) for length in longest)
     decoder = training.decoder(parameters, backend.kernels(yaml.context.device_target), positions)
-    updater = open_updater(config, decoder, negative_log_likelihood, 1.0, parameters, training)
+    head = PolicyLogProbs(decoder, temperature=1.0)
+    updater = open_updater(config.optimizer, config.train, head, NEGATIVE_LOG_LIKELIHOOD, parameters, training)
     stream = PromptStream(groups, config.data.pairs_per_step, config.data.shuffle, config.seed)
     timers = Timers()
     with ExitStack() as stack:

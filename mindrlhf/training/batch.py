@@ -4,12 +4,14 @@ Groups are sorted by length and cut by a token budget, and their lengths padded 
 handful of shapes compile. Micro-batches of one cut have equal numbers of groups; missing ones are padded with weight 0.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from mindrlhf.types import TrainBatch
+
+Rows = Sequence[Sequence[np.ndarray]]  # per group, per sample: float[R]
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +73,7 @@ def cut(groups: Sequence[SequenceGroup], max_tokens: int, bucket: int, least: in
     return cuts
 
 
-def spread(batch: MicroBatch, rows: Sequence[Sequence[np.ndarray]]) -> np.ndarray:
+def spread(batch: MicroBatch, rows: Rows) -> np.ndarray:
     """Per-group, per-sample float rows [R] -> float32[N*G, R] of a micro-batch, 0 on padding."""
     out = np.zeros((batch.count * batch.samples, batch.response_size), np.float32)
     for n, index in enumerate(batch.groups):
@@ -91,13 +93,10 @@ def collect(batch: MicroBatch, array: np.ndarray, groups: Sequence[SequenceGroup
 def pad(
     batch: MicroBatch,
     groups: Sequence[SequenceGroup],
-    *,
-    weights: Sequence[Sequence[np.ndarray]] | None = None,
-    advantages: Sequence[Sequence[np.ndarray]] | None = None,
-    old_log_probs: Sequence[Sequence[np.ndarray]] | None = None,
-    reference_log_probs: Sequence[Sequence[np.ndarray]] | None = None,
+    weights: Rows | None = None,
+    fields: Mapping[str, Rows] | None = None,
 ) -> TrainBatch:
-    """The arrays of one micro-batch; every per-token field is per group, per sample, float[R], and 0 where left out."""
+    """The arrays of one micro-batch; weights, 0 where left out, and fields are per group, per sample, float[R]."""
     rows = batch.count * batch.samples
     prefix_ids = np.zeros((batch.count, batch.prefix_size), np.int32)
     prefix_lengths = np.zeros(batch.count, np.int32)
@@ -112,17 +111,12 @@ def pad(
             input_ids[row, 0], input_ids[row, 1:size] = group.prompt_ids[-1], response[:-1]
             targets[row, :size], mask[row, :size] = response, 1.0
 
-    def field(values):
-        return np.zeros_like(mask) if values is None else spread(batch, values)
-
     return TrainBatch(
         prefix_ids=prefix_ids,
         prefix_lengths=prefix_lengths,
         input_ids=input_ids,
         targets=targets,
         mask=mask,
-        weights=field(weights),
-        advantages=field(advantages),
-        old_log_probs=field(old_log_probs),
-        reference_log_probs=field(reference_log_probs),
+        weights=np.zeros_like(mask) if weights is None else spread(batch, weights),
+        fields={name: spread(batch, rows) for name, rows in (fields or {}).items()},
     )

@@ -1,22 +1,28 @@
 """The compiled graphs of training: token log-probs, and loss with gradients, of a whole model or of one stage."""
 
-from collections.abc import Callable
-
 from mindspore import ParameterTuple, nn, ops
 
-from mindrlhf.models.head import CHUNK_NUMBERS, TokenLogProbs
+from mindrlhf.models.head import CHUNK_NUMBERS, TokenLogProbs, TokenValues
 from mindrlhf.models.transformer import Decoder
+from mindrlhf.training.objective import Objective
+
+# What a graph computes of each token is a head: a Cell over a `decoder`, called as
+# (prefix_ids [N, P], prefix_lengths [N], input_ids [N*G, R], targets [N*G, R]) -> a tuple of float32[N*G, R].
 
 
 class PolicyLogProbs(nn.Cell):
-    """(prefix_ids [N, P], prefix_lengths [N], input_ids [N*G, R], targets [N*G, R]) -> log_probs, entropy
-    float32[N*G, R].
-    """
+    """The head that gives (log_probs, entropy). entropy_gradient: see `TokenLogProbs`."""
 
-    def __init__(self, decoder: Decoder, temperature: float, chunk_numbers: int = CHUNK_NUMBERS):
+    def __init__(
+        self,
+        decoder: Decoder,
+        temperature: float,
+        chunk_numbers: int = CHUNK_NUMBERS,
+        entropy_gradient: bool = False,
+    ):
         super().__init__(auto_prefix=False)
         self.decoder = decoder
-        self.token_log_probs = TokenLogProbs(temperature, chunk_numbers, decoder.shards)
+        self.token_log_probs = TokenLogProbs(temperature, chunk_numbers, decoder.shards, entropy_gradient)
 
     def construct(self, prefix_ids, prefix_lengths, input_ids, targets):
         x = self.decoder.tokens(prefix_ids, input_ids)
@@ -29,28 +35,43 @@ class PolicyLogProbs(nn.Cell):
         return out[0].reshape(targets.shape), out[1].reshape(targets.shape)
 
 
-class Loss(nn.Cell):
-    """Sum over tokens of weights * objective, and what was met on the way.
+class Values(nn.Cell):
+    """The head of a critic, which gives (values,): of each token, what is still to come before it is drawn."""
 
-    objective(log_probs, old_log_probs, reference_log_probs, advantages, mask) -> (losses [B, R], tuple of metrics
-    [B, R]). Returns (loss, log_probs, entropy, metrics).
+    def __init__(self, decoder: Decoder):
+        super().__init__(auto_prefix=False)
+        self.decoder = decoder
+        self.token_values = TokenValues(decoder.shards)
+
+    def construct(self, prefix_ids, prefix_lengths, input_ids, targets):
+        x = self.decoder.tokens(prefix_ids, input_ids)
+        return self.from_stage(prefix_ids, prefix_lengths, input_ids, x, targets)
+
+    def from_stage(self, prefix_ids, prefix_lengths, input_ids, x, targets):
+        """The same from x [rows, hidden], what the stage before the last gave."""
+        hidden = self.decoder.stage(prefix_ids, prefix_lengths, input_ids, x)
+        return (self.token_values(hidden, self.decoder.head_weight()).reshape(targets.shape),)
+
+
+class Loss(nn.Cell):
+    """Sum over tokens of weights * losses, and what was met on the way: (loss, the head's first output, metrics).
+
+    fields: the objective's, each float32[B, R].
     """
 
-    def __init__(self, policy: PolicyLogProbs, objective: Callable):
+    def __init__(self, head: nn.Cell, objective: Objective):
         super().__init__(auto_prefix=False)
-        self.policy, self.objective = policy, objective
+        self.head, self.losses = head, objective.losses
 
-    def construct(self, prefix_ids, prefix_lengths, input_ids, targets, mask, weights, advantages, old, reference):
-        x = self.policy.decoder.tokens(prefix_ids, input_ids)
-        return self.from_stage(
-            x, prefix_ids, prefix_lengths, input_ids, targets, mask, weights, advantages, old, reference
-        )
+    def construct(self, prefix_ids, prefix_lengths, input_ids, targets, mask, weights, *fields):
+        x = self.head.decoder.tokens(prefix_ids, input_ids)
+        return self.from_stage(x, prefix_ids, prefix_lengths, input_ids, targets, mask, weights, *fields)
 
-    def from_stage(self, x, prefix_ids, prefix_lengths, input_ids, targets, mask, weights, advantages, old, reference):
+    def from_stage(self, x, prefix_ids, prefix_lengths, input_ids, targets, mask, weights, *fields):
         """The same from x [rows, hidden], what the stage before the last gave."""
-        log_probs, entropy = self.policy.from_stage(prefix_ids, prefix_lengths, input_ids, x, targets)
-        losses, metrics = self.objective(log_probs, old, reference, advantages, mask)
-        return (losses * weights).sum(), log_probs, entropy, metrics
+        outputs = self.head.from_stage(prefix_ids, prefix_lengths, input_ids, x, targets)
+        losses, metrics = self.losses(outputs, mask, *fields)
+        return (losses * weights).sum(), outputs[0], metrics
 
 
 class Accumulate(nn.Cell):
@@ -61,10 +82,8 @@ class Accumulate(nn.Cell):
         self.gradients = gradients
         self.run = ops.value_and_grad(loss, None, weights=parameters, has_aux=True)
 
-    def construct(self, prefix_ids, prefix_lengths, input_ids, targets, mask, weights, advantages, old, reference):
-        (loss, log_probs, entropy, metrics), gradients = self.run(
-            prefix_ids, prefix_lengths, input_ids, targets, mask, weights, advantages, old, reference
-        )
+    def construct(self, *inputs):
+        (loss, output, metrics), gradients = self.run(*inputs)
         for i in range(len(self.gradients)):
             loss = ops.depend(loss, ops.assign_add(self.gradients[i], gradients[i]))
-        return loss, log_probs, entropy, metrics
+        return loss, output, metrics

@@ -1,37 +1,102 @@
 """What is minimised: per-token objectives built from the pure functions of `algorithms`.
 
-An objective is (log_probs, old_log_probs, reference_log_probs, advantages, mask), float32[B, R] each, ->
-(losses [B, R], {metric name: values [B, R]}). It is a plain closure, because MindSpore's compiler follows those.
+An objective's `losses` is a plain closure, because MindSpore's compiler follows those. What it does not need is not
+among its fields, and so never travels.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from mindspore import ops
 
 from mindrlhf.algorithms.kl import kl_estimator
+from mindrlhf.algorithms.registry import PolicyLoss
+from mindrlhf.algorithms.value_loss import clipped_value_loss
 
 
-def policy_objective(policy_loss: Callable, kl: str, beta: float, on_policy: bool) -> Callable:
-    """policy_loss(now, old) + beta * KL(now || reference).
+@dataclass(frozen=True)
+class Objective:
+    """A sum over tokens of `weights * losses`, for `training.graphs.Loss`.
 
-    policy_loss: with its options bound (`algorithms.registry`).
-    on_policy: the batch is used for one update, so that the old policy is the one being updated: its log-probs are
-    those just computed, without gradient.
+    fields: names of the inputs float32[B, R] beside outputs and mask.
+    losses: (outputs, mask, *fields in their order) -> (losses [B, R], {metric name: values [B, R]}); outputs is the
+        tuple that the head gives.
     """
-    estimate = kl_estimator(kl)
 
-    def objective(log_probs, old, reference, advantages, mask):
-        old = ops.stop_gradient(log_probs) if on_policy else old
-        losses, metrics = policy_loss(log_probs, old, advantages, mask)
-        metrics["pg_loss"] = losses
-        if beta > 0:
-            metrics["kl"] = estimate(log_probs, reference, mask)
-            losses = losses + beta * metrics["kl"]
-        return losses, metrics
-
-    return objective
+    fields: tuple[str, ...]
+    losses: Callable
 
 
-def negative_log_likelihood(log_probs, old, reference, advantages, mask):
-    """Supervised objective: -log p(target)."""
-    return ops.where(mask > 0, -log_probs, 0.0), {}
+def policy_objective(
+    loss: PolicyLoss,
+    *,
+    on_policy: bool,
+    kl: str | None = None,
+    beta: float | None = None,
+    correction: Callable | None = None,
+    entropy_coef: float = 0.0,
+) -> Objective:
+    """correction * policy_loss(now, old) + beta * KL(now || reference) - entropy_coef * entropy.
+
+    on_policy: the batch is used for one update, so that the old policy is the one being updated: its log-probs are
+        those just computed, without gradient.
+    kl: an estimator of `algorithms.kl`, None for no KL term. beta: its weight; None where it changes during the run:
+        the field `kl_coefficients` has it then.
+    correction: importance weights for the rollout's distribution (`algorithms.registry.rollout_correction`), or None.
+    entropy_coef: the head has to give the entropy a gradient where this is not 0.
+    """
+    policy_loss = loss.losses
+    wanted = {
+        "advantages": True,
+        "old_log_probs": not on_policy,
+        "selected": loss.select is not None,
+        "rollout_log_probs": correction is not None,
+        "reference_log_probs": kl is not None,
+        "kl_coefficients": kl is not None and beta is None,
+    }
+    fields = tuple(name for name, is_wanted in wanted.items() if is_wanted)
+    # Numbers, because a graph knows no dictionaries of tensors; -1 where the field is not there.
+    old_at, selected_at, rollout_at, reference_at, coefficient_at = (
+        fields.index(name) if name in fields else -1 for name in list(wanted)[1:]
+    )
+    estimate = kl_estimator(kl) if kl else None
+
+    def losses(outputs, mask, *given):
+        log_probs, entropy = outputs
+        old = given[old_at] if old_at >= 0 else ops.stop_gradient(log_probs)
+        if selected_at >= 0:
+            total, metrics = policy_loss(log_probs, old, given[0], mask, given[selected_at])
+        else:
+            total, metrics = policy_loss(log_probs, old, given[0], mask)
+        if rollout_at >= 0:
+            weights, corrected = correction(old, given[rollout_at], mask)
+            total = total * weights
+            metrics["importance_weight_outside"] = corrected["importance_weight_outside"]
+        metrics["pg_loss"] = total
+        metrics["entropy"] = entropy
+        if reference_at >= 0:
+            metrics["kl"] = estimate(log_probs, given[reference_at], mask)
+            total = total + (given[coefficient_at] if coefficient_at >= 0 else beta) * metrics["kl"]
+        if entropy_coef > 0:
+            total = total - entropy_coef * ops.where(mask > 0, entropy, 0.0)
+        return total, metrics
+
+    return Objective(fields, losses)
+
+
+def value_objective(value_clip: float | None) -> Objective:
+    """The critic's clipped squared error; see `algorithms.value_loss`."""
+
+    def losses(outputs, mask, old_values, returns):
+        return clipped_value_loss(outputs[0], old_values, returns, mask, value_clip=value_clip)
+
+    return Objective(("old_values", "returns"), losses)
+
+
+def _negative_log_likelihood(outputs, mask):
+    log_probs, entropy = outputs
+    return ops.where(mask > 0, -log_probs, 0.0), {"entropy": entropy}
+
+
+# Supervised: -log p(target).
+NEGATIVE_LOG_LIKELIHOOD = Objective((), _negative_log_likelihood)

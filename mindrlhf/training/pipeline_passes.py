@@ -7,17 +7,19 @@ all stages at the end. The schedule is 1F1B (`parallel.pipeline`).
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from mindspore import nn
 
 from mindrlhf.models.transformer import Decoder
 from mindrlhf.parallel.pipeline import PipelineAxis, one_forward_one_backward
 from mindrlhf.training.compiled import Compiled
-from mindrlhf.training.graphs import Loss, PolicyLogProbs
+from mindrlhf.training.graphs import Loss
+from mindrlhf.training.objective import Objective
 from mindrlhf.training.optimizer import AdamW
 from mindrlhf.training.passes import MicroResult, loss_fields, token_fields
 from mindrlhf.training.stage_graphs import (
     LastStageBackward,
-    LastStageLogProbs,
     LastStageLoss,
+    LastStageScores,
     StageBackward,
     StageForward,
     StageProduct,
@@ -58,30 +60,31 @@ class _Stage:
 class PipelineScores(_Stage):
     """As `passes.Scores`."""
 
-    def __init__(self, decoder: Decoder, temperature: float, axis: PipelineAxis):
-        super().__init__(decoder, axis)
-        graph = LastStageLogProbs(PolicyLogProbs(decoder, temperature)) if axis.is_last else self._forward
+    def __init__(self, head: nn.Cell, axis: PipelineAxis):
+        super().__init__(head.decoder, axis)
+        graph = LastStageScores(head) if axis.is_last else self._forward
         self._run = self._compiled(graph)
 
     def __call__(self, batches: Sequence[TrainBatch]) -> list[np.ndarray]:
-        log_probs = []
+        outputs = []
         for batch in batches:
             x, fields = self._input(batch), token_fields(batch)
             if self.axis.is_last:
-                log_probs.append(self._run(x, *fields).asnumpy())
+                outputs.append(self._run(x, *fields).asnumpy())
             else:
                 self.axis.send(self._run(x, *fields[:3]).asnumpy(), NEXT)
-        return self.axis.from_last(log_probs)
+        return self.axis.from_last(outputs)
 
 
 class PipelineGradients(_Stage):
     """As `passes.Gradients`."""
 
-    def __init__(self, decoder: Decoder, temperature: float, objective: Callable, optimizer: AdamW, axis: PipelineAxis):
-        super().__init__(decoder, axis)
+    def __init__(self, head: nn.Cell, objective: Objective, optimizer: AdamW, axis: PipelineAxis):
+        super().__init__(head.decoder, axis)
+        self._fields = objective.fields
         variables = (optimizer.parameters, optimizer.gradients)
         if axis.is_last:
-            loss = LastStageLoss(Loss(PolicyLogProbs(decoder, temperature), objective))
+            loss = LastStageLoss(Loss(head, objective))
             self._backward = self._compiled(LastStageBackward(loss, *variables))
         else:
             self._run = self._compiled(self._forward)
@@ -94,7 +97,7 @@ class PipelineGradients(_Stage):
     def _last_stage(self, batches: Sequence[TrainBatch], done: Callable[[], None]) -> list[MicroResult]:
         results = []
         for batch in batches:  # a backward pass follows each forward pass, so that one graph does both
-            d_x, out = self._backward(self._input(batch), *loss_fields(batch))
+            d_x, out = self._backward(self._input(batch), *loss_fields(batch, self._fields))
             self.axis.send(d_x.asnumpy(), BEFORE)
             results.append(MicroResult.of_tensors(*out))
             done()

@@ -8,7 +8,7 @@ x is what the stage before gave, [rows, hidden]; the first stage, which begins w
 from mindspore import ParameterTuple, nn, ops
 
 from mindrlhf.models.transformer import Decoder
-from mindrlhf.training.graphs import Loss, PolicyLogProbs
+from mindrlhf.training.graphs import Loss
 
 
 class StageForward(nn.Cell):
@@ -53,15 +53,15 @@ class StageBackward(nn.Cell):
         return d_x
 
 
-class LastStageLogProbs(nn.Cell):
-    """(x, prefix_ids, prefix_lengths, input_ids, targets) -> log_probs float32[N*G, R]."""
+class LastStageScores(nn.Cell):
+    """(x, prefix_ids, prefix_lengths, input_ids, targets) -> the head's first output, float32[N*G, R]."""
 
-    def __init__(self, policy: PolicyLogProbs):
+    def __init__(self, head: nn.Cell):
         super().__init__(auto_prefix=False)
-        self.policy = policy
+        self.head = head
 
     def construct(self, x, prefix_ids, prefix_lengths, input_ids, targets):
-        return self.policy.from_stage(prefix_ids, prefix_lengths, input_ids, x, targets)[0]
+        return self.head.from_stage(prefix_ids, prefix_lengths, input_ids, x, targets)[0]
 
 
 class LastStageLoss(nn.Cell):

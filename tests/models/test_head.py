@@ -6,16 +6,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_model import log_softmax
 
-from mindrlhf.models.head import CHUNK_NUMBERS, TokenLogProbs, chunk_count
+from mindrlhf.models.head import CHUNK_NUMBERS, TokenLogProbs, TokenValues, chunk_count
 
 TOKENS, WIDTH, VOCABULARY, TEMPERATURE = 12, 6, 17, 0.7
+
+
+ENTROPY_WEIGHTS = np.random.default_rng(1).normal(size=TOKENS)
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["reading", "bonus"])
+def entropy_gradient(request):
+    return request.param
 
 
 @pytest.fixture(
     scope="module", params=[CHUNK_NUMBERS, 4 * VOCABULARY, 1], ids=["one-chunk", "three-chunks", "a-token-each"]
 )
-def run(request):
-    """(hidden, head, targets, weights) -> log-probs, entropy, and the gradients of sum(weights * log-probs)."""
+def run(request, entropy_gradient):
+    """(hidden, head, targets, weights) -> log-probs, entropy, and the gradients of sum(weights * log-probs) plus
+    sum(ENTROPY_WEIGHTS * entropy), which counts only where the entropy has a gradient.
+    """
     import mindspore
     from mindspore import Tensor, nn, ops
 
@@ -24,12 +34,11 @@ def run(request):
     class Weighted(nn.Cell):
         def __init__(self):
             super().__init__()
-            self.token_log_probs = TokenLogProbs(TEMPERATURE, request.param)
+            self.token_log_probs = TokenLogProbs(TEMPERATURE, request.param, entropy_gradient=entropy_gradient)
 
-        def construct(self, hidden, head, targets, weights):
+        def construct(self, hidden, head, targets, weights, entropy_weights):
             out = self.token_log_probs(hidden, head, targets)
-            # The entropy is documented to pass no gradient on: with it in the sum the gradients must not change.
-            return (weights * out[0]).sum() + out[1].sum(), out[0], out[1]
+            return (weights * out[0]).sum() + (entropy_weights * out[1]).sum(), out[0], out[1]
 
     gradient = ops.value_and_grad(Weighted(), (0, 1), None, has_aux=True)
 
@@ -38,12 +47,13 @@ def run(request):
         return gradient(*inputs)
 
     def compute(hidden, head, targets, weights):
-        floats = [Tensor(np.asarray(part, np.float32)) for part in (hidden, head, weights)]
+        floats = [Tensor(np.asarray(part, np.float32)) for part in (hidden, head, weights, ENTROPY_WEIGHTS)]
         (_, log_probs, entropy), (d_hidden, d_head) = graph(
-            floats[0], floats[1], Tensor(targets.astype(np.int32)), floats[2]
+            floats[0], floats[1], Tensor(targets.astype(np.int32)), *floats[2:]
         )
         return [part.asnumpy() for part in (log_probs, entropy, d_hidden, d_head)]
 
+    compute.entropy_gradient = entropy_gradient
     return compute
 
 
@@ -70,7 +80,10 @@ def test_gradients_are_the_slopes_of_the_float64_values(run):
     d_hidden, d_head = run(hidden, head, targets, weights)[2:]
 
     def loss():
-        return (weights * expected_log_probs(hidden, head)[np.arange(TOKENS), targets]).sum()
+        log_probs = expected_log_probs(hidden, head)
+        entropy = -(np.exp(log_probs) * log_probs).sum(-1)
+        bonus = (ENTROPY_WEIGHTS * entropy).sum() if run.entropy_gradient else 0.0
+        return (weights * log_probs[np.arange(TOKENS), targets]).sum() + bonus
 
     for array, gradient in ((hidden, d_hidden), (head, d_head)):
         slopes = np.zeros_like(array)
@@ -91,6 +104,17 @@ def test_huge_logits_stay_finite(run):
     np.testing.assert_allclose(log_probs, expected, rtol=1e-5, atol=0.05)
     for part in (entropy, d_hidden, d_head):
         assert np.isfinite(part).all()
+
+
+def test_values_are_a_product_with_one_row():
+    import mindspore
+    from mindspore import Tensor
+
+    mindspore.set_context(mode=mindspore.GRAPH_MODE, device_target="CPU")
+    rng = np.random.default_rng(2)
+    hidden, head = rng.normal(size=(TOKENS, WIDTH)), rng.normal(size=(1, WIDTH))
+    values = TokenValues()(Tensor(np.float32(hidden)), Tensor(np.float32(head))).asnumpy()
+    np.testing.assert_allclose(values, (hidden @ head.T)[:, 0], rtol=1e-5)
 
 
 @given(st.integers(1, 4096), st.integers(1, 200_000), st.integers(1, 10**7))

@@ -13,6 +13,7 @@ from mindrlhf.errors import UserError
 from mindrlhf.rollout.engine import Engine
 from mindrlhf.rollout.random import uniform
 from mindrlhf.training.batch import SequenceGroup
+from mindrlhf.training.graphs import PolicyLogProbs
 from mindrlhf.training.scoring import Scorer
 from mindrlhf.types import Prompt
 
@@ -48,7 +49,7 @@ class Subject:
 
     def score(self, groups):
         """The train graph's log-probs of what an engine gave."""
-        scorer = Scorer(self.decoder, TEMPERATURE, TrainSettings(length_bucket=BUCKET))
+        scorer = Scorer(PolicyLogProbs(self.decoder, TEMPERATURE), TrainSettings(length_bucket=BUCKET))
         return scorer([SequenceGroup(g.prompt.token_ids, tuple(r.response_ids for r in g.rollouts)) for g in groups])
 
 

@@ -58,9 +58,11 @@ def test_every_group_runs_once_within_the_budget(case):
 def test_padded_arrays_hold_the_sequences_and_nothing_else(case):
     lengths, max_tokens, bucket = case
     groups = groups_of(lengths)
-    fields = {name: values_of(groups, seed) for seed, name in enumerate(("weights", "advantages", "old_log_probs"))}
+    weights, first, second = (values_of(groups, seed) for seed in range(3))
     for micro in cut(groups, max_tokens, bucket):
-        batch = pad(micro, groups, **fields)
+        batch = pad(micro, groups, weights, {"advantages": first, "returns": second})
+        assert set(batch.fields) == {"advantages", "returns"}
+        pairs = [(batch.weights, weights), (batch.fields["advantages"], first), (batch.fields["returns"], second)]
         used = np.zeros_like(batch.mask)
         for n, index in enumerate(micro.groups):
             group = groups[index]
@@ -72,13 +74,13 @@ def test_padded_arrays_hold_the_sequences_and_nothing_else(case):
                 whole = np.concatenate([group.prompt_ids, response])
                 np.testing.assert_array_equal(np.concatenate([prefix, batch.input_ids[row, :size]]), whole[:-1])
                 np.testing.assert_array_equal(batch.targets[row, :size], response)
-                for name, values in fields.items():
-                    np.testing.assert_array_equal(getattr(batch, name)[row, :size], values[index][g])
+                for array, values in pairs:
+                    np.testing.assert_array_equal(array[row, :size], values[index][g])
                 used[row, :size] = 1
         np.testing.assert_array_equal(batch.mask, used)
-        for name in ("weights", "advantages", "old_log_probs", "reference_log_probs", "input_ids", "targets"):
-            assert (getattr(batch, name)[used == 0] == 0).all(), name
-        assert (batch.reference_log_probs == 0).all()
+        for array in (batch.weights, *batch.fields.values(), batch.input_ids, batch.targets):
+            assert (array[used == 0] == 0).all()
+        assert not pad(micro, groups).weights.any()
         assert (batch.prefix_lengths[len(micro.groups) :] == 0).all()
         assert (batch.prefix_ids[np.arange(micro.prefix_size) >= batch.prefix_lengths[:, None]] == 0).all()
         for name, dtype in (("prefix_ids", "int32"), ("input_ids", "int32"), ("targets", "int32"), ("mask", "float32")):

@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
-from mindrlhf.algorithms.registry import policy_loss
-from mindrlhf.training.objective import negative_log_likelihood, policy_objective
+from mindrlhf.algorithms.registry import policy_loss, rollout_correction
+from mindrlhf.training.objective import NEGATIVE_LOG_LIKELIHOOD, policy_objective, value_objective
 
 SHAPE = (4, 7)
 
 
 @pytest.fixture(scope="module")
 def compute():
-    """(objective, log_probs, old, reference, advantages, mask) -> losses, metrics, and d sum(losses) / d log_probs."""
+    """(objective, outputs, mask, *fields) -> losses, metrics, and d sum(losses) / d outputs."""
     import mindspore
     from mindspore import Tensor, nn, ops
 
@@ -20,81 +20,156 @@ def compute():
     class Sum(nn.Cell):
         def __init__(self, objective):
             super().__init__()
-            self.objective = objective
+            self.losses = objective.losses
 
-        def construct(self, *arrays):
-            losses, metrics = self.objective(*arrays)
+        def construct(self, first, second, mask, *fields):
+            losses, metrics = self.losses((first, second), mask, *fields)
             return losses.sum(), losses, metrics
 
-    def run(objective, *arrays):
-        gradient = ops.value_and_grad(Sum(objective), 0, None, has_aux=True)
+    def run(objective, outputs, mask, *fields):
+        gradient = ops.value_and_grad(Sum(objective), (0, 1), None, has_aux=True)
 
         @mindspore.jit
         def graph(*tensors):
             return gradient(*tensors)
 
-        (_, losses, metrics), slope = graph(*(Tensor(np.asarray(array, np.float32)) for array in arrays))
-        return losses.asnumpy(), {name: value.asnumpy() for name, value in metrics.items()}, slope.asnumpy()
+        arrays = (*outputs, mask, *fields)
+        (_, losses, metrics), slopes = graph(*(Tensor(np.asarray(array, np.float32)) for array in arrays))
+        return (
+            losses.asnumpy(),
+            {name: value.asnumpy() for name, value in metrics.items()},
+            [slope.asnumpy() for slope in slopes],
+        )
 
     return run
 
 
 @pytest.fixture
 def arrays():
-    """log_probs, old, reference, advantages, mask; padding holds NaN where a graph would leave anything."""
+    """By name; padding holds NaN where a graph would leave anything."""
     rng = np.random.default_rng(0)
     mask = (np.arange(SHAPE[1]) < np.array([7, 1, 4, 0])[:, None]).astype(np.float64)
     log_probs = -rng.exponential(size=SHAPE)
-    old, reference = log_probs + rng.normal(size=SHAPE) * 0.4, log_probs + rng.normal(size=SHAPE) * 0.6
-    old, reference = np.where(mask > 0, old, np.nan), np.where(mask > 0, reference, np.nan)
-    return log_probs, old, reference, rng.normal(size=SHAPE) * mask, mask
+
+    def near(scale):
+        return np.where(mask > 0, log_probs + rng.normal(size=SHAPE) * scale, np.nan)
+
+    return {
+        "log_probs": log_probs,
+        "entropy": np.where(mask > 0, rng.exponential(size=SHAPE), np.nan),
+        "mask": mask,
+        "advantages": rng.normal(size=SHAPE) * mask,
+        "old_log_probs": near(0.4),
+        "reference_log_probs": near(0.6),
+        "rollout_log_probs": near(0.3),
+        "selected": mask * rng.integers(0, 2, SHAPE),
+        "kl_coefficients": mask * 0.3,
+    }
 
 
-def masked(mask, values):
-    return np.where(mask > 0, values, 0.0)
+def run(compute, arrays, objective):
+    outputs = arrays["log_probs"], arrays["entropy"]
+    return compute(objective, outputs, arrays["mask"], *(arrays[name] for name in objective.fields))
 
 
-def clipped(log_probs, old, advantages):
+def masked(arrays, values):
+    return np.where(arrays["mask"] > 0, values, 0.0)
+
+
+def clipped(arrays):
     """PPO's clipped loss at 0.2 and its slope, token by token."""
-    ratio = np.exp(log_probs - old)
+    ratio, advantages = np.exp(arrays["log_probs"] - arrays["old_log_probs"]), arrays["advantages"]
     bounded = np.clip(ratio, 0.8, 1.2)
     return np.maximum(-advantages * ratio, -advantages * bounded), np.where(
         -advantages * ratio >= -advantages * bounded, -advantages * ratio, 0.0
     )
 
 
-def k3(log_probs, reference):
-    ratio = np.exp(reference - log_probs)
-    return ratio - 1 - (reference - log_probs), 1 - ratio
+def k3(arrays):
+    ratio = np.exp(arrays["reference_log_probs"] - arrays["log_probs"])
+    return ratio - 1 - np.log(ratio), 1 - ratio
 
 
-@pytest.mark.parametrize("beta", [0.0, 0.3])
+@pytest.mark.parametrize("beta", [0.0, 0.3, None])
 def test_off_policy(compute, arrays, beta):
-    log_probs, old, reference, advantages, mask = arrays
-    losses, metrics, slope = compute(policy_objective(policy_loss("clip").losses, "k3", beta, False), *arrays)
-    (value, value_slope), (kl, kl_slope) = clipped(log_probs, old, advantages), k3(log_probs, reference)
-    np.testing.assert_allclose(losses, masked(mask, value + beta * kl), rtol=0, atol=1e-5)
-    np.testing.assert_allclose(slope, masked(mask, value_slope + beta * kl_slope), rtol=0, atol=1e-5)
-    np.testing.assert_allclose(metrics["pg_loss"], masked(mask, value), rtol=0, atol=1e-5)
-    np.testing.assert_allclose(metrics["policy_kl"], masked(mask, old - log_probs), rtol=0, atol=1e-5)
-    assert ("kl" in metrics) == (beta > 0)
-    if beta:
-        np.testing.assert_allclose(metrics["kl"], masked(mask, kl), rtol=0, atol=1e-5)
+    """beta None: it comes as a field."""
+    kind = {"kl": "k3", "beta": beta} if beta != 0.0 else {}
+    objective = policy_objective(policy_loss("clip"), on_policy=False, **kind)
+    losses, metrics, (slope, entropy_slope) = run(compute, arrays, objective)
+    (value, value_slope), (kl, kl_slope) = clipped(arrays), k3(arrays)
+    weight = 0.3 if beta is None else beta
+    np.testing.assert_allclose(losses, masked(arrays, value + weight * kl), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(slope, masked(arrays, value_slope + weight * kl_slope), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(metrics["pg_loss"], masked(arrays, value), rtol=0, atol=1e-5)
+    now_and_old = arrays["old_log_probs"] - arrays["log_probs"]
+    np.testing.assert_allclose(metrics["policy_kl"], masked(arrays, now_and_old), rtol=0, atol=1e-5)
+    assert not entropy_slope.any()
+    assert ("kl" in metrics) == (beta != 0.0)
+    if beta != 0.0:
+        np.testing.assert_allclose(metrics["kl"], masked(arrays, kl), rtol=0, atol=1e-5)
 
 
 def test_on_policy_takes_its_own_log_probs_as_the_old_ones(compute, arrays):
-    """The ratio is 1 and its slope the policy gradient's, whatever old log-probs are handed in."""
-    _, _, _, advantages, mask = arrays
-    losses, metrics, slope = compute(policy_objective(policy_loss("clip").losses, "k3", 0.0, True), *arrays)
-    np.testing.assert_array_equal(losses, np.float32(masked(mask, -advantages)))
-    np.testing.assert_allclose(slope, masked(mask, -advantages), rtol=0, atol=1e-6)
+    """The ratio is 1 and its slope the policy gradient's; old log-probs are not even asked for."""
+    objective = policy_objective(policy_loss("clip"), on_policy=True)
+    assert objective.fields == ("advantages",)
+    losses, metrics, (slope, _) = run(compute, arrays, objective)
+    np.testing.assert_array_equal(losses, np.float32(masked(arrays, -arrays["advantages"])))
+    np.testing.assert_allclose(slope, masked(arrays, -arrays["advantages"]), rtol=0, atol=1e-6)
     assert (metrics["clip_fraction"] == 0).all()
     assert (metrics["policy_kl"] == 0).all()
 
 
+@pytest.mark.parametrize("on_policy", [False, True])
+def test_the_correction_weighs_the_policy_loss_and_not_the_kl(compute, arrays, on_policy):
+    correction = rollout_correction({"upper": 1.1})
+    kind = {"kl": "k3", "beta": 0.3, "correction": correction}
+    losses, metrics, (slope, _) = run(
+        compute, arrays, policy_objective(policy_loss("clip"), on_policy=on_policy, **kind)
+    )
+    if on_policy:
+        arrays["old_log_probs"] = arrays["log_probs"]
+    raw = np.exp(arrays["old_log_probs"] - arrays["rollout_log_probs"])
+    weight = np.minimum(raw, 1.1)
+    (value, value_slope), (kl, kl_slope) = clipped(arrays), k3(arrays)
+    np.testing.assert_allclose(losses, masked(arrays, weight * value + 0.3 * kl), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(slope, masked(arrays, weight * value_slope + 0.3 * kl_slope), rtol=0, atol=1e-5)
+    np.testing.assert_array_equal(metrics["importance_weight_outside"], masked(arrays, raw > 1.1))
+
+
+def test_the_entropy_bonus_is_subtracted(compute, arrays):
+    objective = policy_objective(policy_loss("clip"), on_policy=True, entropy_coef=0.01)
+    losses, metrics, (_, slope) = run(compute, arrays, objective)
+    expected = masked(arrays, -arrays["advantages"] - 0.01 * arrays["entropy"])
+    np.testing.assert_allclose(losses, expected, rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(slope, -0.01 * arrays["mask"], rtol=1e-6)
+    np.testing.assert_array_equal(metrics["pg_loss"], np.float32(masked(arrays, -arrays["advantages"])))
+
+
+def test_a_loss_that_selects_gets_its_tokens(compute, arrays):
+    objective = policy_objective(policy_loss("kl_cov"), on_policy=False)
+    assert objective.fields == ("advantages", "old_log_probs", "selected")
+    losses, *_ = run(compute, arrays, objective)
+    log_ratio = arrays["log_probs"] - arrays["old_log_probs"]
+    expected = -arrays["advantages"] * np.exp(log_ratio) + arrays["selected"] * np.abs(log_ratio)
+    np.testing.assert_allclose(losses, masked(arrays, expected), rtol=0, atol=1e-5)
+
+
 def test_supervised(compute, arrays):
-    log_probs, *_, mask = arrays
-    losses, metrics, slope = compute(negative_log_likelihood, *arrays)
-    np.testing.assert_allclose(losses, masked(mask, -log_probs), rtol=1e-6)
-    np.testing.assert_array_equal(slope, -mask.astype(np.float32))
-    assert metrics == {}
+    losses, metrics, (slope, _) = run(compute, arrays, NEGATIVE_LOG_LIKELIHOOD)
+    np.testing.assert_allclose(losses, masked(arrays, -arrays["log_probs"]), rtol=1e-6)
+    np.testing.assert_array_equal(slope, -arrays["mask"].astype(np.float32))
+    assert set(metrics) == {"entropy"}
+
+
+def test_values(compute, arrays):
+    arrays |= {"old_values": arrays["old_log_probs"], "returns": arrays["reference_log_probs"]}
+    losses, metrics, (slope, _) = run(compute, arrays, value_objective(0.2))
+    values, old, returns = arrays["log_probs"], arrays["old_values"], arrays["returns"]
+    moved = old + np.clip(values - old, -0.2, 0.2)
+    plain, clipped_error = (values - returns) ** 2, (moved - returns) ** 2
+    np.testing.assert_allclose(losses, masked(arrays, np.maximum(plain, clipped_error) / 2), rtol=1e-5, atol=1e-6)
+    held = (clipped_error > plain) & (np.abs(values - old) > 0.2)
+    np.testing.assert_allclose(slope, masked(arrays, np.where(held, 0.0, values - returns)), rtol=1e-5, atol=1e-6)
+    assert 0 < masked(arrays, held).sum() < arrays["mask"].sum()
+    np.testing.assert_array_equal(metrics["value_clip_fraction"], masked(arrays, clipped_error > plain))

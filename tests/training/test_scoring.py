@@ -6,6 +6,7 @@ from small_model import SmallModel
 
 from mindrlhf.configs.grpo import TrainSettings
 from mindrlhf.training.batch import SequenceGroup
+from mindrlhf.training.graphs import PolicyLogProbs
 from mindrlhf.training.scoring import Scorer
 
 TEMPERATURE = 0.7
@@ -32,7 +33,7 @@ def groups():
 @pytest.fixture(scope="module")
 def scorer(decoder):
     """Small enough a budget for two micro-batches."""
-    return Scorer(decoder, TEMPERATURE, TrainSettings(max_tokens_per_micro_batch=200, length_bucket=16))
+    return Scorer(PolicyLogProbs(decoder, TEMPERATURE), TrainSettings(max_tokens_per_micro_batch=200, length_bucket=16))
 
 
 def assert_are_the_oracle_s(model, groups, scored):
@@ -55,7 +56,8 @@ def test_order_and_company_do_not_matter(model, groups, scorer):
 
 
 def test_one_micro_batch_in_other_buckets_gives_the_same(model, groups, decoder):
-    assert_are_the_oracle_s(model, groups, Scorer(decoder, TEMPERATURE, TrainSettings(length_bucket=4))(groups))
+    scorer = Scorer(PolicyLogProbs(decoder, TEMPERATURE), TrainSettings(length_bucket=4))
+    assert_are_the_oracle_s(model, groups, scorer(groups))
 
 
 def test_compiling_is_counted_once_for_each_shape(groups, scorer):

@@ -8,7 +8,8 @@ from mindrlhf.algorithms.registry import policy_loss
 from mindrlhf.configs.grpo import OptimizerSettings, SamplingSettings, TrainSettings
 from mindrlhf.rollout.engine import Engine
 from mindrlhf.training.batch import SequenceGroup, cut
-from mindrlhf.training.objective import negative_log_likelihood, policy_objective
+from mindrlhf.training.graphs import PolicyLogProbs
+from mindrlhf.training.objective import NEGATIVE_LOG_LIKELIHOOD, policy_objective
 from mindrlhf.training.optimizer import AdamW
 from mindrlhf.training.updater import Updater
 from mindrlhf.types import Prompt
@@ -22,7 +23,7 @@ OPTIMIZER = OptimizerSettings(eps=1e-5, weight_decay=0.1, max_grad_norm=1.0)
 
 
 def clip_and_kl(on_policy=False):
-    return policy_objective(policy_loss("clip").losses, "k3", BETA, on_policy)
+    return policy_objective(policy_loss("clip"), on_policy=on_policy, kl="k3", beta=BETA)
 
 
 class Subject:
@@ -32,7 +33,8 @@ class Subject:
         self.decoder, self.parameters = model.build()
         self.optimizer = AdamW(optimizer, [self.parameters[spec.name] for spec in model.specs], model.specs)
         settings = TrainSettings(max_tokens_per_micro_batch=max_tokens, length_bucket=bucket)
-        self.updater = Updater(self.decoder, objective, temperature, self.optimizer, settings, self._keep)
+        head = PolicyLogProbs(self.decoder, temperature)
+        self.updater = Updater(head, objective, self.optimizer, settings, self._keep)
         self.gradients = {}
 
     def _keep(self):
@@ -64,12 +66,12 @@ def assert_close(got, expected, tolerance, name=""):
 @pytest.mark.parametrize("name", ["qwen2_tiny", "qwen3_tiny"])
 def test_loss_log_probs_and_gradient_norms_are_the_stored_ones(shared, name):
     golden = Golden.load(shared / "golden" / name)
-    subject = Subject(golden, negative_log_likelihood)
+    subject = Subject(golden, NEGATIVE_LOG_LIKELIHOOD)
     groups = [SequenceGroup(ids[:1], (ids[1:],)) for ids in golden.sequences]
     tokens = sum(len(ids) - 1 for ids in golden.sequences)
     update = subject.updater(groups, RATE, weights=rows_like(groups, lambda n: np.full(n, 1 / tokens)))
     np.testing.assert_allclose(update.loss, golden.loss, rtol=1e-6)
-    for (row,), expected in zip(update.log_probs, golden.log_probs_of, strict=True):
+    for (row,), expected in zip(update.outputs, golden.log_probs_of, strict=True):
         np.testing.assert_allclose(row, expected, rtol=0, atol=1e-5)
     assert {spec.hf_name for spec in golden.specs} == set(golden.grad_norms)
     for spec in golden.specs:
@@ -86,7 +88,7 @@ def test_gradients_of_one_layer_are_slopes_of_the_oracle():
     rng = np.random.default_rng(5)
     weights = rows_like(groups, rng.standard_normal)
     # A bucket of its own: MindSpore compiles graphs with equal inputs anew when one of them dies.
-    subject = Subject(model, negative_log_likelihood, TEMPERATURE, bucket=8)
+    subject = Subject(model, NEGATIVE_LOG_LIKELIHOOD, TEMPERATURE, bucket=8)
     update = subject.updater(groups, 0.0, weights=weights)
 
     def loss(changed):
@@ -150,13 +152,13 @@ def plain(model, step):
     class Plain(nn.Cell):
         def __init__(self, decoder, objective):
             super().__init__(auto_prefix=False)
-            self.decoder, self.objective = decoder, objective
+            self.decoder, self.losses = decoder, objective.losses
 
         def construct(self, ids, positions, targets, mask, weights, advantages, old, reference):
             hidden = ops.gather(self.decoder.plain(ids), positions.reshape((-1,)), 0)
             log_probs = ops.log_softmax(self.decoder.logits(hidden) / TEMPERATURE, -1)
             log_probs = ops.gather_d(log_probs, 1, targets.reshape((-1, 1))).reshape(targets.shape)
-            losses, _ = self.objective(log_probs, old, reference, advantages, mask)
+            losses, _ = self.losses((log_probs, log_probs), mask, advantages, old, reference)
             return (losses * weights).sum(), log_probs
 
     decoder, parameters = model.build()
@@ -192,7 +194,7 @@ def test_a_shared_prompt_gives_what_whole_sequences_give(model, step, whole, pla
     subject, update = whole
     loss, log_probs, gradients = plain
     np.testing.assert_allclose(update.loss, loss, rtol=1e-5)
-    flat = [row for rows in update.log_probs for row in rows]
+    flat = [row for rows in update.outputs for row in rows]
     for row, expected in zip(flat, log_probs, strict=True):
         np.testing.assert_allclose(row, expected[: len(row)], rtol=1e-5, atol=1e-5)
     for name, gradient in gradients.items():
@@ -212,11 +214,11 @@ def test_a_shared_prompt_gives_what_whole_sequences_give(model, step, whole, pla
 def test_log_probs_and_metrics_are_per_token(model, step, whole):
     _, update = whole
     assert set(update.metrics) >= {"pg_loss", "kl", "policy_kl", "clip_fraction", "entropy"}
-    for values in (*update.metrics.values(), update.log_probs):
+    for values in (*update.metrics.values(), update.outputs):
         assert [[len(row) for row in rows] for rows in values] == [list(lengths) for _, lengths in LENGTHS]
     for i, group in enumerate(step.groups):
         for j, response in enumerate(group.responses):
-            np.testing.assert_allclose(update.log_probs[i][j], step.exact[i][j], rtol=0, atol=2e-5)
+            np.testing.assert_allclose(update.outputs[i][j], step.exact[i][j], rtol=0, atol=2e-5)
             logits = model.logits(np.concatenate([group.prompt_ids, response[:-1]]))[len(group.prompt_ids) - 1 :]
             log_probs = log_softmax(logits / TEMPERATURE)
             entropy = -(np.exp(log_probs) * log_probs).sum(-1)
@@ -291,7 +293,7 @@ class Run:
             generated = self.engine.generate(prompts, 4, step)
             update = self.one_step([(g.prompt.token_ids, [r.response_ids for r in g.rollouts]) for g in generated])
             # The generator and the train graph see the same weights, also after an update.
-            for group, rows in zip(generated, update.log_probs, strict=True):
+            for group, rows in zip(generated, update.outputs, strict=True):
                 for rollout, row in zip(group.rollouts, rows, strict=True):
                     np.testing.assert_allclose(rollout.policy_log_probs, row, rtol=0, atol=1e-4)
             tokens += [rollout.response_ids.tolist() for group in generated for rollout in group.rollouts]

@@ -1,0 +1,26 @@
+"""The critic's loss per token, for use in compiled graphs (PPO's reference implementation; Schulman et al. 2016)."""
+
+from mindspore import ops
+
+
+def clipped_value_loss(values, old_values, returns, mask, *, value_clip: float | None = 0.5):
+    """max((v - R)**2, (clip(v) - R)**2) / 2, where clip(v) is v at most `value_clip` away from the value before.
+
+    values: float32[B, T] of the critic now, the gradient flows through it. old_values: float32[B, T] before the step's
+    first update. returns: float32[B, T], what the values should be. mask: float32[B, T], 1 on response tokens.
+    value_clip: None is off: (v - R)**2 / 2.
+    Returns (losses, metrics), float32[B, T], 0 on padding whatever stands there, and so is the gradient. Metrics, one
+    value per token: value (v), value_error ((v - R)**2), and value_clip_fraction (1 where the clip takes the gradient).
+    """
+    valid = mask > 0
+    values = ops.where(valid, values, 0.0)
+    old_values = ops.where(valid, old_values, 0.0)
+    returns = ops.where(valid, returns, 0.0)
+    errors = ops.square(values - returns)
+    metrics = {"value": values, "value_error": errors}
+    if value_clip is None:
+        return 0.5 * errors, metrics
+    bounded = old_values + ops.clamp(values - old_values, -value_clip, value_clip)
+    clipped = ops.square(bounded - returns)
+    metrics["value_clip_fraction"] = ops.where(clipped > errors, mask, 0.0)
+    return 0.5 * ops.maximum(errors, clipped), metrics
