@@ -52,6 +52,9 @@ class RolloutSettings(SamplingSettings):
     max_slots: int = Field(
         64, ge=1, description="Sequences decoded at once on one data-parallel rank (verl rollout.max_num_seqs)."
     )
+    verify_weights: bool = Field(
+        False, description="Compare checksums of the weights that generate with the trained ones after each reshard."
+    )
 
 
 class OptimizerSettings(Settings):

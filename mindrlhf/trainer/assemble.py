@@ -28,7 +28,7 @@ from mindrlhf.rollout.engine import Engine
 from mindrlhf.trainer.batch_table import batch_table
 from mindrlhf.trainer.build import Job
 from mindrlhf.trainer.grpo import GRPOTrainer
-from mindrlhf.trainer.model import nothing, open_updater, published_weights, save_model
+from mindrlhf.trainer.model import open_updater, published_weights, save_model
 from mindrlhf.trainer.report import StepReport
 from mindrlhf.trainer.roles import Weights, check_token_ids, stop_ids
 from mindrlhf.training.batch import round_up
@@ -73,9 +73,9 @@ def assemble(
     if config.algorithm.beta > 0:
         frozen = Weights(job.reference_path, job.model, config.seed).parameters(training.partition)
         reference = scorer(training.decoder(frozen, kernels, positions))
-    engine, publish = None, nothing
+    engine, publish = None, None
     if prompts:
-        answering, publish = published_weights(policy, training, generating, collectives)
+        answering, publish = published_weights(policy, training, generating, collectives, config.rollout.verify_weights)
         engine = open_engine(job, generating.decoder(answering, kernels, positions), longest, generating)
 
     loss = bound_loss(config.algorithm)

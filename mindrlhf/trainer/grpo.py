@@ -12,6 +12,7 @@ from mindrlhf.data.stream import PromptStream
 from mindrlhf.metrics.progress import Progress
 from mindrlhf.metrics.timer import STEP, Timers
 from mindrlhf.parallel.data_parallel import DataParallel
+from mindrlhf.reshard.online import ReshardStatistics
 from mindrlhf.rewards.runner import RewardRunner
 from mindrlhf.rollout.engine import Engine
 from mindrlhf.trainer.report import StepReport
@@ -31,7 +32,8 @@ class GRPOTrainer:
     ranks that share a replica have the same. gather: the experiences of all ranks, in order, from each one's own.
     rewards: None on ranks that leave scoring to another one of their replica.
     reference: None when beta is 0. old: None when every batch is used for one update (the update takes its own value).
-    publish: brings the updated weights to the graphs that generate. total_steps: length of the run, for the schedule.
+    publish: brings the updated weights to the graphs that generate; None where they are the same. total_steps: length
+    of the run, for the schedule.
     """
 
     config: GRPOConfig
@@ -43,7 +45,7 @@ class GRPOTrainer:
     reference: Scorer | None
     old: Scorer | None
     updater: Updater
-    publish: Callable[[], None]
+    publish: Callable[[], ReshardStatistics] | None
     generating: DataParallel
     training: DataParallel
     gather: Callable[[list[Experience]], list[Experience]]
@@ -59,7 +61,7 @@ class GRPOTrainer:
                 groups = self.generate(self.generating.share(self.stream.next()), step)
                 experiences = self.gather(self.score(groups))
                 updates, experiences = self.train(experiences, step)
-                self.publish()
+                self.reshard()
             self.report.write(step, experiences, updates, self.engine.statistics, self.stream.position)
 
     def replay(self, steps: Sequence[tuple[int, list[Experience]]]) -> None:
@@ -148,6 +150,12 @@ class GRPOTrainer:
                 updates.append(self.one_update(part, rate, advance))
                 self.timers.compile(updates[-1].compile_s)
         return updates
+
+    def reshard(self) -> None:
+        """The next step generates with the updated weights."""
+        if self.publish:
+            with self.timers("reshard"):
+                self.report.add_reshard(self.publish())
 
     def mini_batch(self, experiences: list[Experience], index: int) -> list[Experience]:
         """Every so many groups: in strides, because blocks of each rank's share would differ with the number of

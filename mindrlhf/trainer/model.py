@@ -13,7 +13,7 @@ from mindrlhf.configs.grpo import OptimizerSettings, TrainSettings
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.models.parameters import parameter_table
 from mindrlhf.parallel.side import Side
-from mindrlhf.reshard.online import OnlineReshard, gather_full, shared_parameters
+from mindrlhf.reshard.online import OnlineReshard, ReshardStatistics, gather_full
 from mindrlhf.reshard.plan import plan
 from mindrlhf.trainer.outputs import MODEL_FOLDER
 from mindrlhf.training.objective import Objective
@@ -21,10 +21,6 @@ from mindrlhf.training.optimizer import AdamW, ShardedNorm
 from mindrlhf.training.updater import Updater
 
 Parameters = dict[str, Parameter]
-
-
-def nothing() -> None:
-    """What has to be done where nothing has."""
 
 
 def open_updater(
@@ -54,27 +50,26 @@ def open_updater(
 
 
 def published_weights(
-    policy: Parameters, training: Side, generating: Side, collectives: Collectives
-) -> tuple[Parameters, Callable[[], None]]:
-    """The weights that generate, and what brings them up to date with `policy` after an update.
+    policy: Parameters, training: Side, generating: Side, collectives: Collectives, verify: bool
+) -> tuple[Parameters, Callable[[], ReshardStatistics] | None]:
+    """The weights that generate, and what brings them up to date with `policy` after an update; None for equal layouts.
 
     A parameter of which this rank holds the same part on both sides is one and the same; nothing moves for it.
+    verify: see `OnlineReshard.run`.
     """
     here, there = training.partition, generating.partition
     if here.layout == there.layout:
-        return policy, nothing
+        return policy, None
     moves = plan(here.layout, there.layout)
-    same = shared_parameters(moves, here.rank)
     answering = {
         spec.name: policy[spec.name]
-        if spec.name in same
+        if here.slices(spec) == there.slices(spec)
         else Parameter(Tensor(np.empty(there.shape(spec), np.float32)), name=f"infer.{spec.name}", requires_grad=False)
         for spec in there.specs
     }
-    reshard = OnlineReshard(moves, here.rank, collectives.peers())
-    publish = partial(reshard.run, views(policy), views(answering))
-    publish()
-    return answering, publish
+    reshard = OnlineReshard(moves, collectives, views(policy), views(answering))
+    reshard.run(verify)
+    return answering, partial(reshard.run, verify)
 
 
 def views(parameters: Parameters) -> dict[str, np.ndarray]:
@@ -87,7 +82,7 @@ def save_model(
 ) -> None:
     """Writes the whole model as an HF directory, from all ranks, a parameter at a time. kind: for the message."""
     part = training.partition
-    gathered = gather_full(part.layout, part.rank, collectives.peers(), views(policy))
+    gathered = gather_full(part.layout, collectives, views(policy))
     if collectives.world.rank == 0:
         tensors = ((spec, array) for spec, (_, array) in zip(parameter_table(part.model), gathered, strict=True))
         save_hf(folder / MODEL_FOLDER, part.model, tensors, tokenizer=tokenizer, replace=True)

@@ -23,6 +23,7 @@ from mindrlhf.metrics.rollout_dump import rollout_rows, write_rollouts
 from mindrlhf.metrics.timer import STEP, Timers
 from mindrlhf.metrics.writers import Writers
 from mindrlhf.parallel.side import Side
+from mindrlhf.reshard.online import ReshardStatistics
 from mindrlhf.rewards.table import RewardTable
 from mindrlhf.rollout.engine import Statistics
 from mindrlhf.training.updater import Update
@@ -78,6 +79,13 @@ class StepReport:
                 failure.reason,
                 failure.completion[:200],
             )
+
+    def add_reshard(self, done: ReshardStatistics) -> None:
+        """Bytes of all ranks, and bytes received per second of the ranks' time."""
+        self._metrics.add_total("reshard/bytes_received", done.bytes_received)
+        self._metrics.add_total("reshard/bytes_copied", done.bytes_copied)
+        self._metrics.add_total("reshard/bytes_shared", done.bytes_shared)
+        self._metrics.add("reshard/bytes_per_s", done.bytes_received, done.seconds)
 
     def write(
         self,
