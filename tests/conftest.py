@@ -7,7 +7,12 @@ from pathlib import Path
 os.environ.setdefault("GLOG_v", "3")
 os.environ.setdefault("OMP_NUM_THREADS", str(min(2, os.cpu_count() or 1)))
 
+import hypothesis
 import pytest
+
+# How long an example takes says nothing on a machine that does other things too.
+hypothesis.settings.register_profile("project", deadline=None)
+hypothesis.settings.load_profile("project")
 
 ROOT = Path(__file__).resolve().parents[1]
 

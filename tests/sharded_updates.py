@@ -43,11 +43,10 @@ def run(world, case: Case) -> Outcome:
     from mindrlhf.backend.collectives import Collectives
     from mindrlhf.configs.grpo import OptimizerSettings, TrainSettings
     from mindrlhf.parallel.side import Side
+    from mindrlhf.trainer.model import open_updater
     from mindrlhf.training.graphs import PolicyLogProbs
     from mindrlhf.training.objective import policy_objective
-    from mindrlhf.training.optimizer import AdamW, ShardedNorm
     from mindrlhf.training.scoring import Scorer
-    from mindrlhf.training.updater import Updater
 
     mindspore.set_context(mode=mindspore.GRAPH_MODE, device_target="CPU")
     model = SmallModel.random(**case.model)
@@ -59,16 +58,11 @@ def run(world, case: Case) -> Outcome:
         for spec in part.specs
     }
     decoder = side.decoder(parameters, backend.kernels("CPU"), POSITIONS)
-    norm = None
-    if part.mesh.pp * part.mesh.tp > 1:
-        norm = ShardedNorm(side.counted, side.sum_over_replica)
     settings = OptimizerSettings(max_grad_norm=0.5, weight_decay=0.1, eps=1e-5)
-    optimizer = AdamW(settings, [parameters[spec.name] for spec in part.specs], part.specs, norm)
     train = TrainSettings(max_tokens_per_micro_batch=80, length_bucket=16)
     objective = policy_objective(policy_loss("clip"), on_policy=False, kl="k3", beta=0.1)
     head = PolicyLogProbs(decoder, TEMPERATURE)
-    reducer = side.gradient_reducer(optimizer.gradients)
-    updater = Updater(head, objective, optimizer, train, reducer, side.pipeline, 2)
+    updater = open_updater(settings, train, head, objective, parameters, side)
     scorer = Scorer(head, train, side.pipeline)
 
     groups, rows = batch()

@@ -167,6 +167,27 @@ def model_layout(
     return Layout(mesh.pp, mesh.dp * mesh.tp, placements)
 
 
+def replica_sharded(layout: Layout) -> Layout:
+    """The layout of optimizer state that data-parallel ranks share: the first dimension of everything that a
+    `model_layout` gives is cut over the replicas too, where it can be.
+    """
+
+    def shared(sharding: Sharding, shape: Shape) -> Sharding:
+        cut = Sharding(sharding.grid, ((*sharding.cuts[0], 0), *sharding.cuts[1:]))
+        return cut if shape[0] % cut.parts[0] == 0 else sharding
+
+    return Layout(
+        layout.stages,
+        layout.stage_ranks,
+        {
+            name: Placement(
+                place.shape, {stage: shared(sharding, place.shape) for stage, sharding in place.shardings.items()}
+            )
+            for name, place in layout.placements.items()
+        },
+    )
+
+
 def yaml_layout(yaml: ModelYaml, model: ModelConfig) -> Layout:
     """The layout that a model YAML asks for; `model` is the architecture that it describes.
 

@@ -7,7 +7,7 @@ from functools import cached_property
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_yaml import ModelYaml
 from mindrlhf.models.parameters import ParameterSpec, parameter_table
-from mindrlhf.parallel.layout import Layout, Shape, Slices, split_layers, yaml_layout
+from mindrlhf.parallel.layout import Layout, Shape, Slices, replica_sharded, split_layers, yaml_layout
 from mindrlhf.parallel.mesh import Coordinates, Mesh
 
 Group = tuple[int, ...]
@@ -18,7 +18,9 @@ class Partition:
     """What `rank` holds.
 
     mesh, layout: the ranks and all their shards. layers: of this rank's pipeline stage. sequence: activations outside
-    of the parallel regions are split by rows (`use_seq_parallel`).
+    of the parallel regions are split by rows (`use_seq_parallel`). shared_optimizer: each data-parallel replica keeps
+    the optimizer state of, and updates, its share of the parameters (`enable_parallel_optimizer`; Rajbhandari et al.
+    2020, arXiv:1910.02054, section 5.1).
     """
 
     model: ModelConfig
@@ -27,6 +29,7 @@ class Partition:
     layers: range
     rank: int
     sequence: bool = False
+    shared_optimizer: bool = False
 
     @classmethod
     def of_yaml(cls, yaml: ModelYaml, model: ModelConfig, rank: int) -> "Partition":
@@ -35,7 +38,15 @@ class Partition:
         mesh = Mesh(dp=parallel.data_parallel, pp=parallel.pipeline_stage, tp=parallel.model_parallel)
         layers = split_layers(model.num_layers, mesh.pp, yaml.model.offset)
         stage = mesh.coordinates(rank).pp
-        return cls(model, mesh, yaml_layout(yaml, model), layers[stage], rank, parallel.use_seq_parallel)
+        return cls(
+            model,
+            mesh,
+            yaml_layout(yaml, model),
+            layers[stage],
+            rank,
+            sequence=parallel.use_seq_parallel,
+            shared_optimizer=parallel.enable_parallel_optimizer and mesh.dp > 1,
+        )
 
     @property
     def coordinates(self) -> Coordinates:
@@ -53,6 +64,16 @@ class Partition:
     def shape(self, spec: ParameterSpec) -> Shape:
         """Shape of the part that this rank holds."""
         return self.layout.shape(self.rank, spec.name)
+
+    @cached_property
+    def optimizer_layout(self) -> Layout:
+        """Of the optimizer's moments."""
+        return replica_sharded(self.layout) if self.shared_optimizer else self.layout
+
+    def updated_rows(self, spec: ParameterSpec) -> slice:
+        """Of the rows that this rank holds of a parameter, those that it keeps the optimizer state of."""
+        own, updated = self.slices(spec)[0], self.optimizer_layout.slices(self.rank, spec.name)[0]
+        return slice(updated.start - own.start, updated.stop - own.start)
 
     def twins(self, spec: ParameterSpec) -> Group:
         """The ranks of this data-parallel replica that hold the same part of a parameter."""

@@ -17,14 +17,15 @@ from mindrlhf.parallel.tensor_parallel import TensorParallel
 class Side:
     """Built from one model YAML, by all ranks at the same time and in the same order: it makes their groups.
 
-    partition: what this rank holds. data_parallel, shards: its axes. pipeline: None where a stage is the whole model.
+    collectives: of all ranks. partition: what this rank holds. data_parallel, shards: its axes. pipeline: None where a
+    stage is the whole model.
     micro_batches: how many an update has at least, to keep the stages of a pipeline busy.
     first_of_replica: whether of all ranks that work on the same data this one speaks for them.
     Raises `UserError` where the layout does not divide the model.
     """
 
     def __init__(self, yaml: ModelYaml, model: ModelConfig, collectives: Collectives):
-        self._yaml, self._collectives = yaml, collectives
+        self._yaml, self.collectives = yaml, collectives
         rank = collectives.world.rank
         self.partition = Partition.of_yaml(yaml, model, rank)
         mesh = self.partition.mesh
@@ -48,7 +49,7 @@ class Side:
         """What sums gradient buffers over ranks in place when called; None where no rank shares any."""
         groups = self.partition.gradient_groups()
         wanted = self._yaml.parallel.gradient_aggregation_group
-        return ReduceGradients(gradients, groups, self._collectives, wanted) if groups else None
+        return ReduceGradients(gradients, groups, self.collectives, wanted) if groups else None
 
     @property
     def counted(self) -> list[bool]:
@@ -58,4 +59,4 @@ class Side:
     def sum_over_replica(self, number: float) -> float:
         """The sum over the ranks that together hold the model."""
         group = self.partition.mesh.group(self.partition.rank, "pp", "tp")
-        return float(self._collectives.all_reduce_sum(np.array([number], np.float64), group)[0])
+        return float(self.collectives.all_reduce_sum(np.array([number], np.float64), group)[0])

@@ -75,7 +75,7 @@ def assemble(
         reference = scorer(training.decoder(frozen, kernels, positions))
     engine, publish = None, None
     if prompts:
-        answering, publish = published_weights(policy, training, generating, collectives, config.rollout.verify_weights)
+        answering, publish = published_weights(policy, training, generating, config.rollout.verify_weights)
         engine = open_engine(job, generating.decoder(answering, kernels, positions), longest, generating)
 
     loss = bound_loss(config.algorithm)
@@ -113,7 +113,7 @@ def assemble(
     return (
         trainer,
         recorded,
-        partial(save_model, job.args.save_ckpt_dir, policy, training, collectives, job.tokenizer, "trained"),
+        partial(save_model, job.args.save_ckpt_dir, policy, training, job.tokenizer, "trained"),
     )
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 from mindspore import Parameter, Tensor, nn
 
-from mindrlhf.backend.collectives import Collectives
 from mindrlhf.checkpoint.hf import save_hf
 from mindrlhf.configs.grpo import OptimizerSettings, TrainSettings
 from mindrlhf.data.tokenizer import Tokenizer
@@ -17,7 +16,7 @@ from mindrlhf.reshard.online import OnlineReshard, ReshardStatistics, gather_ful
 from mindrlhf.reshard.plan import plan
 from mindrlhf.trainer.outputs import MODEL_FOLDER
 from mindrlhf.training.objective import Objective
-from mindrlhf.training.optimizer import AdamW, ShardedNorm
+from mindrlhf.training.optimizer import AdamW, ReplicaShare, ShardedNorm
 from mindrlhf.training.updater import Updater
 
 Parameters = dict[str, Parameter]
@@ -37,7 +36,8 @@ def open_updater(
     """
     part = training.partition
     norm = ShardedNorm(training.counted, training.sum_over_replica) if part.mesh.pp * part.mesh.tp > 1 else None
-    optimizer = AdamW(optimizer_settings, [parameters[spec.name] for spec in part.specs], part.specs, norm)
+    share = replica_share(parameters, training) if part.shared_optimizer else None
+    optimizer = AdamW(optimizer_settings, [parameters[spec.name] for spec in part.specs], part.specs, norm, share)
     return Updater(
         head,
         objective,
@@ -49,8 +49,24 @@ def open_updater(
     )
 
 
+def replica_share(parameters: Parameters, training: Side) -> ReplicaShare:
+    """The rows that this data-parallel replica updates, and what brings them to the others."""
+    part = training.partition
+    kept, rows = {}, []
+    for spec in part.specs:
+        parameter, own = parameters[spec.name], part.updated_rows(spec)
+        rows.append(own)
+        kept[spec.name] = parameter
+        if own.stop - own.start < parameter.shape[0]:
+            values = np.ascontiguousarray(parameter.asnumpy()[own])
+            kept[spec.name] = Parameter(Tensor(values), name=f"share.{spec.name}", requires_grad=False)
+    moves = plan(part.optimizer_layout, part.layout)
+    reshard = OnlineReshard(moves, training.collectives, views(kept), views(parameters))
+    return ReplicaShare(list(kept.values()), rows, reshard.run)
+
+
 def published_weights(
-    policy: Parameters, training: Side, generating: Side, collectives: Collectives, verify: bool
+    policy: Parameters, training: Side, generating: Side, verify: bool
 ) -> tuple[Parameters, Callable[[], ReshardStatistics] | None]:
     """The weights that generate, and what brings them up to date with `policy` after an update; None for equal layouts.
 
@@ -67,7 +83,7 @@ def published_weights(
         else Parameter(Tensor(np.empty(there.shape(spec), np.float32)), name=f"infer.{spec.name}", requires_grad=False)
         for spec in there.specs
     }
-    reshard = OnlineReshard(moves, collectives, views(policy), views(answering))
+    reshard = OnlineReshard(moves, training.collectives, views(policy), views(answering))
     reshard.run(verify)
     return answering, partial(reshard.run, verify)
 
@@ -77,13 +93,11 @@ def views(parameters: Parameters) -> dict[str, np.ndarray]:
     return {name: parameter.asnumpy() for name, parameter in parameters.items()}
 
 
-def save_model(
-    folder: Path, policy: Parameters, training: Side, collectives: Collectives, tokenizer: Tokenizer, kind: str
-) -> None:
+def save_model(folder: Path, policy: Parameters, training: Side, tokenizer: Tokenizer, kind: str) -> None:
     """Writes the whole model as an HF directory, from all ranks, a parameter at a time. kind: for the message."""
     part = training.partition
-    gathered = gather_full(part.layout, collectives, views(policy))
-    if collectives.world.rank == 0:
+    gathered = gather_full(part.layout, training.collectives, views(policy))
+    if part.rank == 0:
         tensors = ((spec, array) for spec, (_, array) in zip(parameter_table(part.model), gathered, strict=True))
         save_hf(folder / MODEL_FOLDER, part.model, tensors, tokenizer=tokenizer, replace=True)
         print(f"the {kind} model is in {folder / MODEL_FOLDER}", flush=True)

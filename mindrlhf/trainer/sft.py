@@ -49,8 +49,7 @@ def fit(
     bucket = config.train.length_bucket
     longest = [max(len(part(g)) for g in groups) for part in (lambda g: g.prompt_ids, lambda g: g.responses[0])]
 
-    collectives = Collectives(world)
-    training = Side(yaml, model, collectives)
+    training = Side(yaml, model, Collectives(world))
     data_parallel = training.data_parallel
     parameters = Weights(args.load_sft_checkpoint_train, model, config.seed).parameters(training.partition)
     positions = sum(round_up(length, bucket) for length in longest)
@@ -84,4 +83,4 @@ def fit(
             values = reduce(metrics, data_parallel.gather).results()
             if writers:
                 writers.write(step, values)
-    save_model(args.save_ckpt_dir, parameters, training, collectives, tokenizer, "fine-tuned")
+    save_model(args.save_ckpt_dir, parameters, training, tokenizer, "fine-tuned")

@@ -50,24 +50,41 @@ class ShardedNorm:
     sum: Callable[[float], float]
 
 
+@dataclass(frozen=True)
+class ReplicaShare:
+    """The rows of each parameter that this data-parallel replica updates, when replicas share that work.
+
+    parameters: those rows as parameters of their own; the very parameter where all of its rows are updated here.
+    rows: where they lie. gather: writes every replica's rows into all replicas' parameters.
+    """
+
+    parameters: Sequence[Parameter]
+    rows: Sequence[slice]
+    gather: Callable[[], object]
+
+
 class Apply(nn.Cell):
     """One AdamW update of all parameters and moments in place; the gradient buffers are zero afterwards.
+
+    rows: (first, end) of those rows of each gradient that belong to the parameter.
 
     MindSpore's fused `AdamWeightDecay` has no bias correction: w -= lr * (m / (sqrt(v) + eps) + decay * w). With
     lr' = lr * sqrt(1 - b2^t) / (1 - b1^t), eps' = eps * sqrt(1 - b2^t) and decay' = decay * lr / lr' it is AdamW
     exactly (Loshchilov & Hutter 2019, algorithm 2; Kingma & Ba 2015, section 2, last paragraph).
     """
 
-    def __init__(self, parameters, gradients, first, second, decays: list[bool]):
+    def __init__(self, parameters, gradients, first, second, decays: list[bool], rows: list[tuple[int, int]]):
         super().__init__(auto_prefix=False)
         self.parameters, self.gradients, self.first, self.second = parameters, gradients, first, second
-        self.decays = decays
+        self.decays, self.rows = decays, rows
         self.update = ops.AdamWeightDecay()
 
     def construct(self, rate, beta1, beta2, eps, decay, scale):
         done = rate
         for i in range(len(self.parameters)):
             gradient = self.gradients[i]
+            first, end = self.rows[i]
+            own = gradient if end - first == gradient.shape[0] else gradient[first:end]
             step = self.update(
                 self.parameters[i],
                 self.first[i],
@@ -77,7 +94,7 @@ class Apply(nn.Cell):
                 beta2,
                 eps,
                 decay if self.decays[i] else decay * 0.0,
-                gradient * scale,
+                own * scale,
             )
             done = ops.depend(done, step)
             # g - g, because zeros would be folded into the graph as constants: the size of the model once more. The
@@ -113,7 +130,7 @@ class AdamW:
 
     parameters: the float32 weights to train, or this rank's shards of them; specs: their rows of the parameter table
     (which of them decay). norm: how shards make up the norm of the whole model's gradients; None on a rank that holds
-    all of it.
+    all of it. share: what this replica updates; None for everything.
     """
 
     def __init__(
@@ -122,19 +139,30 @@ class AdamW:
         parameters: list[Parameter],
         specs: list[ParameterSpec],
         norm: ShardedNorm | None = None,
+        share: ReplicaShare | None = None,
     ):
         self.settings = settings
         self.parameters = ParameterTuple(parameters)
         self.gradients = zeros_like(parameters, "gradient")
-        self.first = zeros_like(parameters, "exp_avg")
-        self.second = zeros_like(parameters, "exp_avg_sq")
+        self._gather = share.gather if share else None
+        updated = list(share.parameters) if share else parameters
+        rows = share.rows if share else [slice(0, parameter.shape[0]) for parameter in parameters]
+        self.first = zeros_like(updated, "exp_avg")
+        self.second = zeros_like(updated, "exp_avg_sq")
         self.updates = 0
         counted = self.gradients
         if norm:
             counted = [gradient for gradient, counts in zip(self.gradients, norm.counted, strict=True) if counts]
         self._squares = SquaredNorm(ParameterTuple(counted)) if counted else None
         self._sum = norm.sum if norm else None
-        self._apply = Apply(self.parameters, self.gradients, self.first, self.second, [spec.decays for spec in specs])
+        self._apply = Apply(
+            ParameterTuple(updated),
+            self.gradients,
+            self.first,
+            self.second,
+            [spec.decays for spec in specs],
+            [(part.start, part.stop) for part in rows],
+        )
         self._discard = Discard(self.gradients)
 
     def step(self, rate: float) -> UpdateResult:
@@ -153,6 +181,8 @@ class AdamW:
         decay = s.weight_decay * rate / fused if fused else 0.0
         values = (fused, s.beta1, s.beta2, s.eps * second, decay, scale)
         self._apply(*(Tensor(np.float32(value)) for value in values)).asnumpy()
+        if self._gather:
+            self._gather()
         return UpdateResult(norm, rate, True)
 
     def _norm(self) -> float:

@@ -1,0 +1,84 @@
+"""Updates on any layout give what one process gives: log-probs, losses, gradient norms, entropies, weights."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import sharded_updates
+from sharded_updates import Case, Outcome
+from workers import run_workers
+
+TIED = {"tie_word_embeddings": True}
+DP, TP, PP = "data_parallel", "model_parallel", "pipeline_stage"
+SEQUENCE, CUT = {"use_seq_parallel": True}, {"vocab_emb_dp": False}
+SHARED = {"enable_parallel_optimizer": True}
+FEW = {
+    2: [
+        Case({TP: 2} | SEQUENCE, TIED | {"qk_norm": True}),
+        Case({PP: 2, "offset": (-1, 1)}, TIED | {"num_layers": 2}),  # no layer in the first stage
+        Case({DP: 2} | SHARED, {}),
+    ]
+}
+MANY = {
+    2: [
+        Case({TP: 2}, {}),
+        Case({TP: 2}, TIED),
+        Case({TP: 2} | CUT, {}),
+        Case({TP: 2} | CUT | SEQUENCE, TIED),
+        Case({PP: 2, "micro_batch_num": 2}, {}),
+        Case({DP: 2, "gradient_aggregation_group": 1}, TIED),
+    ],
+    4: [
+        Case({TP: 4}, {}),  # two ranks share a key-value head
+        Case({TP: 4} | SEQUENCE, TIED | {"qk_norm": True}),
+        Case({DP: 2, TP: 2} | SHARED, TIED),
+        Case({TP: 2, PP: 2} | SEQUENCE, TIED),
+        Case({TP: 2, PP: 2} | CUT, TIED),
+        Case({DP: 2, PP: 2, "offset": (1, 0)} | SHARED, {"num_layers": 3}),
+        Case({PP: 4, "offset": (-1, 1, 1, 1)}, {"num_layers": 6}),
+    ],
+    8: [
+        Case({DP: 2, TP: 2, PP: 2} | SEQUENCE | SHARED, TIED),
+        Case({TP: 4, PP: 2}, {}),
+    ],
+}
+
+
+def on_rank(world, cases: list[Case]) -> list[Outcome]:
+    return [sharded_updates.run(world, case) for case in cases]
+
+
+def check(workers: int, cases: list[Case]) -> None:
+    ranks = run_workers(workers, __file__, "on_rank", cases=cases, timeout=550)
+    alone = SimpleNamespace(rank=0, size=1, device_target="CPU")
+    expected: dict[str, Outcome] = {}
+    for index, case in enumerate(cases):
+        key = repr(case.model)
+        if key not in expected:
+            expected[key] = sharded_updates.run(alone, Case({}, case.model))
+        for rank in ranks:
+            assert_equal(rank[index], expected[key], case)
+
+
+def assert_equal(found: Outcome, one: Outcome, case: Case) -> None:
+    for name, norm in zip(one.weights, map(np.linalg.norm, one.weights.values()), strict=True):
+        assert np.linalg.norm(found.weights[name] - one.weights[name]) <= 1e-5 * norm, (case, name)
+    np.testing.assert_allclose(found.losses, one.losses, rtol=1e-5, err_msg=str(case))
+    np.testing.assert_allclose(found.norms, one.norms, rtol=1e-5, err_msg=str(case))
+    for values, others in ((found.scores, one.scores), *zip(found.entropies, one.entropies, strict=True)):
+        for group, other in zip(values, others, strict=True):
+            for row, expected in zip(group, other, strict=True):
+                np.testing.assert_allclose(row, expected, rtol=0, atol=1e-4, err_msg=str(case))
+
+
+@pytest.mark.msrun
+@pytest.mark.parametrize("workers", FEW)
+def test_layouts_equal_one_process(workers):
+    check(workers, FEW[workers])
+
+
+@pytest.mark.slow
+@pytest.mark.msrun
+@pytest.mark.parametrize(("workers", "case"), [(workers, case) for workers, cases in MANY.items() for case in cases])
+def test_more_layouts_equal_one_process(workers, case):
+    check(workers, [case])
