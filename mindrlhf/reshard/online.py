@@ -71,7 +71,7 @@ class OnlineReshard:
         if len(dtypes) > 1:
             raise ValueError(f"source and destination are to be of one dtype, not of {' and '.join(sorted(dtypes))}")
         shared = {name for name in before & after if _same_memory(source[name], destination[name])}
-        self._source, self._destination = source, destination
+        self.source, self.destination = source, destination
         self._peers = collectives.peers()
         moved = (copy for copy in plan.copies if copy.destination != rank or copy.parameter not in shared)
         self._share = _Share.of(rank, chain(moved, plan.transfers), bucket_bytes)
@@ -88,7 +88,7 @@ class OnlineReshard:
         verify: as the method of that name.
         """
         start = time.perf_counter()
-        self._share.move(self._peers, self._source, self._destination)
+        self._share.move(self._peers, self.source, self.destination)
         seconds = time.perf_counter() - start
         if verify:
             self.verify()
@@ -99,7 +99,7 @@ class OnlineReshard:
 
         Raises ReshardError, on the ranks that hold something else.
         """
-        share, source, destination = self._share, self._source, self._destination
+        share, source, destination = self._share, self.source, self.destination
         sums = {rank: np.empty(len(pieces), np.uint32) for rank, pieces in share.incoming.items()}
         self._peers.exchange(
             {rank: [_source_sums(source, pieces)] for rank, pieces in share.outgoing.items()},
