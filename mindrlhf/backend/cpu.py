@@ -6,12 +6,15 @@ matrix product there.
 
 from mindspore import ops
 
+from mindrlhf.backend.broadcast import expand
+
 COMPUTE_DTYPES = ("float32",)
 
 
 def rms_norm(x, weight, eps):
     """x * weight / sqrt(mean(x^2) + eps) over the last axis (Zhang & Sennrich 2019, eq. 4). Shape and dtype of x."""
-    return x * ops.rsqrt(ops.ReduceMean(True)(ops.square(x), -1) + eps) * weight
+    scale = ops.rsqrt(ops.ReduceMean(True)(ops.square(x), -1) + eps)
+    return x * expand(scale, x.shape) * expand(weight, x.shape)
 
 
 def rotary(x, cos, sin):
@@ -21,7 +24,7 @@ def rotary(x, cos, sin):
     """
     half = x.shape[-1] // 2
     rotated = ops.concat((-x[..., half:], x[..., :half]), -1)
-    return x * cos + rotated * sin
+    return x * expand(cos, x.shape) + rotated * expand(sin, x.shape)
 
 
 def swiglu(gate, up):

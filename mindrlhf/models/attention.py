@@ -7,6 +7,8 @@ Q query heads per key-value head, D head_dim. Scores and softmax are float32.
 import numpy as np
 from mindspore import Tensor, ops
 
+from mindrlhf.backend.broadcast import expand
+
 # Added to masked scores: far below any real score, and far from float32's edge, so that sums stay finite.
 MASKED = -1e30
 
@@ -35,7 +37,8 @@ def prefix_attention(query, key, value, mask, scale):
     query = query.transpose((0, 2, 3, 1, 4)).reshape((n * k, q * p, d))
     key = key.transpose((0, 2, 1, 3)).reshape((n * k, p, d))
     value = value.transpose((0, 2, 1, 3)).reshape((n * k, p, d))
-    scores = ops.BatchMatMul(transpose_b=True)(query * scale, key).astype("float32") + mask
+    scores = ops.BatchMatMul(transpose_b=True)(query * scale, key).astype("float32")
+    scores = scores + expand(mask, scores.shape)
     out = ops.BatchMatMul()(ops.softmax(scores, -1).astype(value.dtype), value)
     return out.reshape((n, k, q, p, d)).transpose((0, 3, 1, 2, 4))
 
@@ -55,8 +58,10 @@ def completion_attention(query, key, value, prefix_key, prefix_value, mask, pref
     prefix_value = prefix_value.transpose((0, 2, 1, 3)).reshape((n * k, p, d))
 
     far = ops.BatchMatMul(transpose_b=True)(query.reshape((n * k, g * q * r, d)), prefix_key)
-    far = far.astype("float32").reshape((n, k * g * q * r, p)) + prefix_mask.reshape((n, 1, p))
-    near = ops.BatchMatMul(transpose_b=True)(query.reshape((n * k * g, q * r, d)), key).astype("float32") + mask
+    far = far.astype("float32").reshape((n, k * g * q * r, p))
+    far = far + expand(prefix_mask.reshape((n, 1, p)), far.shape)
+    near = ops.BatchMatMul(transpose_b=True)(query.reshape((n * k * g, q * r, d)), key).astype("float32")
+    near = near + expand(mask, near.shape)
     weights = ops.softmax(ops.concat((far.reshape((n * k * g, q * r, p)), near), -1), -1).astype(value.dtype)
     out = ops.BatchMatMul()(weights[..., p:], value).reshape((n * k, g * q * r, d))
     out = out + ops.BatchMatMul()(weights[..., :p].reshape((n * k, g * q * r, p)), prefix_value)
@@ -70,5 +75,5 @@ def decode_attention(query, key_cache, value_cache, mask, scale):
     """
     b, s = mask.shape
     scores = ops.BatchMatMul(transpose_b=True)(query * scale, key_cache).astype("float32")
-    weights = ops.softmax(scores + mask.reshape((b, 1, 1, s)), -1)
+    weights = ops.softmax(scores + expand(mask.reshape((b, 1, 1, s)), scores.shape), -1)
     return ops.BatchMatMul()(weights.astype(value_cache.dtype), value_cache)

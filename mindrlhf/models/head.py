@@ -5,6 +5,7 @@ is large, and a critic's values.
 from mindspore import nn, ops
 from mindspore.ops import constexpr
 
+from mindrlhf.backend.broadcast import expand
 from mindrlhf.parallel.tensor_parallel import TensorParallel
 
 # Logits of one chunk: 64 Mi float32 numbers are 256 MiB. Beyond it, tokens are cut into chunks.
@@ -57,6 +58,10 @@ class TokenLogProbs(nn.Cell):
     def _logits(self, hidden, head):
         return self.forward_product(hidden, head.astype(hidden.dtype)).astype("float32") * self.inverse
 
+    def _column(self, values, logits):
+        """[T] -> [T, V]"""
+        return expand(values.reshape((-1, 1)), logits.shape)
+
     def _place(self, targets, rows):
         """Targets within this rank's rows, 0 for those of others, and float32 1 where they are its own."""
         if self.size == 1:
@@ -67,7 +72,7 @@ class TokenLogProbs(nn.Cell):
 
     def _statistics(self, logits, targets):
         top = logits.max(-1, keepdims=True)
-        exponentials = ops.exp(logits - top)
+        exponentials = ops.exp(logits - expand(top, logits.shape))
         total = exponentials.sum(-1)
         weighted = (exponentials * logits).sum(-1)
         top = top.reshape((-1,))
@@ -83,14 +88,11 @@ class TokenLogProbs(nn.Cell):
         return picked - log_total, log_total - weighted / total, log_total
 
     def _backward(self, hidden, head, targets, logits, entropy, log_total, d_log_prob, d_entropy):
-        every_log_prob = logits - log_total.reshape((-1, 1))
+        every_log_prob = logits - self._column(log_total, logits)
+        factor = self._column(-d_log_prob, logits)
         if self.entropy_gradient:
-            factor = d_log_prob.reshape((-1, 1)) + d_entropy.reshape((-1, 1)) * (
-                every_log_prob + entropy.reshape((-1, 1))
-            )
-        else:
-            factor = d_log_prob.reshape((-1, 1))
-        d_logits = -ops.exp(every_log_prob) * factor
+            factor = factor - self._column(d_entropy, logits) * (every_log_prob + self._column(entropy, logits))
+        d_logits = ops.exp(every_log_prob) * factor
         rows = ops.arange(0, targets.shape[0]).astype("int32")
         local, own = self._place(targets, logits.shape[1])
         d_logits = self.scatter(d_logits, ops.stack((rows, local), 1), d_log_prob * own) * self.inverse

@@ -16,6 +16,7 @@ Column-parallel projections (query, key, value, gate, up) and the row-parallel o
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
+from mindrlhf.backend.broadcast import expand
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.models.attention import (
     causal_mask,
@@ -55,7 +56,7 @@ class Linear(nn.Cell):
 
     def construct(self, x):
         y = self.matmul(x, self.weight.astype(x.dtype))
-        return y + self.bias.astype(x.dtype) if self.has_bias else y
+        return y + expand(self.bias.astype(x.dtype), y.shape) if self.has_bias else y
 
 
 class ScaleGradient(nn.Cell):
@@ -93,7 +94,7 @@ class Embedding(nn.Cell):
         if self.cut:
             inside = ops.logical_and(ids >= self.first, ids < self.end)
             rows = ops.gather(self.weight, ops.select(inside, ids - self.first, ops.zeros_like(ids)), 0)
-            return self.leave(rows * inside.astype(rows.dtype).reshape((-1, 1)))
+            return self.leave(rows * expand(inside.astype(rows.dtype).reshape((-1, 1)), rows.shape))
         if self.sequence:
             share = ids.shape[0] // self.size
             return ops.gather(self.weight, ids[self.rank * share : (self.rank + 1) * share], 0)

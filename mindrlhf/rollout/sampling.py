@@ -10,6 +10,7 @@ import math
 import numpy as np
 from mindspore import Tensor, nn, ops
 
+from mindrlhf.backend.broadcast import expand
 from mindrlhf.configs.grpo import SamplingSettings
 from mindrlhf.models.attention import MASKED
 from mindrlhf.parallel.tensor_parallel import TensorParallel
@@ -91,7 +92,7 @@ class Sampler(nn.Cell):
         if self.top_k:
             scores = ops.select(scores >= self._kth_largest(scores), scores, ops.full_like(scores, MASKED))
         if self.top_p < 1.0:
-            weights = ops.exp(scores - top)
+            weights = ops.exp(scores - expand(top, scores.shape))
             target = self._total(weights) * self.top_p
             low, high = top - TOP_P_RANGE, top  # the tokens above `low` hold the mass; those above `high` may not
             for _ in range(TOP_P_HALVINGS):
@@ -146,8 +147,9 @@ class Sampler(nn.Cell):
     def _log_prob(self, scores, token):
         top = self._largest(scores)
         local, own = self._own(token)
-        picked = ops.gather_d(scores - top, 1, local.reshape((-1, 1))).reshape((-1,)) * own
-        numbers = self.reduce(ops.stack((picked, ops.exp(scores - top).sum(-1))))
+        below = scores - expand(top, scores.shape)
+        picked = ops.gather_d(below, 1, local.reshape((-1, 1))).reshape((-1,)) * own
+        numbers = self.reduce(ops.stack((picked, ops.exp(below).sum(-1))))
         return numbers[0] - ops.log(numbers[1])
 
     def construct(self, logits, uniform, ban_stop, seen):
@@ -161,14 +163,15 @@ class Sampler(nn.Cell):
             punished = ops.select(logits > 0, raw / self.penalty, raw * self.penalty)
             scores = ops.select(seen > 0, punished, raw)
         if self.bans_stop:
-            scores = scores + ban_stop.reshape((-1, 1)) * self.stop_mask
+            ban = expand(ban_stop.reshape((-1, 1)), scores.shape)
+            scores = scores + ban * expand(self.stop_mask, scores.shape)
         if self.greedy:
             token = self._most_probable(scores)
             policy = self._log_prob(raw, token)
             return token, ops.zeros_like(policy), policy
         if self.filters:
             scores = self._keep(scores)
-        token, behaviour = self._draw(ops.exp(scores - self._largest(scores)), uniform)
+        token, behaviour = self._draw(ops.exp(scores - expand(self._largest(scores), scores.shape)), uniform)
         if self.plain:
             return token, behaviour, behaviour
         return token, behaviour, self._log_prob(raw, token)

@@ -1,0 +1,24 @@
+"""Explicit broadcasting, for operands that are large.
+
+MindSpore's CPU kernels of +, -, * and / keep, for as long as their graph lives, two tables of 8-byte indices with an
+entry for each element of a broadcast result: four times the result's own memory, and more time than the arithmetic
+takes. `ops.where` with a number keeps three. A repeated operand (`Tile`) is freed after use, and faster.
+A number or a tensor without dimensions on one side costs nothing and needs none of this.
+"""
+
+from mindspore import ops
+from mindspore.ops import constexpr
+
+_tile = ops.Tile()
+
+
+@constexpr
+def repeats(shape: tuple[int, ...], wanted: tuple[int, ...]) -> tuple[int, ...]:
+    """How often `Tile` has to repeat each dimension; leading dimensions may be missing in `shape`."""
+    missing = len(wanted) - len(shape)
+    return tuple(size // (1 if i < missing else shape[i - missing]) for i, size in enumerate(wanted))
+
+
+def expand(x, shape):
+    """`x` repeated along its dimensions of size 1, and along those it lacks in front, to `shape`."""
+    return _tile(x, repeats(x.shape, shape))
