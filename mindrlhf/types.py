@@ -64,18 +64,44 @@ class Experience:
 
     rewards: float32[G], the weighted sum over reward functions; NaN where every function abstained.
     rewards_by_function: name -> float32[G], unweighted; NaN where that function gave None or failed.
-    advantages: float32[G] (one number for all tokens of a response), 0 where the reward is NaN.
+    advantages: float32[G] (one number for all tokens of a response) or G arrays float32[R]; 0 where the reward is NaN.
+    trained: bool[G], the responses that enter the loss; None is all of them.
+    greedy_reward: of the most probable response to the prompt, NaN where it has none; None when nothing needs it.
     reference_log_probs: G arrays float32[R] from the reference model, or None when nothing needs them.
     old_log_probs: G arrays float32[R] of the policy before this step's first update, or None when the
         update takes its own first-pass value (a batch used once).
+    values, returns: G arrays float32[R], what the critic expected before each token at the start of the step, and what
+        it should have; None without a critic.
     """
 
     group: RolloutGroup
     rewards: np.ndarray
     rewards_by_function: Mapping[str, np.ndarray]
-    advantages: np.ndarray
+    advantages: np.ndarray | tuple[np.ndarray, ...]
+    trained: np.ndarray | None = None
+    greedy_reward: float | None = None
     reference_log_probs: tuple[np.ndarray, ...] | None = None
     old_log_probs: tuple[np.ndarray, ...] | None = None
+    values: tuple[np.ndarray, ...] | None = None
+    returns: tuple[np.ndarray, ...] | None = None
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """int64[G], response tokens."""
+        return np.array([len(rollout.response_ids) for rollout in self.group.rollouts])
+
+    @property
+    def trained_lengths(self) -> np.ndarray:
+        """int64[G], response tokens that enter the loss: 0 for a response that is left out."""
+        return self.lengths if self.trained is None else self.lengths * self.trained
+
+    @property
+    def token_advantages(self) -> tuple[np.ndarray, ...]:
+        """G arrays float32[R]."""
+        return tuple(
+            np.broadcast_to(np.asarray(advantage, np.float32), length)
+            for advantage, length in zip(self.advantages, self.lengths, strict=True)
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -78,6 +78,13 @@ def policy_loss(name: str, options: Mapping[str, object] | None = None) -> Polic
     return PolicyLoss(name, _bound(function, checked), select, traits.aggregation)
 
 
+def options_of_loss(name: str) -> set[str]:
+    """Names of the options of a known loss, those of its choice of tokens included. Imports MindSpore."""
+    select = POLICY_LOSSES[name].select
+    function = getattr(importlib.import_module("mindrlhf.algorithms.losses"), name)
+    return {*options_of(function), *(options_of(select) if select else ())}
+
+
 def rollout_correction(options: Mapping[str, object] | None = None) -> Callable:
     """`rollout_correction.importance_weights` with its options bound: (log_probs, rollout_log_probs, mask) ->
     (float32[B, T] weights, metrics). Raises UserError for an unknown option or a value that does not fit."""

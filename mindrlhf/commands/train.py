@@ -61,6 +61,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--load_sft_checkpoint_infer", help="weights; an HF directory, safetensors or .ckpt")
     parser.add_argument("--load_sft_checkpoint_train", help="default: those of --load_sft_checkpoint_infer")
     parser.add_argument("--load_ref_checkpoint", help="reference weights; default: those of training")
+    parser.add_argument(
+        "--load_critic_checkpoint", help="PPO's critic: one that a run has saved, or any model; default: as training"
+    )
     parser.add_argument("--enable_compile_cache", type=boolean, default=False, metavar="True|False")
     parser.add_argument("--only_save_strategy", type=boolean, default=False, metavar="True|False")
     parser.add_argument("--replay", type=Path, help="train on a file of --save_data_file instead of generating")

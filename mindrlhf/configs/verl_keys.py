@@ -373,3 +373,5 @@ def _trainer(keys: _Keys, result: _Result) -> None:
         result.put("reward.functions", [{"name": f"{path}:{name}"}], "custom_reward_function.path")
     result.flag("load_sft_checkpoint_infer", "model.path")
     result.flag("load_ref_checkpoint", "ref.model.path")
+    if keys("algorithm.adv_estimator") == "gae":
+        result.flag("load_critic_checkpoint", "critic.model.path")

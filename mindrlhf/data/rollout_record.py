@@ -21,6 +21,7 @@ SCHEMA = {
     "seed": {"type": "int64"},
     "finish_reason": {"type": "string"},
     "reward": {"type": "float32"},
+    "greedy_reward": {"type": "float32"},  # of the most probable response to the prompt; NaN where nothing needed it
     "rewards_by_function": {"type": "string"},  # JSON: name -> number, or null where the function gave none
     "fields": {"type": "string"},  # JSON: the prompt's task fields
     "prompt_ids": {"type": "int32", "shape": [-1]},
@@ -43,6 +44,7 @@ def to_rows(step: int, experiences: Iterable[Experience]) -> Iterator[dict]:
                 "seed": rollout.seed,
                 "finish_reason": rollout.finish_reason,
                 "reward": float(experience.rewards[i]),
+                "greedy_reward": np.nan if experience.greedy_reward is None else float(experience.greedy_reward),
                 "rewards_by_function": json.dumps({name: None if np.isnan(v) else v for name, v in given.items()}),
                 "fields": json.dumps(dict(prompt.fields)),
                 "prompt_ids": prompt.token_ids,
@@ -101,4 +103,5 @@ def _experience(rows: list[dict]) -> Experience:
             for name in by_function[0]
         },
         advantages=np.zeros(len(rows), np.float32),
+        greedy_reward=first["greedy_reward"],
     )

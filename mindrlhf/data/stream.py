@@ -34,9 +34,9 @@ class PromptStream:
         """How many epochs have been given whole."""
         return self.position // len(self.prompts)
 
-    def next(self) -> list[Prompt]:
-        """The next `prompts_per_step` prompts."""
-        end = self.position + self.prompts_per_step
+    def next(self, count: int | None = None) -> list[Prompt]:
+        """The next `count` prompts, by default `prompts_per_step`."""
+        end = self.position + (self.prompts_per_step if count is None else count)
         step = [self._at(position) for position in range(self.position, end)]
         self.position = end
         return step

@@ -44,8 +44,8 @@ def add_lengths(metrics: MetricSet, experiences: Sequence[Experience], max_promp
 def add_rewards(metrics: MetricSet, experiences: Sequence[Experience]) -> None:
     """Add `critic/score/*`, `critic/rewards/*`, `critic/advantages/*`, `reward/<function>/*` and `group/*`.
 
-    Score and rewards are the same number, since the KL term is part of the loss and never of the reward. Rewards that
-    are NaN (every function abstained) are left out. The mean advantage is over tokens, as in verl.
+    Score and rewards are the same number: a KL term in the reward is shown by itself (`actor/reward_kl_penalty`).
+    Rewards that are NaN (every function abstained) are left out. The mean advantage is over tokens, as in verl.
     `reward/<function>/missing` counts the samples that the function gave no value for.
     `group/zero_std_fraction` is the fraction of groups whose rewards do not differ, and which so teach nothing;
     `group/reward_std` the mean over groups of the unbiased standard deviation within a group.
@@ -59,12 +59,25 @@ def add_rewards(metrics: MetricSet, experiences: Sequence[Experience]) -> None:
             metrics.add_values(f"reward/{function}/mean", values, given)
             metrics.add_std(f"reward/{function}/std", values, given)
             metrics.add_total(f"reward/{function}/missing", np.count_nonzero(~given))
-        lengths = [len(rollout.response_ids) for rollout in experience.group.rollouts]
-        metrics.add_summary("critic/advantages", np.repeat(experience.advantages, lengths))
+        metrics.add_summary("critic/advantages", np.concatenate(experience.token_advantages))
         rewards = rewards[~np.isnan(rewards)]
         metrics.add("group/zero_std_fraction", rewards.size < 2 or np.ptp(rewards) < NO_SPREAD)
         if rewards.size > 1:
             metrics.add("group/reward_std", rewards.std(ddof=1))
+
+
+def add_values(metrics: MetricSet, experiences: Sequence[Experience]) -> None:
+    """Add `critic/values/*` and `critic/returns/*` of experiences that have them, and standard deviations over tokens:
+    `critic/returns/std` and, of returns less values, `critic/return_error/std`.
+    """
+    for experience in experiences:
+        if experience.values is None or experience.returns is None:
+            continue
+        values, returns = np.concatenate(experience.values), np.concatenate(experience.returns)
+        metrics.add_summary("critic/values", values)
+        metrics.add_summary("critic/returns", returns)
+        metrics.add_std("critic/returns/std", returns)
+        metrics.add_std("critic/return_error/std", returns - values)
 
 
 def add_reward_troubles(metrics: MetricSet, failures: Mapping[str, int], timeouts: Mapping[str, int]) -> None:
@@ -106,6 +119,7 @@ def add_experience(metrics: MetricSet, experiences: Sequence[Experience], max_pr
     are part of them (`old_log_probs`), their difference from the engine's `policy_log_probs`."""
     add_lengths(metrics, experiences, max_prompt_length)
     add_rewards(metrics, experiences)
+    add_values(metrics, experiences)
     both = [experience for experience in experiences if experience.old_log_probs is not None]
     engine = [rollout.policy_log_probs for experience in both for rollout in experience.group.rollouts]
     add_log_prob_difference(metrics, engine, [train for experience in both for train in experience.old_log_probs])

@@ -17,7 +17,8 @@ def rollout_rows(
 
     decode: int32[n] token ids -> text, special tokens included.
     Keys: step, prompt_id, sample_index, prompt, completion, ground_truth (None where the task has none), reward,
-    rewards (by function, unweighted), advantage, finish_reason, prompt_length and response_length (tokens).
+    rewards (by function, unweighted), advantage (mean over its tokens), finish_reason,
+    prompt_length and response_length (tokens).
     """
     rows = []
     for experience in experiences:
@@ -34,7 +35,7 @@ def rollout_rows(
                     "ground_truth": prompt.fields.get("ground_truth"),
                     "reward": float(experience.rewards[index]),
                     "rewards": {name: float(given[index]) for name, given in experience.rewards_by_function.items()},
-                    "advantage": float(experience.advantages[index]),
+                    "advantage": float(np.mean(experience.advantages[index])),
                     "finish_reason": rollout.finish_reason,
                     "prompt_length": len(prompt.token_ids),
                     "response_length": len(rollout.response_ids),

@@ -11,7 +11,7 @@ Not here: paged caches, speculative decoding, prefix sharing between different p
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 from mindspore import Tensor
@@ -28,13 +28,18 @@ from mindrlhf.types import Prompt, Rollout, RolloutGroup
 
 @dataclass
 class Statistics:
-    """Of the last `generate` call. Seconds of wall time; compile_s is the part spent building graphs."""
+    """Of the last `generate` call; those of several can be added. Seconds of wall time; compile_s is the part spent
+    building graphs.
+    """
 
     prefill_s: float = 0.0
     decode_s: float = 0.0
     compile_s: float = 0.0
     decode_steps: int = 0
     tokens: int = 0
+
+    def __add__(self, other: "Statistics") -> "Statistics":
+        return Statistics(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
 
 class _Samples:

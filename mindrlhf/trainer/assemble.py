@@ -2,17 +2,14 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 
 from mindrlhf import backend
-from mindrlhf.algorithms.advantages import ADVANTAGES, TOKEN_LEVEL
-from mindrlhf.algorithms.aggregation import MODES
-from mindrlhf.algorithms.names import unknown_name
-from mindrlhf.algorithms.registry import POLICY_LOSSES, PolicyLoss, policy_loss
+from mindrlhf.algorithms.registry import PolicyLoss, options_of_loss, policy_loss, rollout_correction
 from mindrlhf.backend.collectives import Collectives
 from mindrlhf.backend.launch import World
-from mindrlhf.configs.grpo import AlgorithmSettings, GRPOConfig
+from mindrlhf.configs.algorithm import LOSS_OPTIONS, AlgorithmSettings
+from mindrlhf.configs.grpo import GRPOConfig, SamplingSettings
 from mindrlhf.configs.validate import check_lengths
 from mindrlhf.data.mindrecord import read_prompts
 from mindrlhf.data.rollout_record import read_rollout_record
@@ -25,15 +22,23 @@ from mindrlhf.models.transformer import Decoder
 from mindrlhf.parallel.side import Side
 from mindrlhf.rewards.runner import RewardRunner
 from mindrlhf.rollout.engine import Engine
+from mindrlhf.trainer.advantages import StepAdvantages
 from mindrlhf.trainer.batch_table import batch_table
 from mindrlhf.trainer.build import Job
+from mindrlhf.trainer.critic import open_critic
 from mindrlhf.trainer.grpo import GRPOTrainer
+from mindrlhf.trainer.kl_term import KLTerm
 from mindrlhf.trainer.model import open_updater, published_weights, save_model
+from mindrlhf.trainer.outputs import CRITIC_FOLDER, MODEL_FOLDER
+from mindrlhf.trainer.policy import PolicyUpdates
+from mindrlhf.trainer.reference import Reference
 from mindrlhf.trainer.report import StepReport
 from mindrlhf.trainer.roles import Weights, check_token_ids, stop_ids
+from mindrlhf.trainer.rollouts import Rollouts
+from mindrlhf.trainer.sampling import StepSampling
 from mindrlhf.training.batch import round_up
 from mindrlhf.training.graphs import PolicyLogProbs
-from mindrlhf.training.objective import policy_objective
+from mindrlhf.training.objective import Objective, policy_objective
 from mindrlhf.training.scoring import Scorer
 from mindrlhf.types import Experience, Prompt
 
@@ -45,20 +50,18 @@ def assemble(
 
     What has to be closed at the end goes on `stack`.
     """
-    config = job.config
-    check_names(config.algorithm)
+    config, algorithm = job.config, job.config.algorithm
     recorded = read_rollout_record(job.args.replay) if job.args.replay else []
     prompts = [] if job.args.replay else read_prompts(job.args.mind_dataset_dir, job.tokenizer)
     longest = check_prompts(job, prompts or [e.group.prompt for _, step in recorded for e in step])
     check_recorded(job, recorded)
     total = len(recorded) or total_steps(config, len(prompts))
+    loss = open_loss(algorithm)
 
     collectives = Collectives(world)
     training, generating = (Side(yaml, job.model, collectives) for yaml in (job.train, job.infer))
     if prompts and world.rank == 0:
         print(batch_table(config, training.data_parallel.size, generating.data_parallel.size, longest), flush=True)
-    scores = bool(prompts) and generating.first_of_replica
-    rewards = stack.enter_context(RewardRunner(config.reward)) if scores else None
 
     kernels = backend.kernels(job.train.context.device_target)
     bucket = config.train.length_bucket
@@ -69,64 +72,100 @@ def assemble(
     def scorer(of: Decoder) -> Scorer:
         return Scorer(PolicyLogProbs(of, config.rollout.temperature), config.train, training.pipeline)
 
-    reference = None
-    if config.algorithm.beta > 0:
+    reference = kl = None
+    if algorithm.beta > 0:
         frozen = Weights(job.reference_path, job.model, config.seed).parameters(training.partition)
-        reference = scorer(training.decoder(frozen, kernels, positions))
-    engine, publish = None, None
+        frozen_scorer = scorer(training.decoder(frozen, kernels, positions))
+        every, share = algorithm.reference_sync_steps, algorithm.reference_sync_share
+        reference, kl = (
+            Reference(frozen_scorer, frozen, policy, every, share),
+            KLTerm(algorithm, training.data_parallel),
+        )
+
+    objective = open_objective(config, loss)
+    head = PolicyLogProbs(decoder, config.rollout.temperature, entropy_gradient=algorithm.entropy_coef > 0)
+    updater = open_updater(config.optimizer, config.train, head, objective, policy, training)
+    critic = open_critic(job, collectives, kernels, positions) if algorithm.uses_critic else None
+
+    timers, progress = Timers(), Progress(config.trainer.progress and world.rank == 0)
+    publish, engines = None, ()
     if prompts:
         answering, publish = published_weights(policy, training, generating, config.rollout.verify_weights)
-        engine = open_engine(job, generating.decoder(answering, kernels, positions), longest, generating)
-
-    loss = bound_loss(config.algorithm)
-    on_policy = config.algorithm.single_update
-    kl = {"kl": config.algorithm.kl_estimator, "beta": config.algorithm.beta} if config.algorithm.beta else {}
-    objective = policy_objective(loss, on_policy=on_policy, **kl)
-    head = PolicyLogProbs(decoder, config.rollout.temperature)
-    updater = open_updater(config.optimizer, config.train, head, objective, policy, training)
-
-    timers = Timers()
+        engines = open_engines(job, generating.decoder(answering, kernels, positions), longest, generating)
+    scores = bool(prompts) and generating.first_of_replica
+    rewards = stack.enter_context(RewardRunner(config.reward)) if scores else None
     # Last, because it cuts what an earlier run wrote: what is wrong with the input has been found by now.
     report = open_report(job, collectives, training, timers, total, len(prompts))
     stack.callback(report.close)
+
+    rollouts = stream = None
+    if prompts:
+        stream = PromptStream(prompts, config.data.prompts_per_step, config.data.shuffle, config.seed)
+        rollouts = Rollouts(
+            config.rollout,
+            *engines,
+            rewards,
+            decode=lambda ids: job.tokenizer.decode(list(ids), skip_special_tokens=True),
+            on_scored=report.add_reward_troubles,
+            timers=timers,
+            progress=progress,
+        )
     trainer = GRPOTrainer(
         config=config,
-        aggregation=loss.aggregation or config.algorithm.aggregation,
-        stream=PromptStream(prompts, config.data.prompts_per_step, config.data.shuffle, config.seed)
-        if prompts
-        else None,
-        engine=engine,
-        rewards=rewards,
-        decode=lambda ids: job.tokenizer.decode(list(ids), skip_special_tokens=True),
+        stream=stream,
+        rollouts=rollouts,
+        sampling=StepSampling(config),
         reference=reference,
-        old=None if on_policy else scorer(decoder),
-        updater=updater,
+        old=None if algorithm.single_update or config.dynamic_sampling.enabled else scorer(decoder),
+        critic=critic,
+        advantages=StepAdvantages(config, training.data_parallel, kl),
+        policy=PolicyUpdates(config, updater, loss, training.data_parallel, kl),
+        kl=kl,
         publish=publish,
         generating=generating.data_parallel,
         training=training.data_parallel,
         gather=lambda own: [e for part in collectives.all_gather_object(own) for e in part],
         report=report,
         timers=timers,
-        progress=Progress(config.trainer.progress and world.rank == 0),
+        progress=progress,
         total_steps=total,
     )
-    return (
-        trainer,
-        recorded,
-        partial(save_model, job.args.save_ckpt_dir, policy, training, job.tokenizer, "trained"),
+
+    def save() -> None:
+        folder = job.args.save_ckpt_dir
+        save_model(folder / MODEL_FOLDER, policy, training, job.tokenizer, "trained model")
+        if critic:
+            save_model(folder / CRITIC_FOLDER, critic.parameters, critic.side, job.tokenizer, "trained critic")
+
+    return trainer, recorded, save
+
+
+def open_loss(algorithm: AlgorithmSettings) -> PolicyLoss:
+    """The policy loss with the options that the settings give. Raises UserError for one that it does not have."""
+    own = options_of_loss(algorithm.policy_loss)
+    for setting, option in LOSS_OPTIONS.items():
+        if getattr(algorithm, setting) is not None and option not in own:
+            raise UserError(
+                f"algorithm.{setting} is {getattr(algorithm, setting)!r}, and algorithm.policy_loss "
+                f"{algorithm.policy_loss!r} has no such option; remove it."
+            )
+    return policy_loss(algorithm.policy_loss, algorithm.loss_options())
+
+
+def open_objective(config: GRPOConfig, loss: PolicyLoss) -> Objective:
+    """What the policy's updates minimise."""
+    algorithm, correction = config.algorithm, config.rollout_correction
+    in_loss = algorithm.beta > 0 and not algorithm.kl_in_reward
+    corrects = correction.level is not None
+    return policy_objective(
+        loss,
+        # Groups that were kept from the step before were drawn by another policy than the one being updated.
+        on_policy=algorithm.single_update and not config.dynamic_sampling.enabled,
+        kl=algorithm.kl_estimator if in_loss else None,
+        beta=algorithm.beta if algorithm.kl_target is None else None,
+        correction=rollout_correction(correction.model_dump()) if corrects else None,
+        entropy_coef=algorithm.entropy_coef,
     )
-
-
-def check_names(algorithm: AlgorithmSettings) -> None:
-    """Names that are looked up only when the first rollouts are there; the others are needed to build the graphs."""
-    if algorithm.advantage not in ADVANTAGES:
-        raise unknown_name("advantage", algorithm.advantage, ADVANTAGES)
-    if algorithm.aggregation not in MODES:
-        raise unknown_name("aggregation", algorithm.aggregation, MODES)
-    if algorithm.advantage in TOKEN_LEVEL:
-        raise UserError(f"algorithm.advantage {algorithm.advantage} is not available in training yet; use grpo.")
-    if algorithm.policy_loss in POLICY_LOSSES and POLICY_LOSSES[algorithm.policy_loss].select:
-        raise UserError(f"algorithm.policy_loss {algorithm.policy_loss} is not available in training yet; use clip.")
 
 
 def check_recorded(job: Job, recorded: list[tuple[int, list[Experience]]]) -> None:
@@ -177,25 +216,32 @@ def total_steps(config: GRPOConfig, rows: int) -> int:
     return steps
 
 
-def bound_loss(algorithm: AlgorithmSettings) -> PolicyLoss:
-    """The policy loss with those of the common options that it has; the others keep the loss's own defaults."""
-    return policy_loss(algorithm.policy_loss, algorithm.loss_options())
+def open_engines(job: Job, decoder: Decoder, longest: int, generating: Side) -> tuple[Engine, Engine | None]:
+    """What answers this rank's prompts, and what answers them greedily where the advantage needs that.
 
+    No more slots than there are responses to a round.
+    """
+    config = job.config
+    sizes = (config.data.prompts_per_step, config.dynamic_sampling.prompts_per_round or 0)
+    prompts = max(sizes) // generating.data_parallel.size
 
-def open_engine(job: Job, decoder: Decoder, longest: int, generating: Side) -> Engine:
-    """The generation engine of this rank, with no more slots than there are responses to a step."""
-    rollout = job.config.rollout
-    responses = job.config.data.prompts_per_step // generating.data_parallel.size * rollout.num_generations
-    return Engine(
-        job.model,
-        decoder,
-        rollout,
-        slots=min(rollout.max_slots, responses),
-        max_prompt=longest,
-        stop_ids=stop_ids(job.tokenizer, job.model),
-        seed=job.config.seed,
-        length_bucket=job.config.train.length_bucket,
-        decode_text=job.tokenizer.decode,
+    def engine(sampling: SamplingSettings, samples: int) -> Engine:
+        return Engine(
+            job.model,
+            decoder,
+            sampling,
+            slots=min(config.rollout.max_slots, prompts * samples),
+            max_prompt=longest,
+            stop_ids=stop_ids(job.tokenizer, job.model),
+            seed=config.seed,
+            length_bucket=config.train.length_bucket,
+            decode_text=job.tokenizer.decode,
+        )
+
+    greedy = config.rollout.model_copy(update={"temperature": 0.0})
+    return (
+        engine(config.rollout, config.rollout.num_generations),
+        engine(greedy, 1) if config.algorithm.advantage == "remax" else None,
     )
 
 
@@ -217,4 +263,5 @@ def open_report(
         rollout_folder=output / "rollouts" if config.trainer.save_rollouts else None,
         data_file=job.args.save_data_file,
         rows_per_epoch=rows or None,
+        corrects=config.rollout_correction.level is not None,
     )

@@ -34,6 +34,7 @@ class Job:
     tokenizer: Tokenizer
     policy_path: str | None
     reference_path: str | None
+    critic_path: str | None
     output: Path
 
 
@@ -48,6 +49,7 @@ def check(args: argparse.Namespace) -> Job:
     infer_path = args.load_sft_checkpoint_infer
     policy_path = args.load_sft_checkpoint_train or infer_path
     reference_path = args.load_ref_checkpoint or policy_path
+    critic_path = args.load_critic_checkpoint or policy_path
     workers = started_workers()
     if args.use_parallel is False and workers > 1:
         raise UserError(f"--use_parallel is False, and msrun started {workers} workers; set it to True.")
@@ -63,12 +65,18 @@ def check(args: argparse.Namespace) -> Job:
     hf = checkpoint_config(policy_path)
     model = train.architecture(hf, policy_path)
     infer_model = infer.architecture(checkpoint_config(infer_path) or hf, infer_path or policy_path)
+    check_is_no_critic(policy_path, model)
     check_grpo(config, train, infer, model, infer_model, workers)
     if config.algorithm.beta > 0:
-        check_reference(reference_path, checkpoint_config(reference_path), model)
+        reference = checkpoint_config(reference_path)
+        check_same_architecture(reference_path, reference, model, "reference model", "load_ref_checkpoint")
+        check_is_no_critic(reference_path, reference)
+    if config.algorithm.uses_critic:
+        critic = checkpoint_config(critic_path)
+        check_same_architecture(critic_path, critic, model, "critic", "load_critic_checkpoint")
     tokenizer = open_tokenizer(args, policy_path)
     output = prepare_outputs(args.save_ckpt_dir, args.output_dir, args.save_data_file)
-    return Job(args, config, train, infer, model, tokenizer, policy_path, reference_path, output)
+    return Job(args, config, train, infer, model, tokenizer, policy_path, reference_path, critic_path, output)
 
 
 def from_verl(args: argparse.Namespace, overrides: list[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -80,15 +88,28 @@ def from_verl(args: argparse.Namespace, overrides: list[str]) -> tuple[argparse.
     return argparse.Namespace(**{**vars(args), **flags}), [*translation.overrides, *overrides]
 
 
-def check_reference(path: str | None, reference: ModelConfig | None, model: ModelConfig) -> None:
-    """The reference checkpoint is of the architecture that is trained: shapes alone would not tell its rotary base."""
-    for name in SHAPE_FIELDS.values() if reference else ():
-        theirs, ours = getattr(reference, name), getattr(model, name)
+def check_same_architecture(
+    path: str | None, stored: ModelConfig | None, model: ModelConfig, what: str, flag: str
+) -> None:
+    """A checkpoint is of the architecture that is trained: shapes alone would not tell its rotary base."""
+    for name in SHAPE_FIELDS.values() if stored else ():
+        if name == "tie_word_embeddings" and stored.value_head:
+            continue
+        theirs, ours = getattr(stored, name), getattr(model, name)
         if theirs != ours:
             raise UserError(
-                f"{path}: the reference model's {name} is {theirs}, and the model that is trained has {ours}; "
-                "give --load_ref_checkpoint a checkpoint of the same architecture."
+                f"{path}: the {what}'s {name} is {theirs}, and the model that is trained has {ours}; "
+                f"give --{flag} a checkpoint of the same architecture."
             )
+
+
+def check_is_no_critic(path: str | None, model: ModelConfig | None) -> None:
+    """What generates or is compared with has a vocabulary head."""
+    if model is not None and model.value_head:
+        raise UserError(
+            f"{path}: is a critic, which has no vocabulary head; give it as --load_critic_checkpoint, and a language "
+            "model here."
+        )
 
 
 def split_overrides(

@@ -14,7 +14,6 @@ from mindrlhf.models.parameters import parameter_table
 from mindrlhf.parallel.side import Side
 from mindrlhf.reshard.online import OnlineReshard, ReshardStatistics, gather_full
 from mindrlhf.reshard.plan import plan
-from mindrlhf.trainer.outputs import MODEL_FOLDER
 from mindrlhf.training.objective import Objective
 from mindrlhf.training.optimizer import AdamW, ReplicaShare, ShardedNorm
 from mindrlhf.training.updater import Updater
@@ -93,14 +92,14 @@ def views(parameters: Parameters) -> dict[str, np.ndarray]:
     return {name: parameter.asnumpy() for name, parameter in parameters.items()}
 
 
-def save_model(folder: Path, policy: Parameters, training: Side, tokenizer: Tokenizer, kind: str) -> None:
-    """Writes the whole model as an HF directory, from all ranks, a parameter at a time. kind: for the message."""
+def save_model(directory: Path, policy: Parameters, training: Side, tokenizer: Tokenizer, what: str) -> None:
+    """Writes a whole model as an HF directory, from all ranks, a parameter at a time. what: for the message."""
     part = training.partition
     gathered = gather_full(part.layout, training.collectives, views(policy))
     if part.rank == 0:
         tensors = ((spec, array) for spec, (_, array) in zip(parameter_table(part.model), gathered, strict=True))
-        save_hf(folder / MODEL_FOLDER, part.model, tensors, tokenizer=tokenizer, replace=True)
-        print(f"the {kind} model is in {folder / MODEL_FOLDER}", flush=True)
+        save_hf(directory, part.model, tensors, tokenizer=tokenizer, replace=True)
+        print(f"the {what} is in {directory}", flush=True)
     else:
         for _ in gathered:
             pass

@@ -7,6 +7,7 @@ from mindrlhf.errors import UserError
 from mindrlhf.metrics.files import make_folder
 
 MODEL_FOLDER = "hf"  # of --save_ckpt_dir: the trained model
+CRITIC_FOLDER = "critic"  # of --save_ckpt_dir: PPO's trained critic
 
 
 def prepare_outputs(save_ckpt_dir: Path, output_dir: Path | None, save_data_file: Path | None = None) -> Path:
@@ -18,7 +19,8 @@ def prepare_outputs(save_ckpt_dir: Path, output_dir: Path | None, save_data_file
     for folder in (output, save_ckpt_dir, save_data_file and save_data_file.parent):
         if folder:
             make_folder(folder)
-    check_replaceable(save_ckpt_dir / MODEL_FOLDER)
+    for name in (MODEL_FOLDER, CRITIC_FOLDER):
+        check_replaceable(save_ckpt_dir / name)
     if save_data_file and save_data_file.is_dir():
         raise UserError(f"--save_data_file {save_data_file}: is a folder; give the name of a file.")
     return output

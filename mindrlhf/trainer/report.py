@@ -4,11 +4,13 @@ request.
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
+from mindrlhf.algorithms.mismatch import mismatch_figures, mismatch_sums
 from mindrlhf.backend.collectives import Collectives
 from mindrlhf.data.rollout_record import to_rows, write_rollout_record
 from mindrlhf.metrics import performance
@@ -33,6 +35,7 @@ _log = logging.getLogger(__name__)
 
 # Objective metric -> (verl's name, aggregated like the loss or averaged over tokens).
 ACTOR_NAMES = {
+    "importance_weight_outside": ("rollout_corr/rollout_is_outside", False),
     "pg_loss": ("actor/pg_loss", True),
     "kl": ("actor/kl_loss", True),
     "entropy": ("actor/entropy", False),
@@ -40,6 +43,21 @@ ACTOR_NAMES = {
     "clip_fraction": ("actor/pg_clipfrac", False),
     "dual_clip_fraction": ("actor/pg_clipfrac_lower", False),
 }
+CRITIC_NAMES = {
+    "value": ("critic/vpred_mean", False),
+    "value_error": ("critic/value_error", False),
+    "value_clip_fraction": ("critic/vf_clipfrac", False),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class StepResult:
+    """What a step did, seen from this rank: its share of the experiences, updates, and figures that all ranks share."""
+
+    experiences: list[Experience]
+    updates: list[Update]
+    critic_updates: list[Update] = field(default_factory=list)
+    figures: Mapping[str, float] = field(default_factory=dict)
 
 
 class StepReport:
@@ -47,7 +65,8 @@ class StepReport:
 
     training: the side whose replicas have rows of their own; one rank speaks for those with the same rows.
     writers: on rank 0; None on the others. rollout_folder: where a JSONL a step goes, or None. data_file: the
-    MindRecord of all rollouts, written when the run ends, or None. decode: token ids -> text.
+    MindRecord of all rollouts, written when the run ends, or None. decode: token ids -> text. corrects: show how far
+    the rollout's distribution is from the trained one.
     """
 
     def __init__(
@@ -60,11 +79,13 @@ class StepReport:
         rollout_folder: Path | None = None,
         data_file: Path | None = None,
         rows_per_epoch: int | None = None,
+        corrects: bool = False,
     ):
         self._gather, self._ranks = collectives.all_gather_object, collectives.world.size
         self._replicas, self._own_rows = training.data_parallel.size, training.first_of_replica
         self._timers, self._writers, self._decode = timers, writers, decode
         self._rollout_folder, self._data_file, self._rows_per_epoch = rollout_folder, data_file, rows_per_epoch
+        self._corrects = corrects
         self._recorded: list[dict] = []
         self._metrics = MetricSet()
         self.last: dict[str, float] = {}
@@ -87,24 +108,20 @@ class StepReport:
         self._metrics.add_total("reshard/bytes_shared", done.bytes_shared)
         self._metrics.add("reshard/bytes_per_s", done.bytes_received, done.seconds)
 
-    def write(
-        self,
-        step: int,
-        experiences: list[Experience],
-        updates: list[Update],
-        generation: Statistics | None = None,
-        position: int = 0,
-    ) -> None:
+    def write(self, step: int, result: StepResult, generation: Statistics | None = None, position: int = 0) -> None:
         """The metrics of a step whose timers have just been closed; `position` counts the prompts drawn so far."""
         if not self._own_rows:
-            experiences, updates = [], []
+            result = StepResult([], [], [], result.figures)
+        experiences, updates = result.experiences, result.updates
         metrics, self._metrics = self._metrics, MetricSet()
         seconds = self._timers.collect()
         response_tokens, total_tokens = token_counts(experiences)
         add_experience(metrics, experiences)
         for update in updates:
-            self._add_update(metrics, update)
-        if experiences and experiences[0].old_log_probs is None:
+            self._add_update(metrics, update, "actor", "actor/loss", ACTOR_NAMES)
+        for update in result.critic_updates:
+            self._add_update(metrics, update, "critic", "critic/vf_loss", CRITIC_NAMES)
+        if len(updates) == 1 and experiences[0].old_log_probs is None:
             # A single update, which saw the policy that generated; with several, `add_experience` took the old one's.
             engine = [r.policy_log_probs for e in experiences for r in e.group.rollouts]
             add_log_prob_difference(metrics, engine, [row for group in updates[0].outputs for row in group])
@@ -113,19 +130,38 @@ class StepReport:
         performance.add_training(metrics, step, position / self._rows_per_epoch if self._rows_per_epoch else 0.0)
         if generation is not None and generation.decode_s > 0:
             metrics.add("perf/generation_tokens_per_s", generation.tokens, generation.decode_s + generation.prefill_s)
-        self.last = reduce(metrics, self._gather).results()
+        self.last = {**reduce(metrics, self._gather).results(), **result.figures}
+        self.last |= explained_variance(self.last)
+        if self._corrects:
+            self.last |= self._mismatch(experiences, updates)
         if self._writers:
             self._writers.write(step, self.last)
         self._keep_rollouts(step, experiences)
 
-    def _add_update(self, metrics: MetricSet, update: Update) -> None:
+    def _mismatch(self, experiences: list[Experience], updates: list[Update]) -> dict[str, float]:
+        """How far what was drawn from is from what is trained, over all ranks (`algorithms.mismatch`)."""
+        train = [e.old_log_probs for e in experiences]
+        if len(updates) == 1 and experiences[0].old_log_probs is None:
+            train = updates[0].outputs
+        pairs = [
+            (row, rollout.behaviour_log_probs)
+            for e, rows in zip(experiences, train, strict=True)
+            for row, rollout in zip(rows or (), e.group.rollouts, strict=False)
+        ]
+        sums = mismatch_sums([row for row, _ in pairs], [row for _, row in pairs])
+        figures = mismatch_figures(sum(self._gather(sums)))
+        return {f"rollout_corr/{name}": value for name, value in figures.items()}
+
+    def _add_update(
+        self, metrics: MetricSet, update: Update, role: str, loss: str, names: Mapping[str, tuple[str, bool]]
+    ) -> None:
         share = 1.0 / self._replicas
-        metrics.add("actor/loss", update.loss, share)
-        metrics.add("actor/grad_norm", update.result.grad_norm)
-        metrics.add("actor/lr", update.result.learning_rate)
-        metrics.add_total("actor/skipped_updates", share * (not update.result.applied))
+        metrics.add(loss, update.loss, share)
+        metrics.add(f"{role}/grad_norm", update.result.grad_norm)
+        metrics.add(f"{role}/lr", update.result.learning_rate)
+        metrics.add_total(f"{role}/skipped_updates", share * (not update.result.applied))
         for name, groups in update.metrics.items():
-            shown, like_loss = ACTOR_NAMES.get(name, (f"actor/{name}", False))
+            shown, like_loss = names.get(name, (f"{role}/{name}", False))
             if like_loss:
                 metrics.add(shown, update.weighted[name], share)
             else:
@@ -149,3 +185,9 @@ class StepReport:
             self._recorded = []
         if self._writers:
             self._writers.close()
+
+
+def explained_variance(values: Mapping[str, float]) -> dict[str, float]:
+    """`critic/vf_explained_var`, 1 - var(return - value) / var(return), from a step's standard deviations of both."""
+    error, spread = values.get("critic/return_error/std"), values.get("critic/returns/std")
+    return {"critic/vf_explained_var": 1.0 - (error / spread) ** 2} if error is not None and spread else {}

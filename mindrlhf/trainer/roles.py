@@ -1,14 +1,17 @@
 """What every command with a model starts from: tokenizer, architecture, weights."""
 
 import argparse
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 from mindrlhf.checkpoint.hf import CONFIG_FILE, read_hf_config
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
-from mindrlhf.models.parameters import parameter_table
+from mindrlhf.models.parameters import ParameterSpec, parameter_table
 from mindrlhf.parallel.partition import Partition
 from mindrlhf.reshard.sharded_weights import open_sharded, rank_folders
 
@@ -71,18 +74,22 @@ class Weights:
 
         With `part`, the path may also hold one folder a rank, written in the layout of `part`.
         """
-        from mindrlhf.models.initialize import build_parameters, random_tensor
-        from mindrlhf.models.weights import open_weights
+        from mindrlhf.models.initialize import build_parameters
 
-        specs = parameter_table(self.model) if part is None else part.specs
+        return build_parameters(parameter_table(self.model) if part is None else part.specs, self.reader(part))
+
+    def reader(self, part: Partition | None = None) -> Callable[[ParameterSpec], np.ndarray]:
+        """What gives a parameter's numbers: the whole, or one rank's part of it; see `parameters`."""
+        from mindrlhf.models.initialize import random_tensor
+        from mindrlhf.models.weights import open_weights
 
         def index(spec):
             return None if part is None else part.slices(spec)
 
         if self.path is None:
-            return build_parameters(specs, lambda spec: random_tensor(spec, self.model, self.seed)[index(spec) or ...])
+            return lambda spec: random_tensor(spec, self.model, self.seed)[index(spec) or ...]
         if part is not None and rank_folders(Path(self.path)):
             tensors = open_sharded(Path(self.path), part.layout).ranks[part.rank]
-            return build_parameters(specs, lambda spec: tensors[spec.name].read())
+            return lambda spec: tensors[spec.name].read()
         source = open_weights(self.path, self.model)
-        return build_parameters(specs, lambda spec: source.read(spec, index(spec)))
+        return lambda spec: source.read(spec, index(spec))

@@ -22,6 +22,7 @@ from mindrlhf.metrics.run_writers import open_writers
 from mindrlhf.metrics.timer import STEP, Timers
 from mindrlhf.parallel.side import Side
 from mindrlhf.trainer.model import open_updater, save_model
+from mindrlhf.trainer.outputs import MODEL_FOLDER
 from mindrlhf.trainer.roles import Weights, check_token_ids
 from mindrlhf.training.batch import SequenceGroup, round_up
 from mindrlhf.training.graphs import PolicyLogProbs
@@ -83,4 +84,5 @@ def fit(
             values = reduce(metrics, data_parallel.gather).results()
             if writers:
                 writers.write(step, values)
-    save_model(args.save_ckpt_dir, parameters, training, tokenizer, "fine-tuned")
+    directory = args.save_ckpt_dir / MODEL_FOLDER
+    save_model(directory, parameters, training, tokenizer, "fine-tuned model")

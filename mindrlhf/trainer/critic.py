@@ -1,0 +1,92 @@
+"""PPO's critic in a step: values before the updates, and its own updates towards the returns."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from mindspore import Parameter
+
+from mindrlhf.backend.collectives import Collectives
+from mindrlhf.configs.grpo import CriticSettings
+from mindrlhf.models.initialize import build_parameters
+from mindrlhf.models.parameters import VALUE_HEAD, ParameterSpec
+from mindrlhf.parallel.partition import Partition
+from mindrlhf.parallel.side import Side
+from mindrlhf.trainer.build import Job
+from mindrlhf.trainer.model import open_updater
+from mindrlhf.trainer.policy import loss_weights, sequences
+from mindrlhf.trainer.roles import Weights, checkpoint_config
+from mindrlhf.training.batch import SequenceGroup
+from mindrlhf.training.graphs import Values
+from mindrlhf.training.objective import value_objective
+from mindrlhf.training.scoring import Scorer
+from mindrlhf.training.updater import Update, Updater
+from mindrlhf.types import Experience
+
+
+class Critic:
+    """A transformer of the policy's shape with a value head, and its own optimizer.
+
+    parameters: this rank's part of it, by name. side: the training layout, of the critic's parameter table. The loss is
+    the mean over the trained tokens of a mini-batch.
+    """
+
+    def __init__(
+        self,
+        settings: CriticSettings,
+        scorer: Scorer,
+        updater: Updater,
+        parameters: Mapping[str, Parameter],
+        side: Side,
+    ):
+        self.settings, self.parameters, self.side = settings, parameters, side
+        self._scorer, self._updater, self._data_parallel = scorer, updater, side.data_parallel
+
+    def __call__(self, groups: Sequence[SequenceGroup]) -> list[tuple[np.ndarray, ...]]:
+        """For each group, G arrays float32[R]: the value before each token."""
+        return self._scorer(groups)
+
+    @property
+    def compile_s(self) -> float:
+        """Seconds of the last call that went into building graphs."""
+        return self._scorer.compile_s
+
+    def update(self, experiences: Sequence[Experience], rate: float, progress: Callable[[float], None]) -> Update:
+        """One optimizer update from a mini-batch of this rank's experiences, which have values and returns."""
+        weights, tokens = loss_weights(experiences, "token-mean", 1, self._data_parallel)
+        return self._updater(
+            [sequences(e) for e in experiences],
+            rate if tokens else 0.0,
+            weights=weights,
+            progress=progress,
+            old_values=[e.values for e in experiences],
+            returns=[e.returns for e in experiences],
+        )
+
+
+def open_critic(job: Job, collectives: Collectives, kernels, positions: int) -> Critic:
+    """The critic of a run, on the training layout; all ranks open theirs at the same time.
+
+    Its weights are those of `--load_critic_checkpoint`, by default the policy's; a checkpoint without a value head gets
+    one of zeros, so that the first values are 0.
+    """
+    settings, train = job.config.critic, job.config.train
+    side = Side(job.train, job.model.as_critic(), collectives)
+    parameters = build_parameters(side.partition.specs, _reader(job, side.partition))
+    decoder = side.decoder(parameters, kernels, positions)
+    objective = value_objective(settings.value_clip)
+    updater = open_updater(settings.optimizer, train, Values(decoder), objective, parameters, side)
+    return Critic(settings, Scorer(Values(decoder), train, side.pipeline), updater, parameters, side)
+
+
+def _reader(job: Job, part: Partition) -> Callable[[ParameterSpec], np.ndarray]:
+    """What gives the critic's parameters: from a critic's checkpoint, or from a policy's."""
+    path, seed = job.critic_path, job.config.seed
+    stored = checkpoint_config(path)
+    if stored is not None and stored.value_head:
+        return Weights(path, part.model, seed).reader(part)
+    read = Weights(path, job.model, seed).reader(Partition.of_yaml(job.train, job.model, part.rank))
+
+    def read_or_zero(spec: ParameterSpec) -> np.ndarray:
+        return np.zeros(part.shape(spec), np.float32) if spec.name == VALUE_HEAD else read(spec)
+
+    return read_or_zero

@@ -1,0 +1,95 @@
+"""The policy's updates: mini-batches of a step with the weights and inputs that its objective takes."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from mindrlhf.algorithms.aggregation import batch_totals, token_weights
+from mindrlhf.algorithms.registry import PolicyLoss
+from mindrlhf.configs.grpo import GRPOConfig
+from mindrlhf.parallel.data_parallel import DataParallel
+from mindrlhf.trainer.kl_term import KLTerm, policy_log_probs
+from mindrlhf.training.batch import Rows, SequenceGroup
+from mindrlhf.training.updater import Update, Updater
+from mindrlhf.types import Experience
+
+Advance = Callable[[float], None]
+
+
+class PolicyUpdates:
+    """One optimizer update from a mini-batch of this rank's experiences, together with the other ranks.
+
+    data_parallel: the training ranks' axis. kl: None without a KL term.
+    """
+
+    def __init__(
+        self, config: GRPOConfig, updater: Updater, loss: PolicyLoss, data_parallel: DataParallel, kl: KLTerm | None
+    ):
+        self._config, self._updater, self._loss = config, updater, loss
+        self._data_parallel, self._kl = data_parallel, kl
+        self._aggregation = loss.aggregation or config.algorithm.aggregation
+        self._limit = config.algorithm.aggregation_tokens or config.rollout.max_new_tokens
+        self._count = 0
+
+    def __call__(self, experiences: Sequence[Experience], rate: float, progress: Advance) -> Update:
+        """experiences: with advantages and all log-probs. rate: learning rate; nothing moves where no token is trained
+        on. progress: see `Updater`.
+        """
+        weights, tokens = loss_weights(experiences, self._aggregation, self._limit, self._data_parallel)
+        fields = {
+            "advantages": [e.token_advantages for e in experiences],
+            "old_log_probs": [policy_log_probs(e) for e in experiences],
+            "reference_log_probs": [e.reference_log_probs for e in experiences],
+            "rollout_log_probs": [[r.behaviour_log_probs for r in e.group.rollouts] for e in experiences],
+        }
+        if self._kl:
+            coefficient = np.float32(self._kl.coefficient)
+            fields["kl_coefficients"] = [[np.full(n, coefficient) for n in e.lengths] for e in experiences]
+        if self._loss.select:
+            fields["selected"] = self._selected(experiences)
+        self._count += 1
+        groups = [sequences(e) for e in experiences]
+        return self._updater(groups, rate if tokens else 0.0, weights=weights, progress=progress, **fields)
+
+    def _selected(self, experiences: Sequence[Experience]) -> Rows:
+        """The tokens that the loss chooses from the mini-batch of all ranks, of which each rank keeps its own."""
+        rows = [
+            (log_probs[:length], advantages[:length])
+            for e in experiences
+            for log_probs, advantages, length in zip(
+                policy_log_probs(e), e.token_advantages, e.trained_lengths, strict=True
+            )
+        ]
+        parts = self._data_parallel.gather(rows)
+        every = [row for part in parts for row in part]
+        seed = self._config.seed * 1_000_003 + self._count
+        chosen = self._loss.select([log_probs for log_probs, _ in every], [given for _, given in every], seed)
+        start = sum(len(part) for part in parts[: self._data_parallel.rank])
+        mine = iter(chosen[start : start + len(rows)])
+        return [[next(mine) for _ in e.group.rollouts] for e in experiences]
+
+
+def loss_weights(
+    experiences: Sequence[Experience], aggregation: str, limit: int, data_parallel: DataParallel
+) -> tuple[Rows, int]:
+    """What each token's loss is multiplied with, and how many tokens of all ranks are trained on.
+
+    Responses that are left out have 0; denominators are over all ranks. aggregation: a name of
+    `algorithms.aggregation.MODES`. limit: the constant that some of them divide by, in tokens.
+    """
+    lengths = np.concatenate([np.zeros(0, np.int64), *(e.trained_lengths for e in experiences)])
+    totals = data_parallel.sum(batch_totals(lengths))
+
+    def row(length: int, trained: int) -> np.ndarray:
+        mask = np.zeros((1, length), np.float32)
+        mask[:, :trained] = 1.0
+        return token_weights(mask, aggregation, totals, max_tokens=limit)[0]
+
+    weights = [[row(*pair) for pair in zip(e.lengths, e.trained_lengths, strict=True)] for e in experiences]
+    return weights, int(totals[0])
+
+
+def sequences(experience: Experience) -> SequenceGroup:
+    """The token ids of a group."""
+    group = experience.group
+    return SequenceGroup(group.prompt.token_ids, tuple(rollout.response_ids for rollout in group.rollouts))

@@ -1,0 +1,78 @@
+"""From prompts to scored groups of responses: what a step learns from."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from mindrlhf.configs.grpo import RolloutSettings
+from mindrlhf.metrics.progress import Progress
+from mindrlhf.metrics.timer import Timers
+from mindrlhf.rewards.process import Sample
+from mindrlhf.rewards.runner import RewardRunner
+from mindrlhf.rewards.table import RewardTable
+from mindrlhf.rollout.engine import Engine, Statistics
+from mindrlhf.types import Experience, Prompt, Rollout, RolloutGroup
+
+
+@dataclass
+class Rollouts:
+    """Generates responses to this rank's prompts, and scores them.
+
+    greedy: the engine of the most probable response, whose reward is ReMax's baseline; None where nothing needs it.
+    rewards: None on ranks that leave scoring to another one of their replica. decode: token ids -> text without special
+    tokens. on_scored: is handed each table of rewards. statistics: of all generation since it was last set anew.
+    """
+
+    settings: RolloutSettings
+    engine: Engine
+    greedy: Engine | None
+    rewards: RewardRunner | None
+    decode: Callable[[Sequence[int]], str]
+    on_scored: Callable[[RewardTable], None]
+    timers: Timers
+    progress: Progress
+    statistics: Statistics = field(default_factory=Statistics)
+
+    def __call__(self, prompts: list[Prompt], step: int) -> list[Experience]:
+        """A scored group for each prompt, in order; nothing on a rank that does not score."""
+        groups = self._generate(self.engine, prompts, self.settings.num_generations, step)
+        greedy = self._generate(self.greedy, prompts, 1, step) if self.greedy else []
+        return self._score(groups, greedy)
+
+    def _generate(self, engine: Engine, prompts: list[Prompt], samples: int, step: int) -> list[RolloutGroup]:
+        count = len(prompts) * samples
+        with self.timers("gen"), self.progress("generate", count, "responses") as advance:
+            groups = engine.generate(prompts, samples, step, advance)
+            self.timers.compile(engine.statistics.compile_s)
+        self.statistics += engine.statistics
+        return groups
+
+    def _score(self, groups: list[RolloutGroup], greedy: list[RolloutGroup]) -> list[Experience]:
+        """A function that fails costs its sample, is counted, and is shown once."""
+        if self.rewards is None:
+            return []
+        with self.timers("reward"):
+            every = [(group.prompt, rollout) for group in (*groups, *greedy) for rollout in group.rollouts]
+            table = self.rewards.score([self._sample(prompt, rollout) for prompt, rollout in every])
+        self.on_scored(table)
+        ends = np.cumsum([len(group.rollouts) for group in groups])
+        totals = np.split(table.totals, ends)
+        by_function = {name: np.split(values, ends) for name, values in table.by_function.items()}
+        return [
+            Experience(
+                group,
+                totals[i],
+                {name: parts[i] for name, parts in by_function.items()},
+                np.zeros_like(totals[i]),
+                greedy_reward=float(totals[-1][i]) if greedy else None,
+            )
+            for i, group in enumerate(groups)
+        ]
+
+    def _sample(self, prompt: Prompt, rollout: Rollout) -> Sample:
+        told = {
+            "response_length": str(len(rollout.response_ids)),
+            "max_new_tokens": str(self.settings.max_new_tokens),
+        }
+        return self.decode(prompt.token_ids), self.decode(rollout.response_ids), {**prompt.fields, **told}

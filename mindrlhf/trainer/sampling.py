@@ -1,0 +1,97 @@
+"""Which groups a step trains on: those that were drawn, or, with dynamic sampling, those whose rewards differ.
+
+DAPO (Yu et al. 2025, arXiv 2503.14476, section 3.2): groups without spread teach nothing, so further prompts are drawn
+until a step is full. Here the rounds are bounded, what is left over is kept for the next step, and a step that could
+not be filled trains on what there is: groups without spread take the missing places and stay out of the loss, so that
+the step keeps its size, its shapes and its division over ranks.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from mindrlhf.configs.grpo import GRPOConfig
+from mindrlhf.metrics.experience import NO_SPREAD
+from mindrlhf.types import Experience
+
+
+class StepSampling:
+    """The experiences of one step, collected round by round; the same on every rank.
+
+    surplus: groups with spread that were not needed, oldest first: they go into the next step.
+    """
+
+    def __init__(self, config: GRPOConfig):
+        self._config = config
+        self._size = config.data.prompts_per_step
+        self.surplus: list[Experience] = []
+        self._kept: list[Experience] = []
+        self._without: list[Experience] = []
+        self._rounds = 0
+
+    def begin(self) -> None:
+        """A new step, which starts with the surplus of the one before."""
+        self._kept, self.surplus, self._without, self._rounds = self.surplus, [], [], 0
+
+    def wanted(self) -> int:
+        """Prompts to draw next, over all ranks; 0 when the step is full or no round is left."""
+        settings = self._config.dynamic_sampling
+        if not settings.enabled:
+            return 0 if self._rounds else self._size
+        if len(self._kept) >= self._size or self._rounds == settings.max_rounds:
+            return 0
+        return settings.prompts_per_round or self._size
+
+    def add(self, experiences: list[Experience]) -> None:
+        """What came of one round, of all ranks."""
+        self._rounds += 1
+        for experience in experiences:
+            keeps = not self._config.dynamic_sampling.enabled or has_spread(experience, self._config)
+            (self._kept if keeps else self._without).append(experience)
+
+    def take(self) -> tuple[list[Experience], Mapping[str, float]]:
+        """The step's `prompts_per_step` experiences, and what sampling was like, by metric name.
+
+        `sampling/missing` counts the places that groups without spread had to take.
+        """
+        step, self.surplus = self._kept[: self._size], self._kept[self._size :]
+        missing = self._size - len(step)
+        if not self._config.dynamic_sampling.enabled:
+            return step, {}
+        figures = {
+            "sampling/rounds": self._rounds,
+            "sampling/dropped_groups": len(self._without),
+            "sampling/surplus_groups": len(self.surplus),
+            "sampling/missing": missing,
+        }
+        return [*step, *self._without[:missing]], figures
+
+
+def has_spread(experience: Experience, config: GRPOConfig) -> bool:
+    """Whether the scores that dynamic sampling looks at differ between responses that have one."""
+    metric = config.dynamic_sampling.metric
+    if metric is not None:
+        scores = experience.rewards_by_function[metric]
+    elif config.reward.overlong_factor:
+        *_, punishment = experience.rewards_by_function.values()
+        scores = experience.rewards - config.reward.overlong_factor * np.nan_to_num(punishment)
+    else:
+        scores = experience.rewards
+    scores = scores[np.isfinite(scores)]
+    return scores.size > 1 and bool(np.ptp(scores) > NO_SPREAD)
+
+
+def left_in(experiences: list[Experience], config: GRPOConfig) -> list[Experience]:
+    """The experiences with their `trained`: without what was not scored, and, where the settings say so, without what
+    was cut off at the token limit and without groups that have no spread.
+    """
+    marked = []
+    for experience in experiences:
+        trained = np.isfinite(experience.rewards)
+        if config.algorithm.mask_truncated:
+            trained &= [rollout.finish_reason != "length" for rollout in experience.group.rollouts]
+        if config.dynamic_sampling.enabled and not has_spread(experience, config):
+            trained[:] = False
+        marked.append(replace(experience, trained=trained))
+    return marked
