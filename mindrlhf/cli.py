@@ -17,6 +17,7 @@ COMMANDS = {
     "synthesize": ("synthesize", "generate a practice task and a small tokenizer"),
     "sft": ("sft", "supervised fine-tuning on (prompt, answer) MindRecords: the warm start"),
     "train": ("train", "GRPO training"),
+    "plan": ("plan", "what a training job would hold and move, before it is started"),
     "eval": ("evaluate", "accuracy of a model on a prompt MindRecord"),
     "plot": ("plot", "the learning curves of runs as a PNG"),
     "reward-check": ("reward_check", "try reward functions on dataset rows"),
