@@ -28,6 +28,18 @@ ACKNOWLEDGEMENT_S = 0.2
 
 
 @dataclass(frozen=True)
+class AscendOptions:
+    """What `context` of a model YAML says of the device. Follows MindSpore's documentation; not run on an NPU here.
+
+    device_id: of a single process; msrun gives each worker its own. max_device_memory: `58GB`, say. jit_level: O0..O2.
+    """
+
+    device_id: int | None = None
+    max_device_memory: str | None = None
+    jit_level: str | None = None
+
+
+@dataclass(frozen=True)
 class World:
     """Who this process is among all: `rank` in 0..size-1, on `device_target` CPU or Ascend.
 
@@ -88,6 +100,7 @@ def launch(
     *,
     worker_count: int | None = None,
     layout_source: str = "parallel_config",
+    ascend: AscendOptions | None = None,
 ) -> World:
     """Make this process ready to compute: threads, device, graph mode, communication.
 
@@ -97,6 +110,7 @@ def launch(
     device_target: `CPU` or `Ascend` (`context.device_target` of a model YAML).
     worker_count: how many processes the layout needs, or None for any number.
     layout_source: where that number comes from (file and key), for the message.
+    ascend: options of the device; without effect on CPU.
 
     Raises UserError for another device_target, when the number of workers is not `worker_count`, and for Ascend
     on a machine without NPU or CANN.
@@ -114,7 +128,7 @@ def launch(
         _schedule(size)
     _choose_threads(size, started_by_msrun=bool(role))
     os.environ.setdefault("MS_NODE_TIMEOUT", str(COLLECTIVE_TIMEOUT_S))
-    _choose_device(device_target)
+    _choose_device(device_target, ascend or AscendOptions(), alone=size == 1)
     if size == 1:
         return World(rank=0, size=1, device_target=device_target)
     from mindspore import communication
@@ -132,7 +146,7 @@ def _schedule(size: int) -> None:
     sys.exit(0)
 
 
-def _choose_device(device_target: str) -> None:
+def _choose_device(device_target: str, options: AscendOptions, alone: bool) -> None:
     if device_target not in ("CPU", "Ascend"):
         raise UserError(f"context.device_target is {device_target!r}, but it must be CPU or Ascend")
     import mindspore
@@ -145,8 +159,13 @@ def _choose_device(device_target: str) -> None:
         )
     # MindSpore refuses to set again what it has begun to use, even to the same.
     if (mindspore.get_current_device().device_target, device_target) != ("CPU", "CPU"):
-        mindspore.set_device(device_target)
+        mindspore.set_device(device_target, options.device_id if alone else None)
     mindspore.set_context(mode=mindspore.GRAPH_MODE)
+    if device_target == "Ascend":
+        if options.max_device_memory:
+            mindspore.runtime.set_memory(max_size=options.max_device_memory)
+        if options.jit_level:
+            mindspore.set_context(jit_config={"jit_level": options.jit_level})
 
 
 def _choose_threads(size: int, started_by_msrun: bool) -> None:

@@ -8,7 +8,7 @@ from mindrlhf.commands.train import add_model_arguments
 from mindrlhf.configs.loading import load_sft_config
 from mindrlhf.configs.model_yaml import load_model_yaml
 from mindrlhf.configs.validate import check_sft
-from mindrlhf.trainer.build import split_overrides
+from mindrlhf.trainer.build import ascend_options, list_unused, split_overrides
 from mindrlhf.trainer.outputs import prepare_outputs
 from mindrlhf.trainer.roles import checkpoint_config, open_tokenizer
 
@@ -46,7 +46,10 @@ def run(args: argparse.Namespace) -> None:
         yaml.context.device_target,
         worker_count=yaml.parallel.workers,
         layout_source=f"{yaml.path}: parallel_config",
+        ascend=ascend_options(yaml),
     ) as world:
+        if world.rank == 0:
+            list_unused(yaml)
         from mindrlhf.trainer.sft import fit
 
         fit(args, config, yaml, model, tokenizer, output, world)

@@ -73,6 +73,15 @@ class ContextSettings(Settings):
     )
 
 
+ASCEND_KEYS = ("device_id", "max_device_memory", "jit_level")
+TRAINING_KEYS = (
+    "micro_batch_num",
+    "gradient_aggregation_group",
+    "micro_batch_interleave_num",
+    "enable_parallel_optimizer",
+)
+
+
 class ModelYaml(Settings):
     """A MindFormers model YAML."""
 
@@ -82,6 +91,19 @@ class ModelYaml(Settings):
     recompute: RecomputeSettings = Field(RecomputeSettings(), description="`recompute_config`.")
     context: ContextSettings = Field(ContextSettings(), description="`context`.")
     unused: tuple[str, ...] = Field((), description="Keys of the file that have no effect here, dotted.")
+
+    def without_effect(self, generating: bool) -> list[str]:
+        """Keys that the file sets and that do nothing here: of another device, or of training in a YAML that generates.
+
+        `gradient_aggregation_group` and the like are common in files of either kind, so they are listed, not refused.
+        """
+        names = []
+        if self.context.device_target == "CPU":
+            names += [f"context.{key}" for key in ASCEND_KEYS if key in self.context.model_fields_set]
+        if generating:
+            names += [f"parallel_config.{key}" for key in TRAINING_KEYS if key in self.parallel.model_fields_set]
+            names += [f"recompute_config.{key}" for key in sorted(self.recompute.model_fields_set)]
+        return names
 
     def architecture(self, hf: ModelConfig | None = None, hf_where: str = "config.json") -> ModelConfig:
         """The model, from this file and a checkpoint's configuration; see `ModelSettings.architecture`."""

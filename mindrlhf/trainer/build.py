@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from mindrlhf.backend.launch import is_first_process, launch, started_workers
+from mindrlhf.backend.launch import AscendOptions, is_first_process, launch, started_workers
 from mindrlhf.configs.grpo import GRPOConfig
 from mindrlhf.configs.loading import load_grpo_config
 from mindrlhf.configs.model import ModelConfig
@@ -144,11 +144,19 @@ def save_both_strategies(args: argparse.Namespace) -> None:
         print(f"{output / 'strategy' / role}: strategy files of {layout.size} ranks", flush=True)
 
 
-def list_unused(*yamls: ModelYaml) -> None:
-    """Says once which keys of the model YAMLs have no effect here: MindFormers' own trainer reads them."""
-    for yaml in yamls:
-        if yaml.unused:
-            print(f"{yaml.path}: not used here: {', '.join(yaml.unused)}", flush=True)
+def list_unused(yaml: ModelYaml, generating: bool = False) -> None:
+    """Says once which keys of a model YAML have no effect: those of MindFormers' own trainer, and those that were set
+    for another device or, in the YAML that generates, for training.
+    """
+    unused = [*yaml.unused, *yaml.without_effect(generating)]
+    if unused:
+        print(f"{yaml.path}: not used here: {', '.join(unused)}", flush=True)
+
+
+def ascend_options(yaml: ModelYaml) -> AscendOptions:
+    """The device's options of a model YAML."""
+    context = yaml.context
+    return AscendOptions(context.device_id, context.max_device_memory, context.jit_level)
 
 
 def run_grpo(args: argparse.Namespace) -> None:
@@ -161,9 +169,11 @@ def run_grpo(args: argparse.Namespace) -> None:
         job.train.context.device_target,
         worker_count=job.train.parallel.workers,
         layout_source=f"{job.train.path}: parallel_config",
+        ascend=ascend_options(job.train),
     ) as world:
         if world.rank == 0:
-            list_unused(job.train, job.infer)
+            list_unused(job.train)
+            list_unused(job.infer, generating=True)
         # It imports MindSpore, which must not happen before `launch` has set what MindSpore reads when it starts.
         from mindrlhf.trainer.assemble import assemble
 

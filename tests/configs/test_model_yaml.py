@@ -310,3 +310,18 @@ def test_do_sample_false_is_greedy_and_no_sampling_key_is_no_default(write):
     loaded = load_model_yaml(write(model_yaml(do_sample=False, temperature=0.7)))
     assert loaded.sampling_defaults() == {"rollout": {"temperature": 0.0}}
     assert load_model_yaml(write(model_yaml())).sampling_defaults() == {}
+
+
+def test_keys_that_are_set_for_another_device_or_for_training(tmp_path):
+    file = tmp_path / "model.yaml"
+    file.write_text(
+        "context: {device_target: CPU, max_device_memory: 58GB}\n"
+        "parallel_config: {data_parallel: 2, micro_batch_num: 4}\n"
+        "recompute_config: {recompute: True}\n"
+    )
+    yaml = load_model_yaml(file)
+    assert yaml.without_effect(generating=False) == ["context.max_device_memory"]
+    generating = ["context.max_device_memory", "parallel_config.micro_batch_num", "recompute_config.recompute"]
+    assert yaml.without_effect(generating=True) == generating
+    file.write_text(file.read_text().replace("CPU", "Ascend"))
+    assert load_model_yaml(file).without_effect(generating=False) == []
