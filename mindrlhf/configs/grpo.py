@@ -3,6 +3,7 @@
 A description that ends in (verl ..., TRL ...) names the same setting in those suites.
 """
 
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
@@ -112,6 +113,19 @@ class TrainSettings(Settings):
     )
 
 
+class MemorySettings(Settings):
+    """What is in memory when."""
+
+    swap: bool = Field(
+        False,
+        description="Put away what a phase does not need: weights, moments, gradients, cache "
+        "(verl actor.fsdp_config.param_offload and optimizer_offload).",
+    )
+    swap_dir: Path | None = Field(
+        None, description="On CPU, where what is put away goes; null is <output>/swap. A local disk with room."
+    )
+
+
 class RewardFunctionSettings(Settings):
     """One reward function."""
 
@@ -184,5 +198,6 @@ class GRPOConfig(Settings):
     optimizer: OptimizerSettings = Field(OptimizerSettings(), description="AdamW, its schedule and gradient clipping.")
     critic: CriticSettings = Field(CriticSettings(), description="The critic of PPO.")
     train: TrainSettings = Field(TrainSettings(), description="How an update is cut into micro-batches.")
+    memory: MemorySettings = Field(MemorySettings(), description="What is in memory when.")
     reward: RewardSettings = Field(RewardSettings(), description="What scores a response.")
     trainer: TrainerSettings = Field(TrainerSettings(), description="How long to run and what to write.")

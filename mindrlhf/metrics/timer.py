@@ -13,13 +13,19 @@ class Timers:
 
     Blocks nest, and an outer phase includes its inner ones; a phase inside itself counts once.
 
+    on_phase: told of each block's phase when it begins, as part of it.
     synchronize: called at the end of each block before the clock is read, where work is still running when the call
         that started it has returned.
     clock: seconds from any origin.
     """
 
-    def __init__(self, synchronize: Callable[[], None] | None = None, clock: Callable[[], float] = time.perf_counter):
-        self._synchronize = synchronize
+    def __init__(
+        self,
+        synchronize: Callable[[], None] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        on_phase: Callable[[str], None] | None = None,
+    ):
+        self._synchronize, self._on_phase = synchronize, on_phase
         self._clock = clock
         self._seconds: dict[str, float] = {}
         self._open: list[str] = []
@@ -29,6 +35,8 @@ class Timers:
         self._open.append(phase)
         start = self._clock()
         try:
+            if self._on_phase:
+                self._on_phase(phase)
             yield
             if self._synchronize:
                 self._synchronize()

@@ -15,6 +15,7 @@ from mindrlhf.data.mindrecord import read_prompts
 from mindrlhf.data.rollout_record import read_rollout_record
 from mindrlhf.data.stream import PromptStream
 from mindrlhf.errors import UserError
+from mindrlhf.memory.residency import REFERENCE, Residency
 from mindrlhf.metrics.progress import Progress
 from mindrlhf.metrics.run_writers import open_writers
 from mindrlhf.metrics.timer import Timers
@@ -33,6 +34,7 @@ from mindrlhf.trainer.outputs import CRITIC_FOLDER, MODEL_FOLDER
 from mindrlhf.trainer.policy import PolicyUpdates
 from mindrlhf.trainer.reference import Reference
 from mindrlhf.trainer.report import StepReport
+from mindrlhf.trainer.residents import add_roles, open_residency
 from mindrlhf.trainer.roles import Weights, check_token_ids, stop_ids
 from mindrlhf.trainer.rollouts import Rollouts
 from mindrlhf.trainer.sampling import StepSampling
@@ -66,15 +68,21 @@ def assemble(
     kernels = backend.kernels(job.train.context.device_target)
     bucket = config.train.length_bucket
     positions = round_up(longest, bucket) + round_up(config.rollout.max_new_tokens, bucket)
-    policy = Weights(job.policy_path, job.model, config.seed).parameters(training.partition)
-    decoder = training.decoder(policy, kernels, positions)
+    residency = open_residency(job)
+    timers, progress = Timers(on_phase=residency.enter), Progress(config.trainer.progress and world.rank == 0)
 
     def scorer(of: Decoder) -> Scorer:
         return Scorer(PolicyLogProbs(of, config.rollout.temperature), config.train, training.pipeline)
 
-    reference = kl = None
+    frozen = None
     if algorithm.beta > 0:
         frozen = Weights(job.reference_path, job.model, config.seed).parameters(training.partition)
+        residency.add(REFERENCE, frozen.values())
+    policy = Weights(job.policy_path, job.model, config.seed).parameters(training.partition)
+    decoder = training.decoder(policy, kernels, positions)
+
+    reference = kl = None
+    if frozen:
         frozen_scorer = scorer(training.decoder(frozen, kernels, positions))
         every, share = algorithm.reference_sync_steps, algorithm.reference_sync_share
         reference, kl = (
@@ -87,15 +95,15 @@ def assemble(
     updater = open_updater(config.optimizer, config.train, head, objective, policy, training)
     critic = open_critic(job, collectives, kernels, positions) if algorithm.uses_critic else None
 
-    timers, progress = Timers(), Progress(config.trainer.progress and world.rank == 0)
-    publish, engines = None, ()
+    publish, engines, answering = None, (), {}
     if prompts:
         answering, publish = published_weights(policy, training, generating, config.rollout.verify_weights)
         engines = open_engines(job, generating.decoder(answering, kernels, positions), longest, generating)
+    add_roles(residency, policy, answering, updater, engines, critic)
     scores = bool(prompts) and generating.first_of_replica
     rewards = stack.enter_context(RewardRunner(config.reward)) if scores else None
     # Last, because it cuts what an earlier run wrote: what is wrong with the input has been found by now.
-    report = open_report(job, collectives, training, timers, total, len(prompts))
+    report = open_report(job, collectives, training, timers, residency, total, len(prompts))
     stack.callback(report.close)
 
     rollouts = stream = None
@@ -133,9 +141,10 @@ def assemble(
 
     def save() -> None:
         folder = job.args.save_ckpt_dir
-        save_model(folder / MODEL_FOLDER, policy, training, job.tokenizer, "trained model")
-        if critic:
-            save_model(folder / CRITIC_FOLDER, critic.parameters, critic.side, job.tokenizer, "trained critic")
+        with timers("save_checkpoint"):
+            save_model(folder / MODEL_FOLDER, policy, training, job.tokenizer, "trained model")
+            if critic:
+                save_model(folder / CRITIC_FOLDER, critic.parameters, critic.side, job.tokenizer, "trained critic")
 
     return trainer, recorded, save
 
@@ -246,7 +255,13 @@ def open_engines(job: Job, decoder: Decoder, longest: int, generating: Side) -> 
 
 
 def open_report(
-    job: Job, collectives: Collectives, training: Side, timers: Timers, total: int, rows: int
+    job: Job,
+    collectives: Collectives,
+    training: Side,
+    timers: Timers,
+    residency: Residency,
+    total: int,
+    rows: int,
 ) -> StepReport:
     """Metrics of every rank, written by rank 0 to `metrics.jsonl`, the console and TensorBoard."""
     config, output = job.config, Path(job.output)
@@ -258,6 +273,7 @@ def open_report(
         collectives,
         training,
         timers,
+        residency,
         writers,
         decode=job.tokenizer.decode,
         rollout_folder=output / "rollouts" if config.trainer.save_rollouts else None,

@@ -18,6 +18,7 @@ from mindrlhf.trainer.roles import Weights, checkpoint_config
 from mindrlhf.training.batch import SequenceGroup
 from mindrlhf.training.graphs import Values
 from mindrlhf.training.objective import value_objective
+from mindrlhf.training.optimizer import AdamW
 from mindrlhf.training.scoring import Scorer
 from mindrlhf.training.updater import Update, Updater
 from mindrlhf.types import Experience
@@ -44,6 +45,10 @@ class Critic:
     def __call__(self, groups: Sequence[SequenceGroup]) -> list[tuple[np.ndarray, ...]]:
         """For each group, G arrays float32[R]: the value before each token."""
         return self._scorer(groups)
+
+    @property
+    def optimizer(self) -> AdamW:
+        return self._updater.optimizer
 
     @property
     def compile_s(self) -> float:

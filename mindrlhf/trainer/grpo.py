@@ -99,8 +99,9 @@ class GRPOTrainer:
         critic_updates = self.update_critic(own, step)
         updates = self.update_policy(own, step)
         figures = {**(figures or {}), **(self.kl.steer(own) if self.kl else {})}
-        if self.reference:
-            self.reference.follow(step)
+        if self.reference and self.reference.due(step):
+            with self.timers("sync_ref"):
+                self.reference.follow()
         return StepResult(own, updates, critic_updates, figures)
 
     def with_log_probs(self, experiences: list[Experience]) -> list[Experience]:

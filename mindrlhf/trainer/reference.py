@@ -37,11 +37,12 @@ class Reference:
         """Seconds of the last call that went into building graphs."""
         return self._scorer.compile_s
 
-    def follow(self, step: int) -> bool:
-        """Moves it after the updates of `step` (counted from 1), where that is due; whether it was."""
-        if not self._every or step % self._every:
-            return False
+    def due(self, step: int) -> bool:
+        """Whether it moves after the updates of `step`, counted from 1."""
+        return self._every > 0 and step % self._every == 0
+
+    def follow(self) -> None:
+        """Moves it towards the policy."""
         for name, parameter in self._parameters.items():
             mine, its = parameter.asnumpy(), self._policy[name].asnumpy()
             mine[...] = its if self._share == 1.0 else self._share * its + (1.0 - self._share) * mine
-        return True

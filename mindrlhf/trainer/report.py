@@ -13,6 +13,7 @@ import numpy as np
 from mindrlhf.algorithms.mismatch import mismatch_figures, mismatch_sums
 from mindrlhf.backend.collectives import Collectives
 from mindrlhf.data.rollout_record import to_rows, write_rollout_record
+from mindrlhf.memory.residency import Residency
 from mindrlhf.metrics import performance
 from mindrlhf.metrics.experience import (
     add_experience,
@@ -74,6 +75,7 @@ class StepReport:
         collectives: Collectives,
         training: Side,
         timers: Timers,
+        residency: Residency,
         writers: Writers | None,
         decode: Callable[[Sequence[int]], str],
         rollout_folder: Path | None = None,
@@ -83,7 +85,7 @@ class StepReport:
     ):
         self._gather, self._ranks = collectives.all_gather_object, collectives.world.size
         self._replicas, self._own_rows = training.data_parallel.size, training.first_of_replica
-        self._timers, self._writers, self._decode = timers, writers, decode
+        self._timers, self._residency, self._writers, self._decode = timers, residency, writers, decode
         self._rollout_folder, self._data_file, self._rows_per_epoch = rollout_folder, data_file, rows_per_epoch
         self._corrects = corrects
         self._recorded: list[dict] = []
@@ -115,6 +117,7 @@ class StepReport:
         experiences, updates = result.experiences, result.updates
         metrics, self._metrics = self._metrics, MetricSet()
         seconds = self._timers.collect()
+        self._residency.report(metrics)
         response_tokens, total_tokens = token_counts(experiences)
         add_experience(metrics, experiences)
         for update in updates:

@@ -130,7 +130,8 @@ class AdamW:
 
     parameters: the float32 weights to train, or this rank's shards of them; specs: their rows of the parameter table
     (which of them decay). norm: how shards make up the norm of the whole model's gradients; None on a rank that holds
-    all of it. share: what this replica updates; None for everything.
+    all of it. share: what this replica updates; None for everything. own_rows: its parameters that are none of the
+    model's.
     """
 
     def __init__(
@@ -146,6 +147,8 @@ class AdamW:
         self.gradients = zeros_like(parameters, "gradient")
         self._gather = share.gather if share else None
         updated = list(share.parameters) if share else parameters
+        trained = {id(parameter) for parameter in parameters}
+        self.own_rows = [parameter for parameter in updated if id(parameter) not in trained]
         rows = share.rows if share else [slice(0, parameter.shape[0]) for parameter in parameters]
         self.first = zeros_like(updated, "exp_avg")
         self.second = zeros_like(updated, "exp_avg_sq")

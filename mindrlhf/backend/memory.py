@@ -1,0 +1,136 @@
+"""Taking the memory of parameters away for a while and giving it back, without compiled graphs noticing.
+
+On CPU a parameter's pages go back to the operating system and its content, where it is needed again, to a file: the
+parameter keeps its address, which compiled graphs know. On Ascend MindSpore moves it to host memory.
+"""
+
+import contextlib
+import ctypes
+import mmap
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from mindrlhf.errors import UserError
+
+_MADV_DONTNEED = 4
+
+
+class Store(Protocol):
+    """Where the parameters of one role go. `nbytes` of them move; what is too small to be worth it stays."""
+
+    nbytes: int
+
+    def put_away(self, keep: bool) -> None:
+        """Free the memory. keep: the content is needed again; otherwise the parameters are zero afterwards, or as they
+        were put away before with `keep`.
+        """
+
+    def bring_back(self) -> None:
+        """Have the memory again, with the content that was kept last."""
+
+
+def open_store(target: str, parameters: Sequence, folder: Path) -> Store:
+    """The store of a `context.device_target`; files go below `folder`."""
+    return AscendStore(parameters) if target == "Ascend" else FileStore(parameters, folder)
+
+
+class FileStore:
+    """On CPU: whole pages are given back (`madvise`), and their content is one file, which has no name and so is gone
+    with the process however it ends.
+
+    The first and the last, incomplete, page of each parameter stay. Raises `UserError` when the file cannot be written;
+    everything is still in memory then.
+    """
+
+    def __init__(self, parameters: Sequence, folder: Path):
+        self._parameters, self._folder = parameters, folder
+        self.nbytes = sum(pages.nbytes for pages in self._pages())
+        self._file: int | None = None
+
+    def put_away(self, keep: bool) -> None:
+        if keep:
+            self._write()
+        for pages in self._pages():
+            if pages.nbytes:
+                _give_back(pages)
+
+    def bring_back(self) -> None:
+        if self._file is None:
+            return  # never kept: the pages come back as zeros when they are touched
+        offset = 0
+        for pages in self._pages():
+            rest = memoryview(pages)
+            while rest:
+                count = os.preadv(self._file, [rest[: 1 << 30]], offset)
+                if not count:
+                    raise OSError(f"{self._folder}: the swap file is shorter than what was written to it")
+                rest, offset = rest[count:], offset + count
+
+    def _write(self) -> None:
+        try:
+            if self._file is None:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                self._file = _nameless(self._folder)
+            offset = 0
+            for pages in self._pages():
+                rest = memoryview(pages)
+                while rest:
+                    count = os.pwrite(self._file, rest[: 1 << 30], offset)
+                    rest, offset = rest[count:], offset + count
+        except OSError as error:
+            raise UserError(
+                f"memory.swap_dir: {self._folder} cannot take {self.nbytes / 1e9:.2f} GB ({error.strerror}); make room "
+                "there, give another folder, or set memory.swap to False."
+            ) from None
+
+    def _pages(self) -> list[np.ndarray]:
+        """The whole pages of each parameter, as bytes: views, taken anew because nothing says that they stay."""
+        return [_whole_pages(parameter.asnumpy()) for parameter in self._parameters]
+
+    def __del__(self):
+        if getattr(self, "_file", None) is not None:
+            with contextlib.suppress(OSError):
+                os.close(self._file)
+
+
+class AscendStore:
+    """On Ascend: MindSpore's own move between device and host. By its documentation; not run on an NPU here."""
+
+    def __init__(self, parameters: Sequence):
+        self._parameters = parameters
+        self.nbytes = sum(parameter.nbytes for parameter in parameters)
+
+    def put_away(self, keep: bool) -> None:
+        for parameter in self._parameters:
+            parameter._offload()
+
+    def bring_back(self) -> None:
+        for parameter in self._parameters:
+            parameter._load()
+
+
+def _nameless(folder: Path) -> int:
+    file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 (its descriptor outlives it)
+    try:
+        return os.dup(file.fileno())
+    finally:
+        file.close()
+
+
+def _whole_pages(array: np.ndarray) -> np.ndarray:
+    flat = array.reshape(-1).view(np.uint8)
+    start = -flat.ctypes.data % mmap.PAGESIZE
+    end = max(start, flat.nbytes - (flat.ctypes.data + flat.nbytes) % mmap.PAGESIZE)
+    return flat[start:end]
+
+
+def _give_back(pages: np.ndarray) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.madvise(ctypes.c_void_p(pages.ctypes.data), ctypes.c_size_t(pages.nbytes), _MADV_DONTNEED):
+        number = ctypes.get_errno()
+        raise OSError(number, f"madvise: {os.strerror(number)}")

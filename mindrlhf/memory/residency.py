@@ -1,0 +1,138 @@
+"""Which weights, moments, gradients and caches are in memory during which phase of a step.
+
+A role is a set of parameters that come and go together; a phase declares what it reads and writes (`PHASES`). When a
+phase begins, what it does not need is put away, and then what it needs is brought back. Content is written out only if
+it has changed since it was written last; gradients are zero between updates and a cache means nothing between two
+generations, so theirs is not kept at all.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from mindrlhf.backend.memory import Store
+from mindrlhf.metrics.metric_set import MetricSet
+
+GIB = 1024**3
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Roles that a phase uses; those that it writes have other content afterwards."""
+
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+
+
+SHARED, TRAIN, INFER = "shared_weights", "train_weights", "infer_weights"
+CACHE, REFERENCE = "kv_cache", "reference"
+GRADIENTS, MOMENTS = "gradients", "moments"
+CRITIC, CRITIC_GRADIENTS, CRITIC_MOMENTS = "critic", "critic_gradients", "critic_moments"
+POLICY = (SHARED, TRAIN)
+
+# Roles whose content need not be kept.
+SCRATCH = (CACHE, GRADIENTS, CRITIC_GRADIENTS)
+
+# Names of timers (`metrics.timer`). A phase without needs leaves everything as it is.
+PHASES = {
+    "step": Needs(),
+    "gen": Needs(reads=(SHARED, INFER), writes=(CACHE,)),
+    "reward": Needs(),
+    "adv": Needs(),
+    "ref": Needs(reads=(REFERENCE,)),
+    "old_log_prob": Needs(reads=POLICY),
+    "values": Needs(reads=(CRITIC,)),
+    "update_critic": Needs(writes=(CRITIC, CRITIC_GRADIENTS, CRITIC_MOMENTS)),
+    "update_actor": Needs(writes=(*POLICY, GRADIENTS, MOMENTS)),
+    "sync_ref": Needs(reads=POLICY, writes=(REFERENCE,)),
+    "reshard": Needs(reads=POLICY, writes=(INFER,)),
+    "save_checkpoint": Needs(reads=(*POLICY, MOMENTS, REFERENCE, CRITIC, CRITIC_MOMENTS)),
+    "load_checkpoint": Needs(writes=(*POLICY, INFER, MOMENTS, REFERENCE, CRITIC, CRITIC_MOMENTS)),
+}
+
+
+@dataclass
+class _Role:
+    store: Store
+    nbytes: int
+    resident: bool = True
+    changed: bool = False  # since its content was kept, or since the parameters were made as zeros
+
+
+class Residency:
+    """Moves roles when phases begin.
+
+    open_store: parameters -> where they go (`backend.memory.open_store`). active: otherwise everything stays.
+    """
+
+    def __init__(self, open_store: Callable[[Sequence], Store], active: bool = True):
+        self._open_store, self._active = open_store, active
+        self._roles: dict[str, _Role] = {}
+        self._moved = {"out": 0, "in": 0}
+        self._seconds = 0.0
+        self._resident: dict[str, int] = {}
+
+    def add(self, name: str, parameters: Iterable, zeros: bool = False) -> None:
+        """Put parameters under a role, and away until a phase needs them.
+
+        zeros: they are all zero, which needs no file. Raises ValueError for a role that no phase uses.
+        """
+        parameters = list(parameters)
+        if not parameters or not self._active:
+            return
+        if not any(name in (*needs.reads, *needs.writes) for needs in PHASES.values()):
+            raise ValueError(f"no phase needs the role {name}")
+        if name in self._roles:
+            raise ValueError(f"the role {name} has its parameters already")
+        store = self._open_store(parameters)
+        role = _Role(store, sum(parameter.nbytes for parameter in parameters), changed=not zeros)
+        self._roles[name] = role
+        self._put_away(name, role)
+
+    def enter(self, phase: str) -> None:
+        """Have in memory what a phase needs, and of the rest nothing.
+
+        Raises ValueError for a phase that `PHASES` lacks, which could find its parameters gone.
+        """
+        if phase not in PHASES:
+            raise ValueError(f"PHASES does not say what the phase {phase!r} needs")
+        needs = PHASES[phase]
+        wanted = {*needs.reads, *needs.writes}
+        if not wanted:
+            return
+        start = time.perf_counter()
+        for name, role in self._roles.items():
+            if role.resident and name not in wanted:
+                self._put_away(name, role)
+        for name, role in self._roles.items():
+            if not role.resident and name in wanted:
+                role.store.bring_back()
+                role.resident = True
+                self._moved["in"] += 0 if name in SCRATCH else role.store.nbytes
+            role.changed |= name in needs.writes
+        self._seconds += time.perf_counter() - start
+        held = sum(role.nbytes for role in self._roles.values() if role.resident)
+        self._resident[phase] = max(self._resident.get(phase, 0), held)
+
+    def resident(self) -> dict[str, int]:
+        """Role -> bytes, of those in memory now."""
+        return {name: role.nbytes for name, role in self._roles.items() if role.resident}
+
+    def report(self, metrics: MetricSet) -> None:
+        """Add `swap/*` of this rank since the last call: bytes moved, seconds, and the most bytes of roles that each
+        phase had in memory.
+        """
+        if not self._roles:
+            return
+        for direction, nbytes in self._moved.items():
+            metrics.add_total(f"swap/{direction}_gb", nbytes / GIB)
+        metrics.add("swap/seconds", self._seconds)
+        for phase, nbytes in self._resident.items():
+            metrics.add_max(f"swap/resident_gb/{phase}", nbytes / GIB)
+        self._moved, self._seconds, self._resident = {"out": 0, "in": 0}, 0.0, {}
+
+    def _put_away(self, name: str, role: _Role) -> None:
+        keep = role.changed and name not in SCRATCH
+        role.store.put_away(keep)
+        self._moved["out"] += role.store.nbytes if keep else 0
+        role.resident = role.changed = False

@@ -1,0 +1,53 @@
+"""Which parameters of a job play which role in its memory (`memory.residency`)."""
+
+from collections.abc import Sequence
+
+from mindrlhf.backend.memory import open_store
+from mindrlhf.memory.residency import (
+    CACHE,
+    CRITIC,
+    CRITIC_GRADIENTS,
+    CRITIC_MOMENTS,
+    GRADIENTS,
+    INFER,
+    MOMENTS,
+    SHARED,
+    TRAIN,
+    Residency,
+)
+from mindrlhf.rollout.engine import Engine
+from mindrlhf.trainer.build import Job
+from mindrlhf.trainer.critic import Critic
+from mindrlhf.trainer.model import Parameters
+from mindrlhf.training.updater import Updater
+
+
+def open_residency(job: Job) -> Residency:
+    """What moves weights out and in at the phases of a step; without `memory.swap` no role is ever put under it."""
+    settings, target = job.config.memory, job.train.context.device_target
+    folder = settings.swap_dir or job.output / "swap"
+    return Residency(lambda parameters: open_store(target, parameters, folder), settings.swap)
+
+
+def add_roles(
+    residency: Residency,
+    policy: Parameters,
+    answering: Parameters,
+    updater: Updater,
+    engines: Sequence[Engine | None],
+    critic: Critic | None,
+) -> None:
+    """Everything of a rank that comes and goes, but the reference."""
+    optimizer = updater.optimizer
+    shared = {id(parameter) for parameter in answering.values()} & {id(parameter) for parameter in policy.values()}
+    residency.add(GRADIENTS, optimizer.gradients, zeros=True)
+    residency.add(MOMENTS, (*optimizer.first, *optimizer.second), zeros=True)
+    residency.add(SHARED, (p for p in policy.values() if id(p) in shared))
+    residency.add(TRAIN, (*(p for p in policy.values() if id(p) not in shared), *optimizer.own_rows))
+    residency.add(INFER, (p for p in answering.values() if id(p) not in shared))
+    caches = [engine.cache for engine in engines if engine]
+    residency.add(CACHE, [p for cache in caches for p in (*cache.keys, *cache.values)], zeros=True)
+    if critic:
+        residency.add(CRITIC, (*critic.parameters.values(), *critic.optimizer.own_rows))
+        residency.add(CRITIC_GRADIENTS, critic.optimizer.gradients, zeros=True)
+        residency.add(CRITIC_MOMENTS, (*critic.optimizer.first, *critic.optimizer.second), zeros=True)

@@ -1,0 +1,169 @@
+"""What a phase does not need leaves memory, and comes back bit by bit, without a graph noticing."""
+
+import os
+import time
+
+import numpy as np
+import psutil
+import pytest
+
+from mindrlhf.backend.memory import FileStore
+from mindrlhf.errors import UserError
+from mindrlhf.memory import residency as module
+from mindrlhf.memory.residency import GRADIENTS, INFER, MOMENTS, REFERENCE, TRAIN, Needs, Residency
+from mindrlhf.metrics.metric_set import MetricSet
+
+MIB = 2**20
+
+
+def rss() -> int:
+    return psutil.Process().memory_info().rss
+
+
+def parameter(shape, name="weights", seed=0):
+    from mindspore import Parameter, Tensor
+
+    values = np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+    return Parameter(Tensor(values), name=name)
+
+
+@pytest.fixture
+def moving(tmp_path) -> Residency:
+    return Residency(lambda parameters: FileStore(parameters, tmp_path))
+
+
+def test_memory_falls_and_a_compiled_graph_sees_the_same_weights(moving):
+    import mindspore
+    from mindspore import Tensor, nn, ops
+
+    mindspore.set_context(mode=mindspore.GRAPH_MODE, device_target="CPU")
+
+    class Product(nn.Cell):
+        def __init__(self, weight):
+            super().__init__(auto_prefix=False)
+            self.weight = weight
+
+        def construct(self, x):
+            return ops.MatMul()(x, self.weight)
+
+    weight = parameter((4096, 8192))
+    x = Tensor(np.ones((2, 4096), np.float32))
+    graph = Product(weight)
+    expected = graph(x).asnumpy()
+    start = time.perf_counter()
+    graph(x).asnumpy()
+    run_s = time.perf_counter() - start
+    before = rss()
+    moving.add(TRAIN, [weight])
+    assert before - rss() > 0.95 * 128 * MIB
+    moving.enter("update_actor")
+    assert before - rss() < 0.05 * 128 * MIB
+    start = time.perf_counter()
+    assert graph(x).asnumpy().tobytes() == expected.tobytes()
+    assert time.perf_counter() - start < 10 * run_s + 0.2  # compiling takes longer
+    weight.asnumpy()[...] *= 2.0  # an update
+    moving.enter("gen")
+    moving.enter("update_actor")
+    np.testing.assert_array_equal(graph(x).asnumpy(), 2 * expected)
+
+
+def test_only_what_has_changed_is_written(moving):
+    reference, train = parameter((64, 1024), "reference"), parameter((64, 1024), "train")
+    moving.add(REFERENCE, [reference])
+    moving.add(TRAIN, [train])
+    figures = MetricSet()
+    moving.report(figures)
+    assert figures.results()["swap/out_gb"] > 0
+    for phases, written in ((("ref", "gen"), 0), (("old_log_prob", "ref"), 0), (("update_actor", "ref"), 1)):
+        for phase in phases:
+            moving.enter(phase)
+        figures = MetricSet()
+        moving.report(figures)
+        nbytes = FileStore([train], None).nbytes
+        assert figures.results()["swap/out_gb"] * module.GIB == pytest.approx(written * nbytes)
+    assert moving.resident() == {REFERENCE: reference.nbytes}
+
+
+def test_zeros_and_scratch_need_no_file(moving, tmp_path):
+    from mindspore import Parameter, Tensor
+
+    moments, gradients = (Parameter(Tensor(np.zeros((64, 1024), np.float32)), name=name) for name in ("m", "g"))
+    moving.add(MOMENTS, [moments], zeros=True)
+    moving.add(GRADIENTS, [gradients], zeros=True)
+    moving.enter("update_actor")
+    assert not moments.asnumpy().any()
+    moments.asnumpy()[...] = 3.0
+    moving.enter("gen")
+    figures = MetricSet()
+    moving.report(figures)
+    assert figures.results()["swap/out_gb"] * module.GIB == FileStore([moments], None).nbytes
+    moving.enter("update_actor")
+    assert (moments.asnumpy() == 3.0).all()
+    assert not gradients.asnumpy().any()
+    assert not list(tmp_path.iterdir())  # the file has no name, so that nothing can stay behind
+
+
+@pytest.mark.parametrize("shape", [(3,), (1023,), (1024,), (5, 2049), (33, 1024, 3)])
+def test_any_size_comes_back_bit_by_bit(tmp_path, shape):
+    several = [parameter(shape, f"p{i}", seed=i) for i in range(3)]
+    expected = [p.asnumpy().copy() for p in several]
+    store = FileStore(several, tmp_path)
+    assert 0 <= sum(p.nbytes for p in several) - store.nbytes < 3 * 2 * 4096 + 1
+    for _ in range(2):
+        store.put_away(keep=True)
+        if store.nbytes:
+            assert any((p.asnumpy() != e).any() for p, e in zip(several, expected, strict=True))
+        store.bring_back()
+        for p, e in zip(several, expected, strict=True):
+            assert p.asnumpy().tobytes() == e.tobytes()
+            p.asnumpy()[...] += 1.0
+            e += 1.0
+
+
+def test_a_full_disk_costs_nothing(tmp_path, monkeypatch):
+    weight = parameter((64, 1024))
+    expected = weight.asnumpy().copy()
+    store = FileStore([weight], tmp_path / "swap")
+    write, left = os.pwrite, [2]
+
+    def full(file, data, offset):
+        if not left[0]:
+            raise OSError(28, "No space left on device")
+        left[0] -= 1
+        return write(file, data[:4096], offset)
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(UserError, match=r"swap cannot take 0\.00 GB \(No space left on device\); make room"):
+        store.put_away(keep=True)
+    assert weight.asnumpy().tobytes() == expected.tobytes()
+
+
+def test_a_phase_or_role_without_a_row_is_refused(moving):
+    with pytest.raises(ValueError, match="does not say what the phase 'elsewhere' needs"):
+        moving.enter("elsewhere")
+    with pytest.raises(ValueError, match="no phase needs the role elsewhere"):
+        moving.add("elsewhere", [parameter((8,))])
+    moving.add(INFER, [parameter((8,))])
+    with pytest.raises(ValueError, match="has its parameters already"):
+        moving.add(INFER, [parameter((8,))])
+
+
+def test_without_swap_everything_stays(tmp_path):
+    weight = parameter((64, 1024))
+    expected = weight.asnumpy().copy()
+    idle = Residency(lambda parameters: pytest.fail("opened a store"), active=False)
+    idle.add(TRAIN, [weight])
+    idle.enter("gen")
+    assert weight.asnumpy().tobytes() == expected.tobytes()
+    figures = MetricSet()
+    idle.report(figures)
+    assert len(figures) == 0
+
+
+def test_every_role_has_a_phase_that_brings_it_and_one_that_does_not():
+    roles = {role for needs in module.PHASES.values() for role in (*needs.reads, *needs.writes)}
+    for role in roles:
+        users = [needs for needs in module.PHASES.values() if role in (*needs.reads, *needs.writes)]
+        others = [needs for needs in module.PHASES.values() if needs != Needs() and needs not in users]
+        assert users
+        assert others

@@ -1,0 +1,45 @@
+"""A job with swap on gives the bits of one without, on one process and on different layouts."""
+
+import jobs
+import pytest
+from workers import run_msrun
+
+SETTINGS = (
+    "algorithm.beta=0.1",
+    "algorithm.reference_sync_steps=2",
+    "algorithm.num_iterations=2",
+    "optimizer.lr=1e-3",
+    "train.length_bucket=48",
+    "trainer.total_steps=3",
+)
+LAYOUTS = (
+    "train_yaml.parallel_config.model_parallel=2",
+    "infer_yaml.parallel_config.data_parallel=2",
+)
+
+
+def train(task, folder, workers: int, *settings: str) -> jobs.Run:
+    arguments = task.train(folder, *SETTINGS, *settings)
+    if workers == 1:
+        result = jobs.start(arguments)
+        assert result.returncode == 0, result.stderr
+    else:
+        result = run_msrun(workers, [jobs.ONE_STAGE, *arguments[1:]])
+        assert result.returncode == 0, result.logs
+    return jobs.Run(folder)
+
+
+@pytest.mark.parametrize(
+    ("workers", "layouts"), [(1, ()), pytest.param(2, LAYOUTS, marks=[pytest.mark.slow, pytest.mark.msrun])]
+)
+def test_swap_changes_nothing_but_memory(task, tmp_path, workers, layouts):
+    plain = train(task, tmp_path / "plain", workers, *layouts)
+    swapped = train(task, tmp_path / "swapped", workers, *layouts, "memory.swap=True")
+    assert swapped.responses == plain.responses
+    assert {name: w.tobytes() for name, w in swapped.weights.items()} == {
+        name: w.tobytes() for name, w in plain.weights.items()
+    }
+    assert (swapped.column("swap/out_gb")[1:] > 0).all()
+    held = {phase: swapped.column(f"swap/resident_gb/{phase}")[-1] for phase in ("gen", "ref", "update_actor")}
+    assert held["ref"] < min(held["gen"], held["update_actor"])
+    assert not list((tmp_path / "swapped" / "swap").iterdir())
