@@ -6,6 +6,7 @@ not be filled trains on what there is: groups without spread take the missing pl
 the step keeps its size, its shapes and its division over ranks.
 """
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -14,6 +15,8 @@ import numpy as np
 from mindrlhf.configs.grpo import GRPOConfig
 from mindrlhf.metrics.experience import NO_SPREAD
 from mindrlhf.types import Experience
+
+_log = logging.getLogger(__name__)
 
 
 class StepSampling:
@@ -59,6 +62,14 @@ class StepSampling:
         missing = self._size - len(step)
         if not self._config.dynamic_sampling.enabled:
             return step, {}
+        if missing:
+            _log.warning(
+                "after %d rounds of generation %d of %d groups have no spread: the step trains on the other %d",
+                self._rounds,
+                missing,
+                self._size,
+                len(step),
+            )
         figures = {
             "sampling/rounds": self._rounds,
             "sampling/dropped_groups": len(self._without),
