@@ -1,0 +1,79 @@
+"""Experiences and data-parallel ranks for tests of a step's parts, without models and processes."""
+
+import threading
+from dataclasses import dataclass
+
+import numpy as np
+
+from mindrlhf.types import Experience, Prompt, Rollout, RolloutGroup
+
+
+def experience(prompt_id: int, rewards, lengths=None, finishes=None, **fields) -> Experience:
+    """A scored group; log-probs are drawn from the prompt's id. fields: of `Experience`; `functions` are its rewards by
+    function.
+    """
+    rng = np.random.default_rng([prompt_id, 17])
+    rewards = np.array(rewards, np.float32)
+    lengths = [3] * len(rewards) if lengths is None else lengths
+    finishes = ["eos"] * len(rewards) if finishes is None else finishes
+    rollouts = tuple(
+        Rollout(
+            prompt_id=prompt_id,
+            sample_index=index,
+            response_ids=rng.integers(0, 50, length).astype(np.int32),
+            behaviour_log_probs=-rng.exponential(size=length).astype(np.float32),
+            policy_log_probs=-rng.exponential(size=length).astype(np.float32),
+            finish_reason=finish,
+            seed=0,
+        )
+        for index, (length, finish) in enumerate(zip(lengths, finishes, strict=True))
+    )
+    functions = {name: np.array(values, np.float32) for name, values in fields.pop("functions", {}).items()}
+    group = RolloutGroup(Prompt(prompt_id, np.arange(4, dtype=np.int32)), rollouts)
+    return Experience(group, rewards, functions or {"gsm8k": rewards}, np.zeros_like(rewards), **fields)
+
+
+@dataclass(frozen=True)
+class Rank:
+    """Stands for `DataParallel` on one of several threads that run the same code."""
+
+    rank: int
+    size: int
+    shelf: list
+    barrier: threading.Barrier
+
+    def share(self, items) -> list:
+        count = len(items) // self.size
+        return list(items[self.rank * count : (self.rank + 1) * count])
+
+    def gather(self, value) -> list:
+        self.shelf[self.rank] = value
+        self.barrier.wait()
+        values = list(self.shelf)
+        self.barrier.wait()
+        return values
+
+    def sum(self, array) -> np.ndarray:
+        return np.sum(self.gather(array), axis=0)
+
+
+def on_ranks(size: int, work) -> list:
+    """[work(rank)] of `size` ranks at the same time."""
+    shelf, barrier = [None] * size, threading.Barrier(size)
+    results, errors = [None] * size, []
+
+    def run(index: int) -> None:
+        try:
+            results[index] = work(Rank(index, size, shelf, barrier))
+        except BaseException as error:
+            errors.append(error)
+            barrier.abort()
+
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return results

@@ -1,0 +1,237 @@
+"""Advantages, KL term, loss weights and token choice of a step: by definition, and the same on any number of ranks."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from step_parts import Rank, experience, on_ranks
+
+from mindrlhf.algorithms.advantages import RewardBatch, compute_advantages, gae_with_returns
+from mindrlhf.algorithms.aggregation import MODES
+from mindrlhf.algorithms.covariance import select_kl_cov
+from mindrlhf.algorithms.registry import policy_loss
+from mindrlhf.configs.loading import load_grpo_config
+from mindrlhf.trainer.advantages import StepAdvantages
+from mindrlhf.trainer.kl_term import KLTerm
+from mindrlhf.trainer.policy import PolicyUpdates, loss_weights
+from mindrlhf.trainer.reference import Reference
+from mindrlhf.trainer.sampling import left_in
+
+
+@pytest.fixture
+def step():
+    """Four groups of three responses with everything that an advantage may ask for."""
+    rng = np.random.default_rng(3)
+    experiences = []
+    for index in range(4):
+        lengths = rng.integers(1, 7, 3)
+        rows = lambda scale, lengths=lengths: tuple(  # noqa: E731
+            rng.normal(scale=scale, size=n).astype(np.float32) for n in lengths
+        )
+        rewards = rng.integers(0, 3, 3)
+        experiences.append(
+            experience(
+                index,
+                rewards,
+                lengths,
+                functions={"gsm8k": rewards % 2, "format": rewards // 2},
+                greedy_reward=float(index),
+                values=rows(0.3),
+                reference_log_probs=tuple(row - 1 for row in rows(0.5)),
+                old_log_probs=tuple(row - 1 for row in rows(0.5)),
+            )
+        )
+    return experiences
+
+
+def rows_of(experiences, field):
+    return [row for one in experiences for row in getattr(one, field)]
+
+
+def assert_same_rows(got, expected, tolerance=0.0):
+    for mine, theirs in zip(got, expected, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=tolerance, atol=tolerance)
+
+
+def advantages(step, settings, size):
+    """The step with advantages, computed by `size` ranks of which each knows the log-probs of its own share only."""
+
+    def work(rank: Rank):
+        kl = KLTerm(settings.algorithm, rank) if settings.algorithm.beta else None
+        bare = [replace(one, values=None, reference_log_probs=None, old_log_probs=None) for one in step]
+        return StepAdvantages(settings, rank, kl)(bare, rank.share(step))
+
+    return [one for part in on_ranks(size, work) for one in part]
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("name", "overrides"),
+    [
+        ("grpo", ["algorithm.advantage_std=batch"]),
+        ("remax", ["algorithm.kl_in_reward=True", "algorithm.beta=0.3"]),
+        ("reinforce_plus_plus", ["algorithm.kl_in_reward=True", "algorithm.kl_estimator=k1", "algorithm.gamma=0.9"]),
+        ("gae", ["algorithm.kl_in_reward=True", "algorithm.lam=0.8"]),
+        ("opo", []),
+    ],
+)
+def test_advantages_of_a_step(step, name, overrides, size):
+    settings = load_grpo_config(None, [f"algorithm.advantage={name}", *overrides])
+    algorithm = settings.algorithm
+    token_rewards = None
+    if algorithm.kl_in_reward:
+        estimate = {"k1": lambda r: r, "k3": lambda r: np.exp(-r) - 1 + r}[algorithm.kl_estimator]
+        token_rewards = [
+            [
+                -algorithm.beta * estimate(now.astype(np.float64) - reference)
+                for now, reference in zip(one.old_log_probs, one.reference_log_probs, strict=True)
+            ]
+            for one in step
+        ]
+    batch = RewardBatch(
+        rewards=[one.rewards for one in step],
+        lengths=[one.lengths for one in step],
+        token_rewards=token_rewards,
+        values=[one.values for one in step],
+        greedy_rewards=[one.greedy_reward for one in step],
+    )
+    got = advantages(step, settings, size)
+    expected = compute_advantages(name, batch, **algorithm.advantage_options())
+    for one, given in zip(got, expected, strict=True):
+        for mine, theirs, length in zip(one.token_advantages, given, one.lengths, strict=True):
+            assert mine.shape == (length,)
+            assert mine.dtype == np.float32
+            np.testing.assert_allclose(mine, np.broadcast_to(theirs, length), rtol=1e-5, atol=1e-6)
+    if name == "gae":
+        returns = [row for rows in gae_with_returns(batch, **algorithm.advantage_options())[1] for row in rows]
+        assert_same_rows(rows_of(got, "returns"), returns, 1e-5)
+    else:
+        assert all(one.returns is None for one in got)
+
+
+def test_each_function_by_itself(step):
+    functions = "reward.functions=[{name: gsm8k, weight: 2}, {name: format, weight: 0.5}]"
+    settings = load_grpo_config(None, ["algorithm.normalize_functions=True", "algorithm.beta=0", functions])
+    expected = compute_advantages(
+        "grpo",
+        RewardBatch(
+            [one.rewards for one in step],
+            rewards_by_function=[one.rewards_by_function for one in step],
+            function_weights={"gsm8k": 2.0, "format": 0.5},
+        ),
+        per_function=True,
+    )
+    assert_same_rows([one.advantages for one in advantages(step, settings, 2)], expected)
+
+
+def test_groups_that_only_fill_a_step_move_no_statistic(step):
+    settings = load_grpo_config(
+        None, ["algorithm.advantage=reinforce_plus_plus", "algorithm.beta=0", "dynamic_sampling.enabled=True"]
+    )
+    flat = experience(9, [5, 5, 5], lengths=[4, 4, 4])
+    alone = [one for one in step if np.ptp(one.rewards)]
+    with_it = advantages([*alone, flat], settings, 1)
+    assert_same_rows(rows_of(with_it[:-1], "advantages"), rows_of(advantages(alone, settings, 1), "advantages"))
+    assert not any(row.any() for row in with_it[-1].advantages)
+
+
+def test_the_coefficient_is_steered_by_all_ranks_tokens(step):
+    settings = load_grpo_config(None, ["algorithm.kl_target=0.1", "algorithm.kl_horizon=100"]).algorithm
+    rows = [
+        np.exp(reference - now) - 1 - (reference - now)
+        for one in step
+        for now, reference in zip(one.old_log_probs, one.reference_log_probs, strict=True)
+    ]
+    kl = np.concatenate(rows).astype(np.float64).mean()
+
+    def work(rank: Rank):
+        term = KLTerm(settings, rank)
+        figures = term.steer(rank.share(step))
+        return figures, term.coefficient
+
+    factor = 1 + np.clip(kl / 0.1 - 1, -0.2, 0.2) * 12 / 100
+    for size in (1, 2):
+        for figures, coefficient in on_ranks(size, work):
+            assert figures == {"actor/kl_coef": settings.beta}
+            assert coefficient == pytest.approx(settings.beta * factor, rel=1e-6)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_weights_do_not_depend_on_ranks_and_leave_responses_out(step, mode):
+    settings = load_grpo_config(None, ["algorithm.mask_truncated=True"])
+    finishes = iter(["eos", "length", "eos"] * 4)
+    cut = [
+        replace(
+            one, group=replace(one.group, rollouts=tuple(replace(r, finish_reason=next(finishes)) for r in rollouts))
+        )
+        for one in step
+        for rollouts in [one.group.rollouts]
+    ]
+    marked = left_in(cut, settings)
+    expected, tokens = on_ranks(1, lambda rank: loss_weights(marked, mode, 11, rank))[0]
+    assert tokens == sum(one.lengths[[0, 2]].sum() for one in marked)
+    for rows in expected:
+        assert rows[0].all()
+        assert not rows[1].any()
+    parts = on_ranks(2, lambda rank: loss_weights(rank.share(marked), mode, 11, rank)[0])
+    assert_same_rows(
+        [row for part in parts for rows in part for row in rows], [row for rows in expected for row in rows]
+    )
+
+
+class Recorded:
+    """Stands for an updater: keeps what it was given."""
+
+    def __call__(self, groups, rate, **fields):
+        self.rate, self.fields = rate, fields
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_tokens_are_chosen_from_the_mini_batch_of_all_ranks(step, size):
+    settings = load_grpo_config(None, ["algorithm.policy_loss=kl_cov", "algorithm.kl_cov_ratio=0.2"])
+    loss = policy_loss("kl_cov", settings.algorithm.loss_options())
+    marked = left_in([replace(one, advantages=one.rewards - 1) for one in step], settings)
+    marked[1] = replace(marked[1], trained=np.array([True, False, True]))
+
+    def work(rank: Rank):
+        updater = Recorded()
+        PolicyUpdates(settings, updater, loss, rank, None)(rank.share(marked), 0.1, lambda share: None)
+        assert updater.rate == 0.1
+        return [row for rows in updater.fields["selected"] for row in rows]
+
+    chosen = [row for part in on_ranks(size, work) for row in part]
+    kept = [
+        (log_probs[:length], advantage)
+        for one in marked
+        for log_probs, advantage, length in zip(one.old_log_probs, one.advantages, one.trained_lengths, strict=True)
+    ]
+    expected = select_kl_cov([row for row, _ in kept], [a for _, a in kept], 0, kl_cov_ratio=0.2)
+    assert sum(row.sum() for row in expected) > 1
+    assert_same_rows(chosen, expected)
+
+
+def test_nothing_to_train_on_moves_nothing(step):
+    settings = load_grpo_config(None, [])
+    updater = Recorded()
+    left_out = [replace(one, trained=np.zeros(3, bool)) for one in step]
+    update = lambda rank: PolicyUpdates(settings, updater, policy_loss("clip"), rank, None)  # noqa: E731
+    on_ranks(1, lambda rank: update(rank)(left_out, 0.1, lambda share: None))
+    assert updater.rate == 0.0
+
+
+@pytest.mark.parametrize(("share", "expected"), [(1.0, 3.0), (0.25, 1.5)])
+def test_the_reference_follows_every_so_many_steps(share, expected):
+    import mindspore
+    from mindspore import Parameter, Tensor
+
+    mindspore.set_context(mode=mindspore.GRAPH_MODE, device_target="CPU")
+    mine, policy = (
+        {"a": Parameter(Tensor(np.full(4, value, np.float32)), name=name)} for name, value in (("r", 1.0), ("p", 3.0))
+    )
+    reference = Reference(None, mine, policy, every=3, share=share)
+    assert [reference.follow(step) for step in (1, 2)] == [False, False]
+    np.testing.assert_array_equal(mine["a"].asnumpy(), np.ones(4))
+    assert reference.follow(3)
+    np.testing.assert_allclose(mine["a"].asnumpy(), expected)
+    np.testing.assert_array_equal(policy["a"].asnumpy(), np.full(4, 3.0))
+    assert not Reference(None, mine, policy).follow(3)
