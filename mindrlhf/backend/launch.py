@@ -9,6 +9,7 @@ supported. hccl has not been run here: the Ascend branch follows its documentati
 import argparse
 import os
 import sys
+import threading
 import time
 import traceback
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 import psutil
 
 from mindrlhf.backend.collectives import Collectives
+from mindrlhf.backend.peers import PeerGone
 from mindrlhf.errors import UserError
 
 # On CPU a collective gives up after MS_NODE_TIMEOUT (default 30 s) of waiting for a slower rank, which any rank that
@@ -25,6 +27,12 @@ COLLECTIVE_TIMEOUT_S = 7200
 # A CPU collective returns on the receiver before the sender has its acknowledgement; a process that exits at once
 # takes that with it and the sender waits for its timeout. After the closing barrier only a few bytes are on the way.
 ACKNOWLEDGEMENT_S = 0.2
+
+
+# A rank that ends because another one is gone leaves `msrun` the time to notice that one first, and to name its error.
+FOLLOWING_S = 5
+
+_ABORTING = threading.Lock()  # taken once and for all: one reason to end is told
 
 
 @dataclass(frozen=True)
@@ -51,7 +59,8 @@ class World:
     Its end waits for all ranks, so that none exits while another still needs it. An exception on one of several
     ranks is printed with the rank's number and ends the process on the spot, with code 2 for a `UserError` and 1
     otherwise: an orderly exit would look to the scheduler like a finished worker and leave the other ranks waiting.
-    `msrun` then kills the other workers of its host within 2 s, and the scheduler those of other hosts within 35 s.
+    The other ranks notice (on CPU), say which one is gone, and end too, whatever they are doing; `msrun` itself ends
+    when its scheduler has noticed, within 35 s. The same happens when a process is killed.
     With one process nothing of this happens and exceptions pass through.
     """
 
@@ -67,16 +76,22 @@ class World:
             return
         if error is not None and not (isinstance(error, SystemExit) and error.code in (None, 0)):
             self._abort(error)
+        if self.device_target == "CPU":
+            Collectives(self).peers().stop_watching()
         Collectives(self).barrier()
         time.sleep(ACKNOWLEDGEMENT_S)
 
     def _abort(self, error: BaseException) -> None:
+        _ABORTING.acquire()
         code = 1
         if isinstance(error, UserError):
             code = 2
             print(f"rank {self.rank} of {self.size}: {error}", file=sys.stderr)
         elif isinstance(error, SystemExit) and isinstance(error.code, int):
             code = error.code
+        elif isinstance(error, PeerGone):
+            print(f"rank {self.rank} of {self.size}: {error}", file=sys.stderr, flush=True)
+            time.sleep(FOLLOWING_S)
         else:
             print(f"rank {self.rank} of {self.size} failed:", file=sys.stderr)
             traceback.print_exception(error)
@@ -134,7 +149,10 @@ def launch(
     from mindspore import communication
 
     communication.init("hccl" if device_target == "Ascend" else "mccl")
-    return World(communication.get_rank(), communication.get_group_size(), device_target)
+    world = World(communication.get_rank(), communication.get_group_size(), device_target)
+    if device_target == "CPU":
+        Collectives(world).peers().watch(lambda rank: world._abort(PeerGone(rank)))
+    return world
 
 
 def _schedule(size: int) -> None:

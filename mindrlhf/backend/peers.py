@@ -15,6 +15,15 @@ import numpy as np
 Messages = Mapping[int, Iterable[np.ndarray]]  # other rank -> arrays, in order
 
 
+class PeerGone(ConnectionError):
+    """Another rank's process is no more, although the job is not at its end."""
+
+    def __init__(self, rank: int):
+        super().__init__(
+            f"rank {rank} is gone: its process failed (its own log says why) or was killed (perhaps for lack of memory)"
+        )
+
+
 class Peers(Protocol):
     """One rank's connections to all others."""
 

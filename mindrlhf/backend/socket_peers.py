@@ -1,23 +1,25 @@
 """Messages between ranks over TCP: straight from one array's memory into the other's, on one host or several.
 
 Each message has its length before it, so that two ranks that have lost step find out. A rank that is gone is noticed
-by those who wait for it: at once when its process has ended, within a minute when its host has.
+at once when its process has ended, within a minute when its host has: by those who wait for a message from it, and by
+those who watch.
 """
 
 import hmac
 import os
 import secrets
+import select
 import selectors
 import socket
 import struct
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mindrlhf.backend.peers import Messages, bytes_of
+from mindrlhf.backend.peers import Messages, PeerGone, bytes_of
 
 if TYPE_CHECKING:
     from mindrlhf.backend.collectives import Collectives
@@ -34,6 +36,24 @@ class SocketPeers:
     def __init__(self, sockets: Mapping[int, socket.socket]):
         self._sockets = sockets
         self._outboxes = {rank: _Outbox(connection, rank) for rank, connection in sockets.items()}
+        self._watching = True
+
+    def watch(self, on_gone: Callable[[int], None]) -> None:
+        """Call `on_gone(rank)`, from a thread, as soon as the first of the other ranks is gone."""
+        threading.Thread(target=self._watch, args=(on_gone,), name="watch", daemon=True).start()
+
+    def stop_watching(self) -> None:
+        """From now on ranks may go. All ranks call it, before any of them ends."""
+        self._watching = False
+
+    def _watch(self, on_gone: Callable[[int], None]) -> None:
+        ranks = {connection.fileno(): rank for rank, connection in self._sockets.items()}
+        poll = select.poll()
+        for descriptor in ranks:
+            poll.register(descriptor, select.POLLRDHUP)  # and its errors, which need not be asked for
+        gone = poll.poll()
+        if self._watching:
+            on_gone(ranks[gone[0][0]])
 
     def send(self, array: np.ndarray, to: int) -> None:
         """As `Peers.send`; what the network does not take at once is copied, and a thread sends it."""
@@ -94,9 +114,9 @@ def _receive(arrays: Iterable[np.ndarray], connection: socket.socket, source: in
             except BlockingIOError:
                 continue
             except OSError as error:
-                raise _gone(source) from error
+                raise PeerGone(source) from error
             if count == 0:
-                raise _gone(source)
+                raise PeerGone(source)
             if received < _LENGTH.size <= received + count and _LENGTH.unpack(length)[0] != array.nbytes:
                 raise RuntimeError(
                     f"rank {source} sent a message of {_LENGTH.unpack(length)[0]} bytes where one of {array.nbytes} "
@@ -114,7 +134,7 @@ class _Outbox:
         self._waiting: deque[bytes] = deque()  # the first one may be half sent
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
-        self._failure: ConnectionError | None = None
+        self._failure: PeerGone | None = None
 
     def put(self, message: list[memoryview]) -> None:
         with self._changed:
@@ -146,7 +166,7 @@ class _Outbox:
             try:
                 self._connection.sendall(message)
             except OSError:
-                failure = _gone(self._to)
+                failure = PeerGone(self._to)
             with self._changed:
                 self._failure = failure
                 if failure:
@@ -169,7 +189,7 @@ def _send_some(rest: list[memoryview], connection: socket.socket, to: int) -> No
     except BlockingIOError:
         return
     except OSError as error:
-        raise _gone(to) from error
+        raise PeerGone(to) from error
 
 
 def _drop(views: list[memoryview], count: int) -> None:
@@ -178,10 +198,6 @@ def _drop(views: list[memoryview], count: int) -> None:
         count -= views.pop(0).nbytes
     if views:
         views[0] = views[0][count:]
-
-
-def _gone(rank: int) -> ConnectionError:
-    return ConnectionError(f"rank {rank} is gone: its process ended before this message; its own log says why")
 
 
 def connect_peers(collectives: "Collectives") -> SocketPeers:

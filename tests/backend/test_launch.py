@@ -2,8 +2,10 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
+import time
 
 import pytest
 from workers import ROOT, WorkersFailed, run_msrun, run_workers
@@ -12,7 +14,7 @@ from mindrlhf.backend.launch import World, launch, started_workers
 from mindrlhf.errors import UserError
 
 SCRIPT = """
-import json, os, sys, time
+import json, os, signal, sys, time
 from mindrlhf.backend.collectives import Collectives
 from mindrlhf.backend.launch import launch
 from mindrlhf.errors import UserError
@@ -28,15 +30,23 @@ with launch("CPU") as world:
         collectives = Collectives(world)
         collectives.barrier()
         if world.rank == 1:
+            print("then", time.time(), flush=True)
             if sys.argv[1] == "user_error":
                 raise UserError("shard 7 is damaged")
             if sys.argv[1] == "bug":
                 raise RuntimeError("a bug")
             if sys.argv[1] == "sleep":
                 time.sleep(45)
+            if sys.argv[1] == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
         collectives.barrier()
         print(f"rank {world.rank} came through")
 """
+
+
+def seconds_since_rank_1_failed(run) -> float:
+    """How long the job lasted from then on: asked for at once when it has ended."""
+    return time.time() - float(re.search(r"^then (.*)", run.logs[1], re.MULTILINE)[1])
 
 
 @pytest.fixture
@@ -109,12 +119,24 @@ def test_alone_an_exception_passes_through():
 )
 def test_a_failing_rank_ends_the_job(script, kind, code, message):
     run = run_msrun(2, [script, kind])
+    assert seconds_since_rank_1_failed(run) < 60
     assert run.returncode != 0
     assert f"Error code: {code}." in run.output
     assert message in run.logs[1]
     assert ("Traceback" in run.logs[1]) == (kind == "bug")
     assert "came through" not in run.output
-    assert run.seconds < 60
+    assert "rank 0 of 2: rank 1 is gone" in run.logs[0]
+
+
+@pytest.mark.slow
+@pytest.mark.msrun
+def test_a_killed_rank_ends_the_job_and_is_named(script):
+    """The other one waits for it in a collective, which by itself would last for hours."""
+    run = run_msrun(2, [script, "killed"])
+    assert seconds_since_rank_1_failed(run) < 60
+    assert run.returncode != 0
+    assert run.logs[0].count("rank 0 of 2: rank 1 is gone: its process failed") == 1
+    assert "came through" not in run.output
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import socket
 import threading
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -177,6 +178,34 @@ def test_a_rank_that_goes_while_much_is_on_the_way_to_it_is_named():
             peers.exchange({0: [np.zeros(1)]}, {})
 
     run_ranks(2, run)
+
+
+def test_whoever_watches_learns_which_rank_is_gone_whatever_it_does():
+    gone, may_end = [], threading.Event()
+
+    def run(rank, peers):
+        if rank == 1:
+            peers.send(np.zeros(3), 0)  # nobody has received this yet
+            return
+        peers.watch(lambda other: (gone.append((rank, other)), len(gone) == 2 and may_end.set()))
+        assert may_end.wait(10)
+
+    run_ranks(3, run)
+    assert sorted(gone) == [(0, 1), (2, 1)]
+
+
+def test_at_the_end_ranks_may_go():
+    gone, ended = [], threading.Barrier(2)
+
+    def run(rank, peers):
+        peers.watch(gone.append)
+        peers.stop_watching()
+        ended.wait()
+        if rank == 0:
+            time.sleep(0.2)
+
+    run_ranks(2, run)
+    assert gone == []
 
 
 def test_ranks_out_of_step_find_out():
