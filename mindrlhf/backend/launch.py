@@ -100,9 +100,14 @@ class World:
         os._exit(code)
 
 
+def under_msrun() -> bool:
+    """Whether `msrun` started this process. Needs no MindSpore."""
+    return bool(os.environ.get("MS_ROLE"))
+
+
 def started_workers() -> int:
     """How many processes this one is one of: 1, or what `msrun` started on all hosts. Needs no MindSpore."""
-    return int(os.environ["MS_WORKER_NUM"]) if os.environ.get("MS_ROLE") else 1
+    return int(os.environ["MS_WORKER_NUM"]) if under_msrun() else 1
 
 
 def is_first_process() -> bool:

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from mindrlhf.backend.launch import AscendOptions, is_first_process, launch, started_workers
+from mindrlhf.backend.launch import AscendOptions, is_first_process, launch, started_workers, under_msrun
 from mindrlhf.configs.grpo import GRPOConfig
 from mindrlhf.configs.loading import load_grpo_config
 from mindrlhf.configs.model import ModelConfig
@@ -51,6 +51,10 @@ def check(args: argparse.Namespace) -> Job:
     reference_path = args.load_ref_checkpoint or policy_path
     critic_path = args.load_critic_checkpoint or policy_path
     workers = started_workers()
+    if args.use_parallel and not under_msrun():
+        raise UserError(
+            "--use_parallel is True, and msrun did not start this process; start it with msrun, or set False."
+        )
     if args.use_parallel is False and workers > 1:
         raise UserError(f"--use_parallel is False, and msrun started {workers} workers; set it to True.")
     if args.enable_compile_cache:

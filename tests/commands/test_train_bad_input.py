@@ -215,6 +215,7 @@ def test_fewer_rows_than_a_step(task, output, refused):
 def test_parallel_product_and_started_workers(task, output, refused, monkeypatch):
     argv = task.train(output, *both("parallel_config.data_parallel=3"))
     refused(argv, "is 3, and the workers started are 1", "msrun --worker_num=3")
+    refused(task.train(output, use_parallel="True"), "--use_parallel is True", "start it with msrun")
     monkeypatch.setenv("MS_ROLE", "MS_WORKER")
     monkeypatch.setenv("MS_WORKER_NUM", "2")
     refused(task.train(output), "is 1, and the workers started are 2")

@@ -1,6 +1,6 @@
 """A job on any pair of train and infer layouts gives what one process gives: tokens, losses, norms, weights.
 
-The job has two steps of two updates, a reference model, responses of uneven length and a tied embedding. Attention has
+The job has two steps, a reference model, responses of uneven length and a tied embedding. Attention has
 two key-value heads, which four tensor-parallel ranks share.
 """
 
@@ -11,7 +11,6 @@ from workers import run_msrun
 
 SETTINGS = (
     "algorithm.beta=0.1",
-    "algorithm.updates_per_iteration=2",
     "algorithm.aggregation=token-mean",
     "optimizer.lr=1e-3",
     "optimizer.eps=1e-5",  # else Adam blows rounding errors up to full steps where a gradient is zero (key biases)
