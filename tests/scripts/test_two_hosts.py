@@ -1,0 +1,96 @@
+"""scripts/two_hosts.sh: four workers on two network namespaces, to a good end and to a bad one."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from workers import ROOT
+
+SCRIPT = ROOT / "scripts" / "two_hosts.sh"
+MISSING_RIGHT = 3
+
+# Rank 2 is on the other host than msrun's scheduler, and is waited for by all.
+DYING = """
+import os, signal, time
+from mindrlhf.backend.collectives import Collectives
+from mindrlhf.backend.launch import launch
+
+with launch("CPU") as world:
+    Collectives(world).barrier()
+    if world.rank == 2:
+        print("then", time.time(), flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    Collectives(world).barrier()
+"""
+
+
+def run(*arguments: str | Path) -> subprocess.CompletedProcess:
+    """The script with this Python's commands; skips the test where it may not make namespaces."""
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"
+    command = ["bash", str(SCRIPT), *map(str, arguments)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=400)
+    if done.returncode == MISSING_RIGHT:
+        pytest.skip(done.stderr.strip())
+    return done
+
+
+def namespaces() -> str:
+    """Those of this script that there are."""
+    if shutil.which("ip") is None:
+        return ""
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    return "\n".join(line for line in listed.splitlines() if line.startswith("mindrlhf-"))
+
+
+@pytest.mark.slow
+@pytest.mark.msrun
+def test_the_default_job_runs_on_two_hosts(tmp_path):
+    done = run("--out", tmp_path / "here")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "step 2/2 | reward" in done.stdout
+    assert "both hosts ended well" in done.stdout
+    for host in range(2):
+        logs = sorted(path.name for path in (tmp_path / "here/log" / f"host{host}").glob("worker_*.log"))
+        assert logs == [f"worker_{rank}.log" for rank in (2 * host, 2 * host + 1)]
+    assert (tmp_path / "here/ckpt/hf/model.safetensors").is_file()
+    assert namespaces() == ""
+
+
+@pytest.mark.slow
+@pytest.mark.msrun
+def test_a_worker_that_is_killed_ends_both_hosts(tmp_path):
+    (tmp_path / "dying.py").write_text(DYING)
+    done = run("--out", tmp_path / "here", "--", tmp_path / "dying.py")
+    logs = [(tmp_path / f"here/log/host{rank // 2}/worker_{rank}.log").read_text() for rank in range(4)]
+    assert time.time() - float(re.search(r"^then (.*)", logs[2], re.MULTILINE)[1]) < 60
+    assert done.returncode == 1
+    for rank in (0, 1, 3):
+        assert f"rank {rank} of 4: rank 2 is gone" in logs[rank]
+    assert re.search(r"host 0 \(10\.77\.0\.1\) ended with code 1:.*rank 2 is gone", done.stderr, re.DOTALL)
+    assert "host 1 (10.77.0.2) ended with code 1:" in done.stderr
+    assert namespaces() == ""
+
+
+@pytest.mark.parametrize("arguments", [["--steps", "2"], ["now"]])
+def test_a_wrong_option_is_refused_before_anything_is_done(arguments):
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert re.fullmatch(r"two_hosts\.sh: .* is not understood; give --out DIR, .*\n", done.stderr)
+    assert done.stdout == ""
+
+
+def test_without_the_command_ip_it_says_so(tmp_path):
+    """On a PATH with nothing but what the script needs before that."""
+    for name in ("bash", "dirname", "realpath"):
+        (tmp_path / name).symlink_to(shutil.which(name))
+    command = [str(tmp_path / "bash"), str(SCRIPT), "--out", str(tmp_path / "here")]
+    done = subprocess.run(command, env={"PATH": str(tmp_path)}, capture_output=True, text=True)
+    assert done.returncode == MISSING_RIGHT
+    assert done.stderr == "two_hosts.sh: the command ip is missing; install iproute2\n"
+    assert not (tmp_path / "here").exists()
