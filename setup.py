@@ -22,7 +22,7 @@ REQUIRES = [
     "pydantic==2.14.3",  # settings
     "annotated-types>=0.6",  # pydantic's constraints, named in messages; pydantic chooses the version
     "PyYAML==6.0.3",
-    "jinja2==3.1.6",  # chat templates
+    "jinja2==3.1.6",  # chat templates, the report's page
     "psutil==7.2.2",  # memory, and the processes that msrun started
     "rich==15.0.0",  # progress bars and tables
     "tensorboardX==2.6.5",
@@ -48,7 +48,7 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=find_packages(include=["mindrlhf", "mindrlhf.*"]),
-    package_data={"mindrlhf.configs": ["presets/*.yaml"]},
+    package_data={"mindrlhf.configs": ["presets/*.yaml"], "mindrlhf.metrics.report": ["page/*"]},
     python_requires="==3.11.*",
     install_requires=REQUIRES,
     extras_require={"dev": DEV, "parquet": PARQUET},

@@ -1,6 +1,7 @@
 """`mindrlhf COMMAND ...`: one entry for everything; the scripts of `examples/` and `tools/` call it too.
 
-Exit codes: 0 done, 2 a mistake in what was given (one line on stderr), 1 an error of the suite itself (a traceback).
+Exit codes: 0 done, 2 a mistake in what was given (one line on stderr), 1 an error of the suite itself (a traceback), or
+two runs that were compared and do not agree.
 """
 
 import argparse
@@ -11,7 +12,8 @@ from collections.abc import Sequence
 from mindrlhf import __version__
 from mindrlhf.errors import UserError
 
-# Name -> (module under mindrlhf.commands, one line for --help). A module has add_arguments(parser) and run(args).
+# Name -> (module under mindrlhf.commands, one line for --help). A module has add_arguments(parser) and run(args),
+# which may return an exit code.
 COMMANDS = {
     "data": ("data", "convert a task's JSONL to a prompt MindRecord"),
     "synthesize": ("synthesize", "generate a practice task and a small tokenizer"),
@@ -19,6 +21,8 @@ COMMANDS = {
     "train": ("train", "GRPO training"),
     "plan": ("plan", "what a training job would hold and move, before it is started"),
     "eval": ("evaluate", "accuracy of a model on a prompt MindRecord"),
+    "report": ("report", "runs as one HTML page, live or as a file; or whether two runs agree"),
+    "show": ("show", "prompts, answers and rewards of a step, in the terminal"),
     "plot": ("plot", "the learning curves of runs as a PNG"),
     "reward-check": ("reward_check", "try reward functions on dataset rows"),
     "convert": ("convert", "HF safetensors <-> MindSpore checkpoints"),
@@ -46,11 +50,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     module.add_arguments(parser)
     args = parser.parse_intermixed_args(argv[1:])  # settings may stand anywhere among the flags
     try:
-        module.run(args)
+        return module.run(args) or 0
     except UserError as error:
         print(f"mindrlhf {name}: {error}", file=sys.stderr)
         return 2
-    return 0
 
 
 if __name__ == "__main__":

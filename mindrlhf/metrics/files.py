@@ -35,18 +35,20 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """The same value with numbers that JSON has no word for (NaN, infinities) replaced by None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
     return value
 
 
 def json_line(fields: Mapping[str, Any]) -> str:
     """One line of strictly valid JSON with its newline; NaN and infinities become null, other scripts stay readable."""
-    return json.dumps(_finite(fields), ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(finite(fields), ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:

@@ -1,5 +1,6 @@
 """What was sampled and how it was rewarded, as text: one JSONL file for each step."""
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,9 @@ import numpy as np
 
 from mindrlhf.metrics.files import json_line, replacing
 from mindrlhf.types import Experience
+
+ROLLOUTS_FOLDER = "rollouts"  # of a run's output folder
+STEP_FILE = re.compile(r"step_(\d+)\.jsonl")
 
 
 def rollout_rows(
@@ -47,6 +51,12 @@ def rollout_rows(
 def rollout_file(folder: Path, step: int) -> Path:
     """Where the rollouts of a step lie: `<folder>/step_000012.jsonl`."""
     return Path(folder) / f"step_{step:06d}.jsonl"
+
+
+def rollout_steps(folder: Path) -> list[int]:
+    """Steps whose rollouts lie in the folder, in order; none where there is no such folder."""
+    found = (STEP_FILE.fullmatch(path.name) for path in Path(folder).glob("step_*.jsonl"))
+    return sorted(int(name[1]) for name in found if name)
 
 
 def write_rollouts(folder: Path, step: int, rows: Iterable[dict[str, Any]]) -> Path:

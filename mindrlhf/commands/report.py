@@ -1,0 +1,104 @@
+"""`mindrlhf report`: runs as one HTML file, as a live page, or compared by the acceptance rules."""
+
+import argparse
+import ipaddress
+from pathlib import Path
+
+from mindrlhf.checkpoint.atomic import atomic_file
+from mindrlhf.errors import UserError
+from mindrlhf.metrics.compare import compare
+from mindrlhf.metrics.report.html import render
+from mindrlhf.metrics.report.run import read_run, run_folder, run_labels
+
+FILE = "report.html"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of `mindrlhf report`."""
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="output folder of a run")
+    parser.add_argument("--output", type=Path, help=f"file to write (default: {FILE} in the first run's folder)")
+    parser.add_argument("--labels", nargs="+", help="a name for each run (default: that of its folder)")
+    parser.add_argument("--samples", type=int, default=8, help="answers of each step to bring along (default 8)")
+    parser.add_argument("--sample_steps", type=int, default=40, help="steps to bring answers of, at most (default 40)")
+    parser.add_argument(
+        "--compare",
+        action="store_true",
+        help="state whether two runs agree (reward within 4%%, loss within 2%%): exit code 0, or 1 where they do not",
+    )
+    parser.add_argument("--serve", action="store_true", help="show the report while the runs go on; Ctrl-C ends it")
+    parser.add_argument("--host", default="127.0.0.1", help="address of --serve (default 127.0.0.1: this machine only)")
+    parser.add_argument("--port", type=int, default=8642, help="port of --serve, 0 for any (default 8642)")
+    parser.add_argument("--refresh", type=float, default=5.0, help="seconds between looks at the runs (default 5)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Returns 1 where two runs that were compared do not agree, 0 otherwise."""
+    _check(args)
+    if args.compare:
+        return _compare(args)
+    if args.serve:
+        _serve(args)
+        return 0
+    _write(args)
+    return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    count = len(args.runs)
+    if args.labels and len(args.labels) != count:
+        raise UserError(f"--labels has {len(args.labels)} names for {count} runs; give one for each run.")
+    if args.compare and count != 2:
+        raise UserError(f"--compare takes two runs, and {count} are given; give A and B.")
+    if args.compare and args.serve:
+        raise UserError("--compare and --serve do different things; give one of them.")
+    if args.samples < 1 or args.sample_steps < 1 or not 0.5 <= args.refresh <= 3600 or not 0 <= args.port <= 65535:
+        raise UserError(
+            "--samples and --sample_steps should be 1 or more, --refresh between 0.5 and 3600 seconds, --port 0 to "
+            "65535."
+        )
+    if args.host != "localhost":
+        try:
+            ipaddress.IPv4Address(args.host)
+        except ValueError:
+            raise UserError(f"--host {args.host}: should be localhost or an IPv4 address of this machine.") from None
+
+
+def _read(args: argparse.Namespace, begun: bool = True) -> list:
+    labels = args.labels or run_labels(args.runs)
+    return [
+        read_run(path, label, args.samples, args.sample_steps, begun)
+        for path, label in zip(args.runs, labels, strict=True)
+    ]
+
+
+def _write(args: argparse.Namespace) -> None:
+    output = args.output or run_folder(args.runs[0]) / FILE
+    page = render(_read(args))
+    with atomic_file(output) as temporary:
+        temporary.write_text(page, encoding="utf-8")
+    print(output)
+
+
+def _compare(args: argparse.Namespace) -> int:
+    a, b = _read(args)
+    found = compare(a.rows, b.rows)
+    print(f"A: {a.folder}\nB: {b.folder}\n{found}")
+    if args.output:
+        _write(args)
+    return 0 if found.holds else 1
+
+
+def _serve(args: argparse.Namespace) -> None:
+    from mindrlhf.metrics.report.server import ReportServer
+
+    for path in args.runs:
+        if not run_folder(path).is_dir():
+            raise UserError(f"{path}: there is no such folder; give the output folder of a run.")
+    with ReportServer(args.host, args.port, lambda: _read(args, begun=False), args.refresh) as server:
+        if not server.local:
+            print("anyone who reaches this machine can read the report: prompts, answers and settings of the runs")
+        print(f"{server.address} (Ctrl-C ends it)", flush=True)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            print()

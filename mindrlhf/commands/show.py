@@ -1,0 +1,90 @@
+"""`mindrlhf show`: what was asked, what came and what it was worth, side by side."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.panel import Panel
+from rich.table import Column, Table
+from rich.text import Text
+
+from mindrlhf.errors import UserError
+from mindrlhf.metrics.report.run import RolloutGroupText, read_groups, run_folder
+from mindrlhf.metrics.rollout_dump import ROLLOUTS_FOLDER, rollout_steps
+
+SHOWN = 1200  # characters of one text, its beginning and its end
+LEAST_WIDTH = 24  # of a column with a completion
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of `mindrlhf show`."""
+    parser.add_argument("run", type=Path, metavar="RUN", help="output folder of a run")
+    parser.add_argument("--step", type=int, help="which step (default: the last one that has rollouts)")
+    parser.add_argument("--prompt", type=int, metavar="ID", help="this prompt only")
+    parser.add_argument("--prompts", type=int, default=4, help="how many prompts, from the first (default 4)")
+    parser.add_argument("--samples", type=int, default=8, help="how many answers to each, best first (default 8)")
+    parser.add_argument("--full", action="store_true", help=f"whole texts instead of {SHOWN} characters of each")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Print the groups, each with its prompt above its answers."""
+    if args.prompts < 1 or args.samples < 1:
+        raise UserError("--prompts and --samples should be 1 or more.")
+    groups = _groups(args)
+    console = Console()
+    for group in groups:
+        _show(console, group, args.samples, args.full)
+
+
+def _groups(args: argparse.Namespace) -> Sequence[RolloutGroupText]:
+    folder = run_folder(args.run) / ROLLOUTS_FOLDER
+    steps = rollout_steps(folder)
+    if not steps:
+        raise UserError(f"{args.run}: has no rollouts; train with trainer.save_rollouts=True to keep them.")
+    step = steps[-1] if args.step is None else args.step
+    if step not in steps:
+        raise UserError(f"--step {step}: {folder} has no such step; it has steps {steps[0]} to {steps[-1]}.")
+    groups = read_groups(folder, step)
+    if args.prompt is None:
+        return groups[: args.prompts]
+    found = [group for group in groups if group.prompt_id == args.prompt]
+    if not found:
+        some = ", ".join(str(group.prompt_id) for group in groups[:20])
+        raise UserError(f"--prompt {args.prompt}: is not in step {step}, which has {some}.")
+    return found
+
+
+def _show(console: Console, group: RolloutGroupText, samples: int, full: bool) -> None:
+    expected = "" if group.ground_truth is None else f" · expected {group.ground_truth}"
+    title = Text(f"step {group.step} · prompt {group.prompt_id}{expected}")
+    console.print(Panel(_text(group.prompt, full), title=title, title_align="left"))
+    rows = sorted(group.samples, key=lambda row: -1e300 if row["reward"] is None else row["reward"], reverse=True)
+    rows = rows[:samples]
+    beside = max(1, console.width // (LEAST_WIDTH + 3))
+    for start in range(0, len(rows), beside):
+        part = rows[start : start + beside]
+        table = Table(*(Column(_heading(row), overflow="fold", ratio=1) for row in part), expand=True)
+        table.add_row(*(_text(row["completion"], full) for row in part))
+        console.print(table)
+    if len(group.samples) > len(rows):
+        console.print(Text(f"{len(group.samples) - len(rows)} more answers: --samples {len(group.samples)}\n"))
+
+
+def _heading(row: dict) -> Text:
+    reward = row["reward"]
+    parts = ["unscored" if reward is None else f"reward {reward:.4g}"]
+    functions = row.get("rewards") or {}
+    if len(functions) > 1:
+        parts += [f"{name} {'-' if value is None else format(value, '.4g')}" for name, value in functions.items()]
+    if "response_length" in row:
+        parts.append(f"{row['response_length']} tokens" + (", cut off" if row.get("finish_reason") == "length" else ""))
+    return Text("\n".join(parts))
+
+
+def _text(text: str, full: bool) -> Text:
+    """As it is, but control characters, which a terminal would obey, as their code."""
+    if not full and len(text) > SHOWN:
+        half = SHOWN // 2
+        text = f"{text[:half]} [... {len(text) - 2 * half} characters ...] {text[-half:]}"
+    return Text("".join(c if c.isprintable() or c in "\n\t" else f"\\u{ord(c):04x}" for c in text))

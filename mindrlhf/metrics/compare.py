@@ -1,0 +1,92 @@
+"""Whether two runs of one job agree, by the acceptance rules that are usual for ports of a training suite.
+
+The mean absolute error of rewards is at most 4%, that of the loss at most 2%, over the steps that both runs have; the
+ratio of mean `perf/throughput` over the first 4 steps is stated beside them and decides nothing. An error is relative:
+mean |B - A| / mean |A|. A loss that is near 0 by construction (one update a batch, no KL term) is mostly rounding, and
+its relative error says little: the absolute one is given too.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mindrlhf.errors import UserError
+from mindrlhf.metrics.console import REWARD
+
+REWARD_LIMIT, LOSS_LIMIT = 0.04, 0.02
+LOSSES = ("actor/loss", "actor/pg_loss", "train/loss")
+THROUGHPUT, THROUGHPUT_STEPS = "perf/throughput", 4
+
+Rows = Sequence[Mapping[str, float]]
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Of one metric over `steps` shared steps. absolute: mean |B - A|. relative: that / mean |A|, inf where A is 0
+    throughout and B is not."""
+
+    metric: str
+    steps: int
+    absolute: float
+    relative: float
+    limit: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether it is within the limit; NaN is not."""
+        return self.relative <= self.limit
+
+    def __str__(self) -> str:
+        verdict = "agrees" if self.holds else "DIFFERS"
+        return (
+            f"{self.metric}: mean absolute error {self.relative:.2%} of mean |A| over {self.steps} steps "
+            f"(limit {self.limit:.0%}; {self.absolute:.3g} absolute): {verdict}"
+        )
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """throughput: mean of B / mean of A over the first steps, None where one of them has none."""
+
+    reward: Agreement
+    loss: Agreement
+    throughput: float | None
+
+    @property
+    def holds(self) -> bool:
+        return self.reward.holds and self.loss.holds
+
+    def __str__(self) -> str:
+        lines = [str(self.reward), str(self.loss)]
+        if self.throughput is not None:
+            over = f"mean over the first {THROUGHPUT_STEPS} steps"
+            lines.append(f"{THROUGHPUT}: B is {self.throughput:.3f} of A ({over}; no limit)")
+        return "\n".join([*lines, "the runs agree" if self.holds else "the runs DIFFER"])
+
+
+def compare(a: Rows, b: Rows) -> Comparison:
+    """Run B against run A. Raises UserError where they share no step with a reward or a loss."""
+    loss = next((name for name in LOSSES if all(any(name in row for row in rows) for rows in (a, b))), LOSSES[0])
+    return Comparison(_agreement(REWARD, a, b, REWARD_LIMIT), _agreement(loss, a, b, LOSS_LIMIT), _throughput(a, b))
+
+
+def _agreement(metric: str, a: Rows, b: Rows, limit: float) -> Agreement:
+    first, second = ({row["step"]: row[metric] for row in rows if metric in row} for rows in (a, b))
+    steps = sorted(first.keys() & second.keys())
+    if not steps:
+        raise UserError(f"the two runs share no step that has {metric}; give two runs of the same job.")
+    ours, theirs = (np.array([column[step] for step in steps], np.float64) for column in (first, second))
+    absolute, size = float(np.abs(theirs - ours).mean()), float(np.abs(ours).mean())
+    relative = absolute / size if size else (0.0 if absolute == 0 else float("inf"))
+    return Agreement(metric, len(steps), absolute, relative, limit)
+
+
+def _throughput(a: Rows, b: Rows) -> float | None:
+    means = []
+    for rows in (a, b):
+        figures = [row[THROUGHPUT] for row in rows if THROUGHPUT in row][:THROUGHPUT_STEPS]
+        if not figures:
+            return None
+        means.append(float(np.mean(figures)))
+    return means[1] / means[0] if means[0] else None

@@ -1,0 +1,99 @@
+"""Which metrics a report draws, in which charts."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+MOST_POINTS = 1500  # of one curve; longer runs are shown as means over several steps
+DIGITS = 6  # significant, of a number on the page
+
+
+@dataclass(frozen=True)
+class Chart:
+    """metrics: patterns of whole names; a chart none of whose metrics a run has is left out.
+
+    stacked: areas on top of each other, one chart for each run; `remainder` is then the metric that they are parts of.
+    """
+
+    title: str
+    unit: str
+    metrics: tuple[str, ...]
+    stacked: bool = False
+    remainder: str | None = None
+    without: tuple[str, ...] = ()
+
+
+LEARNING = (
+    Chart("Reward", "mean of a step", ("critic/rewards/mean",)),
+    Chart("Accuracy on held-out problems", "share right", (r"val-core/.+/acc/mean@\d+",)),
+    Chart("Reward by function", "mean of a step", (r"reward/.+/mean",)),
+    Chart("KL to the reference model", "nats per token", ("actor/kl_loss", "actor/reward_kl_penalty")),
+    Chart("Entropy", "nats per token", ("actor/entropy",)),
+    Chart("Response length", "tokens", ("response_length/mean")),
+    Chart("Clip fraction", "share of tokens", ("actor/pg_clipfrac", "actor/pg_clipfrac_lower")),
+    Chart("Truncated responses", "share of responses", ("response_length/clip_ratio",)),
+    Chart("Groups that all score the same", "share of groups", ("group/zero_std_fraction",)),
+    Chart("Loss", "policy loss", ("actor/loss", "train/loss")),
+    Chart("Gradient norm", "before clipping", ("actor/grad_norm", "train/grad_norm")),
+    Chart("Rollout against training", "k3 KL, nats per token", ("rollout_corr/k3_kl",)),
+    Chart("Value loss of the critic", "critic", ("critic/vf_loss",)),
+)
+COST = (
+    Chart(
+        "Time by phase",
+        "seconds of a step",
+        (r"timing_s/.+",),
+        stacked=True,
+        remainder="timing_s/step",
+        without=("timing_s/step",),
+    ),
+    Chart("Throughput", "tokens per second and process", ("perf/throughput",)),
+    Chart("Share of the machine's ceiling (MFU)", "of measured matrix products", (r"perf/mfu(/.+)?",)),
+    Chart("Memory by role, on the device", "GiB", (r"swap/.*device.*_gb",), stacked=True),
+    Chart("Memory by role, put aside", "GiB", (r"swap/.*(host|file).*_gb",), stacked=True),
+    Chart("Memory of the largest process", "GiB", ("perf/cpu_memory_used_gb", "perf/max_memory_allocated_gb")),
+)
+
+
+def resolve(chart: Chart, names: Iterable[str]) -> list[str]:
+    """The metrics of a chart among `names`, in the order of its patterns."""
+    names = [name for name in names if name not in chart.without]
+    found = [name for pattern in chart.metrics for name in names if re.fullmatch(pattern, name)]
+    return list(dict.fromkeys(found))
+
+
+def curves(rows: Sequence[Mapping[str, float]]) -> tuple[list[int], dict[str, list[float | None]], int]:
+    """(steps, metric -> a value for each of them or None, how many steps one point is the mean of).
+
+    A point of several steps stands at the last of them; values that are not finite are None, and not in a mean.
+    """
+    width = -(-len(rows) // MOST_POINTS) if rows else 1
+    parts = [rows[start : start + width] for start in range(0, len(rows), width)]
+    names = sorted({name for row in rows for name in row if name != "step"})
+    steps = [int(part[-1]["step"]) for part in parts]
+    return steps, {name: [_mean(part, name) for part in parts] for name in names}, width
+
+
+def _mean(rows: Sequence[Mapping[str, float]], name: str) -> float | None:
+    values = [row[name] for row in rows if name in row and np.isfinite(row[name])]
+    return float(f"{np.mean(values):.{DIGITS}g}") if values else None
+
+
+def chart_data(charts: Sequence[Chart], names: Iterable[str]) -> list[dict[str, Any]]:
+    """The charts that there are metrics for, as the page takes them."""
+    names = list(names)
+    found = [(chart, resolve(chart, names)) for chart in charts]
+    return [
+        {
+            "title": chart.title,
+            "unit": chart.unit,
+            "metrics": metrics,
+            "stacked": chart.stacked,
+            "remainder": chart.remainder,
+        }
+        for chart, metrics in found
+        if metrics
+    ]

@@ -1,0 +1,122 @@
+"""One HTML file that holds everything: data, styles and the script that draws.
+
+Nothing that a run wrote becomes markup. The data stand in a block of JSON in which `<`, `>` and `&` are written as
+escapes, so that no text can end the block; the script puts texts on the page as text; and the page's own policy lets
+no other script run and nothing be loaded.
+"""
+
+import base64
+import hashlib
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from mindrlhf.metrics.console import REWARD, TREND_STEPS, short_duration, short_number
+from mindrlhf.metrics.files import finite
+from mindrlhf.metrics.report.charts import COST, LEARNING, chart_data, curves
+from mindrlhf.metrics.report.run import Run, differing, shortened
+
+PAGE = "mindrlhf.metrics.report"
+# What HTML or a script's source reads in its own way, and halves of surrogate pairs, which UTF-8 cannot hold.
+ESCAPED = {code: f"\\u{code:04x}" for code in (*map(ord, "<>&\u2028\u2029"), *range(0xD800, 0xE000))}
+
+
+def report_data(runs: Sequence[Run]) -> dict[str, Any]:
+    """Everything that the page shows, as plain values."""
+    shown = [_run_data(run) for run in runs]
+    names = sorted({name for run in shown for name in run["metrics"]})
+    return finite(
+        {
+            "runs": shown,
+            "learning": chart_data(LEARNING, names),
+            "cost": chart_data(COST, names),
+            "names": names,
+            "differing": differing(runs),
+        }
+    )
+
+
+def _run_data(run: Run) -> dict[str, Any]:
+    steps, metrics, width = curves(run.rows)
+    return {
+        "label": run.label,
+        "folder": str(run.folder),
+        "summary": summary(run.rows),
+        "steps": steps,
+        "metrics": metrics,
+        "width": width,
+        "settings": dict(run.settings),
+        "rollout_steps": len(run.rollout_steps),
+        "groups": [
+            {
+                "step": group.step,
+                "prompt_id": group.prompt_id,
+                "prompt": shortened(group.prompt),
+                "ground_truth": group.ground_truth,
+                "samples": [{**row, "completion": shortened(row["completion"])} for row in group.samples],
+            }
+            for group in run.groups
+        ],
+    }
+
+
+def summary(rows: Sequence[Mapping[str, float]]) -> list[tuple[str, str]]:
+    """What a run comes to: (name, value) pairs."""
+    if not rows:
+        return [("steps", "none yet")]
+
+    def column(name: str) -> list[float]:
+        return [row[name] for row in rows if name in row and row[name] == row[name]]
+
+    figures = [("steps", str(int(rows[-1]["step"])))]
+    rewards = column(REWARD)
+    if rewards:
+        window = max(1, min(TREND_STEPS, len(rewards) // 2))
+        first, last = statistics.fmean(rewards[:window]), statistics.fmean(rewards[-window:])
+        figures.append(("reward", f"{first:.3f} → {last:.3f}"))
+    for name in sorted({name for row in rows for name in row if name.startswith("val-core/") and "/acc/mean@" in name}):
+        accuracy = column(name)
+        label = name.removeprefix("val-core/").replace("/acc/", " ")
+        if accuracy:
+            figures.append((f"accuracy {label}", f"{accuracy[0]:.3f} → {accuracy[-1]:.3f}"))
+    seconds = [row["timing_s/step"] - row.get("timing_s/compile", 0.0) for row in rows if "timing_s/step" in row]
+    if seconds:
+        figures.append(("step, median", short_duration(statistics.median(seconds))))
+        figures.append(("all steps", short_duration(sum(column("timing_s/step")))))
+    if column("perf/throughput"):
+        figures.append(("tokens/s, median", short_number(statistics.median(column("perf/throughput")))))
+    if column("perf/max_memory_allocated_gb"):
+        figures.append(("peak memory", f"{max(column('perf/max_memory_allocated_gb')):.2f} GiB"))
+    return figures
+
+
+def to_json(data: Mapping[str, Any]) -> str:
+    """JSON that can stand inside a `<script>` element: no character of it means anything to HTML."""
+    return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).translate(ESCAPED)
+
+
+def render(runs: Sequence[Run], refresh_s: float | None = None) -> str:
+    """The page. refresh_s: how often it asks the server that it came from for new data; None is a page that stays."""
+    script = (resources.files(PAGE) / "page" / "report.js").read_text(encoding="utf-8")
+    style = (resources.files(PAGE) / "page" / "report.css").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return _template().render(
+        title=", ".join(run.label for run in runs),
+        data=to_json({**report_data(runs), "refresh_s": refresh_s}),
+        script=script,
+        style=style,
+        script_hash=digest,
+    )
+
+
+@cache
+def _template():
+    environment = Environment(
+        loader=PackageLoader(PAGE, "page"), autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True
+    )
+    return environment.get_template("report.html.jinja")

@@ -1,0 +1,144 @@
+"""What a run has left in its output folder, read for people: metrics by step, samples of its rollouts, its settings."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mindrlhf.errors import UserError
+from mindrlhf.metrics.files import read_json_lines
+from mindrlhf.metrics.rollout_dump import ROLLOUTS_FOLDER, rollout_file, rollout_steps
+from mindrlhf.metrics.run_settings import read_settings
+from mindrlhf.metrics.run_writers import METRICS_FILE
+from mindrlhf.metrics.writers import read_metrics
+
+MOST_TEXT = 6000  # characters of one prompt or completion that a report shows
+
+
+@dataclass(frozen=True)
+class RolloutGroupText:
+    """A prompt and answers to it. samples: rows of a rollout dump, without the prompt's own columns."""
+
+    step: int
+    prompt_id: int
+    prompt: str
+    ground_truth: str | None
+    samples: tuple[Mapping[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class Run:
+    """rows: a dict a step, with `step`. groups: see `sample_rollouts`. rollout_steps: the steps that have a dump.
+    settings: dotted name -> value as text, empty where the run left none.
+    """
+
+    label: str
+    folder: Path
+    rows: Sequence[Mapping[str, float]]
+    groups: Sequence[RolloutGroupText]
+    rollout_steps: Sequence[int]
+    settings: Mapping[str, str]
+
+
+def run_folder(path: Path) -> Path:
+    """The output folder of a run, given as itself or as its metrics file."""
+    return path.parent if path.name == METRICS_FILE else path
+
+
+def run_labels(paths: Sequence[Path]) -> list[str]:
+    """A name for each run: that of its folder, numbered where two are called the same."""
+    names = [run_folder(path).resolve().name for path in paths]
+    if len(set(names)) == len(names):
+        return names
+    return [f"{name} ({number})" for number, name in enumerate(names, start=1)]
+
+
+def read_run(path: Path, label: str, samples: int, most_steps: int, begun: bool = True) -> Run:
+    """A run from its folder or its metrics file.
+
+    samples, most_steps: see `sample_rollouts`. begun: False lets a run through that has no metrics yet.
+    Raises UserError where there is no such run, or what it left cannot be read.
+    """
+    folder = run_folder(Path(path))
+    metrics = folder / METRICS_FILE
+    if begun and not metrics.is_file():
+        raise UserError(f"{path}: there is no {METRICS_FILE} in it; give the output folder of a run.")
+    rows = read_metrics(metrics) if metrics.is_file() else []
+    steps = rollout_steps(folder / ROLLOUTS_FOLDER)
+    groups = sample_rollouts(folder / ROLLOUTS_FOLDER, steps, samples, most_steps)
+    return Run(label, folder, rows, groups, steps, flatten(read_settings(folder)))
+
+
+def sample_rollouts(folder: Path, steps: Sequence[int], samples: int, most_steps: int) -> list[RolloutGroupText]:
+    """Whole groups of evenly chosen steps, the first and the last included.
+
+    samples: responses of a step, rounded up to whole groups; the groups are the first of their step, which is no
+    choice by reward. most_steps: how many steps, at most.
+    """
+    chosen = steps
+    if len(steps) > most_steps:
+        last = len(steps) - 1
+        chosen = [steps[round(place * last / max(1, most_steps - 1))] for place in range(most_steps)]
+    groups = []
+    for step in dict.fromkeys(chosen):
+        count = 0
+        for group in read_groups(folder, step):
+            groups.append(group)
+            count += len(group.samples)
+            if count >= samples:
+                break
+    return groups
+
+
+def read_groups(folder: Path, step: int) -> list[RolloutGroupText]:
+    """The rollouts of a step by prompt, in the order of the file. Raises UserError for a row that lacks something."""
+    path = rollout_file(folder, step)
+    together: dict[int, list[dict[str, Any]]] = {}
+    for number, row in enumerate(read_json_lines(path), start=1):
+        missing = [key for key in ("prompt_id", "prompt", "completion", "reward") if key not in row]
+        if missing:
+            raise UserError(f"{path}, line {number}: no `{missing[0]}` in it; give the rollouts that a run has written")
+        together.setdefault(row["prompt_id"], []).append(row)
+    shared = ("step", "prompt_id", "prompt", "ground_truth")
+    return [
+        RolloutGroupText(
+            step,
+            prompt_id,
+            rows[0]["prompt"],
+            rows[0].get("ground_truth"),
+            tuple({key: value for key, value in row.items() if key not in shared} for row in rows),
+        )
+        for prompt_id, rows in together.items()
+    ]
+
+
+def shortened(text: str) -> str:
+    """At most MOST_TEXT characters: the beginning and the end, where answers stand."""
+    if len(text) <= MOST_TEXT:
+        return text
+    half = MOST_TEXT // 2
+    return f"{text[:half]}\n[... {len(text) - 2 * half} characters ...]\n{text[-half:]}"
+
+
+def flatten(settings: Any, name: str = "") -> dict[str, str]:
+    """Nested mappings as dotted names, everything else as text; lists stay whole."""
+    if isinstance(settings, Mapping) and settings:
+        return {
+            key: value
+            for own, inner in settings.items()
+            for key, value in flatten(inner, f"{name}.{own}" if name else str(own)).items()
+        }
+    return {name: "null" if settings is None else str(settings)} if name else {}
+
+
+def differing(runs: Sequence[Run]) -> list[str]:
+    """Settings that are not the same in all runs that have left their settings, in order of their names."""
+    known = [run.settings for run in runs if run.settings]
+    names = sorted({name for settings in known for name in settings}, key=_by_number)
+    return [name for name in names if len({settings.get(name) for settings in known}) > 1]
+
+
+def _by_number(name: str) -> list[tuple[bool, int, str]]:
+    parts = re.split(r"(\d+)", name)
+    return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts]

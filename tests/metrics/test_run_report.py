@@ -1,0 +1,147 @@
+"""The report without a browser: what is read of a run, what the page holds, and how it is served."""
+
+import http.client
+import json
+import re
+import threading
+import time
+
+import pytest
+from run_folders import HOSTILE, make_run, metrics_row
+
+from mindrlhf.errors import UserError
+from mindrlhf.metrics.report.charts import MOST_POINTS, Chart, curves, resolve
+from mindrlhf.metrics.report.html import render, report_data, to_json
+from mindrlhf.metrics.report.run import differing, flatten, read_run, run_labels
+from mindrlhf.metrics.report.server import ReportServer
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_run(tmp_path_factory.mktemp("runs") / "first", steps=12)
+
+
+def data_of(page: str) -> dict:
+    """What the page's own script would read."""
+    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)[1])
+
+
+def test_a_run_as_it_is(folder):
+    run = read_run(folder, "a", samples=3, most_steps=4)
+    assert [row["step"] for row in run.rows] == list(range(1, 13))
+    assert list(dict.fromkeys(group.step for group in run.groups)) == [1, 5, 8, 12], "evenly, both ends included"
+    assert [len(group.samples) for group in run.groups] == [4] * 4, "whole groups"
+    assert run.settings["grpo.optimizer.lr"] == "1e-06"
+    assert read_run(folder / "metrics.jsonl", "a", 3, 4).groups == run.groups, "the metrics file names the run too"
+    assert read_run(folder, "a", samples=5, most_steps=1).groups[1].prompt_id == 11
+
+
+def test_no_text_of_a_run_becomes_markup(folder):
+    page = render([read_run(folder, "</title><script>window.hacked = 3</script>", 8, 40)])
+    assert page.count("</script>") == 2
+    assert "window.hacked = 1</script>" not in page
+    assert "<script>window.hacked" not in page
+    assert data_of(page)["runs"][0]["groups"][0]["samples"][0]["completion"] == HOSTILE.replace("\ud800", "")
+    assert json.loads(to_json({"a": HOSTILE})) == {"a": HOSTILE}, "half a surrogate pair too"
+    to_json({"a": HOSTILE}).encode("utf-8")
+
+
+def test_metrics_that_are_not_finite_are_gaps(folder):
+    data = report_data([read_run(folder, "a", 1, 1)])
+    assert data["runs"][0]["metrics"]["actor/grad_norm"][2] is None
+    assert data["runs"][0]["metrics"]["val-core/gsm8k/acc/mean@1"][:5] == [None] * 4 + [pytest.approx(0.35)]
+    titles = [chart["title"] for chart in data["learning"] + data["cost"]]
+    assert "Accuracy on held-out problems" in titles
+    assert "Value loss of the critic" not in titles, "a chart without a metric is left out"
+
+
+def test_a_long_run_is_shown_as_means():
+    rows = [{"step": step, "a": float(step), **({"b": 7.0} if step == 5 else {})} for step in range(1, 4 * MOST_POINTS)]
+    steps, values, width = curves(rows)
+    assert width == 4
+    assert steps[:2] == [4, 8]
+    assert values["a"][:2] == [2.5, 6.5]
+    assert values["b"][:3] == [None, 7.0, None]
+    assert len(steps) == len(values["a"]) == MOST_POINTS
+
+
+def test_patterns_are_of_whole_names():
+    names = ["timing_s/step", "timing_s/gen", "timing_s/ref", "val-core/a/acc/mean@1"]
+    chart = Chart("", "", ("timing_s/ref", "timing_s/.+"), without=("timing_s/step",))
+    assert resolve(chart, names) == ["timing_s/ref", "timing_s/gen"]
+    assert resolve(Chart("", "", ("timing_s",)), names) == []
+
+
+def test_what_differs_between_runs(folder, tmp_path):
+    other = make_run(tmp_path / "second", steps=2, seed=1, lr=3e-6, rollouts=False)
+    bare = make_run(tmp_path / "third", steps=2, rollouts=False)
+    (bare / "settings.json").unlink()
+    runs = [read_run(path, path.name, 1, 1) for path in (folder, other, bare)]
+    assert differing(runs) == ["grpo.optimizer.lr", "grpo.seed"]
+    assert flatten({"a": {"b": [1, 2], "c": None}, "d": {}}) == {"a.b": "[1, 2]", "a.c": "null", "d": "{}"}
+    assert run_labels([folder, folder / "metrics.jsonl", other]) == ["first (1)", "first (2)", "second (3)"]
+
+
+def test_what_cannot_be_read_says_so(tmp_path):
+    with pytest.raises(UserError, match=r"there is no metrics\.jsonl in it; give the output folder of a run"):
+        read_run(tmp_path, "a", 1, 1)
+    assert read_run(tmp_path, "a", 1, 1, begun=False).rows == []
+    run = make_run(tmp_path / "run", steps=1)
+    (run / "settings.json").write_text("{")
+    with pytest.raises(UserError, match=r"settings\.json: cannot be read"):
+        read_run(run, "a", 1, 1)
+    (run / "settings.json").unlink()
+    (run / "rollouts" / "step_000001.jsonl").write_text('{"prompt_id": 1, "prompt": "a", "completion": "b"}\n')
+    with pytest.raises(UserError, match=r"step_000001\.jsonl, line 1: no `reward` in it"):
+        read_run(run, "a", 1, 1)
+
+
+@pytest.fixture
+def server(tmp_path):
+    run = make_run(tmp_path / "live", steps=2, rollouts=False)
+    server = ReportServer("127.0.0.1", 0, lambda: [read_run(run, "live", 1, 1, begun=False)], refresh_s=0.01)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield server, run
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def ask(server: ReportServer, path: str, **headers: str) -> tuple[int, str]:
+    connection = http.client.HTTPConnection(*server.server_address, timeout=10)
+    connection.request("GET", path, headers=headers)
+    answer = connection.getresponse()
+    return answer.status, answer.read().decode()
+
+
+def test_the_server_follows_the_run(server):
+    server, run = server
+    status, page = ask(server, "/")
+    assert status == 200
+    assert data_of(page)["refresh_s"] == 0.01
+    assert data_of(page)["runs"][0]["steps"] == [1, 2]
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 3, **metrics_row(4, 4)}) + '\n{"step": 4, "cut')
+        file.flush()
+        assert json.loads(ask(server, "/data.json")[1])["runs"][0]["steps"] == [1, 2, 3]
+    (run / "metrics.jsonl").write_text("no json\n")
+    time.sleep(0.02)  # what was made for the question before may be given once more
+    status, text = ask(server, "/data.json")
+    assert (status, "line 1: not valid JSON" in text) == (503, True)
+
+
+@pytest.mark.parametrize("path", ["/metrics.jsonl", "/../../etc/passwd", "/data.json/", "/rollouts/"])
+def test_the_server_gives_no_file(server, path):
+    assert ask(server[0], path) == (404, "there is only the report at /\n")
+
+
+def test_another_name_for_this_machine_is_refused(server):
+    port = server[0].server_address[1]
+    assert ask(server[0], "/", Host=f"evil.example:{port}")[0] == 403
+    assert ask(server[0], "/", Host=f"localhost:{port}")[0] == 200
+
+
+def test_a_taken_port(server):
+    with pytest.raises(UserError, match=r"cannot be served on .*; give another port, 0 is any"):
+        ReportServer("127.0.0.1", server[0].server_address[1], list, 1.0)
