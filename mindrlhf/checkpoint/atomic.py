@@ -1,14 +1,17 @@
 """Writing files and folders so that a half-written one never stands under its final name.
 
-Both context managers hand out a temporary sibling to write into, bring it to the disk and rename it. Whatever goes
-wrong inside, the temporary is removed and what stood there before is untouched. An `OSError` of the writing itself
-(disk full, no permission) becomes a `UserError` that names the destination; one about another file is passed on.
+The context managers hand out a temporary beside the final place to write into, bring it to the disk and rename it.
+Whatever goes wrong inside, the temporary is removed and what stood there before is untouched. An `OSError` of the
+writing itself (disk full, no permission) becomes a `UserError` that names the destination; one about another file is
+passed on.
 
-Not done: a process killed outright (SIGKILL, power) leaves its hidden temporary `.NAME.XXXXXXXX.tmp` behind.
+A process killed outright (SIGKILL, power) leaves its hidden temporary `.NAME.XXXXXXXX.tmp` behind, which `clean`
+removes.
 """
 
 import errno
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -26,28 +29,60 @@ _ADVICE = {
     errno.EROFS: "choose a place that is not read-only",
 }
 
+_LEFTOVER = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{8}\.(?:tmp(?:\.[^.]+)?|(?P<old>old))")
+
 
 @contextmanager
-def atomic_file(path: str | Path) -> Iterator[Path]:
+def atomic_file(path: str | Path, durable: bool = True) -> Iterator[Path]:
     """A temporary path, with the same suffix, for the body to create; renamed to `path` when the body ends well.
 
     An existing file is replaced, missing parent folders are made. Raises `UserError` when writing fails.
+    durable: wait for the disk, so that the file also survives a power cut.
     """
     target = Path(path).resolve()
-    temporary = target.with_name(f".{target.stem}.{secrets.token_hex(4)}.tmp{target.suffix}")
+    temporary = temporary_name(target)
     try:
         if target.is_dir():
             raise UserError(f"{path}: is a folder, and a file is to be written there; give a file name.")
         target.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
-        _sync(temporary)
+        if durable:
+            sync(temporary)
         os.replace(temporary, target)
-        _sync_folder(target.parent)
+        if durable:
+            sync_folder(target.parent)
     except OSError as error:
-        raise _explained(error, target, temporary) from error
+        raise explained(error, target, temporary) from error
     finally:
         with suppress(OSError):
             temporary.unlink()
+
+
+@contextmanager
+def atomic_files(folder: str | Path) -> Iterator[Path]:
+    """A temporary folder inside `folder` whose files are renamed into `folder` when the body ends well.
+
+    Each rename is atomic; several files together are not, so a power cut between two renames can leave some of them
+    new and some old. Missing folders are made. Raises `UserError` when writing fails or a name is taken by a folder.
+    """
+    folder = Path(folder).resolve()
+    temporary = temporary_name(folder / "files")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary.mkdir()
+        yield temporary
+        files = sorted(temporary.iterdir())
+        for file in files:
+            if (folder / file.name).is_dir():
+                raise UserError(f"{folder / file.name}: is a folder, and a file is to be written; choose another name.")
+            sync(file)
+        for file in files:
+            os.replace(file, folder / file.name)
+        sync_folder(folder)
+    except OSError as error:
+        raise explained(error, folder, temporary) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 @contextmanager
@@ -60,7 +95,7 @@ def atomic_folder(path: str | Path, replace: bool = False) -> Iterator[Path]:
     fails.
     """
     target = Path(path).resolve()
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+    temporary = temporary_name(target)
     try:
         _check_folder(target, replace)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -68,14 +103,96 @@ def atomic_folder(path: str | Path, replace: bool = False) -> Iterator[Path]:
         yield temporary
         for folder, _, files in os.walk(temporary):
             for name in files:
-                _sync(Path(folder, name))
-            _sync_folder(Path(folder))
-        _put_in_place(temporary, target)
-        _sync_folder(target.parent)
+                sync(Path(folder, name))
+            sync_folder(Path(folder))
+        put_in_place(temporary, target)
     except OSError as error:
-        raise _explained(error, target, temporary) from error
+        raise explained(error, target, temporary) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def clean(folder: str | Path) -> None:
+    """Remove what processes that were killed while writing left in `folder` (not in folders below it).
+
+    A folder that had been moved aside for a new one that never took its place gets its name back. Call it only where
+    no other process is writing. Raises `UserError` when something cannot be removed.
+    """
+    folder = Path(folder)
+    try:
+        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+            leftover = _LEFTOVER.fullmatch(path.name)
+            if leftover is None:
+                continue
+            if leftover["old"] and not (folder / leftover["name"]).exists():
+                os.rename(path, folder / leftover["name"])
+            elif path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+    except OSError as error:
+        raise UserError(
+            f"{error.filename}: a leftover that cannot be removed ({error.strerror}); remove it."
+        ) from error
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a folder so that no part of it ever stands under its name; a folder that is not there is no error."""
+    doomed = temporary_name(path)
+    with suppress(FileNotFoundError):
+        os.rename(path, doomed)
+        shutil.rmtree(doomed)
+
+
+def temporary_name(target: Path, token: str | None = None) -> Path:
+    """The hidden sibling that `target` is written as.
+
+    token: 8 hexadecimal digits that several processes writing one folder have agreed on; random without.
+    """
+    token = token or secrets.token_hex(4)
+    return target.with_name(f".{target.stem}.{token}.tmp{target.suffix}")
+
+
+def put_in_place(temporary: Path, target: Path) -> None:
+    """Rename a complete folder to its final name, exchanging one that is there; brings the renaming to the disk."""
+    if not target.exists() or not any(target.iterdir()):
+        os.rename(temporary, target)  # takes the place of an empty folder in one step
+        sync_folder(target.parent)
+        return
+    earlier = target.with_name(f".{target.name}.{secrets.token_hex(4)}.old")
+    os.rename(target, earlier)
+    try:
+        os.rename(temporary, target)
+    except OSError:
+        os.rename(earlier, target)
+        raise
+    sync_folder(target.parent)
+    shutil.rmtree(earlier, ignore_errors=True)
+
+
+def sync(path: Path) -> None:
+    """Bring a file to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_folder(path: Path) -> None:
+    """Bring the names in a folder to the disk."""
+    with suppress(OSError):  # some network file systems know no fsync of a folder
+        sync(path)
+
+
+def explained(error: OSError, target: Path, temporary: Path) -> Exception:
+    """The error as a `UserError` when it is about the writing of `target` by way of `temporary`, else itself."""
+    about = None if error.filename is None else Path(os.fsdecode(error.filename))
+    if about is not None and about not in (target, *target.parents) and temporary not in (about, *about.parents):
+        return error
+    reason = error.strerror or str(error)
+    advice = _ADVICE.get(error.errno, "check the path")
+    return UserError(f"{target}: cannot be written ({reason}), and nothing was changed there; {advice}.")
 
 
 def _check_folder(target: Path, replace: bool) -> None:
@@ -87,40 +204,3 @@ def _check_folder(target: Path, replace: bool) -> None:
         raise UserError(f"{target}: the current folder cannot be replaced; give the name of a folder inside it.")
     if not replace and any(target.iterdir()):
         raise UserError(f"{target}: the folder exists and is not empty; remove it or give another name.")
-
-
-def _put_in_place(temporary: Path, target: Path) -> None:
-    if not target.exists() or not any(target.iterdir()):
-        os.rename(temporary, target)  # takes the place of an empty folder in one step
-        return
-    earlier = temporary.with_suffix(".old")
-    os.rename(target, earlier)
-    try:
-        os.rename(temporary, target)
-    except OSError:
-        os.rename(earlier, target)
-        raise
-    shutil.rmtree(earlier, ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _sync_folder(path: Path) -> None:
-    with suppress(OSError):  # some network file systems know no fsync of a folder
-        _sync(path)
-
-
-def _explained(error: OSError, target: Path, temporary: Path) -> Exception:
-    """The error as a `UserError` when it is about the writing, else the error itself."""
-    about = None if error.filename is None else Path(os.fsdecode(error.filename))
-    if about is not None and about not in (target, *target.parents) and temporary not in (about, *about.parents):
-        return error
-    reason = error.strerror or str(error)
-    advice = _ADVICE.get(error.errno, "check the path")
-    return UserError(f"{target}: cannot be written ({reason}), and nothing was changed there; {advice}.")

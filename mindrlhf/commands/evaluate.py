@@ -5,11 +5,12 @@ import json
 from pathlib import Path
 
 from mindrlhf.backend.launch import launch
+from mindrlhf.checkpoint.atomic import atomic_file
 from mindrlhf.checkpoint.hf import read_hf_config
 from mindrlhf.configs.grpo import RewardFunctionSettings, RewardSettings, SamplingSettings
 from mindrlhf.data.tasks import TASKS
 from mindrlhf.errors import UserError
-from mindrlhf.metrics.files import json_line, make_folder, replacing
+from mindrlhf.metrics.files import json_line, make_folder
 from mindrlhf.trainer.roles import Weights, check_token_ids, open_tokenizer, stop_ids
 
 
@@ -65,7 +66,7 @@ def run(args: argparse.Namespace) -> None:
         with RewardRunner(RewardSettings(functions=(RewardFunctionSettings(name=name),))) as rewards:
             result = evaluate(engine, prompts, rewards, tokenizer, Progress())
     if args.output:
-        with replacing(args.output) as temporary:
+        with atomic_file(args.output) as temporary:
             temporary.write_text("".join(json_line(row) for row in rows(result)), encoding="utf-8")
     print(
         json.dumps(

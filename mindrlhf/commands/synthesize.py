@@ -4,7 +4,7 @@ import argparse
 import json
 from pathlib import Path
 
-from mindrlhf.data.staging import staging
+from mindrlhf.checkpoint.atomic import atomic_files
 from mindrlhf.data.tasks import arithmetic, countdown, get_task, multiplication
 from mindrlhf.data.tokenizer_training import train_tokenizer
 from mindrlhf.errors import UserError
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> None:
         careless = DEMONSTRATIONS[args.task](splits["train.jsonl"], args.careless_share, args.seed)
         splits["demonstrations.jsonl"] = careless
     folder = Path(args.output_dir)
-    with staging(folder) as stage:
+    with atomic_files(folder) as stage:
         for name, part in splits.items():
             (stage / name).write_text("".join(json.dumps(row) + "\n" for row in part), encoding="utf-8")
         if args.tokenizer_vocab_size is not None:

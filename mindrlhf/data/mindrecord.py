@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from mindrlhf.data.staging import staging
+from mindrlhf.checkpoint.atomic import atomic_files
 from mindrlhf.data.tasks.gsm8k import MARK, final_answer
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
@@ -54,7 +54,7 @@ def write_columns(path: str | Path, schema: Mapping[str, Mapping[str, Any]], row
 
     path = Path(path)
     count, pending = 0, iter(rows)
-    with staging(path.parent) as stage:
+    with atomic_files(path.parent) as stage:
         with _writing(path):
             writer = FileWriter(str(stage / path.name), shard_num=1)
             writer.add_schema({column: dict(kind) for column, kind in schema.items()}, path.name)

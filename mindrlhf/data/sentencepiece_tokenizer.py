@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mindrlhf.data.staging import staging
+from mindrlhf.checkpoint.atomic import atomic_files
 from mindrlhf.data.tokenizer import Tokenizer, read_config, write_config
 from mindrlhf.errors import UserError
 
@@ -90,6 +90,6 @@ class SentencePieceTokenizer(Tokenizer):
 
     def save(self, directory: str | Path) -> None:
         """Write tokenizer.model and tokenizer_config.json."""
-        with staging(directory) as stage:
+        with atomic_files(directory) as stage:
             shutil.copyfile(self._path, stage / "tokenizer.model")
             write_config(stage, self.config)

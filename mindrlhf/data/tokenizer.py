@@ -10,7 +10,7 @@ import numpy as np
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
-from mindrlhf.data.staging import staging
+from mindrlhf.checkpoint.atomic import atomic_files
 from mindrlhf.errors import UserError
 
 # How Qwen2 cuts text before byte-level BPE (the `pre_tokenizer` of its published tokenizer.json): digits stand alone.
@@ -163,7 +163,7 @@ class Tokenizer:
 
     def save(self, directory: str | Path) -> None:
         """Write what HF's classes load: tokenizer.json, tokenizer_config.json, and for BPE vocab.json, merges.txt."""
-        with staging(directory) as stage:
+        with atomic_files(directory) as stage:
             self._core.save(str(stage / "tokenizer.json"))
             if isinstance(self._core.model, models.BPE):
                 self._core.model.save(str(stage))

@@ -1,10 +1,8 @@
-"""Files that appear whole or not at all, and lines of JSON."""
+"""Output folders, and lines of JSON."""
 
 import json
 import math
-import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +17,6 @@ def make_folder(folder: Path) -> None:
         raise UserError(
             f"cannot create the folder {folder} ({error.strerror}): give one that can be written"
         ) from error
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary name beside `path`; what the block wrote there takes the name `path` when it ends well."""
-    make_folder(path.parent)
-    temporary = path.with_name(f".{path.stem}.{os.getpid()}.tmp{path.suffix}")
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    except OSError as error:
-        raise UserError(f"cannot write {path} ({error.strerror}): give a folder that can be written") from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def finite(value: Any) -> Any:

@@ -9,8 +9,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from mindrlhf.checkpoint.atomic import atomic_file
 from mindrlhf.errors import UserError
-from mindrlhf.metrics.files import replacing
 from mindrlhf.metrics.writers import read_metrics
 
 # Okabe and Ito 2008: told apart by the colour-blind as well.
@@ -153,6 +153,6 @@ def plot_runs(
     if title:
         figure.suptitle(title, fontsize=13, fontweight="bold", color=INK)
     output_png = Path(output_png)
-    with replacing(output_png) as temporary:
+    with atomic_file(output_png, durable=False) as temporary:
         figure.savefig(temporary, format="png", dpi=120)
     return output_png

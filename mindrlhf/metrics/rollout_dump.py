@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from mindrlhf.metrics.files import json_line, replacing
+from mindrlhf.checkpoint.atomic import atomic_file
+from mindrlhf.metrics.files import json_line
 from mindrlhf.types import Experience
 
 ROLLOUTS_FOLDER = "rollouts"  # of a run's output folder
@@ -62,6 +63,6 @@ def rollout_steps(folder: Path) -> list[int]:
 def write_rollouts(folder: Path, step: int, rows: Iterable[dict[str, Any]]) -> Path:
     """Write the rows of one step (of all ranks, gathered) and return the file; it appears whole or not at all."""
     path = rollout_file(folder, step)
-    with replacing(path) as temporary:
+    with atomic_file(path, durable=False) as temporary:
         temporary.write_text("".join(map(json_line, rows)), encoding="utf-8")
     return path

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
+from mindrlhf.checkpoint.atomic import atomic_file
 from mindrlhf.errors import UserError
-from mindrlhf.metrics.files import json_line, make_folder, read_json_lines, replacing
+from mindrlhf.metrics.files import json_line, make_folder, read_json_lines
 
 
 class Writer(Protocol):
@@ -79,7 +80,7 @@ class JsonlWriter:
         path = Path(path)
         earlier = read_metrics(path) if start_step and path.exists() else []
         kept = [row for row in earlier if row["step"] < start_step]
-        with replacing(path) as temporary:
+        with atomic_file(path, durable=False) as temporary:
             temporary.write_text("".join(map(json_line, kept)), encoding="utf-8")
         self._file = _append_to(path)
 
@@ -117,7 +118,10 @@ class CsvWriter:
         return [row for row in rows if before is None or int(row["step"]) < before]
 
     def _rewrite(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        with replacing(self._path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+        with (
+            atomic_file(self._path, durable=False) as temporary,
+            temporary.open("w", encoding="utf-8", newline="") as file,
+        ):
             self._table(file).writeheader()
             self._table(file).writerows(rows)
         self._file = _append_to(self._path)

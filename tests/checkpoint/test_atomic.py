@@ -3,13 +3,15 @@
 import errno
 import os
 import resource
+import shutil
 import stat
 import subprocess
+import sys
 from contextlib import contextmanager
 
 import pytest
 
-from mindrlhf.checkpoint.atomic import atomic_file, atomic_folder
+from mindrlhf.checkpoint.atomic import atomic_file, atomic_files, atomic_folder, clean, remove_folder
 from mindrlhf.errors import UserError
 
 
@@ -212,3 +214,97 @@ def test_current_folder_is_never_replaced(tmp_path, monkeypatch):
         with pytest.raises(UserError, match="current folder"), atomic_folder(path, replace=True):
             raise AssertionError("must not get here")
     assert (tmp_path / "inner" / "work").exists()
+
+
+# --- several files together ---
+
+
+def contents(folder):
+    return {file.name: file.read_text() for file in folder.iterdir()}
+
+
+def write_files(folder, names, error=None):
+    """Write "new" to each name in an `atomic_files` block, which then raises `error`."""
+    with atomic_files(folder) as temporary:
+        for name in names:
+            (temporary / name).write_text("new")
+        if error is not None:
+            raise error
+
+
+def test_files_appear_together(tmp_path):
+    (tmp_path / "a").write_text("earlier")
+    with atomic_files(tmp_path) as temporary:
+        (temporary / "a").write_text("new")
+        (temporary / "b").write_text("new")
+        assert (tmp_path / "a").read_text() == "earlier"
+    assert contents(tmp_path) == {"a": "new", "b": "new"}
+    write_files(tmp_path / "x" / "y", ["a"])
+    assert contents(tmp_path / "x" / "y") == {"a": "new"}
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), ValueError("bug")])
+def test_failing_body_leaves_the_earlier_files(tmp_path, error):
+    (tmp_path / "a").write_text("earlier")
+    with pytest.raises(type(error)):
+        write_files(tmp_path, ["a", "b"], error)
+    assert contents(tmp_path) == {"a": "earlier"}
+
+
+def test_files_that_cannot_be_written(tmp_path, small_disk):
+    (tmp_path / "a").write_text("earlier")
+    (tmp_path / "b").mkdir()
+    with pytest.raises(UserError, match="b: is a folder"):
+        write_files(tmp_path, ["a", "b"])
+    assert (tmp_path / "a").read_text() == "earlier"
+    with pytest.raises(UserError, match="a: cannot be written"):
+        write_files(tmp_path / "a", ["c"])
+    with pytest.raises(UserError, match=r"disk: cannot be written \(No space"), atomic_files(small_disk) as temporary:
+        (temporary / "a").write_bytes(bytes(300_000))
+    assert sorted(os.listdir(tmp_path)) == ["a", "b", "disk"]
+    assert os.listdir(small_disk) == []
+
+
+# --- what a killed process leaves ---
+
+
+def test_clean_removes_what_a_killed_process_left(tmp_path):
+    """A process is killed inside each of the three; its temporaries are all that `clean` takes."""
+    for name in (".keep", ".a.tmp", "b.0123abcd.tmp", ".c.0123abcd.tmp.x.y"):
+        (tmp_path / name).write_text("somebody's")
+    script = (
+        "import os, sys; from pathlib import Path; from mindrlhf.checkpoint import atomic\n"
+        "at = Path(sys.argv[1])\n"
+        "with atomic.atomic_file(at / 'a.json') as a, atomic.atomic_files(at) as b, \\\n"
+        "        atomic.atomic_folder(at / 'c') as c:\n"
+        "    a.write_text('half'); (b / 'x').write_text('half'); (c / 'x').write_text('half'); os._exit(9)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", script, tmp_path], check=False).returncode == 9
+    assert len(os.listdir(tmp_path)) == 7
+    clean(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == [".a.tmp", ".c.0123abcd.tmp.x.y", ".keep", "b.0123abcd.tmp"]
+    clean(tmp_path / "none")
+
+
+def test_clean_finishes_an_exchange(tmp_path):
+    """Killed between the two renames the earlier folder comes back; killed after them it goes."""
+    (tmp_path / ".model.0123abcd.old").mkdir()
+    (tmp_path / ".model.0123abcd.old" / "a").write_text("earlier")
+    clean(tmp_path)
+    assert os.listdir(tmp_path) == ["model"]
+    (tmp_path / ".model.0123abcd.old").mkdir()
+    clean(tmp_path)
+    assert os.listdir(tmp_path) == ["model"]
+    assert (tmp_path / "model" / "a").read_text() == "earlier"
+
+
+def test_remove_folder_is_one_step(tmp_path, monkeypatch):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "a").write_text("")
+    seen = []
+    monkeypatch.setattr(shutil, "rmtree", lambda path: seen.append((path.name, os.listdir(tmp_path))))
+    remove_folder(tmp_path / "model")
+    ((doomed, left),) = seen
+    assert left == [doomed]
+    assert doomed.startswith(".model.")
+    remove_folder(tmp_path / "none")

@@ -41,4 +41,4 @@ def test_nothing_left(task, output, refused):
 
 def test_an_output_that_cannot_be_written(task, output, refused):
     argv = conversion(task, output, "--output_path", output / "metrics.jsonl" / "a.mindrecord")
-    refused(argv, output / "metrics.jsonl", "cannot write there")
+    refused(argv, output / "metrics.jsonl", "cannot be written")

@@ -89,7 +89,7 @@ def test_synthesize_bad_flags(run_command, tmp_path, flags, message):
 
 def test_synthesize_where_it_cannot_write(run_command, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot write there"):
+    with pytest.raises(UserError, match="cannot be written"):
         run_command("synthesize", "--output_dir", tmp_path / "file" / "below", "--train_size", 5, "--test_size", 5)
 
 
@@ -105,7 +105,7 @@ def test_data_bad_files(quick, run_command, tmp_path):
     for source, output, message in (
         (tmp_path / "none.jsonl", tmp_path / "a", r"none\.jsonl: no such file"),
         (tmp_path / "file", tmp_path / "a", "file: holds no rows"),
-        (quick / "train.jsonl", tmp_path / "file" / "a", "file: cannot write there"),
+        (quick / "train.jsonl", tmp_path / "file" / "a", "file: cannot be written"),
     ):
         with pytest.raises(UserError, match=message):
             run_command("data", "--tokenizer_path", quick, "--file_path", source, "--output_path", output)

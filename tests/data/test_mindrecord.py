@@ -122,7 +122,7 @@ def test_schema_that_would_abort_the_process(tmp_path):
 
 def test_places_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="file: cannot write there"):
+    with pytest.raises(UserError, match="file: cannot be written"):
         write_columns(tmp_path / "file" / "a.mindrecord", SCHEMA, [sample_row(1)])
     with pytest.raises(UserError, match=r"a:b: cannot be written as a MindRecord"):
         write_columns(tmp_path / "a:b", SCHEMA, [sample_row(1)])

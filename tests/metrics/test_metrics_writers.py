@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mindrlhf.errors import UserError
-from mindrlhf.metrics.files import json_line, read_json_lines, replacing
+from mindrlhf.metrics.files import json_line, read_json_lines
 from mindrlhf.metrics.writers import CsvWriter, JsonlWriter, TensorBoardWriter, Writers, read_metrics
 
 STEPS = {1: {"a": 1.5, "b/c": 0.25}, 2: {"a": -2.0, "b/c": 1e-9}, 3: {"a": 3.0, "b/c": 7.0}}
@@ -199,22 +199,8 @@ def test_one_writer_that_cannot_close_does_not_keep_others_open():
     assert second.closed
 
 
-def test_replacing_keeps_the_old_file_when_the_block_fails(tmp_path):
-    path = tmp_path / "file.txt"
-    path.write_text("before")
-
-    def fail_half_way(temporary):
-        temporary.write_text("half")
-        raise RuntimeError
-
-    with pytest.raises(RuntimeError), replacing(path) as temporary:
-        fail_half_way(temporary)
-    assert path.read_text() == "before"
-    assert [file.name for file in tmp_path.iterdir()] == ["file.txt"]
-
-
 @pytest.mark.parametrize("writer", [JsonlWriter, CsvWriter, TensorBoardWriter])
 def test_a_folder_that_cannot_be_made_is_the_users_error(tmp_path, writer):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"cannot create the folder .*file"):
+    with pytest.raises(UserError, match=r"file.*cannot be written|cannot create the folder .*file"):
         writer(tmp_path / "file" / "below" / "metrics")
