@@ -8,7 +8,7 @@ import json
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -21,6 +21,13 @@ _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
 
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the format's reference implementation
+
+
+class Digest(Protocol):
+    """A running checksum, such as those of `hashlib`."""
+
+    def update(self, content: bytes | memoryview, /) -> None:
+        """Take more bytes."""
 
 
 def index_safetensors(path: Path) -> dict[str, StoredTensor]:
@@ -59,12 +66,13 @@ def write_safetensors(
     arrays: Iterable[np.ndarray],
     dtype: StoredDtype | Mapping[str, StoredDtype],
     metadata: dict[str, str],
+    digest: Digest | None = None,
 ) -> None:
     """Write tensors one at a time; `arrays` is asked for as many as `layout` (name, shape) lists, in its order.
 
     Arrays are floating-point, of any memory layout, and stored as `dtype`: one for all, or name -> dtype. Not atomic by
-    itself. Raises `ValueError` when an array is missing or has another shape than announced, `UserError` when a value
-    does not fit its dtype.
+    itself. digest: gets every byte of the file. Raises `ValueError` when an array is missing or has another shape than
+    announced, `UserError` when a value does not fit its dtype.
     """
     dtypes = {name: dtype if isinstance(dtype, str) else dtype[name] for name, _ in layout}
     header: dict[str, Any] = {"__metadata__": metadata}
@@ -77,13 +85,19 @@ def write_safetensors(
     encoded += b" " * (-len(encoded) % 8)  # tensors begin at a multiple of 8, as the format asks
     source = iter(arrays)
     with path.open("wb") as file:
-        file.write(struct.pack("<Q", len(encoded)) + encoded)
+
+        def write(content: bytes | memoryview) -> None:
+            file.write(content)
+            if digest is not None:
+                digest.update(content)
+
+        write(struct.pack("<Q", len(encoded)) + encoded)
         for name, shape in layout:
             array = next(source, None)
             if array is None or array.shape != shape:
                 found = "nothing" if array is None else f"shape {array.shape}"
                 raise ValueError(f"{path}: {name} should have shape {shape}, got {found}")
-            file.write(encode(array, dtypes[name], name).data)
+            write(encode(array, dtypes[name], name).data)
 
 
 def _read_header(path: Path) -> tuple[int, bytes]:

@@ -65,6 +65,13 @@ def write_ranks(
                 advance(1)
 
 
+def read_rank(weights: ShardedWeights, layout: Layout, rank: int) -> Iterator[tuple[str, np.ndarray]]:
+    """(parameter, the part that `rank` holds in `layout`), float32, one after the other in the layout's order."""
+    shapes = {name: sliced_shape(part) for name, part in layout.shards(rank)}
+    for assembly in _assemblies(weights, shapes, plan(weights.layout, layout).incoming(rank)):
+        yield assembly.name, assembly.read()
+
+
 def write_full(weights: ShardedWeights, file: Path, advance: Advance) -> None:
     """Write everything into one `.safetensors` or `.ckpt` file under our names; one that exists is refused.
 

@@ -2,28 +2,16 @@
 
 import errno
 import os
-import resource
 import shutil
 import stat
 import subprocess
 import sys
-from contextlib import contextmanager
 
 import pytest
+from bad_places import file_size_limit, ordinary_user
 
 from mindrlhf.checkpoint.atomic import atomic_file, atomic_files, atomic_folder, clean, remove_folder
 from mindrlhf.errors import UserError
-
-
-@contextmanager
-def file_size_limit(nbytes):
-    """Writing beyond `nbytes` fails with EFBIG (Python ignores the signal)."""
-    earlier = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, earlier[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, earlier)
 
 
 def write_beyond_limit(path):
@@ -36,19 +24,6 @@ def write_half(manager, failure):
     with manager as temporary:
         (temporary / "b" if temporary.is_dir() else temporary).write_text("half")
         raise failure
-
-
-@contextmanager
-def ordinary_user():
-    """Not root, whom permissions do not stop."""
-    root = os.geteuid() == 0
-    if root:
-        os.seteuid(65534)
-    try:
-        yield
-    finally:
-        if root:
-            os.seteuid(0)
 
 
 @pytest.fixture

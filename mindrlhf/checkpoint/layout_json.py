@@ -1,0 +1,34 @@
+"""A layout as plain JSON values, and back: checkpoints say themselves who held what."""
+
+from typing import Any
+
+from mindrlhf.parallel.layout import Layout, Placement, Sharding
+
+
+def layout_to_json(layout: Layout) -> dict[str, Any]:
+    """The layout as JSON values; shardings that several parameters share are written once."""
+    known: dict[tuple, int] = {}
+    placements = {}
+    for name, placement in layout.placements.items():
+        stages = {
+            str(stage): known.setdefault((sharding.grid, sharding.cuts), len(known))
+            for stage, sharding in placement.shardings.items()
+        }
+        placements[name] = {"shape": list(placement.shape), "stages": stages}
+    shardings = [{"grid": list(grid), "cuts": [list(axes) for axes in cuts]} for grid, cuts in known]
+    sizes = {"stages": layout.stages, "stage_ranks": layout.stage_ranks}
+    return {**sizes, "shardings": shardings, "placements": placements}
+
+
+def layout_from_json(content: dict[str, Any]) -> Layout:
+    """The inverse of `layout_to_json`."""
+    shardings = [
+        Sharding(tuple(entry["grid"]), tuple(tuple(axes) for axes in entry["cuts"])) for entry in content["shardings"]
+    ]
+    placements = {
+        name: Placement(
+            tuple(entry["shape"]), {int(stage): shardings[index] for stage, index in entry["stages"].items()}
+        )
+        for name, entry in content["placements"].items()
+    }
+    return Layout(content["stages"], content["stage_ranks"], placements)

@@ -1,0 +1,119 @@
+"""`manifest.json`: every file of a training checkpoint with its size and checksum, and a checksum of itself.
+
+A checkpoint is whole exactly when its manifest is there and agrees with the files: it is written last, and the folder
+gets its final name after that.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mindrlhf.checkpoint.json_file import read_json, write_json
+from mindrlhf.errors import UserError
+
+MANIFEST_FILE = "manifest.json"
+FORMAT = "mindrlhf training checkpoint"
+VERSION = 1
+
+_STEP_FOLDER = re.compile(r"step_(\d{6,})")
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """One file: its size in bytes and its SHA-256 in hexadecimal digits."""
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A checkpoint's list of files. step: steps done. files: path below the folder -> file."""
+
+    step: int
+    files: Mapping[str, StoredFile]
+
+    def write(self, folder: Path) -> None:
+        """Write it into the folder; not atomic by itself."""
+        files = {name: {"bytes": file.size, "sha256": file.sha256} for name, file in sorted(self.files.items())}
+        content = {"format": FORMAT, "version": VERSION, "step": self.step, "files": files}
+        write_json(folder / MANIFEST_FILE, {**content, "sha256": _digest(content)})
+
+    @classmethod
+    def read(cls, folder: Path) -> "Manifest":
+        """The manifest of a checkpoint. Raises `UserError` where there is none, or it is damaged or another step's."""
+        path = folder / MANIFEST_FILE
+        if not path.exists():
+            raise UserError(
+                f"{folder}: is not a whole training checkpoint (it has no {MANIFEST_FILE}); give a step_N folder that "
+                "a run has written."
+            )
+        content = read_json(path)
+        if content.get("format") != FORMAT:
+            raise UserError(f"{path}: is not the manifest of a training checkpoint; give a step_N folder of a run.")
+        claimed = content.pop("sha256", None)
+        if claimed != _digest(content):
+            raise UserError(f"{path}: is damaged (its checksum does not fit its content); use an earlier checkpoint.")
+        if content["version"] != VERSION:
+            raise UserError(
+                f"{path}: was written in version {content['version']} of the format, and this suite reads {VERSION}; "
+                "use the version of the suite that wrote it."
+            )
+        step = content["step"]
+        if step_of(folder) not in (None, step):
+            raise UserError(f"{folder}: holds the checkpoint of step {step}; give the folder its own name back.")
+        return cls(step, {name: StoredFile(file["bytes"], file["sha256"]) for name, file in content["files"].items()})
+
+    def verify(self, folder: Path, names: Sequence[str]) -> None:
+        """Raises `UserError`, naming the file, when one of `names` is missing or not as it was written."""
+        for name in names:
+            path, expected = folder / name, self.files[name]
+            try:
+                size = path.stat().st_size
+                if size != expected.size:
+                    state = f"has {size} bytes where {expected.size} were written"
+                    raise UserError(f"{path}: is damaged (it {state}); use an earlier checkpoint.")
+                if describe(path).sha256 != expected.sha256:
+                    raise UserError(f"{path}: is damaged (its checksum has changed); use an earlier checkpoint.")
+            except FileNotFoundError:
+                raise UserError(f"{path}: is missing from the checkpoint; use an earlier checkpoint.") from None
+            except OSError as error:
+                raise UserError(f"{path}: cannot be read ({error.strerror}); use an earlier checkpoint.") from error
+
+
+def describe(path: Path) -> StoredFile:
+    """Size and checksum of a file as it is now."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return StoredFile(file.tell(), digest)
+
+
+def step_folder(folder: Path, step: int) -> Path:
+    """Where the checkpoint of a step lies: `<folder>/step_000020`."""
+    return folder / f"step_{step:06d}"
+
+
+def step_of(folder: Path) -> int | None:
+    """The step that a checkpoint folder is named after; None for another name."""
+    match = _STEP_FOLDER.fullmatch(folder.name)
+    return int(match[1]) if match else None
+
+
+def step_folders(folder: Path) -> list[Path]:
+    """The checkpoints in a folder, whole or not, the newest first. Raises `UserError` when it cannot be read."""
+    try:
+        found = [path for path in folder.iterdir() if step_of(path) is not None and path.is_dir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be read ({error.strerror}).") from error
+    return sorted(found, key=step_of, reverse=True)
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()

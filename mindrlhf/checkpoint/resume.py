@@ -1,0 +1,157 @@
+"""Finding the checkpoint to go on from, checking it, and reading it into any layout."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mindrlhf.checkpoint.json_file import read_json
+from mindrlhf.checkpoint.layout_json import layout_from_json
+from mindrlhf.checkpoint.manifest import MANIFEST_FILE, Manifest, describe, step_folders, step_of
+from mindrlhf.checkpoint.safetensors_file import index_safetensors
+from mindrlhf.checkpoint.store import BEST, COMPANIONS, LATEST, STATE_FILE
+from mindrlhf.checkpoint.stored_tensor import StoredTensor
+from mindrlhf.checkpoint.training_state import WEIGHTS, holders
+from mindrlhf.errors import UserError
+from mindrlhf.parallel.layout import Layout
+from mindrlhf.reshard.offline import read_rank
+from mindrlhf.reshard.sharded_weights import ShardedWeights
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """A training checkpoint whose manifest is sound; its files are as trustworthy as `verify` has found them."""
+
+    folder: Path
+    manifest: Manifest
+
+    @classmethod
+    def open(cls, folder: Path) -> "Checkpoint":
+        """Reads the manifest only. Raises `UserError` for anything but a whole checkpoint."""
+        folder = Path(folder).resolve()
+        return cls(folder, Manifest.read(folder))
+
+    def verify(self, part: int = 0, parts: int = 1) -> None:
+        """Check the content of the files, or of every `parts`-th of them. Raises `UserError`, naming the bad one."""
+        self.manifest.verify(self.folder, sorted(self.manifest.files)[part::parts])
+
+    @property
+    def step(self) -> int:
+        """Steps done."""
+        return self.manifest.step
+
+    @cached_property
+    def state(self) -> dict[str, Any]:
+        """The content of `state.json`."""
+        return read_json(self.folder / STATE_FILE)
+
+    @property
+    def counters(self) -> dict[str, Any]:
+        """As they were given to the store."""
+        return self.state["counters"]
+
+    @property
+    def run(self) -> dict[str, Any]:
+        """Which run it is, as it was given to the store."""
+        return self.state["run"]
+
+    @property
+    def companions(self) -> Path:
+        """The folder with the model's configuration and tokenizer."""
+        return self.folder / COMPANIONS
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """Kinds of arrays that it holds."""
+        return tuple(self.state["groups"])
+
+    def weights(self, kind: str = WEIGHTS) -> ShardedWeights:
+        """The arrays of one kind where they lie. Raises `UserError` when the checkpoint has no such kind."""
+        if kind not in self.groups:
+            raise UserError(
+                f"{self.folder}: holds {', '.join(self.groups)}, and no {kind}; give a checkpoint that does."
+            )
+        layout = layout_from_json(self.state["layouts"][self.state["groups"][kind]])
+        files = [self.folder / f"rank_{rank}" / f"{kind}.safetensors" for rank in range(layout.size)]
+        stored = [index_safetensors(file) if file.exists() else {} for file in files]
+        ranks: list[dict[str, StoredTensor]] = [{} for _ in range(layout.size)]
+        for name in layout.placements:
+            for ranks_with_it in holders(layout, name).values():
+                tensor = next(stored[rank][name] for rank in ranks_with_it if name in stored[rank])
+                for rank in ranks_with_it:
+                    ranks[rank][name] = tensor
+        return ShardedWeights(self.folder, layout, ranks)
+
+    def read(self, kind: str, layout: Layout, rank: int) -> Iterator[tuple[str, np.ndarray]]:
+        """(parameter, the part that `rank` holds in `layout`), whatever layout the checkpoint was written in.
+
+        Raises `UserError` when the checkpoint is one of other parameters.
+        """
+        weights = self.weights(kind)
+        theirs, ours = weights.layout.shapes, layout.shapes
+        if theirs != ours:
+            name, shape = min(set(theirs.items()) ^ set(ours.items()))
+            raise UserError(
+                f"{self.folder}: is a checkpoint of another model ({name} {list(shape)} is in one of the two only); "
+                "give a checkpoint of this run's model."
+            )
+        return read_rank(weights, layout, rank)
+
+
+def locate(path: str | Path) -> list[Path]:
+    """The checkpoints that a path may mean, in the order to try them.
+
+    A `step_N` folder or one of the files `latest` and `best` mean one checkpoint; a folder of checkpoints means the
+    newest that is whole. Raises `UserError` when there is nothing of the kind.
+    """
+    path = Path(path)
+    if path.is_file() and path.name in (LATEST, BEST):
+        return [_pointed(path)]
+    if (path / MANIFEST_FILE).exists():
+        return [path]
+    found = step_folders(path)
+    if not found:
+        raise UserError(f"{path}: holds no training checkpoint; give a step_N folder, or a folder with some of them.")
+    return found
+
+
+def _pointed(pointer: Path) -> Path:
+    """The checkpoint that `latest` or `best` names; the checksum in it tells a damaged name from another step's."""
+    try:
+        name, checksum = pointer.read_text(encoding="utf-8").split()
+    except (OSError, ValueError):
+        name, checksum = "", ""
+    folder = pointer.parent / name
+    manifest = folder / MANIFEST_FILE
+    if step_of(folder) is None or not manifest.is_file() or describe(manifest).sha256 != checksum:
+        raise UserError(f"{pointer}: names no whole checkpoint; give a step_N folder itself.")
+    return folder
+
+
+def choose(
+    candidates: Sequence[Path],
+    agree: Callable[[str | None], str | None] = lambda problem: problem,
+    share: tuple[int, int] = (0, 1),
+) -> tuple[Checkpoint, list[str]]:
+    """The first candidate that is sound, and what is wrong with each one before it.
+
+    agree: hands over what this rank found wrong (None for nothing) and returns the first finding of all ranks.
+    share: this rank and the number of ranks, which share the work of reading the files.
+    Raises `UserError` when none is sound.
+    """
+    problems: list[str] = []
+    for folder in candidates:
+        checkpoint, problem = None, None
+        try:
+            checkpoint = Checkpoint.open(folder)
+            checkpoint.verify(*share)
+        except UserError as error:
+            problem = str(error)
+        problem = agree(problem)
+        if problem is None:
+            return checkpoint, problems
+        problems.append(problem)
+    raise UserError(problems[0] if len(problems) == 1 else f"no checkpoint can be used: {' '.join(problems)}")

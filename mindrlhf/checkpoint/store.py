@@ -1,0 +1,248 @@
+"""Training checkpoints on disk: one folder a step, complete under its name or not there at all.
+
+    save_ckpt_dir/
+        latest                          the newest checkpoint: its name and its manifest's checksum
+        best                            the best one by the chosen metric, where one is chosen
+        step_000020/
+            manifest.json               every file with size and checksum
+            state.json                  counters, settings, versions, who held what
+            hf/...                      the model's configuration and tokenizer
+            rank_0/model.safetensors    the parts of the weights that rank 0 wrote, under our names
+            rank_0/exp_avg.safetensors  ... and of each moment
+
+Every rank writes the parts that are its to write into one hidden temporary folder and says so there; rank 0 waits for
+all of them, writes the manifest, renames the folder, and only then turns the pointers and removes old checkpoints. The
+folder has to be on a disk that all ranks see.
+"""
+
+import hashlib
+import json
+import os
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mindrlhf.checkpoint.atomic import (
+    atomic_file,
+    explained,
+    put_in_place,
+    remove_folder,
+    sync,
+    sync_folder,
+    temporary_name,
+)
+from mindrlhf.checkpoint.json_file import read_json, write_json
+from mindrlhf.checkpoint.layout_json import layout_to_json
+from mindrlhf.checkpoint.manifest import (
+    MANIFEST_FILE,
+    Manifest,
+    StoredFile,
+    describe,
+    step_folder,
+    step_folders,
+    step_of,
+)
+from mindrlhf.checkpoint.safetensors_file import write_safetensors
+from mindrlhf.checkpoint.training_state import ShardGroup, TrainingState, writers
+from mindrlhf.errors import UserError
+from mindrlhf.parallel.layout import Layout
+
+STATE_FILE = "state.json"
+COMPANIONS = "hf"  # folder of the companion files
+LATEST, BEST = "latest", "best"
+PART_FILE = "part.json"  # a rank's list of its files; gone once the manifest is written
+POLL_S = 0.02
+PART_TIMEOUT_S = 3600.0  # another rank may be writing to a slow disk for long
+
+
+class CheckpointStore:
+    """Writes the checkpoints of one run; used by every rank alike.
+
+    folder: `save_ckpt_dir`. rank, size: this process among all. token: 8 hexadecimal digits, the same on all ranks and
+    another one in each run. keep: how many checkpoints stay, the best one not counted; None keeps all.
+    asynchronous: copy the arrays and write them in a thread. A writing that failed is raised by the next call.
+    best: the step of the best checkpoint of the run so far.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        rank: int,
+        size: int,
+        token: str,
+        keep: int | None = None,
+        asynchronous: bool = False,
+        best: int | None = None,
+    ):
+        self.folder, self._rank, self._size, self._token = Path(folder).resolve(), rank, size, token
+        self._keep, self._asynchronous, self._best = keep, asynchronous, best
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        self._writers: dict[int, tuple[Layout, tuple[str, ...]]] = {}
+
+    def save(self, state: TrainingState, best: bool = False) -> None:
+        """Write the checkpoint of a step; one of the same step that is there is exchanged.
+
+        Returns when this rank's arrays may change again: without `asynchronous` when its files are written, and on rank
+        0 when the checkpoint is complete. best: it is the best one so far.
+        Raises `UserError` when writing fails; checkpoints that were there before are whole then.
+        """
+        self.wait()
+        mine = replace(
+            state,
+            groups={
+                kind: ShardGroup(group.layout, {name: group.shards[name] for name in self._names(group.layout)})
+                for kind, group in state.groups.items()
+            },
+        )
+        if not self._asynchronous:
+            self._write(mine, best)
+            return
+        groups = {
+            kind: replace(group, shards={name: array.copy() for name, array in group.shards.items()})
+            for kind, group in mine.groups.items()
+        }
+        self._thread = threading.Thread(target=self._try, args=(replace(mine, groups=groups), best), daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raises the failure of an asynchronous writing that has ended badly."""
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+
+    def wait(self) -> None:
+        """Return when nothing is being written; raises as `check`."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self.check()
+
+    def _try(self, state: TrainingState, best: bool) -> None:
+        try:
+            self._write(state, best)
+        except BaseException as error:
+            self._failure = error
+
+    def _names(self, layout: Layout) -> tuple[str, ...]:
+        """What of a layout is this rank's to write; found once for each layout."""
+        if id(layout) not in self._writers:
+            self._writers[id(layout)] = (layout, writers(layout)[self._rank])  # the layout too, so that its id stays
+        return self._writers[id(layout)][1]
+
+    def _write(self, state: TrainingState, best: bool) -> None:
+        target = step_folder(self.folder, state.step)
+        temporary = temporary_name(target, self._token)
+        try:
+            self._write_part(state, temporary)
+            if self._rank == 0:
+                self._complete(state, temporary, target)
+                self._point(LATEST, target)
+                if best:
+                    self._point(BEST, target)
+                    self._best = state.step
+                self._remove_old()
+        except BaseException as error:
+            self._discard(temporary)
+            known = explained(error, target, temporary) if isinstance(error, OSError) else error
+            raise self._with_advice(known) if isinstance(known, UserError) else known from error
+
+    def _write_part(self, state: TrainingState, temporary: Path) -> None:
+        """This rank's files, and last the list of them."""
+        folder = temporary / f"rank_{self._rank}"
+        folder.mkdir(parents=True, exist_ok=True)
+        files = {}
+        for kind, group in state.groups.items():
+            if group.shards:
+                path = folder / f"{kind}.safetensors"
+                shapes = [(name, array.shape) for name, array in group.shards.items()]
+                digest = hashlib.sha256()
+                write_safetensors(path, shapes, group.shards.values(), "float32", {"format": "ms"}, digest)
+                sync(path)
+                files[f"{folder.name}/{path.name}"] = StoredFile(path.stat().st_size, digest.hexdigest())
+        listed = {name: {"bytes": file.size, "sha256": file.sha256} for name, file in files.items()}
+        unfinished = folder / f".{PART_FILE}"
+        write_json(unfinished, {"files": listed})
+        os.rename(unfinished, folder / PART_FILE)
+
+    def _complete(self, state: TrainingState, temporary: Path, target: Path) -> None:
+        """Rank 0: the files that are there once, the manifest over all ranks' parts, the final name."""
+        files = {}
+        companions = {f"{COMPANIONS}/{name}": content for name, content in state.companions.items()}
+        for name, content in {**companions, STATE_FILE: _state_json(state)}.items():
+            path = temporary / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(content)
+            sync(path)
+            files[name] = describe(path)
+        for rank in range(self._size):
+            files |= self._part(temporary / f"rank_{rank}")
+        Manifest(state.step, files).write(temporary)
+        sync(temporary / MANIFEST_FILE)
+        for folder in (*(path for path in temporary.iterdir() if path.is_dir()), temporary):
+            sync_folder(folder)
+        put_in_place(temporary, target)
+
+    def _part(self, folder: Path) -> dict[str, StoredFile]:
+        """The files of one rank, once they are all there; its list goes, and its folder if it wrote nothing."""
+        path = folder / PART_FILE
+        deadline = time.monotonic() + PART_TIMEOUT_S
+        while not path.exists():
+            if time.monotonic() > deadline:
+                raise UserError(
+                    f"{folder}: has not been written within {PART_TIMEOUT_S:g} s; --save_ckpt_dir must be on a disk "
+                    "that all ranks share."
+                )
+            time.sleep(POLL_S)
+        files = {name: StoredFile(file["bytes"], file["sha256"]) for name, file in read_json(path)["files"].items()}
+        path.unlink()
+        if not files:
+            folder.rmdir()
+        return files
+
+    def _point(self, name: str, target: Path) -> None:
+        with atomic_file(self.folder / name) as temporary:
+            temporary.write_text(f"{target.name}\n{describe(target / MANIFEST_FILE).sha256}\n", encoding="utf-8")
+
+    def _remove_old(self) -> None:
+        """All but the newest `keep` and the best."""
+        if self._keep is None:
+            return
+        for old in [path for path in step_folders(self.folder) if step_of(path) != self._best][self._keep :]:
+            remove_folder(old)
+
+    def _discard(self, temporary: Path) -> None:
+        """Remove what this rank has written of a checkpoint that failed; rank 0 all of it."""
+        with suppress(OSError):
+            remove_folder(temporary if self._rank == 0 else temporary / f"rank_{self._rank}")
+
+    def _with_advice(self, error: UserError) -> UserError:
+        """The error, and what there is to go on from."""
+        left = "no earlier checkpoint is there"
+        with suppress(UserError, StopIteration):
+            whole = next(path for path in step_folders(self.folder) if (path / MANIFEST_FILE).exists())
+            left = f"{whole.name} is whole, and --resume_training auto continues from it"
+        return UserError(f"{str(error).rstrip('.')} ({left}).")
+
+
+def _state_json(state: TrainingState) -> bytes:
+    """`state.json`: layouts that several groups share are written once."""
+    layouts: list[dict[str, Any]] = []
+    groups: dict[str, int] = {}
+    for kind, group in state.groups.items():
+        layout = layout_to_json(group.layout)
+        if layout not in layouts:
+            layouts.append(layout)
+        groups[kind] = layouts.index(layout)
+    content: Mapping[str, Any] = {
+        "step": state.step,
+        "counters": state.counters,
+        "run": state.run,
+        "groups": groups,
+        "layouts": layouts,
+    }
+    return json.dumps(content, ensure_ascii=False).encode()

@@ -1,0 +1,72 @@
+"""What a run needs to go on exactly where it was: the arrays of each rank, and the few numbers beside them.
+
+Random numbers need no state: rollouts are keyed by (seed, step, prompt, sample, position) and the order of prompts by
+(seed, epoch), so that step and cursor say it all.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from mindrlhf.parallel.layout import Layout
+
+Box = tuple[tuple[int, int], ...]  # (start, stop) for each dimension
+
+WEIGHTS = "model"  # the group of the trained weights, by the name of their files
+
+
+@dataclass(frozen=True, eq=False)
+class ShardGroup:
+    """This rank's part of one kind of array: the weights, or a moment of the optimizer.
+
+    layout: who holds what, the same on all ranks. shards: name -> this rank's part, float32; written through on resume.
+    """
+
+    layout: Layout
+    shards: Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingState:
+    """A run between two steps, as one rank sees it.
+
+    step: steps done. groups: kind -> arrays; the names become file names.
+    The rest is rank 0's, and not looked at on the others.
+    counters: plain JSON values that are set again on resume (data cursor, optimizer updates, ...).
+    run: plain JSON values that say which run this is (settings, model, versions).
+    companions: name -> content of files that lie beside the arrays (tokenizer, the model's configuration).
+    """
+
+    step: int
+    groups: Mapping[str, ShardGroup]
+    counters: Mapping[str, Any] = field(default_factory=dict)
+    run: Mapping[str, Any] = field(default_factory=dict)
+    companions: Mapping[str, bytes] = field(default_factory=dict)
+
+
+def writers(layout: Layout) -> tuple[tuple[str, ...], ...]:
+    """For each rank the names of the parts that it writes: every distinct part once, by the holder with least to write.
+
+    All ranks come to the same result.
+    """
+    written = [0] * layout.size
+    names: list[list[str]] = [[] for _ in range(layout.size)]
+    for name in layout.placements:
+        for part, ranks in holders(layout, name).items():
+            rank = min(ranks, key=lambda rank: (written[rank], rank))
+            names[rank].append(name)
+            written[rank] += prod(stop - start for start, stop in part)
+    return tuple(tuple(mine) for mine in names)
+
+
+def holders(layout: Layout, name: str) -> dict[Box, list[int]]:
+    """Each distinct part of a parameter -> the ranks that hold it."""
+    found: dict[Box, list[int]] = {}
+    for rank in range(layout.size):
+        part = layout.slices(rank, name)
+        if part is not None:
+            found.setdefault(tuple((one.start, one.stop) for one in part), []).append(rank)
+    return found
