@@ -1,6 +1,7 @@
 """One line a step on the console, from which a person can tell whether the run learns and how fast it goes."""
 
 import math
+import re
 import statistics
 import sys
 from collections import deque
@@ -8,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TextIO
 
 REWARD = "critic/rewards/mean"
+ACCURACY = re.compile(r"val-core/(.+)/acc/mean@\d+")
 TREND_STEPS = 10  # steps at either end of the run that the trend compares, at most
 ETA_STEPS = 20  # recent steps whose median time the estimate of the remaining time uses
 ALWAYS_SHOWN = {"gen": "gen", "update_actor": "train"}
@@ -71,9 +73,9 @@ class ConsoleWriter:
     """Prints `step 12/200 | reward 0.43 (+0.02) | loss .. | kl .. | len 23.1 (clip 2%) | gen 0.4s train 0.8s | ...`.
 
     The number behind the reward is its trend since the start of the run (`trend`). Means of single reward functions
-    follow where there are several. What a step has no value for is left out. `acc` is accuracy on held-out data (one
-    answer a problem), in the steps that measured it. `same reward 80%` warns of groups that teach nothing, from half
-    of them on. `compile` is seconds of compiling graphs; `eta` leaves them out.
+    follow where there are several. What a step has no value for is left out. `acc` is accuracy on held-out data, in the
+    steps that measured it. `same reward 80%` warns of groups that teach nothing, from half of them on. `compile` is
+    seconds of compiling graphs; `eta` leaves them out.
     """
 
     def __init__(
@@ -113,8 +115,9 @@ class ConsoleWriter:
             parts.append(" ".join(f"{name} {value:.2f}" for name, value in functions.items()))
         if values.get("group/zero_std_fraction", 0) >= 0.5:
             parts.append(f"same reward {values['group/zero_std_fraction']:.0%}")
-        accuracy = _named(values, "val-core/", "/acc/mean@1")
-        parts += [f"acc {name} {value:.3f}" for name, value in accuracy.items()]
+        for name, value in values.items():
+            if accuracy := ACCURACY.fullmatch(name):
+                parts.append(f"acc {accuracy[1]} {value:.3f}")
         for label, names in (
             ("loss", ("actor/loss", "actor/pg_loss", "train/loss")),
             ("kl", ("actor/kl_loss",)),

@@ -123,9 +123,3 @@ def add_experience(metrics: MetricSet, experiences: Sequence[Experience], max_pr
     both = [experience for experience in experiences if experience.old_log_probs is not None]
     engine = [rollout.policy_log_probs for experience in both for rollout in experience.group.rollouts]
     add_log_prob_difference(metrics, engine, [train for experience in both for train in experience.old_log_probs])
-
-
-def add_validation(metrics: MetricSet, data_source: str, scores: np.ndarray, variable: str = "acc") -> None:
-    """Add `val-core/<data_source>/<variable>/mean@N` for scores[problems, N] of N answers to each problem."""
-    scores = np.asarray(scores)
-    metrics.add_values(f"val-core/{data_source}/{variable}/mean@{scores.shape[1]}", scores)

@@ -5,7 +5,6 @@ from mindrlhf.metrics.experience import (
     add_experience,
     add_log_prob_difference,
     add_reward_troubles,
-    add_validation,
     token_counts,
 )
 from mindrlhf.metrics.metric_set import MetricSet
@@ -120,14 +119,12 @@ def test_a_group_at_a_time_is_the_same(experiences):
     assert metrics.results() == pytest.approx(results(experiences, max_prompt_length=6), rel=1e-12)
 
 
-def test_failures_timeouts_and_validation():
+def test_failures_and_timeouts():
     metrics = MetricSet()
     for _ in range(2):
         add_reward_troubles(metrics, failures={"gsm8k": 2}, timeouts={"gsm8k": 0, "judge": 3})
-    add_validation(metrics, "gsm8k", np.array([[1, 0], [1, 1], [0, 0]]))
     assert metrics.results() == {
         "reward/gsm8k/failures": 4,
         "reward/gsm8k/timeouts": 0,
         "reward/judge/timeouts": 6,
-        "val-core/gsm8k/acc/mean@2": 0.5,
     }
