@@ -19,6 +19,9 @@ class DataSettings(Settings):
         8, ge=1, description="Prompts of one step over all data-parallel ranks (verl data.train_batch_size)."
     )
     shuffle: bool = Field(True, description="Draw prompts in a new order each epoch (verl data.shuffle).")
+    val_dataset: str | None = Field(
+        None, description="Prompt MindRecord of held-out problems; null measures no accuracy (verl data.val_files)."
+    )
 
 
 class SamplingSettings(Settings):
@@ -56,6 +59,34 @@ class RolloutSettings(SamplingSettings):
     verify_weights: bool = Field(
         False, description="Compare checksums of the weights that generate with the trained ones after each reshard."
     )
+
+
+class ValidationSettings(SamplingSettings):
+    """How held-out problems (`data.val_dataset`) are answered and judged."""
+
+    max_new_tokens: int | None = Field(
+        None, ge=1, description="Most tokens of an answer; null is that of rollout (TRL max_completion_length)."
+    )
+    temperature: float = Field(
+        0.0, ge=0.0, description="Logits are divided by it; 0 is greedy (verl rollout.val_kwargs.temperature)."
+    )
+    num_generations: int = Field(
+        1, ge=1, description="Answers to each problem, for pass@k and maj@k (verl rollout.val_kwargs.n)."
+    )
+    stop_strings: tuple[str, ...] | None = Field(
+        None, description="An answer ends when one of these texts appears in it; null is those of rollout."
+    )
+    limit: int | None = Field(
+        None, ge=1, description="First so many problems only; null takes all (verl data.val_max_samples)."
+    )
+    reward: str | None = Field(
+        None, description="Reward function that gives 1 to what is right; null is the one of the dataset's task."
+    )
+
+    def completed(self, rollout: RolloutSettings) -> "ValidationSettings":
+        """With what is left to the rollout settings filled in."""
+        inherited = ("max_new_tokens", "stop_strings")
+        return self.model_copy(update={key: getattr(rollout, key) for key in inherited if getattr(self, key) is None})
 
 
 class OptimizerSettings(Settings):
@@ -180,6 +211,62 @@ class TrainerSettings(Settings):
     )
     tensorboard: bool = Field(True, description="Write TensorBoard events.")
     progress: bool = Field(True, description="Show progress bars on a terminal.")
+    save_freq: int | None = Field(
+        None,
+        ge=1,
+        description="Steps between checkpoints, the last step has one too; null writes none (verl trainer.save_freq, "
+        "TRL save_steps, MindRLHF save_ckpt_interval).",
+    )
+    save_max_ckpt_num: int | None = Field(
+        5,
+        ge=1,
+        description="Newest checkpoints that are kept; null keeps all (verl trainer.max_actor_ckpt_to_keep, TRL "
+        "save_total_limit, MindRLHF save_max_ckpt_num).",
+    )
+    save_best_metric: str | None = Field(
+        None,
+        description="Metric whose best step gets a checkpoint that is kept, val-core/gsm8k/acc/mean@1 for example "
+        "(TRL metric_for_best_model).",
+    )
+    save_best_mode: Literal["max", "min"] = Field(
+        "max", description="Whether a larger or a smaller save_best_metric is better (TRL greater_is_better)."
+    )
+    async_save: bool = Field(
+        False,
+        description="Write checkpoints beside the training, from a copy in memory (verl checkpoint.async_save).",
+    )
+    resume_mode: Literal["disable", "auto", "resume_path"] = Field(
+        "disable",
+        description="auto continues from the newest whole checkpoint of --save_ckpt_dir, resume_path from "
+        "resume_from_path; --resume_training sets both (verl trainer.resume_mode).",
+    )
+    resume_from_path: str | None = Field(
+        None, description="A step_N folder, or a folder with some of them (verl trainer.resume_from_path)."
+    )
+    test_freq: int | None = Field(
+        None,
+        ge=1,
+        description="Steps between measuring accuracy on data.val_dataset, the last step included; null never does "
+        "(verl trainer.test_freq, TRL eval_steps).",
+    )
+    val_before_train: bool = Field(
+        True,
+        description="Measure accuracy on data.val_dataset before the first step too (verl trainer.val_before_train, "
+        "TRL eval_on_start).",
+    )
+    val_only: bool = Field(False, description="Measure accuracy on data.val_dataset and stop (verl trainer.val_only).")
+    max_bad_updates: int = Field(
+        5,
+        ge=1,
+        description="Updates in a row that may be skipped for a loss or gradient that is not finite; the run then "
+        "saves its state and stops.",
+    )
+    max_host_memory_gb: float | None = Field(
+        None,
+        gt=0.0,
+        description="GiB of memory of one process beyond which the run saves its state and stops; null is no limit "
+        "(MindRLHF host_memory_protection).",
+    )
 
 
 class GRPOConfig(Settings):
@@ -188,6 +275,9 @@ class GRPOConfig(Settings):
     seed: int = Field(0, ge=0, description="Seed of everything random in the run.")
     data: DataSettings = Field(DataSettings(), description="Which prompts a step takes.")
     rollout: RolloutSettings = Field(RolloutSettings(), description="How responses are generated.")
+    validation: ValidationSettings = Field(
+        ValidationSettings(), description="How held-out problems are answered and judged."
+    )
     dynamic_sampling: DynamicSamplingSettings = Field(
         DynamicSamplingSettings(), description="Which groups a step trains on."
     )

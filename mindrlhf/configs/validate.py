@@ -48,6 +48,7 @@ def check_grpo(
     check_algorithm(config, infer)
     check_batch(config, train, infer)
     check_optimizer(config)
+    check_trainer(config)
 
 
 def check_sft(config: SFTConfig, yaml: ModelYaml, model: ModelConfig, workers: int) -> None:
@@ -206,6 +207,24 @@ def check_optimizer(config: GRPOConfig | SFTConfig) -> None:
         raise UserError(
             f"optimizer.min_lr is {optimizer.min_lr:g}, above optimizer.lr {optimizer.lr:g}; set it to "
             f"{optimizer.lr:g} or less."
+        )
+
+
+def check_trainer(config: GRPOConfig) -> None:
+    """What is to be measured and resumed from is given. Raises UserError."""
+    trainer = config.trainer
+    wanted = [key for key in ("val_only", "test_freq") if getattr(trainer, key)]
+    if wanted and config.data.val_dataset is None:
+        raise UserError(f"trainer.{wanted[0]} needs held-out problems; set data.val_dataset to a prompt MindRecord.")
+    metric = trainer.save_best_metric
+    if metric and metric.startswith("val-") and trainer.test_freq is None:
+        raise UserError(
+            f"trainer.save_best_metric is {metric}, which is measured every trainer.test_freq steps; set test_freq too."
+        )
+    if (trainer.resume_mode == "resume_path") != (trainer.resume_from_path is not None):
+        raise UserError(
+            f"trainer.resume_mode is {trainer.resume_mode} and trainer.resume_from_path is {trainer.resume_from_path}; "
+            "a path goes with resume_path, or give --resume_training PATH."
         )
 
 

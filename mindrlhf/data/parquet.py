@@ -6,7 +6,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from mindrlhf.data.staging import staging
+from mindrlhf.checkpoint.atomic import atomic_files
 from mindrlhf.errors import UserError
 
 SUFFIX = ".parquet"
@@ -29,7 +29,7 @@ def write_rows(path: str | Path, rows: Sequence[Mapping[str, Any]]) -> None:
     arrow, parquet = _arrow(path)
     path = Path(path)
     table = arrow.Table.from_pylist([dict(row) for row in rows])
-    with staging(path.parent) as stage:
+    with atomic_files(path.parent) as stage:
         parquet.write_table(table, stage / path.name)
 
 

@@ -59,12 +59,16 @@ def write_rollout_record(path: str | Path, rows: Iterable[dict]) -> int:
     return write_columns(path, SCHEMA, rows)
 
 
+def read_rows(path: str | Path) -> list[dict]:
+    """The rows in the order written, as `to_rows` gave them. UserError as `read_columns`."""
+    columns = read_columns(path, list(SCHEMA))
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
 def read_rollout_record(path: str | Path) -> list[tuple[int, list[Experience]]]:
     """(step, its experiences with zero advantages), in the order written. UserError as `read_columns`."""
-    columns = read_columns(path, list(SCHEMA))
-    rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
     steps = []
-    for step, members in groupby(rows, lambda row: row["step"]):
+    for step, members in groupby(read_rows(path), lambda row: row["step"]):
         # A group ends where the sample index starts anew: the same prompt may come twice in a step.
         groups: list[list[dict]] = []
         for row in members:

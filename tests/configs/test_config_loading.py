@@ -82,7 +82,7 @@ def test_optional_settings_take_null(tmp_path):
         ("optimiser:\n  lr: 1\n", "FILE:1: unknown key optimiser; did you mean optimizer?"),
         ("beta: 0.1\n", "FILE:1: unknown key beta; did you mean algorithm.beta?"),
         ("rollout:\n  beta: 0.1\n", "FILE:2: unknown key rollout.beta; did you mean algorithm.beta?"),
-        ("data:\n  xyz: 1\n", "FILE:2: unknown key data.xyz; known here are prompts_per_step, shuffle."),
+        ("data:\n  xyz: 1\n", "FILE:2: unknown key data.xyz; known here are prompts_per_step, shuffle, val_dataset."),
         (
             "reward:\n  functions:\n    - name: a\n      wieght: 1\n",
             "FILE:4: unknown key reward.functions.0.wieght; did you mean reward.functions.0.weight?",

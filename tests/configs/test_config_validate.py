@@ -310,3 +310,25 @@ def test_options_of_a_method_pass():
     check(["algorithm.advantage=gae", "algorithm.gamma=0.9", "algorithm.lam=0.8", "rollout.num_generations=1"])
     check(["algorithm.leave_one_out=True", "algorithm.advantage_std=batch", "algorithm.normalize_functions=True"])
     check(["algorithm.kl_in_reward=True", "algorithm.kl_target=0.1", "algorithm.reference_sync_steps=5"])
+
+
+def test_what_is_measured_and_resumed_from_is_given():
+    check(["data.val_dataset=a", "trainer.test_freq=2", "trainer.save_best_metric=val-core/gsm8k/acc/mean@1"])
+    check(["trainer.resume_mode=resume_path", "trainer.resume_from_path=a"])
+    assert "trainer.val_only needs held-out problems; set data.val_dataset" in refused(check, ["trainer.val_only=True"])
+    assert "trainer.test_freq needs" in refused(check, ["trainer.test_freq=2"])
+    message = refused(check, ["data.val_dataset=a", "trainer.save_best_metric=val-core/gsm8k/acc/mean@1"])
+    assert message.endswith("which is measured every trainer.test_freq steps; set test_freq too.")
+    for given in (["trainer.resume_mode=resume_path"], ["trainer.resume_mode=auto", "trainer.resume_from_path=a"]):
+        assert "a path goes with resume_path, or give --resume_training PATH" in refused(check, given)
+
+
+def test_validation_takes_the_rest_from_rollout():
+    config = load_grpo_config(
+        overrides=["rollout.max_new_tokens=7", "rollout.stop_strings=[x]", "validation.top_p=0.5"]
+    )
+    sampling = config.validation.completed(config.rollout)
+    assert (sampling.max_new_tokens, sampling.stop_strings, sampling.top_p, sampling.temperature) == (7, ("x",), 0.5, 0)
+    own = load_grpo_config(overrides=["validation.max_new_tokens=9", "validation.stop_strings=[]"])
+    sampling = own.validation.completed(own.rollout)
+    assert (sampling.max_new_tokens, sampling.stop_strings) == (9, ())

@@ -1,0 +1,90 @@
+"""The rollouts of a run while it runs: one file for each step, put together as one MindRecord when the run ends.
+
+So a run that is killed loses none of the steps before its last checkpoint, and memory does not grow with the run.
+"""
+
+import json
+import re
+import shutil
+import zipfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mindrlhf.checkpoint.atomic import atomic_file, clean
+from mindrlhf.data.rollout_record import SCHEMA, read_rows, write_rollout_record
+from mindrlhf.errors import UserError
+
+_PART = re.compile(r"step_(\d+)\.npz")
+_ARRAYS = [name for name, kind in SCHEMA.items() if "shape" in kind]
+
+
+class RolloutParts:
+    """The parts in `FILE.parts`, beside the MindRecord `FILE` that they are to become."""
+
+    def __init__(self, file: Path, steps_done: int = 0):
+        """Keep what there is of the first `steps_done` steps, and forget all else.
+
+        Where the run had ended before, and is to go on, the steps are taken from its MindRecord.
+        Raises `UserError` when the folder cannot be read or written.
+        """
+        self.file = Path(file)
+        self.folder = self.file.with_name(f"{self.file.name}.parts")
+        clean(self.folder)
+        try:
+            for step, path in self._parts().items():
+                if step > steps_done:
+                    path.unlink()
+        except OSError as error:
+            raise UserError(f"{error.filename}: cannot be removed ({error.strerror}).") from error
+        if steps_done and self.file.is_file():
+            self._take_from_record(steps_done)
+        self.missing = [step for step in range(1, steps_done + 1) if step not in self._parts()]
+
+    def add(self, step: int, rows: Sequence[dict[str, Any]]) -> None:
+        """Keep a step's rows (see `rollout_record.to_rows`); they are in a file when this returns."""
+        arrays = {name: np.concatenate([row[name] for row in rows]) for name in _ARRAYS}
+        lengths = {f"{name}/lengths": np.array([len(row[name]) for row in rows]) for name in _ARRAYS}
+        plain = json.dumps([{name: row[name] for name in SCHEMA if name not in _ARRAYS} for row in rows])
+        with atomic_file(self.folder / f"step_{step:06d}.npz", durable=False) as temporary:
+            np.savez(temporary, plain=np.frombuffer(plain.encode(), np.uint8), **arrays, **lengths)
+
+    def merge(self, finished: bool) -> None:
+        """Write the MindRecord of all steps so far. finished: the parts are not needed any more."""
+        if self._parts():
+            write_rollout_record(self.file, self._rows())
+        if finished:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _rows(self) -> Iterator[dict[str, Any]]:
+        for path in self._parts().values():
+            yield from _read(path)
+
+    def _parts(self) -> dict[int, Path]:
+        """Step -> its part, in order."""
+        found = [(_PART.fullmatch(path.name), path) for path in self.folder.glob("step_*.npz")]
+        return dict(sorted((int(match[1]), path) for match, path in found if match))
+
+    def _take_from_record(self, steps_done: int) -> None:
+        have = self._parts()
+        if len(have) == steps_done:
+            return
+        steps: dict[int, list] = {}
+        for row in read_rows(self.file):
+            if row["step"] <= steps_done and row["step"] not in have:
+                steps.setdefault(row["step"], []).append(row)
+        for step, rows in steps.items():
+            self.add(step, rows)
+
+
+def _read(path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        with np.load(path, allow_pickle=False) as content:
+            columns = {name: np.split(content[name], np.cumsum(content[f"{name}/lengths"])[:-1]) for name in _ARRAYS}
+            plain = json.loads(content["plain"].tobytes())
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise UserError(f"{path}: is damaged ({error}); remove it, and its step is left out.") from error
+    for index, row in enumerate(plain):
+        yield row | {name: columns[name][index] for name in _ARRAYS}

@@ -1,0 +1,84 @@
+"""Why a run ends before its last step: a signal, msrun's end, too much memory; agreed on by all ranks."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from types import FrameType
+
+import numpy as np
+
+from mindrlhf.metrics.performance import GIB, resident_bytes
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Stopped(Exception):
+    """The run ends here, in good order: its state is saved, and the message says how to go on."""
+
+
+class StopSignals:
+    """SIGTERM and SIGINT as a wish to stop; a second one ends the process at once, as without this.
+
+    Under msrun the end of msrun itself is such a wish too: it kills its workers with the first signal that it minds,
+    and dies of the others without a word to them. A context manager, for the main thread.
+    """
+
+    def __init__(self) -> None:
+        self.reason: str | None = None
+        self._launcher = os.getppid() if os.environ.get("MS_ROLE") else None
+        self._earlier: dict[int, object] = {}
+
+    def __enter__(self) -> "StopSignals":
+        self._earlier = {number: signal.signal(number, self._note) for number in SIGNALS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._earlier.items():
+            signal.signal(number, handler)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the run is to stop."""
+        if self.reason is None and self._launcher not in (None, os.getppid()):
+            self.reason = "msrun has ended"
+        return self.reason is not None
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.reason = f"{signal.Signals(number).name} was received"
+        for each in SIGNALS:
+            signal.signal(each, signal.SIG_DFL)
+        print(f"{self.reason}: saving the state and stopping; again, and it stops at once", file=sys.stderr, flush=True)
+
+
+class Agreement:
+    """What all ranks do together although one alone has seen the reason.
+
+    signals: this rank's. reduce_max: elementwise maximum over all ranks. alone: there is no other rank.
+    memory_limit: GiB of this process; None is no limit.
+    """
+
+    def __init__(
+        self,
+        signals: StopSignals,
+        reduce_max: Callable[[np.ndarray], np.ndarray],
+        alone: bool,
+        memory_limit: float | None = None,
+    ):
+        self._signals, self._reduce_max, self._limit = signals, reduce_max, memory_limit
+        self._alone = alone
+
+    def stop(self) -> bool:
+        """Whether any rank is to stop; called by all ranks at the same place."""
+        return bool(self._reduce_max(np.array([self._signals.wanted], np.float32))[0])
+
+    def stop_now(self) -> bool:
+        """Whether this rank may leave a phase half-way, which others would wait for."""
+        return self._alone and self._signals.wanted
+
+    def memory(self) -> float | None:
+        """GiB of the largest process when it is above the limit, else None; called by all ranks at the same place."""
+        if self._limit is None:
+            return None
+        used = float(self._reduce_max(np.array([resident_bytes() / GIB], np.float32))[0])
+        return used if used > self._limit else None
