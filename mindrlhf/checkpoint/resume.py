@@ -1,5 +1,6 @@
 """Finding the checkpoint to go on from, checking it, and reading it into any layout."""
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +20,8 @@ from mindrlhf.errors import UserError
 from mindrlhf.parallel.layout import Layout
 from mindrlhf.reshard.offline import read_rank
 from mindrlhf.reshard.sharded_weights import ShardedWeights
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,6 +132,22 @@ def _pointed(pointer: Path) -> Path:
     if step_of(folder) is None or not manifest.is_file() or describe(manifest).sha256 != checksum:
         raise UserError(f"{pointer}: names no whole checkpoint; give a step_N folder itself.")
     return folder
+
+
+def is_checkpoint(path: str | Path) -> bool:
+    """Whether a path means a training checkpoint (see `locate`), whole or not."""
+    path = Path(path)
+    if path.is_file():
+        return path.name in (LATEST, BEST)
+    return (path / MANIFEST_FILE).exists() or step_of(path.resolve()) is not None or bool(step_folders(path))
+
+
+def newest(path: str | Path) -> Checkpoint:
+    """The first sound checkpoint that a path means, saying which damaged ones were passed over. Raises `UserError`."""
+    checkpoint, problems = choose(locate(path))
+    for problem in problems:
+        _log.warning("%s The checkpoint %s is used.", problem, checkpoint.folder)
+    return checkpoint
 
 
 def choose(

@@ -1,112 +1,155 @@
-"""`mindrlhf eval`: accuracy of a model on a prompt MindRecord."""
+"""`mindrlhf eval`: accuracy of a model on a prompt MindRecord, and whether another model differs from it."""
 
 import argparse
 import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from mindrlhf.backend.launch import launch
-from mindrlhf.checkpoint.atomic import atomic_file
-from mindrlhf.checkpoint.hf import read_hf_config
 from mindrlhf.configs.grpo import RewardFunctionSettings, RewardSettings, SamplingSettings
-from mindrlhf.data.tasks import TASKS
+from mindrlhf.configs.model import ModelConfig
+from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
-from mindrlhf.metrics.files import json_line, make_folder
-from mindrlhf.trainer.roles import Weights, check_token_ids, open_tokenizer, stop_ids
+from mindrlhf.metrics.evaluation import Answer, compare, evaluate, overall, read_answers
+from mindrlhf.metrics.files import make_folder
+from mindrlhf.trainer.roles import Weights, check_token_ids, checkpoint_config, open_tokenizer, stop_ids
+from mindrlhf.types import Prompt
+
+LENGTH_BUCKET = 32
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of `mindrlhf eval`."""
     from mindrlhf.commands.train import add_model_arguments
 
-    parser.add_argument("--model", required=True, help="HF directory")
+    parser.add_argument("--model", required=True, help="HF directory, or a training checkpoint (step_N, latest, best)")
     parser.add_argument("--data", required=True, help="prompt MindRecord")
+    parser.add_argument(
+        "--compare",
+        help="a second model, or answers that --output wrote: how far --model is from it, with a paired test",
+    )
     add_model_arguments(parser)
     parser.add_argument(
         "--reward", help="reward function that says what is right (default: the one of the data's task)"
     )
     parser.add_argument("--limit", type=int, help="first so many problems only")
+    parser.add_argument("--num_generations", type=int, default=1, help="answers to each problem, for pass@k and maj@k")
     parser.add_argument("--max_new_tokens", type=int, default=256, help="longest answer, in tokens")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
+    parser.add_argument("--top_p", type=float, default=1.0, help="nucleus sampling; 1 is off (default)")
+    parser.add_argument("--top_k", type=int, default=0, help="0 is off (default)")
+    parser.add_argument("--seed", type=int, default=0, help="of the answers that are drawn (default 0)")
     parser.add_argument("--slots", type=int, default=64, help="answers generated at once")
     parser.add_argument("--device_target", default="CPU", choices=("CPU", "Ascend"))
     parser.add_argument("--output", type=Path, help="JSONL of every answer")
 
 
 def run(args: argparse.Namespace) -> None:
+    """Answer, judge, and print one JSON object."""
     _validate(args)
-    model = read_hf_config(args.model)
-    tokenizer = open_tokenizer(args, args.model)
+    models = [args.model] if args.compare is None or args.compare.endswith(".jsonl") else [args.model, args.compare]
+    configs = [_config(path) for path in models]
+    tokenizers = [open_tokenizer(args, path) for path in models]
+    earlier = read_answers(args.compare) if args.compare and len(models) == 1 else None
     if args.output:
         make_folder(args.output.parent)
     with launch(args.device_target, worker_count=1, layout_source="mindrlhf eval"):
-        from mindrlhf import backend
-        from mindrlhf.data.mindrecord import read_prompts
-        from mindrlhf.metrics.progress import Progress
-        from mindrlhf.models.transformer import Decoder
-        from mindrlhf.rewards.runner import RewardRunner
-        from mindrlhf.rollout.engine import Engine
-        from mindrlhf.trainer.evaluate import evaluate
+        from mindrlhf.trainer.evaluate import write_answers
 
-        prompts = read_prompts(args.data, tokenizer)[: args.limit]
-        check_token_ids(tokenizer, model, max(int(p.token_ids.max()) for p in prompts), args.data)
-        longest = max(len(prompt.token_ids) for prompt in prompts)
-        room = model.max_position_embeddings - longest
-        if args.max_new_tokens > room:
-            raise UserError(
-                f"{args.data}: prompts of up to {longest} tokens with --max_new_tokens {args.max_new_tokens} are "
-                f"longer than the model's {model.max_position_embeddings} positions; "
-                + (f"set --max_new_tokens to {room} or fewer." if room > 0 else "use shorter prompts.")
-            )
-        name = args.reward or _reward_of(prompts[0].fields["task"], args.data)
-        positions = longest + args.max_new_tokens + 64
-        decoder = Decoder(
-            model, Weights(args.model, model, 0).parameters(), backend.kernels(args.device_target), positions
-        )
-        sampling = SamplingSettings(max_new_tokens=args.max_new_tokens, temperature=0.0)
-        slots = min(args.slots, len(prompts))
-        engine = Engine(model, decoder, sampling, slots, longest, stop_ids(tokenizer, model), seed=0)
-        with RewardRunner(RewardSettings(functions=(RewardFunctionSettings(name=name),))) as rewards:
-            result = evaluate(engine, prompts, rewards, tokenizer, Progress())
+        answers = [_answers(args, *model) for model in zip(models, configs, tokenizers, strict=True)]
     if args.output:
-        with atomic_file(args.output) as temporary:
-            temporary.write_text("".join(json_line(row) for row in rows(result)), encoding="utf-8")
-    print(
-        json.dumps(
-            {
-                "accuracy": round(result.accuracy, 4),
-                "problems": len(result.scores),
-                "mean_length": round(float(result.lengths.mean()), 2),
-                "truncated": round(float(result.truncated.mean()), 4),
-            }
-        )
+        write_answers(args.output, answers[0])
+    result = _summary(answers[0])
+    if args.compare:
+        other = answers[1] if earlier is None else earlier
+        result |= {"compared_with": {"model": args.compare, **_summary(other)}}
+        result |= {"comparison": {k: _rounded(v) for k, v in asdict(compare(other, answers[0])).items()}}
+    print(json.dumps(result))
+
+
+def _config(path: str) -> ModelConfig:
+    config = checkpoint_config(path)
+    if config is None:
+        raise UserError(f"{path}: has no config.json that describes the model; give an HF directory or a checkpoint.")
+    return config
+
+
+def _answers(args: argparse.Namespace, path: str, model: ModelConfig, tokenizer: Tokenizer) -> list[Answer]:
+    """What one model answers."""
+    from mindrlhf import backend
+    from mindrlhf.data.mindrecord import read_prompts
+    from mindrlhf.metrics.progress import Progress
+    from mindrlhf.models.transformer import Decoder
+    from mindrlhf.rewards.runner import RewardRunner
+    from mindrlhf.rollout.engine import Engine
+    from mindrlhf.trainer.evaluate import Evaluator, reward_of
+
+    prompts = read_prompts(args.data, tokenizer)[: args.limit]
+    check_token_ids(tokenizer, model, max(int(p.token_ids.max()) for p in prompts), args.data)
+    longest = _longest(args, model, prompts)
+    name = args.reward or reward_of(prompts, args.data, "name one with --reward")
+    positions = longest + args.max_new_tokens + 2 * LENGTH_BUCKET
+    parameters = Weights(path, model, 0).parameters()
+    decoder = Decoder(model, parameters, backend.kernels(args.device_target), positions)
+    sampling = SamplingSettings(
+        max_new_tokens=args.max_new_tokens, temperature=args.temperature, top_p=args.top_p, top_k=args.top_k
     )
+    slots = min(args.slots, len(prompts) * args.num_generations)
+    engine = Engine(model, decoder, sampling, slots, longest, stop_ids(tokenizer, model), args.seed, LENGTH_BUCKET)
+    decode = _decoder(tokenizer)
+    with RewardRunner(RewardSettings(functions=(RewardFunctionSettings(name=name),))) as rewards:
+        return Evaluator(engine, prompts, args.num_generations, rewards, decode, lambda own: own, Progress())()
+
+
+def _decoder(tokenizer: Tokenizer) -> Callable[[Sequence[int]], str]:
+    return lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True)
+
+
+def _longest(args: argparse.Namespace, model: ModelConfig, prompts: Sequence[Prompt]) -> int:
+    """The longest prompt in tokens, when there is room for an answer behind it."""
+    longest = max(len(prompt.token_ids) for prompt in prompts)
+    room = model.max_position_embeddings - longest
+    if args.max_new_tokens > room:
+        raise UserError(
+            f"{args.data}: prompts of up to {longest} tokens with --max_new_tokens {args.max_new_tokens} are "
+            f"longer than the model's {model.max_position_embeddings} positions; "
+            + (f"set --max_new_tokens to {room} or fewer." if room > 0 else "use shorter prompts.")
+        )
+    return longest
+
+
+def _summary(answers: Sequence[Answer]) -> dict[str, Any]:
+    """What is printed: over all problems, and by source where there are several."""
+    sources = evaluate(answers)
+    names = [name for name in next(iter(sources.values())) if name.startswith(("pass@", "maj@")) and name != "pass@1"]
+    shown = {"accuracy": "pass@1", **{n: n for n in names}, "mean_length": "length", "truncated": "truncated"}
+    result: dict[str, Any] = {title: _rounded(overall(sources, name)) for title, name in shown.items()}
+    result["problems"] = int(sum(values["problems"] for values in sources.values()))
+    if len(sources) > 1:
+        result["sources"] = {
+            source: {name: _rounded(value) for name, value in values.items()} for source, values in sources.items()
+        }
+    return result
+
+
+def _rounded(value: float) -> float:
+    """Four significant digits."""
+    return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
 def _validate(args: argparse.Namespace) -> None:
-    for flag in ("limit", "max_new_tokens", "slots"):
+    for flag in ("limit", "num_generations", "max_new_tokens", "slots"):
         value = getattr(args, flag)
         if value is not None and value < 1:
             raise UserError(f"--{flag} {value}: should be 1 or more.")
-
-
-def _reward_of(task: str, data: str) -> str:
-    """The reward function that fits a dataset's task."""
-    if task not in TASKS:
-        raise UserError(f"{data}: its task {task!r} has no reward function of its own; name one with --reward.")
-    return TASKS[task].reward
-
-
-def rows(result) -> list[dict]:
-    """One plain dict an answer."""
-    return [
-        {
-            "id": int(prompt.id),
-            "question": prompt.fields.get("question"),
-            "ground_truth": prompt.fields.get("ground_truth"),
-            "answer": answer,
-            "score": float(score),
-            "length": int(length),
-            "truncated": bool(truncated),
-        }
-        for prompt, answer, score, length, truncated in zip(
-            result.prompts, result.answers, result.scores, result.lengths, result.truncated, strict=True
+    for flag in ("temperature", "top_k"):
+        if getattr(args, flag) < 0:
+            raise UserError(f"--{flag} {getattr(args, flag)}: should be 0 or more.")
+    if not 0 < args.top_p <= 1:
+        raise UserError(f"--top_p {args.top_p}: should be above 0 and at most 1.")
+    if args.num_generations > 1 and args.temperature == 0:
+        raise UserError(
+            f"--num_generations {args.num_generations}: greedy answers are all the same; set --temperature above 0."
         )
-    ]

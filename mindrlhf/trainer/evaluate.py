@@ -1,49 +1,103 @@
-"""How many problems a model solves: one answer each (greedy unless told otherwise), scored by a reward function."""
+"""Held-out problems answered and judged: by `mindrlhf eval` alone, or beside the training."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-import numpy as np
-
-from mindrlhf.data.tokenizer import Tokenizer
+from mindrlhf.checkpoint.atomic import atomic_file
+from mindrlhf.data.tasks import TASKS
+from mindrlhf.errors import UserError
+from mindrlhf.metrics.evaluation import Answer, answer_row
+from mindrlhf.metrics.files import json_line
 from mindrlhf.metrics.progress import Progress
 from mindrlhf.rewards.runner import RewardRunner
+from mindrlhf.rewards.votes import vote
 from mindrlhf.rollout.engine import Engine
-from mindrlhf.types import Prompt
+from mindrlhf.types import Prompt, RolloutGroup
+
+# Rollouts of training and answers to a held-out problem of the same number and step do not share random numbers.
+SEED_SHIFT = 1 << 32
 
 
-@dataclass(frozen=True, eq=False)
-class Evaluation:
-    """Answers to N problems. scores: float32[N], NaN where the reward function gave none; a solved problem has 1."""
+@dataclass
+class Evaluator:
+    """One model on one set of problems.
 
+    prompts: this rank's share; ranks that generate together have the same. num_generations: answers to each.
+    rewards: whose total is the score; None on ranks that leave that to another one. decode: token ids -> text without
+    special tokens. gather: the answers of all ranks from each one's own.
+    """
+
+    engine: Engine
     prompts: Sequence[Prompt]
-    answers: list[str]
-    scores: np.ndarray
-    lengths: np.ndarray
-    truncated: np.ndarray
+    num_generations: int
+    rewards: RewardRunner | None
+    decode: Callable[[Sequence[int]], str]
+    gather: Callable[[list[Answer]], list[Answer]]
+    progress: Progress
 
-    @property
-    def accuracy(self) -> float:
-        """Share of problems with score 1; an answer that could not be scored is not solved."""
-        return float((self.scores >= 1.0).mean())
+    def __call__(self, step: int = 0) -> list[Answer]:
+        """Every answer of all ranks, by problem and sample; `step` keys the random numbers."""
+        count = len(self.prompts) * self.num_generations
+        with self.progress("evaluate", count, "answers") as advance:
+            groups = self.engine.generate(self.prompts, self.num_generations, step, advance)
+        return sorted(self.gather(self._judge(groups)), key=lambda answer: (answer.source, answer.id, answer.sample))
+
+    def _judge(self, groups: Sequence[RolloutGroup]) -> list[Answer]:
+        if self.rewards is None:
+            return []
+        samples = reward_samples(groups, self.decode, self.engine.sampling.max_new_tokens)
+        scores = iter(self.rewards.score(samples).totals if samples else ())
+        answers = []
+        for group in groups:
+            fields = group.prompt.fields
+            for rollout in group.rollouts:
+                text = self.decode(rollout.response_ids)
+                answers.append(
+                    Answer(
+                        id=int(group.prompt.id),
+                        sample=int(rollout.sample_index),
+                        source=fields.get("data_source") or fields["task"],
+                        question=fields.get("question", ""),
+                        ground_truth=fields.get("ground_truth", ""),
+                        answer=text,
+                        score=float(next(scores)),
+                        vote=vote(text),
+                        length=len(rollout.response_ids),
+                        truncated=rollout.finish_reason == "length",
+                    )
+                )
+        return answers
 
 
-def evaluate(
-    engine: Engine, prompts: Sequence[Prompt], rewards: RewardRunner, tokenizer: Tokenizer, progress: Progress
-) -> Evaluation:
-    """One answer to each prompt; its total reward is the score."""
-    with progress("evaluate", len(prompts), "problems") as advance:
-        groups = engine.generate(prompts, 1, step=0, progress=advance)
-    rollouts = [group.rollouts[0] for group in groups]
-    answers = [tokenizer.decode(rollout.response_ids.tolist(), skip_special_tokens=True) for rollout in rollouts]
-    samples = [
-        (tokenizer.decode(prompt.token_ids.tolist(), skip_special_tokens=True), answer, dict(prompt.fields))
-        for prompt, answer in zip(prompts, answers, strict=True)
+def reward_samples(
+    groups: Sequence[RolloutGroup], decode: Callable[[Sequence[int]], str], max_new_tokens: int
+) -> list[tuple[str, str, dict[str, str]]]:
+    """(prompt text, response text, task fields and lengths) of every response: what reward functions are given."""
+    return [
+        (
+            decode(group.prompt.token_ids),
+            decode(rollout.response_ids),
+            {
+                **group.prompt.fields,
+                "response_length": str(len(rollout.response_ids)),
+                "max_new_tokens": str(max_new_tokens),
+            },
+        )
+        for group in groups
+        for rollout in group.rollouts
     ]
-    return Evaluation(
-        prompts,
-        answers,
-        rewards.score(samples).totals,
-        np.array([len(rollout.response_ids) for rollout in rollouts]),
-        np.array([rollout.finish_reason == "length" for rollout in rollouts]),
-    )
+
+
+def reward_of(prompts: Sequence[Prompt], data: str | Path, advice: str) -> str:
+    """The name of the reward function that fits a dataset's task. advice: how else to name one."""
+    task = prompts[0].fields["task"]
+    if task not in TASKS:
+        raise UserError(f"{data}: its task {task!r} has no reward function of its own; {advice}.")
+    return TASKS[task].reward
+
+
+def write_answers(path: Path, answers: Sequence[Answer]) -> None:
+    """One JSON object a line; the file appears whole or not at all."""
+    with atomic_file(path) as temporary:
+        temporary.write_text("".join(json_line(answer_row(answer)) for answer in answers), encoding="utf-8")

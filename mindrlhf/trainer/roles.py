@@ -8,23 +8,34 @@ from pathlib import Path
 import numpy as np
 
 from mindrlhf.checkpoint.hf import CONFIG_FILE, read_hf_config
+from mindrlhf.checkpoint.resume import is_checkpoint, newest
+from mindrlhf.checkpoint.training_state import WEIGHTS
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
 from mindrlhf.models.parameters import ParameterSpec, parameter_table
+from mindrlhf.parallel.layout import full_layout
 from mindrlhf.parallel.partition import Partition
 from mindrlhf.reshard.sharded_weights import open_sharded, rank_folders
 
 CHAT_END = "<|im_end|>"
 
 
+def hf_folder(path: str | Path) -> Path | None:
+    """The HF directory that a checkpoint is, or that a training checkpoint has in it; None when there is neither."""
+    if (Path(path) / CONFIG_FILE).is_file():
+        return Path(path)
+    return newest(path).companions if is_checkpoint(path) else None
+
+
 def checkpoint_config(path: str | None) -> ModelConfig | None:
-    """The architecture that a checkpoint says it has; None when it is no HF directory."""
+    """The architecture that a checkpoint says it has; None when it does not say."""
     if path is None:
         return None
     if not Path(path).exists():
         raise UserError(f"{path}: no such checkpoint; give an HF directory, a .safetensors or a .ckpt file.")
-    return read_hf_config(path) if (Path(path) / CONFIG_FILE).is_file() else None
+    folder = hf_folder(path)
+    return None if folder is None else read_hf_config(folder)
 
 
 def open_tokenizer(args: argparse.Namespace, checkpoint: str | None) -> Tokenizer:
@@ -34,7 +45,7 @@ def open_tokenizer(args: argparse.Namespace, checkpoint: str | None) -> Tokenize
             raise UserError("--vocab_path and --merges_file_path belong together; give both, or --tokenizer_path.")
         return Tokenizer.from_files(args.vocab_path, args.merges_file_path)
     if args.tokenizer_path or checkpoint:
-        return Tokenizer.from_path(args.tokenizer_path or checkpoint)
+        return Tokenizer.from_path(args.tokenizer_path or hf_folder(checkpoint) or checkpoint)
     raise UserError("no tokenizer is given; use --vocab_path with --merges_file_path, or --tokenizer_path.")
 
 
@@ -72,7 +83,8 @@ class Weights:
     def parameters(self, part: Partition | None = None) -> dict:
         """Name -> float32 Parameter: of the whole model, or of one rank's part of it.
 
-        With `part`, the path may also hold one folder a rank, written in the layout of `part`.
+        The path may be a training checkpoint in any layout; with `part` it may also hold one folder a rank, written in
+        the layout of `part`.
         """
         from mindrlhf.models.initialize import build_parameters
 
@@ -88,6 +100,8 @@ class Weights:
 
         if self.path is None:
             return lambda spec: random_tensor(spec, self.model, self.seed)[index(spec) or ...]
+        if not (Path(self.path) / CONFIG_FILE).is_file() and is_checkpoint(self.path):
+            return checkpoint_reader(newest(self.path), self.model, part)
         if part is not None and rank_folders(Path(self.path)):
             tensors = open_sharded(Path(self.path), part.layout).ranks[part.rank]
             return lambda spec: tensors[spec.name].read()

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from mindrlhf.data.mindrecord import read_prompts
+from mindrlhf.metrics.evaluation import read_answers
 
 
 def evaluation(task, model, *arguments) -> list:
@@ -66,6 +67,25 @@ def test_eval_of_what_was_learnt(task, tuned, tmp_path, capsys):
         assert (row["answer"], row["ground_truth"], row["score"]) == ("3*4=12\n#### 12", "12", 1.0)
         assert row["length"] == result["mean_length"]
         assert row["truncated"] is False
+        assert (row["source"], row["sample"], row["vote"]) == ("gsm8k", 0, "12")
+
+
+def test_eval_compares_two_models(tuned, model, tmp_path, capsys):
+    """Several answers to each problem by both."""
+    answers, data = tmp_path / "answers.jsonl", tuned.folder / "test.mindrecord"
+    drawn = ("--num_generations", 4, "--temperature", 0.5, "--top_p", 0.9, "--max_new_tokens", 16, "--limit", 3)
+    models = ("--model", tuned.folder / "ckpt" / "hf", "--compare", model)
+    assert jobs.call(["eval", "--data", data, *drawn, *models, "--output", answers]) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    random = result["compared_with"]
+    assert random["model"] == str(model)
+    assert random["pass@4"] == random["maj@2"] == random["accuracy"] == 0.0
+    assert (result["accuracy"], result["pass@4"], result["maj@4"], result["problems"]) == (1.0, 1.0, 1.0, 3)
+    comparison = result["comparison"]
+    assert (comparison["difference"], comparison["wins"], comparison["losses"]) == (1.0, 3, 0)
+    assert comparison["p"] == 0.25  # three of three, two-sided
+    written = read_answers(answers)
+    assert [(one.id, one.sample, one.solves) for one in written] == [(i, j, True) for i in range(3) for j in range(4)]
 
 
 def test_eval_of_random_weights(task, model, capsys):
@@ -86,6 +106,12 @@ def test_eval_of_random_weights(task, model, capsys):
         (("--data", "none.mindrecord"), ("none.mindrecord: no such MindRecord file",)),
         (("--limit", 0), ("--limit 0: should be 1 or more",)),
         (("--slots", 0), ("--slots 0: should be 1 or more",)),
+        (("--num_generations", 0), ("--num_generations 0: should be 1 or more",)),
+        (("--num_generations", 2), ("--num_generations 2", "set --temperature above 0")),
+        (("--temperature", -1), ("--temperature -1.0: should be 0 or more",)),
+        (("--top_p", 0), ("--top_p 0.0: should be above 0 and at most 1",)),
+        (("--compare", "none"), ("none: no such checkpoint",)),
+        (("--compare", "none.jsonl"), ("cannot read none.jsonl",)),
         (("--max_new_tokens", 0), ("--max_new_tokens 0: should be 1 or more",)),
         (("--max_new_tokens", 2048), ("--max_new_tokens 2048", "2048 positions", "or fewer")),
         (("--reward", "gsm"), ("gsm", "gsm8k")),
