@@ -51,7 +51,7 @@ def states(step: int, model=MODEL, dp: int = 1, **mesh) -> list[TrainingState]:
             {kind: ShardGroup(layout, parts[kind][rank]) for kind, layout in layouts.items()},
             {"updates": 3 * step, "stream": {"position": 8 * step}},
             {"settings": {"seed": 5}},
-            {"config.json": b"{}\n", "tokenizer.json": b"[1, 2]\n"},
+            {"hf/config.json": b"{}\n", "hf/tokenizer.json": b"[1, 2]\n", "more.npz": b""},
         )
         for rank in range(weights.size)
     ]
@@ -79,7 +79,8 @@ def save_step(folder: Path, step: int, **mesh) -> Path:
 
 def read_all(checkpoint: Checkpoint, layout: Layout, kind: str) -> list[dict[str, np.ndarray]]:
     """For each rank of a layout, what it reads."""
-    return [dict(checkpoint.read(kind, layout, rank)) for rank in range(layout.size)]
+    readers = [checkpoint.reader(kind, layout, rank) for rank in range(layout.size)]
+    return [{name: readers[rank](name) for name, _ in layout.shards(rank)} for rank in range(layout.size)]
 
 
 def assert_holds(folder: Path, step: int, model=MODEL) -> Checkpoint:
@@ -95,5 +96,6 @@ def assert_holds(folder: Path, step: int, model=MODEL) -> Checkpoint:
     assert checkpoint.step == step
     assert checkpoint.counters == {"updates": 3 * step, "stream": {"position": 8 * step}}
     assert checkpoint.run == {"settings": {"seed": 5}}
-    assert (checkpoint.companions / "tokenizer.json").read_bytes() == b"[1, 2]\n"
+    assert (checkpoint.hf_folder / "tokenizer.json").read_bytes() == b"[1, 2]\n"
+    assert (checkpoint.companion("more.npz"), checkpoint.companion("other")) == (b"", None)
     return checkpoint

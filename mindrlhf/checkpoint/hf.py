@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Protocol
 
 import numpy as np
@@ -74,13 +75,26 @@ def save_hf(
     if replace:
         check_replaceable(Path(directory))
     table = parameter_table(config)
-    tokens = {"bos_token_id": config.bos_token_id, "eos_token_id": list(config.eos_token_ids) or None}
     with atomic_folder(directory, replace) as folder:
-        write_json(folder / CONFIG_FILE, {**config.to_hf(), "torch_dtype": dtype})
-        write_json(folder / GENERATION_FILE, {**tokens, "pad_token_id": config.pad_token_id})
+        _write_companions(folder, config, dtype, tokenizer)
         _write_shards(folder, table, _checked(table, tensors), dtype, max_shard_bytes)
-        if tokenizer is not None:
-            tokenizer.save(folder)
+
+
+def companion_files(config: ModelConfig, tokenizer: SavableTokenizer) -> dict[str, bytes]:
+    """Everything of a model folder but its weights: name -> content."""
+    with TemporaryDirectory() as folder:
+        _write_companions(Path(folder), config, "float32", tokenizer)
+        return {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
+
+
+def _write_companions(
+    folder: Path, config: ModelConfig, dtype: StoredDtype, tokenizer: SavableTokenizer | None
+) -> None:
+    tokens = {"bos_token_id": config.bos_token_id, "eos_token_id": list(config.eos_token_ids) or None}
+    write_json(folder / CONFIG_FILE, {**config.to_hf(), "torch_dtype": dtype})
+    write_json(folder / GENERATION_FILE, {**tokens, "pad_token_id": config.pad_token_id})
+    if tokenizer is not None:
+        tokenizer.save(folder)
 
 
 def check_replaceable(directory: Path) -> None:

@@ -1,7 +1,7 @@
 """Finding the checkpoint to go on from, checking it, and reading it into any layout."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,12 +13,12 @@ from mindrlhf.checkpoint.json_file import read_json
 from mindrlhf.checkpoint.layout_json import layout_from_json
 from mindrlhf.checkpoint.manifest import MANIFEST_FILE, Manifest, describe, step_folders, step_of
 from mindrlhf.checkpoint.safetensors_file import index_safetensors
-from mindrlhf.checkpoint.store import BEST, COMPANIONS, LATEST, STATE_FILE
+from mindrlhf.checkpoint.store import BEST, HF_FOLDER, LATEST, STATE_FILE
 from mindrlhf.checkpoint.stored_tensor import StoredTensor
 from mindrlhf.checkpoint.training_state import WEIGHTS, holders
 from mindrlhf.errors import UserError
 from mindrlhf.parallel.layout import Layout
-from mindrlhf.reshard.offline import read_rank
+from mindrlhf.reshard.offline import rank_reader
 from mindrlhf.reshard.sharded_weights import ShardedWeights
 
 _log = logging.getLogger(__name__)
@@ -62,9 +62,13 @@ class Checkpoint:
         return self.state["run"]
 
     @property
-    def companions(self) -> Path:
+    def hf_folder(self) -> Path:
         """The folder with the model's configuration and tokenizer."""
-        return self.folder / COMPANIONS
+        return self.folder / HF_FOLDER
+
+    def companion(self, name: str) -> bytes | None:
+        """The content of a further file, None when there is no such."""
+        return (self.folder / name).read_bytes() if name in self.manifest.files else None
 
     @property
     def groups(self) -> tuple[str, ...]:
@@ -88,8 +92,8 @@ class Checkpoint:
                     ranks[rank][name] = tensor
         return ShardedWeights(self.folder, layout, ranks)
 
-    def read(self, kind: str, layout: Layout, rank: int) -> Iterator[tuple[str, np.ndarray]]:
-        """(parameter, the part that `rank` holds in `layout`), whatever layout the checkpoint was written in.
+    def reader(self, kind: str, layout: Layout, rank: int) -> Callable[[str], np.ndarray]:
+        """What reads a parameter's part that `rank` holds in `layout`, whatever layout the checkpoint was written in.
 
         Raises `UserError` when the checkpoint is one of other parameters.
         """
@@ -101,7 +105,7 @@ class Checkpoint:
                 f"{self.folder}: is a checkpoint of another model ({name} {list(shape)} is in one of the two only); "
                 "give a checkpoint of this run's model."
             )
-        return read_rank(weights, layout, rank)
+        return rank_reader(weights, layout, rank)
 
 
 def locate(path: str | Path) -> list[Path]:

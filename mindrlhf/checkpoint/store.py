@@ -52,7 +52,7 @@ from mindrlhf.errors import UserError
 from mindrlhf.parallel.layout import Layout
 
 STATE_FILE = "state.json"
-COMPANIONS = "hf"  # folder of the companion files
+HF_FOLDER = "hf"  # of a checkpoint: the model's configuration and tokenizer
 LATEST, BEST = "latest", "best"
 PART_FILE = "part.json"  # a rank's list of its files; gone once the manifest is written
 POLL_S = 0.02
@@ -65,7 +65,7 @@ class CheckpointStore:
     folder: `save_ckpt_dir`. rank, size: this process among all. token: 8 hexadecimal digits, the same on all ranks and
     another one in each run. keep: how many checkpoints stay, the best one not counted; None keeps all.
     asynchronous: copy the arrays and write them in a thread. A writing that failed is raised by the next call.
-    best: the step of the best checkpoint of the run so far.
+    best_step: the step of the best checkpoint of the run so far.
     """
 
     def __init__(
@@ -76,10 +76,10 @@ class CheckpointStore:
         token: str,
         keep: int | None = None,
         asynchronous: bool = False,
-        best: int | None = None,
+        best_step: int | None = None,
     ):
         self.folder, self._rank, self._size, self._token = Path(folder).resolve(), rank, size, token
-        self._keep, self._asynchronous, self._best = keep, asynchronous, best
+        self._keep, self._asynchronous, self.best_step = keep, asynchronous, best_step
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._writers: dict[int, tuple[Layout, tuple[str, ...]]] = {}
@@ -144,7 +144,7 @@ class CheckpointStore:
                 self._point(LATEST, target)
                 if best:
                     self._point(BEST, target)
-                    self._best = state.step
+                    self.best_step = state.step
                 self._remove_old()
         except BaseException as error:
             self._discard(temporary)
@@ -172,8 +172,7 @@ class CheckpointStore:
     def _complete(self, state: TrainingState, temporary: Path, target: Path) -> None:
         """Rank 0: the files that are there once, the manifest over all ranks' parts, the final name."""
         files = {}
-        companions = {f"{COMPANIONS}/{name}": content for name, content in state.companions.items()}
-        for name, content in {**companions, STATE_FILE: _state_json(state)}.items():
+        for name, content in {**state.companions, STATE_FILE: _state_json(state)}.items():
             path = temporary / name
             path.parent.mkdir(exist_ok=True)
             path.write_bytes(content)
@@ -212,7 +211,7 @@ class CheckpointStore:
         """All but the newest `keep` and the best."""
         if self._keep is None:
             return
-        for old in [path for path in step_folders(self.folder) if step_of(path) != self._best][self._keep :]:
+        for old in [path for path in step_folders(self.folder) if step_of(path) != self.best_step][self._keep :]:
             remove_folder(old)
 
     def _discard(self, temporary: Path) -> None:

@@ -15,7 +15,8 @@ from mindrlhf.parallel.layout import Layout
 
 Box = tuple[tuple[int, int], ...]  # (start, stop) for each dimension
 
-WEIGHTS = "model"  # the group of the trained weights, by the name of their files
+# Kinds of arrays that are read by name, and whose files are called so.
+WEIGHTS, CRITIC_WEIGHTS, REFERENCE_WEIGHTS = "model", "critic", "reference"
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +38,7 @@ class TrainingState:
     The rest is rank 0's, and not looked at on the others.
     counters: plain JSON values that are set again on resume (data cursor, optimizer updates, ...).
     run: plain JSON values that say which run this is (settings, model, versions).
-    companions: name -> content of files that lie beside the arrays (tokenizer, the model's configuration).
+    companions: path in the checkpoint -> content of further files (tokenizer, the model's configuration, ...).
     """
 
     step: int

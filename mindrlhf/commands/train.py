@@ -52,7 +52,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--output_dir", type=Path, help="metrics, TensorBoard events, rollouts (default: the folder of --save_ckpt_dir)"
     )
     parser.add_argument(
-        "--save_ckpt_dir", type=Path, default=Path("out/ckpt"), help="where the trained model goes, as an HF directory"
+        "--save_ckpt_dir",
+        type=Path,
+        default=Path("out/ckpt"),
+        help="checkpoints, and the trained model as an HF directory",
     )
     parser.add_argument("--save_data_file", type=Path, help="MindRecord of all rollouts with their rewards")
     parser.add_argument(
@@ -63,6 +66,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--load_ref_checkpoint", help="reference weights; default: those of training")
     parser.add_argument(
         "--load_critic_checkpoint", help="PPO's critic: one that a run has saved, or any model; default: as training"
+    )
+    parser.add_argument(
+        "--resume_training",
+        metavar="auto|PATH|never",
+        help="continue from the newest whole checkpoint of --save_ckpt_dir (auto or True), or from a step_N folder; "
+        "never or False begins anew (default: trainer.resume_mode)",
     )
     parser.add_argument("--enable_compile_cache", type=boolean, default=False, metavar="True|False")
     parser.add_argument("--only_save_strategy", type=boolean, default=False, metavar="True|False")

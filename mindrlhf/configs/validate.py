@@ -228,23 +228,26 @@ def check_trainer(config: GRPOConfig) -> None:
         )
 
 
-def check_lengths(config: GRPOConfig, yaml: ModelYaml, model: ModelConfig, prompt_tokens: int) -> None:
+def check_lengths(
+    config: GRPOConfig, yaml: ModelYaml, model: ModelConfig, prompt_tokens: int, group: str = "rollout"
+) -> None:
     """The longest prompt and the longest response fit into the model. Raises UserError.
 
     prompt_tokens: tokens of the longest prompt, or the limit that prompts are cut to.
+    group: `rollout` or `validation`, whose max_new_tokens counts.
     """
+    most = (config.rollout if group == "rollout" else config.validation.completed(config.rollout)).max_new_tokens
     limits = {f"{GROUP}.max_position_embedding": model.max_position_embeddings}
     if yaml.model.seq_length is not None:
         limits[f"{GROUP}.seq_length"] = yaml.model.seq_length
     key, limit = min(limits.items(), key=lambda item: item[1])
-    needed = prompt_tokens + config.rollout.max_new_tokens
+    needed = prompt_tokens + most
     if needed > limit:
         room = limit - prompt_tokens
-        shorter = f"set rollout.max_new_tokens to {room} or fewer, or " if room > 0 else "use shorter prompts, or "
+        shorter = f"set {group}.max_new_tokens to {room} or fewer, or " if room > 0 else "use shorter prompts, or "
         raise UserError(
-            f"{yaml.path}: prompts of up to {prompt_tokens} tokens with rollout.max_new_tokens "
-            f"{config.rollout.max_new_tokens} need {needed} positions, and {key} is {limit}; "
-            f"{shorter}raise {key.rpartition('.')[2]} to {needed} or more."
+            f"{yaml.path}: prompts of up to {prompt_tokens} tokens with {group}.max_new_tokens {most} need {needed} "
+            f"positions, and {key} is {limit}; {shorter}raise {key.rpartition('.')[2]} to {needed} or more."
         )
 
 

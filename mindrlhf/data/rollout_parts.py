@@ -3,22 +3,18 @@
 So a run that is killed loses none of the steps before its last checkpoint, and memory does not grow with the run.
 """
 
-import json
 import re
 import shutil
-import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from mindrlhf.checkpoint.atomic import atomic_file, clean
-from mindrlhf.data.rollout_record import SCHEMA, read_rows, write_rollout_record
+from mindrlhf.data.rollout_bytes import pack_rows, unpack_rows
+from mindrlhf.data.rollout_record import read_rows, write_rollout_record
 from mindrlhf.errors import UserError
 
 _PART = re.compile(r"step_(\d+)\.npz")
-_ARRAYS = [name for name, kind in SCHEMA.items() if "shape" in kind]
 
 
 class RolloutParts:
@@ -45,11 +41,8 @@ class RolloutParts:
 
     def add(self, step: int, rows: Sequence[dict[str, Any]]) -> None:
         """Keep a step's rows (see `rollout_record.to_rows`); they are in a file when this returns."""
-        arrays = {name: np.concatenate([row[name] for row in rows]) for name in _ARRAYS}
-        lengths = {f"{name}/lengths": np.array([len(row[name]) for row in rows]) for name in _ARRAYS}
-        plain = json.dumps([{name: row[name] for name in SCHEMA if name not in _ARRAYS} for row in rows])
         with atomic_file(self.folder / f"step_{step:06d}.npz", durable=False) as temporary:
-            np.savez(temporary, plain=np.frombuffer(plain.encode(), np.uint8), **arrays, **lengths)
+            temporary.write_bytes(pack_rows(rows))
 
     def merge(self, finished: bool) -> None:
         """Write the MindRecord of all steps so far. finished: the parts are not needed any more."""
@@ -79,12 +72,8 @@ class RolloutParts:
             self.add(step, rows)
 
 
-def _read(path: Path) -> Iterator[dict[str, Any]]:
+def _read(path: Path) -> list[dict[str, Any]]:
     try:
-        with np.load(path, allow_pickle=False) as content:
-            columns = {name: np.split(content[name], np.cumsum(content[f"{name}/lengths"])[:-1]) for name in _ARRAYS}
-            plain = json.loads(content["plain"].tobytes())
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        return unpack_rows(path.read_bytes())
+    except (OSError, ValueError) as error:
         raise UserError(f"{path}: is damaged ({error}); remove it, and its step is left out.") from error
-    for index, row in enumerate(plain):
-        yield row | {name: columns[name][index] for name in _ARRAYS}

@@ -62,13 +62,20 @@ def write_rollout_record(path: str | Path, rows: Iterable[dict]) -> int:
 def read_rows(path: str | Path) -> list[dict]:
     """The rows in the order written, as `to_rows` gave them. UserError as `read_columns`."""
     columns = read_columns(path, list(SCHEMA))
+    for name in ("reward", "greedy_reward"):
+        columns[name] = [float(value) for value in columns[name]]  # MindSpore reads 1.0 as the whole number 1
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
 def read_rollout_record(path: str | Path) -> list[tuple[int, list[Experience]]]:
     """(step, its experiences with zero advantages), in the order written. UserError as `read_columns`."""
+    return from_rows(read_rows(path))
+
+
+def from_rows(rows: Iterable[dict]) -> list[tuple[int, list[Experience]]]:
+    """The inverse of `to_rows` over consecutive steps, advantages and all that follows left out."""
     steps = []
-    for step, members in groupby(read_rows(path), lambda row: row["step"]):
+    for step, members in groupby(rows, lambda row: row["step"]):
         # A group ends where the sample index starts anew: the same prompt may come twice in a step.
         groups: list[list[dict]] = []
         for row in members:

@@ -25,13 +25,13 @@ class Needs:
 
 
 SHARED, TRAIN, INFER = "shared_weights", "train_weights", "infer_weights"
-CACHE, REFERENCE = "kv_cache", "reference"
+CACHE, VALIDATION_CACHE, REFERENCE = "kv_cache", "validation_kv_cache", "reference"
 GRADIENTS, MOMENTS = "gradients", "moments"
 CRITIC, CRITIC_GRADIENTS, CRITIC_MOMENTS = "critic", "critic_gradients", "critic_moments"
 POLICY = (SHARED, TRAIN)
 
 # Roles whose content need not be kept.
-SCRATCH = (CACHE, GRADIENTS, CRITIC_GRADIENTS)
+SCRATCH = (CACHE, VALIDATION_CACHE, GRADIENTS, CRITIC_GRADIENTS)
 
 # Names of timers (`metrics.timer`). A phase without needs leaves everything as it is.
 PHASES = {
@@ -46,6 +46,7 @@ PHASES = {
     "update_actor": Needs(writes=(*POLICY, GRADIENTS, MOMENTS)),
     "sync_ref": Needs(reads=POLICY, writes=(REFERENCE,)),
     "reshard": Needs(reads=POLICY, writes=(INFER,)),
+    "testing": Needs(reads=(SHARED, INFER), writes=(VALIDATION_CACHE,)),
     "save_checkpoint": Needs(reads=(*POLICY, MOMENTS, REFERENCE, CRITIC, CRITIC_MOMENTS)),
     "load_checkpoint": Needs(writes=(*POLICY, INFER, MOMENTS, REFERENCE, CRITIC, CRITIC_MOMENTS)),
 }

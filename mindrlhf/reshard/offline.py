@@ -65,11 +65,12 @@ def write_ranks(
                 advance(1)
 
 
-def read_rank(weights: ShardedWeights, layout: Layout, rank: int) -> Iterator[tuple[str, np.ndarray]]:
-    """(parameter, the part that `rank` holds in `layout`), float32, one after the other in the layout's order."""
+def rank_reader(weights: ShardedWeights, layout: Layout, rank: int) -> Callable[[str], np.ndarray]:
+    """What reads, parameter by parameter, the part that `rank` holds in `layout`, in float32."""
     shapes = {name: sliced_shape(part) for name, part in layout.shards(rank)}
-    for assembly in _assemblies(weights, shapes, plan(weights.layout, layout).incoming(rank)):
-        yield assembly.name, assembly.read()
+    assemblies = _assemblies(weights, shapes, plan(weights.layout, layout).incoming(rank))
+    by_name = {assembly.name: assembly for assembly in assemblies}
+    return lambda name: by_name[name].read()
 
 
 def write_full(weights: ShardedWeights, file: Path, advance: Advance) -> None:

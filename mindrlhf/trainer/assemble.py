@@ -8,10 +8,14 @@ from mindrlhf import backend
 from mindrlhf.algorithms.registry import PolicyLoss, options_of_loss, policy_loss, rollout_correction
 from mindrlhf.backend.collectives import Collectives
 from mindrlhf.backend.launch import World
+from mindrlhf.checkpoint.hf import companion_files
+from mindrlhf.checkpoint.resume import Checkpoint
+from mindrlhf.checkpoint.training_state import WEIGHTS
 from mindrlhf.configs.algorithm import LOSS_OPTIONS, AlgorithmSettings
-from mindrlhf.configs.grpo import GRPOConfig, SamplingSettings
+from mindrlhf.configs.grpo import GRPOConfig
 from mindrlhf.configs.validate import check_lengths
 from mindrlhf.data.mindrecord import read_prompts
+from mindrlhf.data.rollout_parts import RolloutParts
 from mindrlhf.data.rollout_record import read_rollout_record
 from mindrlhf.data.stream import PromptStream
 from mindrlhf.errors import UserError
@@ -19,6 +23,7 @@ from mindrlhf.memory.residency import REFERENCE, Residency
 from mindrlhf.metrics.progress import Progress
 from mindrlhf.metrics.run_writers import open_writers
 from mindrlhf.metrics.timer import Timers
+from mindrlhf.models.initialize import build_parameters
 from mindrlhf.models.transformer import Decoder
 from mindrlhf.parallel.side import Side
 from mindrlhf.rewards.runner import RewardRunner
@@ -27,17 +32,22 @@ from mindrlhf.trainer.advantages import StepAdvantages
 from mindrlhf.trainer.batch_table import batch_table
 from mindrlhf.trainer.build import Job
 from mindrlhf.trainer.critic import open_critic
+from mindrlhf.trainer.engine import open_engine
 from mindrlhf.trainer.grpo import GRPOTrainer
+from mindrlhf.trainer.keeper import Keeper, arrays_of, open_store, present
 from mindrlhf.trainer.kl_term import KLTerm
-from mindrlhf.trainer.model import open_updater, published_weights, save_model
-from mindrlhf.trainer.outputs import CRITIC_FOLDER, MODEL_FOLDER
+from mindrlhf.trainer.model import Parameters, open_updater, published_weights, save_model
+from mindrlhf.trainer.outputs import CRITIC_FOLDER, MODEL_FOLDER, ROLLOUTS, clean_outputs, forget_after
 from mindrlhf.trainer.policy import PolicyUpdates
 from mindrlhf.trainer.reference import Reference
 from mindrlhf.trainer.report import StepReport
 from mindrlhf.trainer.residents import add_roles, open_residency
-from mindrlhf.trainer.roles import Weights, check_token_ids, stop_ids
+from mindrlhf.trainer.resume import check_identity, find_checkpoint, run_identity
+from mindrlhf.trainer.roles import Weights, check_token_ids, checkpoint_reader
 from mindrlhf.trainer.rollouts import Rollouts
 from mindrlhf.trainer.sampling import StepSampling
+from mindrlhf.trainer.stop import Agreement, StopSignals
+from mindrlhf.trainer.validation import open_validation, read_validation, validation_positions
 from mindrlhf.training.batch import round_up
 from mindrlhf.training.graphs import PolicyLogProbs
 from mindrlhf.training.objective import Objective, policy_objective
@@ -46,21 +56,27 @@ from mindrlhf.types import Experience, Prompt
 
 
 def assemble(
-    job: Job, world: World, stack: ExitStack
+    job: Job, world: World, stack: ExitStack, signals: StopSignals
 ) -> tuple[GRPOTrainer, list[tuple[int, list[Experience]]], Callable[[], None]]:
     """The trainer, the recorded steps to replay (empty when it generates), and what saves the trained model.
 
-    What has to be closed at the end goes on `stack`.
+    What has to be closed at the end goes on `stack`. signals: what may ask the run to stop.
     """
     config, algorithm = job.config, job.config.algorithm
     recorded = read_rollout_record(job.args.replay) if job.args.replay else []
     prompts = [] if job.args.replay else read_prompts(job.args.mind_dataset_dir, job.tokenizer)
-    longest = check_prompts(job, prompts or [e.group.prompt for _, step in recorded for e in step])
+    trained_on = prompts or [e.group.prompt for _, step in recorded for e in step]
+    longest = check_prompts(job, trained_on)
     check_recorded(job, recorded)
     total = len(recorded) or total_steps(config, len(prompts))
+    problems = read_validation(job) if prompts else []
     loss = open_loss(algorithm)
 
     collectives = Collectives(world)
+    clean_outputs(collectives, job.output, job.args.save_ckpt_dir, job.args.save_data_file)
+    checkpoint, run = find_checkpoint(job, collectives), run_identity(job, trained_on)
+    if checkpoint:
+        check_identity(checkpoint, run, world.rank)
     training, generating = (Side(yaml, job.model, collectives) for yaml in (job.train, job.infer))
     if prompts and world.rank == 0:
         print(batch_table(config, training.data_parallel.size, generating.data_parallel.size, longest), flush=True)
@@ -68,6 +84,7 @@ def assemble(
     kernels = backend.kernels(job.train.context.device_target)
     bucket = config.train.length_bucket
     positions = round_up(longest, bucket) + round_up(config.rollout.max_new_tokens, bucket)
+    positions = max(positions, validation_positions(job, problems))
     residency = open_residency(job)
     timers, progress = Timers(on_phase=residency.enter), Progress(config.trainer.progress and world.rank == 0)
 
@@ -78,7 +95,7 @@ def assemble(
     if algorithm.beta > 0:
         frozen = Weights(job.reference_path, job.model, config.seed).parameters(training.partition)
         residency.add(REFERENCE, frozen.values())
-    policy = Weights(job.policy_path, job.model, config.seed).parameters(training.partition)
+    policy = open_policy(job, training, checkpoint)
     decoder = training.decoder(policy, kernels, positions)
 
     reference = kl = None
@@ -93,28 +110,51 @@ def assemble(
     objective = open_objective(config, loss)
     head = PolicyLogProbs(decoder, config.rollout.temperature, entropy_gradient=algorithm.entropy_coef > 0)
     updater = open_updater(config.optimizer, config.train, head, objective, policy, training)
-    critic = open_critic(job, collectives, kernels, positions) if algorithm.uses_critic else None
+    critic = open_critic(job, collectives, kernels, positions, checkpoint) if algorithm.uses_critic else None
 
-    publish, engines, answering = None, (), {}
+    publish, engines, validation, answering = None, (), None, {}
     if prompts:
         answering, publish = published_weights(policy, training, generating, config.rollout.verify_weights)
-        engines = open_engines(job, generating.decoder(answering, kernels, positions), longest, generating)
-    add_roles(residency, policy, answering, updater, engines, critic)
+        answerer = generating.decoder(answering, kernels, positions)
+        engines = open_engines(job, answerer, longest, generating)
+        validation = open_validation(job, answerer, problems, generating, collectives, total, stack)
+    judge = validation.evaluator.engine if validation else None
+    add_roles(residency, policy, answering, updater, engines, judge, critic)
     scores = bool(prompts) and generating.first_of_replica
     rewards = stack.enter_context(RewardRunner(config.reward)) if scores else None
-    # Last, because it cuts what an earlier run wrote: what is wrong with the input has been found by now.
-    report = open_report(job, collectives, training, timers, residency, total, len(prompts))
-    stack.callback(report.close)
 
-    rollouts = stream = None
+    stream = sampling = None
     if prompts:
         stream = PromptStream(prompts, config.data.prompts_per_step, config.data.shuffle, config.seed)
+        sampling = StepSampling(config)
+    keeper = Keeper(
+        config.trainer,
+        total,
+        open_store(job, collectives),
+        Agreement(signals, collectives.all_reduce_max, world.size == 1, config.trainer.max_host_memory_gb),
+        arrays_of(training, policy, updater.optimizer, critic, frozen if algorithm.reference_sync_steps else None),
+        present(optimizer=updater.optimizer, critic=critic and critic.optimizer, stream=stream, kl=kl),
+        present(surplus=sampling),
+        run,
+        companion_files(job.model, job.tokenizer) if world.rank == 0 else {},
+        lambda: timers("save_checkpoint"),
+    )
+    if checkpoint:
+        with timers("load_checkpoint"):
+            keeper.restore(checkpoint, world.rank)
+    # Last, because it cuts what an earlier run wrote: what is wrong with the input has been found by now.
+    report = open_report(job, collectives, training, timers, residency, total, len(prompts), keeper.first_step - 1)
+    stack.callback(report.close)
+
+    rollouts = None
+    if prompts:
         rollouts = Rollouts(
             config.rollout,
             *engines,
             rewards,
             decode=lambda ids: job.tokenizer.decode(list(ids), skip_special_tokens=True),
             on_scored=report.add_reward_troubles,
+            on_progress=keeper.within_phase,
             timers=timers,
             progress=progress,
         )
@@ -122,7 +162,7 @@ def assemble(
         config=config,
         stream=stream,
         rollouts=rollouts,
-        sampling=StepSampling(config),
+        sampling=sampling,
         reference=reference,
         old=None if algorithm.single_update or config.dynamic_sampling.enabled else scorer(decoder),
         critic=critic,
@@ -137,6 +177,8 @@ def assemble(
         timers=timers,
         progress=progress,
         total_steps=total,
+        keeper=keeper,
+        validation=validation,
     )
 
     def save() -> None:
@@ -147,6 +189,14 @@ def assemble(
                 save_model(folder / CRITIC_FOLDER, critic.parameters, critic.side, job.tokenizer, "trained critic")
 
     return trainer, recorded, save
+
+
+def open_policy(job: Job, training: Side, checkpoint: Checkpoint | None) -> Parameters:
+    """This rank's part of the weights to train: of the checkpoint that the run goes on from, or the first ones."""
+    if checkpoint is None:
+        return Weights(job.policy_path, job.model, job.config.seed).parameters(training.partition)
+    read = checkpoint_reader(checkpoint, WEIGHTS, job.model, training.partition)
+    return build_parameters(training.partition.specs, read)
 
 
 def open_loss(algorithm: AlgorithmSettings) -> PolicyLoss:
@@ -234,23 +284,12 @@ def open_engines(job: Job, decoder: Decoder, longest: int, generating: Side) -> 
     sizes = (config.data.prompts_per_step, config.dynamic_sampling.prompts_per_round or 0)
     prompts = max(sizes) // generating.data_parallel.size
 
-    def engine(sampling: SamplingSettings, samples: int) -> Engine:
-        return Engine(
-            job.model,
-            decoder,
-            sampling,
-            slots=min(config.rollout.max_slots, prompts * samples),
-            max_prompt=longest,
-            stop_ids=stop_ids(job.tokenizer, job.model),
-            seed=config.seed,
-            length_bucket=config.train.length_bucket,
-            decode_text=job.tokenizer.decode,
-        )
-
     greedy = config.rollout.model_copy(update={"temperature": 0.0})
     return (
-        engine(config.rollout, config.rollout.num_generations),
-        engine(greedy, 1) if config.algorithm.advantage == "remax" else None,
+        open_engine(job, decoder, config.rollout, prompts * config.rollout.num_generations, longest, config.seed),
+        open_engine(job, decoder, greedy, prompts, longest, config.seed)
+        if config.algorithm.advantage == "remax"
+        else None,
     )
 
 
@@ -262,13 +301,25 @@ def open_report(
     residency: Residency,
     total: int,
     rows: int,
+    steps_done: int,
 ) -> StepReport:
-    """Metrics of every rank, written by rank 0 to `metrics.jsonl`, the console and TensorBoard."""
-    config, output = job.config, Path(job.output)
-    writers = None
+    """Metrics of every rank, written by rank 0 to `metrics.jsonl`, the console and TensorBoard.
+
+    steps_done: what was written of later steps is forgotten; 0 begins anew.
+    """
+    config, output, file = job.config, Path(job.output), job.args.save_data_file
+    writers = recorded = None
+    records = file is not None and not config.trainer.val_only
     if collectives.world.rank == 0:
         names = ["console", "jsonl", *(["tensorboard"] if config.trainer.tensorboard else [])]
-        writers = open_writers(output, names, total, settings=config.model_dump(mode="json"))
+        names = ["console"] if config.trainer.val_only else names
+        start = steps_done + 1 if steps_done else 0
+        writers = open_writers(output, names, total, start, settings=config.model_dump(mode="json"))
+        recorded = RolloutParts(file, steps_done) if records else None
+        if steps_done and not config.trainer.val_only:
+            forget_after(output, steps_done)
+        if recorded and recorded.missing:
+            print(f"{file}: the rollouts of steps 1 to {recorded.missing[-1]} are not beside it and are left out")
     return StepReport(
         collectives,
         training,
@@ -276,8 +327,9 @@ def open_report(
         residency,
         writers,
         decode=job.tokenizer.decode,
-        rollout_folder=output / "rollouts" if config.trainer.save_rollouts else None,
-        data_file=job.args.save_data_file,
+        rollout_folder=output / ROLLOUTS if config.trainer.save_rollouts else None,
+        records=records,
+        recorded=recorded,
         rows_per_epoch=rows or None,
         corrects=config.rollout_correction.level is not None,
     )

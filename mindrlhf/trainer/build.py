@@ -20,6 +20,7 @@ from mindrlhf.parallel.layout import yaml_layout
 from mindrlhf.reshard.strategy import save_strategies
 from mindrlhf.trainer.outputs import prepare_outputs
 from mindrlhf.trainer.roles import checkpoint_config, open_tokenizer
+from mindrlhf.trainer.stop import Stopped, StopSignals
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ def check(args: argparse.Namespace) -> Job:
     train = load_model_yaml(args.sft_path_train, overrides["train_yaml"])
     infer = load_model_yaml(args.sft_path_infer, overrides["infer_yaml"])
     config = load_grpo_config(args.grpo_config, overrides[""], infer.sampling_defaults())
+    config = with_resume(config, args.resume_training)
     infer_path = args.load_sft_checkpoint_infer
     policy_path = args.load_sft_checkpoint_train or infer_path
     reference_path = args.load_ref_checkpoint or policy_path
@@ -90,6 +92,17 @@ def from_verl(args: argparse.Namespace, overrides: list[str]) -> tuple[argparse.
         print(translation, flush=True)
     flags = {name: value for name, value in translation.flags.items() if getattr(args, name) is None}
     return argparse.Namespace(**{**vars(args), **flags}), [*translation.overrides, *overrides]
+
+
+def with_resume(config: GRPOConfig, flag: str | None) -> GRPOConfig:
+    """The settings with what `--resume_training` says: auto or True, never or False, or a path."""
+    if flag is None:
+        return config
+    modes = {"auto": "auto", "true": "auto", "never": "disable", "false": "disable"}
+    mode = modes.get(flag.lower(), "resume_path")
+    path = flag if mode == "resume_path" else None
+    trainer = config.trainer.model_copy(update={"resume_mode": mode, "resume_from_path": path})
+    return config.model_copy(update={"trainer": trainer})
 
 
 def check_same_architecture(
@@ -181,10 +194,19 @@ def run_grpo(args: argparse.Namespace) -> None:
         # It imports MindSpore, which must not happen before `launch` has set what MindSpore reads when it starts.
         from mindrlhf.trainer.assemble import assemble
 
-        with ExitStack() as stack:
-            trainer, recorded, save = assemble(job, world, stack)
-            if recorded:
-                trainer.replay(recorded)
-            else:
-                trainer.fit()
+        with StopSignals() as signals, ExitStack() as stack:
+            trainer, recorded, save = assemble(job, world, stack, signals)
+            try:
+                if job.config.trainer.val_only:
+                    trainer.validate_only()
+                    return
+                if recorded:
+                    trainer.replay(recorded)
+                else:
+                    trainer.fit()
+            except Stopped as stopped:
+                if world.rank == 0:
+                    print(stopped, flush=True)
+                return
             save()
+            trainer.report.finished = True

@@ -6,6 +6,8 @@ import numpy as np
 from mindspore import Parameter
 
 from mindrlhf.backend.collectives import Collectives
+from mindrlhf.checkpoint.resume import Checkpoint
+from mindrlhf.checkpoint.training_state import CRITIC_WEIGHTS
 from mindrlhf.configs.grpo import CriticSettings
 from mindrlhf.models.initialize import build_parameters
 from mindrlhf.models.parameters import VALUE_HEAD, ParameterSpec
@@ -14,7 +16,7 @@ from mindrlhf.parallel.side import Side
 from mindrlhf.trainer.build import Job
 from mindrlhf.trainer.model import open_updater
 from mindrlhf.trainer.policy import loss_weights, sequences
-from mindrlhf.trainer.roles import Weights, checkpoint_config
+from mindrlhf.trainer.roles import Weights, checkpoint_config, checkpoint_reader
 from mindrlhf.training.batch import SequenceGroup
 from mindrlhf.training.graphs import Values
 from mindrlhf.training.objective import value_objective
@@ -68,15 +70,19 @@ class Critic:
         )
 
 
-def open_critic(job: Job, collectives: Collectives, kernels, positions: int) -> Critic:
+def open_critic(
+    job: Job, collectives: Collectives, kernels, positions: int, checkpoint: Checkpoint | None = None
+) -> Critic:
     """The critic of a run, on the training layout; all ranks open theirs at the same time.
 
-    Its weights are those of `--load_critic_checkpoint`, by default the policy's; a checkpoint without a value head gets
-    one of zeros, so that the first values are 0.
+    Its weights are those of the checkpoint that a run goes on from, else of `--load_critic_checkpoint`, by default the
+    policy's; one without a value head gets one of zeros, so that the first values are 0.
     """
     settings, train = job.config.critic, job.config.train
     side = Side(job.train, job.model.as_critic(), collectives)
-    parameters = build_parameters(side.partition.specs, _reader(job, side.partition))
+    part = side.partition
+    read = checkpoint_reader(checkpoint, CRITIC_WEIGHTS, part.model, part) if checkpoint else _reader(job, part)
+    parameters = build_parameters(part.specs, read)
     decoder = side.decoder(parameters, kernels, positions)
     objective = value_objective(settings.value_clip)
     updater = open_updater(settings.optimizer, train, Values(decoder), objective, parameters, side)

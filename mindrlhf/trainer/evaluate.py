@@ -13,10 +13,8 @@ from mindrlhf.metrics.progress import Progress
 from mindrlhf.rewards.runner import RewardRunner
 from mindrlhf.rewards.votes import vote
 from mindrlhf.rollout.engine import Engine
+from mindrlhf.trainer.rollouts import reward_sample
 from mindrlhf.types import Prompt, RolloutGroup
-
-# Rollouts of training and answers to a held-out problem of the same number and step do not share random numbers.
-SEED_SHIFT = 1 << 32
 
 
 @dataclass
@@ -46,7 +44,8 @@ class Evaluator:
     def _judge(self, groups: Sequence[RolloutGroup]) -> list[Answer]:
         if self.rewards is None:
             return []
-        samples = reward_samples(groups, self.decode, self.engine.sampling.max_new_tokens)
+        limit = self.engine.sampling.max_new_tokens
+        samples = [reward_sample(self.decode, group.prompt, one, limit) for group in groups for one in group.rollouts]
         scores = iter(self.rewards.score(samples).totals if samples else ())
         answers = []
         for group in groups:
@@ -68,25 +67,6 @@ class Evaluator:
                     )
                 )
         return answers
-
-
-def reward_samples(
-    groups: Sequence[RolloutGroup], decode: Callable[[Sequence[int]], str], max_new_tokens: int
-) -> list[tuple[str, str, dict[str, str]]]:
-    """(prompt text, response text, task fields and lengths) of every response: what reward functions are given."""
-    return [
-        (
-            decode(group.prompt.token_ids),
-            decode(rollout.response_ids),
-            {
-                **group.prompt.fields,
-                "response_length": str(len(rollout.response_ids)),
-                "max_new_tokens": str(max_new_tokens),
-            },
-        )
-        for group in groups
-        for rollout in group.rollouts
-    ]
 
 
 def reward_of(prompts: Sequence[Prompt], data: str | Path, advice: str) -> str:

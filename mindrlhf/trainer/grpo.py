@@ -16,12 +16,14 @@ from mindrlhf.reshard.online import ReshardStatistics
 from mindrlhf.rollout.engine import Statistics
 from mindrlhf.trainer.advantages import StepAdvantages
 from mindrlhf.trainer.critic import Critic
+from mindrlhf.trainer.keeper import Keeper
 from mindrlhf.trainer.kl_term import KLTerm
 from mindrlhf.trainer.policy import PolicyUpdates, sequences
 from mindrlhf.trainer.reference import Reference
 from mindrlhf.trainer.report import StepReport, StepResult
 from mindrlhf.trainer.rollouts import Rollouts
 from mindrlhf.trainer.sampling import StepSampling, left_in
+from mindrlhf.trainer.validation import Validation
 from mindrlhf.training.schedule import learning_rate
 from mindrlhf.training.scoring import Scorer
 from mindrlhf.training.updater import Update
@@ -32,18 +34,18 @@ from mindrlhf.types import Experience
 class GRPOTrainer:
     """Everything a step needs, built by `trainer.assemble`; this class only says in which order it happens.
 
-    stream, rollouts: None for a replay. old: scores with the policy before a step's updates; None where each update
+    stream, rollouts, sampling: None for a replay. old: scores with the policy before a step's updates; None where each update
     takes its own value, or the engine's. reference, kl: None when beta is 0. critic: None without one.
     publish: brings the updated weights to the graphs that generate; None where they are the same. generating, training:
     which share of a step's prompts this rank answers, and of its experiences it trains on; the ranks that share a
     replica have the same. gather: the experiences of all ranks, in order, from each one's own. total_steps: length of
-    the run, for schedules.
+    the run, for schedules. keeper: saves the run, and may end it. validation: None without held-out problems.
     """
 
     config: GRPOConfig
     stream: PromptStream | None
     rollouts: Rollouts | None
-    sampling: StepSampling
+    sampling: StepSampling | None
     reference: Reference | None
     old: Scorer | None
     critic: Critic | None
@@ -58,22 +60,46 @@ class GRPOTrainer:
     timers: Timers
     progress: Progress
     total_steps: int
+    keeper: Keeper
+    validation: Validation | None
 
     def fit(self) -> None:
-        """Generates and trains for `total_steps` steps."""
-        for step in range(1, self.total_steps + 1):
+        """Generates and trains until `total_steps` steps are done."""
+        if self.validation and self.config.trainer.val_before_train and self.keeper.first_step == 1:
+            self.validate_only()
+        for step in range(self.keeper.first_step, self.total_steps + 1):
             with self.timers(STEP):
                 experiences, figures = self.collect(step)
                 result = self.train(experiences, step, figures)
                 self.reshard()
+                self.validate(step)
             self.report.write(step, result, self.rollouts.statistics, self.stream.position)
+            self.keeper.after_step(step, self.report.last, result.updates)
+        self.keeper.finish()
 
     def replay(self, steps: Sequence[tuple[int, list[Experience]]]) -> None:
         """Trains on recorded rollouts (`rollout_record`), as the run that made them did."""
-        for step, experiences in steps:
+        for step, experiences in steps[self.keeper.first_step - 1 :]:
             with self.timers(STEP):
                 result = self.train(experiences, step)
             self.report.write(step, result)
+            self.keeper.after_step(step, self.report.last, result.updates)
+        self.keeper.finish()
+
+    def validate_only(self) -> None:
+        """Accuracy on held-out problems of the weights as they are, before any further step."""
+        step = self.keeper.first_step - 1
+        with self.timers("testing"):
+            values = self.validation(step)
+        self.timers.collect()
+        self.report.write_validation(step, values)
+
+    def validate(self, step: int) -> None:
+        """Accuracy on held-out problems, when it is due, as metrics of the step."""
+        if self.validation and self.validation.due(step):
+            with self.timers("testing"):
+                self.report.add_values(self.validation(step))
+                self.timers.compile(self.validation.compile_s)
 
     def reshard(self) -> None:
         """The next step generates with the updated weights."""
@@ -87,7 +113,9 @@ class GRPOTrainer:
         self.sampling.begin()
         while prompts := self.sampling.wanted():
             own = self.generating.share(self.stream.next(prompts))
-            self.sampling.add(self.gather(self.rollouts(own, step)))
+            scored = self.rollouts(own, step)
+            self.keeper.between_phases()
+            self.sampling.add(self.gather(scored))
         return self.sampling.take()
 
     def train(self, experiences: list[Experience], step: int, figures: dict[str, float] | None = None) -> StepResult:

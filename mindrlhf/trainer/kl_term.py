@@ -1,6 +1,6 @@
 """The KL term of a run: its coefficient, and its values where it is part of the reward."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from mindspore import Tensor
@@ -30,6 +30,15 @@ class KLTerm:
     @property
     def coefficient(self) -> float:
         return self.controller.coefficient
+
+    def state_dict(self) -> dict[str, float]:
+        """What a resumed run goes on with."""
+        return {"coefficient": self.coefficient}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Go on from `state_dict`; a coefficient that is not steered stays that of the settings."""
+        if isinstance(self.controller, AdaptiveKLController):
+            self.controller.coefficient = state["coefficient"]
 
     def values(self, experiences: Sequence[Experience]) -> list[list[np.ndarray]]:
         """Per group, per sample: float32[R] in nats, of the policy that started the step."""

@@ -1,13 +1,17 @@
 """Where a run writes: looked at before any work, so that hours of training do not end at a bad path."""
 
+import re
 from pathlib import Path
 
+from mindrlhf.backend.collectives import Collectives
+from mindrlhf.checkpoint.atomic import clean
 from mindrlhf.checkpoint.hf import check_replaceable
 from mindrlhf.errors import UserError
 from mindrlhf.metrics.files import make_folder
 
 MODEL_FOLDER = "hf"  # of --save_ckpt_dir: the trained model
 CRITIC_FOLDER = "critic"  # of --save_ckpt_dir: PPO's trained critic
+ROLLOUTS, VALIDATION = "rollouts", "validation"  # of the output folder: JSONL files by step
 
 
 def prepare_outputs(save_ckpt_dir: Path, output_dir: Path | None, save_data_file: Path | None = None) -> Path:
@@ -24,3 +28,21 @@ def prepare_outputs(save_ckpt_dir: Path, output_dir: Path | None, save_data_file
     if save_data_file and save_data_file.is_dir():
         raise UserError(f"--save_data_file {save_data_file}: is a folder; give the name of a file.")
     return output
+
+
+def clean_outputs(collectives: Collectives, output: Path, save_ckpt_dir: Path, save_data_file: Path | None) -> None:
+    """Rank 0 removes what runs that were killed left half-written in the places of the three flags; all wait for it."""
+    if collectives.world.rank == 0:
+        folders = {output, output / ROLLOUTS, output / VALIDATION, save_ckpt_dir}
+        for folder in folders | ({save_data_file.parent} if save_data_file else set()):
+            clean(folder)
+    collectives.barrier()
+
+
+def forget_after(output: Path, step: int) -> None:
+    """Remove the JSONL files of steps that a resumed run does again."""
+    for folder in (output / ROLLOUTS, output / VALIDATION):
+        for path in folder.glob("step_*.jsonl"):
+            number = re.fullmatch(r"step_(\d+)\.jsonl", path.name)
+            if number and int(number[1]) > step:
+                path.unlink()

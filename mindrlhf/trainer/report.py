@@ -12,7 +12,8 @@ import numpy as np
 
 from mindrlhf.algorithms.mismatch import mismatch_figures, mismatch_sums
 from mindrlhf.backend.collectives import Collectives
-from mindrlhf.data.rollout_record import to_rows, write_rollout_record
+from mindrlhf.data.rollout_parts import RolloutParts
+from mindrlhf.data.rollout_record import to_rows
 from mindrlhf.memory.residency import Residency
 from mindrlhf.metrics import performance
 from mindrlhf.metrics.experience import (
@@ -65,9 +66,11 @@ class StepReport:
     """Collects a step's metrics on every rank.
 
     training: the side whose replicas have rows of their own; one rank speaks for those with the same rows.
-    writers: on rank 0; None on the others. rollout_folder: where a JSONL a step goes, or None. data_file: the
-    MindRecord of all rollouts, written when the run ends, or None. decode: token ids -> text. corrects: show how far
-    the rollout's distribution is from the trained one.
+    writers: on rank 0; None on the others. rollout_folder: where a JSONL a step goes, or None. records: keep all
+    rollouts. recorded: on rank 0, what becomes their MindRecord when the run ends. decode: token ids -> text. corrects:
+    show how far the rollout's distribution is from the trained one.
+
+    finished: to be set when the run has done its last step.
     """
 
     def __init__(
@@ -79,16 +82,17 @@ class StepReport:
         writers: Writers | None,
         decode: Callable[[Sequence[int]], str],
         rollout_folder: Path | None = None,
-        data_file: Path | None = None,
+        records: bool = False,
+        recorded: RolloutParts | None = None,
         rows_per_epoch: int | None = None,
         corrects: bool = False,
     ):
         self._gather, self._ranks = collectives.all_gather_object, collectives.world.size
         self._replicas, self._own_rows = training.data_parallel.size, training.first_of_replica
         self._timers, self._residency, self._writers, self._decode = timers, residency, writers, decode
-        self._rollout_folder, self._data_file, self._rows_per_epoch = rollout_folder, data_file, rows_per_epoch
-        self._corrects = corrects
-        self._recorded: list[dict] = []
+        self._rollout_folder, self._rows_per_epoch = rollout_folder, rows_per_epoch
+        self._records, self._recorded, self._corrects = records, recorded, corrects
+        self.finished = False
         self._metrics = MetricSet()
         self.last: dict[str, float] = {}
 
@@ -109,6 +113,16 @@ class StepReport:
         self._metrics.add_total("reshard/bytes_copied", done.bytes_copied)
         self._metrics.add_total("reshard/bytes_shared", done.bytes_shared)
         self._metrics.add("reshard/bytes_per_s", done.bytes_received, done.seconds)
+
+    def add_values(self, values: Mapping[str, float]) -> None:
+        """Values of the step that are the same on all ranks."""
+        for name, value in values.items():
+            self._metrics.add_max(name, value)
+
+    def write_validation(self, step: int, values: Mapping[str, float]) -> None:
+        """What was measured after `step` and before the next one."""
+        if self._writers:
+            self._writers.write(step, values)
 
     def write(self, step: int, result: StepResult, generation: Statistics | None = None, position: int = 0) -> None:
         """The metrics of a step whose timers have just been closed; `position` counts the prompts drawn so far."""
@@ -176,18 +190,17 @@ class StepReport:
             gathered = self._gather(json.dumps(rows).encode())
             if self._writers:
                 write_rollouts(self._rollout_folder, step, [row for part in gathered for row in json.loads(part)])
-        if self._data_file:
+        if self._records:
             gathered = self._gather(list(to_rows(step, experiences)))
-            if self._writers:
-                self._recorded += [row for part in gathered for row in part]
+            if self._recorded:
+                self._recorded.add(step, [row for part in gathered for row in part])
 
     def close(self) -> None:
-        """Writes what was kept and closes the writers."""
-        if self._recorded:
-            write_rollout_record(self._data_file, self._recorded)
-            self._recorded = []
+        """Closes the writers and puts the rollouts together."""
         if self._writers:
             self._writers.close()
+        if self._recorded:
+            self._recorded.merge(self.finished)
 
 
 def explained_variance(values: Mapping[str, float]) -> dict[str, float]:

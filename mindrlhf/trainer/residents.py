@@ -13,6 +13,7 @@ from mindrlhf.memory.residency import (
     MOMENTS,
     SHARED,
     TRAIN,
+    VALIDATION_CACHE,
     Residency,
 )
 from mindrlhf.rollout.engine import Engine
@@ -35,6 +36,7 @@ def add_roles(
     answering: Parameters,
     updater: Updater,
     engines: Sequence[Engine | None],
+    validation: Engine | None,
     critic: Critic | None,
 ) -> None:
     """Everything of a rank that comes and goes, but the reference."""
@@ -45,8 +47,9 @@ def add_roles(
     residency.add(SHARED, (p for p in policy.values() if id(p) in shared))
     residency.add(TRAIN, (*(p for p in policy.values() if id(p) not in shared), *optimizer.own_rows))
     residency.add(INFER, (p for p in answering.values() if id(p) not in shared))
-    caches = [engine.cache for engine in engines if engine]
-    residency.add(CACHE, [p for cache in caches for p in (*cache.keys, *cache.values)], zeros=True)
+    for role, users in ((CACHE, engines), (VALIDATION_CACHE, [validation])):
+        caches = [engine.cache for engine in users if engine]
+        residency.add(role, [p for cache in caches for p in (*cache.keys, *cache.values)], zeros=True)
     if critic:
         residency.add(CRITIC, (*critic.parameters.values(), *critic.optimizer.own_rows))
         residency.add(CRITIC_GRADIENTS, critic.optimizer.gradients, zeros=True)

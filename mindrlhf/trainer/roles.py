@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from mindrlhf.checkpoint.hf import CONFIG_FILE, read_hf_config
-from mindrlhf.checkpoint.resume import is_checkpoint, newest
+from mindrlhf.checkpoint.resume import Checkpoint, is_checkpoint, newest
 from mindrlhf.checkpoint.training_state import WEIGHTS
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.data.tokenizer import Tokenizer
@@ -25,7 +25,7 @@ def hf_folder(path: str | Path) -> Path | None:
     """The HF directory that a checkpoint is, or that a training checkpoint has in it; None when there is neither."""
     if (Path(path) / CONFIG_FILE).is_file():
         return Path(path)
-    return newest(path).companions if is_checkpoint(path) else None
+    return newest(path).hf_folder if is_checkpoint(path) else None
 
 
 def checkpoint_config(path: str | None) -> ModelConfig | None:
@@ -101,9 +101,18 @@ class Weights:
         if self.path is None:
             return lambda spec: random_tensor(spec, self.model, self.seed)[index(spec) or ...]
         if not (Path(self.path) / CONFIG_FILE).is_file() and is_checkpoint(self.path):
-            return checkpoint_reader(newest(self.path), self.model, part)
+            return checkpoint_reader(newest(self.path), WEIGHTS, self.model, part)
         if part is not None and rank_folders(Path(self.path)):
             tensors = open_sharded(Path(self.path), part.layout).ranks[part.rank]
             return lambda spec: tensors[spec.name].read()
         source = open_weights(self.path, self.model)
         return lambda spec: source.read(spec, index(spec))
+
+
+def checkpoint_reader(
+    checkpoint: Checkpoint, kind: str, model: ModelConfig, part: Partition | None = None
+) -> Callable[[ParameterSpec], np.ndarray]:
+    """What gives a parameter's numbers from a training checkpoint: the whole, or one rank's part of it."""
+    whole = full_layout({spec.name: spec.shape for spec in parameter_table(model)})
+    read = checkpoint.reader(kind, whole if part is None else part.layout, 0 if part is None else part.rank)
+    return lambda spec: read(spec.name)

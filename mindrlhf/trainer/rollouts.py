@@ -21,7 +21,8 @@ class Rollouts:
 
     greedy: the engine of the most probable response, whose reward is ReMax's baseline; None where nothing needs it.
     rewards: None on ranks that leave scoring to another one of their replica. decode: token ids -> text without special
-    tokens. on_scored: is handed each table of rewards. statistics: of all generation since it was last set anew.
+    tokens. on_scored: is handed each table of rewards. on_progress: called while it generates, and may end that by
+    raising. statistics: of all generation since it was last set anew.
     """
 
     settings: RolloutSettings
@@ -30,6 +31,7 @@ class Rollouts:
     rewards: RewardRunner | None
     decode: Callable[[Sequence[int]], str]
     on_scored: Callable[[RewardTable], None]
+    on_progress: Callable[[], None]
     timers: Timers
     progress: Progress
     statistics: Statistics = field(default_factory=Statistics)
@@ -43,7 +45,12 @@ class Rollouts:
     def _generate(self, engine: Engine, prompts: list[Prompt], samples: int, step: int) -> list[RolloutGroup]:
         count = len(prompts) * samples
         with self.timers("gen"), self.progress("generate", count, "responses") as advance:
-            groups = engine.generate(prompts, samples, step, advance)
+
+            def finished(responses: int) -> None:
+                advance(responses)
+                self.on_progress()
+
+            groups = engine.generate(prompts, samples, step, finished)
             self.timers.compile(engine.statistics.compile_s)
         self.statistics += engine.statistics
         return groups
@@ -54,7 +61,9 @@ class Rollouts:
             return []
         with self.timers("reward"):
             every = [(group.prompt, rollout) for group in (*groups, *greedy) for rollout in group.rollouts]
-            table = self.rewards.score([self._sample(prompt, rollout) for prompt, rollout in every])
+            limit = self.settings.max_new_tokens
+            samples = [reward_sample(self.decode, prompt, rollout, limit) for prompt, rollout in every]
+            table = self.rewards.score(samples)
         self.on_scored(table)
         ends = np.cumsum([len(group.rollouts) for group in groups])
         totals = np.split(table.totals, ends)
@@ -70,9 +79,10 @@ class Rollouts:
             for i, group in enumerate(groups)
         ]
 
-    def _sample(self, prompt: Prompt, rollout: Rollout) -> Sample:
-        told = {
-            "response_length": str(len(rollout.response_ids)),
-            "max_new_tokens": str(self.settings.max_new_tokens),
-        }
-        return self.decode(prompt.token_ids), self.decode(rollout.response_ids), {**prompt.fields, **told}
+
+def reward_sample(
+    decode: Callable[[Sequence[int]], str], prompt: Prompt, rollout: Rollout, max_new_tokens: int
+) -> Sample:
+    """What reward functions are given of a response: both texts, the task's fields, and lengths in tokens."""
+    told = {"response_length": str(len(rollout.response_ids)), "max_new_tokens": str(max_new_tokens)}
+    return decode(prompt.token_ids), decode(rollout.response_ids), {**prompt.fields, **told}

@@ -4,7 +4,7 @@ Between them the host looks at the norm, so that a non-finite gradient never tou
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -187,6 +187,14 @@ class AdamW:
         if self._gather:
             self._gather()
         return UpdateResult(norm, rate, True)
+
+    def state_dict(self) -> dict[str, int]:
+        """What the optimizer knows beside the moments."""
+        return {"updates": self.updates}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go on from `state_dict`; the moments are arrays, and set through `first` and `second`."""
+        self.updates = state["updates"]
 
     def _norm(self) -> float:
         """Global L2 norm of the gradients."""

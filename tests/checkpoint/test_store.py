@@ -152,7 +152,7 @@ def test_the_newest_and_the_best_stay(tmp_path):
         assert locate(tmp_path)[0] == locate(tmp_path / "latest")[0] == tmp_path / f"step_{step:06d}"
     assert names(tmp_path) == ["best", "latest", "step_000003", "step_000005", "step_000006"]
     assert_holds(locate(tmp_path / "best")[0], 3)
-    (resumed,) = stores(tmp_path, keep=1, best=3)
+    (resumed,) = stores(tmp_path, keep=1, best_step=3)
     resumed.save(states(7)[0])
     assert names(tmp_path) == ["best", "latest", "step_000003", "step_000007"]
 

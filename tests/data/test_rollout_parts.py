@@ -22,7 +22,7 @@ def rows(step: int) -> list[dict]:
             n = rng.integers(1, 9)
             ids, one, two = rng.integers(0, 99, n).astype(np.int32), *rng.random((2, n)).astype(np.float32)
             rollouts.append(Rollout(prompt_id, sample, ids, one, two, "eos", 7))
-        rewards = np.array([1 / 3, np.nan], np.float32)
+        rewards = np.array([1.0 if step % 2 else 1 / 3, np.nan], np.float32)
         group = RolloutGroup(prompt, tuple(rollouts))
         experiences.append(Experience(group, rewards, {"gsm8k": rewards}, np.zeros(2, np.float32)))
     return list(to_rows(step, experiences))
@@ -33,6 +33,7 @@ def same(found: list[dict], expected: list[dict]) -> None:
     for one, other in zip(found, expected, strict=True):
         assert one.keys() == other.keys()
         for name, value in other.items():
+            assert type(one[name]) is type(value), name
             if isinstance(value, np.ndarray):
                 assert one[name].dtype == value.dtype
             np.testing.assert_array_equal(one[name], value)

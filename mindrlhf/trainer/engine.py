@@ -1,0 +1,27 @@
+"""Generation engines of a job: for its rollouts, and for held-out problems."""
+
+from mindrlhf.configs.grpo import SamplingSettings
+from mindrlhf.models.transformer import Decoder
+from mindrlhf.rollout.engine import Engine
+from mindrlhf.trainer.build import Job
+from mindrlhf.trainer.roles import stop_ids
+
+
+def open_engine(
+    job: Job, decoder: Decoder, sampling: SamplingSettings, responses: int, longest: int, seed: int
+) -> Engine:
+    """An engine of this rank, with no more slots than it has `responses` to give at a time.
+
+    longest: tokens of the longest prompt.
+    """
+    return Engine(
+        job.model,
+        decoder,
+        sampling,
+        slots=max(1, min(job.config.rollout.max_slots, responses)),
+        max_prompt=longest,
+        stop_ids=stop_ids(job.tokenizer, job.model),
+        seed=seed,
+        length_bucket=job.config.train.length_bucket,
+        decode_text=job.tokenizer.decode,
+    )
