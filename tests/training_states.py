@@ -51,7 +51,7 @@ def states(step: int, model=MODEL, dp: int = 1, **mesh) -> list[TrainingState]:
             {kind: ShardGroup(layout, parts[kind][rank]) for kind, layout in layouts.items()},
             {"updates": 3 * step, "stream": {"position": 8 * step}},
             {"settings": {"seed": 5}},
-            {"hf/config.json": b"{}\n", "hf/tokenizer.json": b"[1, 2]\n", "more.npz": b""},
+            {"hf/config.json": b"{}\n", "hf/tokenizer.json": b"[1, 2]\n", "more.npz": b"more"},
         )
         for rank in range(weights.size)
     ]
@@ -97,5 +97,5 @@ def assert_holds(folder: Path, step: int, model=MODEL) -> Checkpoint:
     assert checkpoint.counters == {"updates": 3 * step, "stream": {"position": 8 * step}}
     assert checkpoint.run == {"settings": {"seed": 5}}
     assert (checkpoint.hf_folder / "tokenizer.json").read_bytes() == b"[1, 2]\n"
-    assert (checkpoint.companion("more.npz"), checkpoint.companion("other")) == (b"", None)
+    assert (checkpoint.companion("more.npz"), checkpoint.companion("other")) == (b"more", None)
     return checkpoint

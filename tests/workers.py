@@ -88,13 +88,18 @@ def run_msrun(count: int, command: list[str | Path], *, timeout: float = 120, **
         return MsrunResult(process.returncode, seconds, _text(folder / "msrun.log"), logs)
 
 
+def free_port() -> int:
+    """A port of this machine that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
 @contextlib.contextmanager
 def _msrun(count: int, command: list[str | Path], folder: Path, environment: dict[str, str | None] | None = None):
     """A running msrun; at the end of the block it and all its children are killed."""
     binaries = Path(sys.executable).parent
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     env = os.environ | {"OMP_NUM_THREADS": "1", "GLOG_v": "3", "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
     env["PATH"] = f"{binaries}{os.pathsep}{env['PATH']}"  # msrun starts whatever `python` comes first
     env = {name: value for name, value in (env | (environment or {})).items() if value is not None}

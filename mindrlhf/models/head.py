@@ -21,6 +21,16 @@ def chunk_count(tokens: int, vocabulary: int, limit: int = CHUNK_NUMBERS) -> int
     return count
 
 
+def log_from_one(x):
+    """ln x for float32 x >= 1.
+
+    Not by `ops.log`: on CPU that times itself over its first calls to find how to cut its work, and rounds the numbers
+    at the end of a cut differently, so that its last bits depend on how often a process has called it and how fast it
+    was. `log1p` does neither, and is more exact.
+    """
+    return ops.log1p(x - 1.0)
+
+
 class TokenLogProbs(nn.Cell):
     """log softmax(hidden @ head^T / temperature)[target] and the entropy of that distribution, natural units, float32.
 
@@ -84,7 +94,7 @@ class TokenLogProbs(nn.Cell):
             scales = ops.exp(every[:, 0] - top)
             total, weighted = (every[:, 1] * scales).sum(0), (every[:, 2] * scales).sum(0)
             picked = every[:, 3].sum(0)
-        log_total = ops.log(total) + top
+        log_total = log_from_one(total) + top
         return picked - log_total, log_total - weighted / total, log_total
 
     def _backward(self, hidden, head, targets, logits, entropy, log_total, d_log_prob, d_entropy):

@@ -13,6 +13,7 @@ from mindspore import Tensor, nn, ops
 from mindrlhf.backend.broadcast import expand
 from mindrlhf.configs.grpo import SamplingSettings
 from mindrlhf.models.attention import MASKED
+from mindrlhf.models.head import log_from_one
 from mindrlhf.parallel.tensor_parallel import TensorParallel
 
 # Halvings of the interval in which the top-p threshold lies: 40 nats wide, so the last is 4e-8 nats.
@@ -133,7 +134,7 @@ class Sampler(nn.Cell):
         if self.size > 1:  # token ids are exact in float32, which has 24 bits for them
             numbers = self.reduce(ops.stack(((token + self.first).astype("float32") * own, weight * own, total)))
             token, weight, total = numbers[0].astype("int32"), numbers[1], numbers[2]
-        return token, ops.log(weight / total)
+        return token, -log_from_one(total / weight)
 
     def _most_probable(self, scores):
         token = ops.argmax(scores, -1).astype("int32")
@@ -150,7 +151,7 @@ class Sampler(nn.Cell):
         below = scores - expand(top, scores.shape)
         picked = ops.gather_d(below, 1, local.reshape((-1, 1))).reshape((-1,)) * own
         numbers = self.reduce(ops.stack((picked, ops.exp(below).sum(-1))))
-        return numbers[0] - ops.log(numbers[1])
+        return numbers[0] - log_from_one(numbers[1])
 
     def construct(self, logits, uniform, ban_stop, seen):
         """ban_stop: float32[B], 1 while a slot may not stop; seen: float32[B, V], 1 at tokens already there (or [1,

@@ -34,8 +34,8 @@ from mindrlhf.types import Experience
 class GRPOTrainer:
     """Everything a step needs, built by `trainer.assemble`; this class only says in which order it happens.
 
-    stream, rollouts, sampling: None for a replay. old: scores with the policy before a step's updates; None where each update
-    takes its own value, or the engine's. reference, kl: None when beta is 0. critic: None without one.
+    stream, rollouts, sampling: None for a replay. old: scores with the policy before a step's updates; None where each
+    update takes its own value, or the engine's. reference, kl: None when beta is 0. critic: None without one.
     publish: brings the updated weights to the graphs that generate; None where they are the same. generating, training:
     which share of a step's prompts this rank answers, and of its experiences it trains on; the ranks that share a
     replica have the same. gather: the experiences of all ranks, in order, from each one's own. total_steps: length of

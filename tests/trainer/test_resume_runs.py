@@ -1,0 +1,129 @@
+"""A run that is killed and resumed is the run that was never stopped: same tokens, metrics and weights, bit for bit.
+
+The job is as small as it can be and still have everything that a resume could forget: moments, a learning rate that
+changes, two updates a step with old log-probs, epochs that are shuffled anew, validation, rollouts kept in files.
+"""
+
+import json
+import random
+from pathlib import Path
+
+import jobs
+import numpy as np
+import phases
+import pytest
+
+STEPS = 5
+SETTINGS = (
+    f"trainer.total_steps={STEPS}",
+    "trainer.save_freq=1",
+    "trainer.save_max_ckpt_num=2",
+    "trainer.save_rollouts=True",
+    "trainer.tensorboard=False",
+    "trainer.progress=False",
+    "trainer.test_freq=2",
+    "validation.limit=3",
+    "validation.max_new_tokens=4",
+    "algorithm.beta=0",
+    "algorithm.updates_per_iteration=2",
+    "optimizer.lr=1e-2",
+    "optimizer.lr_decay=cosine",
+    "optimizer.warmup_steps=2",
+    "optimizer.eps=1e-5",
+    "data.prompts_per_step=26",  # the third step crosses into the second epoch of 64 rows
+    "rollout.num_generations=2",
+    "rollout.max_new_tokens=8",
+    "train.length_bucket=48",
+    "train_yaml.model.model_config.num_layers=1",
+    "infer_yaml.model.model_config.num_layers=1",
+)
+
+
+class Job:
+    """One small job that can be run into any folder."""
+
+    def __init__(self, task: jobs.Task):
+        self.task = task
+        self.settings = (*SETTINGS, f"data.val_dataset={task.folder}/test.mindrecord")
+
+    def argv(self, folder: Path, *settings: str, **flags) -> list[str]:
+        return self.task.train(folder, *self.settings, *settings, **({"resume_training": "auto"} | flags))
+
+
+@pytest.fixture(scope="module")
+def job(task) -> Job:
+    return Job(task)
+
+
+@pytest.fixture(scope="module")
+def whole(job, tmp_path_factory) -> Path:
+    """The run that was never stopped."""
+    folder = tmp_path_factory.mktemp("whole")
+    output = phases.to_the_end(job.argv(folder / "run", resume_training=None), folder / "phases")
+    assert "continue" not in output
+    return folder / "run"
+
+
+def kept_metrics(folder: Path) -> list[dict]:
+    """What is measured, without times and memory."""
+    rows = jobs.Run(folder).metrics
+    return [{name: row[name] for name in row if not name.startswith(("timing", "perf"))} for row in rows]
+
+
+def listing(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def assert_same(folder: Path, whole: Path) -> None:
+    """The same files, no other ones, and in them the same numbers."""
+    assert listing(folder) == listing(whole)
+    np.testing.assert_equal(kept_metrics(folder), kept_metrics(whole))
+    assert [row["step"] for row in kept_metrics(folder)] == list(range(STEPS + 1))
+    run, expected = jobs.Run(folder), jobs.Run(whole)
+    assert run.responses == expected.responses
+    assert [step for step, _ in run.rollouts] == list(range(1, STEPS + 1))
+    weights = [path for path in listing(whole) if path.endswith((".safetensors", ".jsonl")) and path != "metrics.jsonl"]
+    assert len(weights) == 1 + 2 * 3 + STEPS + 4  # the model, two checkpoints, rollouts and validation by step
+    for name in weights:
+        assert (folder / name).read_bytes() == (whole / name).read_bytes(), name
+
+
+def test_the_job_is_worth_comparing(whole):
+    rows = kept_metrics(whole)[1:]
+    assert len({row["actor/lr"] for row in rows}) == STEPS
+    assert len({row["actor/grad_norm"] for row in rows}) == STEPS
+    assert all(row["actor/skipped_updates"] == 0 for row in rows)
+    assert rows[1]["training/epoch"] < 1 < rows[2]["training/epoch"]
+    assert listing(whole / "ckpt")[0] == "hf"
+    state = json.loads((whole / "ckpt" / "step_000005" / "state.json").read_text())
+    assert state["counters"]["optimizer"] == {"updates": 2 * STEPS}
+    assert state["counters"]["stream"]["position"] == 26 * STEPS
+
+
+def test_killed_three_times(job, whole, tmp_path):
+    """SIGKILL in three phases of one run, and SIGTERM in a fourth; the last start comes to the end."""
+    rng = random.Random(0)
+    argv, log = job.argv(tmp_path / "run"), tmp_path / "phases"
+    killed = [
+        phases.kill_in(argv, log, phase, step, rng) for phase, step in (("generate", 1), ("save", 2), ("update", 4))
+    ]
+    output = phases.signalled(argv, log, "generate", 5)
+    said = [line for line in output.splitlines() if line.startswith("stopped: ")]
+    assert said == [
+        f"stopped: the state after step 4 of 5 is saved in {tmp_path}/run/ckpt; continue with the same command and "
+        "--resume_training auto."
+    ]
+    assert phases.to_the_end(argv, log).count("the trained model is in") == 1
+    assert_same(tmp_path / "run", whole)
+    assert set(killed) <= {*phases.PHASES, "other"}
+
+
+def test_a_finished_run_has_nothing_to_do(job, whole):
+    before = {name: (whole / name).read_bytes() for name in listing(whole) if (whole / name).is_file()}
+    argv = job.argv(whole, resume_training=whole / "ckpt" / "latest")
+    phases.to_the_end(argv, whole.parent / "again")
+    after = {name: (whole / name).read_bytes() for name in listing(whole) if (whole / name).is_file()}
+    assert after.keys() == before.keys()
+    changed = {name for name in before if before[name] != after[name]}
+    assert changed <= {"rollouts.mindrecord", "rollouts.mindrecord.db"}
+    assert jobs.Run(whole).responses
