@@ -10,6 +10,7 @@ from pydantic import Field
 
 from mindrlhf.configs.algorithm import AlgorithmSettings, DynamicSamplingSettings, RolloutCorrectionSettings
 from mindrlhf.configs.base import Settings
+from mindrlhf.configs.tracking import TrackingSettings
 
 
 class DataSettings(Settings):
@@ -195,7 +196,7 @@ class RewardSettings(Settings):
         return (*self.functions, RewardFunctionSettings(name="soft_overlong", weight=self.overlong_factor, args=args))
 
 
-class TrainerSettings(Settings):
+class TrainerSettings(TrackingSettings):
     """How long to run and what to write."""
 
     total_steps: int | None = Field(
@@ -209,7 +210,6 @@ class TrainerSettings(Settings):
     save_rollouts: bool = Field(
         False, description="Write each step's prompts, answers and rewards as JSONL to <output>/rollouts."
     )
-    tensorboard: bool = Field(True, description="Write TensorBoard events.")
     progress: bool = Field(True, description="Show progress bars on a terminal.")
     save_freq: int | None = Field(
         None,

@@ -4,6 +4,7 @@ from pydantic import Field
 
 from mindrlhf.configs.base import Settings
 from mindrlhf.configs.grpo import OptimizerSettings, TrainSettings
+from mindrlhf.configs.tracking import TrackingSettings
 
 
 class SFTDataSettings(Settings):
@@ -17,7 +18,7 @@ class SFTDataSettings(Settings):
     shuffle: bool = Field(True, description="Draw pairs in a new order each epoch.")
 
 
-class SFTTrainerSettings(Settings):
+class SFTTrainerSettings(TrackingSettings):
     """How long to run and what to write."""
 
     total_steps: int | None = Field(
@@ -26,7 +27,6 @@ class SFTTrainerSettings(Settings):
     epochs: int = Field(
         1, ge=1, description="Passes over the pairs when total_steps is not given (TRL num_train_epochs)."
     )
-    tensorboard: bool = Field(True, description="Write TensorBoard events.")
     progress: bool = Field(True, description="Show progress bars on a terminal.")
 
 

@@ -8,10 +8,11 @@ what to do instead where there is something.
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 
+from mindrlhf.configs.tracking import Logger
 from mindrlhf.configs.yaml_file import parse_value
 from mindrlhf.errors import UserError
 
@@ -75,8 +76,7 @@ INSTEAD = {  # beginning of a key -> what its user does here
     "trainer.n_gpus_per_node": "msrun --worker_num, and parallel_config of the model YAMLs",
     "trainer.nnodes": "msrun --worker_num, and parallel_config of the model YAMLs",
     "trainer.default_local_dir": "--save_ckpt_dir",
-    "trainer.project_name": "--output_dir",
-    "trainer.experiment_name": "--output_dir",
+    "trainer.logger": "trainer.loggers, which has those of them that there are here",
 }
 
 
@@ -363,8 +363,13 @@ def _trainer(keys: _Keys, result: _Result) -> None:
     result.copy("trainer.epochs", "trainer.total_epochs")
     loggers = keys.given.get("trainer.logger")
     if loggers is not None:
-        keys.used.add("trainer.logger")
-        result.put("trainer.tensorboard", "tensorboard" in loggers, "trainer.logger")
+        loggers = [loggers] if isinstance(loggers, str) else loggers
+        ours = [name for name in get_args(Logger) if name in {"console", "jsonl", *loggers}]
+        result.put("trainer.loggers", ours, "trainer.logger")
+        if set(loggers) <= set(ours):
+            keys.used.add("trainer.logger")
+    result.copy("trainer.project_name", "trainer.project_name", str)
+    result.copy("trainer.experiment_name", "trainer.experiment_name", str)
     if keys("trainer.rollout_data_dir"):
         result.put("trainer.save_rollouts", True, "trainer.rollout_data_dir")
     path = keys("custom_reward_function.path")

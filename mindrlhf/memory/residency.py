@@ -120,8 +120,8 @@ class Residency:
         return {name: role.nbytes for name, role in self._roles.items() if role.resident}
 
     def report(self, metrics: MetricSet) -> None:
-        """Add `swap/*` of this rank since the last call: bytes moved, seconds, and the most bytes of roles that each
-        phase had in memory.
+        """Add `swap/*` of this rank since the last call: bytes moved, seconds, the most bytes of roles that each phase
+        had in memory, and the size of each role (`swap/role_gb/*`).
         """
         if not self._roles:
             return
@@ -130,6 +130,8 @@ class Residency:
         metrics.add("swap/seconds", self._seconds)
         for phase, nbytes in self._resident.items():
             metrics.add_max(f"swap/resident_gb/{phase}", nbytes / GIB)
+        for name, role in self._roles.items():
+            metrics.add_max(f"swap/role_gb/{name}", role.nbytes / GIB)
         self._moved, self._seconds, self._resident = {"out": 0, "in": 0}, 0.0, {}
 
     def _put_away(self, name: str, role: _Role) -> None:

@@ -17,7 +17,7 @@ SHOWN_IF_LONG = {  # phases that take a tenth of the step or more
     "reward": "reward",
     "ref": "ref",
     "old_log_prob": "old log-prob",
-    "update_weights": "reshard",
+    "reshard": "reshard",
     "compile": "compile",
     "testing": "eval",
     "save_checkpoint": "save",

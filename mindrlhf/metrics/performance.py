@@ -10,7 +10,7 @@ import psutil
 from mindrlhf.metrics.metric_set import MetricSet
 
 GIB = 1024**3
-PHASES_PER_TOKEN = ("gen", "ref", "old_log_prob", "update_actor")
+PHASES_PER_TOKEN = ("gen", "ref", "old_log_prob", "values", "adv", "update_critic", "update_actor")
 
 
 def resident_bytes() -> int:

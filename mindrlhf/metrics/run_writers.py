@@ -1,48 +1,42 @@
 """The writers of a run, by name, and where each of them writes in the run's output folder."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mindrlhf.errors import UserError
+from mindrlhf.configs.tracking import TrackingSettings
 from mindrlhf.metrics.console import REWARD, ConsoleWriter
 from mindrlhf.metrics.trackers import swanlab_writer, wandb_writer
 from mindrlhf.metrics.writers import CsvWriter, JsonlWriter, TensorBoardWriter, Writer, Writers, read_metrics
 
-WRITERS = ("console", "jsonl", "csv", "tensorboard", "wandb", "swanlab")
 METRICS_FILE = "metrics.jsonl"
 
 
 def open_writers(
     folder: Path,
-    names: Sequence[str],
+    tracking: TrackingSettings,
     total_steps: int,
     start_step: int = 0,
     verbose: bool = False,
-    project: str = "mindrlhf",
-    run_name: str | None = None,
     settings: Mapping[str, Any] | None = None,
-    offline: bool = False,
 ) -> Writers:
-    """Open the named writers: `metrics.jsonl`, `metrics.csv`, `tensorboard/`, `wandb/`, `swanlab/` in `folder`.
+    """Open the loggers that are set: `metrics.jsonl`, `metrics.csv`, `tensorboard/`, `wandb/`, `swanlab/` of `folder`.
 
     start_step: the first step this process will write. What the files hold from it on is cut off; 0 begins anew.
     verbose: print every metric in verl's form as well.
-    project, run_name, settings, offline: what wandb and SwanLab show the run as; offline keeps it in `folder`.
+    settings: of the run, which wandb and SwanLab show with it.
 
-    Raises UserError for an unknown name, a package that is not installed, or a folder that cannot be written; files of
-    an earlier run are then as they were.
+    Raises UserError for a package that is not installed, or a folder that cannot be written; files of an earlier run
+    are then as they were.
     """
-    for name in names:
-        if name not in WRITERS:
-            raise UserError(f"unknown writer '{name}': known are {', '.join(WRITERS)}")
     folder = Path(folder)
     metrics = folder / METRICS_FILE
     earlier = read_metrics(metrics) if start_step and metrics.exists() else []
     rewards = [row[REWARD] for row in earlier if row["step"] < start_step and REWARD in row]
+    shown_as = (tracking.project_name, tracking.experiment_name, settings, tracking.trackers_offline)
     makers = {
-        "wandb": lambda: wandb_writer(folder, project, run_name, settings, offline),
-        "swanlab": lambda: swanlab_writer(folder / "swanlab", project, run_name, settings, offline),
+        "wandb": lambda: wandb_writer(folder, *shown_as),
+        "swanlab": lambda: swanlab_writer(folder / "swanlab", *shown_as),
         "console": lambda: ConsoleWriter(total_steps, rewards, verbose),
         "tensorboard": lambda: TensorBoardWriter(folder / "tensorboard", start_step),
         "csv": lambda: CsvWriter(folder / "metrics.csv", start_step),
@@ -52,7 +46,7 @@ def open_writers(
     try:
         # In this order: what may be missing or refuse comes first, what cuts an earlier run's file comes last.
         for name, make in makers.items():
-            if name in names:
+            if name in tracking.loggers:
                 opened.append(make())
     except BaseException:
         Writers(opened).close()

@@ -66,8 +66,7 @@ def _package(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ImportError as error:
         raise UserError(
-            f"the writer '{name}' is asked for but the package is not installed: run `pip install {name}`, "
-            f"or take '{name}' out of the writers"
+            f"trainer.loggers has {name!r}, which is not installed; run `pip install {name}`, or take it out of the list."
         ) from error
 
 

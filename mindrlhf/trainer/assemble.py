@@ -6,6 +6,7 @@ from pathlib import Path
 
 from mindrlhf import backend
 from mindrlhf.algorithms.registry import PolicyLoss, options_of_loss, policy_loss, rollout_correction
+from mindrlhf.backend.ceiling import matmul_ceiling
 from mindrlhf.backend.collectives import Collectives
 from mindrlhf.backend.launch import World
 from mindrlhf.checkpoint.hf import companion_files
@@ -20,7 +21,9 @@ from mindrlhf.data.rollout_record import read_rollout_record
 from mindrlhf.data.stream import PromptStream
 from mindrlhf.errors import UserError
 from mindrlhf.memory.residency import REFERENCE, Residency
+from mindrlhf.metrics.flops import Utilization
 from mindrlhf.metrics.progress import Progress
+from mindrlhf.metrics.run_settings import write_settings
 from mindrlhf.metrics.run_writers import open_writers
 from mindrlhf.metrics.timer import Timers
 from mindrlhf.models.initialize import build_parameters
@@ -143,7 +146,8 @@ def assemble(
         with timers("load_checkpoint"):
             keeper.restore(checkpoint, world.rank)
     # Last, because it cuts what an earlier run wrote: what is wrong with the input has been found by now.
-    report = open_report(job, collectives, training, timers, residency, total, len(prompts), keeper.first_step - 1)
+    done = keeper.first_step - 1
+    report = open_report(job, collectives, training, timers, residency, total, len(prompts), longest, done)
     stack.callback(report.close)
 
     rollouts = None
@@ -301,23 +305,27 @@ def open_report(
     residency: Residency,
     total: int,
     rows: int,
+    longest: int,
     steps_done: int,
 ) -> StepReport:
-    """Metrics of every rank, written by rank 0 to `metrics.jsonl`, the console and TensorBoard.
+    """Metrics of every rank, written by rank 0 to where `trainer.loggers` says; the run's settings beside them.
 
     steps_done: what was written of later steps is forgotten; 0 begins anew.
     """
     config, output, file = job.config, Path(job.output), job.args.save_data_file
+    ceiling = matmul_ceiling(collectives.world.device_target, job.train.model.compute_dtype)
+    utilization = Utilization(job.model, ceiling, config.algorithm.num_iterations)
     writers = recorded = None
     records = file is not None and not config.trainer.val_only
     if collectives.world.rank == 0:
-        names = ["console", "jsonl", *(["tensorboard"] if config.trainer.tensorboard else [])]
-        names = ["console"] if config.trainer.val_only else names
+        tracking = config.trainer.model_copy(update={"loggers": ("console",)} if config.trainer.val_only else {})
         start = steps_done + 1 if steps_done else 0
-        writers = open_writers(output, names, total, start, settings=config.model_dump(mode="json"))
+        writers = open_writers(output, tracking, total, start, settings=config.model_dump(mode="json"))
         recorded = RolloutParts(file, steps_done) if records else None
-        if steps_done and not config.trainer.val_only:
-            forget_after(output, steps_done)
+        if not config.trainer.val_only:
+            write_settings(output, job.described())
+            if steps_done:
+                forget_after(output, steps_done)
         if recorded and recorded.missing:
             print(f"{file}: the rollouts of steps 1 to {recorded.missing[-1]} are not beside it and are left out")
     return StepReport(
@@ -331,5 +339,7 @@ def open_report(
         records=records,
         recorded=recorded,
         rows_per_epoch=rows or None,
+        longest_prompt=longest,
+        utilization=utilization,
         corrects=config.rollout_correction.level is not None,
     )

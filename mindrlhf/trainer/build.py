@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mindrlhf.backend.launch import AscendOptions, is_first_process, launch, started_workers, under_msrun
 from mindrlhf.configs.grpo import GRPOConfig
@@ -37,6 +38,17 @@ class Job:
     reference_path: str | None
     critic_path: str | None
     output: Path
+
+    def described(self) -> dict[str, Any]:
+        """All settings, for people and for comparing runs."""
+        flags = {name: value for name, value in vars(self.args).items() if name not in ("overrides", "from_verl")}
+        return {
+            "grpo": self.config.model_dump(mode="json"),
+            "train_yaml": self.train.model_dump(mode="json", exclude={"unused"}),
+            "infer_yaml": self.infer.model_dump(mode="json", exclude={"unused"}),
+            "model": self.model.model_dump(mode="json"),
+            "flags": {name: str(value) for name, value in flags.items() if value is not None},
+        }
 
 
 def check(args: argparse.Namespace) -> Job:

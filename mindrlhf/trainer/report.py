@@ -22,6 +22,7 @@ from mindrlhf.metrics.experience import (
     add_reward_troubles,
     token_counts,
 )
+from mindrlhf.metrics.flops import Utilization
 from mindrlhf.metrics.metric_set import MetricSet, reduce
 from mindrlhf.metrics.rollout_dump import rollout_rows, write_rollouts
 from mindrlhf.metrics.timer import STEP, Timers
@@ -68,7 +69,8 @@ class StepReport:
     training: the side whose replicas have rows of their own; one rank speaks for those with the same rows.
     writers: on rank 0; None on the others. rollout_folder: where a JSONL a step goes, or None. records: keep all
     rollouts. recorded: on rank 0, what becomes their MindRecord when the run ends. decode: token ids -> text. corrects:
-    show how far the rollout's distribution is from the trained one.
+    show how far the rollout's distribution is from the trained one. longest_prompt: of the dataset, in tokens.
+    utilization: None leaves `perf/mfu` out.
 
     finished: to be set when the run has done its last step.
     """
@@ -85,6 +87,8 @@ class StepReport:
         records: bool = False,
         recorded: RolloutParts | None = None,
         rows_per_epoch: int | None = None,
+        longest_prompt: int | None = None,
+        utilization: Utilization | None = None,
         corrects: bool = False,
     ):
         self._gather, self._ranks = collectives.all_gather_object, collectives.world.size
@@ -92,6 +96,7 @@ class StepReport:
         self._timers, self._residency, self._writers, self._decode = timers, residency, writers, decode
         self._rollout_folder, self._rows_per_epoch = rollout_folder, rows_per_epoch
         self._records, self._recorded, self._corrects = records, recorded, corrects
+        self._longest_prompt, self._utilization = longest_prompt, utilization
         self.finished = False
         self._metrics = MetricSet()
         self.last: dict[str, float] = {}
@@ -133,7 +138,7 @@ class StepReport:
         seconds = self._timers.collect()
         self._residency.report(metrics)
         response_tokens, total_tokens = token_counts(experiences)
-        add_experience(metrics, experiences)
+        add_experience(metrics, experiences, self._longest_prompt)
         for update in updates:
             self._add_update(metrics, update, "actor", "actor/loss", ACTOR_NAMES)
         for update in result.critic_updates:
@@ -144,6 +149,8 @@ class StepReport:
             add_log_prob_difference(metrics, engine, [row for group in updates[0].outputs for row in group])
         performance.add_timings(metrics, seconds, response_tokens, total_tokens, self._ranks)
         performance.add_performance(metrics, seconds.get(STEP, 0.0), total_tokens)
+        if self._utilization:
+            self._utilization.add(metrics, seconds, experiences)
         performance.add_training(metrics, step, position / self._rows_per_epoch if self._rows_per_epoch else 0.0)
         if generation is not None and generation.decode_s > 0:
             metrics.add("perf/generation_tokens_per_s", generation.tokens, generation.decode_s + generation.prefill_s)

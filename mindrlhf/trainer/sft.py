@@ -62,8 +62,8 @@ def fit(
     with ExitStack() as stack:
         writers = None
         if world.rank == 0:
-            names = ["console", "jsonl", *(["tensorboard"] if config.trainer.tensorboard else [])]
-            writers = stack.enter_context(open_writers(output, names, total, settings=config.model_dump(mode="json")))
+            shown = config.model_dump(mode="json")
+            writers = stack.enter_context(open_writers(output, config.trainer, total, settings=shown))
         for step in range(1, total + 1):
             with timers(STEP), timers("update_actor"):
                 batch = data_parallel.share(stream.next())

@@ -3,37 +3,51 @@ from types import SimpleNamespace
 
 import pytest
 
+from mindrlhf.configs.loading import load_grpo_config
+from mindrlhf.configs.tracking import TrackingSettings
 from mindrlhf.errors import UserError
 from mindrlhf.metrics.run_writers import open_writers
 from mindrlhf.metrics.writers import read_metrics
 
 
 def test_every_file_of_a_run_and_its_resume(tmp_path, capsys):
-    names = ("console", "jsonl", "csv", "tensorboard")
-    with open_writers(tmp_path, names, total_steps=3) as writers:
+    tracking = TrackingSettings(loggers=("console", "jsonl", "csv", "tensorboard"))
+    with open_writers(tmp_path, tracking, total_steps=3) as writers:
         for step, reward in ((1, 0.25), (2, 0.75), (3, 0.0)):
             writers.write(step, {"critic/rewards/mean": reward})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.csv", "metrics.jsonl", "tensorboard"]
     capsys.readouterr()
-    with open_writers(tmp_path, names, total_steps=3, start_step=3) as writers:
+    with open_writers(tmp_path, tracking, total_steps=3, start_step=3) as writers:
         writers.write(3, {"critic/rewards/mean": 1.0})
     assert [row["critic/rewards/mean"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [0.25, 0.75, 1.0]
     assert (tmp_path / "metrics.csv").read_text().splitlines()[1:] == ["1,0.25", "2,0.75", "3,1.0"]
     assert capsys.readouterr().out == "step 3/3 | reward 1.00 (+0.75)\n", "the trend goes back to before the resume"
 
 
-def test_unknown_writer(tmp_path):
-    with pytest.raises(UserError, match="unknown writer 'jsonlines': known are console, jsonl"):
-        open_writers(tmp_path, ["jsonlines"], total_steps=1)
+def test_unknown_logger():
+    with pytest.raises(UserError, match=r"trainer\.loggers.* 'jsonl'"):
+        load_grpo_config(None, ["trainer.loggers=[jsonlines]"])
+
+
+@pytest.mark.parametrize("name", ["wandb", "swanlab"])
+def test_trackers_get_what_the_settings_say(tmp_path, monkeypatch, name):
+    started = []
+    run = SimpleNamespace(log=lambda values, step: None, finish=lambda: None)
+    monkeypatch.setitem(sys.modules, name, SimpleNamespace(init=lambda **given: started.append(given) or run))
+    tracking = TrackingSettings(loggers=(name,), project_name="p", experiment_name="e", trackers_offline=True)
+    open_writers(tmp_path, tracking, total_steps=1, settings={"lr": 1}).close()
+    (given,) = started
+    assert {"p", "e", "offline"} <= {value for value in given.values() if isinstance(value, str)}
+    assert given["config"] == {"lr": 1}
 
 
 @pytest.mark.parametrize("name", ["wandb", "swanlab"])
 def test_an_absent_tracker_leaves_earlier_files_alone(tmp_path, monkeypatch, name):
-    with open_writers(tmp_path, ["jsonl", "csv"], total_steps=1) as writers:
+    with open_writers(tmp_path, TrackingSettings(loggers=("jsonl", "csv")), total_steps=1) as writers:
         writers.write(1, {"a": 1.0})
     monkeypatch.setitem(sys.modules, name, None)  # what Python does for a package that cannot be imported
     with pytest.raises(UserError, match=f"pip install {name}"):
-        open_writers(tmp_path, ["jsonl", "csv", name], total_steps=1)
+        open_writers(tmp_path, TrackingSettings(loggers=("jsonl", "csv", name)), total_steps=1)
     assert read_metrics(tmp_path / "metrics.jsonl") == [{"step": 1, "a": 1.0}]
     assert (tmp_path / "metrics.csv").read_text() == "step,a\n1,1.0\n"
 
@@ -44,5 +58,5 @@ def test_what_was_opened_is_closed_when_another_refuses(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **_: run))
     (tmp_path / "metrics.csv").write_text("name,age\nAda,36\n")
     with pytest.raises(UserError, match="no step number"):
-        open_writers(tmp_path, ["csv", "wandb"], total_steps=3, start_step=2)
+        open_writers(tmp_path, TrackingSettings(loggers=("csv", "wandb")), total_steps=3, start_step=2)
     assert finished == [True]

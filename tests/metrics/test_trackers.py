@@ -1,6 +1,7 @@
 """wandb and SwanLab: how they are called, by stand-ins; and they themselves, offline, where they are installed."""
 
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -60,5 +61,8 @@ def test_the_tracker_itself_offline(tmp_path, monkeypatch, name, writer, names):
     run.write(1, {"critic/rewards/mean": 0.5, "actor/loss": float("nan")})
     run.write(4, {"critic/rewards/mean": 0.75})
     run.close()
-    written = [path for path in (tmp_path / "run").rglob(f"*.{name}") if path.stat().st_size > 100]
+    end = time.monotonic() + 30  # wandb's own process may still be writing
+    while not (written := [path for path in (tmp_path / "run").rglob(f"*.{name}") if path.stat().st_size > 100]):
+        assert time.monotonic() < end, "nothing was written"
+        time.sleep(0.1)
     assert len(written) == 1

@@ -52,8 +52,9 @@ COST = (
     ),
     Chart("Throughput", "tokens per second and process", ("perf/throughput",)),
     Chart("Share of the machine's ceiling (MFU)", "of measured matrix products", (r"perf/mfu(/.+)?",)),
-    Chart("Memory by role, on the device", "GiB", (r"swap/.*device.*_gb",), stacked=True),
-    Chart("Memory by role, put aside", "GiB", (r"swap/.*(host|file).*_gb",), stacked=True),
+    Chart("Memory by role", "GiB of a process", (r"swap/role_gb/.+",), stacked=True),
+    Chart("Memory of roles that each phase holds", "GiB of a process", (r"swap/resident_gb/.+",)),
+    Chart("Moved out and in", "GiB", ("swap/out_gb", "swap/in_gb")),
     Chart("Memory of the largest process", "GiB", ("perf/cpu_memory_used_gb", "perf/max_memory_allocated_gb")),
 )
 

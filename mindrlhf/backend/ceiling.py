@@ -1,0 +1,34 @@
+"""The rate of matrix products that this process reaches on its device, measured once."""
+
+import time
+from functools import cache
+
+import numpy as np
+
+SIZE = {"CPU": 1024, "Ascend": 8192}  # of the square matrices
+ATTEMPTS, LEAST_S = 3, 0.05  # the best of so many, each of at least so many seconds
+
+
+@cache
+def matmul_ceiling(device_target: str, dtype: str = "float32") -> float:
+    """Multiplications and additions per second of the best of a few products of square matrices; takes about 0.2 s.
+
+    dtype: that of the weights in compute. Ranks of one host measure at about the same time, and each of them finds its
+    share of the host. The Ascend branch has not been run.
+    """
+    import mindspore
+    from mindspore import Tensor, ops
+
+    size = SIZE[device_target]
+    matrix = Tensor(np.full((size, size), 1.0 / size, np.float32)).astype(getattr(mindspore, dtype))
+
+    def seconds(count: int) -> float:
+        start = time.perf_counter()
+        for _ in range(count):
+            product = ops.matmul(matrix, matrix)
+        product.asnumpy()  # waits for the device
+        return time.perf_counter() - start
+
+    seconds(1)
+    count = max(1, int(LEAST_S / seconds(1)))
+    return 2.0 * size**3 * count / min(seconds(count) for _ in range(ATTEMPTS))

@@ -1,0 +1,26 @@
+"""Where a run's metrics go: the settings that every kind of run shares."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from mindrlhf.configs.base import Settings
+
+Logger = Literal["console", "jsonl", "csv", "tensorboard", "wandb", "swanlab"]
+
+
+class TrackingSettings(Settings):
+    """What writes the metrics of each step."""
+
+    loggers: tuple[Logger, ...] = Field(
+        ("console", "jsonl", "tensorboard"),
+        description="What writes the metrics: console, jsonl (which `mindrlhf report` reads), csv, tensorboard, wandb, "
+        "swanlab (verl trainer.logger, TRL report_to).",
+    )
+    project_name: str = Field("mindrlhf", description="Project of wandb and swanlab (verl trainer.project_name).")
+    experiment_name: str | None = Field(
+        None, description="Name of the run in wandb and swanlab; null is their choice (verl trainer.experiment_name)."
+    )
+    trackers_offline: bool = Field(
+        False, description="wandb and swanlab write below the output folder only, to be synchronised later."
+    )

@@ -1,0 +1,66 @@
+"""How much of the machine's matrix products a step makes use of: MFU against a measured ceiling.
+
+Counted are the products that the algorithm needs, as multiplications and additions: a prompt once for its group, a
+response token once a pass, no padding, nothing recomputed, and each attention over the positions that it sees. verl
+counts a prompt once for each of its responses and divides by the figure in the data sheet.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from mindrlhf.configs.model import ModelConfig
+from mindrlhf.metrics.metric_set import MetricSet
+from mindrlhf.metrics.timer import STEP
+from mindrlhf.types import Experience
+
+# Phase -> passes over a step's tokens, a forward pass counting as one and a backward pass as two.
+FORWARDS = {"gen": 1, "ref": 1, "old_log_prob": 1, "values": 1}
+UPDATES = {"update_actor": 3, "update_critic": 3}
+SHOWN = {"update_actor": "perf/mfu/actor", "update_critic": "perf/mfu/critic", "gen": "perf/mfu/rollout"}
+
+
+def forward_flops(model: ModelConfig, prompt: int, responses: Sequence[int]) -> float:
+    """Of one forward pass over a group: a prompt of so many tokens and answers to it, logits at the answers only."""
+    attention = model.num_heads * model.head_dim
+    keys = model.num_kv_heads * model.head_dim
+    width, layers = model.hidden_size, model.num_layers
+    matrices = 2 * layers * (width * (2 * attention + 2 * keys) + 3 * width * model.intermediate_size)
+    head = 2 * width * (1 if model.value_head else model.vocab_size)
+    answered = sum(responses)
+    seen = prompt * (prompt + 1) / 2 + sum(length * prompt + length * (length + 1) / 2 for length in responses)
+    return matrices * (prompt + answered) + head * answered + 4 * layers * attention * seen
+
+
+@dataclass(frozen=True)
+class Utilization:
+    """Adds `perf/mfu` and its parts to a step's metrics.
+
+    model: the policy, and in all but its head the reference and the critic. ceiling: of this process, in floating-point
+    operations per second. iterations: passes of updates over a step's groups.
+    """
+
+    model: ModelConfig
+    ceiling: float
+    iterations: int
+
+    def add(self, metrics: MetricSet, seconds: Mapping[str, float], experiences: Sequence[Experience]) -> None:
+        """Add `perf/mfu` of the whole step, and of generation and of each kind of update.
+
+        seconds: phase -> seconds of this rank. experiences: this rank's own; none on a rank that shares the work on
+        another one's. What was generated and not trained on is not counted.
+        """
+        groups = [experience.group for experience in experiences]
+        lengths = [(len(g.prompt.token_ids), [len(rollout.response_ids) for rollout in g.rollouts]) for g in groups]
+        policy, critic = (
+            sum(forward_flops(model, *group) for group in lengths) for model in (self.model, self.model.as_critic())
+        )
+        passes = FORWARDS | {phase: count * self.iterations for phase, count in UPDATES.items()}
+        whole = 0.0
+        for phase, count in passes.items():
+            if phase not in seconds:
+                continue
+            flops = count * (critic if phase in ("values", "update_critic") else policy)
+            whole += flops
+            if phase in SHOWN:
+                metrics.add(SHOWN[phase], flops, seconds[phase] * self.ceiling)
+        metrics.add("perf/mfu", whole, seconds.get(STEP, 0.0) * self.ceiling)

@@ -1,0 +1,77 @@
+"""FLOPs against a count made by walking over every product of a plain transformer, position by position."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from mindrlhf.configs.model import ModelConfig
+from mindrlhf.metrics.flops import Utilization, forward_flops
+from mindrlhf.metrics.metric_set import MetricSet, reduce
+
+MODEL = ModelConfig(
+    vocab_size=50, hidden_size=24, intermediate_size=40, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=6
+)
+
+
+def product(rows: int, inner: int, columns: int) -> int:
+    """A multiplication and an addition for each of the terms."""
+    return 2 * rows * inner * columns
+
+
+def plain_count(model: ModelConfig, prompt: int, responses: list[int]) -> int:
+    total = 0
+    for row, length in enumerate([prompt, *responses]):
+        for position in range(length):
+            seen = position + 1 + (prompt if row else 0)
+            for _ in range(model.num_layers):
+                total += product(1, model.hidden_size, model.num_heads * model.head_dim)  # query
+                total += 2 * product(1, model.hidden_size, model.num_kv_heads * model.head_dim)  # key, value
+                for _ in range(model.num_heads):
+                    total += product(1, model.head_dim, seen) + product(1, seen, model.head_dim)
+                total += product(1, model.num_heads * model.head_dim, model.hidden_size)
+                total += 3 * product(1, model.hidden_size, model.intermediate_size)  # gate, up, down
+            if row:
+                total += product(1, model.hidden_size, 1 if model.value_head else model.vocab_size)
+    return total
+
+
+@pytest.mark.parametrize("model", [MODEL, MODEL.as_critic()])
+def test_a_forward_pass(model):
+    for prompt, responses in ((5, [3, 1, 7]), (1, [1]), (4, [0, 2])):
+        assert forward_flops(model, prompt, responses) == plain_count(model, prompt, responses)
+
+
+def experience(prompt: int, responses: list[int]) -> SimpleNamespace:
+    rollouts = [SimpleNamespace(response_ids=np.zeros(length, np.int32)) for length in responses]
+    return SimpleNamespace(group=SimpleNamespace(prompt=SimpleNamespace(token_ids=np.zeros(prompt)), rollouts=rollouts))
+
+
+def test_a_step_of_two_ranks():
+    utilization = Utilization(MODEL, ceiling=1e6, iterations=2)
+    seconds = {"gen": 0.5, "ref": 0.25, "reward": 9.0, "update_actor": 2.0, "step": 4.0}
+    ranks = []
+    for groups in ([(5, [3, 1])], [(4, [2, 6])]):
+        metrics = MetricSet()
+        utilization.add(metrics, seconds, [experience(*group) for group in groups])
+        ranks.append(metrics)
+    values = reduce(ranks[0], lambda own: [own, ranks[1].to_bytes()]).results()
+    forward = plain_count(MODEL, 5, [3, 1]) + plain_count(MODEL, 4, [2, 6])
+    assert values["perf/mfu/rollout"] == pytest.approx(forward / (2 * 0.5 * 1e6))
+    assert values["perf/mfu/actor"] == pytest.approx(2 * 3 * forward / (2 * 2.0 * 1e6))
+    assert values["perf/mfu"] == pytest.approx((1 + 1 + 6) * forward / (2 * 4.0 * 1e6))
+    assert "perf/mfu/critic" not in values
+    idle = MetricSet()
+    utilization.add(idle, seconds, [])
+    together = reduce(ranks[0], lambda own: [own, idle.to_bytes()]).results()
+    alone = 8 * plain_count(MODEL, 5, [3, 1])
+    assert together["perf/mfu"] == pytest.approx(alone / (2 * 4.0 * 1e6)), "idle ranks count"
+
+
+def test_the_critic_has_its_own_head():
+    utilization = Utilization(MODEL, ceiling=1e6, iterations=1)
+    metrics = MetricSet()
+    utilization.add(metrics, {"values": 1.0, "update_critic": 1.0, "step": 2.0}, [experience(5, [3])])
+    critic = plain_count(MODEL.as_critic(), 5, [3])
+    assert metrics.results()["perf/mfu/critic"] == pytest.approx(3 * critic / 1e6)
+    assert metrics.results()["perf/mfu"] == pytest.approx(4 * critic / 2e6)
