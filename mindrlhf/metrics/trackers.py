@@ -66,7 +66,7 @@ def _package(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ImportError as error:
         raise UserError(
-            f"trainer.loggers has {name!r}, which is not installed; run `pip install {name}`, or take it out of the list."
+            f"trainer.loggers has {name!r}, which is not installed; run `pip install {name}`, or take it out."
         ) from error
 
 
