@@ -25,6 +25,7 @@ COMMANDS = {
     "show": ("show", "prompts, answers and rewards of a step, in the terminal"),
     "plot": ("plot", "the learning curves of runs as a PNG"),
     "reward-check": ("reward_check", "try reward functions on dataset rows"),
+    "export": ("export", "the model of a training checkpoint as a Hugging Face folder"),
     "convert": ("convert", "HF safetensors <-> MindSpore checkpoints"),
     "transform": ("transform", "checkpoints of any layout to any other, uncut ones included"),
 }

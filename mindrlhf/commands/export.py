@@ -1,0 +1,48 @@
+"""`mindrlhf export`: the model of a training checkpoint as a Hugging Face folder, whatever layout it was trained in."""
+
+import argparse
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from mindrlhf.checkpoint.hf import read_hf_config, save_hf
+from mindrlhf.checkpoint.resume import newest
+from mindrlhf.checkpoint.training_state import CRITIC_WEIGHTS, REFERENCE_WEIGHTS, WEIGHTS
+from mindrlhf.commands.convert import DTYPES
+from mindrlhf.data.tokenizer import Tokenizer
+from mindrlhf.metrics.progress import Progress
+from mindrlhf.models.parameters import ParameterSpec, parameter_table
+from mindrlhf.trainer.roles import checkpoint_reader
+
+ROLES = {"policy": WEIGHTS, "critic": CRITIC_WEIGHTS, "reference": REFERENCE_WEIGHTS}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of `mindrlhf export`."""
+    parser.add_argument(
+        "--checkpoint", required=True, type=Path, help="step_N folder, latest, best, or a folder of checkpoints"
+    )
+    parser.add_argument("--output", required=True, type=Path, help="Hugging Face folder to write")
+    parser.add_argument("--dtype", choices=DTYPES, default="fp32", help="how numbers are stored (default fp32)")
+    parser.add_argument("--role", choices=ROLES, default="policy", help="whose weights (default policy)")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Check the checkpoint, then write one tensor at a time; the folder appears complete or not at all."""
+    checkpoint = newest(args.checkpoint)
+    config = read_hf_config(checkpoint.hf_folder)
+    config = config.as_critic() if args.role == "critic" else config
+    tokenizer = Tokenizer.from_path(checkpoint.hf_folder)
+    read, table = checkpoint_reader(checkpoint, ROLES[args.role], config), parameter_table(config)
+    with Progress()("export", len(table), "tensors") as advance:
+        save_hf(args.output, config, _tensors(table, read, advance), DTYPES[args.dtype], tokenizer)
+    print(f"{args.output}: the {args.role} after step {checkpoint.step}, {len(table)} tensors, {DTYPES[args.dtype]}")
+
+
+def _tensors(
+    table: tuple[ParameterSpec, ...], read: Callable[[ParameterSpec], np.ndarray], advance: Callable[[int], None]
+) -> Iterator[tuple[ParameterSpec, np.ndarray]]:
+    for spec in table:
+        yield spec, read(spec)
+        advance(1)
