@@ -23,6 +23,7 @@ COMMANDS = {
     "eval": ("evaluate", "accuracy of a model on a prompt MindRecord"),
     "report": ("report", "runs as one HTML page, live or as a file; or whether two runs agree"),
     "show": ("show", "prompts, answers and rewards of a step, in the terminal"),
+    "generate": ("generate", "responses of a model to the prompts of a file"),
     "plot": ("plot", "the learning curves of runs as a PNG"),
     "reward-check": ("reward_check", "try reward functions on dataset rows"),
     "export": ("export", "the model of a training checkpoint as a Hugging Face folder"),
