@@ -24,7 +24,7 @@ class Update:
     metrics: name -> per group, G arrays float32[R]: the objective's per-token values.
     weighted: name -> sum of weights * values of the same metrics: this rank's share, aggregated as the loss is.
     outputs: per group, G arrays float32[R], what the head gave before the update: log-probs, or a critic's values.
-    compile_s: seconds that went into building graphs.
+    compile_s: seconds that went into building graphs. optimizer_s: seconds of the optimizer beside that.
     """
 
     result: UpdateResult
@@ -33,6 +33,7 @@ class Update:
     weighted: dict[str, float]
     outputs: list[tuple[np.ndarray, ...]]
     compile_s: float
+    optimizer_s: float
 
 
 class Updater:
@@ -93,9 +94,10 @@ class Updater:
                 weighted[name] = weighted.get(name, 0.0) + float((batch.weights * array).sum())
         if self._reduce:
             self._reduce()
-        start, compile_s = time.perf_counter(), self._gradients.compile_s()
+        compile_s, start = self._gradients.compile_s(), time.perf_counter()
         applied = self.optimizer.step(learning_rate)
+        optimizer_s = time.perf_counter() - start
         if not self._optimizer_ran:
             self._optimizer_ran = True
-            compile_s += time.perf_counter() - start
-        return Update(applied, loss, metrics, weighted, outputs, compile_s)
+            compile_s, optimizer_s = compile_s + optimizer_s, 0.0
+        return Update(applied, loss, metrics, weighted, outputs, compile_s, optimizer_s)

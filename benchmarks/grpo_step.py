@@ -1,0 +1,282 @@
+"""Times the phases of a GRPO step: what `mindrlhf train` runs, on work given by flags.
+
+OMP_NUM_THREADS=2 python benchmarks/grpo_step.py --fixed-length --steps 8 --warmup 2 --json out.json
+python benchmarks/grpo_step.py --load DIR ...      # DIR: an HF directory with its tokenizer and prompts.jsonl
+
+A step is one batch of rollouts and all updates made on it. Of each step, in seconds: gen (generation), logprob
+(reference and old policy), reward, other (advantages), train (forward, backward, clipping), optim, rest, and compile:
+graphs are built when a shape is met first, which is in none of the others. A step in which a graph was built, or in
+which other processes used more than --max-others cores, is left out of the averages, and so are the first --warmup.
+Rates: gen_tok_s (response tokens / gen), tok_s (prompt and response tokens / step, a prompt counted for each of its
+responses). Memory: the peak of this process and, apart, of the reward processes.
+Afterwards the rate of float32 matrix products is measured in the same process, and how much of it each phase reached.
+
+Trailing `group.key=value` are settings of the run, laid over the flags.
+"""
+
+import argparse
+import contextlib
+import io
+import json
+import math
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from machine import Moment, matrix_product_ceiling, peak_mib, seconds_since_start
+from operations import forward_operations
+from work import Work, prepare
+
+from mindrlhf import __version__
+from mindrlhf.errors import UserError
+
+PHASES = ("gen", "logprob", "train")
+RATES = ("gen_tok_s", "tok_s")
+COLUMNS = ("step", "gen", "logprob", "reward", "other", "train", "optim", "rest", "compile", "gen_tok_s", "tok_s")
+COLUMNS += ("completion_tokens", "cpu_util", "others")
+
+Row = dict[str, float | None]
+
+
+def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("overrides", nargs="*", metavar="group.key=value")
+    group = parser.add_argument_group("model")
+    group.add_argument("--hidden", type=int, default=256)
+    group.add_argument("--layers", type=int, default=4)
+    group.add_argument("--heads", type=int, default=4)
+    group.add_argument("--kv-heads", type=int, default=2)
+    group.add_argument("--intermediate", type=int, default=704)
+    group.add_argument("--model-vocab", type=int, default=0, help="embedding rows; 0: tokenizer size, rounded up to 64")
+    group.add_argument("--untie", action="store_true", help="a head of its own (default: the embedding)")
+    group.add_argument("--load", default="", help="directory with model, tokenizer and prompts.jsonl instead")
+    group = parser.add_argument_group("data")
+    group.add_argument("--bpe-vocab", type=int, default=2048, help="size of the tokenizer")
+    group.add_argument("--dataset-size", type=int, default=256, help="prompts to draw from")
+    group = parser.add_argument_group("GRPO")
+    group.add_argument("--steps", type=int, default=6, help="with those of --warmup")
+    group.add_argument("--warmup", type=int, default=1, help="first steps that are left out")
+    group.add_argument("--prompts", type=int, default=8, help="of a step")
+    group.add_argument("--num-generations", type=int, default=8)
+    group.add_argument("--max-prompt", type=int, default=64, help="tokens; every prompt has as many")
+    group.add_argument("--max-completion", type=int, default=64, help="tokens")
+    group.add_argument("--fixed-length", action="store_true", help="no response ends before --max-completion")
+    group.add_argument("--micro-batch", type=int, default=0, help="tokens of a micro-batch; 0: the suite's default")
+    group.add_argument("--mini-batches", type=int, default=1, help="updates of one pass over a step's responses")
+    group.add_argument("--num-iterations", type=int, default=1, help="passes over a step's responses")
+    group.add_argument("--beta", type=float, default=0.04, help="of the KL term; 0: no reference model")
+    group.add_argument("--lr", type=float, default=1e-4)
+    group.add_argument("--temperature", type=float, default=1.0)
+    group.add_argument("--top-p", type=float, default=1.0)
+    group.add_argument("--top-k", type=int, default=0)
+    group = parser.add_argument_group("run")
+    group.add_argument("--threads", type=int, default=2)
+    group.add_argument("--seed", type=int, default=0)
+    group.add_argument("--max-others", type=float, default=0.15, help="cores that other processes may use")
+    group.add_argument("--json", type=Path, help="write the result here")
+    group.add_argument("--quiet", action="store_true")
+    return parser.parse_intermixed_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = arguments(argv)
+    os.environ["OMP_NUM_THREADS"] = str(args.threads)
+    try:
+        with tempfile.TemporaryDirectory(prefix="grpo_step_") as folder:
+            work = prepare(args, Path(folder))
+            result = measure(args, work)
+    except UserError as error:
+        print(f"grpo_step: {error}", file=sys.stderr)
+        return 2
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=1))
+    if not args.quiet:
+        print(table(result))
+    return 0
+
+
+def measure(args: argparse.Namespace, work: Work) -> dict[str, Any]:
+    """Runs the steps and the matrix products."""
+    from mindrlhf.backend.launch import launch
+    from mindrlhf.commands import train
+    from mindrlhf.trainer.build import check
+
+    parser = argparse.ArgumentParser()
+    train.add_arguments(parser)
+    begun = Moment.now()
+    with contextlib.ExitStack() as stack:
+        if args.quiet:
+            stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+        job = check(parser.parse_intermixed_args(work.train))
+        world = stack.enter_context(launch("CPU", worker_count=1))
+        from mindrlhf.trainer.assemble import assemble
+
+        trainer = assemble(job, world, stack)[0]
+        rows, logs = [], []
+        for step in range(1, args.steps + 1):
+            row, log = one_step(trainer, step, work, args)
+            rows.append(row)
+            logs.append(log)
+            if step == 1:
+                first_step_s = seconds_since_start()
+        own, reward_processes = peak_mib()
+        wall = Moment.now().clock - begun.clock
+        ceiling = matrix_product_ceiling()
+    summary = summarise(rows, args.warmup, args.max_others)
+    median = summary["median"]
+    return {
+        "versions": versions(args.threads),
+        "args": {name: str(value) if isinstance(value, Path) else value for name, value in vars(args).items()},
+        "params": sum(parameter.size for parameter in policy_parameters(work)),
+        "tokenizer_size": work.tokenizer.size,
+        "model_vocab": work.model.vocab_size,
+        "micro_batch": job.config.train.max_tokens_per_micro_batch,
+        "updates_per_step": args.mini_batches * args.num_iterations,
+        "per_step": rows,
+        **summary,
+        "wall_total_s": wall,
+        "peak_rss_mib": own,
+        "reward_processes_peak_mib": reward_processes,
+        "start_to_first_step_s": first_step_s,
+        "compile_total_s": sum(row["compile"] for row in rows),
+        "ceiling_gflop_s": ceiling / 1e9,
+        "share_of_ceiling": {
+            phase: median[f"{phase}_gflop"] * 1e9 / median[phase] / ceiling if median[phase] else None
+            for phase in (*PHASES, "step")
+        },
+        "logs": logs,
+    }
+
+
+def one_step(trainer, step: int, work: Work, args: argparse.Namespace) -> tuple[Row, dict[str, float]]:
+    """One step of the trainer, as its own loop has it, without writing metrics; and what it learnt."""
+    trainer.timers.collect()
+    start = Moment.now()
+    with trainer.timers("step"):
+        experiences, figures = trainer.collect(step)
+        result = trainer.train(experiences, step, figures)
+        trainer.reshard()
+    cores, others = Moment.now().cores_since(start)
+    seconds = trainer.timers.collect()
+    groups = [(len(e.group.prompt.token_ids), e.lengths.tolist()) for e in experiences]
+    optim = sum(update.optimizer_s for update in result.updates)
+    row = step_row(seconds, optim, groups)
+    row |= needed_operations(work, groups, args.num_iterations, "ref" in seconds, "old_log_prob" in seconds)
+    row |= {"cpu_util": cores, "others": others}
+    log = {
+        "reward": statistics.mean(float(reward) for e in experiences for reward in e.rewards),
+        "loss": sum(update.loss for update in result.updates),
+        "grad_norm": result.updates[-1].result.grad_norm,
+    }
+    return row, log
+
+
+def step_row(seconds: Mapping[str, float], optim: float, groups: Sequence[tuple[int, Sequence[int]]]) -> Row:
+    """The phases of the trainer under the names of the benchmark, and tokens for each second."""
+    took = {name: seconds.get(name, 0.0) for name in ("gen", "ref", "old_log_prob", "reward", "adv", "update_actor")}
+    compile_s = seconds.get("compile", 0.0)
+    row: Row = {
+        "step": seconds["step"] - compile_s,
+        "gen": took["gen"],
+        "logprob": took["ref"] + took["old_log_prob"],
+        "reward": took["reward"],
+        "other": took["adv"],
+        "train": took["update_actor"] - optim,
+        "train_fwd": None,  # forward and backward are one graph
+        "optim": optim,
+    }
+    row["rest"] = row["step"] - sum(row[name] for name in ("gen", "logprob", "reward", "other", "train", "optim"))
+    row["compile"] = compile_s
+    row["completion_tokens"] = sum(sum(lengths) for _, lengths in groups)
+    row["prompt_tokens"] = sum(prompt * len(lengths) for prompt, lengths in groups)
+    row["gen_tok_s"] = row["completion_tokens"] / row["gen"] if row["gen"] else None
+    row["tok_s"] = (row["completion_tokens"] + row["prompt_tokens"]) / row["step"]
+    return row
+
+
+def needed_operations(work: Work, groups, iterations: int, reference: bool, old: bool) -> Row:
+    """Billions of operations that each phase needs at least; see `operations`."""
+    forward = forward_operations(work.model, groups) / 1e9
+    row = {"gen_gflop": forward, "logprob_gflop": forward * (reference + old), "train_gflop": 3 * forward * iterations}
+    return row | {"step_gflop": sum(row.values())}
+
+
+def summarise(rows: Sequence[Row], warmup: int, max_others: float) -> dict[str, Any]:
+    """Mean, median and best of the steps that count; all measured ones where none was undisturbed."""
+    measured = list(rows[warmup:] or rows)
+    clean = [row for row in measured if row["others"] <= max_others and not row["compile"]]
+    kept = clean or measured
+
+    def over(choose: Callable[[str, list[float]], float]) -> Row:
+        columns = {name: [row[name] for row in kept if row[name] is not None] for name in rows[0]}
+        return {name: choose(name, values) if values else None for name, values in columns.items()}
+
+    return {
+        "mean": over(lambda _, values: statistics.mean(values)),
+        "median": over(lambda _, values: statistics.median(values)),
+        "best": over(lambda name, values: max(values) if name in RATES else min(values)),
+        "measured_steps": len(measured),
+        "clean_steps": len(clean),
+        "compiling_steps": sum(bool(row["compile"]) for row in measured),
+    }
+
+
+def policy_parameters(work: Work):
+    """The model's parameters as the suite lists them."""
+    from mindrlhf.models.parameters import parameter_table
+
+    return parameter_table(work.model)
+
+
+def versions(threads: int) -> dict[str, Any]:
+    import mindspore
+    import numpy as np
+
+    return {
+        "python": sys.version.split()[0],
+        "mindspore": mindspore.__version__,
+        "numpy": np.__version__,
+        "mindrlhf": __version__,
+        "threads": threads,
+    }
+
+
+def table(result: Mapping[str, Any]) -> str:
+    """What is printed: one line a step, averages, memory and shares of the ceiling."""
+
+    def cells(row: Row) -> str:
+        return " ".join("        -" if row[name] is None else f"{row[name]:9.3f}" for name in COLUMNS)
+
+    args = result["args"]
+    lines = [
+        " ".join(f"{name}={value}" for name, value in result["versions"].items()),
+        f"{result['params'] / 1e6:.2f} M parameters, vocabulary {result['model_vocab']}; micro-batches of at most "
+        f"{result['micro_batch']} tokens, {result['updates_per_step']} update(s) a step",
+        "step  " + " ".join(f"{name[:9]:>9}" for name in COLUMNS),
+    ]
+    for number, row in enumerate(result["per_step"], 1):
+        disturbed = "!" if row["others"] > args["max_others"] else "c" if row["compile"] else " "
+        lines.append(f"{number:4d}{'*' if number <= args['warmup'] else disturbed} {cells(row)}")
+    lines += [f"{label:5s} {cells(result[name])}" for label, name in (("mean", "mean"), ("med", "median"))]
+    shares = ", ".join(
+        f"{phase} {share:.0%}" for phase, share in result["share_of_ceiling"].items() if share and math.isfinite(share)
+    )
+    lines += [
+        f"(* warm-up, ! others were busy, c a graph was built: {result['clean_steps']} of {result['measured_steps']} "
+        "measured steps count)",
+        f"start to first step {result['start_to_first_step_s']:.1f} s; all building of graphs "
+        f"{result['compile_total_s']:.1f} s; peak memory {result['peak_rss_mib']:,.0f} MiB, reward processes "
+        f"{result['reward_processes_peak_mib']:,.0f} MiB",
+        f"matrix products: {result['ceiling_gflop_s']:.0f} GFLOP/s; of these, median steps reach: {shares}",
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
