@@ -1,0 +1,254 @@
+"""Runs our GRPO step and the peer's on the same weights and prompts in turn, and judges the ratios.
+
+python benchmarks/compare.py --peer-python ENV/bin/python --peer-script peer_grpo_bench.py \
+    --job reference --job long-prompt --output out/compare
+
+--peer-python may be given several times (environments with different versions): the faster one counts for time. The
+first of them also builds each job's model and prompts. A round is one run of every side; between rounds the order is
+reversed. A round in which other processes used more than --max-others cores during a run, or in which a run has too few
+undisturbed steps, is not judged but repeated. What counts is, for each side, the median over rounds of a run's medians.
+
+Written to --output: `results.json` (jobs of earlier calls stay), `table.md`, `bars.png`, and with the growth jobs
+`growth.png`. Exit code 1 when a goal is missed, 3 when the machine was too busy to judge.
+"""
+
+import argparse
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from chart import bars, growth
+from comparison_jobs import JOBS, ComparedJob
+from comparison_table import Outcome, as_outcome, markdown
+from machine import Moment
+
+from mindrlhf.errors import UserError
+
+OURS = "ours"
+WARMUP, LEAST_STEPS = 2, 5
+MODEL_MARK = "built_with.json"
+DESCRIPTIONS = ("compile_total_s", "start_to_first_step_s", "share_of_ceiling")
+
+Result = dict[str, Any]
+
+
+class BusyError(Exception):
+    """Other processes kept the machine busy."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of those that are compared: a name, and the command that runs a job and writes its JSON to `json`."""
+
+    name: str
+    command: Callable[[Path], list[str]]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run's JSON, and how many cores other processes used meanwhile."""
+
+    result: Result
+    others: float
+
+
+def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peer-python", action="append", required=True, help="interpreter of the peer's environment")
+    parser.add_argument("--peer-script", type=Path, required=True, help="the peer's benchmark")
+    parser.add_argument("--job", action="append", choices=JOBS, help="may be given several times (default: all)")
+    parser.add_argument("--load", type=Path, help="model and prompts of the jobs that need no others (64 tokens)")
+    parser.add_argument("--output", type=Path, default=Path("out/compare"), help="default: %(default)s")
+    parser.add_argument("--rounds", type=int, default=3, help="default: 3")
+    parser.add_argument("--tries", type=int, default=9, help="rounds at most, with those not judged (default: 9)")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--max-others", type=float, default=0.15, help="cores that other processes may use")
+    parser.add_argument(
+        "--ours", action="append", default=[], metavar="group.key=value", help="a setting of our runs; may be repeated"
+    )
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = arguments(argv)
+    args.output.mkdir(parents=True, exist_ok=True)
+    stored = args.output / "results.json"
+    try:
+        for name in args.job or JOBS:
+            job = JOBS[name]
+            sides = sides_of(args, job, model_of(args, name, job))
+            outcome = as_outcome(name, judged(args, job, sides))
+            keep(stored, name, outcome)
+    except UserError as error:
+        print(f"compare: {error}", file=sys.stderr)
+        return 2
+    except BusyError as error:
+        print(f"compare: {error}", file=sys.stderr)
+        return 3
+    outcomes = [Outcome(**values) for values in json.loads(stored.read_text()).values()]
+    text = markdown(outcomes)
+    (args.output / "table.md").write_text(text)
+    bars(outcomes, args.output / "bars.png")
+    growth(outcomes, args.output / "growth.png")
+    print(text)
+    return 0 if all(outcome.reached for outcome in outcomes) else 1
+
+
+def judged(
+    args: argparse.Namespace,
+    job: ComparedJob,
+    sides: Sequence[Side],
+    run: Callable[[Side, Path], Run] | None = None,
+) -> dict[str, Result]:
+    """Side -> the median over `rounds` quiet rounds. Raises BusyError when `tries` rounds do not have as many.
+
+    run: runs one side; by default as a process.
+    """
+    run = run or run_side
+    rounds: list[dict[str, Run]] = []
+    reasons: list[str] = []
+    while len(rounds) < args.rounds:
+        if len(rounds) + len(reasons) == args.tries:
+            raise BusyError(
+                f"only {len(rounds)} of {args.tries} rounds were quiet, and {args.rounds} are needed ({reasons[-1]}); "
+                "run it again when nothing else runs."
+            )
+        order = list(sides)[:: 1 if len(rounds) % 2 == 0 else -1]
+        made = {side.name: run(side, args.output / "run.json") for side in order}
+        reason = disturbance(made, args.max_others, min(LEAST_STEPS, job.steps - WARMUP))
+        if reason:
+            reasons.append(reason)
+            print(f"round not judged: {reason}", flush=True)
+        else:
+            rounds.append(made)
+            print(f"round {len(rounds)}: " + brief(made), flush=True)
+    return {side.name: middle([made[side.name].result for made in rounds]) for side in sides}
+
+
+def disturbance(made: Mapping[str, Run], max_others: float, least_steps: int) -> str | None:
+    """Why a round says nothing, None when it does."""
+    for name, run in made.items():
+        if run.others > max_others:
+            return f"{name}: other processes used {run.others:.2f} cores"
+        if run.result["clean_steps"] < least_steps:
+            return f"{name}: {run.result['clean_steps']} undisturbed steps, fewer than {least_steps}"
+    return None
+
+
+def run_side(side: Side, path: Path) -> Run:
+    """Raises UserError when the command fails."""
+    path.unlink(missing_ok=True)
+    start = Moment.now()
+    done = subprocess.run(side.command(path), capture_output=True, text=True)
+    _, others = Moment.now().cores_since(start)
+    if done.returncode or not path.is_file():
+        last = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
+        raise UserError(f"{side.name} ended with exit code {done.returncode}: {last}")
+    return Run(json.loads(path.read_text()), others)
+
+
+def middle(results: Sequence[Result]) -> Result:
+    """The median over runs of each number that is compared; what describes the run is of the first."""
+    medians = [result["median"] for result in results]
+    names = [name for name, value in medians[0].items() if value is not None]
+    numbers = {name: statistics.median(median[name] for median in medians) for name in names}
+    memory = [result["peak_rss_mib"] + result.get("reward_processes_peak_mib", 0.0) for result in results]
+    first = results[0]
+    told = {
+        name: first[name] for name in ("compile_total_s", "start_to_first_step_s", "share_of_ceiling") if name in first
+    }
+    return {**numbers, "memory": statistics.median(memory), "versions": first["versions"], **told}
+
+
+def brief(made: Mapping[str, Run]) -> str:
+    return ", ".join(f"{name} {run.result['median']['step']:.3f} s" for name, run in made.items())
+
+
+def sides_of(args: argparse.Namespace, job: ComparedJob, model: Path) -> list[Side]:
+    """Ours, and the peer in each of its environments and micro-batch sizes."""
+    work = ["--load", str(model), "--steps", str(job.steps), "--warmup", str(WARMUP), "--quiet"]
+    work += ["--threads", str(args.threads), "--max-others", str(args.max_others), *_flags(job.work)]
+    work += ["--fixed-length"] if job.fixed_length else []
+    script = Path(__file__).with_name("grpo_step.py")
+    sides = [Side(OURS, lambda path: [sys.executable, str(script), *work, "--json", str(path), *args.ours])]
+    for number, python in enumerate(args.peer_python, 1):
+        for micro in job.micro_batches:
+            peer = [python, str(args.peer_script), *work, *job.peer, "--tuned-malloc", "--micro-batch", str(micro)]
+            name = f"peer {number}, micro-batch {micro}"
+            sides.append(Side(name, lambda path, peer=peer: [*peer, "--json", str(path)]))
+    return sides
+
+
+def model_of(args: argparse.Namespace, name: str, job: ComparedJob) -> Path:
+    """The folder with the job's model and prompts; built once by the peer's script, unless --load has it."""
+    wanted = {**job.model, **job.length_flags}
+    folder = args.load
+    if folder is None or wanted:
+        folder = args.output / "models" / name
+        if not (folder / MODEL_MARK).is_file() or json.loads((folder / MODEL_MARK).read_text()) != wanted:
+            shutil.rmtree(folder, ignore_errors=True)
+            few = ["--steps", "1", "--warmup", "0", "--prompts", "1", "--num-generations", "2", "--quiet"]
+            command = [args.peer_python[0], str(args.peer_script), "--export", str(folder), *few, *_flags(wanted)]
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode:
+                last = (done.stderr.strip() or "no output").splitlines()[-1]
+                raise UserError(f"the peer's script could not write the model of {name}: {last}")
+            (folder / MODEL_MARK).write_text(json.dumps(wanted))
+    return folder if job.end_scale == 1.0 else ending_earlier(folder, job.end_scale)
+
+
+def ending_earlier(folder: Path, scale: float) -> Path:
+    """A copy of a model folder whose tied embedding has the end token's row multiplied by `scale`.
+
+    Random weights draw every token about equally often; a longer row makes the end token's logit vary more, so that it
+    is drawn here and there and lengths spread. Raises UserError for a model with a head of its own.
+    """
+    from mindrlhf.checkpoint.hf import read_hf_config
+    from mindrlhf.checkpoint.safetensors_file import write_safetensors
+    from mindrlhf.checkpoint.weight_files import SINGLE_FILE
+    from mindrlhf.models.parameters import parameter_table
+    from mindrlhf.models.weights import open_weights
+
+    model = read_hf_config(folder)
+    if not model.tie_word_embeddings:
+        raise UserError(f"{folder}: has a head of its own, and a tied embedding is needed here.")
+    copy = folder.with_name(f"{folder.name}-ends-{scale:g}")
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("*.safetensors"))
+    weights, table = open_weights(str(folder), model), parameter_table(model)
+
+    def arrays():
+        for spec in table:
+            array = weights.read(spec, None)
+            if spec.kind == "embedding":
+                array = array.copy()
+                array[list(model.eos_token_ids)] *= scale
+            yield array
+
+    layout = [(spec.hf_name, spec.shape) for spec in table]
+    write_safetensors(copy / SINGLE_FILE, layout, arrays(), "float32", {"format": "pt"})
+    return copy
+
+
+def keep(stored: Path, name: str, outcome: Outcome) -> None:
+    """Adds a job's outcome to those of earlier calls."""
+    outcomes = json.loads(stored.read_text()) if stored.is_file() else {}
+    outcomes[name] = vars(outcome)
+    ordered = {job: outcomes[job] for job in JOBS if job in outcomes}
+    stored.write_text(json.dumps(ordered, indent=1))
+
+
+def _flags(given: Mapping[str, str]) -> Iterable[str]:
+    return [part for pair in given.items() for part in pair]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

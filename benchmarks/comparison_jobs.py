@@ -1,0 +1,92 @@
+"""The jobs that are compared: their work, how the peer does it best, and what ratio ours / peer is wanted."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+GROWTH = (4, 8, 16, 32)  # samples of a prompt
+
+
+@dataclass(frozen=True)
+class ComparedJob:
+    """One job, in flags that both scripts know.
+
+    what: for the table. model: flags that the peer's script builds the model and its prompts with. work: flags of the
+    measured runs. peer: flags of the peer alone. micro_batches: of the peer, in completions: it is measured with each,
+    its fastest counts for time and its smallest for memory. goals: `step`, `gen`, `memory` -> greatest ratio.
+    end_scale: factor on the end token's row of a tied embedding, which makes random weights end their responses early.
+    steps: with two that are left out; more where more shapes have to be met first.
+    """
+
+    what: str
+    model: Mapping[str, str] = field(default_factory=dict)
+    work: Mapping[str, str] = field(default_factory=dict)
+    peer: tuple[str, ...] = ()
+    micro_batches: tuple[int, ...] = (16, 8)
+    goals: Mapping[str, float] = field(default_factory=dict)
+    fixed_length: bool = True
+    end_scale: float = 1.0
+    steps: int = 8
+
+    @property
+    def length_flags(self) -> dict[str, str]:
+        return {name: self.work[name] for name in ("--max-prompt", "--max-completion") if name in self.work}
+
+
+def _lengths(prompt: int, completion: int) -> dict[str, str]:
+    return {"--max-prompt": str(prompt), "--max-completion": str(completion)}
+
+
+JOBS: dict[str, ComparedJob] = {
+    "reference": ComparedJob(
+        "8 prompts x 64 tokens, 8 samples x 64", goals={"step": 0.50, "gen": 0.55, "memory": 1.0}
+    ),
+    "reference-bfloat16": ComparedJob(
+        "the same, the peer in bfloat16 and ours in float32", peer=("--dtype", "bf16"), goals={"step": 1.0}
+    ),
+    "long-prompt": ComparedJob(
+        "8 x 512 tokens, 8 samples x 64",
+        work=_lengths(512, 64),
+        micro_batches=(8,),
+        goals={"step": 0.30, "memory": 0.50},
+    ),
+    "large-vocabulary": ComparedJob(
+        "vocabulary 32,000",
+        model={"--model-vocab": "32000"},
+        micro_batches=(8,),
+        goals={"step": 0.50, "memory": 1.0},
+    ),
+    "long-completion": ComparedJob(
+        "256 + 256 tokens", work=_lengths(256, 256), micro_batches=(8,), goals={"step": 0.55}
+    ),
+    "natural-lengths": ComparedJob(
+        "end token allowed, up to 128 tokens",
+        work=_lengths(64, 128),
+        goals={"step": 0.45, "gen": 0.50},
+        fixed_length=False,
+        end_scale=9.0,
+        steps=14,
+    ),
+    "two-updates": ComparedJob(
+        "two updates on one batch", work={"--num-iterations": "2"}, goals={"step": 0.50}
+    ),
+    "wide": ComparedJob(
+        "hidden 512, 8 layers", model={"--hidden": "512", "--layers": "8"}, goals={"step": 0.60}
+    ),
+    **{
+        f"growth-{samples}": ComparedJob(f"{samples} samples of a prompt", work={"--num-generations": str(samples)})
+        for samples in GROWTH
+    },
+    "qwen2.5-0.5b": ComparedJob(
+        "Qwen2.5-0.5B's shape, 2 prompts x 64 tokens, 4 samples x 64",
+        model={
+            "--hidden": "896",
+            "--layers": "24",
+            "--heads": "14",
+            "--kv-heads": "2",
+            "--intermediate": "4864",
+            "--model-vocab": "151936",
+        },
+        work={"--prompts": "2", "--num-generations": "4"},
+        micro_batches=(4,),
+    ),
+}  # fmt: skip

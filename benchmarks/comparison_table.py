@@ -1,0 +1,106 @@
+"""From the medians of all sides of a job to ratios, verdicts, and a table."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from comparison_jobs import GROWTH, JOBS
+
+OURS = "ours"
+DIFFERENCE = 0.04  # below it two times are the same
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A job's sides. ours: our medians. peer: those of the peer's fastest side, whose name is `fastest`.
+    smallest_memory: MiB, the least over the peer's sides.
+    """
+
+    name: str
+    ours: dict[str, Any]
+    peer: dict[str, Any]
+    fastest: str
+    smallest_memory: float
+
+    def ratio(self, what: str) -> float:
+        """ours / peer of `memory`, or for each response token of `step`, `gen`, `logprob`, `train` with the optimizer."""
+        if what == "memory":
+            return self.ours["memory"] / self.smallest_memory
+        ours, theirs = (seconds(side, what) / side["completion_tokens"] for side in (self.ours, self.peer))
+        return ours / theirs if theirs else float("nan")
+
+    @property
+    def missed(self) -> list[str]:
+        """The goals that are not reached, in words."""
+        compared = [(what, self.ratio(what), goal) for what, goal in JOBS[self.name].goals.items()]
+        return [f"{what} {ratio:.2f} > {goal:.2f}" for what, ratio, goal in compared if not ratio <= goal]
+
+    @property
+    def reached(self) -> bool:
+        return not self.missed
+
+    @property
+    def seconds_per_token(self) -> tuple[float, float]:
+        """Of a step for each response token: ours, the peer's."""
+        return tuple(side["step"] / side["completion_tokens"] for side in (self.ours, self.peer))
+
+
+def seconds(side: Mapping[str, Any], what: str) -> float:
+    """A phase's seconds; training includes the optimizer, which not every side can tell apart."""
+    return side["train"] + side["optim"] if what == "train" else side[what]
+
+
+def as_outcome(name: str, sides: Mapping[str, dict[str, Any]]) -> Outcome:
+    """From medians by side."""
+    peers = {side: values for side, values in sides.items() if side != OURS}
+    fastest = min(peers, key=lambda side: peers[side]["step"])
+    return Outcome(name, sides[OURS], peers[fastest], fastest, min(values["memory"] for values in peers.values()))
+
+
+def growth_of(outcomes: Sequence[Outcome]) -> list[tuple[int, Outcome]]:
+    """(samples of a prompt, outcome) of the growth jobs that there are."""
+    by_name = {outcome.name: outcome for outcome in outcomes}
+    return [(samples, by_name[f"growth-{samples}"]) for samples in GROWTH if f"growth-{samples}" in by_name]
+
+
+def markdown(outcomes: Sequence[Outcome]) -> str:
+    """The table, and what is to be said below it."""
+    heads = ["job", "ours s", "peer s", "step", "goal", "generate", "log-probs", "train", "memory", "MiB", "tokens/s"]
+    heads += ["of ceiling", "building graphs s", "verdict"]
+    lines = ["| " + " | ".join(heads) + " |", "| " + " | ".join("---" for _ in heads) + " |"]
+    lines += ["| " + " | ".join(_cells(outcome)) + " |" for outcome in outcomes]
+    lines += [
+        "",
+        "Ratios are ours / peer: step and phases, for each response token, against the peer's fastest side, memory "
+        "against its smallest. MiB: our peak with the reward processes / the peer's smallest. tokens/s: our response "
+        "tokens / generation. Graphs are built once, before the steps that count.",
+    ]
+    points = growth_of(outcomes)
+    if len(points) > 1:
+        (fewest, first), (most, last) = points[0], points[-1]
+        change = last.seconds_per_token[0] / first.seconds_per_token[0]
+        said = "does not grow" if change <= 1 + DIFFERENCE else "grows"
+        lines += [
+            "",
+            f"From {fewest} to {most} samples of a prompt our time for each response token {said}: {change:.2f}x.",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _cells(outcome: Outcome) -> list[str]:
+    job, ours = JOBS[outcome.name], outcome.ours
+    goal = job.goals.get("step")
+    share = ours["share_of_ceiling"]["step"]
+    return [
+        f"{outcome.name}: {job.what}",
+        f"{ours['step']:.3f}",
+        f"{outcome.peer['step']:.3f}",
+        f"**{outcome.ratio('step'):.2f}**",
+        "" if goal is None else f"{goal:.2f}",
+        *(f"{outcome.ratio(what):.2f}" for what in ("gen", "logprob", "train", "memory")),
+        f"{ours['memory']:,.0f} / {outcome.smallest_memory:,.0f}",
+        f"{ours['gen_tok_s']:,.0f}",
+        "" if share is None else f"{share:.0%}",
+        f"{ours['compile_total_s']:.1f}",
+        "; ".join(outcome.missed) or ("reached" if job.goals else ""),
+    ]
