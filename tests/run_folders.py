@@ -31,6 +31,7 @@ def metrics_row(step: int, steps: int, seed: int = 0, reward: float = 0.0) -> di
         "response_length/clip_ratio": float(0.3 - 0.2 * done),
         "group/zero_std_fraction": float(0.5 * done),
         "rollout_corr/k3_kl": 1e-6,
+        "rollout_corr/log_prob_diff/mean": 1e-6,
         "timing_s/gen": gen,
         "timing_s/update_actor": update,
         "timing_s/ref": ref,

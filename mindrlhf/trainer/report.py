@@ -16,6 +16,7 @@ from mindrlhf.data.rollout_parts import RolloutParts
 from mindrlhf.data.rollout_record import to_rows
 from mindrlhf.memory.residency import Residency
 from mindrlhf.metrics import performance
+from mindrlhf.metrics.diagnosis import Diagnosis
 from mindrlhf.metrics.experience import (
     add_experience,
     add_log_prob_difference,
@@ -98,7 +99,7 @@ class StepReport:
         self._records, self._recorded, self._corrects = records, recorded, corrects
         self._longest_prompt, self._utilization = longest_prompt, utilization
         self.finished = False
-        self._metrics = MetricSet()
+        self._metrics, self._diagnosis = MetricSet(), Diagnosis()
         self.last: dict[str, float] = {}
 
     def add_reward_troubles(self, table: RewardTable) -> None:
@@ -160,6 +161,8 @@ class StepReport:
             self.last |= self._mismatch(experiences, updates)
         if self._writers:
             self._writers.write(step, self.last)
+            for hint in self._diagnosis.look(step, self.last):
+                _log.warning("hint at step %d: %s", step, hint.text)
         self._keep_rollouts(step, experiences)
 
     def _mismatch(self, experiences: list[Experience], updates: list[Update]) -> dict[str, float]:

@@ -17,6 +17,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from mindrlhf.metrics.console import REWARD, TREND_STEPS, short_duration, short_number
+from mindrlhf.metrics.diagnosis import diagnose
 from mindrlhf.metrics.files import finite
 from mindrlhf.metrics.report.charts import COST, LEARNING, chart_data, curves
 from mindrlhf.metrics.report.run import Run, differing, shortened
@@ -47,6 +48,7 @@ def _run_data(run: Run) -> dict[str, Any]:
         "label": run.label,
         "folder": str(run.folder),
         "summary": summary(run.rows),
+        "hints": [(hint.step, hint.text) for hint in diagnose(run.rows)],
         "steps": steps,
         "metrics": metrics,
         "width": width,

@@ -225,6 +225,10 @@
       for (const [name, value] of run.summary) list.append(element("div", {}, element("dt", {}, name), element("dd", {}, value)));
       const notes = [run.folder, ...(run.width > 1 ? [`a point of its curves is the mean of ${run.width} steps`] : [])];
       const card = element("article", { class: "run" }, element("h3", {}, run.label), element("div", { class: "quiet folder" }, notes.join(" · ")), list);
+      if (run.hints.length) {
+        const hints = run.hints.map(([step, text]) => element("li", {}, element("b", {}, `step ${step}: `), text));
+        card.append(element("details", { class: "hints" }, element("summary", {}, `what stands out (${hints.length})`), element("ul", {}, ...hints)));
+      }
       card.style.borderLeftColor = colour(place);
       return card;
     });
