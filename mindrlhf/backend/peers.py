@@ -20,7 +20,8 @@ class PeerGone(ConnectionError):
 
     def __init__(self, rank: int):
         super().__init__(
-            f"rank {rank} is gone: its process failed (its own log says why) or was killed (perhaps for lack of memory)"
+            f"rank {rank} is gone: its process failed (its own log says why) or was killed (perhaps for lack of "
+            "memory), or its host cannot be reached"
         )
 
 
