@@ -215,8 +215,8 @@ def connect_peers(collectives: "Collectives") -> SocketPeers:
     for connection in sockets.values():
         connection.settimeout(None)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # A host that vanishes says nothing. It is asked after 10 s of silence and given up after three questions, before
-        # MindSpore's scheduler gives up (30 s) and ends ranks, which others would take for the first to go.
+        # A host that vanishes says nothing. After 10 s of silence it is asked, and after three questions given up:
+        # before MindSpore's scheduler gives up (30 s) and ends ranks, which others would take for the first to go.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3)):
             connection.setsockopt(socket.IPPROTO_TCP, option, value)
