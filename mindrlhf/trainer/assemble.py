@@ -130,13 +130,15 @@ def assemble(
     if prompts:
         stream = PromptStream(prompts, config.data.prompts_per_step, config.data.shuffle, config.seed)
         sampling = StepSampling(config)
+    updates = PolicyUpdates(config, updater, loss, training.data_parallel, kl)
+    optimizers = present(optimizer=updater.optimizer, critic=critic and critic.optimizer)
     keeper = Keeper(
         config.trainer,
         total,
         open_store(job, collectives),
         Agreement(signals, collectives.all_reduce_max, world.size == 1, config.trainer.max_host_memory_gb),
         arrays_of(training, policy, updater.optimizer, critic, frozen if algorithm.reference_sync_steps else None),
-        present(optimizer=updater.optimizer, critic=critic and critic.optimizer, stream=stream, kl=kl),
+        optimizers | present(updates=updates, stream=stream, kl=kl),
         present(surplus=sampling),
         run,
         companion_files(job.model, job.tokenizer) if world.rank == 0 else {},
@@ -171,7 +173,7 @@ def assemble(
         old=None if algorithm.single_update or config.dynamic_sampling.enabled else scorer(decoder),
         critic=critic,
         advantages=StepAdvantages(config, training.data_parallel, kl),
-        policy=PolicyUpdates(config, updater, loss, training.data_parallel, kl),
+        policy=updates,
         kl=kl,
         publish=publish,
         generating=generating.data_parallel,

@@ -15,7 +15,7 @@ from mindrlhf.parallel.partition import Partition
 from mindrlhf.parallel.side import Side
 from mindrlhf.trainer.build import Job
 from mindrlhf.trainer.model import open_updater
-from mindrlhf.trainer.policy import loss_weights, sequences
+from mindrlhf.trainer.policy import loss_weights, sequences, warn_of_culprits
 from mindrlhf.trainer.roles import Weights, checkpoint_config, checkpoint_reader
 from mindrlhf.training.batch import SequenceGroup
 from mindrlhf.training.graphs import Values
@@ -60,7 +60,7 @@ class Critic:
     def update(self, experiences: Sequence[Experience], rate: float, progress: Callable[[float], None]) -> Update:
         """One optimizer update from a mini-batch of this rank's experiences, which have values and returns."""
         weights, tokens = loss_weights(experiences, "token-mean", 1, self._data_parallel)
-        return self._updater(
+        update = self._updater(
             [sequences(e) for e in experiences],
             rate if tokens else 0.0,
             weights=weights,
@@ -68,6 +68,8 @@ class Critic:
             old_values=[e.values for e in experiences],
             returns=[e.returns for e in experiences],
         )
+        warn_of_culprits("critic", experiences, update)
+        return update
 
 
 def open_critic(

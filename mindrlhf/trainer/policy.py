@@ -1,6 +1,7 @@
 """The policy's updates: mini-batches of a step with the weights and inputs that its objective takes."""
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -12,6 +13,8 @@ from mindrlhf.trainer.kl_term import KLTerm, policy_log_probs
 from mindrlhf.training.batch import Rows, SequenceGroup
 from mindrlhf.training.updater import Update, Updater
 from mindrlhf.types import Experience
+
+_log = logging.getLogger(__name__)
 
 Advance = Callable[[float], None]
 
@@ -49,7 +52,17 @@ class PolicyUpdates:
             fields["selected"] = self._selected(experiences)
         self._count += 1
         groups = [sequences(e) for e in experiences]
-        return self._updater(groups, rate if tokens else 0.0, weights=weights, progress=progress, **fields)
+        update = self._updater(groups, rate if tokens else 0.0, weights=weights, progress=progress, **fields)
+        warn_of_culprits("policy", experiences, update)
+        return update
+
+    def state_dict(self) -> dict[str, int]:
+        """What a resumed run goes on with: the number that keys what a loss chooses at random."""
+        return {"count": self._count}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go on from `state_dict`."""
+        self._count = state["count"]
 
     def _selected(self, experiences: Sequence[Experience]) -> Rows:
         """The tokens that the loss chooses from the mini-batch of all ranks, of which each rank keeps its own."""
@@ -67,6 +80,22 @@ class PolicyUpdates:
         start = sum(len(part) for part in parts[: self._data_parallel.rank])
         mine = iter(chosen[start : start + len(rows)])
         return [[next(mine) for _ in e.group.rollouts] for e in experiences]
+
+
+def warn_of_culprits(what: str, experiences: Sequence[Experience], update: Update) -> None:
+    """Says, on the rank that has them, which samples made an update of `what` impossible."""
+    if not update.culprits:
+        return
+    first = update.culprits[0]
+    more = f" ({len(update.culprits) - 1} more samples like it)" if len(update.culprits) > 1 else ""
+    _log.warning(
+        "an update of the %s was skipped: prompt %d, sample %d: %s is not finite%s",
+        what,
+        experiences[first.group].group.prompt.id,
+        first.sample,
+        first.reason,
+        more,
+    )
 
 
 def loss_weights(

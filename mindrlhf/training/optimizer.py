@@ -172,9 +172,9 @@ class AdamW:
         """Clip, update with learning rate `rate`, and zero the gradients; skip everything when the norm is not
         finite.
         """
-        norm = self._norm()
+        norm = self.norm()
         if not math.isfinite(norm):
-            self._discard(Tensor(0.0))
+            self.discard()
             return UpdateResult(norm, rate, False)
         s = self.settings
         scale = min(1.0, s.max_grad_norm / (norm + 1e-6)) if s.max_grad_norm else 1.0
@@ -196,7 +196,11 @@ class AdamW:
         """Go on from `state_dict`; the moments are arrays, and set through `first` and `second`."""
         self.updates = state["updates"]
 
-    def _norm(self) -> float:
+    def discard(self) -> None:
+        """Zero the gradients."""
+        self._discard(Tensor(0.0))
+
+    def norm(self) -> float:
         """Global L2 norm of the gradients."""
         squares = float(self._squares().asnumpy()) if self._squares else 0.0
         return (self._sum(squares) if self._sum else squares) ** 0.5

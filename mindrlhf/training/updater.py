@@ -1,5 +1,6 @@
 """One optimizer update from groups of sequences: micro-batches, gradients, reduction over ranks, AdamW."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,10 +11,12 @@ from mindspore import nn
 from mindrlhf.configs.grpo import TrainSettings
 from mindrlhf.parallel.pipeline import PipelineAxis
 from mindrlhf.training.batch import Rows, SequenceGroup, collect, cut, pad
+from mindrlhf.training.diagnosis import Culprit, find_culprits
 from mindrlhf.training.objective import Objective
 from mindrlhf.training.optimizer import AdamW, UpdateResult
 from mindrlhf.training.passes import Gradients
 from mindrlhf.training.pipeline_passes import PipelineGradients
+from mindrlhf.types import TrainBatch
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,6 +28,7 @@ class Update:
     weighted: name -> sum of weights * values of the same metrics: this rank's share, aggregated as the loss is.
     outputs: per group, G arrays float32[R], what the head gave before the update: log-probs, or a critic's values.
     compile_s: seconds that went into building graphs. optimizer_s: seconds of the optimizer beside that.
+    culprits: of this rank's samples, those to blame when the update was skipped.
     """
 
     result: UpdateResult
@@ -34,6 +38,7 @@ class Update:
     outputs: list[tuple[np.ndarray, ...]]
     compile_s: float
     optimizer_s: float
+    culprits: Sequence[Culprit] = ()
 
 
 class Updater:
@@ -92,6 +97,10 @@ class Updater:
             for name, array in result.metrics.items():
                 collect(micro, array, groups, metrics.setdefault(name, [None] * len(groups)))
                 weighted[name] = weighted.get(name, 0.0) + float((batch.weights * array).sum())
+        if not math.isfinite(loss):
+            # The gradient may be finite nevertheless, and other ranks have a loss of their own: through the sum of
+            # gradients all of them skip the update.
+            self.optimizer.gradients[0].asnumpy().reshape(-1)[0] = np.nan
         if self._reduce:
             self._reduce()
         compile_s, start = self._gradients.compile_s(), time.perf_counter()
@@ -100,4 +109,12 @@ class Updater:
         if not self._optimizer_ran:
             self._optimizer_ran = True
             compile_s, optimizer_s = compile_s + optimizer_s, 0.0
-        return Update(applied, loss, metrics, weighted, outputs, compile_s, optimizer_s)
+        culprits = () if applied.applied else find_culprits(micros, batches, results, self._is_finite)
+        return Update(applied, loss, metrics, weighted, outputs, compile_s, optimizer_s, culprits)
+
+    def _is_finite(self, batch: TrainBatch) -> bool:
+        """Whether the loss and the gradients of one micro-batch by itself are; the gradients are zero afterwards."""
+        (result,) = self._gradients([batch], lambda: None)
+        norm = self.optimizer.norm()
+        self.optimizer.discard()
+        return math.isfinite(result.loss) and math.isfinite(norm)
