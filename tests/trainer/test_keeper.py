@@ -1,0 +1,218 @@
+"""When a run is saved, what is restored, and how it ends before its last step; without a model."""
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from sharded_files import layout_of
+from training_states import TOKEN, arrays_of
+
+from mindrlhf.checkpoint.resume import choose, locate
+from mindrlhf.checkpoint.store import CheckpointStore
+from mindrlhf.configs.grpo import TrainerSettings
+from mindrlhf.errors import UserError
+from mindrlhf.trainer import stop
+from mindrlhf.trainer.keeper import Keeper
+from mindrlhf.trainer.stop import Agreement, Stopped, StopSignals
+
+
+class Counter:
+    """Something with state that every step changes; also as bulk."""
+
+    def __init__(self):
+        self.value = 0
+
+    def state_dict(self):
+        return {"value": self.value}
+
+    def load_state_dict(self, state):
+        self.value = state["value"]
+
+    def snapshot(self):
+        return self.value
+
+    def encode(self, snapshot):
+        return str(snapshot).encode()
+
+    def decode(self, content):
+        self.value = int(content)
+
+
+class Run:
+    """A keeper over small arrays that count the steps, and what may ask it to stop."""
+
+    def __init__(self, folder, total=6, **settings):
+        settings = TrainerSettings(**settings)
+        self.signals = SimpleNamespace(wanted=False)
+        self.arrays = {kind: {n: a.copy() for n, a in named.items()} for kind, named in arrays_of(0).items()}
+        self.counter, self.bulk = Counter(), Counter()
+        self.folder = folder
+        store = CheckpointStore(folder, 0, 1, TOKEN, settings.save_max_ckpt_num, settings.async_save)
+        agreement = Agreement(self.signals, lambda flags: flags, True, settings.max_host_memory_gb)
+        groups = {kind: (layout_of(), lambda kind=kind: self.arrays[kind]) for kind in self.arrays}
+        stateful, bulk, hf = {"counter": self.counter}, {"bulk": self.bulk}, {"config.json": b"{}"}
+        self.keeper = Keeper(settings, total, store, agreement, groups, stateful, bulk, {}, hf, nullcontext)
+
+    def step(self, step, metrics=None, applied=True):
+        """What a step does: everything moves, then the keeper looks."""
+        for named in self.arrays.values():
+            for array in named.values():
+                array += 1
+        self.counter.value, self.bulk.value = step, 10 * step
+        update = SimpleNamespace(result=SimpleNamespace(applied=applied))
+        self.keeper.after_step(step, metrics or {}, [update])
+
+    def steps(self):
+        return sorted(int(path.name[5:]) for path in self.folder.glob("step_*"))
+
+
+def test_saved_every_so_often_and_at_the_end(tmp_path):
+    run = Run(tmp_path, total=7, save_freq=3)
+    for step in range(1, 8):
+        run.step(step)
+    run.keeper.finish()
+    assert run.steps() == [3, 6, 7]
+    never = Run(tmp_path / "none", total=2)
+    never.step(1)
+    never.step(2)
+    assert never.steps() == []
+
+
+@pytest.mark.parametrize("async_save", [False, True])
+def test_a_resumed_run_has_everything(tmp_path, async_save):
+    run = Run(tmp_path, save_freq=2, async_save=async_save)
+    for step in (1, 2, 3, 4):
+        run.step(step)
+    run.keeper.finish()
+    other = Run(tmp_path, save_freq=2)
+    checkpoint, _ = choose(locate(tmp_path))
+    other.keeper.restore(checkpoint, 0)
+    assert other.keeper.first_step == 5
+    assert (other.counter.value, other.bulk.value) == (4, 40)
+    for kind in ("exp_avg", "exp_avg_sq"):  # the weights are read when they are made
+        for name, array in run.arrays[kind].items():
+            assert other.arrays[kind][name].tobytes() == array.tobytes()
+
+
+@pytest.mark.parametrize(("mode", "kept"), [("max", 2), ("min", 3)])
+def test_the_best_step_is_kept(tmp_path, mode, kept):
+    settings = {"save_best_metric": "val-core/x/acc/mean@1", "save_best_mode": mode, "save_max_ckpt_num": 1}
+    run = Run(tmp_path, **settings)
+    for step, value in enumerate((0.4, 0.9, 0.1, 0.5, None, float("nan")), start=1):
+        run.step(step, {"actor/loss": 1.0} if value is None else {settings["save_best_metric"]: value})
+    assert locate(tmp_path / "best")[0].name == f"step_00000{kept}"
+
+
+def test_a_best_metric_that_does_not_exist(tmp_path):
+    run = Run(tmp_path, save_best_metric="critic/reward/mean")
+    with pytest.raises(UserError, match=r"there is no such metric; did you mean critic/rewards/mean\?"):
+        run.step(1, {"critic/rewards/mean": 1.0, "actor/loss": 0.0})
+
+
+def test_a_wish_to_stop_after_a_step(tmp_path):
+    run = Run(tmp_path)
+    run.step(1)
+    run.signals.wanted = True
+    with pytest.raises(Stopped, match=r"after step 2 of 6 is saved in .*--resume_training auto"):
+        run.step(2)
+    assert run.steps() == [2]
+
+
+def test_a_step_that_is_left_half_way_is_not_saved(tmp_path):
+    """What has moved since the last step's end is not in the checkpoint."""
+    run = Run(tmp_path, save_freq=5)
+    run.step(1)
+    run.counter.value, run.bulk.value = 99, 99
+    run.keeper.within_phase()
+    run.signals.wanted = True
+    with pytest.raises(Stopped, match="after step 1 of 6"):
+        run.keeper.within_phase()
+    checkpoint, _ = choose(locate(tmp_path))
+    assert (checkpoint.step, checkpoint.counters["counter"], checkpoint.companion("bulk")) == (1, {"value": 1}, b"10")
+
+
+def test_nothing_to_save_before_the_first_step(tmp_path):
+    run = Run(tmp_path)
+    run.signals.wanted = True
+    with pytest.raises(Stopped, match="nothing to save; start again with the same command"):
+        run.keeper.between_phases()
+    assert run.steps() == []
+
+
+def test_updates_that_cannot_be_applied(tmp_path):
+    """Counted in a row, across a resume too; the state is saved when the run stops."""
+    run = Run(tmp_path, max_bad_updates=3, save_freq=1)
+    for step, applied in enumerate((False, False, True, False, False), start=1):
+        run.step(step, applied=applied)
+    run.keeper.finish()
+    resumed = Run(tmp_path, max_bad_updates=3)
+    resumed.keeper.restore(choose(locate(tmp_path))[0], 0)
+    with pytest.raises(UserError, match=r"step 6: 3 updates in a row were skipped.*after step 6 of 6 is saved"):
+        resumed.step(6, applied=False)
+    assert resumed.steps()[-1] == 6
+
+
+def test_too_much_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(stop, "resident_bytes", lambda: 3 << 30)
+    run = Run(tmp_path, max_host_memory_gb=4)
+    run.step(1)
+    monkeypatch.setattr(stop, "resident_bytes", lambda: 5 << 30)
+    with pytest.raises(UserError, match=r"uses 5.0 GiB, and trainer.max_host_memory_gb is 4; .* is saved in"):
+        run.step(2)
+    assert run.steps() == [2]
+
+
+SLEEPER = """
+import time
+from mindrlhf.trainer.stop import StopSignals
+with StopSignals() as signals:
+    print("ready", flush=True)
+    while not signals.wanted:
+        time.sleep(0.01)
+    print("wanted", flush=True)
+    time.sleep(30)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_stops_at_once(number):
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLEEPER], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ
+    )
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(number)
+    assert process.stdout.readline() == "wanted\n"
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=10)
+    assert process.returncode == -number
+    assert f"{number.name} was received: saving the state and stopping" in errors
+
+
+def test_handlers_are_put_back():
+    before = [signal.getsignal(number) for number in stop.SIGNALS]
+    with StopSignals() as signals:
+        assert not signals.wanted
+    assert [signal.getsignal(number) for number in stop.SIGNALS] == before
+
+
+def test_the_end_of_msrun_is_a_wish_to_stop(monkeypatch):
+    monkeypatch.setenv("MS_ROLE", "MS_WORKER")
+    signals = StopSignals()
+    assert not signals.wanted
+    monkeypatch.setattr(os, "getppid", lambda: 1)
+    assert signals.wanted
+    monkeypatch.delenv("MS_ROLE")
+    assert not StopSignals().wanted  # a shell that has ended is none
+
+
+def test_one_rank_stops_all():
+    signals = SimpleNamespace(wanted=False)
+    others = Agreement(signals, lambda flags: np.maximum(flags, 1.0), False)
+    assert others.stop()
+    signals.wanted = True
+    assert not others.stop_now()  # the others would wait for this one
