@@ -26,6 +26,7 @@ from mindrlhf.models.attention import (
     prefix_attention,
 )
 from mindrlhf.models.parameters import VALUE_HEAD
+from mindrlhf.models.weight import Weight
 from mindrlhf.parallel.tensor_parallel import TensorParallel
 
 
@@ -49,14 +50,31 @@ class Linear(nn.Cell):
 
     def __init__(self, weight: Parameter, bias: Parameter | None = None):
         super().__init__(auto_prefix=False)
-        self.weight = weight
-        self.bias = bias
+        self.weight = Weight(weight)
         self.has_bias = bias is not None
+        if self.has_bias:
+            self.bias = Weight(bias)
         self.matmul = ops.MatMul(transpose_b=True)
 
     def construct(self, x):
-        y = self.matmul(x, self.weight.astype(x.dtype))
-        return y + expand(self.bias.astype(x.dtype), y.shape) if self.has_bias else y
+        weight, x = self.weight(x)
+        y = self.matmul(x, weight.astype(x.dtype))
+        if not self.has_bias:
+            return y
+        bias, y = self.bias(y)
+        return y + expand(bias.astype(y.dtype), y.shape)
+
+
+class Norm(nn.Cell):
+    """RMSNorm over the last axis, with a weight of its size."""
+
+    def __init__(self, weight: Parameter, eps: float, kernels):
+        super().__init__(auto_prefix=False)
+        self.weight, self.eps, self.rms_norm = Weight(weight), eps, kernels.rms_norm
+
+    def construct(self, x):
+        weight, x = self.weight(x)
+        return self.rms_norm(x, weight, self.eps)
 
 
 class ScaleGradient(nn.Cell):
@@ -81,7 +99,7 @@ class Embedding(nn.Cell):
 
     def __init__(self, weight: Parameter, vocab_size: int, tied: bool, shards: TensorParallel):
         super().__init__(auto_prefix=False)
-        self.weight = weight
+        self.weight = Weight(weight)
         self.cut = weight.shape[0] != vocab_size
         self.first, self.end = shards.share(vocab_size)
         self.rank, self.size, self.sequence = shards.rank, shards.size, shards.sequence
@@ -93,12 +111,12 @@ class Embedding(nn.Cell):
     def construct(self, ids):
         if self.cut:
             inside = ops.logical_and(ids >= self.first, ids < self.end)
-            rows = ops.gather(self.weight, ops.select(inside, ids - self.first, ops.zeros_like(ids)), 0)
+            rows = self.weight.rows(ops.select(inside, ids - self.first, ops.zeros_like(ids)))
             return self.leave(rows * expand(inside.astype(rows.dtype).reshape((-1, 1)), rows.shape))
         if self.sequence:
             share = ids.shape[0] // self.size
-            return ops.gather(self.weight, ids[self.rank * share : (self.rank + 1) * share], 0)
-        return self.gradient(ops.gather(self.weight, ids, 0))
+            return self.weight.rows(ids[self.rank * share : (self.rank + 1) * share])
+        return self.gradient(self.weight.rows(ids))
 
 
 class Block(nn.Cell):
@@ -116,30 +134,30 @@ class Block(nn.Cell):
         def linear(name):
             return Linear(parameters[f"{prefix}{name}.weight"], parameters.get(f"{prefix}{name}.bias"))
 
-        self.attention_norm = parameters[f"{prefix}attention_norm.weight"]
-        self.ffn_norm = parameters[f"{prefix}ffn_norm.weight"]
+        def norm(name):
+            return Norm(parameters[f"{prefix}{name}.weight"], config.rms_norm_eps, kernels)
+
+        self.attention_norm, self.ffn_norm = norm("attention_norm"), norm("ffn_norm")
         self.wq, self.wk, self.wv, self.wo = (linear(f"attention.{name}") for name in ("wq", "wk", "wv", "wo"))
         self.w1, self.w2, self.w3 = (linear(f"feed_forward.{name}") for name in ("w1", "w2", "w3"))
         self.qk_norm = config.qk_norm
         if config.qk_norm:
-            self.q_norm = parameters[f"{prefix}attention.q_norm.weight"]
-            self.k_norm = parameters[f"{prefix}attention.k_norm.weight"]
+            self.q_norm, self.k_norm = norm("attention.q_norm"), norm("attention.k_norm")
         self.head_dim = config.head_dim
         self.heads = self.wq.weight.shape[0] // config.head_dim
         self.kv_heads = self.wk.weight.shape[0] // config.head_dim
-        self.eps = config.rms_norm_eps
-        self.rms_norm, self.rotary, self.swiglu = kernels.rms_norm, kernels.rotary, kernels.swiglu
+        self.rotary, self.swiglu = kernels.rotary, kernels.swiglu
         self.enter, self.leave = shards.enter, shards.leave
 
     def normed(self, x):
         """The layer's attention input [T, hidden] for x [rows, hidden]."""
-        return self.enter(self.rms_norm(x, self.attention_norm, self.eps))
+        return self.enter(self.attention_norm(x))
 
     def query(self, h, cos, sin):
         """[T, hidden] -> [T, K, Q, D], rotated; cos and sin are [1, T, 1, D]."""
         q = self.wq(h).reshape((1, -1, self.heads, self.head_dim))
         if self.qk_norm:
-            q = self.rms_norm(q, self.q_norm, self.eps)
+            q = self.q_norm(q)
         q = self.rotary(q, cos, sin)
         return q.reshape((-1, self.kv_heads, self.heads // self.kv_heads, self.head_dim))
 
@@ -147,7 +165,7 @@ class Block(nn.Cell):
         """[T, hidden] -> key [T, K, D], rotated, and value [T, K, D]."""
         k = self.wk(h).reshape((1, -1, self.kv_heads, self.head_dim))
         if self.qk_norm:
-            k = self.rms_norm(k, self.k_norm, self.eps)
+            k = self.k_norm(k)
         k = self.rotary(k, cos, sin)
         shape = (-1, self.kv_heads, self.head_dim)
         return k.reshape(shape), self.wv(h).reshape(shape)
@@ -155,7 +173,7 @@ class Block(nn.Cell):
     def finish(self, x, attended):
         """Output projection, residual, feed-forward, residual; x is [rows, hidden], attended [T, heads * D]."""
         x = x + self.leave(self.wo(attended))
-        h = self.enter(self.rms_norm(x, self.ffn_norm, self.eps))
+        h = self.enter(self.ffn_norm(x))
         return x + self.leave(self.w2(self.swiglu(self.w1(h), self.w3(h))))
 
 
@@ -190,8 +208,8 @@ class Decoder(nn.Cell):
         if self.is_first:
             self.embed = Embedding(table, config.vocab_size, tied, shards)
         if self.is_last:
-            self.final_norm = parameters["model.norm_out.weight"]
-            self.head = table if tied else parameters[VALUE_HEAD if config.value_head else "lm_head.weight"]
+            self.final_norm = Norm(parameters["model.norm_out.weight"], config.rms_norm_eps, kernels)
+            self.head = Weight(table if tied else parameters[VALUE_HEAD if config.value_head else "lm_head.weight"])
             self.head_first, self.head_end = shards.share(config.vocab_size)
             self.head_is_whole = shards.size > 1 and self.head.shape[0] == config.vocab_size
         blocks = [Block(config, i, parameters, kernels, shards) for i in layers]
@@ -204,9 +222,7 @@ class Decoder(nn.Cell):
         self.queries_per_head = blocks[0].heads // blocks[0].kv_heads if blocks else 1
         cos, sin = rotary_table(config, max_positions)
         self.cos, self.sin = Tensor(cos), Tensor(sin)
-        self.rms_norm = kernels.rms_norm
         self.dtype = compute_dtype
-        self.eps = config.rms_norm_eps
         self.scale = config.head_dim**-0.5
         self.enter = shards.enter
         self.sequence, self.shard, self.shard_count = shards.sequence, shards.rank, shards.size
@@ -222,7 +238,7 @@ class Decoder(nn.Cell):
 
     def _final(self, x):
         """[rows, hidden] -> final hidden states [T, hidden], inside the head's parallel region."""
-        return self.enter(self.rms_norm(x, self.final_norm, self.eps))
+        return self.enter(self.final_norm(x))
 
     def _rows_from(self, x, start):
         """Of the rows of all T tokens, those of tokens start.. (this rank's share of them)."""
@@ -232,9 +248,10 @@ class Decoder(nn.Cell):
         share = rows.shape[0] // self.shard_count
         return rows[self.shard * share : (self.shard + 1) * share]
 
-    def head_weight(self):
-        """[vocab, hidden], or this rank's rows of it."""
-        return self.head[self.head_first : self.head_end] if self.head_is_whole else self.head
+    def with_head(self, hidden):
+        """Final hidden states, and the head's weight to read them with: [vocab, hidden], or this rank's rows of it."""
+        head, hidden = self.head(hidden)
+        return hidden, head[self.head_first : self.head_end] if self.head_is_whole else head
 
     def plain(self, ids):
         """ids int32[B, S], right-padded -> final hidden states [B*S, hidden]."""
@@ -351,4 +368,5 @@ class Decoder(nn.Cell):
 
     def logits(self, hidden):
         """[T, hidden] -> float32[T, vocab], or of this rank's part of the vocabulary."""
-        return ops.MatMul(transpose_b=True)(hidden, self.head_weight().astype(hidden.dtype)).astype("float32")
+        hidden, head = self.with_head(hidden)
+        return ops.MatMul(transpose_b=True)(hidden, head.astype(hidden.dtype)).astype("float32")

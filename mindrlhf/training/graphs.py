@@ -4,6 +4,7 @@ from mindspore import ParameterTuple, nn, ops
 
 from mindrlhf.models.head import CHUNK_NUMBERS, TokenLogProbs, TokenValues
 from mindrlhf.models.transformer import Decoder
+from mindrlhf.models.weight import collect_gradients
 from mindrlhf.training.objective import Objective
 
 # What a graph computes of each token is a head: a Cell over a `decoder`, called as
@@ -30,8 +31,8 @@ class PolicyLogProbs(nn.Cell):
 
     def from_stage(self, prefix_ids, prefix_lengths, input_ids, x, targets):
         """The same from x [rows, hidden], what the stage before the last gave."""
-        hidden = self.decoder.stage(prefix_ids, prefix_lengths, input_ids, x)
-        out = self.token_log_probs(hidden, self.decoder.head_weight(), targets.reshape((-1,)))
+        hidden, head = self.decoder.with_head(self.decoder.stage(prefix_ids, prefix_lengths, input_ids, x))
+        out = self.token_log_probs(hidden, head, targets.reshape((-1,)))
         return out[0].reshape(targets.shape), out[1].reshape(targets.shape)
 
 
@@ -49,8 +50,8 @@ class Values(nn.Cell):
 
     def from_stage(self, prefix_ids, prefix_lengths, input_ids, x, targets):
         """The same from x [rows, hidden], what the stage before the last gave."""
-        hidden = self.decoder.stage(prefix_ids, prefix_lengths, input_ids, x)
-        return (self.token_values(hidden, self.decoder.head_weight()).reshape(targets.shape),)
+        hidden, head = self.decoder.with_head(self.decoder.stage(prefix_ids, prefix_lengths, input_ids, x))
+        return (self.token_values(hidden, head).reshape(targets.shape),)
 
 
 class Loss(nn.Cell):
@@ -79,11 +80,9 @@ class Accumulate(nn.Cell):
 
     def __init__(self, loss: Loss, parameters: ParameterTuple, gradients: ParameterTuple):
         super().__init__(auto_prefix=False)
-        self.gradients = gradients
-        self.run = ops.value_and_grad(loss, None, weights=parameters, has_aux=True)
+        trigger = collect_gradients(loss, parameters, gradients)
+        self.run = ops.value_and_grad(loss, None, weights=trigger, has_aux=True)
 
     def construct(self, *inputs):
-        (loss, output, metrics), gradients = self.run(*inputs)
-        for i in range(len(self.gradients)):
-            loss = ops.depend(loss, ops.assign_add(self.gradients[i], gradients[i]))
-        return loss, output, metrics
+        (loss, output, metrics), done = self.run(*inputs)
+        return ops.depend(loss, done), output, metrics

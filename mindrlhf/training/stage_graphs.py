@@ -8,6 +8,7 @@ x is what the stage before gave, [rows, hidden]; the first stage, which begins w
 from mindspore import ParameterTuple, nn, ops
 
 from mindrlhf.models.transformer import Decoder
+from mindrlhf.models.weight import collect_gradients
 from mindrlhf.training.graphs import Loss
 
 
@@ -43,14 +44,11 @@ class StageBackward(nn.Cell):
 
     def __init__(self, product: StageProduct, parameters: ParameterTuple, gradients: ParameterTuple):
         super().__init__(auto_prefix=False)
-        self.gradients = gradients
-        self.run = ops.grad(product, 0, weights=parameters)
+        self.run = ops.grad(product, 0, weights=collect_gradients(product, parameters, gradients))
 
     def construct(self, x, prefix_ids, prefix_lengths, input_ids, d_output):
-        d_x, gradients = self.run(x, prefix_ids, prefix_lengths, input_ids, d_output)
-        for i in range(len(self.gradients)):
-            d_x = ops.depend(d_x, ops.assign_add(self.gradients[i], gradients[i]))
-        return d_x
+        d_x, done = self.run(x, prefix_ids, prefix_lengths, input_ids, d_output)
+        return ops.depend(d_x, done)
 
 
 class LastStageScores(nn.Cell):
@@ -80,11 +78,9 @@ class LastStageBackward(nn.Cell):
 
     def __init__(self, loss: LastStageLoss, parameters: ParameterTuple, gradients: ParameterTuple):
         super().__init__(auto_prefix=False)
-        self.gradients = gradients
-        self.run = ops.value_and_grad(loss, 0, weights=parameters, has_aux=True)
+        trigger = collect_gradients(loss, parameters, gradients)
+        self.run = ops.value_and_grad(loss, 0, weights=trigger, has_aux=True)
 
     def construct(self, x, *fields):
-        out, (d_x, gradients) = self.run(x, *fields)
-        for i in range(len(self.gradients)):
-            d_x = ops.depend(d_x, ops.assign_add(self.gradients[i], gradients[i]))
-        return d_x, out
+        out, (d_x, done) = self.run(x, *fields)
+        return ops.depend(d_x, done), out

@@ -1,0 +1,96 @@
+"""A parameter as a graph reads it, whose gradient can go into a buffer as soon as it is known.
+
+`ops.value_and_grad(..., weights=parameters)` returns all gradients at the end, so that a second set of them, the size
+of the model, lies in memory until it is added to the buffers. Here each gradient is added where the backward pass comes
+upon it, and freed. What is differentiated instead is one number, the trigger, on which every weight pretends to depend:
+to know its gradient, the graph has to run all additions.
+
+Untested on Ascend.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+
+
+class _Collect(nn.Cell):
+    """(weight, x, buffer, trigger) -> (weight, x). Nothing before x in the graph gets a gradient before the weight's
+    is in the buffer.
+
+    A Parameter may not be used in `bprop` but as an argument.
+    """
+
+    def construct(self, weight, x, buffer, trigger):
+        return weight, x
+
+    def bprop(self, weight, x, buffer, trigger, out, d_out):
+        done = ops.assign_add(buffer, d_out[0])
+        return d_out[0], ops.depend(d_out[1], done), d_out[0], ops.depend(trigger, done)
+
+
+class _CollectRows(nn.Cell):
+    """(weight [V, H], ids int32[T], buffer, trigger) -> rows [T, H] of the weight; gradients go to rows of the buffer,
+    and a gradient [V, H] never exists.
+    """
+
+    def __init__(self):
+        super().__init__(auto_prefix=False)
+        self.add = ops.ScatterAdd()
+
+    def construct(self, weight, ids, buffer, trigger):
+        return ops.gather(weight, ids, 0)
+
+    def bprop(self, weight, ids, buffer, trigger, out, d_out):
+        done = self.add(buffer, ids, d_out)
+        return weight, ids, weight, ops.depend(trigger, done)
+
+
+class Weight(nn.Cell):
+    """One use of a parameter in a graph."""
+
+    def __init__(self, parameter: Parameter):
+        super().__init__(auto_prefix=False)
+        self.parameter = parameter
+        self.collects = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.parameter.shape
+
+    def construct(self, x):
+        """(the parameter, x): x is what the parameter will be combined with."""
+        if self.collects:
+            return self.collect(self.parameter, x, self.buffer, self.trigger)
+        return self.parameter, x
+
+    def rows(self, ids):
+        """The parameter's rows of these indices."""
+        if self.collects:
+            return self.collect_rows(self.parameter, ids, self.buffer, self.trigger)
+        return ops.gather(self.parameter, ids, 0)
+
+    def collect_into(self, buffer: Parameter, trigger: Parameter) -> None:
+        """Let backward passes of graphs that are not compiled yet add the gradient to `buffer`."""
+        self.collect, self.collect_rows = _Collect(), _CollectRows()
+        self.buffer, self.trigger = buffer, trigger
+        self.collects = True
+
+
+def collect_gradients(graph: nn.Cell, parameters: Sequence[Parameter], buffers: Sequence[Parameter]) -> ParameterTuple:
+    """Let the backward pass of `graph` add the gradient of each parameter to its buffer.
+
+    Returns what to differentiate for that: the backward pass runs once the gradients of these are used.
+    Raises ValueError where a parameter is not read through a `Weight`.
+    """
+    trigger = Parameter(Tensor(np.float32(0)), name="gradient.trigger")
+    by_parameter = {id(parameter): buffer for parameter, buffer in zip(parameters, buffers, strict=True)}
+    found = set()
+    for _, cell in graph.cells_and_names():
+        if isinstance(cell, Weight) and id(cell.parameter) in by_parameter:
+            cell.collect_into(by_parameter[id(cell.parameter)], trigger)
+            found.add(id(cell.parameter))
+    missing = [parameter.name for parameter in parameters if id(parameter) not in found]
+    if missing:
+        raise ValueError(f"the graph reads {missing[0]} directly, and gradients are collected from a Weight only")
+    return ParameterTuple([trigger])
