@@ -8,10 +8,12 @@ supported. hccl has not been run here: the Ascend branch follows its documentati
 
 import argparse
 import os
+import socket
 import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import psutil
@@ -23,6 +25,9 @@ from mindrlhf.errors import UserError
 # On CPU a collective gives up after MS_NODE_TIMEOUT (default 30 s) of waiting for a slower rank, which any rank that
 # compiles, scores or saves for longer would exceed. The scheduler keeps its own 30 s, by which it notices dead workers.
 COLLECTIVE_TIMEOUT_S = 7200
+
+# Until all processes have met; MindSpore's own limit is half an hour.
+START_TIMEOUT_S = 600
 
 # A CPU collective returns on the receiver before the sender has its acknowledgement; a process that exits at once
 # takes that with it and the sender waits for its timeout. After the closing barrier only a few bytes are on the way.
@@ -75,13 +80,14 @@ class World:
         if self.size == 1:
             return
         if error is not None and not (isinstance(error, SystemExit) and error.code in (None, 0)):
-            self._abort(error)
+            self.abort(error)
         if self.device_target == "CPU":
             Collectives(self).peers().stop_watching()
         Collectives(self).barrier()
         time.sleep(ACKNOWLEDGEMENT_S)
 
-    def _abort(self, error: BaseException) -> None:
+    def abort(self, error: BaseException) -> None:
+        """Say what is wrong and end this process at once, from whichever thread."""
         _ABORTING.acquire()
         code = 1
         if isinstance(error, UserError):
@@ -153,10 +159,10 @@ def launch(
         return World(rank=0, size=1, device_target=device_target)
     from mindspore import communication
 
-    communication.init("hccl" if device_target == "Ascend" else "mccl")
+    _join(communication.init, "hccl" if device_target == "Ascend" else "mccl")
     world = World(communication.get_rank(), communication.get_group_size(), device_target)
     if device_target == "CPU":
-        Collectives(world).peers().watch(lambda rank: world._abort(PeerGone(rank)))
+        Collectives(world).peers().watch(lambda rank: world.abort(PeerGone(rank)))
     return world
 
 
@@ -165,8 +171,24 @@ def _schedule(size: int) -> None:
     if size > 1:
         from mindspore import communication
 
-        communication.init("mccl")
+        _join(communication.init, "mccl")
     sys.exit(0)
+
+
+def _join(init: Callable[[str], None], backend: str) -> None:
+    """Meet the other processes. UserError where not all have come within MS_TOPO_TIMEOUT."""
+    limit = os.environ.setdefault("MS_TOPO_TIMEOUT", str(START_TIMEOUT_S))
+    try:
+        init(backend)
+    except RuntimeError as error:
+        if "not successfully spawned" not in str(error):
+            raise
+        me = os.environ["MS_ROLE"].removeprefix("MS_").lower() + f" {os.environ.get('RANK_ID', '')}".rstrip()
+        raise UserError(
+            f"not all of the {started_workers()} workers came within {limit} s ({me} on {socket.gethostname()} is "
+            f"here): see the logs of the others, whether each host was started, and whether it reaches "
+            f"{os.environ['MS_SCHED_HOST']}:{os.environ['MS_SCHED_PORT']}; MS_TOPO_TIMEOUT sets the limit"
+        ) from error
 
 
 def _choose_device(device_target: str, options: AscendOptions, alone: bool) -> None:

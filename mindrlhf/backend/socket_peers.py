@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mindrlhf.backend.peers import Messages, PeerGone, bytes_of
+from mindrlhf.errors import UserError
 
 if TYPE_CHECKING:
     from mindrlhf.backend.collectives import Collectives
@@ -209,7 +210,14 @@ def connect_peers(collectives: "Collectives") -> SocketPeers:
         sockets = {other: _call(rank, *addresses[other]) for other in range(rank)}
         server.settimeout(_CONNECT_TIMEOUT_S)
         while len(sockets) < len(addresses) - 1:
-            caller, connection = _answer(server, secret)
+            try:
+                caller, connection = _answer(server, secret)
+            except TimeoutError:
+                missing = sorted(set(range(rank + 1, len(addresses))) - sockets.keys())
+                raise UserError(
+                    f"rank {rank}: not connected within {_CONNECT_TIMEOUT_S} s with rank "
+                    f"{', '.join(map(str, missing))}; see the log of each, and whether its host reaches this one."
+                ) from None
             if caller is not None:
                 sockets[caller] = connection
     for connection in sockets.values():

@@ -4,13 +4,15 @@ A resumed job appears there as a run of its own, beginning with the step it resu
 """
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from mindrlhf.errors import UserError
 from mindrlhf.metrics.files import make_folder
+
+TRACKERS = ("wandb", "swanlab")
 
 
 class TrackerWriter:
@@ -59,6 +61,13 @@ def swanlab_writer(
     init = _package("swanlab").init
     arguments = {"project": project, "experiment_name": run_name, "logdir": str(folder), "config": dict(settings or {})}
     return _begin("swanlab", init, Path(folder), arguments, offline)
+
+
+def check_installed(loggers: Sequence[str]) -> None:
+    """Raises UserError for a tracker among the loggers whose package cannot be imported."""
+    for name in loggers:
+        if name in TRACKERS:
+            _package(name)
 
 
 def _package(name: str) -> ModuleType:

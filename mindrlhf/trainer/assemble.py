@@ -42,6 +42,7 @@ from mindrlhf.trainer.kl_term import KLTerm
 from mindrlhf.trainer.model import Parameters, open_updater, published_weights, save_model
 from mindrlhf.trainer.outputs import CRITIC_FOLDER, MODEL_FOLDER, ROLLOUTS, clean_outputs, forget_after
 from mindrlhf.trainer.policy import PolicyUpdates
+from mindrlhf.trainer.preflight import preflight
 from mindrlhf.trainer.reference import Reference
 from mindrlhf.trainer.report import StepReport
 from mindrlhf.trainer.residents import add_roles, open_residency
@@ -83,6 +84,9 @@ def assemble(
     training, generating = (Side(yaml, job.model, collectives) for yaml in (job.train, job.infer))
     if prompts and world.rank == 0:
         print(batch_table(config, training.data_parallel.size, generating.data_parallel.size, longest), flush=True)
+    scores = bool(prompts) and generating.first_of_replica
+    rewards = stack.enter_context(RewardRunner(config.reward)) if scores else None
+    preflight(job, collectives, prompts, rewards)
 
     kernels = backend.kernels(job.train.context.device_target)
     bucket = config.train.length_bucket
@@ -123,8 +127,6 @@ def assemble(
         validation = open_validation(job, answerer, problems, generating, collectives, total, stack)
     judge = validation.evaluator.engine if validation else None
     add_roles(residency, policy, answering, updater, engines, judge, critic)
-    scores = bool(prompts) and generating.first_of_replica
-    rewards = stack.enter_context(RewardRunner(config.reward)) if scores else None
 
     stream = sampling = None
     if prompts:

@@ -177,3 +177,22 @@ def fail_on_rank_1(world: World) -> None:
 def test_the_harness_shows_a_failure():
     with pytest.raises(WorkersFailed, match="the harness must show this"):
         run_workers(2, __file__, "fail_on_rank_1")
+
+
+def test_workers_that_do_not_come(monkeypatch):
+    """What MindSpore raises after its limit becomes one sentence; anything else of it passes through."""
+    from mindrlhf.backend.launch import _join
+
+    for name, value in {"MS_ROLE": "MS_WORKER", "RANK_ID": "1", "MS_WORKER_NUM": "4"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MS_SCHED_HOST", "10.0.0.1")
+    monkeypatch.setenv("MS_SCHED_PORT", "8118")
+    monkeypatch.setenv("MS_TOPO_TIMEOUT", "30")
+
+    def init(message):
+        raise RuntimeError(message)
+
+    with pytest.raises(UserError, match=r"not all of the 4 workers came within 30 s \(worker 1 on .* 10\.0\.0\.1:8118"):
+        _join(lambda _: init("some processes in the cluster are not successfully spawned"), "mccl")
+    with pytest.raises(RuntimeError, match="another trouble"):
+        _join(lambda _: init("another trouble"), "mccl")

@@ -63,9 +63,10 @@ def test_reward_functions_of_a_file(task, tmp_path, caplog):
 
 
 @pytest.mark.slow
-def test_a_reward_function_that_always_fails(task, tmp_path):
+def test_a_reward_function_that_fails_for_every_sample(task, tmp_path):
     """Nothing can be learnt: the weights stay, and the run says so in its metrics."""
-    (tmp_path / "functions.py").write_text("def broken(prompt, completion, fields):\n    return 1 / 0\n")
+    code = "def broken(prompt, completion, fields):\n    return 1 / (completion == fields['ground_truth'])\n"
+    (tmp_path / "functions.py").write_text(code)
     functions = f"reward.functions=[{{name: '{tmp_path}/functions.py:broken'}}]"
     settings = (functions, "trainer.total_steps=1", "algorithm.beta=0", "optimizer.weight_decay=0", "optimizer.lr=1e-2")
     result = run(task, tmp_path / "out", *settings)

@@ -1,0 +1,175 @@
+"""What a job stands on, looked at before it begins. A failing point is one sentence; all else is one block."""
+
+import logging
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+from mindrlhf.backend.ceiling import matmul_ceiling
+from mindrlhf.backend.collectives import Collectives
+from mindrlhf.backend.roll_call import roll_call
+from mindrlhf.configs.grpo import GRPOConfig
+from mindrlhf.configs.model import ModelConfig
+from mindrlhf.data.tokenizer import Tokenizer
+from mindrlhf.errors import UserError
+from mindrlhf.metrics.run_settings import versions
+from mindrlhf.metrics.trackers import check_installed
+from mindrlhf.models.parameters import parameter_count
+from mindrlhf.rewards.runner import RewardRunner
+from mindrlhf.trainer.build import Job
+from mindrlhf.trainer.roles import stop_ids
+from mindrlhf.types import Prompt
+
+_log = logging.getLogger(__name__)
+
+GIB = 1024**3
+FLOAT32 = 4  # bytes of a weight and of each of its two moments
+
+
+@dataclass(frozen=True)
+class Here:
+    """What a rank has: its host, threads of each process, bytes of memory that are free on the host, FLOP/s."""
+
+    host: str
+    threads: int
+    memory: int
+    ceiling: float
+
+
+def preflight(job: Job, collectives: Collectives, prompts: Sequence[Prompt], rewards: RewardRunner | None) -> None:
+    """Look at everything on every rank; rank 0 prints the block. Raises UserError for what would fail later.
+
+    prompts: of the dataset; none for a replay. rewards: on the ranks that score.
+    """
+    world = collectives.world
+    answered = roll_call(collectives, world.abort)
+    folders = {job.output, job.args.save_ckpt_dir}
+    for folder in folders:
+        check_writable(folder)
+    ceiling = matmul_ceiling(world.device_target, job.train.model.compute_dtype)
+    threads = int(os.environ.get("OMP_NUM_THREADS", 1))
+    here = Here(socket.gethostname(), threads, psutil.virtual_memory().available, ceiling)
+    everywhere: list[Here] = collectives.all_gather_object(here)
+    if world.rank:
+        return
+    check_installed(job.config.trainer.loggers)
+    lines = {
+        "versions": ", ".join(f"{name} {version}" for name, version in versions().items()),
+        "devices": devices(world.device_target, everywhere, job.train.model.compute_dtype),
+        "ranks": f"all {world.size} answered within {answered:.1f} s" if world.size > 1 else "one process",
+        "model": f"{job.model.family}, {parameter_count(job.model):,} parameters",
+        "tokenizer": tokenizer_line(job.tokenizer, job.model),
+        "disk": disk_line(job.args.save_ckpt_dir, *disk_needs(job.config, job.model)),
+    }
+    if prompts and rewards:
+        lines["reward"] = try_reward(rewards, prompts[0], lambda ids: job.tokenizer.decode(list(ids)))
+    print(block(lines), flush=True)
+
+
+def block(lines: Mapping[str, str]) -> str:
+    width = max(map(len, lines))
+    return "\n".join(["preflight:", *(f"  {name:<{width}}  {text}" for name, text in lines.items())])
+
+
+def devices(target: str, everywhere: Iterable[Here], dtype: str) -> str:
+    """The hosts with their processes, threads, free memory, and measured matrix products."""
+    hosts: dict[str, list[Here]] = {}
+    for here in everywhere:
+        hosts.setdefault(here.host, []).append(here)
+    parts = [
+        f"{host}: {len(ranks)} x {ranks[0].threads} threads, {min(here.memory for here in ranks) / GIB:.1f} GiB of "
+        f"memory free, {sum(here.ceiling for here in ranks) / 1e9:.0f} GFLOP/s of {dtype} products"
+        for host, ranks in hosts.items()
+    ]
+    return f"{target}, " + "; ".join(parts)
+
+
+def check_writable(folder: Path) -> None:
+    """Raises UserError for a folder in which no file can be made."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"0")
+    except OSError as error:
+        raise UserError(
+            f"{folder}: cannot be written to ({error.strerror}); free some space, or give another folder."
+        ) from error
+
+
+def disk_needs(config: GRPOConfig, model: ModelConfig) -> tuple[int, int]:
+    """(bytes without which nothing can be saved, bytes of all that the settings keep), rollouts not counted.
+
+    The exported model is one copy of the weights in float32, a checkpoint three: weights and two moments. One more than
+    is kept is on the disk while it is written.
+    """
+    copies = 1 + config.algorithm.uses_critic
+    weights = FLOAT32 * parameter_count(model) * copies
+    if config.trainer.save_freq is None:
+        return weights, weights
+    kept = config.trainer.save_max_ckpt_num
+    return 4 * weights, weights * (1 + 3 * (1 if kept is None else kept + 1))
+
+
+def disk_line(folder: Path, least: int, whole: int) -> str:
+    """Raises UserError where not even the least fits."""
+    free = shutil.disk_usage(folder).free
+    if free < least:
+        raise UserError(
+            f"{folder}: {size(free)} are free, and the trained model with one checkpoint takes "
+            f"{size(least)}; free some space, or give --save_ckpt_dir another disk."
+        )
+    text = f"{size(free)} free, {size(whole)} for the trained model and its checkpoints"
+    if free >= whole:
+        return text
+    return f"{text}: NOT ENOUGH for all of them; lower trainer.save_max_ckpt_num, or use another disk"
+
+
+def size(nbytes: int) -> str:
+    """1.2 GiB, or 340.0 MiB below one."""
+    return f"{nbytes / GIB:.1f} GiB" if nbytes >= GIB else f"{nbytes / 1024**2:.1f} MiB"
+
+
+def tokenizer_line(tokenizer: Tokenizer, model: ModelConfig) -> str:
+    """Its size against the model's (which `check_token_ids` has compared), and what ends an answer."""
+    text = f"{tokenizer.size} tokens of the model's {model.vocab_size}"
+    ends = stop_ids(tokenizer, model)
+    if not ends:
+        return f"{text}; NO END TOKEN: every answer runs to rollout.max_new_tokens, see eos_token_id of config.json"
+    return f"{text}; answers end with {', '.join(repr(tokenizer.decode([token])) for token in ends)}"
+
+
+def try_reward(runner: RewardRunner, prompt: Prompt, decode: Callable[[Sequence[int]], str]) -> str:
+    """Score three answers to one row: its ground truth, a sentence that ends with it, and nothing.
+
+    A function that fails for all of them is a UserError: it would cost every sample of the run. One that fails for some
+    is shown; that is a matter of the samples.
+    """
+    truth = prompt.fields.get("ground_truth", "")
+    text = decode(prompt.token_ids)
+    fields = {**prompt.fields, "response_length": "1", "max_new_tokens": "1"}
+    answers = (truth, f"The answer is {truth}.", "")
+    table = runner.score([(text, answer, fields) for answer in answers])
+    parts = []
+    for name in runner.names:
+        errors, scores = table.errors[name], table.by_function[name]
+        if len(errors) == len(answers):
+            reason = next(iter(errors.values()))
+            raise UserError(
+                f"reward.functions: {name} fails on the first row of the data, whatever the answer ({reason}); mend "
+                "it, and try it with `mindrlhf reward-check`."
+            )
+        shown = ", ".join("failed" if i in errors else _score(scores[i]) for i in range(len(answers)))
+        parts.append(f"{name} {shown} ({1000 * np.mean(table.seconds[name]):.1f} ms each)")
+    for failure in table.first_failures:
+        _log.warning("reward function %s failed in the preflight (%s)", failure.function, failure.reason)
+    return f"the first row's answer, in a sentence, none: {'; '.join(parts)}"
+
+
+def _score(value: float) -> str:
+    return "unscored" if np.isnan(value) else f"{value:.3g}"

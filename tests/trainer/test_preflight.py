@@ -1,0 +1,145 @@
+"""What a job stands on, part by part; the whole block is seen in the runs of `test_grpo_runs.py`."""
+
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from mindrlhf.backend.roll_call import roll_call
+from mindrlhf.configs.grpo import RewardSettings
+from mindrlhf.configs.loading import load_grpo_config
+from mindrlhf.configs.model import ModelConfig
+from mindrlhf.errors import UserError
+from mindrlhf.metrics.trackers import check_installed
+from mindrlhf.models.parameters import parameter_count
+from mindrlhf.rewards.runner import RewardRunner
+from mindrlhf.trainer import preflight
+from mindrlhf.trainer.preflight import Here, block, check_writable, devices, disk_line, disk_needs, try_reward
+from mindrlhf.types import Prompt
+
+MODEL = ModelConfig(
+    vocab_size=50, hidden_size=24, intermediate_size=40, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=6
+)
+
+
+class Mailboxes:
+    """Peers of threads; who is in `silent` never sends."""
+
+    def __init__(self, size, silent=()):
+        self.boxes = {(a, b): [] for a in range(size) for b in range(size)}
+        self.news, self.silent = threading.Condition(), silent
+
+    def of(self, rank):
+        def send(array, to):
+            with self.news:
+                if rank not in self.silent:
+                    self.boxes[rank, to].append(array.copy())
+                self.news.notify_all()
+
+        def receive(into, source):
+            with self.news:
+                self.news.wait_for(lambda: self.boxes[source, rank], timeout=1)
+                into[:] = self.boxes[source, rank].pop(0) if self.boxes[source, rank] else 0
+
+        peers = SimpleNamespace(send=send, receive=receive)
+        return SimpleNamespace(world=SimpleNamespace(rank=rank, size=4), peers=lambda: peers)
+
+
+def call(mailboxes, limit_s):
+    """Each rank's seconds, and what each was given up with."""
+    seconds, troubles = {}, {}
+
+    def one(rank):
+        seconds[rank] = roll_call(mailboxes.of(rank), lambda error: troubles.setdefault(rank, str(error)), limit_s)
+
+    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return seconds, troubles
+
+
+def test_every_rank_answers():
+    seconds, troubles = call(Mailboxes(4), limit_s=5)
+    assert sorted(seconds) == [0, 1, 2, 3]
+    assert not troubles
+
+
+def test_the_missing_rank_is_named():
+    _, troubles = call(Mailboxes(4, silent=(2,)), limit_s=0.3)
+    assert troubles[0].startswith("rank 2 of 4 did not answer rank 0 within 0.3 s")
+
+
+def test_one_process_calls_nobody():
+    alone = SimpleNamespace(world=SimpleNamespace(rank=0, size=1))
+    assert roll_call(alone, pytest.fail) == 0.0
+
+
+def test_disk(tmp_path, monkeypatch):
+    weights = 4 * parameter_count(MODEL)
+    assert disk_needs(load_grpo_config(None, []), MODEL) == (weights, weights)
+    saving = ["trainer.save_freq=10", "trainer.save_max_ckpt_num=2"]
+    assert disk_needs(load_grpo_config(None, saving), MODEL) == (4 * weights, weights + 9 * weights)
+    critic = load_grpo_config(None, ["algorithm.advantage=gae"])
+    assert disk_needs(critic, MODEL)[0] == 2 * weights
+    monkeypatch.setattr(preflight.shutil, "disk_usage", lambda _: SimpleNamespace(free=4 * weights))
+    assert "NOT ENOUGH" not in disk_line(tmp_path, weights, 4 * weights)
+    assert "NOT ENOUGH for all of them; lower trainer.save_max_ckpt_num" in disk_line(
+        tmp_path, weights, 4 * weights + 1
+    )
+    with pytest.raises(UserError, match="free some space, or give --save_ckpt_dir another disk"):
+        disk_line(tmp_path, 4 * weights + 1, 10 * weights)
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+    check_writable(tmp_path)
+    assert not list(tmp_path.iterdir()), "nothing is left behind"
+    with pytest.raises(UserError, match="cannot be written to"):
+        check_writable(tmp_path / "none")
+
+
+def test_devices_by_host():
+    ranks = [Here("a", 2, 8 << 30, 1e11), Here("a", 2, 7 << 30, 1e11), Here("b", 4, 16 << 30, 3e11)]
+    assert devices("CPU", ranks, "float32") == (
+        "CPU, a: 2 x 2 threads, 7.0 GiB of memory free, 200 GFLOP/s of float32 products; "
+        "b: 1 x 4 threads, 16.0 GiB of memory free, 300 GFLOP/s of float32 products"
+    )
+    assert block({"a": "1", "bcd": "2"}) == "preflight:\n  a    1\n  bcd  2"
+
+
+@pytest.fixture(scope="module")
+def functions(tmp_path_factory):
+    file = tmp_path_factory.mktemp("rewards") / "rewards.py"
+    file.write_text(
+        "def right(prompt, completion, fields):\n    return completion == fields['ground_truth']\n"
+        "def picky(prompt, completion, fields):\n    return 1 / len(completion)\n"
+        "def broken(prompt, completion, fields):\n    return fields['no such field']\n"
+    )
+    return file
+
+
+def runner(functions, *names):
+    return RewardRunner(RewardSettings(functions=[{"name": f"{functions}:{name}"} for name in names]))
+
+
+def test_rewards_are_tried_on_one_row(functions, caplog):
+    prompt = Prompt(0, np.array([1, 2], np.int32), {"ground_truth": "72"})
+    with runner(functions, "right", "picky") as rewards:
+        line = try_reward(rewards, prompt, str)
+    assert "right 1, 0, 0 (" in line
+    assert "picky 0.5, 0.0588, failed (" in line, "one that fails for some answers is let through"
+    assert "picky failed in the preflight" in caplog.text
+    with (
+        runner(functions, "right", "broken") as rewards,
+        pytest.raises(UserError, match=r"broken fails on the first row of the data, whatever the answer \(.*no such"),
+    ):
+        try_reward(rewards, prompt, str)
+
+
+def test_trackers_are_looked_for(monkeypatch):
+    check_installed(("console", "jsonl"))
+    monkeypatch.setitem(__import__("sys").modules, "swanlab", None)
+    with pytest.raises(UserError, match=r"trainer\.loggers has 'swanlab', which is not installed"):
+        check_installed(("console", "swanlab"))
