@@ -36,6 +36,12 @@ def test_a_run_as_it_is(folder):
     assert read_run(folder, "a", samples=5, most_steps=1).groups[1].prompt_id == 11
 
 
+def test_rollouts_of_an_earlier_and_longer_run_are_left_out(tmp_path):
+    make_run(tmp_path, steps=9)
+    make_run(tmp_path, steps=2)
+    assert read_run(tmp_path, "a", 1, 40).rollout_steps == [1, 2]
+
+
 def test_no_text_of_a_run_becomes_markup(folder):
     page = render([read_run(folder, "</title><script>window.hacked = 3</script>", 8, 40)])
     assert page.count("</script>") == 2

@@ -13,9 +13,10 @@ DIGITS = 6  # significant, of a number on the page
 
 @dataclass(frozen=True)
 class Chart:
-    """metrics: patterns of whole names; a chart none of whose metrics a run has is left out.
+    """metrics: patterns of whole names, `without` some; a chart none of whose metrics a run has is left out.
 
-    stacked: areas on top of each other, one chart for each run; `remainder` is then the metric that they are parts of.
+    stacked: areas on top of each other, one chart for each run; `remainder` is then the metric that they are parts of,
+    together with the metric `apart`, which is not shown.
     """
 
     title: str
@@ -23,6 +24,7 @@ class Chart:
     metrics: tuple[str, ...]
     stacked: bool = False
     remainder: str | None = None
+    apart: str | None = None
     without: tuple[str, ...] = ()
 
 
@@ -44,11 +46,12 @@ LEARNING = (
 COST = (
     Chart(
         "Time by phase",
-        "seconds of a step",
+        "seconds of a step, compiling left out",
         (r"timing_s/.+",),
         stacked=True,
         remainder="timing_s/step",
-        without=("timing_s/step",),
+        apart="timing_s/compile",
+        without=("timing_s/step", "timing_s/compile"),
     ),
     Chart("Throughput", "tokens per second and process", ("perf/throughput",)),
     Chart("Share of the machine's ceiling (MFU)", "of measured matrix products", (r"perf/mfu(/.+)?",)),
@@ -94,6 +97,7 @@ def chart_data(charts: Sequence[Chart], names: Iterable[str]) -> list[dict[str, 
             "metrics": metrics,
             "stacked": chart.stacked,
             "remainder": chart.remainder,
+            "apart": chart.apart,
         }
         for chart, metrics in found
         if metrics

@@ -65,7 +65,9 @@ def read_run(path: Path, label: str, samples: int, most_steps: int, begun: bool 
     if begun and not metrics.is_file():
         raise UserError(f"{path}: there is no {METRICS_FILE} in it; give the output folder of a run.")
     rows = read_metrics(metrics) if metrics.is_file() else []
-    steps = rollout_steps(folder / ROLLOUTS_FOLDER)
+    # What lies there of later steps is of an earlier run in the same folder, which wrote more of them.
+    done = rows[-1]["step"] if rows else 0
+    steps = [step for step in rollout_steps(folder / ROLLOUTS_FOLDER) if step <= done]
     groups = sample_rollouts(folder / ROLLOUTS_FOLDER, steps, samples, most_steps)
     return Run(label, folder, rows, groups, steps, flatten(read_settings(folder)))
 

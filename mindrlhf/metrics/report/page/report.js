@@ -27,13 +27,13 @@
     return made;
   }
 
-  function number(value) {
+  function number(value, digits = 4) {
     if (value === null || value === undefined) return "–";
     const size = Math.abs(value);
     if (size >= 1e9 || (size > 0 && size < 1e-3)) return value.toExponential(1);
     for (const [unit, name] of [[1e6, "M"], [1e4, "k"]])
       if (size >= unit) return (value / (name === "k" ? 1e3 : unit)).toFixed(1) + name;
-    return String(Number(value.toPrecision(4)));
+    return String(Number(value.toPrecision(digits)));
   }
 
   // Round tick values within low..high, at least about `count` of them.
@@ -120,7 +120,7 @@
       const up = (value) => HEIGHT - BOTTOM - ((HEIGHT - TOP - BOTTOM) * (value - low)) / (high - low);
       for (const value of ticks(low, high, 3)) {
         picture.append(shape("line", { class: "grid", x1: LEFT, x2: width - RIGHT, y1: up(value), y2: up(value) }));
-        picture.append(shape("text", { x: LEFT - 6, y: up(value) + 4, "text-anchor": "end" }, number(value)));
+        picture.append(shape("text", { x: LEFT - 6, y: up(value) + 4, "text-anchor": "end" }, number(value, 6)));
       }
       for (const step of ticks(first, last, Math.max(2, Math.floor(width / 150))).filter(Number.isInteger))
         picture.append(shape("text", { x: across(step), y: HEIGHT - 6, "text-anchor": "middle" }, String(step)));
@@ -203,7 +203,8 @@
     const parts = found.map((name) => ({ name: shortName(name, true), values: run.metrics[name] }));
     const whole = chart.remainder && run.metrics[chart.remainder];
     if (whole) {
-      const rest = whole.map((value, at) => value === null ? null : Math.max(0, value - parts.reduce((sum, part) => sum + (part.values[at] ?? 0), 0)));
+      const apart = run.metrics[chart.apart] ?? [];
+      const rest = whole.map((value, at) => value === null ? null : Math.max(0, value - (apart[at] ?? 0) - parts.reduce((sum, part) => sum + (part.values[at] ?? 0), 0)));
       if (total(rest) > 0) parts.push({ name: "other", values: rest });
     }
     const series = parts.map((part, index) => ({ ...part, colour: colour(index), steps: run.steps }));
