@@ -23,7 +23,7 @@ class Outcome:
     smallest_memory: float
 
     def ratio(self, what: str) -> float:
-        """ours / peer of `memory`, or for each response token of `step`, `gen`, `logprob`, `train` with the optimizer."""
+        """ours / peer of `memory`, or for a response token of `step`, `gen`, `logprob`, `train` with the optimizer."""
         if what == "memory":
             return self.ours["memory"] / self.smallest_memory
         ours, theirs = (seconds(side, what) / side["completion_tokens"] for side in (self.ours, self.peer))

@@ -29,8 +29,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from machine import Moment, matrix_product_ceiling, peak_mib, seconds_since_start
-from operations import forward_operations
+from machine import Moment, peak_mib, seconds_since_start
 from work import Work, prepare
 
 from mindrlhf import __version__
@@ -106,6 +105,7 @@ def measure(args: argparse.Namespace, work: Work) -> dict[str, Any]:
     from mindrlhf.backend.launch import launch
     from mindrlhf.commands import train
     from mindrlhf.trainer.build import check
+    from mindrlhf.trainer.stop import StopSignals
 
     parser = argparse.ArgumentParser()
     train.add_arguments(parser)
@@ -115,9 +115,10 @@ def measure(args: argparse.Namespace, work: Work) -> dict[str, Any]:
             stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
         job = check(parser.parse_intermixed_args(work.train))
         world = stack.enter_context(launch("CPU", worker_count=1))
+        from mindrlhf.backend.ceiling import matmul_ceiling
         from mindrlhf.trainer.assemble import assemble
 
-        trainer = assemble(job, world, stack)[0]
+        trainer = assemble(job, world, stack, StopSignals())[0]
         rows, logs = [], []
         for step in range(1, args.steps + 1):
             row, log = one_step(trainer, step, work, args)
@@ -127,7 +128,8 @@ def measure(args: argparse.Namespace, work: Work) -> dict[str, Any]:
                 first_step_s = seconds_since_start()
         own, reward_processes = peak_mib()
         wall = Moment.now().clock - begun.clock
-        ceiling = matrix_product_ceiling()
+        matmul_ceiling.cache_clear()  # the run has asked for it when it began
+        ceiling = matmul_ceiling("CPU")
     summary = summarise(rows, args.warmup, args.max_others)
     median = summary["median"]
     return {
@@ -201,8 +203,10 @@ def step_row(seconds: Mapping[str, float], optim: float, groups: Sequence[tuple[
 
 
 def needed_operations(work: Work, groups, iterations: int, reference: bool, old: bool) -> Row:
-    """Billions of operations that each phase needs at least; see `operations`."""
-    forward = forward_operations(work.model, groups) / 1e9
+    """Billions of operations that each phase needs at least; see `metrics.flops`."""
+    from mindrlhf.metrics.flops import forward_flops
+
+    forward = sum(forward_flops(work.model, *group) for group in groups) / 1e9
     row = {"gen_gflop": forward, "logprob_gflop": forward * (reference + old), "train_gflop": 3 * forward * iterations}
     return row | {"step_gflop": sum(row.values())}
 

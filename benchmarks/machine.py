@@ -1,4 +1,4 @@
-"""What the machine did meanwhile: processor time of this and other processes, memory, and its matrix products."""
+"""What the machine did meanwhile: processor time of this and of other processes, and memory."""
 
 import os
 import resource
@@ -56,31 +56,6 @@ def peak_mib() -> tuple[float, float]:
 def seconds_since_start() -> float:
     """Wall time since the operating system started this process."""
     return time.time() - psutil.Process().create_time()
-
-
-def matrix_product_ceiling(sizes: tuple[int, ...] = (512, 1024, 2048), seconds: float = 0.5) -> float:
-    """The best rate of float32 matrix products in MindSpore, FLOP/s, over square sizes tried for `seconds` each."""
-    import numpy as np
-    from mindspore import Tensor, nn, ops
-
-    class Product(nn.Cell):
-        def __init__(self):
-            super().__init__()
-            self.matmul = ops.MatMul()
-
-        def construct(self, a, b):
-            return self.matmul(a, b)
-
-    product, best = Product(), 0.0
-    for size in sizes:
-        a, b = (Tensor(np.random.default_rng(i).standard_normal((size, size), np.float32)) for i in range(2))
-        product(a, b).asnumpy()
-        end = time.perf_counter() + seconds
-        while time.perf_counter() < end:
-            start = time.perf_counter()
-            product(a, b).asnumpy()
-            best = max(best, 2.0 * size**3 / (time.perf_counter() - start))
-    return best
 
 
 def _descendants() -> list[psutil.Process]:

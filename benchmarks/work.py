@@ -76,7 +76,7 @@ def _settings(args: argparse.Namespace) -> list[str]:
         "algorithm.updates_per_iteration": args.mini_batches,
         "optimizer.lr": args.lr,
         "trainer.total_steps": args.steps,
-        "trainer.tensorboard": False,
+        "trainer.loggers": "[jsonl]",
         "trainer.progress": False,
         "reward.functions": json.dumps([{"name": f"{REWARD}:digits"}]),
     }

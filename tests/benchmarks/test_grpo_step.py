@@ -16,7 +16,6 @@ from mindrlhf.models.parameters import parameter_table
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from grpo_step import step_row, summarise
-from operations import forward_operations
 
 # What the peer's script writes for a step.
 PEER_KEYS = {
@@ -26,25 +25,6 @@ PEER_KEYS = {
 SCRIPT = ROOT / "benchmarks" / "grpo_step.py"
 SMALL = "--hidden 32 --layers 2 --intermediate 48 --bpe-vocab 300 --dataset-size 8 --prompts 2 --num-generations 2"
 SHORT = f"{SMALL} --max-prompt 9 --max-completion 6 --max-others 99"
-
-
-def test_operations_counted_one_by_one():
-    """Against a walk over layers, heads and positions."""
-    model, total = small_config(vocab_size=50), 0
-    heads, width = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-    shapes = [(model.hidden_size, heads), (heads, model.hidden_size)] + 2 * [(model.hidden_size, width)]
-    shapes += 3 * [(model.hidden_size, model.intermediate_size)]
-    groups = [(5, [3, 1]), (1, [2, 2])]
-    for prompt, responses in groups:
-        # (position, has a logit): the prompt but its last token once, then a row for each response
-        tokens = [(position, False) for position in range(prompt - 1)]
-        tokens += [(prompt - 1 + offset, True) for length in responses for offset in range(length)]
-        for position, logit in tokens:
-            for _ in range(model.num_layers):
-                total += sum(2 * a * b for a, b in shapes)
-                total += 2 * (2 * heads * (position + 1))  # queries with keys, weights with values
-            total += logit * 2 * model.hidden_size * model.vocab_size
-    assert forward_operations(model, groups) == total
 
 
 def test_phases_add_up_to_the_step_without_building_graphs():
