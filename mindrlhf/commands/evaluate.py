@@ -9,15 +9,12 @@ from typing import Any
 
 from mindrlhf.backend.launch import launch
 from mindrlhf.configs.grpo import RewardFunctionSettings, RewardSettings, SamplingSettings
-from mindrlhf.configs.model import ModelConfig
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
 from mindrlhf.metrics.evaluation import Answer, compare, evaluate, overall, read_answers
 from mindrlhf.metrics.files import make_folder
-from mindrlhf.trainer.roles import Weights, check_token_ids, checkpoint_config, open_tokenizer, stop_ids
-from mindrlhf.types import Prompt
-
-LENGTH_BUCKET = 32
+from mindrlhf.trainer.generator import Generator, language_model
+from mindrlhf.trainer.roles import open_tokenizer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +47,8 @@ def run(args: argparse.Namespace) -> None:
     """Answer, judge, and print one JSON object."""
     _validate(args)
     models = [args.model] if args.compare is None or args.compare.endswith(".jsonl") else [args.model, args.compare]
-    configs = [_config(path) for path in models]
+    for path in models:
+        language_model(path)
     tokenizers = [open_tokenizer(args, path) for path in models]
     earlier = read_answers(args.compare) if args.compare and len(models) == 1 else None
     if args.output:
@@ -58,7 +56,7 @@ def run(args: argparse.Namespace) -> None:
     with launch(args.device_target, worker_count=1, layout_source="mindrlhf eval"):
         from mindrlhf.trainer.evaluate import write_answers
 
-        answers = [_answers(args, *model) for model in zip(models, configs, tokenizers, strict=True)]
+        answers = [_answers(args, *model) for model in zip(models, tokenizers, strict=True)]
     if args.output:
         write_answers(args.output, answers[0])
     result = _summary(answers[0])
@@ -69,55 +67,35 @@ def run(args: argparse.Namespace) -> None:
     print(json.dumps(result))
 
 
-def _config(path: str) -> ModelConfig:
-    config = checkpoint_config(path)
-    if config is None:
-        raise UserError(f"{path}: has no config.json that describes the model; give an HF directory or a checkpoint.")
-    return config
-
-
-def _answers(args: argparse.Namespace, path: str, model: ModelConfig, tokenizer: Tokenizer) -> list[Answer]:
+def _answers(args: argparse.Namespace, path: str, tokenizer: Tokenizer) -> list[Answer]:
     """What one model answers."""
-    from mindrlhf import backend
     from mindrlhf.data.mindrecord import read_prompts
     from mindrlhf.metrics.progress import Progress
-    from mindrlhf.models.transformer import Decoder
     from mindrlhf.rewards.runner import RewardRunner
-    from mindrlhf.rollout.engine import Engine
     from mindrlhf.trainer.evaluate import Evaluator, reward_of
 
     prompts = read_prompts(args.data, tokenizer)[: args.limit]
-    check_token_ids(tokenizer, model, max(int(p.token_ids.max()) for p in prompts), args.data)
-    longest = _longest(args, model, prompts)
-    name = args.reward or reward_of(prompts, args.data, "name one with --reward")
-    positions = longest + args.max_new_tokens + 2 * LENGTH_BUCKET
-    parameters = Weights(path, model, 0).parameters()
-    decoder = Decoder(model, parameters, backend.kernels(args.device_target), positions)
     sampling = SamplingSettings(
         max_new_tokens=args.max_new_tokens, temperature=args.temperature, top_p=args.top_p, top_k=args.top_k
     )
-    slots = min(args.slots, len(prompts) * args.num_generations)
-    engine = Engine(model, decoder, sampling, slots, longest, stop_ids(tokenizer, model), args.seed, LENGTH_BUCKET)
-    decode = _decoder(tokenizer)
+    generator = Generator(
+        path,
+        sampling,
+        tokenizer=tokenizer,
+        slots=args.slots,
+        seed=args.seed,
+        device_target=args.device_target,
+        where=args.data,
+    )
+    name = args.reward or reward_of(prompts, args.data, "name one with --reward")
+    engine = generator.engine(prompts, args.num_generations)
     with RewardRunner(RewardSettings(functions=(RewardFunctionSettings(name=name),))) as rewards:
+        decode = _decoder(tokenizer)
         return Evaluator(engine, prompts, args.num_generations, rewards, decode, lambda own: own, Progress())()
 
 
 def _decoder(tokenizer: Tokenizer) -> Callable[[Sequence[int]], str]:
     return lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True)
-
-
-def _longest(args: argparse.Namespace, model: ModelConfig, prompts: Sequence[Prompt]) -> int:
-    """The longest prompt in tokens, when there is room for an answer behind it."""
-    longest = max(len(prompt.token_ids) for prompt in prompts)
-    room = model.max_position_embeddings - longest
-    if args.max_new_tokens > room:
-        raise UserError(
-            f"{args.data}: prompts of up to {longest} tokens with --max_new_tokens {args.max_new_tokens} are "
-            f"longer than the model's {model.max_position_embeddings} positions; "
-            + (f"set --max_new_tokens to {room} or fewer." if room > 0 else "use shorter prompts.")
-        )
-    return longest
 
 
 def _summary(answers: Sequence[Answer]) -> dict[str, Any]:

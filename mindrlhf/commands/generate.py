@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from mindrlhf.backend.launch import launch
 from mindrlhf.checkpoint.atomic import atomic_file
 from mindrlhf.configs.grpo import SamplingSettings
 from mindrlhf.configs.loading import load_settings
@@ -27,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="key=value",
         help=f"how tokens are drawn: {', '.join(SamplingSettings.model_fields)}",
     )
-    parser.add_argument("--model", required=True, help="HF directory")
+    parser.add_argument("--model", required=True, help="HF directory, or a training checkpoint (step_N, latest, best)")
     parser.add_argument(
         "--prompts",
         required=True,
@@ -68,7 +69,12 @@ def run(args: argparse.Namespace) -> None:
         device_target=args.device_target,
         where=args.prompts,
     )
-    requests = read_requests(args.prompts, tokenizer, args.limit)
+    with launch(args.device_target, worker_count=1, layout_source="mindrlhf generate"):
+        _generate(args, generator)
+
+
+def _generate(args: argparse.Namespace, generator: Generator) -> None:
+    requests = read_requests(args.prompts, generator.tokenizer, args.limit)
     with Progress()("generate", len(requests) * args.num_generations, "responses") as advance:
         prompts = [request.prompt for request in requests]
         groups = generator.generate(prompts, args.num_generations, args.step, advance)

@@ -1,13 +1,15 @@
 """Generation alone, without a training job: `mindrlhf generate`, and the same from Python.
 
+    from mindrlhf.backend.launch import launch
     from mindrlhf.configs.grpo import SamplingSettings
     from mindrlhf.trainer.generator import Generator
 
+    launch("CPU")
     generator = Generator("path/to/model", SamplingSettings(max_new_tokens=64, temperature=0.7))
     for group in generator.generate(["3 + 4 =", "5 * 6 ="], num_generations=4):
         print([generator.text(rollout) for rollout in group.rollouts])
 
-Make it before anything else imports MindSpore, whose threads are chosen then (`launch`). One process only.
+One process only: no tensor parallelism here.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,12 +18,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mindrlhf import backend
-from mindrlhf.backend.launch import launch
 from mindrlhf.configs.grpo import SamplingSettings
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
-from mindrlhf.trainer.roles import Weights, check_token_ids, checkpoint_config, stop_ids
+from mindrlhf.trainer.roles import Weights, check_token_ids, checkpoint_config, hf_folder, stop_ids
 from mindrlhf.types import Prompt, Rollout, RolloutGroup
 
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ LENGTH_BUCKET = 32
 class Generator:
     """A model with its tokenizer that answers prompts under one sampling rule.
 
-    model: HF directory. tokenizer: the directory's own by default. slots: responses generated at once, at most.
+    model: HF directory, or a training checkpoint. tokenizer: its own by default. slots: responses generated at once, at
+    most.
     seed: of what is drawn, together with a prompt's id and a response's index. where: names the prompts in messages.
     Raises UserError for a directory that is no model.
     """
@@ -50,10 +52,9 @@ class Generator:
         where: str = "prompts",
     ):
         self.model = language_model(model)
-        self.tokenizer = tokenizer or Tokenizer.from_path(model)
+        self.tokenizer = tokenizer or Tokenizer.from_path(hf_folder(model))
         self.sampling = sampling
         self._path, self._slots, self._seed, self._target, self._where = model, slots, seed, device_target, where
-        launch(device_target, worker_count=1, layout_source="generation")
         self._parameters: dict | None = None
         self._engine: Engine | None = None
 
@@ -73,12 +74,18 @@ class Generator:
         known = [self._encoded(i, prompt) if isinstance(prompt, str) else prompt for i, prompt in enumerate(prompts)]
         if not known:
             return []
-        longest = check_prompts(known, self.model, self.tokenizer, self.sampling.max_new_tokens, self._where)
-        slots = min(self._slots, len(known) * num_generations)
-        engine = self._engine
-        if engine is None or engine.max_prompt < longest or engine.slots < slots:
-            engine = self._engine = self._open_engine(longest, slots)
-        return engine.generate(known, num_generations, step, progress)
+        return self.engine(known, num_generations).generate(known, num_generations, step, progress)
+
+    def engine(self, prompts: Sequence[Prompt], num_generations: int) -> "Engine":
+        """What generates so many responses to each of these prompts; the last one where it is large enough.
+
+        Raises UserError as `generate`.
+        """
+        longest = check_prompts(prompts, self.model, self.tokenizer, self.sampling.max_new_tokens, self._where)
+        slots = min(self._slots, len(prompts) * num_generations)
+        if self._engine is None or self._engine.max_prompt < longest or self._engine.slots < slots:
+            self._engine = self._open_engine(longest, slots)
+        return self._engine
 
     def text(self, rollout: Rollout) -> str:
         """A response without special tokens."""
@@ -117,10 +124,10 @@ class Generator:
 
 
 def language_model(path: str) -> ModelConfig:
-    """The architecture of an HF directory that can generate. Raises UserError."""
+    """The architecture of an HF directory or a checkpoint that can generate. Raises UserError."""
     config = checkpoint_config(path)
     if config is None:
-        raise UserError(f"{path}: has no config.json that describes the model; give an HF directory.")
+        raise UserError(f"{path}: has no config.json that describes the model; give an HF directory or a checkpoint.")
     if config.value_head:
         raise UserError(f"{path}: is a critic, which has no vocabulary head; give a language model.")
     return config

@@ -7,6 +7,7 @@ import jobs
 import numpy as np
 import pytest
 
+from mindrlhf.backend.launch import launch
 from mindrlhf.configs.grpo import SamplingSettings
 from mindrlhf.data.mindrecord import read_prompts
 from mindrlhf.data.tokenizer import Tokenizer
@@ -73,6 +74,7 @@ def test_the_last_line_says_how_fast_it_was(answered):
 def test_python_gives_what_the_command_gives(answered, model):
     """Other slots, another order of arrival, one process more: the same responses; messages are ChatML."""
     tokenizer = Tokenizer.from_path(model)
+    launch("CPU")
     generator = Generator(str(model), SamplingSettings(max_new_tokens=10, top_k=40), slots=2, seed=5)
     chat = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nAdd 3 and 4.<|im_end|>\n<|im_start|>assistant\n"
     for (row, group), text in zip(

@@ -113,7 +113,7 @@ def test_eval_of_random_weights(task, model, capsys):
         (("--compare", "none"), ("none: no such checkpoint",)),
         (("--compare", "none.jsonl"), ("cannot read none.jsonl",)),
         (("--max_new_tokens", 0), ("--max_new_tokens 0: should be 1 or more",)),
-        (("--max_new_tokens", 2048), ("--max_new_tokens 2048", "2048 positions", "or fewer")),
+        (("--max_new_tokens", 2048), ("max_new_tokens 2048", "2048 positions", "or fewer")),
         (("--reward", "gsm"), ("gsm", "gsm8k")),
         (("--vocab_path", "vocab.json"), ("--vocab_path and --merges_file_path belong together",)),
     ],
