@@ -117,6 +117,7 @@ def measure(args: argparse.Namespace, work: Work) -> dict[str, Any]:
         world = stack.enter_context(launch("CPU", worker_count=1))
         from mindrlhf.backend.ceiling import matmul_ceiling
         from mindrlhf.trainer.assemble import assemble
+        from mindrlhf.trainer.stop import StopSignals
 
         trainer = assemble(job, world, stack, StopSignals())[0]
         rows, logs = [], []

@@ -1,0 +1,89 @@
+"""What saving a checkpoint costs the training: of the reference job by default, see `grpo_step.py` for its flags.
+
+OMP_NUM_THREADS=2 python benchmarks/checkpoints.py --fixed-length --rounds 7 trainer.async_save=True
+OMP_NUM_THREADS=2 python benchmarks/checkpoints.py --fixed-length --rounds 7 trainer.async_save=False
+
+Every fourth step is saved. Its save falls into that step's end and, written beside the training, into the next step;
+the other two steps are as they would be without. The overhead of a round is what those two steps took longer than two
+undisturbed ones, as a share of an undisturbed step: what saving after every step would cost. It all happens in one
+process, so that a slow machine slows both sides.
+"""
+
+import contextlib
+import io
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import grpo_step
+from work import prepare
+
+EVERY = 4
+
+
+def main() -> int:
+    arguments = sys.argv[1:]
+    rounds = 5
+    if "--rounds" in arguments:
+        at = arguments.index("--rounds")
+        rounds = int(arguments[at + 1])
+        del arguments[at : at + 2]
+    steps = EVERY * (rounds + 1) + 2
+    settings = (f"trainer.save_freq={EVERY}", f"trainer.total_steps={steps}", "trainer.save_max_ckpt_num=2")
+    args = grpo_step.arguments([*arguments, "--steps", str(steps), *settings])
+    os.environ["OMP_NUM_THREADS"] = str(args.threads)
+    with tempfile.TemporaryDirectory(prefix="checkpoints_") as folder:
+        work = prepare(args, Path(folder))
+        seconds, nbytes = measure(args, work, Path(folder) / "out" / "ckpt")
+    overheads, undisturbed = [], []
+    for last in range(2 * EVERY, steps - 1, EVERY):  # the first round compiles
+        saved, after = seconds[last], seconds[last + 1]
+        plain = [seconds[last - 2], seconds[last - 1]]
+        undisturbed += plain
+        overheads.append((saved + after - sum(plain)) / statistics.mean(plain))
+    print(
+        f"undisturbed step {statistics.median(undisturbed):.3f} s, checkpoint {nbytes / 2**20:.1f} MiB, overhead of "
+        f"saving after every step: median {statistics.median(overheads):+.1%} over {len(overheads)} rounds "
+        f"({', '.join(f'{share:+.1%}' for share in overheads)})"
+    )
+    return 0
+
+
+def measure(args, work, folder: Path) -> tuple[dict[int, float], int]:
+    """(step -> seconds with its save, bytes of one checkpoint)."""
+    import argparse
+
+    from mindrlhf.backend.launch import launch
+    from mindrlhf.commands import train
+    from mindrlhf.trainer.build import check
+
+    parser = argparse.ArgumentParser()
+    train.add_arguments(parser)
+    seconds = {}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+        job = check(parser.parse_intermixed_args(work.train))
+        world = stack.enter_context(launch("CPU", worker_count=1))
+        from mindrlhf.trainer.assemble import assemble
+        from mindrlhf.trainer.stop import StopSignals
+
+        trainer = assemble(job, world, stack, StopSignals())[0]
+        for step in range(1, args.steps + 1):
+            start = time.perf_counter()
+            with trainer.timers("step"):
+                experiences, figures = trainer.collect(step)
+                result = trainer.train(experiences, step, figures)
+                trainer.reshard()
+            trainer.keeper.after_step(step, {}, result.updates)
+            seconds[step] = time.perf_counter() - start
+        trainer.keeper.finish()
+        newest = max(folder.glob("step_*"))
+        nbytes = sum(path.stat().st_size for path in newest.rglob("*") if path.is_file())
+    return seconds, nbytes
+
+
+if __name__ == "__main__":
+    sys.exit(main())
