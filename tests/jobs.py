@@ -37,6 +37,20 @@ def write_yamls(folder: Path, vocab_size: int, layers: int = 2) -> None:
         (folder / f"{name}.yaml").write_text(json.dumps({"model": model, "context": {"device_target": "CPU"}}))
 
 
+AXES = {"dp": "data_parallel", "tp": "model_parallel", "pp": "pipeline_stage"}
+
+
+def layout(role: str, text: str) -> list[str]:
+    """Overrides of a model YAML for `dp2tp2` and the like; `sp` is sequence parallelism."""
+    sizes = {name: int(text[text.index(name) + 2]) for name in AXES if name in text}
+    settings = [f"{role}_yaml.parallel_config.{AXES[name]}={size}" for name, size in sizes.items()]
+    if "pp" in sizes:
+        settings.append(f"{role}_yaml.parallel_config.micro_batch_num={sizes['pp']}")
+    if "sp" in text:
+        settings.append(f"{role}_yaml.parallel_config.use_seq_parallel=True")
+    return settings
+
+
 @dataclass(frozen=True)
 class Task:
     """A folder with `vocab.json`, `merges.txt`, `train.mindrecord`, `train.yaml`, `infer.yaml` and `reward.py`."""

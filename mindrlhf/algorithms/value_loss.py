@@ -20,7 +20,9 @@ def clipped_value_loss(values, old_values, returns, mask, *, value_clip: float |
     metrics = {"value": values, "value_error": errors}
     if value_clip is None:
         return 0.5 * errors, metrics
-    bounded = old_values + ops.clamp(values - old_values, -value_clip, value_clip)
+    moved = values - old_values
+    # The value itself within the bounds: old + (value - old) is another number by rounding, and would count as clipped.
+    bounded = ops.where(ops.abs(moved) > value_clip, old_values + ops.clamp(moved, -value_clip, value_clip), values)
     clipped = ops.square(bounded - returns)
     metrics["value_clip_fraction"] = ops.where(clipped > errors, mask, 0.0)
     return 0.5 * ops.maximum(errors, clipped), metrics

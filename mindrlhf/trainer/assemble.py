@@ -172,7 +172,7 @@ def assemble(
         rollouts=rollouts,
         sampling=sampling,
         reference=reference,
-        old=None if algorithm.single_update or config.dynamic_sampling.enabled else scorer(decoder),
+        old=None if algorithm.single_update else scorer(decoder),
         critic=critic,
         advantages=StepAdvantages(config, training.data_parallel, kl),
         policy=updates,

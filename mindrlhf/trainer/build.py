@@ -81,14 +81,14 @@ def check(args: argparse.Namespace) -> Job:
     if not args.replay and not args.mind_dataset_dir:
         raise UserError("--mind_dataset_dir is missing; give the prompt MindRecord that rlhf_data.py wrote.")
     hf = checkpoint_config(policy_path)
+    check_is_no_critic(policy_path, hf)
     model = train.architecture(hf, policy_path)
     infer_model = infer.architecture(checkpoint_config(infer_path) or hf, infer_path or policy_path)
-    check_is_no_critic(policy_path, model)
     check_grpo(config, train, infer, model, infer_model, workers)
     if config.algorithm.beta > 0:
         reference = checkpoint_config(reference_path)
-        check_same_architecture(reference_path, reference, model, "reference model", "load_ref_checkpoint")
         check_is_no_critic(reference_path, reference)
+        check_same_architecture(reference_path, reference, model, "reference model", "load_ref_checkpoint")
     if config.algorithm.uses_critic:
         critic = checkpoint_config(critic_path)
         check_same_architecture(critic_path, critic, model, "critic", "load_critic_checkpoint")

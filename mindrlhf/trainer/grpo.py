@@ -34,8 +34,8 @@ from mindrlhf.types import Experience
 class GRPOTrainer:
     """Everything a step needs, built by `trainer.assemble`; this class only says in which order it happens.
 
-    stream, rollouts, sampling: None for a replay. old: scores with the policy before a step's updates; None where each
-    update takes its own value, or the engine's. reference, kl: None when beta is 0. critic: None without one.
+    stream, rollouts, sampling: None for a replay. old: scores with the policy before a step's updates; None where the
+    one update takes its own value. reference, kl: None when beta is 0. critic: None without one.
     publish: brings the updated weights to the graphs that generate; None where they are the same. generating, training:
     which share of a step's prompts this rank answers, and of its experiences it trains on; the ranks that share a
     replica have the same. gather: the experiences of all ranks, in order, from each one's own. total_steps: length of
@@ -133,7 +133,9 @@ class GRPOTrainer:
         return StepResult(own, updates, critic_updates, figures)
 
     def with_log_probs(self, experiences: list[Experience]) -> list[Experience]:
-        """With the reference's and the old policy's log-probs and the critic's values, where there are such."""
+        """With the reference's and the old policy's log-probs and the critic's values, where there are such and a group
+        kept from an earlier step does not have its own.
+        """
         groups = [sequences(e) for e in experiences]
         for phase, scorer, field in (
             ("ref", self.reference, "reference_log_probs"),
@@ -144,7 +146,9 @@ class GRPOTrainer:
                 with self.timers(phase):
                     rows = scorer(groups)
                     self.timers.compile(scorer.compile_s)
-                experiences = [replace(e, **{field: row}) for e, row in zip(experiences, rows, strict=True)]
+                experiences = [
+                    replace(e, **{field: getattr(e, field) or row}) for e, row in zip(experiences, rows, strict=True)
+                ]
         return experiences
 
     def update_critic(self, experiences: list[Experience], step: int) -> list[Update]:

@@ -11,6 +11,7 @@ from mindrlhf.configs.grpo import GRPOConfig
 from mindrlhf.parallel.data_parallel import DataParallel
 from mindrlhf.trainer.kl_term import KLTerm, policy_log_probs
 from mindrlhf.training.batch import Rows, SequenceGroup
+from mindrlhf.training.objective import OWN
 from mindrlhf.training.updater import Update, Updater
 from mindrlhf.types import Experience
 
@@ -41,7 +42,7 @@ class PolicyUpdates:
         weights, tokens = loss_weights(experiences, self._aggregation, self._limit, self._data_parallel)
         fields = {
             "advantages": [e.token_advantages for e in experiences],
-            "old_log_probs": [policy_log_probs(e) for e in experiences],
+            "old_log_probs": [e.old_log_probs or [np.full(n, OWN) for n in e.lengths] for e in experiences],
             "reference_log_probs": [e.reference_log_probs for e in experiences],
             "rollout_log_probs": [[r.behaviour_log_probs for r in e.group.rollouts] for e in experiences],
         }

@@ -33,7 +33,7 @@ from mindrlhf.reshard.online import ReshardStatistics
 from mindrlhf.rewards.table import RewardTable
 from mindrlhf.rollout.engine import Statistics
 from mindrlhf.training.updater import Update
-from mindrlhf.types import Experience
+from mindrlhf.types import Experience, Rollout
 
 _log = logging.getLogger(__name__)
 
@@ -144,10 +144,9 @@ class StepReport:
             self._add_update(metrics, update, "actor", "actor/loss", ACTOR_NAMES)
         for update in result.critic_updates:
             self._add_update(metrics, update, "critic", "critic/vf_loss", CRITIC_NAMES)
-        if len(updates) == 1 and experiences[0].old_log_probs is None:
-            # A single update, which saw the policy that generated; with several, `add_experience` took the old one's.
-            engine = [r.policy_log_probs for e in experiences for r in e.group.rollouts]
-            add_log_prob_difference(metrics, engine, [row for group in updates[0].outputs for row in group])
+        if any(e.old_log_probs is None for e in experiences):  # else `add_experience` has taken them
+            pairs = [(rollout.policy_log_probs, row) for rollout, row in first_scored(experiences, updates)]
+            add_log_prob_difference(metrics, [engine for engine, _ in pairs], [train for _, train in pairs])
         performance.add_timings(metrics, seconds, response_tokens, total_tokens, self._ranks)
         performance.add_performance(metrics, seconds.get(STEP, 0.0), total_tokens)
         if self._utilization:
@@ -167,15 +166,8 @@ class StepReport:
 
     def _mismatch(self, experiences: list[Experience], updates: list[Update]) -> dict[str, float]:
         """How far what was drawn from is from what is trained, over all ranks (`algorithms.mismatch`)."""
-        train = [e.old_log_probs for e in experiences]
-        if len(updates) == 1 and experiences[0].old_log_probs is None:
-            train = updates[0].outputs
-        pairs = [
-            (row, rollout.behaviour_log_probs)
-            for e, rows in zip(experiences, train, strict=True)
-            for row, rollout in zip(rows or (), e.group.rollouts, strict=False)
-        ]
-        sums = mismatch_sums([row for row, _ in pairs], [row for _, row in pairs])
+        pairs = [(row, rollout.behaviour_log_probs) for rollout, row in first_scored(experiences, updates)]
+        sums = mismatch_sums([train for train, _ in pairs], [drawn for _, drawn in pairs])
         figures = mismatch_figures(sum(self._gather(sums)))
         return {f"rollout_corr/{name}": value for name, value in figures.items()}
 
@@ -211,6 +203,19 @@ class StepReport:
             self._writers.close()
         if self._recorded:
             self._recorded.merge(self.finished)
+
+
+def first_scored(experiences: Sequence[Experience], updates: Sequence[Update]) -> list[tuple[Rollout, np.ndarray]]:
+    """Responses with the train graph's log-probs of the policy that started the step: all of them where old log-probs
+    were computed, else those of the first mini-batch, which its update has seen.
+    """
+    if not experiences:
+        return []
+    scored = [e.old_log_probs for e in experiences]
+    if any(rows is None for rows in scored):
+        scored = updates[0].outputs if updates else []
+    of = experiences[:: len(experiences) // len(scored)] if scored else []
+    return [pair for e, rows in zip(of, scored, strict=True) for pair in zip(e.group.rollouts, rows, strict=True)]
 
 
 def explained_variance(values: Mapping[str, float]) -> dict[str, float]:

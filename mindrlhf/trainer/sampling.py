@@ -48,8 +48,12 @@ class StepSampling:
         self.surplus = [experience for _, group in from_rows(unpack_rows(content)) for experience in group]
 
     def begin(self) -> None:
-        """A new step, which starts with the surplus of the one before."""
-        self._kept, self.surplus, self._without, self._rounds = self.surplus, [], [], 0
+        """A new step, which starts with the surplus of the one before: its old policy is the one that drew it."""
+        kept = [
+            replace(e, old_log_probs=tuple(rollout.policy_log_probs for rollout in e.group.rollouts))
+            for e in self.surplus
+        ]
+        self._kept, self.surplus, self._without, self._rounds = kept, [], [], 0
 
     def wanted(self) -> int:
         """Prompts to draw next, over all ranks; 0 when the step is full or no round is left."""

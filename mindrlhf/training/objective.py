@@ -13,6 +13,8 @@ from mindrlhf.algorithms.kl import kl_estimator
 from mindrlhf.algorithms.registry import PolicyLoss
 from mindrlhf.algorithms.value_loss import clipped_value_loss
 
+OWN = 1.0  # in `old_log_probs`, where it cannot be a log-prob: the update's own
+
 
 @dataclass(frozen=True)
 class Objective:
@@ -39,7 +41,9 @@ def policy_objective(
     """correction * policy_loss(now, old) + beta * KL(now || reference) - entropy_coef * entropy.
 
     on_policy: the batch is used for one update, so that the old policy is the one being updated: its log-probs are
-        those just computed, without gradient.
+        those just computed, without gradient. They are also taken, token by token, where the field `old_log_probs` has
+        OWN. (Those that another graph gave for the same policy differ in their last digits, and the sign of that
+        difference would be kl_cov's gradient.)
     kl: an estimator of `algorithms.kl`, None for no KL term. beta: its weight; None where it changes during the run:
         the field `kl_coefficients` has it then.
     correction: importance weights for the rollout's distribution (`algorithms.registry.rollout_correction`), or None.
@@ -63,7 +67,9 @@ def policy_objective(
 
     def losses(outputs, mask, *given):
         log_probs, entropy = outputs
-        old = given[old_at] if old_at >= 0 else ops.stop_gradient(log_probs)
+        old = ops.stop_gradient(log_probs)
+        if old_at >= 0:
+            old = ops.where(given[old_at] > 0, old, given[old_at])
         if selected_at >= 0:
             total, metrics = policy_loss(log_probs, old, given[0], mask, given[selected_at])
         else:

@@ -20,18 +20,6 @@ SETTINGS = (
     "trainer.total_steps=2",
 )
 SAME = ("actor/loss", "actor/pg_loss", "actor/kl_loss", "actor/grad_norm", "actor/entropy", "critic/rewards/mean")
-KEYS = {"dp": "data_parallel", "tp": "model_parallel", "pp": "pipeline_stage"}
-
-
-def layout(role: str, text: str) -> list[str]:
-    """Overrides for `dp2tp2` and the like."""
-    sizes = {name: int(text[text.index(name) + 2]) for name in KEYS if name in text}
-    settings = [f"{role}_yaml.parallel_config.{KEYS[name]}={size}" for name, size in sizes.items()]
-    if "pp" in sizes:
-        settings.append(f"{role}_yaml.parallel_config.micro_batch_num={sizes['pp']}")
-    if "sp" in text:
-        settings.append(f"{role}_yaml.parallel_config.use_seq_parallel=True")
-    return settings
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +52,7 @@ def marked(workers: int, pair: tuple[str, str]):
     ("workers", "train", "infer"), [marked(workers, pair) for workers, pairs in PAIRS.items() for pair in pairs]
 )
 def test_a_pair_of_layouts_equals_one_process(task, alone, tmp_path, workers, train, infer):
-    arguments = task.train(tmp_path, *SETTINGS, *layout("train", train), *layout("infer", infer))
+    arguments = task.train(tmp_path, *SETTINGS, *jobs.layout("train", train), *jobs.layout("infer", infer))
     result = run_msrun(workers, [jobs.ONE_STAGE, *arguments[1:]], timeout=500)
     assert result.returncode == 0, result.logs
     run = jobs.Run(tmp_path)

@@ -64,6 +64,9 @@ def test_groups_without_spread_are_replaced_and_the_surplus_begins_the_next_step
     }
     step, figures = one_step(sampling, source)
     assert ids(step) == [6, 7, 8, 10]
+    for rollout, old in zip(step[0].group.rollouts, step[0].old_log_probs, strict=True):
+        assert old is rollout.policy_log_probs, "the ratio is to the policy that drew it"
+    assert step[2].old_log_probs is None
     assert figures["sampling/rounds"] == 1
     assert ids(sampling.surplus) == [11]
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mindrlhf.algorithms.registry import policy_loss, rollout_correction
-from mindrlhf.training.objective import NEGATIVE_LOG_LIKELIHOOD, policy_objective, value_objective
+from mindrlhf.training.objective import NEGATIVE_LOG_LIKELIHOOD, OWN, policy_objective, value_objective
 
 SHAPE = (4, 7)
 
@@ -118,6 +118,17 @@ def test_on_policy_takes_its_own_log_probs_as_the_old_ones(compute, arrays):
     np.testing.assert_allclose(slope, masked(arrays, -arrays["advantages"]), rtol=0, atol=1e-6)
     assert (metrics["clip_fraction"] == 0).all()
     assert (metrics["policy_kl"] == 0).all()
+
+
+def test_old_log_probs_that_are_the_updates_own_token_by_token(compute, arrays):
+    mixed = arrays["selected"] > 0
+    arrays["old_log_probs"] = np.where(mixed, OWN, arrays["old_log_probs"])
+    losses, _, (slope, _) = run(compute, arrays, policy_objective(policy_loss("clip"), on_policy=False))
+    arrays["old_log_probs"] = np.where(mixed, arrays["log_probs"], arrays["old_log_probs"])
+    value, value_slope = clipped(arrays)
+    np.testing.assert_allclose(losses, masked(arrays, value), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(slope, masked(arrays, value_slope), rtol=0, atol=1e-5)
+    np.testing.assert_array_equal(losses[mixed], np.float32(-arrays["advantages"][mixed]))
 
 
 @pytest.mark.parametrize("on_policy", [False, True])
