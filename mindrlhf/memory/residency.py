@@ -18,10 +18,17 @@ GIB = 1024**3
 
 @dataclass(frozen=True)
 class Needs:
-    """Roles that a phase uses; those that it writes have other content afterwards."""
+    """Roles that a phase uses; those that it writes have other content afterwards, and of those in `parts` it says
+    itself which part it needs next (`Residency.use`), and writes that.
+    """
 
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
+    parts: tuple[str, ...] = ()
+
+    @property
+    def roles(self) -> set[str]:
+        return {*self.reads, *self.writes, *self.parts}
 
 
 SHARED, TRAIN, INFER = "shared_weights", "train_weights", "infer_weights"
@@ -42,8 +49,8 @@ PHASES = {
     "ref": Needs(reads=(REFERENCE,)),
     "old_log_prob": Needs(reads=POLICY),
     "values": Needs(reads=(CRITIC,)),
-    "update_critic": Needs(writes=(CRITIC, CRITIC_GRADIENTS, CRITIC_MOMENTS)),
-    "update_actor": Needs(writes=(*POLICY, GRADIENTS, MOMENTS)),
+    "update_critic": Needs(writes=(CRITIC, CRITIC_GRADIENTS), parts=(CRITIC_MOMENTS,)),
+    "update_actor": Needs(writes=(*POLICY, GRADIENTS), parts=(MOMENTS,)),
     "sync_ref": Needs(reads=POLICY, writes=(REFERENCE,)),
     "reshard": Needs(reads=POLICY, writes=(INFER,)),
     "testing": Needs(reads=(SHARED, INFER), writes=(VALIDATION_CACHE,)),
@@ -72,16 +79,17 @@ class Residency:
         self._moved = {"out": 0, "in": 0}
         self._seconds = 0.0
         self._resident: dict[str, int] = {}
+        self._phase = ""
 
     def add(self, name: str, parameters: Iterable, zeros: bool = False) -> None:
-        """Put parameters under a role, and away until a phase needs them.
+        """Put parameters under a role, and away until a phase needs them. A role may have parts, `role.0` and so on.
 
         zeros: they are all zero, which needs no file. Raises ValueError for a role that no phase uses.
         """
         parameters = list(parameters)
         if not parameters or not self._active:
             return
-        if not any(name in (*needs.reads, *needs.writes) for needs in PHASES.values()):
+        if not any(_role(name) in needs.roles for needs in PHASES.values()):
             raise ValueError(f"no phase needs the role {name}")
         if name in self._roles:
             raise ValueError(f"the role {name} has its parameters already")
@@ -102,18 +110,32 @@ class Residency:
         if not wanted:
             return
         start = time.perf_counter()
+        self._phase = phase
         for name, role in self._roles.items():
-            if role.resident and name not in wanted:
+            if role.resident and _role(name) not in wanted:
                 self._put_away(name, role)
         for name, role in self._roles.items():
-            if not role.resident and name in wanted:
-                role.store.bring_back()
-                role.resident = True
-                self._moved["in"] += 0 if name in SCRATCH else role.store.nbytes
-            role.changed |= name in needs.writes
-        self._seconds += time.perf_counter() - start
-        held = sum(role.nbytes for role in self._roles.values() if role.resident)
-        self._resident[phase] = max(self._resident.get(phase, 0), held)
+            if _role(name) in wanted:
+                self._bring_back(name, role)
+            role.changed |= _role(name) in needs.writes
+        self._count(start)
+
+    def use(self, part: str) -> None:
+        """Have this part of a role in memory, and none of its others.
+
+        Raises ValueError in a phase that does not say that it uses the role in parts.
+        """
+        if not self._active:
+            return
+        if self._phase not in PHASES or _role(part) not in PHASES[self._phase].parts:
+            raise ValueError(f"the phase {self._phase!r} does not use {_role(part)} in parts")
+        start = time.perf_counter()
+        for name, role in self._roles.items():
+            if role.resident and _role(name) == _role(part) and name != part:
+                self._put_away(name, role)
+        self._bring_back(part, self._roles[part])
+        self._roles[part].changed = True
+        self._count(start)
 
     def resident(self) -> dict[str, int]:
         """Role -> bytes, of those in memory now."""
@@ -130,12 +152,32 @@ class Residency:
         metrics.add("swap/seconds", self._seconds)
         for phase, nbytes in self._resident.items():
             metrics.add_max(f"swap/resident_gb/{phase}", nbytes / GIB)
+        sizes: dict[str, int] = {}
         for name, role in self._roles.items():
-            metrics.add_max(f"swap/role_gb/{name}", role.nbytes / GIB)
+            sizes[_role(name)] = sizes.get(_role(name), 0) + role.nbytes
+        for name, nbytes in sizes.items():
+            metrics.add_max(f"swap/role_gb/{name}", nbytes / GIB)
         self._moved, self._seconds, self._resident = {"out": 0, "in": 0}, 0.0, {}
 
     def _put_away(self, name: str, role: _Role) -> None:
-        keep = role.changed and name not in SCRATCH
+        keep = role.changed and _role(name) not in SCRATCH
         role.store.put_away(keep)
         self._moved["out"] += role.store.nbytes if keep else 0
         role.resident = role.changed = False
+
+    def _bring_back(self, name: str, role: _Role) -> None:
+        if not role.resident:
+            role.store.bring_back()
+            role.resident = True
+            self._moved["in"] += 0 if _role(name) in SCRATCH else role.store.nbytes
+
+    def _count(self, start: float) -> None:
+        """Book what was done since `start`."""
+        self._seconds += time.perf_counter() - start
+        held = sum(role.nbytes for role in self._roles.values() if role.resident)
+        self._resident[self._phase] = max(self._resident.get(self._phase, 0), held)
+
+
+def _role(name: str) -> str:
+    """Of which role this is, or is a part."""
+    return name.partition(".")[0]

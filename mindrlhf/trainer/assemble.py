@@ -116,7 +116,7 @@ def assemble(
 
     objective = open_objective(config, loss)
     head = PolicyLogProbs(decoder, config.rollout.temperature, entropy_gradient=algorithm.entropy_coef > 0)
-    updater = open_updater(config.optimizer, config.train, head, objective, policy, training)
+    updater = open_updater(config.optimizer, config.train, head, objective, policy, training, config.memory.swap)
     critic = open_critic(job, collectives, kernels, positions, checkpoint) if algorithm.uses_critic else None
 
     publish, engines, validation, answering = None, (), None, {}

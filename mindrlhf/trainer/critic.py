@@ -87,7 +87,9 @@ def open_critic(
     parameters = build_parameters(part.specs, read)
     decoder = side.decoder(parameters, kernels, positions)
     objective = value_objective(settings.value_clip)
-    updater = open_updater(settings.optimizer, train, Values(decoder), objective, parameters, side)
+    updater = open_updater(
+        settings.optimizer, train, Values(decoder), objective, parameters, side, job.config.memory.swap
+    )
     return Critic(settings, Scorer(Values(decoder), train, side.pipeline), updater, parameters, side)
 
 

@@ -20,6 +20,9 @@ from mindrlhf.training.updater import Updater
 
 Parameters = dict[str, Parameter]
 
+# Of moments that come and go together: 256 MiB of each of the two.
+BLOCK_NUMBERS = 64 * 2**20
+
 
 def open_updater(
     optimizer_settings: OptimizerSettings,
@@ -28,15 +31,20 @@ def open_updater(
     objective: Objective,
     parameters: Parameters,
     training: Side,
+    in_blocks: bool = False,
 ) -> Updater:
     """What minimises an objective over this rank's part of the model, together with the other ranks.
 
-    head: see `training.graphs`, over the part's decoder. parameters: the part's.
+    head: see `training.graphs`, over the part's decoder. parameters: the part's. in_blocks: the optimizer's moments may
+    come and go while it updates.
     """
     part = training.partition
     norm = ShardedNorm(training.counted, training.sum_over_replica) if part.mesh.pp * part.mesh.tp > 1 else None
+    block = BLOCK_NUMBERS if in_blocks else None
     share = replica_share(parameters, training) if part.shared_optimizer else None
-    optimizer = AdamW(optimizer_settings, [parameters[spec.name] for spec in part.specs], part.specs, norm, share)
+    optimizer = AdamW(
+        optimizer_settings, [parameters[spec.name] for spec in part.specs], part.specs, norm, share, block
+    )
     return Updater(
         head,
         objective,

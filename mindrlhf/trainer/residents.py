@@ -20,6 +20,7 @@ from mindrlhf.rollout.engine import Engine
 from mindrlhf.trainer.build import Job
 from mindrlhf.trainer.critic import Critic
 from mindrlhf.trainer.model import Parameters
+from mindrlhf.training.optimizer import AdamW
 from mindrlhf.training.updater import Updater
 
 
@@ -43,7 +44,7 @@ def add_roles(
     optimizer = updater.optimizer
     shared = {id(parameter) for parameter in answering.values()} & {id(parameter) for parameter in policy.values()}
     residency.add(GRADIENTS, optimizer.gradients, zeros=True)
-    residency.add(MOMENTS, (*optimizer.first, *optimizer.second), zeros=True)
+    _add_moments(residency, MOMENTS, optimizer)
     residency.add(SHARED, (p for p in policy.values() if id(p) in shared))
     residency.add(TRAIN, (*(p for p in policy.values() if id(p) not in shared), *optimizer.own_rows))
     residency.add(INFER, (p for p in answering.values() if id(p) not in shared))
@@ -53,4 +54,12 @@ def add_roles(
     if critic:
         residency.add(CRITIC, (*critic.parameters.values(), *critic.optimizer.own_rows))
         residency.add(CRITIC_GRADIENTS, critic.optimizer.gradients, zeros=True)
-        residency.add(CRITIC_MOMENTS, (*critic.optimizer.first, *critic.optimizer.second), zeros=True)
+        _add_moments(residency, CRITIC_MOMENTS, critic.optimizer)
+
+
+def _add_moments(residency: Residency, role: str, optimizer: AdamW) -> None:
+    """A part of the role for each block of the optimizer, which asks for one after the other."""
+    for number, block in enumerate(optimizer.blocks):
+        moments = [moment[i] for i in block for moment in (optimizer.first, optimizer.second)]
+        residency.add(f"{role}.{number}", moments, zeros=True)
+    optimizer.before_block = lambda number: residency.use(f"{role}.{number}")

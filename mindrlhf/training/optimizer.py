@@ -12,6 +12,7 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from mindrlhf.configs.grpo import OptimizerSettings
 from mindrlhf.models.parameters import ParameterSpec
+from mindrlhf.parallel.gradients import buckets
 
 
 def zeros_like(parameters: list[Parameter], prefix: str) -> ParameterTuple:
@@ -132,6 +133,9 @@ class AdamW:
     (which of them decay). norm: how shards make up the norm of the whole model's gradients; None on a rank that holds
     all of it. share: what this replica updates; None for everything. own_rows: its parameters that are none of the
     model's.
+    block_numbers: parameters are updated in blocks of at most so many numbers (or one parameter); None is all at once.
+    blocks: indices of the parameters of each; before_block is called with a block's number, so that no other moments
+    than its own need be in memory.
     """
 
     def __init__(
@@ -141,6 +145,7 @@ class AdamW:
         specs: list[ParameterSpec],
         norm: ShardedNorm | None = None,
         share: ReplicaShare | None = None,
+        block_numbers: int | None = None,
     ):
         self.settings = settings
         self.parameters = ParameterTuple(parameters)
@@ -158,14 +163,20 @@ class AdamW:
             counted = [gradient for gradient, counts in zip(self.gradients, norm.counted, strict=True) if counts]
         self._squares = SquaredNorm(ParameterTuple(counted)) if counted else None
         self._sum = norm.sum if norm else None
-        self._apply = Apply(
-            ParameterTuple(updated),
-            self.gradients,
-            self.first,
-            self.second,
-            [spec.decays for spec in specs],
-            [(part.start, part.stop) for part in rows],
-        )
+        sizes = [parameter.size for parameter in parameters]
+        self.blocks = buckets(sizes, block_numbers or sum(sizes))
+        self.before_block: Callable[[int], None] = lambda block: None
+        self._apply = [
+            Apply(
+                *(
+                    ParameterTuple([group[i] for i in block])
+                    for group in (updated, self.gradients, self.first, self.second)
+                ),
+                [specs[i].decays for i in block],
+                [(rows[i].start, rows[i].stop) for i in block],
+            )
+            for block in self.blocks
+        ]
         self._discard = Discard(self.gradients)
 
     def step(self, rate: float) -> UpdateResult:
@@ -182,8 +193,10 @@ class AdamW:
         first, second = 1 - s.beta1**self.updates, math.sqrt(1 - s.beta2**self.updates)
         fused = rate * second / first
         decay = s.weight_decay * rate / fused if fused else 0.0
-        values = (fused, s.beta1, s.beta2, s.eps * second, decay, scale)
-        self._apply(*(Tensor(np.float32(value)) for value in values)).asnumpy()
+        values = [Tensor(np.float32(value)) for value in (fused, s.beta1, s.beta2, s.eps * second, decay, scale)]
+        for block, apply in enumerate(self._apply):
+            self.before_block(block)
+            apply(*values).asnumpy()
         if self._gather:
             self._gather()
         return UpdateResult(norm, rate, True)

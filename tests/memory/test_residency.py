@@ -91,6 +91,7 @@ def test_zeros_and_scratch_need_no_file(moving, tmp_path):
     moving.add(MOMENTS, [moments], zeros=True)
     moving.add(GRADIENTS, [gradients], zeros=True)
     moving.enter("update_actor")
+    moving.use(MOMENTS)
     assert not moments.asnumpy().any()
     moments.asnumpy()[...] = 3.0
     moving.enter("gen")
@@ -98,6 +99,7 @@ def test_zeros_and_scratch_need_no_file(moving, tmp_path):
     moving.report(figures)
     assert figures.results()["swap/out_gb"] * module.GIB == FileStore([moments], None).nbytes
     moving.enter("update_actor")
+    moving.use(MOMENTS)
     assert (moments.asnumpy() == 3.0).all()
     assert not gradients.asnumpy().any()
     assert not list(tmp_path.iterdir())  # the file has no name, so that nothing can stay behind
@@ -160,10 +162,36 @@ def test_without_swap_everything_stays(tmp_path):
     assert len(figures) == 0
 
 
+def test_a_role_in_parts_has_one_part_in_memory(moving):
+    parts = {f"{MOMENTS}.{i}": parameter((64, 1024), f"m{i}", seed=i) for i in range(3)}
+    expected = {name: part.asnumpy().copy() for name, part in parts.items()}
+    for name, part in parts.items():
+        moving.add(name, [part])
+    for _ in range(2):
+        moving.enter("update_actor")
+        assert moving.resident() == {}
+        for name, part in parts.items():
+            moving.use(name)
+            assert list(moving.resident()) == [name]
+            np.testing.assert_array_equal(part.asnumpy(), expected[name])
+            part.asnumpy()[...] += 1.0
+            expected[name] += 1.0
+        moving.enter("gen")
+    with pytest.raises(ValueError, match="the phase 'gen' does not use moments in parts"):
+        moving.use(f"{MOMENTS}.0")
+    moving.enter("save_checkpoint")
+    assert list(moving.resident()) == list(parts)
+    for name, part in parts.items():
+        np.testing.assert_array_equal(part.asnumpy(), expected[name])
+    figures = MetricSet()
+    moving.report(figures)
+    assert figures.results()[f"swap/role_gb/{MOMENTS}"] * module.GIB == 3 * 64 * 1024 * 4
+
+
 def test_every_role_has_a_phase_that_brings_it_and_one_that_does_not():
-    roles = {role for needs in module.PHASES.values() for role in (*needs.reads, *needs.writes)}
+    roles = {role for needs in module.PHASES.values() for role in needs.roles}
     for role in roles:
-        users = [needs for needs in module.PHASES.values() if role in (*needs.reads, *needs.writes)]
+        users = [needs for needs in module.PHASES.values() if role in needs.roles]
         others = [needs for needs in module.PHASES.values() if needs != Needs() and needs not in users]
         assert users
         assert others

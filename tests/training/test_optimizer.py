@@ -58,13 +58,13 @@ class Reference:
 class Subject:
     """An optimizer over one parameter of each kind."""
 
-    def __init__(self, settings):
+    def __init__(self, settings, block_numbers=None):
         import mindspore
         from mindspore import Parameter, Tensor
 
         mindspore.set_context(mode=mindspore.GRAPH_MODE, device_target="CPU")
         self.parameters = {k: Parameter(Tensor(v.astype(np.float32)), name=k) for k, v in start().items()}
-        self.optimizer = AdamW(settings, list(self.parameters.values()), specs())
+        self.optimizer = AdamW(settings, list(self.parameters.values()), specs(), block_numbers=block_numbers)
 
     def accumulate(self, gradients):
         for buffer, kind in zip(self.optimizer.gradients, KINDS, strict=True):
@@ -163,3 +163,20 @@ def test_buffers_are_named_after_their_weights(twins):
     ):
         assert [buffer.name for buffer in group] == [f"{prefix}.{kind}" for kind in KINDS]
         assert not any(buffer.requires_grad for buffer in group)
+
+
+def test_updates_in_blocks_are_the_same_bits():
+    whole, parts = Subject(OptimizerSettings()), Subject(OptimizerSettings(), block_numbers=20)
+    assert whole.optimizer.blocks == ((0, 1, 2, 3, 4),)
+    assert parts.optimizer.blocks == ((0, 1), (2,), (3,), (4,))
+    used = []
+    parts.optimizer.before_block = used.append
+    for step in range(2):
+        for subject in (whole, parts):
+            subject.accumulate(gradients_of(step))
+            subject.optimizer.step(1e-2)
+    assert used == [0, 1, 2, 3, 0, 1, 2, 3]
+    expected = whole.state()
+    for name, arrays in parts.state().items():
+        for array, other in zip(arrays, expected[name], strict=True):
+            assert array.tobytes() == other.tobytes(), name
