@@ -66,6 +66,7 @@ class Experience:
     rewards_by_function: name -> float32[G], unweighted; NaN where that function gave None or failed.
     advantages: float32[G] (one number for all tokens of a response) or G arrays float32[R]; 0 where the reward is NaN.
     trained: bool[G], the responses that enter the loss; None is all of them.
+    kept: left over from an earlier step, whose policy drew it and is its old policy.
     greedy_reward: of the most probable response to the prompt, NaN where it has none; None when nothing needs it.
     reference_log_probs: G arrays float32[R] from the reference model, or None when nothing needs them.
     old_log_probs: G arrays float32[R] of the policy before this step's first update, or None when the
@@ -79,6 +80,7 @@ class Experience:
     rewards_by_function: Mapping[str, np.ndarray]
     advantages: np.ndarray | tuple[np.ndarray, ...]
     trained: np.ndarray | None = None
+    kept: bool = False
     greedy_reward: float | None = None
     reference_log_probs: tuple[np.ndarray, ...] | None = None
     old_log_probs: tuple[np.ndarray, ...] | None = None

@@ -1,7 +1,8 @@
 """Rollouts with their rewards as a MindRecord: what `--save_data_file` writes and `--replay` reads.
 
 One row a response, in the order in which it was trained on: everything that training needs and generation made.
-Advantages, reference and old log-probs are not here: a replay computes them from the settings it is given.
+Advantages, reference and old log-probs are not here: a replay computes them from the settings it is given (a kept
+group's old log-probs are the engine's).
 """
 
 import json
@@ -21,6 +22,7 @@ SCHEMA = {
     "seed": {"type": "int64"},
     "finish_reason": {"type": "string"},
     "reward": {"type": "float32"},
+    "kept": {"type": "int64"},  # 1 for a group that was left over from an earlier step
     "greedy_reward": {"type": "float32"},  # of the most probable response to the prompt; NaN where nothing needed it
     "rewards_by_function": {"type": "string"},  # JSON: name -> number, or null where the function gave none
     "fields": {"type": "string"},  # JSON: the prompt's task fields
@@ -44,6 +46,7 @@ def to_rows(step: int, experiences: Iterable[Experience]) -> Iterator[dict]:
                 "seed": rollout.seed,
                 "finish_reason": rollout.finish_reason,
                 "reward": float(experience.rewards[i]),
+                "kept": int(experience.kept),
                 "greedy_reward": np.nan if experience.greedy_reward is None else float(experience.greedy_reward),
                 "rewards_by_function": json.dumps({name: None if np.isnan(v) else v for name, v in given.items()}),
                 "fields": json.dumps(dict(prompt.fields)),
@@ -114,5 +117,7 @@ def _experience(rows: list[dict]) -> Experience:
             for name in by_function[0]
         },
         advantages=np.zeros(len(rows), np.float32),
+        kept=bool(first["kept"]),
         greedy_reward=first["greedy_reward"],
+        old_log_probs=tuple(rollout.policy_log_probs for rollout in rollouts) if first["kept"] else None,
     )

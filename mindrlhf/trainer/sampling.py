@@ -50,7 +50,7 @@ class StepSampling:
     def begin(self) -> None:
         """A new step, which starts with the surplus of the one before: its old policy is the one that drew it."""
         kept = [
-            replace(e, old_log_probs=tuple(rollout.policy_log_probs for rollout in e.group.rollouts))
+            replace(e, kept=True, old_log_probs=tuple(rollout.policy_log_probs for rollout in e.group.rollouts))
             for e in self.surplus
         ]
         self._kept, self.surplus, self._without, self._rounds = kept, [], [], 0

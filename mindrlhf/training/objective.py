@@ -13,7 +13,7 @@ from mindrlhf.algorithms.kl import kl_estimator
 from mindrlhf.algorithms.registry import PolicyLoss
 from mindrlhf.algorithms.value_loss import clipped_value_loss
 
-OWN = 1.0  # in `old_log_probs`, where it cannot be a log-prob: the update's own
+OWN = 1.0  # in `old_log_probs`, far above any log-prob: the update's own
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def policy_objective(
         log_probs, entropy = outputs
         old = ops.stop_gradient(log_probs)
         if old_at >= 0:
-            old = ops.where(given[old_at] > 0, old, given[old_at])
+            old = ops.where(given[old_at] > 0.5 * OWN, old, given[old_at])
         if selected_at >= 0:
             total, metrics = policy_loss(log_probs, old, given[0], mask, given[selected_at])
         else:

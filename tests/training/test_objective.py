@@ -52,7 +52,7 @@ def arrays():
     log_probs = -rng.exponential(size=SHAPE)
 
     def near(scale):
-        return np.where(mask > 0, log_probs + rng.normal(size=SHAPE) * scale, np.nan)
+        return np.where(mask > 0, np.minimum(log_probs + rng.normal(size=SHAPE) * scale, 0), np.nan)
 
     return {
         "log_probs": log_probs,
