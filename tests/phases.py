@@ -59,7 +59,7 @@ def kill_in(
     """SIGKILL to the whole run a random moment after it has entered the phase. Returns the phase that it was in."""
     process = start(argv, log, workers)
     try:
-        assert wait_for(process, log, phase, step), log.with_suffix(".out").read_text()[-3000:]
+        assert wait_for(process, log, phase, step), (process.poll(), log.with_suffix(".out").read_text()[-3000:])
         time.sleep(rng.uniform(0, within))
     finally:
         kill(process)
@@ -84,7 +84,7 @@ def to_the_end(argv: Sequence[object], log: Path, workers: int = 0, timeout: flo
         code = process.wait(timeout)
     finally:
         kill(process)
-    assert code == 0, output.read_text()[-3000:]
+    assert code == 0, (code, output.read_text()[-3000:])
     return output.read_text()
 
 
@@ -92,7 +92,7 @@ def signalled(argv: Sequence[object], log: Path, phase: str, step: int, number: 
     """Send one signal in a phase; the run must end well by itself. Returns the output."""
     process = start(argv, log)
     try:
-        assert wait_for(process, log, phase, step), log.with_suffix(".out").read_text()[-3000:]
+        assert wait_for(process, log, phase, step), (process.poll(), log.with_suffix(".out").read_text()[-3000:])
         process.send_signal(number)
         code = process.wait(120)
     finally:

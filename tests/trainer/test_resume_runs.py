@@ -30,7 +30,7 @@ SETTINGS = (
     "optimizer.lr_decay=cosine",
     "optimizer.warmup_steps=2",
     "optimizer.eps=1e-5",
-    "data.prompts_per_step=26",  # the third step crosses into the second epoch of 64 rows
+    "data.prompts_per_step=28",  # the third step crosses into the second epoch of 64 rows
     "rollout.num_generations=2",
     "rollout.max_new_tokens=8",
     "train.length_bucket=48",
@@ -97,7 +97,7 @@ def test_the_job_is_worth_comparing(whole):
     assert listing(whole / "ckpt")[0] == "hf"
     state = json.loads((whole / "ckpt" / "step_000005" / "state.json").read_text())
     assert state["counters"]["optimizer"] == {"updates": 2 * STEPS}
-    assert state["counters"]["stream"]["position"] == 26 * STEPS
+    assert state["counters"]["stream"]["position"] == 28 * STEPS
 
 
 def test_killed_three_times(job, whole, tmp_path):
@@ -127,3 +127,56 @@ def test_a_finished_run_has_nothing_to_do(job, whole):
     changed = {name for name in before if before[name] != after[name]}
     assert changed <= {"rollouts.mindrecord", "rollouts.mindrecord.db"}
     assert jobs.Run(whole).responses
+
+
+# --- several workers, other layouts ---
+
+# Training cuts the layers, generation shares the prompts: weights travel between the two after every step.
+RESHARDED = (
+    "train_yaml.parallel_config.model_parallel=2",
+    "infer_yaml.parallel_config.data_parallel=2",
+)
+REPLICATED = ("train_yaml.parallel_config.data_parallel=2", "infer_yaml.parallel_config.data_parallel=2")
+
+
+@pytest.fixture(scope="module")
+def resharded(job, tmp_path_factory) -> Path:
+    """The run on two workers that was never stopped."""
+    folder = tmp_path_factory.mktemp("resharded")
+    phases.to_the_end(job.argv(folder / "run", *RESHARDED, resume_training=None), folder / "phases", workers=2)
+    return folder / "run"
+
+
+@pytest.mark.slow
+@pytest.mark.msrun
+@pytest.mark.parametrize("layout", [REPLICATED, RESHARDED])
+def test_another_layout_goes_on(job, whole, tmp_path, layout):
+    """From the checkpoint of one process to two workers: the last step and the weights agree to rounding."""
+    start = whole / "ckpt" / "step_000004"
+    argv = job.argv(tmp_path / "run", *layout, resume_training=start)
+    phases.to_the_end(argv, tmp_path / "phases", workers=2)
+    run, expected = jobs.Run(tmp_path / "run"), jobs.Run(whole)
+    assert [row["step"] for row in run.metrics] == [STEPS]
+    assert run.responses == [response for response in expected.responses if response[0] == STEPS]
+    for name in ("actor/grad_norm", "actor/entropy", "actor/lr", "critic/rewards/mean", "training/epoch"):
+        np.testing.assert_allclose(run.metrics[0][name], expected.metrics[-1][name], rtol=1e-5, err_msg=name)
+    for name, weight in expected.weights.items():
+        difference = np.linalg.norm(run.weights[name] - weight)
+        assert difference <= 1e-5 * np.linalg.norm(weight), name
+
+
+@pytest.mark.slow
+@pytest.mark.msrun
+@pytest.mark.timeout(3600)
+def test_killed_twenty_times(job, whole, resharded, tmp_path):
+    """20 runs, each killed at a random moment of a phase and resumed once: all of them end like the whole one."""
+    rng = random.Random(1)
+    for case in range(20):
+        workers = 2 if case % 4 == 3 else 0
+        phase = phases.PHASES[case % 4] if workers else ("generate", "update", "save")[case % 4]
+        folder = tmp_path / f"case_{case}"
+        folder.mkdir()
+        argv, log = job.argv(folder / "run", *(RESHARDED if workers else ())), folder / "phases"
+        phases.kill_in(argv, log, phase, rng.randint(1, STEPS), rng, workers)
+        phases.to_the_end(argv, log, workers)
+        assert_same(folder / "run", resharded if workers else whole)
