@@ -55,6 +55,7 @@ PHASES = {
     "reshard": Needs(reads=POLICY, writes=(INFER,)),
     "testing": Needs(reads=(SHARED, INFER), writes=(VALIDATION_CACHE,)),
     "save_checkpoint": Needs(reads=(*POLICY, MOMENTS, REFERENCE, CRITIC, CRITIC_MOMENTS)),
+    "export": Needs(reads=(*POLICY, CRITIC)),
     "load_checkpoint": Needs(writes=(*POLICY, INFER, MOMENTS, REFERENCE, CRITIC, CRITIC_MOMENTS)),
 }
 

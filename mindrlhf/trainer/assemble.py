@@ -191,7 +191,7 @@ def assemble(
 
     def save() -> None:
         folder = job.args.save_ckpt_dir
-        with timers("save_checkpoint"):
+        with timers("export"):
             save_model(folder / MODEL_FOLDER, policy, training, job.tokenizer, "trained model")
             if critic:
                 save_model(folder / CRITIC_FOLDER, critic.parameters, critic.side, job.tokenizer, "trained critic")
