@@ -31,8 +31,15 @@ REQUIRES = [
 
 PARQUET = ["pyarrow==19.0.0"]  # verl's files; everything else works without
 
+DOCS = [
+    "mkdocs-material==9.8.1",  # the site of docs/
+    "mkdocs==1.6.1",  # the theme takes any 1.x
+    "pymdown-extensions==13.1",  # fenced code
+]
+
 DEV = [
     *PARQUET,
+    *DOCS,
     "pytest==9.2.0",
     "pytest-timeout==2.4.0",
     "hypothesis==6.170.15",
@@ -51,6 +58,6 @@ setup(
     package_data={"mindrlhf.configs": ["presets/*.yaml"], "mindrlhf.metrics.report": ["page/*"]},
     python_requires="==3.11.*",
     install_requires=REQUIRES,
-    extras_require={"dev": DEV, "parquet": PARQUET},
+    extras_require={"dev": DEV, "docs": DOCS, "parquet": PARQUET},
     entry_points={"console_scripts": ["mindrlhf = mindrlhf.cli:main"]},
 )

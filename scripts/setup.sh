@@ -3,7 +3,7 @@
 #
 #   bash scripts/setup.sh [--dev]
 #
-# --dev   also what the tests need (pytest, ruff, MindFormers)
+# --dev   also what the tests and the documentation need (pytest, ruff, MindFormers, MkDocs)
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)

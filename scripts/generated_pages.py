@@ -1,0 +1,270 @@
+"""What the documentation site takes from the package while it is built: a hook of `mkdocs build` (mkdocs.yml).
+
+- `settings.md`: every setting with its type, default, range and meaning, from the typed settings.
+- `commands.md`: every command with its flags, from the parsers.
+- A line `<!-- table: NAME -->` in a page becomes a table: `verl`, what `--from-verl` makes of verl's keys;
+  `verl-without`, what it says of keys that have no counterpart; `trl`, the names that our settings have in TRL.
+"""
+
+import argparse
+import importlib
+import json
+import re
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin
+
+from mkdocs.structure.files import File, Files
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from mindrlhf import cli
+from mindrlhf.configs.base import Settings
+from mindrlhf.configs.grpo import GRPOConfig
+from mindrlhf.configs.model_settings import ModelSettings
+from mindrlhf.configs.model_yaml import ContextSettings, ParallelSettings, RecomputeSettings
+from mindrlhf.configs.sft import SFTConfig
+from mindrlhf.configs.verl_keys import INSTEAD, translate
+
+YAML_GROUPS = {
+    "model.model_config": ModelSettings,
+    "parallel_config": ParallelSettings,
+    "recompute_config": RecomputeSettings,
+    "context": ContextSettings,
+}
+
+# verl command lines that between them reach every key which `--from-verl` reads (tests/docs/test_generated_pages.py).
+VERL_COMMANDS = (
+    "data.train_batch_size=64 data.seed=1 data.shuffle=True data.max_response_length=512 "
+    "actor.ppo_mini_batch_size=32 actor.ppo_epochs=1 actor.ppo_max_token_len_per_gpu=16384 actor.clip_ratio_low=0.2 "
+    "actor.clip_ratio_high=0.28 actor.clip_ratio_c=3.0 actor.loss_agg_mode=token-mean actor.loss_scale_factor=512 "
+    "actor.entropy_coeff=0.0 actor.use_kl_loss=True actor.kl_loss_coef=0.001 actor.kl_loss_type=low_var_kl "
+    "actor.optim.lr=1e-6 actor.optim.lr_warmup_steps=10 actor.optim.warmup_style=cosine actor.optim.min_lr_ratio=0.1 "
+    "rollout.n=8 rollout.temperature=1.0 rollout.top_k=-1 rollout.top_p=1.0 rollout.repetition_penalty=1.0 "
+    "rollout.max_num_seqs=64 algorithm.adv_estimator=grpo algorithm.norm_adv_by_std_in_grpo=False "
+    "algorithm.filter_groups.enable=True algorithm.filter_groups.max_num_gen_batches=10 data.gen_batch_size=96 "
+    "reward_model.overlong_buffer.enable=True reward_model.overlong_buffer.len=128 "
+    "algorithm.rollout_correction.rollout_is=token algorithm.rollout_correction.rollout_is_threshold=2.0 "
+    "trainer.total_training_steps=100 trainer.total_epochs=1 trainer.logger=[console] trainer.project_name=p "
+    "trainer.experiment_name=e trainer.rollout_data_dir=d custom_reward_function.path=f.py "
+    "custom_reward_function.name=g model.path=m ref.model.path=r",
+    "algorithm.adv_estimator=gae algorithm.use_kl_in_reward=True algorithm.kl_penalty=kl "
+    "algorithm.kl_ctrl.type=adaptive algorithm.kl_ctrl.kl_coef=0.001 critic.model.path=c actor.clip_ratio=0.2 "
+    "actor.use_token_level_loss=True rollout.do_sample=False rollout.response_length=512 "
+    "critic.optim.lr_warmup_steps_ratio=0.1 actor.optim.lr_warmup_steps_ratio=0.1 trainer.total_training_steps=100 "
+    "actor.optim.lr_scheduler_type=cosine critic.optim.lr_decay_style=linear critic.optim.min_lr_ratio=0.1 "
+    "custom_reward_function.overlong_buffer.enable=True custom_reward_function.overlong_buffer.len=128 "
+    "custom_reward_function.overlong_buffer.penalty_factor=1.0",
+    "algorithm.adv_estimator=gdpo actor.policy_loss.loss_mode=sapo actor.tau_pos=1.0 actor.tau_neg=1.05 "
+    "reward.reward_kwargs.overlong_buffer_cfg.enable=True reward.reward_kwargs.overlong_buffer_cfg.len=128",
+    "algorithm.adv_estimator=grpo actor.policy_loss.loss_mode=clip_cov actor.policy_loss.clip_cov_ratio=2e-4 "
+    "actor.policy_loss.clip_cov_lb=1 actor.policy_loss.clip_cov_ub=5",
+    "algorithm.adv_estimator=grpo actor.policy_loss.loss_mode=kl_cov actor.policy_loss.kl_cov_ratio=2e-4 "
+    "actor.policy_loss.ppo_kl_coef=1",
+)
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """mkdocs: add the pages that have no file."""
+    for name, page in (("settings.md", settings_page()), ("commands.md", commands_page())):
+        files.append(File.generated(config, name, content=page))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """mkdocs: put the tables in. A page that names another table than those below stops the build with a KeyError."""
+    return re.sub(r"<!-- table: ([\w-]+) -->", lambda found: "\n".join(TABLES[found[1]]()), markdown)
+
+
+def settings_page() -> str:
+    lines = [
+        "# Settings",
+        "",
+        "This page is made from the typed settings (`mindrlhf/configs/`) whenever the site is built. An unknown key, a "
+        "wrong type and a value out of range are refused with one sentence that names the file and the line.",
+        "",
+        "A value is given in the YAML, or at the end of the command line as `group.key=value`; the later one holds. Of "
+        "the names in brackets at the end of a line, verl's are without `actor_rollout_ref.`",
+        "",
+        "## GRPO",
+        "",
+        "`mindrlhf train --grpo_config FILE.yaml`",
+        *_groups(GRPOConfig),
+        "",
+        "## Fine-tuning",
+        "",
+        "`mindrlhf sft --sft_config FILE.yaml`",
+        *_groups(SFTConfig),
+        "",
+        "## Model YAMLs",
+        "",
+        "MindFormers' form. One file for training (`--sft_path_train`) and one for generating (`--sft_path_infer`); on "
+        "the command line their keys follow `train_yaml.` and `infer_yaml.` Keys of MindFormers that are not listed "
+        "have no effect; they are named once at the start.",
+        *(line for name, group in YAML_GROUPS.items() for line in _section(group, name, group.__doc__)),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _groups(config: type[Settings]) -> Iterator[str]:
+    """A table of the settings without a group, and one for each group."""
+    single = {name: field for name, field in config.model_fields.items() if not _is_group(field.annotation)}
+    yield ""
+    yield from _table(single, "")
+    for name, field in config.model_fields.items():
+        if _is_group(field.annotation):
+            yield from _section(field.annotation, name, field.description, field.default)
+
+
+def _section(group: type[Settings], prefix: str, meaning: str, defaults: Settings | None = None) -> Iterator[str]:
+    yield from ("", f"### `{prefix}`", "", meaning, "")
+    yield from _table(group.model_fields, f"{prefix}.", defaults)
+
+
+def _table(fields: dict[str, FieldInfo], prefix: str, defaults: Settings | None = None) -> Iterator[str]:
+    """defaults: the values that hold in this group, which may be others than those of its class."""
+    yield from ("| key | type | default | meaning |", "| --- | --- | --- | --- |")
+    for name, field in _flat(fields):
+        default = field.get_default(call_default_factory=True)
+        if defaults is not None:
+            default = defaults
+            for part in name.split("."):
+                default = getattr(default, part)
+        shown = "" if default is PydanticUndefined else f"`{_value(default)}`"
+        yield f"| `{prefix}{name}` | {_cell(_type(field))} | {_cell(shown)} | {_cell(field.description)} |"
+
+
+def _flat(fields: dict[str, FieldInfo], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Settings with those of groups within in their place."""
+    for name, field in fields.items():
+        if _is_group(field.annotation):
+            yield from _flat(field.annotation.model_fields, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", field
+
+
+def _is_group(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, Settings)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, Settings):
+        value = value.model_dump(mode="json", exclude_defaults=True)
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_value, value))}]"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _type(field: FieldInfo) -> str:
+    """`int, 1 or more`: the type, and the limits that a number has."""
+    signs = {"ge": "from {}", "gt": "above {}", "le": "to {}", "lt": "below {}"}
+    limits = [
+        words.format(f"{limit:g}")
+        for sign, words in signs.items()
+        for rule in field.metadata
+        if (limit := getattr(rule, sign, None)) is not None
+    ]
+    return ", ".join([_name(field.annotation), " ".join(limits)] if limits else [_name(field.annotation)])
+
+
+def _name(annotation: Any) -> str:
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return " or ".join(f"`{_value(part)}`" for part in parts)
+    if origin in (Union, types.UnionType):
+        return " or ".join("null" if part is type(None) else _name(part) for part in parts)
+    if origin is tuple:
+        return f"list of {_name(parts[0])}"
+    if _is_group(annotation):
+        return f"group of {', '.join(f'`{name}`' for name in annotation.model_fields)}"
+    return {str: "text", Path: "path", dict: "group"}.get(origin or annotation, getattr(annotation, "__name__", ""))
+
+
+def _cell(text: str) -> str:
+    """Text in a table: a pipe would end the cell, and outside of code `<output>` would be a tag."""
+    parts = text.replace("|", "\\|").split("`")
+    return "`".join(part if i % 2 else part.replace("<", "&lt;") for i, part in enumerate(parts))
+
+
+def commands_page() -> str:
+    lines = [
+        "# Commands",
+        "",
+        "This page is made from the commands' own parsers whenever the site is built; `mindrlhf COMMAND --help` shows "
+        "the same. A flag in bold has to be given. Exit codes: 0 done, 2 a mistake in what was given (one line on "
+        "stderr), 1 an error of the suite, or two runs that were compared and do not agree.",
+    ]
+    for name, (_, summary) in cli.COMMANDS.items():
+        lines += ["", f"## `mindrlhf {name}`", "", _cell(f"{summary[0].upper()}{summary[1:]}."), ""]
+        lines += ["| flag | default | meaning |", "| --- | --- | --- |"]
+        parser = command_parser(name)
+        lines += [_flag(parser, action) for action in parser._actions if action.help != argparse.SUPPRESS]
+    return "\n".join(lines) + "\n"
+
+
+def command_parser(name: str) -> argparse.ArgumentParser:
+    """The parser of `mindrlhf NAME`."""
+    parser = argparse.ArgumentParser(prog=f"mindrlhf {name}", add_help=False)
+    importlib.import_module(f"mindrlhf.commands.{cli.COMMANDS[name][0]}").add_arguments(parser)
+    return parser
+
+
+def _flag(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
+    if action.option_strings:
+        names = " ".join(f"`{option}`" for option in action.option_strings)
+        names = f"**{names}**" if action.required else names
+    else:
+        names = f"`{action.metavar or action.dest}`"
+    choices = f" `{'`, `'.join(map(str, action.choices))}`." if action.choices else ""
+    default = "" if action.default in (None, False, (), []) else f"`{action.default}`"
+    meaning = parser._get_formatter()._expand_help(action) if action.help else ""
+    return f"| {names} | {default} | {_cell(meaning)}{choices} |"
+
+
+def verl_rows() -> dict[str, list[str]]:
+    """verl's key, or keys that count together -> our keys and flags, as `translate` makes one of the other."""
+    rows: dict[str, list[str]] = {}
+    for command in VERL_COMMANDS:
+        for ours, theirs in translate(command).sources:
+            keys = ", ".join(re.findall(r"(?:^|, )([a-z_][\w.]*)=", theirs))
+            name = re.split("[= ]", ours)[0]
+            if name not in rows.setdefault(keys, []):
+                rows[keys].append(name)
+    return rows
+
+
+def trl_rows() -> dict[str, list[str]]:
+    """A name of TRL's GRPOConfig -> our keys, from the brackets at the end of the settings' descriptions."""
+    rows: dict[str, list[str]] = {}
+    for group, field in GRPOConfig.model_fields.items():
+        if group == "critic" or not _is_group(field.annotation):
+            continue
+        for name, setting in _flat(field.annotation.model_fields):
+            for found in re.finditer(r"TRL ([a-z][\w=]*(?:, [a-z]\w*)*)", setting.description):
+                for theirs in found[1].split(", "):
+                    rows.setdefault(theirs, []).append(f"{group}.{name}")
+    return rows
+
+
+def _two_columns(theirs: str, rows: Mapping[str, Iterable[str]]) -> list[str]:
+    lines = [f"| {theirs} | here |", "| --- | --- |"]
+    return lines + [f"| {_code(keys.split(', '))} | {_code(ours)} |" for keys, ours in sorted(rows.items())]
+
+
+def _code(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _verl_without() -> list[str]:
+    lines = ["| verl | instead |", "| --- | --- |"]
+    return lines + [f"| `{key}` | {_cell(words)} |" for key, words in INSTEAD.items()]
+
+
+TABLES: Mapping[str, Callable[[], list[str]]] = {
+    "verl": lambda: _two_columns("verl", verl_rows()),
+    "verl-without": _verl_without,
+    "trl": lambda: _two_columns("TRL", trl_rows()),
+}
