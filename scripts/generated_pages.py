@@ -34,6 +34,9 @@ YAML_GROUPS = {
     "context": ContextSettings,
 }
 
+# Around a table of settings or flags, which stylesheets/site.css shows in another way on a narrow screen.
+REFERENCE, END = ('<div class="reference" markdown>', ""), ("", "</div>")
+
 # verl command lines that between them reach every key which `--from-verl` reads (tests/docs/test_generated_pages.py).
 VERL_COMMANDS = (
     "data.train_batch_size=64 data.seed=1 data.shuffle=True data.max_response_length=512 "
@@ -124,7 +127,7 @@ def _section(group: type[Settings], prefix: str, meaning: str, defaults: Setting
 
 def _table(fields: dict[str, FieldInfo], prefix: str, defaults: Settings | None = None) -> Iterator[str]:
     """defaults: the values that hold in this group, which may be others than those of its class."""
-    yield from ("| key | type | default | meaning |", "| --- | --- | --- | --- |")
+    yield from (*REFERENCE, "| key | type | default | meaning |", "| --- | --- | --- | --- |")
     for name, field in _flat(fields):
         default = field.get_default(call_default_factory=True)
         if defaults is not None:
@@ -133,6 +136,7 @@ def _table(fields: dict[str, FieldInfo], prefix: str, defaults: Settings | None 
                 default = getattr(default, part)
         shown = "" if default is PydanticUndefined else f"`{_value(default)}`"
         yield f"| `{prefix}{name}` | {_cell(_type(field))} | {_cell(shown)} | {_cell(field.description)} |"
+    yield from END
 
 
 def _flat(fields: dict[str, FieldInfo], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
@@ -199,9 +203,10 @@ def commands_page() -> str:
     ]
     for name, (_, summary) in cli.COMMANDS.items():
         lines += ["", f"## `mindrlhf {name}`", "", _cell(f"{summary[0].upper()}{summary[1:]}."), ""]
-        lines += ["| flag | default | meaning |", "| --- | --- | --- |"]
+        lines += [*REFERENCE, "| flag | default | meaning |", "| --- | --- | --- |"]
         parser = command_parser(name)
         lines += [_flag(parser, action) for action in parser._actions if action.help != argparse.SUPPRESS]
+        lines += END
     return "\n".join(lines) + "\n"
 
 
