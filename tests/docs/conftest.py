@@ -1,0 +1,113 @@
+"""A folder in which the documentation's commands mean something: what they name, tiny."""
+
+import shutil
+from pathlib import Path
+
+import documentation
+import jobs
+import pytest
+import yaml
+from small_model import random_arrays
+
+from mindrlhf.checkpoint.hf import save_hf
+from mindrlhf.configs.model import ModelConfig
+from mindrlhf.configs.model_yaml import load_model_yaml
+from mindrlhf.data.tokenizer import Tokenizer
+from mindrlhf.models.parameters import parameter_table
+
+# In place of the numbers that a model YAML has; 8 tensor-parallel ranks divide them.
+SHAPE = {"hidden_size": 32, "intermediate_size": 64, "num_heads": 8, "n_kv_heads": 4, "vocab_size": 512}
+TOKENS = ("eos_token_id", "pad_token_id", "bos_token_id")  # of the real vocabulary
+
+VERL_REWARD = "def compute_score(data_source, solution_str, ground_truth, extra_info):\n    return 1.0\n"
+
+
+@pytest.fixture(scope="session")
+def prepared(tmp_path_factory) -> Path:
+    """The folder: the project's own parts, with small model YAMLs, and every input that the documentation names."""
+    folder = tmp_path_factory.mktemp("documentation")
+    for name in ("examples", "tools", "scripts", "benchmarks"):
+        (folder / name).symlink_to(jobs.ROOT / name)
+    small_yamls(folder / "model_configs" / "qwen_grpo")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        sizes = ("--train_size", "64", "--test_size", "16", "--max_number", "20", "--tokenizer_vocab_size", "512")
+        done("synthesize", "--output_dir", "gsm8k", *sizes)
+        for name in ("vocab.json", "merges.txt"):
+            shutil.copy(f"gsm8k/{name}", name)
+        models()
+        for name, source in DATASETS.items():
+            tokenizer = () if name.endswith(".parquet") else ("--tokenizer_path", "gsm8k")
+            done("data", "--file_path", f"gsm8k/{source}.jsonl", "--output_path", name, *tokenizer)
+    (folder / "my_problems.jsonl").write_text('{"problem": "What is 2 + 3?", "solution": "5"}\n')
+    (folder / "verl_reward.py").write_text(VERL_REWARD)
+    (folder / "my_rewards.py").write_text(python_file("docs/faq.md", "my_rewards.py"))
+    return folder
+
+
+# File -> the file of problems that it is made from.
+DATASETS = {
+    "data/gsm8k_train.mindrecord": "train",
+    "data/gsm8k_test.mindrecord": "test",
+    "data/gsm8k.mindrecord": "train",
+    "data/gsm8k_64.mindrecord": "train",
+    "test.mindrecord": "test",
+    "verl/train.parquet": "train",
+    "data/dapo/data/dapo-math-17k.parquet": "train",
+    "data/from_verl.mindrecord": "train",
+    "data/countdown/train.mindrecord": "train",
+    "data/dapo/train.mindrecord": "train",
+}
+
+
+@pytest.fixture(scope="session")
+def trained(prepared) -> Path:
+    """The same folder with what 20 steps of the tutorial's own command leave, also under the other names of runs."""
+    command = next(c for c in documentation.commands("docs/tutorial.md") if c.begins("mindrlhf train "))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(prepared)
+        best = ("trainer.save_best_metric=critic/rewards/mean", "trainer.loggers=[console, jsonl]")
+        done(*command.words[1:], *documentation.SMALL, "trainer.total_steps=20", *best)
+        for name in ("out/seed0/grpo", "out/seed1/grpo", "out/seed2/grpo"):
+            Path(name).parent.mkdir(parents=True)
+            Path(name).symlink_to(prepared / "out" / "gsm8k")
+        shutil.copytree("out/gsm8k/ckpt", "out/ckpt")
+    return prepared
+
+
+def done(*argv: str) -> None:
+    assert jobs.call(argv) == 0, argv
+
+
+def small_yamls(folder: Path) -> None:
+    """Every model YAML of the project with numbers of a tiny model; layouts and everything else as they are."""
+    folder.mkdir(parents=True)
+    for path in (jobs.ROOT / "model_configs" / "qwen_grpo").glob("*.yaml"):
+        content = yaml.safe_load(path.read_text())
+        model = content["model"]["model_config"]
+        if "hidden_size" in model:
+            model |= SHAPE | {"num_layers": 1 if "0_5b" in path.name else 4}  # stages
+        for key in TOKENS:
+            model.pop(key, None)
+        (folder / path.name).write_text(yaml.safe_dump(content))
+    for role, stem in (("train", "finetune_qwen2_5_7b"), ("infer", "predict_qwen2_5_7b_instruct")):
+        (folder.parents[1] / f"{role}.yaml").write_text((folder / f"{stem}.yaml").read_text())
+
+
+def models() -> None:
+    """Hugging Face directories with random weights under the real models' names, in the working folder."""
+    for size, stem in (("0.5B", "0_5b"), ("7B", "7b"), ("32B", "32b")):
+        config = load_model_yaml(f"model_configs/qwen_grpo/finetune_qwen2_5_{stem}.yaml").architecture()
+        write_model(Path("models") / f"Qwen2.5-{size}-Instruct", config)
+    Path("Qwen2.5-7B-Instruct").symlink_to(Path("models/Qwen2.5-7B-Instruct").absolute())
+
+
+def write_model(folder: Path, config: ModelConfig) -> None:
+    arrays = random_arrays(config)
+    tensors = ((spec, arrays[spec.name]) for spec in parameter_table(config))
+    save_hf(folder, config, tensors, tokenizer=Tokenizer.from_path("gsm8k"))
+
+
+def python_file(page: str, name: str) -> str:
+    """The Python block of a page whose first line is a comment with the file's name."""
+    return next(block.text for block in documentation.blocks(page) if block.text.startswith(f"# {name}\n"))

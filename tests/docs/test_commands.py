@@ -1,0 +1,207 @@
+"""Every command in README.md and docs/ works. A new one is run, or fails until it is listed below with a reason.
+
+They are run page by page, in order, in a folder of the names that they use (conftest.py): a tiny model in place of each
+real one, a few problems in place of each dataset, and behind a command's own settings a few that make it small. By
+default the quick ones are run; training, generating and evaluating are checked without computing anything (flags by the
+real parser, settings by the checks that a run begins with, files by looking), and run with `--slow`. What needs more
+than a CPU and two processes is checked only.
+"""
+
+import argparse
+import importlib
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import documentation
+import jobs
+import pytest
+from documentation import SMALL, Command
+
+from mindrlhf import cli
+from mindrlhf.configs.grpo import SamplingSettings
+from mindrlhf.configs.loading import load_settings
+from mindrlhf.trainer import build
+
+# Beginning of a command -> why it is not run here.
+NOT_HERE = {
+    "bash scripts/setup.sh": "installs 3 GB; .ci/run begins with it",
+    "bash scripts/run_tests.sh": "runs these tests",
+    "bash scripts/quickstart.sh": "takes minutes; tests/examples/test_quickstart.py runs it",
+    "for seed in 0 1 2; do bash scripts/quickstart.sh --seed $seed --out out/seed$seed; done": "as the line above",
+    "source .venv/bin/activate": "the tests' environment is another one",
+    "hf download ": "needs the network",
+    "curl ": "needs the network",
+    "base=https://": "belongs to curl",
+    "source /usr/local/Ascend/": "needs an Ascend machine",
+    "npu-smi ": "needs an Ascend machine",
+}
+# Programs whose flags are checked, and which are not run: they end when somebody stops them.
+UNTIL_STOPPED = ("mindrlhf report out/gsm8k --serve",)
+
+SCRIPTS = {
+    "examples/qwen_grpo_tutorial/rlhf_data.py": "data",
+    "examples/qwen_grpo_tutorial/grpo_one_stage.py": "train",
+    "tools/convert_weight.py": "convert",
+    "tools/transform_checkpoint.py": "transform",
+}
+QUICK = ("data", "synthesize", "plan", "show", "report", "plot", "reward-check", "export", "convert", "transform")
+LONG = ("train", "eval", "generate")
+
+# `...` in a command of `train` stands for what every such command has.
+REST = [
+    *("--sft_path_infer", "model_configs/qwen_grpo/predict_qwen2_5_0_5b_instruct_cpu.yaml"),
+    *("--sft_path_train", "model_configs/qwen_grpo/finetune_qwen2_5_0_5b_cpu.yaml"),
+    *("--load_sft_checkpoint_infer", "models/Qwen2.5-0.5B-Instruct"),
+    *("--mind_dataset_dir", "data/gsm8k_train.mindrecord"),
+]
+# Behind what a command has itself. A training writes to a folder of its own.
+SHORTER = {
+    "synthesize": ("--train_size", "40", "--test_size", "8"),
+    "eval": ("--max_new_tokens", "4", "--limit", "2"),
+    "generate": ("max_new_tokens=4", "--limit", "2"),
+    "train": (
+        *SMALL,
+        *("trainer.total_steps=2", "dynamic_sampling.max_rounds=1", "trainer.loggers=[jsonl]"),
+        *("--save_ckpt_dir", "own/ckpt", "--save_data_file", "own/rollouts.mindrecord"),
+    ),
+}
+
+PAGES = [page for page in documentation.pages() if documentation.commands(page)]
+
+
+class Line:
+    """A command that starts our program. name: of `mindrlhf NAME`. argv: its arguments. workers: that msrun starts."""
+
+    def __init__(self, command: Command):
+        words = [re.sub(r"^(BEFORE|AFTER)\d$", "0.5", word) for word in command.words]
+        self.where, self.words, self.workers = command.where, words, 0
+        if words[0] == "msrun":
+            script = next(i for i, word in enumerate(words) if word.endswith(".py"))
+            options = msrun_options(words[:script])
+            assert options.local_worker_num <= options.worker_num, self.where
+            assert 0 <= max(0, options.node_rank) < options.worker_num // options.local_worker_num, self.where
+            self.workers, words = options.worker_num, words[script:]
+        elif words[0] == "python":
+            words = words[1:]
+        if words[0] == "mindrlhf":
+            words = words[1:]
+            assert words[0] in cli.COMMANDS, f"{self.where}: there is no mindrlhf {words[0]}"
+        else:
+            assert words[0] in SCRIPTS, f"{self.where}: {command.text} is neither run here nor listed in NOT_HERE"
+            words = [SCRIPTS[words[0]], *words[1:]]
+        self.name = words[0]
+        self.argv = [part for word in words[1:] for part in (REST if word == "..." else [word])]
+
+    def parse(self, *more: str) -> argparse.Namespace:
+        module = importlib.import_module(f"mindrlhf.commands.{cli.COMMANDS[self.name][0]}")
+        parser = argparse.ArgumentParser(exit_on_error=False)
+        module.add_arguments(parser)
+        return parser.parse_intermixed_args([*self.argv, *more])
+
+
+def msrun_options(words: list[str]) -> argparse.Namespace:
+    """What msrun's own parser makes of them."""
+    from mindspore.parallel.cluster.run import get_args
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [*words, "script.py"])
+        return get_args()
+
+
+@pytest.fixture
+def place(trained, tmp_path, monkeypatch) -> Path:
+    """A copy of the prepared folder as the working folder."""
+    folder = tmp_path / "place"
+    shutil.copytree(trained, folder, symlinks=True)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def test_reasons_are_of_commands_that_are_there():
+    texts = [command.text for page in PAGES for command in documentation.commands(page)]
+    for start in (*NOT_HERE, *UNTIL_STOPPED):
+        assert any(text.startswith(start) for text in texts), f"no page has {start!r} any more"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands(page, place, monkeypatch, capfd):
+    for command in documentation.commands(page):
+        if not_here(command):
+            continue
+        line = Line(command)
+        assert line.name in QUICK + LONG, f"{line.where}: say whether mindrlhf {line.name} is QUICK or LONG"
+        if line.name in LONG or command.text in UNTIL_STOPPED:
+            check(line, monkeypatch)
+        else:
+            run(line)
+        capfd.readouterr()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("page", PAGES)
+def test_long_commands(page, place, capfd):
+    for command in documentation.commands(page):
+        if not not_here(command) and command.text not in UNTIL_STOPPED:
+            line = Line(command)
+            if line.name == "train" and (line.workers > 2 or "_cpu.yaml" not in command.text + " ".join(line.argv)):
+                continue
+            shutil.rmtree("own", ignore_errors=True)
+            run(line)
+            capfd.readouterr()
+
+
+def not_here(command: Command) -> bool:
+    listed = any(command.begins(start) for start in NOT_HERE)
+    if listed and command.words[0] == "bash":
+        assert Path(documentation.ROOT, command.words[1]).is_file(), command.where
+    return listed
+
+
+def run(line: Line) -> None:
+    """As it stands in the page, in this process where that is possible."""
+    more = SHORTER.get(line.name, ())
+    if line.words[0] == "msrun":
+        command = [*line.words, *more]
+        environment = os.environ | {"PYTHONPATH": str(jobs.ROOT)}
+        result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+        code, output = result.returncode, result.stdout + result.stderr
+    elif line.words[0] == "python":
+        code, output = run_script(line.words[1], [*line.argv, *more]), ""
+    else:
+        code, output = jobs.call([line.name, *line.argv, *more]), ""
+    assert code == 0, f"{line.where}: {' '.join(line.words)}\n{output[-3000:]}"
+
+
+def run_script(script: str, argv: list[str]) -> int:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [script, *argv])
+        with pytest.raises(SystemExit) as stopped:
+            runpy.run_path(script, run_name="__main__")
+    return stopped.value.code
+
+
+def check(line: Line, monkeypatch) -> None:
+    """Flags, settings and files of a command that is not run."""
+    args = line.parse()
+    if line.name == "train":
+        with monkeypatch.context() as patch:
+            if line.workers:
+                for name, value in {"MS_ROLE": "MS_WORKER", "MS_WORKER_NUM": line.workers, "RANK_ID": 0}.items():
+                    patch.setenv(name, str(value))
+            build.check(args)
+        there = [args.mind_dataset_dir]
+    elif line.name == "eval":
+        there = [args.data, args.model, *([args.compare] if args.compare and not args.compare.endswith("l") else [])]
+    elif line.name == "generate":
+        load_settings(SamplingSettings, overrides=args.overrides)
+        there = [args.prompts, args.model]
+    else:
+        there = args.runs
+    for path in there:
+        assert Path(path).exists(), f"{line.where}: {path}"

@@ -1,0 +1,98 @@
+"""What the documentation takes from the package: complete, and the same as what the package does."""
+
+import ast
+import re
+from pathlib import Path
+
+import documentation
+import pytest
+from documentation import settings
+
+from mindrlhf.cli import COMMANDS
+from mindrlhf.configs import verl_keys
+from mindrlhf.configs.grpo import GRPOConfig
+from mindrlhf.configs.sft import SFTConfig
+
+# Keys of verl that decide how another one is read, and have no setting of their own here.
+DECIDING = {
+    "actor.clip_ratio",
+    "algorithm.filter_groups.metric",
+    "algorithm.kl_ctrl.type",
+    "custom_reward_function.name",
+    "trainer.logger",
+}
+
+
+@pytest.fixture(scope="module")
+def generated():
+    return documentation.generated_pages()
+
+
+def rows(page: str) -> dict[str, list[str]]:
+    """First cell without its code signs -> the other cells."""
+    cells = [re.split(r"(?<!\\)\|", line.strip("|")) for line in page.split("\n") if line.startswith("| `")]
+    return {row[0].strip(" `"): [cell.strip() for cell in row[1:]] for row in cells}
+
+
+def test_every_setting_is_there(generated):
+    page = generated.settings_page()
+    grpo, sft = page.split("## Fine-tuning")
+    for part, config in ((grpo, GRPOConfig), (sft.split("## Model YAMLs")[0], SFTConfig)):
+        found, expected = rows(part), settings(config)
+        assert found.keys() == expected.keys()
+        for key, description in expected.items():
+            assert found[key][-1].replace("&lt;", "<").replace("\\|", "|") == description
+    assert rows(page.split("## Model YAMLs")[1])["parallel_config.model_parallel"][:2] == ["int, from 1", "`1`"]
+
+
+def test_defaults_are_those_of_the_group(generated):
+    grpo, sft = (rows(part) for part in generated.settings_page().split("## Fine-tuning"))
+    assert grpo["optimizer.lr"][:2] == ["float, from 0", "`1e-06`"]
+    assert grpo["critic.optimizer.lr"][1] == sft["optimizer.lr"][1] == "`1e-05`"
+    assert grpo["rollout.top_p"][:2] == ["float, above 0 to 1", "`1`"]
+    assert grpo["trainer.loggers"][1] == "`[console, jsonl, tensorboard]`"
+    assert grpo["reward.functions"][:2] == ["list of group of `name`, `weight`, `args`", '`[{"name": "gsm8k"}]`']
+    assert grpo["data.shuffle"][:2] == ["bool", "`true`"]
+
+
+def test_every_command_and_flag_is_there(generated):
+    page = generated.commands_page()
+    sections = dict(re.findall(r"## `mindrlhf ([\w-]+)`\n(.*?)(?=\n## |\Z)", page, re.DOTALL))
+    assert sections.keys() == COMMANDS.keys()
+    for name, text in sections.items():
+        for action in generated.command_parser(name)._actions:
+            if action.option_strings and action.help != "==SUPPRESS==":
+                assert f"`{action.option_strings[0]}`" in text, (name, action.option_strings)
+    assert "**`--sft_path_train`**" in sections["train"], "it has to be given"
+    assert "--pre_store_data" not in page, "it has no effect"
+
+
+def test_every_key_of_verl_is_in_its_table(generated):
+    """Every key that the translation mentions is in the table, or decides about another one."""
+    constants = {
+        node.value
+        for node in ast.walk(ast.parse(Path(verl_keys.__file__).read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    groups = "actor|rollout|data|algorithm|critic|trainer|ref|model|custom_reward_function|reward_model"
+    keys = {text for text in constants if re.fullmatch(rf"(?:{groups})(?:\.[a-z_0-9]+)+", text)}
+    assert len(keys) > 60
+    table = {key for names in generated.verl_rows() for key in names.split(", ")}
+    known = table | DECIDING | verl_keys.INSTEAD.keys() | settings(GRPOConfig).keys()
+    beginnings = {key for key in keys if any(name.startswith(key) and name != key for name in known)}
+    assert keys - known - beginnings == set()
+    assert set(verl_keys.VERL_DEFAULTS) <= table | DECIDING
+
+
+def test_tables_name_settings_that_exist(generated):
+    known = settings(GRPOConfig).keys()
+    for tables in (generated.verl_rows(), generated.trl_rows()):
+        assert len(tables) > 30
+        for names in tables.values():
+            assert {name for name in names if not name.startswith("--")} <= known
+    assert generated.verl_rows()["rollout.n"] == ["rollout.num_generations"]
+    assert generated.verl_rows()["data.train_batch_size, actor.ppo_mini_batch_size"] == [
+        "algorithm.updates_per_iteration"
+    ]
+    assert generated.trl_rows()["epsilon_high"] == ["algorithm.epsilon_high"]
+    assert generated.trl_rows()["ref_model_sync_steps"] == ["algorithm.reference_sync_steps"]

@@ -1,0 +1,108 @@
+"""Names in README.md and docs/ are those of the program: settings, flags, files, metrics, and YAML that loads."""
+
+import json
+import re
+
+import documentation
+import pytest
+from documentation import settings
+
+from mindrlhf.cli import COMMANDS
+from mindrlhf.configs.grpo import GRPOConfig
+from mindrlhf.configs.loading import load_grpo_config
+from mindrlhf.configs.model_settings import ModelSettings
+from mindrlhf.configs.model_yaml import ContextSettings, ParallelSettings, RecomputeSettings
+from mindrlhf.configs.sft import SFTConfig
+
+PAGES = documentation.pages()
+YAML_GROUPS = {
+    "parallel_config": ParallelSettings,
+    "recompute_config": RecomputeSettings,
+    "context": ContextSettings,
+    "model_config": ModelSettings,
+}
+FLAGS_ELSEWHERE = {
+    *("--seed", "--out", "--steps", "--slow", "--dev", "--help", "--check"),  # of scripts/, the tests, ruff
+    *("--node_rank", "--master_addr", "--master_port", "--worker_num", "--local_worker_num", "--log_dir"),  # of msrun
+}
+# Beginning of a metric -> what it takes besides one run with default settings.
+OTHER_RUNS = {
+    "val-core/": "held-out problems",
+    "val-aux/": "held-out problems",
+    "critic/vf_loss": "a critic",
+    "critic/value": "a critic",
+    "reshard/": "two layouts",
+    "timing_s/reshard": "two layouts",
+    "sampling/": "dynamic sampling",
+    "swap/": "memory.swap",
+    "reward/format/": "another reward function",
+    "reward/countdown/": "another reward function",
+}
+GROUPS = "actor|critic|reward|group|[a-z]+_length|timing_s|timing_per_token_ms|perf|training|rollout_corr|val-core"
+
+
+@pytest.fixture(scope="module")
+def keys() -> set[str]:
+    """Our settings, and verl's names as the descriptions and the translation have them."""
+    generated = documentation.generated_pages()
+    ours = settings(GRPOConfig) | settings(SFTConfig)
+    verl = {key for names in generated.verl_rows() for key in names.split(", ")} | set(generated.INSTEAD)
+    verl |= {name for text in ours.values() for name in re.findall(r"(?:verl|,) ([a-z_]+(?:\.[a-z_]+)+)", text)}
+    groups = {key.rpartition(".")[0] for key in {*ours, *verl}}
+    for name, group in YAML_GROUPS.items():
+        ours |= {f"{name}.{key}": "" for key in group.model_fields}
+    return {*ours, *verl, *groups}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_settings(page, keys):
+    groups = "|".join((*GRPOConfig.model_fields, *YAML_GROUPS))
+    for text in documentation.named(page):
+        found = re.fullmatch(rf"(?:train_yaml\.|infer_yaml\.|model\.)?((?:{groups})(?:\.[a-z_0-9]+)+)(?:[=:].*)?", text)
+        if found and not re.fullmatch(r".*\.(?:py|md|yaml|json)", text):
+            assert found[1] in keys, f"{page}: `{text}` is no setting"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_flags(page):
+    parser = documentation.generated_pages().command_parser
+    known = {option for name in COMMANDS for action in parser(name)._actions for option in action.option_strings}
+    for text in documentation.named(page):
+        for flag in re.findall(r"(?<![\w-])--[a-z][\w-]*", text):
+            assert flag in known | FLAGS_ELSEWHERE, f"{page}: {flag} in `{text}` is no flag"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_files(page, root):
+    folders = "benchmarks|docs|examples|mindrlhf|model_configs|scripts|tests|tools"
+    inside = "algorithms|checkpoint|memory|parallel|reshard|rollout|trainer|training"
+    for text in documentation.named(page):
+        for name in re.findall(rf"(?<![\w/.])(?:{folders})/[\w./-]+", text):
+            assert (root / name).exists(), f"{page}: there is no {name}"
+        if re.fullmatch(rf"(?:{inside})/[\w./-]+\.py", text):
+            assert (root / "mindrlhf" / text).is_file(), f"{page}: there is no mindrlhf/{text}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_yaml(page, tmp_path):
+    """Blocks of settings load."""
+    for block in documentation.blocks(page):
+        if block.language == "yaml":
+            file = tmp_path / "block.yaml"
+            file.write_text(block.text)
+            load_grpo_config(file)
+
+
+def test_metrics(trained):
+    """What the pages call a metric is what a run has written."""
+    lines = (trained / "out" / "gsm8k" / "metrics.jsonl").read_text().splitlines()
+    written = {name for line in lines for name in json.loads(line)}
+    seen = set()
+    for page in ("docs/metrics.md", "docs/faq.md", "docs/tutorial.md", "docs/recipes.md", "docs/zh/quickstart.md"):
+        for text in documentation.named(page):
+            if re.fullmatch(rf"(?:{GROUPS})/.+", text) and not text.endswith("*"):
+                name = text.replace("<function>", "gsm8k")
+                seen.add(name)
+                other = any(name.startswith(start) for start in OTHER_RUNS)
+                assert name in written or other, f"{page}: no run writes `{text}`"
+    assert len(seen) > 30

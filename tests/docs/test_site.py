@@ -1,0 +1,41 @@
+"""The site builds without a warning, and its pages ask nothing of the network."""
+
+import re
+import subprocess
+import sys
+
+import documentation
+import pytest
+
+
+@pytest.fixture(scope="module")
+def site(root, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_every_page_is_there(site):
+    written = [page.removeprefix("docs/").replace(".md", ".html") for page in documentation.pages()[1:]]
+    for name in (*written, "settings.html", "commands.html"):
+        assert (site / name).is_file(), name
+
+
+def test_nothing_comes_from_elsewhere(site):
+    """Links may lead away; scripts, styles, fonts and pictures are the site's own."""
+    for path in [*site.rglob("*.html"), *site.rglob("*.svg")]:
+        text = path.read_text(encoding="utf-8")
+        fetched = re.findall(r"<(?:script|img|iframe|source)\b[^>]*?\bsrc=[\"']?([^\"' >]+)", text)
+        fetched += re.findall(r"<link\b[^>]*?\bhref=[\"']?([^\"' >]+)", text)
+        assert path.suffix == ".svg" or fetched
+        assert [url for url in fetched if re.match(r"(?:https?:)?//", url)] == [], path
+    for path in site.rglob("*.css"):
+        assert not re.search(r"(?:url\(|@import)\s*[\"']?(?:https?:)?//", path.read_text(encoding="utf-8")), path
+
+
+def test_tables_are_in_place(site):
+    text = (site / "from_verl.html").read_text(encoding="utf-8")
+    assert "<!-- table" not in text
+    assert "<code>algorithm.updates_per_iteration</code>" in text
