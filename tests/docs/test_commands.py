@@ -168,7 +168,8 @@ def run(line: Line) -> None:
     more = SHORTER.get(line.name, ())
     if line.words[0] == "msrun":
         command = [*line.words, *more]
-        environment = os.environ | {"PYTHONPATH": str(jobs.ROOT)}
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        environment = os.environ | {"PATH": path, "PYTHONPATH": str(jobs.ROOT)}
         result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
         code, output = result.returncode, result.stdout + result.stderr
     elif line.words[0] == "python":

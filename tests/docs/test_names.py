@@ -98,7 +98,7 @@ def test_metrics(trained):
     lines = (trained / "out" / "gsm8k" / "metrics.jsonl").read_text().splitlines()
     written = {name for line in lines for name in json.loads(line)}
     seen = set()
-    for page in ("docs/metrics.md", "docs/faq.md", "docs/tutorial.md", "docs/recipes.md", "docs/zh/quickstart.md"):
+    for page in PAGES:
         for text in documentation.named(page):
             if re.fullmatch(rf"(?:{GROUPS})/.+", text) and not text.endswith("*"):
                 name = text.replace("<function>", "gsm8k")
