@@ -6,6 +6,7 @@ import sys
 
 import documentation
 import pytest
+from browser import Browser, find_browser
 
 
 @pytest.fixture(scope="module")
@@ -39,3 +40,20 @@ def test_tables_are_in_place(site):
     text = (site / "from_verl.html").read_text(encoding="utf-8")
     assert "<!-- table" not in text
     assert "<code>algorithm.updates_per_iteration</code>" in text
+
+
+def test_pages_fit_a_phone(site, tmp_path):
+    """Pictures load, nothing is wider than the screen, and the console has nothing to say; 404 needs a server."""
+    program = find_browser()
+    if program is None:
+        pytest.skip("no Chromium is installed")
+    browser = Browser(program, tmp_path)
+    try:
+        for page in {*site.rglob("*.html")} - {site / "404.html"}:
+            browser.open(page.as_uri(), width=390, mobile=True)
+            assert browser.run("document.documentElement.scrollWidth") <= 390, page
+            broken = "[...document.images].filter((image) => !image.naturalWidth).map((image) => image.src)"
+            assert browser.run(broken) == [], page
+            assert browser.errors == [], page
+    finally:
+        browser.close()
