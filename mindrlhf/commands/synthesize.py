@@ -58,8 +58,9 @@ def run(args: argparse.Namespace) -> None:
         for name, part in splits.items():
             (stage / name).write_text("".join(json.dumps(row) + "\n" for row in part), encoding="utf-8")
         if args.tokenizer_vocab_size is not None:
-            problems = [get_task(args.task).parse(row) for row in splits["train.jsonl"]]
-            texts = [text for problem in problems for text in (problem.question, problem.answer)]
+            task = get_task(args.task)
+            problems = [task.parse(row) for row in splits["train.jsonl"]]
+            texts = [text for problem in problems for text in (problem.question, task.instruction, problem.answer)]
             tokenizer = train_tokenizer(texts, args.tokenizer_vocab_size)
             tokenizer.save(stage)
     for name, part in splits.items():

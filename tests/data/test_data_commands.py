@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from mindrlhf.data.mindrecord import read_pairs, read_prompts
+from mindrlhf.data.tasks import countdown
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
 
@@ -67,6 +68,14 @@ def test_synthesize_countdown(run_command, tmp_path):
     assert len({(tuple(sorted(row["nums"])), row["target"]) for row in rows}) == 40
     assert {len(row["nums"]) for row in rows} == {2, 3}
     assert sorted(file.name for file in tmp_path.iterdir()) == ["test.jsonl", "train.jsonl"]
+
+
+def test_the_tokenizer_knows_the_tasks_instruction(run_command, tmp_path):
+    """It is in every prompt: spelt out letter by letter it would be most of its tokens."""
+    sizes = ("--train_size", 200, "--test_size", 10, "--tokenizer_vocab_size", 512)
+    run_command("synthesize", "--task", "countdown", "--output_dir", tmp_path, *sizes)
+    instruction = countdown.COUNTDOWN.instruction
+    assert len(Tokenizer.from_path(tmp_path).encode(instruction)) < len(instruction) / 2
 
 
 @pytest.mark.parametrize(
