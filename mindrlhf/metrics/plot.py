@@ -1,6 +1,7 @@
 """Learning curves of one or several runs as one PNG."""
 
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ PANELS = (  # (title, what the y axis is, metric): of each place, the first that
     (("Response length", "tokens", "response_length/mean"),),
     (("Entropy", "nats per token", "actor/entropy"),),
 )
+STYLES = ("-", "--", ":")  # once all colours are taken
 INK, FAINT = "#333333", "#DDDDDD"
 
 Run = Mapping[str, tuple[np.ndarray, np.ndarray]]
@@ -156,3 +158,56 @@ def plot_runs(
     with atomic_file(output_png, durable=False) as temporary:
         figure.savefig(temporary, format="png", dpi=120)
     return output_png
+
+
+def plot_metric(
+    panels: Mapping[str, Sequence[Path]], metric: str, output_png: Path, title: str | None = None, unit: str = ""
+) -> Path:
+    """Draw one metric of many runs in panels, and return `output_png`, written whole or not at all.
+
+    panels: title of a panel -> `metrics.jsonl` of its runs, called by the name of their folder; runs of the same name
+    have the same colour in all panels. metric: its name, in which * stands for anything; of several that fit, the first
+    in alphabetical order is drawn. It is drawn as it is, a point for each step that has it. unit: of the y axis.
+
+    Raises UserError for a file that is absent, not a metrics file, or without such a metric.
+    """
+    curves = {
+        heading: {Path(path).resolve().parent.name: _read_metric(Path(path), metric) for path in paths}
+        for heading, paths in panels.items()
+    }
+    names = list(dict.fromkeys(name for runs in curves.values() for name in runs))
+    figure = Figure(figsize=(1 + 4.5 * len(curves), 4.6), layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12)
+    lines = {}
+    for axes, (heading, runs) in zip(figure.subplots(1, len(curves), squeeze=False)[0], curves.items(), strict=True):
+        _style(axes, heading, unit)
+        for name, (steps, values) in runs.items():
+            index = names.index(name)
+            colour, style = COLOURS[index % len(COLOURS)], STYLES[index // len(COLOURS) % len(STYLES)]
+            (lines[name],) = axes.plot(steps, values, style, color=colour, linewidth=1.8, marker="o", markersize=3.5)
+    figure.legend(
+        [lines[name] for name in names],
+        names,
+        loc="outside lower center",
+        ncols=min(len(names), 4 * len(curves)),
+        frameon=False,
+        fontsize=9,
+        labelcolor=INK,
+    )
+    if title:
+        figure.suptitle(title, fontsize=13, fontweight="bold", color=INK)
+    output_png = Path(output_png)
+    with atomic_file(output_png, durable=False) as temporary:
+        figure.savefig(temporary, format="png", dpi=120)
+    return output_png
+
+
+def _read_metric(path: Path, pattern: str) -> tuple[np.ndarray, np.ndarray]:
+    """(steps, values) of the first metric that fits the pattern."""
+    rows = read_metrics(path)
+    names = sorted({name for row in rows for name in row if name != "step" and fnmatchcase(name, pattern)})
+    if not names:
+        raise UserError(f"{path} has no metric {pattern}: give one that the run has measured")
+    points = [(row["step"], row[names[0]]) for row in rows if names[0] in row]
+    return tuple(np.array(column, dtype=np.float64) for column in zip(*points, strict=True))
