@@ -1,6 +1,7 @@
 """Single GRPO runs in this process: reward functions of one's own, and numbers that go wrong."""
 
 import json
+import zlib
 
 import jobs
 import numpy as np
@@ -60,6 +61,60 @@ def test_reward_functions_of_a_file(task, tmp_path, caplog):
         assert json.loads(dumped.read_text().splitlines()[0])["step"] == step
     assert 0 < failed < 32
     assert caplog.text.count("an odd number of characters") == 1
+
+
+TROUBLES = """
+import time, zlib
+
+
+def hit(completion):
+    return zlib.crc32(completion.encode()) % 4 == 0
+
+
+def sleeps(prompt, completion, fields):
+    while hit(completion):
+        time.sleep(1000)
+    return 0.25
+
+
+def raises(prompt, completion, fields):
+    return 1 / (not hit(completion))
+
+
+def nothing(prompt, completion, fields):
+    return float("nan") if hit(completion) else 0.5
+
+
+def prints(prompt, completion, fields):
+    if hit(completion):
+        print("x" * 10_000_000)
+    return len(completion) / 100
+"""
+
+
+def test_reward_functions_that_hang_raise_give_nan_and_print(task, tmp_path):
+    """The run goes on within the timeout; each fault costs its function's score of that sample and nothing else."""
+    (tmp_path / "troubles.py").write_text(TROUBLES)
+    names = ("sleeps", "raises", "nothing", "prints")
+    functions = ", ".join(f"{{name: '{tmp_path}/troubles.py:{name}'}}" for name in names)
+    settings = (f"reward.functions=[{functions}]", "reward.timeout_s=0.5", "algorithm.beta=0", "trainer.total_steps=2")
+    result = run(task, tmp_path / "out", *settings)
+    tokenizer = Tokenizer.from_path(task.folder)
+    total = 0
+    for (_, experiences), row in zip(result.rollouts, result.metrics, strict=True):
+        rollouts = [rollout for experience in experiences for rollout in experience.group.rollouts]
+        texts = [tokenizer.decode(rollout.response_ids.tolist(), skip_special_tokens=True) for rollout in rollouts]
+        hit = np.array([zlib.crc32(text.encode()) % 4 == 0 for text in texts])
+        total += hit.sum()
+        expected = np.where(hit, 0, 0.25 + 1 + 0.5) + np.array([len(text) for text in texts]) / 100
+        rewards = np.concatenate([experience.rewards for experience in experiences])
+        np.testing.assert_allclose(rewards, expected, rtol=1e-6)
+        assert row["reward/sleeps/timeouts"] == hit.sum()
+        for name in names:
+            assert row[f"reward/{name}/failures"] == (hit.sum() if name in ("raises", "nothing") else 0)
+        assert row["timing_s/reward"] < 0.5 * hit.sum() + 20  # a new process for each hang; a busy machine
+        assert row["actor/grad_norm"] > 0
+    assert 2 < total < 24
 
 
 @pytest.mark.slow
