@@ -136,6 +136,10 @@ def finite_differences(loss_of_rows, log_probs):
     return gradient, smooth, noise[:, None]
 
 
+def test_every_loss_is_compared():
+    assert {name for name, *_ in CASES.values()} == set(POLICY_LOSSES)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_value_and_gradient_equal_the_float64_formula(case, rows, compile_loss):
     name, options, formula, formula_options = CASES[case]
