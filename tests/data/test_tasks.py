@@ -99,6 +99,13 @@ def test_malformed_countdown_rows(row, message):
         TASKS["countdown"].parse(row)
 
 
+def test_held_out_countdown_problems_are_like_the_others():
+    """There are few problems of two numbers: drawn alone, they would all be at the beginning."""
+    sizes = [len(row["nums"]) for row in countdown.generate(1200, seed=0, max_number=20, operands=(2, 3))]
+    assert sizes[:1000].count(2) > 100
+    assert sizes[1000:].count(2) / 200 == pytest.approx(sizes[:1000].count(2) / 1000, abs=0.1)
+
+
 def test_countdown_problems_are_solvable():
     rows = countdown.generate(500, seed=3, max_number=60, operands=(2, 3, 4))
     assert {len(row["nums"]) for row in rows} == {2, 3, 4}

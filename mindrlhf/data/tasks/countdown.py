@@ -32,7 +32,8 @@ def generate(count: int, seed: int, max_number: int = 99, operands: Sequence[int
     """`count` different solvable problems as source rows `{nums, target, answer}`, the same for the same arguments.
 
     max_number: largest number given, and largest target. operands: how many numbers a problem may give.
-    Two problems with the same numbers in another order are the same problem. UserError when there are too few.
+    Two problems with the same numbers in another order are the same problem. They come in random order: those with few
+    numbers run out first, and a part of the list is to be like the rest. UserError when there are too few.
     """
     rng = random.Random(seed)
 
@@ -44,7 +45,9 @@ def generate(count: int, seed: int, max_number: int = 99, operands: Sequence[int
         answer = f"<answer>{expression}</answer>"
         return (tuple(sorted(numbers)), target), {"nums": numbers, "target": target, "answer": answer}
 
-    return distinct(count, draw, "countdown")
+    rows = distinct(count, draw, "countdown")
+    rng.shuffle(rows)
+    return rows
 
 
 def demonstrations(rows: list[dict[str, Any]], careless_share: float, seed: int) -> list[dict[str, Any]]:
