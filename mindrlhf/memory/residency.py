@@ -37,6 +37,9 @@ GRADIENTS, MOMENTS = "gradients", "moments"
 CRITIC, CRITIC_GRADIENTS, CRITIC_MOMENTS = "critic", "critic_gradients", "critic_moments"
 POLICY = (SHARED, TRAIN)
 
+# Of moments that come and go together: 256 MiB of each of the two.
+BLOCK_NUMBERS = 64 * 2**20
+
 # Roles whose content need not be kept.
 SCRATCH = (CACHE, VALIDATION_CACHE, GRADIENTS, CRITIC_GRADIENTS)
 

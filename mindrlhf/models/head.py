@@ -6,19 +6,11 @@ from mindspore import nn, ops
 from mindspore.ops import constexpr
 
 from mindrlhf.backend.broadcast import expand
+from mindrlhf.models import chunks
+from mindrlhf.models.chunks import CHUNK_NUMBERS
 from mindrlhf.parallel.tensor_parallel import TensorParallel
 
-# Logits of one chunk: 64 Mi float32 numbers are 256 MiB. Beyond it, tokens are cut into chunks.
-CHUNK_NUMBERS = 64 * 2**20
-
-
-@constexpr
-def chunk_count(tokens: int, vocabulary: int, limit: int = CHUNK_NUMBERS) -> int:
-    """Into how many equal chunks `tokens` rows are cut so that none holds more than `limit` logits."""
-    count = min(tokens, -(-tokens * vocabulary // limit))  # a chunk is at least one row
-    while tokens % count:
-        count += 1
-    return count
+chunk_count = constexpr(chunks.chunk_count)
 
 
 def log_from_one(x):

@@ -6,6 +6,7 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from mindrlhf.backend.collectives import Collectives
 from mindrlhf.backend.graph_collectives import graph_all_reduce
+from mindrlhf.parallel.buckets import buckets
 
 # Gradients travel in few large buffers: a reduction has a fixed cost of milliseconds on CPU.
 BUCKET_NUMBERS = 4 * 2**20
@@ -51,16 +52,3 @@ class ReduceGradients(nn.Cell):
                 done = ops.depend(done, ops.assign(self.gradients[i], part))
                 start += size
         return done
-
-
-def buckets(sizes: Sequence[int], limit: int = BUCKET_NUMBERS) -> tuple[tuple[int, ...], ...]:
-    """Consecutive indices grouped so that the sizes of a group add up to at most `limit`, or the group is one index."""
-    groups: list[list[int]] = []
-    filled = 0
-    for index, size in enumerate(sizes):
-        if not groups or filled + size > limit:
-            groups.append([])
-            filled = 0
-        groups[-1].append(index)
-        filled += size
-    return tuple(tuple(group) for group in groups)

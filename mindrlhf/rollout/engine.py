@@ -23,6 +23,7 @@ from mindrlhf.models.transformer import Decoder
 from mindrlhf.rollout.graphs import Admit, Cache, Decode, Prefill
 from mindrlhf.rollout.random import uniform
 from mindrlhf.rollout.sampling import Sampler
+from mindrlhf.rollout.slots import cache_positions
 from mindrlhf.types import Prompt, Rollout, RolloutGroup
 
 
@@ -84,7 +85,7 @@ class Engine:
         self.decode_text = decode_text
         if sampling.stop_strings and decode_text is None:
             raise ValueError("stop strings need decode_text")
-        size = -(-(max_prompt + sampling.max_new_tokens) // length_bucket) * length_bucket
+        size = cache_positions(max_prompt, sampling.max_new_tokens, length_bucket)
         self.cache = Cache(config.num_layers, slots, decoder.kv_heads, size, config.head_dim, decoder.dtype)
         self.statistics = Statistics()
         self._compiled: set[tuple] = set()

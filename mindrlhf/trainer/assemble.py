@@ -31,6 +31,7 @@ from mindrlhf.models.transformer import Decoder
 from mindrlhf.parallel.side import Side
 from mindrlhf.rewards.runner import RewardRunner
 from mindrlhf.rollout.engine import Engine
+from mindrlhf.rollout.slots import round_responses
 from mindrlhf.trainer.advantages import StepAdvantages
 from mindrlhf.trainer.batch_table import batch_table
 from mindrlhf.trainer.build import Job
@@ -289,15 +290,11 @@ def open_engines(job: Job, decoder: Decoder, longest: int, generating: Side) -> 
     No more slots than there are responses to a round.
     """
     config = job.config
-    sizes = (config.data.prompts_per_step, config.dynamic_sampling.prompts_per_round or 0)
-    prompts = max(sizes) // generating.data_parallel.size
-
+    responses, greedy_responses = round_responses(config, generating.data_parallel.size)
     greedy = config.rollout.model_copy(update={"temperature": 0.0})
     return (
-        open_engine(job, decoder, config.rollout, prompts * config.rollout.num_generations, longest, config.seed),
-        open_engine(job, decoder, greedy, prompts, longest, config.seed)
-        if config.algorithm.advantage == "remax"
-        else None,
+        open_engine(job, decoder, config.rollout, responses, longest, config.seed),
+        open_engine(job, decoder, greedy, greedy_responses, longest, config.seed) if greedy_responses else None,
     )
 
 

@@ -1,9 +1,7 @@
 """The batch arithmetic of a run as one table: prompts x samples -> updates x micro-batches."""
 
-import numpy as np
-
 from mindrlhf.configs.grpo import GRPOConfig
-from mindrlhf.training.batch import SequenceGroup, cut
+from mindrlhf.training.batch import cut_alike
 
 
 def batch_table(config: GRPOConfig, train_ranks: int, infer_ranks: int, longest_prompt: int) -> str:
@@ -16,11 +14,9 @@ def batch_table(config: GRPOConfig, train_ranks: int, infer_ranks: int, longest_
     algorithm, sampling, samples = config.algorithm, config.dynamic_sampling, config.rollout.num_generations
     prompts, updates = config.data.prompts_per_step, algorithm.updates_per_iteration
     each = prompts // updates
-    group = SequenceGroup(
-        np.zeros(longest_prompt, np.int32), (np.zeros(config.rollout.max_new_tokens, np.int32),) * samples
-    )
     settings = config.train
-    micro = cut([group] * (each // train_ranks), settings.max_tokens_per_micro_batch, settings.length_bucket)
+    limits = (settings.max_tokens_per_micro_batch, settings.length_bucket)
+    micro = cut_alike(each // train_ranks, longest_prompt, samples, config.rollout.max_new_tokens, *limits)
     rows = [
         ("one step", "in all", "per rank", ""),
         ("prompts", prompts, prompts // infer_ranks, "data.prompts_per_step"),

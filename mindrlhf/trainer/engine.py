@@ -3,6 +3,7 @@
 from mindrlhf.configs.grpo import SamplingSettings
 from mindrlhf.models.transformer import Decoder
 from mindrlhf.rollout.engine import Engine
+from mindrlhf.rollout.slots import slot_count
 from mindrlhf.trainer.build import Job
 from mindrlhf.trainer.roles import stop_ids
 
@@ -18,7 +19,7 @@ def open_engine(
         job.model,
         decoder,
         sampling,
-        slots=max(1, min(job.config.rollout.max_slots, responses)),
+        slots=slot_count(job.config.rollout.max_slots, responses),
         max_prompt=longest,
         stop_ids=stop_ids(job.tokenizer, job.model),
         seed=seed,

@@ -10,6 +10,7 @@ from mindspore import Parameter, Tensor, nn
 from mindrlhf.checkpoint.hf import save_hf
 from mindrlhf.configs.grpo import OptimizerSettings, TrainSettings
 from mindrlhf.data.tokenizer import Tokenizer
+from mindrlhf.memory.residency import BLOCK_NUMBERS
 from mindrlhf.models.parameters import parameter_table
 from mindrlhf.parallel.side import Side
 from mindrlhf.reshard.online import OnlineReshard, ReshardStatistics, gather_full
@@ -19,9 +20,6 @@ from mindrlhf.training.optimizer import AdamW, ReplicaShare, ShardedNorm
 from mindrlhf.training.updater import Updater
 
 Parameters = dict[str, Parameter]
-
-# Of moments that come and go together: 256 MiB of each of the two.
-BLOCK_NUMBERS = 64 * 2**20
 
 
 def open_updater(

@@ -73,6 +73,14 @@ def cut(groups: Sequence[SequenceGroup], max_tokens: int, bucket: int, least: in
     return cuts
 
 
+def cut_alike(
+    groups: int, prompt: int, samples: int, response: int, max_tokens: int, bucket: int, least: int = 1
+) -> list[MicroBatch]:
+    """`cut` of groups that all have a prompt and responses of these many tokens: what a step makes at most."""
+    group = SequenceGroup(np.zeros(prompt, np.int32), (np.zeros(response, np.int32),) * samples)
+    return cut([group] * groups, max_tokens, bucket, least)
+
+
 def spread(batch: MicroBatch, rows: Rows) -> np.ndarray:
     """Per-group, per-sample float rows [R] -> float32[N*G, R] of a micro-batch, 0 on padding."""
     out = np.zeros((batch.count * batch.samples, batch.response_size), np.float32)

@@ -12,7 +12,7 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from mindrlhf.configs.grpo import OptimizerSettings
 from mindrlhf.models.parameters import ParameterSpec
-from mindrlhf.parallel.gradients import buckets
+from mindrlhf.parallel.buckets import buckets
 
 
 def zeros_like(parameters: list[Parameter], prefix: str) -> ParameterTuple:

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mindrlhf.parallel import gradients as module
-from mindrlhf.parallel.gradients import ReduceGradients, buckets
+from mindrlhf.parallel.buckets import buckets
+from mindrlhf.parallel.gradients import ReduceGradients
 
 
 @given(st.lists(st.integers(1, 50), max_size=30), st.integers(1, 100))

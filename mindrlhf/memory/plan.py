@@ -1,0 +1,317 @@
+"""How much memory each rank of a job will need, from its settings alone. Pure Python.
+
+Roles and phases are those of `memory.residency`: what is counted here beforehand is what a run counts then
+(`swap/role_gb/*`, `swap/resident_gb/*`). Beside the roles stand estimates: the activations of graphs
+(`memory.activations`), and on CPU the process itself, its compiled graphs and its kernels' tables.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+from mindrlhf.configs.grpo import GRPOConfig
+from mindrlhf.configs.model import ModelConfig
+from mindrlhf.configs.model_yaml import ModelYaml
+from mindrlhf.memory.activations import (
+    ITEMSIZE,
+    Micro,
+    Stage,
+    generate_bytes,
+    score_bytes,
+    update_bytes,
+    update_tables,
+)
+from mindrlhf.memory.residency import (
+    BLOCK_NUMBERS,
+    CACHE,
+    CRITIC,
+    CRITIC_GRADIENTS,
+    CRITIC_MOMENTS,
+    GRADIENTS,
+    INFER,
+    MOMENTS,
+    PHASES,
+    REFERENCE,
+    SHARED,
+    TRAIN,
+    VALIDATION_CACHE,
+)
+from mindrlhf.parallel.buckets import buckets
+from mindrlhf.parallel.partition import Partition
+from mindrlhf.rollout.slots import cache_positions, round_responses, slot_count
+from mindrlhf.training.batch import MicroBatch, cut_alike, round_up
+
+FLOAT32 = 4  # bytes of a weight, a gradient and a moment
+MIB = 2**20
+
+# Measured with MindSpore 2.9 on CPU: Python with everything imported, and the compiled graphs of one layer.
+PROCESS = 460 * MIB
+FIRST_GRAPH = 100 * MIB
+GRAPHS_OF_LAYER = {"gen": 16 * MIB, "score": 8 * MIB, "update": 30 * MIB}
+TOKENIZER_ROW = 1000  # bytes
+
+GENERATING = ("gen", "testing")
+SCORING = {"ref": False, "old_log_prob": False, "values": True}  # phase -> of the critic
+UPDATING = {"update_actor": False, "update_critic": True}
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """The data's sizes: the longest prompt in tokens, and of held-out problems how many and their longest, or 0."""
+
+    prompt: int
+    problems: int = 0
+    problem: int = 0
+
+
+@dataclass(frozen=True)
+class RankPlan:
+    """What one rank holds.
+
+    roles: bytes of each. phases: phase -> role -> bytes in memory then; of a role in parts, its largest one. pools:
+    phase -> bytes of activations. process: bytes of everything else on CPU; 0 on a device.
+    """
+
+    rank: int
+    roles: Mapping[str, int]
+    phases: Mapping[str, Mapping[str, int]]
+    pools: Mapping[str, int]
+    process: int
+
+    @cached_property
+    def totals(self) -> dict[str, int]:
+        """Phase -> bytes. MindSpore's pool gives nothing back, so that it counts as large as any phase makes it."""
+        pool = max(self.pools.values(), default=0)
+        return {phase: self.process + pool + sum(held.values()) for phase, held in self.phases.items()}
+
+    @property
+    def peak_phase(self) -> str:
+        return max(self.totals, key=self.totals.__getitem__)
+
+    @property
+    def peak(self) -> int:
+        """The most bytes at any time."""
+        return self.totals[self.peak_phase]
+
+
+@dataclass(frozen=True)
+class Work:
+    """A job, as far as its memory goes. train, infer: of the same workers."""
+
+    config: GRPOConfig
+    model: ModelConfig
+    train: ModelYaml
+    infer: ModelYaml
+    lengths: Lengths
+
+    @cached_property
+    def ranks(self) -> range:
+        return range(self.train.parallel.workers)
+
+    def partitions(self, rank: int) -> tuple[Partition, Partition]:
+        """Of the train and the infer layout."""
+        return Partition.of_yaml(self.train, self.model, rank), Partition.of_yaml(self.infer, self.model, rank)
+
+    @cached_property
+    def publishes(self) -> bool:
+        """Whether weights move after an update: the layouts differ."""
+        train, infer = self.partitions(0)
+        return train.layout != infer.layout
+
+    @cached_property
+    def phases(self) -> tuple[str, ...]:
+        """Those of a run, in order."""
+        algorithm, trainer = self.config.algorithm, self.config.trainer
+        happens = {
+            "gen": True,
+            "ref": algorithm.beta > 0,
+            "old_log_prob": not algorithm.single_update,
+            "values": algorithm.uses_critic,
+            "update_critic": algorithm.uses_critic,
+            "update_actor": True,
+            "sync_ref": algorithm.beta > 0 and algorithm.reference_sync_steps > 0,
+            "reshard": self.publishes,
+            "testing": self.lengths.problems > 0,
+            "save_checkpoint": trainer.save_freq is not None or trainer.save_best_metric is not None,
+            "export": True,
+        }
+        return tuple(phase for phase, wanted in happens.items() if wanted)
+
+    def rank_plan(self, rank: int) -> RankPlan:
+        """What `rank` holds."""
+        parts = role_parts(self, rank)
+        roles = {role: sum(sizes) for role, sizes in parts.items()}
+        held = {}
+        for phase in self.phases:
+            needs = PHASES[phase]
+            if self.config.memory.swap:
+                held[phase] = {
+                    role: max(sizes) if role in needs.parts else sum(sizes)
+                    for role, sizes in parts.items()
+                    if role in needs.roles
+                }
+            else:
+                held[phase] = roles
+        on_device = self.train.context.device_target != "CPU"
+        return RankPlan(rank, roles, held, pools(self, rank), 0 if on_device else process_bytes(self, rank))
+
+    def rank_plans(self) -> list[RankPlan]:
+        return [self.rank_plan(rank) for rank in self.ranks]
+
+
+def role_parts(work: Work, rank: int) -> dict[str, list[int]]:
+    """Role -> bytes of each of its parts on a rank; roles that it has nothing of are left out."""
+    config = work.config
+    train, infer = work.partitions(rank)
+    shared = {spec.name for spec in infer.specs if train.slices(spec) == infer.slices(spec)}
+    sizes = {spec.name: prod(train.shape(spec)) * FLOAT32 for spec in train.specs}
+    weights = sum(sizes.values())
+    kept_apart, moments = _optimizer(train, config.memory.swap)
+    parts = {
+        SHARED: [sum(size for name, size in sizes.items() if name in shared)],
+        TRAIN: [sum(size for name, size in sizes.items() if name not in shared) + kept_apart],
+        INFER: [sum(prod(infer.shape(spec)) * FLOAT32 for spec in infer.specs if spec.name not in shared)],
+        REFERENCE: [weights if config.algorithm.beta > 0 else 0],
+        GRADIENTS: [weights],
+        MOMENTS: moments,
+        CACHE: [sum(cache_bytes(work, rank, engine) for engine in engines(work))],
+        VALIDATION_CACHE: [cache_bytes(work, rank, engine) for engine in validation_engines(work)],
+    }
+    if config.algorithm.uses_critic:
+        critic = Partition.of_yaml(work.train, work.model.as_critic(), rank)
+        kept_apart, moments = _optimizer(critic, config.memory.swap)
+        weights = sum(prod(critic.shape(spec)) for spec in critic.specs) * FLOAT32
+        parts |= {CRITIC: [weights + kept_apart], CRITIC_GRADIENTS: [weights], CRITIC_MOMENTS: moments}
+    return {role: sizes for role, sizes in parts.items() if sum(sizes)}
+
+
+def _optimizer(part: Partition, in_blocks: bool) -> tuple[int, list[int]]:
+    """Bytes of the rows that a replica updates apart from the parameters, and of each block of moments."""
+    updated, apart, sizes = [], 0, []
+    for spec in part.specs:
+        shape = part.shape(spec)
+        rows = part.updated_rows(spec)
+        own = (rows.stop - rows.start) * prod(shape[1:]) * FLOAT32
+        updated.append(own)
+        sizes.append(prod(shape))
+        apart += own if rows.stop - rows.start < shape[0] else 0
+    blocks = buckets(sizes, BLOCK_NUMBERS if in_blocks else sum(sizes))
+    return apart, [2 * sum(updated[index] for index in block) for block in blocks]
+
+
+@dataclass(frozen=True)
+class EngineSize:
+    """Of an engine: sequences decoded at once, tokens of its longest prompt and of its longest response."""
+
+    slots: int
+    prompt: int
+    response: int
+
+
+def engines(work: Work) -> Iterator[EngineSize]:
+    """Those that answer a step's prompts on one rank."""
+    config, prompt = work.config, work.lengths.prompt
+    for responses in round_responses(config, work.infer.parallel.data_parallel):
+        if responses:
+            yield EngineSize(slot_count(config.rollout.max_slots, responses), prompt, config.rollout.max_new_tokens)
+
+
+def validation_engines(work: Work) -> Iterator[EngineSize]:
+    """The one that answers held-out problems; the first ranks have one problem more where they do not divide."""
+    config, lengths = work.config, work.lengths
+    if lengths.problems:
+        sampling = config.validation.completed(config.rollout)
+        share = -(-lengths.problems // work.infer.parallel.data_parallel)
+        slots = slot_count(config.rollout.max_slots, share * sampling.num_generations)
+        yield EngineSize(slots, lengths.problem, sampling.max_new_tokens)
+
+
+def cache_bytes(work: Work, rank: int, engine: EngineSize) -> int:
+    """Keys and values of an engine's slots on a rank."""
+    stage = _stage(work.infer, work.model, rank)
+    positions = cache_positions(engine.prompt, engine.response, work.config.train.length_bucket)
+    return 2 * stage.layers * engine.slots * stage.key * positions * stage.itemsize
+
+
+def score_micro(work: Work) -> MicroBatch:
+    """The largest micro-batch of a pass without gradients."""
+    return _largest(work, work.config.data.prompts_per_step // work.train.parallel.data_parallel, 1)
+
+
+def update_micro(work: Work) -> MicroBatch:
+    """The largest micro-batch of an update."""
+    parallel = work.train.parallel
+    groups = work.config.data.prompts_per_step // work.config.algorithm.updates_per_iteration // parallel.data_parallel
+    return _largest(work, groups, parallel.micro_batch_num if parallel.pipeline_stage > 1 else 1)
+
+
+def _largest(work: Work, groups: int, least: int) -> MicroBatch:
+    rollout, train = work.config.rollout, work.config.train
+    return cut_alike(
+        groups,
+        work.lengths.prompt,
+        rollout.num_generations,
+        rollout.max_new_tokens,
+        train.max_tokens_per_micro_batch,
+        train.length_bucket,
+        least,
+    )[0]
+
+
+def pools(work: Work, rank: int) -> dict[str, int]:
+    """Phase -> bytes of activations on a rank, where the phase has most of them."""
+    found = {}
+    train, infer = _stage(work.train, work.model, rank), _stage(work.infer, work.model, rank)
+    critic = _stage(work.train, work.model.as_critic(), rank)
+    parallel = work.train.parallel
+    in_flight = parallel.pipeline_stage - work.partitions(rank)[0].coordinates.pp
+    for phase in work.phases:
+        if phase in GENERATING:
+            sizes = engines(work) if phase == "gen" else validation_engines(work)
+            found[phase] = max(_engine_pool(work, infer, engine) for engine in sizes)
+        elif phase in SCORING:
+            found[phase] = score_bytes(critic if SCORING[phase] else train, _micro(score_micro(work)))
+        elif phase in UPDATING:
+            stage = critic if UPDATING[phase] else train
+            found[phase] = update_bytes(stage, _micro(update_micro(work)), in_flight)
+    return found
+
+
+def _engine_pool(work: Work, stage: Stage, engine: EngineSize) -> int:
+    bucket = work.config.train.length_bucket
+    prompts = -(-engine.slots // work.config.rollout.num_generations)
+    positions = cache_positions(engine.prompt, engine.response, bucket)
+    return generate_bytes(stage, prompts, round_up(max(1, engine.prompt - 1), bucket), engine.slots, positions)
+
+
+def process_bytes(work: Work, rank: int) -> int:
+    """What a CPU process has beside roles and activations: itself, its tokenizer, compiled graphs, kernels' tables."""
+    stage = _stage(work.train, work.model, rank)
+    micro = _micro(update_micro(work))
+    layers = _stage(work.infer, work.model, rank).layers
+    graphs = FIRST_GRAPH + GRAPHS_OF_LAYER["gen"] * layers * sum(phase in GENERATING for phase in work.phases)
+    tables = 0
+    for phase in work.phases:
+        if phase in SCORING:
+            graphs += GRAPHS_OF_LAYER["score"] * stage.layers
+        elif phase in UPDATING:
+            graphs += GRAPHS_OF_LAYER["update"] * stage.layers
+            tables += update_tables(stage, micro)
+    return PROCESS + TOKENIZER_ROW * work.model.vocab_size + graphs + tables
+
+
+def _micro(batch: MicroBatch) -> Micro:
+    return Micro(*batch.shape)
+
+
+def _stage(yaml: ModelYaml, model: ModelConfig, rank: int) -> Stage:
+    part = Partition.of_yaml(yaml, model, rank)
+    return Stage(
+        model,
+        part.mesh.tp,
+        len(part.layers),
+        part.coordinates.pp == part.mesh.pp - 1,
+        part.sequence,
+        ITEMSIZE[yaml.model.compute_dtype],
+    )
