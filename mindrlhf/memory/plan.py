@@ -5,7 +5,7 @@ Roles and phases are those of `memory.residency`: what is counted here beforehan
 (`memory.activations`), and on CPU the process itself, its compiled graphs and its kernels' tables.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -38,6 +38,7 @@ from mindrlhf.memory.residency import (
     VALIDATION_CACHE,
 )
 from mindrlhf.parallel.buckets import buckets
+from mindrlhf.parallel.layout import Layout
 from mindrlhf.parallel.partition import Partition
 from mindrlhf.rollout.slots import cache_positions, round_responses, slot_count
 from mindrlhf.training.batch import MicroBatch, cut_alike, round_up
@@ -81,13 +82,24 @@ class RankPlan:
 
     @cached_property
     def totals(self) -> dict[str, int]:
-        """Phase -> bytes. MindSpore's pool gives nothing back, so that it counts as large as any phase makes it."""
-        pool = max(self.pools.values(), default=0)
-        return {phase: self.process + pool + sum(held.values()) for phase, held in self.phases.items()}
+        """Phase -> bytes.
+
+        On CPU activations come from a pool that gives nothing back, so that it counts as large as any phase makes it. A
+        device has one pool for them and for roles, which shares out again what swap has put away.
+        """
+        return {
+            phase: sum(held.values()) + (self.process + self.pool if self.process else self.pools.get(phase, 0))
+            for phase, held in self.phases.items()
+        }
+
+    @property
+    def pool(self) -> int:
+        """Bytes of activations in the phase that has most of them."""
+        return max(self.pools.values(), default=0)
 
     @property
     def peak_phase(self) -> str:
-        return max(self.totals, key=self.totals.__getitem__)
+        return max(self.totals, key=lambda phase: (self.totals[phase], self.pools.get(phase, 0)))
 
     @property
     def peak(self) -> int:
@@ -97,27 +109,41 @@ class RankPlan:
 
 @dataclass(frozen=True)
 class Work:
-    """A job, as far as its memory goes. train, infer: of the same workers."""
+    """A job, as far as its memory goes.
+
+    train, infer: of the same workers. trains, infers, critics: every rank's part of the model that trains, of the one
+    that generates, and of a critic's.
+    """
 
     config: GRPOConfig
     model: ModelConfig
     train: ModelYaml
     infer: ModelYaml
     lengths: Lengths
+    trains: Sequence[Partition]
+    infers: Sequence[Partition]
+    critics: Sequence[Partition]
+
+    @classmethod
+    def of(cls, config: GRPOConfig, model: ModelConfig, train: ModelYaml, infer: ModelYaml, lengths: Lengths) -> "Work":
+        """From the settings. Raises UserError where a layout does not divide the model."""
+        pairs = ((train, model), (infer, model), (train, model.as_critic()))
+        return cls(config, model, train, infer, lengths, *(Partition.every_rank(*pair) for pair in pairs))
 
     @cached_property
     def ranks(self) -> range:
         return range(self.train.parallel.workers)
 
-    def partitions(self, rank: int) -> tuple[Partition, Partition]:
-        """Of the train and the infer layout."""
-        return Partition.of_yaml(self.train, self.model, rank), Partition.of_yaml(self.infer, self.model, rank)
+    @property
+    def layouts(self) -> tuple[Layout, Layout]:
+        """Of training and of generation."""
+        return self.trains[0].layout, self.infers[0].layout
 
     @cached_property
     def publishes(self) -> bool:
         """Whether weights move after an update: the layouts differ."""
-        train, infer = self.partitions(0)
-        return train.layout != infer.layout
+        train, infer = self.layouts
+        return train != infer
 
     @cached_property
     def phases(self) -> tuple[str, ...]:
@@ -163,7 +189,7 @@ class Work:
 def role_parts(work: Work, rank: int) -> dict[str, list[int]]:
     """Role -> bytes of each of its parts on a rank; roles that it has nothing of are left out."""
     config = work.config
-    train, infer = work.partitions(rank)
+    train, infer = work.trains[rank], work.infers[rank]
     shared = {spec.name for spec in infer.specs if train.slices(spec) == infer.slices(spec)}
     sizes = {spec.name: prod(train.shape(spec)) * FLOAT32 for spec in train.specs}
     weights = sum(sizes.values())
@@ -179,7 +205,7 @@ def role_parts(work: Work, rank: int) -> dict[str, list[int]]:
         VALIDATION_CACHE: [cache_bytes(work, rank, engine) for engine in validation_engines(work)],
     }
     if config.algorithm.uses_critic:
-        critic = Partition.of_yaml(work.train, work.model.as_critic(), rank)
+        critic = work.critics[rank]
         kept_apart, moments = _optimizer(critic, config.memory.swap)
         weights = sum(prod(critic.shape(spec)) for spec in critic.specs) * FLOAT32
         parts |= {CRITIC: [weights + kept_apart], CRITIC_GRADIENTS: [weights], CRITIC_MOMENTS: moments}
@@ -229,7 +255,7 @@ def validation_engines(work: Work) -> Iterator[EngineSize]:
 
 def cache_bytes(work: Work, rank: int, engine: EngineSize) -> int:
     """Keys and values of an engine's slots on a rank."""
-    stage = _stage(work.infer, work.model, rank)
+    stage = _stage(work.infer, work.infers[rank])
     positions = cache_positions(engine.prompt, engine.response, work.config.train.length_bucket)
     return 2 * stage.layers * engine.slots * stage.key * positions * stage.itemsize
 
@@ -262,10 +288,10 @@ def _largest(work: Work, groups: int, least: int) -> MicroBatch:
 def pools(work: Work, rank: int) -> dict[str, int]:
     """Phase -> bytes of activations on a rank, where the phase has most of them."""
     found = {}
-    train, infer = _stage(work.train, work.model, rank), _stage(work.infer, work.model, rank)
-    critic = _stage(work.train, work.model.as_critic(), rank)
+    train, infer = _stage(work.train, work.trains[rank]), _stage(work.infer, work.infers[rank])
+    critic = _stage(work.train, work.critics[rank])
     parallel = work.train.parallel
-    in_flight = parallel.pipeline_stage - work.partitions(rank)[0].coordinates.pp
+    in_flight = parallel.pipeline_stage - work.trains[rank].coordinates.pp
     for phase in work.phases:
         if phase in GENERATING:
             sizes = engines(work) if phase == "gen" else validation_engines(work)
@@ -287,9 +313,8 @@ def _engine_pool(work: Work, stage: Stage, engine: EngineSize) -> int:
 
 def process_bytes(work: Work, rank: int) -> int:
     """What a CPU process has beside roles and activations: itself, its tokenizer, compiled graphs, kernels' tables."""
-    stage = _stage(work.train, work.model, rank)
+    stage, layers = _stage(work.train, work.trains[rank]), len(work.infers[rank].layers)
     micro = _micro(update_micro(work))
-    layers = _stage(work.infer, work.model, rank).layers
     graphs = FIRST_GRAPH + GRAPHS_OF_LAYER["gen"] * layers * sum(phase in GENERATING for phase in work.phases)
     tables = 0
     for phase in work.phases:
@@ -305,10 +330,9 @@ def _micro(batch: MicroBatch) -> Micro:
     return Micro(*batch.shape)
 
 
-def _stage(yaml: ModelYaml, model: ModelConfig, rank: int) -> Stage:
-    part = Partition.of_yaml(yaml, model, rank)
+def _stage(yaml: ModelYaml, part: Partition) -> Stage:
     return Stage(
-        model,
+        part.model,
         part.mesh.tp,
         len(part.layers),
         part.coordinates.pp == part.mesh.pp - 1,

@@ -16,6 +16,7 @@ from mindrlhf.types import Experience
 # Phase -> passes over a step's tokens, a forward pass counting as one and a backward pass as two.
 FORWARDS = {"gen": 1, "ref": 1, "old_log_prob": 1, "values": 1}
 UPDATES = {"update_actor": 3, "update_critic": 3}
+OF_CRITIC = ("values", "update_critic")
 SHOWN = {"update_actor": "perf/mfu/actor", "update_critic": "perf/mfu/critic", "gen": "perf/mfu/rollout"}
 
 
@@ -29,6 +30,16 @@ def forward_flops(model: ModelConfig, prompt: int, responses: Sequence[int]) -> 
     answered = sum(responses)
     seen = prompt * (prompt + 1) / 2 + sum(length * prompt + length * (length + 1) / 2 for length in responses)
     return matrices * (prompt + answered) + head * answered + 4 * layers * attention * seen
+
+
+def phase_flops(model: ModelConfig, groups: Sequence[tuple[int, Sequence[int]]], iterations: int) -> dict[str, float]:
+    """Phase -> operations of a step on groups of (prompt tokens, response tokens of each answer).
+
+    iterations: passes of updates over the groups.
+    """
+    policy, critic = (sum(forward_flops(kind, *group) for group in groups) for kind in (model, model.as_critic()))
+    passes = FORWARDS | {phase: count * iterations for phase, count in UPDATES.items()}
+    return {phase: count * (critic if phase in OF_CRITIC else policy) for phase, count in passes.items()}
 
 
 @dataclass(frozen=True)
@@ -51,15 +62,10 @@ class Utilization:
         """
         groups = [experience.group for experience in experiences]
         lengths = [(len(g.prompt.token_ids), [len(rollout.response_ids) for rollout in g.rollouts]) for g in groups]
-        policy, critic = (
-            sum(forward_flops(model, *group) for group in lengths) for model in (self.model, self.model.as_critic())
-        )
-        passes = FORWARDS | {phase: count * self.iterations for phase, count in UPDATES.items()}
         whole = 0.0
-        for phase, count in passes.items():
+        for phase, flops in phase_flops(self.model, lengths, self.iterations).items():
             if phase not in seconds:
                 continue
-            flops = count * (critic if phase in ("values", "update_critic") else policy)
             whole += flops
             if phase in SHOWN:
                 metrics.add(SHOWN[phase], flops, seconds[phase] * self.ceiling)

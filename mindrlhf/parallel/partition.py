@@ -34,19 +34,26 @@ class Partition:
     @classmethod
     def of_yaml(cls, yaml: ModelYaml, model: ModelConfig, rank: int) -> "Partition":
         """The part of `rank` under a model YAML. Raises `UserError` where the layout does not divide the model."""
+        return cls.every_rank(yaml, model)[rank]
+
+    @classmethod
+    def every_rank(cls, yaml: ModelYaml, model: ModelConfig) -> list["Partition"]:
+        """The parts of all ranks, as `of_yaml`."""
         parallel = yaml.parallel
         mesh = Mesh(dp=parallel.data_parallel, pp=parallel.pipeline_stage, tp=parallel.model_parallel)
-        layers = split_layers(model.num_layers, mesh.pp, yaml.model.offset)
-        stage = mesh.coordinates(rank).pp
-        return cls(
-            model,
-            mesh,
-            yaml_layout(yaml, model),
-            layers[stage],
-            rank,
-            sequence=parallel.use_seq_parallel,
-            shared_optimizer=parallel.enable_parallel_optimizer and mesh.dp > 1,
-        )
+        layout, layers = yaml_layout(yaml, model), split_layers(model.num_layers, mesh.pp, yaml.model.offset)
+        return [
+            cls(
+                model,
+                mesh,
+                layout,
+                layers[mesh.coordinates(rank).pp],
+                rank,
+                sequence=parallel.use_seq_parallel,
+                shared_optimizer=parallel.enable_parallel_optimizer and mesh.dp > 1,
+            )
+            for rank in range(mesh.size)
+        ]
 
     @property
     def coordinates(self) -> Coordinates:

@@ -53,13 +53,7 @@ class Job:
 
 def check(args: argparse.Namespace) -> Job:
     """Reads and checks all settings. Raises UserError."""
-    overrides = split_overrides(args.overrides)
-    if args.from_verl is not None:
-        args, overrides[""] = from_verl(args, overrides[""])
-    train = load_model_yaml(args.sft_path_train, overrides["train_yaml"])
-    infer = load_model_yaml(args.sft_path_infer, overrides["infer_yaml"])
-    config = load_grpo_config(args.grpo_config, overrides[""], infer.sampling_defaults())
-    config = with_resume(config, args.resume_training)
+    args, config, train, infer = read_settings(args)
     infer_path = args.load_sft_checkpoint_infer
     policy_path = args.load_sft_checkpoint_train or infer_path
     reference_path = args.load_ref_checkpoint or policy_path
@@ -95,6 +89,20 @@ def check(args: argparse.Namespace) -> Job:
     tokenizer = open_tokenizer(args, policy_path)
     output = prepare_outputs(args.save_ckpt_dir, args.output_dir, args.save_data_file)
     return Job(args, config, train, infer, model, tokenizer, policy_path, reference_path, critic_path, output)
+
+
+def read_settings(args: argparse.Namespace) -> tuple[argparse.Namespace, GRPOConfig, ModelYaml, ModelYaml]:
+    """The flags with those of `--from-verl`, the run's settings, and the YAMLs that train and generate.
+
+    Raises UserError for what is wrong in one of them by itself.
+    """
+    overrides = split_overrides(args.overrides)
+    if args.from_verl is not None:
+        args, overrides[""] = from_verl(args, overrides[""])
+    train = load_model_yaml(args.sft_path_train, overrides["train_yaml"])
+    infer = load_model_yaml(args.sft_path_infer, overrides["infer_yaml"])
+    config = load_grpo_config(args.grpo_config, overrides[""], infer.sampling_defaults())
+    return args, with_resume(config, args.resume_training), train, infer
 
 
 def from_verl(args: argparse.Namespace, overrides: list[str]) -> tuple[argparse.Namespace, list[str]]:
