@@ -55,7 +55,9 @@ class RecomputeSettings(Settings):
     """`recompute_config`."""
 
     recompute: bool | int | tuple[int, ...] = Field(
-        False, description="Recompute activations in the backward pass: all layers, or how many of each pipeline stage."
+        False,
+        description="Compute activations again in the backward pass. Pipeline stages always do, from their input; with "
+        "one stage, or for a number of layers, it is refused.",
     )
 
 

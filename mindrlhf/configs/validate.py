@@ -73,11 +73,35 @@ def check_training_layout(yaml: ModelYaml, length_bucket: int) -> None:
             f"{yaml.path}: micro_batch_interleave_num is {layout.micro_batch_interleave_num}, which overlaps parts of "
             "a micro-batch in MindSpore's automatic parallel mode, and here parallelism is explicit; set it to 1."
         )
+    check_recompute(yaml)
     if layout.use_seq_parallel and length_bucket % layout.model_parallel:
         raise UserError(
             f"train.length_bucket is {length_bucket}, and with use_seq_parallel of {yaml.path} rows are split over "
             f"model_parallel {layout.model_parallel} ranks; set train.length_bucket to "
             f"{_multiples(length_bucket, layout.model_parallel)}."
+        )
+
+
+def check_recompute(yaml: ModelYaml) -> None:
+    """Recomputation is what the pipeline does: every stage but the last from its input alone. Raises UserError.
+
+    MindSpore 2.9's own (`Cell.recompute`), together with gradients that are added to their buffers on the way, makes a
+    cycle of some graphs, which then do not compile: seen with one key-value head.
+    """
+    recompute, stages = yaml.recompute.recompute, yaml.parallel.pipeline_stage
+    if not recompute:
+        return
+    shown = list(recompute) if isinstance(recompute, tuple) else recompute
+    where = f"{yaml.path}: recompute_config.recompute is {shown}"
+    if stages == 1:
+        raise UserError(
+            f"{where}, and with one pipeline stage activations are kept; set it to False and lower "
+            "train.max_tokens_per_micro_batch, or set parallel_config.pipeline_stage to 2 or more: stages compute "
+            "theirs again."
+        )
+    if recompute is not True:
+        raise UserError(
+            f"{where}, and a pipeline stage computes all of its layers again, not a number of them; set it to True."
         )
 
 

@@ -6,7 +6,7 @@ from mindrlhf.algorithms.advantages import ADVANTAGES
 from mindrlhf.configs.loading import load_grpo_config
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_settings import ModelSettings
-from mindrlhf.configs.model_yaml import ContextSettings, ModelYaml, ParallelSettings
+from mindrlhf.configs.model_yaml import ContextSettings, ModelYaml, ParallelSettings, RecomputeSettings
 from mindrlhf.configs.sft import SFTConfig, SFTDataSettings
 from mindrlhf.configs.validate import (
     GROUP_RELATIVE_ADVANTAGES,
@@ -14,6 +14,7 @@ from mindrlhf.configs.validate import (
     check_layout,
     check_lengths,
     check_sft,
+    check_training_layout,
 )
 from mindrlhf.errors import UserError
 
@@ -105,6 +106,29 @@ def test_tensor_parallelism_must_divide_the_model(ranks, changes, words):
     assert words in message
     for right in words.rpartition("one of ")[2].rstrip(".").split(", "):
         check_layout(yaml(model_parallel=int(right)), model, int(right))
+
+
+@pytest.mark.parametrize(
+    ("setting", "stages", "words"),
+    [
+        (True, 1, "is True, and with one pipeline stage activations are kept; set it to False"),
+        (4, 1, "is 4, and with one pipeline stage activations are kept"),
+        ((2, 2), 2, "is [2, 2], and a pipeline stage computes all of its layers again"),
+        (3, 2, "is 3, and a pipeline stage computes all"),
+        (True, 2, None),
+        (False, 1, None),
+        (False, 2, None),
+        (0, 1, None),
+    ],
+)
+def test_recomputation_is_what_pipeline_stages_do(setting, stages, words):
+    given = yaml(pipeline_stage=stages, micro_batch_num=stages)
+    given = given.model_copy(update={"recompute": RecomputeSettings(recompute=setting)})
+    if words is None:
+        check_training_layout(given, 32)
+        return
+    message = refused(check_training_layout, given, 32)
+    assert message.startswith(f"train.yaml: recompute_config.recompute {words}")
 
 
 def test_key_value_heads_may_be_fewer_than_the_ranks_that_share_them():
