@@ -84,11 +84,11 @@ class Report:
             pool = -(-engine.slots // work.config.rollout.num_generations)
             positions = cache_positions(engine.prompt, engine.response, bucket)
             found += [
-                ("prefill", f"{pool} prompts x {prefix}"),
+                ("prefill", f"{pool} x {prefix} prompt tokens"),
                 ("admit, decode", f"{engine.slots} slots x {positions} positions"),
             ]
         score, update = (
-            f"{micro.count} prompts x ({micro.prefix_size} + {micro.samples} x {micro.response_size})"
+            f"{micro.count} x ({micro.prefix_size} + {micro.samples} x {micro.response_size}) tokens"
             for micro in (score_micro(work), update_micro(work))
         )
         names = {"ref": "reference", "old_log_prob": "old log-probs", "values": "values"}
@@ -150,14 +150,14 @@ def show(report: Report) -> None:
         f"prompts of at most {work.lengths.prompt:,} tokens ({report.source}), responses of at most "
         f"{config.rollout.max_new_tokens:,}\n"
     )
-    console.print(rank_table(report))
-    console.print(memory_table(report))
+    console.print(rank_table(report), "")
+    console.print(memory_table(report), "")
     console.print(batch_table(config, parallel.data_parallel, work.infer.parallel.data_parallel, work.lengths.prompt))
     prompt, response = report.tokens
     flops = ", ".join(f"{PHASE_TITLES.get(phase, phase)} {short(value)}" for phase, value in report.flops.items())
     console.print(f"tokens           {prompt + response:,} at most: {prompt:,} of prompts, {response:,} of responses")
     console.print(f"operations       {short(sum(report.flops.values()))}FLOP at most: {flops}\n")
-    console.print(graph_table(report))
+    console.print(graph_table(report), "")
     for line in verdict(report):
         console.print(line)
 

@@ -1,50 +1,142 @@
-"""`mindrlhf plan` prints what a job would hold and move, and starts nothing."""
+"""`mindrlhf plan` says what a job would hold, compute and move, and starts nothing."""
 
+import json
+import re
 import subprocess
 import sys
 
 import pytest
 
 from mindrlhf.cli import main
+from mindrlhf.configs.loading import load_grpo_config
+from mindrlhf.memory import residency
+from mindrlhf.metrics.flops import forward_flops
+
+PAIRS = {
+    "tiny": ("finetune_qwen2_tiny.yaml", "predict_qwen2_tiny.yaml", 1, 1_280_256),
+    "0.5b": ("finetune_qwen2_5_0_5b_cpu.yaml", "predict_qwen2_5_0_5b_instruct_cpu.yaml", 1, 494_032_768),
+    "7b": ("finetune_qwen2_5_7b.yaml", "predict_qwen2_5_7b_instruct.yaml", 8, 7_615_616_512),
+    "32b": ("finetune_qwen2_5_32b.yaml", "predict_qwen2_5_32b_instruct.yaml", 32, 32_763_876_352),
+}
 
 
 @pytest.fixture
 def flags(root):
-    folder = root / "model_configs" / "qwen_grpo"
-    yamls = {"train": folder / "finetune_qwen2_5_7b.yaml", "infer": folder / "predict_qwen2_5_7b_instruct.yaml"}
-    return [part for role, path in yamls.items() for part in (f"--sft_path_{role}", str(path))]
+    """The flags of a shipped pair."""
+
+    def of(name: str, *more: str) -> list[str]:
+        folder = root / "model_configs" / "qwen_grpo"
+        train, infer = (str(folder / file) for file in PAIRS[name][:2])
+        return ["--sft_path_train", train, "--sft_path_infer", infer, *more]
+
+    return of
 
 
-def test_the_plan_of_the_shipped_7b_pair(flags, capsys):
-    assert main(["plan", *flags]) == 0
+@pytest.fixture
+def planned(flags, capsys):
+    """The figures of a shipped pair."""
+
+    def of(name: str, *more: str) -> dict:
+        assert main(["plan", *flags(name, *more), "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    return of
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_every_shipped_pair(planned, name):
+    _, _, ranks, parameters = PAIRS[name]
+    figures = planned(name, "--prompt_tokens", "512")
+    assert figures["parameters"] == parameters
+    assert [rank["rank"] for rank in figures["ranks"]] == list(range(ranks))
+    for rank in figures["ranks"]:
+        assert rank["peak"] == max(rank["totals"].values()) == rank["totals"][rank["peak_phase"]]
+        assert set(rank["phases"]) <= set(residency.PHASES)
+    moved = figures["reshard"]
+    assert sum(moved["sends"].values()) == sum(moved["receives"].values()) == sum(moved["least"].values())
+    assert (sum(moved["sends"].values()) > 0) == ("reshard" in figures["ranks"][0]["phases"])
+    # a model's shards and its copies are the model at the least
+    assert sum(rank["roles"]["gradients"] for rank in figures["ranks"]) >= 4 * parameters
+
+
+def test_tokens_and_operations_are_those_of_the_metrics(planned, flags):
+    from mindrlhf.configs.model_yaml import load_model_yaml
+
+    figures = planned("tiny", "--prompt_tokens", "100", "data.prompts_per_step=6", "algorithm.num_iterations=2")
+    config = load_grpo_config(None, ["data.prompts_per_step=6"])
+    samples = config.rollout.num_generations
+    assert figures["prompt_tokens"] == 600
+    assert figures["response_tokens"] == 6 * samples * 128
+    model = load_model_yaml(flags("tiny")[1]).architecture()
+    forward = 6 * forward_flops(model, 100, [128] * samples)
+    assert figures["flops"] == {
+        "gen": forward,
+        "ref": forward,
+        "old_log_prob": forward,
+        "update_actor": 2 * 3 * forward,
+    }
+
+
+def test_the_screen(flags, capsys):
+    assert main(["plan", *flags("7b", "--prompt_tokens", "512")]) == 0
     out = capsys.readouterr().out
-    assert "qwen2, 28 layers, 7,615,616,512 parameters" in out
-    rows = {line.split()[1]: line.split()[2:] for line in out.splitlines() if line.lstrip().startswith("rank ")}
-    assert sorted(rows) == [str(rank) for rank in range(8)]
-    # sent in sum is received in sum, which is the least possible and less than an all-gather
-    figures = [int(number.replace(",", "")) for number in out.splitlines()[-1].split()[1:]]
-    before, after, sent, received, least, gathered = figures
-    assert sent == received == least < gathered
-    assert after > before >= 7_615_616_512 * 4
+    lines = out.splitlines()
+    assert len(lines) < 60
+    assert max(map(len, lines)) <= 200
+    assert "qwen2, 28 layers, 7,615,616,512 parameters; 8 x Ascend: trains dp 1 x tp 4 x pp 2" in lines[0]
+    for text in (r"0-3 +layers 0-13", r"4-7 +layers 14-27", "kv_cache", "prompts_per_step", "admit, decode", "FLOP"):
+        assert re.search(text, out)
+    assert "rank 0 peaks at" in lines[-1] or "WILL NOT FIT" in out
+
+
+def test_what_will_not_fit_is_said_with_what_would(flags, capsys):
+    wide = flags("7b", "--prompt_tokens", "512", "train_yaml.context.max_device_memory=20GB")
+    assert main(["plan", *wide]) == 0
+    out = capsys.readouterr().out
+    assert "WILL NOT FIT: rank " in out
+    assert "context.max_device_memory is 20GB" in out
+    assert "memory.swap=True: " in out
+    assert main(["plan", *wide, "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert not figures["fits"]
+    peak = max(rank["peak"] for rank in figures["ranks"])
+    assert figures["remedies"]
+    assert all(remedy["peak"] < peak for remedy in figures["remedies"])
+    assert main(["plan", *flags("tiny", "--prompt_tokens", "64")]) == 0
+    assert "\nfits: rank 0 peaks at" in capsys.readouterr().out
+
+
+def test_a_job_that_train_would_refuse_is_refused(flags, capsys):
+    for more, words in (
+        (["data.prompts_per_step=3"], "data.prompts_per_step is 3, which the data_parallel 2"),
+        (["infer_yaml.parallel_config.data_parallel=1"], "both run on the same workers"),
+        (["--prompt_tokens", "9000"], "need 11048 positions"),
+        (["train_yaml.recompute_config.recompute=3"], "a pipeline stage computes all of its layers again"),
+    ):
+        assert main(["plan", *flags("7b", *more)]) == 2
+        error = capsys.readouterr().err
+        assert words in error
+        assert len(error.splitlines()) == 1
+
+
+def test_the_longest_prompt_is_what_seq_length_leaves(planned):
+    assert planned("7b")["longest_prompt"] == 8192 - 2048
 
 
 def test_every_transfer_is_listed_on_request(flags, capsys):
-    main(["plan", *flags])
+    main(["plan", *flags("7b", "--prompt_tokens", "64")])
     short = capsys.readouterr().out
-    main(["plan", *flags, "--every_transfer"])
+    main(["plan", *flags("7b", "--prompt_tokens", "64", "--every_transfer")])
     long = capsys.readouterr().out
     assert long.startswith(short)
-    count = int(short.split(" transfers, ")[0].split()[-1])
-    assert len(long.splitlines()) - len(short.splitlines()) == count
-
-
-def test_layouts_of_different_sizes_are_refused(flags, capsys):
-    assert main(["plan", *flags, "infer_yaml.parallel_config.data_parallel=1"]) == 2
-    assert "both run on the same workers" in capsys.readouterr().err
+    listed = long[len(short) :]
+    count = int(listed.split(" transfers, ")[0].split()[-1])
+    assert sum(": rank " in line for line in listed.splitlines()) == count
 
 
 def test_mindspore_is_not_even_imported(flags):
     code = (
-        f"import sys; from mindrlhf.cli import main; main(['plan', *{flags!r}]); assert 'mindspore' not in sys.modules"
+        f"import sys; from mindrlhf.cli import main; main(['plan', *{flags('7b')!r}]); "
+        "assert 'mindspore' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
