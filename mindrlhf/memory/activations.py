@@ -110,6 +110,7 @@ def update_kept(stage: Stage, micro: Micro) -> int:
 def update_bytes(stage: Stage, micro: Micro, in_flight: int = 1) -> int:
     """Bytes of the pool where an update has most of it: where the backward pass begins.
 
+    All layers' sigmoids of the gates are there again by then, because they depend on nothing that comes later.
     in_flight: micro-batches that a pipeline stage has begun and not finished, of which it keeps the input alone.
     """
     if stage.is_last:
@@ -117,8 +118,9 @@ def update_bytes(stage: Stage, micro: Micro, in_flight: int = 1) -> int:
         head = max(2 * chunk, chunk + matrix)
     else:
         head = 2 * stage.outside(micro.rows)
+    gates = stage.layers * micro.rows - (micro.far if stage.is_last else 0)
     waiting = (in_flight - 1) * stage.outside(micro.rows) * 4  # NumPy arrays in float32
-    return update_kept(stage, micro) + head * stage.itemsize + waiting
+    return update_kept(stage, micro) + (head + gates * stage.inner) * stage.itemsize + waiting
 
 
 def update_tables(stage: Stage, micro: Micro) -> int:
