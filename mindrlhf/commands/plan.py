@@ -2,18 +2,16 @@
 
 import argparse
 import json
-import re
 import sys
 
 import psutil
 
 from mindrlhf.commands import train
 from mindrlhf.commands.plan_tables import GIB, Report, show
-from mindrlhf.configs.model_yaml import ModelYaml
 from mindrlhf.configs.validate import check_generating_layout, check_grpo, check_lengths
 from mindrlhf.data.mindrecord import read_prompts
 from mindrlhf.errors import UserError
-from mindrlhf.memory.plan import Lengths, Work
+from mindrlhf.memory.plan import Lengths, Work, device_limit
 from mindrlhf.reshard.plan import plan
 from mindrlhf.trainer.build import read_settings
 from mindrlhf.trainer.roles import checkpoint_config, open_tokenizer
@@ -94,12 +92,7 @@ def memory_limit(work: Work) -> tuple[int | None, str]:
         workers = len(work.ranks)
         shared = f" for each of {workers} processes on this machine" if workers > 1 else " are free on this machine"
         return free // workers, f"{free / workers / GIB:.1f} GiB{shared}"
-    return device_limit(work.train)
-
-
-def device_limit(yaml: ModelYaml) -> tuple[int | None, str]:
-    """Of `context.max_device_memory`, in which MindSpore's GB are of 1024^3 bytes."""
-    text = yaml.context.max_device_memory
-    if text is None:
+    limit = device_limit(work.train)
+    if limit is None:
         return None, "context.max_device_memory is not set"
-    return int(float(re.sub("GB$", "", text)) * GIB), f"context.max_device_memory is {text}"
+    return limit, f"context.max_device_memory is {context.max_device_memory}"

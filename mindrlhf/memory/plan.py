@@ -44,7 +44,7 @@ from mindrlhf.rollout.slots import cache_positions, round_responses, slot_count
 from mindrlhf.training.batch import MicroBatch, cut_alike, round_up
 
 FLOAT32 = 4  # bytes of a weight, a gradient and a moment
-MIB = 2**20
+MIB, GIB = 2**20, 2**30  # MindSpore's GB are the latter
 
 # Measured with MindSpore 2.9 on CPU: Python with everything imported, and the compiled graphs of one layer.
 PROCESS = 445 * MIB
@@ -184,6 +184,12 @@ class Work:
 
     def rank_plans(self) -> list[RankPlan]:
         return [self.rank_plan(rank) for rank in self.ranks]
+
+
+def device_limit(yaml: ModelYaml) -> int | None:
+    """Bytes that `context.max_device_memory` allows; None where it is not set."""
+    text = yaml.context.max_device_memory
+    return None if text is None else int(float(text.removesuffix("GB")) * GIB)
 
 
 def role_parts(work: Work, rank: int) -> dict[str, list[int]]:

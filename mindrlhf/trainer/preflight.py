@@ -5,6 +5,7 @@ import os
 import shutil
 import socket
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from mindrlhf.configs.grpo import GRPOConfig
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
+from mindrlhf.memory.plan import Lengths, Work, device_limit
 from mindrlhf.metrics.run_settings import versions
 from mindrlhf.metrics.trackers import check_installed
 from mindrlhf.models.parameters import parameter_count
@@ -68,6 +70,11 @@ def preflight(job: Job, collectives: Collectives, prompts: Sequence[Prompt], rew
         "tokenizer": tokenizer_line(job.tokenizer, job.model),
         "disk": disk_line(job.args.save_ckpt_dir, *disk_needs(job.config, job.model)),
     }
+    if prompts:
+        longest = max(len(prompt.token_ids) for prompt in prompts)
+        lines["memory"] = memory_line(
+            Work.of(job.config, job.model, job.train, job.infer, Lengths(longest)), everywhere
+        )
     if prompts and rewards:
         lines["reward"] = try_reward(rewards, prompts[0], lambda ids: job.tokenizer.decode(list(ids)))
     print(block(lines), flush=True)
@@ -89,6 +96,22 @@ def devices(target: str, everywhere: Iterable[Here], dtype: str) -> str:
         for host, ranks in hosts.items()
     ]
     return f"{target}, " + "; ".join(parts)
+
+
+def memory_line(work: Work, everywhere: Sequence[Here]) -> str:
+    """The planned peak of the largest rank against what a rank may have: the device's limit, or its share of what is
+    free on its host.
+    """
+    fullest = max(work.rank_plans(), key=lambda plan: plan.peak)
+    text = f"{size(fullest.peak)} planned at most for a process, in {fullest.peak_phase}"
+    if work.train.context.device_target == "CPU":
+        hosts = Counter(here.host for here in everywhere)
+        limit = min(here.memory // hosts[here.host] for here in everywhere)
+    else:
+        limit = device_limit(work.train)
+    if limit is None or fullest.peak <= limit:
+        return text
+    return f"{text}: NOT ENOUGH, {size(limit)} are there for each; `mindrlhf plan` says which settings help"
 
 
 def check_writable(folder: Path) -> None:

@@ -6,6 +6,7 @@ from math import prod
 
 import jobs
 import pytest
+from workers import run_msrun
 
 from mindrlhf.cli import main
 from mindrlhf.configs.loading import load_grpo_config
@@ -173,28 +174,43 @@ def test_remedies_lower_the_peak_and_name_a_setting_that_does():
         assert largest_peak(again) == remedy.peak
 
 
-def test_a_run_counts_what_was_planned(tmp_path, capsys):
-    """Roles and phases of a job with swap, whose layouts are equal."""
+TWO_RANKS = (
+    "train_yaml.parallel_config.data_parallel=2",
+    "train_yaml.parallel.enable_parallel_optimizer=True",
+    "infer_yaml.parallel_config.model_parallel=2",
+)
+
+
+@pytest.mark.parametrize(
+    ("workers", "layouts"), [(1, ()), pytest.param(2, TWO_RANKS, marks=[pytest.mark.slow, pytest.mark.msrun])]
+)
+def test_a_run_counts_what_was_planned(tmp_path, capsys, workers, layouts):
+    """Roles and phases of a job with swap, of the rank that has most of each, and the peak of memory."""
     task = jobs.make_task(tmp_path / "task")
     settings = ("memory.swap=True", "algorithm.beta=0.1", "algorithm.num_iterations=2", "trainer.total_steps=1")
-    settings = (*settings, "algorithm.reference_sync_steps=1", "trainer.save_freq=1")
+    settings = (*settings, "algorithm.reference_sync_steps=1", "trainer.save_freq=1", *layouts)
     arguments = task.train(tmp_path / "run", *settings)
     capsys.readouterr()
     assert main(["plan", *arguments[1:], "--json"]) == 0
-    (planned,) = json.loads(capsys.readouterr().out)["ranks"]
-    result = jobs.start(arguments)
-    assert result.returncode == 0, result.stderr
+    planned = json.loads(capsys.readouterr().out)["ranks"]
+    if workers == 1:
+        result = jobs.start(arguments)
+        assert result.returncode == 0, result.stderr
+    else:
+        result = run_msrun(workers, [jobs.ONE_STAGE, *arguments[1:]])
+        assert result.returncode == 0, result.logs
     (row,) = jobs.Run(tmp_path / "run").metrics
     roles = {name.rpartition("/")[2]: value for name, value in row.items() if name.startswith("swap/role_gb/")}
     phases = {name.rpartition("/")[2]: value for name, value in row.items() if name.startswith("swap/resident_gb/")}
-    assert {role: round(value * residency.GIB) for role, value in roles.items()} == planned["roles"]
+    wanted = {role: max(rank["roles"].get(role, 0) for rank in planned) for rank in planned for role in rank["roles"]}
+    assert {role: round(value * residency.GIB) for role, value in roles.items()} == wanted
     assert {"gen", "ref", "old_log_prob", "update_actor", "sync_ref"} <= set(phases)
-    for phase, value in phases.items():
-        if phase in planned["phases"]:
-            assert round(value * residency.GIB) == sum(planned["phases"][phase].values()), phase
-        else:
-            assert value * residency.GIB <= max(sum(held.values()) for held in planned["phases"].values()), phase
-    assert row["perf/max_memory_allocated_gb"] * residency.GIB == pytest.approx(planned["peak"], rel=0.15)
+    assert ("reshard" in phases) == (workers > 1)
+    for phase in set(phases) & set(planned[0]["phases"]):
+        held = max(sum(rank["phases"][phase].values()) for rank in planned)
+        assert round(phases[phase] * residency.GIB) == held, phase
+    largest = max(rank["peak"] for rank in planned)
+    assert row["perf/max_memory_allocated_gb"] * residency.GIB == pytest.approx(largest, rel=0.15)
 
 
 def test_numbers_of_a_part_are_those_of_its_shapes():

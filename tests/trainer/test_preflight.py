@@ -10,7 +10,9 @@ from mindrlhf.backend.roll_call import roll_call
 from mindrlhf.configs.grpo import RewardSettings
 from mindrlhf.configs.loading import load_grpo_config
 from mindrlhf.configs.model import ModelConfig
+from mindrlhf.configs.model_yaml import ModelYaml
 from mindrlhf.errors import UserError
+from mindrlhf.memory.plan import Lengths, Work
 from mindrlhf.metrics.trackers import check_installed
 from mindrlhf.models.parameters import parameter_count
 from mindrlhf.rewards.runner import RewardRunner
@@ -75,6 +77,20 @@ def test_the_missing_rank_is_named():
 def test_one_process_calls_nobody():
     alone = SimpleNamespace(world=SimpleNamespace(rank=0, size=1))
     assert roll_call(alone, pytest.fail) == 0.0
+
+
+def test_memory_that_will_not_do_is_said_before_the_run():
+    yaml = ModelYaml(path="model.yaml", context={"device_target": "CPU"})
+    work = Work.of(load_grpo_config(None, []), MODEL, yaml, yaml, Lengths(20))
+    peak = work.rank_plan(0).peak
+    here = Here("a", 2, 4 * peak, 1e9)
+    assert "NOT ENOUGH" not in preflight.memory_line(work, [here] * 4)
+    short = preflight.memory_line(work, [here] * 5)
+    assert "planned at most for a process, in " in short
+    assert "NOT ENOUGH, " in short
+    device = ModelYaml(path="model.yaml", context={"device_target": "Ascend", "max_device_memory": "0.001GB"})
+    on_device = Work.of(load_grpo_config(None, []), MODEL, device, device, Lengths(20))
+    assert "NOT ENOUGH, 1.0 MiB are there" in preflight.memory_line(on_device, [here])
 
 
 def test_disk(tmp_path, monkeypatch):
