@@ -10,11 +10,15 @@ TARGETS = ("CPU", "Ascend")
 
 
 def kernels(target: str):
-    """The kernel module for a `context.device_target`: `rms_norm`, `rotary`, `swiglu`, `COMPUTE_DTYPES`."""
+    """What graphs are built from on a `context.device_target`: `rms_norm`, `rotary`, `group_attention`, ...
+
+    On CPU these are fused operators where they can be built (`backend.native`), and compositions elsewhere.
+    """
     if target == "CPU":
         from mindrlhf.backend import cpu
+        from mindrlhf.backend.native.operators import operators
 
-        return cpu
+        return operators() or cpu
     if target == "Ascend":
         from mindrlhf.backend import ascend
 

@@ -6,6 +6,15 @@ tests exercise everything above through it.
 
 from mindspore import ops
 
+from mindrlhf.backend.attention import (  # noqa: F401
+    decode_attention,
+    decode_view,
+    group_attention,
+    group_view,
+    linear,
+    linear_bias,
+)
+
 COMPUTE_DTYPES = ("bfloat16", "float16", "float32")
 
 

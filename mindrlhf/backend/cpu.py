@@ -6,6 +6,14 @@ matrix product there.
 
 from mindspore import ops
 
+from mindrlhf.backend.attention import (  # noqa: F401
+    decode_attention,
+    decode_view,
+    group_attention,
+    group_view,
+    linear,
+    linear_bias,
+)
 from mindrlhf.backend.broadcast import expand
 
 COMPUTE_DTYPES = ("float32",)

@@ -2,7 +2,8 @@
 is large, and a critic's values.
 """
 
-from mindspore import nn, ops
+import numpy as np
+from mindspore import Tensor, nn, ops
 from mindspore.ops import constexpr
 
 from mindrlhf.backend.broadcast import expand
@@ -29,6 +30,7 @@ class TokenLogProbs(nn.Cell):
     hidden [T, H], head [V, H], targets int32[T] -> log_probs float32[T], entropy float32[T].
     entropy_gradient: whether gradients go through the entropy; without, it is for reading only.
 
+    kernels: of `backend`; None for compositions of basic operators.
     shards: the ranks that share the vocabulary, one block of head's rows each, in rank order. A rank has the logits
     of its own block; four numbers of each token travel, and the gradient of hidden is this rank's part of a sum (after
     Shoeybi et al. 2019, arXiv:1909.08053, section 3, who reduce the loss; here log-probs and entropy are).
@@ -45,10 +47,17 @@ class TokenLogProbs(nn.Cell):
         chunk_numbers: int = CHUNK_NUMBERS,
         shards: TensorParallel | None = None,
         entropy_gradient: bool = False,
+        kernels=None,
     ):
         super().__init__(auto_prefix=False)
         self.entropy_gradient = entropy_gradient
         shards = shards or TensorParallel()
+        # Fused operators read whole rows of logits.
+        self.fused = shards.size == 1 and hasattr(kernels, "token_statistics")
+        if self.fused:
+            self.fused_product, self.fused_hidden_product, self.fused_head_product = kernels.products
+            self.fused_statistics, self.fused_gradient = kernels.token_statistics, kernels.token_gradient
+            self.inverse_tensor = Tensor(np.array([1.0 / temperature], np.float32))
         self.rank, self.size, self.stack_ranks = shards.rank, shards.size, shards.stack
         self.inverse = 1.0 / temperature
         self.chunk_numbers = chunk_numbers
@@ -58,6 +67,9 @@ class TokenLogProbs(nn.Cell):
         self.scatter = ops.TensorScatterAdd()
 
     def _logits(self, hidden, head):
+        """Divided by the temperature, if the fused operators do not do that."""
+        if self.fused:
+            return self.fused_product(hidden, head)
         return self.forward_product(hidden, head.astype(hidden.dtype)).astype("float32") * self.inverse
 
     def _column(self, values, logits):
@@ -73,6 +85,8 @@ class TokenLogProbs(nn.Cell):
         return ops.select(own, local, ops.zeros_like(local)), own.astype("float32")
 
     def _statistics(self, logits, targets):
+        if self.fused:
+            return self.fused_statistics(logits, targets, self.inverse_tensor)
         top = logits.max(-1, keepdims=True)
         exponentials = ops.exp(logits - expand(top, logits.shape))
         total = exponentials.sum(-1)
@@ -90,6 +104,10 @@ class TokenLogProbs(nn.Cell):
         return picked - log_total, log_total - weighted / total, log_total
 
     def _backward(self, hidden, head, targets, logits, entropy, log_total, d_log_prob, d_entropy):
+        if self.fused:
+            slope = d_entropy if self.entropy_gradient else d_entropy * 0.0
+            d_logits = self.fused_gradient(logits, targets, self.inverse_tensor, entropy, log_total, d_log_prob, slope)
+            return self.fused_hidden_product(d_logits, head), self.fused_head_product(d_logits, hidden)
         every_log_prob = logits - self._column(log_total, logits)
         factor = self._column(-d_log_prob, logits)
         if self.entropy_gradient:

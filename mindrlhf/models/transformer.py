@@ -18,13 +18,6 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from mindrlhf.backend.broadcast import expand
 from mindrlhf.configs.model import ModelConfig
-from mindrlhf.models.attention import (
-    causal_mask,
-    completion_attention,
-    decode_attention,
-    key_mask,
-    prefix_attention,
-)
 from mindrlhf.models.parameters import VALUE_HEAD
 from mindrlhf.models.weight import Weight
 from mindrlhf.parallel.tensor_parallel import TensorParallel
@@ -40,29 +33,23 @@ def rotary_table(config: ModelConfig, positions: int) -> tuple[np.ndarray, np.nd
     return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
 
-def unflatten(x, shape):
-    """[T, ...] -> [*shape, ...] with T the product of shape."""
-    return x.reshape((*shape, *x.shape[1:]))
-
-
 class Linear(nn.Cell):
     """x [T, in] -> [T, out] with weight [out, in] and an optional bias [out], in the dtype of x."""
 
-    def __init__(self, weight: Parameter, bias: Parameter | None = None):
+    def __init__(self, weight: Parameter, bias: Parameter | None, kernels):
         super().__init__(auto_prefix=False)
         self.weight = Weight(weight)
         self.has_bias = bias is not None
         if self.has_bias:
             self.bias = Weight(bias)
-        self.matmul = ops.MatMul(transpose_b=True)
+        self.linear, self.linear_bias = kernels.linear, kernels.linear_bias
 
     def construct(self, x):
         weight, x = self.weight(x)
-        y = self.matmul(x, weight.astype(x.dtype))
         if not self.has_bias:
-            return y
-        bias, y = self.bias(y)
-        return y + expand(bias.astype(y.dtype), y.shape)
+            return self.linear(x, weight)
+        bias, x = self.bias(x)
+        return self.linear_bias(x, weight, bias)
 
 
 class Norm(nn.Cell):
@@ -132,7 +119,7 @@ class Block(nn.Cell):
         prefix = f"model.layers.{layer}."
 
         def linear(name):
-            return Linear(parameters[f"{prefix}{name}.weight"], parameters.get(f"{prefix}{name}.bias"))
+            return Linear(parameters[f"{prefix}{name}.weight"], parameters.get(f"{prefix}{name}.bias"), kernels)
 
         def norm(name):
             return Norm(parameters[f"{prefix}{name}.weight"], config.rms_norm_eps, kernels)
@@ -154,12 +141,11 @@ class Block(nn.Cell):
         return self.enter(self.attention_norm(x))
 
     def query(self, h, cos, sin):
-        """[T, hidden] -> [T, K, Q, D], rotated; cos and sin are [1, T, 1, D]."""
+        """[T, hidden] -> [T, heads, D], rotated; cos and sin are [1, T, 1, D]."""
         q = self.wq(h).reshape((1, -1, self.heads, self.head_dim))
         if self.qk_norm:
             q = self.q_norm(q)
-        q = self.rotary(q, cos, sin)
-        return q.reshape((-1, self.kv_heads, self.heads // self.kv_heads, self.head_dim))
+        return self.rotary(q, cos, sin).reshape((-1, self.heads, self.head_dim))
 
     def key_value(self, h, cos, sin):
         """[T, hidden] -> key [T, K, D], rotated, and value [T, K, D]."""
@@ -202,6 +188,10 @@ class Decoder(nn.Cell):
         layers = range(config.num_layers) if layers is None else layers
         self.is_first, self.is_last = is_first, is_last
         self.shards = shards
+        self.kernels = kernels
+        self.linear = kernels.linear
+        self.group_view, self.group_attention = kernels.group_view, kernels.group_attention
+        self.decode_view, self.decode_attention = kernels.decode_view, kernels.decode_attention
         self.hidden_size, self.row_shares = config.hidden_size, shards.size if shards.sequence else 1
         tied = config.tie_word_embeddings
         table = parameters.get("model.tok_embeddings.embedding_weight")
@@ -219,7 +209,7 @@ class Decoder(nn.Cell):
         self.inner_blocks = nn.CellList(blocks[:-1] if ends_early else blocks, auto_prefix=False)
         self.last_block = blocks[-1] if ends_early else None
         self.kv_heads = blocks[0].kv_heads if blocks else 1
-        self.queries_per_head = blocks[0].heads // blocks[0].kv_heads if blocks else 1
+        self.heads = blocks[0].heads if blocks else 1
         cos, sin = rotary_table(config, max_positions)
         self.cos, self.sin = Tensor(cos), Tensor(sin)
         self.dtype = compute_dtype
@@ -253,18 +243,26 @@ class Decoder(nn.Cell):
         head, hidden = self.head(hidden)
         return hidden, head[self.head_first : self.head_end] if self.head_is_whole else head
 
+    def _prompts_view(self, n, p):
+        """Who sees whom among N sequences of P positions, each by itself; and how they lie."""
+        split = (n, p, 0, 0)
+        return self.group_view(ops.full((n,), p).astype("int32"), split, self.kv_heads, self.heads), split
+
+    def _attend_and_finish(self, block, x, cos, sin, view, split):
+        """One layer over all rows; also its keys and values."""
+        h = block.normed(x)
+        q = block.query(h, cos, sin)
+        k, v = block.key_value(h, cos, sin)
+        return block.finish(x, self.group_attention(q, k, v, view, split, self.scale)), k, v
+
     def plain(self, ids):
         """ids int32[B, S], right-padded -> final hidden states [B*S, hidden]."""
         b, s = ids.shape
         cos, sin = self._angles(ops.tile(ops.arange(0, s), (b,)))
-        mask = causal_mask(s, self.queries_per_head)
+        view, split = self._prompts_view(b, s)
         x = self._embed(ids.reshape((-1,)))
         for block in self.blocks:
-            h = block.normed(x)
-            q = unflatten(block.query(h, cos, sin), (b, s))
-            k, v = block.key_value(h, cos, sin)
-            out = prefix_attention(q, unflatten(k, (b, s)), unflatten(v, (b, s)), mask, self.scale)
-            x = block.finish(x, out.reshape((b * s, -1)))
+            x, _, _ = self._attend_and_finish(block, x, cos, sin, view, split)
         return self._final(x)
 
     def completions(self, prefix_ids, prefix_lengths, input_ids):
@@ -297,20 +295,10 @@ class Decoder(nn.Cell):
             )
         )
         cos, sin = self._angles(positions)
-        far_mask = causal_mask(p, self.queries_per_head)
-        near_mask = causal_mask(r, self.queries_per_head)
-        prefix_mask = key_mask(prefix_lengths, p)
-        split = (n, g, r)
+        split = (n, p, g, r)
+        view = self.group_view(prefix_lengths, split, self.kv_heads, self.heads)
         for block in self.inner_blocks:
-            h = block.normed(x)
-            q = block.query(h, cos, sin)
-            k, v = block.key_value(h, cos, sin)
-            far_q, near_q = unflatten(q[:far], (n, p)), unflatten(q[far:], split)
-            far_k, near_k = unflatten(k[:far], (n, p)), unflatten(k[far:], split)
-            far_v, near_v = unflatten(v[:far], (n, p)), unflatten(v[far:], split)
-            far_out = prefix_attention(far_q, far_k, far_v, far_mask, self.scale)
-            out = completion_attention(near_q, near_k, near_v, far_k, far_v, near_mask, prefix_mask, self.scale)
-            x = block.finish(x, ops.concat((far_out.reshape((far, -1)), out.reshape((rows * r, -1)))))
+            x, _, _ = self._attend_and_finish(block, x, cos, sin, view, split)
         if not self.is_last:
             return x
         near = self._rows_from(x, far)
@@ -319,30 +307,21 @@ class Decoder(nn.Cell):
         h = self.last_block.normed(x)
         q = self.last_block.query(h[far:], cos[:, far:], sin[:, far:])
         k, v = self.last_block.key_value(h, cos, sin)
-        far_k, near_k = unflatten(k[:far], (n, p)), unflatten(k[far:], split)
-        far_v, near_v = unflatten(v[:far], (n, p)), unflatten(v[far:], split)
-        out = completion_attention(
-            unflatten(q, split), near_k, near_v, far_k, far_v, near_mask, prefix_mask, self.scale
-        )
-        return self._final(self.last_block.finish(near, out.reshape((rows * r, -1))))
+        return self._final(self.last_block.finish(near, self.group_attention(q, k, v, view, split, self.scale)))
 
     def prefill(self, prefix_ids):
         """Keys and values of prompts: int32[N, P] -> per layer (key, value), each [N, K, P, D]."""
         n, p = prefix_ids.shape
         cos, sin = self._angles(ops.tile(ops.arange(0, p), (n,)))
-        mask = causal_mask(p, self.queries_per_head)
+        view, split = self._prompts_view(n, p)
+        shape = (n, p, self.kv_heads, -1)
         x = self._embed(prefix_ids.reshape((-1,)))
         cache = ()
         for block in self.inner_blocks:
-            h = block.normed(x)
-            q = unflatten(block.query(h, cos, sin), (n, p))
-            k, v = block.key_value(h, cos, sin)
-            k, v = unflatten(k, (n, p)), unflatten(v, (n, p))
-            cache += ((k.transpose((0, 2, 1, 3)), v.transpose((0, 2, 1, 3))),)
-            x = block.finish(x, prefix_attention(q, k, v, mask, self.scale).reshape((n * p, -1)))
+            x, k, v = self._attend_and_finish(block, x, cos, sin, view, split)
+            cache += ((k.reshape(shape).transpose((0, 2, 1, 3)), v.reshape(shape).transpose((0, 2, 1, 3))),)
         k, v = self.last_block.key_value(self.last_block.normed(x), cos, sin)
-        k, v = unflatten(k, (n, p)), unflatten(v, (n, p))
-        return (*cache, (k.transpose((0, 2, 1, 3)), v.transpose((0, 2, 1, 3))))
+        return (*cache, (k.reshape(shape).transpose((0, 2, 1, 3)), v.reshape(shape).transpose((0, 2, 1, 3))))
 
     def decode(self, ids, positions, keys, values):
         """One token of each slot: writes its key and value into the caches in place, and attends.
@@ -350,23 +329,18 @@ class Decoder(nn.Cell):
         ids, positions: int32[B]; keys, values: per layer a Parameter [B, K, S, D].
         Returns final hidden states [B, hidden].
         """
-        b, heads, size, d = keys[0].shape
+        _, heads, size, _ = keys[0].shape
         cos, sin = self._angles(positions)
-        slots = ops.arange(0, b * heads).astype("int32").reshape((b * heads, 1))
-        rows = (slots // heads, slots % heads, ops.tile(positions.reshape((b, 1)), (1, heads)).reshape((b * heads, 1)))
-        rows = ops.concat(rows, 1)
-        mask = key_mask(positions + 1, size)
-        put = ops.ScatterNdUpdate()
+        view = self.decode_view(positions, heads, size)
         x = self._embed(ids)
         for i, block in enumerate(self.blocks):
             h = block.normed(x)
             q = block.query(h, cos, sin)
             k, v = block.key_value(h, cos, sin)
-            key, value = put(keys[i], rows, k.reshape((-1, d))), put(values[i], rows, v.reshape((-1, d)))
-            x = block.finish(x, decode_attention(q, key, value, mask, self.scale).reshape((b, -1)))
+            x = block.finish(x, self.decode_attention(q, k, v, keys[i], values[i], view, self.scale))
         return self._final(x)
 
     def logits(self, hidden):
         """[T, hidden] -> float32[T, vocab], or of this rank's part of the vocabulary."""
         hidden, head = self.with_head(hidden)
-        return ops.MatMul(transpose_b=True)(hidden, head.astype(hidden.dtype)).astype("float32")
+        return self.linear(hidden, head).astype("float32")

@@ -23,7 +23,9 @@ class PolicyLogProbs(nn.Cell):
     ):
         super().__init__(auto_prefix=False)
         self.decoder = decoder
-        self.token_log_probs = TokenLogProbs(temperature, chunk_numbers, decoder.shards, entropy_gradient)
+        self.token_log_probs = TokenLogProbs(
+            temperature, chunk_numbers, decoder.shards, entropy_gradient, decoder.kernels
+        )
 
     def construct(self, prefix_ids, prefix_lengths, input_ids, targets):
         x = self.decoder.tokens(prefix_ids, input_ids)
@@ -55,7 +57,8 @@ class Values(nn.Cell):
 
 
 class Loss(nn.Cell):
-    """Sum over tokens of weights * losses, and what was met on the way: (loss, the head's first output, metrics).
+    """Sum over tokens of weights * losses, and what was met on the way: (loss, the head's first output, the values of
+    the objective's metrics in their order). A dictionary would leave the graph through Python.
 
     fields: the objective's, each float32[B, R].
     """
@@ -72,7 +75,7 @@ class Loss(nn.Cell):
         """The same from x [rows, hidden], what the stage before the last gave."""
         outputs = self.head.from_stage(prefix_ids, prefix_lengths, input_ids, x, targets)
         losses, metrics = self.losses(outputs, mask, *fields)
-        return (losses * weights).sum(), outputs[0], metrics
+        return (losses * weights).sum(), outputs[0], tuple(metrics.values())
 
 
 class Accumulate(nn.Cell):

@@ -4,10 +4,12 @@ An objective's `losses` is a plain closure, because MindSpore's compiler follows
 among its fields, and so never travels.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mindspore import ops
+import numpy as np
+from mindspore import Tensor, ops
 
 from mindrlhf.algorithms.kl import kl_estimator
 from mindrlhf.algorithms.registry import PolicyLoss
@@ -27,6 +29,12 @@ class Objective:
 
     fields: tuple[str, ...]
     losses: Callable
+
+    @functools.cached_property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of the metrics, in the order in which `losses` gives them: found by giving it one token."""
+        one = Tensor(np.ones((1, 1), np.float32))
+        return tuple(self.losses((one, one), one, *(one for _ in self.fields))[1])
 
 
 def policy_objective(

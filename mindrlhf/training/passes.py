@@ -29,9 +29,9 @@ class MicroResult:
     metrics: dict[str, np.ndarray]
 
     @classmethod
-    def of_tensors(cls, loss, output, metrics) -> "MicroResult":
-        """From what `training.graphs.Loss` returns."""
-        arrays = {name: values.asnumpy() for name, values in metrics.items()}
+    def of_tensors(cls, objective: Objective, loss, output, metrics) -> "MicroResult":
+        """From what `training.graphs.Loss` of this objective returns."""
+        arrays = {name: values.asnumpy() for name, values in zip(objective.metrics, metrics, strict=True)}
         return cls(float(loss.asnumpy()), output.asnumpy(), arrays)
 
 
@@ -64,14 +64,15 @@ class Gradients:
     """The loss of micro-batches, whose gradients are added to the optimizer's buffers."""
 
     def __init__(self, head: nn.Cell, objective: Objective, optimizer: AdamW):
-        self._fields = objective.fields
+        self._objective = objective
         self._graph = Compiled(Accumulate(Loss(head, objective), optimizer.parameters, optimizer.gradients))
 
     def __call__(self, batches: Sequence[TrainBatch], done: Callable[[], None]) -> list[MicroResult]:
         """done: called after each micro-batch."""
         results = []
         for batch in batches:
-            results.append(MicroResult.of_tensors(*self._graph(*loss_fields(batch, self._fields))))
+            out = self._graph(*loss_fields(batch, self._objective.fields))
+            results.append(MicroResult.of_tensors(self._objective, *out))
             done()
         return results
 

@@ -81,7 +81,7 @@ class PipelineGradients(_Stage):
 
     def __init__(self, head: nn.Cell, objective: Objective, optimizer: AdamW, axis: PipelineAxis):
         super().__init__(head.decoder, axis)
-        self._fields = objective.fields
+        self._objective = objective
         variables = (optimizer.parameters, optimizer.gradients)
         if axis.is_last:
             loss = LastStageLoss(Loss(head, objective))
@@ -97,9 +97,9 @@ class PipelineGradients(_Stage):
     def _last_stage(self, batches: Sequence[TrainBatch], done: Callable[[], None]) -> list[MicroResult]:
         results = []
         for batch in batches:  # a backward pass follows each forward pass, so that one graph does both
-            d_x, out = self._backward(self._input(batch), *loss_fields(batch, self._fields))
+            d_x, out = self._backward(self._input(batch), *loss_fields(batch, self._objective.fields))
             self.axis.send(d_x.asnumpy(), BEFORE)
-            results.append(MicroResult.of_tensors(*out))
+            results.append(MicroResult.of_tensors(self._objective, *out))
             done()
         return results
 

@@ -1,4 +1,4 @@
-"""Attention with a prompt that is shared by the samples of its group.
+"""Linear maps and attention composed of basic operators, for device targets that have nothing better.
 
 Symbols: N prompts, G samples of each, P prefix positions, R completion positions, K key-value heads (on this rank),
 Q query heads per key-value head, D head_dim. Scores and softmax are float32.
@@ -11,6 +11,56 @@ from mindrlhf.backend.broadcast import expand
 
 # Added to masked scores: far below any real score, and far from float32's edge, so that sums stay finite.
 MASKED = -1e30
+
+
+def linear(x, weight):
+    """x [T, in] -> [T, out] with weight [out, in], in the dtype of x."""
+    return ops.MatMul(transpose_b=True)(x, weight.astype(x.dtype))
+
+
+def linear_bias(x, weight, bias):
+    """The same with a bias [out]."""
+    y = linear(x, weight)
+    return y + expand(bias.astype(y.dtype), y.shape)
+
+
+def group_view(prefix_lengths, split, key_heads, query_heads):
+    """What `group_attention` needs to know of who sees whom, once for all layers.
+
+    prefix_lengths: int32[N]; split: (N, P, G, R), with G 0 for prompts alone.
+    """
+    _, p, g, r = split
+    queries = query_heads // key_heads
+    if g == 0:
+        return (causal_mask(p, queries),)
+    return causal_mask(p, queries), causal_mask(r, queries), key_mask(prefix_lengths, p)
+
+
+def group_attention(query, key, value, view, split, scale):
+    """Causal attention of prompts to themselves, and of completions to their shared prompt and themselves.
+
+    query: [T, K * Q, D], of T = N*P + N*G*R tokens, the prompts' first, or of the completions' alone; key, value:
+    [T, K, D]; view: from `group_view`. Returns [rows of query, K * Q * D].
+
+    Right padding of a prompt needs no mask of its own there: a real position never looks ahead, and nothing reads the
+    padded ones.
+    """
+    n, p, g, r = split
+    heads, d = key.shape[1:]
+    far = n * p
+    far_shape, near_shape = (n, p, heads, d), (n, g, r, heads, d)
+    far_q_shape, near_q_shape = (n, p, heads, -1, d), (n, g, r, heads, -1, d)
+    far_k, far_v = key[:far].reshape(far_shape), value[:far].reshape(far_shape)
+    if g == 0:
+        return prefix_attention(query.reshape(far_q_shape), far_k, far_v, view[0], scale).reshape((far, -1))
+    rows = n * g * r
+    near_q = query[query.shape[0] - rows :].reshape(near_q_shape)
+    near_k, near_v = key[far:].reshape(near_shape), value[far:].reshape(near_shape)
+    near = completion_attention(near_q, near_k, near_v, far_k, far_v, view[1], view[2], scale).reshape((rows, -1))
+    if query.shape[0] == rows:
+        return near
+    out = prefix_attention(query[:far].reshape(far_q_shape), far_k, far_v, view[0], scale)
+    return ops.concat((out.reshape((far, -1)), near))
 
 
 def causal_mask(length: int, queries_per_head: int) -> Tensor:
@@ -31,7 +81,6 @@ def prefix_attention(query, key, value, mask, scale):
     """Causal self-attention of the prompts.
 
     query: [N, P, K, Q, D]; key, value: [N, P, K, D]; mask: [Q*P, P] from `causal_mask`. Returns [N, P, K, Q, D].
-    Right padding needs no mask of its own: a real position never looks ahead, and nothing reads the padded ones.
     """
     n, p, k, q, d = query.shape
     query = query.transpose((0, 2, 3, 1, 4)).reshape((n * k, q * p, d))
@@ -68,12 +117,33 @@ def completion_attention(query, key, value, prefix_key, prefix_value, mask, pref
     return out.reshape((n, k, g, q, r, d)).transpose((0, 2, 4, 1, 3, 5))
 
 
-def decode_attention(query, key_cache, value_cache, mask, scale):
-    """One new position of each slot against its cache.
+def decode_view(positions, heads, size):
+    """What `decode_attention` needs to know of who sees whom, once for all layers.
 
-    query: [B, K, Q, D]; key_cache, value_cache: [B, K, S, D]; mask: [B, S] from `key_mask`. Returns [B, K, Q, D].
+    positions: int32[B] of the tokens to come; heads, size: K and S of the caches.
     """
+    b = positions.shape[0]
+    slots = ops.arange(0, b * heads).astype("int32").reshape((b * heads, 1))
+    places = ops.tile(positions.reshape((b, 1)), (1, heads)).reshape((b * heads, 1))
+    return ops.concat((slots // heads, slots % heads, places), 1), key_mask(positions + 1, size)
+
+
+def decode_attention(query, key, value, key_cache, value_cache, view, scale):
+    """One new position of each slot: writes its key and value into the caches in place, and attends to them.
+
+    query: [B, K * Q, D]; key, value: [B, K, D]; key_cache, value_cache: Parameters [B, K, S, D]; view: from
+    `decode_view`. Returns [B, K * Q * D].
+    """
+    places, mask = view
     b, s = mask.shape
+    d = query.shape[-1]
+    heads = key.shape[1]
+    put = ops.ScatterNdUpdate()
+    key_cache, value_cache = (
+        put(key_cache, places, key.reshape((-1, d))),
+        put(value_cache, places, value.reshape((-1, d))),
+    )
+    query = query.reshape((b, heads, -1, d))
     scores = ops.BatchMatMul(transpose_b=True)(query * scale, key_cache).astype("float32")
     weights = ops.softmax(scores + expand(mask.reshape((b, 1, 1, s)), scores.shape), -1)
-    return ops.BatchMatMul()(weights.astype(value_cache.dtype), value_cache)
+    return ops.BatchMatMul()(weights.astype(value_cache.dtype), value_cache).reshape((b, -1))

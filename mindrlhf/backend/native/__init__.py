@@ -1,0 +1,86 @@
+"""Fused CPU operators in C++, built on this machine when they are first needed.
+
+`library()` gives the built file, or why there is none; `operators` makes MindSpore operators of it, with the functions
+that `backend.cpu` has too. Where they cannot be built, `backend.cpu` is used, which is slower and gives the same
+numbers up to rounding.
+"""
+
+import ctypes
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+SOURCE = Path(__file__).with_name("kernels.cpp")
+FLAGS = ("-O3", "-march=native", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-fPIC", "-shared")
+
+
+@dataclass(frozen=True)
+class Library:
+    """path: the built file, or None; problem: why there is none."""
+
+    path: Path | None
+    problem: str = ""
+
+
+@functools.cache
+def library() -> Library:
+    """Builds the operators, if this user has not built the same on a machine like this one before (some seconds)."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        return Library(None, "g++ is not installed")
+    source = SOURCE.read_bytes()
+    path = _cache_folder() / f"kernels-{_fingerprint(source, compiler)}.so"
+    if not path.is_file():
+        problem = _build(compiler, path)
+        if problem:
+            return Library(None, problem)
+    try:
+        if ctypes.CDLL(str(path)).usable():
+            return Library(None, "MindSpore's oneDNN is not there")
+    except OSError as error:
+        return Library(None, str(error))
+    return Library(path)
+
+
+def _build(compiler: str, path: Path) -> str | None:
+    """Compiles to `path`; several processes may do so at once. Returns what went wrong, if anything."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix="build-") as folder:
+            made = Path(folder) / path.name
+            command = [compiler, *FLAGS, str(SOURCE), "-o", str(made), "-ldl"]
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode:
+                lines = [line for line in done.stderr.splitlines() if "error" in line] or ["no message"]
+                return f"g++ failed: {lines[0].strip()}"
+            os.replace(made, path)
+    except OSError as error:
+        return str(error)
+    return None
+
+
+def _fingerprint(source: bytes, compiler: str) -> str:
+    """Of all that the built file depends on: source, flags, compiler, and the instructions of this machine."""
+    version = subprocess.run([compiler, "--version"], capture_output=True).stdout
+    instructions = {
+        line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith(("flags", "Fea"))
+    }
+    parts = (source, version, " ".join(FLAGS).encode(), "".join(sorted(instructions)).encode())
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+
+
+def _cache_folder() -> Path:
+    """$XDG_CACHE_HOME/mindrlhf, by default ~/.cache/mindrlhf; or /tmp where that is read-only."""
+    chosen = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mindrlhf"
+    try:
+        chosen.mkdir(parents=True, exist_ok=True)
+        if os.access(chosen, os.W_OK):
+            return chosen
+    except OSError:
+        pass
+    return Path(tempfile.gettempdir()) / f"mindrlhf-{os.getuid()}"

@@ -1,0 +1,554 @@
+// Fused operators of the transformer and its losses for MindSpore's CPU backend, float32.
+//
+// Every entry point has the signature of MindSpore's ahead-of-time custom operators: inputs, then outputs, as pointers
+// with their shapes. Arrays are dense and row-major. Each output row is computed by one thread in one order, so that
+// results do not depend on the number of threads. The Python side (`operators.py`) has the shapes and the meaning.
+
+#include <dlfcn.h>
+#include <omp.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+namespace {
+
+using Gemm = int (*)(char, char, int64_t, int64_t, int64_t, float, const float *, int64_t, const float *, int64_t,
+                     float, float *, int64_t);
+
+// oneDNN as it comes with MindSpore, called on one thread: the loops around it share the work.
+Gemm find_gemm() {
+  void *library = dlopen("libdnnl.so.3", RTLD_NOW);
+  return library ? reinterpret_cast<Gemm>(dlsym(library, "dnnl_sgemm")) : nullptr;
+}
+
+const Gemm library_gemm = find_gemm();
+
+// c [m, n] = alpha * op(a) op(b) + beta * c
+void gemm(char a_op, char b_op, int64_t m, int64_t n, int64_t k, float alpha, const float *a, int64_t lda,
+          const float *b, int64_t ldb, float beta, float *c, int64_t ldc) {
+  if (m <= 0 || n <= 0) return;
+  library_gemm(a_op, b_op, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+}
+
+const int64_t kRows = 192;      // rows of one piece of work
+const int64_t kQueryRows = 64;  // rows of scores held at once
+
+template <typename Body>
+void pieces(int64_t total, int64_t size, Body body) {
+  const int64_t count = (total + size - 1) / size;
+#pragma omp parallel for schedule(dynamic) if (count > 1)
+  for (int64_t i = 0; i < count; ++i) body(i * size, std::min(size, total - i * size));
+}
+
+// Columns for each thread, in multiples of 16.
+int64_t share(int64_t columns) {
+  const int64_t threads = omp_get_max_threads();
+  return std::max<int64_t>(16, ((columns + threads - 1) / threads + 15) / 16 * 16);
+}
+
+int64_t count(const int64_t *shape, int dims) {
+  int64_t total = 1;
+  for (int i = 0; i < dims; ++i) total *= shape[i];
+  return total;
+}
+
+// e^x to 2 units in the last place (Cody & Waite's reduction, a polynomial of degree 6); NaN stays NaN.
+inline float exponential(float x) {
+  x = x < -87.3f ? -87.3f : x;
+  x = x > 88.3f ? 88.3f : x;
+  const float n = std::nearbyint(x * 1.44269504f);
+  const float r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
+  float p = 1.9875691500e-4f;
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  const int32_t bits = (static_cast<int32_t>(n) + 127) << 23;
+  float power;
+  std::memcpy(&power, &bits, 4);
+  return p * power;
+}
+
+inline float largest(const float *x, int64_t n) {
+  float top = x[0];
+#pragma omp simd reduction(max : top)
+  for (int64_t i = 0; i < n; ++i) top = std::max(top, x[i]);
+  return top;
+}
+
+// x becomes exp(x - its largest) / their sum.
+inline void softmax(float *x, int64_t n) {
+  const float top = largest(x, n);
+  float total = 0;
+#pragma omp simd reduction(+ : total)
+  for (int64_t i = 0; i < n; ++i) {
+    const float e = exponential(x[i] - top);
+    x[i] = e;
+    total += e;
+  }
+  const float inverse = 1.0f / total;
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) x[i] *= inverse;
+}
+
+// One memory block for each thread, which grows and is kept: 64 bytes aligned.
+float *scratch(int64_t numbers) {
+  thread_local std::vector<float> memory;
+  if (static_cast<int64_t>(memory.size()) < numbers + 16) memory.resize(numbers + 16);
+  return reinterpret_cast<float *>((reinterpret_cast<uintptr_t>(memory.data()) + 63) / 64 * 64);
+}
+
+// ------------------------------------------------------------------------------------------------ attention
+
+struct Attention {
+  // prompts, prefix positions, samples of each prompt, completion positions; heads of keys, of queries for each, size
+  int64_t n, p, g, r, heads, queries, d;
+  const int32_t *lengths;
+  int64_t far_rows;  // query rows before the completions': n * p, or 0 where only completions ask
+  float scale;
+
+  int64_t width() const { return heads * queries * d; }
+  int64_t key_width() const { return heads * d; }
+  int64_t length(int64_t i) const { return std::min<int64_t>(std::max(lengths[i], 0), p); }
+  int64_t scratch_size() const { return 2 * kQueryRows * (p + r); }
+  // Query row of a completion's first position, and its row among keys.
+  int64_t near_query(int64_t i, int64_t s) const { return far_rows + (i * g + s) * r; }
+  int64_t near_key(int64_t i, int64_t s) const { return n * p + (i * g + s) * r; }
+};
+
+// A block of queries of one head: which rows they are, and which keys they see: `far` of the prompt, then of `near`
+// rows as many as their own position. `first`: the position of the block's first row within its sequence.
+struct Block {
+  int64_t query, rows, far_key, far, near_key, near, first;
+  bool inside_prompt;
+};
+
+template <typename Body>
+void blocks(const Attention &a, int64_t i, Body body) {
+  if (a.far_rows) {
+    const int64_t length = a.length(i);
+    for (int64_t first = 0; first < length; first += kQueryRows) {
+      const int64_t rows = std::min(kQueryRows, length - first);
+      body(Block{i * a.p + first, rows, 0, 0, i * a.p, first + rows, first, true});
+    }
+  }
+  for (int64_t s = 0; s < a.g; ++s) {
+    for (int64_t first = 0; first < a.r; first += kQueryRows) {
+      const int64_t rows = std::min(kQueryRows, a.r - first);
+      body(Block{a.near_query(i, s) + first, rows, i * a.p, a.length(i), a.near_key(i, s), first + rows, first, false});
+    }
+  }
+}
+
+// weights [rows, far + near] of a block: the softmax over what each row sees, zeros elsewhere.
+void block_weights(const Attention &a, const Block &b, const float *query, const float *key, int64_t head,
+                   float *weights) {
+  const int64_t size = b.far + b.near, width = a.key_width();
+  const float *q = query + b.query * a.width();
+  gemm('N', 'T', b.rows, b.far, a.d, a.scale, q, a.width(), key + b.far_key * width + head * a.d, width, 0, weights,
+       size);
+  gemm('N', 'T', b.rows, b.near, a.d, a.scale, q, a.width(), key + b.near_key * width + head * a.d, width, 0,
+       weights + b.far, size);
+  for (int64_t row = 0; row < b.rows; ++row) {
+    const int64_t seen = b.far + b.first + row + 1;
+    softmax(weights + row * size, seen);
+    std::fill(weights + row * size + seen, weights + (row + 1) * size, 0.0f);
+  }
+}
+
+void zero_unused(const Attention &a, float *rows, int64_t width) {
+  for (int64_t i = 0; i < a.n; ++i) {
+    const int64_t length = a.length(i);
+    std::fill(rows + (i * a.p + length) * width, rows + (i + 1) * a.p * width, 0.0f);
+  }
+}
+
+// inputs: query, key, value, lengths int32[n], dims int32[6] = (p, g, r, heads, d, whether the prompts ask too), scale
+Attention attention_of(void **params, int64_t **shapes) {
+  const int32_t *dims = static_cast<const int32_t *>(params[4]);
+  Attention a;
+  a.n = shapes[3][0];
+  a.p = dims[0], a.g = dims[1], a.r = dims[2], a.heads = dims[3], a.d = dims[4];
+  a.queries = shapes[0][1] / (a.heads * a.d);
+  a.lengths = static_cast<const int32_t *>(params[3]);
+  a.far_rows = dims[5] ? a.n * a.p : 0;
+  a.scale = *static_cast<const float *>(params[5]);
+  return a;
+}
+
+}  // namespace
+
+extern "C" {
+
+// 0 when there is a matrix product to build on.
+int usable() { return library_gemm ? 0 : 1; }
+
+// ------------------------------------------------------------------------------------------------ linear
+
+// x [T, in], weight [out, in] (, bias [out]) -> y [T, out]
+static int linear_any(const float *x, const float *w, const float *bias, float *y, int64_t rows, int64_t in,
+                      int64_t out) {
+  auto finish = [&](int64_t row, int64_t m, int64_t column, int64_t n) {
+    if (!bias) return;
+    for (int64_t i = row; i < row + m; ++i) {
+      float *target = y + i * out + column;
+#pragma omp simd
+      for (int64_t j = 0; j < n; ++j) target[j] += bias[column + j];
+    }
+  };
+  if (rows >= 2 * kRows) {
+    pieces(rows, kRows, [&](int64_t i, int64_t m) {
+      gemm('N', 'T', m, out, in, 1, x + i * in, in, w, in, 0, y + i * out, out);
+      finish(i, m, 0, out);
+    });
+  } else {
+    pieces(out, share(out), [&](int64_t j, int64_t n) {
+      gemm('N', 'T', rows, n, in, 1, x, in, w + j * in, in, 0, y + j, out);
+      finish(0, rows, j, n);
+    });
+  }
+  return 0;
+}
+
+int linear(int, void **params, int *, int64_t **shapes, const char **, void *, void *) {
+  auto p = reinterpret_cast<float **>(params);
+  return linear_any(p[0], p[1], nullptr, p[2], shapes[0][0], shapes[0][1], shapes[1][0]);
+}
+
+int linear_bias(int, void **params, int *, int64_t **shapes, const char **, void *, void *) {
+  auto p = reinterpret_cast<float **>(params);
+  return linear_any(p[0], p[1], p[2], p[3], shapes[0][0], shapes[0][1], shapes[1][0]);
+}
+
+// dy [T, out], weight [out, in] -> dx [T, in]
+int linear_input_gradient(int, void **params, int *, int64_t **shapes, const char **, void *, void *) {
+  auto p = reinterpret_cast<float **>(params);
+  const int64_t rows = shapes[0][0], out = shapes[0][1], in = shapes[1][1];
+  if (rows >= 2 * kRows) {
+    pieces(rows, kRows, [&](int64_t i, int64_t m) {
+      gemm('N', 'N', m, in, out, 1, p[0] + i * out, out, p[1], in, 0, p[2] + i * in, in);
+    });
+  } else {
+    pieces(in, share(in), [&](int64_t j, int64_t n) {
+      gemm('N', 'N', rows, n, out, 1, p[0], out, p[1] + j, in, 0, p[2] + j, in);
+    });
+  }
+  return 0;
+}
+
+// dy [T, out], x [T, in] -> dweight [out, in]
+int linear_weight_gradient(int, void **params, int *, int64_t **shapes, const char **, void *, void *) {
+  auto p = reinterpret_cast<float **>(params);
+  const int64_t rows = shapes[0][0], out = shapes[0][1], in = shapes[1][1];
+  if (out >= in) {
+    pieces(out, share(out), [&](int64_t j, int64_t n) {
+      gemm('T', 'N', n, in, rows, 1, p[0] + j, out, p[1], in, 0, p[2] + j * in, in);
+    });
+  } else {
+    pieces(in, share(in), [&](int64_t j, int64_t n) {
+      gemm('T', 'N', out, n, rows, 1, p[0], out, p[1] + j, in, 0, p[2] + j, in);
+    });
+  }
+  return 0;
+}
+
+// dy [T, out] -> dbias [out]
+int bias_gradient(int, void **params, int *, int64_t **shapes, const char **, void *, void *) {
+  auto p = reinterpret_cast<float **>(params);
+  const int64_t rows = shapes[0][0], out = shapes[0][1];
+  pieces(out, share(out), [&](int64_t j, int64_t n) {
+    std::fill(p[1] + j, p[1] + j + n, 0.0f);
+    for (int64_t i = 0; i < rows; ++i) {
+      const float *row = p[0] + i * out;
+#pragma omp simd
+      for (int64_t c = j; c < j + n; ++c) p[1][c] += row[c];
+    }
+  });
+  return 0;
+}
+
+// ------------------------------------------------------------------------------------------------ element by element
+
+// x [..., H], weight [H], eps [1] -> x * weight / sqrt(mean(x^2) + eps)
+int rms_norm(int, void **params, int *ndims, int64_t **shapes, const char **, void *, void *) {
+  auto p = reinterpret_cast<float **>(params);
+  const int64_t size = shapes[1][0], rows = count(shapes[0], ndims[0]) / size;
+  pieces(rows, kRows, [&](int64_t first, int64_t m) {
+    for (int64_t i = first; i < first + m; ++i) {
+      const float *x = p[0] + i * size;
+      float *y = p[3] + i * size, squares = 0;
+#pragma omp simd reduction(+ : squares)
+      for (int64_t j = 0; j < size; ++j) squares += x[j] * x[j];
+      const float scale = 1.0f / std::sqrt(squares / size + *p[2]);
+#pragma omp simd
+      for (int64_t j = 0; j < size; ++j) y[j] = x[j] * scale * p[1][j];
+    }
+  });
+  return 0;
+}
+
+// dy, x [..., H], weight [H], eps [1] -> dx, dweight [H]
+int rms_norm_gradient(int, void **params, int *ndims, int64_t **shapes, const char **, void *, void *) {
+  auto p = reinterpret_cast<float **>(params);
+  const int64_t size = shapes[2][0], rows = count(shapes[0], ndims[0]) / size;
+  const int64_t parts = (rows + kRows - 1) / kRows;
+  std::vector<float> partial(parts * size, 0.0f);
+  pieces(rows, kRows, [&](int64_t first, int64_t m) {
+    float *sum = partial.data() + first / kRows * size;
+    for (int64_t i = first; i < first + m; ++i) {
+      const float *dy = p[0] + i * size, *x = p[1] + i * size, *w = p[2];
+      float *dx = p[4] + i * size, squares = 0, product = 0;
+#pragma omp simd reduction(+ : squares, product)
+      for (int64_t j = 0; j < size; ++j) {
+        squares += x[j] * x[j];
+        product += dy[j] * w[j] * x[j];
+      }
+      const float scale = 1.0f / std::sqrt(squares / size + *p[3]);
+      const float back = product * scale * scale * scale / size;
+#pragma omp simd
+      for (int64_t j = 0; j < size; ++j) {
+        dx[j] = dy[j] * w[j] * scale - x[j] * back;
+        sum[j] += dy[j] * x[j] * scale;
+      }
+    }
+  });
+  std::fill(p[5], p[5] + size, 0.0f);
+  for (int64_t part = 0; part < parts; ++part) {
+    for (int64_t j = 0; j < size; ++j) p[5][j] += partial[part * size + j];
+  }
+  return 0;
+}
+
+// x [1, T, heads, d], cos, sin [1, T, 1, d], sign [1] -> x turned by the angles, or back for sign -1
+int rotary(int, void **params, int *, int64_t **shapes, const char **, void *, void *) {
+  auto p = reinterpret_cast<float **>(params);
+  const int64_t rows = shapes[0][1], heads = shapes[0][2], d = shapes[0][3], half = d / 2;
+  const float sign = *p[3];
+  pieces(rows, kRows, [&](int64_t first, int64_t m) {
+    for (int64_t i = first; i < first + m; ++i) {
+      const float *cos = p[1] + i * d, *sin = p[2] + i * d;
+      for (int64_t h = 0; h < heads; ++h) {
+        const float *x = p[0] + (i * heads + h) * d;
+        float *y = p[4] + (i * heads + h) * d;
+#pragma omp simd
+        for (int64_t j = 0; j < half; ++j) {
+          y[j] = x[j] * cos[j] - sign * x[half + j] * sin[j];
+          y[half + j] = x[half + j] * cos[half + j] + sign * x[j] * sin[half + j];
+        }
+      }
+    }
+  });
+  return 0;
+}
+
+// gate, up [T, I] -> silu(gate) * up
+int swiglu(int, void **params, int *ndims, int64_t **shapes, const char **, void *, void *) {
+  auto p = reinterpret_cast<float **>(params);
+  pieces(count(shapes[0], ndims[0]), 1 << 15, [&](int64_t first, int64_t m) {
+#pragma omp simd
+    for (int64_t i = first; i < first + m; ++i) p[2][i] = p[0][i] / (1.0f + exponential(-p[0][i])) * p[1][i];
+  });
+  return 0;
+}
+
+// dy, gate, up [T, I] -> dgate, dup
+int swiglu_gradient(int, void **params, int *ndims, int64_t **shapes, const char **, void *, void *) {
+  auto p = reinterpret_cast<float **>(params);
+  pieces(count(shapes[0], ndims[0]), 1 << 15, [&](int64_t first, int64_t m) {
+#pragma omp simd
+    for (int64_t i = first; i < first + m; ++i) {
+      const float dy = p[0][i], gate = p[1][i], up = p[2][i];
+      const float sigmoid = 1.0f / (1.0f + exponential(-gate));
+      p[3][i] = dy * up * sigmoid * (1.0f + gate * (1.0f - sigmoid));
+      p[4][i] = dy * gate * sigmoid;
+    }
+  });
+  return 0;
+}
+
+// ------------------------------------------------------------------------------------------------ attention
+
+// (see attention_of) -> output like query
+int attention(int, void **params, int *, int64_t **shapes, const char **, void *, void *) {
+  auto p = reinterpret_cast<float **>(params);
+  const Attention a = attention_of(params, shapes);
+  float *output = p[6];
+  if (a.far_rows) zero_unused(a, output, a.width());
+  pieces(a.n * a.heads * a.queries, 1, [&](int64_t task, int64_t) {
+    const int64_t i = task / (a.heads * a.queries), h = task % (a.heads * a.queries), head = h / a.queries;
+    float *weights = scratch(a.scratch_size());
+    const float *query = p[0] + h * a.d;
+    blocks(a, i, [&](const Block &b) {
+      block_weights(a, b, query, p[1], head, weights);
+      const int64_t size = b.far + b.near, width = a.key_width();
+      float *out = output + b.query * a.width() + h * a.d;
+      gemm('N', 'N', b.rows, a.d, b.near, 1, weights + b.far, size, p[2] + b.near_key * width + head * a.d, width, 0,
+           out, a.width());
+      if (b.far) {
+        gemm('N', 'N', b.rows, a.d, b.far, 1, weights, size, p[2] + b.far_key * width + head * a.d, width, 1, out,
+             a.width());
+      }
+    });
+  });
+  return 0;
+}
+
+// (see attention_of), output gradient -> gradients of query, key and value
+int attention_gradient(int, void **params, int *, int64_t **shapes, const char **, void *, void *) {
+  auto p = reinterpret_cast<float **>(params);
+  const Attention a = attention_of(params, shapes);
+  const float *d_output = p[6];
+  float *d_query = p[7], *d_key = p[8], *d_value = p[9];
+  const int64_t width = a.key_width();
+  std::fill(d_key, d_key + shapes[1][0] * width, 0.0f);
+  std::fill(d_value, d_value + shapes[1][0] * width, 0.0f);
+  if (a.far_rows) zero_unused(a, d_query, a.width());
+  pieces(a.n * a.heads, 1, [&](int64_t task, int64_t) {
+    const int64_t i = task / a.heads, head = task % a.heads;
+    float *weights = scratch(a.scratch_size());
+    for (int64_t j = 0; j < a.queries; ++j) {
+      const int64_t at = (head * a.queries + j) * a.d;
+      blocks(a, i, [&](const Block &b) {
+        block_weights(a, b, p[0] + at, p[1], head, weights);
+        const int64_t size = b.far + b.near;
+        float *slopes = weights + b.rows * size;
+        const float *d_out = d_output + b.query * a.width() + at, *q = p[0] + b.query * a.width() + at;
+        float *d_q = d_query + b.query * a.width() + at;
+        struct Part {
+          int64_t key, size, column;
+        };
+        const Part parts[2] = {{b.near_key, b.near, b.far}, {b.far_key, b.far, 0}};
+        for (const Part &part : parts) {
+          const int64_t offset = part.key * width + head * a.d;
+          gemm('N', 'T', b.rows, part.size, a.d, 1, d_out, a.width(), p[2] + offset, width, 0, slopes + part.column,
+               size);
+          if (part.size) {
+            gemm('T', 'N', part.size, a.d, b.rows, 1, weights + part.column, size, d_out, a.width(), 1,
+                 d_value + offset, width);
+          }
+        }
+        for (int64_t row = 0; row < b.rows; ++row) {
+          const float *w = weights + row * size;
+          float *s = slopes + row * size, mean = 0;
+#pragma omp simd reduction(+ : mean)
+          for (int64_t c = 0; c < size; ++c) mean += w[c] * s[c];
+#pragma omp simd
+          for (int64_t c = 0; c < size; ++c) s[c] = w[c] * (s[c] - mean) * a.scale;
+        }
+        float keep = 0;
+        for (const Part &part : parts) {
+          if (!part.size) continue;
+          const int64_t offset = part.key * width + head * a.d;
+          gemm('N', 'N', b.rows, a.d, part.size, 1, slopes + part.column, size, p[1] + offset, width, keep, d_q,
+               a.width());
+          gemm('T', 'N', part.size, a.d, b.rows, 1, slopes + part.column, size, q, a.width(), 1, d_key + offset,
+               width);
+          keep = 1;
+        }
+      });
+    }
+  });
+  return 0;
+}
+
+// One new position of each slot: writes its key and value into the caches and attends to what they hold so far.
+// query [B, H * d], key, value [B, K * d], positions int32[B], caches [B, K, S, d] (written), scale [1] -> [B, H * d]
+int decode_attention(int, void **params, int *, int64_t **shapes, const char **, void *, void *) {
+  auto p = reinterpret_cast<float **>(params);
+  const int32_t *positions = static_cast<const int32_t *>(params[3]);
+  const int64_t heads = shapes[4][1], size = shapes[4][2], d = shapes[4][3], slots = shapes[0][0];
+  const int64_t width = shapes[0][1], queries = width / (heads * d);
+  const float scale = *p[6];
+  pieces(slots * heads, 4, [&](int64_t first, int64_t m) {
+    for (int64_t task = first; task < first + m; ++task) {
+      const int64_t slot = task / heads, head = task % heads;
+      const int64_t position = std::min<int64_t>(std::max(positions[slot], 0), size - 1), seen = position + 1;
+      float *keys = p[4] + task * size * d, *values = p[5] + task * size * d;
+      std::copy(p[1] + task * d, p[1] + (task + 1) * d, keys + position * d);
+      std::copy(p[2] + task * d, p[2] + (task + 1) * d, values + position * d);
+      float *weights = scratch(queries * seen);
+      const float *query = p[0] + slot * width + head * queries * d;
+      float *out = p[7] + slot * width + head * queries * d;
+      for (int64_t t = 0; t < seen; ++t) {
+        const float *k = keys + t * d;
+        for (int64_t j = 0; j < queries; ++j) {
+          const float *q = query + j * d;
+          float sum = 0;
+#pragma omp simd reduction(+ : sum)
+          for (int64_t c = 0; c < d; ++c) sum += q[c] * k[c];
+          weights[j * seen + t] = sum * scale;
+        }
+      }
+      for (int64_t j = 0; j < queries; ++j) softmax(weights + j * seen, seen);
+      std::fill(out, out + queries * d, 0.0f);
+      for (int64_t t = 0; t < seen; ++t) {
+        const float *v = values + t * d;
+        for (int64_t j = 0; j < queries; ++j) {
+          const float w = weights[j * seen + t];
+          float *o = out + j * d;
+#pragma omp simd
+          for (int64_t c = 0; c < d; ++c) o[c] += w * v[c];
+        }
+      }
+    }
+  });
+  return 0;
+}
+
+// ------------------------------------------------------------------------------------------------ token log-probs
+
+// logits [T, V], targets int32[T], inverse temperature [1] -> log_probs, entropy, log of the partition sum, [T] each
+int token_statistics(int, void **params, int *, int64_t **shapes, const char **, void *, void *) {
+  auto p = reinterpret_cast<float **>(params);
+  const int32_t *targets = static_cast<const int32_t *>(params[1]);
+  const int64_t rows = shapes[0][0], size = shapes[0][1];
+  const float inverse = *p[2];
+  pieces(rows, 16, [&](int64_t first, int64_t m) {
+    for (int64_t i = first; i < first + m; ++i) {
+      const float *x = p[0] + i * size;
+      const float top = largest(x, size) * inverse;
+      float total = 0, weighted = 0;
+#pragma omp simd reduction(+ : total, weighted)
+      for (int64_t j = 0; j < size; ++j) {
+        const float below = x[j] * inverse - top, e = exponential(below);
+        total += e;
+        weighted += e * below;
+      }
+      const float log_total = std::log(total);
+      p[3][i] = x[targets[i]] * inverse - top - log_total;
+      p[4][i] = log_total - weighted / total;
+      p[5][i] = log_total + top;
+    }
+  });
+  return 0;
+}
+
+// logits [T, V], targets int32[T], inverse temperature [1], entropy, log of the partition sum, d_log_prob, d_entropy
+// [T] -> d_logits [T, V]
+int token_gradient(int, void **params, int *, int64_t **shapes, const char **, void *, void *) {
+  auto p = reinterpret_cast<float **>(params);
+  const int32_t *targets = static_cast<const int32_t *>(params[1]);
+  const int64_t rows = shapes[0][0], size = shapes[0][1];
+  const float inverse = *p[2];
+  pieces(rows, 16, [&](int64_t first, int64_t m) {
+    for (int64_t i = first; i < first + m; ++i) {
+      const float *x = p[0] + i * size;
+      const float entropy = p[3][i], log_total = p[4][i], d_log_prob = p[5][i], d_entropy = p[6][i];
+      float *out = p[7] + i * size;
+#pragma omp simd
+      for (int64_t j = 0; j < size; ++j) {
+        const float log_prob = x[j] * inverse - log_total;
+        out[j] = -exponential(log_prob) * (d_log_prob + d_entropy * (log_prob + entropy)) * inverse;
+      }
+      out[targets[i]] += d_log_prob * inverse;
+    }
+  });
+  return 0;
+}
+
+}  // extern "C"

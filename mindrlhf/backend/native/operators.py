@@ -1,0 +1,177 @@
+"""The functions that a graph is built from, as fused operators (`kernels.cpp`), with their gradients; float32.
+
+They have the shapes and the meaning of those in `backend.cpu` and `backend.attention`. Operators take tensors only, so
+numbers (scales, dimensions) are constants of the graph.
+
+A row of a result is computed by one thread, and always in the same order: results do not depend on the threads.
+"""
+
+import functools
+
+import numpy as np
+from mindspore import Tensor, nn, ops
+from mindspore.ops import constexpr
+
+from mindrlhf.backend.native import library
+
+
+class Operators:
+    """What `kernels.cpp` at `path` has, by name. Shapes and dtypes are functions of those of the inputs."""
+
+    COMPUTE_DTYPES = ("float32",)
+
+    def __init__(self, path: str):
+        def operator(name, shapes, dtypes=lambda *inputs: inputs[0]):
+            return ops.Custom(f"{path}:{name}", out_shape=shapes, out_dtype=dtypes, func_type="aot")
+
+        def two(first, *_):
+            return first, first
+
+        def three(first, *_):
+            return first, first, first
+
+        forward = operator("linear", lambda x, w: [x[0], w[0]])
+        to_input = operator("linear_input_gradient", lambda dy, w: [dy[0], w[1]])
+        to_weight = operator("linear_weight_gradient", lambda dy, x: [dy[1], x[1]])
+        self.products = (forward, to_input, to_weight)
+        self.linear = _Linear(*self.products)
+        self.linear_bias = _LinearBias(
+            operator("linear_bias", lambda x, w, b: [x[0], w[0]]),
+            to_input,
+            to_weight,
+            operator("bias_gradient", lambda dy: [dy[1]]),
+        )
+        self._rms_norm = _RmsNorm(
+            operator("rms_norm", lambda x, w, eps: x),
+            operator("rms_norm_gradient", lambda dy, x, w, eps: (x, w), two),
+        )
+        self._rotary = _Rotary(operator("rotary", lambda x, cos, sin, sign: x))
+        self.swiglu = _Swiglu(
+            operator("swiglu", lambda gate, up: gate), operator("swiglu_gradient", lambda dy, gate, up: (gate, up), two)
+        )
+        self._attention = _Attention(
+            operator("attention", lambda q, k, v, lengths, dims, scale: q),
+            operator("attention_gradient", lambda q, k, v, lengths, dims, scale, dy: (q, k, v), three),
+        )
+        self._decode = operator("decode_attention", lambda q, k, v, positions, keys, values, scale: q)
+        self.token_statistics = operator("token_statistics", lambda logits, targets, inverse: ([logits[0]],) * 3, three)
+        self.token_gradient = operator(
+            "token_gradient", lambda logits, targets, inverse, entropy, total, d_log_prob, d_entropy: logits
+        )
+
+    def rms_norm(self, x, weight, eps):
+        return self._rms_norm(x, weight, number(eps))
+
+    def rotary(self, x, cos, sin):
+        return self._rotary(x, cos, sin)
+
+    def group_view(self, prefix_lengths, split, key_heads, query_heads):
+        return prefix_lengths
+
+    def group_attention(self, query, key, value, view, split, scale):
+        _, p, g, r = split
+        heads, d = key.shape[1:]
+        asked = 1 if query.shape[0] == key.shape[0] else 0
+        dims = whole_numbers((p, g, r, heads, d, asked))
+        width = query.shape[1] * d
+        q, k, v = query.reshape((-1, width)), key.reshape((-1, heads * d)), value.reshape((-1, heads * d))
+        return self._attention(q, k, v, view, dims, number(scale))
+
+    def decode_view(self, positions, heads, size):
+        return positions
+
+    def decode_attention(self, query, key, value, key_cache, value_cache, view, scale):
+        b = query.shape[0]
+        q, k, v = query.reshape((b, -1)), key.reshape((b, -1)), value.reshape((b, -1))
+        return self._decode(q, k, v, view, key_cache, value_cache, number(scale))
+
+
+@functools.cache
+def operators() -> Operators | None:
+    """None where they could not be built."""
+    path = library().path
+    return Operators(str(path)) if path else None
+
+
+@constexpr
+def number(value):
+    return Tensor(np.array([value], np.float32))
+
+
+@constexpr
+def whole_numbers(values):
+    return Tensor(np.array(values, np.int32))
+
+
+class _Linear(nn.Cell):
+    def __init__(self, forward, to_input, to_weight):
+        super().__init__(auto_prefix=False)
+        self.forward, self.to_input, self.to_weight = forward, to_input, to_weight
+
+    def construct(self, x, weight):
+        return self.forward(x, weight)
+
+    def bprop(self, x, weight, out, d_out):
+        return self.to_input(d_out, weight), self.to_weight(d_out, x)
+
+
+class _LinearBias(nn.Cell):
+    def __init__(self, forward, to_input, to_weight, to_bias):
+        super().__init__(auto_prefix=False)
+        self.forward, self.to_input, self.to_weight, self.to_bias = forward, to_input, to_weight, to_bias
+
+    def construct(self, x, weight, bias):
+        return self.forward(x, weight, bias)
+
+    def bprop(self, x, weight, bias, out, d_out):
+        return self.to_input(d_out, weight), self.to_weight(d_out, x), self.to_bias(d_out)
+
+
+class _RmsNorm(nn.Cell):
+    def __init__(self, forward, gradient):
+        super().__init__(auto_prefix=False)
+        self.forward, self.gradient = forward, gradient
+
+    def construct(self, x, weight, eps):
+        return self.forward(x, weight, eps)
+
+    def bprop(self, x, weight, eps, out, d_out):
+        d_x, d_weight = self.gradient(d_out, x, weight, eps)
+        return d_x, d_weight, eps
+
+
+class _Rotary(nn.Cell):
+    def __init__(self, turn):
+        super().__init__(auto_prefix=False)
+        self.turn = turn
+
+    def construct(self, x, cos, sin):
+        return self.turn(x, cos, sin, number(1.0))
+
+    def bprop(self, x, cos, sin, out, d_out):
+        return self.turn(d_out, cos, sin, number(-1.0)), cos, sin
+
+
+class _Swiglu(nn.Cell):
+    def __init__(self, forward, gradient):
+        super().__init__(auto_prefix=False)
+        self.forward, self.gradient = forward, gradient
+
+    def construct(self, gate, up):
+        return self.forward(gate, up)
+
+    def bprop(self, gate, up, out, d_out):
+        return self.gradient(d_out, gate, up)
+
+
+class _Attention(nn.Cell):
+    def __init__(self, forward, gradient):
+        super().__init__(auto_prefix=False)
+        self.forward, self.gradient = forward, gradient
+
+    def construct(self, query, key, value, lengths, dims, scale):
+        return self.forward(query, key, value, lengths, dims, scale)
+
+    def bprop(self, query, key, value, lengths, dims, scale, out, d_out):
+        d_query, d_key, d_value = self.gradient(query, key, value, lengths, dims, scale, d_out)
+        return d_query, d_key, d_value, lengths, dims, scale
