@@ -55,7 +55,11 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=find_packages(include=["mindrlhf", "mindrlhf.*"]),
-    package_data={"mindrlhf.configs": ["presets/*.yaml"], "mindrlhf.metrics.report": ["page/*"]},
+    package_data={
+        "mindrlhf.backend.native": ["kernels.cpp"],
+        "mindrlhf.configs": ["presets/*.yaml"],
+        "mindrlhf.metrics.report": ["page/*"],
+    },
     python_requires="==3.11.*",
     install_requires=REQUIRES,
     extras_require={"dev": DEV, "docs": DOCS, "parquet": PARQUET},

@@ -34,6 +34,7 @@ void gemm(char a_op, char b_op, int64_t m, int64_t n, int64_t k, float alpha, co
 }
 
 const int64_t kRows = 192;      // rows of one piece of work
+const int64_t kColumns = 128;   // columns of one, where that is how it is cut
 const int64_t kQueryRows = 64;  // rows of scores held at once
 
 template <typename Body>
@@ -41,12 +42,6 @@ void pieces(int64_t total, int64_t size, Body body) {
   const int64_t count = (total + size - 1) / size;
 #pragma omp parallel for schedule(dynamic) if (count > 1)
   for (int64_t i = 0; i < count; ++i) body(i * size, std::min(size, total - i * size));
-}
-
-// Columns for each thread, in multiples of 16.
-int64_t share(int64_t columns) {
-  const int64_t threads = omp_get_max_threads();
-  return std::max<int64_t>(16, ((columns + threads - 1) / threads + 15) / 16 * 16);
 }
 
 int64_t count(const int64_t *shape, int dims) {
@@ -207,7 +202,7 @@ static int linear_any(const float *x, const float *w, const float *bias, float *
       finish(i, m, 0, out);
     });
   } else {
-    pieces(out, share(out), [&](int64_t j, int64_t n) {
+    pieces(out, kColumns, [&](int64_t j, int64_t n) {
       gemm('N', 'T', rows, n, in, 1, x, in, w + j * in, in, 0, y + j, out);
       finish(0, rows, j, n);
     });
@@ -234,7 +229,7 @@ int linear_input_gradient(int, void **params, int *, int64_t **shapes, const cha
       gemm('N', 'N', m, in, out, 1, p[0] + i * out, out, p[1], in, 0, p[2] + i * in, in);
     });
   } else {
-    pieces(in, share(in), [&](int64_t j, int64_t n) {
+    pieces(in, kColumns, [&](int64_t j, int64_t n) {
       gemm('N', 'N', rows, n, out, 1, p[0], out, p[1] + j, in, 0, p[2] + j, in);
     });
   }
@@ -246,11 +241,19 @@ int linear_weight_gradient(int, void **params, int *, int64_t **shapes, const ch
   auto p = reinterpret_cast<float **>(params);
   const int64_t rows = shapes[0][0], out = shapes[0][1], in = shapes[1][1];
   if (out >= in) {
-    pieces(out, share(out), [&](int64_t j, int64_t n) {
-      gemm('T', 'N', n, in, rows, 1, p[0] + j, out, p[1], in, 0, p[2] + j * in, in);
+    pieces(out, kColumns, [&](int64_t j, int64_t n) {
+      const float *dy = p[0] + j;
+      int64_t stride = out;
+      if (out % 1024 == 0) {  // such columns fall on the same lines of the cache: half the speed
+        stride = n + 16;
+        float *copy = scratch(rows * stride);
+        for (int64_t i = 0; i < rows; ++i) std::copy(dy + i * out, dy + i * out + n, copy + i * stride);
+        dy = copy;
+      }
+      gemm('T', 'N', n, in, rows, 1, dy, stride, p[1], in, 0, p[2] + j * in, in);
     });
   } else {
-    pieces(in, share(in), [&](int64_t j, int64_t n) {
+    pieces(in, kColumns, [&](int64_t j, int64_t n) {
       gemm('T', 'N', out, n, rows, 1, p[0], out, p[1] + j, in, 0, p[2] + j, in);
     });
   }
@@ -261,7 +264,7 @@ int linear_weight_gradient(int, void **params, int *, int64_t **shapes, const ch
 int bias_gradient(int, void **params, int *, int64_t **shapes, const char **, void *, void *) {
   auto p = reinterpret_cast<float **>(params);
   const int64_t rows = shapes[0][0], out = shapes[0][1];
-  pieces(out, share(out), [&](int64_t j, int64_t n) {
+  pieces(out, kColumns, [&](int64_t j, int64_t n) {
     std::fill(p[1] + j, p[1] + j + n, 0.0f);
     for (int64_t i = 0; i < rows; ++i) {
       const float *row = p[0] + i * out;

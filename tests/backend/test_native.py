@@ -1,0 +1,246 @@
+"""The fused CPU operators against the compositions of basic operators that they stand for, values and gradients."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from mindspore import Parameter, Tensor, nn, ops
+
+from mindrlhf.backend import cpu, kernels, native
+from mindrlhf.backend.native.operators import operators
+
+N, P, G, R, K, Q, D = 3, 70, 4, 90, 2, 3, 16  # more positions than one block of scores holds
+TOKENS = N * P + N * G * R
+
+
+@pytest.fixture(scope="module")
+def fused():
+    found = operators()
+    if found is None:
+        pytest.skip(f"the fused operators cannot be built here: {native.library().problem}")
+    return found
+
+
+def draw(*shape, seed=0):
+    return Tensor(np.random.default_rng([seed, *shape]).normal(size=shape).astype(np.float32))
+
+
+def angles(rows):
+    turn = np.random.default_rng(1).uniform(0, 6, (1, rows, 1, D // 2))
+    turn = np.concatenate([turn, turn], -1)
+    return Tensor(np.cos(turn).astype(np.float32)), Tensor(np.sin(turn).astype(np.float32))
+
+
+class RmsNorm(nn.Cell):
+    def __init__(self, backend):
+        super().__init__()
+        self.run = backend.rms_norm
+
+    def construct(self, x, weight):
+        return self.run(x, weight, 1e-6)
+
+
+class Rotary(nn.Cell):
+    def __init__(self, backend):
+        super().__init__()
+        self.run = backend.rotary
+
+    def construct(self, x, cos, sin):
+        return self.run(x, cos, sin)
+
+
+class Swiglu(nn.Cell):
+    def __init__(self, backend):
+        super().__init__()
+        self.run = backend.swiglu
+
+    def construct(self, gate, up):
+        return self.run(gate, up)
+
+
+class Linear(nn.Cell):
+    def __init__(self, backend):
+        super().__init__()
+        self.run = backend.linear
+
+    def construct(self, x, weight):
+        return self.run(x, weight)
+
+
+class LinearBias(nn.Cell):
+    def __init__(self, backend):
+        super().__init__()
+        self.run = backend.linear_bias
+
+    def construct(self, x, weight, bias):
+        return self.run(x, weight, bias)
+
+
+def attention(*split):
+    class Attention(nn.Cell):
+        def __init__(self, backend):
+            super().__init__()
+            self.view, self.run = backend.group_view, backend.group_attention
+
+        def construct(self, query, key, value, lengths):
+            view = self.view(lengths, split, K, K * Q)
+            return self.run(query, key, value, view, split, 0.25)
+
+    return Attention
+
+
+def lengths(*values):
+    return Tensor(np.array(values, np.int32))
+
+
+CASES = {
+    "rms_norm": (RmsNorm, (draw(300, 96), draw(96)), 2),
+    "rms_norm of heads": (RmsNorm, (draw(1, 250, 4, D), draw(D)), 2),
+    "rotary": (Rotary, (draw(1, 300, 4, D), *angles(300)), 1),
+    "swiglu": (Swiglu, (draw(300, 77), 5 * draw(300, 77, seed=1)), 2),
+    "linear, many rows": (Linear, (draw(700, 77), draw(50, 77)), 2),
+    "linear, few rows": (Linear, (draw(7, 77), draw(90, 77)), 2),
+    "linear_bias, many rows": (LinearBias, (draw(700, 77), draw(50, 77), draw(50)), 3),
+    "linear_bias, few rows": (LinearBias, (draw(7, 77), draw(90, 77), draw(90)), 3),
+    "attention of all": (
+        attention(N, P, G, R),
+        (draw(TOKENS, K * Q, D), draw(TOKENS, K, D, seed=1), draw(TOKENS, K, D, seed=2), lengths(P, P, P)),
+        3,
+    ),
+    "attention of completions": (
+        attention(N, P, G, R),
+        (draw(N * G * R, K * Q, D), draw(TOKENS, K, D, seed=1), draw(TOKENS, K, D, seed=2), lengths(P, 9, 0)),
+        3,
+    ),
+    "attention of prompts": (
+        attention(N, P, 0, 0),
+        (draw(N * P, K * Q, D), draw(N * P, K, D, seed=1), draw(N * P, K, D, seed=2), lengths(P, P, P)),
+        3,
+    ),
+}
+
+
+def values_and_gradients(graph, inputs, differentiated):
+    out = graph(*inputs).asnumpy()
+    gradients = ops.GradOperation(get_all=True, sens_param=True)(graph)(*inputs, draw(*out.shape, seed=9))
+    return [out, *(gradients[i].asnumpy() for i in range(differentiated))]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_equals_the_composition(fused, name):
+    make, inputs, differentiated = CASES[name]
+    expected = values_and_gradients(make(cpu), inputs, differentiated)
+    for found, one in zip(values_and_gradients(make(fused), inputs, differentiated), expected, strict=True):
+        assert np.abs(one).max() > 0.1
+        np.testing.assert_allclose(found, one, rtol=0, atol=2e-6 * np.abs(one).max())
+
+
+def test_padding_of_prompts_is_neither_read_nor_left_undefined(fused):
+    inputs = [draw(TOKENS, K * Q, D), draw(TOKENS, K, D, seed=1), draw(TOKENS, K, D, seed=2), lengths(P, 9, 40)]
+    padding = np.zeros(TOKENS, bool)
+    padding[P + 9 : 2 * P] = padding[2 * P + 40 : 3 * P] = True
+    graph = attention(N, P, G, R)(fused)
+    clean = graph(*inputs).asnumpy()
+    assert (clean[padding] == 0).all()
+    dirty = [np.where(padding[:, None, None], np.float32(np.nan), tensor.asnumpy()) for tensor in inputs[:3]]
+    out, *gradients = values_and_gradients(graph, [*map(Tensor, dirty), inputs[3]], 3)
+    np.testing.assert_array_equal(out, clean)
+    for gradient in gradients:
+        assert np.isfinite(gradient).all()
+        assert (gradient[padding] == 0).all()
+
+
+class Decode(nn.Cell):
+    def __init__(self, backend, slots, size):
+        super().__init__()
+        self.view, self.run = backend.decode_view, backend.decode_attention
+        self.keys = Parameter(draw(slots, K, size, D, seed=3), name="keys")
+        self.values = Parameter(draw(slots, K, size, D, seed=4), name="values")
+        self.size = size
+
+    def construct(self, query, key, value, positions):
+        view = self.view(positions, K, self.size)
+        return self.run(query, key, value, self.keys, self.values, view, 0.25)
+
+
+def test_a_decoded_token_sees_the_cache_and_is_written_to_it(fused):
+    slots, size = 5, 40
+    inputs = (draw(slots, K * Q, D), draw(slots, K, D, seed=1), draw(slots, K, D, seed=2), lengths(0, 3, 39, 7, 20))
+    expected, found = Decode(cpu, slots, size), Decode(fused, slots, size)
+    np.testing.assert_allclose(found(*inputs).asnumpy(), expected(*inputs).asnumpy(), rtol=0, atol=1e-5)
+    before = draw(slots, K, size, D, seed=3).asnumpy()
+    assert (found.keys.asnumpy() != before).any(axis=(1, 3)).sum() == slots
+    np.testing.assert_array_equal(found.keys.asnumpy(), expected.keys.asnumpy())
+    np.testing.assert_array_equal(found.values.asnumpy(), expected.values.asnumpy())
+
+
+def test_not_a_number_stays_one(fused):
+    x = draw(4, 96).asnumpy().copy()
+    x[2, 5] = np.nan
+    for make, inputs in ((RmsNorm, (Tensor(x), draw(96))), (Swiglu, (Tensor(x), draw(4, 96)))):
+        bad = np.isnan(make(fused)(*inputs).asnumpy())
+        assert bad[2, 5]
+        assert not bad[:2].any()
+
+
+PRINT_BYTES = """
+import hashlib, sys
+from test_native import *
+from mindspore import set_context, GRAPH_MODE
+set_context(mode=GRAPH_MODE)
+digest = hashlib.sha256()
+for make, inputs, differentiated in CASES.values():
+    for array in values_and_gradients(make(operators()), inputs, differentiated):
+        digest.update(array.tobytes())
+print(digest.hexdigest())
+"""
+
+
+def test_results_do_not_depend_on_the_number_of_threads(fused):
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", PRINT_BYTES],
+            env=os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": os.pathsep.join(["tests/backend", "."])},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for threads in (1, 2, 3)
+    }
+    assert len(digests) == 1
+
+
+@pytest.fixture
+def built_anew(monkeypatch, tmp_path):
+    """As on a machine where nothing is built yet."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    native.library.cache_clear()
+    operators.cache_clear()
+    yield tmp_path
+    native.library.cache_clear()
+    operators.cache_clear()
+
+
+def test_without_a_compiler_the_compositions_are_used(built_anew, monkeypatch):
+    monkeypatch.setenv("PATH", str(built_anew))
+    assert native.library() == native.Library(None, "g++ is not installed")
+    assert kernels("CPU") is cpu
+
+
+def test_a_source_that_does_not_compile_says_why(built_anew, monkeypatch, fused):
+    source = built_anew / "kernels.cpp"
+    source.write_text("int usable() { return missing; }")
+    monkeypatch.setattr(native, "SOURCE", source)
+    assert native.library().path is None
+    assert "missing" in native.library().problem
+    assert [path.name for path in (built_anew / "mindrlhf").iterdir()] == []
+
+
+def test_what_is_built_is_kept(built_anew, fused):
+    path = native.library().path
+    made = path.stat().st_mtime_ns
+    native.library.cache_clear()
+    assert native.library().path == path
+    assert path.stat().st_mtime_ns == made
