@@ -135,6 +135,36 @@ class Block(nn.Cell):
         self.kv_heads = self.wk.weight.shape[0] // config.head_dim
         self.rotary, self.swiglu = kernels.rotary, kernels.swiglu
         self.enter, self.leave = shards.enter, shards.leave
+        self.eps = config.rms_norm_eps
+        self.has_bias = self.wq.has_bias
+        others = (self.wk.has_bias, self.wv.has_bias)
+        no_more = not any(linear.has_bias for linear in (self.wo, self.w1, self.w2, self.w3))
+        self.fused = (
+            shards.size == 1 and others == (self.has_bias,) * 2 and no_more and hasattr(kernels, "decode_layer")
+        )
+        if self.fused:
+            self.decode_layer = kernels.decode_layer
+        self.decode_attention = kernels.decode_attention
+
+    def decode(self, x, cos, sin, view, keys, values, scale):
+        """One new position of each slot: [B, hidden] -> [B, hidden]; its key and value go into the caches in place."""
+        if self.fused:
+            norm = self.attention_norm.weight.parameter
+            weights = (norm, self.wq.weight.parameter, self.wk.weight.parameter, self.wv.weight.parameter)
+            if self.has_bias:
+                weights += (self.wq.bias.parameter, self.wk.bias.parameter, self.wv.bias.parameter)
+            else:
+                weights += (norm, norm, norm)
+            weights += (self.q_norm.weight.parameter, self.k_norm.weight.parameter) if self.qk_norm else (norm, norm)
+            weights += (self.wo.weight.parameter, self.ffn_norm.weight.parameter)
+            weights += (self.w1.weight.parameter, self.w3.weight.parameter, self.w2.weight.parameter)
+            return self.decode_layer(
+                x, weights, cos, sin, view, keys, values, scale, self.eps, self.has_bias, self.qk_norm
+            )
+        h = self.normed(x)
+        q = self.query(h, cos, sin)
+        k, v = self.key_value(h, cos, sin)
+        return self.finish(x, self.decode_attention(q, k, v, keys, values, view, scale))
 
     def normed(self, x):
         """The layer's attention input [T, hidden] for x [rows, hidden]."""
@@ -191,7 +221,7 @@ class Decoder(nn.Cell):
         self.kernels = kernels
         self.linear = kernels.linear
         self.group_view, self.group_attention = kernels.group_view, kernels.group_attention
-        self.decode_view, self.decode_attention = kernels.decode_view, kernels.decode_attention
+        self.decode_view = kernels.decode_view
         self.hidden_size, self.row_shares = config.hidden_size, shards.size if shards.sequence else 1
         tied = config.tie_word_embeddings
         table = parameters.get("model.tok_embeddings.embedding_weight")
@@ -334,10 +364,7 @@ class Decoder(nn.Cell):
         view = self.decode_view(positions, heads, size)
         x = self._embed(ids)
         for i, block in enumerate(self.blocks):
-            h = block.normed(x)
-            q = block.query(h, cos, sin)
-            k, v = block.key_value(h, cos, sin)
-            x = block.finish(x, self.decode_attention(q, k, v, keys[i], values[i], view, self.scale))
+            x = block.decode(x, cos, sin, view, keys[i], values[i], self.scale)
         return self._final(x)
 
     def logits(self, hidden):

@@ -92,7 +92,9 @@ class Engine:
         self._admit_size = -(-slots // 8)
         self._prefill, self._admit = Prefill(decoder), Admit(self.cache)
         self._decode = Decode(
-            decoder, self.cache, Sampler(sampling, config.vocab_size, tuple(stop_ids), decoder.shards)
+            decoder,
+            self.cache,
+            Sampler(sampling, config.vocab_size, tuple(stop_ids), decoder.shards, decoder.kernels),
         )
         self._penalises = sampling.repetition_penalty != 1.0
         # 1 at the tokens a slot holds already; the sampler looks at it only when it penalises.

@@ -1,8 +1,9 @@
 """The three compiled graphs of generation over one static key-value cache: prefill, admit, decode."""
 
 import mindspore
-from mindspore import Parameter, ParameterTuple, nn, ops
+from mindspore import Parameter, ParameterTuple, ops
 
+from mindrlhf.backend.graph import Graph
 from mindrlhf.models.transformer import Decoder
 from mindrlhf.rollout.sampling import Sampler
 
@@ -30,11 +31,11 @@ class Cache:
         return sum(p.nbytes for p in (*self.keys, *self.values))
 
 
-class Prefill(nn.Cell):
+class Prefill(Graph):
     """Prompts to keys and values: int32[N, P] -> 2 * layers tensors [N, K, P, D], keys and values in turn."""
 
     def __init__(self, decoder: Decoder):
-        super().__init__(auto_prefix=False)
+        super().__init__()
         self.decoder = decoder
 
     def construct(self, prefix_ids):
@@ -44,14 +45,14 @@ class Prefill(nn.Cell):
         return flat
 
 
-class Admit(nn.Cell):
+class Admit(Graph):
     """Copies prefilled prompts into slots: row `rows[i]` of the prefill into slot `slots[i]`, int32[A] each.
 
     What `Prefill` gave comes as single arguments: with a tuple, MindSpore would compile anew for each new one.
     """
 
     def __init__(self, cache: Cache):
-        super().__init__(auto_prefix=False)
+        super().__init__()
         self.keys, self.values, self.size = cache.keys, cache.values, cache.size
         self.put = ops.ScatterUpdate()
 
@@ -68,13 +69,13 @@ class Admit(nn.Cell):
         return ops.concat((taken, ops.zeros((a, k, self.size - p, d), taken.dtype)), 2) if p < self.size else taken
 
 
-class Decode(nn.Cell):
+class Decode(Graph):
     """One token for each slot: int32[B] ids at int32[B] positions -> token, behaviour and policy log-prob (see
     `Sampler`).
     """
 
     def __init__(self, decoder: Decoder, cache: Cache, sampler: Sampler):
-        super().__init__(auto_prefix=False)
+        super().__init__()
         self.decoder, self.sampler = decoder, sampler
         self.keys, self.values = cache.keys, cache.values
 

@@ -2,6 +2,7 @@
 
 from mindspore import ParameterTuple, nn, ops
 
+from mindrlhf.backend.graph import Graph
 from mindrlhf.models.head import CHUNK_NUMBERS, TokenLogProbs, TokenValues
 from mindrlhf.models.transformer import Decoder
 from mindrlhf.models.weight import collect_gradients
@@ -78,11 +79,11 @@ class Loss(nn.Cell):
         return (losses * weights).sum(), outputs[0], tuple(metrics.values())
 
 
-class Accumulate(nn.Cell):
+class Accumulate(Graph):
     """Runs `Loss` and adds its gradients into the buffers, in place. Returns what `Loss` returns."""
 
     def __init__(self, loss: Loss, parameters: ParameterTuple, gradients: ParameterTuple):
-        super().__init__(auto_prefix=False)
+        super().__init__()
         trigger = collect_gradients(loss, parameters, gradients)
         self.run = ops.value_and_grad(loss, None, weights=trigger, has_aux=True)
 

@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+from mindspore import Parameter, ParameterTuple, Tensor, ops
 
+from mindrlhf.backend.graph import Graph
 from mindrlhf.configs.grpo import OptimizerSettings
 from mindrlhf.models.parameters import ParameterSpec
 from mindrlhf.parallel.buckets import buckets
@@ -25,11 +26,11 @@ def zeros_like(parameters: list[Parameter], prefix: str) -> ParameterTuple:
     )
 
 
-class SquaredNorm(nn.Cell):
+class SquaredNorm(Graph):
     """Sum of squares of all gradients, float32 scalar."""
 
     def __init__(self, gradients: ParameterTuple):
-        super().__init__(auto_prefix=False)
+        super().__init__()
         self.gradients = gradients
 
     def construct(self):
@@ -64,7 +65,7 @@ class ReplicaShare:
     gather: Callable[[], object]
 
 
-class Apply(nn.Cell):
+class Apply(Graph):
     """One AdamW update of all parameters and moments in place; the gradient buffers are zero afterwards.
 
     rows: (first, end) of those rows of each gradient that belong to the parameter.
@@ -75,7 +76,7 @@ class Apply(nn.Cell):
     """
 
     def __init__(self, parameters, gradients, first, second, decays: list[bool], rows: list[tuple[int, int]]):
-        super().__init__(auto_prefix=False)
+        super().__init__()
         self.parameters, self.gradients, self.first, self.second = parameters, gradients, first, second
         self.decays, self.rows = decays, rows
         self.update = ops.AdamWeightDecay()
@@ -104,11 +105,11 @@ class Apply(nn.Cell):
         return done
 
 
-class Discard(nn.Cell):
+class Discard(Graph):
     """Zeroes the gradient buffers."""
 
     def __init__(self, gradients: ParameterTuple):
-        super().__init__(auto_prefix=False)
+        super().__init__()
         self.gradients = gradients
 
     def construct(self, done):

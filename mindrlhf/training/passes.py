@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from mindspore import nn
 
+from mindrlhf.backend.graph import Graph
 from mindrlhf.training.compiled import Compiled
 from mindrlhf.training.graphs import Accumulate, Loss
 from mindrlhf.training.objective import Objective
@@ -35,11 +36,11 @@ class MicroResult:
         return cls(float(loss.asnumpy()), output.asnumpy(), arrays)
 
 
-class _FirstOutput(nn.Cell):
+class _FirstOutput(Graph):
     """Without the entropy, whose computation the compiler then leaves out."""
 
     def __init__(self, head: nn.Cell):
-        super().__init__(auto_prefix=False)
+        super().__init__()
         self.head = head
 
     def construct(self, prefix_ids, prefix_lengths, input_ids, targets):

@@ -7,16 +7,17 @@ x is what the stage before gave, [rows, hidden]; the first stage, which begins w
 
 from mindspore import ParameterTuple, nn, ops
 
+from mindrlhf.backend.graph import Graph
 from mindrlhf.models.transformer import Decoder
 from mindrlhf.models.weight import collect_gradients
 from mindrlhf.training.graphs import Loss
 
 
-class StageForward(nn.Cell):
+class StageForward(Graph):
     """(x, prefix_ids, prefix_lengths, input_ids) -> [rows, hidden], what the next stage begins with."""
 
     def __init__(self, decoder: Decoder):
-        super().__init__(auto_prefix=False)
+        super().__init__()
         self.decoder, self.is_first = decoder, decoder.is_first
 
     def construct(self, x, prefix_ids, prefix_lengths, input_ids):
@@ -36,14 +37,14 @@ class StageProduct(nn.Cell):
         return (self.forward(x, prefix_ids, prefix_lengths, input_ids) * d_output).sum()
 
 
-class StageBackward(nn.Cell):
+class StageBackward(Graph):
     """(x, prefix_ids, prefix_lengths, input_ids, d_output [rows, hidden]) -> the gradient at x, [rows, hidden].
 
     Adds the gradients of the stage's parameters into the buffers, in place.
     """
 
     def __init__(self, product: StageProduct, parameters: ParameterTuple, gradients: ParameterTuple):
-        super().__init__(auto_prefix=False)
+        super().__init__()
         self.run = ops.grad(product, 0, weights=collect_gradients(product, parameters, gradients))
 
     def construct(self, x, prefix_ids, prefix_lengths, input_ids, d_output):
@@ -51,11 +52,11 @@ class StageBackward(nn.Cell):
         return ops.depend(d_x, done)
 
 
-class LastStageScores(nn.Cell):
+class LastStageScores(Graph):
     """(x, prefix_ids, prefix_lengths, input_ids, targets) -> the head's first output, float32[N*G, R]."""
 
     def __init__(self, head: nn.Cell):
-        super().__init__(auto_prefix=False)
+        super().__init__()
         self.head = head
 
     def construct(self, x, prefix_ids, prefix_lengths, input_ids, targets):
@@ -73,11 +74,11 @@ class LastStageLoss(nn.Cell):
         return self.loss.from_stage(x, *fields)
 
 
-class LastStageBackward(nn.Cell):
+class LastStageBackward(Graph):
     """x and then `Loss`'s inputs -> (the gradient at x, what `Loss` returns); adds the gradients into the buffers."""
 
     def __init__(self, loss: LastStageLoss, parameters: ParameterTuple, gradients: ParameterTuple):
-        super().__init__(auto_prefix=False)
+        super().__init__()
         trigger = collect_gradients(loss, parameters, gradients)
         self.run = ops.value_and_grad(loss, 0, weights=trigger, has_aux=True)
 

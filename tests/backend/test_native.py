@@ -6,10 +6,13 @@ import sys
 
 import numpy as np
 import pytest
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+from small_model import SmallModel
 
 from mindrlhf.backend import cpu, kernels, native
 from mindrlhf.backend.native.operators import operators
+from mindrlhf.configs.grpo import SamplingSettings
+from mindrlhf.rollout.sampling import Sampler
 
 N, P, G, R, K, Q, D = 3, 70, 4, 90, 2, 3, 16  # more positions than one block of scores holds
 TOKENS = N * P + N * G * R
@@ -176,6 +179,79 @@ def test_a_decoded_token_sees_the_cache_and_is_written_to_it(fused):
     np.testing.assert_array_equal(found.values.asnumpy(), expected.values.asnumpy())
 
 
+@pytest.mark.parametrize("options", [{}, {"qk_norm": True, "attention_bias": False}])
+def test_a_decoded_layer_equals_its_parts(fused, options):
+    model = SmallModel.random(**options)
+    slots, size = 5, 24
+    shape = (slots, model.config.num_kv_heads, size, model.config.head_dim)
+    ids, positions = lengths(3, 9, 1, 60, 7), lengths(0, 3, 23, 7, 20)
+    found = {}
+    for is_fused in (True, False):
+        decoder, _ = model.build(size)
+        assert all(block.fused for block in decoder.blocks)
+        for block in decoder.blocks:
+            block.fused = is_fused
+        caches = [
+            ParameterTuple([Parameter(draw(*shape, seed=i), name=f"{part}{i}") for i in range(model.config.num_layers)])
+            for part in ("key", "value")
+        ]
+
+        class Decode(nn.Cell):
+            def __init__(self, decoder, keys, values):
+                super().__init__(auto_prefix=False)
+                self.decoder, self.keys, self.values = decoder, keys, values
+
+            def construct(self, ids, positions):
+                return self.decoder.decode(ids, positions, self.keys, self.values)
+
+        out = Decode(decoder, *caches)(ids, positions).asnumpy()
+        found[is_fused] = [out, *(parameter.asnumpy().copy() for part in caches for parameter in part)]
+    for one, other in zip(found[True], found[False], strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
+
+
+def drawn(fused, settings, logits, numbers, ban, stop_ids=(3, 40)):
+    """What the fused sampler gives, and the composed one."""
+    results = []
+    for backend in (fused, None):
+        sampler = Sampler(settings, logits.shape[1], stop_ids, kernels=backend)
+        assert sampler.fused == (backend is fused)
+        out = sampler(Tensor(logits), Tensor(numbers), Tensor(ban), Tensor(np.zeros((1, 1), np.float32)))
+        results.append([part.asnumpy() for part in out])
+    return results
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("min_new_tokens", [0, 4])
+def test_drawing_equals_the_composition(fused, temperature, min_new_tokens):
+    rng = np.random.default_rng(4)
+    logits = (4 * rng.normal(size=(200, 96))).astype(np.float32)
+    logits[:50, 3] += 30  # a stop token that would be drawn
+    numbers, ban = rng.random(200).astype(np.float32), (np.arange(200) % 2).astype(np.float32)
+    settings = SamplingSettings(temperature=temperature, min_new_tokens=min_new_tokens, max_new_tokens=8)
+    (token, behaviour, policy), expected = drawn(fused, settings, logits, numbers, ban)
+    np.testing.assert_array_equal(token, expected[0])
+    np.testing.assert_allclose(behaviour, expected[1], rtol=2e-6, atol=2e-5)
+    np.testing.assert_allclose(policy, expected[2], rtol=2e-6, atol=2e-5)
+    stopped = np.isin(token, (3, 40))
+    assert stopped[:50:2].all()
+    assert stopped[1:50:2].any() == (min_new_tokens == 0)
+
+
+def test_drawing_follows_the_distribution(fused):
+    rng = np.random.default_rng(6)
+    row = rng.normal(size=40).astype(np.float32)
+    rows = 40_000
+    numbers = ((np.arange(rows) + 0.5) / rows).astype(np.float32)
+    settings = SamplingSettings(temperature=0.5, max_new_tokens=8)
+    logits = np.tile(row, (rows, 1))
+    sampler = Sampler(settings, 40, (), kernels=fused)
+    token = sampler(Tensor(logits), Tensor(numbers), Tensor(0 * numbers), Tensor(np.zeros((1, 1), np.float32)))[0]
+    expected = np.exp(row.astype(np.float64) / 0.5)
+    expected /= expected.sum()
+    np.testing.assert_allclose(np.bincount(token.asnumpy(), minlength=40) / rows, expected, rtol=0, atol=2 / rows)
+
+
 def test_not_a_number_stays_one(fused):
     x = draw(4, 96).asnumpy().copy()
     x[2, 5] = np.nan
@@ -202,7 +278,8 @@ def test_results_do_not_depend_on_the_number_of_threads(fused):
     digests = {
         subprocess.run(
             [sys.executable, "-c", PRINT_BYTES],
-            env=os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": os.pathsep.join(["tests/backend", "."])},
+            env=os.environ
+            | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": os.pathsep.join(["tests/backend", "tests", "."])},
             capture_output=True,
             text=True,
             check=True,

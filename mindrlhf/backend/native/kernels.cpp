@@ -91,6 +91,37 @@ inline void softmax(float *x, int64_t n) {
   for (int64_t i = 0; i < n; ++i) x[i] *= inverse;
 }
 
+// y = x * weight / sqrt(mean(x^2) + eps) of `rows` rows
+void norm_rows(const float *x, const float *weight, float eps, float *y, int64_t rows, int64_t size) {
+  for (int64_t i = 0; i < rows; ++i, x += size, y += size) {
+    float squares = 0;
+#pragma omp simd reduction(+ : squares)
+    for (int64_t j = 0; j < size; ++j) squares += x[j] * x[j];
+    const float scale = 1.0f / std::sqrt(squares / size + eps);
+#pragma omp simd
+    for (int64_t j = 0; j < size; ++j) y[j] = x[j] * scale * weight[j];
+  }
+}
+
+// The heads of one token, x [heads, d], turned by its angles (or back, for sign -1); x and y may be the same.
+void turn(const float *x, const float *cos, const float *sin, float sign, float *y, int64_t heads, int64_t d) {
+  const int64_t half = d / 2;
+  for (int64_t h = 0; h < heads; ++h, x += d, y += d) {
+#pragma omp simd
+    for (int64_t j = 0; j < half; ++j) {
+      const float low = x[j], high = x[half + j];
+      y[j] = low * cos[j] - sign * high * sin[j];
+      y[half + j] = high * cos[half + j] + sign * low * sin[half + j];
+    }
+  }
+}
+
+// y = silu(gate) * up; y may be gate
+void gated(const float *gate, const float *up, float *y, int64_t n) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) y[i] = gate[i] / (1.0f + exponential(-gate[i])) * up[i];
+}
+
 // One memory block for each thread, which grows and is kept: 64 bytes aligned.
 float *scratch(int64_t numbers) {
   thread_local std::vector<float> memory;
@@ -176,18 +207,52 @@ Attention attention_of(void **params, int64_t **shapes) {
   return a;
 }
 
-}  // namespace
+// Sequences of a static cache: B of them, K key heads, query heads for each, S positions, head size; where each is.
+struct Slots {
+  int64_t count, heads, queries, size, d;
+  const int32_t *positions;
+};
 
-extern "C" {
+void attend_slots(const Slots &s, const float *query, const float *key, const float *value, float *key_cache,
+                  float *value_cache, float scale, float *output) {
+  const int64_t d = s.d, width = s.heads * s.queries * d;
+  pieces(s.count * s.heads, 4, [&](int64_t first, int64_t m) {
+    for (int64_t task = first; task < first + m; ++task) {
+      const int64_t slot = task / s.heads, head = task % s.heads;
+      const int64_t position = std::min<int64_t>(std::max(s.positions[slot], 0), s.size - 1), seen = position + 1;
+      float *keys = key_cache + task * s.size * d, *values = value_cache + task * s.size * d;
+      std::copy(key + task * d, key + (task + 1) * d, keys + position * d);
+      std::copy(value + task * d, value + (task + 1) * d, values + position * d);
+      float *weights = scratch(s.queries * seen);
+      const float *q = query + slot * width + head * s.queries * d;
+      float *out = output + slot * width + head * s.queries * d;
+      for (int64_t t = 0; t < seen; ++t) {
+        const float *k = keys + t * d;
+        for (int64_t j = 0; j < s.queries; ++j) {
+          float sum = 0;
+#pragma omp simd reduction(+ : sum)
+          for (int64_t c = 0; c < d; ++c) sum += q[j * d + c] * k[c];
+          weights[j * seen + t] = sum * scale;
+        }
+      }
+      for (int64_t j = 0; j < s.queries; ++j) softmax(weights + j * seen, seen);
+      std::fill(out, out + s.queries * d, 0.0f);
+      for (int64_t t = 0; t < seen; ++t) {
+        const float *v = values + t * d;
+        for (int64_t j = 0; j < s.queries; ++j) {
+          const float w = weights[j * seen + t];
+#pragma omp simd
+          for (int64_t c = 0; c < d; ++c) out[j * d + c] += w * v[c];
+        }
+      }
+    }
+  });
+}
 
-// 0 when there is a matrix product to build on.
-int usable() { return library_gemm ? 0 : 1; }
-
-// ------------------------------------------------------------------------------------------------ linear
-
-// x [T, in], weight [out, in] (, bias [out]) -> y [T, out]
-static int linear_any(const float *x, const float *w, const float *bias, float *y, int64_t rows, int64_t in,
-                      int64_t out) {
+// x [T, in], weight [out, in] (, bias [out]) -> y [T, out], or added to what is there
+void linear_any(const float *x, const float *w, const float *bias, float *y, int64_t rows, int64_t in, int64_t out,
+                bool add = false) {
+  const float keep = add ? 1 : 0;
   auto finish = [&](int64_t row, int64_t m, int64_t column, int64_t n) {
     if (!bias) return;
     for (int64_t i = row; i < row + m; ++i) {
@@ -198,26 +263,38 @@ static int linear_any(const float *x, const float *w, const float *bias, float *
   };
   if (rows >= 2 * kRows) {
     pieces(rows, kRows, [&](int64_t i, int64_t m) {
-      gemm('N', 'T', m, out, in, 1, x + i * in, in, w, in, 0, y + i * out, out);
+      gemm('N', 'T', m, out, in, 1, x + i * in, in, w, in, keep, y + i * out, out);
       finish(i, m, 0, out);
     });
   } else {
     pieces(out, kColumns, [&](int64_t j, int64_t n) {
-      gemm('N', 'T', rows, n, in, 1, x, in, w + j * in, in, 0, y + j, out);
+      gemm('N', 'T', rows, n, in, 1, x, in, w + j * in, in, keep, y + j, out);
       finish(0, rows, j, n);
     });
   }
+}
+
+}  // namespace
+
+extern "C" {
+
+// 0 when there is a matrix product to build on.
+int usable() { return library_gemm ? 0 : 1; }
+
+// ------------------------------------------------------------------------------------------------ linear
+
+// x [T, in], weight [out, in] -> y [T, out]
+int linear(int, void **params, int *, int64_t **shapes, const char **, void *, void *) {
+  auto p = reinterpret_cast<float **>(params);
+  linear_any(p[0], p[1], nullptr, p[2], shapes[0][0], shapes[0][1], shapes[1][0]);
   return 0;
 }
 
-int linear(int, void **params, int *, int64_t **shapes, const char **, void *, void *) {
-  auto p = reinterpret_cast<float **>(params);
-  return linear_any(p[0], p[1], nullptr, p[2], shapes[0][0], shapes[0][1], shapes[1][0]);
-}
-
+// The same with a bias [out] before y.
 int linear_bias(int, void **params, int *, int64_t **shapes, const char **, void *, void *) {
   auto p = reinterpret_cast<float **>(params);
-  return linear_any(p[0], p[1], p[2], p[3], shapes[0][0], shapes[0][1], shapes[1][0]);
+  linear_any(p[0], p[1], p[2], p[3], shapes[0][0], shapes[0][1], shapes[1][0]);
+  return 0;
 }
 
 // dy [T, out], weight [out, in] -> dx [T, in]
@@ -281,17 +358,7 @@ int bias_gradient(int, void **params, int *, int64_t **shapes, const char **, vo
 int rms_norm(int, void **params, int *ndims, int64_t **shapes, const char **, void *, void *) {
   auto p = reinterpret_cast<float **>(params);
   const int64_t size = shapes[1][0], rows = count(shapes[0], ndims[0]) / size;
-  pieces(rows, kRows, [&](int64_t first, int64_t m) {
-    for (int64_t i = first; i < first + m; ++i) {
-      const float *x = p[0] + i * size;
-      float *y = p[3] + i * size, squares = 0;
-#pragma omp simd reduction(+ : squares)
-      for (int64_t j = 0; j < size; ++j) squares += x[j] * x[j];
-      const float scale = 1.0f / std::sqrt(squares / size + *p[2]);
-#pragma omp simd
-      for (int64_t j = 0; j < size; ++j) y[j] = x[j] * scale * p[1][j];
-    }
-  });
+  pieces(rows, kRows, [&](int64_t i, int64_t m) { norm_rows(p[0] + i * size, p[1], *p[2], p[3] + i * size, m, size); });
   return 0;
 }
 
@@ -330,20 +397,11 @@ int rms_norm_gradient(int, void **params, int *ndims, int64_t **shapes, const ch
 // x [1, T, heads, d], cos, sin [1, T, 1, d], sign [1] -> x turned by the angles, or back for sign -1
 int rotary(int, void **params, int *, int64_t **shapes, const char **, void *, void *) {
   auto p = reinterpret_cast<float **>(params);
-  const int64_t rows = shapes[0][1], heads = shapes[0][2], d = shapes[0][3], half = d / 2;
+  const int64_t rows = shapes[0][1], heads = shapes[0][2], d = shapes[0][3];
   const float sign = *p[3];
   pieces(rows, kRows, [&](int64_t first, int64_t m) {
     for (int64_t i = first; i < first + m; ++i) {
-      const float *cos = p[1] + i * d, *sin = p[2] + i * d;
-      for (int64_t h = 0; h < heads; ++h) {
-        const float *x = p[0] + (i * heads + h) * d;
-        float *y = p[4] + (i * heads + h) * d;
-#pragma omp simd
-        for (int64_t j = 0; j < half; ++j) {
-          y[j] = x[j] * cos[j] - sign * x[half + j] * sin[j];
-          y[half + j] = x[half + j] * cos[half + j] + sign * x[j] * sin[half + j];
-        }
-      }
+      turn(p[0] + i * heads * d, p[1] + i * d, p[2] + i * d, sign, p[4] + i * heads * d, heads, d);
     }
   });
   return 0;
@@ -353,8 +411,7 @@ int rotary(int, void **params, int *, int64_t **shapes, const char **, void *, v
 int swiglu(int, void **params, int *ndims, int64_t **shapes, const char **, void *, void *) {
   auto p = reinterpret_cast<float **>(params);
   pieces(count(shapes[0], ndims[0]), 1 << 15, [&](int64_t first, int64_t m) {
-#pragma omp simd
-    for (int64_t i = first; i < first + m; ++i) p[2][i] = p[0][i] / (1.0f + exponential(-p[0][i])) * p[1][i];
+    gated(p[0] + first, p[1] + first, p[2] + first, m);
   });
   return 0;
 }
@@ -463,43 +520,53 @@ int attention_gradient(int, void **params, int *, int64_t **shapes, const char *
 // query [B, H * d], key, value [B, K * d], positions int32[B], caches [B, K, S, d] (written), scale [1] -> [B, H * d]
 int decode_attention(int, void **params, int *, int64_t **shapes, const char **, void *, void *) {
   auto p = reinterpret_cast<float **>(params);
-  const int32_t *positions = static_cast<const int32_t *>(params[3]);
-  const int64_t heads = shapes[4][1], size = shapes[4][2], d = shapes[4][3], slots = shapes[0][0];
-  const int64_t width = shapes[0][1], queries = width / (heads * d);
-  const float scale = *p[6];
-  pieces(slots * heads, 4, [&](int64_t first, int64_t m) {
-    for (int64_t task = first; task < first + m; ++task) {
-      const int64_t slot = task / heads, head = task % heads;
-      const int64_t position = std::min<int64_t>(std::max(positions[slot], 0), size - 1), seen = position + 1;
-      float *keys = p[4] + task * size * d, *values = p[5] + task * size * d;
-      std::copy(p[1] + task * d, p[1] + (task + 1) * d, keys + position * d);
-      std::copy(p[2] + task * d, p[2] + (task + 1) * d, values + position * d);
-      float *weights = scratch(queries * seen);
-      const float *query = p[0] + slot * width + head * queries * d;
-      float *out = p[7] + slot * width + head * queries * d;
-      for (int64_t t = 0; t < seen; ++t) {
-        const float *k = keys + t * d;
-        for (int64_t j = 0; j < queries; ++j) {
-          const float *q = query + j * d;
-          float sum = 0;
-#pragma omp simd reduction(+ : sum)
-          for (int64_t c = 0; c < d; ++c) sum += q[c] * k[c];
-          weights[j * seen + t] = sum * scale;
-        }
+  const Slots slots{shapes[0][0], shapes[4][1], shapes[0][1] / (shapes[4][1] * shapes[4][3]), shapes[4][2],
+                    shapes[4][3], static_cast<const int32_t *>(params[3])};
+  attend_slots(slots, p[0], p[1], p[2], p[4], p[5], *p[6], p[7]);
+  return 0;
+}
+
+// One layer for one new position of each slot; see `decode_layer` in operators.py for the inputs.
+int decode_layer(int, void **params, int *, int64_t **shapes, const char **, void *, void *) {
+  auto p = reinterpret_cast<float **>(params);
+  enum { X, NORM, WQ, WK, WV, BQ, BK, BV, QN, KN, WO, FFN, W1, W3, W2, COS, SIN, POSITIONS, KEYS, VALUES, NUMBERS, OUT };
+  const int64_t rows = shapes[X][0], hidden = shapes[X][1], inner = shapes[W1][0];
+  const int64_t width = shapes[WQ][0], key_width = shapes[WK][0], d = shapes[KEYS][3];
+  const float scale = p[NUMBERS][0], eps = p[NUMBERS][1];
+  const bool has_bias = p[NUMBERS][2] > 0, has_norms = p[NUMBERS][3] > 0;
+  const Slots slots{rows, key_width / d, width / key_width, shapes[KEYS][2], d,
+                    static_cast<const int32_t *>(params[POSITIONS])};
+  thread_local std::vector<float> memory;
+  memory.resize(rows * (hidden + 2 * width + 2 * key_width + 2 * inner));
+  float *h = memory.data(), *q = h + rows * hidden, *attended = q + rows * width, *k = attended + rows * width;
+  float *v = k + rows * key_width, *gate = v + rows * key_width, *up = gate + rows * inner, *out = p[OUT];
+
+  auto norm = [&](const float *x, const float *weight) {
+    pieces(rows, 16, [&](int64_t i, int64_t m) { norm_rows(x + i * hidden, weight, eps, h + i * hidden, m, hidden); });
+  };
+  norm(p[X], p[NORM]);
+  linear_any(h, p[WQ], has_bias ? p[BQ] : nullptr, q, rows, hidden, width);
+  linear_any(h, p[WK], has_bias ? p[BK] : nullptr, k, rows, hidden, key_width);
+  linear_any(h, p[WV], has_bias ? p[BV] : nullptr, v, rows, hidden, key_width);
+  pieces(rows, 16, [&](int64_t first, int64_t m) {
+    for (int64_t i = first; i < first + m; ++i) {
+      float *own_q = q + i * width, *own_k = k + i * key_width;
+      if (has_norms) {
+        norm_rows(own_q, p[QN], eps, own_q, width / d, d);
+        norm_rows(own_k, p[KN], eps, own_k, key_width / d, d);
       }
-      for (int64_t j = 0; j < queries; ++j) softmax(weights + j * seen, seen);
-      std::fill(out, out + queries * d, 0.0f);
-      for (int64_t t = 0; t < seen; ++t) {
-        const float *v = values + t * d;
-        for (int64_t j = 0; j < queries; ++j) {
-          const float w = weights[j * seen + t];
-          float *o = out + j * d;
-#pragma omp simd
-          for (int64_t c = 0; c < d; ++c) o[c] += w * v[c];
-        }
-      }
+      turn(own_q, p[COS] + i * d, p[SIN] + i * d, 1, own_q, width / d, d);
+      turn(own_k, p[COS] + i * d, p[SIN] + i * d, 1, own_k, key_width / d, d);
     }
   });
+  attend_slots(slots, q, k, v, p[KEYS], p[VALUES], scale, attended);
+  std::copy(p[X], p[X] + rows * hidden, out);
+  linear_any(attended, p[WO], nullptr, out, rows, width, hidden, true);
+  norm(out, p[FFN]);
+  linear_any(h, p[W1], nullptr, gate, rows, hidden, inner);
+  linear_any(h, p[W3], nullptr, up, rows, hidden, inner);
+  pieces(rows * inner, 1 << 13, [&](int64_t i, int64_t n) { gated(gate + i, up + i, gate + i, n); });
+  linear_any(gate, p[W2], nullptr, out, rows, inner, hidden, true);
   return 0;
 }
 
@@ -550,6 +617,75 @@ int token_gradient(int, void **params, int *, int64_t **shapes, const char **, v
       }
       out[targets[i]] += d_log_prob * inverse;
     }
+  });
+  return 0;
+}
+
+// ------------------------------------------------------------------------------------------------ sampling
+
+// logits [B, V], uniform [B], ban [B] (1 where no stop token may come), stop ids int32[n] (-1: none), numbers [2] =
+// (inverse temperature, whether to take the largest) -> token int32[B], behaviour and policy log-prob [B]
+int draw(int, void **params, int *, int64_t **shapes, const char **, void *, void *) {
+  auto p = reinterpret_cast<float **>(params);
+  const int32_t *stops = static_cast<const int32_t *>(params[3]);
+  int32_t *tokens = static_cast<int32_t *>(params[5]);
+  const int64_t rows = shapes[0][0], size = shapes[0][1], stop_count = shapes[3][0];
+  const float inverse = p[4][0];
+  const bool greedy = p[4][1] > 0;
+  const int64_t block = 64;
+  pieces(rows, 1, [&](int64_t i, int64_t) {
+    const float *logits = p[0] + i * size;
+    float *weights = scratch(size);
+    for (int64_t j = 0; j < size; ++j) weights[j] = logits[j] * inverse;
+    const bool banned = p[2][i] > 0.5f;
+    auto for_stops = [&](auto body) {
+      for (int64_t s = 0; s < stop_count; ++s) {
+        if (stops[s] >= 0 && stops[s] < size) body(stops[s]);
+      }
+    };
+    if (banned) for_stops([&](int32_t id) { weights[id] = -INFINITY; });
+    const float top = largest(weights, size);
+    std::vector<double> sums;
+    sums.reserve((size + block - 1) / block);
+    double total = 0;
+    for (int64_t first = 0; first < size; first += block) {
+      const int64_t end = std::min(first + block, size);
+      float sum = 0;
+#pragma omp simd reduction(+ : sum)
+      for (int64_t j = first; j < end; ++j) {
+        const float e = weights[j] == -INFINITY ? 0.0f : exponential(weights[j] - top);
+        weights[j] = e;
+        sum += e;
+      }
+      sums.push_back(sum);
+      total += sum;
+    }
+    int64_t token = 0;
+    if (greedy) {
+      while (token + 1 < size && !(weights[token] >= 1.0f)) ++token;
+    } else {
+      // The first token whose cumulative weight lies above uniform * total; the last that has weight if none does.
+      const double target = p[1][i] * total;
+      double before = 0;
+      size_t at = 0;
+      while (at + 1 < sums.size() && before + sums[at] <= target) before += sums[at++];
+      token = -1;
+      for (int64_t j = at * block; j < size; ++j) {
+        if (weights[j] > 0) token = j;
+        before += weights[j];
+        if (before > target && token >= 0) break;
+      }
+      for (int64_t j = at * block; token < 0 && j-- > 0;) {
+        if (weights[j] > 0) token = j;
+      }
+      token = std::max<int64_t>(token, 0);  // not a number
+    }
+    const float below = logits[token] * inverse - top;
+    double every = total;
+    if (banned) for_stops([&](int32_t id) { every += exponential(logits[id] * inverse - top); });
+    tokens[i] = static_cast<int32_t>(token);
+    p[6][i] = greedy ? 0.0f : below - static_cast<float>(std::log(total));
+    p[7][i] = below - static_cast<float>(std::log(every));
   });
   return 0;
 }

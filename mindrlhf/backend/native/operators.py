@@ -10,6 +10,7 @@ import functools
 
 import numpy as np
 from mindspore import Tensor, nn, ops
+from mindspore.common.dtype import float32, int32
 from mindspore.ops import constexpr
 
 from mindrlhf.backend.native import library
@@ -54,6 +55,8 @@ class Operators:
             operator("attention_gradient", lambda q, k, v, lengths, dims, scale, dy: (q, k, v), three),
         )
         self._decode = operator("decode_attention", lambda q, k, v, positions, keys, values, scale: q)
+        self._layer = operator("decode_layer", lambda x, *_: x)
+        self._draw = operator("draw", lambda logits, *_: ([logits[0]],) * 3, lambda *_: (int32, float32, float32))
         self.token_statistics = operator("token_statistics", lambda logits, targets, inverse: ([logits[0]],) * 3, three)
         self.token_gradient = operator(
             "token_gradient", lambda logits, targets, inverse, entropy, total, d_log_prob, d_entropy: logits
@@ -85,6 +88,24 @@ class Operators:
         q, k, v = query.reshape((b, -1)), key.reshape((b, -1)), value.reshape((b, -1))
         return self._decode(q, k, v, view, key_cache, value_cache, number(scale))
 
+    def decode_layer(self, x, weights, cos, sin, view, key_cache, value_cache, scale, eps, has_bias, has_norms):
+        """One layer for one new position of each slot, as `models.transformer.Block` computes it.
+
+        x: [B, hidden]; weights: of the attention norm, wq, wk, wv, their biases, the norms of query and key (any tensor
+        in place of those that the model has not), wo, the feed-forward norm, w1, w3, w2; cos, sin: [1, B, 1, D]; view,
+        key_cache, value_cache: as in `decode_attention`. Returns [B, hidden].
+        """
+        numbers = several(scale, eps, has_bias, has_norms)
+        return self._layer(x, *weights, cos, sin, view, key_cache, value_cache, numbers)
+
+    def draw(self, logits, uniform, ban_stop, stop_ids, inverse, greedy):
+        """One token of each row; see `rollout.sampling.Sampler`, whose plain and greedy forms this is.
+
+        logits: [B, V]; uniform, ban_stop: [B]; stop_ids: int32[n], -1 for none. Returns token int32[B], behaviour
+        and policy log-probs [B].
+        """
+        return self._draw(logits, uniform, ban_stop, stop_ids, several(inverse, greedy))
+
 
 @functools.cache
 def operators() -> Operators | None:
@@ -96,6 +117,11 @@ def operators() -> Operators | None:
 @constexpr
 def number(value):
     return Tensor(np.array([value], np.float32))
+
+
+@constexpr
+def several(*values):
+    return Tensor(np.array(values, np.float32))
 
 
 @constexpr
