@@ -24,3 +24,13 @@ def kernels(target: str):
 
         return ascend
     raise UserError(f"context.device_target is {target!r}; this suite runs on {' and '.join(TARGETS)}.")
+
+
+def operators_in_use(target: str) -> str:
+    """Which operators `kernels` gives there, for people."""
+    if target != "CPU":
+        return "MindSpore's fused ones"
+    from mindrlhf.backend.native import library
+
+    built = library()
+    return "fused" if built.path else f"MindSpore's, several times slower than fused ones: {built.problem}"

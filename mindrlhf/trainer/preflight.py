@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
+from mindrlhf.backend import operators_in_use
 from mindrlhf.backend.ceiling import matmul_ceiling
 from mindrlhf.backend.collectives import Collectives
 from mindrlhf.backend.roll_call import roll_call
@@ -65,6 +66,7 @@ def preflight(job: Job, collectives: Collectives, prompts: Sequence[Prompt], rew
     lines = {
         "versions": ", ".join(f"{name} {version}" for name, version in versions().items()),
         "devices": devices(world.device_target, everywhere, job.train.model.compute_dtype),
+        "operators": operators_in_use(world.device_target),
         "ranks": f"all {world.size} answered within {answered:.1f} s" if world.size > 1 else "one process",
         "model": f"{job.model.family}, {parameter_count(job.model):,} parameters",
         "tokenizer": tokenizer_line(job.tokenizer, job.model),

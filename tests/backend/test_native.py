@@ -9,7 +9,7 @@ import pytest
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from small_model import SmallModel
 
-from mindrlhf.backend import cpu, kernels, native
+from mindrlhf.backend import cpu, kernels, native, operators_in_use
 from mindrlhf.backend.native.operators import operators
 from mindrlhf.configs.grpo import SamplingSettings
 from mindrlhf.rollout.sampling import Sampler
@@ -304,6 +304,7 @@ def test_without_a_compiler_the_compositions_are_used(built_anew, monkeypatch):
     monkeypatch.setenv("PATH", str(built_anew))
     assert native.library() == native.Library(None, "g++ is not installed")
     assert kernels("CPU") is cpu
+    assert "g++ is not installed" in operators_in_use("CPU")
 
 
 def test_a_source_that_does_not_compile_says_why(built_anew, monkeypatch, fused):
