@@ -36,9 +36,10 @@ class TokenLogProbs(nn.Cell):
     Shoeybi et al. 2019, arXiv:1909.08053, section 3, who reduce the loss; here log-probs and entropy are).
 
     One chunk keeps its logits from the forward pass. Several chunks keep nothing and multiply again in the backward
-    pass: a third more work on the head, and memory of one chunk. The gradients are written out, with p the softmax:
-    d log_prob / d logits = (onehot(target) - p) / temperature and d entropy / d logits = -p (log p + entropy) /
-    temperature.
+    pass: a third more work on the head, and memory of one chunk. Each waits for the one before (`ops.depend`): the
+    runtime begins with what depends on nothing, and would hold the logits of all of them. The gradients are written
+    out, with p the softmax: d log_prob / d logits = (onehot(target) - p) / temperature and d entropy / d logits =
+    -p (log p + entropy) / temperature.
     """
 
     def __init__(
@@ -129,7 +130,8 @@ class TokenLogProbs(nn.Cell):
             return (*self._statistics(logits, targets), logits)
         log_probs, entropy, log_total = (), (), ()
         for start in range(0, tokens, size):
-            logits = self._logits(hidden[start : start + size], head)
+            rows = hidden[start : start + size]
+            logits = self._logits(ops.depend(rows, log_probs[-1]) if start else rows, head)
             part = self._statistics(logits, targets[start : start + size])
             log_probs, entropy, log_total = (*log_probs, part[0]), (*entropy, part[1]), (*log_total, part[2])
         return ops.concat(log_probs), ops.concat(entropy), ops.concat(log_total), ops.zeros((0,), log_total[0].dtype)
@@ -141,19 +143,14 @@ class TokenLogProbs(nn.Cell):
             d_hidden, d_head = self._backward(hidden, head, targets, out[3], out[1], out[2], d_out[0], d_out[1])
             return d_hidden, d_head, ops.zeros_like(targets)
         d_hiddens, d_head = (), ops.zeros_like(head)
+        rows = (hidden, targets, out[1], out[2], d_out[0], d_out[1])
         for start in range(0, tokens, size):
-            end = start + size
-            logits = self._logits(hidden[start:end], head)
-            part = self._backward(
-                hidden[start:end],
-                head,
-                targets[start:end],
-                logits,
-                out[1][start:end],
-                out[2][start:end],
-                d_out[0][start:end],
-                d_out[1][start:end],
-            )
+            before = d_head if start else d_out[0]
+            x, ids, entropy, log_total, d_log_prob, d_entropy = [
+                ops.depend(row[start : start + size], before) for row in rows
+            ]
+            logits = self._logits(x, head)
+            part = self._backward(x, head, ids, logits, entropy, log_total, d_log_prob, d_entropy)
             d_hiddens += (part[0],)
             d_head = d_head + part[1]
         return ops.concat(d_hiddens), d_head, ops.zeros_like(targets)

@@ -1,5 +1,9 @@
 """Token log-probs from hidden states: values and gradients against float64, in one chunk and in several."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -131,3 +135,13 @@ def test_the_default_limit_leaves_usual_batches_a_handful_of_chunks(size):
     assert chunk_count(2048, 2048) == 1
     assert chunk_count(8 * 32, vocabulary) == 1
     assert chunk_count(16384, vocabulary) == 64
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_logits_are_in_memory_a_chunk_at_a_time(fused):
+    """Ten chunks more have 640 MiB of logits, and cost a process only their part of the graph (about 100 MiB)."""
+    script = Path(__file__).resolve().parents[1] / "head_memory.py"
+    command = [sys.executable, str(script), "fused" if fused else "composed"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout.split()[-1]) < 400
