@@ -8,6 +8,7 @@ numbers up to rounding.
 import ctypes
 import functools
 import hashlib
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -40,11 +41,17 @@ def library() -> Library:
         if problem:
             return Library(None, problem)
     try:
+        ctypes.CDLL(str(_onednn()))  # the operators look for it among what is loaded; MindSpore need not be yet
         if ctypes.CDLL(str(path)).usable():
             return Library(None, "MindSpore's oneDNN is not there")
     except OSError as error:
         return Library(None, str(error))
     return Library(path)
+
+
+def _onednn() -> Path:
+    """The library of matrix products that comes with MindSpore, which is not imported for that."""
+    return Path(importlib.util.find_spec("mindspore").origin).parent / "lib" / "libdnnl.so.3"
 
 
 def _build(compiler: str, path: Path) -> str | None:
