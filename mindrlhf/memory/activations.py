@@ -1,10 +1,12 @@
 """What compiled graphs hold beside parameters, in bytes, from shapes alone. Pure Python.
 
 The counts follow the graphs of `models/transformer.py` as MindSpore's CPU backend runs them, tensor by tensor: what the
-backward pass reads again (`kept`), and what is alive beside it where most is. Tables are memory of kernels, outside of
-the pool, that stays with its graph: CPU's element-wise kernels keep two 8-byte indices for each number of a broadcast
-result, and two operators that MindSpore derives broadcast: the mean of a norm and the softmax, both going backward.
-Fused operators on Ascend keep less; there the figures are upper bounds, and not measured.
+backward pass reads again (`kept`), and what is alive beside it where most is. Fused operators (`backend.native`) keep
+their inputs alone. Compositions (`backend.cpu`) also keep what lies between, attention's probabilities above all, and
+tables: memory of kernels, outside of the pool, that stays with its graph. CPU's element-wise kernels keep two 8-byte
+indices for each number of a broadcast result, and two operators that MindSpore derives broadcast: the mean of a norm
+and the softmax, both going backward. Ascend is counted as compositions: its fused operators keep less, so that the
+figures there are upper bounds, and not measured.
 """
 
 from dataclasses import dataclass
@@ -45,7 +47,8 @@ class Stage:
     """A rank's part of a model, as its graphs see it.
 
     tp: tensor-parallel ranks. layers: of this pipeline stage. is_last: whether the head is here. sequence: rows outside
-    of the parallel regions are split. itemsize: bytes of an activation's number.
+    of the parallel regions are split. itemsize: bytes of an activation's number. fused: whether the kernels are those
+    of `backend.native`.
     """
 
     model: ModelConfig
@@ -54,6 +57,7 @@ class Stage:
     is_last: bool
     sequence: bool
     itemsize: int
+    fused: bool
 
     def outside(self, rows: int) -> int:
         """Numbers of [rows, hidden] outside of the parallel regions."""
@@ -79,13 +83,36 @@ class Stage:
         return self.model.intermediate_size // self.tp
 
     @property
+    def fused_head(self) -> bool:
+        """Whether the head's log-probs are fused: they read whole rows of logits."""
+        return self.fused and self.tp == 1
+
+    @property
     def head_rows(self) -> int:
         """Rows of the head's matrix here; 0 for a critic, which has one number for each token."""
         return 0 if self.model.value_head else self.model.vocab_size // self.tp
 
-    def probabilities(self, micro: Micro) -> int:
-        """Attention probabilities of the responses in one layer."""
-        return micro.near * self.heads * (micro.prefix + micro.response)
+    @property
+    def norm(self) -> int:
+        """Tensors that a norm keeps: input and output; composed also scale, normed input and repeated weight."""
+        return 2 if self.fused else 5
+
+    @property
+    def gated(self) -> int:
+        """Tensors of the feed-forward layer's width that it keeps: gate, up, product; composed also the sigmoid."""
+        return 3 if self.fused else 4
+
+    def near_probabilities(self, micro: Micro) -> int:
+        """Attention probabilities of the responses in one layer, where they are held."""
+        return 0 if self.fused else micro.near * self.heads * (micro.prefix + micro.response)
+
+    def far_probabilities(self, rows: int, prefix: int) -> int:
+        """Attention probabilities of `rows` of prompts in one layer, where they are held."""
+        return 0 if self.fused else rows * self.heads * prefix
+
+    def angles(self, rows: int, width: int) -> int:
+        """cos and sin for heads of `width` in all; composed, they are repeated for each head."""
+        return 2 * rows * (self.model.head_dim if self.fused else width)
 
     def logits(self, rows: int) -> int:
         """Numbers of one chunk of logits."""
@@ -94,83 +121,113 @@ class Stage:
 
 def update_kept(stage: Stage, micro: Micro) -> int:
     """Bytes that the forward pass of an update leaves to its backward pass."""
+    rows, near = micro.rows, micro.near
     full = stage.layers - 1 if stage.is_last else stage.layers
-    kept = full * _kept_of_layer(stage, micro) + _angles(stage, micro.rows)
+    kept = full * _kept_of_layer(stage, micro) + stage.angles(rows, stage.query + stage.key)
     if stage.is_last:
         # Of the last layer's prompt only keys and values go on; behind it are the final norm and the logits.
-        near, width = micro.near, stage.model.hidden_size
-        kept += 5 * stage.outside(micro.rows) + near * (width + 4 * stage.inner + 2 * stage.query)
-        kept += 2 * micro.rows * stage.key + 2 * stage.probabilities(micro) + 10 * stage.outside(near)
-        kept += 2 * near * stage.query
-        if stage.logits(near) == near * stage.head_rows:
-            kept += stage.logits(near)
+        kept += stage.norm * (stage.outside(rows) + 2 * stage.outside(near)) + _kept_of_heads(stage, near, rows)
+        kept += near * (stage.model.hidden_size + stage.gated * stage.inner) + stage.angles(near, stage.query)
+        kept += 2 * stage.near_probabilities(micro) + _kept_logits(stage, near)
     return kept * stage.itemsize
 
 
 def update_bytes(stage: Stage, micro: Micro, in_flight: int = 1) -> int:
     """Bytes of the pool where an update has most of it: where the backward pass begins.
 
-    All layers' sigmoids of the gates are there again by then, because they depend on nothing that comes later.
     in_flight: micro-batches that a pipeline stage has begun and not finished, of which it keeps the input alone.
     """
-    if stage.is_last:
-        chunk, matrix = stage.logits(micro.near), stage.head_rows * stage.model.hidden_size
-        head = max(2 * chunk, chunk + matrix)
+    begins = _head_backward(stage, micro) if stage.is_last else 2 * stage.outside(micro.rows)
+    if stage.fused:
+        # Or in the last layer's feed-forward: the gradients of both halves, and that of the product in the product's
+        # place; the logits are gone by then.
+        rows = micro.near if stage.is_last else micro.rows
+        layer = 2 * rows * stage.inner + stage.outside(rows)
+        begins = max(begins, layer - (_kept_logits(stage, micro.near) if stage.is_last else 0))
     else:
-        head = 2 * stage.outside(micro.rows)
-    gates = stage.layers * micro.rows - (micro.far if stage.is_last else 0)
+        # All layers' sigmoids of the gates are there again by then: they depend on nothing that comes later.
+        begins += (stage.layers * micro.rows - (micro.far if stage.is_last else 0)) * stage.inner
     waiting = (in_flight - 1) * stage.outside(micro.rows) * 4  # NumPy arrays in float32
-    return update_kept(stage, micro) + (head + gates * stage.inner) * stage.itemsize + waiting
+    return update_kept(stage, micro) + begins * stage.itemsize + waiting
 
 
 def update_tables(stage: Stage, micro: Micro) -> int:
-    """Bytes of the kernels' tables that an update's graph keeps."""
-    layers = stage.layers
+    """Bytes of the kernels' tables that an update's graph keeps: none of fused kernels."""
+    if stage.fused:
+        return 0
+    layers, far = stage.layers, stage.far_probabilities(micro.far, micro.prefix)
     norms = 2 * layers * stage.outside(micro.rows)
-    probabilities = layers * (stage.probabilities(micro) + micro.far * stage.heads * micro.prefix)
+    probabilities = layers * (stage.near_probabilities(micro) + far)
     if stage.is_last:
         norms -= stage.outside(micro.far) - stage.outside(micro.near)
-        probabilities -= micro.far * stage.heads * micro.prefix
+        probabilities -= far
     return TABLE * (norms + probabilities)
 
 
 def score_bytes(stage: Stage, micro: Micro) -> int:
     """Bytes of the pool where a pass without gradients has most of it: in a layer, or at the head."""
-    layer = _alive_in_layer(stage, micro.rows, stage.probabilities(micro))
-    head = 3 * stage.logits(micro.near) + stage.outside(micro.near) if stage.is_last else 0
+    layer = _alive_in_layer(stage, micro.rows, stage.near_probabilities(micro))
+    head = 0
+    if stage.is_last:
+        head = (1 if stage.fused_head else 3) * stage.logits(micro.near) + stage.outside(micro.near)
     return max(layer, head) * stage.itemsize
 
 
 def generate_bytes(stage: Stage, prompts: int, prefix: int, slots: int, positions: int) -> int:
     """Bytes of the pool where generation has most of it: prefilling `prompts` of `prefix` tokens, or a decode step.
 
-    positions: of the cache, for each of its slots. What was prefilled stays while its samples are admitted.
+    positions: of the cache, for each of its slots. What was prefilled stays while its samples are admitted, and is
+    there twice while its heads are put in order.
     """
     rows = prompts * prefix
     filled = 2 * stage.layers * rows * stage.key
-    prefill = _alive_in_layer(stage, rows, rows * stage.heads * prefix)
-    scores = 3 * slots * stage.heads * positions
+    prefill = _alive_in_layer(stage, rows, stage.far_probabilities(rows, prefix))
+    scores = 0 if stage.fused else 3 * slots * stage.heads * positions
     decode = max(_alive_in_layer(stage, slots, 0) + scores, 4 * slots * stage.head_rows)
-    return (filled + max(prefill, decode)) * stage.itemsize
+    return (filled + max(filled + prefill, decode)) * stage.itemsize
 
 
 def _kept_of_layer(stage: Stage, micro: Micro) -> int:
-    """Of one layer: two norms with input, scale, normed input, weight and output; the heads; what the feed-forward
-    multiplies. Of the responses' probabilities two copies, because those of the prompt and their own go separate ways.
+    """Of one layer: its two norms; the heads; what the feed-forward multiplies. Composed, there are two copies of the
+    responses' probabilities, because those of the prompt and their own go separate ways.
     """
-    rows, outside = micro.rows, stage.outside(micro.rows)
-    heads = 2 * rows * (stage.query + stage.key)  # scaled query, attended values, key, value
-    probabilities = 2 * stage.probabilities(micro) + micro.far * stage.heads * micro.prefix
-    return 10 * outside + heads + probabilities + 4 * rows * stage.inner
+    rows = micro.rows
+    probabilities = 2 * stage.near_probabilities(micro) + stage.far_probabilities(micro.far, micro.prefix)
+    heads = _kept_of_heads(stage, rows, rows) + probabilities
+    return 2 * stage.norm * stage.outside(rows) + heads + stage.gated * rows * stage.inner
 
 
-def _angles(stage: Stage, rows: int) -> int:
-    """cos and sin, repeated for the query heads and the key heads: once for all layers."""
-    return 2 * rows * (stage.query + stage.key)
+def _kept_of_heads(stage: Stage, asking: int, rows: int) -> int:
+    """Queries and attended values of the rows that ask, keys and values of all; of a norm on them, what it keeps beside
+    its output.
+    """
+    normed = stage.norm - 1 if stage.model.qk_norm else 0
+    return (2 + normed) * (asking * stage.query + rows * stage.key)
+
+
+def _kept_logits(stage: Stage, near: int) -> int:
+    """Of one chunk; several are multiplied again."""
+    return stage.logits(near) if stage.logits(near) == near * stage.head_rows else 0
+
+
+def _head_backward(stage: Stage, micro: Micro) -> int:
+    """Most numbers beside what was kept where the head goes backward.
+
+    The gradient of the logits, or that of the head's matrix; of several chunks, that of the logits while the matrix's
+    is added to the sum of the chunks before.
+    """
+    near = micro.near
+    chunk, matrix = stage.logits(near), stage.head_rows * stage.model.hidden_size
+    extra = 0 if stage.fused_head else chunk  # the composed softmax
+    if chunk < near * stage.head_rows:
+        return extra + chunk + 3 * matrix
+    if stage.fused_head:
+        return max(chunk, matrix) + stage.outside(near)
+    return max(2 * chunk, chunk + matrix)
 
 
 def _alive_in_layer(stage: Stage, rows: int, probabilities: int) -> int:
     """Most numbers that a forward pass has at a time: in the feed-forward, or where the scores become probabilities."""
-    stream = 3 * stage.outside(rows)
+    stream = (2 if stage.fused else 3) * stage.outside(rows)
     attention = 3 * probabilities + rows * (2 * stage.query + 4 * stage.key)
     return stream + max(3 * rows * stage.inner, attention)

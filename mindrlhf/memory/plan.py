@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
+from mindrlhf.backend.native import library
 from mindrlhf.configs.grpo import GRPOConfig
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_yaml import ModelYaml
@@ -46,10 +47,10 @@ from mindrlhf.training.batch import MicroBatch, cut_alike, round_up
 FLOAT32 = 4  # bytes of a weight, a gradient and a moment
 MIB, GIB = 2**20, 2**30  # MindSpore's GB are the latter
 
-# Measured with MindSpore 2.9 on CPU: Python with everything imported, and the compiled graphs of one layer.
+# Measured with MindSpore 2.9 on CPU: Python with everything imported, and compiled graphs, the first and of each layer.
 PROCESS = 445 * MIB
-FIRST_GRAPH = 145 * MIB
-GRAPHS_OF_LAYER = {"gen": 16 * MIB, "score": 8 * MIB, "update": 46 * MIB}
+FUSED_GRAPHS = {"first": 60 * MIB, "gen": 7 * MIB, "score": 5 * MIB, "update": 26 * MIB}
+COMPOSED_GRAPHS = {"first": 145 * MIB, "gen": 16 * MIB, "score": 8 * MIB, "update": 46 * MIB}
 TOKENIZER_ROW = 600  # bytes of a token in the tokenizer's tables
 
 GENERATING = ("gen", "testing")
@@ -112,7 +113,7 @@ class Work:
     """A job, as far as its memory goes.
 
     train, infer: of the same workers. trains, infers, critics: every rank's part of the model that trains, of the one
-    that generates, and of a critic's.
+    that generates, and of a critic's. fused: whether graphs have the fused operators of `backend.native`.
     """
 
     config: GRPOConfig
@@ -123,12 +124,14 @@ class Work:
     trains: Sequence[Partition]
     infers: Sequence[Partition]
     critics: Sequence[Partition]
+    fused: bool
 
     @classmethod
     def of(cls, config: GRPOConfig, model: ModelConfig, train: ModelYaml, infer: ModelYaml, lengths: Lengths) -> "Work":
         """From the settings. Raises UserError where a layout does not divide the model."""
         pairs = ((train, model), (infer, model), (train, model.as_critic()))
-        return cls(config, model, train, infer, lengths, *(Partition.every_rank(*pair) for pair in pairs))
+        fused = train.context.device_target == "CPU" and library().path is not None
+        return cls(config, model, train, infer, lengths, *(Partition.every_rank(*pair) for pair in pairs), fused)
 
     @cached_property
     def ranks(self) -> range:
@@ -261,7 +264,7 @@ def validation_engines(work: Work) -> Iterator[EngineSize]:
 
 def cache_bytes(work: Work, rank: int, engine: EngineSize) -> int:
     """Keys and values of an engine's slots on a rank."""
-    stage = _stage(work.infer, work.infers[rank])
+    stage = _stage(work, work.infer, work.infers[rank])
     positions = cache_positions(engine.prompt, engine.response, work.config.train.length_bucket)
     return 2 * stage.layers * engine.slots * stage.key * positions * stage.itemsize
 
@@ -294,8 +297,8 @@ def _largest(work: Work, groups: int, least: int) -> MicroBatch:
 def pools(work: Work, rank: int) -> dict[str, int]:
     """Phase -> bytes of activations on a rank, where the phase has most of them."""
     found = {}
-    train, infer = _stage(work.train, work.trains[rank]), _stage(work.infer, work.infers[rank])
-    critic = _stage(work.train, work.critics[rank])
+    train, infer = _stage(work, work.train, work.trains[rank]), _stage(work, work.infer, work.infers[rank])
+    critic = _stage(work, work.train, work.critics[rank])
     parallel = work.train.parallel
     in_flight = parallel.pipeline_stage - work.trains[rank].coordinates.pp
     for phase in work.phases:
@@ -319,15 +322,16 @@ def _engine_pool(work: Work, stage: Stage, engine: EngineSize) -> int:
 
 def process_bytes(work: Work, rank: int) -> int:
     """What a CPU process has beside roles and activations: itself, its tokenizer, compiled graphs, kernels' tables."""
-    stage, layers = _stage(work.train, work.trains[rank]), len(work.infers[rank].layers)
+    stage, layers = _stage(work, work.train, work.trains[rank]), len(work.infers[rank].layers)
     micro = _micro(update_micro(work))
-    graphs = FIRST_GRAPH + GRAPHS_OF_LAYER["gen"] * layers * sum(phase in GENERATING for phase in work.phases)
+    each = FUSED_GRAPHS if work.fused else COMPOSED_GRAPHS
+    graphs = each["first"] + each["gen"] * layers * sum(phase in GENERATING for phase in work.phases)
     tables = 0
     for phase in work.phases:
         if phase in SCORING:
-            graphs += GRAPHS_OF_LAYER["score"] * stage.layers
+            graphs += each["score"] * stage.layers
         elif phase in UPDATING:
-            graphs += GRAPHS_OF_LAYER["update"] * stage.layers
+            graphs += each["update"] * stage.layers
             tables += update_tables(stage, micro)
     return PROCESS + TOKENIZER_ROW * work.model.vocab_size + graphs + tables
 
@@ -336,7 +340,7 @@ def _micro(batch: MicroBatch) -> Micro:
     return Micro(*batch.shape)
 
 
-def _stage(yaml: ModelYaml, part: Partition) -> Stage:
+def _stage(work: Work, yaml: ModelYaml, part: Partition) -> Stage:
     return Stage(
         part.model,
         part.mesh.tp,
@@ -344,4 +348,5 @@ def _stage(yaml: ModelYaml, part: Partition) -> Stage:
         part.coordinates.pp == part.mesh.pp - 1,
         part.sequence,
         ITEMSIZE[yaml.model.compute_dtype],
+        work.fused,
     )

@@ -2,6 +2,7 @@
 
 import json
 import random
+from functools import partial
 from math import prod
 
 import jobs
@@ -12,10 +13,11 @@ from mindrlhf.cli import main
 from mindrlhf.configs.loading import load_grpo_config
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_yaml import ModelSettings, ModelYaml, ParallelSettings
-from mindrlhf.memory import residency
+from mindrlhf.memory import activations, residency
 from mindrlhf.memory.activations import Micro, Stage, score_bytes, update_bytes, update_kept, update_tables
 from mindrlhf.memory.plan import FLOAT32, Lengths, Work
 from mindrlhf.memory.remedies import largest_peak, remedies
+from mindrlhf.models.chunks import chunk_count
 from mindrlhf.models.parameters import parameter_count, parameter_table
 
 MODEL = ModelConfig(
@@ -123,7 +125,8 @@ def test_the_critic_validation_and_remax_have_roles_of_their_own():
 
 def random_stage(rng: random.Random) -> tuple[Stage, Micro]:
     tp = rng.choice((1, 2, 4))
-    stage = Stage(MODEL, tp, rng.randint(1, 4), rng.random() < 0.7, rng.random() < 0.5, rng.choice((2, 4)))
+    flags = (rng.random() < 0.7, rng.random() < 0.5)  # the last stage, rows split
+    stage = Stage(MODEL, tp, rng.randint(1, 4), *flags, rng.choice((2, 4)), rng.random() < 0.5)
     return stage, Micro(rng.randint(1, 8), rng.randint(1, 8), 32 * rng.randint(1, 4), 32 * rng.randint(1, 4))
 
 
@@ -138,8 +141,9 @@ def test_activations_grow_with_every_size():
             (stage, Micro(**{**vars(micro), "prompts": micro.prompts + 1})),
         ]
         for larger in grown:
-            for measure in (update_kept, update_bytes, update_tables):
+            for measure in (update_kept, update_bytes):
                 assert measure(*larger) > measure(stage, micro)
+            assert update_tables(*larger) > update_tables(stage, micro) or stage.fused
             assert score_bytes(*larger) >= score_bytes(stage, micro)
         assert score_bytes(stage, micro) > 0
         assert update_bytes(stage, micro, 3) > update_bytes(stage, micro, 1)
@@ -157,10 +161,32 @@ def test_what_an_update_keeps_is_what_its_graph_was_seen_to_keep():
         head_dim=64,
         tie_word_embeddings=True,
     )
-    stage, micro = Stage(model, 1, 2, True, False, 4), Micro(2, 8, 64, 64)
-    assert update_kept(stage, micro) == pytest.approx(79.32 * 2**20, rel=0.01)
-    assert update_bytes(stage, micro) == pytest.approx(98 * 2**20, rel=0.05)
-    assert score_bytes(stage, micro) == pytest.approx(24 * 2**20, rel=0.1)
+    composed, fused = (Stage(model, 1, 2, True, False, 4, fused) for fused in (False, True))
+    micro = Micro(2, 8, 64, 64)
+    assert update_kept(composed, micro) == pytest.approx(79.32 * 2**20, rel=0.01)
+    assert update_bytes(composed, micro) == pytest.approx(106 * 2**20, rel=0.06)
+    assert score_bytes(composed, micro) == pytest.approx(24 * 2**20, rel=0.1)
+    assert update_bytes(fused, micro) == pytest.approx(52 * 2**20, rel=0.05)
+    assert score_bytes(fused, micro) == pytest.approx(11 * 2**20, rel=0.1)
+    assert update_tables(fused, micro) == 0
+
+
+def test_the_head_of_an_update_is_there_a_chunk_at_a_time(monkeypatch):
+    """As seen with a vocabulary of 32,768, whose matrix has 32 MiB: chunks of 8, 32 and 64 MiB, and one of 128."""
+    model = ModelConfig(
+        vocab_size=32768,
+        hidden_size=256,
+        intermediate_size=704,
+        num_layers=4,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=64,
+        tie_word_embeddings=True,
+    )
+    stage = Stage(model, 1, 4, True, False, 4, True)
+    for mib, samples, seen in ((8, 4, 258), (32, 4, 282), (64, 4, 314), (256, 2, 345)):
+        monkeypatch.setattr(activations, "chunk_count", partial(chunk_count, limit=mib * 2**18))
+        assert update_bytes(stage, Micro(8, samples, 64, 64)) == pytest.approx(seen * 2**20, rel=0.02)
 
 
 def test_remedies_lower_the_peak_and_name_a_setting_that_does():
