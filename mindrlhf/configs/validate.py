@@ -85,8 +85,7 @@ def check_training_layout(yaml: ModelYaml, length_bucket: int) -> None:
 def check_recompute(yaml: ModelYaml) -> None:
     """Recomputation is what the pipeline does: every stage but the last from its input alone. Raises UserError.
 
-    MindSpore 2.9's own (`Cell.recompute`), together with gradients that are added to their buffers on the way, makes a
-    cycle of some graphs, which then do not compile: seen with one key-value head.
+    With MindSpore 2.9's own (`Cell.recompute()`) some shapes fail to compile on CPU, with a topological cycle.
     """
     recompute, stages = yaml.recompute.recompute, yaml.parallel.pipeline_stage
     if not recompute:
