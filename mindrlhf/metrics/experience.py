@@ -47,7 +47,8 @@ def add_rewards(metrics: MetricSet, experiences: Sequence[Experience]) -> None:
     Score and rewards are the same number: a KL term in the reward is shown by itself (`actor/reward_kl_penalty`).
     Rewards that are NaN (every function abstained) are left out. The mean advantage is over tokens, as in verl.
     `reward/<function>/missing` counts the samples that the function gave no value for.
-    `group/zero_std_fraction` is the fraction of groups whose rewards do not differ, and which so teach nothing;
+    `group/zero_std_fraction` is the fraction of groups whose rewards do not differ, and which so teach nothing; it is
+    left out where prompts have one response each (PPO), which has no others to be compared with.
     `group/reward_std` the mean over groups of the unbiased standard deviation within a group.
     """
     for experience in experiences:
@@ -61,7 +62,8 @@ def add_rewards(metrics: MetricSet, experiences: Sequence[Experience]) -> None:
             metrics.add_total(f"reward/{function}/missing", np.count_nonzero(~given))
         metrics.add_summary("critic/advantages", np.concatenate(experience.token_advantages))
         rewards = rewards[~np.isnan(rewards)]
-        metrics.add("group/zero_std_fraction", rewards.size < 2 or np.ptp(rewards) < NO_SPREAD)
+        if len(experience.rewards) > 1:
+            metrics.add("group/zero_std_fraction", rewards.size < 2 or np.ptp(rewards) < NO_SPREAD)
         if rewards.size > 1:
             metrics.add("group/reward_std", rewards.std(ddof=1))
 

@@ -83,6 +83,13 @@ def test_groups_without_spread(experiences):
     assert values["group/reward_std"] == pytest.approx((np.std([1, 0], ddof=1) + 0) / 2)
 
 
+def test_single_responses_have_no_group_to_compare_with():
+    """PPO learns from them: a run must not be told that all answers to a prompt score the same."""
+    values = results([make_experience(n, 5, [2], ["eos"], [float(n)], {"gsm8k": [n]}, [0.5]) for n in range(3)])
+    assert values["critic/rewards/mean"] == 1
+    assert not any(name.startswith("group/") for name in values)
+
+
 def test_difference_between_engine_and_train_graph(experiences):
     values = results(experiences)
     # The first group has 6 tokens with d = 0.25, the second 5 with d = 0.5, the third has no old log-probs.
