@@ -6,8 +6,8 @@
 # --tasks       of "arithmetic countdown" (default both)
 # --presets     of mindrlhf/configs/presets (default "grpo dr_grpo dapo gspo rloo reinforce_plus_plus ppo")
 # --seed        of the problems, the first weights and everything drawn (default 0)
-# --steps       of each run (default 24)
-# --warm_steps  of each warm start (default 200 for arithmetic, 150 for countdown)
+# --steps       of each run (default 16 for arithmetic, 40 for countdown)
+# --warm_steps  of each warm start (default 200 for arithmetic, 400 for countdown)
 # --out         folder of all that is written (default out/learning_curves in the project's folder)
 #
 # Each task gets its problems, a tokenizer, and a warm start that imitates careless demonstrations; each preset then
@@ -18,7 +18,7 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 example=examples/qwen_grpo_tutorial
 models=model_configs/qwen_grpo
 tasks="arithmetic countdown" presets="grpo dr_grpo dapo gspo rloo reinforce_plus_plus ppo"
-seed=0 steps=24 warm_steps="" out=out/learning_curves
+seed=0 steps="" warm_steps="" out=out/learning_curves
 refuse() {
     echo "learning_curves.sh: $1; give --tasks NAMES, --presets NAMES, --seed N, --steps N, --warm_steps N or --out DIR" >&2
     exit 2
@@ -53,19 +53,20 @@ step() {
 common=(
     data.prompts_per_step=16 rollout.num_generations=8 rollout.max_new_tokens=32 rollout.max_slots=128
     algorithm.updates_per_iteration=2 optimizer.lr=2e-4 optimizer.warmup_steps=5
-    train.length_bucket=16 trainer.total_steps="$steps" trainer.test_freq=4
+    train.length_bucket=32 trainer.test_freq=4
 )
 # Of a preset: a critic needs a rate that its small model learns with, and its prompts have one answer each.
 declare -A own=(
     [dapo]="dynamic_sampling.max_rounds=3"
     [ppo]="data.prompts_per_step=128 rollout.num_generations=1 critic.optimizer.lr=1e-3 algorithm.updates_per_iteration=4"
 )
-# Of a task: its problems, the steps of its warm start, and what is right.
+# Of a task: its problems, the steps of its warm start and of its runs, and what is right.
 declare -A problems=(
     [arithmetic]="--max_number 10 --careless_share 0.75"
     [countdown]="--operands 2 --max_number 80 --careless_share 0.6"
 )
-declare -A warming=([arithmetic]=200 [countdown]=150)
+declare -A warming=([arithmetic]=200 [countdown]=400)
+declare -A training=([arithmetic]=16 [countdown]=40)
 declare -A reward=([arithmetic]=gsm8k [countdown]=countdown)
 
 cd "$root"
@@ -105,7 +106,8 @@ for task in $tasks; do
             --load_sft_checkpoint_infer "$warm/hf" --mind_dataset_dir "$data/train.mindrecord" \
             --save_ckpt_dir "$run" --output_dir "$run" seed="$seed" data.val_dataset="$data/test.mindrecord" \
             "reward.functions=[{name: ${reward[$task]}}]" \
-            trainer.resume_mode=auto "${common[@]}" "${options[@]}"
+            trainer.resume_mode=auto trainer.total_steps="${steps:-${training[$task]}}" \
+            "${common[@]}" "${options[@]}"
     done
 done
 
