@@ -33,6 +33,7 @@ NOT_HERE = {
     "bash scripts/run_tests.sh": "runs these tests",
     "bash scripts/quickstart.sh": "takes minutes; tests/examples/test_quickstart.py runs it",
     "for seed in 0 1 2; do bash scripts/quickstart.sh --seed $seed --out out/seed$seed; done": "as the line above",
+    "bash scripts/learning_curves.sh": "takes half an hour; tests/scripts/test_learning_curves.py runs it",
     "source .venv/bin/activate": "the tests' environment is another one",
     "hf download ": "needs the network",
     "curl ": "needs the network",
