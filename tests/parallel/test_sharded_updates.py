@@ -16,7 +16,6 @@ FEW = {
     2: [
         Case({TP: 2} | SEQUENCE, TIED | {"qk_norm": True}),
         Case({PP: 2, "offset": (-1, 1)}, TIED | {"num_layers": 2}),  # no layer in the first stage
-        Case({DP: 2} | SHARED, {}),
     ]
 }
 MANY = {
@@ -27,6 +26,7 @@ MANY = {
         Case({TP: 2} | CUT | SEQUENCE, TIED),
         Case({PP: 2, "micro_batch_num": 2}, {}),
         Case({DP: 2, "gradient_aggregation_group": 1}, TIED),
+        Case({DP: 2} | SHARED, {}),
     ],
     4: [
         Case({TP: 4}, {}),  # two ranks share a key-value head
