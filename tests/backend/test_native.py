@@ -322,3 +322,16 @@ def test_what_is_built_is_kept(built_anew, fused):
     native.library.cache_clear()
     assert native.library().path == path
     assert path.stat().st_mtime_ns == made
+
+
+def test_where_the_cache_cannot_be_written(built_anew, monkeypatch, fused):
+    (built_anew / "file").write_text("")
+    (built_anew / "tmp").mkdir()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(built_anew / "file"))
+    monkeypatch.setattr(native.tempfile, "tempdir", str(built_anew / "tmp"))
+    assert native.library().path.parent == built_anew / "tmp" / f"mindrlhf-{os.getuid()}"
+    native.library.cache_clear()
+    another = os.getuid() + 1
+    monkeypatch.setattr(os, "getuid", lambda: another)
+    (built_anew / "tmp" / f"mindrlhf-{another}").mkdir()
+    assert "belongs to another user" in native.library().problem

@@ -35,12 +35,11 @@ def library() -> Library:
     if compiler is None:
         return Library(None, "g++ is not installed")
     source = SOURCE.read_bytes()
-    path = _cache_folder() / f"kernels-{_fingerprint(source, compiler)}.so"
-    if not path.is_file():
-        problem = _build(compiler, path)
+    try:
+        path = _cache_folder() / f"kernels-{_fingerprint(source, compiler)}.so"
+        problem = None if path.is_file() else _build(compiler, path)
         if problem:
             return Library(None, problem)
-    try:
         ctypes.CDLL(str(_onednn()))  # the operators look for it among what is loaded; MindSpore need not be yet
         if ctypes.CDLL(str(path)).usable():
             return Library(None, "MindSpore's oneDNN is not there")
@@ -56,18 +55,14 @@ def _onednn() -> Path:
 
 def _build(compiler: str, path: Path) -> str | None:
     """Compiles to `path`; several processes may do so at once. Returns what went wrong, if anything."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix="build-") as folder:
-            made = Path(folder) / path.name
-            command = [compiler, *FLAGS, str(SOURCE), "-o", str(made), "-ldl"]
-            done = subprocess.run(command, capture_output=True, text=True)
-            if done.returncode:
-                lines = [line for line in done.stderr.splitlines() if "error" in line] or ["no message"]
-                return f"g++ failed: {lines[0].strip()}"
-            os.replace(made, path)
-    except OSError as error:
-        return str(error)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix="build-") as folder:
+        made = Path(folder) / path.name
+        command = [compiler, *FLAGS, str(SOURCE), "-o", str(made), "-ldl"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            lines = [line for line in done.stderr.splitlines() if "error" in line] or ["no message"]
+            return f"g++ failed: {lines[0].strip()}"
+        os.replace(made, path)
     return None
 
 
@@ -90,4 +85,8 @@ def _cache_folder() -> Path:
             return chosen
     except OSError:
         pass
-    return Path(tempfile.gettempdir()) / f"mindrlhf-{os.getuid()}"
+    shared = Path(tempfile.gettempdir()) / f"mindrlhf-{os.getuid()}"
+    shared.mkdir(mode=0o700, exist_ok=True)
+    if shared.stat().st_uid != os.getuid():
+        raise OSError(f"{shared} belongs to another user")  # who could have put anything there
+    return shared
