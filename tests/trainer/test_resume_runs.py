@@ -84,7 +84,9 @@ def assert_same(folder: Path, whole: Path) -> None:
     assert run.responses == expected.responses
     assert [step for step, _ in run.rollouts] == list(range(1, STEPS + 1))
     weights = [path for path in listing(whole) if path.endswith((".safetensors", ".jsonl")) and path != "metrics.jsonl"]
-    assert len(weights) == 1 + 2 * 3 + STEPS + 4  # the model, two checkpoints, rollouts and validation by step
+    ranks = len(list((whole / "ckpt" / f"step_{STEPS:06d}").glob("rank_*")))
+    # The model, the shards of two checkpoints, rollouts and validation by step.
+    assert len(weights) == 1 + 2 * 3 * ranks + STEPS + 4
     for name in weights:
         assert (folder / name).read_bytes() == (whole / name).read_bytes(), name
 
