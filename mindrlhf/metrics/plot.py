@@ -152,12 +152,7 @@ def plot_runs(
             axes = figure.add_subplot(cell)
             _style(axes, heading, unit)
             _curves(axes, runs, metric, smoothing)
-    if title:
-        figure.suptitle(title, fontsize=13, fontweight="bold", color=INK)
-    output_png = Path(output_png)
-    with atomic_file(output_png, durable=False) as temporary:
-        figure.savefig(temporary, format="png", dpi=120)
-    return output_png
+    return _save(figure, title, Path(output_png))
 
 
 def plot_metric(
@@ -195,9 +190,13 @@ def plot_metric(
         fontsize=9,
         labelcolor=INK,
     )
+    return _save(figure, title, Path(output_png))
+
+
+def _save(figure: Figure, title: str | None, output_png: Path) -> Path:
+    """Writes the figure under its title, whole or not at all, and returns `output_png`."""
     if title:
         figure.suptitle(title, fontsize=13, fontweight="bold", color=INK)
-    output_png = Path(output_png)
     with atomic_file(output_png, durable=False) as temporary:
         figure.savefig(temporary, format="png", dpi=120)
     return output_png
