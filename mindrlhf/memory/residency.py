@@ -1,7 +1,8 @@
 """Which weights, moments, gradients and caches are in memory during which phase of a step.
 
 A role is a set of parameters that come and go together; a phase declares what it reads and writes (`PHASES`). When a
-phase begins, what it does not need is put away, and then what it needs is brought back. Content is written out only if
+phase begins, what it does not need is put away, and then what it needs is brought back; what the phase after it needs,
+going by the step before, is read ahead meanwhile where the store can. Content is written out only if
 it has changed since it was written last; gradients are zero between updates and a cache means nothing between two
 generations, so theirs is not kept at all.
 """
@@ -84,6 +85,7 @@ class Residency:
         self._seconds = 0.0
         self._resident: dict[str, int] = {}
         self._phase = ""
+        self._followed_by: dict[str, str] = {}  # phase -> the one that came after it last
 
     def add(self, name: str, parameters: Iterable, zeros: bool = False) -> None:
         """Put parameters under a role, and away until a phase needs them. A role may have parts, `role.0` and so on.
@@ -114,7 +116,7 @@ class Residency:
         if not wanted:
             return
         start = time.perf_counter()
-        self._phase = phase
+        self._followed_by[self._phase], self._phase = phase, phase
         for name, role in self._roles.items():
             if role.resident and _role(name) not in wanted:
                 self._put_away(name, role)
@@ -122,6 +124,7 @@ class Residency:
             if _role(name) in wanted:
                 self._bring_back(name, role)
             role.changed |= _role(name) in needs.writes
+        self._expect_next()
         self._count(start)
 
     def use(self, part: str) -> None:
@@ -162,6 +165,14 @@ class Residency:
         for name, nbytes in sizes.items():
             metrics.add_max(f"swap/role_gb/{name}", nbytes / GIB)
         self._moved, self._seconds, self._resident = {"out": 0, "in": 0}, 0.0, {}
+
+    def _expect_next(self) -> None:
+        """Read ahead what the next phase needs; of a role in parts all of them, which come one soon after another."""
+        following = self._followed_by.get(self._phase)
+        wanted = PHASES[following].roles if following else ()
+        for name, role in self._roles.items():
+            if not role.resident and _role(name) in wanted and _role(name) not in SCRATCH:
+                role.store.expect()
 
     def _put_away(self, name: str, role: _Role) -> None:
         keep = role.changed and _role(name) not in SCRATCH

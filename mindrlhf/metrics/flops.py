@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.metrics.metric_set import MetricSet
-from mindrlhf.metrics.timer import STEP
+from mindrlhf.metrics.timer import COMPILE, STEP
 from mindrlhf.types import Experience
 
 # Phase -> passes over a step's tokens, a forward pass counting as one and a backward pass as two.
@@ -58,7 +58,8 @@ class Utilization:
         """Add `perf/mfu` of the whole step, and of generation and of each kind of update.
 
         seconds: phase -> seconds of this rank. experiences: this rank's own; none on a rank that shares the work on
-        another one's. What was generated and not trained on is not counted.
+        another one's. What was generated and not trained on is not counted. A rank that built a graph in this step has no
+        part in the figures of phases: a graph's first run is booked with its compiling, and the phase's seconds lack it.
         """
         groups = [experience.group for experience in experiences]
         lengths = [(len(g.prompt.token_ids), [len(rollout.response_ids) for rollout in g.rollouts]) for g in groups]
@@ -67,6 +68,6 @@ class Utilization:
             if phase not in seconds:
                 continue
             whole += flops
-            if phase in SHOWN:
+            if phase in SHOWN and COMPILE not in seconds:
                 metrics.add(SHOWN[phase], flops, seconds[phase] * self.ceiling)
         metrics.add("perf/mfu", whole, seconds.get(STEP, 0.0) * self.ceiling)

@@ -122,6 +122,54 @@ def test_any_size_comes_back_bit_by_bit(tmp_path, shape):
             e += 1.0
 
 
+def test_what_the_next_phase_needs_is_read_ahead(tmp_path):
+    """The file is in the operating system's cache before the phase asks, and the process is no larger for it."""
+    weight = parameter((1024, 2048))
+    expected = weight.asnumpy().copy()
+    stores = []
+
+    def open_store(parameters):
+        stores.append(FileStore(parameters, tmp_path))
+        return stores[-1]
+
+    moving = Residency(open_store)
+    moving.add(TRAIN, [weight])
+    file = stores[0]._file
+
+    def at_hand() -> bool:
+        """Whether the file's last page can be read without waiting for a disk."""
+        try:
+            return os.preadv(file, [bytearray(4096)], stores[0].nbytes - 4096, os.RWF_NOWAIT) > 0
+        except BlockingIOError:
+            return False
+
+    def forget():
+        os.fsync(file)
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    try:
+        forget()
+        if at_hand():
+            pytest.skip("this file system's files are always in memory")
+    except OSError as error:
+        pytest.skip(f"this file system cannot say what it has in memory ({error.strerror})")
+    for phase in ("gen", "update_actor", "reshard"):  # a step, from which the order is known
+        moving.enter(phase)
+    moving.enter("ref")  # nothing follows it so far
+    forget()
+    assert not at_hand()
+    before = rss()
+    moving.enter("gen")
+    deadline = time.monotonic() + 10
+    while not at_hand() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert at_hand()
+    assert rss() - before < MIB
+    assert moving.resident() == {}
+    moving.enter("update_actor")
+    np.testing.assert_array_equal(weight.asnumpy(), expected)
+
+
 def test_a_full_disk_costs_nothing(tmp_path, monkeypatch):
     weight = parameter((64, 1024))
     expected = weight.asnumpy().copy()

@@ -68,6 +68,19 @@ def test_a_step_of_two_ranks():
     assert together["perf/mfu"] == pytest.approx(alone / (2 * 4.0 * 1e6)), "idle ranks count"
 
 
+def test_a_rank_that_built_a_graph_counts_in_the_whole_step_alone():
+    """The graph's first run, which is inside `compile`, is missing from the seconds of its phase."""
+    utilization = Utilization(MODEL, ceiling=1e6, iterations=1)
+    building, running = MetricSet(), MetricSet()
+    utilization.add(building, {"gen": 1e-6, "compile": 3.0, "step": 4.0}, [experience(5, [3])])
+    utilization.add(running, {"gen": 1.0, "step": 4.0}, [experience(5, [3])])
+    assert building.results().keys() == {"perf/mfu"}
+    values = reduce(building, lambda own: [own, running.to_bytes()]).results()
+    forward = plain_count(MODEL, 5, [3])
+    assert values["perf/mfu/rollout"] == pytest.approx(forward / (1.0 * 1e6))
+    assert values["perf/mfu"] == pytest.approx(2 * forward / (2 * 4.0 * 1e6))
+
+
 def test_the_critic_has_its_own_head():
     utilization = Utilization(MODEL, ceiling=1e6, iterations=1)
     metrics = MetricSet()
