@@ -58,8 +58,8 @@ class Utilization:
         """Add `perf/mfu` of the whole step, and of generation and of each kind of update.
 
         seconds: phase -> seconds of this rank. experiences: this rank's own; none on a rank that shares the work on
-        another one's. What was generated and not trained on is not counted. A rank that built a graph in this step has no
-        part in the figures of phases: a graph's first run is booked with its compiling, and the phase's seconds lack it.
+        another one's. What was generated and not trained on is not counted. A rank that built a graph in this step is
+        left out of the figures of phases: a graph's first run is booked as compiling, and the phase's seconds lack it.
         """
         groups = [experience.group for experience in experiences]
         lengths = [(len(g.prompt.token_ids), [len(rollout.response_ids) for rollout in g.rollouts]) for g in groups]

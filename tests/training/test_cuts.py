@@ -126,7 +126,7 @@ def a_step():
         experiences.append(
             replace(
                 drawn,
-                advantages=rng.normal(size=SAMPLES).astype(np.float32),
+                advantages=rng.normal(scale=4.0, size=SAMPLES).astype(np.float32),
                 trained=np.array([index != 4, index not in (2, 4), index != 4]),
                 old_log_probs=near(log_probs, 0.1),
                 reference_log_probs=near(log_probs, 0.3),
