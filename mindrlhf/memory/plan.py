@@ -37,6 +37,7 @@ from mindrlhf.memory.residency import (
     SHARED,
     TRAIN,
     VALIDATION_CACHE,
+    moving_roles,
 )
 from mindrlhf.parallel.buckets import buckets
 from mindrlhf.parallel.layout import Layout
@@ -171,18 +172,17 @@ class Work:
         """What `rank` holds."""
         parts = role_parts(self, rank)
         roles = {role: sum(sizes) for role, sizes in parts.items()}
+        target = self.train.context.device_target
+        moving = moving_roles(self.config.memory.swap, target)
         held = {}
         for phase in self.phases:
             needs = PHASES[phase]
-            if self.config.memory.swap:
-                held[phase] = {
-                    role: max(sizes) if role in needs.parts else sum(sizes)
-                    for role, sizes in parts.items()
-                    if role in needs.roles
-                }
-            else:
-                held[phase] = roles
-        on_device = self.train.context.device_target != "CPU"
+            held[phase] = {
+                role: max(sizes) if role in moving and role in needs.parts else sum(sizes)
+                for role, sizes in parts.items()
+                if role in needs.roles or role not in moving
+            }
+        on_device = target != "CPU"
         return RankPlan(rank, roles, held, pools(self, rank), 0 if on_device else process_bytes(self, rank))
 
     def rank_plans(self) -> list[RankPlan]:

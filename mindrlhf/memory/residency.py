@@ -8,7 +8,7 @@ generations, so theirs is not kept at all.
 """
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from mindrlhf.backend.memory import Store
@@ -42,7 +42,7 @@ POLICY = (SHARED, TRAIN)
 BLOCK_NUMBERS = 64 * 2**20
 
 # Roles whose content need not be kept.
-SCRATCH = (CACHE, VALIDATION_CACHE, GRADIENTS, CRITIC_GRADIENTS)
+SCRATCH = frozenset((CACHE, VALIDATION_CACHE, GRADIENTS, CRITIC_GRADIENTS))
 
 # Names of timers (`metrics.timer`). A phase without needs leaves everything as it is.
 PHASES = {
@@ -62,6 +62,14 @@ PHASES = {
     "export": Needs(reads=(*POLICY, CRITIC)),
     "load_checkpoint": Needs(writes=(*POLICY, INFER, MOMENTS, REFERENCE, CRITIC, CRITIC_MOMENTS)),
 }
+ROLES = frozenset(role for needs in PHASES.values() for role in needs.roles)
+
+
+def moving_roles(swap: bool, target: str) -> frozenset[str]:
+    """The roles that come and go. What holds nothing to keep does even without `memory.swap` on CPU, where giving it
+    back costs next to nothing; a device has no such call.
+    """
+    return ROLES if swap else SCRATCH if target == "CPU" else frozenset()
 
 
 @dataclass
@@ -75,11 +83,12 @@ class _Role:
 class Residency:
     """Moves roles when phases begin.
 
-    open_store: parameters -> where they go (`backend.memory.open_store`). active: otherwise everything stays.
+    open_store: parameters -> where they go (`backend.memory.open_store`). moving: the roles that do, while the others
+    stay in memory.
     """
 
-    def __init__(self, open_store: Callable[[Sequence], Store], active: bool = True):
-        self._open_store, self._active = open_store, active
+    def __init__(self, open_store: Callable[[Sequence], Store], moving: Collection[str] = ROLES):
+        self._open_store, self._moving = open_store, moving
         self._roles: dict[str, _Role] = {}
         self._moved = {"out": 0, "in": 0}
         self._seconds = 0.0
@@ -93,10 +102,10 @@ class Residency:
         zeros: they are all zero, which needs no file. Raises ValueError for a role that no phase uses.
         """
         parameters = list(parameters)
-        if not parameters or not self._active:
-            return
-        if not any(_role(name) in needs.roles for needs in PHASES.values()):
+        if _role(name) not in ROLES:
             raise ValueError(f"no phase needs the role {name}")
+        if not parameters or _role(name) not in self._moving:
+            return
         if name in self._roles:
             raise ValueError(f"the role {name} has its parameters already")
         store = self._open_store(parameters)
@@ -132,7 +141,7 @@ class Residency:
 
         Raises ValueError in a phase that does not say that it uses the role in parts.
         """
-        if not self._active:
+        if _role(part) not in self._moving:
             return
         if self._phase not in PHASES or _role(part) not in PHASES[self._phase].parts:
             raise ValueError(f"the phase {self._phase!r} does not use {_role(part)} in parts")
@@ -150,9 +159,9 @@ class Residency:
 
     def report(self, metrics: MetricSet) -> None:
         """Add `swap/*` of this rank since the last call: bytes moved, seconds, the most bytes of roles that each phase
-        had in memory, and the size of each role (`swap/role_gb/*`).
+        had in memory, and the size of each role (`swap/role_gb/*`). Nothing where only scratch memory comes and goes.
         """
-        if not self._roles:
+        if all(_role(name) in SCRATCH for name in self._roles):
             return
         for direction, nbytes in self._moved.items():
             metrics.add_total(f"swap/{direction}_gb", nbytes / GIB)

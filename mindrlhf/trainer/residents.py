@@ -15,6 +15,7 @@ from mindrlhf.memory.residency import (
     TRAIN,
     VALIDATION_CACHE,
     Residency,
+    moving_roles,
 )
 from mindrlhf.rollout.engine import Engine
 from mindrlhf.trainer.build import Job
@@ -25,10 +26,10 @@ from mindrlhf.training.updater import Updater
 
 
 def open_residency(job: Job) -> Residency:
-    """What moves weights out and in at the phases of a step; without `memory.swap` no role is ever put under it."""
+    """What moves weights out and in at the phases of a step."""
     settings, target = job.config.memory, job.train.context.device_target
     folder = settings.swap_dir or job.output / "swap"
-    return Residency(lambda parameters: open_store(target, parameters, folder), settings.swap)
+    return Residency(lambda parameters: open_store(target, parameters, folder), moving_roles(settings.swap, target))
 
 
 def add_roles(

@@ -10,7 +10,7 @@ import pytest
 from mindrlhf.backend.memory import FileStore
 from mindrlhf.errors import UserError
 from mindrlhf.memory import residency as module
-from mindrlhf.memory.residency import GRADIENTS, INFER, MOMENTS, REFERENCE, TRAIN, Needs, Residency
+from mindrlhf.memory.residency import CACHE, GRADIENTS, INFER, MOMENTS, REFERENCE, TRAIN, Needs, Residency, moving_roles
 from mindrlhf.metrics.metric_set import MetricSet
 
 MIB = 2**20
@@ -198,10 +198,29 @@ def test_a_phase_or_role_without_a_row_is_refused(moving):
         moving.add(INFER, [parameter((8,))])
 
 
-def test_without_swap_everything_stays(tmp_path):
+def test_without_swap_only_scratch_memory_comes_and_goes(tmp_path):
+    cache, weight = parameter((1024, 2048), "cache"), parameter((64, 1024), "weight")
+    expected = weight.asnumpy().copy()
+    moving = Residency(lambda parameters: FileStore(parameters, tmp_path), moving_roles(False, "CPU"))
+    moving.add(CACHE, [cache], zeros=True)
+    moving.add(TRAIN, [weight])
+    moving.enter("gen")
+    cache.asnumpy()[...] = 1.0
+    held = rss()
+    moving.enter("update_actor")
+    moving.use(MOMENTS)
+    assert held - rss() > 0.95 * 8 * MIB
+    assert weight.asnumpy().tobytes() == expected.tobytes()
+    assert not list(tmp_path.iterdir())
+    figures = MetricSet()
+    moving.report(figures)
+    assert len(figures) == 0
+
+
+def test_without_swap_everything_stays_on_a_device(tmp_path):
     weight = parameter((64, 1024))
     expected = weight.asnumpy().copy()
-    idle = Residency(lambda parameters: pytest.fail("opened a store"), active=False)
+    idle = Residency(lambda parameters: pytest.fail("opened a store"), moving_roles(False, "Ascend"))
     idle.add(TRAIN, [weight])
     idle.enter("gen")
     assert weight.asnumpy().tobytes() == expected.tobytes()
