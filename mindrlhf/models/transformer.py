@@ -149,22 +149,37 @@ class Block(nn.Cell):
     def decode(self, x, cos, sin, view, keys, values, scale):
         """One new position of each slot: [B, hidden] -> [B, hidden]; its key and value go into the caches in place."""
         if self.fused:
-            norm = self.attention_norm.weight.parameter
-            weights = (norm, self.wq.weight.parameter, self.wk.weight.parameter, self.wv.weight.parameter)
-            if self.has_bias:
-                weights += (self.wq.bias.parameter, self.wk.bias.parameter, self.wv.bias.parameter)
-            else:
-                weights += (norm, norm, norm)
-            weights += (self.q_norm.weight.parameter, self.k_norm.weight.parameter) if self.qk_norm else (norm, norm)
-            weights += (self.wo.weight.parameter, self.ffn_norm.weight.parameter)
-            weights += (self.w1.weight.parameter, self.w3.weight.parameter, self.w2.weight.parameter)
             return self.decode_layer(
-                x, weights, cos, sin, view, keys, values, scale, self.eps, self.has_bias, self.qk_norm
+                x,
+                self.decode_weights(),
+                cos,
+                sin,
+                view,
+                keys,
+                values,
+                scale,
+                self.eps,
+                self.has_bias,
+                self.qk_norm,
             )
         h = self.normed(x)
         q = self.query(h, cos, sin)
         k, v = self.key_value(h, cos, sin)
         return self.finish(x, self.decode_attention(q, k, v, keys, values, view, scale))
+
+    def decode_weights(self):
+        """What fused operators take: the weights of the attention norm, of wq, wk, wv, their biases, of the norms of
+        query and key, wo, the feed-forward norm, w1, w3, w2; in place of what the model has not any other.
+        """
+        norm = self.attention_norm.weight.parameter
+        weights = (norm, self.wq.weight.parameter, self.wk.weight.parameter, self.wv.weight.parameter)
+        if self.has_bias:
+            weights += (self.wq.bias.parameter, self.wk.bias.parameter, self.wv.bias.parameter)
+        else:
+            weights += (norm, norm, norm)
+        weights += (self.q_norm.weight.parameter, self.k_norm.weight.parameter) if self.qk_norm else (norm, norm)
+        weights += (self.wo.weight.parameter, self.ffn_norm.weight.parameter)
+        return (*weights, self.w1.weight.parameter, self.w3.weight.parameter, self.w2.weight.parameter)
 
     def normed(self, x):
         """The layer's attention input [T, hidden] for x [rows, hidden]."""
@@ -245,6 +260,10 @@ class Decoder(nn.Cell):
         self.dtype = compute_dtype
         self.scale = config.head_dim**-0.5
         self.enter = shards.enter
+        self.decodes_tokens = bool(blocks) and blocks[0].fused and self.is_first and self.is_last
+        self.numbers = (self.scale, config.rms_norm_eps, bool(blocks) and blocks[0].has_bias, config.qk_norm)
+        if self.decodes_tokens:
+            self.fused_tokens = kernels.decode_tokens
         self.sequence, self.shard, self.shard_count = shards.sequence, shards.rank, shards.size
 
     def _angles(self, positions):
@@ -366,6 +385,18 @@ class Decoder(nn.Cell):
         for i, block in enumerate(self.blocks):
             x = block.decode(x, cos, sin, view, keys[i], values[i], self.scale)
         return self._final(x)
+
+    def decode_tokens(self, slots, uniform, stop_ids, inverse, greedy, keys, values):
+        """Several tokens of each slot with the fused operator of that name, which says what they are; only where
+        `decodes_tokens`. keys, values: as in `decode`.
+        """
+        layers = ()
+        for i, block in enumerate(self.blocks):
+            layers += (*block.decode_weights(), keys[i], values[i])
+        numbers = (*self.numbers, inverse, greedy)
+        table, norm, head = self.embed.weight.parameter, self.final_norm.weight.parameter, self.head.parameter
+        angles = (self.cos, self.sin)
+        return self.fused_tokens(slots, uniform, stop_ids, table, angles, norm, head, layers, numbers)
 
     def logits(self, hidden):
         """[T, hidden] -> float32[T, vocab], or of this rank's part of the vocabulary."""

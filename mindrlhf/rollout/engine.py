@@ -94,8 +94,9 @@ class Engine:
         self._decode = Decode(
             decoder,
             self.cache,
-            Sampler(sampling, config.vocab_size, tuple(stop_ids), decoder.shards, decoder.kernels),
+            Sampler(sampling, config.vocab_size, tuple(stop_ids), decoder.shards),
         )
+        self.tokens_per_call = self._decode.tokens
         self._penalises = sampling.repetition_penalty != 1.0
         # 1 at the tokens a slot holds already; the sampler looks at it only when it penalises.
         self._seen = np.zeros((slots, config.vocab_size) if self._penalises else (1, 1), np.float32)
@@ -229,39 +230,56 @@ class _Run:
                 engine._seen[slot, ids] = 1.0
 
     def _step(self) -> None:
+        """The next tokens of every slot, and what ends with them."""
         engine, samples = self.engine, self.samples
         active = np.flatnonzero(self.sample >= 0)
         rows = self.sample[active]
         counts = samples.length[rows]
-        numbers, bans = np.zeros(engine.slots, np.float32), np.zeros(engine.slots, np.float32)
-        numbers[active] = samples.uniform[rows, counts]
-        bans[active] = counts < engine.sampling.min_new_tokens
-        inputs = (self.token, self.position, numbers, bans, engine._seen)
+        ahead = np.arange(engine.tokens_per_call)
+        limit = engine.sampling.max_new_tokens
+        numbers = np.zeros((engine.slots, len(ahead)), np.float32)
+        remaining, banned = np.zeros(engine.slots, np.int32), np.zeros(engine.slots, np.int32)
+        numbers[active] = samples.uniform[rows[:, None], np.minimum(counts[:, None] + ahead, limit - 1)]
+        remaining[active] = limit - counts
+        banned[active] = np.maximum(engine.sampling.min_new_tokens - counts, 0)
+        pending = min(engine._admit_size, len(samples.length) - self.next_sample)
+        enough = np.array([engine.slots - pending if pending else 0], np.int32)  # so many slots are worth refilling
+        inputs = (self.token, self.position, remaining, banned, enough, numbers, engine._seen)
         out = engine._timed("decode_s", ("decode",), engine._run_decode, *inputs)
         tokens, behaviour, policy = (part[active] for part in out)
-        engine.statistics.decode_steps += 1
-        samples.tokens[rows, counts], samples.behaviour[rows, counts], samples.policy[rows, counts] = (
-            tokens,
-            behaviour,
-            policy,
+        kept = (tokens >= 0).sum(1)
+        stopped = np.isin(tokens[np.arange(len(rows)), kept - 1], engine.stop_ids)
+        row, column = np.nonzero(ahead < kept[:, None])
+        at = (rows[row], counts[row] + column)
+        samples.tokens[at], samples.behaviour[at], samples.policy[at] = (
+            part[row, column] for part in (tokens, behaviour, policy)
         )
-        samples.length[rows] = counts + 1
-        self.token[active] = tokens
-        self.position[active] += 1
-        if engine._penalises:
-            engine._seen[active, tokens] = 1.0
-        self._retire(active, rows, tokens)
-
-    def _retire(self, active, rows, tokens) -> None:
-        engine, samples = self.engine, self.samples
-        stopped = np.isin(tokens, engine.stop_ids)
-        full = samples.length[rows] >= engine.sampling.max_new_tokens
         said = np.zeros(len(rows), bool)
         if engine.sampling.stop_strings:
-            for i in np.flatnonzero(~stopped):
-                text = engine.decode_text(samples.tokens[rows[i], : samples.length[rows[i]]].tolist())
-                said[i] = any(stop in text for stop in engine.sampling.stop_strings)
-        done = stopped | full | said
+            for i, length in enumerate(kept):
+                first = self._first_said(rows[i], counts[i], length - stopped[i])
+                if first is not None:
+                    kept[i], stopped[i], said[i] = first, False, True
+        samples.length[rows] = counts + kept
+        engine.statistics.decode_steps += int(kept.max())
+        self.token[active] = tokens[np.arange(len(rows)), kept - 1]
+        self.position[active] += kept
+        if engine._penalises:
+            engine._seen[active, self.token[active]] = 1.0  # one token of each call
+        self._retire(active, rows, stopped, said)
+
+    def _first_said(self, row: int, count: int, more: int) -> int | None:
+        """Of `more` tokens after the first `count`, with how many of them a stop string has been said."""
+        engine, tokens = self.engine, self.samples.tokens[row]
+        for length in range(1, more + 1):
+            text = engine.decode_text(tokens[: count + length].tolist())
+            if any(stop in text for stop in engine.sampling.stop_strings):
+                return length
+        return None
+
+    def _retire(self, active, rows, stopped, said) -> None:
+        samples = self.samples
+        done = stopped | said | (samples.length[rows] >= self.engine.sampling.max_new_tokens)
         if done.any():
             samples.reason[rows[done]] = np.select([stopped[done], said[done]], ["eos", "stop"], "length")
             slots = active[done]

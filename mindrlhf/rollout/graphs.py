@@ -7,6 +7,9 @@ from mindrlhf.backend.graph import Graph
 from mindrlhf.models.transformer import Decoder
 from mindrlhf.rollout.sampling import Sampler
 
+# Tokens of a call, at most, where one operator draws several.
+FUSED_TOKENS = 16
+
 
 class Cache:
     """Keys and values of `slots` sequences of up to `size` positions: per layer [slots, K, size, D]."""
@@ -70,15 +73,29 @@ class Admit(Graph):
 
 
 class Decode(Graph):
-    """One token for each slot: int32[B] ids at int32[B] positions -> token, behaviour and policy log-prob (see
-    `Sampler`).
+    """The next tokens of each slot, at most `tokens` of them: [B, n] token (-1 where there is none), behaviour and
+    policy log-prob (see `Sampler`).
+
+    ids, positions: int32[B], of the last token. remaining: int32[B], tokens that may still come, 0 in an empty slot.
+    banned: int32[B], in how many of the next tokens no stop token may come. enough: int32[1], with how many slots going
+    on none begins another token. uniform: [B, n]. seen: see `Sampler`.
     """
 
     def __init__(self, decoder: Decoder, cache: Cache, sampler: Sampler):
         super().__init__()
         self.decoder, self.sampler = decoder, sampler
         self.keys, self.values = cache.keys, cache.values
+        self.fused = decoder.decodes_tokens and sampler.simple
+        self.tokens = FUSED_TOKENS if self.fused else 1
 
-    def construct(self, ids, positions, uniform, ban_stop, seen):
+    def construct(self, ids, positions, remaining, banned, enough, uniform, seen):
+        sampler = self.sampler
+        if self.fused:
+            slots = (ids, positions, remaining, banned, enough)
+            return self.decoder.decode_tokens(
+                slots, uniform, sampler.stop_ids, sampler.inverse, sampler.greedy, self.keys, self.values
+            )
         hidden = self.decoder.decode(ids, positions, self.keys, self.values)
-        return self.sampler(self.decoder.logits(hidden), uniform, ban_stop, seen)
+        ban = (banned > 0).astype("float32")
+        token, behaviour, policy = sampler(self.decoder.logits(hidden), uniform.reshape((-1,)), ban, seen)
+        return token.reshape((-1, 1)), behaviour.reshape((-1, 1)), policy.reshape((-1, 1))

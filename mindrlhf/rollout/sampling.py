@@ -33,8 +33,7 @@ def block_size(vocabulary: int, ranks: int = 1) -> int:
 class Sampler(nn.Cell):
     """logits float32[B, V], uniform float32[B] -> (token int32[B], behaviour log-prob, policy log-prob float32[B]).
 
-    shards: the ranks that share the vocabulary, V / size logits each; every rank returns the same. kernels: of
-    `backend`; None for compositions of basic operators.
+    shards: the ranks that share the vocabulary, V / size logits each; every rank returns the same.
     The behaviour log-prob is that of the distribution drawn from; the policy log-prob has the temperature only.
     Temperature 0 takes the largest logit; its behaviour log-prob is 0 and its policy log-prob is at temperature 1.
     """
@@ -45,7 +44,6 @@ class Sampler(nn.Cell):
         vocabulary: int,
         stop_ids: tuple[int, ...],
         shards: TensorParallel | None = None,
-        kernels=None,
     ):
         super().__init__(auto_prefix=False)
         shards = shards or TensorParallel()
@@ -63,10 +61,9 @@ class Sampler(nn.Cell):
         self.block = block_size(vocabulary, shards.size)
         self.plain = not (self.penalty != 1.0 or self.bans_stop or self.top_k or self.top_p < 1.0 or self.min_p > 0.0)
         self.filters = bool(self.top_k or self.top_p < 1.0 or self.min_p > 0.0)
-        self.fused = shards.size == 1 and not self.filters and self.penalty == 1.0 and hasattr(kernels, "draw")
-        if self.fused:
-            self.fused_draw = kernels.draw
-            self.stop_ids = Tensor(np.array(stop_ids or (-1,), np.int32))
+        # What an operator that draws several tokens at once (`backend.native`) can do too.
+        self.simple = shards.size == 1 and not self.filters and self.penalty == 1.0
+        self.stop_ids = Tensor(np.array(stop_ids or (-1,), np.int32))
         self.cumulative = ops.CumSum()
         self.row_max = ops.ReduceMax(True)
 
@@ -163,9 +160,6 @@ class Sampler(nn.Cell):
         """ban_stop: float32[B], 1 while a slot may not stop; seen: float32[B, V], 1 at tokens already there (or [1,
         1]).
         """
-        if self.fused:
-            ban = ban_stop if self.bans_stop else ban_stop * 0.0
-            return self.fused_draw(logits, uniform, ban, self.stop_ids, self.inverse, self.greedy)
         raw = logits * self.inverse
         scores = raw
         if self.penalty != 1.0:

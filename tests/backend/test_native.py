@@ -12,6 +12,7 @@ from small_model import SmallModel
 from mindrlhf.backend import cpu, kernels, native, operators_in_use
 from mindrlhf.backend.native.operators import operators
 from mindrlhf.configs.grpo import SamplingSettings
+from mindrlhf.rollout import graphs
 from mindrlhf.rollout.sampling import Sampler
 
 N, P, G, R, K, Q, D = 3, 70, 4, 90, 2, 3, 16  # more positions than one block of scores holds
@@ -210,15 +211,104 @@ def test_a_decoded_layer_equals_its_parts(fused, options):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
 
 
-def drawn(fused, settings, logits, numbers, ban, stop_ids=(3, 40)):
-    """What the fused sampler gives, and the composed one."""
-    results = []
-    for backend in (fused, None):
-        sampler = Sampler(settings, logits.shape[1], stop_ids, kernels=backend)
-        assert sampler.fused == (backend is fused)
-        out = sampler(Tensor(logits), Tensor(numbers), Tensor(ban), Tensor(np.zeros((1, 1), np.float32)))
-        results.append([part.asnumpy() for part in out])
-    return results
+def cache_of(config, slots: int, size: int) -> graphs.Cache:
+    return graphs.Cache(config.num_layers, slots, config.num_kv_heads, size, config.head_dim)
+
+
+@pytest.mark.parametrize("options", [{}, {"qk_norm": True, "attention_bias": False}])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_tokens_of_one_call_are_those_of_one_by_one(fused, options, temperature):
+    """Slots of uneven length, one of them empty, one that may not stop at first; and what is written to the caches."""
+    model = SmallModel.random(**options)
+    decoder, _ = model.build(40)
+    slots, size, tokens = 5, 40, graphs.FUSED_TOKENS
+    rng = np.random.default_rng(3)
+    ids, positions = (
+        rng.integers(0, model.config.vocab_size, slots).astype(np.int32),
+        np.array([0, 3, 11, 7, 20], np.int32),
+    )
+    remaining, banned = np.array([16, 5, 0, 16, 1], np.int32), np.array([0, 0, 0, 6, 0], np.int32)
+    uniform = rng.random((slots, tokens)).astype(np.float32)
+    settings = SamplingSettings(temperature=temperature, min_new_tokens=1, max_new_tokens=64)
+    stops = (5, 9, 31, 40)
+    found = {}
+    for is_fused in (True, False):
+        cache = cache_of(model.config, slots, size)
+        graph = graphs.Decode(decoder, cache, Sampler(settings, model.config.vocab_size, stops))
+        assert graph.fused
+        graph.fused, now = is_fused, (ids.copy(), positions.copy(), remaining.copy(), banned.copy())
+        out = np.full((3, slots, tokens), -1.0) * np.array([1, 0, 0]).reshape((3, 1, 1))
+        seen = np.zeros((1, 1), np.float32)
+        if is_fused:
+            inputs = (*now, np.zeros(1, np.int32), uniform, seen)
+            out = np.stack([part.asnumpy().astype(np.float64) for part in graph(*(Tensor(part) for part in inputs))])
+        for t in range(0 if is_fused else tokens):
+            inputs = (*now, np.zeros(1, np.int32), uniform[:, t : t + 1].copy(), seen)
+            parts = [part.asnumpy() for part in graph(*(Tensor(part) for part in inputs))]
+            going = now[2] > 0
+            out[:, going, t] = np.stack(parts)[:, going, 0]
+            drawn = parts[0][:, 0]
+            now[0][going] = drawn[going]
+            now[1][going] += 1
+            now[2][going] = np.where(np.isin(drawn, stops), 0, now[2] - 1)[going]
+            now[3][...] = np.maximum(now[3] - 1, 0)
+        caches = [p.asnumpy().copy() for p in (*cache.keys, *cache.values)]
+        found[is_fused] = out, caches
+    (token, *log_probs), caches = found[True]
+    expected, composed = found[False]
+    np.testing.assert_array_equal(token, expected[0])
+    lengths = (token >= 0).sum(1)
+    assert lengths[2] == 0
+    assert lengths[4] == 1
+    assert lengths[3] > 6  # it may not stop before
+    np.testing.assert_allclose(log_probs, expected[1:], rtol=0, atol=2e-5)
+    for one, other in zip(caches, composed, strict=True):
+        for slot in np.flatnonzero(lengths):
+            upto = positions[slot] + lengths[slot]
+            np.testing.assert_allclose(one[slot, :, :upto], other[slot, :, :upto], rtol=0, atol=1e-5)
+
+
+def test_no_token_is_begun_with_enough_slots_done(fused):
+    model = SmallModel.random()
+    decoder, _ = model.build(40)
+    sampler = Sampler(SamplingSettings(max_new_tokens=64), model.config.vocab_size, ())
+    graph = graphs.Decode(decoder, cache_of(model.config, 4, 40), sampler)
+    remaining, zeros = np.array([3, 9, 5, 16], np.int32), np.zeros(4, np.int32)
+    uniform = np.random.default_rng(1).random((4, graphs.FUSED_TOKENS)).astype(np.float32)
+    for enough, lengths in ((0, [3, 9, 5, 16]), (2, [3, 5, 5, 5]), (4, [1, 1, 1, 1])):
+        inputs = (zeros, zeros, remaining, zeros, np.array([enough], np.int32), uniform, np.zeros((1, 1), np.float32))
+        token = graph(*(Tensor(part) for part in inputs))[0].asnumpy()
+        assert (token >= 0).sum(1).tolist() == lengths
+
+
+class Drawing:
+    """The fused operator without a layer: the embeddings are the logits, up to the scale of the final norm."""
+
+    def __init__(self, fused, settings: SamplingSettings, logits: np.ndarray, stop_ids=(3, 40)):
+        rows, size = logits.shape
+        self.fused, self.sampler = fused, Sampler(settings, size, stop_ids)
+        self.logits = logits / np.sqrt(np.square(logits).mean(-1, keepdims=True))
+        self.scale = 4.0
+        self.rows = Tensor(np.arange(rows, dtype=np.int32))
+        self.table, self.head = Tensor(logits), Tensor(self.scale * np.eye(size, dtype=np.float32))
+        self.norm, self.angles = Tensor(np.ones(size, np.float32)), Tensor(np.zeros((1, 2), np.float32))
+
+    def __call__(self, numbers, ban):
+        """(Drawn by the operator, drawn by the composition): token, behaviour and policy log-probs of each row."""
+
+        class One(nn.Cell):
+            def construct(self, rows, zeros, ones, ban, enough, uniform, norm, table, head, angles):
+                numbers = (1.0, 0.0, False, False, sampler.inverse, sampler.greedy)
+                slots, tables = (rows, zeros, ones, ban, enough), (angles, angles)
+                return run(slots, uniform, sampler.stop_ids, table, tables, norm, head, (), numbers)
+
+        sampler, run = self.sampler, self.fused.decode_tokens
+        zeros = np.zeros(len(numbers), np.int32)
+        inputs = (self.rows, Tensor(zeros), Tensor(zeros + 1), Tensor(ban.astype(np.int32)), Tensor(zeros[:1]))
+        out = One()(*inputs, Tensor(numbers[:, None]), self.norm, self.table, self.head, self.angles)
+        seen = Tensor(np.zeros((1, 1), np.float32))
+        expected = sampler(Tensor(self.scale * self.logits), Tensor(numbers), Tensor(ban), seen)
+        return [part.asnumpy()[:, 0] for part in out], [part.asnumpy() for part in expected]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
@@ -227,9 +317,9 @@ def test_drawing_equals_the_composition(fused, temperature, min_new_tokens):
     rng = np.random.default_rng(4)
     logits = (4 * rng.normal(size=(200, 96))).astype(np.float32)
     logits[:50, 3] += 30  # a stop token that would be drawn
-    numbers, ban = rng.random(200).astype(np.float32), (np.arange(200) % 2).astype(np.float32)
+    numbers, ban = rng.random(200).astype(np.float32), (np.arange(200) % 2 * (min_new_tokens > 0)).astype(np.float32)
     settings = SamplingSettings(temperature=temperature, min_new_tokens=min_new_tokens, max_new_tokens=8)
-    (token, behaviour, policy), expected = drawn(fused, settings, logits, numbers, ban)
+    (token, behaviour, policy), expected = Drawing(fused, settings, logits)(numbers, ban)
     np.testing.assert_array_equal(token, expected[0])
     np.testing.assert_allclose(behaviour, expected[1], rtol=2e-6, atol=2e-5)
     np.testing.assert_allclose(policy, expected[2], rtol=2e-6, atol=2e-5)
@@ -243,13 +333,11 @@ def test_drawing_follows_the_distribution(fused):
     row = rng.normal(size=40).astype(np.float32)
     rows = 40_000
     numbers = ((np.arange(rows) + 0.5) / rows).astype(np.float32)
-    settings = SamplingSettings(temperature=0.5, max_new_tokens=8)
-    logits = np.tile(row, (rows, 1))
-    sampler = Sampler(settings, 40, (), kernels=fused)
-    token = sampler(Tensor(logits), Tensor(numbers), Tensor(0 * numbers), Tensor(np.zeros((1, 1), np.float32)))[0]
-    expected = np.exp(row.astype(np.float64) / 0.5)
+    drawing = Drawing(fused, SamplingSettings(temperature=0.5, max_new_tokens=8), np.tile(row, (rows, 1)), ())
+    (token, *_), _ = drawing(numbers, 0 * numbers)
+    expected = np.exp(drawing.scale * drawing.logits[0].astype(np.float64) / 0.5)
     expected /= expected.sum()
-    np.testing.assert_allclose(np.bincount(token.asnumpy(), minlength=40) / rows, expected, rtol=0, atol=2 / rows)
+    np.testing.assert_allclose(np.bincount(token, minlength=40) / rows, expected, rtol=0, atol=2 / rows)
 
 
 def test_not_a_number_stays_one(fused):

@@ -11,6 +11,9 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
+#include <numeric>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -35,6 +38,7 @@ void gemm(char a_op, char b_op, int64_t m, int64_t n, int64_t k, float alpha, co
 
 const int64_t kRows = 192;      // rows of one piece of work
 const int64_t kColumns = 128;   // columns of one, where that is how it is cut
+const int64_t kFewRows = 64;    // columns of one, in the products of a decode step
 const int64_t kQueryRows = 64;  // rows of scores held at once
 
 template <typename Body>
@@ -207,46 +211,85 @@ Attention attention_of(void **params, int64_t **shapes) {
   return a;
 }
 
-// Sequences of a static cache: B of them, K key heads, query heads for each, S positions, head size; where each is.
+// Sequences of a static cache: K key heads, query heads for each, S positions, head size; and of each row of queries
+// its slot in the cache and its position there.
 struct Slots {
-  int64_t count, heads, queries, size, d;
-  const int32_t *positions;
+  int64_t rows, heads, queries, size, d;
+  const int32_t *slots, *positions;
 };
 
+// sums[j] = the inner product of q and the j-th of four rows
+inline void four_products(const float *q, const float *rows, int64_t d, float *sums) {
+  const float *r1 = rows + d, *r2 = rows + 2 * d, *r3 = rows + 3 * d;
+  float s0 = 0, s1 = 0, s2 = 0, s3 = 0;
+#pragma omp simd reduction(+ : s0, s1, s2, s3)
+  for (int64_t c = 0; c < d; ++c) {
+    s0 += q[c] * rows[c];
+    s1 += q[c] * r1[c];
+    s2 += q[c] * r2[c];
+    s3 += q[c] * r3[c];
+  }
+  sums[0] = s0, sums[1] = s1, sums[2] = s2, sums[3] = s3;
+}
+
+// Writes the new key and value of each row into the caches and attends to what its slot holds so far. `before` is
+// called with each row and key head first: it may still change queries and keys.
+template <typename Before>
 void attend_slots(const Slots &s, const float *query, const float *key, const float *value, float *key_cache,
-                  float *value_cache, float scale, float *output) {
+                  float *value_cache, float scale, float *output, Before before) {
   const int64_t d = s.d, width = s.heads * s.queries * d;
-  pieces(s.count * s.heads, 4, [&](int64_t first, int64_t m) {
+  pieces(s.rows * s.heads, 4, [&](int64_t first, int64_t m) {
     for (int64_t task = first; task < first + m; ++task) {
-      const int64_t slot = task / s.heads, head = task % s.heads;
-      const int64_t position = std::min<int64_t>(std::max(s.positions[slot], 0), s.size - 1), seen = position + 1;
-      float *keys = key_cache + task * s.size * d, *values = value_cache + task * s.size * d;
+      const int64_t row = task / s.heads, head = task % s.heads, slot = s.slots[row];
+      before(row, head);
+      const int64_t position = std::min<int64_t>(std::max(s.positions[row], 0), s.size - 1), seen = position + 1;
+      float *keys = key_cache + (slot * s.heads + head) * s.size * d;
+      float *values = value_cache + (slot * s.heads + head) * s.size * d;
       std::copy(key + task * d, key + (task + 1) * d, keys + position * d);
       std::copy(value + task * d, value + (task + 1) * d, values + position * d);
       float *weights = scratch(s.queries * seen);
-      const float *q = query + slot * width + head * s.queries * d;
-      float *out = output + slot * width + head * s.queries * d;
-      for (int64_t t = 0; t < seen; ++t) {
-        const float *k = keys + t * d;
+      const float *q = query + row * width + head * s.queries * d;
+      float *out = output + row * width + head * s.queries * d;
+      int64_t t = 0;
+      for (; t + 4 <= seen; t += 4) {
+        for (int64_t j = 0; j < s.queries; ++j) four_products(q + j * d, keys + t * d, d, weights + j * seen + t);
+      }
+      for (; t < seen; ++t) {
         for (int64_t j = 0; j < s.queries; ++j) {
           float sum = 0;
 #pragma omp simd reduction(+ : sum)
-          for (int64_t c = 0; c < d; ++c) sum += q[j * d + c] * k[c];
-          weights[j * seen + t] = sum * scale;
+          for (int64_t c = 0; c < d; ++c) sum += q[j * d + c] * keys[t * d + c];
+          weights[j * seen + t] = sum;
         }
       }
+      for (int64_t i = 0; i < s.queries * seen; ++i) weights[i] *= scale;
       for (int64_t j = 0; j < s.queries; ++j) softmax(weights + j * seen, seen);
       std::fill(out, out + s.queries * d, 0.0f);
-      for (int64_t t = 0; t < seen; ++t) {
-        const float *v = values + t * d;
+      for (t = 0; t + 4 <= seen; t += 4) {
+        const float *v0 = values + t * d, *v1 = v0 + d, *v2 = v1 + d, *v3 = v2 + d;
+        for (int64_t j = 0; j < s.queries; ++j) {
+          const float *w = weights + j * seen + t;
+          float *o = out + j * d;
+#pragma omp simd
+          for (int64_t c = 0; c < d; ++c) o[c] += w[0] * v0[c] + w[1] * v1[c] + w[2] * v2[c] + w[3] * v3[c];
+        }
+      }
+      for (; t < seen; ++t) {
         for (int64_t j = 0; j < s.queries; ++j) {
           const float w = weights[j * seen + t];
 #pragma omp simd
-          for (int64_t c = 0; c < d; ++c) out[j * d + c] += w * v[c];
+          for (int64_t c = 0; c < d; ++c) out[j * d + c] += w * values[t * d + c];
         }
       }
     }
   });
+}
+
+// 0, 1, 2 and so on: the slots of rows that are one for each slot.
+std::vector<int32_t> numbered(int64_t n) {
+  std::vector<int32_t> out(n);
+  std::iota(out.begin(), out.end(), 0);
+  return out;
 }
 
 // x [T, in], weight [out, in] (, bias [out]) -> y [T, out], or added to what is there
@@ -272,6 +315,146 @@ void linear_any(const float *x, const float *w, const float *bias, float *y, int
       finish(0, rows, j, n);
     });
   }
+}
+
+// Of several products with the same x [rows, in]: weight [out, in], bias [out] or null, y [rows, out].
+struct Product {
+  const float *weight, *bias;
+  float *y;
+  int64_t out;
+};
+
+// For few rows: the columns of all products are shared out together. `add`: to what is in y already.
+void products(const float *x, int64_t rows, int64_t in, std::initializer_list<Product> list, bool add = false) {
+  std::vector<std::pair<const Product *, int64_t>> parts;
+  for (const Product &one : list) {
+    for (int64_t j = 0; j < one.out; j += kFewRows) parts.emplace_back(&one, j);
+  }
+  pieces(parts.size(), 1, [&](int64_t part, int64_t) {
+    const Product &one = *parts[part].first;
+    const int64_t j = parts[part].second, n = std::min(kFewRows, one.out - j);
+    gemm('N', 'T', rows, n, in, 1, x, in, one.weight + j * in, in, add, one.y + j, one.out);
+    if (!one.bias) return;
+    for (int64_t i = 0; i < rows; ++i) {
+      float *y = one.y + i * one.out + j;
+#pragma omp simd
+      for (int64_t c = 0; c < n; ++c) y[c] += one.bias[j + c];
+    }
+  });
+}
+
+// A layer's parameters in the order in which operators take them, its caches, and what all layers share.
+struct Layer {
+  enum { NORM, WQ, WK, WV, BQ, BK, BV, QN, KN, WO, FFN, W1, W3, W2, WEIGHTS };
+  float *const *weights;
+  float *keys, *values;
+  int64_t hidden, inner, width, key_width;
+  float scale, eps;
+  bool has_bias, has_norms;
+
+  int64_t scratch_size() const { return hidden + 2 * width + 2 * key_width + inner; }  // of a row
+};
+
+// x [rows, hidden] becomes the layer's output for one new position of each row; the row's angles are those at
+// `angles[row]` of the tables cos and sin. memory: rows * scratch_size().
+void decode_rows(const Layer &layer, const Slots &slots, const float *cos, const float *sin, const int32_t *angles,
+                 float *x, float *memory) {
+  float *const *w = layer.weights;
+  const int64_t rows = slots.rows, hidden = layer.hidden, inner = layer.inner, d = slots.d;
+  const int64_t width = layer.width, key_width = layer.key_width;
+  float *h = memory, *q = h + rows * hidden, *attended = q + rows * width, *k = attended + rows * width;
+  float *v = k + rows * key_width, *gate = v + rows * key_width;
+  auto norm = [&](const float *weight) {
+    pieces(rows, 16, [&](int64_t i, int64_t m) {
+      norm_rows(x + i * hidden, weight, layer.eps, h + i * hidden, m, hidden);
+    });
+  };
+  auto bias = [&](int which) { return layer.has_bias ? w[which] : nullptr; };
+  norm(w[Layer::NORM]);
+  products(h, rows, hidden,
+           {{w[Layer::WQ], bias(Layer::BQ), q, width},
+            {w[Layer::WK], bias(Layer::BK), k, key_width},
+            {w[Layer::WV], bias(Layer::BV), v, key_width}});
+  auto before = [&](int64_t row, int64_t head) {
+    float *own_q = q + row * width + head * slots.queries * d, *own_k = k + row * key_width + head * d;
+    if (layer.has_norms) {
+      norm_rows(own_q, w[Layer::QN], layer.eps, own_q, slots.queries, d);
+      norm_rows(own_k, w[Layer::KN], layer.eps, own_k, 1, d);
+    }
+    const int64_t at = angles[row] * d;
+    turn(own_q, cos + at, sin + at, 1, own_q, slots.queries, d);
+    turn(own_k, cos + at, sin + at, 1, own_k, 1, d);
+  };
+  attend_slots(slots, q, k, v, layer.keys, layer.values, layer.scale, attended, before);
+  products(attended, rows, width, {{w[Layer::WO], nullptr, x, hidden}}, true);
+  norm(w[Layer::FFN]);
+  pieces(inner, kFewRows, [&](int64_t j, int64_t n) {
+    float *up = scratch(rows * n);
+    gemm('N', 'T', rows, n, hidden, 1, h, hidden, w[Layer::W1] + j * hidden, hidden, 0, gate + j, inner);
+    gemm('N', 'T', rows, n, hidden, 1, h, hidden, w[Layer::W3] + j * hidden, hidden, 0, up, n);
+    for (int64_t i = 0; i < rows; ++i) gated(gate + i * inner + j, up + i * n, gate + i * inner + j, n);
+  });
+  products(gate, rows, inner, {{w[Layer::W2], nullptr, x, hidden}}, true);
+}
+
+struct Drawn {
+  int32_t token;
+  float behaviour, policy;  // log-probs
+};
+
+// One token of `size` logits. stops: tokens that may not come if `banned`.
+Drawn draw(const float *logits, int64_t size, float uniform, bool banned, const int32_t *stops, int64_t stop_count,
+           float inverse, bool greedy) {
+  const int64_t block = 64;
+  float *weights = scratch(size);
+  for (int64_t j = 0; j < size; ++j) weights[j] = logits[j] * inverse;
+  auto for_stops = [&](auto body) {
+    for (int64_t s = 0; s < stop_count; ++s) {
+      if (stops[s] >= 0 && stops[s] < size) body(stops[s]);
+    }
+  };
+  if (banned) for_stops([&](int32_t id) { weights[id] = -INFINITY; });
+  const float top = largest(weights, size);
+  std::vector<double> sums;
+  sums.reserve((size + block - 1) / block);
+  double total = 0;
+  for (int64_t first = 0; first < size; first += block) {
+    const int64_t end = std::min(first + block, size);
+    float sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t j = first; j < end; ++j) {
+      const float e = weights[j] == -INFINITY ? 0.0f : exponential(weights[j] - top);
+      weights[j] = e;
+      sum += e;
+    }
+    sums.push_back(sum);
+    total += sum;
+  }
+  int64_t token = 0;
+  if (greedy) {
+    while (token + 1 < size && !(weights[token] >= 1.0f)) ++token;
+  } else {
+    // The first token whose cumulative weight lies above uniform * total; the last that has weight if none does.
+    const double target = uniform * total;
+    double before = 0;
+    size_t at = 0;
+    while (at + 1 < sums.size() && before + sums[at] <= target) before += sums[at++];
+    token = -1;
+    for (int64_t j = at * block; j < size; ++j) {
+      if (weights[j] > 0) token = j;
+      before += weights[j];
+      if (before > target && token >= 0) break;
+    }
+    for (int64_t j = at * block; token < 0 && j-- > 0;) {
+      if (weights[j] > 0) token = j;
+    }
+    token = std::max<int64_t>(token, 0);  // not a number
+  }
+  const float below = logits[token] * inverse - top;
+  double every = total;
+  if (banned) for_stops([&](int32_t id) { every += exponential(logits[id] * inverse - top); });
+  return {static_cast<int32_t>(token), greedy ? 0.0f : below - static_cast<float>(std::log(total)),
+          below - static_cast<float>(std::log(every))};
 }
 
 }  // namespace
@@ -520,53 +703,105 @@ int attention_gradient(int, void **params, int *, int64_t **shapes, const char *
 // query [B, H * d], key, value [B, K * d], positions int32[B], caches [B, K, S, d] (written), scale [1] -> [B, H * d]
 int decode_attention(int, void **params, int *, int64_t **shapes, const char **, void *, void *) {
   auto p = reinterpret_cast<float **>(params);
+  const std::vector<int32_t> every = numbered(shapes[0][0]);
   const Slots slots{shapes[0][0], shapes[4][1], shapes[0][1] / (shapes[4][1] * shapes[4][3]), shapes[4][2],
-                    shapes[4][3], static_cast<const int32_t *>(params[3])};
-  attend_slots(slots, p[0], p[1], p[2], p[4], p[5], *p[6], p[7]);
+                    shapes[4][3], every.data(), static_cast<const int32_t *>(params[3])};
+  attend_slots(slots, p[0], p[1], p[2], p[4], p[5], *p[6], p[7], [](int64_t, int64_t) {});
   return 0;
 }
+
+namespace {
+
+// Of the arrays from `first` on: a layer's weights, and its caches behind them.
+Layer layer_at(void **params, int64_t **shapes, int first, const float *numbers) {
+  auto weights = reinterpret_cast<float **>(params) + first;
+  return {weights, weights[Layer::WEIGHTS], weights[Layer::WEIGHTS + 1], shapes[first + Layer::WQ][1],
+          shapes[first + Layer::W1][0], shapes[first + Layer::WQ][0], shapes[first + Layer::WK][0],
+          numbers[0], numbers[1], numbers[2] > 0, numbers[3] > 0};
+}
+
+Slots slots_of(const Layer &layer, const int64_t *cache, int64_t rows, const int32_t *slots, const int32_t *positions) {
+  return {rows, cache[1], layer.width / layer.key_width, cache[2], cache[3], slots, positions};
+}
+
+}  // namespace
 
 // One layer for one new position of each slot; see `decode_layer` in operators.py for the inputs.
 int decode_layer(int, void **params, int *, int64_t **shapes, const char **, void *, void *) {
   auto p = reinterpret_cast<float **>(params);
-  enum { X, NORM, WQ, WK, WV, BQ, BK, BV, QN, KN, WO, FFN, W1, W3, W2, COS, SIN, POSITIONS, KEYS, VALUES, NUMBERS, OUT };
-  const int64_t rows = shapes[X][0], hidden = shapes[X][1], inner = shapes[W1][0];
-  const int64_t width = shapes[WQ][0], key_width = shapes[WK][0], d = shapes[KEYS][3];
-  const float scale = p[NUMBERS][0], eps = p[NUMBERS][1];
-  const bool has_bias = p[NUMBERS][2] > 0, has_norms = p[NUMBERS][3] > 0;
-  const Slots slots{rows, key_width / d, width / key_width, shapes[KEYS][2], d,
-                    static_cast<const int32_t *>(params[POSITIONS])};
+  enum { X, COS, SIN, POSITIONS, NUMBERS, WEIGHTS, KEYS = WEIGHTS + Layer::WEIGHTS, OUT = KEYS + 2 };
+  const int64_t rows = shapes[X][0];
+  const Layer layer = layer_at(params, shapes, WEIGHTS, p[NUMBERS]);
+  const std::vector<int32_t> every = numbered(rows);
   thread_local std::vector<float> memory;
-  memory.resize(rows * (hidden + 2 * width + 2 * key_width + 2 * inner));
-  float *h = memory.data(), *q = h + rows * hidden, *attended = q + rows * width, *k = attended + rows * width;
-  float *v = k + rows * key_width, *gate = v + rows * key_width, *up = gate + rows * inner, *out = p[OUT];
+  memory.resize(rows * layer.scratch_size());
+  std::copy(p[X], p[X] + rows * layer.hidden, p[OUT]);
+  decode_rows(layer, slots_of(layer, shapes[KEYS], rows, every.data(), static_cast<const int32_t *>(params[POSITIONS])),
+              p[COS], p[SIN], every.data(), p[OUT], memory.data());
+  return 0;
+}
 
-  auto norm = [&](const float *x, const float *weight) {
-    pieces(rows, 16, [&](int64_t i, int64_t m) { norm_rows(x + i * hidden, weight, eps, h + i * hidden, m, hidden); });
-  };
-  norm(p[X], p[NORM]);
-  linear_any(h, p[WQ], has_bias ? p[BQ] : nullptr, q, rows, hidden, width);
-  linear_any(h, p[WK], has_bias ? p[BK] : nullptr, k, rows, hidden, key_width);
-  linear_any(h, p[WV], has_bias ? p[BV] : nullptr, v, rows, hidden, key_width);
-  pieces(rows, 16, [&](int64_t first, int64_t m) {
-    for (int64_t i = first; i < first + m; ++i) {
-      float *own_q = q + i * width, *own_k = k + i * key_width;
-      if (has_norms) {
-        norm_rows(own_q, p[QN], eps, own_q, width / d, d);
-        norm_rows(own_k, p[KN], eps, own_k, key_width / d, d);
-      }
-      turn(own_q, p[COS] + i * d, p[SIN] + i * d, 1, own_q, width / d, d);
-      turn(own_k, p[COS] + i * d, p[SIN] + i * d, 1, own_k, key_width / d, d);
+// Several tokens of each slot; see `decode_tokens` in operators.py for the inputs. Slots that have ended are left out.
+int decode_tokens(int nparam, void **params, int *, int64_t **shapes, const char **, void *, void *) {
+  auto p = reinterpret_cast<float **>(params);
+  auto whole = reinterpret_cast<int32_t **>(params);
+  enum { IDS, POSITIONS, REMAINING, BANNED, ENOUGH, UNIFORM, STOPS, EMBED, COS, SIN, NORM, HEAD, NUMBERS, LAYERS };
+  const int each = Layer::WEIGHTS + 2, layers = (nparam - LAYERS - 3) / each;
+  const int64_t slots = shapes[UNIFORM][0], tokens = shapes[UNIFORM][1], hidden = shapes[EMBED][1];
+  const int64_t vocabulary = shapes[HEAD][0], angles = shapes[COS][0], stop_count = shapes[STOPS][0];
+  const float *numbers = p[NUMBERS], eps = numbers[1], inverse = numbers[4];
+  const bool greedy = numbers[5] > 0;
+  int32_t *drawn = whole[nparam - 3];
+  float *behaviour = p[nparam - 2], *policy = p[nparam - 1];
+  std::fill(drawn, drawn + slots * tokens, -1);
+  std::fill(behaviour, behaviour + slots * tokens, 0.0f);
+  std::fill(policy, policy + slots * tokens, 0.0f);
+
+  std::vector<int32_t> rows, next(whole[IDS], whole[IDS] + slots), positions(slots), at(slots);  // by slot, then by row
+  for (int64_t slot = 0; slot < slots; ++slot) {
+    if (whole[REMAINING][slot] > 0) rows.push_back(slot);
+  }
+  thread_local std::vector<float> memory;
+  int64_t most = vocabulary;
+  for (int i = 0; i < layers; ++i) {
+    most = std::max(most, layer_at(params, shapes, LAYERS + i * each, numbers).scratch_size());
+  }
+  memory.resize(slots * (2 * hidden + most));
+  float *x = memory.data(), *h = x + slots * hidden, *rest = h + slots * hidden;
+  const size_t enough = std::max(*whole[ENOUGH], 0);
+  for (int64_t t = 0; t < tokens && !rows.empty() && (t == 0 || rows.size() > enough); ++t) {
+    const int64_t count = rows.size();
+    for (int64_t i = 0; i < count; ++i) {
+      const float *embedded = p[EMBED] + next[rows[i]] * hidden;
+      std::copy(embedded, embedded + hidden, x + i * hidden);
+      positions[i] = whole[POSITIONS][rows[i]] + t;
+      at[i] = std::min<int64_t>(positions[i], angles - 1);
     }
-  });
-  attend_slots(slots, q, k, v, p[KEYS], p[VALUES], scale, attended);
-  std::copy(p[X], p[X] + rows * hidden, out);
-  linear_any(attended, p[WO], nullptr, out, rows, width, hidden, true);
-  norm(out, p[FFN]);
-  linear_any(h, p[W1], nullptr, gate, rows, hidden, inner);
-  linear_any(h, p[W3], nullptr, up, rows, hidden, inner);
-  pieces(rows * inner, 1 << 13, [&](int64_t i, int64_t n) { gated(gate + i, up + i, gate + i, n); });
-  linear_any(gate, p[W2], nullptr, out, rows, inner, hidden, true);
+    for (int i = 0; i < layers; ++i) {
+      const int first = LAYERS + i * each;
+      const Layer layer = layer_at(params, shapes, first, numbers);
+      decode_rows(layer, slots_of(layer, shapes[first + Layer::WEIGHTS], count, rows.data(), positions.data()), p[COS],
+                  p[SIN], at.data(), x, rest);
+    }
+    pieces(count, 16, [&](int64_t i, int64_t m) {
+      norm_rows(x + i * hidden, p[NORM], eps, h + i * hidden, m, hidden);
+    });
+    products(h, count, hidden, {{p[HEAD], nullptr, rest, vocabulary}});
+    pieces(count, 1, [&](int64_t i, int64_t) {
+      const int64_t slot = rows[i], out = slot * tokens + t;
+      const Drawn one = draw(rest + i * vocabulary, vocabulary, p[UNIFORM][out], t < whole[BANNED][slot], whole[STOPS],
+                             stop_count, inverse, greedy);
+      next[slot] = drawn[out] = one.token;
+      behaviour[out] = one.behaviour, policy[out] = one.policy;
+    });
+    rows.erase(std::remove_if(rows.begin(), rows.end(),
+                              [&](int32_t slot) {
+                                const int32_t *stops = whole[STOPS];
+                                return t + 1 >= whole[REMAINING][slot] ||
+                                       std::find(stops, stops + stop_count, next[slot]) != stops + stop_count;
+                              }),
+               rows.end());
+  }
   return 0;
 }
 
@@ -617,75 +852,6 @@ int token_gradient(int, void **params, int *, int64_t **shapes, const char **, v
       }
       out[targets[i]] += d_log_prob * inverse;
     }
-  });
-  return 0;
-}
-
-// ------------------------------------------------------------------------------------------------ sampling
-
-// logits [B, V], uniform [B], ban [B] (1 where no stop token may come), stop ids int32[n] (-1: none), numbers [2] =
-// (inverse temperature, whether to take the largest) -> token int32[B], behaviour and policy log-prob [B]
-int draw(int, void **params, int *, int64_t **shapes, const char **, void *, void *) {
-  auto p = reinterpret_cast<float **>(params);
-  const int32_t *stops = static_cast<const int32_t *>(params[3]);
-  int32_t *tokens = static_cast<int32_t *>(params[5]);
-  const int64_t rows = shapes[0][0], size = shapes[0][1], stop_count = shapes[3][0];
-  const float inverse = p[4][0];
-  const bool greedy = p[4][1] > 0;
-  const int64_t block = 64;
-  pieces(rows, 1, [&](int64_t i, int64_t) {
-    const float *logits = p[0] + i * size;
-    float *weights = scratch(size);
-    for (int64_t j = 0; j < size; ++j) weights[j] = logits[j] * inverse;
-    const bool banned = p[2][i] > 0.5f;
-    auto for_stops = [&](auto body) {
-      for (int64_t s = 0; s < stop_count; ++s) {
-        if (stops[s] >= 0 && stops[s] < size) body(stops[s]);
-      }
-    };
-    if (banned) for_stops([&](int32_t id) { weights[id] = -INFINITY; });
-    const float top = largest(weights, size);
-    std::vector<double> sums;
-    sums.reserve((size + block - 1) / block);
-    double total = 0;
-    for (int64_t first = 0; first < size; first += block) {
-      const int64_t end = std::min(first + block, size);
-      float sum = 0;
-#pragma omp simd reduction(+ : sum)
-      for (int64_t j = first; j < end; ++j) {
-        const float e = weights[j] == -INFINITY ? 0.0f : exponential(weights[j] - top);
-        weights[j] = e;
-        sum += e;
-      }
-      sums.push_back(sum);
-      total += sum;
-    }
-    int64_t token = 0;
-    if (greedy) {
-      while (token + 1 < size && !(weights[token] >= 1.0f)) ++token;
-    } else {
-      // The first token whose cumulative weight lies above uniform * total; the last that has weight if none does.
-      const double target = p[1][i] * total;
-      double before = 0;
-      size_t at = 0;
-      while (at + 1 < sums.size() && before + sums[at] <= target) before += sums[at++];
-      token = -1;
-      for (int64_t j = at * block; j < size; ++j) {
-        if (weights[j] > 0) token = j;
-        before += weights[j];
-        if (before > target && token >= 0) break;
-      }
-      for (int64_t j = at * block; token < 0 && j-- > 0;) {
-        if (weights[j] > 0) token = j;
-      }
-      token = std::max<int64_t>(token, 0);  // not a number
-    }
-    const float below = logits[token] * inverse - top;
-    double every = total;
-    if (banned) for_stops([&](int32_t id) { every += exponential(logits[id] * inverse - top); });
-    tokens[i] = static_cast<int32_t>(token);
-    p[6][i] = greedy ? 0.0f : below - static_cast<float>(std::log(total));
-    p[7][i] = below - static_cast<float>(std::log(every));
   });
   return 0;
 }

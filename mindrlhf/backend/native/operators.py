@@ -56,7 +56,11 @@ class Operators:
         )
         self._decode = operator("decode_attention", lambda q, k, v, positions, keys, values, scale: q)
         self._layer = operator("decode_layer", lambda x, *_: x)
-        self._draw = operator("draw", lambda logits, *_: ([logits[0]],) * 3, lambda *_: (int32, float32, float32))
+        self._tokens = operator(
+            "decode_tokens",
+            lambda ids, positions, remaining, banned, enough, uniform, *_: (uniform,) * 3,
+            lambda *_: (int32, float32, float32),
+        )
         self.token_statistics = operator("token_statistics", lambda logits, targets, inverse: ([logits[0]],) * 3, three)
         self.token_gradient = operator(
             "token_gradient", lambda logits, targets, inverse, entropy, total, d_log_prob, d_entropy: logits
@@ -91,20 +95,26 @@ class Operators:
     def decode_layer(self, x, weights, cos, sin, view, key_cache, value_cache, scale, eps, has_bias, has_norms):
         """One layer for one new position of each slot, as `models.transformer.Block` computes it.
 
-        x: [B, hidden]; weights: of the attention norm, wq, wk, wv, their biases, the norms of query and key (any tensor
-        in place of those that the model has not), wo, the feed-forward norm, w1, w3, w2; cos, sin: [1, B, 1, D]; view,
-        key_cache, value_cache: as in `decode_attention`. Returns [B, hidden].
+        x: [B, hidden]; weights: as `Block.decode_weights` gives them; cos, sin: [1, B, 1, D]; view, key_cache,
+        value_cache: as in `decode_attention`. Returns [B, hidden].
         """
         numbers = several(scale, eps, has_bias, has_norms)
-        return self._layer(x, *weights, cos, sin, view, key_cache, value_cache, numbers)
+        return self._layer(x, cos, sin, view, numbers, *weights, key_cache, value_cache)
 
-    def draw(self, logits, uniform, ban_stop, stop_ids, inverse, greedy):
-        """One token of each row; see `rollout.sampling.Sampler`, whose plain and greedy forms this is.
+    def decode_tokens(self, slots, uniform, stop_ids, table, angles, norm, head, layers, numbers):
+        """Up to n tokens of each slot, as `models.transformer.Decoder` and `rollout.sampling.Sampler` give them one by
+        one; a slot that draws a stop token is left out from there on.
 
-        logits: [B, V]; uniform, ban_stop: [B]; stop_ids: int32[n], -1 for none. Returns token int32[B], behaviour
-        and policy log-probs [B].
+        slots: int32[B] each: the last token, its position, how many tokens may still come (0: nothing in this slot), in
+        how many of them no stop token may; and int32[1], with how many slots going on no further token is begun.
+        uniform: [B, n]; stop_ids: int32[s], -1 for none; table: of embeddings
+        [V, hidden]; angles: tables of cos and sin [positions, D]; norm, head: the final norm's weight and [V, hidden];
+        layers: `Block.decode_weights` of each, and its caches, all in one row. numbers: scale, epsilon, has_bias and
+        has_norms as in `decode_layer`, the inverse temperature, and whether the largest logit is taken.
+
+        Returns token int32[B, n] (-1 where there is none), behaviour and policy log-probs [B, n].
         """
-        return self._draw(logits, uniform, ban_stop, stop_ids, several(inverse, greedy))
+        return self._tokens(*slots, uniform, stop_ids, table, *angles, norm, head, several(*numbers), *layers)
 
 
 @functools.cache
