@@ -178,7 +178,8 @@ def sides_of(args: argparse.Namespace, job: ComparedJob, model: Path) -> list[Si
     work += ["--threads", str(args.threads), "--max-others", str(args.max_others), *_flags(job.work)]
     work += ["--fixed-length"] if job.fixed_length else []
     script = Path(__file__).with_name("grpo_step.py")
-    sides = [Side(OURS, lambda path: [sys.executable, str(script), *work, "--json", str(path), *args.ours])]
+    ours = [sys.executable, str(script), *work, "--micro-batch", str(job.tokens)]
+    sides = [Side(OURS, lambda path: [*ours, "--json", str(path), *args.ours])]
     for number, python in enumerate(args.peer_python, 1):
         for micro in job.micro_batches:
             peer = [python, str(args.peer_script), *work, *job.peer, "--tuned-malloc", "--micro-batch", str(micro)]

@@ -12,7 +12,8 @@ class ComparedJob:
 
     what: for the table. model: flags that the peer's script builds the model and its prompts with. work: flags of the
     measured runs. peer: flags of the peer alone. micro_batches: of the peer, in completions: it is measured with each,
-    its fastest counts for time and its smallest for memory. goals: `step`, `gen`, `memory` -> greatest ratio.
+    its fastest counts for time and its smallest for memory. tokens: of our micro-batches, at most; one size counts for
+    both. goals: `step`, `gen`, `memory` -> greatest ratio.
     end_scale: factor on the end token's row of a tied embedding, which makes random weights end their responses early.
     steps: with two that are left out; more where more shapes have to be met first.
     """
@@ -22,6 +23,7 @@ class ComparedJob:
     work: Mapping[str, str] = field(default_factory=dict)
     peer: tuple[str, ...] = ()
     micro_batches: tuple[int, ...] = (16, 8)
+    tokens: int = 1152
     goals: Mapping[str, float] = field(default_factory=dict)
     fixed_length: bool = True
     end_scale: float = 1.0
@@ -61,19 +63,22 @@ JOBS: dict[str, ComparedJob] = {
     "natural-lengths": ComparedJob(
         "end token allowed, up to 128 tokens",
         work=_lengths(64, 128),
+        micro_batches=(16,),
         goals={"step": 0.45, "gen": 0.50},
         fixed_length=False,
         end_scale=9.0,
         steps=14,
     ),
     "two-updates": ComparedJob(
-        "two updates on one batch", work={"--num-iterations": "2"}, goals={"step": 0.50}
+        "two updates on one batch", work={"--num-iterations": "2"}, micro_batches=(16,), goals={"step": 0.50}
     ),
     "wide": ComparedJob(
-        "hidden 512, 8 layers", model={"--hidden": "512", "--layers": "8"}, goals={"step": 0.60}
+        "hidden 512, 8 layers", model={"--hidden": "512", "--layers": "8"}, micro_batches=(16,), goals={"step": 0.60}
     ),
     **{
-        f"growth-{samples}": ComparedJob(f"{samples} samples of a prompt", work={"--num-generations": str(samples)})
+        f"growth-{samples}": ComparedJob(
+            f"{samples} samples of a prompt", work={"--num-generations": str(samples)}, micro_batches=(16,)
+        )
         for samples in GROWTH
     },
     "qwen2.5-0.5b": ComparedJob(

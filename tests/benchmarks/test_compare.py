@@ -154,7 +154,14 @@ def test_both_scripts_get_the_same_work(peer, tmp_path):
     ours, *peers = [side.command(tmp_path / "run.json") for side in compare.sides_of(args, job, model)]
     shared = ["--load", str(model), "--steps", "8", "--warmup", "2", "--quiet", "--threads", "2"]
     shared += ["--max-others", "0.15", "--max-prompt", "512", "--max-completion", "64", "--fixed-length"]
-    assert ours[2:] == [*shared, "--json", str(tmp_path / "run.json"), "train.length_bucket=64"]
+    assert ours[2:] == [
+        *shared,
+        "--micro-batch",
+        "1152",
+        "--json",
+        str(tmp_path / "run.json"),
+        "train.length_bucket=64",
+    ]
     assert [command[0] for command in peers] == [sys.executable, "other"]
     for command in peers:
         assert command[2:-2] == [*shared, "--tuned-malloc", "--micro-batch", "8"]

@@ -262,6 +262,7 @@ def check_corruption(collectives: Collectives) -> None:
         reshard.verify()
 
 
+@pytest.mark.slow
 @pytest.mark.msrun
 def test_four_workers():
     totals = np.sum(run_workers(4, __file__, "check_workers"), axis=0)

@@ -128,7 +128,7 @@ CUTS = {
     "dp2": (2, [*jobs.layout("train", "dp2"), *jobs.layout("infer", "dp2")]),
     "tp2pp2": (4, [*jobs.layout("train", "tp2pp2"), *jobs.layout("infer", "dp2tp2")]),
 }
-DEFAULT = [("ppo", "dp2")]
+DEFAULT = [("ppo", "one group at a time")]
 
 
 def case(name: str, cut: str):

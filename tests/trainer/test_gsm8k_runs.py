@@ -84,7 +84,7 @@ def test_alone(gsm8k, alone):
 
 
 @pytest.mark.msrun
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_under_msrun(gsm8k, alone, tmp_path, workers):
     """Rank 0 alone writes; the rollouts are those of one process."""
     result = run_msrun(workers, [jobs.ONE_STAGE, *arguments(gsm8k, tmp_path, workers)])

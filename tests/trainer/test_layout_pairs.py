@@ -40,7 +40,7 @@ PAIRS = {
     ],
     8: [(train, infer) for train in ("dp2tp2pp2", "tp4pp2", "tp2pp2dp2sp") for infer in ("dp2tp4", "dp4tp2")],
 }
-DEFAULT = [("tp2", "dp2"), ("tp2pp2", "dp2tp2")]
+DEFAULT = [("tp2pp2", "dp2tp2")]
 
 
 def marked(workers: int, pair: tuple[str, str]):
