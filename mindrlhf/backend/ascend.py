@@ -6,6 +6,7 @@ tests exercise everything above through it.
 
 from mindspore import ops
 
+from mindrlhf.backend.adamw import adamw, squared_norm  # noqa: F401
 from mindrlhf.backend.attention import (  # noqa: F401
     decode_attention,
     decode_view,

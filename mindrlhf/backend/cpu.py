@@ -6,6 +6,7 @@ matrix product there.
 
 from mindspore import ops
 
+from mindrlhf.backend.adamw import adamw, squared_norm  # noqa: F401
 from mindrlhf.backend.attention import (  # noqa: F401
     decode_attention,
     decode_view,

@@ -41,7 +41,13 @@ def open_updater(
     block = BLOCK_NUMBERS if in_blocks else None
     share = replica_share(parameters, training) if part.shared_optimizer else None
     optimizer = AdamW(
-        optimizer_settings, [parameters[spec.name] for spec in part.specs], part.specs, norm, share, block
+        optimizer_settings,
+        [parameters[spec.name] for spec in part.specs],
+        part.specs,
+        norm,
+        share,
+        block,
+        head.decoder.kernels,
     )
     return Updater(
         head,

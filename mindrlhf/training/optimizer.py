@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, ops
 
+from mindrlhf.backend import adamw as composed
 from mindrlhf.backend.graph import Graph
 from mindrlhf.configs.grpo import OptimizerSettings
 from mindrlhf.models.parameters import ParameterSpec
@@ -29,15 +30,12 @@ def zeros_like(parameters: list[Parameter], prefix: str) -> ParameterTuple:
 class SquaredNorm(Graph):
     """Sum of squares of all gradients, float32 scalar."""
 
-    def __init__(self, gradients: ParameterTuple):
+    def __init__(self, gradients: ParameterTuple, kernels):
         super().__init__()
-        self.gradients = gradients
+        self.gradients, self.squared_norm = gradients, kernels.squared_norm
 
     def construct(self):
-        parts = ()
-        for gradient in self.gradients:
-            parts += (ops.square(gradient).sum(),)
-        return ops.stack(parts).sum()
+        return self.squared_norm(self.gradients)
 
 
 @dataclass(frozen=True)
@@ -70,39 +68,18 @@ class Apply(Graph):
 
     rows: (first, end) of those rows of each gradient that belong to the parameter.
 
-    MindSpore's fused `AdamWeightDecay` has no bias correction: w -= lr * (m / (sqrt(v) + eps) + decay * w). With
+    The operators have no bias correction: w -= lr * (m / (sqrt(v) + eps) + decay * w). With
     lr' = lr * sqrt(1 - b2^t) / (1 - b1^t), eps' = eps * sqrt(1 - b2^t) and decay' = decay * lr / lr' it is AdamW
     exactly (Loshchilov & Hutter 2019, algorithm 2; Kingma & Ba 2015, section 2, last paragraph).
     """
 
-    def __init__(self, parameters, gradients, first, second, decays: list[bool], rows: list[tuple[int, int]]):
+    def __init__(self, parameters, gradients, first, second, decays: list[bool], rows: list[tuple[int, int]], kernels):
         super().__init__()
         self.parameters, self.gradients, self.first, self.second = parameters, gradients, first, second
-        self.decays, self.rows = decays, rows
-        self.update = ops.AdamWeightDecay()
+        self.decays, self.rows, self.adamw = tuple(decays), tuple(rows), kernels.adamw
 
-    def construct(self, rate, beta1, beta2, eps, decay, scale):
-        done = rate
-        for i in range(len(self.parameters)):
-            gradient = self.gradients[i]
-            first, end = self.rows[i]
-            own = gradient if end - first == gradient.shape[0] else gradient[first:end]
-            step = self.update(
-                self.parameters[i],
-                self.first[i],
-                self.second[i],
-                rate,
-                beta1,
-                beta2,
-                eps,
-                decay if self.decays[i] else decay * 0.0,
-                own * scale,
-            )
-            done = ops.depend(done, step)
-            # g - g, because zeros would be folded into the graph as constants: the size of the model once more. The
-            # gradients are finite here.
-            done = ops.depend(done, ops.assign_sub(gradient, ops.depend(gradient, step)))
-        return done
+    def construct(self, *numbers):
+        return self.adamw(self.parameters, self.gradients, self.first, self.second, self.decays, self.rows, numbers)
 
 
 class Discard(Graph):
@@ -136,7 +113,7 @@ class AdamW:
     model's.
     block_numbers: parameters are updated in blocks of at most so many numbers (or one parameter); None is all at once.
     blocks: indices of the parameters of each; before_block is called with a block's number, so that no other moments
-    than its own need be in memory.
+    than its own need be in memory. kernels: of `backend`; the compositions by default.
     """
 
     def __init__(
@@ -147,6 +124,7 @@ class AdamW:
         norm: ShardedNorm | None = None,
         share: ReplicaShare | None = None,
         block_numbers: int | None = None,
+        kernels=composed,
     ):
         self.settings = settings
         self.parameters = ParameterTuple(parameters)
@@ -162,7 +140,7 @@ class AdamW:
         counted = self.gradients
         if norm:
             counted = [gradient for gradient, counts in zip(self.gradients, norm.counted, strict=True) if counts]
-        self._squares = SquaredNorm(ParameterTuple(counted)) if counted else None
+        self._squares = SquaredNorm(ParameterTuple(counted), kernels) if counted else None
         self._sum = norm.sum if norm else None
         sizes = [parameter.size for parameter in parameters]
         self.blocks = buckets(sizes, block_numbers or sum(sizes))
@@ -175,6 +153,7 @@ class AdamW:
                 ),
                 [specs[i].decays for i in block],
                 [(rows[i].start, rows[i].stop) for i in block],
+                kernels,
             )
             for block in self.blocks
         ]

@@ -9,7 +9,7 @@ import pytest
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from small_model import SmallModel
 
-from mindrlhf.backend import cpu, kernels, native, operators_in_use
+from mindrlhf.backend import adamw, cpu, kernels, native, operators_in_use
 from mindrlhf.backend.native.operators import operators
 from mindrlhf.configs.grpo import SamplingSettings
 from mindrlhf.rollout import graphs
@@ -23,6 +23,7 @@ TOKENS = N * P + N * G * R
 def fused():
     found = operators()
     if found is None:
+        assert native.library().problem == "g++ is not installed"
         pytest.skip(f"the fused operators cannot be built here: {native.library().problem}")
     return found
 
@@ -338,6 +339,43 @@ def test_drawing_follows_the_distribution(fused):
     expected = np.exp(drawing.scale * drawing.logits[0].astype(np.float64) / 0.5)
     expected /= expected.sum()
     np.testing.assert_allclose(np.bincount(token, minlength=40) / rows, expected, rtol=0, atol=2 / rows)
+
+
+def test_an_update_of_some_rows_equals_the_composition(fused):
+    """Of tensors larger and smaller than a piece; the gradients of other rows are zeroed too."""
+    shapes, rows = [(40, 700), (9, 8), (5,)], ((10, 30), (0, 9), (2, 4))
+    numbers = [Tensor(np.float32(value)) for value in (1e-2, 0.9, 0.95, 1e-6, 0.3, 0.7)]
+
+    class Update(nn.Cell):
+        def __init__(self, backend, state):
+            super().__init__(auto_prefix=False)
+            self.state, self.adamw, self.squared_norm = state, backend.adamw, backend.squared_norm
+
+        def construct(self, *numbers):
+            parameters, first, second, gradients = self.state
+            norm = self.squared_norm(gradients)
+            done = self.adamw(
+                parameters, gradients, first, second, (True, False, True), rows, ops.depend(numbers, norm)
+            )
+            return norm, done
+
+    found = []
+    for backend in (fused, adamw):
+        state = []
+        for kind in range(4):
+            own = [
+                shape if kind == 3 else (end - start, *shape[1:])
+                for shape, (start, end) in zip(shapes, rows, strict=True)
+            ]
+            arrays = [draw(*shape, seed=kind) for shape in own]
+            arrays = [ops.square(array) for array in arrays] if kind == 2 else arrays
+            state.append(ParameterTuple([Parameter(a, name=f"{kind}.{i}") for i, a in enumerate(arrays)]))
+        norm, done = Update(backend, state)(*numbers)
+        done.asnumpy()
+        found.append([norm.asnumpy().reshape(()), *(p.asnumpy().copy() for kind in state for p in kind)])
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-6, atol=1e-6)
+    assert not any(gradient.any() for gradient in found[0][-3:])
 
 
 def test_not_a_number_stays_one(fused):

@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+from mindrlhf.backend import adamw as composed
+from mindrlhf.backend.native.operators import operators
 from mindrlhf.configs.grpo import OptimizerSettings
 from mindrlhf.models.parameters import ParameterSpec
 from mindrlhf.training.optimizer import AdamW
@@ -58,13 +60,15 @@ class Reference:
 class Subject:
     """An optimizer over one parameter of each kind."""
 
-    def __init__(self, settings, block_numbers=None):
+    def __init__(self, settings, block_numbers=None, kernels=composed):
         import mindspore
         from mindspore import Parameter, Tensor
 
         mindspore.set_context(mode=mindspore.GRAPH_MODE, device_target="CPU")
         self.parameters = {k: Parameter(Tensor(v.astype(np.float32)), name=k) for k, v in start().items()}
-        self.optimizer = AdamW(settings, list(self.parameters.values()), specs(), block_numbers=block_numbers)
+        self.optimizer = AdamW(
+            settings, list(self.parameters.values()), specs(), block_numbers=block_numbers, kernels=kernels
+        )
 
     def accumulate(self, gradients):
         for buffer, kind in zip(self.optimizer.gradients, KINDS, strict=True):
@@ -85,10 +89,18 @@ SETTINGS = [
 ]
 
 
+@pytest.fixture(scope="module", params=["composed", "fused"])
+def kernels(request):
+    """What the optimizer's graphs are built from."""
+    if request.param == "composed":
+        return composed
+    return operators() or pytest.skip("the fused operators cannot be built here")  # tests/backend says why
+
+
 @pytest.mark.parametrize("settings", SETTINGS, ids=["unclipped", "clipped"])
-def test_several_updates_are_those_of_the_paper(settings):
+def test_several_updates_are_those_of_the_paper(kernels, settings):
     """The third is at rate 0, which moves the moments only; the fourth has a small gradient that is not clipped."""
-    subject, reference = Subject(settings), Reference(settings, start())
+    subject, reference = Subject(settings, kernels=kernels), Reference(settings, start())
     for step, (rate, scale) in enumerate(
         [(1e-2, 1.0), (3e-2, 10.0), (0.0, 1.0), (1e-2, 0.02), (2e-2, 1.0), (2e-2, 3.0)]
     ):
@@ -110,9 +122,9 @@ def test_several_updates_are_those_of_the_paper(settings):
 
 
 @pytest.fixture(scope="module")
-def twins():
+def twins(kernels):
     """Two optimizers in the same state, one update old."""
-    twins = Subject(SETTINGS[0]), Subject(SETTINGS[0])
+    twins = Subject(SETTINGS[0], kernels=kernels), Subject(SETTINGS[0], kernels=kernels)
     for twin in twins:
         twin.accumulate(gradients_of(50))
         twin.optimizer.step(1e-2)
@@ -145,8 +157,8 @@ def assert_same_state(subject, other):
             np.testing.assert_array_equal(mine, its)
 
 
-def test_a_gradient_of_zero_decays_matrices_only():
-    subject = Subject(OptimizerSettings(weight_decay=0.5))
+def test_a_gradient_of_zero_decays_matrices_only(kernels):
+    subject = Subject(OptimizerSettings(weight_decay=0.5), kernels=kernels)
     before = {kind: np.array(p.asnumpy()) for kind, p in subject.parameters.items()}
     assert subject.optimizer.step(0.1).grad_norm == 0
     for kind, parameter in subject.parameters.items():
@@ -165,8 +177,8 @@ def test_buffers_are_named_after_their_weights(twins):
         assert not any(buffer.requires_grad for buffer in group)
 
 
-def test_updates_in_blocks_are_the_same_bits():
-    whole, parts = Subject(OptimizerSettings()), Subject(OptimizerSettings(), block_numbers=20)
+def test_updates_in_blocks_are_the_same_bits(kernels):
+    whole, parts = (Subject(OptimizerSettings(), numbers, kernels) for numbers in (None, 20))
     assert whole.optimizer.blocks == ((0, 1, 2, 3, 4),)
     assert parts.optimizer.blocks == ((0, 1), (2,), (3,), (4,))
     used = []

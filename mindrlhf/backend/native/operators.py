@@ -61,6 +61,8 @@ class Operators:
             lambda ids, positions, remaining, banned, enough, uniform, *_: (uniform,) * 3,
             lambda *_: (int32, float32, float32),
         )
+        self._squared_norm = operator("squared_norm", lambda *_: [1])
+        self._adamw = operator("adamw", lambda *_: [1])
         self.token_statistics = operator("token_statistics", lambda logits, targets, inverse: ([logits[0]],) * 3, three)
         self.token_gradient = operator(
             "token_gradient", lambda logits, targets, inverse, entropy, total, d_log_prob, d_entropy: logits
@@ -115,6 +117,16 @@ class Operators:
         Returns token int32[B, n] (-1 where there is none), behaviour and policy log-probs [B, n].
         """
         return self._tokens(*slots, uniform, stop_ids, table, *angles, norm, head, several(*numbers), *layers)
+
+    def squared_norm(self, gradients):
+        return self._squared_norm(*gradients).reshape(())
+
+    def adamw(self, parameters, gradients, first, second, decays, rows, numbers):
+        layout, inputs = (), ()
+        for i in range(len(parameters)):
+            layout += (rows[i][0], 1 if decays[i] else 0)
+            inputs += (parameters[i], first[i], second[i], gradients[i])
+        return self._adamw(ops.stack(numbers), whole_numbers(layout), *inputs)
 
 
 @functools.cache
