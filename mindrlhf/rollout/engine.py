@@ -244,7 +244,12 @@ class _Run:
         banned[active] = np.maximum(engine.sampling.min_new_tokens - counts, 0)
         pending = min(engine._admit_size, len(samples.length) - self.next_sample)
         enough = np.array([engine.slots - pending if pending else 0], np.int32)  # so many slots are worth refilling
-        inputs = (self.token, self.position, remaining, banned, enough, numbers, engine._seen)
+        leaders, prefixes = np.arange(engine.slots, dtype=np.int32), np.zeros(engine.slots, np.int32)
+        groups, first, group = np.unique(samples.group[rows], return_index=True, return_inverse=True)
+        leaders[active] = active[first][group]
+        prefixes[active] = np.array([len(self.prompts[g].token_ids) - 1 for g in groups], np.int32)[group]
+        slots = (self.token, self.position, remaining, banned, leaders, prefixes)
+        inputs = (*slots, enough, numbers, engine._seen)
         out = engine._timed("decode_s", ("decode",), engine._run_decode, *inputs)
         tokens, behaviour, policy = (part[active] for part in out)
         kept = (tokens >= 0).sum(1)

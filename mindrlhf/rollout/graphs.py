@@ -77,8 +77,9 @@ class Decode(Graph):
     policy log-prob (see `Sampler`).
 
     ids, positions: int32[B], of the last token. remaining: int32[B], tokens that may still come, 0 in an empty slot.
-    banned: int32[B], in how many of the next tokens no stop token may come. enough: int32[1], with how many slots going
-    on none begins another token. uniform: [B, n]. seen: see `Sampler`.
+    banned: int32[B], in how many of the next tokens no stop token may come. leaders, prefixes: int32[B], a slot whose
+    cache is the same up to that position. enough: int32[1], with how many slots going on none begins another token.
+    uniform: [B, n]. seen: see `Sampler`.
     """
 
     def __init__(self, decoder: Decoder, cache: Cache, sampler: Sampler):
@@ -88,10 +89,10 @@ class Decode(Graph):
         self.fused = decoder.decodes_tokens and sampler.simple
         self.tokens = FUSED_TOKENS if self.fused else 1
 
-    def construct(self, ids, positions, remaining, banned, enough, uniform, seen):
+    def construct(self, ids, positions, remaining, banned, leaders, prefixes, enough, uniform, seen):
         sampler = self.sampler
         if self.fused:
-            slots = (ids, positions, remaining, banned, enough)
+            slots = (ids, positions, remaining, banned, leaders, prefixes, enough)
             return self.decoder.decode_tokens(
                 slots, uniform, sampler.stop_ids, sampler.inverse, sampler.greedy, self.keys, self.values
             )

@@ -212,6 +212,11 @@ def test_a_decoded_layer_equals_its_parts(fused, options):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
 
 
+def alone(slots: int, enough: int = 0) -> tuple[np.ndarray, ...]:
+    """Slots that share nothing: leaders, prefixes; and with how many of them no token is begun."""
+    return np.arange(slots, dtype=np.int32), np.zeros(slots, np.int32), np.array([enough], np.int32)
+
+
 def cache_of(config, slots: int, size: int) -> graphs.Cache:
     return graphs.Cache(config.num_layers, slots, config.num_kv_heads, size, config.head_dim)
 
@@ -241,10 +246,10 @@ def test_tokens_of_one_call_are_those_of_one_by_one(fused, options, temperature)
         out = np.full((3, slots, tokens), -1.0) * np.array([1, 0, 0]).reshape((3, 1, 1))
         seen = np.zeros((1, 1), np.float32)
         if is_fused:
-            inputs = (*now, np.zeros(1, np.int32), uniform, seen)
+            inputs = (*now, *alone(slots), uniform, seen)
             out = np.stack([part.asnumpy().astype(np.float64) for part in graph(*(Tensor(part) for part in inputs))])
         for t in range(0 if is_fused else tokens):
-            inputs = (*now, np.zeros(1, np.int32), uniform[:, t : t + 1].copy(), seen)
+            inputs = (*now, *alone(slots), uniform[:, t : t + 1].copy(), seen)
             parts = [part.asnumpy() for part in graph(*(Tensor(part) for part in inputs))]
             going = now[2] > 0
             out[:, going, t] = np.stack(parts)[:, going, 0]
@@ -269,6 +274,34 @@ def test_tokens_of_one_call_are_those_of_one_by_one(fused, options, temperature)
             np.testing.assert_allclose(one[slot, :, :upto], other[slot, :, :upto], rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("prefix", [1, 21, 40])
+def test_slots_with_the_same_prompt_read_it_together(fused, prefix):
+    """Thirteen slots in a mixed order, of three prompts, one of which has more slots than are worked on at once."""
+    model = SmallModel.random()
+    decoder, _ = model.build(64)
+    prompts = np.array([0, 2, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 2])
+    slots, size = len(prompts), 64
+    first = np.array([np.flatnonzero(prompts == prompt)[0] for prompt in prompts], np.int32)
+    rng = np.random.default_rng(8)
+    ids, remaining = rng.integers(0, 64, slots).astype(np.int32), rng.integers(1, 17, slots).astype(np.int32)
+    positions = (prefix + rng.integers(0, 8, slots)).astype(np.int32)
+    remaining[4], zeros = 0, np.zeros(slots, np.int32)
+    uniform, seen = rng.random((slots, graphs.FUSED_TOKENS)).astype(np.float32), np.zeros((1, 1), np.float32)
+    found = []
+    for leaders, prefixes in ((first, zeros + prefix), (np.arange(slots, dtype=np.int32), zeros + prefix)):
+        cache = cache_of(model.config, slots, size)
+        for number, parameter in enumerate((*cache.keys, *cache.values)):
+            content = draw(*parameter.shape, seed=number).asnumpy().copy()
+            content[:, :, :prefix] = content[prompts, :, :prefix]
+            parameter.asnumpy()[...] = content
+        graph = graphs.Decode(decoder, cache, Sampler(SamplingSettings(max_new_tokens=64), 64, ()))
+        inputs = (ids, positions, remaining, zeros, leaders, prefixes, zeros[:1], uniform, seen)
+        found.append([part.asnumpy() for part in graph(*(Tensor(part) for part in inputs))])
+        assert ((found[-1][0] >= 0).sum(1) == remaining).all()
+    for together, apart in zip(*found, strict=True):
+        assert together.tobytes() == apart.tobytes()
+
+
 def test_no_token_is_begun_with_enough_slots_done(fused):
     model = SmallModel.random()
     decoder, _ = model.build(40)
@@ -277,7 +310,7 @@ def test_no_token_is_begun_with_enough_slots_done(fused):
     remaining, zeros = np.array([3, 9, 5, 16], np.int32), np.zeros(4, np.int32)
     uniform = np.random.default_rng(1).random((4, graphs.FUSED_TOKENS)).astype(np.float32)
     for enough, lengths in ((0, [3, 9, 5, 16]), (2, [3, 5, 5, 5]), (4, [1, 1, 1, 1])):
-        inputs = (zeros, zeros, remaining, zeros, np.array([enough], np.int32), uniform, np.zeros((1, 1), np.float32))
+        inputs = (zeros, zeros, remaining, zeros, *alone(4, enough), uniform, np.zeros((1, 1), np.float32))
         token = graph(*(Tensor(part) for part in inputs))[0].asnumpy()
         assert (token >= 0).sum(1).tolist() == lengths
 
@@ -298,14 +331,21 @@ class Drawing:
         """(Drawn by the operator, drawn by the composition): token, behaviour and policy log-probs of each row."""
 
         class One(nn.Cell):
-            def construct(self, rows, zeros, ones, ban, enough, uniform, norm, table, head, angles):
+            def construct(self, rows, zeros, ones, ban, leaders, enough, uniform, norm, table, head, angles):
                 numbers = (1.0, 0.0, False, False, sampler.inverse, sampler.greedy)
-                slots, tables = (rows, zeros, ones, ban, enough), (angles, angles)
+                slots, tables = (rows, zeros, ones, ban, leaders, zeros, enough), (angles, angles)
                 return run(slots, uniform, sampler.stop_ids, table, tables, norm, head, (), numbers)
 
         sampler, run = self.sampler, self.fused.decode_tokens
         zeros = np.zeros(len(numbers), np.int32)
-        inputs = (self.rows, Tensor(zeros), Tensor(zeros + 1), Tensor(ban.astype(np.int32)), Tensor(zeros[:1]))
+        inputs = (
+            self.rows,
+            Tensor(zeros),
+            Tensor(zeros + 1),
+            Tensor(ban.astype(np.int32)),
+            self.rows,
+            Tensor(zeros[:1]),
+        )
         out = One()(*inputs, Tensor(numbers[:, None]), self.norm, self.table, self.head, self.angles)
         seen = Tensor(np.zeros((1, 1), np.float32))
         expected = sampler(Tensor(self.scale * self.logits), Tensor(numbers), Tensor(ban), seen)

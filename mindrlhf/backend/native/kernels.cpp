@@ -213,10 +213,31 @@ Attention attention_of(void **params, int64_t **shapes) {
 }
 
 // Sequences of a static cache: K key heads, query heads for each, S positions, head size; and of each row of queries
-// its slot in the cache and its position there.
+// its slot in the cache and its position there. Up to `prefixes` positions a row's keys and values are those of the slot
+// `leaders`, its own or another's with the same prompt: rows of one leader read them together.
 struct Slots {
   int64_t rows, heads, queries, size, d;
-  const int32_t *slots, *positions;
+  const int32_t *slots, *positions, *leaders, *prefixes;
+
+  int64_t position(int64_t row) const { return std::min<int64_t>(std::max(positions[row], 0), size - 1); }
+};
+
+const int64_t kBunch = 8;  // rows of one leader that are worked on together
+
+// Rows in an order in which those of one leader are neighbours, and where the bunches of them begin.
+struct Bunches {
+  std::vector<int32_t> rows;
+  std::vector<int64_t> starts;
+
+  explicit Bunches(const Slots &s) : rows(s.rows) {
+    std::iota(rows.begin(), rows.end(), 0);
+    std::stable_sort(rows.begin(), rows.end(), [&](int32_t a, int32_t b) { return s.leaders[a] < s.leaders[b]; });
+    for (int64_t i = 0; i < s.rows; ++i) {
+      const bool follows = i && s.leaders[rows[i]] == s.leaders[rows[i - 1]] && i - starts.back() < kBunch;
+      if (!follows) starts.push_back(i);
+    }
+    starts.push_back(s.rows);
+  }
 };
 
 // sums[j] = the inner product of q and the j-th of four rows
@@ -233,65 +254,95 @@ inline void four_products(const float *q, const float *rows, int64_t d, float *s
   sums[0] = s0, sums[1] = s1, sums[2] = s2, sums[3] = s3;
 }
 
+// weights[t] = the inner product of q and row t of keys, for t from `first` to `end`
+inline void score(const float *q, const float *keys, int64_t first, int64_t end, int64_t d, float *weights) {
+  int64_t t = first;
+  for (; t + 4 <= end; t += 4) four_products(q, keys + t * d, d, weights + t);
+  for (; t < end; ++t) {
+    float sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t c = 0; c < d; ++c) sum += q[c] * keys[t * d + c];
+    weights[t] = sum;
+  }
+}
+
+// out += the sum of weights[t] times row t of values, for t from `first` to `end`
+inline void mix(const float *weights, const float *values, int64_t first, int64_t end, int64_t d, float *out) {
+  int64_t t = first;
+  for (; t + 4 <= end; t += 4) {
+    const float *w = weights + t, *v0 = values + t * d, *v1 = v0 + d, *v2 = v1 + d, *v3 = v2 + d;
+#pragma omp simd
+    for (int64_t c = 0; c < d; ++c) out[c] += w[0] * v0[c] + w[1] * v1[c] + w[2] * v2[c] + w[3] * v3[c];
+  }
+  for (; t < end; ++t) {
+    const float w = weights[t], *v = values + t * d;
+#pragma omp simd
+    for (int64_t c = 0; c < d; ++c) out[c] += w * v[c];
+  }
+}
+
 // Writes the new key and value of each row into the caches and attends to what its slot holds so far. `before` is
 // called with each row and key head first: it may still change queries and keys.
 template <typename Before>
 void attend_slots(const Slots &s, const float *query, const float *key, const float *value, float *key_cache,
                   float *value_cache, float scale, float *output, Before before) {
-  const int64_t d = s.d, width = s.heads * s.queries * d;
-  pieces(s.rows * s.heads, 4, [&](int64_t first, int64_t m) {
-    for (int64_t task = first; task < first + m; ++task) {
-      const int64_t row = task / s.heads, head = task % s.heads, slot = s.slots[row];
+  const int64_t d = s.d, width = s.heads * s.queries * d, near = 32;  // positions that stay in the nearest cache
+  const Bunches bunches(s);
+  pieces((bunches.starts.size() - 1) * s.heads, 1, [&](int64_t task, int64_t) {
+    const int64_t bunch = task / s.heads, head = task % s.heads;
+    const int32_t *rows = bunches.rows.data() + bunches.starts[bunch];
+    const int64_t count = bunches.starts[bunch + 1] - bunches.starts[bunch];
+    auto place = [&](int64_t slot) { return (slot * s.heads + head) * s.size * d; };
+    int64_t most = 0, shared = s.size;
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t row = rows[i], position = s.position(row), at = (row * s.heads + head) * d;
       before(row, head);
-      const int64_t position = std::min<int64_t>(std::max(s.positions[row], 0), s.size - 1), seen = position + 1;
-      float *keys = key_cache + (slot * s.heads + head) * s.size * d;
-      float *values = value_cache + (slot * s.heads + head) * s.size * d;
-      std::copy(key + task * d, key + (task + 1) * d, keys + position * d);
-      std::copy(value + task * d, value + (task + 1) * d, values + position * d);
-      float *weights = scratch(s.queries * seen);
-      const float *q = query + row * width + head * s.queries * d;
-      float *out = output + row * width + head * s.queries * d;
-      int64_t t = 0;
-      for (; t + 4 <= seen; t += 4) {
-        for (int64_t j = 0; j < s.queries; ++j) four_products(q + j * d, keys + t * d, d, weights + j * seen + t);
+      std::copy(key + at, key + at + d, key_cache + place(s.slots[row]) + position * d);
+      std::copy(value + at, value + at + d, value_cache + place(s.slots[row]) + position * d);
+      most = std::max(most, position + 1);
+      shared = std::min<int64_t>({shared, s.prefixes[row], position});
+    }
+    float *weights = scratch(count * s.queries * most);
+    auto for_queries = [&](int64_t i, auto body) {
+      const int64_t at = rows[i] * width + head * s.queries * d;
+      for (int64_t j = 0; j < s.queries; ++j) body(query + at + j * d, weights + (i * s.queries + j) * most, output + at + j * d);
+    };
+    const float *leader = key_cache + place(s.leaders[rows[0]]);
+    for (int64_t t = 0; t < shared; t += near) {
+      for (int64_t i = 0; i < count; ++i) {
+        for_queries(i, [&](const float *q, float *w, float *) { score(q, leader, t, std::min(t + near, shared), d, w); });
       }
-      for (; t < seen; ++t) {
-        for (int64_t j = 0; j < s.queries; ++j) {
-          float sum = 0;
-#pragma omp simd reduction(+ : sum)
-          for (int64_t c = 0; c < d; ++c) sum += q[j * d + c] * keys[t * d + c];
-          weights[j * seen + t] = sum;
-        }
+    }
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t seen = s.position(rows[i]) + 1;
+      const float *own = key_cache + place(s.slots[rows[i]]);
+      for_queries(i, [&](const float *q, float *w, float *out) {
+        score(q, own, shared, seen, d, w);
+        for (int64_t t = 0; t < seen; ++t) w[t] *= scale;
+        softmax(w, seen);
+        std::fill(out, out + d, 0.0f);
+      });
+    }
+    leader = value_cache + place(s.leaders[rows[0]]);
+    for (int64_t t = 0; t < shared; t += near) {
+      for (int64_t i = 0; i < count; ++i) {
+        for_queries(i, [&](const float *, float *w, float *out) { mix(w, leader, t, std::min(t + near, shared), d, out); });
       }
-      for (int64_t i = 0; i < s.queries * seen; ++i) weights[i] *= scale;
-      for (int64_t j = 0; j < s.queries; ++j) softmax(weights + j * seen, seen);
-      std::fill(out, out + s.queries * d, 0.0f);
-      for (t = 0; t + 4 <= seen; t += 4) {
-        const float *v0 = values + t * d, *v1 = v0 + d, *v2 = v1 + d, *v3 = v2 + d;
-        for (int64_t j = 0; j < s.queries; ++j) {
-          const float *w = weights + j * seen + t;
-          float *o = out + j * d;
-#pragma omp simd
-          for (int64_t c = 0; c < d; ++c) o[c] += w[0] * v0[c] + w[1] * v1[c] + w[2] * v2[c] + w[3] * v3[c];
-        }
-      }
-      for (; t < seen; ++t) {
-        for (int64_t j = 0; j < s.queries; ++j) {
-          const float w = weights[j * seen + t];
-#pragma omp simd
-          for (int64_t c = 0; c < d; ++c) out[j * d + c] += w * values[t * d + c];
-        }
-      }
+    }
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t seen = s.position(rows[i]) + 1;
+      const float *own = value_cache + place(s.slots[rows[i]]);
+      for_queries(i, [&](const float *, float *w, float *out) { mix(w, own, shared, seen, d, out); });
     }
   });
 }
 
-// 0, 1, 2 and so on: the slots of rows that are one for each slot.
-std::vector<int32_t> numbered(int64_t n) {
-  std::vector<int32_t> out(n);
-  std::iota(out.begin(), out.end(), 0);
-  return out;
-}
+// One row for each slot, which shares nothing.
+struct Single {
+  std::vector<int32_t> numbered, zeros;
+
+  explicit Single(int64_t n) : numbered(n), zeros(n, 0) { std::iota(numbered.begin(), numbered.end(), 0); }
+};
 
 // x [T, in], weight [out, in] (, bias [out]) -> y [T, out], or added to what is there
 void linear_any(const float *x, const float *w, const float *bias, float *y, int64_t rows, int64_t in, int64_t out,
@@ -720,9 +771,10 @@ int attention_gradient(int, void **params, int *, int64_t **shapes, const char *
 // query [B, H * d], key, value [B, K * d], positions int32[B], caches [B, K, S, d] (written), scale [1] -> [B, H * d]
 int decode_attention(int, void **params, int *, int64_t **shapes, const char **, void *, void *) {
   auto p = reinterpret_cast<float **>(params);
-  const std::vector<int32_t> every = numbered(shapes[0][0]);
+  const Single every(shapes[0][0]);
+  const int32_t *number = every.numbered.data();
   const Slots slots{shapes[0][0], shapes[4][1], shapes[0][1] / (shapes[4][1] * shapes[4][3]), shapes[4][2],
-                    shapes[4][3], every.data(), static_cast<const int32_t *>(params[3])};
+                    shapes[4][3], number, static_cast<const int32_t *>(params[3]), number, every.zeros.data()};
   attend_slots(slots, p[0], p[1], p[2], p[4], p[5], *p[6], p[7], [](int64_t, int64_t) {});
   return 0;
 }
@@ -737,8 +789,9 @@ Layer layer_at(void **params, int64_t **shapes, int first, const float *numbers)
           numbers[0], numbers[1], numbers[2] > 0, numbers[3] > 0};
 }
 
-Slots slots_of(const Layer &layer, const int64_t *cache, int64_t rows, const int32_t *slots, const int32_t *positions) {
-  return {rows, cache[1], layer.width / layer.key_width, cache[2], cache[3], slots, positions};
+Slots slots_of(const Layer &layer, const int64_t *cache, int64_t rows, const int32_t *slots, const int32_t *positions,
+               const int32_t *leaders, const int32_t *prefixes) {
+  return {rows, cache[1], layer.width / layer.key_width, cache[2], cache[3], slots, positions, leaders, prefixes};
 }
 
 }  // namespace
@@ -749,12 +802,13 @@ int decode_layer(int, void **params, int *, int64_t **shapes, const char **, voi
   enum { X, COS, SIN, POSITIONS, NUMBERS, WEIGHTS, KEYS = WEIGHTS + Layer::WEIGHTS, OUT = KEYS + 2 };
   const int64_t rows = shapes[X][0];
   const Layer layer = layer_at(params, shapes, WEIGHTS, p[NUMBERS]);
-  const std::vector<int32_t> every = numbered(rows);
+  const Single every(rows);
+  const int32_t *number = every.numbered.data(), *positions = static_cast<const int32_t *>(params[POSITIONS]);
   thread_local std::vector<float> memory;
   memory.resize(rows * layer.scratch_size());
   std::copy(p[X], p[X] + rows * layer.hidden, p[OUT]);
-  decode_rows(layer, slots_of(layer, shapes[KEYS], rows, every.data(), static_cast<const int32_t *>(params[POSITIONS])),
-              p[COS], p[SIN], every.data(), p[OUT], memory.data());
+  decode_rows(layer, slots_of(layer, shapes[KEYS], rows, number, positions, number, every.zeros.data()), p[COS], p[SIN],
+              number, p[OUT], memory.data());
   return 0;
 }
 
@@ -762,7 +816,7 @@ int decode_layer(int, void **params, int *, int64_t **shapes, const char **, voi
 int decode_tokens(int nparam, void **params, int *, int64_t **shapes, const char **, void *, void *) {
   auto p = reinterpret_cast<float **>(params);
   auto whole = reinterpret_cast<int32_t **>(params);
-  enum { IDS, POSITIONS, REMAINING, BANNED, ENOUGH, UNIFORM, STOPS, EMBED, COS, SIN, NORM, HEAD, NUMBERS, LAYERS };
+  enum { IDS, POSITIONS, REMAINING, BANNED, LEADERS, PREFIXES, ENOUGH, UNIFORM, STOPS, EMBED, COS, SIN, NORM, HEAD, NUMBERS, LAYERS };
   const int each = Layer::WEIGHTS + 2, layers = (nparam - LAYERS - 3) / each;
   const int64_t slots = shapes[UNIFORM][0], tokens = shapes[UNIFORM][1], hidden = shapes[EMBED][1];
   const int64_t vocabulary = shapes[HEAD][0], angles = shapes[COS][0], stop_count = shapes[STOPS][0];
@@ -774,7 +828,8 @@ int decode_tokens(int nparam, void **params, int *, int64_t **shapes, const char
   std::fill(behaviour, behaviour + slots * tokens, 0.0f);
   std::fill(policy, policy + slots * tokens, 0.0f);
 
-  std::vector<int32_t> rows, next(whole[IDS], whole[IDS] + slots), positions(slots), at(slots);  // by slot, then by row
+  std::vector<int32_t> rows, next(whole[IDS], whole[IDS] + slots), positions(slots), at(slots);
+  std::vector<int32_t> leaders(slots), prefixes(slots);
   for (int64_t slot = 0; slot < slots; ++slot) {
     if (whole[REMAINING][slot] > 0) rows.push_back(slot);
   }
@@ -793,12 +848,15 @@ int decode_tokens(int nparam, void **params, int *, int64_t **shapes, const char
       std::copy(embedded, embedded + hidden, x + i * hidden);
       positions[i] = whole[POSITIONS][rows[i]] + t;
       at[i] = std::min<int64_t>(positions[i], angles - 1);
+      leaders[i] = whole[LEADERS][rows[i]];
+      prefixes[i] = whole[PREFIXES][rows[i]];
     }
     for (int i = 0; i < layers; ++i) {
       const int first = LAYERS + i * each;
       const Layer layer = layer_at(params, shapes, first, numbers);
-      decode_rows(layer, slots_of(layer, shapes[first + Layer::WEIGHTS], count, rows.data(), positions.data()), p[COS],
-                  p[SIN], at.data(), x, rest);
+      const Slots now = slots_of(layer, shapes[first + Layer::WEIGHTS], count, rows.data(), positions.data(),
+                                 leaders.data(), prefixes.data());
+      decode_rows(layer, now, p[COS], p[SIN], at.data(), x, rest);
     }
     pieces(count, 16, [&](int64_t i, int64_t m) {
       norm_rows(x + i * hidden, p[NORM], eps, h + i * hidden, m, hidden);

@@ -58,7 +58,7 @@ class Operators:
         self._layer = operator("decode_layer", lambda x, *_: x)
         self._tokens = operator(
             "decode_tokens",
-            lambda ids, positions, remaining, banned, enough, uniform, *_: (uniform,) * 3,
+            lambda *inputs: (inputs[7],) * 3,  # of the uniform numbers
             lambda *_: (int32, float32, float32),
         )
         self._squared_norm = operator("squared_norm", lambda *_: [1])
@@ -108,8 +108,9 @@ class Operators:
         one; a slot that draws a stop token is left out from there on.
 
         slots: int32[B] each: the last token, its position, how many tokens may still come (0: nothing in this slot), in
-        how many of them no stop token may; and int32[1], with how many slots going on no further token is begun.
-        uniform: [B, n]; stop_ids: int32[s], -1 for none; table: of embeddings
+        how many of them no stop token may, a slot with the same prompt (its own, or another's to read it together), and
+        up to which position that holds; and int32[1], with how many slots going on no further token is begun. uniform:
+        [B, n]; stop_ids: int32[s], -1 for none; table: of embeddings
         [V, hidden]; angles: tables of cos and sin [positions, D]; norm, head: the final norm's weight and [V, hidden];
         layers: `Block.decode_weights` of each, and its caches, all in one row. numbers: scale, epsilon, has_bias and
         has_norms as in `decode_layer`, the inverse temperature, and whether the largest logit is taken.
