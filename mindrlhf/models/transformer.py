@@ -143,7 +143,8 @@ class Block(nn.Cell):
             shards.size == 1 and others == (self.has_bias,) * 2 and no_more and hasattr(kernels, "decode_layer")
         )
         if self.fused:
-            self.decode_layer = kernels.decode_layer
+            self.decode_layer, self.fused_layer = kernels.decode_layer, kernels.layer
+        self.whole = self.fused and not config.qk_norm
         self.decode_attention = kernels.decode_attention
 
     def decode(self, x, cos, sin, view, keys, values, scale):
@@ -180,6 +181,28 @@ class Block(nn.Cell):
         weights += (self.q_norm.weight.parameter, self.k_norm.weight.parameter) if self.qk_norm else (norm, norm)
         weights += (self.wo.weight.parameter, self.ffn_norm.weight.parameter)
         return (*weights, self.w1.weight.parameter, self.w3.weight.parameter, self.w2.weight.parameter)
+
+    def layer(self, x, cos, sin, asking, view, split, scale):
+        """The layer over all rows with the fused operator of that name, which says what is what; only if `whole`. Its
+        gradients are collected (`models.weight`), and there are no others.
+        """
+        _, p, g, r = split
+        dims = (p, g, r, self.kv_heads, self.head_dim, 1 if asking.shape[1] == cos.shape[1] else 0)
+        weights = self.decode_weights()
+        weights = weights[:7] + weights[9:]
+        numbers = (scale, self.eps, self.has_bias)
+        if not self.wq.weight.collects:
+            return self.fused_layer(x, weights, cos, sin, asking, view, dims, numbers)
+        norm = self.attention_norm.weight.buffer
+        buffers = (norm, self.wq.weight.buffer, self.wk.weight.buffer, self.wv.weight.buffer)
+        if self.has_bias:
+            buffers += (self.wq.bias.buffer, self.wk.bias.buffer, self.wv.bias.buffer)
+        else:
+            buffers += (norm, norm, norm)
+        buffers += (self.wo.weight.buffer, self.ffn_norm.weight.buffer)
+        buffers += (self.w1.weight.buffer, self.w3.weight.buffer, self.w2.weight.buffer)
+        collected = (buffers, self.wq.weight.trigger)
+        return self.fused_layer(x, weights, cos, sin, asking, view, dims, numbers, collected)
 
     def normed(self, x):
         """The layer's attention input [T, hidden] for x [rows, hidden]."""
@@ -298,11 +321,18 @@ class Decoder(nn.Cell):
         return self.group_view(ops.full((n,), p).astype("int32"), split, self.kv_heads, self.heads), split
 
     def _attend_and_finish(self, block, x, cos, sin, view, split):
-        """One layer over all rows; also its keys and values."""
+        """One layer over all rows, operator by operator; also its keys and values."""
         h = block.normed(x)
         q = block.query(h, cos, sin)
         k, v = block.key_value(h, cos, sin)
         return block.finish(x, self.group_attention(q, k, v, view, split, self.scale)), k, v
+
+    def _run(self, block, x, cos, sin, view, split):
+        """The same, in one operator where there is one."""
+        if block.whole:
+            out = block.layer(x, cos, sin, cos, view, split, self.scale)
+            return out[0], out[2], out[3]
+        return self._attend_and_finish(block, x, cos, sin, view, split)
 
     def plain(self, ids):
         """ids int32[B, S], right-padded -> final hidden states [B*S, hidden]."""
@@ -347,12 +377,14 @@ class Decoder(nn.Cell):
         split = (n, p, g, r)
         view = self.group_view(prefix_lengths, split, self.kv_heads, self.heads)
         for block in self.inner_blocks:
-            x, _, _ = self._attend_and_finish(block, x, cos, sin, view, split)
+            x, _, _ = self._run(block, x, cos, sin, view, split)
         if not self.is_last:
             return x
         near = self._rows_from(x, far)
         if self.last_block is None:
             return self._final(near)
+        if self.last_block.whole:
+            return self._final(self.last_block.layer(x, cos, sin, cos[:, far:], view, split, self.scale)[0])
         h = self.last_block.normed(x)
         q = self.last_block.query(h[far:], cos[:, far:], sin[:, far:])
         k, v = self.last_block.key_value(h, cos, sin)
@@ -367,7 +399,7 @@ class Decoder(nn.Cell):
         x = self._embed(prefix_ids.reshape((-1,)))
         cache = ()
         for block in self.inner_blocks:
-            x, k, v = self._attend_and_finish(block, x, cos, sin, view, split)
+            x, k, v = self._run(block, x, cos, sin, view, split)
             cache += ((k.reshape(shape).transpose((0, 2, 1, 3)), v.reshape(shape).transpose((0, 2, 1, 3))),)
         k, v = self.last_block.key_value(self.last_block.normed(x), cos, sin)
         return (*cache, (k.reshape(shape).transpose((0, 2, 1, 3)), v.reshape(shape).transpose((0, 2, 1, 3))))

@@ -108,6 +108,28 @@ void norm_rows(const float *x, const float *weight, float eps, float *y, int64_t
   }
 }
 
+// dx of `rows` rows; to `sum` the gradient of the weight is added. `add`: dx to what is there.
+void norm_gradient_rows(const float *dy, const float *x, const float *weight, float eps, float *dx, float *sum,
+                        int64_t rows, int64_t size, bool add = false) {
+  const float keep = add ? 1 : 0;
+  for (int64_t i = 0; i < rows; ++i, dy += size, x += size, dx += size) {
+    float squares = 0, product = 0;
+#pragma omp simd reduction(+ : squares, product)
+    for (int64_t j = 0; j < size; ++j) {
+      squares += x[j] * x[j];
+      product += dy[j] * weight[j] * x[j];
+    }
+    const float scale = 1.0f / std::sqrt(squares / size + eps);
+    const float back = product * scale * scale * scale / size;
+    if (!add) std::fill(dx, dx + size, 0.0f);
+#pragma omp simd
+    for (int64_t j = 0; j < size; ++j) {
+      dx[j] = keep * dx[j] + dy[j] * weight[j] * scale - x[j] * back;
+      sum[j] += dy[j] * x[j] * scale;
+    }
+  }
+}
+
 // The heads of one token, x [heads, d], turned by its angles (or back, for sign -1); x and y may be the same.
 void turn(const float *x, const float *cos, const float *sin, float sign, float *y, int64_t heads, int64_t d) {
   const int64_t half = d / 2;
@@ -125,6 +147,16 @@ void turn(const float *x, const float *cos, const float *sin, float sign, float 
 void gated(const float *gate, const float *up, float *y, int64_t n) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) y[i] = gate[i] / (1.0f + exponential(-gate[i])) * up[i];
+}
+
+// Gradients of gate and up from that of what `gated` makes of them; d_gate may be dy.
+void gated_gradient(const float *dy, const float *gate, const float *up, float *d_gate, float *d_up, int64_t n) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) {
+    const float slope = dy[i], sigmoid = 1.0f / (1.0f + exponential(-gate[i]));
+    d_up[i] = slope * gate[i] * sigmoid;
+    d_gate[i] = slope * up[i] * sigmoid * (1.0f + gate[i] * (1.0f - sigmoid));
+  }
 }
 
 // One memory block for each thread, which grows and is kept: 64 bytes aligned.
@@ -145,6 +177,7 @@ struct Attention {
 
   int64_t width() const { return heads * queries * d; }
   int64_t key_width() const { return heads * d; }
+  int64_t key_rows() const { return n * (p + g * r); }
   int64_t length(int64_t i) const { return std::min<int64_t>(std::max(lengths[i], 0), p); }
   int64_t scratch_size() const { return 2 * kQueryRows * (p + r); }
   // Query row of a completion's first position, and its row among keys.
@@ -199,17 +232,96 @@ void zero_unused(const Attention &a, float *rows, int64_t width) {
   }
 }
 
+// output of attention, like query
+void attend(const Attention &a, const float *query, const float *key, const float *value, float *output) {
+  if (a.far_rows) zero_unused(a, output, a.width());
+  pieces(a.n * a.heads * a.queries, 1, [&](int64_t task, int64_t) {
+    const int64_t i = task / (a.heads * a.queries), h = task % (a.heads * a.queries), head = h / a.queries;
+    float *weights = scratch(a.scratch_size());
+    const float *own = query + h * a.d;
+    blocks(a, i, [&](const Block &b) {
+      block_weights(a, b, own, key, head, weights);
+      const int64_t size = b.far + b.near, width = a.key_width();
+      float *out = output + b.query * a.width() + h * a.d;
+      gemm('N', 'N', b.rows, a.d, b.near, 1, weights + b.far, size, value + b.near_key * width + head * a.d, width, 0,
+           out, a.width());
+      if (b.far) {
+        gemm('N', 'N', b.rows, a.d, b.far, 1, weights, size, value + b.far_key * width + head * a.d, width, 1, out,
+             a.width());
+      }
+    });
+  });
+}
+
+// gradients of query, key and value from that of the output
+void attend_gradient(const Attention &a, const float *query, const float *key, const float *value,
+                     const float *d_output, float *d_query, float *d_key, float *d_value) {
+  const int64_t width = a.key_width();
+  std::fill(d_key, d_key + a.key_rows() * width, 0.0f);
+  std::fill(d_value, d_value + a.key_rows() * width, 0.0f);
+  if (a.far_rows) zero_unused(a, d_query, a.width());
+  pieces(a.n * a.heads, 1, [&](int64_t task, int64_t) {
+    const int64_t i = task / a.heads, head = task % a.heads;
+    float *weights = scratch(a.scratch_size());
+    for (int64_t j = 0; j < a.queries; ++j) {
+      const int64_t at = (head * a.queries + j) * a.d;
+      blocks(a, i, [&](const Block &b) {
+        block_weights(a, b, query + at, key, head, weights);
+        const int64_t size = b.far + b.near;
+        float *slopes = weights + b.rows * size;
+        const float *d_out = d_output + b.query * a.width() + at, *q = query + b.query * a.width() + at;
+        float *d_q = d_query + b.query * a.width() + at;
+        struct Part {
+          int64_t key, size, column;
+        };
+        const Part parts[2] = {{b.near_key, b.near, b.far}, {b.far_key, b.far, 0}};
+        for (const Part &part : parts) {
+          const int64_t offset = part.key * width + head * a.d;
+          gemm('N', 'T', b.rows, part.size, a.d, 1, d_out, a.width(), value + offset, width, 0, slopes + part.column,
+               size);
+          if (part.size) {
+            gemm('T', 'N', part.size, a.d, b.rows, 1, weights + part.column, size, d_out, a.width(), 1,
+                 d_value + offset, width);
+          }
+        }
+        for (int64_t row = 0; row < b.rows; ++row) {
+          const float *w = weights + row * size;
+          float *s = slopes + row * size, mean = 0;
+#pragma omp simd reduction(+ : mean)
+          for (int64_t c = 0; c < size; ++c) mean += w[c] * s[c];
+#pragma omp simd
+          for (int64_t c = 0; c < size; ++c) s[c] = w[c] * (s[c] - mean) * a.scale;
+        }
+        float keep = 0;
+        for (const Part &part : parts) {
+          if (!part.size) continue;
+          const int64_t offset = part.key * width + head * a.d;
+          gemm('N', 'N', b.rows, a.d, part.size, 1, slopes + part.column, size, key + offset, width, keep, d_q,
+               a.width());
+          gemm('T', 'N', part.size, a.d, b.rows, 1, slopes + part.column, size, q, a.width(), 1, d_key + offset,
+               width);
+          keep = 1;
+        }
+      });
+    }
+  });
+}
+
 // inputs: query, key, value, lengths int32[n], dims int32[6] = (p, g, r, heads, d, whether the prompts ask too), scale
-Attention attention_of(void **params, int64_t **shapes) {
-  const int32_t *dims = static_cast<const int32_t *>(params[4]);
+Attention attention_from(const int32_t *dims, const int32_t *lengths, int64_t prompts, int64_t width, float scale) {
   Attention a;
-  a.n = shapes[3][0];
+  a.n = prompts;
   a.p = dims[0], a.g = dims[1], a.r = dims[2], a.heads = dims[3], a.d = dims[4];
-  a.queries = shapes[0][1] / (a.heads * a.d);
-  a.lengths = static_cast<const int32_t *>(params[3]);
+  a.queries = width / (a.heads * a.d);
+  a.lengths = lengths;
   a.far_rows = dims[5] ? a.n * a.p : 0;
-  a.scale = *static_cast<const float *>(params[5]);
+  a.scale = scale;
   return a;
+}
+
+Attention attention_of(void **params, int64_t **shapes) {
+  return attention_from(static_cast<const int32_t *>(params[4]), static_cast<const int32_t *>(params[3]), shapes[3][0],
+                        shapes[0][1], *static_cast<const float *>(params[5]));
 }
 
 // Sequences of a static cache: K key heads, query heads for each, S positions, head size; and of each row of queries
@@ -367,6 +479,51 @@ void linear_any(const float *x, const float *w, const float *bias, float *y, int
       finish(0, rows, j, n);
     });
   }
+}
+
+// Of a weight [out, in]: from dy [rows, out] and x [rows, in].
+struct WeightGradient {
+  const float *dy, *x;
+  float *target;
+  int64_t out, in;
+};
+
+// Columns of the longer side of all of them are shared out together. `add`: to what is there.
+void weight_gradients(int64_t rows, std::initializer_list<WeightGradient> list, bool add) {
+  std::vector<std::pair<const WeightGradient *, int64_t>> parts;
+  for (const WeightGradient &one : list) {
+    for (int64_t j = 0; j < std::max(one.out, one.in); j += kColumns) parts.emplace_back(&one, j);
+  }
+  const float keep = add ? 1 : 0;
+  pieces(parts.size(), 1, [&](int64_t part, int64_t) {
+    const WeightGradient &g = *parts[part].first;
+    const int64_t j = parts[part].second;
+    if (g.out < g.in) {
+      gemm('T', 'N', g.out, std::min(kColumns, g.in - j), rows, 1, g.dy, g.out, g.x + j, g.in, keep, g.target + j, g.in);
+      return;
+    }
+    const int64_t n = std::min(kColumns, g.out - j);
+    const float *dy = g.dy + j;
+    int64_t stride = g.out;
+    if (g.out % 1024 == 0) {  // such columns fall on the same lines of the cache: half the speed
+      stride = n + 16;
+      float *copy = scratch(rows * stride);
+      for (int64_t i = 0; i < rows; ++i) std::copy(dy + i * g.out, dy + i * g.out + n, copy + i * stride);
+      dy = copy;
+    }
+    gemm('T', 'N', n, g.in, rows, 1, dy, stride, g.x, g.in, keep, g.target + j * g.in, g.in);
+  });
+}
+
+// to sums [columns] the rows of x [rows, columns] are added
+void add_rows(const float *x, int64_t rows, int64_t columns, float *sums) {
+  pieces(columns, kColumns, [&](int64_t j, int64_t n) {
+    for (int64_t i = 0; i < rows; ++i) {
+      const float *row = x + i * columns;
+#pragma omp simd
+      for (int64_t c = j; c < j + n; ++c) sums[c] += row[c];
+    }
+  });
 }
 
 // Of several products with the same x [rows, in]: weight [out, in], bias [out] or null, y [rows, out].
@@ -567,24 +724,7 @@ int linear_input_gradient(int, void **params, int *, int64_t **shapes, const cha
 // dy [T, out], x [T, in] -> dweight [out, in]
 int linear_weight_gradient(int, void **params, int *, int64_t **shapes, const char **, void *, void *) {
   auto p = reinterpret_cast<float **>(params);
-  const int64_t rows = shapes[0][0], out = shapes[0][1], in = shapes[1][1];
-  if (out >= in) {
-    pieces(out, kColumns, [&](int64_t j, int64_t n) {
-      const float *dy = p[0] + j;
-      int64_t stride = out;
-      if (out % 1024 == 0) {  // such columns fall on the same lines of the cache: half the speed
-        stride = n + 16;
-        float *copy = scratch(rows * stride);
-        for (int64_t i = 0; i < rows; ++i) std::copy(dy + i * out, dy + i * out + n, copy + i * stride);
-        dy = copy;
-      }
-      gemm('T', 'N', n, in, rows, 1, dy, stride, p[1], in, 0, p[2] + j * in, in);
-    });
-  } else {
-    pieces(in, kColumns, [&](int64_t j, int64_t n) {
-      gemm('T', 'N', out, n, rows, 1, p[0], out, p[1] + j, in, 0, p[2] + j, in);
-    });
-  }
+  weight_gradients(shapes[0][0], {{p[0], p[1], p[2], shapes[0][1], shapes[1][1]}}, false);
   return 0;
 }
 
@@ -592,14 +732,8 @@ int linear_weight_gradient(int, void **params, int *, int64_t **shapes, const ch
 int bias_gradient(int, void **params, int *, int64_t **shapes, const char **, void *, void *) {
   auto p = reinterpret_cast<float **>(params);
   const int64_t rows = shapes[0][0], out = shapes[0][1];
-  pieces(out, kColumns, [&](int64_t j, int64_t n) {
-    std::fill(p[1] + j, p[1] + j + n, 0.0f);
-    for (int64_t i = 0; i < rows; ++i) {
-      const float *row = p[0] + i * out;
-#pragma omp simd
-      for (int64_t c = j; c < j + n; ++c) p[1][c] += row[c];
-    }
-  });
+  std::fill(p[1], p[1] + out, 0.0f);
+  add_rows(p[0], rows, out, p[1]);
   return 0;
 }
 
@@ -620,23 +754,8 @@ int rms_norm_gradient(int, void **params, int *ndims, int64_t **shapes, const ch
   const int64_t parts = (rows + kRows - 1) / kRows;
   std::vector<float> partial(parts * size, 0.0f);
   pieces(rows, kRows, [&](int64_t first, int64_t m) {
-    float *sum = partial.data() + first / kRows * size;
-    for (int64_t i = first; i < first + m; ++i) {
-      const float *dy = p[0] + i * size, *x = p[1] + i * size, *w = p[2];
-      float *dx = p[4] + i * size, squares = 0, product = 0;
-#pragma omp simd reduction(+ : squares, product)
-      for (int64_t j = 0; j < size; ++j) {
-        squares += x[j] * x[j];
-        product += dy[j] * w[j] * x[j];
-      }
-      const float scale = 1.0f / std::sqrt(squares / size + *p[3]);
-      const float back = product * scale * scale * scale / size;
-#pragma omp simd
-      for (int64_t j = 0; j < size; ++j) {
-        dx[j] = dy[j] * w[j] * scale - x[j] * back;
-        sum[j] += dy[j] * x[j] * scale;
-      }
-    }
+    norm_gradient_rows(p[0] + first * size, p[1] + first * size, p[2], *p[3], p[4] + first * size,
+                       partial.data() + first / kRows * size, m, size);
   });
   std::fill(p[5], p[5] + size, 0.0f);
   for (int64_t part = 0; part < parts; ++part) {
@@ -671,13 +790,7 @@ int swiglu(int, void **params, int *ndims, int64_t **shapes, const char **, void
 int swiglu_gradient(int, void **params, int *ndims, int64_t **shapes, const char **, void *, void *) {
   auto p = reinterpret_cast<float **>(params);
   pieces(count(shapes[0], ndims[0]), 1 << 15, [&](int64_t first, int64_t m) {
-#pragma omp simd
-    for (int64_t i = first; i < first + m; ++i) {
-      const float dy = p[0][i], gate = p[1][i], up = p[2][i];
-      const float sigmoid = 1.0f / (1.0f + exponential(-gate));
-      p[3][i] = dy * up * sigmoid * (1.0f + gate * (1.0f - sigmoid));
-      p[4][i] = dy * gate * sigmoid;
-    }
+    gated_gradient(p[0] + first, p[1] + first, p[2] + first, p[3] + first, p[4] + first, m);
   });
   return 0;
 }
@@ -687,83 +800,14 @@ int swiglu_gradient(int, void **params, int *ndims, int64_t **shapes, const char
 // (see attention_of) -> output like query
 int attention(int, void **params, int *, int64_t **shapes, const char **, void *, void *) {
   auto p = reinterpret_cast<float **>(params);
-  const Attention a = attention_of(params, shapes);
-  float *output = p[6];
-  if (a.far_rows) zero_unused(a, output, a.width());
-  pieces(a.n * a.heads * a.queries, 1, [&](int64_t task, int64_t) {
-    const int64_t i = task / (a.heads * a.queries), h = task % (a.heads * a.queries), head = h / a.queries;
-    float *weights = scratch(a.scratch_size());
-    const float *query = p[0] + h * a.d;
-    blocks(a, i, [&](const Block &b) {
-      block_weights(a, b, query, p[1], head, weights);
-      const int64_t size = b.far + b.near, width = a.key_width();
-      float *out = output + b.query * a.width() + h * a.d;
-      gemm('N', 'N', b.rows, a.d, b.near, 1, weights + b.far, size, p[2] + b.near_key * width + head * a.d, width, 0,
-           out, a.width());
-      if (b.far) {
-        gemm('N', 'N', b.rows, a.d, b.far, 1, weights, size, p[2] + b.far_key * width + head * a.d, width, 1, out,
-             a.width());
-      }
-    });
-  });
+  attend(attention_of(params, shapes), p[0], p[1], p[2], p[6]);
   return 0;
 }
 
 // (see attention_of), output gradient -> gradients of query, key and value
 int attention_gradient(int, void **params, int *, int64_t **shapes, const char **, void *, void *) {
   auto p = reinterpret_cast<float **>(params);
-  const Attention a = attention_of(params, shapes);
-  const float *d_output = p[6];
-  float *d_query = p[7], *d_key = p[8], *d_value = p[9];
-  const int64_t width = a.key_width();
-  std::fill(d_key, d_key + shapes[1][0] * width, 0.0f);
-  std::fill(d_value, d_value + shapes[1][0] * width, 0.0f);
-  if (a.far_rows) zero_unused(a, d_query, a.width());
-  pieces(a.n * a.heads, 1, [&](int64_t task, int64_t) {
-    const int64_t i = task / a.heads, head = task % a.heads;
-    float *weights = scratch(a.scratch_size());
-    for (int64_t j = 0; j < a.queries; ++j) {
-      const int64_t at = (head * a.queries + j) * a.d;
-      blocks(a, i, [&](const Block &b) {
-        block_weights(a, b, p[0] + at, p[1], head, weights);
-        const int64_t size = b.far + b.near;
-        float *slopes = weights + b.rows * size;
-        const float *d_out = d_output + b.query * a.width() + at, *q = p[0] + b.query * a.width() + at;
-        float *d_q = d_query + b.query * a.width() + at;
-        struct Part {
-          int64_t key, size, column;
-        };
-        const Part parts[2] = {{b.near_key, b.near, b.far}, {b.far_key, b.far, 0}};
-        for (const Part &part : parts) {
-          const int64_t offset = part.key * width + head * a.d;
-          gemm('N', 'T', b.rows, part.size, a.d, 1, d_out, a.width(), p[2] + offset, width, 0, slopes + part.column,
-               size);
-          if (part.size) {
-            gemm('T', 'N', part.size, a.d, b.rows, 1, weights + part.column, size, d_out, a.width(), 1,
-                 d_value + offset, width);
-          }
-        }
-        for (int64_t row = 0; row < b.rows; ++row) {
-          const float *w = weights + row * size;
-          float *s = slopes + row * size, mean = 0;
-#pragma omp simd reduction(+ : mean)
-          for (int64_t c = 0; c < size; ++c) mean += w[c] * s[c];
-#pragma omp simd
-          for (int64_t c = 0; c < size; ++c) s[c] = w[c] * (s[c] - mean) * a.scale;
-        }
-        float keep = 0;
-        for (const Part &part : parts) {
-          if (!part.size) continue;
-          const int64_t offset = part.key * width + head * a.d;
-          gemm('N', 'N', b.rows, a.d, part.size, 1, slopes + part.column, size, p[1] + offset, width, keep, d_q,
-               a.width());
-          gemm('T', 'N', part.size, a.d, b.rows, 1, slopes + part.column, size, q, a.width(), 1, d_key + offset,
-               width);
-          keep = 1;
-        }
-      });
-    }
-  });
+  attend_gradient(attention_of(params, shapes), p[0], p[1], p[2], p[6], p[7], p[8], p[9]);
   return 0;
 }
 
@@ -880,6 +924,157 @@ int decode_tokens(int nparam, void **params, int *, int64_t **shapes, const char
   return 0;
 }
 
+// ------------------------------------------------------------------------------------------------ a layer
+
+namespace {
+
+const int64_t kLayerRows = 96;  // of one piece of a layer, which goes through all of its products
+
+// What `layer` and `layer_gradient` begin with: x, the weights, and who sees whom.
+struct WholeLayer {
+  enum { X, NORM, WQ, WK, WV, BQ, BK, BV, WO, FFN, W1, W3, W2, COS, SIN, ASKING, LENGTHS, DIMS, NUMBERS, END };
+  const float *const *p;
+  Attention attention;
+  int64_t rows, near, skip, hidden, width, key_width, inner, heads, key_heads, d;  // near: rows that ask
+  float eps;
+  bool has_bias;
+
+  WholeLayer(void **params, int64_t **shapes) : p(reinterpret_cast<const float *const *>(params)) {
+    const float *numbers = p[NUMBERS];
+    rows = shapes[X][0], near = shapes[ASKING][1], skip = rows - near;
+    hidden = shapes[X][1], width = shapes[WQ][0], key_width = shapes[WK][0], inner = shapes[W1][0];
+    attention = attention_from(static_cast<const int32_t *>(params[DIMS]), static_cast<const int32_t *>(params[LENGTHS]),
+                               shapes[LENGTHS][0], width, numbers[0]);
+    d = attention.d, heads = width / d, key_heads = key_width / d;
+    eps = numbers[1], has_bias = numbers[2] > 0;
+  }
+};
+
+void add_bias(const float *bias, float *y, int64_t rows, int64_t columns) {
+  for (int64_t i = 0; i < rows; ++i, y += columns) {
+#pragma omp simd
+    for (int64_t c = 0; c < columns; ++c) y[c] += bias[c];
+  }
+}
+
+}  // namespace
+
+// See `layer` in operators.py. Outputs: y [near, hidden], and what going back needs: query, key, value, what was attended,
+// the sum before the feed-forward half, gate, up.
+int layer(int, void **params, int *, int64_t **shapes, const char **, void *, void *) {
+  using L = WholeLayer;
+  const L l(params, shapes);
+  auto out = reinterpret_cast<float **>(params) + L::END;
+  float *y = out[0], *q = out[1], *k = out[2], *v = out[3], *attended = out[4], *sum = out[5], *gate = out[6], *up = out[7];
+  const int64_t hidden = l.hidden, width = l.width, key_width = l.key_width, inner = l.inner, d = l.d;
+  pieces(l.rows, kLayerRows, [&](int64_t first, int64_t m) {
+    float *h = scratch(m * hidden);
+    norm_rows(l.p[L::X] + first * hidden, l.p[L::NORM], l.eps, h, m, hidden);
+    auto linear = [&](int weight, int bias, float *target, int64_t size, int64_t begin) {
+      if (begin >= m) return;
+      float *own = target + (first + begin) * size;
+      gemm('N', 'T', m - begin, size, hidden, 1, h + begin * hidden, hidden, l.p[weight], hidden, 0, own, size);
+      if (l.has_bias) add_bias(l.p[bias], own, m - begin, size);
+    };
+    const int64_t begin = std::max<int64_t>(l.skip - first, 0);  // the first row that asks
+    linear(L::WK, L::BK, k, key_width, 0);
+    linear(L::WV, L::BV, v, key_width, 0);
+    linear(L::WQ, L::BQ, q - l.skip * width, width, begin);
+    for (int64_t i = first; i < first + m; ++i) {
+      const float *cos = l.p[L::COS] + i * d, *sin = l.p[L::SIN] + i * d;
+      turn(k + i * key_width, cos, sin, 1, k + i * key_width, l.key_heads, d);
+      float *own = q + (i - l.skip) * width;
+      if (i >= l.skip) turn(own, cos, sin, 1, own, l.heads, d);
+    }
+  });
+  attend(l.attention, q, k, v, attended);
+  pieces(l.near, kLayerRows, [&](int64_t first, int64_t m) {
+    float *h = scratch(m * (hidden + inner)), *act = h + m * hidden;
+    float *own = sum + first * hidden, *g = gate + first * inner, *u = up + first * inner, *o = y + first * hidden;
+    const float *x = l.p[L::X] + (l.skip + first) * hidden;
+    std::copy(x, x + m * hidden, own);
+    gemm('N', 'T', m, hidden, width, 1, attended + first * width, width, l.p[L::WO], width, 1, own, hidden);
+    norm_rows(own, l.p[L::FFN], l.eps, h, m, hidden);
+    gemm('N', 'T', m, inner, hidden, 1, h, hidden, l.p[L::W1], hidden, 0, g, inner);
+    gemm('N', 'T', m, inner, hidden, 1, h, hidden, l.p[L::W3], hidden, 0, u, inner);
+    gated(g, u, act, m * inner);
+    std::copy(own, own + m * hidden, o);
+    gemm('N', 'T', m, hidden, inner, 1, act, inner, l.p[L::W2], inner, 1, o, hidden);
+  });
+  return 0;
+}
+
+// Inputs of `layer`, its outputs but the first, dy [near, hidden], and a buffer for each of the weights, to which their
+// gradients are added. Outputs: dx, and memory for what lies between.
+int layer_gradient(int, void **params, int *, int64_t **shapes, const char **, void *, void *) {
+  using L = WholeLayer;
+  const L l(params, shapes);
+  auto p = reinterpret_cast<float **>(params);
+  enum { Q = L::END, K, V, ATTENDED, SUM, GATE, UP, DY, BUFFERS };
+  auto buffer = [&](int weight) { return p[BUFFERS + weight - L::NORM]; };
+  float **out = p + BUFFERS + L::W2;  // W2 is the last of the weights, which begin at 1
+  float *dx = out[0], *h = out[1], *d_q = out[2], *d_k = out[3], *d_v = out[4], *d_attended = out[5], *d_sum = out[6];
+  float *near_h = out[7], *act = out[8], *d_gate = out[9], *d_up = out[10];
+  const int64_t hidden = l.hidden, width = l.width, key_width = l.key_width, inner = l.inner, d = l.d;
+  const int64_t far_parts = (l.rows + kLayerRows - 1) / kLayerRows, near_parts = (l.near + kLayerRows - 1) / kLayerRows;
+  std::vector<float> norms(far_parts * hidden, 0.0f), ffns(near_parts * hidden, 0.0f);
+
+  pieces(l.near, kLayerRows, [&](int64_t first, int64_t m) {
+    float *d_h = scratch(m * hidden);
+    const float *dy = p[DY] + first * hidden, *sum = p[SUM] + first * hidden;
+    const float *gate = p[GATE] + first * inner, *up = p[UP] + first * inner;
+    float *own_gate = d_gate + first * inner, *own_up = d_up + first * inner, *own_sum = d_sum + first * hidden;
+    gemm('N', 'N', m, inner, hidden, 1, dy, hidden, p[L::W2], inner, 0, own_gate, inner);
+    gated(gate, up, act + first * inner, m * inner);
+    gated_gradient(own_gate, gate, up, own_gate, own_up, m * inner);
+    norm_rows(sum, p[L::FFN], l.eps, near_h + first * hidden, m, hidden);
+    gemm('N', 'N', m, hidden, inner, 1, own_gate, inner, p[L::W1], hidden, 0, d_h, hidden);
+    gemm('N', 'N', m, hidden, inner, 1, own_up, inner, p[L::W3], hidden, 1, d_h, hidden);
+    std::copy(dy, dy + m * hidden, own_sum);
+    norm_gradient_rows(d_h, sum, p[L::FFN], l.eps, own_sum, ffns.data() + first / kLayerRows * hidden, m, hidden, true);
+    gemm('N', 'N', m, width, hidden, 1, own_sum, hidden, p[L::WO], width, 0, d_attended + first * width, width);
+  });
+  attend_gradient(l.attention, p[Q], p[K], p[V], d_attended, d_q, d_k, d_v);
+  pieces(l.rows, kLayerRows, [&](int64_t first, int64_t m) {
+    float *d_h = scratch(m * hidden), *own = dx + first * hidden;
+    for (int64_t i = first; i < first + m; ++i) {
+      const float *cos = p[L::COS] + i * d, *sin = p[L::SIN] + i * d;
+      turn(d_k + i * key_width, cos, sin, -1, d_k + i * key_width, l.key_heads, d);
+      float *query = d_q + (i - l.skip) * width;
+      if (i >= l.skip) turn(query, cos, sin, -1, query, l.heads, d);
+    }
+    const int64_t begin = std::max<int64_t>(l.skip - first, 0), asking = m - std::min(begin, m);
+    norm_rows(p[L::X] + first * hidden, p[L::NORM], l.eps, h + first * hidden, m, hidden);
+    gemm('N', 'N', m, hidden, key_width, 1, d_k + first * key_width, key_width, p[L::WK], hidden, 0, d_h, hidden);
+    gemm('N', 'N', m, hidden, key_width, 1, d_v + first * key_width, key_width, p[L::WV], hidden, 1, d_h, hidden);
+    std::fill(own, own + m * hidden, 0.0f);
+    if (asking) {
+      const int64_t at = first + begin - l.skip;
+      gemm('N', 'N', asking, hidden, width, 1, d_q + at * width, width, p[L::WQ], hidden, 1, d_h + begin * hidden, hidden);
+      std::copy(d_sum + at * hidden, d_sum + (at + asking) * hidden, own + begin * hidden);
+    }
+    norm_gradient_rows(d_h, p[L::X] + first * hidden, p[L::NORM], l.eps, own, norms.data() + first / kLayerRows * hidden,
+                       m, hidden, true);
+  });
+  weight_gradients(l.near,
+                   {{p[DY], act, buffer(L::W2), hidden, inner},
+                    {d_gate, near_h, buffer(L::W1), inner, hidden},
+                    {d_up, near_h, buffer(L::W3), inner, hidden},
+                    {d_sum, p[ATTENDED], buffer(L::WO), hidden, width},
+                    {d_q, h + l.skip * hidden, buffer(L::WQ), width, hidden}},
+                   true);
+  weight_gradients(l.rows,
+                   {{d_k, h, buffer(L::WK), key_width, hidden}, {d_v, h, buffer(L::WV), key_width, hidden}}, true);
+  if (l.has_bias) {
+    add_rows(d_q, l.near, width, buffer(L::BQ));
+    add_rows(d_k, l.rows, key_width, buffer(L::BK));
+    add_rows(d_v, l.rows, key_width, buffer(L::BV));
+  }
+  add_rows(norms.data(), far_parts, hidden, buffer(L::NORM));
+  add_rows(ffns.data(), near_parts, hidden, buffer(L::FFN));
+  return 0;
+}
+
 // ------------------------------------------------------------------------------------------------ token log-probs
 
 // logits [T, V], targets int32[T], inverse temperature [1] -> log_probs, entropy, log of the partition sum, [T] each
@@ -953,20 +1148,20 @@ int squared_norm(int nparam, void **params, int *ndims, int64_t **shapes, const 
 }
 
 // numbers [6], layout int32[2 * n]: the first row of each gradient that belongs to its parameter, and whether that
-// decays; then of each parameter itself, first and second moment, gradient (all written) -> [1]
+// decays; then n each of parameters, first moments, second moments, gradients (all written) -> [1]
 int adamw(int nparam, void **params, int *ndims, int64_t **shapes, const char **, void *, void *) {
   auto p = reinterpret_cast<float **>(params);
   const int32_t *layout = static_cast<const int32_t *>(params[1]);
   const float rate = p[0][0], beta1 = p[0][1], beta2 = p[0][2], eps = p[0][3], decays = p[0][4], scale = p[0][5];
   const int tensors = (nparam - 3) / 4;
-  auto own = [](int i) { return 2 + 4 * i; };
+  auto own = [](int i) { return 2 + i; };
   const std::vector<Part> parts = parts_of(tensors, ndims, shapes, own);
   pieces(parts.size(), 1, [&](int64_t index, int64_t) {
     const Part &part = parts[index];
     const int at = own(part.tensor);
     const int64_t row = shapes[at][0] ? count(shapes[at], ndims[at]) / shapes[at][0] : 0;
-    float *w = p[at] + part.first, *m = p[at + 1] + part.first, *v = p[at + 2] + part.first;
-    const float *g = p[at + 3] + layout[2 * part.tensor] * row + part.first;
+    float *w = p[at] + part.first, *m = p[at + tensors] + part.first, *v = p[at + 2 * tensors] + part.first;
+    const float *g = p[at + 3 * tensors] + layout[2 * part.tensor] * row + part.first;
     const float decay = layout[2 * part.tensor + 1] ? decays : 0;
 #pragma omp simd
     for (int64_t j = 0; j < part.size; ++j) {
@@ -977,7 +1172,7 @@ int adamw(int nparam, void **params, int *ndims, int64_t **shapes, const char **
     }
   });
   for (int i = 0; i < tensors; ++i) {
-    const int at = own(i) + 3;
+    const int at = own(i) + 3 * tensors;
     pieces(count(shapes[at], ndims[at]), kNumbers, [&](int64_t j, int64_t n) { std::fill(p[at] + j, p[at] + j + n, 0); });
   }
   p[nparam - 1][0] = rate;

@@ -54,6 +54,9 @@ class Operators:
             operator("attention", lambda q, k, v, lengths, dims, scale: q),
             operator("attention_gradient", lambda q, k, v, lengths, dims, scale, dy: (q, k, v), three),
         )
+        every = _several_dtypes(8), _several_dtypes(11)
+        self._whole = operator("layer", _layer_shapes, every[0])
+        self._collecting = _Layer(self._whole, operator("layer_gradient", _layer_gradient_shapes, every[1]))
         self._decode = operator("decode_attention", lambda q, k, v, positions, keys, values, scale: q)
         self._layer = operator("decode_layer", lambda x, *_: x)
         self._tokens = operator(
@@ -85,6 +88,22 @@ class Operators:
         width = query.shape[1] * d
         q, k, v = query.reshape((-1, width)), key.reshape((-1, heads * d)), value.reshape((-1, heads * d))
         return self._attention(q, k, v, view, dims, number(scale))
+
+    def layer(self, x, weights, cos, sin, asking, view, dims, numbers, collected=None):
+        """One layer over all rows, as `models.transformer.Block` computes it.
+
+        x: [T, hidden]; weights: as `Block.decode_weights` gives them, without the norms of query and key; cos, sin:
+        [1, T, 1, D]; asking: those of the last rows, which are wanted, [1, near, 1, D]; view: as in `group_attention`;
+        dims: prefix positions, samples, completion positions, key heads, D, and 1 if all rows are wanted; numbers:
+        scale, epsilon, has_bias. collected: a buffer for each weight and the trigger of `models.weight`; without them
+        it has no gradient.
+
+        Returns the output [near, hidden], queries [near, H * D], keys and values [T, K * D], and more.
+        """
+        places = (cos, sin, asking, view, whole_numbers(dims), several(*numbers))
+        if collected is None:
+            return self._whole(x, *weights, *places)
+        return self._collecting(x, weights, places, *collected)
 
     def decode_view(self, positions, heads, size):
         return positions
@@ -123,11 +142,8 @@ class Operators:
         return self._squared_norm(*gradients).reshape(())
 
     def adamw(self, parameters, gradients, first, second, decays, rows, numbers):
-        layout, inputs = (), ()
-        for i in range(len(parameters)):
-            layout += (rows[i][0], 1 if decays[i] else 0)
-            inputs += (parameters[i], first[i], second[i], gradients[i])
-        return self._adamw(ops.stack(numbers), whole_numbers(layout), *inputs)
+        # No loop over parameters: MindSpore would infer as many tuples as there are, each longer than the one before.
+        return self._adamw(ops.stack(numbers), update_layout(rows, decays), *parameters, *first, *second, *gradients)
 
 
 @functools.cache
@@ -150,6 +166,12 @@ def several(*values):
 @constexpr
 def whole_numbers(values):
     return Tensor(np.array(values, np.int32))
+
+
+@constexpr
+def update_layout(rows, decays):
+    """int32[2 * n]: of each parameter the first of its rows, and whether it decays."""
+    return Tensor(np.array([(first, decay) for (first, _), decay in zip(rows, decays, strict=True)], np.int32).ravel())
 
 
 class _Linear(nn.Cell):
@@ -211,6 +233,36 @@ class _Swiglu(nn.Cell):
 
     def bprop(self, gate, up, out, d_out):
         return self.gradient(d_out, gate, up)
+
+
+class _Layer(nn.Cell):
+    """Its weights' gradients are added to the buffers; nothing before x gets one before that is done."""
+
+    def __init__(self, forward, gradient):
+        super().__init__(auto_prefix=False)
+        self.forward, self.gradient = forward, gradient
+
+    def construct(self, x, weights, places, buffers, trigger):
+        return self.forward(x, *weights, *places)
+
+    def bprop(self, x, weights, places, buffers, trigger, out, d_out):
+        d_x = self.gradient(x, *weights, *places, *out[1:], d_out[0], *buffers)[0]
+        return d_x, weights, places, buffers, ops.depend(trigger, d_x)
+
+
+def _several_dtypes(count: int):
+    return lambda x, *_: (x,) * count
+
+
+def _layer_shapes(x, norm, wq, wk, wv, bq, bk, bv, wo, ffn, w1, w3, w2, cos, sin, asking, *_):
+    rows, near, (hidden, width, key_width, inner) = x[0], asking[1], (x[1], wq[0], wk[0], w1[0])
+    query, key = [near, width], [rows, key_width]
+    return [near, hidden], query, key, key, query, [near, hidden], [near, inner], [near, inner]
+
+
+def _layer_gradient_shapes(*inputs):
+    output, query, key, value, attended, total, gate, up = _layer_shapes(*inputs)
+    return inputs[0], inputs[0], query, key, value, attended, total, output, gate, gate, up
 
 
 class _Attention(nn.Cell):
