@@ -418,13 +418,19 @@ class Decoder(nn.Cell):
             x = block.decode(x, cos, sin, view, keys[i], values[i], self.scale)
         return self._final(x)
 
-    def decode_tokens(self, slots, uniform, stop_ids, inverse, greedy, keys, values):
-        """Several tokens of each slot with the fused operator of that name, which says what they are; only where
-        `decodes_tokens`. keys, values: as in `decode`.
+    def decode_parameters(self, keys, values) -> tuple[Parameter, ...]:
+        """What `decode_tokens` reads and writes of the layers; made outside of the graph, where it costs nothing.
+
+        keys, values: as in `decode`.
         """
-        layers = ()
-        for i, block in enumerate(self.blocks):
-            layers += (*block.decode_weights(), keys[i], values[i])
+        caches = zip(keys, values, strict=True)
+        pairs = zip(self.blocks, caches, strict=True)
+        return tuple(one for block, cache in pairs for one in (*block.decode_weights(), *cache))
+
+    def decode_tokens(self, slots, uniform, stop_ids, inverse, greedy, layers):
+        """Several tokens of each slot with the fused operator of that name, which says what they are; only where
+        `decodes_tokens`. layers: of `decode_parameters`.
+        """
         numbers = (*self.numbers, inverse, greedy)
         table, norm, head = self.embed.weight.parameter, self.final_norm.weight.parameter, self.head.parameter
         angles = (self.cos, self.sin)

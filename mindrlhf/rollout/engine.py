@@ -90,7 +90,7 @@ class Engine:
         self.statistics = Statistics()
         self._compiled: set[tuple] = set()
         self._admit_size = -(-slots // 8)
-        self._prefill, self._admit = Prefill(decoder), Admit(self.cache)
+        self._prefill, self._admit = Prefill(decoder), Admit(self.cache, decoder.kernels)
         self._decode = Decode(
             decoder,
             self.cache,

@@ -1,7 +1,8 @@
 """The three compiled graphs of generation over one static key-value cache: prefill, admit, decode."""
 
 import mindspore
-from mindspore import Parameter, ParameterTuple, ops
+import numpy as np
+from mindspore import Parameter, ParameterTuple, Tensor, ops
 
 from mindrlhf.backend.graph import Graph
 from mindrlhf.models.transformer import Decoder
@@ -21,7 +22,9 @@ class Cache:
             ParameterTuple(
                 [
                     Parameter(
-                        ops.zeros(shape, getattr(mindspore, dtype)), name=f"cache.{part}.{i}", requires_grad=False
+                        Tensor(np.zeros(shape, np.float32), getattr(mindspore, dtype)),
+                        name=f"cache.{part}.{i}",
+                        requires_grad=False,
                     )
                     for i in range(layers)
                 ]
@@ -54,12 +57,18 @@ class Admit(Graph):
     What `Prefill` gave comes as single arguments: with a tuple, MindSpore would compile anew for each new one.
     """
 
-    def __init__(self, cache: Cache):
+    def __init__(self, cache: Cache, kernels):
         super().__init__()
         self.keys, self.values, self.size = cache.keys, cache.values, cache.size
         self.put = ops.ScatterUpdate()
+        self.fused = hasattr(kernels, "admit") and cache.keys[0].dtype == mindspore.float32
+        if self.fused:
+            self.admit = kernels.admit
+            self.caches = tuple(part for pair in zip(cache.keys, cache.values, strict=True) for part in pair)
 
     def construct(self, slots, rows, *prefilled):
+        if self.fused:
+            return self.admit(slots, rows, prefilled, self.caches)
         done = slots
         for i in range(len(self.keys)):
             done = ops.depend(done, self.put(self.keys[i], slots, self._rows(prefilled[2 * i], rows)))
@@ -88,14 +97,15 @@ class Decode(Graph):
         self.keys, self.values = cache.keys, cache.values
         self.fused = decoder.decodes_tokens and sampler.simple
         self.tokens = FUSED_TOKENS if self.fused else 1
+        if self.fused:
+            self.layers = decoder.decode_parameters(cache.keys, cache.values)
 
     def construct(self, ids, positions, remaining, banned, leaders, prefixes, enough, uniform, seen):
         sampler = self.sampler
         if self.fused:
             slots = (ids, positions, remaining, banned, leaders, prefixes, enough)
-            return self.decoder.decode_tokens(
-                slots, uniform, sampler.stop_ids, sampler.inverse, sampler.greedy, self.keys, self.values
-            )
+            rule = (sampler.stop_ids, sampler.inverse, sampler.greedy)
+            return self.decoder.decode_tokens(slots, uniform, *rule, self.layers)
         hidden = self.decoder.decode(ids, positions, self.keys, self.values)
         ban = (banned > 0).astype("float32")
         token, behaviour, policy = sampler(self.decoder.logits(hidden), uniform.reshape((-1,)), ban, seen)

@@ -274,6 +274,22 @@ def test_tokens_of_one_call_are_those_of_one_by_one(fused, options, temperature)
             np.testing.assert_allclose(one[slot, :, :upto], other[slot, :, :upto], rtol=0, atol=1e-5)
 
 
+def test_prompts_are_put_into_slots(fused):
+    config = SmallModel.random().config
+    shape = (3, config.num_kv_heads, 10, config.head_dim)
+    prefilled = [draw(*shape, seed=10 + i) for i in range(2 * config.num_layers)]
+    slots, rows = lengths(4, 0, 2, 2), lengths(1, 2, 1, 1)  # padding repeats the last
+    caches = []
+    for backend in (fused, cpu):
+        cache = cache_of(config, 5, 24)
+        graphs.Admit(cache, backend)(slots, rows, *prefilled)
+        caches.append([p.asnumpy().copy() for p in (*cache.keys, *cache.values)])
+    for one, other in zip(*caches, strict=True):
+        np.testing.assert_array_equal(one, other)
+        assert (np.abs(one[[0, 2, 4], :, :10]).max(axis=(1, 2, 3)) > 1).all()
+        assert not one[[1, 3]].any()
+
+
 @pytest.mark.parametrize("prefix", [1, 21, 40])
 def test_slots_with_the_same_prompt_read_it_together(fused, prefix):
     """Thirteen slots in a mixed order, of three prompts, one of which has more slots than are worked on at once."""

@@ -149,13 +149,13 @@ void gated(const float *gate, const float *up, float *y, int64_t n) {
   for (int64_t i = 0; i < n; ++i) y[i] = gate[i] / (1.0f + exponential(-gate[i])) * up[i];
 }
 
-// Gradients of gate and up from that of what `gated` makes of them; d_gate may be dy.
+// Gradients of gate and up from that of what `gated` makes of them; they may take the place of gate and up.
 void gated_gradient(const float *dy, const float *gate, const float *up, float *d_gate, float *d_up, int64_t n) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) {
-    const float slope = dy[i], sigmoid = 1.0f / (1.0f + exponential(-gate[i]));
-    d_up[i] = slope * gate[i] * sigmoid;
-    d_gate[i] = slope * up[i] * sigmoid * (1.0f + gate[i] * (1.0f - sigmoid));
+    const float slope = dy[i], g = gate[i], u = up[i], sigmoid = 1.0f / (1.0f + exponential(-g));
+    d_gate[i] = slope * u * sigmoid * (1.0f + g * (1.0f - sigmoid));
+    d_up[i] = slope * g * sigmoid;
   }
 }
 
@@ -483,13 +483,14 @@ void linear_any(const float *x, const float *w, const float *bias, float *y, int
 
 // Of a weight [out, in]: from dy [rows, out] and x [rows, in].
 struct WeightGradient {
+  int64_t rows;
   const float *dy, *x;
   float *target;
   int64_t out, in;
 };
 
 // Columns of the longer side of all of them are shared out together. `add`: to what is there.
-void weight_gradients(int64_t rows, std::initializer_list<WeightGradient> list, bool add) {
+void weight_gradients(std::initializer_list<WeightGradient> list, bool add) {
   std::vector<std::pair<const WeightGradient *, int64_t>> parts;
   for (const WeightGradient &one : list) {
     for (int64_t j = 0; j < std::max(one.out, one.in); j += kColumns) parts.emplace_back(&one, j);
@@ -499,7 +500,7 @@ void weight_gradients(int64_t rows, std::initializer_list<WeightGradient> list, 
     const WeightGradient &g = *parts[part].first;
     const int64_t j = parts[part].second;
     if (g.out < g.in) {
-      gemm('T', 'N', g.out, std::min(kColumns, g.in - j), rows, 1, g.dy, g.out, g.x + j, g.in, keep, g.target + j, g.in);
+      gemm('T', 'N', g.out, std::min(kColumns, g.in - j), g.rows, 1, g.dy, g.out, g.x + j, g.in, keep, g.target + j, g.in);
       return;
     }
     const int64_t n = std::min(kColumns, g.out - j);
@@ -507,11 +508,11 @@ void weight_gradients(int64_t rows, std::initializer_list<WeightGradient> list, 
     int64_t stride = g.out;
     if (g.out % 1024 == 0) {  // such columns fall on the same lines of the cache: half the speed
       stride = n + 16;
-      float *copy = scratch(rows * stride);
-      for (int64_t i = 0; i < rows; ++i) std::copy(dy + i * g.out, dy + i * g.out + n, copy + i * stride);
+      float *copy = scratch(g.rows * stride);
+      for (int64_t i = 0; i < g.rows; ++i) std::copy(dy + i * g.out, dy + i * g.out + n, copy + i * stride);
       dy = copy;
     }
-    gemm('T', 'N', n, g.in, rows, 1, dy, stride, g.x, g.in, keep, g.target + j * g.in, g.in);
+    gemm('T', 'N', n, g.in, g.rows, 1, dy, stride, g.x, g.in, keep, g.target + j * g.in, g.in);
   });
 }
 
@@ -724,7 +725,7 @@ int linear_input_gradient(int, void **params, int *, int64_t **shapes, const cha
 // dy [T, out], x [T, in] -> dweight [out, in]
 int linear_weight_gradient(int, void **params, int *, int64_t **shapes, const char **, void *, void *) {
   auto p = reinterpret_cast<float **>(params);
-  weight_gradients(shapes[0][0], {{p[0], p[1], p[2], shapes[0][1], shapes[1][1]}}, false);
+  weight_gradients({{shapes[0][0], p[0], p[1], p[2], shapes[0][1], shapes[1][1]}}, false);
   return 0;
 }
 
@@ -839,6 +840,26 @@ Slots slots_of(const Layer &layer, const int64_t *cache, int64_t rows, const int
 }
 
 }  // namespace
+
+// slots, rows int32[A], then n times keys or values of prompts [N, K, P, d], then as many caches [B, K, S, d]: row rows[i]
+// of each goes into slot slots[i] of its cache -> [1]
+int admit(int nparam, void **params, int *, int64_t **shapes, const char **, void *, void *) {
+  auto p = reinterpret_cast<float **>(params);
+  auto whole = reinterpret_cast<int32_t **>(params);
+  const int parts = (nparam - 3) / 2;
+  const int64_t count = shapes[0][0];
+  pieces(parts * count, 1, [&](int64_t task, int64_t) {
+    const int64_t part = 2 + task / count, slot = whole[0][task % count], row = whole[1][task % count];
+    const int64_t *from = shapes[part], *to = shapes[part + parts];
+    const int64_t heads = to[1], each = std::min(from[2], to[2]) * to[3];
+    for (int64_t head = 0; head < heads; ++head) {
+      const float *source = p[part] + (row * heads + head) * from[2] * from[3];
+      std::copy(source, source + each, p[part + parts] + (slot * heads + head) * to[2] * to[3]);
+    }
+  });
+  p[nparam - 1][0] = 0;
+  return 0;
+}
 
 // One layer for one new position of each slot; see `decode_layer` in operators.py for the inputs.
 int decode_layer(int, void **params, int *, int64_t **shapes, const char **, void *, void *) {
@@ -1005,7 +1026,7 @@ int layer(int, void **params, int *, int64_t **shapes, const char **, void *, vo
 }
 
 // Inputs of `layer`, its outputs but the first, dy [near, hidden], and a buffer for each of the weights, to which their
-// gradients are added. Outputs: dx, and memory for what lies between.
+// gradients are added. Outputs: dx, and memory for what lies between. What was attended, gate and up are overwritten.
 int layer_gradient(int, void **params, int *, int64_t **shapes, const char **, void *, void *) {
   using L = WholeLayer;
   const L l(params, shapes);
@@ -1013,27 +1034,38 @@ int layer_gradient(int, void **params, int *, int64_t **shapes, const char **, v
   enum { Q = L::END, K, V, ATTENDED, SUM, GATE, UP, DY, BUFFERS };
   auto buffer = [&](int weight) { return p[BUFFERS + weight - L::NORM]; };
   float **out = p + BUFFERS + L::W2;  // W2 is the last of the weights, which begin at 1
-  float *dx = out[0], *h = out[1], *d_q = out[2], *d_k = out[3], *d_v = out[4], *d_attended = out[5], *d_sum = out[6];
-  float *near_h = out[7], *act = out[8], *d_gate = out[9], *d_up = out[10];
+  float *dx = out[0], *h = out[1], *d_k = out[2], *d_v = out[3], *d_sum = out[4], *act = out[5];
+  float *d_gate = p[GATE], *d_up = p[UP], *d_attended = p[ATTENDED];
   const int64_t hidden = l.hidden, width = l.width, key_width = l.key_width, inner = l.inner, d = l.d;
   const int64_t far_parts = (l.rows + kLayerRows - 1) / kLayerRows, near_parts = (l.near + kLayerRows - 1) / kLayerRows;
   std::vector<float> norms(far_parts * hidden, 0.0f), ffns(near_parts * hidden, 0.0f);
 
+  // The feed-forward half; `h` holds its normed inputs.
   pieces(l.near, kLayerRows, [&](int64_t first, int64_t m) {
-    float *d_h = scratch(m * hidden);
+    float *d_h = scratch(m * (hidden + inner)), *slope = d_h + m * hidden;
     const float *dy = p[DY] + first * hidden, *sum = p[SUM] + first * hidden;
-    const float *gate = p[GATE] + first * inner, *up = p[UP] + first * inner;
-    float *own_gate = d_gate + first * inner, *own_up = d_up + first * inner, *own_sum = d_sum + first * hidden;
-    gemm('N', 'N', m, inner, hidden, 1, dy, hidden, p[L::W2], inner, 0, own_gate, inner);
+    float *gate = d_gate + first * inner, *up = d_up + first * inner, *own = d_sum + first * hidden;
+    gemm('N', 'N', m, inner, hidden, 1, dy, hidden, p[L::W2], inner, 0, slope, inner);
     gated(gate, up, act + first * inner, m * inner);
-    gated_gradient(own_gate, gate, up, own_gate, own_up, m * inner);
-    norm_rows(sum, p[L::FFN], l.eps, near_h + first * hidden, m, hidden);
-    gemm('N', 'N', m, hidden, inner, 1, own_gate, inner, p[L::W1], hidden, 0, d_h, hidden);
-    gemm('N', 'N', m, hidden, inner, 1, own_up, inner, p[L::W3], hidden, 1, d_h, hidden);
-    std::copy(dy, dy + m * hidden, own_sum);
-    norm_gradient_rows(d_h, sum, p[L::FFN], l.eps, own_sum, ffns.data() + first / kLayerRows * hidden, m, hidden, true);
-    gemm('N', 'N', m, width, hidden, 1, own_sum, hidden, p[L::WO], width, 0, d_attended + first * width, width);
+    gated_gradient(slope, gate, up, gate, up, m * inner);
+    norm_rows(sum, p[L::FFN], l.eps, h + first * hidden, m, hidden);
+    gemm('N', 'N', m, hidden, inner, 1, gate, inner, p[L::W1], hidden, 0, d_h, hidden);
+    gemm('N', 'N', m, hidden, inner, 1, up, inner, p[L::W3], hidden, 1, d_h, hidden);
+    std::copy(dy, dy + m * hidden, own);
+    norm_gradient_rows(d_h, sum, p[L::FFN], l.eps, own, ffns.data() + first / kLayerRows * hidden, m, hidden, true);
   });
+  weight_gradients({{l.near, p[DY], act, buffer(L::W2), hidden, inner},
+                    {l.near, d_gate, h, buffer(L::W1), inner, hidden},
+                    {l.near, d_up, h, buffer(L::W3), inner, hidden},
+                    {l.near, d_sum, p[ATTENDED], buffer(L::WO), hidden, width}},
+                   true);
+
+  // Attention.
+  pieces(l.near, kLayerRows, [&](int64_t first, int64_t m) {
+    gemm('N', 'N', m, width, hidden, 1, d_sum + first * hidden, hidden, p[L::WO], width, 0, d_attended + first * width,
+         width);
+  });
+  float *d_q = act;  // large enough: see `_layer_gradient_shapes`
   attend_gradient(l.attention, p[Q], p[K], p[V], d_attended, d_q, d_k, d_v);
   pieces(l.rows, kLayerRows, [&](int64_t first, int64_t m) {
     float *d_h = scratch(m * hidden), *own = dx + first * hidden;
@@ -1056,15 +1088,10 @@ int layer_gradient(int, void **params, int *, int64_t **shapes, const char **, v
     norm_gradient_rows(d_h, p[L::X] + first * hidden, p[L::NORM], l.eps, own, norms.data() + first / kLayerRows * hidden,
                        m, hidden, true);
   });
-  weight_gradients(l.near,
-                   {{p[DY], act, buffer(L::W2), hidden, inner},
-                    {d_gate, near_h, buffer(L::W1), inner, hidden},
-                    {d_up, near_h, buffer(L::W3), inner, hidden},
-                    {d_sum, p[ATTENDED], buffer(L::WO), hidden, width},
-                    {d_q, h + l.skip * hidden, buffer(L::WQ), width, hidden}},
+  weight_gradients({{l.near, d_q, h + l.skip * hidden, buffer(L::WQ), width, hidden},
+                    {l.rows, d_k, h, buffer(L::WK), key_width, hidden},
+                    {l.rows, d_v, h, buffer(L::WV), key_width, hidden}},
                    true);
-  weight_gradients(l.rows,
-                   {{d_k, h, buffer(L::WK), key_width, hidden}, {d_v, h, buffer(L::WV), key_width, hidden}}, true);
   if (l.has_bias) {
     add_rows(d_q, l.near, width, buffer(L::BQ));
     add_rows(d_k, l.rows, key_width, buffer(L::BK));

@@ -54,7 +54,7 @@ class Operators:
             operator("attention", lambda q, k, v, lengths, dims, scale: q),
             operator("attention_gradient", lambda q, k, v, lengths, dims, scale, dy: (q, k, v), three),
         )
-        every = _several_dtypes(8), _several_dtypes(11)
+        every = _several_dtypes(8), _several_dtypes(6)
         self._whole = operator("layer", _layer_shapes, every[0])
         self._collecting = _Layer(self._whole, operator("layer_gradient", _layer_gradient_shapes, every[1]))
         self._decode = operator("decode_attention", lambda q, k, v, positions, keys, values, scale: q)
@@ -64,6 +64,7 @@ class Operators:
             lambda *inputs: (inputs[7],) * 3,  # of the uniform numbers
             lambda *_: (int32, float32, float32),
         )
+        self._admit = operator("admit", lambda *_: [1], lambda *_: float32)
         self._squared_norm = operator("squared_norm", lambda *_: [1])
         self._adamw = operator("adamw", lambda *_: [1])
         self.token_statistics = operator("token_statistics", lambda logits, targets, inverse: ([logits[0]],) * 3, three)
@@ -112,6 +113,12 @@ class Operators:
         b = query.shape[0]
         q, k, v = query.reshape((b, -1)), key.reshape((b, -1)), value.reshape((b, -1))
         return self._decode(q, k, v, view, key_cache, value_cache, number(scale))
+
+    def admit(self, slots, rows, prefilled, caches):
+        """Row `rows[i]` of each of `prefilled` [N, K, P, D] into slot `slots[i]` of its cache [B, K, S, D]; int32[A]
+        each. What lies behind the P positions stays.
+        """
+        return self._admit(slots, rows, *prefilled, *caches)
 
     def decode_layer(self, x, weights, cos, sin, view, key_cache, value_cache, scale, eps, has_bias, has_norms):
         """One layer for one new position of each slot, as `models.transformer.Block` computes it.
@@ -261,8 +268,9 @@ def _layer_shapes(x, norm, wq, wk, wv, bq, bk, bv, wo, ffn, w1, w3, w2, cos, sin
 
 
 def _layer_gradient_shapes(*inputs):
-    output, query, key, value, attended, total, gate, up = _layer_shapes(*inputs)
-    return inputs[0], inputs[0], query, key, value, attended, total, output, gate, gate, up
+    _, query, key, value, _, total, gate, _ = _layer_shapes(*inputs)
+    between = [gate[0], max(gate[1], query[1])]  # holds the gates' product, and the gradient of the queries later
+    return inputs[0], inputs[0], key, value, total, between
 
 
 class _Attention(nn.Cell):
