@@ -1,10 +1,9 @@
 """The generation engine: a fixed number of slots over a static cache, refilled as sequences finish.
 
-A prompt is prefilled once and its cache copied to the slots of its samples. All tokens but the prompt's last are
-prefilled:
-the first decode step feeds that last token, so that prefill needs no logits. Random numbers depend on counters alone
-(`random.uniform`), so the same rollouts come out whatever the number of slots, the order of prompts, or the worker
-count.
+A prompt is prefilled once, and its cache copied to the slots of its samples; or to one slot, where one operator decodes
+for all of them and reads it there. All tokens but the prompt's last are prefilled: the first decode step feeds that
+last token, so that prefill needs no logits. Random numbers depend on counters alone (`random.uniform`), so the same
+rollouts come out whatever the number of slots, the order of prompts, or the worker count.
 
 Not here: paged caches, speculative decoding, prefix sharing between different prompts.
 """
@@ -96,7 +95,7 @@ class Engine:
             self.cache,
             Sampler(sampling, config.vocab_size, tuple(stop_ids), decoder.shards),
         )
-        self.tokens_per_call = self._decode.tokens
+        self.tokens_per_call, self.copies_prompts = self._decode.tokens, not self._decode.fused
         self._penalises = sampling.repetition_penalty != 1.0
         # 1 at the tokens a slot holds already; the sampler looks at it only when it penalises.
         self._seen = np.zeros((slots, config.vocab_size) if self._penalises else (1, 1), np.float32)
@@ -182,6 +181,10 @@ class _Run:
         self.token = np.zeros(engine.slots, np.int32)
         self.position = np.zeros(engine.slots, np.int32)
         self.finished = 0
+        # Where responses read their prompt together: the slot that keeps it, of each prompt that is being answered. A
+        # slot keeps one prompt and one response, which need not belong together.
+        self.keeper = np.full(len(prompts), -1)
+        self.unanswered = np.full(len(prompts), generations)
 
     def finish(self) -> None:
         while self.finished < len(self.samples.length):
@@ -215,12 +218,14 @@ class _Run:
     def _place(self, slots: np.ndarray, rows: np.ndarray) -> None:
         engine, size = self.engine, self.engine._admit_size
         groups = self.samples.group[rows]
-        # Padding repeats the last entry: the same copy twice is the same cache.
-        padded_slots = np.pad(slots, (0, size - len(slots)), "edge")
-        padded_rows = np.pad(groups - self.pool_start, (0, size - len(groups)), "edge")
-        key = ("admit", self.pool_groups, self.prefix_size)
-        indices = (Tensor(padded_slots.astype(np.int32)), Tensor(padded_rows.astype(np.int32)))
-        engine._timed("prefill_s", key, engine._admit, *indices, *self.pool)
+        places, copied = (slots, groups) if engine.copies_prompts else self._keep_prompts(groups)
+        if len(places):
+            # Padding repeats the last entry: the same copy twice is the same cache.
+            padded_slots = np.pad(places, (0, size - len(places)), "edge")
+            padded_rows = np.pad(copied - self.pool_start, (0, size - len(places)), "edge")
+            key = ("admit", self.pool_groups, self.prefix_size)
+            indices = (Tensor(padded_slots.astype(np.int32)), Tensor(padded_rows.astype(np.int32)))
+            engine._timed("prefill_s", key, engine._admit, *indices, *self.pool)
         self.sample[slots] = rows
         for slot, group in zip(slots, groups, strict=True):
             ids = self.prompts[group].token_ids
@@ -228,6 +233,15 @@ class _Run:
             if engine._penalises:
                 engine._seen[slot] = 0.0
                 engine._seen[slot, ids] = 1.0
+
+    def _keep_prompts(self, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Slots for the prompts that are not kept yet, and which prompts these are. There is always one free: every
+        kept prompt has a response in a slot, but the one whose turn it is.
+        """
+        new = np.unique(groups[self.keeper[groups] < 0])
+        free = np.setdiff1d(np.arange(self.engine.slots), self.keeper)
+        self.keeper[new] = free[: len(new)]
+        return self.keeper[new], new
 
     def _step(self) -> None:
         """The next tokens of every slot, and what ends with them."""
@@ -243,11 +257,13 @@ class _Run:
         remaining[active] = limit - counts
         banned[active] = np.maximum(engine.sampling.min_new_tokens - counts, 0)
         pending = min(engine._admit_size, len(samples.length) - self.next_sample)
-        enough = np.array([engine.slots - pending if pending else 0], np.int32)  # so many slots are worth refilling
+        enough = engine.slots - pending if pending else 0  # so many slots are worth refilling
+        enough = np.array([enough, engine.max_prompt], np.int32)
         leaders, prefixes = np.arange(engine.slots, dtype=np.int32), np.zeros(engine.slots, np.int32)
-        groups, first, group = np.unique(samples.group[rows], return_index=True, return_inverse=True)
-        leaders[active] = active[first][group]
-        prefixes[active] = np.array([len(self.prompts[g].token_ids) - 1 for g in groups], np.int32)[group]
+        if not engine.copies_prompts:
+            groups, group = np.unique(samples.group[rows], return_inverse=True)
+            leaders[active] = self.keeper[samples.group[rows]]
+            prefixes[active] = np.array([len(self.prompts[g].token_ids) - 1 for g in groups], np.int32)[group]
         slots = (self.token, self.position, remaining, banned, leaders, prefixes)
         inputs = (*slots, enough, numbers, engine._seen)
         out = engine._timed("decode_s", ("decode",), engine._run_decode, *inputs)
@@ -287,6 +303,8 @@ class _Run:
         done = stopped | said | (samples.length[rows] >= self.engine.sampling.max_new_tokens)
         if done.any():
             samples.reason[rows[done]] = np.select([stopped[done], said[done]], ["eos", "stop"], "length")
+            np.subtract.at(self.unanswered, samples.group[rows[done]], 1)
+            self.keeper[self.unanswered == 0] = -1
             slots = active[done]
             self.sample[slots], self.token[slots], self.position[slots] = -1, 0, 0
             self.finished += int(done.sum())

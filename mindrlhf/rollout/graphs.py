@@ -86,8 +86,10 @@ class Decode(Graph):
     policy log-prob (see `Sampler`).
 
     ids, positions: int32[B], of the last token. remaining: int32[B], tokens that may still come, 0 in an empty slot.
-    banned: int32[B], in how many of the next tokens no stop token may come. leaders, prefixes: int32[B], a slot whose
-    cache is the same up to that position. enough: int32[1], with how many slots going on none begins another token.
+    banned: int32[B], in how many of the next tokens no stop token may come. leaders, prefixes: int32[B], the slot
+    that keeps the prompt and how many positions of it, if one operator draws several tokens; otherwise each slot has
+    all of its own. enough: int32[2], with how many slots going on none begins another token, and where in a slot its
+    own positions begin, if a prompt is kept elsewhere.
     uniform: [B, n]. seen: see `Sampler`.
     """
 

@@ -213,8 +213,8 @@ def test_a_decoded_layer_equals_its_parts(fused, options):
 
 
 def alone(slots: int, enough: int = 0) -> tuple[np.ndarray, ...]:
-    """Slots that share nothing: leaders, prefixes; and with how many of them no token is begun."""
-    return np.arange(slots, dtype=np.int32), np.zeros(slots, np.int32), np.array([enough], np.int32)
+    """Slots that share nothing: leaders, prefixes; with how many of them no token is begun, and where they begin."""
+    return np.arange(slots, dtype=np.int32), np.zeros(slots, np.int32), np.array([enough, 0], np.int32)
 
 
 def cache_of(config, slots: int, size: int) -> graphs.Cache:
@@ -311,7 +311,7 @@ def test_slots_with_the_same_prompt_read_it_together(fused, prefix):
             content[:, :, :prefix] = content[prompts, :, :prefix]
             parameter.asnumpy()[...] = content
         graph = graphs.Decode(decoder, cache, Sampler(SamplingSettings(max_new_tokens=64), 64, ()))
-        inputs = (ids, positions, remaining, zeros, leaders, prefixes, zeros[:1], uniform, seen)
+        inputs = (ids, positions, remaining, zeros, leaders, prefixes, np.array([0, 40], np.int32), uniform, seen)
         found.append([part.asnumpy() for part in graph(*(Tensor(part) for part in inputs))])
         assert ((found[-1][0] >= 0).sum(1) == remaining).all()
     for together, apart in zip(*found, strict=True):
@@ -360,7 +360,7 @@ class Drawing:
             Tensor(zeros + 1),
             Tensor(ban.astype(np.int32)),
             self.rows,
-            Tensor(zeros[:1]),
+            Tensor(np.zeros(2, np.int32)),
         )
         out = One()(*inputs, Tensor(numbers[:, None]), self.norm, self.table, self.head, self.angles)
         seen = Tensor(np.zeros((1, 1), np.float32))

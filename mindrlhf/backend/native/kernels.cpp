@@ -325,13 +325,18 @@ Attention attention_of(void **params, int64_t **shapes) {
 }
 
 // Sequences of a static cache: K key heads, query heads for each, S positions, head size; and of each row of queries
-// its slot in the cache and its position there. Up to `prefixes` positions a row's keys and values are those of the slot
-// `leaders`, its own or another's with the same prompt: rows of one leader read them together.
+// its slot in the cache and its position. The first `prefixes` positions of a row are those of the slot `leaders`, where
+// rows of one leader read them together; the others lie in its own slot, from `base` on.
 struct Slots {
-  int64_t rows, heads, queries, size, d;
+  int64_t rows, heads, queries, size, d, base;
   const int32_t *slots, *positions, *leaders, *prefixes;
 
-  int64_t position(int64_t row) const { return std::min<int64_t>(std::max(positions[row], 0), size - 1); }
+  int64_t prefix(int64_t row) const { return std::min<int64_t>(std::max(prefixes[row], 0), base); }
+  // Positions of its own, with the new one.
+  int64_t own(int64_t row) const {
+    return std::min<int64_t>(std::max<int64_t>(positions[row] - prefix(row), 0) + 1, size - base);
+  }
+  int64_t seen(int64_t row) const { return prefix(row) + own(row); }
 };
 
 const int64_t kBunch = 8;  // rows of one leader that are worked on together
@@ -405,14 +410,15 @@ void attend_slots(const Slots &s, const float *query, const float *key, const fl
     const int32_t *rows = bunches.rows.data() + bunches.starts[bunch];
     const int64_t count = bunches.starts[bunch + 1] - bunches.starts[bunch];
     auto place = [&](int64_t slot) { return (slot * s.heads + head) * s.size * d; };
-    int64_t most = 0, shared = s.size;
+    const int64_t shared = s.prefix(rows[0]), apart = (s.base - shared) * d;  // of one leader, one prompt
+    int64_t most = 0;
     for (int64_t i = 0; i < count; ++i) {
-      const int64_t row = rows[i], position = s.position(row), at = (row * s.heads + head) * d;
+      const int64_t row = rows[i], at = (row * s.heads + head) * d;
+      const int64_t target = place(s.slots[row]) + (s.base + s.own(row) - 1) * d;
       before(row, head);
-      std::copy(key + at, key + at + d, key_cache + place(s.slots[row]) + position * d);
-      std::copy(value + at, value + at + d, value_cache + place(s.slots[row]) + position * d);
-      most = std::max(most, position + 1);
-      shared = std::min<int64_t>({shared, s.prefixes[row], position});
+      std::copy(key + at, key + at + d, key_cache + target);
+      std::copy(value + at, value + at + d, value_cache + target);
+      most = std::max(most, s.seen(row));
     }
     float *weights = scratch(count * s.queries * most);
     auto for_queries = [&](int64_t i, auto body) {
@@ -426,8 +432,8 @@ void attend_slots(const Slots &s, const float *query, const float *key, const fl
       }
     }
     for (int64_t i = 0; i < count; ++i) {
-      const int64_t seen = s.position(rows[i]) + 1;
-      const float *own = key_cache + place(s.slots[rows[i]]);
+      const int64_t seen = s.seen(rows[i]);
+      const float *own = key_cache + place(s.slots[rows[i]]) + apart;
       for_queries(i, [&](const float *q, float *w, float *out) {
         score(q, own, shared, seen, d, w);
         for (int64_t t = 0; t < seen; ++t) w[t] *= scale;
@@ -442,8 +448,8 @@ void attend_slots(const Slots &s, const float *query, const float *key, const fl
       }
     }
     for (int64_t i = 0; i < count; ++i) {
-      const int64_t seen = s.position(rows[i]) + 1;
-      const float *own = value_cache + place(s.slots[rows[i]]);
+      const int64_t seen = s.seen(rows[i]);
+      const float *own = value_cache + place(s.slots[rows[i]]) + apart;
       for_queries(i, [&](const float *, float *w, float *out) { mix(w, own, shared, seen, d, out); });
     }
   });
@@ -819,7 +825,7 @@ int decode_attention(int, void **params, int *, int64_t **shapes, const char **,
   const Single every(shapes[0][0]);
   const int32_t *number = every.numbered.data();
   const Slots slots{shapes[0][0], shapes[4][1], shapes[0][1] / (shapes[4][1] * shapes[4][3]), shapes[4][2],
-                    shapes[4][3], number, static_cast<const int32_t *>(params[3]), number, every.zeros.data()};
+                    shapes[4][3], 0, number, static_cast<const int32_t *>(params[3]), number, every.zeros.data()};
   attend_slots(slots, p[0], p[1], p[2], p[4], p[5], *p[6], p[7], [](int64_t, int64_t) {});
   return 0;
 }
@@ -834,9 +840,9 @@ Layer layer_at(void **params, int64_t **shapes, int first, const float *numbers)
           numbers[0], numbers[1], numbers[2] > 0, numbers[3] > 0};
 }
 
-Slots slots_of(const Layer &layer, const int64_t *cache, int64_t rows, const int32_t *slots, const int32_t *positions,
-               const int32_t *leaders, const int32_t *prefixes) {
-  return {rows, cache[1], layer.width / layer.key_width, cache[2], cache[3], slots, positions, leaders, prefixes};
+Slots slots_of(const Layer &layer, const int64_t *cache, int64_t base, int64_t rows, const int32_t *slots,
+               const int32_t *positions, const int32_t *leaders, const int32_t *prefixes) {
+  return {rows, cache[1], layer.width / layer.key_width, cache[2], cache[3], base, slots, positions, leaders, prefixes};
 }
 
 }  // namespace
@@ -872,7 +878,7 @@ int decode_layer(int, void **params, int *, int64_t **shapes, const char **, voi
   thread_local std::vector<float> memory;
   memory.resize(rows * layer.scratch_size());
   std::copy(p[X], p[X] + rows * layer.hidden, p[OUT]);
-  decode_rows(layer, slots_of(layer, shapes[KEYS], rows, number, positions, number, every.zeros.data()), p[COS], p[SIN],
+  decode_rows(layer, slots_of(layer, shapes[KEYS], 0, rows, number, positions, number, every.zeros.data()), p[COS], p[SIN],
               number, p[OUT], memory.data());
   return 0;
 }
@@ -905,7 +911,8 @@ int decode_tokens(int nparam, void **params, int *, int64_t **shapes, const char
   }
   memory.resize(slots * (2 * hidden + most));
   float *x = memory.data(), *h = x + slots * hidden, *rest = h + slots * hidden;
-  const size_t enough = std::max(*whole[ENOUGH], 0);
+  const size_t enough = std::max(whole[ENOUGH][0], 0);
+  const int64_t base = whole[ENOUGH][1];
   for (int64_t t = 0; t < tokens && !rows.empty() && (t == 0 || rows.size() > enough); ++t) {
     const int64_t count = rows.size();
     for (int64_t i = 0; i < count; ++i) {
@@ -919,7 +926,7 @@ int decode_tokens(int nparam, void **params, int *, int64_t **shapes, const char
     for (int i = 0; i < layers; ++i) {
       const int first = LAYERS + i * each;
       const Layer layer = layer_at(params, shapes, first, numbers);
-      const Slots now = slots_of(layer, shapes[first + Layer::WEIGHTS], count, rows.data(), positions.data(),
+      const Slots now = slots_of(layer, shapes[first + Layer::WEIGHTS], base, count, rows.data(), positions.data(),
                                  leaders.data(), prefixes.data());
       decode_rows(layer, now, p[COS], p[SIN], at.data(), x, rest);
     }
