@@ -93,14 +93,24 @@ class Stage:
         return 0 if self.model.value_head else self.model.vocab_size // self.tp
 
     @property
+    def whole(self) -> bool:
+        """Whether a layer is one operator, which makes again what is quickly made."""
+        return self.fused and self.tp == 1 and not self.model.qk_norm
+
+    @property
     def norm(self) -> int:
         """Tensors that a norm keeps: input and output; composed also scale, normed input and repeated weight."""
         return 2 if self.fused else 5
 
     @property
+    def layer_norm(self) -> int:
+        """The same of one inside of a layer."""
+        return 1 if self.whole else self.norm
+
+    @property
     def gated(self) -> int:
         """Tensors of the feed-forward layer's width that it keeps: gate, up, product; composed also the sigmoid."""
-        return 3 if self.fused else 4
+        return 2 if self.whole else 3 if self.fused else 4
 
     def near_probabilities(self, micro: Micro) -> int:
         """Attention probabilities of the responses in one layer, where they are held."""
@@ -126,7 +136,8 @@ def update_kept(stage: Stage, micro: Micro) -> int:
     kept = full * _kept_of_layer(stage, micro) + stage.angles(rows, stage.query + stage.key)
     if stage.is_last:
         # Of the last layer's prompt only keys and values go on; behind it are the final norm and the logits.
-        kept += stage.norm * (stage.outside(rows) + 2 * stage.outside(near)) + _kept_of_heads(stage, near, rows)
+        kept += stage.layer_norm * (stage.outside(rows) + stage.outside(near)) + stage.norm * stage.outside(near)
+        kept += _kept_of_heads(stage, near, rows)
         kept += near * (stage.model.hidden_size + stage.gated * stage.inner) + stage.angles(near, stage.query)
         kept += 2 * stage.near_probabilities(micro) + _kept_logits(stage, near)
     return kept * stage.itemsize
@@ -143,6 +154,8 @@ def update_bytes(stage: Stage, micro: Micro, in_flight: int = 1) -> int:
         # place; the logits are gone by then.
         rows = micro.near if stage.is_last else micro.rows
         layer = 2 * rows * stage.inner + stage.outside(rows)
+        if stage.whole:  # in the places of gate and up; beside them the product, and the gradients of what is read
+            layer = rows * stage.inner + 3 * stage.outside(micro.rows) + 2 * micro.rows * stage.key
         begins = max(begins, layer - (_kept_logits(stage, micro.near) if stage.is_last else 0))
     else:
         # All layers' sigmoids of the gates are there again by then: they depend on nothing that comes later.
@@ -194,7 +207,7 @@ def _kept_of_layer(stage: Stage, micro: Micro) -> int:
     rows = micro.rows
     probabilities = 2 * stage.near_probabilities(micro) + stage.far_probabilities(micro.far, micro.prefix)
     heads = _kept_of_heads(stage, rows, rows) + probabilities
-    return 2 * stage.norm * stage.outside(rows) + heads + stage.gated * rows * stage.inner
+    return 2 * stage.layer_norm * stage.outside(rows) + heads + stage.gated * rows * stage.inner
 
 
 def _kept_of_heads(stage: Stage, asking: int, rows: int) -> int:
@@ -228,6 +241,8 @@ def _head_backward(stage: Stage, micro: Micro) -> int:
 
 def _alive_in_layer(stage: Stage, rows: int, probabilities: int) -> int:
     """Most numbers that a forward pass has at a time: in the feed-forward, or where the scores become probabilities."""
+    if stage.whole:  # one operator's input and outputs
+        return 3 * stage.outside(rows) + rows * (2 * stage.query + 2 * stage.key + 2 * stage.inner)
     stream = (2 if stage.fused else 3) * stage.outside(rows)
     attention = 3 * probabilities + rows * (2 * stage.query + 4 * stage.key)
     return stream + max(3 * rows * stage.inner, attention)
