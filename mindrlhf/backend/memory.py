@@ -125,6 +125,20 @@ class AscendStore:
         """Nothing: host memory is the quick place already, and `_load` has no form that returns before it is done."""
 
 
+def zero_parameter(name: str, shape: Sequence[int], dtype: str = "float32"):
+    """A Parameter of zeros, not trained; on CPU without memory until it is written to."""
+    import mindspore
+    from mindspore import Parameter, Tensor
+
+    zeros = Tensor(np.zeros(shape, np.float32), getattr(mindspore, dtype))
+    parameter = Parameter(zeros, name=name, requires_grad=False)
+    if mindspore.get_context("device_target") == "CPU":
+        pages = _whole_pages(parameter.asnumpy())
+        if pages.nbytes:
+            _give_back(pages)
+    return parameter
+
+
 def _nameless(folder: Path) -> int:
     file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 (its descriptor outlives it)
     try:

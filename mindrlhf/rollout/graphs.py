@@ -1,10 +1,10 @@
 """The three compiled graphs of generation over one static key-value cache: prefill, admit, decode."""
 
 import mindspore
-import numpy as np
-from mindspore import Parameter, ParameterTuple, Tensor, ops
+from mindspore import ParameterTuple, ops
 
 from mindrlhf.backend.graph import Graph
+from mindrlhf.backend.memory import zero_parameter
 from mindrlhf.models.transformer import Decoder
 from mindrlhf.rollout.sampling import Sampler
 
@@ -19,16 +19,7 @@ class Cache:
         self.slots, self.size = slots, size
         shape = (slots, kv_heads, size, head_dim)
         self.keys, self.values = (
-            ParameterTuple(
-                [
-                    Parameter(
-                        Tensor(np.zeros(shape, np.float32), getattr(mindspore, dtype)),
-                        name=f"cache.{part}.{i}",
-                        requires_grad=False,
-                    )
-                    for i in range(layers)
-                ]
-            )
+            ParameterTuple([zero_parameter(f"cache.{part}.{i}", shape, dtype) for i in range(layers)])
             for part in ("key", "value")
         )
 

@@ -12,6 +12,7 @@ from mindspore import Parameter, ParameterTuple, Tensor, ops
 
 from mindrlhf.backend import adamw as composed
 from mindrlhf.backend.graph import Graph
+from mindrlhf.backend.memory import zero_parameter
 from mindrlhf.configs.grpo import OptimizerSettings
 from mindrlhf.models.parameters import ParameterSpec
 from mindrlhf.parallel.buckets import buckets
@@ -19,12 +20,7 @@ from mindrlhf.parallel.buckets import buckets
 
 def zeros_like(parameters: list[Parameter], prefix: str) -> ParameterTuple:
     """float32 zeros of each parameter's shape, named `prefix.name`."""
-    return ParameterTuple(
-        [
-            Parameter(Tensor(np.zeros(p.shape, np.float32)), name=f"{prefix}.{p.name}", requires_grad=False)
-            for p in parameters
-        ]
-    )
+    return ParameterTuple([zero_parameter(f"{prefix}.{p.name}", p.shape) for p in parameters])
 
 
 class SquaredNorm(Graph):

@@ -7,7 +7,7 @@ import numpy as np
 import psutil
 import pytest
 
-from mindrlhf.backend.memory import FileStore
+from mindrlhf.backend.memory import FileStore, zero_parameter
 from mindrlhf.errors import UserError
 from mindrlhf.memory import residency as module
 from mindrlhf.memory.residency import CACHE, GRADIENTS, INFER, MOMENTS, REFERENCE, TRAIN, Needs, Residency, moving_roles
@@ -168,6 +168,15 @@ def test_what_the_next_phase_needs_is_read_ahead(tmp_path):
     assert moving.resident() == {}
     moving.enter("update_actor")
     np.testing.assert_array_equal(weight.asnumpy(), expected)
+
+
+def test_zeros_take_no_memory_until_they_are_written_to():
+    before = rss()
+    zeros = zero_parameter("zeros", (4096, 8192))
+    assert rss() - before < 0.1 * 128 * MIB
+    assert not zeros.asnumpy()[:64].any()
+    zeros.asnumpy()[...] = 1.0
+    assert rss() - before > 0.95 * 128 * MIB
 
 
 def test_a_full_disk_costs_nothing(tmp_path, monkeypatch):
