@@ -23,7 +23,7 @@ class ComparedJob:
     work: Mapping[str, str] = field(default_factory=dict)
     peer: tuple[str, ...] = ()
     micro_batches: tuple[int, ...] = (16, 8)
-    tokens: int = 1152
+    tokens: int = 576
     goals: Mapping[str, float] = field(default_factory=dict)
     fixed_length: bool = True
     end_scale: float = 1.0
