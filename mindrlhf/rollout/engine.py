@@ -89,7 +89,7 @@ class Engine:
         self.statistics = Statistics()
         self._compiled: set[tuple] = set()
         self._admit_size = -(-slots // 8)
-        self._prefill, self._admit = Prefill(decoder), Admit(self.cache, decoder.kernels)
+        self._prefill, self._admit = Prefill(decoder), Admit(self.cache, decoder.kernels, max_prompt)
         self._decode = Decode(
             decoder,
             self.cache,

@@ -45,21 +45,22 @@ class Prefill(Graph):
 class Admit(Graph):
     """Copies prefilled prompts into slots: row `rows[i]` of the prefill into slot `slots[i]`, int32[A] each.
 
+    longest: positions of the longest prompt; behind them one operator keeps something else, which padding must not hit.
     What `Prefill` gave comes as single arguments: with a tuple, MindSpore would compile anew for each new one.
     """
 
-    def __init__(self, cache: Cache, kernels):
+    def __init__(self, cache: Cache, kernels, longest: int):
         super().__init__()
         self.keys, self.values, self.size = cache.keys, cache.values, cache.size
         self.put = ops.ScatterUpdate()
         self.fused = hasattr(kernels, "admit") and cache.keys[0].dtype == mindspore.float32
         if self.fused:
-            self.admit = kernels.admit
+            self.admit, self.longest = kernels.admit, longest
             self.caches = tuple(part for pair in zip(cache.keys, cache.values, strict=True) for part in pair)
 
     def construct(self, slots, rows, *prefilled):
         if self.fused:
-            return self.admit(slots, rows, prefilled, self.caches)
+            return self.admit(slots, rows, self.longest, prefilled, self.caches)
         done = slots
         for i in range(len(self.keys)):
             done = ops.depend(done, self.put(self.keys[i], slots, self._rows(prefilled[2 * i], rows)))

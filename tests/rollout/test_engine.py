@@ -158,9 +158,9 @@ def test_order_number_and_company_of_prompts_do_not_matter(subject, plain, group
     assert_same(plain.generate([subject.prompts[i] for i in (4, 0)], 2, STEP), groups)
 
 
-@pytest.mark.parametrize(("slots", "bucket"), [(7, 16), (40, 4)])
+@pytest.mark.parametrize(("slots", "bucket"), [(7, 16), (40, 4), (5, 64)])
 def test_slots_and_bucket_do_not_matter(subject, groups, slots, bucket):
-    """Seven slots are refilled one at a time, forty take all samples at once."""
+    """Seven slots are refilled one at a time, forty take all samples at once; prompts are padded beyond the longest."""
     assert_same(subject.engine(slots, bucket).generate(subject.prompts, 3, STEP), groups)
 
 

@@ -847,17 +847,17 @@ Slots slots_of(const Layer &layer, const int64_t *cache, int64_t base, int64_t r
 
 }  // namespace
 
-// slots, rows int32[A], then n times keys or values of prompts [N, K, P, d], then as many caches [B, K, S, d]: row rows[i]
-// of each goes into slot slots[i] of its cache -> [1]
+// slots, rows int32[A], limit int32[1], then n times keys or values of prompts [N, K, P, d], then as many caches
+// [B, K, S, d]: the first `limit` positions of row rows[i] of each go into slot slots[i] of its cache -> [1]
 int admit(int nparam, void **params, int *, int64_t **shapes, const char **, void *, void *) {
   auto p = reinterpret_cast<float **>(params);
   auto whole = reinterpret_cast<int32_t **>(params);
-  const int parts = (nparam - 3) / 2;
-  const int64_t count = shapes[0][0];
+  const int parts = (nparam - 4) / 2;
+  const int64_t count = shapes[0][0], limit = whole[2][0];
   pieces(parts * count, 1, [&](int64_t task, int64_t) {
-    const int64_t part = 2 + task / count, slot = whole[0][task % count], row = whole[1][task % count];
+    const int64_t part = 3 + task / count, slot = whole[0][task % count], row = whole[1][task % count];
     const int64_t *from = shapes[part], *to = shapes[part + parts];
-    const int64_t heads = to[1], each = std::min(from[2], to[2]) * to[3];
+    const int64_t heads = to[1], each = std::min({from[2], to[2], limit}) * to[3];
     for (int64_t head = 0; head < heads; ++head) {
       const float *source = p[part] + (row * heads + head) * from[2] * from[3];
       std::copy(source, source + each, p[part + parts] + (slot * heads + head) * to[2] * to[3]);

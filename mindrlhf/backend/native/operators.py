@@ -114,11 +114,11 @@ class Operators:
         q, k, v = query.reshape((b, -1)), key.reshape((b, -1)), value.reshape((b, -1))
         return self._decode(q, k, v, view, key_cache, value_cache, number(scale))
 
-    def admit(self, slots, rows, prefilled, caches):
+    def admit(self, slots, rows, limit, prefilled, caches):
         """Row `rows[i]` of each of `prefilled` [N, K, P, D] into slot `slots[i]` of its cache [B, K, S, D]; int32[A]
-        each. What lies behind the P positions stays.
+        each. What lies behind the first `limit` positions stays.
         """
-        return self._admit(slots, rows, *prefilled, *caches)
+        return self._admit(slots, rows, whole_numbers((limit,)), *prefilled, *caches)
 
     def decode_layer(self, x, weights, cos, sin, view, key_cache, value_cache, scale, eps, has_bias, has_norms):
         """One layer for one new position of each slot, as `models.transformer.Block` computes it.
