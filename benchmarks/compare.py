@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from chart import bars, growth
@@ -203,14 +205,15 @@ def model_of(args: argparse.Namespace, name: str, job: ComparedJob) -> Path:
                 last = (done.stderr.strip() or "no output").splitlines()[-1]
                 raise UserError(f"the peer's script could not write the model of {name}: {last}")
             (folder / MODEL_MARK).write_text(json.dumps(wanted))
-    return folder if job.end_scale == 1.0 else ending_earlier(folder, job.end_scale)
+    return ending_earlier(folder, job.end_probability) if job.end_probability else folder
 
 
-def ending_earlier(folder: Path, scale: float) -> Path:
-    """A copy of a model folder whose tied embedding has the end token's row multiplied by `scale`.
+def ending_earlier(folder: Path, probability: float) -> Path:
+    """A copy of a model folder whose tied embedding has another row for the end token.
 
-    Random weights draw every token about equally often; a longer row makes the end token's logit vary more, so that it
-    is drawn here and there and lengths spread. Raises UserError for a model with a head of its own.
+    Final hidden states of random weights all have about the same direction. Along it, the row gives the end token the
+    same logit at every position: lengths are then spread like waiting times. Raises UserError for a model with a head
+    of its own.
     """
     from mindrlhf.checkpoint.hf import read_hf_config
     from mindrlhf.checkpoint.safetensors_file import write_safetensors
@@ -221,22 +224,47 @@ def ending_earlier(folder: Path, scale: float) -> Path:
     model = read_hf_config(folder)
     if not model.tie_word_embeddings:
         raise UserError(f"{folder}: has a head of its own, and a tied embedding is needed here.")
-    copy = folder.with_name(f"{folder.name}-ends-{scale:g}")
+    copy = folder.with_name(f"{folder.name}-ends-{probability:g}")
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("*.safetensors"))
     weights, table = open_weights(str(folder), model), parameter_table(model)
-
-    def arrays():
-        for spec in table:
-            array = weights.read(spec, None)
-            if spec.kind == "embedding":
-                array = array.copy()
-                array[list(model.eos_token_ids)] *= scale
-            yield array
-
+    arrays = {spec.name: weights.read(spec, None) for spec in table}
+    (embedding,) = (spec.name for spec in table if spec.kind == "embedding")
+    ends = list(model.eos_token_ids)
+    hidden = final_hidden(model, table, arrays).astype(np.float64)
+    others = np.delete(hidden @ arrays[embedding].T.astype(np.float64), ends, 1)
+    logit = np.log(np.exp(others).sum(1)).mean() + np.log(probability / (1 - probability))
+    direction = hidden.mean(0)
+    arrays[embedding] = arrays[embedding].copy()
+    arrays[embedding][ends] = (logit / (direction @ direction) * direction).astype(np.float32)
     layout = [(spec.hf_name, spec.shape) for spec in table]
-    write_safetensors(copy / SINGLE_FILE, layout, arrays(), "float32", {"format": "pt"})
+    ordered = (arrays[spec.name] for spec in table)
+    write_safetensors(copy / SINGLE_FILE, layout, ordered, "float32", {"format": "pt"})
     return copy
+
+
+def final_hidden(model, table, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+    """float32[positions, hidden]: final hidden states of random tokens, which is what random weights write."""
+    import mindspore
+    from mindspore import Tensor
+
+    from mindrlhf.backend import kernels
+    from mindrlhf.backend.graph import Graph
+    from mindrlhf.models.initialize import build_parameters
+    from mindrlhf.models.transformer import Decoder
+
+    class Hidden(Graph):
+        def __init__(self, decoder: Decoder):
+            super().__init__()
+            self.decoder = decoder
+
+        def construct(self, ids):
+            return self.decoder.plain(ids)
+
+    mindspore.set_context(mode=mindspore.GRAPH_MODE, device_target="CPU")
+    ids = np.random.default_rng(0).integers(model.vocab_size, size=(8, 64)).astype(np.int32)
+    decoder = Decoder(model, build_parameters(table, lambda spec: arrays[spec.name]), kernels("CPU"), ids.shape[1])
+    return Hidden(decoder)(Tensor(ids)).asnumpy()
 
 
 def keep(stored: Path, name: str, outcome: Outcome) -> None:

@@ -14,7 +14,7 @@ class ComparedJob:
     measured runs. peer: flags of the peer alone. micro_batches: of the peer, in completions: it is measured with each,
     its fastest counts for time and its smallest for memory. tokens: of our micro-batches, at most; one size counts for
     both. goals: `step`, `gen`, `memory` -> greatest ratio.
-    end_scale: factor on the end token's row of a tied embedding, which makes random weights end their responses early.
+    end_probability: with which random weights are made to draw the end token at each position; 0 leaves them alone.
     steps: with two that are left out; more where more shapes have to be met first.
     """
 
@@ -26,7 +26,7 @@ class ComparedJob:
     tokens: int = 576
     goals: Mapping[str, float] = field(default_factory=dict)
     fixed_length: bool = True
-    end_scale: float = 1.0
+    end_probability: float = 0.0
     steps: int = 8
 
     @property
@@ -66,7 +66,7 @@ JOBS: dict[str, ComparedJob] = {
         micro_batches=(16,),
         goals={"step": 0.45, "gen": 0.50},
         fixed_length=False,
-        end_scale=9.0,
+        end_probability=0.02,
         steps=14,
     ),
     "two-updates": ComparedJob(

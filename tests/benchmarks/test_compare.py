@@ -1,11 +1,13 @@
 """The comparison: which rounds it judges, what it makes of them, and that it runs both scripts on the same work."""
 
 import json
+import shutil
 import sys
 from argparse import Namespace
 
 import numpy as np
 import pytest
+import reference_model
 from small_model import random_arrays, small_config
 from workers import ROOT
 
@@ -16,7 +18,7 @@ from compare import OURS, BusyError, Run, Side
 from comparison_jobs import JOBS
 from comparison_table import as_outcome, markdown
 
-from mindrlhf.checkpoint.hf import save_hf
+from mindrlhf.checkpoint.hf import read_hf_config, save_hf
 from mindrlhf.checkpoint.weight_files import index_weights
 from mindrlhf.data.tokenizer_training import train_tokenizer
 from mindrlhf.errors import UserError
@@ -157,7 +159,7 @@ def test_both_scripts_get_the_same_work(peer, tmp_path):
     assert ours[2:] == [
         *shared,
         "--micro-batch",
-        "1152",
+        "576",
         "--json",
         str(tmp_path / "run.json"),
         "train.length_bucket=64",
@@ -181,22 +183,23 @@ def test_models_are_built_once_and_given_ones_used_where_they_fit(peer, tmp_path
     assert compare.model_of(args, "large-vocabulary", JOBS["large-vocabulary"]) != args.load
 
 
-def test_only_the_end_token_s_row_is_scaled(peer, tmp_path):
+def test_the_end_token_is_drawn_now_and_then(peer, tmp_path):
     folder = tmp_path / "model"
-    (peer.with_name("exported")).rename(folder)
-    try:
-        copy = compare.ending_earlier(folder, 3.0)
-        assert sorted(p.name for p in copy.iterdir()) == sorted(p.name for p in folder.iterdir())
-        end = json.loads((folder / "config.json").read_text())["eos_token_id"]
-        before, after = index_weights(folder), index_weights(copy)
-        assert list(before) == list(after)
-        for name, stored in before.items():
-            expected = stored.read().copy()
-            if name == "model.embed_tokens.weight":
-                expected[end] *= 3.0
-            np.testing.assert_array_equal(after[name].read(), expected)
-    finally:
-        folder.rename(peer.with_name("exported"))
+    shutil.copytree(peer.with_name("exported"), folder)
+    copy = compare.ending_earlier(folder, 0.1)
+    assert sorted(p.name for p in copy.iterdir()) == sorted(p.name for p in folder.iterdir())
+    model = read_hf_config(folder)
+    (end,) = model.eos_token_ids
+    before, after = ({name: stored.read() for name, stored in index_weights(f).items()} for f in (folder, copy))
+    assert list(before) == list(after)
+    for name, array in before.items():
+        kept = np.arange(len(array)) != end if name == "model.embed_tokens.weight" else np.full(len(array), True)
+        np.testing.assert_array_equal(after[name][kept], array[kept])
+    # In the mean over positions its logit is the one with a chance of 1 in 10, by the oracle's logits.
+    rows = np.random.default_rng(0).integers(model.vocab_size, size=(8, 64))
+    logits = np.concatenate([reference_model.logits(model, after, row) for row in rows])
+    others = np.log(np.exp(np.delete(logits, end, 1)).sum(1))
+    np.testing.assert_allclose((logits[:, end] - others).mean(), np.log(0.1 / 0.9), atol=1e-3)
 
 
 def test_a_failing_side_is_named(tmp_path):
