@@ -195,8 +195,8 @@ def test_the_end_token_is_drawn_now_and_then(peer, tmp_path):
     for name, array in before.items():
         kept = np.arange(len(array)) != end if name == "model.embed_tokens.weight" else np.full(len(array), True)
         np.testing.assert_array_equal(after[name][kept], array[kept])
-    # In the mean over positions its logit is the one with a chance of 1 in 10, by the oracle's logits (whose inputs have
-    # the other row too).
+    # In the mean over positions its logit is the one with a chance of 1 in 10, by the oracle's logits (whose inputs
+    # have the other row too).
     rows = np.random.default_rng(0).integers(model.vocab_size, size=(8, 64))
     logits = np.concatenate([reference_model.logits(model, after, row) for row in rows])
     others = np.log(np.exp(np.delete(logits, end, 1)).sum(1))
