@@ -211,9 +211,9 @@ def model_of(args: argparse.Namespace, name: str, job: ComparedJob) -> Path:
 def ending_earlier(folder: Path, probability: float) -> Path:
     """A copy of a model folder whose tied embedding has another row for the end token.
 
-    Final hidden states of random weights all have about the same direction. Along it, the row gives the end token the
-    same logit at every position: lengths are then spread like waiting times. Raises UserError for a model with a head
-    of its own.
+    The row lies along the mean final hidden state of random tokens and has the wanted chance there, in the mean. It
+    does not make lengths natural yet: random weights have a direction of their own for each prompt, and at the job's
+    prompts the end token is drawn far more rarely. Raises UserError for a model with a head of its own.
     """
     from mindrlhf.checkpoint.hf import read_hf_config
     from mindrlhf.checkpoint.safetensors_file import write_safetensors

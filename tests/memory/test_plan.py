@@ -150,20 +150,23 @@ def test_activations_grow_with_every_size():
         assert update_bytes(stage, micro, 3) > update_bytes(stage, micro, 1)
 
 
+# The model that pools of memory were measured with.
+MEASURED = ModelConfig(
+    vocab_size=2048,
+    hidden_size=256,
+    intermediate_size=704,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=64,
+    tie_word_embeddings=True,
+)
+
+
 def test_what_an_update_keeps_is_what_its_graph_was_seen_to_keep():
     """From graphs of MindSpore 2.9: hidden 256, 2 layers (fused: 4), 2 groups of 64 + 8 x 64 positions (and 8)."""
-    model = ModelConfig(
-        vocab_size=2048,
-        hidden_size=256,
-        intermediate_size=704,
-        num_layers=2,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=64,
-        tie_word_embeddings=True,
-    )
-    composed = Stage(model, 1, 2, True, False, 4, False)
-    fused = Stage(model.model_copy(update={"num_layers": 4}), 1, 4, True, False, 4, True)
+    composed = Stage(MEASURED, 1, 2, True, False, 4, False)
+    fused = Stage(MEASURED.model_copy(update={"num_layers": 4}), 1, 4, True, False, 4, True)
     micro = Micro(2, 8, 64, 64)
     assert update_kept(composed, micro) == pytest.approx(79.32 * 2**20, rel=0.01)
     assert update_bytes(composed, micro) == pytest.approx(106 * 2**20, rel=0.06)
@@ -175,16 +178,7 @@ def test_what_an_update_keeps_is_what_its_graph_was_seen_to_keep():
 
 def test_the_head_of_an_update_is_there_a_chunk_at_a_time(monkeypatch):
     """As seen with a vocabulary of 32,768, whose matrix has 32 MiB: chunks of 8, 32 and 64 MiB, and one of 128."""
-    model = ModelConfig(
-        vocab_size=32768,
-        hidden_size=256,
-        intermediate_size=704,
-        num_layers=4,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=64,
-        tie_word_embeddings=True,
-    )
+    model = MEASURED.model_copy(update={"vocab_size": 32768, "num_layers": 4})
     stage = Stage(model, 1, 4, True, False, 4, True)
     for mib, samples, seen in ((8, 4, 222), (32, 4, 238), (64, 4, 302), (256, 2, 320)):
         monkeypatch.setattr(activations, "chunk_count", partial(chunk_count, limit=mib * 2**18))

@@ -307,7 +307,7 @@ void attend_gradient(const Attention &a, const float *query, const float *key, c
   });
 }
 
-// inputs: query, key, value, lengths int32[n], dims int32[6] = (p, g, r, heads, d, whether the prompts ask too), scale
+// dims int32[6] = (p, g, r, heads, d, whether the prompts ask too), lengths int32[prompts]; width of all query heads
 Attention attention_from(const int32_t *dims, const int32_t *lengths, int64_t prompts, int64_t width, float scale) {
   Attention a;
   a.n = prompts;
@@ -319,6 +319,7 @@ Attention attention_from(const int32_t *dims, const int32_t *lengths, int64_t pr
   return a;
 }
 
+// inputs: query, key, value, lengths, dims, scale
 Attention attention_of(void **params, int64_t **shapes) {
   return attention_from(static_cast<const int32_t *>(params[4]), static_cast<const int32_t *>(params[3]), shapes[3][0],
                         shapes[0][1], *static_cast<const float *>(params[5]));
@@ -462,27 +463,26 @@ struct Single {
   explicit Single(int64_t n) : numbered(n), zeros(n, 0) { std::iota(numbered.begin(), numbered.end(), 0); }
 };
 
-// x [T, in], weight [out, in] (, bias [out]) -> y [T, out], or added to what is there
-void linear_any(const float *x, const float *w, const float *bias, float *y, int64_t rows, int64_t in, int64_t out,
-                bool add = false) {
-  const float keep = add ? 1 : 0;
-  auto finish = [&](int64_t row, int64_t m, int64_t column, int64_t n) {
-    if (!bias) return;
-    for (int64_t i = row; i < row + m; ++i) {
-      float *target = y + i * out + column;
+// bias [columns], or null, is added to each of the rows of y, which are `stride` apart
+void add_bias(const float *bias, float *y, int64_t rows, int64_t columns, int64_t stride) {
+  if (!bias) return;
+  for (int64_t i = 0; i < rows; ++i, y += stride) {
 #pragma omp simd
-      for (int64_t j = 0; j < n; ++j) target[j] += bias[column + j];
-    }
-  };
+    for (int64_t c = 0; c < columns; ++c) y[c] += bias[c];
+  }
+}
+
+// x [T, in], weight [out, in] (, bias [out]) -> y [T, out]
+void linear_any(const float *x, const float *w, const float *bias, float *y, int64_t rows, int64_t in, int64_t out) {
   if (rows >= 2 * kRows) {
     pieces(rows, kRows, [&](int64_t i, int64_t m) {
-      gemm('N', 'T', m, out, in, 1, x + i * in, in, w, in, keep, y + i * out, out);
-      finish(i, m, 0, out);
+      gemm('N', 'T', m, out, in, 1, x + i * in, in, w, in, 0, y + i * out, out);
+      add_bias(bias, y + i * out, m, out, out);
     });
   } else {
     pieces(out, kColumns, [&](int64_t j, int64_t n) {
-      gemm('N', 'T', rows, n, in, 1, x, in, w + j * in, in, keep, y + j, out);
-      finish(0, rows, j, n);
+      gemm('N', 'T', rows, n, in, 1, x, in, w + j * in, in, 0, y + j, out);
+      add_bias(bias ? bias + j : nullptr, y + j, rows, n, out);
     });
   }
 }
@@ -550,12 +550,7 @@ void products(const float *x, int64_t rows, int64_t in, std::initializer_list<Pr
     const Product &one = *parts[part].first;
     const int64_t j = parts[part].second, n = std::min(kFewRows, one.out - j);
     gemm('N', 'T', rows, n, in, 1, x, in, one.weight + j * in, in, add, one.y + j, one.out);
-    if (!one.bias) return;
-    for (int64_t i = 0; i < rows; ++i) {
-      float *y = one.y + i * one.out + j;
-#pragma omp simd
-      for (int64_t c = 0; c < n; ++c) y[c] += one.bias[j + c];
-    }
+    add_bias(one.bias ? one.bias + j : nullptr, one.y + j, rows, n, one.out);
   });
 }
 
@@ -978,13 +973,6 @@ struct WholeLayer {
   }
 };
 
-void add_bias(const float *bias, float *y, int64_t rows, int64_t columns) {
-  for (int64_t i = 0; i < rows; ++i, y += columns) {
-#pragma omp simd
-    for (int64_t c = 0; c < columns; ++c) y[c] += bias[c];
-  }
-}
-
 }  // namespace
 
 // See `layer` in operators.py. Outputs: y [near, hidden], and what going back needs: query, key, value, what was attended,
@@ -1002,7 +990,7 @@ int layer(int, void **params, int *, int64_t **shapes, const char **, void *, vo
       if (begin >= m) return;
       float *own = target + (first + begin) * size;
       gemm('N', 'T', m - begin, size, hidden, 1, h + begin * hidden, hidden, l.p[weight], hidden, 0, own, size);
-      if (l.has_bias) add_bias(l.p[bias], own, m - begin, size);
+      add_bias(l.has_bias ? l.p[bias] : nullptr, own, m - begin, size, size);
     };
     const int64_t begin = std::max<int64_t>(l.skip - first, 0);  // the first row that asks
     linear(L::WK, L::BK, k, key_width, 0);
