@@ -31,12 +31,14 @@ from chart import bars, growth
 from comparison_jobs import JOBS, ComparedJob
 from comparison_table import Outcome, as_outcome, markdown
 from machine import Moment
+from work import loaded_prompts
 
 from mindrlhf.errors import UserError
 
 OURS = "ours"
 WARMUP, LEAST_STEPS = 2, 5
 MODEL_MARK = "built_with.json"
+ENDING_PROMPTS = 64  # of the prompts, that the end token is made likely behind
 DESCRIPTIONS = ("compile_total_s", "start_to_first_step_s", "share_of_ceiling")
 
 Result = dict[str, Any]
@@ -211,13 +213,13 @@ def model_of(args: argparse.Namespace, name: str, job: ComparedJob) -> Path:
 def ending_earlier(folder: Path, probability: float) -> Path:
     """A copy of a model folder whose tied embedding has another row for the end token.
 
-    The row lies along the mean final hidden state of random tokens and has the wanted chance there, in the mean. It
-    does not make lengths natural yet: random weights have a direction of their own for each prompt, and at the job's
-    prompts the end token is drawn far more rarely. Raises UserError for a model with a head of its own.
+    The row lies along the mean final hidden state behind the folder's prompts and has the wanted chance there, in the
+    mean: random weights hardly turn away from one direction. Raises UserError for a model with a head of its own.
     """
     from mindrlhf.checkpoint.hf import read_hf_config
     from mindrlhf.checkpoint.safetensors_file import write_safetensors
     from mindrlhf.checkpoint.weight_files import SINGLE_FILE
+    from mindrlhf.data.tokenizer import Tokenizer
     from mindrlhf.models.parameters import parameter_table
     from mindrlhf.models.weights import open_weights
 
@@ -231,7 +233,9 @@ def ending_earlier(folder: Path, probability: float) -> Path:
     arrays = {spec.name: weights.read(spec, None) for spec in table}
     (embedding,) = (spec.name for spec in table if spec.kind == "embedding")
     ends = list(model.eos_token_ids)
-    hidden = final_hidden(model, table, arrays).astype(np.float64)
+    prompts = [row["ids"] for row in loaded_prompts(folder, Tokenizer.from_path(folder))[:ENDING_PROMPTS]]
+    shortest = min(map(len, prompts))
+    hidden = hidden_behind([ids[-shortest:] for ids in prompts], model, table, arrays).astype(np.float64)
     others = np.delete(hidden @ arrays[embedding].T.astype(np.float64), ends, 1)
     logit = np.log(np.exp(others).sum(1)).mean() + np.log(probability / (1 - probability))
     direction = hidden.mean(0)
@@ -243,8 +247,10 @@ def ending_earlier(folder: Path, probability: float) -> Path:
     return copy
 
 
-def final_hidden(model, table, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-    """float32[positions, hidden]: final hidden states of random tokens, which is what random weights write."""
+def hidden_behind(prompts: Sequence[Sequence[int]], model, table, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+    """float32[positions, hidden]: final hidden states where random tokens, which is what random weights write, follow
+    prompts of equal length.
+    """
     import mindspore
     from mindspore import Tensor
 
@@ -262,9 +268,11 @@ def final_hidden(model, table, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
             return self.decoder.plain(ids)
 
     mindspore.set_context(mode=mindspore.GRAPH_MODE, device_target="CPU")
-    ids = np.random.default_rng(0).integers(model.vocab_size, size=(8, 64)).astype(np.int32)
+    written = np.random.default_rng(0).integers(model.vocab_size, size=(len(prompts), len(prompts[0])))
+    ids = np.concatenate((prompts, written), 1).astype(np.int32)
     decoder = Decoder(model, build_parameters(table, lambda spec: arrays[spec.name]), kernels("CPU"), ids.shape[1])
-    return Hidden(decoder)(Tensor(ids)).asnumpy()
+    hidden = Hidden(decoder)(Tensor(ids)).asnumpy().reshape((*ids.shape, -1))
+    return hidden[:, len(prompts[0]) - 1 :].reshape((-1, hidden.shape[-1]))
 
 
 def keep(stored: Path, name: str, outcome: Outcome) -> None:

@@ -37,7 +37,7 @@ def prepare(args: argparse.Namespace, folder: Path) -> Work:
     """Writes what the job reads into `folder`. Raises UserError for a --load that is not as expected."""
     if args.load:
         model, tokenizer = read_hf_config(args.load), Tokenizer.from_path(args.load)
-        rows = _loaded_prompts(Path(args.load), tokenizer)
+        rows = loaded_prompts(Path(args.load), tokenizer)
         weights = ["--load_sft_checkpoint_infer", str(args.load), "--tokenizer_path", str(args.load)]
     else:
         texts = [_problem(random.Random(i)) for i in range(2000)]
@@ -124,7 +124,7 @@ def _built_prompts(args: argparse.Namespace, tokenizer: Tokenizer) -> list[dict]
     return rows
 
 
-def _loaded_prompts(folder: Path, tokenizer: Tokenizer) -> list[dict]:
+def loaded_prompts(folder: Path, tokenizer: Tokenizer) -> list[dict]:
     """The prompts beside a model: JSONL with `prompt` and `answer`."""
     rows = []
     for row in read_source(folder / PROMPTS_FILE):

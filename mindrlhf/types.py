@@ -116,7 +116,7 @@ class TrainBatch:
 
     prefix_ids: int32[N, P]; prefix_lengths: int32[N], 0 <= length <= P.
     input_ids: int32[N*G, R]; targets: int32[N*G, R]; row n*G + g belongs to prefix n.
-    mask: float32[N*G, R], 1 on response tokens, 0 on padding.
+    mask: float32[N*G, R], 1 on response tokens, 0 on the padding behind them.
     weights: float32[N*G, R], what each token's loss is multiplied with before the plain sum. It carries the whole
         aggregation rule (global denominators included), is 0 on padding, and makes the sum over micro-batches
         and ranks the loss.
@@ -130,3 +130,8 @@ class TrainBatch:
     mask: np.ndarray
     weights: np.ndarray
     fields: Mapping[str, np.ndarray]
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Response tokens of each row, int32[N*G]."""
+        return self.mask.sum(1).astype(np.int32)

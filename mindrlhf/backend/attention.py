@@ -24,10 +24,11 @@ def linear_bias(x, weight, bias):
     return y + expand(bias.astype(y.dtype), y.shape)
 
 
-def group_view(prefix_lengths, split, key_heads, query_heads):
+def group_view(prefix_lengths, lengths, split, key_heads, query_heads):
     """What `group_attention` needs to know of who sees whom, once for all layers.
 
-    prefix_lengths: int32[N]; split: (N, P, G, R), with G 0 for prompts alone.
+    prefix_lengths: int32[N]; lengths: int32[N*G] of the completions, which operators that leave out padding need;
+    split: (N, P, G, R), with G 0 for prompts alone.
     """
     _, p, g, r = split
     queries = query_heads // key_heads

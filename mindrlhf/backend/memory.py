@@ -18,6 +18,7 @@ import numpy as np
 from mindrlhf.errors import UserError
 
 _MADV_DONTNEED = 4
+_MADV_POPULATE_WRITE = 23  # Linux 5.14; older ones refuse it
 
 
 class Store(Protocol):
@@ -32,6 +33,9 @@ class Store(Protocol):
 
     def bring_back(self) -> None:
         """Have the memory again, with the content that was kept last."""
+
+    def fill(self) -> None:
+        """Take the memory of all of it now, which is quicker than where it is touched first, bit by bit."""
 
     def expect(self) -> None:
         """Prepare, beside whatever runs, for `bring_back` to be quick; takes none of this process's memory."""
@@ -73,6 +77,11 @@ class FileStore:
                 if not count:
                     raise OSError(f"{self._folder}: the swap file is shorter than what was written to it")
                 rest, offset = rest[count:], offset + count
+
+    def fill(self) -> None:
+        for pages in self._pages():
+            if pages.nbytes:
+                _advise(pages, _MADV_POPULATE_WRITE)
 
     def expect(self) -> None:
         """The operating system reads the file into its own cache meanwhile."""
@@ -121,6 +130,9 @@ class AscendStore:
         for parameter in self._parameters:
             parameter._load()
 
+    def fill(self) -> None:
+        """Nothing: a device's memory is there or not."""
+
     def expect(self) -> None:
         """Nothing: host memory is the quick place already, and `_load` has no form that returns before it is done."""
 
@@ -155,7 +167,13 @@ def _whole_pages(array: np.ndarray) -> np.ndarray:
 
 
 def _give_back(pages: np.ndarray) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.madvise(ctypes.c_void_p(pages.ctypes.data), ctypes.c_size_t(pages.nbytes), _MADV_DONTNEED):
-        number = ctypes.get_errno()
+    number = _advise(pages, _MADV_DONTNEED)
+    if number:
         raise OSError(number, f"madvise: {os.strerror(number)}")
+
+
+def _advise(pages: np.ndarray, advice: int) -> int:
+    """`madvise`: 0, or the number of the error."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    failed = libc.madvise(ctypes.c_void_p(pages.ctypes.data), ctypes.c_size_t(pages.nbytes), advice)
+    return ctypes.get_errno() if failed else 0

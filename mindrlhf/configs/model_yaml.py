@@ -56,8 +56,9 @@ class RecomputeSettings(Settings):
 
     recompute: bool | int | tuple[int, ...] = Field(
         False,
-        description="Compute activations again in the backward pass. Pipeline stages always do, from their input; with "
-        "one stage, or for a number of layers, it is refused.",
+        description="Compute activations again in the backward pass, each layer from its input. Pipeline stages always "
+        "do, from theirs. It is refused with one stage on Ascend, with model_parallel and for Qwen3, and for a number "
+        "of layers.",
     )
 
 

@@ -41,7 +41,7 @@ def check_grpo(
     for yaml, model in ((train, train_model), (infer, infer_model)):
         check_dtypes(yaml)
         check_layout(yaml, model, workers)
-    check_training_layout(train, config.train.length_bucket)
+    check_training_layout(train, model, config.train.length_bucket)
     check_generating_layout(infer)
     check_same_model(train, infer, train_model, infer_model)
     check_sampling(config)
@@ -55,7 +55,7 @@ def check_sft(config: SFTConfig, yaml: ModelYaml, model: ModelConfig, workers: i
     """Everything about a fine-tuning run that settings alone can tell; as `check_grpo`. Raises UserError."""
     check_dtypes(yaml)
     check_layout(yaml, model, workers)
-    check_training_layout(yaml, config.train.length_bucket)
+    check_training_layout(yaml, model, config.train.length_bucket)
     check_optimizer(config)
     pairs, ranks = config.data.pairs_per_step, yaml.parallel.data_parallel
     if pairs % ranks:
@@ -65,7 +65,7 @@ def check_sft(config: SFTConfig, yaml: ModelYaml, model: ModelConfig, workers: i
         )
 
 
-def check_training_layout(yaml: ModelYaml, length_bucket: int) -> None:
+def check_training_layout(yaml: ModelYaml, model: ModelConfig, length_bucket: int) -> None:
     """What of `parallel_config` concerns training alone. Raises UserError."""
     layout = yaml.parallel
     if layout.micro_batch_interleave_num > 1:
@@ -73,7 +73,7 @@ def check_training_layout(yaml: ModelYaml, length_bucket: int) -> None:
             f"{yaml.path}: micro_batch_interleave_num is {layout.micro_batch_interleave_num}, which overlaps parts of "
             "a micro-batch in MindSpore's automatic parallel mode, and here parallelism is explicit; set it to 1."
         )
-    check_recompute(yaml)
+    check_recompute(yaml, model)
     if layout.use_seq_parallel and length_bucket % layout.model_parallel:
         raise UserError(
             f"train.length_bucket is {length_bucket}, and with use_seq_parallel of {yaml.path} rows are split over "
@@ -82,25 +82,32 @@ def check_training_layout(yaml: ModelYaml, length_bucket: int) -> None:
         )
 
 
-def check_recompute(yaml: ModelYaml) -> None:
-    """Recomputation is what the pipeline does: every stage but the last from its input alone. Raises UserError.
+def check_recompute(yaml: ModelYaml, model: ModelConfig) -> None:
+    """What can compute activations again: pipeline stages, and the CPU's layers of one operator. Raises UserError.
 
     With MindSpore 2.9's own (`Cell.recompute()`) some shapes fail to compile on CPU, with a topological cycle.
     """
-    recompute, stages = yaml.recompute.recompute, yaml.parallel.pipeline_stage
+    recompute, layout = yaml.recompute.recompute, yaml.parallel
     if not recompute:
         return
     shown = list(recompute) if isinstance(recompute, tuple) else recompute
     where = f"{yaml.path}: recompute_config.recompute is {shown}"
-    if stages == 1:
+    if recompute is not True:
+        raise UserError(f"{where}, and all layers are computed again, not a number of them; set it to True.")
+    if layout.pipeline_stage > 1:
+        return
+    keeping = None
+    if yaml.context.device_target != "CPU":
+        keeping = f"layers on {yaml.context.device_target}"
+    elif layout.model_parallel > 1:
+        keeping = f"layers of model_parallel {layout.model_parallel}"
+    elif model.qk_norm:
+        keeping = "layers that norm queries and keys"
+    if keeping:
         raise UserError(
-            f"{where}, and with one pipeline stage activations are kept; set it to False and lower "
+            f"{where}, and with one pipeline stage {keeping} keep their activations; set it to False and lower "
             "train.max_tokens_per_micro_batch, or set parallel_config.pipeline_stage to 2 or more: stages compute "
             "theirs again."
-        )
-    if recompute is not True:
-        raise UserError(
-            f"{where}, and a pipeline stage computes all of its layers again, not a number of them; set it to True."
         )
 
 

@@ -48,7 +48,7 @@ class Stage:
 
     tp: tensor-parallel ranks. layers: of this pipeline stage. is_last: whether the head is here. sequence: rows outside
     of the parallel regions are split. itemsize: bytes of an activation's number. fused: whether the kernels are those
-    of `backend.native`.
+    of `backend.native`. recompute: whether layers are computed again from their inputs.
     """
 
     model: ModelConfig
@@ -58,6 +58,7 @@ class Stage:
     sequence: bool
     itemsize: int
     fused: bool
+    recompute: bool = False
 
     def outside(self, rows: int) -> int:
         """Numbers of [rows, hidden] outside of the parallel regions."""
@@ -133,6 +134,10 @@ def update_kept(stage: Stage, micro: Micro) -> int:
     """Bytes that the forward pass of an update leaves to its backward pass."""
     rows, near = micro.rows, micro.near
     full = stage.layers - 1 if stage.is_last else stage.layers
+    if stage.recompute:
+        inputs = stage.layers * stage.outside(rows)
+        behind = stage.norm * stage.outside(near) + _kept_logits(stage, near) + stage.angles(near, stage.query)
+        return (inputs + stage.angles(rows, stage.query + stage.key) + stage.is_last * behind) * stage.itemsize
     kept = full * _kept_of_layer(stage, micro) + stage.angles(rows, stage.query + stage.key)
     if stage.is_last:
         # Of the last layer's prompt only keys and values go on; behind it are the final norm and the logits.
@@ -156,6 +161,8 @@ def update_bytes(stage: Stage, micro: Micro, in_flight: int = 1) -> int:
         layer = 2 * rows * stage.inner + stage.outside(rows)
         if stage.whole:  # in the places of gate and up; beside them the product, and the gradients of what is read
             layer = rows * stage.inner + 3 * stage.outside(micro.rows) + 2 * micro.rows * stage.key
+        if stage.recompute:  # what the layer made the first time, once more
+            layer += 2 * stage.outside(rows) + 2 * rows * (stage.query + stage.inner) + 2 * micro.rows * stage.key
         begins = max(begins, layer - (_kept_logits(stage, micro.near) if stage.is_last else 0))
     else:
         # All layers' sigmoids of the gates are there again by then: they depend on nothing that comes later.
@@ -234,8 +241,8 @@ def _head_backward(stage: Stage, micro: Micro) -> int:
     extra = 0 if stage.fused_head else chunk  # the composed softmax
     if chunk < near * stage.head_rows:
         return extra + chunk + 3 * matrix
-    if stage.fused_head:
-        return max(chunk, matrix) + stage.outside(near)
+    if stage.fused_head:  # the gradient of the logits takes their place
+        return matrix + stage.outside(near)
     return max(2 * chunk, chunk + matrix)
 
 

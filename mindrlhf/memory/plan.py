@@ -349,4 +349,5 @@ def _stage(work: Work, yaml: ModelYaml, part: Partition) -> Stage:
         part.sequence,
         ITEMSIZE[yaml.model.compute_dtype],
         work.fused,
+        yaml.recompute.recompute is True and part.mesh.pp == 1,
     )

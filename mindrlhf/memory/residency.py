@@ -43,6 +43,8 @@ BLOCK_NUMBERS = 64 * 2**20
 
 # Roles whose content need not be kept.
 SCRATCH = frozenset((CACHE, VALIDATION_CACHE, GRADIENTS, CRITIC_GRADIENTS))
+# Of these, the ones of which a phase writes every number; of a cache it may be a few.
+FILLED = frozenset((GRADIENTS, CRITIC_GRADIENTS))
 
 # Names of timers (`metrics.timer`). A phase without needs leaves everything as it is.
 PHASES = {
@@ -192,6 +194,8 @@ class Residency:
     def _bring_back(self, name: str, role: _Role) -> None:
         if not role.resident:
             role.store.bring_back()
+            if _role(name) in FILLED:
+                role.store.fill()
             role.resident = True
             self._moved["in"] += 0 if _role(name) in SCRATCH else role.store.nbytes
 

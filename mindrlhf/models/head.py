@@ -27,7 +27,8 @@ def log_from_one(x):
 class TokenLogProbs(nn.Cell):
     """log softmax(hidden @ head^T / temperature)[target] and the entropy of that distribution, natural units, float32.
 
-    hidden [T, H], head [V, H], targets int32[T] -> log_probs float32[T], entropy float32[T].
+    hidden [T, H], head [V, H], targets int32[T], used int32[T] -> log_probs float32[T], entropy float32[T]. used: 0 for
+    tokens whose results nobody reads and whose gradients are 0, which may be left out; theirs are any finite numbers.
     entropy_gradient: whether gradients go through the entropy; without, it is for reading only.
 
     kernels: of `backend`; None for compositions of basic operators.
@@ -54,10 +55,9 @@ class TokenLogProbs(nn.Cell):
         self.entropy_gradient = entropy_gradient
         shards = shards or TensorParallel()
         # Fused operators read whole rows of logits.
-        self.fused = shards.size == 1 and hasattr(kernels, "token_statistics")
+        self.fused = shards.size == 1 and hasattr(kernels, "token_log_probs")
         if self.fused:
-            self.fused_product, self.fused_hidden_product, self.fused_head_product = kernels.products
-            self.fused_statistics, self.fused_gradient = kernels.token_statistics, kernels.token_gradient
+            self.fused_log_probs, self.fused_gradient = kernels.token_log_probs, kernels.token_log_probs_gradient
             self.inverse_tensor = Tensor(np.array([1.0 / temperature], np.float32))
         self.rank, self.size, self.stack_ranks = shards.rank, shards.size, shards.stack
         self.inverse = 1.0 / temperature
@@ -68,9 +68,7 @@ class TokenLogProbs(nn.Cell):
         self.scatter = ops.TensorScatterAdd()
 
     def _logits(self, hidden, head):
-        """Divided by the temperature, if the fused operators do not do that."""
-        if self.fused:
-            return self.fused_product(hidden, head)
+        """Divided by the temperature."""
         return self.forward_product(hidden, head.astype(hidden.dtype)).astype("float32") * self.inverse
 
     def _column(self, values, logits):
@@ -85,9 +83,14 @@ class TokenLogProbs(nn.Cell):
         own = ops.logical_and(local >= 0, local < rows)
         return ops.select(own, local, ops.zeros_like(local)), own.astype("float32")
 
-    def _statistics(self, logits, targets):
+    def _forward(self, hidden, head, targets, used):
+        """log_probs, entropy and log of the partition sum [T], and logits [T, V], which are for `_backward` alone."""
         if self.fused:
-            return self.fused_statistics(logits, targets, self.inverse_tensor)
+            return self.fused_log_probs(hidden, head, targets, used, self.inverse_tensor)
+        logits = self._logits(hidden, head)
+        return (*self._statistics(logits, targets), logits)
+
+    def _statistics(self, logits, targets):
         top = logits.max(-1, keepdims=True)
         exponentials = ops.exp(logits - expand(top, logits.shape))
         total = exponentials.sum(-1)
@@ -104,11 +107,11 @@ class TokenLogProbs(nn.Cell):
         log_total = log_from_one(total) + top
         return picked - log_total, log_total - weighted / total, log_total
 
-    def _backward(self, hidden, head, targets, logits, entropy, log_total, d_log_prob, d_entropy):
-        if self.fused:
+    def _backward(self, hidden, head, targets, used, logits, entropy, log_total, d_log_prob, d_entropy):
+        if self.fused:  # overwrites the logits
             slope = d_entropy if self.entropy_gradient else d_entropy * 0.0
-            d_logits = self.fused_gradient(logits, targets, self.inverse_tensor, entropy, log_total, d_log_prob, slope)
-            return self.fused_hidden_product(d_logits, head), self.fused_head_product(d_logits, hidden)
+            inputs = (hidden, head, targets, used, self.inverse_tensor)
+            return self.fused_gradient(*inputs, entropy, log_total, logits, d_log_prob, slope)
         every_log_prob = logits - self._column(log_total, logits)
         factor = self._column(-d_log_prob, logits)
         if self.entropy_gradient:
@@ -121,39 +124,39 @@ class TokenLogProbs(nn.Cell):
         d_hidden = self.hidden_product(d_logits, head.astype(hidden.dtype))
         return d_hidden, self.head_product(d_logits, hidden).astype(head.dtype)
 
-    def construct(self, hidden, head, targets):
+    def construct(self, hidden, head, targets, used):
         """Returns (log_probs [T], entropy [T], log of the partition sum [T], kept logits [T, V] or an empty [0])."""
         tokens = hidden.shape[0]
         size = tokens // chunk_count(tokens, head.shape[0], self.chunk_numbers)
         if size == tokens:
-            logits = self._logits(hidden, head)
-            return (*self._statistics(logits, targets), logits)
+            return self._forward(hidden, head, targets, used)
         log_probs, entropy, log_total = (), (), ()
         for start in range(0, tokens, size):
             rows = hidden[start : start + size]
-            logits = self._logits(ops.depend(rows, log_probs[-1]) if start else rows, head)
-            part = self._statistics(logits, targets[start : start + size])
+            rows = ops.depend(rows, log_probs[-1]) if start else rows
+            part = self._forward(rows, head, targets[start : start + size], used[start : start + size])
             log_probs, entropy, log_total = (*log_probs, part[0]), (*entropy, part[1]), (*log_total, part[2])
         return ops.concat(log_probs), ops.concat(entropy), ops.concat(log_total), ops.zeros((0,), log_total[0].dtype)
 
-    def bprop(self, hidden, head, targets, out, d_out):
+    def bprop(self, hidden, head, targets, used, out, d_out):
         tokens = hidden.shape[0]
         size = tokens // chunk_count(tokens, head.shape[0], self.chunk_numbers)
         if size == tokens:
-            d_hidden, d_head = self._backward(hidden, head, targets, out[3], out[1], out[2], d_out[0], d_out[1])
-            return d_hidden, d_head, ops.zeros_like(targets)
+            inputs = (hidden, head, targets, used, out[3], out[1], out[2], d_out[0], d_out[1])
+            d_hidden, d_head = self._backward(*inputs)
+            return d_hidden, d_head, ops.zeros_like(targets), ops.zeros_like(used)
         d_hiddens, d_head = (), ops.zeros_like(head)
-        rows = (hidden, targets, out[1], out[2], d_out[0], d_out[1])
+        rows = (hidden, targets, used, out[1], out[2], d_out[0], d_out[1])
         for start in range(0, tokens, size):
             before = d_head if start else d_out[0]
-            x, ids, entropy, log_total, d_log_prob, d_entropy = [
+            x, ids, some, entropy, log_total, d_log_prob, d_entropy = [
                 ops.depend(row[start : start + size], before) for row in rows
             ]
-            logits = self._logits(x, head)
-            part = self._backward(x, head, ids, logits, entropy, log_total, d_log_prob, d_entropy)
+            logits = self._forward(x, head, ids, some)[3] if self.fused else self._logits(x, head)
+            part = self._backward(x, head, ids, some, logits, entropy, log_total, d_log_prob, d_entropy)
             d_hiddens += (part[0],)
             d_head = d_head + part[1]
-        return ops.concat(d_hiddens), d_head, ops.zeros_like(targets)
+        return ops.concat(d_hiddens), d_head, ops.zeros_like(targets), ops.zeros_like(used)
 
 
 class TokenValues(nn.Cell):

@@ -113,7 +113,13 @@ class Block(nn.Cell):
     """
 
     def __init__(
-        self, config: ModelConfig, layer: int, parameters: dict[str, Parameter], kernels, shards: TensorParallel
+        self,
+        config: ModelConfig,
+        layer: int,
+        parameters: dict[str, Parameter],
+        kernels,
+        shards: TensorParallel,
+        recompute: bool = False,
     ):
         super().__init__(auto_prefix=False)
         prefix = f"model.layers.{layer}."
@@ -145,6 +151,7 @@ class Block(nn.Cell):
         if self.fused:
             self.decode_layer, self.fused_layer = kernels.decode_layer, kernels.layer
         self.whole = self.fused and not config.qk_norm
+        self.recompute = recompute
         self.decode_attention = kernels.decode_attention
 
     def decode(self, x, cos, sin, view, keys, values, scale):
@@ -202,7 +209,7 @@ class Block(nn.Cell):
         buffers += (self.wo.weight.buffer, self.ffn_norm.weight.buffer)
         buffers += (self.w1.weight.buffer, self.w3.weight.buffer, self.w2.weight.buffer)
         collected = (buffers, self.wq.weight.trigger)
-        return self.fused_layer(x, weights, cos, sin, asking, view, dims, numbers, collected)
+        return self.fused_layer(x, weights, cos, sin, asking, view, dims, numbers, collected, self.recompute)
 
     def normed(self, x):
         """The layer's attention input [T, hidden] for x [rows, hidden]."""
@@ -237,6 +244,8 @@ class Decoder(nn.Cell):
     kernels: a module of `backend`. max_positions: how many positions the rotary table covers. compute_dtype: of
     activations and caches; the parameters stay float32. shards: the tensor-parallel ranks that share the layers.
     layers: those of this stage, all by default; `parameters` has no others. is_first, is_last: which stage that is.
+    recompute: whether going back computes layers again that are one operator, from their inputs; `recomputes` says
+    whether all of them do.
     """
 
     def __init__(
@@ -250,6 +259,7 @@ class Decoder(nn.Cell):
         layers: range | None = None,
         is_first: bool = True,
         is_last: bool = True,
+        recompute: bool = False,
     ):
         super().__init__(auto_prefix=False)
         shards = shards or TensorParallel()
@@ -270,7 +280,8 @@ class Decoder(nn.Cell):
             self.head = Weight(table if tied else parameters[VALUE_HEAD if config.value_head else "lm_head.weight"])
             self.head_first, self.head_end = shards.share(config.vocab_size)
             self.head_is_whole = shards.size > 1 and self.head.shape[0] == config.vocab_size
-        blocks = [Block(config, i, parameters, kernels, shards) for i in layers]
+        blocks = [Block(config, i, parameters, kernels, shards, recompute) for i in layers]
+        self.recomputes = recompute and all(block.whole for block in blocks)
         self.blocks = nn.CellList(blocks, auto_prefix=False)
         # Of the last layer's prompt only keys and values are needed.
         ends_early = self.is_last and bool(blocks)
@@ -318,7 +329,8 @@ class Decoder(nn.Cell):
     def _prompts_view(self, n, p):
         """Who sees whom among N sequences of P positions, each by itself; and how they lie."""
         split = (n, p, 0, 0)
-        return self.group_view(ops.full((n,), p).astype("int32"), split, self.kv_heads, self.heads), split
+        lengths = ops.full((n,), p).astype("int32")
+        return self.group_view(lengths, lengths, split, self.kv_heads, self.heads), split
 
     def _attend_and_finish(self, block, x, cos, sin, view, split):
         """One layer over all rows, operator by operator; also its keys and values."""
@@ -344,19 +356,19 @@ class Decoder(nn.Cell):
             x, _, _ = self._attend_and_finish(block, x, cos, sin, view, split)
         return self._final(x)
 
-    def completions(self, prefix_ids, prefix_lengths, input_ids):
+    def completions(self, prefix_ids, prefix_lengths, input_ids, lengths):
         """Shared-prompt forward (see `types.TrainBatch` for the split of prompt and completion).
 
-        prefix_ids: int32[N, P]; prefix_lengths: int32[N]; input_ids: int32[N*G, R].
-        Returns final hidden states [N*G*R, hidden] at the completion positions.
+        prefix_ids: int32[N, P]; prefix_lengths: int32[N]; input_ids: int32[N*G, R]; lengths: int32[N*G].
+        Returns final hidden states [N*G*R, hidden] at the completion positions; behind the lengths they say nothing.
         """
-        return self.stage(prefix_ids, prefix_lengths, input_ids, self.tokens(prefix_ids, input_ids))
+        return self.stage(prefix_ids, prefix_lengths, input_ids, lengths, self.tokens(prefix_ids, input_ids))
 
     def tokens(self, prefix_ids, input_ids):
         """What the first stage begins with: the embedded prompts and completions, [rows, hidden]."""
         return self._embed(ops.concat((prefix_ids.reshape((-1,)), input_ids.reshape((-1,)))))
 
-    def stage(self, prefix_ids, prefix_lengths, input_ids, x):
+    def stage(self, prefix_ids, prefix_lengths, input_ids, lengths, x):
         """The layers of this stage on x [rows, hidden], the output of the stage before.
 
         Returns [rows, hidden], or from the last stage what `completions` returns.
@@ -375,7 +387,7 @@ class Decoder(nn.Cell):
         )
         cos, sin = self._angles(positions)
         split = (n, p, g, r)
-        view = self.group_view(prefix_lengths, split, self.kv_heads, self.heads)
+        view = self.group_view(prefix_lengths, lengths, split, self.kv_heads, self.heads)
         for block in self.inner_blocks:
             x, _, _ = self._run(block, x, cos, sin, view, split)
         if not self.is_last:

@@ -4,8 +4,10 @@ import numpy as np
 from mindspore import Parameter
 
 from mindrlhf.backend.collectives import Collectives
+from mindrlhf.backend.native import library
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_yaml import ModelYaml
+from mindrlhf.errors import UserError
 from mindrlhf.models.transformer import Decoder
 from mindrlhf.parallel.data_parallel import DataParallel
 from mindrlhf.parallel.gradients import ReduceGradients
@@ -38,12 +40,21 @@ class Side:
         self.first_of_replica = place.pp == 0 and place.tp == 0
 
     def decoder(self, parameters: dict[str, Parameter], kernels, max_positions: int) -> Decoder:
-        """The graph of this rank's part of the model, over its parameters by name."""
+        """The graph of this rank's part of the model, over its parameters by name.
+
+        Raises UserError where its layers should compute activations again and cannot.
+        """
         part, dtype = self.partition, self._yaml.model.compute_dtype
         stage, last = part.coordinates.pp, part.mesh.pp - 1
-        return Decoder(
-            part.model, parameters, kernels, max_positions, dtype, self.shards, part.layers, stage == 0, stage == last
-        )
+        again = self._yaml.recompute.recompute is True and last == 0
+        places = (self.shards, part.layers, stage == 0, stage == last, again)
+        decoder = Decoder(part.model, parameters, kernels, max_positions, dtype, *places)
+        if again and not decoder.recomputes:
+            raise UserError(
+                f"{self._yaml.path}: recompute_config.recompute is True, and only the fused operators compute layers "
+                f"again, which are not there ({library().problem}); install g++ or set it to False."
+            )
+        return decoder
 
     def gradient_reducer(self, gradients) -> ReduceGradients | None:
         """What sums gradient buffers over ranks in place when called; None where no rank shares any."""

@@ -9,7 +9,8 @@ from mindrlhf.models.weight import collect_gradients
 from mindrlhf.training.objective import Objective
 
 # What a graph computes of each token is a head: a Cell over a `decoder`, called as
-# (prefix_ids [N, P], prefix_lengths [N], input_ids [N*G, R], targets [N*G, R]) -> a tuple of float32[N*G, R].
+# (prefix_ids [N, P], prefix_lengths [N], input_ids [N*G, R], lengths [N*G], targets [N*G, R]) -> a tuple of
+# float32[N*G, R], in which nobody reads what lies behind the lengths.
 
 
 class PolicyLogProbs(nn.Cell):
@@ -28,14 +29,16 @@ class PolicyLogProbs(nn.Cell):
             temperature, chunk_numbers, decoder.shards, entropy_gradient, decoder.kernels
         )
 
-    def construct(self, prefix_ids, prefix_lengths, input_ids, targets):
+    def construct(self, prefix_ids, prefix_lengths, input_ids, lengths, targets):
         x = self.decoder.tokens(prefix_ids, input_ids)
-        return self.from_stage(prefix_ids, prefix_lengths, input_ids, x, targets)
+        return self.from_stage(prefix_ids, prefix_lengths, input_ids, lengths, x, targets)
 
-    def from_stage(self, prefix_ids, prefix_lengths, input_ids, x, targets):
+    def from_stage(self, prefix_ids, prefix_lengths, input_ids, lengths, x, targets):
         """The same from x [rows, hidden], what the stage before the last gave."""
-        hidden, head = self.decoder.with_head(self.decoder.stage(prefix_ids, prefix_lengths, input_ids, x))
-        out = self.token_log_probs(hidden, head, targets.reshape((-1,)))
+        hidden, head = self.decoder.with_head(self.decoder.stage(prefix_ids, prefix_lengths, input_ids, lengths, x))
+        used = ops.arange(0, targets.shape[1]).reshape((1, -1)) < lengths.reshape((-1, 1))
+        flat = targets.reshape((-1,)), used.astype("int32").reshape((-1,))
+        out = self.token_log_probs(hidden, head, *flat)
         return out[0].reshape(targets.shape), out[1].reshape(targets.shape)
 
 
@@ -47,13 +50,13 @@ class Values(nn.Cell):
         self.decoder = decoder
         self.token_values = TokenValues(decoder.shards)
 
-    def construct(self, prefix_ids, prefix_lengths, input_ids, targets):
+    def construct(self, prefix_ids, prefix_lengths, input_ids, lengths, targets):
         x = self.decoder.tokens(prefix_ids, input_ids)
-        return self.from_stage(prefix_ids, prefix_lengths, input_ids, x, targets)
+        return self.from_stage(prefix_ids, prefix_lengths, input_ids, lengths, x, targets)
 
-    def from_stage(self, prefix_ids, prefix_lengths, input_ids, x, targets):
+    def from_stage(self, prefix_ids, prefix_lengths, input_ids, lengths, x, targets):
         """The same from x [rows, hidden], what the stage before the last gave."""
-        hidden, head = self.decoder.with_head(self.decoder.stage(prefix_ids, prefix_lengths, input_ids, x))
+        hidden, head = self.decoder.with_head(self.decoder.stage(prefix_ids, prefix_lengths, input_ids, lengths, x))
         return (self.token_values(hidden, head).reshape(targets.shape),)
 
 
@@ -68,13 +71,13 @@ class Loss(nn.Cell):
         super().__init__(auto_prefix=False)
         self.head, self.losses = head, objective.losses
 
-    def construct(self, prefix_ids, prefix_lengths, input_ids, targets, mask, weights, *fields):
+    def construct(self, prefix_ids, prefix_lengths, input_ids, lengths, targets, mask, weights, *fields):
         x = self.head.decoder.tokens(prefix_ids, input_ids)
-        return self.from_stage(x, prefix_ids, prefix_lengths, input_ids, targets, mask, weights, *fields)
+        return self.from_stage(x, prefix_ids, prefix_lengths, input_ids, lengths, targets, mask, weights, *fields)
 
-    def from_stage(self, x, prefix_ids, prefix_lengths, input_ids, targets, mask, weights, *fields):
+    def from_stage(self, x, prefix_ids, prefix_lengths, input_ids, lengths, targets, mask, weights, *fields):
         """The same from x [rows, hidden], what the stage before the last gave."""
-        outputs = self.head.from_stage(prefix_ids, prefix_lengths, input_ids, x, targets)
+        outputs = self.head.from_stage(prefix_ids, prefix_lengths, input_ids, lengths, x, targets)
         losses, metrics = self.losses(outputs, mask, *fields)
         return (losses * weights).sum(), outputs[0], tuple(metrics.values())
 

@@ -43,8 +43,8 @@ class _FirstOutput(Graph):
         super().__init__()
         self.head = head
 
-    def construct(self, prefix_ids, prefix_lengths, input_ids, targets):
-        return self.head(prefix_ids, prefix_lengths, input_ids, targets)[0]
+    def construct(self, prefix_ids, prefix_lengths, input_ids, lengths, targets):
+        return self.head(prefix_ids, prefix_lengths, input_ids, lengths, targets)[0]
 
 
 class Scores:
@@ -84,7 +84,7 @@ class Gradients:
 
 def token_fields(batch: TrainBatch) -> tuple[np.ndarray, ...]:
     """The inputs of a head, in order."""
-    return batch.prefix_ids, batch.prefix_lengths, batch.input_ids, batch.targets
+    return batch.prefix_ids, batch.prefix_lengths, batch.input_ids, batch.lengths, batch.targets
 
 
 def loss_fields(batch: TrainBatch, names: Sequence[str]) -> tuple[np.ndarray, ...]:

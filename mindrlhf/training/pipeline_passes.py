@@ -72,7 +72,7 @@ class PipelineScores(_Stage):
             if self.axis.is_last:
                 outputs.append(self._run(x, *fields).asnumpy())
             else:
-                self.axis.send(self._run(x, *fields[:3]).asnumpy(), NEXT)
+                self.axis.send(self._run(x, *fields[:-1]).asnumpy(), NEXT)
         return self.axis.from_last(outputs)
 
 
@@ -106,7 +106,7 @@ class PipelineGradients(_Stage):
     def _other_stage(self, batches: Sequence[TrainBatch], done: Callable[[], None]) -> None:
         inputs: dict[int, np.ndarray] = {}
         for kind, index in one_forward_one_backward(self.axis.stage, self.axis.size, len(batches)):
-            fields = token_fields(batches[index])[:3]
+            fields = token_fields(batches[index])[:-1]
             if kind == "forward":
                 inputs[index] = self._input(batches[index])
                 self.axis.send(self._run(inputs[index], *fields).asnumpy(), NEXT)

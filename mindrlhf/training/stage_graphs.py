@@ -14,16 +14,16 @@ from mindrlhf.training.graphs import Loss
 
 
 class StageForward(Graph):
-    """(x, prefix_ids, prefix_lengths, input_ids) -> [rows, hidden], what the next stage begins with."""
+    """(x, prefix_ids, prefix_lengths, input_ids, lengths) -> [rows, hidden], what the next stage begins with."""
 
     def __init__(self, decoder: Decoder):
         super().__init__()
         self.decoder, self.is_first = decoder, decoder.is_first
 
-    def construct(self, x, prefix_ids, prefix_lengths, input_ids):
+    def construct(self, x, prefix_ids, prefix_lengths, input_ids, lengths):
         if self.is_first:
-            return self.decoder.stage(prefix_ids, prefix_lengths, input_ids, self.decoder.tokens(prefix_ids, input_ids))
-        return self.decoder.stage(prefix_ids, prefix_lengths, input_ids, x)
+            x = self.decoder.tokens(prefix_ids, input_ids)
+        return self.decoder.stage(prefix_ids, prefix_lengths, input_ids, lengths, x)
 
 
 class StageProduct(nn.Cell):
@@ -33,12 +33,12 @@ class StageProduct(nn.Cell):
         super().__init__(auto_prefix=False)
         self.forward = forward
 
-    def construct(self, x, prefix_ids, prefix_lengths, input_ids, d_output):
-        return (self.forward(x, prefix_ids, prefix_lengths, input_ids) * d_output).sum()
+    def construct(self, x, prefix_ids, prefix_lengths, input_ids, lengths, d_output):
+        return (self.forward(x, prefix_ids, prefix_lengths, input_ids, lengths) * d_output).sum()
 
 
 class StageBackward(Graph):
-    """(x, prefix_ids, prefix_lengths, input_ids, d_output [rows, hidden]) -> the gradient at x, [rows, hidden].
+    """(x, prefix_ids, prefix_lengths, input_ids, lengths, d_output [rows, hidden]) -> the gradient at x, [rows, hidden].
 
     Adds the gradients of the stage's parameters into the buffers, in place.
     """
@@ -47,20 +47,20 @@ class StageBackward(Graph):
         super().__init__()
         self.run = ops.grad(product, 0, weights=collect_gradients(product, parameters, gradients))
 
-    def construct(self, x, prefix_ids, prefix_lengths, input_ids, d_output):
-        d_x, done = self.run(x, prefix_ids, prefix_lengths, input_ids, d_output)
+    def construct(self, x, prefix_ids, prefix_lengths, input_ids, lengths, d_output):
+        d_x, done = self.run(x, prefix_ids, prefix_lengths, input_ids, lengths, d_output)
         return ops.depend(d_x, done)
 
 
 class LastStageScores(Graph):
-    """(x, prefix_ids, prefix_lengths, input_ids, targets) -> the head's first output, float32[N*G, R]."""
+    """(x, prefix_ids, prefix_lengths, input_ids, lengths, targets) -> the head's first output, float32[N*G, R]."""
 
     def __init__(self, head: nn.Cell):
         super().__init__()
         self.head = head
 
-    def construct(self, x, prefix_ids, prefix_lengths, input_ids, targets):
-        return self.head.from_stage(prefix_ids, prefix_lengths, input_ids, x, targets)[0]
+    def construct(self, x, prefix_ids, prefix_lengths, input_ids, lengths, targets):
+        return self.head.from_stage(prefix_ids, prefix_lengths, input_ids, lengths, x, targets)[0]
 
 
 class LastStageLoss(nn.Cell):

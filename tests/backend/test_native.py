@@ -83,14 +83,18 @@ class LinearBias(nn.Cell):
         return self.run(x, weight, bias)
 
 
-def attention(*split):
+def attention(*split, rows=None):
+    """rows: lengths of the completions, whole by default."""
+    n, _, g, r = split
+
     class Attention(nn.Cell):
         def __init__(self, backend):
             super().__init__()
             self.view, self.run = backend.group_view, backend.group_attention
+            self.rows = Tensor(np.full(n * g, r, np.int32) if rows is None else np.array(rows, np.int32))
 
         def construct(self, query, key, value, lengths):
-            view = self.view(lengths, split, K, K * Q)
+            view = self.view(lengths, self.rows, split, K, K * Q)
             return self.run(query, key, value, view, split, 0.25)
 
     return Attention
@@ -142,13 +146,17 @@ def test_equals_the_composition(fused, name):
         np.testing.assert_allclose(found, one, rtol=0, atol=2e-6 * np.abs(one).max())
 
 
-def test_padding_of_prompts_is_neither_read_nor_left_undefined(fused):
+def test_padding_is_neither_read_nor_left_undefined(fused):
     inputs = [draw(TOKENS, K * Q, D), draw(TOKENS, K, D, seed=1), draw(TOKENS, K, D, seed=2), lengths(P, 9, 40)]
+    rows = [R, 1, 0, 65, 64, R, 3, 2, 0, 0, 0, R - 1]
     padding = np.zeros(TOKENS, bool)
     padding[P + 9 : 2 * P] = padding[2 * P + 40 : 3 * P] = True
-    graph = attention(N, P, G, R)(fused)
+    padding[N * P :] = (np.arange(R) >= np.array(rows)[:, None]).ravel()
+    graph = attention(N, P, G, R, rows=rows)(fused)
     clean = graph(*inputs).asnumpy()
     assert (clean[padding] == 0).all()
+    expected = attention(N, P, G, R)(cpu)(*inputs).asnumpy()
+    np.testing.assert_allclose(clean[~padding], expected[~padding], rtol=0, atol=2e-6 * np.abs(expected).max())
     dirty = [np.where(padding[:, None, None], np.float32(np.nan), tensor.asnumpy()) for tensor in inputs[:3]]
     out, *gradients = values_and_gradients(graph, [*map(Tensor, dirty), inputs[3]], 3)
     np.testing.assert_array_equal(out, clean)

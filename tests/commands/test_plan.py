@@ -111,7 +111,7 @@ def test_a_job_that_train_would_refuse_is_refused(flags, capsys):
         (["data.prompts_per_step=3"], "data.prompts_per_step is 3, which the data_parallel 2"),
         (["infer_yaml.parallel_config.data_parallel=1"], "both run on the same workers"),
         (["--prompt_tokens", "9000"], "need 11048 positions"),
-        (["train_yaml.recompute_config.recompute=3"], "a pipeline stage computes all of its layers again"),
+        (["train_yaml.recompute_config.recompute=3"], "all layers are computed again, not a number of them"),
     ):
         assert main(["plan", *flags("7b", *more)]) == 2
         error = capsys.readouterr().err

@@ -111,24 +111,42 @@ def test_tensor_parallelism_must_divide_the_model(ranks, changes, words):
 @pytest.mark.parametrize(
     ("setting", "stages", "words"),
     [
-        (True, 1, "is True, and with one pipeline stage activations are kept; set it to False"),
-        (4, 1, "is 4, and with one pipeline stage activations are kept"),
-        ((2, 2), 2, "is [2, 2], and a pipeline stage computes all of its layers again"),
-        (3, 2, "is 3, and a pipeline stage computes all"),
+        (True, 1, None),
+        (4, 1, "is 4, and all layers are computed again, not a number of them; set it to True."),
+        ((2, 2), 2, "is [2, 2], and all layers are computed again"),
+        (3, 2, "is 3, and all layers are computed again"),
         (True, 2, None),
         (False, 1, None),
         (False, 2, None),
         (0, 1, None),
     ],
 )
-def test_recomputation_is_what_pipeline_stages_do(setting, stages, words):
+def test_recomputation_is_of_all_layers(setting, stages, words):
     given = yaml(pipeline_stage=stages, micro_batch_num=stages)
     given = given.model_copy(update={"recompute": RecomputeSettings(recompute=setting)})
     if words is None:
-        check_training_layout(given, 32)
+        check_training_layout(given, MODEL, 32)
         return
-    message = refused(check_training_layout, given, 32)
+    message = refused(check_training_layout, given, MODEL, 32)
     assert message.startswith(f"train.yaml: recompute_config.recompute {words}")
+
+
+@pytest.mark.parametrize(
+    ("layout", "device", "norms", "words"),
+    [
+        ({"model_parallel": 2}, "CPU", False, "layers of model_parallel 2 keep"),
+        ({}, "Ascend", False, "layers on Ascend keep"),
+        ({}, "CPU", True, "layers that norm queries and keys keep"),
+    ],
+)
+def test_layers_of_several_operators_are_not_computed_again(layout, device, norms, words):
+    model = MODEL.model_copy(update={"qk_norm": norms})
+    again = {"recompute": RecomputeSettings(recompute=True)}
+    message = refused(check_training_layout, yaml(target=device, **layout).model_copy(update=again), model, 32)
+    assert f"recompute_config.recompute is True, and with one pipeline stage {words} their activations" in message
+    assert message.endswith("or set parallel_config.pipeline_stage to 2 or more: stages compute theirs again.")
+    staged = yaml(target=device, pipeline_stage=2, micro_batch_num=2, **layout)
+    check_training_layout(staged.model_copy(update=again), model, 32)
 
 
 def test_key_value_heads_may_be_fewer_than_the_ranks_that_share_them():

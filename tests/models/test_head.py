@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_model import log_softmax
 
+from mindrlhf.backend.native.operators import operators
 from mindrlhf.models.head import CHUNK_NUMBERS, TokenLogProbs, TokenValues, chunk_count
 
 TOKENS, WIDTH, VOCABULARY, TEMPERATURE = 12, 6, 17, 0.7
-
-
-ENTROPY_WEIGHTS = np.random.default_rng(1).normal(size=TOKENS)
+# One of three chunks has none.
+USED = np.array([1, 1, 0, 1, 0, 0, 0, 0, 1, 1, 1, 0], bool)
+ENTROPY_WEIGHTS = np.random.default_rng(1).normal(size=TOKENS) * USED
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["reading", "bonus"])
@@ -23,12 +24,20 @@ def entropy_gradient(request):
     return request.param
 
 
+@pytest.fixture(scope="module", params=["composed", "fused"])
+def kernels(request):
+    if request.param == "fused" and operators() is None:
+        pytest.skip("the fused operators cannot be built here")
+    return operators() if request.param == "fused" else None
+
+
 @pytest.fixture(
     scope="module", params=[CHUNK_NUMBERS, 4 * VOCABULARY, 1], ids=["one-chunk", "three-chunks", "a-token-each"]
 )
-def run(request, entropy_gradient):
-    """(hidden, head, targets, weights) -> log-probs, entropy, and the gradients of sum(weights * log-probs) plus
-    sum(ENTROPY_WEIGHTS * entropy), which counts only where the entropy has a gradient.
+def run(request, entropy_gradient, kernels):
+    """(hidden, head, targets, weights) -> log-probs and entropy of the tokens that are USED, and the gradients of the
+    sum over these of weights * log-probs plus ENTROPY_WEIGHTS * entropy, which counts only where the entropy has a
+    gradient.
     """
     import mindspore
     from mindspore import Tensor, nn, ops
@@ -38,10 +47,13 @@ def run(request, entropy_gradient):
     class Weighted(nn.Cell):
         def __init__(self):
             super().__init__()
-            self.token_log_probs = TokenLogProbs(TEMPERATURE, request.param, entropy_gradient=entropy_gradient)
+            self.token_log_probs = TokenLogProbs(
+                TEMPERATURE, request.param, entropy_gradient=entropy_gradient, kernels=kernels
+            )
+            self.used = Tensor(USED.astype(np.int32))
 
         def construct(self, hidden, head, targets, weights, entropy_weights):
-            out = self.token_log_probs(hidden, head, targets)
+            out = self.token_log_probs(hidden, head, targets, self.used)
             return (weights * out[0]).sum() + (entropy_weights * out[1]).sum(), out[0], out[1]
 
     gradient = ops.value_and_grad(Weighted(), (0, 1), None, has_aux=True)
@@ -64,7 +76,7 @@ def run(request, entropy_gradient):
 def inputs(scale=1.0):
     rng = np.random.default_rng(0)
     hidden, head = rng.normal(size=(TOKENS, WIDTH)) * scale, rng.normal(size=(VOCABULARY, WIDTH))
-    return hidden, head, rng.integers(0, VOCABULARY, TOKENS), rng.normal(size=TOKENS)
+    return hidden, head, rng.integers(0, VOCABULARY, TOKENS), rng.normal(size=TOKENS) * USED
 
 
 def expected_log_probs(hidden, head):
@@ -75,8 +87,10 @@ def test_values(run):
     hidden, head, targets, weights = inputs()
     log_probs, entropy, *_ = run(hidden, head, targets, weights)
     expected = expected_log_probs(hidden, head)
-    np.testing.assert_allclose(log_probs, expected[np.arange(TOKENS), targets], rtol=0, atol=2e-6)
-    np.testing.assert_allclose(entropy, -(np.exp(expected) * expected).sum(-1), rtol=0, atol=5e-6)
+    expected_entropy = -(np.exp(expected) * expected).sum(-1)
+    np.testing.assert_allclose(log_probs[USED], expected[np.arange(TOKENS), targets][USED], rtol=0, atol=2e-6)
+    np.testing.assert_allclose(entropy[USED], expected_entropy[USED], rtol=0, atol=5e-6)
+    assert np.isfinite([log_probs, entropy]).all()
 
 
 def test_gradients_are_the_slopes_of_the_float64_values(run):
@@ -105,7 +119,7 @@ def test_huge_logits_stay_finite(run):
     hidden, head, targets, weights = inputs(scale=1e4)
     log_probs, entropy, d_hidden, d_head = run(hidden, head, targets, weights)
     expected = expected_log_probs(np.float32(hidden), np.float32(head))[np.arange(TOKENS), targets]
-    np.testing.assert_allclose(log_probs, expected, rtol=1e-5, atol=0.05)
+    np.testing.assert_allclose(log_probs[USED], expected[USED], rtol=1e-5, atol=0.05)
     for part in (entropy, d_hidden, d_head):
         assert np.isfinite(part).all()
 

@@ -35,7 +35,7 @@ def plain_logits():
 
 @pytest.fixture(scope="module")
 def completion_logits():
-    """Compiles a model's shared-prompt form: (prefixes, lengths, inputs) -> float32[N*G, R, vocab]."""
+    """Compiles a model's shared-prompt form: (prefixes, lengths, inputs, their lengths) -> float32[N*G, R, vocab]."""
     from mindspore import Tensor, nn
 
     class Completions(nn.Cell):
@@ -43,8 +43,8 @@ def completion_logits():
             super().__init__(auto_prefix=False)
             self.decoder = decoder
 
-        def construct(self, prefix_ids, prefix_lengths, input_ids):
-            return self.decoder.logits(self.decoder.completions(prefix_ids, prefix_lengths, input_ids))
+        def construct(self, prefix_ids, prefix_lengths, input_ids, lengths):
+            return self.decoder.logits(self.decoder.completions(prefix_ids, prefix_lengths, input_ids, lengths))
 
     def compiled(model):
         graph = Completions(model.build()[0])
@@ -89,11 +89,13 @@ def test_shared_prompt_form_gives_the_stored_logits(golden, completion_logits):
     cuts, longest = (1, 4, 5), max(len(sequence) for sequence in golden.sequences)
     prefixes = rng.integers(0, golden.config.vocab_size, (3, 8))
     inputs = rng.integers(0, golden.config.vocab_size, (6, longest))
+    lengths = np.ones(6, int)
     for n, (sequence, cut) in enumerate(zip(golden.sequences, cuts, strict=True)):
         prefixes[n, : cut - 1] = sequence[: cut - 1]
-        inputs[2 * n, : len(sequence) - cut + 1] = sequence[cut - 1 :]
+        lengths[2 * n] = len(sequence) - cut + 1
+        inputs[2 * n, : lengths[2 * n]] = sequence[cut - 1 :]
         inputs[2 * n + 1, 0] = sequence[cut - 1]
-    got = run(prefixes, np.array(cuts) - 1, inputs)
+    got = run(prefixes, np.array(cuts) - 1, inputs, lengths)
     for n, (logits, cut) in enumerate(zip(golden.logits_of, cuts, strict=True)):
         np.testing.assert_allclose(got[2 * n, : len(logits) - cut + 1], logits[cut - 1 :], rtol=0, atol=2e-5)
         np.testing.assert_allclose(got[2 * n + 1, 0], logits[cut - 1], rtol=0, atol=2e-5)
@@ -114,12 +116,12 @@ def test_other_shapes_agree_with_the_oracle(completion_logits, changes):
     run = completion_logits(model)
     rng = np.random.default_rng(4)
     prefixes, inputs = rng.integers(0, 64, (2, 4)), rng.integers(0, 64, (4, 5))
-    lengths = np.array([0, 3])
-    got = run(prefixes, lengths, inputs)
+    lengths, own = np.array([0, 3]), np.array([5, 2, 0, 5])
+    got = run(prefixes, lengths, inputs, own)
     for row in range(4):
         n = row // 2
         expected = model.logits(np.concatenate([prefixes[n, : lengths[n]], inputs[row]]))[lengths[n] :]
-        np.testing.assert_allclose(got[row], expected, rtol=0, atol=2e-5)
+        np.testing.assert_allclose(got[row, : own[row]], expected[: own[row]], rtol=0, atol=2e-5)
 
 
 def test_rotary_table_turns_as_the_oracle_does():

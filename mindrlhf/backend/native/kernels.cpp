@@ -5,14 +5,22 @@
 // results do not depend on the number of threads. The Python side (`operators.py`) has the shapes and the meaning.
 
 #include <dlfcn.h>
+#include <linux/futex.h>
 #include <omp.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <climits>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <initializer_list>
+#include <mutex>
 #include <numeric>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -33,6 +41,10 @@ const Gemm library_gemm = find_gemm();
 void gemm(char a_op, char b_op, int64_t m, int64_t n, int64_t k, float alpha, const float *a, int64_t lda,
           const float *b, int64_t ldb, float beta, float *c, int64_t ldc) {
   if (m <= 0 || n <= 0) return;
+  if (k <= 0) {
+    for (int64_t i = 0; i < m && beta == 0; ++i) std::fill(c + i * ldc, c + i * ldc + n, 0.0f);
+    return;
+  }
   library_gemm(a_op, b_op, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
 }
 
@@ -42,11 +54,103 @@ const int64_t kFewRows = 64;    // columns of one, in the products of a decode s
 const int64_t kQueryRows = 64;  // rows of scores held at once
 const int64_t kNumbers = 1 << 14;  // of one piece of a parameter
 
+// Threads that share the pieces of an operator with the one that calls it. Operators follow each other within
+// microseconds, in which threads of OpenMP fall asleep, and waking one takes longer than many a piece; these look for more
+// work for a while first. The caller never waits for one that has not begun.
+class Team {
+ public:
+  static Team &get() {
+    static Team *team = new Team(std::max(1, omp_get_max_threads()) - 1);  // never deleted: threads end with the process
+    return *team;
+  }
+
+  // body(i) for i below count, in any order. One operator at a time is shared; others that run meanwhile are not.
+  template <typename Body>
+  void share(int64_t count, const Body &body) {
+    std::unique_lock<std::mutex> mine(owner_, std::try_to_lock);
+    if (helpers_ == 0 || !mine.owns_lock()) {
+      for (int64_t i = 0; i < count; ++i) body(i);
+      return;
+    }
+    run_ = [](const void *b, int64_t i) { (*static_cast<const Body *>(b))(i); };
+    body_ = &body, count_ = count, next_ = 0;
+    ++job_;  // odd: there is work
+    if (asleep_ > 0) syscall(SYS_futex, &job_, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+    work();
+    ++job_;
+    for (int i = 0; inside_ > 0; ++i) pause(i);
+  }
+
+ private:
+  explicit Team(int helpers) : helpers_(helpers) {
+    for (int i = 0; i < helpers; ++i) std::thread([this] { help(); }).detach();
+  }
+
+  void work() {
+    for (int64_t i = next_++; i < count_; i = next_++) run_(body_, i);
+  }
+
+  void help() {
+    for (uint32_t done = 0;;) {
+      const uint32_t now = found(done);
+      ++inside_;
+      if (job_ == now) work();  // else the caller may be gone already
+      --inside_;
+      done = now;
+    }
+  }
+
+  // The number of a job that is not `done`; sleeps when there has been none for some time.
+  uint32_t found(uint32_t done) {
+    for (int i = 0;; ++i) {
+      const uint32_t now = job_;
+      if (now % 2 == 1 && now != done) return now;
+      if (i < kLook) {
+        pause(i);
+        continue;
+      }
+      ++asleep_;
+      syscall(SYS_futex, &job_, FUTEX_WAIT_PRIVATE, now, nullptr, nullptr, 0);  // at once if it changed
+      --asleep_;
+      i = 0;
+    }
+  }
+
+  static void pause(int i) {
+    if (i % 64 == 63) {
+      sched_yield();  // to whom this core may belong
+    } else {
+#if defined(__x86_64__)
+      __builtin_ia32_pause();
+#endif
+    }
+  }
+
+  static const int kLook = 1 << 14;
+
+  const int helpers_;
+  std::mutex owner_;
+  std::atomic<uint32_t> job_{0};
+  std::atomic<int> inside_{0}, asleep_{0};
+  std::atomic<int64_t> next_{0};
+  int64_t count_ = 0;
+  const void *body_ = nullptr;
+  void (*run_)(const void *, int64_t) = nullptr;
+};
+
+// body(first, size) of pieces of about `size` of `total`, which are shared out.
 template <typename Body>
 void pieces(int64_t total, int64_t size, Body body) {
   const int64_t count = (total + size - 1) / size;
-#pragma omp parallel for schedule(dynamic) if (count > 1)
-  for (int64_t i = 0; i < count; ++i) body(i * size, std::min(size, total - i * size));
+  auto one = [&](int64_t i) { body(i * size, std::min(size, total - i * size)); };
+  if (count == 1) return one(0);
+  if (count > 1) Team::get().share(count, one);
+}
+
+// The size of the smallest number of about equal pieces of at most `most` of `total`.
+int64_t even(int64_t total, int64_t most) {
+  const int64_t count = std::max<int64_t>((total + most - 1) / most, 1);
+  return std::max<int64_t>((total + count - 1) / count, 1);
 }
 
 int64_t count(const int64_t *shape, int dims) {
@@ -168,45 +272,47 @@ float *scratch(int64_t numbers) {
 
 // ------------------------------------------------------------------------------------------------ attention
 
+// Rows of a prompt or of a completion: its first row among keys, how many of them count, and how many it has.
+struct Span {
+  int64_t at, size, room;
+};
+
 struct Attention {
-  // prompts, prefix positions, samples of each prompt, completion positions; heads of keys, of queries for each, size
-  int64_t n, p, g, r, heads, queries, d;
-  const int32_t *lengths;
-  int64_t far_rows;  // query rows before the completions': n * p, or 0 where only completions ask
+  // prompts, samples of each; heads of keys, of queries for each, size; longest prompt and completion
+  int64_t n, g, heads, queries, d, p, r;
+  std::vector<Span> far, near;  // [n], [n * g]
+  int64_t rows;                 // of keys
+  int64_t skip;                 // those of them before the first that asks: all prompts, or none
   float scale;
 
   int64_t width() const { return heads * queries * d; }
   int64_t key_width() const { return heads * d; }
-  int64_t key_rows() const { return n * (p + g * r); }
-  int64_t length(int64_t i) const { return std::min<int64_t>(std::max(lengths[i], 0), p); }
   int64_t scratch_size() const { return 2 * kQueryRows * (p + r); }
-  // Query row of a completion's first position, and its row among keys.
-  int64_t near_query(int64_t i, int64_t s) const { return far_rows + (i * g + s) * r; }
-  int64_t near_key(int64_t i, int64_t s) const { return n * p + (i * g + s) * r; }
+
+  // body(span) for all, in the order of their rows.
+  template <typename Body>
+  void spans(Body body) const {
+    for (const Span &span : far) body(span);
+    for (const Span &span : near) body(span);
+  }
 };
 
 // A block of queries of one head: which rows they are, and which keys they see: `far` of the prompt, then of `near`
 // rows as many as their own position. `first`: the position of the block's first row within its sequence.
 struct Block {
   int64_t query, rows, far_key, far, near_key, near, first;
-  bool inside_prompt;
 };
 
 template <typename Body>
 void blocks(const Attention &a, int64_t i, Body body) {
-  if (a.far_rows) {
-    const int64_t length = a.length(i);
-    for (int64_t first = 0; first < length; first += kQueryRows) {
-      const int64_t rows = std::min(kQueryRows, length - first);
-      body(Block{i * a.p + first, rows, 0, 0, i * a.p, first + rows, first, true});
+  auto cut = [&](const Span &span, const Span &before) {
+    for (int64_t first = 0; first < span.size; first += kQueryRows) {
+      const int64_t rows = std::min(kQueryRows, span.size - first);
+      body(Block{span.at + first - a.skip, rows, before.at, before.size, span.at, first + rows, first});
     }
-  }
-  for (int64_t s = 0; s < a.g; ++s) {
-    for (int64_t first = 0; first < a.r; first += kQueryRows) {
-      const int64_t rows = std::min(kQueryRows, a.r - first);
-      body(Block{a.near_query(i, s) + first, rows, i * a.p, a.length(i), a.near_key(i, s), first + rows, first, false});
-    }
-  }
+  };
+  if (!a.skip) cut(a.far[i], Span{0, 0, 0});
+  for (int64_t s = 0; s < a.g; ++s) cut(a.near[i * a.g + s], a.far[i]);
 }
 
 // weights [rows, far + near] of a block: the softmax over what each row sees, zeros elsewhere.
@@ -225,16 +331,19 @@ void block_weights(const Attention &a, const Block &b, const float *query, const
   }
 }
 
+// Of rows of queries, those that do not count.
 void zero_unused(const Attention &a, float *rows, int64_t width) {
-  for (int64_t i = 0; i < a.n; ++i) {
-    const int64_t length = a.length(i);
-    std::fill(rows + (i * a.p + length) * width, rows + (i + 1) * a.p * width, 0.0f);
-  }
+  a.spans([&](const Span &span) {
+    if (span.at >= a.skip) {
+      float *own = rows + (span.at - a.skip) * width;
+      std::fill(own + span.size * width, own + span.room * width, 0.0f);
+    }
+  });
 }
 
 // output of attention, like query
 void attend(const Attention &a, const float *query, const float *key, const float *value, float *output) {
-  if (a.far_rows) zero_unused(a, output, a.width());
+  zero_unused(a, output, a.width());
   pieces(a.n * a.heads * a.queries, 1, [&](int64_t task, int64_t) {
     const int64_t i = task / (a.heads * a.queries), h = task % (a.heads * a.queries), head = h / a.queries;
     float *weights = scratch(a.scratch_size());
@@ -257,9 +366,9 @@ void attend(const Attention &a, const float *query, const float *key, const floa
 void attend_gradient(const Attention &a, const float *query, const float *key, const float *value,
                      const float *d_output, float *d_query, float *d_key, float *d_value) {
   const int64_t width = a.key_width();
-  std::fill(d_key, d_key + a.key_rows() * width, 0.0f);
-  std::fill(d_value, d_value + a.key_rows() * width, 0.0f);
-  if (a.far_rows) zero_unused(a, d_query, a.width());
+  std::fill(d_key, d_key + a.rows * width, 0.0f);
+  std::fill(d_value, d_value + a.rows * width, 0.0f);
+  zero_unused(a, d_query, a.width());
   pieces(a.n * a.heads, 1, [&](int64_t task, int64_t) {
     const int64_t i = task / a.heads, head = task % a.heads;
     float *weights = scratch(a.scratch_size());
@@ -307,22 +416,33 @@ void attend_gradient(const Attention &a, const float *query, const float *key, c
   });
 }
 
-// dims int32[6] = (p, g, r, heads, d, whether the prompts ask too), lengths int32[prompts]; width of all query heads
-Attention attention_from(const int32_t *dims, const int32_t *lengths, int64_t prompts, int64_t width, float scale) {
+// dims int32[6] = (p, g, r, heads, d, whether the prompts ask too), lengths int32[n * (1 + g)], of the prompts and then
+// of the completions; width of all query heads. packed: rows that count lie without gaps.
+Attention attention_from(const int32_t *dims, const int32_t *lengths, int64_t spans, int64_t width, float scale,
+                         bool packed) {
   Attention a;
-  a.n = prompts;
   a.p = dims[0], a.g = dims[1], a.r = dims[2], a.heads = dims[3], a.d = dims[4];
+  a.n = spans / (1 + a.g);
   a.queries = width / (a.heads * a.d);
-  a.lengths = lengths;
-  a.far_rows = dims[5] ? a.n * a.p : 0;
   a.scale = scale;
+  a.rows = 0;
+  auto place = [&](int64_t count, int64_t room, std::vector<Span> &into) {
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t size = std::min<int64_t>(std::max(*lengths++, 0), room);
+      into.push_back({a.rows, size, packed ? size : room});
+      a.rows += into.back().room;
+    }
+  };
+  place(a.n, a.p, a.far);
+  a.skip = dims[5] ? 0 : a.rows;
+  place(a.n * a.g, a.r, a.near);
   return a;
 }
 
 // inputs: query, key, value, lengths, dims, scale
 Attention attention_of(void **params, int64_t **shapes) {
   return attention_from(static_cast<const int32_t *>(params[4]), static_cast<const int32_t *>(params[3]), shapes[3][0],
-                        shapes[0][1], *static_cast<const float *>(params[5]));
+                        shapes[0][1], *static_cast<const float *>(params[5]), false);
 }
 
 // Sequences of a static cache: K key heads, query heads for each, S positions, head size; and of each row of queries
@@ -484,6 +604,17 @@ void linear_any(const float *x, const float *w, const float *bias, float *y, int
       gemm('N', 'T', rows, n, in, 1, x, in, w + j * in, in, 0, y + j, out);
       add_bias(bias ? bias + j : nullptr, y + j, rows, n, out);
     });
+  }
+}
+
+// dy [rows, out], weight [out, in] -> dx [rows, in]
+void input_gradient(const float *dy, const float *w, float *dx, int64_t rows, int64_t in, int64_t out) {
+  if (rows >= 2 * kRows) {
+    pieces(rows, kRows, [&](int64_t i, int64_t m) {
+      gemm('N', 'N', m, in, out, 1, dy + i * out, out, w, in, 0, dx + i * in, in);
+    });
+  } else {
+    pieces(in, kColumns, [&](int64_t j, int64_t n) { gemm('N', 'N', rows, n, out, 1, dy, out, w + j, in, 0, dx + j, in); });
   }
 }
 
@@ -710,16 +841,7 @@ int linear_bias(int, void **params, int *, int64_t **shapes, const char **, void
 // dy [T, out], weight [out, in] -> dx [T, in]
 int linear_input_gradient(int, void **params, int *, int64_t **shapes, const char **, void *, void *) {
   auto p = reinterpret_cast<float **>(params);
-  const int64_t rows = shapes[0][0], out = shapes[0][1], in = shapes[1][1];
-  if (rows >= 2 * kRows) {
-    pieces(rows, kRows, [&](int64_t i, int64_t m) {
-      gemm('N', 'N', m, in, out, 1, p[0] + i * out, out, p[1], in, 0, p[2] + i * in, in);
-    });
-  } else {
-    pieces(in, kColumns, [&](int64_t j, int64_t n) {
-      gemm('N', 'N', rows, n, out, 1, p[0], out, p[1] + j, in, 0, p[2] + j, in);
-    });
-  }
+  input_gradient(p[0], p[1], p[2], shapes[0][0], shapes[1][1], shapes[0][1]);
   return 0;
 }
 
@@ -953,39 +1075,71 @@ namespace {
 
 const int64_t kLayerRows = 96;  // of one piece of a layer, which goes through all of its products
 
-// What `layer` and `layer_gradient` begin with: x, the weights, and who sees whom.
+// What `layer` and `layer_gradient` begin with: x, the weights, and who sees whom. Padding is not computed: between the
+// arrays that come in and those that go out, the rows that count lie without gaps.
 struct WholeLayer {
   enum { X, NORM, WQ, WK, WV, BQ, BK, BV, WO, FFN, W1, W3, W2, COS, SIN, ASKING, LENGTHS, DIMS, NUMBERS, END };
   const float *const *p;
   Attention attention;
-  int64_t rows, near, skip, hidden, width, key_width, inner, heads, key_heads, d;  // near: rows that ask
+  int64_t rows, near, skip, hidden, width, key_width, inner, heads, key_heads, d;  // near: rows that ask, behind skip
+  std::vector<int64_t> given;                       // of each row that counts, which row of x it is
+  std::vector<std::pair<int64_t, int64_t>> unused;  // rows of x that do not count: the first, and how many
+  int64_t given_skip;                               // of x, the rows before those of y
   float eps;
   bool has_bias;
 
   WholeLayer(void **params, int64_t **shapes) : p(reinterpret_cast<const float *const *>(params)) {
     const float *numbers = p[NUMBERS];
-    rows = shapes[X][0], near = shapes[ASKING][1], skip = rows - near;
     hidden = shapes[X][1], width = shapes[WQ][0], key_width = shapes[WK][0], inner = shapes[W1][0];
     attention = attention_from(static_cast<const int32_t *>(params[DIMS]), static_cast<const int32_t *>(params[LENGTHS]),
-                               shapes[LENGTHS][0], width, numbers[0]);
+                               shapes[LENGTHS][0], width, numbers[0], true);
+    rows = attention.rows, skip = attention.skip, near = rows - skip, given_skip = shapes[X][0] - shapes[ASKING][1];
     d = attention.d, heads = width / d, key_heads = key_width / d;
     eps = numbers[1], has_bias = numbers[2] > 0;
+    const int64_t far = attention.n * attention.p;
+    int64_t begin = 0;
+    attention.spans([&](const Span &span) {
+      for (int64_t i = 0; i < span.size; ++i) given.push_back(begin + i);
+      const int64_t room = begin < far ? attention.p : attention.r;
+      if (span.size < room) unused.emplace_back(begin + span.size, room - span.size);
+      begin += room;
+    });
+  }
+
+  // Rows first.. of those that count: from an array like x, whose first row is row `begin` of it, or to it.
+  void take(const float *array, int64_t begin, int64_t first, int64_t m, float *target) const {
+    for (int64_t i = 0; i < m; ++i) {
+      const float *row = array + (given[first + i] - begin) * hidden;
+      std::copy(row, row + hidden, target + i * hidden);
+    }
+  }
+  void put(const float *source, int64_t first, int64_t m, float *array, int64_t begin) const {
+    for (int64_t i = 0; i < m; ++i) {
+      std::copy(source + i * hidden, source + (i + 1) * hidden, array + (given[first + i] - begin) * hidden);
+    }
+  }
+  void zero_unused(float *array, int64_t begin) const {
+    for (const auto &[first, size] : unused) {
+      float *row = array + (first - begin) * hidden;
+      if (first >= begin) std::fill(row, row + size * hidden, 0.0f);
+    }
   }
 };
 
 }  // namespace
 
-// See `layer` in operators.py. Outputs: y [near, hidden], and what going back needs: query, key, value, what was attended,
-// the sum before the feed-forward half, gate, up.
+// See `layer` in operators.py. Outputs: y [near, hidden], and what going back needs, without gaps: query, key, value, what
+// was attended, the sum before the feed-forward half, gate, up.
 int layer(int, void **params, int *, int64_t **shapes, const char **, void *, void *) {
   using L = WholeLayer;
   const L l(params, shapes);
   auto out = reinterpret_cast<float **>(params) + L::END;
   float *y = out[0], *q = out[1], *k = out[2], *v = out[3], *attended = out[4], *sum = out[5], *gate = out[6], *up = out[7];
   const int64_t hidden = l.hidden, width = l.width, key_width = l.key_width, inner = l.inner, d = l.d;
-  pieces(l.rows, kLayerRows, [&](int64_t first, int64_t m) {
-    float *h = scratch(m * hidden);
-    norm_rows(l.p[L::X] + first * hidden, l.p[L::NORM], l.eps, h, m, hidden);
+  pieces(l.rows, even(l.rows, kLayerRows), [&](int64_t first, int64_t m) {
+    float *x = scratch(2 * m * hidden), *h = x + m * hidden;
+    l.take(l.p[L::X], 0, first, m, x);
+    norm_rows(x, l.p[L::NORM], l.eps, h, m, hidden);
     auto linear = [&](int weight, int bias, float *target, int64_t size, int64_t begin) {
       if (begin >= m) return;
       float *own = target + (first + begin) * size;
@@ -997,25 +1151,26 @@ int layer(int, void **params, int *, int64_t **shapes, const char **, void *, vo
     linear(L::WV, L::BV, v, key_width, 0);
     linear(L::WQ, L::BQ, q - l.skip * width, width, begin);
     for (int64_t i = first; i < first + m; ++i) {
-      const float *cos = l.p[L::COS] + i * d, *sin = l.p[L::SIN] + i * d;
+      const float *cos = l.p[L::COS] + l.given[i] * d, *sin = l.p[L::SIN] + l.given[i] * d;
       turn(k + i * key_width, cos, sin, 1, k + i * key_width, l.key_heads, d);
       float *own = q + (i - l.skip) * width;
       if (i >= l.skip) turn(own, cos, sin, 1, own, l.heads, d);
     }
   });
   attend(l.attention, q, k, v, attended);
-  pieces(l.near, kLayerRows, [&](int64_t first, int64_t m) {
+  l.zero_unused(y, l.given_skip);
+  pieces(l.near, even(l.near, kLayerRows), [&](int64_t first, int64_t m) {
     float *h = scratch(m * (hidden + inner)), *act = h + m * hidden;
-    float *own = sum + first * hidden, *g = gate + first * inner, *u = up + first * inner, *o = y + first * hidden;
-    const float *x = l.p[L::X] + (l.skip + first) * hidden;
-    std::copy(x, x + m * hidden, own);
+    float *own = sum + first * hidden, *g = gate + first * inner, *u = up + first * inner;
+    l.take(l.p[L::X], 0, l.skip + first, m, own);
     gemm('N', 'T', m, hidden, width, 1, attended + first * width, width, l.p[L::WO], width, 1, own, hidden);
     norm_rows(own, l.p[L::FFN], l.eps, h, m, hidden);
     gemm('N', 'T', m, inner, hidden, 1, h, hidden, l.p[L::W1], hidden, 0, g, inner);
     gemm('N', 'T', m, inner, hidden, 1, h, hidden, l.p[L::W3], hidden, 0, u, inner);
     gated(g, u, act, m * inner);
-    std::copy(own, own + m * hidden, o);
-    gemm('N', 'T', m, hidden, inner, 1, act, inner, l.p[L::W2], inner, 1, o, hidden);
+    std::copy(own, own + m * hidden, h);
+    gemm('N', 'T', m, hidden, inner, 1, act, inner, l.p[L::W2], inner, 1, h, hidden);
+    l.put(h, l.skip + first, m, y, l.given_skip);
   });
   return 0;
 }
@@ -1031,15 +1186,19 @@ int layer_gradient(int, void **params, int *, int64_t **shapes, const char **, v
   float **out = p + BUFFERS + L::W2;  // W2 is the last of the weights, which begin at 1
   float *dx = out[0], *h = out[1], *d_k = out[2], *d_v = out[3], *d_sum = out[4], *act = out[5];
   float *d_gate = p[GATE], *d_up = p[UP], *d_attended = p[ATTENDED];
+  float *d_y = dx;  // without gaps; dx is written when it is no longer needed
   const int64_t hidden = l.hidden, width = l.width, key_width = l.key_width, inner = l.inner, d = l.d;
-  const int64_t far_parts = (l.rows + kLayerRows - 1) / kLayerRows, near_parts = (l.near + kLayerRows - 1) / kLayerRows;
-  std::vector<float> norms(far_parts * hidden, 0.0f), ffns(near_parts * hidden, 0.0f);
+  const int64_t some = even(l.rows, kLayerRows), some_near = even(l.near, kLayerRows);  // rows of a piece
+  const int64_t parts = (l.rows + some - 1) / some, near_parts = (l.near + some_near - 1) / some_near;
+  std::vector<float> norms(parts * hidden, 0.0f), ffns(near_parts * hidden, 0.0f);
 
   // The feed-forward half; `h` holds its normed inputs.
-  pieces(l.near, kLayerRows, [&](int64_t first, int64_t m) {
+  pieces(l.near, some_near, [&](int64_t first, int64_t m) {
     float *d_h = scratch(m * (hidden + inner)), *slope = d_h + m * hidden;
-    const float *dy = p[DY] + first * hidden, *sum = p[SUM] + first * hidden;
+    float *dy = d_y + first * hidden;
+    const float *sum = p[SUM] + first * hidden;
     float *gate = d_gate + first * inner, *up = d_up + first * inner, *own = d_sum + first * hidden;
+    l.take(p[DY], l.given_skip, l.skip + first, m, dy);
     gemm('N', 'N', m, inner, hidden, 1, dy, hidden, p[L::W2], inner, 0, slope, inner);
     gated(gate, up, act + first * inner, m * inner);
     gated_gradient(slope, gate, up, gate, up, m * inner);
@@ -1047,31 +1206,33 @@ int layer_gradient(int, void **params, int *, int64_t **shapes, const char **, v
     gemm('N', 'N', m, hidden, inner, 1, gate, inner, p[L::W1], hidden, 0, d_h, hidden);
     gemm('N', 'N', m, hidden, inner, 1, up, inner, p[L::W3], hidden, 1, d_h, hidden);
     std::copy(dy, dy + m * hidden, own);
-    norm_gradient_rows(d_h, sum, p[L::FFN], l.eps, own, ffns.data() + first / kLayerRows * hidden, m, hidden, true);
+    norm_gradient_rows(d_h, sum, p[L::FFN], l.eps, own, ffns.data() + first / some_near * hidden, m, hidden, true);
   });
-  weight_gradients({{l.near, p[DY], act, buffer(L::W2), hidden, inner},
+  weight_gradients({{l.near, d_y, act, buffer(L::W2), hidden, inner},
                     {l.near, d_gate, h, buffer(L::W1), inner, hidden},
                     {l.near, d_up, h, buffer(L::W3), inner, hidden},
                     {l.near, d_sum, p[ATTENDED], buffer(L::WO), hidden, width}},
                    true);
 
   // Attention.
-  pieces(l.near, kLayerRows, [&](int64_t first, int64_t m) {
+  pieces(l.near, some_near, [&](int64_t first, int64_t m) {
     gemm('N', 'N', m, width, hidden, 1, d_sum + first * hidden, hidden, p[L::WO], width, 0, d_attended + first * width,
          width);
   });
   float *d_q = act;  // large enough: see `_layer_gradient_shapes`
   attend_gradient(l.attention, p[Q], p[K], p[V], d_attended, d_q, d_k, d_v);
-  pieces(l.rows, kLayerRows, [&](int64_t first, int64_t m) {
-    float *d_h = scratch(m * hidden), *own = dx + first * hidden;
+  l.zero_unused(dx, 0);
+  pieces(l.rows, some, [&](int64_t first, int64_t m) {
+    float *d_h = scratch(3 * m * hidden), *x = d_h + m * hidden, *own = x + m * hidden;
     for (int64_t i = first; i < first + m; ++i) {
-      const float *cos = p[L::COS] + i * d, *sin = p[L::SIN] + i * d;
+      const float *cos = l.p[L::COS] + l.given[i] * d, *sin = l.p[L::SIN] + l.given[i] * d;
       turn(d_k + i * key_width, cos, sin, -1, d_k + i * key_width, l.key_heads, d);
       float *query = d_q + (i - l.skip) * width;
       if (i >= l.skip) turn(query, cos, sin, -1, query, l.heads, d);
     }
     const int64_t begin = std::max<int64_t>(l.skip - first, 0), asking = m - std::min(begin, m);
-    norm_rows(p[L::X] + first * hidden, p[L::NORM], l.eps, h + first * hidden, m, hidden);
+    l.take(p[L::X], 0, first, m, x);
+    norm_rows(x, p[L::NORM], l.eps, h + first * hidden, m, hidden);
     gemm('N', 'N', m, hidden, key_width, 1, d_k + first * key_width, key_width, p[L::WK], hidden, 0, d_h, hidden);
     gemm('N', 'N', m, hidden, key_width, 1, d_v + first * key_width, key_width, p[L::WV], hidden, 1, d_h, hidden);
     std::fill(own, own + m * hidden, 0.0f);
@@ -1080,8 +1241,8 @@ int layer_gradient(int, void **params, int *, int64_t **shapes, const char **, v
       gemm('N', 'N', asking, hidden, width, 1, d_q + at * width, width, p[L::WQ], hidden, 1, d_h + begin * hidden, hidden);
       std::copy(d_sum + at * hidden, d_sum + (at + asking) * hidden, own + begin * hidden);
     }
-    norm_gradient_rows(d_h, p[L::X] + first * hidden, p[L::NORM], l.eps, own, norms.data() + first / kLayerRows * hidden,
-                       m, hidden, true);
+    norm_gradient_rows(d_h, x, p[L::NORM], l.eps, own, norms.data() + first / some * hidden, m, hidden, true);
+    l.put(own, first, m, dx, 0);
   });
   weight_gradients({{l.near, d_q, h + l.skip * hidden, buffer(L::WQ), width, hidden},
                     {l.rows, d_k, h, buffer(L::WK), key_width, hidden},
@@ -1092,59 +1253,108 @@ int layer_gradient(int, void **params, int *, int64_t **shapes, const char **, v
     add_rows(d_k, l.rows, key_width, buffer(L::BK));
     add_rows(d_v, l.rows, key_width, buffer(L::BV));
   }
-  add_rows(norms.data(), far_parts, hidden, buffer(L::NORM));
+  add_rows(norms.data(), parts, hidden, buffer(L::NORM));
   add_rows(ffns.data(), near_parts, hidden, buffer(L::FFN));
   return 0;
 }
 
 // ------------------------------------------------------------------------------------------------ token log-probs
 
-// logits [T, V], targets int32[T], inverse temperature [1] -> log_probs, entropy, log of the partition sum, [T] each
-int token_statistics(int, void **params, int *, int64_t **shapes, const char **, void *, void *) {
+namespace {
+
+// What the operators below begin with. Tokens that are not used are not computed: logits of the others lie without gaps.
+struct TokenHead {
+  enum { HIDDEN, HEAD, TARGETS, USED, INVERSE, END };
+  int64_t tokens, hidden, vocabulary;
+  const int32_t *targets;
+  float inverse;
+  std::vector<int64_t> given;   // of each token that is used, which one it is
+  const float *rows;            // their hidden states [used, hidden]
+
+  TokenHead(void **params, int64_t **shapes) {
+    const float *all = static_cast<const float *>(params[HIDDEN]);
+    const int32_t *used = static_cast<const int32_t *>(params[USED]);
+    tokens = shapes[HIDDEN][0], hidden = shapes[HIDDEN][1], vocabulary = shapes[HEAD][0];
+    targets = static_cast<const int32_t *>(params[TARGETS]), inverse = *static_cast<const float *>(params[INVERSE]);
+    for (int64_t i = 0; i < tokens; ++i) {
+      if (used[i]) given.push_back(i);
+    }
+    rows = all;
+    if (count() < tokens) {
+      thread_local std::vector<float> gathered;
+      gathered.resize(count() * hidden);
+      for (int64_t i = 0; i < count(); ++i) {
+        std::copy(all + given[i] * hidden, all + (given[i] + 1) * hidden, gathered.data() + i * hidden);
+      }
+      rows = gathered.data();
+    }
+  }
+  int64_t count() const { return given.size(); }
+};
+
+}  // namespace
+
+// hidden [T, H], head [V, H], targets, used int32[T], inverse temperature [1] -> log_probs, entropy, log of the partition
+// sum, [T] each, 0 where not used, and logits [T, V], those that are used without gaps.
+int token_log_probs(int, void **params, int *, int64_t **shapes, const char **, void *, void *) {
+  using H = TokenHead;
+  const H h(params, shapes);
   auto p = reinterpret_cast<float **>(params);
-  const int32_t *targets = static_cast<const int32_t *>(params[1]);
-  const int64_t rows = shapes[0][0], size = shapes[0][1];
-  const float inverse = *p[2];
-  pieces(rows, 16, [&](int64_t first, int64_t m) {
+  float **out = p + H::END, *logits = out[3];
+  for (int i = 0; i < 3; ++i) std::fill(out[i], out[i] + h.tokens, 0.0f);
+  linear_any(h.rows, p[H::HEAD], nullptr, logits, h.count(), h.hidden, h.vocabulary);
+  pieces(h.count(), 16, [&](int64_t first, int64_t m) {
     for (int64_t i = first; i < first + m; ++i) {
-      const float *x = p[0] + i * size;
-      const float top = largest(x, size) * inverse;
+      const float *x = logits + i * h.vocabulary;
+      const float top = largest(x, h.vocabulary) * h.inverse;
       float total = 0, weighted = 0;
 #pragma omp simd reduction(+ : total, weighted)
-      for (int64_t j = 0; j < size; ++j) {
-        const float below = x[j] * inverse - top, e = exponential(below);
+      for (int64_t j = 0; j < h.vocabulary; ++j) {
+        const float below = x[j] * h.inverse - top, e = exponential(below);
         total += e;
         weighted += e * below;
       }
       const float log_total = std::log(total);
-      p[3][i] = x[targets[i]] * inverse - top - log_total;
-      p[4][i] = log_total - weighted / total;
-      p[5][i] = log_total + top;
+      const int64_t token = h.given[i];
+      out[0][token] = x[h.targets[token]] * h.inverse - top - log_total;
+      out[1][token] = log_total - weighted / total;
+      out[2][token] = log_total + top;
     }
   });
   return 0;
 }
 
-// logits [T, V], targets int32[T], inverse temperature [1], entropy, log of the partition sum, d_log_prob, d_entropy
-// [T] -> d_logits [T, V]
-int token_gradient(int, void **params, int *, int64_t **shapes, const char **, void *, void *) {
+// Inputs of `token_log_probs`, then entropy, log of the partition sum, logits (overwritten), d_log_prob, d_entropy ->
+// d_hidden [T, H], d_head [V, H]
+int token_log_probs_gradient(int, void **params, int *, int64_t **shapes, const char **, void *, void *) {
+  using H = TokenHead;
+  const H h(params, shapes);
+  enum { ENTROPY = H::END, LOG_TOTAL, LOGITS, D_LOG_PROB, D_ENTROPY, D_HIDDEN, D_HEAD };
   auto p = reinterpret_cast<float **>(params);
-  const int32_t *targets = static_cast<const int32_t *>(params[1]);
-  const int64_t rows = shapes[0][0], size = shapes[0][1];
-  const float inverse = *p[2];
-  pieces(rows, 16, [&](int64_t first, int64_t m) {
+  float *logits = p[LOGITS], *d_hidden = p[D_HIDDEN];
+  pieces(h.count(), 16, [&](int64_t first, int64_t m) {
     for (int64_t i = first; i < first + m; ++i) {
-      const float *x = p[0] + i * size;
-      const float entropy = p[3][i], log_total = p[4][i], d_log_prob = p[5][i], d_entropy = p[6][i];
-      float *out = p[7] + i * size;
+      float *x = logits + i * h.vocabulary;
+      const int64_t token = h.given[i];
+      const float entropy = p[ENTROPY][token], log_total = p[LOG_TOTAL][token];
+      const float d_log_prob = p[D_LOG_PROB][token], d_entropy = p[D_ENTROPY][token];
 #pragma omp simd
-      for (int64_t j = 0; j < size; ++j) {
-        const float log_prob = x[j] * inverse - log_total;
-        out[j] = -exponential(log_prob) * (d_log_prob + d_entropy * (log_prob + entropy)) * inverse;
+      for (int64_t j = 0; j < h.vocabulary; ++j) {
+        const float log_prob = x[j] * h.inverse - log_total;
+        x[j] = -exponential(log_prob) * (d_log_prob + d_entropy * (log_prob + entropy)) * h.inverse;
       }
-      out[targets[i]] += d_log_prob * inverse;
+      x[h.targets[token]] += d_log_prob * h.inverse;
     }
   });
+  input_gradient(logits, p[H::HEAD], d_hidden, h.count(), h.hidden, h.vocabulary);
+  int64_t end = h.tokens;  // the rows are moved to where they belong, the last one first
+  for (int64_t i = h.count() - 1; i >= 0; end = h.given[i], --i) {
+    const int64_t token = h.given[i];
+    std::fill(d_hidden + (token + 1) * h.hidden, d_hidden + end * h.hidden, 0.0f);
+    if (token > i) std::copy(d_hidden + i * h.hidden, d_hidden + (i + 1) * h.hidden, d_hidden + token * h.hidden);
+  }
+  std::fill(d_hidden, d_hidden + end * h.hidden, 0.0f);
+  weight_gradients({{h.count(), logits, h.rows, p[D_HEAD], h.vocabulary, h.hidden}}, false);
   return 0;
 }
 

@@ -31,11 +31,9 @@ class Operators:
         def three(first, *_):
             return first, first, first
 
-        forward = operator("linear", lambda x, w: [x[0], w[0]])
         to_input = operator("linear_input_gradient", lambda dy, w: [dy[0], w[1]])
         to_weight = operator("linear_weight_gradient", lambda dy, x: [dy[1], x[1]])
-        self.products = (forward, to_input, to_weight)
-        self.linear = _Linear(*self.products)
+        self.linear = _Linear(operator("linear", lambda x, w: [x[0], w[0]]), to_input, to_weight)
         self.linear_bias = _LinearBias(
             operator("linear_bias", lambda x, w, b: [x[0], w[0]]),
             to_input,
@@ -56,7 +54,8 @@ class Operators:
         )
         every = _several_dtypes(8), _several_dtypes(6)
         self._whole = operator("layer", _layer_shapes, every[0])
-        self._collecting = _Layer(self._whole, operator("layer_gradient", _layer_gradient_shapes, every[1]))
+        gradient = operator("layer_gradient", _layer_gradient_shapes, every[1])
+        self._collecting, self._recomputing = (_Layer(self._whole, gradient, again) for again in (False, True))
         self._decode = operator("decode_attention", lambda q, k, v, positions, keys, values, scale: q)
         self._layer = operator("decode_layer", lambda x, *_: x)
         self._tokens = operator(
@@ -67,9 +66,13 @@ class Operators:
         self._admit = operator("admit", lambda *_: [1], lambda *_: float32)
         self._squared_norm = operator("squared_norm", lambda *_: [1])
         self._adamw = operator("adamw", lambda *_: [1])
-        self.token_statistics = operator("token_statistics", lambda logits, targets, inverse: ([logits[0]],) * 3, three)
-        self.token_gradient = operator(
-            "token_gradient", lambda logits, targets, inverse, entropy, total, d_log_prob, d_entropy: logits
+        self.token_log_probs = operator(
+            "token_log_probs",
+            lambda hidden, head, *_: (*([hidden[0]],) * 3, [hidden[0], head[0]]),
+            _several_dtypes(4),
+        )
+        self.token_log_probs_gradient = operator(
+            "token_log_probs_gradient", lambda hidden, head, *_: (hidden, head), _several_dtypes(2)
         )
 
     def rms_norm(self, x, weight, eps):
@@ -78,8 +81,8 @@ class Operators:
     def rotary(self, x, cos, sin):
         return self._rotary(x, cos, sin)
 
-    def group_view(self, prefix_lengths, split, key_heads, query_heads):
-        return prefix_lengths
+    def group_view(self, prefix_lengths, lengths, split, key_heads, query_heads):
+        return prefix_lengths if split[2] == 0 else ops.concat((prefix_lengths, lengths))
 
     def group_attention(self, query, key, value, view, split, scale):
         _, p, g, r = split
@@ -90,21 +93,22 @@ class Operators:
         q, k, v = query.reshape((-1, width)), key.reshape((-1, heads * d)), value.reshape((-1, heads * d))
         return self._attention(q, k, v, view, dims, number(scale))
 
-    def layer(self, x, weights, cos, sin, asking, view, dims, numbers, collected=None):
-        """One layer over all rows, as `models.transformer.Block` computes it.
+    def layer(self, x, weights, cos, sin, asking, view, dims, numbers, collected=None, again=False):
+        """One layer over all rows, as `models.transformer.Block` computes it; padding is left out, and 0 in the output.
 
         x: [T, hidden]; weights: as `Block.decode_weights` gives them, without the norms of query and key; cos, sin:
         [1, T, 1, D]; asking: those of the last rows, which are wanted, [1, near, 1, D]; view: as in `group_attention`;
         dims: prefix positions, samples, completion positions, key heads, D, and 1 if all rows are wanted; numbers:
         scale, epsilon, has_bias. collected: a buffer for each weight and the trigger of `models.weight`; without them
-        it has no gradient.
+        it has no gradient. again: whether going back keeps x alone and computes the rest again.
 
-        Returns the output [near, hidden], queries [near, H * D], keys and values [T, K * D], and more.
+        Returns the output [near, hidden], queries [near, H * D], keys and values [T, K * D], and more; but for the
+        output, without gaps where padding is.
         """
         places = (cos, sin, asking, view, whole_numbers(dims), several(*numbers))
         if collected is None:
             return self._whole(x, *weights, *places)
-        return self._collecting(x, weights, places, *collected)
+        return (self._recomputing if again else self._collecting)(x, weights, places, *collected)
 
     def decode_view(self, positions, heads, size):
         return positions
@@ -243,16 +247,23 @@ class _Swiglu(nn.Cell):
 
 
 class _Layer(nn.Cell):
-    """Its weights' gradients are added to the buffers; nothing before x gets one before that is done."""
+    """Its weights' gradients are added to the buffers; nothing before x gets one before that is done.
 
-    def __init__(self, forward, gradient):
+    again: whether the layer is computed once more when its gradient is asked for, so that only x is kept until then
+    (Chen et al. 2016, arXiv:1604.06174).
+    """
+
+    def __init__(self, forward, gradient, again):
         super().__init__(auto_prefix=False)
-        self.forward, self.gradient = forward, gradient
+        self.forward, self.gradient, self.again = forward, gradient, again
 
     def construct(self, x, weights, places, buffers, trigger):
         return self.forward(x, *weights, *places)
 
     def bprop(self, x, weights, places, buffers, trigger, out, d_out):
+        if self.again:
+            x = ops.depend(x, d_out[0])  # not before: nor is it the same as the first time, for the compiler
+            out = self.forward(x, *weights, *places)
         d_x = self.gradient(x, *weights, *places, *out[1:], d_out[0], *buffers)[0]
         return d_x, weights, places, buffers, ops.depend(trigger, d_x)
 
