@@ -49,7 +49,7 @@ class SmallModel:
     def specs(self) -> list:
         return list(parameter_table(self.config))
 
-    def build(self, positions: int = POSITIONS):
+    def build(self, positions: int = POSITIONS, recompute: bool = False):
         """(decoder, name -> Parameter) over an own copy of the weights, in graph mode on CPU."""
         import mindspore
 
@@ -59,7 +59,8 @@ class SmallModel:
 
         mindspore.set_context(mode=mindspore.GRAPH_MODE, device_target="CPU")
         parameters = build_parameters(self.specs, lambda spec: self.arrays[spec.name])
-        return Decoder(self.config, parameters, backend.kernels("CPU"), positions), parameters
+        kernels = backend.kernels("CPU")
+        return Decoder(self.config, parameters, kernels, positions, recompute=recompute), parameters
 
     def logits(self, ids, arrays: dict[str, np.ndarray] | None = None) -> np.ndarray:
         """float64[S, vocab] of the oracle for one sequence; `arrays` replaces weights by our names."""

@@ -122,6 +122,19 @@ def test_any_size_comes_back_bit_by_bit(tmp_path, shape):
             e += 1.0
 
 
+def test_memory_that_is_wholly_written_is_there_at_once(moving):
+    """Of gradients, whose phase writes every number; a cache takes what is touched."""
+    gradients, cache = (zero_parameter(name, (4096, 2048)) for name in ("gradients", "cache"))
+    moving.add(GRADIENTS, [gradients], zeros=True)
+    moving.add(CACHE, [cache], zeros=True)
+    before = rss()
+    moving.enter("gen")
+    assert rss() - before < 2 * MIB
+    moving.enter("update_actor")
+    assert rss() - before > 0.95 * 32 * MIB
+    assert not gradients.asnumpy().any()
+
+
 def test_what_the_next_phase_needs_is_read_ahead(tmp_path):
     """The file is in the operating system's cache before the phase asks, and the process is no larger for it."""
     weight = parameter((1024, 2048))

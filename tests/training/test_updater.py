@@ -1,5 +1,9 @@
 """One update, from sequences to weights: against stored gradients, finite differences, and whole sequences."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 from small_model import Golden, SmallModel, log_softmax
@@ -29,8 +33,10 @@ def clip_and_kl(on_policy=False):
 class Subject:
     """An updater over its own copy of a model's weights; `gradients` holds what its last update applied, by name."""
 
-    def __init__(self, model, objective, temperature=1.0, max_tokens=WHOLE, bucket=4, optimizer=OPTIMIZER):
-        self.decoder, self.parameters = model.build()
+    def __init__(
+        self, model, objective, temperature=1.0, max_tokens=WHOLE, bucket=4, optimizer=OPTIMIZER, recompute=False
+    ):
+        self.decoder, self.parameters = model.build(recompute=recompute)
         self.optimizer = AdamW(optimizer, [self.parameters[spec.name] for spec in model.specs], model.specs)
         settings = TrainSettings(max_tokens_per_micro_batch=max_tokens, length_bucket=bucket)
         head = PolicyLogProbs(self.decoder, temperature)
@@ -249,6 +255,31 @@ def test_any_cut_gives_the_same_gradients(model, step, whole, max_tokens, bucket
             for row, other in zip(rows, others, strict=True):
                 np.testing.assert_allclose(other, row, rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(update.weighted[name], expected.weighted[name], rtol=1e-5, atol=1e-7)
+
+
+def test_layers_computed_again_give_the_same_bits(model, step, whole):
+    expected_subject, expected = whole
+    if not all(block.whole for block in expected_subject.decoder.blocks):
+        pytest.skip("the fused operators cannot be built here")
+    subject = Subject(model, clip_and_kl(), TEMPERATURE, recompute=True)
+    assert subject.decoder.recomputes
+    update = step.run(subject)
+    assert update.loss == expected.loss
+    for name, gradient in expected_subject.gradients.items():
+        assert gradient.any()
+        assert subject.gradients[name].tobytes() == gradient.tobytes(), name
+
+
+@pytest.mark.slow
+def test_layers_computed_again_are_not_kept():
+    """Of 12 layers, in a process of its own each: they keep what one layer keeps, and their inputs."""
+    script = Path(__file__).parents[1] / "layer_memory.py"
+    kept, again = (
+        float(subprocess.run([sys.executable, script, how], capture_output=True, text=True, check=True).stdout)
+        for how in ("keep", "again")
+    )
+    assert kept > 300
+    assert again < 0.35 * kept
 
 
 def test_a_step_that_is_not_finite_is_skipped_and_the_next_is_not(step, whole):
