@@ -38,7 +38,7 @@ class StageProduct(nn.Cell):
 
 
 class StageBackward(Graph):
-    """(x, prefix_ids, prefix_lengths, input_ids, lengths, d_output [rows, hidden]) -> the gradient at x, [rows, hidden].
+    """`StageForward`'s inputs and d_output [rows, hidden] -> the gradient at x, [rows, hidden].
 
     Adds the gradients of the stage's parameters into the buffers, in place.
     """
