@@ -93,5 +93,6 @@ JOBS: dict[str, ComparedJob] = {
         },
         work={"--prompts": "2", "--num-generations": "4"},
         micro_batches=(4,),
+        steps=7,
     ),
 }  # fmt: skip

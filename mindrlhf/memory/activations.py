@@ -156,14 +156,15 @@ def update_bytes(stage: Stage, micro: Micro, in_flight: int = 1) -> int:
     begins = _head_backward(stage, micro) if stage.is_last else 2 * stage.outside(micro.rows)
     if stage.fused:
         # Or in the last layer's feed-forward: the gradients of both halves, and that of the product in the product's
-        # place; the logits are gone by then.
+        # place. The logits are gone by then, but where they were is hardly used.
         rows = micro.near if stage.is_last else micro.rows
         layer = 2 * rows * stage.inner + stage.outside(rows)
         if stage.whole:  # in the places of gate and up; beside them the product, and the gradients of what is read
             layer = rows * stage.inner + 3 * stage.outside(micro.rows) + 2 * micro.rows * stage.key
-        if stage.recompute:  # what the layer made the first time, once more
+        if stage.recompute:  # what the layer made the first time, once more; much of it where the logits were
+            layer -= _kept_logits(stage, micro.near) if stage.is_last else 0
             layer += 2 * stage.outside(rows) + 2 * rows * (stage.query + stage.inner) + 2 * micro.rows * stage.key
-        begins = max(begins, layer - (_kept_logits(stage, micro.near) if stage.is_last else 0))
+        begins = max(begins, layer)
     else:
         # All layers' sigmoids of the gates are there again by then: they depend on nothing that comes later.
         begins += (stage.layers * micro.rows - (micro.far if stage.is_last else 0)) * stage.inner

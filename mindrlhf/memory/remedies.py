@@ -3,6 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from mindrlhf.configs.model_yaml import RecomputeSettings
+from mindrlhf.configs.validate import check_recompute
+from mindrlhf.errors import UserError
 from mindrlhf.memory.plan import Work, engines, update_micro
 
 
@@ -52,3 +55,22 @@ def _candidates(work: Work) -> Iterator[tuple]:
             return replace(job, config=job.config.model_copy(update={group: changed}))
 
         yield f"{group}.{key}={value}", change(work), change
+    if can_compute_again(work):
+        yield "train_yaml.recompute_config.recompute=True", compute_again(work), compute_again
+
+
+def can_compute_again(work: Work) -> bool:
+    """Whether layers that keep their activations need not."""
+    if work.train.recompute.recompute or not work.fused or work.train.parallel.pipeline_stage > 1:
+        return False
+    try:
+        check_recompute(compute_again(work).train, work.model)
+    except UserError:
+        return False
+    return True
+
+
+def compute_again(work: Work) -> Work:
+    """The job with layers that are computed again."""
+    train = work.train.model_copy(update={"recompute": RecomputeSettings(recompute=True)})
+    return replace(work, train=train)

@@ -20,6 +20,7 @@ from comparison_table import as_outcome, markdown
 
 from mindrlhf.checkpoint.hf import read_hf_config, save_hf
 from mindrlhf.checkpoint.weight_files import index_weights
+from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.data.tokenizer_training import train_tokenizer
 from mindrlhf.errors import UserError
 from mindrlhf.models.parameters import parameter_table
@@ -195,10 +196,15 @@ def test_the_end_token_is_drawn_now_and_then(peer, tmp_path):
     for name, array in before.items():
         kept = np.arange(len(array)) != end if name == "model.embed_tokens.weight" else np.full(len(array), True)
         np.testing.assert_array_equal(after[name][kept], array[kept])
-    # In the mean over positions its logit is the one with a chance of 1 in 10, by the oracle's logits (whose inputs
-    # have the other row too).
-    rows = np.random.default_rng(0).integers(model.vocab_size, size=(8, 64))
-    logits = np.concatenate([reference_model.logits(model, after, row) for row in rows])
+    # In the mean over what is written behind the prompts, its logit is the one with a chance of 1 in 10, by the
+    # oracle's logits (whose inputs have the other row too).
+    tokenizer = Tokenizer.from_path(folder)
+    texts = [json.loads(line)["prompt"] for line in (folder / "prompts.jsonl").read_text().splitlines()]
+    prompts = [tokenizer.encode(text) for text in texts]
+    shortest = min(map(len, prompts))
+    written = np.random.default_rng(0).integers(model.vocab_size, size=(len(prompts), shortest))
+    rows = [np.concatenate((prompt[-shortest:], tokens)) for prompt, tokens in zip(prompts, written, strict=True)]
+    logits = np.concatenate([reference_model.logits(model, after, row)[shortest - 1 :] for row in rows])
     others = np.log(np.exp(np.delete(logits, end, 1)).sum(1))
     np.testing.assert_allclose((logits[:, end] - others).mean(), np.log(0.1 / 0.9), atol=0.1)
 

@@ -16,7 +16,7 @@ from mindrlhf.configs.model_yaml import ModelSettings, ModelYaml, ParallelSettin
 from mindrlhf.memory import activations, residency
 from mindrlhf.memory.activations import Micro, Stage, score_bytes, update_bytes, update_kept, update_tables
 from mindrlhf.memory.plan import FLOAT32, Lengths, Work
-from mindrlhf.memory.remedies import largest_peak, remedies
+from mindrlhf.memory.remedies import compute_again, largest_peak, remedies
 from mindrlhf.models.chunks import chunk_count
 from mindrlhf.models.parameters import parameter_count, parameter_table
 
@@ -174,13 +174,15 @@ def test_what_an_update_keeps_is_what_its_graph_was_seen_to_keep():
     assert update_bytes(fused, micro) == pytest.approx(67 * 2**20, rel=0.05)
     assert update_bytes(fused, Micro(8, 8, 64, 64)) == pytest.approx(262 * 2**20, rel=0.05)
     assert update_tables(fused, micro) == 0
+    again = Stage(**{**vars(fused), "recompute": True})
+    assert update_bytes(again, Micro(8, 8, 64, 64)) == pytest.approx(110 * 2**20, rel=0.1)
 
 
 def test_the_head_of_an_update_is_there_a_chunk_at_a_time(monkeypatch):
-    """As seen with a vocabulary of 32,768, whose matrix has 32 MiB: chunks of 8, 32 and 64 MiB, and one of 128."""
+    """As seen with a vocabulary of 32,768, whose matrix has 32 MiB: chunks of 32 and 64 MiB, and one of 128."""
     model = MEASURED.model_copy(update={"vocab_size": 32768, "num_layers": 4})
     stage = Stage(model, 1, 4, True, False, 4, True)
-    for mib, samples, seen in ((8, 4, 222), (32, 4, 238), (64, 4, 302), (256, 2, 320)):
+    for mib, samples, seen in ((32, 4, 258), (64, 4, 251), (256, 2, 236)):
         monkeypatch.setattr(activations, "chunk_count", partial(chunk_count, limit=mib * 2**18))
         assert update_bytes(stage, Micro(8, samples, 64, 64)) == pytest.approx(seen * 2**20, rel=0.12)
 
@@ -189,11 +191,15 @@ def test_remedies_lower_the_peak_and_name_a_setting_that_does():
     job = work(lengths=Lengths(500), settings=("rollout.max_new_tokens=256",))
     now = largest_peak(job)
     found = remedies(job)
-    assert found
+    again = "train_yaml.recompute_config.recompute=True"
+    assert (again in [remedy.setting for remedy in found]) == job.fused
     for remedy in found:
         assert remedy.peak < now
-        again = work(lengths=Lengths(500), settings=("rollout.max_new_tokens=256", *remedy.setting.split()))
-        assert largest_peak(again) == remedy.peak
+        settings = [setting for setting in remedy.setting.split() if setting != again]
+        changed = work(lengths=Lengths(500), settings=("rollout.max_new_tokens=256", *settings))
+        if again in remedy.setting:
+            changed = compute_again(changed)
+        assert largest_peak(changed) == remedy.peak
 
 
 TWO_RANKS = (

@@ -1302,8 +1302,7 @@ int token_log_probs(int, void **params, int *, int64_t **shapes, const char **, 
   auto p = reinterpret_cast<float **>(params);
   float **out = p + H::END, *logits = out[3];
   for (int i = 0; i < 3; ++i) std::fill(out[i], out[i] + h.tokens, 0.0f);
-  linear_any(h.rows, p[H::HEAD], nullptr, logits, h.count(), h.hidden, h.vocabulary);
-  pieces(h.count(), 16, [&](int64_t first, int64_t m) {
+  auto statistics = [&](int64_t first, int64_t m) {
     for (int64_t i = first; i < first + m; ++i) {
       const float *x = logits + i * h.vocabulary;
       const float top = largest(x, h.vocabulary) * h.inverse;
@@ -1320,7 +1319,17 @@ int token_log_probs(int, void **params, int *, int64_t **shapes, const char **, 
       out[1][token] = log_total - weighted / total;
       out[2][token] = log_total + top;
     }
-  });
+  };
+  if (h.count() >= 2 * kRows) {  // while the logits are near
+    pieces(h.count(), even(h.count(), kLayerRows), [&](int64_t i, int64_t m) {
+      gemm('N', 'T', m, h.vocabulary, h.hidden, 1, h.rows + i * h.hidden, h.hidden, p[H::HEAD], h.hidden, 0,
+           logits + i * h.vocabulary, h.vocabulary);
+      statistics(i, m);
+    });
+  } else {
+    linear_any(h.rows, p[H::HEAD], nullptr, logits, h.count(), h.hidden, h.vocabulary);
+    pieces(h.count(), 16, statistics);
+  }
   return 0;
 }
 
