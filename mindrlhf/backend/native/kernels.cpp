@@ -1073,7 +1073,7 @@ int decode_tokens(int nparam, void **params, int *, int64_t **shapes, const char
 
 namespace {
 
-const int64_t kLayerRows = 144; // of one piece of a layer, which goes through all of its products
+const int64_t kLayerRows = 96;  // of one piece of a layer, which goes through all of its products
 
 // What `layer` and `layer_gradient` begin with: x, the weights, and who sees whom. Padding is not computed: between the
 // arrays that come in and those that go out, the rows that count lie without gaps.
