@@ -70,7 +70,7 @@ class Experience:
     greedy_reward: of the most probable response to the prompt, NaN where it has none; None when nothing needs it.
     reference_log_probs: G arrays float32[R] from the reference model, or None when nothing needs them.
     old_log_probs: G arrays float32[R] of the policy before this step's first update, or None when the
-        update takes its own first-pass value (a batch used once).
+        first update sees all of a step, and its own values are taken.
     values, returns: G arrays float32[R], what the critic expected before each token at the start of the step, and what
         it should have; None without a critic.
     """

@@ -212,6 +212,13 @@ class AlgorithmSettings(Settings):
         """Whether a step's rollouts are used for one update, so that the policy that starts it is the one updated."""
         return self.num_iterations * self.updates_per_iteration == 1
 
+    @property
+    def scores_old_policy(self) -> bool:
+        """Whether the log-probs of the policy that starts a step take a pass of their own, because the step's first
+        update does not see all of its rollouts.
+        """
+        return self.updates_per_iteration > 1
+
 
 class RolloutCorrectionSettings(Settings):
     """Importance weights for the difference between the distribution drawn from and the one that is trained."""

@@ -156,7 +156,7 @@ class Work:
         happens = {
             "gen": True,
             "ref": algorithm.beta > 0,
-            "old_log_prob": not algorithm.single_update,
+            "old_log_prob": algorithm.scores_old_policy,
             "values": algorithm.uses_critic,
             "update_critic": algorithm.uses_critic,
             "update_actor": True,

@@ -173,7 +173,7 @@ def assemble(
         rollouts=rollouts,
         sampling=sampling,
         reference=reference,
-        old=None if algorithm.single_update else scorer(decoder),
+        old=scorer(decoder) if algorithm.scores_old_policy else None,
         critic=critic,
         advantages=StepAdvantages(config, training.data_parallel, kl),
         policy=updates,

@@ -18,7 +18,7 @@ from mindrlhf.trainer.advantages import StepAdvantages
 from mindrlhf.trainer.critic import Critic
 from mindrlhf.trainer.keeper import Keeper
 from mindrlhf.trainer.kl_term import KLTerm
-from mindrlhf.trainer.policy import PolicyUpdates, sequences
+from mindrlhf.trainer.policy import Advance, PolicyUpdates, sequences
 from mindrlhf.trainer.reference import Reference
 from mindrlhf.trainer.report import StepReport, StepResult
 from mindrlhf.trainer.rollouts import Rollouts
@@ -35,11 +35,11 @@ class GRPOTrainer:
     """Everything a step needs, built by `trainer.assemble`; this class only says in which order it happens.
 
     stream, rollouts, sampling: None for a replay. old: scores with the policy before a step's updates; None where the
-    one update takes its own value. reference, kl: None when beta is 0. critic: None without one.
-    publish: brings the updated weights to the graphs that generate; None where they are the same. generating, training:
-    which share of a step's prompts this rank answers, and of its experiences it trains on; the ranks that share a
-    replica have the same. gather: the experiences of all ranks, in order, from each one's own. total_steps: length of
-    the run, for schedules. keeper: saves the run, and may end it. validation: None without held-out problems.
+    first update sees all of a step, and takes its own values. reference, kl: None when beta is 0. critic: None without
+    one. publish: brings the updated weights to the graphs that generate; None where they are the same. generating,
+    training: which share of a step's prompts this rank answers, and of its experiences it trains on; the ranks that
+    share a replica have the same. gather: the experiences of all ranks, in order, from each one's own. total_steps:
+    length of the run, for schedules. keeper: saves the run, and may end it. validation: None without held-out problems.
     """
 
     config: GRPOConfig
@@ -157,9 +157,24 @@ class GRPOTrainer:
         return self.update("update_critic", self.critic.update, self.critic.settings.optimizer, experiences, step)
 
     def update_policy(self, experiences: list[Experience], step: int) -> list[Update]:
-        """Nothing while the critic warms up; the schedule counts from there."""
+        """Nothing while the critic warms up; the schedule counts from there.
+
+        Without a pass of its own, the old policy's log-probs are what the step's first update gave: it has seen all
+        groups.
+        """
+        seen: list[Update] = []
+
+        def one_update(part: Sequence[Experience], rate: float, advance: Advance) -> Update:
+            if seen and self.old is None:
+                part = [
+                    replace(e, old_log_probs=e.old_log_probs or rows)
+                    for e, rows in zip(part, seen[0].outputs, strict=True)
+                ]
+            seen.append(self.policy(part, rate, advance))
+            return seen[-1]
+
         waits = self.critic.settings.warmup_steps if self.critic else 0
-        return self.update("update_actor", self.policy, self.config.optimizer, experiences, step, waits)
+        return self.update("update_actor", one_update, self.config.optimizer, experiences, step, waits)
 
     def update(
         self,

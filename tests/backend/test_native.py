@@ -1,8 +1,10 @@
 """The fused CPU operators against the compositions of basic operators that they stand for, values and gradients."""
 
+import ctypes
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -482,6 +484,28 @@ def test_results_do_not_depend_on_the_number_of_threads(fused):
         for threads in (1, 2, 3)
     }
     assert len(digests) == 1
+
+
+def test_operators_may_run_at_the_same_time(fused):
+    """Four threads, each with its own products: one at a time has the team's help, the others do without."""
+    linear = ctypes.CDLL(str(native.library().path)).linear
+
+    def products(seed: int) -> float:
+        x, w = (np.random.default_rng(seed + i).standard_normal((64, 96)).astype(np.float32) for i in range(2))
+        y, worst = np.zeros((64, 64), np.float32), 0.0
+        params = (ctypes.c_void_p * 3)(*(array.ctypes.data for array in (x, w, y)))
+        sizes = [(ctypes.c_int64 * 2)(*array.shape) for array in (x, w, y)]
+        shapes = (ctypes.POINTER(ctypes.c_int64) * 3)(*(ctypes.cast(s, ctypes.POINTER(ctypes.c_int64)) for s in sizes))
+        ndims = (ctypes.c_int * 3)(2, 2, 2)
+        for _ in range(300):
+            y[...] = np.nan
+            assert linear(3, params, ndims, shapes, None, None, None) == 0
+            worst = max(worst, np.abs(y - x @ w.T).max())
+        return worst
+
+    with ThreadPoolExecutor(4) as pool:
+        worst = list(pool.map(products, range(0, 40, 10)))
+    assert max(worst) < 1e-4, worst
 
 
 @pytest.fixture

@@ -62,7 +62,7 @@ def test_every_shipped_pair(planned, name):
 def test_tokens_and_operations_are_those_of_the_metrics(planned, flags):
     from mindrlhf.configs.model_yaml import load_model_yaml
 
-    figures = planned("tiny", "--prompt_tokens", "100", "data.prompts_per_step=6", "algorithm.num_iterations=2")
+    figures = planned("tiny", "--prompt_tokens", "100", "data.prompts_per_step=6", "algorithm.updates_per_iteration=2")
     config = load_grpo_config(None, ["data.prompts_per_step=6"])
     samples = config.rollout.num_generations
     assert figures["prompt_tokens"] == 600
@@ -73,7 +73,7 @@ def test_tokens_and_operations_are_those_of_the_metrics(planned, flags):
         "gen": forward,
         "ref": forward,
         "old_log_prob": forward,
-        "update_actor": 2 * 3 * forward,
+        "update_actor": 3 * forward,
     }
 
 

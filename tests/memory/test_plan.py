@@ -112,7 +112,7 @@ def test_moments_come_in_blocks(monkeypatch):
 
 
 def test_the_critic_validation_and_remax_have_roles_of_their_own():
-    ppo = work(settings=("algorithm.advantage=gae", "algorithm.num_iterations=2"), lengths=Lengths(20, 10, 50))
+    ppo = work(settings=("algorithm.advantage=gae", "algorithm.updates_per_iteration=2"), lengths=Lengths(20, 10, 50))
     plan = ppo.rank_plan(0)
     critic = parameter_count(MODEL.as_critic()) * FLOAT32
     assert plan.roles["critic"] == plan.roles["critic_gradients"] == critic
@@ -215,7 +215,7 @@ TWO_RANKS = (
 def test_a_run_counts_what_was_planned(tmp_path, capsys, workers, layouts):
     """Roles and phases of a job with swap, of the rank that has most of each, and the peak of memory."""
     task = jobs.make_task(tmp_path / "task")
-    settings = ("memory.swap=True", "algorithm.beta=0.1", "algorithm.num_iterations=2", "trainer.total_steps=1")
+    settings = ("memory.swap=True", "algorithm.beta=0.1", "algorithm.updates_per_iteration=2", "trainer.total_steps=1")
     settings = (*settings, "algorithm.reference_sync_steps=1", "trainer.save_freq=1", *layouts)
     arguments = task.train(tmp_path / "run", *settings)
     capsys.readouterr()

@@ -1,6 +1,6 @@
 """Advantages, KL term, loss weights and token choice of a step: by definition, and the same on any number of ranks."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,7 +12,10 @@ from mindrlhf.algorithms.aggregation import MODES
 from mindrlhf.algorithms.covariance import select_kl_cov
 from mindrlhf.algorithms.registry import policy_loss
 from mindrlhf.configs.loading import load_grpo_config
+from mindrlhf.metrics.progress import Progress
+from mindrlhf.metrics.timer import Timers
 from mindrlhf.trainer.advantages import StepAdvantages
+from mindrlhf.trainer.grpo import GRPOTrainer
 from mindrlhf.trainer.kl_term import KLTerm
 from mindrlhf.trainer.policy import PolicyUpdates, loss_weights
 from mindrlhf.trainer.reference import Reference
@@ -236,3 +239,26 @@ def test_the_reference_follows_every_so_many_steps(share, expected):
     np.testing.assert_allclose(mine["a"].asnumpy(), expected)
     np.testing.assert_array_equal(policy["a"].asnumpy(), np.full(4, 3.0))
     assert not Reference(None, mine, policy).due(3)
+
+
+def test_later_passes_have_the_log_probs_that_the_first_update_gave(step):
+    """A group that was kept has its own already."""
+    fresh = [replace(e, old_log_probs=None) for e in step]
+    fresh[1] = step[1]
+    seen = []
+
+    def policy(part, rate, advance):
+        seen.append([e.old_log_probs for e in part])
+        outputs = [tuple(np.full(n, -float(len(seen)), np.float32) for n in e.lengths) for e in part]
+        return SimpleNamespace(outputs=outputs, compile_s=0.0)
+
+    parts = dict.fromkeys((field.name for field in fields(GRPOTrainer)))
+    parts |= {"config": load_grpo_config(None, ["algorithm.num_iterations=3"]), "policy": policy, "total_steps": 1}
+    trainer = GRPOTrainer(**parts | {"timers": Timers(), "progress": Progress(enabled=False)})
+    assert len(trainer.update_policy(fresh, 1)) == 3
+    first, *later = seen
+    assert [rows is None for rows in first] == [True, False, True, True]
+    for passed in later:
+        for index, (rows, one) in enumerate(zip(passed, step, strict=True)):
+            expected = one.old_log_probs if index == 1 else [np.full(n, -1.0) for n in one.lengths]
+            assert_same_rows(rows, expected)
