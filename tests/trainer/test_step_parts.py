@@ -252,7 +252,7 @@ def test_later_passes_have_the_log_probs_that_the_first_update_gave(step):
         outputs = [tuple(np.full(n, -float(len(seen)), np.float32) for n in e.lengths) for e in part]
         return SimpleNamespace(outputs=outputs, compile_s=0.0)
 
-    parts = dict.fromkeys((field.name for field in fields(GRPOTrainer)))
+    parts = dict.fromkeys(field.name for field in fields(GRPOTrainer))
     parts |= {"config": load_grpo_config(None, ["algorithm.num_iterations=3"]), "policy": policy, "total_steps": 1}
     trainer = GRPOTrainer(**parts | {"timers": Timers(), "progress": Progress(enabled=False)})
     assert len(trainer.update_policy(fresh, 1)) == 3
