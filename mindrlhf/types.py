@@ -101,7 +101,7 @@ class Experience:
     def token_advantages(self) -> tuple[np.ndarray, ...]:
         """G arrays float32[R]."""
         return tuple(
-            np.broadcast_to(np.asarray(advantage, np.float32), length)
+            np.full(length, advantage, np.float32)
             for advantage, length in zip(self.advantages, self.lengths, strict=True)
         )
 

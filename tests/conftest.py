@@ -6,6 +6,8 @@ from pathlib import Path
 # Set before MindSpore is imported anywhere: its C++ log stays quiet, and two threads beat its own choice on two cores.
 os.environ.setdefault("GLOG_v", "3")
 os.environ.setdefault("OMP_NUM_THREADS", str(min(2, os.cpu_count() or 1)))
+# As MindSpore sets it: a test that loads TensorBoard's messages first would take it away from the ones behind it.
+os.environ.setdefault("PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION", "python")
 
 import hypothesis
 import pytest

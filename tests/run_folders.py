@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mindrlhf.metrics.files import json_line
+from mindrlhf.metrics.files import json_lines
 from mindrlhf.metrics.rollout_dump import ROLLOUTS_FOLDER, write_rollouts
 from mindrlhf.metrics.run_settings import SETTINGS_FILE
 
@@ -51,11 +51,11 @@ def make_run(
     """The folder, with `metrics.jsonl`, `settings.json` and, with rollouts, a dump of every step."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = [{"step": step, **metrics_row(step, steps, seed, reward)} for step in range(1, steps + 1)]
-    (folder / "metrics.jsonl").write_text("".join(map(json_line, rows)))
+    (folder / "metrics.jsonl").write_bytes(json_lines(rows))
     settings = {"grpo": {"optimizer": {"lr": lr}, "seed": seed, "rollout": {"num_generations": 4}}, "command": "train"}
     (folder / SETTINGS_FILE).write_text(json.dumps(settings))
     for step in range(1, steps + 1) if rollouts else ():
-        write_rollouts(folder / ROLLOUTS_FOLDER, step, rollout_rows(step))
+        write_rollouts(folder / ROLLOUTS_FOLDER, step, [json_lines(rollout_rows(step))])
     return folder
 
 

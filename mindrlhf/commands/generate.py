@@ -11,7 +11,7 @@ from mindrlhf.configs.grpo import SamplingSettings
 from mindrlhf.configs.loading import load_settings
 from mindrlhf.data.requests import Request, read_requests
 from mindrlhf.errors import UserError
-from mindrlhf.metrics.files import json_line, make_folder
+from mindrlhf.metrics.files import json_lines, make_folder
 from mindrlhf.metrics.progress import Progress
 from mindrlhf.trainer.generator import Generator, language_model
 from mindrlhf.trainer.roles import open_tokenizer
@@ -82,7 +82,7 @@ def _generate(args: argparse.Namespace, generator: Generator) -> None:
         rows = (
             _row(request, group, generator, args.log_probs) for request, group in zip(requests, groups, strict=True)
         )
-        temporary.write_text("".join(map(json_line, rows)), encoding="utf-8")
+        temporary.write_bytes(json_lines(rows))
     print(f"{args.output}: {_throughput(groups, generator)}")
 
 

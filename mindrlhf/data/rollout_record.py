@@ -37,6 +37,7 @@ def to_rows(step: int, experiences: Iterable[Experience]) -> Iterator[dict]:
     """One dict for each response of a step, as `SCHEMA` says."""
     for experience in experiences:
         prompt = experience.group.prompt
+        fields = json.dumps(dict(prompt.fields))
         for i, rollout in enumerate(experience.group.rollouts):
             given = {name: float(values[i]) for name, values in experience.rewards_by_function.items()}
             yield {
@@ -49,7 +50,7 @@ def to_rows(step: int, experiences: Iterable[Experience]) -> Iterator[dict]:
                 "kept": int(experience.kept),
                 "greedy_reward": np.nan if experience.greedy_reward is None else float(experience.greedy_reward),
                 "rewards_by_function": json.dumps({name: None if np.isnan(v) else v for name, v in given.items()}),
-                "fields": json.dumps(dict(prompt.fields)),
+                "fields": fields,
                 "prompt_ids": prompt.token_ids,
                 "response_ids": rollout.response_ids,
                 "behaviour_log_probs": rollout.behaviour_log_probs,

@@ -52,6 +52,7 @@ PHASES = {
     "gen": Needs(reads=(SHARED, INFER), writes=(CACHE,)),
     "reward": Needs(),
     "adv": Needs(),
+    "report": Needs(),
     "ref": Needs(reads=(REFERENCE,)),
     "old_log_prob": Needs(reads=POLICY),
     "values": Needs(reads=(CRITIC,)),

@@ -20,6 +20,7 @@ SHOWN_IF_LONG = {  # phases that take a tenth of the step or more
     "reshard": "reshard",
     "compile": "compile",
     "testing": "eval",
+    "report": "report",
     "save_checkpoint": "save",
 }
 

@@ -30,15 +30,14 @@ def add_lengths(metrics: MetricSet, experiences: Sequence[Experience], max_promp
     `response_length/clip_ratio` is the fraction that ended because the limit was hit, as the engine recorded it.
     `prompt_length/clip_ratio` is the fraction of prompts of `max_prompt_length` tokens or more, given when that is.
     """
-    for experience in experiences:
-        rollouts = experience.group.rollouts
-        metrics.add_summary("response_length", np.array([len(rollout.response_ids) for rollout in rollouts]))
-        clipped = [rollout.finish_reason == "length" for rollout in rollouts]
-        metrics.add_values("response_length/clip_ratio", np.array(clipped))
-        prompt_length = len(experience.group.prompt.token_ids)
-        metrics.add_summary("prompt_length", np.full(len(rollouts), prompt_length))
-        if max_prompt_length is not None:
-            metrics.add("prompt_length/clip_ratio", len(rollouts) * (prompt_length >= max_prompt_length), len(rollouts))
+    rollouts = [rollout for experience in experiences for rollout in experience.group.rollouts]
+    prompts = [len(e.group.prompt.token_ids) for e in experiences for _ in e.group.rollouts]
+    metrics.add_summary("response_length", np.array([len(rollout.response_ids) for rollout in rollouts]))
+    clipped = [rollout.finish_reason == "length" for rollout in rollouts]
+    metrics.add_values("response_length/clip_ratio", np.array(clipped))
+    metrics.add_summary("prompt_length", np.array(prompts))
+    if max_prompt_length is not None:
+        metrics.add_values("prompt_length/clip_ratio", np.array(prompts) >= max_prompt_length)
 
 
 def add_rewards(metrics: MetricSet, experiences: Sequence[Experience]) -> None:
@@ -51,16 +50,22 @@ def add_rewards(metrics: MetricSet, experiences: Sequence[Experience]) -> None:
     left out where prompts have one response each (PPO), which has no others to be compared with.
     `group/reward_std` the mean over groups of the unbiased standard deviation within a group.
     """
+    if not experiences:
+        return
+    rewards = np.concatenate([experience.rewards for experience in experiences], dtype=np.float64)
+    for name in ("critic/score", "critic/rewards"):
+        metrics.add_summary(name, rewards, ~np.isnan(rewards))
+    for function in dict.fromkeys(name for experience in experiences for name in experience.rewards_by_function):
+        of = [e.rewards_by_function[function] for e in experiences if function in e.rewards_by_function]
+        values = np.concatenate(of)
+        given = ~np.isnan(values)
+        metrics.add_values(f"reward/{function}/mean", values, given)
+        metrics.add_std(f"reward/{function}/std", values, given)
+        metrics.add_total(f"reward/{function}/missing", np.count_nonzero(~given))
+    rows = [row for experience in experiences for row in experience.token_advantages]
+    metrics.add_summary("critic/advantages", np.concatenate(rows))
     for experience in experiences:
         rewards = np.asarray(experience.rewards, np.float64)
-        for name in ("critic/score", "critic/rewards"):
-            metrics.add_summary(name, rewards, ~np.isnan(rewards))
-        for function, values in experience.rewards_by_function.items():
-            given = ~np.isnan(values)
-            metrics.add_values(f"reward/{function}/mean", values, given)
-            metrics.add_std(f"reward/{function}/std", values, given)
-            metrics.add_total(f"reward/{function}/missing", np.count_nonzero(~given))
-        metrics.add_summary("critic/advantages", np.concatenate(experience.token_advantages))
         rewards = rewards[~np.isnan(rewards)]
         if len(experience.rewards) > 1:
             metrics.add("group/zero_std_fraction", rewards.size < 2 or np.ptp(rewards) < NO_SPREAD)

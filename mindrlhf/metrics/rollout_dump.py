@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from mindrlhf.checkpoint.atomic import atomic_file
-from mindrlhf.metrics.files import json_line
 from mindrlhf.types import Experience
 
 ROLLOUTS_FOLDER = "rollouts"  # of a run's output folder
@@ -29,6 +28,9 @@ def rollout_rows(
     for experience in experiences:
         prompt = experience.group.prompt
         text = decode(prompt.token_ids)
+        advantages = experience.advantages
+        if isinstance(advantages, tuple):
+            advantages = [np.mean(row) for row in advantages]
         for index, rollout in enumerate(experience.group.rollouts):
             rows.append(
                 {
@@ -40,7 +42,7 @@ def rollout_rows(
                     "ground_truth": prompt.fields.get("ground_truth"),
                     "reward": float(experience.rewards[index]),
                     "rewards": {name: float(given[index]) for name, given in experience.rewards_by_function.items()},
-                    "advantage": float(np.mean(experience.advantages[index])),
+                    "advantage": float(advantages[index]),
                     "finish_reason": rollout.finish_reason,
                     "prompt_length": len(prompt.token_ids),
                     "response_length": len(rollout.response_ids),
@@ -60,9 +62,11 @@ def rollout_steps(folder: Path) -> list[int]:
     return sorted(int(name[1]) for name in found if name)
 
 
-def write_rollouts(folder: Path, step: int, rows: Iterable[dict[str, Any]]) -> Path:
-    """Write the rows of one step (of all ranks, gathered) and return the file; it appears whole or not at all."""
+def write_rollouts(folder: Path, step: int, parts: Iterable[bytes]) -> Path:
+    """Write the rows of one step, as each rank has made lines of its own (`files.json_lines`), and return the file; it
+    appears whole or not at all.
+    """
     path = rollout_file(folder, step)
     with atomic_file(path, durable=False) as temporary:
-        temporary.write_text("".join(map(json_line, rows)), encoding="utf-8")
+        temporary.write_bytes(b"".join(parts))
     return path

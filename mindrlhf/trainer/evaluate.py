@@ -8,7 +8,7 @@ from mindrlhf.checkpoint.atomic import atomic_file
 from mindrlhf.data.tasks import TASKS
 from mindrlhf.errors import UserError
 from mindrlhf.metrics.evaluation import Answer, answer_row
-from mindrlhf.metrics.files import json_line
+from mindrlhf.metrics.files import json_lines
 from mindrlhf.metrics.progress import Progress
 from mindrlhf.rewards.runner import RewardRunner
 from mindrlhf.rewards.votes import vote
@@ -80,4 +80,4 @@ def reward_of(prompts: Sequence[Prompt], data: str | Path, advice: str) -> str:
 def write_answers(path: Path, answers: Sequence[Answer]) -> None:
     """One JSON object a line; the file appears whole or not at all."""
     with atomic_file(path) as temporary:
-        temporary.write_text("".join(json_line(answer_row(answer)) for answer in answers), encoding="utf-8")
+        temporary.write_bytes(json_lines(map(answer_row, answers)))

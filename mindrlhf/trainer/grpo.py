@@ -73,8 +73,7 @@ class GRPOTrainer:
                 result = self.train(experiences, step, figures)
                 self.reshard()
                 self.validate(step)
-            self.report.write(step, result, self.rollouts.statistics, self.stream.position)
-            self.keeper.after_step(step, self.report.last, result.updates)
+            self.record(step, result, self.rollouts.statistics, self.stream.position)
         self.keeper.finish()
 
     def replay(self, steps: Sequence[tuple[int, list[Experience]]]) -> None:
@@ -82,9 +81,17 @@ class GRPOTrainer:
         for step, experiences in steps[self.keeper.first_step - 1 :]:
             with self.timers(STEP):
                 result = self.train(experiences, step)
-            self.report.write(step, result)
-            self.keeper.after_step(step, self.report.last, result.updates)
+            self.record(step, result)
         self.keeper.finish()
+
+    def record(self, step: int, result: StepResult, generation: Statistics | None = None, position: int = 0) -> None:
+        """Metrics, rollouts and checkpoint of a step that is done. What that takes is part of the next step's time: its
+        own is in what is written here.
+        """
+        with self.timers(STEP):
+            with self.timers("report"):
+                self.report.write(step, result, generation, position)
+            self.keeper.after_step(step, self.report.last, result.updates)
 
     def validate_only(self) -> None:
         """Accuracy on held-out problems of the weights as they are, before any further step."""

@@ -2,7 +2,6 @@
 request.
 """
 
-import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from mindrlhf.metrics.experience import (
     add_reward_troubles,
     token_counts,
 )
+from mindrlhf.metrics.files import json_lines
 from mindrlhf.metrics.flops import Utilization
 from mindrlhf.metrics.metric_set import MetricSet, reduce
 from mindrlhf.metrics.rollout_dump import rollout_rows, write_rollouts
@@ -188,10 +188,9 @@ class StepReport:
 
     def _keep_rollouts(self, step: int, experiences: list[Experience]) -> None:
         if self._rollout_folder:
-            rows = rollout_rows(step, experiences, self._decode)
-            gathered = self._gather(json.dumps(rows).encode())
+            gathered = self._gather(json_lines(rollout_rows(step, experiences, self._decode)))
             if self._writers:
-                write_rollouts(self._rollout_folder, step, [row for part in gathered for row in json.loads(part)])
+                write_rollouts(self._rollout_folder, step, gathered)
         if self._records:
             gathered = self._gather(list(to_rows(step, experiences)))
             if self._recorded:

@@ -22,7 +22,7 @@ from mindrlhf.metrics.evaluation import (
     sign_test,
     validation_metrics,
 )
-from mindrlhf.metrics.files import json_line
+from mindrlhf.metrics.files import json_lines
 from mindrlhf.rewards.votes import vote
 
 
@@ -206,7 +206,7 @@ def test_compare_pairs_by_problem():
 
 def test_answers_survive_a_file(tmp_path):
     given = [answer(0), answer(1, score=nan, voted=None, truncated=True)]
-    (tmp_path / "a.jsonl").write_text("".join(json_line(answer_row(one)) for one in given))
+    (tmp_path / "a.jsonl").write_bytes(json_lines(map(answer_row, given)))
     read = read_answers(tmp_path / "a.jsonl")
     assert [answer_row(one) for one in read] == [answer_row(given[0]), pytest.approx(answer_row(given[1]), nan_ok=True)]
     (tmp_path / "b.jsonl").write_text('{"step": 1}\n')

@@ -3,7 +3,7 @@ import json
 import numpy as np
 import pytest
 
-from mindrlhf.metrics.files import read_json_lines
+from mindrlhf.metrics.files import json_lines, read_json_lines
 from mindrlhf.metrics.rollout_dump import rollout_file, rollout_rows, write_rollouts
 from mindrlhf.types import Experience, Prompt, Rollout, RolloutGroup
 
@@ -31,7 +31,7 @@ def experience():
 
 
 def test_a_step_reads_back_as_text(tmp_path, experience):
-    path = write_rollouts(tmp_path / "rollouts", 12, rollout_rows(12, [experience], decode))
+    path = write_rollouts(tmp_path / "rollouts", 12, [json_lines(rollout_rows(12, [experience], decode))])
     assert path == rollout_file(tmp_path / "rollouts", 12)
     assert path.name == "step_000012.jsonl"
     first, second = read_json_lines(path)
@@ -57,11 +57,11 @@ def test_a_step_reads_back_as_text(tmp_path, experience):
 
 
 def test_a_failure_leaves_an_earlier_dump_alone(tmp_path, experience):
-    path = write_rollouts(tmp_path, 1, rollout_rows(1, [experience], decode))
+    path = write_rollouts(tmp_path, 1, [json_lines(rollout_rows(1, [experience], decode))])
     before = path.read_bytes()
 
     def rows():
-        yield from rollout_rows(1, [experience], decode)
+        yield json_lines(rollout_rows(1, [experience], decode))
         raise RuntimeError("interrupted")
 
     with pytest.raises(RuntimeError, match="interrupted"):
