@@ -87,6 +87,7 @@ class Accumulate(Graph):
 
     def __init__(self, loss: Loss, parameters: ParameterTuple, gradients: ParameterTuple):
         super().__init__()
+        self.loss = loss
         trigger = collect_gradients(loss, parameters, gradients)
         self.run = ops.value_and_grad(loss, None, weights=trigger, has_aux=True)
 
