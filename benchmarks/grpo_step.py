@@ -78,6 +78,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     group.add_argument("--threads", type=int, default=2)
     group.add_argument("--seed", type=int, default=0)
     group.add_argument("--max-others", type=float, default=0.15, help="cores that other processes may use")
+    group.add_argument("--compile-cache", action="store_true", help="graphs from ~/.cache/mindrlhf, or kept there")
     group.add_argument("--json", type=Path, help="write the result here")
     group.add_argument("--quiet", action="store_true")
     return parser.parse_intermixed_args(argv)

@@ -53,6 +53,7 @@ def prepare(args: argparse.Namespace, folder: Path) -> Work:
         "sft_path_train": folder / "model.yaml",
         "mind_dataset_dir": folder / "prompts.mindrecord",
         "save_ckpt_dir": folder / "out" / "ckpt",
+        "enable_compile_cache": args.compile_cache,
     }
     named = [part for name, value in flags.items() for part in (f"--{name}", str(value))]
     return Work(model, tokenizer, [*named, *weights, *_settings(args), *args.overrides])

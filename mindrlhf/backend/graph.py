@@ -1,8 +1,12 @@
 """The root of a compiled graph."""
 
 import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 
 from mindspore import nn
+
+from mindrlhf.backend.graph_cache import GraphCache
 
 
 class Graph(nn.Cell):
@@ -10,7 +14,11 @@ class Graph(nn.Cell):
 
     At each call MindSpore writes the name of the compiled graph (`compile_phase`) into all cells below, which only its
     automatic parallelism reads: two milliseconds for a model of four layers. Here it stays at the root.
+
+    cache: where all graphs of this process are kept for the next one, or None.
     """
+
+    cache: GraphCache | None = None
 
     def __init__(self):
         super().__init__(auto_prefix=False)
@@ -18,7 +26,8 @@ class Graph(nn.Cell):
     def compile(self, *args, **kwargs):
         """Compiles for these arguments if that is still to be done, and gives back the memory that it took."""
         known = len(self.compile_cache)
-        super().compile(*args, **kwargs)
+        with Graph.cache.around(self, args) if Graph.cache else nullcontext():
+            super().compile(*args, **kwargs)
         if len(self.compile_cache) > known:
             _return_freed_memory()
 
@@ -29,6 +38,16 @@ class Graph(nn.Cell):
     @compile_phase.setter
     def compile_phase(self, value):
         self._compile_phase = value
+
+
+@contextmanager
+def kept_graphs(cache: GraphCache) -> Iterator[GraphCache]:
+    """Graphs that are compiled meanwhile come from the cache, or go there."""
+    Graph.cache = cache
+    try:
+        yield cache
+    finally:
+        Graph.cache = None
 
 
 def _return_freed_memory() -> None:

@@ -73,7 +73,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="continue from the newest whole checkpoint of --save_ckpt_dir (auto or True), or from a step_N folder; "
         "never or False begins anew (default: trainer.resume_mode)",
     )
-    parser.add_argument("--enable_compile_cache", type=boolean, default=False, metavar="True|False")
+    parser.add_argument(
+        "--enable_compile_cache",
+        type=boolean,
+        default=False,
+        metavar="True|False",
+        help="keep compiled graphs in ~/.cache/mindrlhf/graphs, from where the next run with the same model, settings "
+        "and shapes takes them (default: False)",
+    )
     parser.add_argument("--only_save_strategy", type=boolean, default=False, metavar="True|False")
     parser.add_argument("--replay", type=Path, help="train on a file of --save_data_file instead of generating")
     # MindRLHF's two flags of its warm-up rollout; there is none here, and a command line that has them still works.

@@ -8,7 +8,10 @@ from mindrlhf import backend
 from mindrlhf.algorithms.registry import PolicyLoss, options_of_loss, policy_loss, rollout_correction
 from mindrlhf.backend.ceiling import matmul_ceiling
 from mindrlhf.backend.collectives import Collectives
+from mindrlhf.backend.graph import kept_graphs
+from mindrlhf.backend.graph_cache import GRAPHS, GraphCache
 from mindrlhf.backend.launch import World
+from mindrlhf.backend.user_cache import user_cache
 from mindrlhf.checkpoint.hf import companion_files
 from mindrlhf.checkpoint.resume import Checkpoint
 from mindrlhf.checkpoint.training_state import WEIGHTS
@@ -88,6 +91,10 @@ def assemble(
     scores = bool(prompts) and generating.first_of_replica
     rewards = stack.enter_context(RewardRunner(config.reward)) if scores else None
     preflight(job, collectives, prompts, rewards)
+    if job.args.enable_compile_cache:
+        cache = stack.enter_context(kept_graphs(open_graph_cache(job, world)))
+        if world.rank == 0:
+            stack.callback(lambda: print(cache, flush=True))
 
     kernels = backend.kernels(job.train.context.device_target)
     bucket = config.train.length_bucket
@@ -198,6 +205,12 @@ def assemble(
                 save_model(folder / CRITIC_FOLDER, critic.parameters, critic.side, job.tokenizer, "trained critic")
 
     return trainer, recorded, save
+
+
+def open_graph_cache(job: Job, world: World) -> GraphCache:
+    """This user's compiled graphs, of jobs of this size."""
+    contexts = [yaml.context.model_dump(mode="json") for yaml in (job.train, job.infer)]
+    return GraphCache(user_cache() / GRAPHS, world.rank, f"{world} {contexts}")
 
 
 def open_policy(job: Job, training: Side, checkpoint: Checkpoint | None) -> Parameters:

@@ -65,14 +65,6 @@ def check(args: argparse.Namespace) -> Job:
         )
     if args.use_parallel is False and workers > 1:
         raise UserError(f"--use_parallel is False, and msrun started {workers} workers; set it to True.")
-    if args.enable_compile_cache:
-        # MindSpore 2.9 finds a cached graph by the order of compilation and a hash of the sources, not by shapes and
-        # constants. With equal order too, an update's graph came back from the cache with a loss of 2e7 and without
-        # gradients: those are written to buffers in place.
-        raise UserError(
-            "--enable_compile_cache True is not available yet in this version, because MindSpore's own cache may run "
-            "another graph's code without a word; set it to False."
-        )
     if not args.replay and not args.mind_dataset_dir:
         raise UserError("--mind_dataset_dir is missing; give the prompt MindRecord that rlhf_data.py wrote.")
     hf = checkpoint_config(policy_path)

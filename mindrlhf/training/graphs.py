@@ -87,7 +87,7 @@ class Accumulate(Graph):
 
     def __init__(self, loss: Loss, parameters: ParameterTuple, gradients: ParameterTuple):
         super().__init__()
-        self.loss = loss
+        self.loss = loss  # its parameters are this graph's, which a graph of the cache is given by name
         trigger = collect_gradients(loss, parameters, gradients)
         self.run = ops.value_and_grad(loss, None, weights=trigger, has_aux=True)
 

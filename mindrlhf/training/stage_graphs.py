@@ -45,6 +45,7 @@ class StageBackward(Graph):
 
     def __init__(self, product: StageProduct, parameters: ParameterTuple, gradients: ParameterTuple):
         super().__init__()
+        self.product = product
         self.run = ops.grad(product, 0, weights=collect_gradients(product, parameters, gradients))
 
     def construct(self, x, prefix_ids, prefix_lengths, input_ids, lengths, d_output):
@@ -79,6 +80,7 @@ class LastStageBackward(Graph):
 
     def __init__(self, loss: LastStageLoss, parameters: ParameterTuple, gradients: ParameterTuple):
         super().__init__()
+        self.loss = loss
         trigger = collect_gradients(loss, parameters, gradients)
         self.run = ops.value_and_grad(loss, 0, weights=trigger, has_aux=True)
 

@@ -258,8 +258,3 @@ def test_flags(task, output, capsys, flag, value, text):
         jobs.call(task.train(output, **{flag: value}))
     assert stopped.value.code == 2
     assert text in capsys.readouterr().err
-
-
-def test_not_available_yet(task, output, refused):
-    flag = "enable_compile_cache"
-    refused(task.train(output, **{flag: "True"}), f"--{flag} True is not available yet", "set it to False")

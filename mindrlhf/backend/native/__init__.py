@@ -16,6 +16,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from mindrlhf.backend.user_cache import user_cache
+
 SOURCE = Path(__file__).with_name("kernels.cpp")
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-fPIC", "-shared")
 
@@ -36,7 +38,7 @@ def library() -> Library:
         return Library(None, "g++ is not installed")
     source = SOURCE.read_bytes()
     try:
-        path = _cache_folder() / f"kernels-{_fingerprint(source, compiler)}.so"
+        path = user_cache() / f"kernels-{_fingerprint(source, compiler)}.so"
         problem = None if path.is_file() else _build(compiler, path)
         if problem:
             return Library(None, problem)
@@ -74,19 +76,3 @@ def _fingerprint(source: bytes, compiler: str) -> str:
     }
     parts = (source, version, " ".join(FLAGS).encode(), "".join(sorted(instructions)).encode())
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
-
-
-def _cache_folder() -> Path:
-    """$XDG_CACHE_HOME/mindrlhf, by default ~/.cache/mindrlhf; or /tmp where that is read-only."""
-    chosen = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mindrlhf"
-    try:
-        chosen.mkdir(parents=True, exist_ok=True)
-        if os.access(chosen, os.W_OK):
-            return chosen
-    except OSError:
-        pass
-    shared = Path(tempfile.gettempdir()) / f"mindrlhf-{os.getuid()}"
-    shared.mkdir(mode=0o700, exist_ok=True)
-    if shared.stat().st_uid != os.getuid():
-        raise OSError(f"{shared} belongs to another user")  # who could have put anything there
-    return shared

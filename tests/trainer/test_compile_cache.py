@@ -1,0 +1,99 @@
+"""`--enable_compile_cache True`: a run started again takes its graphs from the folder, and gives the same numbers."""
+
+import re
+from pathlib import Path
+
+import jobs
+import numpy as np
+import pytest
+from workers import run_msrun
+
+from mindrlhf.backend.native import library
+
+SETTINGS = ("algorithm.beta=0.1", "trainer.total_steps=2", "trainer.save_freq=1")
+SAME = ("actor/loss", "actor/kl_loss", "actor/grad_norm", "actor/entropy", "critic/rewards/mean")
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory) -> Path:
+    """A cache folder with the operators that are built already, and no graphs."""
+    folder = tmp_path_factory.mktemp("cache")
+    (folder / "mindrlhf").mkdir()
+    if path := library().path:
+        (folder / "mindrlhf" / path.name).symlink_to(path)
+    return folder
+
+
+def run(task, folder, cache, *settings, kept=True, **flags):
+    """(the run, how many of its graphs came from the cache, were built, could not be kept)."""
+    arguments = task.train(folder, *SETTINGS, *settings, enable_compile_cache=str(kept), **flags)
+    result = jobs.start(arguments, XDG_CACHE_HOME=str(cache))
+    assert result.returncode == 0, result.stderr
+    return jobs.Run(folder), counts(result.stdout) if kept else None
+
+
+def counts(output: str) -> tuple[int, int, int]:
+    found = re.search(r"compiled graphs: (\d+) from \S+, (\d+) built(?: and kept there)?(?:, (\d+) built)?", output)
+    return tuple(int(number or 0) for number in found.groups())
+
+
+def assert_same(one, other):
+    """The last step, and what the run ends with."""
+    step = other.responses[-1][0]
+    assert [row for row in one.responses if row[0] == step] == [row for row in other.responses if row[0] == step]
+    for name in SAME:
+        assert one.metrics[-1][name] == other.metrics[-1][name], name
+    for name, weights in one.weights.items():
+        np.testing.assert_array_equal(weights, other.weights[name], err_msg=name)
+
+
+@pytest.fixture(scope="module")
+def without(task, tmp_path_factory, cache):
+    return run(task, tmp_path_factory.mktemp("without"), cache, kept=False)[0]
+
+
+@pytest.fixture(scope="module")
+def cold(task, tmp_path_factory, cache):
+    return run(task, tmp_path_factory.mktemp("cold"), cache)
+
+
+def test_a_run_started_again_builds_nothing(task, tmp_path, cache, without, cold):
+    first, (loaded, stored, left_out) = cold
+    assert_same(first, without)
+    assert (loaded, left_out) == (0, 0)
+    again, found = run(task, tmp_path, cache)
+    assert found == (stored, 0, 0)
+    assert_same(again, without)
+    assert again.column("timing_s/compile")[0] < 0.5 * first.column("timing_s/compile")[0]
+
+
+def test_another_order_of_graphs_changes_nothing(task, tmp_path, cache, without, cold):
+    """Answers to held-out problems come first, and of the steps the second."""
+    first, (_, stored, _) = cold
+    look = (f"data.val_dataset={task.folder}/test.mindrecord", "trainer.val_before_train=True", "trainer.test_freq=9")
+    resumed, found = run(task, tmp_path, cache, *look, resume_training=first.folder / "ckpt" / "step_000001")
+    assert_same(resumed, without)
+    loaded, built, left_out = found
+    assert loaded > stored / 2
+    assert built > 0
+    assert left_out == 0
+
+
+@pytest.mark.slow
+@pytest.mark.msrun
+@pytest.mark.parametrize(("train", "infer"), [("tp2", "dp2"), ("pp2", "tp2"), ("dp2", "dp2")])
+def test_workers_have_graphs_of_their_own(task, tmp_path, cache, train, infer):
+    layout = (*jobs.layout("train", train), *jobs.layout("infer", infer))
+    runs = []
+    for kept in (False, True, True):
+        folder = tmp_path / str(len(runs))
+        arguments = task.train(folder, *SETTINGS, *layout, enable_compile_cache=str(kept))
+        result = run_msrun(2, [jobs.ONE_STAGE, *arguments[1:]], timeout=500, XDG_CACHE_HOME=str(cache))
+        assert result.returncode == 0, result.logs
+        runs.append((jobs.Run(folder), counts(result.logs[0]) if kept else None))
+    (without, _), (cold, (loaded, built, left_out)), (warm, found) = runs
+    assert_same(cold, without)
+    assert_same(warm, without)
+    assert left_out == 0
+    assert found == (loaded + built, 0, 0)
+    assert warm.column("timing_s/compile")[0] < 0.5 * without.column("timing_s/compile")[0]
