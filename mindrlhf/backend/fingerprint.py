@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from enum import Enum
 from fractions import Fraction
 from pathlib import Path, PurePath
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import mindspore
@@ -106,15 +106,16 @@ def _parts(value: Any, seen: dict[int, tuple[int, Any]]) -> Iterator[Any]:
         yield value.__func__.__qualname__
         yield from _parts(value.__self__, seen)
     elif isinstance(value, FunctionType):
-        yield value.__module__, value.__qualname__, value.__code__.co_firstlineno
-        closure = dict(inspect.getclosurevars(value).nonlocals)
+        variables = inspect.getclosurevars(value)
+        closure = dict(variables.nonlocals)
         closure.pop("hash_obj", None)  # the moment at which `ops.grad` and its like were called
-        yield from _parts((closure, value.__defaults__, value.__kwdefaults__), seen)
+        yield value.__module__, value.__qualname__, *_code(value.__code__)
+        yield from _parts((closure, _plain(variables.globals), value.__defaults__, value.__kwdefaults__), seen)
     elif isinstance(value, type | ModuleType | BuiltinFunctionType):
         yield getattr(value, "__module__", ""), getattr(value, "__qualname__", value.__name__)
     elif isinstance(value, nn.Cell):
         own = {name: held for name, held in vars(value).items() if name not in _of_every_cell()}
-        yield from _parts(own, seen)
+        yield from _parts((own, _globals_of(type(value))), seen)
     elif isinstance(value, ops.Primitive):
         yield value.name, sorted((name, str(attribute)) for name, attribute in value.attrs.items())
     elif type(value).__module__.startswith("mindspore."):  # what takes gradients, and how
@@ -123,6 +124,28 @@ def _parts(value: Any, seen: dict[int, tuple[int, Any]]) -> Iterator[Any]:
         yield from _parts(_attributes(value), seen)
     else:
         raise Unknown(f"{type(value).__module__}.{type(value).__qualname__}")
+
+
+def _code(code: CodeType) -> Iterator[Any]:
+    """What tells a function from another of the same name, on the same line maybe."""
+    yield code.co_code, code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _code(constant)
+        else:
+            yield sorted(map(repr, constant)) if isinstance(constant, frozenset) else constant
+
+
+def _plain(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that a module may have from elsewhere, such as its environment; all else is in its source."""
+    return {name: value for name, value in sorted(variables.items()) if isinstance(value, _PLAIN)}
+
+
+def _globals_of(kind: type[nn.Cell]) -> dict[str, Any]:
+    """The global numbers and texts that a Cell computes with."""
+    methods = (getattr(kind, name, None) for name in ("construct", "bprop"))
+    found = [inspect.getclosurevars(method).globals for method in methods if isinstance(method, FunctionType)]
+    return _plain({name: value for each in found for name, value in each.items()})
 
 
 def _attributes(value: Any) -> dict[str, Any]:

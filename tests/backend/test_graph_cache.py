@@ -17,6 +17,13 @@ from mindrlhf.backend.graph_cache import GraphCache
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 
+SCALE = 1.0
+
+
+def scaled(x):
+    return x * SCALE
+
+
 def shifted(x, by=1.0):
     return x + by
 
@@ -71,6 +78,17 @@ def test_what_functions_close_over_is_told_apart():
 
     one, same, other = (fingerprint(Net(call=closing(value))) for value in (1.5, 1.5, 2.5))
     assert one == same != other
+
+
+def test_functions_of_one_line_are_told_apart():
+    calls = [lambda x: x + 1.0, lambda x: x + 2.0, lambda x: x - 1.0]
+    assert len({fingerprint(Net(call=call)) for call in calls}) == 3
+
+
+def test_what_a_module_has_from_elsewhere_is_told_apart(monkeypatch):
+    before = fingerprint(Net(call=scaled))
+    monkeypatch.setitem(globals(), "SCALE", 4.0)
+    assert fingerprint(Net(call=scaled)) != before
 
 
 def test_compiling_changes_nothing():
