@@ -42,6 +42,7 @@ DEV = [
     *DOCS,
     "pytest==9.2.0",
     "pytest-timeout==2.4.0",
+    "pytest-xdist==3.8.0",
     "hypothesis==6.170.15",
     "ruff==0.17.5",  # another version formats differently
     "mindformers==1.9.0",  # the independent model and configuration in tests; the package never imports it

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Sets everything up and runs the tests.
+# Sets everything up and runs the tests, two at a time.
 #
 #   bash scripts/run_tests.sh [PYTEST ARGUMENTS]      paths are relative to the project's folder; default: tests
 set -euo pipefail
@@ -8,4 +8,4 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 bash "$root/scripts/setup.sh" --dev
 cd "$root"
 export PATH="$root/.venv/bin:$PATH"
-exec python -m pytest "${@:-tests}"
+exec python -m pytest --numprocesses 2 --dist loadfile "${@:-tests}" # a file's tests share what is slow to make
