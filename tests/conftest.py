@@ -6,8 +6,9 @@ from pathlib import Path
 # Set before MindSpore is imported anywhere: its C++ log stays quiet, and two threads beat its own choice on two cores,
 # or one where pytest runs tests side by side.
 os.environ.setdefault("GLOG_v", "3")
-threads = 1 if "PYTEST_XDIST_WORKER" in os.environ else min(2, os.cpu_count() or 1)
-os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+os.environ.setdefault(
+    "OMP_NUM_THREADS", "1" if "PYTEST_XDIST_WORKER" in os.environ else str(min(2, os.cpu_count() or 1))
+)
 # As MindSpore sets it: a test that loads TensorBoard's messages first would take it away from the ones behind it.
 os.environ.setdefault("PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION", "python")
 
