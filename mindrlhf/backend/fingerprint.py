@@ -114,7 +114,8 @@ def _parts(value: Any, seen: dict[int, tuple[int, Any]]) -> Iterator[Any]:
     elif isinstance(value, type | ModuleType | BuiltinFunctionType):
         yield getattr(value, "__module__", ""), getattr(value, "__qualname__", value.__name__)
     elif isinstance(value, nn.Cell):
-        own = {name: held for name, held in vars(value).items() if name not in _of_every_cell()}
+        given = _of_every_cell()
+        own = {name: held for name, held in vars(value).items() if name not in given}
         yield from _parts((own, _globals_of(type(value))), seen)
     elif isinstance(value, ops.Primitive):
         yield value.name, sorted((name, str(attribute)) for name, attribute in value.attrs.items())

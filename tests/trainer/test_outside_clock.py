@@ -52,7 +52,7 @@ def test_the_seconds_of_steps_are_those_of_the_clock(watched):
     """What lies between two steps, the report, its writers and what they record, is in the step behind it."""
     rows, outside = watched
     inside = sum(row["timing_s/step"] for row in rows)
-    assert inside == pytest.approx(sum(outside), rel=0.02)
+    assert 0.98 * sum(outside) < inside < 1.005 * sum(outside)
 
 
 @pytest.mark.slow
