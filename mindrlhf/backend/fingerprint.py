@@ -55,8 +55,15 @@ def _loaded_code() -> Iterator[Path]:
             yield path
 
 
-# What MindSpore notes in a Cell that it has compiled.
-_NOTES = {"current_phase", "sequence_modified", "_func_graph_flags", "__compile_cell_hook__", "__parse_method__"}
+# What MindSpore, and a Graph, note in a Cell that it has compiled.
+_NOTES = {
+    "_known_phases",
+    "current_phase",
+    "sequence_modified",
+    "_func_graph_flags",
+    "__compile_cell_hook__",
+    "__parse_method__",
+}
 
 
 @functools.cache

@@ -6,6 +6,7 @@ parameter keeps its address, which compiled graphs know. On Ascend MindSpore mov
 
 import contextlib
 import ctypes
+import functools
 import mmap
 import os
 import tempfile
@@ -172,8 +173,12 @@ def _give_back(pages: np.ndarray) -> None:
         raise OSError(number, f"madvise: {os.strerror(number)}")
 
 
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
 def _advise(pages: np.ndarray, advice: int) -> int:
     """`madvise`: 0, or the number of the error."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    failed = libc.madvise(ctypes.c_void_p(pages.ctypes.data), ctypes.c_size_t(pages.nbytes), advice)
+    failed = _libc().madvise(ctypes.c_void_p(pages.ctypes.data), ctypes.c_size_t(pages.nbytes), advice)
     return ctypes.get_errno() if failed else 0

@@ -146,7 +146,7 @@ class Engine:
         return groups
 
     def _run_decode(self, *inputs) -> tuple[np.ndarray, ...]:
-        return tuple(part.asnumpy() for part in self._decode(*(Tensor(part) for part in inputs)))
+        return tuple(part.asnumpy() for part in self._decode(*map(Tensor.from_numpy, inputs)))
 
     def _timed(self, part: str, key: tuple, graph, *inputs):
         """Runs a graph; the first call of a shape counts as compiling."""
@@ -202,7 +202,7 @@ class _Run:
             if self.pool is None or group >= self.pool_start + self.pool_groups:
                 self._fill_pool(group)
             pool_end = (self.pool_start + self.pool_groups) * self.generations
-            count = min(len(free), self.engine._admit_size, min(total, pool_end) - self.next_sample)
+            count = min(len(free), min(total, pool_end) - self.next_sample)
             self._place(free[:count], np.arange(self.next_sample, self.next_sample + count))
             self.next_sample += count
             free = free[count:]
@@ -219,12 +219,12 @@ class _Run:
         engine, size = self.engine, self.engine._admit_size
         groups = self.samples.group[rows]
         places, copied = (slots, groups) if engine.copies_prompts else self._keep_prompts(groups)
-        if len(places):
-            # Padding repeats the last entry: the same copy twice is the same cache.
-            padded_slots = np.pad(places, (0, size - len(places)), "edge")
-            padded_rows = np.pad(copied - self.pool_start, (0, size - len(places)), "edge")
+        # Padding repeats the last entry: the same copy twice is the same cache.
+        padding = (0, -len(places) % size)
+        pairs = np.pad(np.stack((places, copied - self.pool_start)).astype(np.int32), ((0, 0), padding), "edge")
+        for first in range(0, len(places), size):
+            indices = (Tensor(part.copy()) for part in pairs[:, first : first + size])
             key = ("admit", self.pool_groups, self.prefix_size)
-            indices = (Tensor(padded_slots.astype(np.int32)), Tensor(padded_rows.astype(np.int32)))
             engine._timed("prefill_s", key, engine._admit, *indices, *self.pool)
         self.sample[slots] = rows
         for slot, group in zip(slots, groups, strict=True):

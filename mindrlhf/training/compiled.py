@@ -20,7 +20,7 @@ class Compiled:
     def __call__(self, *arrays: np.ndarray):
         """What the graph returns: tensors, as they come."""
         start = time.perf_counter()
-        out = self._graph(*(Tensor(array) for array in arrays))
+        out = self._graph(*map(Tensor.from_numpy, arrays))
         shapes = tuple(array.shape for array in arrays)
         if shapes not in self._shapes:
             self._shapes.add(shapes)

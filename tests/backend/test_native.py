@@ -329,6 +329,32 @@ def test_slots_with_the_same_prompt_read_it_together(fused, prefix):
         assert together.tobytes() == apart.tobytes()
 
 
+def test_a_slot_does_not_feel_how_many_others_there_are(fused):
+    """Sizes at which matrix products are cut in several places; each slot as one of 1 to 67, in any place."""
+    sizes = {"hidden_size": 512, "intermediate_size": 1408, "num_heads": 4, "num_kv_heads": 2, "head_dim": 64}
+    model = SmallModel.random(num_layers=1, **sizes)
+    decoder, _ = model.build(40)
+    slots = 67
+    rng = np.random.default_rng(5)
+    ids, positions = rng.integers(0, 64, slots).astype(np.int32), rng.integers(0, 20, slots).astype(np.int32)
+    uniform = rng.random((slots, graphs.FUSED_TOKENS)).astype(np.float32)
+    cache = cache_of(model.config, slots, 40)
+    content = [draw(*p.shape, seed=i).asnumpy() for i, p in enumerate((*cache.keys, *cache.values))]
+    graph = graphs.Decode(decoder, cache, Sampler(SamplingSettings(max_new_tokens=64), 64, ()))
+    found = {}
+    for count in (67, 48, 33, 32, 17, 16, 3, 1):
+        for parameter, array in zip((*cache.keys, *cache.values), content, strict=True):
+            parameter.asnumpy()[...] = array
+        going = np.zeros(slots, np.int32)
+        chosen = slice(slots - count, slots) if count % 2 else slice(0, count)
+        going[chosen] = 16
+        inputs = (ids, positions, going, 0 * going, *alone(slots), uniform, np.zeros((1, 1), np.float32))
+        found[count] = [part.asnumpy() for part in graph(*(Tensor(part) for part in inputs))]
+        assert (found[count][0][chosen] >= 0).all()
+        for part, every in zip(found[count], found[67], strict=True):
+            assert part[chosen].tobytes() == every[chosen].tobytes(), count
+
+
 def test_no_token_is_begun_with_enough_slots_done(fused):
     model = SmallModel.random()
     decoder, _ = model.build(40)

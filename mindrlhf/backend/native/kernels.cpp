@@ -50,7 +50,8 @@ void gemm(char a_op, char b_op, int64_t m, int64_t n, int64_t k, float alpha, co
 
 const int64_t kRows = 192;      // rows of one piece of work
 const int64_t kColumns = 128;   // columns of one, where that is how it is cut
-const int64_t kFewRows = 64;    // columns of one, in the products of a decode step
+const int64_t kFewRows = 64;    // rows of a weight, in the products of a decode step
+const int64_t kPanel = 32;      // columns of such a product
 const int64_t kQueryRows = 64;  // rows of scores held at once
 const int64_t kNumbers = 1 << 14;  // of one piece of a parameter
 
@@ -63,6 +64,8 @@ class Team {
     static Team *team = new Team(std::max(1, omp_get_max_threads()) - 1);  // never deleted: threads end with the process
     return *team;
   }
+
+  int threads() const { return helpers_ + 1; }
 
   // body(i) for i below count, in any order. One operator at a time is shared; others that run meanwhile are not.
   template <typename Body>
@@ -178,24 +181,56 @@ inline float exponential(float x) {
   return p * power;
 }
 
+// Numbers that are added up side by side, whatever the registers hold: compilers are slow at sums in a fixed order.
+typedef float Lanes __attribute__((vector_size(64)));
+const int64_t kLanes = 16;
+
+inline Lanes lanes(const float *x) {
+  Lanes all;
+  std::memcpy(&all, x, sizeof(all));
+  return all;
+}
+
+inline float sum_of(Lanes x) {
+  typedef int32_t Order __attribute__((vector_size(64)));
+  x += __builtin_shuffle(x, Order{8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7});
+  x += __builtin_shuffle(x, Order{4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11});
+  x += __builtin_shuffle(x, Order{2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13});
+  return x[0] + x[1];
+}
+
+// The sum of term(i) for i below n.
+template <typename Term>
+inline float sum_over(int64_t n, Term term) {
+  Lanes total = {};
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    float terms[kLanes];
+#pragma omp simd
+    for (int64_t j = 0; j < kLanes; ++j) terms[j] = term(i + j);
+    total += lanes(terms);
+  }
+  float rest = 0;
+  for (; i < n; ++i) rest += term(i);
+  return sum_of(total) + rest;
+}
+
 inline float largest(const float *x, int64_t n) {
   float top = x[0];
-#pragma omp simd reduction(max : top)
-  for (int64_t i = 0; i < n; ++i) top = std::max(top, x[i]);
+  int64_t i = 0;
+  if (n >= kLanes) {
+    Lanes tops = lanes(x);
+    for (; i + kLanes <= n; i += kLanes) tops = lanes(x + i) > tops ? lanes(x + i) : tops;
+    for (int64_t j = 0; j < kLanes; ++j) top = std::max(top, tops[j]);
+  }
+  for (; i < n; ++i) top = std::max(top, x[i]);
   return top;
 }
 
 // x becomes exp(x - its largest) / their sum.
 inline void softmax(float *x, int64_t n) {
   const float top = largest(x, n);
-  float total = 0;
-#pragma omp simd reduction(+ : total)
-  for (int64_t i = 0; i < n; ++i) {
-    const float e = exponential(x[i] - top);
-    x[i] = e;
-    total += e;
-  }
-  const float inverse = 1.0f / total;
+  const float inverse = 1.0f / sum_over(n, [=](int64_t i) { return x[i] = exponential(x[i] - top); });
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) x[i] *= inverse;
 }
@@ -203,9 +238,7 @@ inline void softmax(float *x, int64_t n) {
 // y = x * weight / sqrt(mean(x^2) + eps) of `rows` rows
 void norm_rows(const float *x, const float *weight, float eps, float *y, int64_t rows, int64_t size) {
   for (int64_t i = 0; i < rows; ++i, x += size, y += size) {
-    float squares = 0;
-#pragma omp simd reduction(+ : squares)
-    for (int64_t j = 0; j < size; ++j) squares += x[j] * x[j];
+    const float squares = sum_over(size, [=](int64_t j) { return x[j] * x[j]; });
     const float scale = 1.0f / std::sqrt(squares / size + eps);
 #pragma omp simd
     for (int64_t j = 0; j < size; ++j) y[j] = x[j] * scale * weight[j];
@@ -217,12 +250,8 @@ void norm_gradient_rows(const float *dy, const float *x, const float *weight, fl
                         int64_t rows, int64_t size, bool add = false) {
   const float keep = add ? 1 : 0;
   for (int64_t i = 0; i < rows; ++i, dy += size, x += size, dx += size) {
-    float squares = 0, product = 0;
-#pragma omp simd reduction(+ : squares, product)
-    for (int64_t j = 0; j < size; ++j) {
-      squares += x[j] * x[j];
-      product += dy[j] * weight[j] * x[j];
-    }
+    const float squares = sum_over(size, [=](int64_t j) { return x[j] * x[j]; });
+    const float product = sum_over(size, [=](int64_t j) { return dy[j] * weight[j] * x[j]; });
     const float scale = 1.0f / std::sqrt(squares / size + eps);
     const float back = product * scale * scale * scale / size;
     if (!add) std::fill(dx, dx + size, 0.0f);
@@ -395,9 +424,8 @@ void attend_gradient(const Attention &a, const float *query, const float *key, c
         }
         for (int64_t row = 0; row < b.rows; ++row) {
           const float *w = weights + row * size;
-          float *s = slopes + row * size, mean = 0;
-#pragma omp simd reduction(+ : mean)
-          for (int64_t c = 0; c < size; ++c) mean += w[c] * s[c];
+          float *s = slopes + row * size;
+          const float mean = sum_over(size, [=](int64_t c) { return w[c] * s[c]; });
 #pragma omp simd
           for (int64_t c = 0; c < size; ++c) s[c] = w[c] * (s[c] - mean) * a.scale;
         }
@@ -478,29 +506,11 @@ struct Bunches {
   }
 };
 
-// sums[j] = the inner product of q and the j-th of four rows
-inline void four_products(const float *q, const float *rows, int64_t d, float *sums) {
-  const float *r1 = rows + d, *r2 = rows + 2 * d, *r3 = rows + 3 * d;
-  float s0 = 0, s1 = 0, s2 = 0, s3 = 0;
-#pragma omp simd reduction(+ : s0, s1, s2, s3)
-  for (int64_t c = 0; c < d; ++c) {
-    s0 += q[c] * rows[c];
-    s1 += q[c] * r1[c];
-    s2 += q[c] * r2[c];
-    s3 += q[c] * r3[c];
-  }
-  sums[0] = s0, sums[1] = s1, sums[2] = s2, sums[3] = s3;
-}
-
 // weights[t] = the inner product of q and row t of keys, for t from `first` to `end`
 inline void score(const float *q, const float *keys, int64_t first, int64_t end, int64_t d, float *weights) {
-  int64_t t = first;
-  for (; t + 4 <= end; t += 4) four_products(q, keys + t * d, d, weights + t);
-  for (; t < end; ++t) {
-    float sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t c = 0; c < d; ++c) sum += q[c] * keys[t * d + c];
-    weights[t] = sum;
+  for (int64_t t = first; t < end; ++t) {
+    const float *key = keys + t * d;
+    weights[t] = sum_over(d, [=](int64_t c) { return q[c] * key[c]; });
   }
 }
 
@@ -664,15 +674,71 @@ void add_rows(const float *x, int64_t rows, int64_t columns, float *sums) {
   });
 }
 
-// Of several products with the same x [rows, in]: weight [out, in], bias [out] or null, y [rows, out].
+// The rows of a decode step as columns, in panels of kPanel or half as many of them: a weight is taken as it lies in
+// products with such, while those of rows and a weight begin with a copy of it. Panels of an array with `size` numbers in
+// a row follow each other; each is [size, width], and the last may have columns that are not used.
+struct Panels {
+  int64_t rows, columns;
+
+  explicit Panels(int64_t rows) : rows(rows), columns((rows + kPanel / 2 - 1) / (kPanel / 2) * (kPanel / 2)) {}
+
+  // body(first, width), of which `used(first, width)` hold a row
+  template <typename Body>
+  void each(Body body) const {
+    for (int64_t i = 0; i < columns; i += kPanel) body(i, std::min(kPanel, columns - i));
+  }
+  // The same, shared out.
+  template <typename Body>
+  void share(Body body) const {
+    pieces(columns, kPanel, body);
+  }
+  int64_t used(int64_t first, int64_t width) const { return std::min(width, rows - first); }
+};
+
+// panels of the rows row(i) [size]
+template <typename Row>
+void to_panels(const Panels &panels, int64_t size, const Row &row, float *x) {
+  const int64_t near = 16;  // numbers of each row at a time
+  panels.share([&](int64_t first, int64_t width) {
+    float *panel = x + first * size;
+    const int64_t used = panels.used(first, width);
+    for (int64_t j = 0; j < size; j += near) {
+      const int64_t end = std::min(j + near, size);
+      for (int64_t i = 0; i < used; ++i) {
+        const float *own = row(first + i);
+        for (int64_t c = j; c < end; ++c) panel[c * width + i] = own[c];
+      }
+      for (int64_t c = j; c < end; ++c) std::fill(panel + c * width + used, panel + (c + 1) * width, 0.0f);
+    }
+  });
+}
+
+// `norm_rows` of panels
+void norm_panels(const Panels &panels, const float *x, const float *weight, float eps, float *y, int64_t size) {
+  panels.share([&](int64_t first, int64_t width) {
+    const float *from = x + first * size;
+    float *to = y + first * size, scale[kPanel] = {};
+    for (int64_t j = 0; j < size; ++j) {
+#pragma omp simd
+      for (int64_t i = 0; i < width; ++i) scale[i] += from[j * width + i] * from[j * width + i];
+    }
+    for (int64_t i = 0; i < width; ++i) scale[i] = 1.0f / std::sqrt(scale[i] / size + eps);
+    for (int64_t j = 0; j < size; ++j) {
+#pragma omp simd
+      for (int64_t i = 0; i < width; ++i) to[j * width + i] = from[j * width + i] * scale[i] * weight[j];
+    }
+  });
+}
+
+// Of several products with the same x: weight [out, in], bias [out] or null, y [rows, out].
 struct Product {
   const float *weight, *bias;
   float *y;
   int64_t out;
 };
 
-// For few rows: the columns of all products are shared out together. `add`: to what is in y already.
-void products(const float *x, int64_t rows, int64_t in, std::initializer_list<Product> list, bool add = false) {
+// x: panels. The columns of all products are shared out together.
+void products(const Panels &panels, const float *x, int64_t in, std::initializer_list<Product> list) {
   std::vector<std::pair<const Product *, int64_t>> parts;
   for (const Product &one : list) {
     for (int64_t j = 0; j < one.out; j += kFewRows) parts.emplace_back(&one, j);
@@ -680,8 +746,24 @@ void products(const float *x, int64_t rows, int64_t in, std::initializer_list<Pr
   pieces(parts.size(), 1, [&](int64_t part, int64_t) {
     const Product &one = *parts[part].first;
     const int64_t j = parts[part].second, n = std::min(kFewRows, one.out - j);
-    gemm('N', 'T', rows, n, in, 1, x, in, one.weight + j * in, in, add, one.y + j, one.out);
-    add_bias(one.bias ? one.bias + j : nullptr, one.y + j, rows, n, one.out);
+    float *part_y = scratch(n * kPanel);
+    panels.each([&](int64_t first, int64_t width) {
+      gemm('N', 'N', n, width, in, 1, one.weight + j * in, in, x + first * in, width, 0, part_y, width);
+      for (int64_t i = 0; i < panels.used(first, width); ++i) {
+        float *row = one.y + (first + i) * one.out + j;
+        for (int64_t c = 0; c < n; ++c) row[c] = part_y[c * width + i];
+        add_bias(one.bias ? one.bias + j : nullptr, row, 1, n, 0);
+      }
+    });
+  });
+}
+
+// x [in] and y [out]: panels; to y the product with weight [out, in] is added.
+void add_product(const Panels &panels, const float *x, int64_t in, const float *weight, float *y, int64_t out) {
+  pieces(out, kFewRows, [&](int64_t j, int64_t n) {
+    panels.each([&](int64_t first, int64_t width) {
+      gemm('N', 'N', n, width, in, 1, weight + j * in, in, x + first * in, width, 1, y + first * out + j * width, width);
+    });
   });
 }
 
@@ -694,26 +776,21 @@ struct Layer {
   float scale, eps;
   bool has_bias, has_norms;
 
-  int64_t scratch_size() const { return hidden + 2 * width + 2 * key_width + inner; }  // of a row
+  int64_t scratch_size() const { return hidden + 3 * width + 2 * key_width + inner; }  // of a row
 };
 
-// x [rows, hidden] becomes the layer's output for one new position of each row; the row's angles are those at
-// `angles[row]` of the tables cos and sin. memory: rows * scratch_size().
-void decode_rows(const Layer &layer, const Slots &slots, const float *cos, const float *sin, const int32_t *angles,
-                 float *x, float *memory) {
+// The panels x [hidden] become the layer's output for one new position of each row; the row's angles are those at
+// `angles[row]` of the tables cos and sin. memory: scratch_size() for each column.
+void decode_rows(const Layer &layer, const Slots &slots, const Panels &panels, const float *cos, const float *sin,
+                 const int32_t *angles, float *x, float *memory) {
   float *const *w = layer.weights;
-  const int64_t rows = slots.rows, hidden = layer.hidden, inner = layer.inner, d = slots.d;
+  const int64_t columns = panels.columns, hidden = layer.hidden, inner = layer.inner, d = slots.d;
   const int64_t width = layer.width, key_width = layer.key_width;
-  float *h = memory, *q = h + rows * hidden, *attended = q + rows * width, *k = attended + rows * width;
-  float *v = k + rows * key_width, *gate = v + rows * key_width;
-  auto norm = [&](const float *weight) {
-    pieces(rows, 16, [&](int64_t i, int64_t m) {
-      norm_rows(x + i * hidden, weight, layer.eps, h + i * hidden, m, hidden);
-    });
-  };
+  float *h = memory, *q = h + columns * hidden, *attended = q + columns * width, *turned = attended + columns * width;
+  float *k = turned + columns * width, *v = k + columns * key_width, *act = v + columns * key_width;
   auto bias = [&](int which) { return layer.has_bias ? w[which] : nullptr; };
-  norm(w[Layer::NORM]);
-  products(h, rows, hidden,
+  norm_panels(panels, x, w[Layer::NORM], layer.eps, h, hidden);
+  products(panels, h, hidden,
            {{w[Layer::WQ], bias(Layer::BQ), q, width},
             {w[Layer::WK], bias(Layer::BK), k, key_width},
             {w[Layer::WV], bias(Layer::BV), v, key_width}});
@@ -728,15 +805,20 @@ void decode_rows(const Layer &layer, const Slots &slots, const float *cos, const
     turn(own_k, cos + at, sin + at, 1, own_k, 1, d);
   };
   attend_slots(slots, q, k, v, layer.keys, layer.values, layer.scale, attended, before);
-  products(attended, rows, width, {{w[Layer::WO], nullptr, x, hidden}}, true);
-  norm(w[Layer::FFN]);
+  to_panels(panels, width, [=](int64_t row) { return attended + row * width; }, turned);
+  add_product(panels, turned, width, w[Layer::WO], x, hidden);
+  norm_panels(panels, x, w[Layer::FFN], layer.eps, h, hidden);
   pieces(inner, kFewRows, [&](int64_t j, int64_t n) {
-    float *up = scratch(rows * n);
-    gemm('N', 'T', rows, n, hidden, 1, h, hidden, w[Layer::W1] + j * hidden, hidden, 0, gate + j, inner);
-    gemm('N', 'T', rows, n, hidden, 1, h, hidden, w[Layer::W3] + j * hidden, hidden, 0, up, n);
-    for (int64_t i = 0; i < rows; ++i) gated(gate + i * inner + j, up + i * n, gate + i * inner + j, n);
+    float *up = scratch(n * kPanel);
+    panels.each([&](int64_t first, int64_t count) {
+      float *gate = act + first * inner + j * count;
+      const float *own = h + first * hidden;
+      gemm('N', 'N', n, count, hidden, 1, w[Layer::W1] + j * hidden, hidden, own, count, 0, gate, count);
+      gemm('N', 'N', n, count, hidden, 1, w[Layer::W3] + j * hidden, hidden, own, count, 0, up, count);
+      gated(gate, up, gate, n * count);
+    });
   });
-  products(gate, rows, inner, {{w[Layer::W2], nullptr, x, hidden}}, true);
+  add_product(panels, act, inner, w[Layer::W2], x, hidden);
 }
 
 struct Drawn {
@@ -762,15 +844,9 @@ Drawn draw(const float *logits, int64_t size, float uniform, bool banned, const 
   double total = 0;
   for (int64_t first = 0; first < size; first += block) {
     const int64_t end = std::min(first + block, size);
-    float sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t j = first; j < end; ++j) {
-      const float e = weights[j] == -INFINITY ? 0.0f : exponential(weights[j] - top);
-      weights[j] = e;
-      sum += e;
-    }
-    sums.push_back(sum);
-    total += sum;
+    float *w = weights + first;
+    sums.push_back(sum_over(end - first, [=](int64_t j) { return w[j] = w[j] == -INFINITY ? 0.0f : exponential(w[j] - top); }));
+    total += sums.back();
   }
   int64_t token = 0;
   if (greedy) {
@@ -992,11 +1068,19 @@ int decode_layer(int, void **params, int *, int64_t **shapes, const char **, voi
   const Layer layer = layer_at(params, shapes, WEIGHTS, p[NUMBERS]);
   const Single every(rows);
   const int32_t *number = every.numbered.data(), *positions = static_cast<const int32_t *>(params[POSITIONS]);
+  const Panels panels(rows);
   thread_local std::vector<float> memory;
-  memory.resize(rows * layer.scratch_size());
-  std::copy(p[X], p[X] + rows * layer.hidden, p[OUT]);
-  decode_rows(layer, slots_of(layer, shapes[KEYS], 0, rows, number, positions, number, every.zeros.data()), p[COS], p[SIN],
-              number, p[OUT], memory.data());
+  memory.resize(panels.columns * (layer.hidden + layer.scratch_size()));
+  float *x = memory.data();
+  to_panels(panels, layer.hidden, [&](int64_t row) { return p[X] + row * layer.hidden; }, x);
+  decode_rows(layer, slots_of(layer, shapes[KEYS], 0, rows, number, positions, number, every.zeros.data()), panels, p[COS],
+              p[SIN], number, x, x + panels.columns * layer.hidden);
+  panels.each([&](int64_t first, int64_t width) {
+    for (int64_t i = 0; i < panels.used(first, width); ++i) {
+      float *row = p[OUT] + (first + i) * layer.hidden;
+      for (int64_t j = 0; j < layer.hidden; ++j) row[j] = x[first * layer.hidden + j * width + i];
+    }
+  });
   return 0;
 }
 
@@ -1026,15 +1110,16 @@ int decode_tokens(int nparam, void **params, int *, int64_t **shapes, const char
   for (int i = 0; i < layers; ++i) {
     most = std::max(most, layer_at(params, shapes, LAYERS + i * each, numbers).scratch_size());
   }
-  memory.resize(slots * (2 * hidden + most));
-  float *x = memory.data(), *h = x + slots * hidden, *rest = h + slots * hidden;
+  const int64_t columns = Panels(slots).columns;
+  memory.resize(columns * (2 * hidden + most));
+  float *x = memory.data(), *h = x + columns * hidden, *rest = h + columns * hidden;
   const size_t enough = std::max(whole[ENOUGH][0], 0);
   const int64_t base = whole[ENOUGH][1];
   for (int64_t t = 0; t < tokens && !rows.empty() && (t == 0 || rows.size() > enough); ++t) {
     const int64_t count = rows.size();
+    const Panels panels(count);
+    to_panels(panels, hidden, [&](int64_t row) { return p[EMBED] + next[rows[row]] * hidden; }, x);
     for (int64_t i = 0; i < count; ++i) {
-      const float *embedded = p[EMBED] + next[rows[i]] * hidden;
-      std::copy(embedded, embedded + hidden, x + i * hidden);
       positions[i] = whole[POSITIONS][rows[i]] + t;
       at[i] = std::min<int64_t>(positions[i], angles - 1);
       leaders[i] = whole[LEADERS][rows[i]];
@@ -1045,12 +1130,10 @@ int decode_tokens(int nparam, void **params, int *, int64_t **shapes, const char
       const Layer layer = layer_at(params, shapes, first, numbers);
       const Slots now = slots_of(layer, shapes[first + Layer::WEIGHTS], base, count, rows.data(), positions.data(),
                                  leaders.data(), prefixes.data());
-      decode_rows(layer, now, p[COS], p[SIN], at.data(), x, rest);
+      decode_rows(layer, now, panels, p[COS], p[SIN], at.data(), x, rest);
     }
-    pieces(count, 16, [&](int64_t i, int64_t m) {
-      norm_rows(x + i * hidden, p[NORM], eps, h + i * hidden, m, hidden);
-    });
-    products(h, count, hidden, {{p[HEAD], nullptr, rest, vocabulary}});
+    norm_panels(panels, x, p[NORM], eps, h, hidden);
+    products(panels, h, hidden, {{p[HEAD], nullptr, rest, vocabulary}});
     pieces(count, 1, [&](int64_t i, int64_t) {
       const int64_t slot = rows[i], out = slot * tokens + t;
       const Drawn one = draw(rest + i * vocabulary, vocabulary, p[UNIFORM][out], t < whole[BANNED][slot], whole[STOPS],
@@ -1073,7 +1156,9 @@ int decode_tokens(int nparam, void **params, int *, int64_t **shapes, const char
 
 namespace {
 
-const int64_t kLayerRows = 96;  // of one piece of a layer, which goes through all of its products
+const int64_t kLayerRows = 96;   // of one piece of a layer, which goes through all of its products
+const int64_t kInner = 192;      // numbers between the products of a feed-forward half, of one block
+const int64_t kNearPieces = 3;   // that go through such a block one after another
 
 // What `layer` and `layer_gradient` begin with: x, the weights, and who sees whom. Padding is not computed: between the
 // arrays that come in and those that go out, the rows that count lie without gaps.
@@ -1192,21 +1277,34 @@ int layer_gradient(int, void **params, int *, int64_t **shapes, const char **, v
   const int64_t parts = (l.rows + some - 1) / some, near_parts = (l.near + some_near - 1) / some_near;
   std::vector<float> norms(parts * hidden, 0.0f), ffns(near_parts * hidden, 0.0f);
 
-  // The feed-forward half; `h` holds its normed inputs.
-  pieces(l.near, some_near, [&](int64_t first, int64_t m) {
-    float *d_h = scratch(m * (hidden + inner)), *slope = d_h + m * hidden;
-    float *dy = d_y + first * hidden;
-    const float *sum = p[SUM] + first * hidden;
-    float *gate = d_gate + first * inner, *up = d_up + first * inner, *own = d_sum + first * hidden;
-    l.take(p[DY], l.given_skip, l.skip + first, m, dy);
-    gemm('N', 'N', m, inner, hidden, 1, dy, hidden, p[L::W2], inner, 0, slope, inner);
-    gated(gate, up, act + first * inner, m * inner);
-    gated_gradient(slope, gate, up, gate, up, m * inner);
-    norm_rows(sum, p[L::FFN], l.eps, h + first * hidden, m, hidden);
-    gemm('N', 'N', m, hidden, inner, 1, gate, inner, p[L::W1], hidden, 0, d_h, hidden);
-    gemm('N', 'N', m, hidden, inner, 1, up, inner, p[L::W3], hidden, 1, d_h, hidden);
-    std::copy(dy, dy + m * hidden, own);
-    norm_gradient_rows(d_h, sum, p[L::FFN], l.eps, own, ffns.data() + first / some_near * hidden, m, hidden, true);
+  // The feed-forward half; `h` holds its normed inputs. A block of the weights serves several pieces while it is near.
+  const int64_t block = (even(inner, kInner) + kLanes - 1) / kLanes * kLanes;
+  pieces(near_parts, std::clamp<int64_t>(near_parts / Team::get().threads(), 1, kNearPieces), [&](int64_t part, int64_t n) {
+    const int64_t begin = part * some_near, end = std::min(begin + n * some_near, l.near);
+    float *d_h = scratch((end - begin) * hidden + some_near * block), *slope = d_h + (end - begin) * hidden;
+    l.take(p[DY], l.given_skip, l.skip + begin, end - begin, d_y + begin * hidden);
+    norm_rows(p[SUM] + begin * hidden, p[L::FFN], l.eps, h + begin * hidden, end - begin, hidden);
+    for (int64_t j = 0; j < inner; j += block) {
+      const int64_t size = std::min(block, inner - j);
+      for (int64_t first = begin; first < end; first += some_near) {
+        const int64_t m = std::min(some_near, end - first), at = first * inner + j;
+        float *gate = d_gate + at, *up = d_up + at, *own = d_h + (first - begin) * hidden;
+        gemm('N', 'N', m, size, hidden, 1, d_y + first * hidden, hidden, p[L::W2] + j, inner, 0, slope, size);
+        for (int64_t i = 0; i < m; ++i) {
+          float *g = gate + i * inner, *u = up + i * inner;
+          gated(g, u, act + at + i * inner, size);
+          gated_gradient(slope + i * size, g, u, g, u, size);
+        }
+        gemm('N', 'N', m, hidden, size, 1, gate, inner, p[L::W1] + j * hidden, hidden, j > 0, own, hidden);
+        gemm('N', 'N', m, hidden, size, 1, up, inner, p[L::W3] + j * hidden, hidden, 1, own, hidden);
+      }
+    }
+    std::copy(d_y + begin * hidden, d_y + end * hidden, d_sum + begin * hidden);
+    for (int64_t first = begin; first < end; first += some_near) {
+      const int64_t m = std::min(some_near, end - first), at = first * hidden;
+      norm_gradient_rows(d_h + at - begin * hidden, p[SUM] + at, p[L::FFN], l.eps, d_sum + at,
+                         ffns.data() + first / some_near * hidden, m, hidden, true);
+    }
   });
   weight_gradients({{l.near, d_y, act, buffer(L::W2), hidden, inner},
                     {l.near, d_gate, h, buffer(L::W1), inner, hidden},
@@ -1306,13 +1404,10 @@ int token_log_probs(int, void **params, int *, int64_t **shapes, const char **, 
     for (int64_t i = first; i < first + m; ++i) {
       const float *x = logits + i * h.vocabulary;
       const float top = largest(x, h.vocabulary) * h.inverse;
-      float total = 0, weighted = 0;
-#pragma omp simd reduction(+ : total, weighted)
-      for (int64_t j = 0; j < h.vocabulary; ++j) {
-        const float below = x[j] * h.inverse - top, e = exponential(below);
-        total += e;
-        weighted += e * below;
-      }
+      float *e = scratch(h.vocabulary);
+      const float inverse = h.inverse;
+      const float total = sum_over(h.vocabulary, [=](int64_t j) { return e[j] = exponential(x[j] * inverse - top); });
+      const float weighted = sum_over(h.vocabulary, [=](int64_t j) { return e[j] * (x[j] * inverse - top); });
       const float log_total = std::log(total);
       const int64_t token = h.given[i];
       out[0][token] = x[h.targets[token]] * h.inverse - top - log_total;
@@ -1341,7 +1436,7 @@ int token_log_probs_gradient(int, void **params, int *, int64_t **shapes, const 
   enum { ENTROPY = H::END, LOG_TOTAL, LOGITS, D_LOG_PROB, D_ENTROPY, D_HIDDEN, D_HEAD };
   auto p = reinterpret_cast<float **>(params);
   float *logits = p[LOGITS], *d_hidden = p[D_HIDDEN];
-  pieces(h.count(), 16, [&](int64_t first, int64_t m) {
+  pieces(h.count(), even(h.count(), kLayerRows), [&](int64_t first, int64_t m) {
     for (int64_t i = first; i < first + m; ++i) {
       float *x = logits + i * h.vocabulary;
       const int64_t token = h.given[i];
@@ -1354,8 +1449,9 @@ int token_log_probs_gradient(int, void **params, int *, int64_t **shapes, const 
       }
       x[h.targets[token]] += d_log_prob * h.inverse;
     }
+    gemm('N', 'N', m, h.hidden, h.vocabulary, 1, logits + first * h.vocabulary, h.vocabulary, p[H::HEAD], h.hidden, 0,
+         d_hidden + first * h.hidden, h.hidden);
   });
-  input_gradient(logits, p[H::HEAD], d_hidden, h.count(), h.hidden, h.vocabulary);
   int64_t end = h.tokens;  // the rows are moved to where they belong, the last one first
   for (int64_t i = h.count() - 1; i >= 0; end = h.given[i], --i) {
     const int64_t token = h.given[i];
@@ -1378,10 +1474,7 @@ int squared_norm(int nparam, void **params, int *ndims, int64_t **shapes, const 
     const float *x = p[parts[part].tensor] + parts[part].first;
     for (int64_t j = 0; j < parts[part].size; j += 256) {
       const int64_t n = std::min<int64_t>(256, parts[part].size - j);
-      float sum = 0;
-#pragma omp simd reduction(+ : sum)
-      for (int64_t c = j; c < j + n; ++c) sum += x[c] * x[c];
-      sums[part] += sum;
+      sums[part] += sum_over(n, [own = x + j](int64_t i) { return own[i] * own[i]; });
     }
   });
   *p[nparam - 1] = static_cast<float>(std::accumulate(sums.begin(), sums.end(), 0.0));
@@ -1402,7 +1495,7 @@ int adamw(int nparam, void **params, int *ndims, int64_t **shapes, const char **
     const int at = own(part.tensor);
     const int64_t row = shapes[at][0] ? count(shapes[at], ndims[at]) / shapes[at][0] : 0;
     float *w = p[at] + part.first, *m = p[at + tensors] + part.first, *v = p[at + 2 * tensors] + part.first;
-    const float *g = p[at + 3 * tensors] + layout[2 * part.tensor] * row + part.first;
+    float *g = p[at + 3 * tensors] + layout[2 * part.tensor] * row + part.first;
     const float decay = layout[2 * part.tensor + 1] ? decays : 0;
 #pragma omp simd
     for (int64_t j = 0; j < part.size; ++j) {
@@ -1410,10 +1503,12 @@ int adamw(int nparam, void **params, int *ndims, int64_t **shapes, const char **
       m[j] = beta1 * m[j] + (1 - beta1) * slope;
       v[j] = beta2 * v[j] + (1 - beta2) * slope * slope;
       w[j] -= rate * (m[j] / (std::sqrt(v[j]) + eps) + decay * w[j]);
+      g[j] = 0;
     }
   });
-  for (int i = 0; i < tensors; ++i) {
+  for (int i = 0; i < tensors; ++i) {  // the rows of others
     const int at = own(i) + 3 * tensors;
+    if (count(shapes[at], ndims[at]) == count(shapes[own(i)], ndims[own(i)])) continue;
     pieces(count(shapes[at], ndims[at]), kNumbers, [&](int64_t j, int64_t n) { std::fill(p[at] + j, p[at] + j + n, 0); });
   }
   p[nparam - 1][0] = rate;
