@@ -162,8 +162,9 @@ int64_t count(const int64_t *shape, int dims) {
   return total;
 }
 
-// e^x to 2 units in the last place (Cody & Waite's reduction, a polynomial of degree 6); NaN stays NaN.
-inline float exponential(float x) {
+// e^x to 2 units in the last place (Cody & Waite's reduction, a polynomial of degree 6); NaN stays NaN. A loop that calls
+// it, rather than having it inside, works on one number at a time.
+__attribute__((always_inline)) inline float exponential(float x) {
   x = x < -87.3f ? -87.3f : x;
   x = x > 88.3f ? 88.3f : x;
   const float n = std::nearbyint(x * 1.44269504f);
@@ -191,17 +192,36 @@ inline Lanes lanes(const float *x) {
   return all;
 }
 
+typedef int32_t Order __attribute__((vector_size(64)));
+
 inline float sum_of(Lanes x) {
-  typedef int32_t Order __attribute__((vector_size(64)));
   x += __builtin_shuffle(x, Order{8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7});
   x += __builtin_shuffle(x, Order{4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11});
   x += __builtin_shuffle(x, Order{2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13});
   return x[0] + x[1];
 }
 
+// The sixteen `sum_of`, to the last bit. x is overwritten.
+inline Lanes sums_of(Lanes *x) {
+  auto fold = [x](int count, Order low, Order high) {
+    for (int i = 0; i < count; ++i) {
+      x[i] = __builtin_shuffle(x[2 * i], x[2 * i + 1], low) + __builtin_shuffle(x[2 * i], x[2 * i + 1], high);
+    }
+  };
+  fold(8, Order{0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23},
+       Order{8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31});
+  fold(4, Order{0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27},
+       Order{4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31});
+  fold(2, Order{0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29},
+       Order{2, 3, 6, 7, 10, 11, 14, 15, 18, 19, 22, 23, 26, 27, 30, 31});
+  fold(1, Order{0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30},
+       Order{1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31});
+  return x[0];
+}
+
 // The sum of term(i) for i below n.
 template <typename Term>
-inline float sum_over(int64_t n, Term term) {
+__attribute__((always_inline)) inline float sum_over(int64_t n, Term term) {
   Lanes total = {};
   int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes) {
@@ -506,26 +526,68 @@ struct Bunches {
   }
 };
 
-// weights[t] = the inner product of q and row t of keys, for t from `first` to `end`
+// weights[t] = the inner product of q and row t of keys, for t from `first` to `end`; d = C * kLanes
+template <int C>
+void score_lanes(const float *q, const float *keys, int64_t first, int64_t end, float *weights) {
+  Lanes own[C];
+  std::memcpy(own, q, sizeof(own));
+  auto product = [&](int64_t t) {
+    const float *key = keys + t * C * kLanes;
+    Lanes sums = own[0] * lanes(key);
+    for (int c = 1; c < C; ++c) sums += own[c] * lanes(key + c * kLanes);
+    return sums;
+  };
+  int64_t t = first;
+  for (; t + kLanes <= end; t += kLanes) {
+    Lanes products[kLanes];
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) products[i] = product(t + i);
+    const Lanes all = sums_of(products);
+    std::memcpy(weights + t, &all, sizeof(all));
+  }
+  for (; t < end; ++t) weights[t] = sum_of(product(t));
+}
+
+// The same for any d.
 inline void score(const float *q, const float *keys, int64_t first, int64_t end, int64_t d, float *weights) {
+  if (d == 4 * kLanes) return score_lanes<4>(q, keys, first, end, weights);
+  if (d == 8 * kLanes) return score_lanes<8>(q, keys, first, end, weights);
   for (int64_t t = first; t < end; ++t) {
-    const float *key = keys + t * d;
-    weights[t] = sum_over(d, [=](int64_t c) { return q[c] * key[c]; });
+    weights[t] = sum_over(d, [q, key = keys + t * d](int64_t c) { return q[c] * key[c]; });
   }
 }
 
-// out += the sum of weights[t] times row t of values, for t from `first` to `end`
-inline void mix(const float *weights, const float *values, int64_t first, int64_t end, int64_t d, float *out) {
-  int64_t t = first;
-  for (; t + 4 <= end; t += 4) {
-    const float *w = weights + t, *v0 = values + t * d, *v1 = v0 + d, *v2 = v1 + d, *v3 = v2 + d;
-#pragma omp simd
-    for (int64_t c = 0; c < d; ++c) out[c] += w[0] * v0[c] + w[1] * v1[c] + w[2] * v2[c] + w[3] * v3[c];
+// out += the sum of weights[t] times row t of values, for t from `first` to `end`; for Q queries, whose weights are
+// `stride` apart, and d = C * kLanes.
+template <int Q, int C>
+void mix_lanes(const float *weights, int64_t stride, const float *values, int64_t first, int64_t end, float *out) {
+  Lanes sums[Q * C];
+  for (int i = 0; i < Q * C; ++i) sums[i] = lanes(out + i * kLanes);
+  for (int64_t t = first; t < end; ++t) {
+    for (int c = 0; c < C; ++c) {
+      const Lanes value = lanes(values + (t * C + c) * kLanes);
+      for (int j = 0; j < Q; ++j) sums[j * C + c] += weights[j * stride + t] * value;
+    }
   }
-  for (; t < end; ++t) {
-    const float w = weights[t], *v = values + t * d;
+  std::memcpy(out, sums, sizeof(sums));
+}
+
+// The same for any number of queries and any d.
+inline void mix(const float *weights, int64_t stride, const float *values, int64_t first, int64_t end, int64_t d,
+                int64_t queries, float *out) {
+  auto several = [&](auto two, auto one) {
+    int64_t j = 0;
+    for (; j + 2 <= queries; j += 2) two(weights + j * stride, stride, values, first, end, out + j * d);
+    if (j < queries) one(weights + j * stride, stride, values, first, end, out + j * d);
+  };
+  if (d == 4 * kLanes) return several(mix_lanes<2, 4>, mix_lanes<1, 4>);
+  if (d == 8 * kLanes) return several(mix_lanes<2, 8>, mix_lanes<1, 8>);
+  for (int64_t j = 0; j < queries; ++j) {
+    for (int64_t t = first; t < end; ++t) {
+      const float w = weights[j * stride + t], *v = values + t * d;
 #pragma omp simd
-    for (int64_t c = 0; c < d; ++c) out[c] += w * v[c];
+      for (int64_t c = 0; c < d; ++c) out[j * d + c] += w * v[c];
+    }
   }
 }
 
@@ -554,34 +616,36 @@ void attend_slots(const Slots &s, const float *query, const float *key, const fl
     float *weights = scratch(count * s.queries * most);
     auto for_queries = [&](int64_t i, auto body) {
       const int64_t at = rows[i] * width + head * s.queries * d;
-      for (int64_t j = 0; j < s.queries; ++j) body(query + at + j * d, weights + (i * s.queries + j) * most, output + at + j * d);
+      for (int64_t j = 0; j < s.queries; ++j) body(query + at + j * d, weights + (i * s.queries + j) * most);
+    };
+    auto mixed = [&](int64_t i, const float *values, int64_t first, int64_t end) {
+      float *out = output + rows[i] * width + head * s.queries * d;
+      mix(weights + i * s.queries * most, most, values, first, end, d, s.queries, out);
     };
     const float *leader = key_cache + place(s.leaders[rows[0]]);
     for (int64_t t = 0; t < shared; t += near) {
       for (int64_t i = 0; i < count; ++i) {
-        for_queries(i, [&](const float *q, float *w, float *) { score(q, leader, t, std::min(t + near, shared), d, w); });
+        for_queries(i, [&](const float *q, float *w) { score(q, leader, t, std::min(t + near, shared), d, w); });
       }
     }
     for (int64_t i = 0; i < count; ++i) {
       const int64_t seen = s.seen(rows[i]);
       const float *own = key_cache + place(s.slots[rows[i]]) + apart;
-      for_queries(i, [&](const float *q, float *w, float *out) {
+      for_queries(i, [&](const float *q, float *w) {
         score(q, own, shared, seen, d, w);
         for (int64_t t = 0; t < seen; ++t) w[t] *= scale;
         softmax(w, seen);
-        std::fill(out, out + d, 0.0f);
       });
+      float *out = output + rows[i] * width + head * s.queries * d;
+      std::fill(out, out + s.queries * d, 0.0f);
     }
     leader = value_cache + place(s.leaders[rows[0]]);
     for (int64_t t = 0; t < shared; t += near) {
-      for (int64_t i = 0; i < count; ++i) {
-        for_queries(i, [&](const float *, float *w, float *out) { mix(w, leader, t, std::min(t + near, shared), d, out); });
-      }
+      for (int64_t i = 0; i < count; ++i) mixed(i, leader, t, std::min(t + near, shared));
     }
     for (int64_t i = 0; i < count; ++i) {
       const int64_t seen = s.seen(rows[i]);
-      const float *own = value_cache + place(s.slots[rows[i]]) + apart;
-      for_queries(i, [&](const float *, float *w, float *out) { mix(w, own, shared, seen, d, out); });
+      mixed(i, value_cache + place(s.slots[rows[i]]) + apart, shared, seen);
     }
   });
 }
