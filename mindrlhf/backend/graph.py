@@ -57,8 +57,8 @@ class Graph(nn.Cell):
 
 
 @contextmanager
-def kept_graphs(cache: GraphCache) -> Iterator[GraphCache]:
-    """Graphs that are compiled meanwhile come from the cache, or go there."""
+def kept_graphs(cache: GraphCache | None) -> Iterator[GraphCache | None]:
+    """Graphs that are compiled meanwhile come from the cache, or go there. None: no such thing."""
     Graph.cache = cache
     try:
         yield cache

@@ -12,7 +12,9 @@ Follows MindSpore's documentation on Ascend too; run on CPU only.
 
 import functools
 import hashlib
+import logging
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -28,6 +30,11 @@ from mindrlhf.checkpoint.atomic import atomic_file
 from mindrlhf.errors import UserError
 
 GRAPHS = "graphs"  # of `user_cache`
+
+_log = logging.getLogger(__name__)
+
+# What MindSpore needs to hand a graph over; one that it could write in part only would be kept so.
+ROOM_BYTES = 2**27
 
 # Of all graphs together; those that were used longest ago go first.
 LIMIT_BYTES = 2**30
@@ -68,16 +75,16 @@ class GraphCache:
     def _opened_for(self, graph: nn.Cell, shapes: tuple) -> Iterator[None]:
         try:
             key = fingerprint(graph, self._rank, self._settings, shapes)[:32]
-        except Unknown:
+            file = self._exchanged()
+            content = self._read(key)
+            if content is not None:
+                file.write_bytes(content)
+        except (Unknown, OSError) as reason:
+            if isinstance(reason, OSError) and not self.left_out:
+                _log.warning("a graph is built without the cache of compiled graphs (%s)", reason)
             self.left_out += 1
             yield
             return
-        name = f"{os.environ.get('MS_ROLE', '')}compile_cache_{self._opened}.mindir"
-        file = Path(_exchange().name) / f"rank_{self._rank}" / "graph_cache" / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        content = self._read(key)
-        if content is not None:
-            file.write_bytes(content)
         mindspore.set_context(enable_compile_cache=True, compile_cache_path=_exchange().name)
         try:
             yield
@@ -92,6 +99,16 @@ class GraphCache:
             self.stored += 1
         else:
             self.left_out += 1
+
+    def _exchanged(self) -> Path:
+        """The file by which MindSpore takes and gives the next graph. Raises OSError where there is no room for it."""
+        name = f"{os.environ.get('MS_ROLE', '')}compile_cache_{self._opened}.mindir"
+        folder = Path(_exchange().name) / f"rank_{self._rank}" / "graph_cache"
+        folder.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(folder).free
+        if free < ROOM_BYTES:
+            raise OSError(f"{folder} has {free / 2**20:.0f} MiB left, and {ROOM_BYTES / 2**20:.0f} are needed")
+        return folder / name
 
     def _read(self, key: str) -> bytes | None:
         for path in self._folder.glob(f"{key}-*.mindir"):

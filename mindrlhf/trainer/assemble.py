@@ -1,5 +1,6 @@
 """A GRPO trainer from a checked job: data, weights, graphs, rewards, writers."""
 
+import logging
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -62,6 +63,8 @@ from mindrlhf.training.objective import Objective, policy_objective
 from mindrlhf.training.scoring import Scorer
 from mindrlhf.types import Experience, Prompt
 
+_log = logging.getLogger(__name__)
+
 
 def assemble(
     job: Job, world: World, stack: ExitStack, signals: StopSignals
@@ -93,7 +96,7 @@ def assemble(
     preflight(job, collectives, prompts, rewards)
     if job.args.enable_compile_cache:
         cache = stack.enter_context(kept_graphs(open_graph_cache(job, world)))
-        if world.rank == 0:
+        if cache and world.rank == 0:
             stack.callback(lambda: print(cache, flush=True))
 
     kernels = backend.kernels(job.train.context.device_target)
@@ -207,10 +210,14 @@ def assemble(
     return trainer, recorded, save
 
 
-def open_graph_cache(job: Job, world: World) -> GraphCache:
-    """This user's compiled graphs, of jobs of this size."""
+def open_graph_cache(job: Job, world: World) -> GraphCache | None:
+    """This user's compiled graphs, of jobs of this size; None where there is no folder for them."""
     contexts = [yaml.context.model_dump(mode="json") for yaml in (job.train, job.infer)]
-    return GraphCache(user_cache() / GRAPHS, world.rank, f"{world} {contexts}")
+    try:
+        return GraphCache(user_cache() / GRAPHS, world.rank, f"{world} {contexts}")
+    except OSError as error:
+        _log.warning("--enable_compile_cache: compiled graphs are not kept (%s)", error)
+        return None
 
 
 def open_policy(job: Job, training: Side, checkpoint: Checkpoint | None) -> Parameters:

@@ -1,5 +1,6 @@
 """Graphs on disk: which of them are the same, and that what comes back computes what was kept."""
 
+import shutil
 import subprocess
 import sys
 from functools import partial
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn, ops
 
+from mindrlhf.backend import graph_cache
 from mindrlhf.backend.fingerprint import Unknown, fingerprint
 from mindrlhf.backend.graph import Graph, kept_graphs
 from mindrlhf.backend.graph_cache import GraphCache
@@ -155,6 +157,18 @@ def test_a_parameter_of_somebody_else_is_not_kept(started):
     values, counts = started("x")
     assert counts == ["0", "0", "1"]
     assert values["x"] == str((X * 2).tolist())
+
+
+def test_without_room_graphs_are_built_without_it(tmp_path, monkeypatch, caplog):
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(graph_cache.shutil, "disk_usage", lambda folder: usage._replace(free=2**20))
+    with kept_graphs(GraphCache(tmp_path, 0)) as cache:
+        for change in NETS.values():
+            expected = X * change.get("factor", 2.0) * change.get("value", 1.0) + 1 + np.array([1, 2, 3])
+            np.testing.assert_array_equal(Net(**change)(Tensor(X)).asnumpy(), expected)
+    assert (cache.loaded, cache.stored, cache.left_out) == (0, 0, 3)
+    assert [record.getMessage().count("1 MiB left") for record in caplog.records] == [1], "said once"
+    assert not any(tmp_path.iterdir())
 
 
 def test_the_oldest_graphs_go(tmp_path):

@@ -57,6 +57,19 @@ def cold(task, tmp_path_factory, cache):
     return run(task, tmp_path_factory.mktemp("cold"), cache)
 
 
+def test_where_there_is_no_folder_for_graphs(task, tmp_path, cache, without):
+    """The run goes on without it, and says so."""
+    (tmp_path / "mindrlhf").mkdir()
+    for path in (cache / "mindrlhf").glob("*.so"):
+        (tmp_path / "mindrlhf" / path.name).symlink_to(path.resolve())
+    (tmp_path / "mindrlhf" / "graphs").write_text("in its place")
+    arguments = task.train(tmp_path / "run", *SETTINGS, enable_compile_cache="True")
+    result = jobs.start(arguments, XDG_CACHE_HOME=str(tmp_path))
+    assert result.returncode == 0, result.stderr
+    assert "compiled graphs are not kept" in result.stdout + result.stderr
+    assert_same(jobs.Run(tmp_path / "run"), without)
+
+
 def test_a_run_started_again_builds_nothing(task, tmp_path, cache, without, cold):
     first, (loaded, stored, left_out) = cold
     assert_same(first, without)
