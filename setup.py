@@ -22,10 +22,12 @@ REQUIRES = [
     "pydantic==2.14.3",  # settings
     "annotated-types>=0.6",  # pydantic's constraints, named in messages; pydantic chooses the version
     "PyYAML==6.0.3",
+    "orjson==3.11.5",  # metrics and responses as lines of JSON
     "jinja2==3.1.6",  # chat templates, the report's page
     "psutil==7.2.2",  # memory, and the processes that msrun started
     "rich==15.0.0",  # progress bars and tables
     "tensorboardX==2.6.5",
+    "crc32c==2.9.post0",  # without it tensorboardX sums every byte in Python, milliseconds of each step
     "matplotlib==3.11.2",  # curves
 ]
 

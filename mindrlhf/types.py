@@ -98,12 +98,16 @@ class Experience:
         return self.lengths if self.trained is None else self.lengths * self.trained
 
     @property
+    def all_advantages(self) -> np.ndarray:
+        """float32[sum of R], of each token, one response after another."""
+        by_token = isinstance(self.advantages, tuple)
+        values = np.concatenate(self.advantages) if by_token else np.repeat(self.advantages, self.lengths)
+        return values.astype(np.float32, copy=False)
+
+    @property
     def token_advantages(self) -> tuple[np.ndarray, ...]:
         """G arrays float32[R]."""
-        return tuple(
-            np.full(length, advantage, np.float32)
-            for advantage, length in zip(self.advantages, self.lengths, strict=True)
-        )
+        return tuple(np.split(self.all_advantages, np.cumsum(self.lengths)[:-1]))
 
 
 @dataclass(frozen=True, eq=False)

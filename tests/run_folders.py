@@ -55,7 +55,7 @@ def make_run(
     settings = {"grpo": {"optimizer": {"lr": lr}, "seed": seed, "rollout": {"num_generations": 4}}, "command": "train"}
     (folder / SETTINGS_FILE).write_text(json.dumps(settings))
     for step in range(1, steps + 1) if rollouts else ():
-        write_rollouts(folder / ROLLOUTS_FOLDER, step, [json_lines(rollout_rows(step))])
+        write_rollouts(folder / ROLLOUTS_FOLDER, step, json_lines(rollout_rows(step)))
     return folder
 
 

@@ -5,13 +5,13 @@ So a run that is killed loses none of the steps before its last checkpoint, and 
 
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from mindrlhf.checkpoint.atomic import atomic_file, clean
-from mindrlhf.data.rollout_bytes import pack_rows, unpack_rows
-from mindrlhf.data.rollout_record import read_rows, write_rollout_record
+from mindrlhf.data.rollout_bytes import pack_columns, unpack_columns
+from mindrlhf.data.rollout_record import SCHEMA, read_rows, rows_of, write_rollout_record
 from mindrlhf.errors import UserError
 
 _PART = re.compile(r"step_(\d+)\.npz")
@@ -39,10 +39,10 @@ class RolloutParts:
             self._take_from_record(steps_done)
         self.missing = [step for step in range(1, steps_done + 1) if step not in self._parts()]
 
-    def add(self, step: int, rows: Sequence[dict[str, Any]]) -> None:
-        """Keep a step's rows (see `rollout_record.to_rows`); they are in a file when this returns."""
+    def add(self, step: int, columns: Mapping[str, list]) -> None:
+        """Keep a step's columns (see `rollout_record.to_columns`); they are in a file when this returns."""
         with atomic_file(self.folder / f"step_{step:06d}.npz", durable=False) as temporary:
-            temporary.write_bytes(pack_rows(rows))
+            temporary.write_bytes(pack_columns(columns))
 
     def merge(self, finished: bool) -> None:
         """Write the MindRecord of all steps so far. finished: the parts are not needed any more."""
@@ -69,11 +69,11 @@ class RolloutParts:
             if row["step"] <= steps_done and row["step"] not in have:
                 steps.setdefault(row["step"], []).append(row)
         for step, rows in steps.items():
-            self.add(step, rows)
+            self.add(step, {name: [row[name] for row in rows] for name in SCHEMA})
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
     try:
-        return unpack_rows(path.read_bytes())
+        return rows_of(unpack_columns(path.read_bytes()))
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: is damaged ({error}); remove it, and its step is left out.") from error

@@ -6,11 +6,12 @@ group's old log-probs are the engine's).
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping
 from itertools import groupby
 from pathlib import Path
 
 import numpy as np
+import orjson
 
 from mindrlhf.data.mindrecord import read_columns, write_columns
 from mindrlhf.types import Experience, Prompt, Rollout, RolloutGroup
@@ -33,42 +34,57 @@ SCHEMA = {
 }
 
 
-def to_rows(step: int, experiences: Iterable[Experience]) -> Iterator[dict]:
-    """One dict for each response of a step, as `SCHEMA` says."""
-    for experience in experiences:
-        prompt = experience.group.prompt
-        fields = json.dumps(dict(prompt.fields))
-        for i, rollout in enumerate(experience.group.rollouts):
-            given = {name: float(values[i]) for name, values in experience.rewards_by_function.items()}
-            yield {
-                "step": step,
-                "prompt_id": prompt.id,
-                "sample_index": rollout.sample_index,
-                "seed": rollout.seed,
-                "finish_reason": rollout.finish_reason,
-                "reward": float(experience.rewards[i]),
-                "kept": int(experience.kept),
-                "greedy_reward": np.nan if experience.greedy_reward is None else float(experience.greedy_reward),
-                "rewards_by_function": json.dumps({name: None if np.isnan(v) else v for name, v in given.items()}),
-                "fields": fields,
-                "prompt_ids": prompt.token_ids,
-                "response_ids": rollout.response_ids,
-                "behaviour_log_probs": rollout.behaviour_log_probs,
-                "policy_log_probs": rollout.policy_log_probs,
-            }
+def to_columns(step: int, experiences: Iterable[Experience]) -> dict[str, list]:
+    """The columns of `SCHEMA`, with one value for each response of a step."""
+    columns: dict[str, list] = {name: [] for name in SCHEMA}
+
+    def add(experience: Experience, **values: list) -> None:
+        """A value is one of each response, or one for all of them."""
+        count = len(experience.group.rollouts)
+        for name, given in values.items():
+            columns[name] += given * count if len(given) == 1 else given
+
+    for e in experiences:
+        prompt, rollouts = e.group.prompt, e.group.rollouts
+        by_function = zip(*(values.tolist() for values in e.rewards_by_function.values()), strict=True)
+        names = tuple(e.rewards_by_function)
+        texts = [orjson.dumps(dict(zip(names, given, strict=True))).decode() for given in by_function]  # NaN: null
+        add(
+            e,
+            step=[step],
+            prompt_id=[prompt.id],
+            sample_index=[one.sample_index for one in rollouts],
+            seed=[one.seed for one in rollouts],
+            finish_reason=[one.finish_reason for one in rollouts],
+            reward=e.rewards.tolist(),
+            kept=[int(e.kept)],
+            greedy_reward=[np.nan if e.greedy_reward is None else float(e.greedy_reward)],
+            rewards_by_function=texts or ["{}"],
+            fields=[json.dumps(dict(prompt.fields))],
+            prompt_ids=[prompt.token_ids],
+            response_ids=[one.response_ids for one in rollouts],
+            behaviour_log_probs=[one.behaviour_log_probs for one in rollouts],
+            policy_log_probs=[one.policy_log_probs for one in rollouts],
+        )
+    return columns
+
+
+def rows_of(columns: Mapping[str, list]) -> list[dict]:
+    """One dict for each response."""
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
 def write_rollout_record(path: str | Path, rows: Iterable[dict]) -> int:
-    """Writes rows of `to_rows` atomically; returns how many."""
+    """Writes `rows_of` columns atomically; returns how many."""
     return write_columns(path, SCHEMA, rows)
 
 
 def read_rows(path: str | Path) -> list[dict]:
-    """The rows in the order written, as `to_rows` gave them. UserError as `read_columns`."""
+    """The rows in the order written, as `rows_of` gave them. UserError as `read_columns`."""
     columns = read_columns(path, list(SCHEMA))
     for name in ("reward", "greedy_reward"):
         columns[name] = [float(value) for value in columns[name]]  # MindSpore reads 1.0 as the whole number 1
-    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    return rows_of(columns)
 
 
 def read_rollout_record(path: str | Path) -> list[tuple[int, list[Experience]]]:
@@ -77,7 +93,7 @@ def read_rollout_record(path: str | Path) -> list[tuple[int, list[Experience]]]:
 
 
 def from_rows(rows: Iterable[dict]) -> list[tuple[int, list[Experience]]]:
-    """The inverse of `to_rows` over consecutive steps, advantages and all that follows left out."""
+    """The inverse of `to_columns`, by rows, over consecutive steps, advantages and all that follows left out."""
     steps = []
     for step, members in groupby(rows, lambda row: row["step"]):
         # A group ends where the sample index starts anew: the same prompt may come twice in a step.

@@ -62,15 +62,13 @@ def add_rewards(metrics: MetricSet, experiences: Sequence[Experience]) -> None:
         metrics.add_values(f"reward/{function}/mean", values, given)
         metrics.add_std(f"reward/{function}/std", values, given)
         metrics.add_total(f"reward/{function}/missing", np.count_nonzero(~given))
-    rows = [row for experience in experiences for row in experience.token_advantages]
-    metrics.add_summary("critic/advantages", np.concatenate(rows))
-    for experience in experiences:
-        rewards = np.asarray(experience.rewards, np.float64)
-        rewards = rewards[~np.isnan(rewards)]
-        if len(experience.rewards) > 1:
-            metrics.add("group/zero_std_fraction", rewards.size < 2 or np.ptp(rewards) < NO_SPREAD)
-        if rewards.size > 1:
-            metrics.add("group/reward_std", rewards.std(ddof=1))
+    metrics.add_summary("critic/advantages", np.concatenate([experience.all_advantages for experience in experiences]))
+    several = [experience.rewards.astype(np.float64) for experience in experiences if len(experience.rewards) > 1]
+    scored = [rewards[~np.isnan(rewards)] for rewards in several]
+    without = [rewards.size < 2 or rewards.max() - rewards.min() < NO_SPREAD for rewards in scored]
+    metrics.add("group/zero_std_fraction", sum(without), len(without))
+    spreads = [rewards.std(ddof=1) for rewards in scored if rewards.size > 1]
+    metrics.add("group/reward_std", sum(spreads), len(spreads))
 
 
 def add_values(metrics: MetricSet, experiences: Sequence[Experience]) -> None:

@@ -1,7 +1,7 @@
 """What was sampled and how it was rewarded, as text: one JSONL file for each step."""
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,9 @@ def rollout_rows(
         prompt = experience.group.prompt
         text = decode(prompt.token_ids)
         advantages = experience.advantages
-        if isinstance(advantages, tuple):
-            advantages = [np.mean(row) for row in advantages]
+        advantages = [float(row.mean()) for row in advantages] if isinstance(advantages, tuple) else advantages.tolist()
+        rewards = experience.rewards.tolist()
+        by_function = {name: given.tolist() for name, given in experience.rewards_by_function.items()}
         for index, rollout in enumerate(experience.group.rollouts):
             rows.append(
                 {
@@ -40,9 +41,9 @@ def rollout_rows(
                     "prompt": text,
                     "completion": decode(rollout.response_ids),
                     "ground_truth": prompt.fields.get("ground_truth"),
-                    "reward": float(experience.rewards[index]),
-                    "rewards": {name: float(given[index]) for name, given in experience.rewards_by_function.items()},
-                    "advantage": float(advantages[index]),
+                    "reward": rewards[index],
+                    "rewards": {name: given[index] for name, given in by_function.items()},
+                    "advantage": advantages[index],
                     "finish_reason": rollout.finish_reason,
                     "prompt_length": len(prompt.token_ids),
                     "response_length": len(rollout.response_ids),
@@ -62,11 +63,9 @@ def rollout_steps(folder: Path) -> list[int]:
     return sorted(int(name[1]) for name in found if name)
 
 
-def write_rollouts(folder: Path, step: int, parts: Iterable[bytes]) -> Path:
-    """Write the rows of one step, as each rank has made lines of its own (`files.json_lines`), and return the file; it
-    appears whole or not at all.
-    """
+def write_rollouts(folder: Path, step: int, lines: bytes) -> Path:
+    """Write the rows of one step (`files.json_lines`) and return the file, which appears whole or not at all."""
     path = rollout_file(folder, step)
     with atomic_file(path, durable=False) as temporary:
-        temporary.write_bytes(b"".join(parts))
+        temporary.write_bytes(lines)
     return path

@@ -43,6 +43,7 @@ from mindrlhf.trainer.critic import open_critic
 from mindrlhf.trainer.engine import open_engine
 from mindrlhf.trainer.grpo import GRPOTrainer
 from mindrlhf.trainer.keeper import Keeper, arrays_of, open_store, present
+from mindrlhf.trainer.kept_responses import KeptResponses
 from mindrlhf.trainer.kl_term import KLTerm
 from mindrlhf.trainer.model import Parameters, open_updater, published_weights, save_model
 from mindrlhf.trainer.outputs import CRITIC_FOLDER, MODEL_FOLDER, ROLLOUTS, clean_outputs, forget_after
@@ -156,6 +157,7 @@ def assemble(
         run,
         companion_files(job.model, job.tokenizer) if world.rank == 0 else {},
         lambda: timers("save_checkpoint"),
+        lambda: report.settle(),
     )
     if checkpoint:
         with timers("load_checkpoint"):
@@ -336,8 +338,9 @@ def open_report(
     config, output, file = job.config, Path(job.output), job.args.save_data_file
     ceiling = matmul_ceiling(collectives.world.device_target, job.train.model.compute_dtype)
     utilization = Utilization(job.model, ceiling, config.algorithm.num_iterations)
-    writers = recorded = None
+    writers = kept = None
     records = file is not None and not config.trainer.val_only
+    folder = output / ROLLOUTS if config.trainer.save_rollouts else None
     if collectives.world.rank == 0:
         tracking = config.trainer.model_copy(update={"loggers": ("console",)} if config.trainer.val_only else {})
         start = steps_done + 1 if steps_done else 0
@@ -349,16 +352,15 @@ def open_report(
                 forget_after(output, steps_done)
         if recorded and recorded.missing:
             print(f"{file}: the rollouts of steps 1 to {recorded.missing[-1]} are not beside it and are left out")
+        kept = KeptResponses(folder, recorded, job.tokenizer.decode) if folder or recorded else None
     return StepReport(
         collectives,
         training,
         timers,
         residency,
         writers,
-        decode=job.tokenizer.decode,
-        rollout_folder=output / ROLLOUTS if config.trainer.save_rollouts else None,
-        records=records,
-        recorded=recorded,
+        keeps=records or folder is not None,
+        kept=kept,
         rows_per_epoch=rows or None,
         longest_prompt=longest,
         utilization=utilization,

@@ -62,7 +62,8 @@ class Keeper:
 
     groups: kind -> its layout, and what gives this rank's arrays of it, to be read and written in place.
     counters, bulk: name -> what has state. run: see `TrainingState`; hf: the files of its HF folder, on rank 0.
-    timer: measures what saving costs the training, and has the arrays in memory.
+    timer: measures what saving costs the training, and has the arrays in memory. settle: returns when what is written
+    beside the training is there; a checkpoint vouches for it.
     """
 
     def __init__(
@@ -77,9 +78,11 @@ class Keeper:
         run: Mapping[str, Any],
         hf: Mapping[str, bytes],
         timer: Callable[[], AbstractContextManager],
+        settle: Callable[[], None],
     ):
         self._settings, self._total, self._store, self._agreement = settings, total_steps, store, agreement
-        self._groups, self._bulk, self._run, self._hf, self._timer = groups, bulk, run, hf, timer
+        self._groups, self._bulk, self._run, self._hf = groups, bulk, run, hf
+        self._timer, self._settle = timer, settle
         self._best, self._bad = Best(settings.save_best_metric, settings.save_best_mode), BadUpdates()
         self._stateful = {**counters, "best": self._best, "bad_updates": self._bad}
         self._step, self._saved = 0, None  # steps done; the step of the last checkpoint
@@ -166,6 +169,7 @@ class Keeper:
 
     def _save(self, best: bool) -> None:
         with self._timer():
+            self._settle()
             groups = {kind: ShardGroup(layout, arrays()) for kind, (layout, arrays) in self._groups.items()}
             files = {f"{HF_FOLDER}/{name}": content for name, content in self._hf.items()}
             files |= {name: self._bulk[name].encode(kept) for name, kept in self._kept.items()}

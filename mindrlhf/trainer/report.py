@@ -3,16 +3,13 @@ request.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from mindrlhf.algorithms.mismatch import mismatch_figures, mismatch_sums
 from mindrlhf.backend.collectives import Collectives
-from mindrlhf.data.rollout_parts import RolloutParts
-from mindrlhf.data.rollout_record import to_rows
 from mindrlhf.memory.residency import Residency
 from mindrlhf.metrics import performance
 from mindrlhf.metrics.diagnosis import Diagnosis
@@ -22,16 +19,15 @@ from mindrlhf.metrics.experience import (
     add_reward_troubles,
     token_counts,
 )
-from mindrlhf.metrics.files import json_lines
 from mindrlhf.metrics.flops import Utilization
 from mindrlhf.metrics.metric_set import MetricSet, reduce
-from mindrlhf.metrics.rollout_dump import rollout_rows, write_rollouts
 from mindrlhf.metrics.timer import STEP, Timers
 from mindrlhf.metrics.writers import Writers
 from mindrlhf.parallel.side import Side
 from mindrlhf.reshard.online import ReshardStatistics
 from mindrlhf.rewards.table import RewardTable
 from mindrlhf.rollout.engine import Statistics
+from mindrlhf.trainer.kept_responses import KeptResponses
 from mindrlhf.training.updater import Update
 from mindrlhf.types import Experience, Rollout
 
@@ -68,10 +64,9 @@ class StepReport:
     """Collects a step's metrics on every rank.
 
     training: the side whose replicas have rows of their own; one rank speaks for those with the same rows.
-    writers: on rank 0; None on the others. rollout_folder: where a JSONL a step goes, or None. records: keep all
-    rollouts. recorded: on rank 0, what becomes their MindRecord when the run ends. decode: token ids -> text. corrects:
-    show how far the rollout's distribution is from the trained one. longest_prompt: of the dataset, in tokens.
-    utilization: None leaves `perf/mfu` out.
+    writers: on rank 0; None on the others. keeps: whether the run keeps its responses, and kept: on rank 0, who does.
+    corrects: show how far the rollout's distribution is from the trained one. longest_prompt: of the dataset, in
+    tokens. utilization: None leaves `perf/mfu` out.
 
     finished: to be set when the run has done its last step.
     """
@@ -83,10 +78,8 @@ class StepReport:
         timers: Timers,
         residency: Residency,
         writers: Writers | None,
-        decode: Callable[[Sequence[int]], str],
-        rollout_folder: Path | None = None,
-        records: bool = False,
-        recorded: RolloutParts | None = None,
+        keeps: bool = False,
+        kept: KeptResponses | None = None,
         rows_per_epoch: int | None = None,
         longest_prompt: int | None = None,
         utilization: Utilization | None = None,
@@ -94,9 +87,9 @@ class StepReport:
     ):
         self._gather, self._ranks = collectives.all_gather_object, collectives.world.size
         self._replicas, self._own_rows = training.data_parallel.size, training.first_of_replica
-        self._timers, self._residency, self._writers, self._decode = timers, residency, writers, decode
-        self._rollout_folder, self._rows_per_epoch = rollout_folder, rows_per_epoch
-        self._records, self._recorded, self._corrects = records, recorded, corrects
+        self._timers, self._residency, self._writers = timers, residency, writers
+        self._keeps, self._kept = keeps, kept
+        self._rows_per_epoch, self._corrects = rows_per_epoch, corrects
         self._longest_prompt, self._utilization = longest_prompt, utilization
         self.finished = False
         self._metrics, self._diagnosis = MetricSet(), Diagnosis()
@@ -162,7 +155,8 @@ class StepReport:
             self._writers.write(step, self.last)
             for hint in self._diagnosis.look(step, self.last):
                 _log.warning("hint at step %d: %s", step, hint.text)
-        self._keep_rollouts(step, experiences)
+        if self._keeps:
+            self._keep(step, experiences)
 
     def _mismatch(self, experiences: list[Experience], updates: list[Update]) -> dict[str, float]:
         """How far what was drawn from is from what is trained, over all ranks (`algorithms.mismatch`)."""
@@ -186,22 +180,24 @@ class StepReport:
             else:
                 metrics.add_values(shown, np.concatenate([row for group in groups for row in group]))
 
-    def _keep_rollouts(self, step: int, experiences: list[Experience]) -> None:
-        if self._rollout_folder:
-            gathered = self._gather(json_lines(rollout_rows(step, experiences, self._decode)))
-            if self._writers:
-                write_rollouts(self._rollout_folder, step, gathered)
-        if self._records:
-            gathered = self._gather(list(to_rows(step, experiences)))
-            if self._recorded:
-                self._recorded.add(step, [row for part in gathered for row in part])
+    def _keep(self, step: int, experiences: list[Experience]) -> None:
+        """All ranks' responses; without what a step has computed of them, which is large and does not travel."""
+        computed = {"reference_log_probs": None, "old_log_probs": None, "values": None, "returns": None}
+        gathered = self._gather([replace(experience, **computed) for experience in experiences])
+        if self._kept:
+            self._kept.add(step, [experience for part in gathered for experience in part])
+
+    def settle(self) -> None:
+        """Returns when the responses of all steps so far are in files."""
+        if self._kept:
+            self._kept.settle()
 
     def close(self) -> None:
         """Closes the writers and puts the rollouts together."""
         if self._writers:
             self._writers.close()
-        if self._recorded:
-            self._recorded.merge(self.finished)
+        if self._kept:
+            self._kept.close(self.finished)
 
 
 def first_scored(experiences: Sequence[Experience], updates: Sequence[Update]) -> list[tuple[Rollout, np.ndarray]]:

@@ -13,8 +13,8 @@ from dataclasses import replace
 import numpy as np
 
 from mindrlhf.configs.grpo import GRPOConfig
-from mindrlhf.data.rollout_bytes import pack_rows, unpack_rows
-from mindrlhf.data.rollout_record import from_rows, to_rows
+from mindrlhf.data.rollout_bytes import pack_columns, unpack_columns
+from mindrlhf.data.rollout_record import from_rows, rows_of, to_columns
 from mindrlhf.metrics.experience import NO_SPREAD
 from mindrlhf.types import Experience
 
@@ -41,11 +41,11 @@ class StepSampling:
 
     def encode(self, surplus: tuple[Experience, ...]) -> bytes:
         """A snapshot as bytes."""
-        return pack_rows(list(to_rows(0, surplus)))
+        return pack_columns(to_columns(0, surplus))
 
     def decode(self, content: bytes) -> None:
         """Go on from the bytes of a snapshot."""
-        self.surplus = [experience for _, group in from_rows(unpack_rows(content)) for experience in group]
+        self.surplus = [experience for _, group in from_rows(rows_of(unpack_columns(content))) for experience in group]
 
     def begin(self) -> None:
         """A new step, which starts with the surplus of the one before: its old policy is the one that drew it."""

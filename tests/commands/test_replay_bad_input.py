@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mindrlhf.data.rollout_record import to_rows, write_rollout_record
+from mindrlhf.data.rollout_record import rows_of, to_columns, write_rollout_record
 from mindrlhf.types import Experience, Prompt, Rollout, RolloutGroup
 
 
@@ -21,7 +21,7 @@ def record(tmp_path):
             rewards = np.array([0, 1], np.float32)
             experiences.append(Experience(RolloutGroup(prompt, rollouts), rewards, {"gsm8k": rewards}, np.zeros(2)))
         path = tmp_path / "recorded.mindrecord"
-        write_rollout_record(path, to_rows(1, experiences))
+        write_rollout_record(path, rows_of(to_columns(1, experiences)))
         return path
 
     return write

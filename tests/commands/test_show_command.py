@@ -43,7 +43,7 @@ def test_texts_are_shown_as_they_are(run, capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("COLUMNS", "160")
     rows = rollout_rows(1, prompts=1, samples=1)
     rows[0] |= {"prompt": "[bold]not markup[/bold]", "completion": "\x1b[2Jgone" + "x" * 3000, "reward": float("nan")}
-    write_rollouts(tmp_path / "rollouts", 1, [json_lines(rows)])
+    write_rollouts(tmp_path / "rollouts", 1, json_lines(rows))
     text = show(capsys, tmp_path)
     assert "[bold]not markup[/bold]" in text
     assert "\x1b[2J" not in text

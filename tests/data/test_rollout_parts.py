@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from mindrlhf.data.rollout_parts import RolloutParts
-from mindrlhf.data.rollout_record import read_rollout_record, read_rows, to_rows
+from mindrlhf.data.rollout_record import read_rollout_record, read_rows, rows_of, to_columns
 from mindrlhf.errors import UserError
 from mindrlhf.types import Experience, Prompt, Rollout, RolloutGroup
 
 
-def rows(step: int) -> list[dict]:
+def columns(step: int) -> dict[str, list]:
     """Two prompts with two responses each; a NaN reward, text beyond ASCII."""
     rng = np.random.default_rng(step)
     experiences = []
@@ -25,7 +25,7 @@ def rows(step: int) -> list[dict]:
         rewards = np.array([1.0 if step % 2 else 1 / 3, np.nan], np.float32)
         group = RolloutGroup(prompt, tuple(rollouts))
         experiences.append(Experience(group, rewards, {"gsm8k": rewards}, np.zeros(2, np.float32)))
-    return list(to_rows(step, experiences))
+    return to_columns(step, experiences)
 
 
 def same(found: list[dict], expected: list[dict]) -> None:
@@ -40,13 +40,13 @@ def same(found: list[dict], expected: list[dict]) -> None:
 
 
 def steps(count: int) -> list[dict]:
-    return [row for step in range(1, count + 1) for row in rows(step)]
+    return [row for step in range(1, count + 1) for row in rows_of(columns(step))]
 
 
 def test_parts_become_one_record(tmp_path):
     parts = RolloutParts(tmp_path / "r.mindrecord")
     for step in (1, 2, 3):
-        parts.add(step, rows(step))
+        parts.add(step, columns(step))
     assert sorted(os.listdir(parts.folder)) == ["step_000001.npz", "step_000002.npz", "step_000003.npz"]
     parts.merge(finished=True)
     same(read_rows(tmp_path / "r.mindrecord"), steps(3))
@@ -64,12 +64,12 @@ def test_a_killed_run_goes_on(tmp_path):
     file = tmp_path / "r.mindrecord"
     first = RolloutParts(file)
     for step in (1, 2, 3):
-        first.add(step, rows(step))
+        first.add(step, columns(step))
     (first.folder / ".step_000004.0123abcd.tmp.npz").write_text("half")
     resumed = RolloutParts(file, steps_done=2)
     assert sorted(os.listdir(resumed.folder)) == ["step_000001.npz", "step_000002.npz"]
     assert resumed.missing == []
-    resumed.add(3, rows(3))
+    resumed.add(3, columns(3))
     resumed.merge(finished=False)
     same(read_rows(file), steps(3))
     assert len(os.listdir(resumed.folder)) == 3
@@ -82,12 +82,12 @@ def test_a_finished_run_goes_on(tmp_path):
     file = tmp_path / "r.mindrecord"
     first = RolloutParts(file)
     for step in (1, 2, 3):
-        first.add(step, rows(step))
+        first.add(step, columns(step))
     first.merge(finished=True)
     resumed = RolloutParts(file, steps_done=2)
     assert resumed.missing == []
     for step in (3, 4):
-        resumed.add(step, rows(step))
+        resumed.add(step, columns(step))
     resumed.merge(finished=True)
     same(read_rows(file), steps(4))
 
@@ -98,8 +98,8 @@ def test_steps_that_are_nowhere_are_known(tmp_path):
 
 def test_a_damaged_part_is_named(tmp_path):
     parts = RolloutParts(tmp_path / "r.mindrecord")
-    parts.add(1, rows(1))
-    parts.add(2, rows(2))
+    parts.add(1, columns(1))
+    parts.add(2, columns(2))
     path = parts.folder / "step_000002.npz"
     path.write_bytes(path.read_bytes()[:-30])
     with pytest.raises(UserError, match=r"step_000002\.npz: is damaged"):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mindrlhf.data.rollout_record import SCHEMA, read_rollout_record, to_rows, write_rollout_record
+from mindrlhf.data.rollout_record import SCHEMA, read_rollout_record, rows_of, to_columns, write_rollout_record
 from mindrlhf.errors import UserError
 from mindrlhf.types import Experience, Prompt, Rollout, RolloutGroup
 
@@ -57,7 +57,9 @@ def steps():
 
 
 def write(path, steps):
-    return write_rollout_record(path, [row for step, experiences in steps for row in to_rows(step, experiences)])
+    return write_rollout_record(
+        path, [row for step, experiences in steps for row in rows_of(to_columns(step, experiences))]
+    )
 
 
 def assert_same(got: Experience, expected: Experience):
@@ -109,7 +111,7 @@ def test_groups_of_one_of_the_same_prompt_stay_apart(tmp_path, steps):
 
 def test_a_group_whose_first_samples_are_missing_is_not_joined_to_its_neighbour(tmp_path, steps):
     """Rows may have been filtered: another prompt begins another group, whatever its first sample index."""
-    rows = list(to_rows(*steps[0]))
+    rows = rows_of(to_columns(*steps[0]))
     kept = [rows[6], rows[7], *rows[5:6], rows[0]]  # prompt 2**40: 0 and 1; prompt 7: 2, then 0
     write_rollout_record(tmp_path / "some.mindrecord", kept)
     [(_, back)] = read_rollout_record(tmp_path / "some.mindrecord")
@@ -118,7 +120,7 @@ def test_a_group_whose_first_samples_are_missing_is_not_joined_to_its_neighbour(
 
 
 def test_rows_are_what_the_schema_says(steps):
-    rows = list(to_rows(*steps[0]))
+    rows = rows_of(to_columns(*steps[0]))
     assert len(rows) == 9
     for row in rows:
         assert list(row) == list(SCHEMA)

@@ -15,7 +15,7 @@ from mindrlhf.metrics.writers import CsvWriter, JsonlWriter, TensorBoardWriter, 
 STEPS = {1: {"a": 1.5, "b/c": 0.25}, 2: {"a": -2.0, "b/c": 1e-9}, 3: {"a": 3.0, "b/c": 7.0}}
 
 
-def strict(text: str) -> dict:
+def strict(text: str | bytes) -> dict:
     """Parse JSON as other languages do: NaN and Infinity are errors."""
     return json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
 
@@ -100,8 +100,8 @@ json_values = st.recursive(
 @given(st.dictionaries(st.text(), json_values, max_size=4))
 def test_json_line_is_always_one_valid_line(fields):
     line = json_line(fields)
-    assert line.endswith("\n")
-    assert line.count("\n") == 1
+    assert line.endswith(b"\n")
+    assert line.count(b"\n") == 1
     assert strict(line).keys() == fields.keys()
 
 

@@ -1,8 +1,11 @@
+import errno
 import json
+import os
 
 import numpy as np
 import pytest
 
+from mindrlhf.errors import UserError
 from mindrlhf.metrics.files import json_lines, read_json_lines
 from mindrlhf.metrics.rollout_dump import rollout_file, rollout_rows, write_rollouts
 from mindrlhf.types import Experience, Prompt, Rollout, RolloutGroup
@@ -31,7 +34,7 @@ def experience():
 
 
 def test_a_step_reads_back_as_text(tmp_path, experience):
-    path = write_rollouts(tmp_path / "rollouts", 12, [json_lines(rollout_rows(12, [experience], decode))])
+    path = write_rollouts(tmp_path / "rollouts", 12, json_lines(rollout_rows(12, [experience], decode)))
     assert path == rollout_file(tmp_path / "rollouts", 12)
     assert path.name == "step_000012.jsonl"
     first, second = read_json_lines(path)
@@ -56,20 +59,20 @@ def test_a_step_reads_back_as_text(tmp_path, experience):
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_a_failure_leaves_an_earlier_dump_alone(tmp_path, experience):
-    path = write_rollouts(tmp_path, 1, [json_lines(rollout_rows(1, [experience], decode))])
+def test_a_failure_leaves_an_earlier_dump_alone(tmp_path, experience, monkeypatch):
+    path = write_rollouts(tmp_path, 1, json_lines(rollout_rows(1, [experience], decode)))
     before = path.read_bytes()
 
-    def rows():
-        yield json_lines(rollout_rows(1, [experience], decode))
-        raise RuntimeError("interrupted")
+    def interrupted(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    with pytest.raises(RuntimeError, match="interrupted"):
-        write_rollouts(tmp_path, 1, rows())
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(UserError, match="No space left"):
+        write_rollouts(tmp_path, 1, b"other")
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_rows_can_travel_between_ranks_as_plain_json(experience):
+def test_rows_are_plain_json(experience):
     rows = rollout_rows(3, [experience], decode)
     assert json.loads(json.dumps(rows))[0] == rows[0]

@@ -56,7 +56,12 @@ class Run:
         agreement = Agreement(self.signals, lambda flags: flags, True, settings.max_host_memory_gb)
         groups = {kind: (layout_of(), lambda kind=kind: self.arrays[kind]) for kind in self.arrays}
         stateful, bulk, hf = {"counter": self.counter}, {"bulk": self.bulk}, {"config.json": b"{}"}
-        self.keeper = Keeper(settings, total, store, agreement, groups, stateful, bulk, {}, hf, nullcontext)
+        self.settled = []  # the checkpoints that there were each time
+
+        def settle():
+            self.settled.append(self.steps())
+
+        self.keeper = Keeper(settings, total, store, agreement, groups, stateful, bulk, {}, hf, nullcontext, settle)
 
     def step(self, step, metrics=None, applied=True):
         """What a step does: everything moves, then the keeper looks."""
@@ -106,6 +111,14 @@ def test_the_best_step_is_kept(tmp_path, mode, kept):
     for step, value in enumerate((0.4, 0.9, 0.1, 0.5, None, float("nan")), start=1):
         run.step(step, {"actor/loss": 1.0} if value is None else {settings["save_best_metric"]: value})
     assert locate(tmp_path / "best")[0].name == f"step_00000{kept}"
+
+
+def test_what_a_checkpoint_vouches_for_is_written_before_it(tmp_path):
+    run = Run(tmp_path, save_freq=2, async_save=False, save_max_ckpt_num=9)
+    for step in range(1, 5):
+        run.step(step)
+    assert run.settled == [[], [2]]
+    run.keeper.finish()
 
 
 def test_a_best_metric_that_does_not_exist(tmp_path):

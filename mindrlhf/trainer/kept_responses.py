@@ -1,0 +1,53 @@
+"""Every response of a run, kept as text and for `--replay` while the next step is at work."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from mindrlhf.data.rollout_parts import RolloutParts
+from mindrlhf.data.rollout_record import to_columns
+from mindrlhf.metrics.files import json_lines
+from mindrlhf.metrics.rollout_dump import rollout_rows, write_rollouts
+from mindrlhf.types import Experience
+
+
+class KeptResponses:
+    """On rank 0. A thread turns a step's responses into text and files: MindSpore lets other threads run while it
+    computes, and this is a few milliseconds of a step.
+
+    folder: where a JSONL of each step goes (`metrics.rollout_dump`), or None. record: what becomes their MindRecord
+    when the run ends, or None. decode: token ids -> text.
+    """
+
+    def __init__(self, folder: Path | None, record: RolloutParts | None, decode: Callable[[np.ndarray], str]):
+        self._folder, self._record, self._decode = folder, record, decode
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="kept-responses")
+        self._begun: Future | None = None
+
+    def add(self, step: int, experiences: Sequence[Experience]) -> None:
+        """Begins to keep a step's responses, in this order; those of the step before are in files by then."""
+        self.settle()
+        self._begun = self._thread.submit(self._write, step, experiences)
+
+    def settle(self) -> None:
+        """Returns when all that was added is in files; raises what stood in the way, `UserError` for a full disk."""
+        begun, self._begun = self._begun, None
+        if begun:
+            begun.result()
+
+    def close(self, finished: bool) -> None:
+        """Puts the record together. finished: the run has done its last step."""
+        try:
+            self.settle()
+        finally:
+            self._thread.shutdown()
+        if self._record:
+            self._record.merge(finished)
+
+    def _write(self, step: int, experiences: Sequence[Experience]) -> None:
+        if self._folder:
+            write_rollouts(self._folder, step, json_lines(rollout_rows(step, experiences, self._decode)))
+        if self._record:
+            self._record.add(step, to_columns(step, experiences))
