@@ -1,5 +1,6 @@
 """Every response of a run, kept as text and for `--replay` while the next step is at work."""
 
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -15,25 +16,31 @@ from mindrlhf.types import Experience
 
 class KeptResponses:
     """On rank 0. A thread turns a step's responses into text and files: MindSpore lets other threads run while it
-    computes, and this is a few milliseconds of a step.
+    computes. It begins a little later, when the next step is computing: of two threads that both run Python, each waits
+    for the other.
 
     folder: where a JSONL of each step goes (`metrics.rollout_dump`), or None. record: what becomes their MindRecord
     when the run ends, or None. decode: token ids -> text.
     """
 
+    HEAD_START = 0.03  # seconds
+
     def __init__(self, folder: Path | None, record: RolloutParts | None, decode: Callable[[np.ndarray], str]):
         self._folder, self._record, self._decode = folder, record, decode
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kept-responses")
         self._begun: Future | None = None
+        self._awaited = threading.Event()
 
     def add(self, step: int, experiences: Sequence[Experience]) -> None:
         """Begins to keep a step's responses, in this order; those of the step before are in files by then."""
         self.settle()
+        self._awaited.clear()
         self._begun = self._thread.submit(self._write, step, experiences)
 
     def settle(self) -> None:
         """Returns when all that was added is in files; raises what stood in the way, `UserError` for a full disk."""
         begun, self._begun = self._begun, None
+        self._awaited.set()
         if begun:
             begun.result()
 
@@ -47,6 +54,7 @@ class KeptResponses:
             self._record.merge(finished)
 
     def _write(self, step: int, experiences: Sequence[Experience]) -> None:
+        self._awaited.wait(self.HEAD_START)
         if self._folder:
             write_rollouts(self._folder, step, json_lines(rollout_rows(step, experiences, self._decode)))
         if self._record:
