@@ -152,7 +152,7 @@ class TensorBoardWriter:
     times as long as writing it.
     """
 
-    FLUSH_SECONDS = 10.0  # brings the file to the disk, which may take as long as a short step
+    FLUSH_SECONDS = 60.0  # brings the file to the disk, which may take as long as a short step
 
     def __init__(self, folder: Path, start_step: int = 0):
         from tensorboardX.event_file_writer import EventsWriter
@@ -173,7 +173,7 @@ class TensorBoardWriter:
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Add one event with a scalar for each value (an event for each takes four times as long); it is in the file
-        within seconds.
+        within a minute or a few steps.
         """
         event = self._event(step)
         for name, value in values.items():
