@@ -1,8 +1,10 @@
 """Every response of a run, kept as text and for `--replay` while the next step is at work."""
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,12 @@ from mindrlhf.data.rollout_record import to_columns
 from mindrlhf.metrics.files import json_lines
 from mindrlhf.metrics.rollout_dump import rollout_rows, write_rollouts
 from mindrlhf.types import Experience
+
+
+def _step_back() -> None:
+    """Lets the threads that compute go first, where the system knows of such."""
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
 
 
 class KeptResponses:
@@ -27,7 +35,7 @@ class KeptResponses:
 
     def __init__(self, folder: Path | None, record: RolloutParts | None, decode: Callable[[np.ndarray], str]):
         self._folder, self._record, self._decode = folder, record, decode
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="kept-responses")
+        self._thread = ThreadPoolExecutor(1, "kept-responses", _step_back)
         self._begun: Future | None = None
         self._awaited = threading.Event()
 
