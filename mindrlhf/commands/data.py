@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=(),
         metavar="KEY=THEIRS",
         help="rows with other keys than the task's: question=problem ground_truth=solution.final; the task `fields` "
-        "takes question, ground_truth and an optional answer, and keeps all other keys for reward functions",
+        "takes question, an optional ground_truth and answer, and keeps all other keys for reward functions",
     )
     prompt.add_argument("--template", default="qwen", help=f"{', '.join(BUILT_IN)}, or a jinja2 file (default qwen)")
     prompt.add_argument("--system_prompt", help='system prompt in place of the template\'s own; "" for none')

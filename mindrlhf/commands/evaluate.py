@@ -90,6 +90,7 @@ def _answers(args: argparse.Namespace, path: str, tokenizer: Tokenizer) -> list[
     name = args.reward or reward_of(prompts, args.data, "name one with --reward")
     engine = generator.engine(prompts, args.num_generations)
     with RewardRunner(RewardSettings(functions=(RewardFunctionSettings(name=name),))) as rewards:
+        rewards.check_ground_truths(prompts, args.data)
         decode = _decoder(tokenizer)
         return Evaluator(engine, prompts, args.num_generations, rewards, decode, lambda own: own, Progress())()
 

@@ -22,6 +22,7 @@ from mindrlhf.data.mindrecord import read_pairs, read_prompts
 from mindrlhf.data.parquet import SUFFIX
 from mindrlhf.data.source import read_source
 from mindrlhf.data.tasks import TASKS, get_task
+from mindrlhf.data.tasks.task import prompt_fields
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
 from mindrlhf.rewards.process import Sample
@@ -123,7 +124,7 @@ def _read_json(data: str, task_name: str) -> list[_Row]:
             row = task.parse(source.values)
         except ValueError as error:
             raise UserError(f"{source.where}: not a {task.name} row: {error}.") from None
-        fields = {"task": task.name, "question": row.question, "ground_truth": row.ground_truth, **row.extra}
+        fields = prompt_fields(task.name, row.question, row.ground_truth, row.extra)
         rows.append(_Row(index, row.question, row.answer, fields))
     return rows
 

@@ -32,6 +32,7 @@ class ConversionSummary:
     """What a conversion did.
 
     rows: written; dropped: left out for their length; truncated: written with a shortened prompt or answer.
+    without_truth: written without a ground truth.
     prompt_tokens, answer_tokens: percentile (50, 90, 99, 100) -> tokens of the written rows, the answer with its end
     token, rows without an answer left out.
     """
@@ -40,6 +41,7 @@ class ConversionSummary:
     rows: int
     dropped: int
     truncated: int
+    without_truth: int
     max_prompt_length: int
     seq_length: int
     prompt_tokens: dict[int, int]
@@ -53,6 +55,8 @@ class ConversionSummary:
         ]
         for name, tokens in (("prompt", self.prompt_tokens), ("answer", self.answer_tokens)):
             lines.append(f"{name:<9}" + "".join(f"{tokens.get(p, '-'):>7}" for p in PERCENTILES))
+        if self.without_truth:
+            lines.append(f"{self.without_truth} rows have no ground truth: only for rewards that need none")
         return "\n".join(lines)
 
 
@@ -117,6 +121,7 @@ def convert(
         rows=len(kept),
         dropped=len(tokenised) - len(kept),
         truncated=truncated,
+        without_truth=sum(not row.row.ground_truth for row in kept),
         max_prompt_length=max_prompt_length,
         seq_length=width,
         prompt_tokens=_percentiles([len(row.prompt_ids) for row in kept]),

@@ -26,6 +26,7 @@ import numpy as np
 
 from mindrlhf.checkpoint.atomic import atomic_files
 from mindrlhf.data.tasks.gsm8k import MARK, final_answer
+from mindrlhf.data.tasks.task import prompt_fields
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
 from mindrlhf.types import Prompt
@@ -119,9 +120,9 @@ def read_schema(path: str | Path) -> dict[str, dict[str, Any]]:
 def read_prompts(path: str | Path, tokenizer: Tokenizer | None = None) -> list[Prompt]:
     """The prompts of a dataset in row order; `id` is the row of the source file.
 
-    `fields` holds task, question, ground_truth and the extras. A file made by MindRLHF needs the tokenizer: its
-    question is the decoded prompt, its ground truth the text after `####` of the solution, or the whole solution.
-    UserError as `read_columns`.
+    `fields` holds task, question, ground_truth (where the row has one) and the extras. A file made by MindRLHF needs
+    the tokenizer: its question is the decoded prompt, its ground truth the text after `####` of the solution, or the
+    whole solution. UserError as `read_columns`.
     """
     path = Path(path)
     if _made_by_mindrlhf(path):
@@ -129,7 +130,7 @@ def read_prompts(path: str | Path, tokenizer: Tokenizer | None = None) -> list[P
             Prompt(
                 id=row,
                 token_ids=prompt_ids,
-                fields={"task": "mindrlhf", "question": tokenizer.decode(prompt_ids), "ground_truth": _truth(solution)},
+                fields=prompt_fields("mindrlhf", tokenizer.decode(prompt_ids), _truth(solution), {}),
             )
             for row, (prompt_ids, solution) in enumerate(_read_mindrlhf(path, tokenizer))
         ]
@@ -138,8 +139,10 @@ def read_prompts(path: str | Path, tokenizer: Tokenizer | None = None) -> list[P
         Prompt(
             id=columns["row_index"][row],
             token_ids=columns["prompt_ids"][row][:length].astype(np.int32),
-            fields={name: columns[name][row] for name in ("task", "question", "ground_truth")}
-            | json.loads(columns["extra"][row]),
+            fields=prompt_fields(
+                *(columns[name][row] for name in ("task", "question", "ground_truth")),
+                json.loads(columns["extra"][row]),
+            ),
         )
         for row, length in enumerate(columns["prompt_length"])
     ]

@@ -54,7 +54,7 @@ class RewardProcess:
     It leads a process group of its own, which Ctrl-C does not reach and which is ended as a whole.
 
     calls: what it has been handed and not yet answered, in order; the first is under way.
-    ready: its functions are imported.
+    ready: its functions are imported. needs_ground_truth: which of them fail for a row without one.
     exited: nothing more will come from it; see `stop`.
     """
 
@@ -77,6 +77,7 @@ class RewardProcess:
         self._outbox, self._inbox = memoryview(b""), b""
         self.calls: deque[Call] = deque()
         self.ready = False
+        self.needs_ground_truth: list[bool] = []
         self.exited = False
         self._post({"functions": functions, "timeout_s": timeout_s})
 
@@ -125,6 +126,8 @@ class RewardProcess:
                 answered.append((self.calls.popleft(), reply))
             elif "error" in message:
                 raise UserError(message["error"])
+            else:
+                self.needs_ground_truth = message["needs_ground_truth"]
             self.ready = True
             self._deadline = time.monotonic() + self._timeout_s
         return answered

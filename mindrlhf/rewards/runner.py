@@ -10,6 +10,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, count
+from pathlib import Path
 from typing import Any
 
 from mindrlhf.configs.grpo import RewardSettings
@@ -17,6 +18,7 @@ from mindrlhf.errors import UserError
 from mindrlhf.rewards.process import START_TIMEOUT_S, Call, Reply, RewardProcess, Sample, wait
 from mindrlhf.rewards.registry import absolute
 from mindrlhf.rewards.table import RewardFailure, RewardTable, build_columns
+from mindrlhf.types import Prompt
 
 # A function that has lost this many calls of a batch by hanging or crashing, and answered none, is not tried on the
 # rest of it: one that always hangs then costs a step seconds, not hours.
@@ -28,6 +30,7 @@ class RewardRunner:
 
     names: what each function is called in tables and metrics, in the settings' order: the shipped name, or the name
         after the colon, with `_2`, `_3`, ... for those that come again.
+    comparing: those of them that need a ground truth.
     """
 
     def __init__(self, settings: RewardSettings):
@@ -51,9 +54,20 @@ class RewardRunner:
                         raise UserError(
                             f"reward functions {', '.join(self.names)} do not load: {self._lost(process).error}."
                         )
+            needs = self._processes[0].needs_ground_truth
+            self.comparing = tuple(name for name, needed in zip(self.names, needs, strict=True) if needed)
         except BaseException:
             self.close()
             raise
+
+    def check_ground_truths(self, prompts: Iterable[Prompt], data: str | Path) -> None:
+        """Refuse prompts without the ground truth that a function compares with. data: where they are from."""
+        lacking = next((prompt.id for prompt in prompts if "ground_truth" not in prompt.fields), None)
+        if self.comparing and lacking is not None:
+            raise UserError(
+                f"{data}: row {lacking} has no ground truth, and the reward function {self.comparing[0]!r} compares "
+                "with one; convert a source that has it, or name functions that need none."
+            )
 
     def score(self, samples: Sequence[Sample]) -> RewardTable:
         """Rewards of samples (prompt text, completion text, fields), in their order; see `RewardTable`."""

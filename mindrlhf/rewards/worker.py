@@ -1,9 +1,9 @@
 """What runs in a reward process: reads calls from its input, calls the functions, writes one reply for each.
 
-Lines of JSON. First comes {"functions": [[name, args], ...], "timeout_s": seconds}, and is answered by {}, or by
-{"error": sentence}. Then each {"samples": [[prompt, completion, fields], ...], "calls": [[function, sample], ...]} is
-answered by one reply for each call, in order and at once, so that the other side knows which call is under way:
-[score or null, {component: number}, seconds, error or null].
+Lines of JSON. First comes {"functions": [[name, args], ...], "timeout_s": seconds}, and is answered by
+{"needs_ground_truth": [bool, ...]}, or by {"error": sentence}. Then each {"samples": [[prompt, completion, fields],
+...], "calls": [[function, sample], ...]} is answered by one reply for each call, in order and at once, so that the
+other side knows which call is under way: [score or null, {component: number}, seconds, error or null].
 
 Imports nothing beyond the standard library but what the functions need, so that starting takes milliseconds.
 """
@@ -40,7 +40,7 @@ def main() -> None:
     except UserError as error:
         _send(replies, {"error": str(error)})
         return
-    _send(replies, {})
+    _send(replies, {"needs_ground_truth": [function.needs_ground_truth for function in functions]})
     # The other side ends a call that takes too long; should it have died itself, the kernel does, by the alarm signal.
     limit = 2 * setup["timeout_s"] + EXIT_S
     for line in requests:

@@ -94,6 +94,8 @@ def assemble(
         print(batch_table(config, training.data_parallel.size, generating.data_parallel.size, longest), flush=True)
     scores = bool(prompts) and generating.first_of_replica
     rewards = stack.enter_context(RewardRunner(config.reward)) if scores else None
+    if rewards:
+        rewards.check_ground_truths(prompts, job.args.mind_dataset_dir)
     preflight(job, collectives, prompts, rewards)
     if job.args.enable_compile_cache:
         cache = stack.enter_context(kept_graphs(open_graph_cache(job, world)))

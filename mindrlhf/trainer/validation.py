@@ -97,6 +97,7 @@ def open_validation(
     if generating.first_of_replica:
         settings = config.reward.model_copy(update={"functions": (RewardFunctionSettings(name=name),)})
         rewards = stack.enter_context(RewardRunner(settings))
+        rewards.check_ground_truths(problems, config.data.val_dataset)
     responses = len(share) * sampling.num_generations
     evaluator = Evaluator(
         engine=open_engine(job, decoder, sampling, responses, _longest(problems), config.seed + SEED_SHIFT),

@@ -55,6 +55,17 @@ def check_against_source(path, rows, tokenizer, render):
     return columns
 
 
+def test_prompts_without_a_ground_truth(tmp_path, output, small):
+    source = tmp_path / "open.jsonl"
+    rows = [{"question": "Write a poem.", "style": "short"}, {"question": "2+2?", "ground_truth": 4}]
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    summary = convert(source, output, small, task="fields", template="plain", progress=False)
+    first, second = read_prompts(output)
+    assert dict(first.fields) == {"task": "fields", "question": "Write a poem.", "style": "short"}
+    assert second.fields["ground_truth"] == "4"
+    assert "1 rows have no ground truth" in str(summary)
+
+
 def test_columns(source, output, small):
     summary = convert(source, output, small, template="plain", max_prompt_length=200)
     columns = check_against_source(output, ROWS, small, plain)

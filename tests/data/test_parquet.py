@@ -106,8 +106,7 @@ def test_any_columns_with_a_field_map(small, tmp_path):
         ({"prompt": "text"}, "key 'prompt' should be one user message, .* has roles 'text'"),
         ({"prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}, "'assistant'"),
         ({"prompt": [{"role": "user", "content": " "}]}, "key 'content' should be text"),
-        ({"reward_model": {"style": "model"}}, "key 'reward_model' should hold a 'ground_truth'"),
-        ({"reward_model": None}, "key 'reward_model' should hold a 'ground_truth'"),
+        ({"reward_model": "rule"}, "key 'reward_model' should be a group with a 'ground_truth', and is 'rule'"),
     ],
 )
 def test_malformed_rows(change, message):
@@ -115,7 +114,13 @@ def test_malformed_rows(change, message):
         TASKS["verl"].parse(verl_row(0) | change)
 
 
+@pytest.mark.parametrize("given", [{"style": "model"}, {"style": "model", "ground_truth": ""}, {}, None])
+def test_a_row_without_a_ground_truth(given):
+    assert TASKS["verl"].parse(verl_row(0) | {"reward_model": given}).ground_truth == ""
+
+
 def test_a_ground_truth_that_is_no_text_is_json():
+    assert TASKS["verl"].parse(verl_row(0) | {"reward_model": {"ground_truth": 0}}).ground_truth == "0"
     row = verl_row(0) | {"reward_model": {"ground_truth": {"target": 5, "numbers": [2, 3]}}}
     assert TASKS["verl"].parse(row).ground_truth == '{"target": 5, "numbers": [2, 3]}'
 

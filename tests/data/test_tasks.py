@@ -229,14 +229,19 @@ def test_a_users_rows_by_a_field_map():
     assert TASKS["fields"].parse({"question": "q", "ground_truth": "g"}).answer == ""
 
 
+def test_a_users_rows_without_a_ground_truth():
+    for row in ({}, {"ground_truth": None}, {"ground_truth": ""}):
+        assert TASKS["fields"].parse({"question": "q", **row}).ground_truth == ""
+    assert mapped(TASKS["fields"], ("question=problem", "ground_truth=none")).parse(OWN_ROW).ground_truth == ""
+
+
 @pytest.mark.parametrize(
     ("pairs", "message"),
     [
-        (("question=problem",), "key 'ground_truth' is missing"),
         (("question=prolbem", "ground_truth=level"), "key 'prolbem' of --fields is missing .found: 'problem'"),
         (("question=problem", "ground_truth=solution.end"), "key 'solution.end' of --fields is missing .found: 'text'"),
         (("question=problem", "ground_truth=level.x"), "key 'level.x' of --fields is missing$"),
-        (("question=problem", "ground_truth=none"), "key 'ground_truth' is missing"),
+        (("question=problem", "ground_truth=title"), "key 'title' of --fields is missing"),
     ],
 )
 def test_field_maps_that_do_not_fit(pairs, message):

@@ -85,6 +85,26 @@ def test_functions_in_verls_form(folder):
     assert registry.resolve(f"{folder / 'mine.py'}:three")("", "it is 5", {"ground_truth": "5", "task": "mine"}) == 1.0
 
 
+def test_what_needs_a_ground_truth(folder):
+    """What the registry declares of the shipped functions is what they do, and a signature says it of the others."""
+    for name in registry.SHIPPED:
+        reward = registry.resolve(name, {"target": 5} if name == "length" else {})
+        fields = {"response_length": "5", "max_new_tokens": "10"}
+        if reward.needs_ground_truth:
+            with pytest.raises(KeyError, match="ground_truth"):
+                reward("", "#### 5", fields)
+        else:
+            reward("", "#### 5", fields)
+    (folder / "lenient.py").write_text("def f(completion, ground_truth='none'): return float(ground_truth == 'none')")
+    needs = {name: registry.resolve(f"{folder / 'mine.py'}:{name}").needs_ground_truth for name in ("plain", "short")}
+    assert needs == {"plain": False, "short": True}
+    assert registry.resolve(f"{folder / 'mine.py'}:three").needs_ground_truth
+    lenient = registry.resolve(f"{folder / 'lenient.py'}:f")
+    assert not lenient.needs_ground_truth
+    assert lenient("", "text", {}) == 1.0
+    assert lenient("", "text", {"ground_truth": "5"}) == 0.0
+
+
 def test_a_file_is_imported_once(folder):
     name = f"{folder / 'mine.py'}:counting"
     assert registry.resolve(name)("", "", {}) == 1

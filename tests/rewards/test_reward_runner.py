@@ -11,6 +11,7 @@ import pytest
 from mindrlhf.configs.grpo import RewardFunctionSettings, RewardSettings
 from mindrlhf.errors import UserError
 from mindrlhf.rewards.runner import HOPELESS_AFTER, RewardRunner
+from mindrlhf.types import Prompt
 
 FAULTS = """
 import ctypes, math, os, signal, subprocess, sys, time
@@ -188,6 +189,19 @@ def test_a_fault_costs_its_sample_only(faults, workers):
     assert np.isnan(scores["none"])
     assert completions.index("none") not in table.errors["fault"]
     np.testing.assert_array_equal(again.totals, np.float32([3, np.nan, 4]))
+
+
+def test_a_ground_truth_that_is_missing_is_told_beforehand(faults):
+    """Only where a function compares with one; the row is named."""
+    prompts = [Prompt(3, np.ones(2, np.int32), {"ground_truth": "5"}), Prompt(7, np.ones(2, np.int32), {"task": "t"})]
+    with runner(f"{faults}:constant", "format") as pool:
+        assert pool.comparing == ()
+        pool.check_ground_truths(prompts, "open.mindrecord")
+        assert pool.score([("q", "a", prompts[1].fields)]).totals[0] == 1.0
+    with runner(f"{faults}:constant", "gsm8k") as pool:
+        pool.check_ground_truths(prompts[:1], "open.mindrecord")
+        with pytest.raises(UserError, match=r"open\.mindrecord: row 7 has no ground truth, .* 'gsm8k' compares"):
+            pool.check_ground_truths(prompts, "open.mindrecord")
 
 
 def test_components(faults):

@@ -7,6 +7,7 @@ import jobs
 import numpy as np
 import pytest
 
+from mindrlhf.data.convert import convert
 from mindrlhf.data.tokenizer import Tokenizer
 
 ONE_LAYER = ("train_yaml.model.model_config.num_layers=1", "infer_yaml.model.model_config.num_layers=1")
@@ -61,6 +62,23 @@ def test_reward_functions_of_a_file(task, tmp_path, caplog):
         assert json.loads(dumped.read_text().splitlines()[0])["step"] == step
     assert 0 < failed < 32
     assert caplog.text.count("an odd number of characters") == 1
+
+
+def test_prompts_without_ground_truths(task, tmp_path, capsys):
+    """Generated, recorded and replayed where no reward compares; refused before the run where one does."""
+    source, data = tmp_path / "open.jsonl", tmp_path / "open.mindrecord"
+    source.write_text("".join(json.dumps({"question": f"Write {n} words."}) + "\n" for n in range(8)))
+    convert(source, data, Tokenizer.from_path(task.folder), task="fields", template="plain", progress=False)
+    settings = ("trainer.total_steps=1", "trainer.save_rollouts=True", "algorithm.beta=0")
+    result = run(task, tmp_path / "out", *settings, mind_dataset_dir=data)
+    dumped = json.loads((tmp_path / "out" / "rollouts" / "step_000001.jsonl").read_text().splitlines()[0])
+    assert dumped["ground_truth"] is None
+    recorded = tmp_path / "out" / "rollouts.mindrecord"
+    replayed = run(task, tmp_path / "again", *settings, replay=recorded, mind_dataset_dir=None, save_data_file=None)
+    assert replayed.metrics[0]["actor/loss"] == result.metrics[0]["actor/loss"]
+    comparing = task.train(tmp_path / "refused", *settings, "reward.functions=[{name: math}]", mind_dataset_dir=data)
+    assert jobs.call(comparing) == 2
+    assert "row 0 has no ground truth, and the reward function 'math' compares" in capsys.readouterr().err
 
 
 TROUBLES = """

@@ -12,7 +12,7 @@ OWN = ("question", "ground_truth", "answer")
 
 
 def parse(row: Mapping[str, Any]) -> TaskRow:
-    """From `question` and `ground_truth`, an optional worked `answer`, and any other keys, which become fields.
+    """From `question`, an optional `ground_truth` and worked `answer`, and any other keys, which become fields.
 
     What is not text becomes JSON text: a ground truth of 12 is `12`.
     """
@@ -20,7 +20,7 @@ def parse(row: Mapping[str, Any]) -> TaskRow:
     return TaskRow(
         question=text_field(texts, "question"),
         answer=text_field(texts, "answer") if texts.get("answer") else "",
-        ground_truth=text_field(texts, "ground_truth"),
+        ground_truth=text_field(texts, "ground_truth") if texts.get("ground_truth") else "",
         extra={key: value for key, value in texts.items() if key not in OWN},
     )
 

@@ -11,7 +11,7 @@ class TaskRow:
 
     question: the problem as the user turn states it.
     answer: a full worked answer for a warm start, "" when the source has none.
-    ground_truth: what the reward function compares with.
+    ground_truth: what the reward function compares with, "" when the source has none.
     extra: further text fields for reward functions.
     system: the row's own system prompt, or None for the template's.
     """
@@ -36,6 +36,12 @@ class Task:
     instruction: str
     reward: str
     parse: Callable[[Mapping[str, Any]], TaskRow]
+
+
+def prompt_fields(task: str, question: str, ground_truth: str, extra: Mapping[str, str]) -> dict[str, str]:
+    """Name a problem's texts as reward functions find them; without a ground truth there is no such field."""
+    truth = {"ground_truth": ground_truth} if ground_truth else {}
+    return {"task": task, "question": question, **truth, **extra}
 
 
 def text_field(row: Mapping[str, Any], key: str) -> str:

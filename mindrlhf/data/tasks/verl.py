@@ -1,7 +1,7 @@
 """Problems in verl's columns: `data_source, prompt, ability, reward_model, extra_info`.
 
-prompt: chat messages `{"role", "content"}`; reward_model: `{"style", "ground_truth"}`; extra_info: anything, by
-convention with `split`, `index`, and the bare `question` and `answer`.
+prompt: chat messages `{"role", "content"}`; reward_model: `{"style", "ground_truth"}`, the latter may be missing, null
+or ""; extra_info: anything, by convention with `split`, `index`, and the bare `question` and `answer`.
 """
 
 import json
@@ -27,9 +27,11 @@ def parse(row: Mapping[str, Any]) -> TaskRow:
         raise ValueError(
             f"key 'prompt' should be one user message, after a system message or not, and has roles {roles!r}"
         )
-    truth = reward_model.get("ground_truth") if isinstance(reward_model, Mapping) else None
-    if truth in (None, ""):
-        raise ValueError(f"key 'reward_model' should hold a 'ground_truth', and is {reward_model!r}")
+    reward_model = {} if reward_model is None else reward_model
+    if not isinstance(reward_model, Mapping):
+        raise ValueError(f"key 'reward_model' should be a group with a 'ground_truth', and is {reward_model!r}")
+    truth = reward_model.get("ground_truth")
+    truth = "" if truth is None else truth
     answer = extra_info.get("answer") if isinstance(extra_info, Mapping) else None
     named = {name: str(row[name]) for name in ("data_source", "ability") if row.get(name)}
     return TaskRow(
