@@ -13,6 +13,7 @@ from mindrlhf.configs.loading import load_grpo_config
 from mindrlhf.configs.model_settings import ModelSettings
 from mindrlhf.configs.model_yaml import ContextSettings, ParallelSettings, RecomputeSettings
 from mindrlhf.configs.sft import SFTConfig
+from mindrlhf.metrics.report.charts import COST, LEARNING
 
 PAGES = documentation.pages()
 YAML_GROUPS = {
@@ -94,10 +95,26 @@ def test_yaml(page, tmp_path):
             load_grpo_config(file)
 
 
-def test_metrics(trained):
-    """What the pages call a metric is what a run has written."""
+@pytest.fixture(scope="module")
+def written(trained) -> set[str]:
+    """The metrics of a run with default settings."""
     lines = (trained / "out" / "gsm8k" / "metrics.jsonl").read_text().splitlines()
-    written = {name for line in lines for name in json.loads(line)}
+    return {name for line in lines for name in json.loads(line)}
+
+
+def test_charts(written):
+    """Every pattern of a report's charts is that of a metric which some run writes."""
+    # `mindrlhf sft`, algorithm.kl_in_reward, algorithm.dual_clip
+    elsewhere = ("train/", "actor/reward_kl_penalty", "actor/pg_clipfrac_lower")
+    for chart in (*LEARNING, *COST):
+        assert isinstance(chart.metrics, tuple), chart.title
+        for pattern in chart.metrics:
+            other = pattern.startswith((*OTHER_RUNS, *elsewhere))
+            assert other or any(re.fullmatch(pattern, name) for name in written), f"{chart.title}: {pattern}"
+
+
+def test_metrics(written):
+    """What the pages call a metric is what a run has written."""
     seen = set()
     for page in PAGES:
         for text in documentation.named(page):

@@ -34,7 +34,7 @@ LEARNING = (
     Chart("Reward by function", "mean of a step", (r"reward/.+/mean",)),
     Chart("KL to the reference model", "nats per token", ("actor/kl_loss", "actor/reward_kl_penalty")),
     Chart("Entropy", "nats per token", ("actor/entropy",)),
-    Chart("Response length", "tokens", ("response_length/mean")),
+    Chart("Response length", "tokens", ("response_length/mean",)),
     Chart("Clip fraction", "share of tokens", ("actor/pg_clipfrac", "actor/pg_clipfrac_lower")),
     Chart("Truncated responses", "share of responses", ("response_length/clip_ratio",)),
     Chart("Groups that all score the same", "share of groups", ("group/zero_std_fraction",)),
