@@ -2,9 +2,9 @@
 
 A role is a set of parameters that come and go together; a phase declares what it reads and writes (`PHASES`). When a
 phase begins, what it does not need is put away, and then what it needs is brought back; what the phase after it needs,
-going by the step before, is read ahead meanwhile where the store can. Content is written out only if
-it has changed since it was written last; gradients are zero between updates and a cache means nothing between two
-generations, so theirs is not kept at all.
+going by the step before, is read ahead meanwhile where the store can. Content is written out only if it has changed
+since it was written last; gradients are zero between updates and a cache means nothing between two generations, so
+theirs is not kept at all.
 """
 
 import time

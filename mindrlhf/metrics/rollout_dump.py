@@ -21,8 +21,8 @@ def rollout_rows(
 
     decode: int32[n] token ids -> text, special tokens included.
     Keys: step, prompt_id, sample_index, prompt, completion, ground_truth (None where the task has none), reward,
-    rewards (by function, unweighted), advantage (mean over its tokens), finish_reason,
-    prompt_length and response_length (tokens).
+    rewards (by function, unweighted), advantage (mean over its tokens), finish_reason, prompt_length and
+    response_length (tokens).
     """
     rows = []
     for experience in experiences:

@@ -62,8 +62,8 @@ class Engine:
     """Generates responses with one set of weights and one sampling rule.
 
     decoder: the model over its parameters; config: its shape; slots: sequences decoded at once; max_prompt: longest
-    prompt in
-    tokens; stop_ids: tokens that end a response; decode_text: token ids -> text, needed for stop strings only.
+    prompt in tokens; stop_ids: tokens that end a response; decode_text: token ids -> text, needed for stop strings
+    only.
     """
 
     def __init__(

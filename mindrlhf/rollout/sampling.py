@@ -157,8 +157,8 @@ class Sampler(nn.Cell):
         return numbers[0] - log_from_one(numbers[1])
 
     def construct(self, logits, uniform, ban_stop, seen):
-        """ban_stop: float32[B], 1 while a slot may not stop; seen: float32[B, V], 1 at tokens already there (or [1,
-        1]).
+        """ban_stop: float32[B], 1 while a slot may not stop; seen: float32[B, V] (or [1, 1]), 1 at tokens already
+        there.
         """
         raw = logits * self.inverse
         scores = raw

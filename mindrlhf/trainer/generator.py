@@ -34,10 +34,9 @@ LENGTH_BUCKET = 32
 class Generator:
     """A model with its tokenizer that answers prompts under one sampling rule.
 
-    model: HF directory, or a training checkpoint. tokenizer: its own by default. slots: responses generated at once, at
-    most.
-    seed: of what is drawn, together with a prompt's id and a response's index. where: names the prompts in messages.
-    Raises UserError for a directory that is no model.
+    model: HF directory, or a training checkpoint. tokenizer: its own by default. slots: most responses generated at
+    once. seed: of what is drawn, together with a prompt's id and a response's index. where: names the prompts in
+    messages. Raises UserError for a directory that is no model.
     """
 
     def __init__(

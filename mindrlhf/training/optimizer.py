@@ -106,10 +106,9 @@ class AdamW:
     parameters: the float32 weights to train, or this rank's shards of them; specs: their rows of the parameter table
     (which of them decay). norm: how shards make up the norm of the whole model's gradients; None on a rank that holds
     all of it. share: what this replica updates; None for everything. own_rows: its parameters that are none of the
-    model's.
-    block_numbers: parameters are updated in blocks of at most so many numbers (or one parameter); None is all at once.
-    blocks: indices of the parameters of each; before_block is called with a block's number, so that no other moments
-    than its own need be in memory. kernels: of `backend`; the compositions by default.
+    model's. block_numbers: parameters are updated in blocks of at most this many numbers (or one parameter); None is
+    all at once. blocks: indices of the parameters of each; before_block is called with a block's number, so that no
+    other moments than its own need be in memory. kernels: of `backend`; the compositions by default.
     """
 
     def __init__(
@@ -156,9 +155,7 @@ class AdamW:
         self._discard = Discard(self.gradients)
 
     def step(self, rate: float) -> UpdateResult:
-        """Clip, update with learning rate `rate`, and zero the gradients; skip everything when the norm is not
-        finite.
-        """
+        """Clip, update with learning rate `rate`, and zero the gradients; skip it when the norm is not finite."""
         norm = self.norm()
         if not math.isfinite(norm):
             self.discard()

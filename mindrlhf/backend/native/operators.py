@@ -140,10 +140,10 @@ class Operators:
         slots: int32[B] each: the last token, its position, how many tokens may still come (0: nothing in this slot), in
         how many of them no stop token may, the slot that keeps the prompt, and how many positions of it; and int32[2]:
         with how many slots going on no further token is begun, and where behind the longest prompt a slot keeps what it
-        has of its own. uniform: [B, n]; stop_ids: int32[s], -1 for none; table: of embeddings
-        [V, hidden]; angles: tables of cos and sin [positions, D]; norm, head: the final norm's weight and [V, hidden];
-        layers: `Block.decode_weights` of each, and its caches, all in one row. numbers: scale, epsilon, has_bias and
-        has_norms as in `decode_layer`, the inverse temperature, and whether the largest logit is taken.
+        has of its own. uniform: [B, n]; stop_ids: int32[s], -1 for none; table: of embeddings [V, hidden]; angles:
+        tables of cos and sin [positions, D]; norm, head: the final norm's weight and [V, hidden]; layers:
+        `Block.decode_weights` of each, and its caches, all in one row. numbers: scale, epsilon, has_bias and has_norms
+        as in `decode_layer`, the inverse temperature, and whether the largest logit is taken.
 
         Returns token int32[B, n] (-1 where there is none), behaviour and policy log-probs [B, n].
         """
