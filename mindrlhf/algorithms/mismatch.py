@@ -12,8 +12,6 @@ LOG_RATIO_LIMIT = 20.0
 SUMS = (
     "tokens",
     "rows",
-    "kl",
-    "k3_kl",
     "weight",
     "weight_squared",
     "training_log_ppl",
@@ -45,8 +43,6 @@ def mismatch_sums(log_probs: Sequence[np.ndarray], rollout_log_probs: Sequence[n
         sums += (
             train.size,
             1,
-            -log_ratio.sum(),
-            (np.expm1(log_ratio) - log_ratio).sum(),
             weight.sum(),
             (weight**2).sum(),
             train_log_ppl,
@@ -63,17 +59,15 @@ def mismatch_sums(log_probs: Sequence[np.ndarray], rollout_log_probs: Sequence[n
 def mismatch_figures(sums: np.ndarray) -> dict[str, float]:
     """Figures of a step from the summed vector; {} where no token was seen.
 
-    kl, k3_kl: KL(rollout || train) per token, in nats. training_*, rollout_*: perplexity and its log, means over rows;
-    log_ppl_diff: training - rollout; ppl_ratio: mean of training / rollout. chi2_*: mean squared weight - 1.
-    rollout_is_mean, rollout_is_eff_sample_size: mean of the token weights, and (sum w)**2 / (n * sum w**2), 1 at best.
+    training_*, rollout_*: perplexity and its log, means over rows; log_ppl_diff: training - rollout; ppl_ratio: mean of
+    training / rollout. chi2_*: mean squared weight - 1. rollout_is_mean, rollout_is_eff_sample_size: mean of the token
+    weights, and (sum w)**2 / (n * sum w**2), 1 at best. The KL is in every run's metrics (`metrics.experience`).
     """
     total = dict(zip(SUMS, (float(value) for value in sums), strict=True))
     tokens, rows = total["tokens"], total["rows"]
     if not tokens:
         return {}
     return {
-        "kl": total["kl"] / tokens,
-        "k3_kl": total["k3_kl"] / tokens,
         "training_ppl": total["training_ppl"] / rows,
         "training_log_ppl": total["training_log_ppl"] / rows,
         "rollout_ppl": total["rollout_ppl"] / rows,

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from mindrlhf.metrics.metric_set import MetricSet
-from mindrlhf.types import Experience
+from mindrlhf.types import Experience, Rollout
 
 LOG_RATIO_LIMIT = 20.0  # as verl clamps before exp
 NO_SPREAD = 1e-8  # rewards of a group that differ by less are equal
@@ -93,23 +93,25 @@ def add_reward_troubles(metrics: MetricSet, failures: Mapping[str, int], timeout
 
 
 def add_log_prob_difference(
-    metrics: MetricSet, engine_log_probs: Sequence[np.ndarray], train_log_probs: Sequence[np.ndarray]
+    metrics: MetricSet, rollouts: Sequence[Rollout], train_log_probs: Sequence[np.ndarray]
 ) -> None:
-    """Add how far the engine's log-probs lie from the train graph's, for the same tokens and the same distribution.
+    """Add how far the rollouts' log-probs lie from the train graph's, for the same tokens.
 
-    engine_log_probs, train_log_probs: one float32[R] for each response, without padding, natural logs.
-    With d = train - engine: `rollout_corr/kl` mean of -d, `rollout_corr/k3_kl` mean of exp(d) - d - 1,
-    `rollout_corr/log_prob_diff/{mean,max}` of |d|, and `training/rollout_probs_diff_{mean,max}` of the difference of
-    probabilities (verl's names for the first two and the last).
+    train_log_probs: one float32[R] for each rollout, without padding, natural logs.
+    With d = train - behaviour, the distribution that the tokens were drawn from: `rollout_corr/kl` mean of -d and
+    `rollout_corr/k3_kl` mean of exp(d) - d - 1, KL(rollout || train) in nats per token, as in verl.
+    With d = train - policy, the same distribution computed by two graphs: `rollout_corr/log_prob_diff/{mean,max}` of
+    |d|, and `training/rollout_probs_diff_{mean,max}` of the difference of probabilities.
     """
-    if not engine_log_probs:
+    if not rollouts:
         return
-    engine = np.concatenate(engine_log_probs, dtype=np.float64)
+    drawn = np.concatenate([rollout.behaviour_log_probs for rollout in rollouts], dtype=np.float64)
+    engine = np.concatenate([rollout.policy_log_probs for rollout in rollouts], dtype=np.float64)
     train = np.concatenate(train_log_probs, dtype=np.float64)
+    log_ratio = np.clip(train - drawn, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    metrics.add_values("rollout_corr/kl", -log_ratio)
+    metrics.add_values("rollout_corr/k3_kl", np.expm1(log_ratio) - log_ratio)
     difference = train - engine
-    clamped = np.clip(difference, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    metrics.add_values("rollout_corr/kl", -difference)
-    metrics.add_values("rollout_corr/k3_kl", np.expm1(clamped) - clamped)
     probabilities = np.abs(np.exp(train) - np.exp(engine))
     for mean, largest, values in (
         ("rollout_corr/log_prob_diff/mean", "rollout_corr/log_prob_diff/max", np.abs(difference)),
@@ -121,10 +123,10 @@ def add_log_prob_difference(
 
 def add_experience(metrics: MetricSet, experiences: Sequence[Experience], max_prompt_length: int | None = None) -> None:
     """Add everything that experiences tell by themselves: lengths, rewards, and, where the train graph's log-probs
-    are part of them (`old_log_probs`), their difference from the engine's `policy_log_probs`."""
+    are part of them (`old_log_probs`), their difference from the rollouts'."""
     add_lengths(metrics, experiences, max_prompt_length)
     add_rewards(metrics, experiences)
     add_values(metrics, experiences)
     both = [experience for experience in experiences if experience.old_log_probs is not None]
-    engine = [rollout.policy_log_probs for experience in both for rollout in experience.group.rollouts]
-    add_log_prob_difference(metrics, engine, [train for experience in both for train in experience.old_log_probs])
+    rollouts = [rollout for experience in both for rollout in experience.group.rollouts]
+    add_log_prob_difference(metrics, rollouts, [train for experience in both for train in experience.old_log_probs])

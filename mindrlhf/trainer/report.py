@@ -138,8 +138,8 @@ class StepReport:
         for update in result.critic_updates:
             self._add_update(metrics, update, "critic", "critic/vf_loss", CRITIC_NAMES)
         if any(e.old_log_probs is None for e in experiences):  # else `add_experience` has taken them
-            pairs = [(rollout.policy_log_probs, row) for rollout, row in first_scored(experiences, updates)]
-            add_log_prob_difference(metrics, [engine for engine, _ in pairs], [train for _, train in pairs])
+            pairs = first_scored(experiences, updates)
+            add_log_prob_difference(metrics, [rollout for rollout, _ in pairs], [train for _, train in pairs])
         performance.add_timings(metrics, seconds, response_tokens, total_tokens, self._ranks)
         performance.add_performance(metrics, seconds.get(STEP, 0.0), total_tokens)
         if self._utilization:

@@ -109,9 +109,22 @@ def test_difference_between_engine_and_train_graph(experiences):
     assert not any(name.startswith("rollout_corr") for name in results(experiences[2:]))
 
 
-def test_absurd_log_probs_stay_finite():
+def test_the_kl_is_that_of_the_distribution_drawn_from():
+    """With top-k, top-p or a penalty the behaviour log-probs are others than the engine's of the policy."""
+    policy, behaviour = np.log(np.array([0.2, 0.4])), np.log(np.array([0.25, 0.8]))
+    rollout = Rollout(0, 0, np.array([1, 2]), behaviour, policy, "eos", 0)
     metrics = MetricSet()
-    add_log_prob_difference(metrics, [np.array([-2000.0])], [np.array([-0.1])])
+    add_log_prob_difference(metrics, [rollout], [policy])
+    values = metrics.results()
+    assert values["rollout_corr/kl"] == pytest.approx(np.log([1.25, 2.0]).mean())
+    assert values["rollout_corr/k3_kl"] == pytest.approx(np.mean([0.8 - np.log(0.8) - 1, 0.5 - np.log(0.5) - 1]))
+    assert values["rollout_corr/log_prob_diff/max"] == values["training/rollout_probs_diff_max"] == 0.0
+
+
+def test_absurd_log_probs_stay_finite():
+    metrics, absurd = MetricSet(), np.array([-2000.0])
+    rollout = Rollout(0, 0, np.array([1]), absurd, absurd, "eos", 0)
+    add_log_prob_difference(metrics, [rollout], [np.array([-0.1])])
     values = metrics.results()
     assert values["rollout_corr/k3_kl"] == pytest.approx(np.exp(20.0) - 21)
     assert values["rollout_corr/log_prob_diff/max"] == pytest.approx(1999.9)
