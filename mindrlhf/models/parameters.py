@@ -4,15 +4,22 @@ Everything that walks over weights (graphs, loading, saving, optimizer groups, l
 this table, so that a parameter is described in one place only.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Literal
 
 from mindrlhf.configs.model import ModelConfig
+from mindrlhf.parallel.mesh import Axis
 
+EMBEDDING = "model.tok_embeddings.embedding_weight"
+FINAL_NORM = "model.norm_out.weight"
+HEAD = "lm_head.weight"  # the same name in Hugging Face's checkpoints
 VALUE_HEAD = "value_head.weight"
+_LAYERS = "model.layers."  # the beginning of every layer's names, in both worlds
 
 Kind = Literal["matrix", "bias", "norm", "embedding", "head"]
+Place = int | Literal["first", "last", "ends"]
 
 
 @dataclass(frozen=True)
@@ -22,17 +29,30 @@ class ParameterSpec:
     name: the name in MindFormers' `LlamaForCausalLM`, which is also ours.
     hf_name: the name in a Hugging Face checkpoint.
     shape: the full shape; linear weights are [out, in] in both worlds.
-    shard_dim: the dimension that tensor parallelism cuts, None where every rank holds the whole.
-    layer: index of the decoder layer, None for the embedding, the final norm and the head.
-    kind: what it is; decides weight decay.
+    kind: decides weight decay and the first values.
+    place: index of the decoder layer; else the first or the last pipeline stage, or both (`ends`: a tied embedding).
+    axis: the mesh axis that cuts the parameter; None where every rank of a stage holds the whole.
+    dim: the dimension that `axis` cuts.
+    parts: the largest number of parts it is cut into; further ranks hold the same part. None is no limit.
+    inside: used inside the parallel region of `tp`, where each rank computes a part of the gradient.
+    trains: whether updates change it.
     """
 
     name: str
     hf_name: str
     shape: tuple[int, ...]
-    shard_dim: int | None
-    layer: int | None
     kind: Kind
+    place: Place
+    axis: Axis | None = None
+    dim: int | None = None
+    parts: int | None = None
+    inside: bool = True
+    trains: bool = True
+
+    @property
+    def layer(self) -> int | None:
+        """Index of the decoder layer; None for the embedding, the final norm and the head."""
+        return self.place if isinstance(self.place, int) else None
 
     @property
     def decays(self) -> bool:
@@ -50,20 +70,26 @@ def parameter_table(config: ModelConfig) -> tuple[ParameterSpec, ...]:
 
     A critic's head reads one number off the hidden states, and is cut by their columns.
     """
-    vocabulary = (config.vocab_size, config.hidden_size)
-    table = [
+    hidden, tied = config.hidden_size, config.tie_word_embeddings
+    table = {"shape": (config.vocab_size, hidden), "axis": "tp", "dim": 0}
+    rows = [
         ParameterSpec(
-            "model.tok_embeddings.embedding_weight", "model.embed_tokens.weight", vocabulary, 0, None, "embedding"
+            EMBEDDING,
+            "model.embed_tokens.weight",
+            kind="embedding",
+            place="ends" if tied else "first",
+            inside=tied,  # as the head; looked up by ids, it lies outside
+            **table,
         )
     ]
     for layer in range(config.num_layers):
-        table += _layer_table(config, layer)
-    table.append(ParameterSpec("model.norm_out.weight", "model.norm.weight", (config.hidden_size,), None, None, "norm"))
+        rows += _at_layer(layer, _layer_rows(config))
+    rows.append(ParameterSpec(FINAL_NORM, "model.norm.weight", (hidden,), "norm", "last", inside=False))
     if config.value_head:
-        table.append(ParameterSpec(VALUE_HEAD, "score.weight", (1, config.hidden_size), 1, None, "head"))
-    elif not config.tie_word_embeddings:
-        table.append(ParameterSpec("lm_head.weight", "lm_head.weight", vocabulary, 0, None, "head"))
-    return tuple(table)
+        rows.append(ParameterSpec(VALUE_HEAD, "score.weight", (1, hidden), "head", "last", "tp", 1))
+    elif not tied:
+        rows.append(ParameterSpec(HEAD, HEAD, kind="head", place="last", **table))
+    return tuple(rows)
 
 
 def parameter_count(config: ModelConfig) -> int:
@@ -71,35 +97,60 @@ def parameter_count(config: ModelConfig) -> int:
     return sum(spec.size for spec in parameter_table(config))
 
 
-def _layer_table(config: ModelConfig, layer: int) -> list[ParameterSpec]:
-    """The parameters of one decoder layer.
+def is_layer_weight(name: str) -> bool:
+    """Whether a name in a checkpoint is that of a decoder layer's weight or bias, of any model."""
+    return name.startswith(_LAYERS) and name.endswith((".weight", ".bias"))
+
+
+def is_model_weight(name: str) -> bool:
+    """Whether a name in a checkpoint belongs to a language model, and not to an optimizer or a trainer."""
+    return name.startswith("model.") or name == HEAD
+
+
+def has_fused_projections(names: Iterable[str]) -> bool:
+    """Whether a checkpoint joins query, key and value in one matrix (MindFormers' `qkv_concat: True`)."""
+    return any(".w_qkv." in name for name in names)
+
+
+def _at_layer(layer: int, rows: Iterable[ParameterSpec]) -> list[ParameterSpec]:
+    prefix = f"{_LAYERS}{layer}."
+    return [replace(row, name=prefix + row.name, hf_name=prefix + row.hf_name, place=layer) for row in rows]
+
+
+def _layer_rows(config: ModelConfig) -> list[ParameterSpec]:
+    """The parameters of one decoder layer, under their names within it.
 
     Column-parallel projections (query, key, value, gate, up) are cut by output, row-parallel ones (attention output,
-    down) by input, so that one reduction closes each pair.
+    down) by input, so that one reduction closes each pair. Key and value projections are cut by whole heads.
     """
     hidden, inner = config.hidden_size, config.intermediate_size
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    rows: list[tuple[str, str, tuple[int, ...], int | None, Kind]] = [
-        ("attention_norm.weight", "input_layernorm.weight", (hidden,), None, "norm")
-    ]
-    for ours, theirs, outputs in (("wq", "q_proj", queries), ("wk", "k_proj", keys), ("wv", "v_proj", keys)):
-        rows.append((f"attention.{ours}.weight", f"self_attn.{theirs}.weight", (outputs, hidden), 0, "matrix"))
+
+    def norm(name: str, hf_name: str, size: int, inside: bool) -> ParameterSpec:
+        return ParameterSpec(f"{name}.weight", f"{hf_name}.weight", (size,), "norm", 0, inside=inside)
+
+    def matrix(name: str, hf_name: str, outputs: int, inputs: int, dim: int, parts: int | None = None) -> ParameterSpec:
+        shape = (outputs, inputs)
+        return ParameterSpec(f"{name}.weight", f"{hf_name}.weight", shape, "matrix", 0, "tp", dim, parts)
+
+    rows = [norm("attention_norm", "input_layernorm", hidden, inside=False)]
+    for ours, theirs, outputs, parts in (
+        ("wq", "q_proj", queries, None),
+        ("wk", "k_proj", keys, config.num_kv_heads),
+        ("wv", "v_proj", keys, config.num_kv_heads),
+    ):
+        weight = matrix(f"attention.{ours}", f"self_attn.{theirs}", outputs, hidden, 0, parts)
+        rows.append(weight)
         if config.attention_bias:
-            rows.append((f"attention.{ours}.bias", f"self_attn.{theirs}.bias", (outputs,), 0, "bias"))
+            name, hf_name = f"attention.{ours}.bias", f"self_attn.{theirs}.bias"
+            rows.append(replace(weight, name=name, hf_name=hf_name, shape=(outputs,), kind="bias"))
     if config.qk_norm:
-        rows += [
-            (f"attention.{norm}.weight", f"self_attn.{norm}.weight", (config.head_dim,), None, "norm")
-            for norm in ("q_norm", "k_norm")
-        ]
-    rows += [
-        ("attention.wo.weight", "self_attn.o_proj.weight", (hidden, queries), 1, "matrix"),
-        ("ffn_norm.weight", "post_attention_layernorm.weight", (hidden,), None, "norm"),
-        ("feed_forward.w1.weight", "mlp.gate_proj.weight", (inner, hidden), 0, "matrix"),
-        ("feed_forward.w3.weight", "mlp.up_proj.weight", (inner, hidden), 0, "matrix"),
-        ("feed_forward.w2.weight", "mlp.down_proj.weight", (hidden, inner), 1, "matrix"),
-    ]
-    prefix = f"model.layers.{layer}."
+        rows += [norm(f"attention.{one}", f"self_attn.{one}", config.head_dim, True) for one in ("q_norm", "k_norm")]
     return [
-        ParameterSpec(prefix + ours, prefix + theirs, shape, shard_dim, layer, kind)
-        for ours, theirs, shape, shard_dim, kind in rows
+        *rows,
+        matrix("attention.wo", "self_attn.o_proj", hidden, queries, 1),
+        norm("ffn_norm", "post_attention_layernorm", hidden, inside=False),
+        matrix("feed_forward.w1", "mlp.gate_proj", inner, hidden, 0),
+        matrix("feed_forward.w3", "mlp.up_proj", inner, hidden, 0),
+        matrix("feed_forward.w2", "mlp.down_proj", hidden, inner, 1),
     ]

@@ -12,11 +12,17 @@ from mindrlhf.checkpoint.stored_tensor import StoredTensor
 from mindrlhf.checkpoint.weight_files import index_weights
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.errors import UserError
-from mindrlhf.models.parameters import ParameterSpec, parameter_table
+from mindrlhf.models.parameters import (
+    EMBEDDING,
+    HEAD,
+    ParameterSpec,
+    has_fused_projections,
+    is_layer_weight,
+    parameter_table,
+)
 
 _log = logging.getLogger(__name__)
 
-_HEAD = "lm_head.weight"  # the same name in both worlds
 _BLOCK_ELEMENTS = 1 << 24  # how much of two tensors is compared at a time
 
 
@@ -91,9 +97,9 @@ def _names_in_files(path: Path, table: tuple[ParameterSpec, ...], stored: Mappin
         example = f" (it begins with {min(stored)})" if stored else ""
         raise UserError(f"{path}: holds no weight of the model under a Hugging Face or MindFormers name{example}.")
     others = f" and {len(missing) - 1} more are missing" if len(missing) > 1 else " is missing"
-    if missing == [_HEAD]:
+    if missing == [HEAD]:
         hint = "set tie_word_embeddings to true if the model's head is its embedding"
-    elif any(".w_qkv." in name for name in stored):
+    elif has_fused_projections(stored):
         hint = "the file was written with qkv_concat: True; write it with qkv_concat: False"
     else:
         hint = "give the weights and the configuration of one model"
@@ -105,14 +111,14 @@ def _check_unused(
 ) -> None:
     """Refuse files whose extra tensors mean another model than the configuration says."""
     for name in unused:
-        if name.startswith("model.layers.") and name.endswith((".weight", ".bias")):
+        if is_layer_weight(name):
             raise UserError(
                 f"{stored[name].file}: holds {name}, and the model's configuration ({config.family}, "
                 f"{config.num_layers} layers) has no such weight; give the weights and the configuration of one model."
             )
-    if _HEAD in unused and not _equal(stored[_HEAD], stored[names["model.tok_embeddings.embedding_weight"]]):
+    if HEAD in unused and not _equal(stored[HEAD], stored[names[EMBEDDING]]):
         raise UserError(
-            f"{stored[_HEAD].file}: {_HEAD} differs from the embedding, and the configuration says "
+            f"{stored[HEAD].file}: {HEAD} differs from the embedding, and the configuration says "
             "tie_word_embeddings: true; set it to false."
         )
 

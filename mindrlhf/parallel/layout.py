@@ -15,7 +15,7 @@ from mindrlhf.configs.model_yaml import ModelYaml
 from mindrlhf.configs.validate import check_layout
 from mindrlhf.errors import UserError
 from mindrlhf.models.parameters import ParameterSpec, parameter_table
-from mindrlhf.parallel.mesh import Mesh
+from mindrlhf.parallel.mesh import STAGE_AXES, Mesh
 
 Shape = tuple[int, ...]
 Slices = tuple[slice, ...]  # one for each dimension, both ends given; () for a number without dimensions
@@ -145,9 +145,10 @@ def model_layout(
 ) -> Layout:
     """The layout of a model on a mesh.
 
-    Columns and rows are cut over the tensor-parallel ranks by the parameter table's `shard_dim`, projections by whole
-    heads; with more ranks than key-value heads, neighbouring ranks hold the same head. The embedding lies in the first
-    stage, the final norm and the head in the last, a tied embedding in both. Sequence parallelism changes nothing here.
+    Columns and rows are cut over the tensor-parallel ranks by the parameter table's `axis` and `dim`, projections by
+    whole heads; with more ranks than key-value heads, neighbouring ranks hold the same head. The embedding lies in the
+    first stage, the final norm and the head in the last, a tied embedding in both. Sequence parallelism changes nothing
+    here.
 
     offset: see `split_layers`; `where` is its name in messages. vocab_emb_dp: every tensor-parallel rank holds the
     whole embedding; otherwise it is cut by vocabulary. An untied head is always cut, so that no rank ever has all
@@ -161,10 +162,10 @@ def model_layout(
     layers = split_layers(model.num_layers, mesh.pp, offset, where)
     placements = {}
     for spec in parameter_table(model):
-        sharding = _sharding(spec, model, mesh, vocab_emb_dp)
-        stages = _stages(spec, model, layers)
+        sharding = _sharding(spec, mesh, vocab_emb_dp)
+        stages = _stages(spec, layers)
         placements[spec.name] = Placement(spec.shape, dict.fromkeys(stages, sharding))
-    return Layout(mesh.pp, mesh.dp * mesh.tp, placements)
+    return Layout(mesh.pp, mesh.size // mesh.pp, placements)
 
 
 def replica_sharded(layout: Layout) -> Layout:
@@ -172,8 +173,10 @@ def replica_sharded(layout: Layout) -> Layout:
     `model_layout` gives is cut over the replicas too, where it can be.
     """
 
+    replicas = STAGE_AXES.index("dp")
+
     def shared(sharding: Sharding, shape: Shape) -> Sharding:
-        cut = Sharding(sharding.grid, ((*sharding.cuts[0], 0), *sharding.cuts[1:]))
+        cut = Sharding(sharding.grid, ((*sharding.cuts[0], replicas), *sharding.cuts[1:]))
         return cut if shape[0] % cut.parts[0] == 0 else sharding
 
     return Layout(
@@ -238,27 +241,22 @@ def split_layers(
     return tuple(range(start, start + count) for start, count in zip(starts, counts, strict=True))
 
 
-def _sharding(spec: ParameterSpec, model: ModelConfig, mesh: Mesh, vocab_emb_dp: bool) -> Sharding:
-    """How a stage's ranks, dp x tp, share a parameter."""
-    whole = ((),) * len(spec.shape)
-    if spec.shard_dim is None or (spec.kind == "embedding" and vocab_emb_dp):
-        return Sharding((mesh.dp, mesh.tp), whole)
-    cuts = tuple((1,) if dim == spec.shard_dim else () for dim in range(len(spec.shape)))
-    heads = model.num_kv_heads
-    if _is_key_or_value(spec) and mesh.tp > heads:
-        return Sharding((mesh.dp, heads, mesh.tp // heads), cuts)
-    return Sharding((mesh.dp, mesh.tp), cuts)
+def _sharding(spec: ParameterSpec, mesh: Mesh, vocab_emb_dp: bool) -> Sharding:
+    """How a stage's ranks share a parameter: the grid has one axis for each of `STAGE_AXES`.
+
+    Where a parameter has fewer parts than its axis has ranks, that axis is split in two: parts, and ranks alike.
+    """
+    grid = [mesh.lengths[axis] for axis in STAGE_AXES]
+    if spec.axis is None or (spec.kind == "embedding" and vocab_emb_dp):
+        return Sharding(tuple(grid), ((),) * len(spec.shape))
+    axis = STAGE_AXES.index(spec.axis)
+    if spec.parts and grid[axis] > spec.parts:
+        grid[axis : axis + 1] = [spec.parts, grid[axis] // spec.parts]
+    return Sharding(tuple(grid), tuple((axis,) if dim == spec.dim else () for dim in range(len(spec.shape))))
 
 
-def _is_key_or_value(spec: ParameterSpec) -> bool:
-    return ".attention.wk." in spec.name or ".attention.wv." in spec.name
-
-
-def _stages(spec: ParameterSpec, model: ModelConfig, layers: tuple[range, ...]) -> list[int]:
+def _stages(spec: ParameterSpec, layers: tuple[range, ...]) -> list[int]:
     """The pipeline stages that hold a parameter."""
     last = len(layers) - 1
-    if spec.layer is not None:
-        return [stage for stage, held in enumerate(layers) if spec.layer in held]
-    if spec.kind == "embedding":
-        return [0, last] if model.tie_word_embeddings else [0]
-    return [last]
+    ends = {"first": [0], "last": [last], "ends": [0, last]}
+    return ends.get(spec.place) or [stage for stage, held in enumerate(layers) if spec.place in held]

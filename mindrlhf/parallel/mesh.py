@@ -1,14 +1,20 @@
-"""The grid of ranks: pipeline stages x data-parallel replicas x tensor-parallel shards. Pure Python."""
+"""The grid of ranks: pipeline stages x data-parallel replicas x tensor-parallel shards. Pure Python.
+
+A further axis is a further name in `AXES`, and a field with a length in `Mesh` and in `Coordinates`.
+"""
 
 from dataclasses import dataclass
 from itertools import product
-from typing import Literal, NamedTuple
+from math import prod
+from typing import Literal, NamedTuple, get_args
 
 Axis = Literal["pp", "dp", "tp"]
+AXES: tuple[Axis, ...] = get_args(Axis)  # the outermost first
+STAGE_AXES = AXES[1:]  # of the ranks of one pipeline stage
 
 
 class Coordinates(NamedTuple):
-    """Where one rank sits: pipeline stage, data-parallel replica, tensor-parallel shard; each counted from 0."""
+    """Where one rank sits: its index along each axis, counted from 0, in the order of `AXES`."""
 
     pp: int
     dp: int
@@ -28,34 +34,43 @@ class Mesh:
     tp: int = 1
 
     def __post_init__(self):
-        for axis, length in zip(Coordinates._fields, self._lengths, strict=True):
+        for axis, length in self.lengths.items():
             if length < 1:
                 raise ValueError(f"a mesh axis has at least one rank, but {axis} is {length}")
 
     @property
-    def _lengths(self) -> Coordinates:
-        return Coordinates(self.pp, self.dp, self.tp)
+    def lengths(self) -> dict[Axis, int]:
+        """Number of ranks along each axis, the outermost first."""
+        return {axis: getattr(self, axis) for axis in AXES}
 
     @property
     def size(self) -> int:
         """Number of ranks."""
-        return self.dp * self.pp * self.tp
+        return prod(self.lengths.values())
 
     def coordinates(self, rank: int) -> Coordinates:
         """Where `rank` sits. Raises ValueError outside 0..size-1."""
         if not 0 <= rank < self.size:
             raise ValueError(f"rank {rank} is outside of a mesh of {self.size}")
-        return Coordinates(rank // (self.dp * self.tp), rank // self.tp % self.dp, rank % self.tp)
+        indices = {}
+        for axis in reversed(AXES):
+            rank, indices[axis] = divmod(rank, self.lengths[axis])
+        return Coordinates(**indices)
 
-    def rank(self, *, pp: int = 0, dp: int = 0, tp: int = 0) -> int:
-        """The rank at these coordinates. Raises ValueError outside of the mesh."""
-        for axis, index, length in zip(Coordinates._fields, (pp, dp, tp), self._lengths, strict=True):
+    def rank(self, **indices: int) -> int:
+        """The rank at these coordinates, 0 along each axis that is not given. Raises ValueError outside of the mesh."""
+        rank = 0
+        for axis, length in self.lengths.items():
+            index = indices.pop(axis, 0)
             if not 0 <= index < length:
                 raise ValueError(f"{axis} index {index} is outside of an axis of {length}")
-        return (pp * self.dp + dp) * self.tp + tp
+            rank = rank * length + index
+        if indices:
+            raise ValueError(f"a mesh has the axes {', '.join(AXES)}, not {', '.join(indices)}")
+        return rank
 
     def group(self, rank: int, *axes: Axis) -> tuple[int, ...]:
-        """The ranks that differ from `rank` along `axes` only, `rank` included; all three axes give every rank.
+        """The ranks that differ from `rank` along `axes` only, `rank` included; all axes give every rank.
 
         `group(rank, "tp")` shares one layer's shards, `group(rank, "dp")` averages gradients,
         `group(rank, "dp", "tp")` is the whole pipeline stage.
@@ -63,9 +78,9 @@ class Mesh:
         here = self.coordinates(rank)
         choices = [
             range(length) if axis in axes else (index,)
-            for axis, index, length in zip(Coordinates._fields, here, self._lengths, strict=True)
+            for index, (axis, length) in zip(here, self.lengths.items(), strict=True)
         ]
-        return tuple(self.rank(pp=pp, dp=dp, tp=tp) for pp, dp, tp in product(*choices))
+        return tuple(self.rank(**Coordinates(*place)._asdict()) for place in product(*choices))
 
     def groups(self, *axes: Axis) -> list[tuple[int, ...]]:
         """Every group along `axes`, ordered by first rank: together they hold each rank exactly once."""

@@ -103,7 +103,7 @@ class Partition:
         members = [
             place
             for place in map(self.mesh.coordinates, self.twins(spec))
-            if place.tp == here.tp or self.sequence or self._inside_parallel_region(spec)
+            if place.tp == here.tp or self.sequence or spec.inside
         ]
         return tuple(
             sorted(
@@ -124,8 +124,3 @@ class Partition:
             return len({place.pp for place in places}), len({place.tp for place in places})
 
         return sorted(((g, i) for g, i in groups.items() if len(g) > 1), key=lambda item: breadth(item[0]))
-
-    def _inside_parallel_region(self, spec: ParameterSpec) -> bool:
-        if spec.kind == "norm":
-            return spec.name.endswith(("q_norm.weight", "k_norm.weight"))
-        return spec.kind != "embedding" or self.model.tie_word_embeddings

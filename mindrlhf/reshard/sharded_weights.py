@@ -12,6 +12,7 @@ from mindrlhf.checkpoint.stored_tensor import StoredTensor
 from mindrlhf.checkpoint.weight_files import index_weights
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.errors import UserError
+from mindrlhf.models.parameters import is_model_weight
 from mindrlhf.models.weights import open_weights
 from mindrlhf.parallel.layout import Layout, Shape, full_layout
 from mindrlhf.reshard.strategy import Strategy
@@ -137,7 +138,7 @@ def _floating(path: Path, ranks: Sequence[Tensors]) -> list[Tensors]:
 def _check_unused(path: Path, layout: Layout, ranks: Sequence[Tensors]) -> None:
     """Refuse weights of a decoder that the layout does not know; what else there is, is left alone."""
     unused = {name for tensors in ranks for name in tensors if name not in layout.placements}
-    foreign = sorted(name for name in unused if name.startswith("model.") or name == "lm_head.weight")
+    foreign = sorted(name for name in unused if is_model_weight(name))
     if foreign:
         raise UserError(
             f"{path}: holds {foreign[0]}, which the layout does not know; give the layout that the checkpoint was "

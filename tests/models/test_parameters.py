@@ -65,7 +65,9 @@ def test_order_and_layers():
     assert table[0].kind == "embedding"
     assert [spec.name for spec in table[-2:]] == ["model.norm_out.weight", "lm_head.weight"]
     tied = parameter_table(ModelConfig(**TINY, tie_word_embeddings=True))
-    assert tied == table[:-1]
+    assert tied[1:] == table[1:-1]
+    assert (table[0].place, table[0].inside) == ("first", False)
+    assert (tied[0].place, tied[0].inside) == ("ends", True)  # the last stage's ranks use it as the head
 
 
 def test_weight_decay_is_for_matrices_and_an_untied_head():
@@ -83,7 +85,7 @@ def test_weight_decay_is_for_matrices_and_an_untied_head():
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3"])
 def test_shards_compute_what_the_whole_does(family):
-    """Cutting by `shard_dim` leaves whole heads on each rank and needs one sum after the row-parallel matrices."""
+    """Cutting by `dim` leaves whole heads on each rank and needs one sum after the row-parallel matrices."""
     qwen3 = family == "qwen3"
     config = ModelConfig(**TINY, family=family, qk_norm=qwen3, attention_bias=not qwen3)
     rng = np.random.default_rng(0)
@@ -101,11 +103,11 @@ def test_shards_compute_what_the_whole_does(family):
         return weights["attention.wo.weight"] @ heads + weights["feed_forward.w2.weight"] @ gated
 
     def shard(name, rank):
-        dim = specs[name].shard_dim
+        dim = specs[name].dim
         return whole[name] if dim is None else np.split(whole[name], 2, axis=dim)[rank]
 
     x = rng.normal(size=config.hidden_size)
     parts = [values_and_feed_forward({name: shard(name, rank) for name in whole}, x) for rank in (0, 1)]
     np.testing.assert_allclose(sum(parts), values_and_feed_forward(whole, x), rtol=1e-12)
-    unsharded = {name for name, spec in specs.items() if spec.shard_dim is None}
+    unsharded = {name for name, spec in specs.items() if spec.dim is None}
     assert all(specs[name].kind == "norm" for name in unsharded)

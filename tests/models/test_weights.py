@@ -103,12 +103,12 @@ def test_slices(tmp_path, config, arrays, hf_arrays):
     save_file(hf_arrays, tmp_path / "model.safetensors")
     source = open_weights(tmp_path, config)
     for spec in source.table:
-        if spec.shard_dim is None:
+        if spec.dim is None:
             continue
         index = [slice(None)] * len(spec.shape)
-        index[spec.shard_dim] = slice(spec.shape[spec.shard_dim] // 2, None)
+        index[spec.dim] = slice(spec.shape[spec.dim] // 2, None)
         part = source.read(spec, tuple(index))
-        np.testing.assert_array_equal(part, np.split(arrays[spec.name], 2, axis=spec.shard_dim)[1])
+        np.testing.assert_array_equal(part, np.split(arrays[spec.name], 2, axis=spec.dim)[1])
 
 
 def test_stored_types(tmp_path, config, hf_arrays):
