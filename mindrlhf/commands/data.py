@@ -27,7 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tokenizer_path", help="instead of these two: an HF directory, a tokenizer.json or a tokenizer.model"
     )
     prompt = parser.add_argument_group("prompts")
-    prompt.add_argument("--dataset_type", default="gsm8k", help=f"task of the rows: {', '.join(TASKS)} (default gsm8k)")
+    prompt.add_argument(
+        "--dataset_type", help=f"task of the rows: {', '.join(TASKS)} (default: told from the first row, else gsm8k)"
+    )
     prompt.add_argument(
         "--fields",
         nargs="+",

@@ -21,7 +21,7 @@ from mindrlhf.configs.grpo import RewardFunctionSettings, RewardSettings
 from mindrlhf.data.mindrecord import read_pairs, read_prompts
 from mindrlhf.data.parquet import SUFFIX
 from mindrlhf.data.source import read_source
-from mindrlhf.data.tasks import TASKS, get_task
+from mindrlhf.data.tasks import TASKS, chosen_task
 from mindrlhf.data.tasks.task import prompt_fields
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--data", required=True, help="prompt MindRecord, JSONL file, JSON array or parquet file")
     parser.add_argument(
-        "--dataset_type", default="gsm8k", help=f"task of JSON rows: {', '.join(TASKS)} (default gsm8k)"
+        "--dataset_type", help=f"task of JSON rows: {', '.join(TASKS)} (default: told from the first row, else gsm8k)"
     )
     parser.add_argument("--rows", type=int, default=16, help="how many to try, from the first (default 16)")
     given = parser.add_mutually_exclusive_group()
@@ -116,10 +116,11 @@ def _read_mindrecord(data: str, tokenizer: Tokenizer | None, references: bool) -
     return rows
 
 
-def _read_json(data: str, task_name: str) -> list[_Row]:
-    task = get_task(task_name)
+def _read_json(data: str, task_name: str | None) -> list[_Row]:
+    sources = read_source(data)
+    task = chosen_task(task_name, (), sources[0].values)
     rows = []
-    for index, source in enumerate(read_source(data)):
+    for index, source in enumerate(sources):
         try:
             row = task.parse(source.values)
         except ValueError as error:

@@ -1,39 +1,91 @@
 """Conversations -> prompt text, with a tokenizer's own chat template or ChatML. Nothing here runs tools or images."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
-import jinja2
-import jinja2.sandbox
-
+from mindrlhf.data import chat_process
+from mindrlhf.data.tokenizer import Tokenizer, token_text
 from mindrlhf.errors import UserError
 
-CHATML = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
-    "<|im_start|>assistant\n"
-)
+CPU_SECONDS = 20  # of a process that renders
+PER_PROCESS = 1000  # conversations
+
+Conversation = tuple[Any, str]
+"""Messages [{"role": ..., "content": ...}, ...], and where they are from, for messages of error."""
 
 
 def render_messages(messages: Any, where: str, chat_template: str | None, **tokens: str) -> str:
-    """The text after which the model answers the last message.
+    """The text after which the model answers the last message; see `render_conversations`."""
+    return render_conversations([(messages, where)], chat_template, **tokens)[0]
 
-    messages: [{"role": ..., "content": ...}, ...]. where: names them in messages of error. chat_template: jinja2 in
-    HF's dialect; None is ChatML. tokens: what a template may want beside the messages, `eos_token` for example.
-    Raises UserError for anything else than such messages, and when the template refuses them.
+
+def render_conversations(conversations: Sequence[Conversation], chat_template: str | None, **tokens: str) -> list[str]:
+    """The text of each conversation after which the model answers its last message.
+
+    chat_template: jinja2 in HF's dialect; None is ChatML. tokens: what a template may want beside the messages,
+    `eos_token` for example. The template runs in a process with limits on time and memory.
+    Raises UserError for anything else than such messages, and when the template fails or does not end.
     """
-    _check(messages, where)
+    for messages, where in conversations:
+        _check(messages, where)
     if chat_template is None:
-        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(keep_trailing_newline=True)
-    else:
-        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        return [_chatml(messages) for messages, _ in conversations]
+    starts = range(0, len(conversations), PER_PROCESS)
+    return [
+        text
+        for start in starts
+        for text in _rendered(conversations[start : start + PER_PROCESS], chat_template, tokens)
+    ]
+
+
+def write_conversations(conversations: Sequence[Conversation], tokenizer: Tokenizer) -> list[str]:
+    """`render_conversations` in the form that a tokenizer's model knows.
+
+    Raises UserError, besides, for a tokenizer that has neither a chat template nor ChatML's tokens.
+    """
+    if conversations and tokenizer.chat_template is None and tokenizer.token_to_id("<|im_start|>") is None:
+        raise UserError(
+            f"{conversations[0][1]}: the tokenizer has no chat template and no <|im_start|> to write messages with; "
+            "give the prompt as text."
         )
-    environment.globals["raise_exception"] = _refuse
-    try:
-        template = environment.from_string(chat_template or CHATML)
-        return template.render(messages=messages, add_generation_prompt=True, **tokens)
-    except Exception as error:  # the template is another's program: whatever it raises is for the user to mend
-        raise UserError(f"{where}: the tokenizer's chat template fails ({type(error).__name__}: {error}).") from None
+    named = {key: token_text(tokenizer.config.get(key)) for key in ("bos_token", "pad_token")}
+    named["eos_token"] = tokenizer.id_to_token(tokenizer.eos_token_id)
+    tokens = {key: token for key, token in named.items() if token is not None}
+    return render_conversations(conversations, tokenizer.chat_template, **tokens)
+
+
+def _chatml(messages: Sequence[Mapping[str, str]]) -> str:
+    turns = "".join(f"<|im_start|>{message['role']}\n{message['content']}<|im_end|>\n" for message in messages)
+    return f"{turns}<|im_start|>assistant\n"
+
+
+def _rendered(conversations: Sequence[Conversation], template: str, tokens: Mapping[str, str]) -> Iterator[str]:
+    request = {
+        "template": template,
+        "tokens": tokens,
+        "conversations": [messages for messages, _ in conversations],
+        "cpu_seconds": CPU_SECONDS,
+    }
+    ended = subprocess.run(
+        [sys.executable, "-P", str(Path(chat_process.__file__))],  # -P: modules of its folder are none of the library's
+        input=json.dumps(request),
+        capture_output=True,
+        text=True,
+    )
+    if ended.returncode:
+        raise UserError(
+            f"{conversations[0][1]}: the tokenizer's chat template is not done within {CPU_SECONDS} s and "
+            f"{chat_process.MEMORY_BYTES >> 30} GiB; use the template that was published with the model."
+        )
+    answer = json.loads(ended.stdout)
+    if "error" in answer:
+        where = conversations[min(answer["conversation"], len(conversations) - 1)][1]
+        raise UserError(f"{where}: the tokenizer's chat template fails ({answer['error']}).")
+    return iter(answer["texts"])
 
 
 def _check(messages: Any, where: str) -> None:
@@ -42,7 +94,3 @@ def _check(messages: Any, where: str) -> None:
     for number, message in enumerate(messages):
         if not isinstance(message, Mapping) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
             raise UserError(f"{where}: message {number} should be an object with the texts role and content.")
-
-
-def _refuse(reason: str) -> NoReturn:
-    raise jinja2.TemplateError(reason)

@@ -12,12 +12,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from mindrlhf.data.mindrecord import PROMPT_SCHEMA, write_columns
 from mindrlhf.data.parquet import write_rows
+from mindrlhf.data.prompt_text import prompt_texts
 from mindrlhf.data.source import SourceRow, read_source
-from mindrlhf.data.tasks import get_task
-from mindrlhf.data.tasks.fields import mapped
+from mindrlhf.data.tasks import chosen_task
 from mindrlhf.data.tasks.task import Task, TaskRow
 from mindrlhf.data.tasks.verl import record
-from mindrlhf.data.templates import Template, load_template
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
 
@@ -75,7 +74,7 @@ def convert(
     output: str | Path,
     tokenizer: Tokenizer,
     *,
-    task: str = "gsm8k",
+    task: str | None = None,
     template: str = "qwen",
     system_prompt: str | None = None,
     max_prompt_length: int = 512,
@@ -87,6 +86,7 @@ def convert(
 ) -> ConversionSummary:
     """Convert a JSONL file, JSON array or parquet file to the MindRecord `output` (columns: `data.mindrecord`).
 
+    task: its name; None is told from the first row (`tasks.chosen_task`).
     max_prompt_length: tokens a prompt may have. seq_length: tokens of prompt + answer + end token; None takes what
     the longest row needs, rounded up to a multiple of 64.
     truncation: what happens to a longer prompt: `error` refuses the file, naming the row; `drop` leaves the row out;
@@ -99,12 +99,14 @@ def convert(
     Raises UserError for whatever is wrong with the input or the output folder; an earlier output stays as it was.
     """
     _validate(max_prompt_length, seq_length, truncation)
-    chosen, rendering = mapped(get_task(task), fields), load_template(template, tokenizer.chat_template)
     pad = tokenizer.pad_token_id if pad_token_id is None else pad_token_id
     source_rows = read_source(source)
+    chosen = chosen_task(task, fields, source_rows[0].values)
     task_rows = [_parse(chosen, row) for row in source_rows]
+    places = [row.where for row in source_rows]
+    texts = prompt_texts(task_rows, places, chosen.instruction, template, system_prompt, tokenizer)
     with _progress(progress) as bars:
-        tokenised = _tokenise(task_rows, chosen, rendering, system_prompt, tokenizer)
+        tokenised = _tokenise(task_rows, texts, tokenizer)
         tokenised = list(bars.track(tokenised, total=len(task_rows), description="tokenising"))
         kept, truncated = _fit(tokenised, source_rows, max_prompt_length, seq_length, truncation)
         if not kept:
@@ -130,11 +132,17 @@ def convert(
 
 
 def convert_to_verl(
-    source: str | Path, output: str | Path, *, task: str = "gsm8k", fields: Sequence[str] = (), split: str = "train"
+    source: str | Path,
+    output: str | Path,
+    *,
+    task: str | None = None,
+    fields: Sequence[str] = (),
+    split: str = "train",
 ) -> int:
     """Write a source file's problems as a parquet file in verl's columns; returns how many. Errors as `convert`."""
-    chosen = mapped(get_task(task), fields)
-    rows = [_parse(chosen, row) for row in read_source(source)]
+    source_rows = read_source(source)
+    chosen = chosen_task(task, fields, source_rows[0].values)
+    rows = [_parse(chosen, row) for row in source_rows]
     write_rows(output, [record(index, row, chosen, split) for index, row in enumerate(rows)])
     return len(rows)
 
@@ -158,14 +166,10 @@ def _parse(task: Task, row: SourceRow) -> TaskRow:
         raise UserError(f"{row.where}: not a {task.name} row: {error}.") from None
 
 
-def _tokenise(
-    rows: Sequence[TaskRow], task: Task, template: Template, system: str | None, tokenizer: Tokenizer
-) -> Iterator[_TokenRow]:
+def _tokenise(rows: Sequence[TaskRow], texts: Sequence[str], tokenizer: Tokenizer) -> Iterator[_TokenRow]:
     for start in range(0, len(rows), ROWS_PER_BATCH):
         batch = rows[start : start + ROWS_PER_BATCH]
-        systems = [row.system if system is None else system for row in batch]
-        texts = [template.render(row.question, task.instruction, own) for row, own in zip(batch, systems, strict=True)]
-        prompts = tokenizer.encode_batch(texts)
+        prompts = tokenizer.encode_batch(texts[start : start + ROWS_PER_BATCH])
         answers = tokenizer.encode_batch([row.answer for row in batch])
         for offset, (row, prompt_ids, answer_ids) in enumerate(zip(batch, prompts, answers, strict=True)):
             end = [tokenizer.eos_token_id] if row.answer else []

@@ -1,13 +1,13 @@
 """What `mindrlhf generate` is asked: prompts from a JSONL, JSON or parquet file, or from a prompt MindRecord."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from mindrlhf.data.chat import render_messages
+from mindrlhf.data.chat import write_conversations
 from mindrlhf.data.mindrecord import read_prompts
 from mindrlhf.data.source import SourceRow, read_source
 from mindrlhf.data.tokenizer import Tokenizer
@@ -37,7 +37,7 @@ def read_requests(path: str | Path, tokenizer: Tokenizer, limit: int | None = No
             for prompt in read_prompts(path, tokenizer)[:limit]
         ]
     rows = read_source(path)[:limit]
-    encoded = tokenizer.encode_batch([_text(row, tokenizer) for row in rows])
+    encoded = tokenizer.encode_batch(_texts(rows, tokenizer))
     requests = []
     for number, (row, ids) in enumerate(zip(rows, encoded, strict=True)):
         if not ids:
@@ -46,18 +46,21 @@ def read_requests(path: str | Path, tokenizer: Tokenizer, limit: int | None = No
     return requests
 
 
-def _text(row: SourceRow, tokenizer: Tokenizer) -> str:
+def _texts(rows: Sequence[SourceRow], tokenizer: Tokenizer) -> list[str]:
+    """The prompt of each row as text."""
+    given = [_given(row) for row in rows]
+    conversations = [(value, row.where) for value, row in zip(given, rows, strict=True) if not isinstance(value, str)]
+    written = iter(write_conversations(conversations, tokenizer))
+    return [value if isinstance(value, str) else next(written) for value in given]
+
+
+def _given(row: SourceRow) -> Any:
+    """The row's text or messages."""
     given = [key for key in ("prompt", "messages") if row.values.get(key) is not None]
     if len(given) != 1:
         found = "both" if given else f"only {', '.join(row.values)}" if row.values else "nothing"
         raise UserError(f"{row.where}: should have either prompt or messages, and has {found}.")
     value = row.values[given[0]]
-    if given == ["prompt"] and isinstance(value, str):
-        return value
-    if tokenizer.chat_template is None and tokenizer.token_to_id("<|im_start|>") is None:
-        raise UserError(
-            f"{row.where}: the tokenizer has no chat template and no <|im_start|> to write messages with; "
-            "give the prompt as text."
-        )
-    eos = tokenizer.id_to_token(tokenizer.eos_token_id)
-    return render_messages(value, row.where, tokenizer.chat_template, eos_token=eos)
+    if given == ["messages"] and isinstance(value, str):
+        raise UserError(f"{row.where}: messages should be a list, and is text; call the key prompt.")
+    return value

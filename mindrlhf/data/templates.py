@@ -12,6 +12,7 @@ import jinja2
 import jinja2.meta
 import jinja2.sandbox
 
+from mindrlhf.data.chat import render_messages
 from mindrlhf.errors import UserError
 
 VARIABLES = ("question", "instruction", "system")
@@ -89,12 +90,9 @@ def default_system_prompt(chat_template: str) -> str:
 
     A chat template that cannot be rendered here (another dialect) gives Qwen2.5's prompt.
     """
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     try:
-        text = environment.from_string(chat_template).render(
-            messages=[{"role": "user", "content": "?"}], add_generation_prompt=True
-        )
-    except jinja2.TemplateError:
+        text = render_messages([{"role": "user", "content": "?"}], "the question ?", chat_template)
+    except UserError:
         return QWEN_SYSTEM
     found = re.match(r"<\|im_start\|>system\n(.*?)<\|im_end\|>", text, re.DOTALL)
     return found.group(1) if found else ""

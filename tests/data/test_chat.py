@@ -4,7 +4,9 @@ import json
 
 import pytest
 
-from mindrlhf.data.chat import render_messages
+from mindrlhf.data import chat
+from mindrlhf.data.chat import render_conversations, render_messages
+from mindrlhf.data.templates import QWEN_SYSTEM, default_system_prompt
 from mindrlhf.errors import UserError
 
 MESSAGES = [{"role": "user", "content": "Hello\n"}, {"role": "assistant", "content": "Hi"}]
@@ -44,3 +46,33 @@ def test_what_is_no_conversation(messages):
 def test_a_template_that_fails(template):
     with pytest.raises(UserError, match="row 1: the tokenizer's chat template fails"):
         render_messages(MESSAGES, "row 1", template)
+
+
+HOSTILE = {
+    "division": "{{ 1 / 0 }}",
+    "include": "{% include '/etc/passwd' %}",
+    "recursion": "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
+    "nesting": "{% if true %}" * 3000 + "{% endif %}" * 3000,
+    "endless": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "constant": "{{ 9 ** (9 ** 9) }}",
+    "memory": "{{ ('a' * 10 ** 10) | length }}",
+    "flood": "{{ 'a' * 10 ** 8 }}",
+    "attribute": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_template_ends_in_a_sentence(name, monkeypatch):
+    """Whatever a downloaded template does, the process that reads it goes on."""
+    monkeypatch.setattr(chat, "CPU_SECONDS", 1)
+    with pytest.raises(UserError, match="row 1: the tokenizer's chat template"):
+        render_messages(MESSAGES, "row 1", HOSTILE[name])
+    assert default_system_prompt(HOSTILE[name]) == QWEN_SYSTEM
+
+
+def test_the_row_that_a_template_refuses_is_named():
+    template = "{% if messages|length > 1 %}{{ raise_exception('one only') }}{% endif %}{{ messages[0].content }}"
+    rows = [(MESSAGES[:1], "row 1"), (MESSAGES, "row 2")]
+    with pytest.raises(UserError, match=r"row 2: the tokenizer's chat template fails \(TemplateError: one only\)"):
+        render_conversations(rows, template)
+    assert render_conversations(rows[:1] * 3, template) == ["Hello\n"] * 3

@@ -103,9 +103,9 @@ def test_any_columns_with_a_field_map(small, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"prompt": "text"}, "key 'prompt' should be one user message, .* has roles 'text'"),
+        ({"prompt": "text"}, "key 'prompt' should be a list of messages with at least one, and is 'text'"),
         ({"prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}, "'assistant'"),
-        ({"prompt": [{"role": "user", "content": " "}]}, "key 'content' should be text"),
+        ({"prompt": [{"role": "user", "content": " "}]}, "key 'prompt': message 0 has no text"),
         ({"reward_model": "rule"}, "key 'reward_model' should be a group with a 'ground_truth', and is 'rule'"),
     ],
 )

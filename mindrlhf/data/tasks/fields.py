@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from mindrlhf.data.tasks.conversation import checked, conversation_key
 from mindrlhf.data.tasks.task import Task, TaskRow, text_field
 from mindrlhf.errors import UserError
 
@@ -14,14 +15,21 @@ OWN = ("question", "ground_truth", "answer")
 def parse(row: Mapping[str, Any]) -> TaskRow:
     """From `question`, an optional `ground_truth` and worked `answer`, and any other keys, which become fields.
 
+    The question is text or a conversation; a conversation may also stand under `prompt` or `messages`.
     What is not text becomes JSON text: a ground truth of 12 is `12`.
     """
+    messages = None
+    key = "question" if isinstance(row.get("question"), list) else conversation_key(row)
+    if key is not None and (key == "question" or row.get("question") is None):
+        messages = checked(row[key], key)
+        row = {name: value for name, value in row.items() if name != key} | {"question": messages[-1]["content"]}
     texts = {key: value if isinstance(value, str) else _json(value) for key, value in row.items() if value is not None}
     return TaskRow(
         question=text_field(texts, "question"),
         answer=text_field(texts, "answer") if texts.get("answer") else "",
         ground_truth=text_field(texts, "ground_truth") if texts.get("ground_truth") else "",
         extra={key: value for key, value in texts.items() if key not in OWN},
+        messages=messages,
     )
 
 

@@ -4,23 +4,25 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from mindrlhf.data.tasks.conversation import Messages
+
 
 @dataclass(frozen=True)
 class TaskRow:
     """One problem.
 
-    question: the problem as the user turn states it.
+    question: the problem as the user turn states it; of a conversation its last message.
     answer: a full worked answer for a warm start, "" when the source has none.
     ground_truth: what the reward function compares with, "" when the source has none.
     extra: further text fields for reward functions.
-    system: the row's own system prompt, or None for the template's.
+    messages: the conversation, where the row has one; its last message is the question.
     """
 
     question: str
     answer: str
     ground_truth: str
     extra: Mapping[str, str] = field(default_factory=dict)
-    system: str | None = None
+    messages: Messages | None = None
 
 
 @dataclass(frozen=True)

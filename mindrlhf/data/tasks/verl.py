@@ -8,25 +8,20 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from mindrlhf.data.tasks.task import Task, TaskRow, text_field
+from mindrlhf.data.tasks.conversation import checked
+from mindrlhf.data.tasks.task import Task, TaskRow
 
 ABILITY = "math"  # what verl's users call problems like those of our own tasks
-ROLES = (["user"], ["system", "user"])
 
 
 def parse(row: Mapping[str, Any]) -> TaskRow:
-    """From a row with these columns whose prompt is one user message, with a system message before it or not.
+    """From a row with these columns.
 
     The worked answer is `extra_info.answer`, where that is text. extra: data_source, ability, style, and extra_info as
     JSON text.
     """
-    messages, reward_model, extra_info = row.get("prompt"), row.get("reward_model"), row.get("extra_info") or {}
-    listed = isinstance(messages, list) and all(isinstance(message, Mapping) for message in messages)
-    roles = [message.get("role") for message in messages] if listed else messages
-    if roles not in ROLES:
-        raise ValueError(
-            f"key 'prompt' should be one user message, after a system message or not, and has roles {roles!r}"
-        )
+    messages = checked(row.get("prompt"), "prompt")
+    reward_model, extra_info = row.get("reward_model"), row.get("extra_info") or {}
     reward_model = {} if reward_model is None else reward_model
     if not isinstance(reward_model, Mapping):
         raise ValueError(f"key 'reward_model' should be a group with a 'ground_truth', and is {reward_model!r}")
@@ -35,7 +30,7 @@ def parse(row: Mapping[str, Any]) -> TaskRow:
     answer = extra_info.get("answer") if isinstance(extra_info, Mapping) else None
     named = {name: str(row[name]) for name in ("data_source", "ability") if row.get(name)}
     return TaskRow(
-        question=text_field(messages[-1], "content"),
+        question=messages[-1]["content"],
         answer=answer if isinstance(answer, str) else "",
         ground_truth=truth if isinstance(truth, str) else json.dumps(truth, ensure_ascii=False),
         extra={
@@ -43,7 +38,7 @@ def parse(row: Mapping[str, Any]) -> TaskRow:
             "style": str(reward_model.get("style", "rule")),
             "extra_info": json.dumps(extra_info, ensure_ascii=False, default=str),
         },
-        system=text_field(messages[0], "content") if len(roles) == 2 else None,
+        messages=messages,
     )
 
 
@@ -54,11 +49,10 @@ def record(index: int, row: TaskRow, task: Task, split: str) -> dict[str, Any]:
     from such a row keeps its data_source, ability, style and extra_info.
     """
     content = f"{row.question}\n{task.instruction}" if task.instruction else row.question
-    system = [] if row.system is None else [{"role": "system", "content": row.system}]
     own = {"split": split, "index": index, "question": row.question, "answer": row.answer}
     return {
         "data_source": row.extra.get("data_source", task.name),
-        "prompt": [*system, {"role": "user", "content": content}],
+        "prompt": row.messages or [{"role": "user", "content": content}],
         "ability": row.extra.get("ability", ABILITY),
         "reward_model": {"style": row.extra.get("style", "rule"), "ground_truth": row.ground_truth},
         "extra_info": json.loads(row.extra["extra_info"]) if "extra_info" in row.extra else own,

@@ -1,0 +1,43 @@
+"""Rows whose problem is a conversation: `[{"role": ..., "content": ...}, ...]` that ends with the user."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Messages = Sequence[Mapping[str, Any]]
+
+KEYS = ("prompt", "messages")  # where rows have it
+
+
+def conversation_key(row: Mapping[str, Any]) -> str | None:
+    """The key of a row under which its conversation stands, None without one."""
+    return next((key for key in KEYS if isinstance(row.get(key), list)), None)
+
+
+def checked(messages: Any, key: str) -> Messages:
+    """The messages without their null entries; ValueError, naming `key`, for anything else than a conversation."""
+    if not isinstance(messages, list) or not messages:
+        raise ValueError(f"key {key!r} should be a list of messages with at least one, and is {messages!r:.80}")
+    for number, message in enumerate(messages):
+        place = f"key {key!r}: message {number}"
+        if not isinstance(message, Mapping) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
+            raise ValueError(f"{place} should be an object with the texts role and content, and is {message!r:.80}")
+        try:
+            (message["role"] + message["content"]).encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"{place} holds half of a surrogate pair, which is no character") from None
+        if not message["content"].strip():
+            raise ValueError(f"{place} has no text")
+    if messages[-1]["role"] != "user":
+        raise ValueError(f"key {key!r} should end with a user message, and ends with {messages[-1]['role']!r}")
+    return [{name: value for name, value in message.items() if value is not None} for message in messages]
+
+
+def system_prompt(messages: Messages) -> str | None:
+    """The text of the system message that a conversation begins with, None without one."""
+    return messages[0]["content"] if messages[0]["role"] == "system" else None
+
+
+def with_system_prompt(messages: Messages, text: str) -> Messages:
+    """The conversation with another system message in front; "" is none."""
+    turns = messages if system_prompt(messages) is None else messages[1:]
+    return [{"role": "system", "content": text}, *turns] if text else turns
