@@ -59,7 +59,7 @@ setup(
     license="Apache-2.0",
     packages=find_packages(include=["mindrlhf", "mindrlhf.*"]),
     package_data={
-        "mindrlhf.backend.native": ["kernels.cpp"],
+        "mindrlhf.backend.native": ["kernels.cpp", "*.h"],
         "mindrlhf.configs": ["presets/*.yaml"],
         "mindrlhf.metrics.report": ["page/*"],
     },

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from mindrlhf.backend.user_cache import user_cache
 
-SOURCE = Path(__file__).with_name("kernels.cpp")
+SOURCE = Path(__file__).with_name("kernels.cpp")  # includes the headers beside it
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-fPIC", "-shared")
 
 
@@ -36,8 +36,8 @@ def library() -> Library:
     compiler = shutil.which("g++")
     if compiler is None:
         return Library(None, "g++ is not installed")
-    source = SOURCE.read_bytes()
     try:
+        source = b"".join(path.read_bytes() for path in (SOURCE, *sorted(SOURCE.parent.glob("*.h"))))
         path = user_cache() / f"kernels-{_fingerprint(source, compiler)}.so"
         problem = None if path.is_file() else _build(compiler, path)
         if problem:

@@ -1,0 +1,121 @@
+// Log-probs of tokens at the model's head, and their gradient.
+
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "lanes.h"
+#include "matrix.h"
+#include "team.h"
+
+namespace {
+
+// What the operators below begin with. Tokens that are not used are not computed: logits of the others lie without gaps.
+struct TokenHead {
+  enum { HIDDEN, HEAD, TARGETS, USED, INVERSE, END };
+  int64_t tokens, hidden, vocabulary;
+  const int32_t *targets;
+  float inverse;
+  std::vector<int64_t> given;   // of each token that is used, which one it is
+  const float *rows;            // their hidden states [used, hidden]
+
+  TokenHead(void **params, int64_t **shapes) {
+    const float *all = static_cast<const float *>(params[HIDDEN]);
+    const int32_t *used = static_cast<const int32_t *>(params[USED]);
+    tokens = shapes[HIDDEN][0], hidden = shapes[HIDDEN][1], vocabulary = shapes[HEAD][0];
+    targets = static_cast<const int32_t *>(params[TARGETS]), inverse = *static_cast<const float *>(params[INVERSE]);
+    for (int64_t i = 0; i < tokens; ++i) {
+      if (used[i]) given.push_back(i);
+    }
+    rows = all;
+    if (count() < tokens) {
+      thread_local std::vector<float> gathered;
+      gathered.resize(count() * hidden);
+      for (int64_t i = 0; i < count(); ++i) {
+        std::copy(all + given[i] * hidden, all + (given[i] + 1) * hidden, gathered.data() + i * hidden);
+      }
+      rows = gathered.data();
+    }
+  }
+  int64_t count() const { return given.size(); }
+};
+
+}  // namespace
+
+extern "C" {
+
+// hidden [T, H], head [V, H], targets, used int32[T], inverse temperature [1] -> log_probs, entropy, log of the partition
+// sum, [T] each, 0 where not used, and logits [T, V], those that are used without gaps.
+int token_log_probs(int, void **params, int *, int64_t **shapes, const char **, void *, void *) {
+  using H = TokenHead;
+  const H h(params, shapes);
+  auto p = reinterpret_cast<float **>(params);
+  float **out = p + H::END, *logits = out[3];
+  for (int i = 0; i < 3; ++i) std::fill(out[i], out[i] + h.tokens, 0.0f);
+  auto statistics = [&](int64_t first, int64_t m) {
+    for (int64_t i = first; i < first + m; ++i) {
+      const float *x = logits + i * h.vocabulary;
+      const float top = largest(x, h.vocabulary) * h.inverse;
+      float *e = scratch(h.vocabulary);
+      const float inverse = h.inverse;
+      const float total = sum_over(h.vocabulary, [=](int64_t j) { return e[j] = exponential(x[j] * inverse - top); });
+      const float weighted = sum_over(h.vocabulary, [=](int64_t j) { return e[j] * (x[j] * inverse - top); });
+      const float log_total = std::log(total);
+      const int64_t token = h.given[i];
+      out[0][token] = x[h.targets[token]] * h.inverse - top - log_total;
+      out[1][token] = log_total - weighted / total;
+      out[2][token] = log_total + top;
+    }
+  };
+  if (h.count() >= 2 * kRows) {  // while the logits are near
+    pieces(h.count(), even(h.count(), kLayerRows), [&](int64_t i, int64_t m) {
+      gemm('N', 'T', m, h.vocabulary, h.hidden, 1, h.rows + i * h.hidden, h.hidden, p[H::HEAD], h.hidden, 0,
+           logits + i * h.vocabulary, h.vocabulary);
+      statistics(i, m);
+    });
+  } else {
+    linear_any(h.rows, p[H::HEAD], nullptr, logits, h.count(), h.hidden, h.vocabulary);
+    pieces(h.count(), 16, statistics);
+  }
+  return 0;
+}
+
+// Inputs of `token_log_probs`, then entropy, log of the partition sum, logits (overwritten), d_log_prob, d_entropy ->
+// d_hidden [T, H], d_head [V, H]
+int token_log_probs_gradient(int, void **params, int *, int64_t **shapes, const char **, void *, void *) {
+  using H = TokenHead;
+  const H h(params, shapes);
+  enum { ENTROPY = H::END, LOG_TOTAL, LOGITS, D_LOG_PROB, D_ENTROPY, D_HIDDEN, D_HEAD };
+  auto p = reinterpret_cast<float **>(params);
+  float *logits = p[LOGITS], *d_hidden = p[D_HIDDEN];
+  pieces(h.count(), even(h.count(), kLayerRows), [&](int64_t first, int64_t m) {
+    for (int64_t i = first; i < first + m; ++i) {
+      float *x = logits + i * h.vocabulary;
+      const int64_t token = h.given[i];
+      const float entropy = p[ENTROPY][token], log_total = p[LOG_TOTAL][token];
+      const float d_log_prob = p[D_LOG_PROB][token], d_entropy = p[D_ENTROPY][token];
+#pragma omp simd
+      for (int64_t j = 0; j < h.vocabulary; ++j) {
+        const float log_prob = x[j] * h.inverse - log_total;
+        x[j] = -exponential(log_prob) * (d_log_prob + d_entropy * (log_prob + entropy)) * h.inverse;
+      }
+      x[h.targets[token]] += d_log_prob * h.inverse;
+    }
+    gemm('N', 'N', m, h.hidden, h.vocabulary, 1, logits + first * h.vocabulary, h.vocabulary, p[H::HEAD], h.hidden, 0,
+         d_hidden + first * h.hidden, h.hidden);
+  });
+  int64_t end = h.tokens;  // the rows are moved to where they belong, the last one first
+  for (int64_t i = h.count() - 1; i >= 0; end = h.given[i], --i) {
+    const int64_t token = h.given[i];
+    std::fill(d_hidden + (token + 1) * h.hidden, d_hidden + end * h.hidden, 0.0f);
+    if (token > i) std::copy(d_hidden + i * h.hidden, d_hidden + (i + 1) * h.hidden, d_hidden + token * h.hidden);
+  }
+  std::fill(d_hidden, d_hidden + end * h.hidden, 0.0f);
+  weight_gradients({{h.count(), logits, h.rows, p[D_HEAD], h.vocabulary, h.hidden}}, false);
+  return 0;
+}
+
+}  // extern "C"

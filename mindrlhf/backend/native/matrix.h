@@ -1,0 +1,124 @@
+// Matrix products, shared among the threads: linear maps and their gradients.
+
+#pragma once
+
+#include <dlfcn.h>
+#include <algorithm>
+#include <cstdint>
+#include <initializer_list>
+#include <utility>
+#include <vector>
+
+#include "lanes.h"
+#include "team.h"
+
+namespace {
+
+using Gemm = int (*)(char, char, int64_t, int64_t, int64_t, float, const float *, int64_t, const float *, int64_t,
+                     float, float *, int64_t);
+
+// oneDNN as it comes with MindSpore, called on one thread: the loops around it share the work.
+Gemm find_gemm() {
+  void *library = dlopen("libdnnl.so.3", RTLD_NOW);
+  return library ? reinterpret_cast<Gemm>(dlsym(library, "dnnl_sgemm")) : nullptr;
+}
+
+const Gemm library_gemm = find_gemm();
+
+// c [m, n] = alpha * op(a) op(b) + beta * c
+void gemm(char a_op, char b_op, int64_t m, int64_t n, int64_t k, float alpha, const float *a, int64_t lda,
+          const float *b, int64_t ldb, float beta, float *c, int64_t ldc) {
+  if (m <= 0 || n <= 0) return;
+  if (k <= 0) {
+    for (int64_t i = 0; i < m && beta == 0; ++i) std::fill(c + i * ldc, c + i * ldc + n, 0.0f);
+    return;
+  }
+  library_gemm(a_op, b_op, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+}
+
+const int64_t kRows = 192;      // rows of one piece of work
+const int64_t kColumns = 128;   // columns of one, where that is how it is cut
+const int64_t kLayerRows = 96;  // rows of one piece that goes through several products
+
+// bias [columns], or null, is added to each of the rows of y, which are `stride` apart
+void add_bias(const float *bias, float *y, int64_t rows, int64_t columns, int64_t stride) {
+  if (!bias) return;
+  for (int64_t i = 0; i < rows; ++i, y += stride) {
+#pragma omp simd
+    for (int64_t c = 0; c < columns; ++c) y[c] += bias[c];
+  }
+}
+
+// x [T, in], weight [out, in] (, bias [out]) -> y [T, out]
+void linear_any(const float *x, const float *w, const float *bias, float *y, int64_t rows, int64_t in, int64_t out) {
+  if (rows >= 2 * kRows) {
+    pieces(rows, kRows, [&](int64_t i, int64_t m) {
+      gemm('N', 'T', m, out, in, 1, x + i * in, in, w, in, 0, y + i * out, out);
+      add_bias(bias, y + i * out, m, out, out);
+    });
+  } else {
+    pieces(out, kColumns, [&](int64_t j, int64_t n) {
+      gemm('N', 'T', rows, n, in, 1, x, in, w + j * in, in, 0, y + j, out);
+      add_bias(bias ? bias + j : nullptr, y + j, rows, n, out);
+    });
+  }
+}
+
+// dy [rows, out], weight [out, in] -> dx [rows, in]
+void input_gradient(const float *dy, const float *w, float *dx, int64_t rows, int64_t in, int64_t out) {
+  if (rows >= 2 * kRows) {
+    pieces(rows, kRows, [&](int64_t i, int64_t m) {
+      gemm('N', 'N', m, in, out, 1, dy + i * out, out, w, in, 0, dx + i * in, in);
+    });
+  } else {
+    pieces(in, kColumns, [&](int64_t j, int64_t n) { gemm('N', 'N', rows, n, out, 1, dy, out, w + j, in, 0, dx + j, in); });
+  }
+}
+
+// Of a weight [out, in]: from dy [rows, out] and x [rows, in].
+struct WeightGradient {
+  int64_t rows;
+  const float *dy, *x;
+  float *target;
+  int64_t out, in;
+};
+
+// Columns of the longer side of all of them are shared out together. `add`: to what is there.
+void weight_gradients(std::initializer_list<WeightGradient> list, bool add) {
+  std::vector<std::pair<const WeightGradient *, int64_t>> parts;
+  for (const WeightGradient &one : list) {
+    for (int64_t j = 0; j < std::max(one.out, one.in); j += kColumns) parts.emplace_back(&one, j);
+  }
+  const float keep = add ? 1 : 0;
+  pieces(parts.size(), 1, [&](int64_t part, int64_t) {
+    const WeightGradient &g = *parts[part].first;
+    const int64_t j = parts[part].second;
+    if (g.out < g.in) {
+      gemm('T', 'N', g.out, std::min(kColumns, g.in - j), g.rows, 1, g.dy, g.out, g.x + j, g.in, keep, g.target + j, g.in);
+      return;
+    }
+    const int64_t n = std::min(kColumns, g.out - j);
+    const float *dy = g.dy + j;
+    int64_t stride = g.out;
+    if (g.out % 1024 == 0) {  // such columns fall on the same lines of the cache: half the speed
+      stride = n + 16;
+      float *copy = scratch(g.rows * stride);
+      for (int64_t i = 0; i < g.rows; ++i) std::copy(dy + i * g.out, dy + i * g.out + n, copy + i * stride);
+      dy = copy;
+    }
+    gemm('T', 'N', n, g.in, g.rows, 1, dy, stride, g.x, g.in, keep, g.target + j * g.in, g.in);
+  });
+}
+
+// to sums [columns] the rows of x [rows, columns] are added
+void add_rows(const float *x, int64_t rows, int64_t columns, float *sums) {
+  pieces(columns, kColumns, [&](int64_t j, int64_t n) {
+    for (int64_t i = 0; i < rows; ++i) {
+      const float *row = x + i * columns;
+#pragma omp simd
+      for (int64_t c = j; c < j + n; ++c) sums[c] += row[c];
+    }
+  });
+}
+
+}  // namespace

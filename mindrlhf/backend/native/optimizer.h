@@ -1,0 +1,88 @@
+// The optimizer: the norm of gradients, and updates.
+
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <numeric>
+#include <vector>
+
+#include "lanes.h"
+#include "team.h"
+
+namespace {
+
+const int64_t kNumbers = 1 << 14;  // of one piece of a parameter
+
+struct Part {
+  int tensor;
+  int64_t first, size;
+};
+
+// All tensors cut into pieces. `at(i)`: the index of tensor i among the arrays.
+template <typename At>
+std::vector<Part> parts_of(int tensors, const int *ndims, int64_t **shapes, At at) {
+  std::vector<Part> parts;
+  for (int i = 0; i < tensors; ++i) {
+    const int64_t total = count(shapes[at(i)], ndims[at(i)]);
+    for (int64_t j = 0; j < total; j += kNumbers) parts.push_back({i, j, std::min(kNumbers, total - j)});
+  }
+  return parts;
+}
+
+}  // namespace
+
+extern "C" {
+
+// tensors of any shapes -> the sum of all squares [1]
+int squared_norm(int nparam, void **params, int *ndims, int64_t **shapes, const char **, void *, void *) {
+  auto p = reinterpret_cast<float **>(params);
+  const std::vector<Part> parts = parts_of(nparam - 1, ndims, shapes, [](int i) { return i; });
+  std::vector<double> sums(parts.size(), 0.0);
+  pieces(parts.size(), 1, [&](int64_t part, int64_t) {
+    const float *x = p[parts[part].tensor] + parts[part].first;
+    for (int64_t j = 0; j < parts[part].size; j += 256) {
+      const int64_t n = std::min<int64_t>(256, parts[part].size - j);
+      sums[part] += sum_over(n, [own = x + j](int64_t i) { return own[i] * own[i]; });
+    }
+  });
+  *p[nparam - 1] = static_cast<float>(std::accumulate(sums.begin(), sums.end(), 0.0));
+  return 0;
+}
+
+// numbers [6], layout int32[2 * n]: the first row of each gradient that belongs to its parameter, and whether that
+// decays; then n each of parameters, first moments, second moments, gradients (all written) -> [1]
+int adamw(int nparam, void **params, int *ndims, int64_t **shapes, const char **, void *, void *) {
+  auto p = reinterpret_cast<float **>(params);
+  const int32_t *layout = static_cast<const int32_t *>(params[1]);
+  const float rate = p[0][0], beta1 = p[0][1], beta2 = p[0][2], eps = p[0][3], decays = p[0][4], scale = p[0][5];
+  const int tensors = (nparam - 3) / 4;
+  auto own = [](int i) { return 2 + i; };
+  const std::vector<Part> parts = parts_of(tensors, ndims, shapes, own);
+  pieces(parts.size(), 1, [&](int64_t index, int64_t) {
+    const Part &part = parts[index];
+    const int at = own(part.tensor);
+    const int64_t row = shapes[at][0] ? count(shapes[at], ndims[at]) / shapes[at][0] : 0;
+    float *w = p[at] + part.first, *m = p[at + tensors] + part.first, *v = p[at + 2 * tensors] + part.first;
+    float *g = p[at + 3 * tensors] + layout[2 * part.tensor] * row + part.first;
+    const float decay = layout[2 * part.tensor + 1] ? decays : 0;
+#pragma omp simd
+    for (int64_t j = 0; j < part.size; ++j) {
+      const float slope = g[j] * scale;
+      m[j] = beta1 * m[j] + (1 - beta1) * slope;
+      v[j] = beta2 * v[j] + (1 - beta2) * slope * slope;
+      w[j] -= rate * (m[j] / (std::sqrt(v[j]) + eps) + decay * w[j]);
+      g[j] = 0;
+    }
+  });
+  for (int i = 0; i < tensors; ++i) {  // the rows of others
+    const int at = own(i) + 3 * tensors;
+    if (count(shapes[at], ndims[at]) == count(shapes[own(i)], ndims[own(i)])) continue;
+    pieces(count(shapes[at], ndims[at]), kNumbers, [&](int64_t j, int64_t n) { std::fill(p[at] + j, p[at] + j + n, 0); });
+  }
+  p[nparam - 1][0] = rate;
+  return 0;
+}
+
+}  // extern "C"

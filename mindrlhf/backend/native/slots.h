@@ -1,0 +1,196 @@
+// Attention of one new position of each slot to the key-value cache.
+
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <numeric>
+#include <vector>
+
+#include "lanes.h"
+#include "team.h"
+
+namespace {
+
+// Sequences of a static cache: K key heads, query heads for each, S positions, head size; and of each row of queries
+// its slot in the cache and its position. The first `prefixes` positions of a row are those of the slot `leaders`, where
+// rows of one leader read them together; the others lie in its own slot, from `base` on.
+struct Slots {
+  int64_t rows, heads, queries, size, d, base;
+  const int32_t *slots, *positions, *leaders, *prefixes;
+
+  int64_t prefix(int64_t row) const { return std::min<int64_t>(std::max(prefixes[row], 0), base); }
+  // Positions of its own, with the new one.
+  int64_t own(int64_t row) const {
+    return std::min<int64_t>(std::max<int64_t>(positions[row] - prefix(row), 0) + 1, size - base);
+  }
+  int64_t seen(int64_t row) const { return prefix(row) + own(row); }
+};
+
+const int64_t kBunch = 8;  // rows of one leader that are worked on together
+
+// Rows in an order in which those of one leader are neighbours, and where the bunches of them begin.
+struct Bunches {
+  std::vector<int32_t> rows;
+  std::vector<int64_t> starts;
+
+  explicit Bunches(const Slots &s) : rows(s.rows) {
+    std::iota(rows.begin(), rows.end(), 0);
+    std::stable_sort(rows.begin(), rows.end(), [&](int32_t a, int32_t b) { return s.leaders[a] < s.leaders[b]; });
+    for (int64_t i = 0; i < s.rows; ++i) {
+      const bool follows = i && s.leaders[rows[i]] == s.leaders[rows[i - 1]] && i - starts.back() < kBunch;
+      if (!follows) starts.push_back(i);
+    }
+    starts.push_back(s.rows);
+  }
+};
+
+// weights[t] = the inner product of q and row t of keys, for t from `first` to `end`; d = C * kLanes
+template <int C>
+void score_lanes(const float *q, const float *keys, int64_t first, int64_t end, float *weights) {
+  Lanes own[C];
+  std::memcpy(own, q, sizeof(own));
+  auto product = [&](int64_t t) {
+    const float *key = keys + t * C * kLanes;
+    Lanes sums = own[0] * lanes(key);
+    for (int c = 1; c < C; ++c) sums += own[c] * lanes(key + c * kLanes);
+    return sums;
+  };
+  int64_t t = first;
+  for (; t + kLanes <= end; t += kLanes) {
+    Lanes products[kLanes];
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) products[i] = product(t + i);
+    const Lanes all = sums_of(products);
+    std::memcpy(weights + t, &all, sizeof(all));
+  }
+  for (; t < end; ++t) weights[t] = sum_of(product(t));
+}
+
+// The same for any d.
+inline void score(const float *q, const float *keys, int64_t first, int64_t end, int64_t d, float *weights) {
+  if (d == 4 * kLanes) return score_lanes<4>(q, keys, first, end, weights);
+  if (d == 8 * kLanes) return score_lanes<8>(q, keys, first, end, weights);
+  for (int64_t t = first; t < end; ++t) {
+    weights[t] = sum_over(d, [q, key = keys + t * d](int64_t c) { return q[c] * key[c]; });
+  }
+}
+
+// out += the sum of weights[t] times row t of values, for t from `first` to `end`; for Q queries, whose weights are
+// `stride` apart, and d = C * kLanes.
+template <int Q, int C>
+void mix_lanes(const float *weights, int64_t stride, const float *values, int64_t first, int64_t end, float *out) {
+  Lanes sums[Q * C];
+  for (int i = 0; i < Q * C; ++i) sums[i] = lanes(out + i * kLanes);
+  for (int64_t t = first; t < end; ++t) {
+    for (int c = 0; c < C; ++c) {
+      const Lanes value = lanes(values + (t * C + c) * kLanes);
+      for (int j = 0; j < Q; ++j) sums[j * C + c] += weights[j * stride + t] * value;
+    }
+  }
+  std::memcpy(out, sums, sizeof(sums));
+}
+
+// The same for any number of queries and any d.
+inline void mix(const float *weights, int64_t stride, const float *values, int64_t first, int64_t end, int64_t d,
+                int64_t queries, float *out) {
+  auto several = [&](auto two, auto one) {
+    int64_t j = 0;
+    for (; j + 2 <= queries; j += 2) two(weights + j * stride, stride, values, first, end, out + j * d);
+    if (j < queries) one(weights + j * stride, stride, values, first, end, out + j * d);
+  };
+  if (d == 4 * kLanes) return several(mix_lanes<2, 4>, mix_lanes<1, 4>);
+  if (d == 8 * kLanes) return several(mix_lanes<2, 8>, mix_lanes<1, 8>);
+  for (int64_t j = 0; j < queries; ++j) {
+    for (int64_t t = first; t < end; ++t) {
+      const float w = weights[j * stride + t], *v = values + t * d;
+#pragma omp simd
+      for (int64_t c = 0; c < d; ++c) out[j * d + c] += w * v[c];
+    }
+  }
+}
+
+// Writes the new key and value of each row into the caches and attends to what its slot holds so far. `before` is
+// called with each row and key head first: it may still change queries and keys.
+template <typename Before>
+void attend_slots(const Slots &s, const float *query, const float *key, const float *value, float *key_cache,
+                  float *value_cache, float scale, float *output, Before before) {
+  const int64_t d = s.d, width = s.heads * s.queries * d, near = 32;  // positions that stay in the nearest cache
+  const Bunches bunches(s);
+  pieces((bunches.starts.size() - 1) * s.heads, 1, [&](int64_t task, int64_t) {
+    const int64_t bunch = task / s.heads, head = task % s.heads;
+    const int32_t *rows = bunches.rows.data() + bunches.starts[bunch];
+    const int64_t count = bunches.starts[bunch + 1] - bunches.starts[bunch];
+    auto place = [&](int64_t slot) { return (slot * s.heads + head) * s.size * d; };
+    const int64_t shared = s.prefix(rows[0]), apart = (s.base - shared) * d;  // of one leader, one prompt
+    int64_t most = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t row = rows[i], at = (row * s.heads + head) * d;
+      const int64_t target = place(s.slots[row]) + (s.base + s.own(row) - 1) * d;
+      before(row, head);
+      std::copy(key + at, key + at + d, key_cache + target);
+      std::copy(value + at, value + at + d, value_cache + target);
+      most = std::max(most, s.seen(row));
+    }
+    float *weights = scratch(count * s.queries * most);
+    auto for_queries = [&](int64_t i, auto body) {
+      const int64_t at = rows[i] * width + head * s.queries * d;
+      for (int64_t j = 0; j < s.queries; ++j) body(query + at + j * d, weights + (i * s.queries + j) * most);
+    };
+    auto mixed = [&](int64_t i, const float *values, int64_t first, int64_t end) {
+      float *out = output + rows[i] * width + head * s.queries * d;
+      mix(weights + i * s.queries * most, most, values, first, end, d, s.queries, out);
+    };
+    const float *leader = key_cache + place(s.leaders[rows[0]]);
+    for (int64_t t = 0; t < shared; t += near) {
+      for (int64_t i = 0; i < count; ++i) {
+        for_queries(i, [&](const float *q, float *w) { score(q, leader, t, std::min(t + near, shared), d, w); });
+      }
+    }
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t seen = s.seen(rows[i]);
+      const float *own = key_cache + place(s.slots[rows[i]]) + apart;
+      for_queries(i, [&](const float *q, float *w) {
+        score(q, own, shared, seen, d, w);
+        for (int64_t t = 0; t < seen; ++t) w[t] *= scale;
+        softmax(w, seen);
+      });
+      float *out = output + rows[i] * width + head * s.queries * d;
+      std::fill(out, out + s.queries * d, 0.0f);
+    }
+    leader = value_cache + place(s.leaders[rows[0]]);
+    for (int64_t t = 0; t < shared; t += near) {
+      for (int64_t i = 0; i < count; ++i) mixed(i, leader, t, std::min(t + near, shared));
+    }
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t seen = s.seen(rows[i]);
+      mixed(i, value_cache + place(s.slots[rows[i]]) + apart, shared, seen);
+    }
+  });
+}
+
+// One row for each slot, which shares nothing.
+struct Single {
+  std::vector<int32_t> numbered, zeros;
+
+  explicit Single(int64_t n) : numbered(n), zeros(n, 0) { std::iota(numbered.begin(), numbered.end(), 0); }
+};
+
+}  // namespace
+
+extern "C" {
+
+// One new position of each slot: writes its key and value into the caches and attends to what they hold so far.
+// query [B, H * d], key, value [B, K * d], positions int32[B], caches [B, K, S, d] (written), scale [1] -> [B, H * d]
+int decode_attention(int, void **params, int *, int64_t **shapes, const char **, void *, void *) {
+  auto p = reinterpret_cast<float **>(params);
+  const Single every(shapes[0][0]);
+  const int32_t *number = every.numbered.data();
+  const Slots slots{shapes[0][0], shapes[4][1], shapes[0][1] / (shapes[4][1] * shapes[4][3]), shapes[4][2],
+                    shapes[4][3], 0, number, static_cast<const int32_t *>(params[3]), number, every.zeros.data()};
+  attend_slots(slots, p[0], p[1], p[2], p[4], p[5], *p[6], p[7], [](int64_t, int64_t) {});
+  return 0;
+}
+
+}  // extern "C"

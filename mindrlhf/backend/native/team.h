@@ -1,0 +1,126 @@
+// The threads that share an operator's work.
+
+#pragma once
+
+#include <linux/futex.h>
+#include <omp.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#include <algorithm>
+#include <atomic>
+#include <climits>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+
+namespace {
+
+// Threads that share the pieces of an operator with the one that calls it. Operators follow each other within
+// microseconds, in which threads of OpenMP fall asleep, and waking one takes longer than many a piece; these look for more
+// work for a while first. The caller never waits for one that has not begun.
+class Team {
+ public:
+  static Team &get() {
+    static Team *team = new Team(std::max(1, omp_get_max_threads()) - 1);  // never deleted: threads end with the process
+    return *team;
+  }
+
+  int threads() const { return helpers_ + 1; }
+
+  // body(i) for i below count, in any order. One operator at a time is shared; others that run meanwhile are not.
+  template <typename Body>
+  void share(int64_t count, const Body &body) {
+    std::unique_lock<std::mutex> mine(owner_, std::try_to_lock);
+    if (helpers_ == 0 || !mine.owns_lock()) {
+      for (int64_t i = 0; i < count; ++i) body(i);
+      return;
+    }
+    run_ = [](const void *b, int64_t i) { (*static_cast<const Body *>(b))(i); };
+    body_ = &body, count_ = count, next_ = 0;
+    ++job_;  // odd: there is work
+    if (asleep_ > 0) syscall(SYS_futex, &job_, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+    work();
+    ++job_;
+    for (int i = 0; inside_ > 0; ++i) pause(i);
+  }
+
+ private:
+  explicit Team(int helpers) : helpers_(helpers) {
+    for (int i = 0; i < helpers; ++i) std::thread([this] { help(); }).detach();
+  }
+
+  void work() {
+    for (int64_t i = next_++; i < count_; i = next_++) run_(body_, i);
+  }
+
+  void help() {
+    for (uint32_t done = 0;;) {
+      const uint32_t now = found(done);
+      ++inside_;
+      if (job_ == now) work();  // else the caller may be gone already
+      --inside_;
+      done = now;
+    }
+  }
+
+  // The number of a job that is not `done`; sleeps when there has been none for some time.
+  uint32_t found(uint32_t done) {
+    for (int i = 0;; ++i) {
+      const uint32_t now = job_;
+      if (now % 2 == 1 && now != done) return now;
+      if (i < kLook) {
+        pause(i);
+        continue;
+      }
+      ++asleep_;
+      syscall(SYS_futex, &job_, FUTEX_WAIT_PRIVATE, now, nullptr, nullptr, 0);  // at once if it changed
+      --asleep_;
+      i = 0;
+    }
+  }
+
+  static void pause(int i) {
+    if (i % 64 == 63) {
+      sched_yield();  // to whom this core may belong
+    } else {
+#if defined(__x86_64__)
+      __builtin_ia32_pause();
+#endif
+    }
+  }
+
+  static const int kLook = 1 << 14;
+
+  const int helpers_;
+  std::mutex owner_;
+  std::atomic<uint32_t> job_{0};
+  std::atomic<int> inside_{0}, asleep_{0};
+  std::atomic<int64_t> next_{0};
+  int64_t count_ = 0;
+  const void *body_ = nullptr;
+  void (*run_)(const void *, int64_t) = nullptr;
+};
+
+// body(first, size) of pieces of about `size` of `total`, which are shared out.
+template <typename Body>
+void pieces(int64_t total, int64_t size, Body body) {
+  const int64_t count = (total + size - 1) / size;
+  auto one = [&](int64_t i) { body(i * size, std::min(size, total - i * size)); };
+  if (count == 1) return one(0);
+  if (count > 1) Team::get().share(count, one);
+}
+
+// The size of the smallest number of about equal pieces of at most `most` of `total`.
+int64_t even(int64_t total, int64_t most) {
+  const int64_t count = std::max<int64_t>((total + most - 1) / most, 1);
+  return std::max<int64_t>((total + count - 1) / count, 1);
+}
+
+int64_t count(const int64_t *shape, int dims) {
+  int64_t total = 1;
+  for (int i = 0; i < dims; ++i) total *= shape[i];
+  return total;
+}
+
+}  // namespace
