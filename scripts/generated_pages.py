@@ -13,7 +13,7 @@ import re
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from mkdocs.structure.files import File, Files
 from pydantic.fields import FieldInfo
@@ -176,6 +176,8 @@ def _type(field: FieldInfo) -> str:
 
 def _name(annotation: Any) -> str:
     origin, parts = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _name(parts[0])
     if origin is Literal:
         return " or ".join(f"`{_value(part)}`" for part in parts)
     if origin in (Union, types.UnionType):

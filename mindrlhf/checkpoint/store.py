@@ -122,6 +122,14 @@ class CheckpointStore:
             self._thread = None
         self.check()
 
+    def with_advice(self, error: UserError) -> UserError:
+        """The error, and the checkpoint that there is to go on from."""
+        left = "no earlier checkpoint is there"
+        with suppress(UserError, StopIteration):
+            whole = next(path for path in step_folders(self.folder) if (path / MANIFEST_FILE).exists())
+            left = f"{whole.name} is whole, and --resume_training auto continues from it"
+        return UserError(f"{str(error).rstrip('.')} ({left}).")
+
     def _try(self, state: TrainingState, best: bool) -> None:
         try:
             self._write(state, best)
@@ -149,7 +157,7 @@ class CheckpointStore:
         except BaseException as error:
             self._discard(temporary)
             known = explained(error, target, temporary) if isinstance(error, OSError) else error
-            raise self._with_advice(known) if isinstance(known, UserError) else known from error
+            raise self.with_advice(known) if isinstance(known, UserError) else known from error
 
     def _write_part(self, state: TrainingState, temporary: Path) -> None:
         """This rank's files, and last the list of them."""
@@ -218,14 +226,6 @@ class CheckpointStore:
         """Remove what this rank has written of a checkpoint that failed; rank 0 all of it."""
         with suppress(OSError):
             remove_folder(temporary if self._rank == 0 else temporary / f"rank_{self._rank}")
-
-    def _with_advice(self, error: UserError) -> UserError:
-        """The error, and what there is to go on from."""
-        left = "no earlier checkpoint is there"
-        with suppress(UserError, StopIteration):
-            whole = next(path for path in step_folders(self.folder) if (path / MANIFEST_FILE).exists())
-            left = f"{whole.name} is whole, and --resume_training auto continues from it"
-        return UserError(f"{str(error).rstrip('.')} ({left}).")
 
 
 def _state_json(state: TrainingState) -> bytes:

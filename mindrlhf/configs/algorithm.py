@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from mindrlhf.configs.base import Settings
+from mindrlhf.configs.base import Float32, Settings
 
 # Setting -> the option that the methods in `algorithms/` know it by. Which of them take it, their signatures say.
 ADVANTAGE_OPTIONS = {
@@ -45,7 +45,7 @@ class AlgorithmSettings(Settings):
         description="Standard deviation that an advantage is divided by; null is the method's own, `group` for grpo "
         "(verl algorithm.norm_adv_by_std_in_grpo, TRL scale_rewards).",
     )
-    advantage_eps: float | None = Field(
+    advantage_eps: Float32 | None = Field(
         None, gt=0.0, description="Added to that standard deviation; null is 1e-6, verl's (TRL: 1e-4)."
     )
     leave_one_out: bool | None = Field(
@@ -56,35 +56,35 @@ class AlgorithmSettings(Settings):
         description="Normalise each reward function in its group before the weighted sum, GDPO; null is off "
         "(verl algorithm.adv_estimator=gdpo, TRL multi_objective_aggregation=normalize_then_sum).",
     )
-    gamma: float | None = Field(
+    gamma: Float32 | None = Field(
         None, ge=0.0, le=1.0, description="Discount of later rewards; null is 1 (verl algorithm.gamma)."
     )
-    lam: float | None = Field(
+    lam: Float32 | None = Field(
         None,
         ge=0.0,
         le=1.0,
         description="Lambda of gae, the generalised estimates; null is 0.95 (verl algorithm.lam).",
     )
     policy_loss: str = Field("clip", description="Policy loss (verl actor.policy_loss.loss_mode, TRL loss_type).")
-    epsilon_low: float | None = Field(
+    epsilon_low: Float32 | None = Field(
         None,
         ge=0.0,
         description="The ratio is clipped at 1 - epsilon_low; null is the loss's own, 0.2 for clip "
         "(verl actor.clip_ratio_low, TRL epsilon).",
     )
-    epsilon_high: float | None = Field(
+    epsilon_high: Float32 | None = Field(
         None,
         ge=0.0,
         description="The ratio is clipped at 1 + epsilon_high; null is the loss's own, 0.2 for clip "
         "(verl actor.clip_ratio_high, TRL epsilon_high).",
     )
-    dual_clip: float | None = Field(
+    dual_clip: Float32 | None = Field(
         None,
         gt=1.0,
         description="Bounds the loss of a negative advantage at this many times it; null is off "
         "(verl actor.clip_ratio_c, there always on with 3).",
     )
-    delta: float | None = Field(
+    delta: Float32 | None = Field(
         None,
         gt=1.0,
         description="Upper bound of the ratio for either sign of the advantage; null is off (TRL delta).",
@@ -98,33 +98,33 @@ class AlgorithmSettings(Settings):
         description="cispo: epsilon_high is `relative` to 1, or the `absolute` cap of the weight; null is relative "
         "(verl: relative, TRL: absolute).",
     )
-    tau_positive: float | None = Field(
+    tau_positive: Float32 | None = Field(
         None,
         gt=0.0,
         description="sapo: temperature where the advantage is positive (verl actor.tau_pos, TRL sapo_temperature_pos).",
     )
-    tau_negative: float | None = Field(
+    tau_negative: Float32 | None = Field(
         None, gt=0.0, description="sapo: temperature elsewhere (verl actor.tau_neg, TRL sapo_temperature_neg)."
     )
-    clip_cov_ratio: float | None = Field(
+    clip_cov_ratio: Float32 | None = Field(
         None,
         gt=0.0,
         le=1.0,
         description="clip_cov: part of all tokens taken out of the gradient (verl actor.policy_loss.clip_cov_ratio).",
     )
-    clip_cov_lb: float | None = Field(
+    clip_cov_lb: Float32 | None = Field(
         None, description="clip_cov: covariance from which a token may be taken (verl actor.policy_loss.clip_cov_lb)."
     )
-    clip_cov_ub: float | None = Field(
+    clip_cov_ub: Float32 | None = Field(
         None, description="clip_cov: covariance up to which one may (verl actor.policy_loss.clip_cov_ub)."
     )
-    kl_cov_ratio: float | None = Field(
+    kl_cov_ratio: Float32 | None = Field(
         None,
         gt=0.0,
         le=1.0,
         description="kl_cov: part of all tokens that gets the penalty (verl actor.policy_loss.kl_cov_ratio).",
     )
-    ppo_kl_coef: float | None = Field(
+    ppo_kl_coef: Float32 | None = Field(
         None, ge=0.0, description="kl_cov: weight of the penalty; null is 1 (verl actor.policy_loss.ppo_kl_coef)."
     )
     aggregation: str = Field(
@@ -140,7 +140,7 @@ class AlgorithmSettings(Settings):
         False,
         description="Responses cut off at the token limit are not trained on (TRL mask_truncated_completions).",
     )
-    entropy_coef: float = Field(
+    entropy_coef: Float32 = Field(
         0.0,
         ge=0.0,
         description="Weight of the entropy, subtracted from the loss (verl actor.entropy_coeff, TRL entropy_coef).",
@@ -149,7 +149,7 @@ class AlgorithmSettings(Settings):
         "k3",
         description="KL estimator against the reference model (verl actor.kl_loss_type, algorithm.kl_penalty).",
     )
-    beta: float = Field(
+    beta: Float32 = Field(
         0.01,
         ge=0.0,
         description="Weight of the KL term (verl actor.kl_loss_coef, TRL beta); 0 loads no reference model.",
@@ -159,7 +159,7 @@ class AlgorithmSettings(Settings):
         description="Subtract the KL term from the reward of each token instead of adding it to the loss "
         "(verl algorithm.use_kl_in_reward).",
     )
-    kl_target: float | None = Field(
+    kl_target: Float32 | None = Field(
         None,
         gt=0.0,
         description="KL per token, in nats, that beta is steered to; null keeps beta fixed "
@@ -176,7 +176,7 @@ class AlgorithmSettings(Settings):
         description="Steps between two updates of the reference model from the policy; 0 is never "
         "(TRL sync_ref_model, ref_model_sync_steps).",
     )
-    reference_sync_share: float = Field(
+    reference_sync_share: Float32 = Field(
         1.0,
         gt=0.0,
         le=1.0,
@@ -232,13 +232,13 @@ class RolloutCorrectionSettings(Settings):
         "truncate",
         description="Weights beyond the bounds are set to the bound, or to 0 (TRL vllm_importance_sampling_mode).",
     )
-    upper: float = Field(
+    upper: Float32 = Field(
         2.0,
         gt=0.0,
         description="Upper bound of the weight (verl algorithm.rollout_correction.rollout_is_threshold, "
         "TRL vllm_importance_sampling_cap).",
     )
-    lower: float = Field(
+    lower: Float32 = Field(
         0.0,
         ge=0.0,
         description="Lower bound of the weight (verl algorithm.rollout_correction.rollout_rs_threshold_lower).",

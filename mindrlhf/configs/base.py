@@ -1,6 +1,23 @@
-"""The settings base class: frozen, unknown keys refused."""
+"""The settings base class: frozen, unknown keys refused; and the type of numbers that compiled graphs take."""
 
-from pydantic import BaseModel, ConfigDict
+from typing import Annotated
+
+import numpy as np
+from pydantic import AfterValidator, BaseModel, ConfigDict
+
+LARGEST, SMALLEST = (float(number) for number in (np.finfo(np.float32).max, np.finfo(np.float32).smallest_normal))
+
+
+def _within_float32(value: float) -> float:
+    """The value, where float32 has a finite normal number or 0 for it; so its reciprocal is finite too."""
+    if abs(value) > LARGEST:
+        raise ValueError(f"{value:g} is beyond float32, which graphs compute in; give at most {LARGEST:.2e} in size")
+    if 0 < abs(value) < SMALLEST:
+        raise ValueError(f"{value:g} is too small for float32, which graphs compute in; give at least {SMALLEST:.2e}")
+    return value
+
+
+Float32 = Annotated[float, AfterValidator(_within_float32)]
 
 
 class Settings(BaseModel):

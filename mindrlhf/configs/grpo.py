@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from mindrlhf.configs.algorithm import AlgorithmSettings, DynamicSamplingSettings, RolloutCorrectionSettings
-from mindrlhf.configs.base import Settings
+from mindrlhf.configs.base import Float32, Settings
 from mindrlhf.configs.tracking import TrackingSettings
 
 
@@ -32,15 +32,15 @@ class SamplingSettings(Settings):
         256, ge=1, description="Most tokens of a response (verl data.max_response_length, TRL max_completion_length)."
     )
     min_new_tokens: int = Field(0, ge=0, description="Stop tokens cannot be drawn before this many tokens.")
-    temperature: float = Field(1.0, ge=0.0, description="Logits are divided by it; 0 is greedy.")
+    temperature: Float32 = Field(1.0, ge=0.0, description="Logits are divided by it; 0 is greedy.")
     top_k: int = Field(0, ge=0, description="Draw from the k most probable tokens only; 0 is off (verl: -1 is off).")
-    top_p: float = Field(
+    top_p: Float32 = Field(
         1.0, gt=0.0, le=1.0, description="Draw from the fewest tokens whose probability sums to p; 1 is off."
     )
-    min_p: float = Field(
+    min_p: Float32 = Field(
         0.0, ge=0.0, lt=1.0, description="Drop tokens below this share of the best one's probability; 0 is off."
     )
-    repetition_penalty: float = Field(
+    repetition_penalty: Float32 = Field(
         1.0,
         gt=0.0,
         description="Logits of tokens already seen are divided (positive) or multiplied by it; 1 is off.",
@@ -68,7 +68,7 @@ class ValidationSettings(SamplingSettings):
     max_new_tokens: int | None = Field(
         None, ge=1, description="Most tokens of an answer; null is that of rollout (TRL max_completion_length)."
     )
-    temperature: float = Field(
+    temperature: Float32 = Field(
         0.0, ge=0.0, description="Logits are divided by it; 0 is greedy (verl rollout.val_kwargs.temperature)."
     )
     num_generations: int = Field(
@@ -93,23 +93,25 @@ class ValidationSettings(SamplingSettings):
 class OptimizerSettings(Settings):
     """AdamW, its learning-rate schedule and gradient clipping."""
 
-    lr: float = Field(1e-6, ge=0.0, description="Learning rate after warm-up (verl actor.optim.lr, TRL learning_rate).")
-    min_lr: float = Field(0.0, ge=0.0, description="Learning rate at the end of the decay.")
+    lr: Float32 = Field(
+        1e-6, ge=0.0, description="Learning rate after warm-up (verl actor.optim.lr, TRL learning_rate)."
+    )
+    min_lr: Float32 = Field(0.0, ge=0.0, description="Learning rate at the end of the decay.")
     warmup_steps: int = Field(
         0, ge=0, description="Optimizer updates of linear warm-up from 0 (verl actor.optim.lr_warmup_steps)."
     )
     lr_decay: Literal["constant", "linear", "cosine"] = Field(
         "constant", description="Shape of the decay from lr to min_lr (verl actor.optim.warmup_style)."
     )
-    beta1: float = Field(0.9, ge=0.0, lt=1.0, description="AdamW's decay of the first moment (TRL adam_beta1).")
-    beta2: float = Field(0.95, ge=0.0, lt=1.0, description="AdamW's decay of the second moment (TRL adam_beta2).")
-    eps: float = Field(1e-8, gt=0.0, description="AdamW's epsilon (TRL adam_epsilon).")
-    weight_decay: float = Field(
+    beta1: Float32 = Field(0.9, ge=0.0, lt=1.0, description="AdamW's decay of the first moment (TRL adam_beta1).")
+    beta2: Float32 = Field(0.95, ge=0.0, lt=1.0, description="AdamW's decay of the second moment (TRL adam_beta2).")
+    eps: Float32 = Field(1e-8, gt=0.0, description="AdamW's epsilon (TRL adam_epsilon).")
+    weight_decay: Float32 = Field(
         0.01,
         ge=0.0,
         description="Weight decay of matrices, not of biases, norms and embeddings (verl actor.optim.weight_decay).",
     )
-    max_grad_norm: float = Field(
+    max_grad_norm: Float32 = Field(
         1.0, ge=0.0, description="Gradients are scaled down to this global norm (verl actor.grad_clip); 0 is off."
     )
 
@@ -121,7 +123,7 @@ class CriticSettings(Settings):
         OptimizerSettings(lr=1e-5),
         description="AdamW of the critic, its schedule and gradient clipping (verl critic.optim, critic.grad_clip).",
     )
-    value_clip: float | None = Field(
+    value_clip: Float32 | None = Field(
         0.5,
         gt=0.0,
         description="A value's loss counts as if it had moved by at most this much in one step; null is off "
@@ -162,7 +164,7 @@ class RewardFunctionSettings(Settings):
     """One reward function."""
 
     name: str = Field(description="A shipped function, `package.module:function`, or `path/file.py:function`.")
-    weight: float = Field(1.0, description="Factor in the sum over reward functions (TRL reward_weights).")
+    weight: Float32 = Field(1.0, description="Factor in the sum over reward functions (TRL reward_weights).")
     args: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments handed to the function.")
 
 
@@ -172,7 +174,7 @@ class RewardSettings(Settings):
     functions: tuple[RewardFunctionSettings, ...] = Field(
         (RewardFunctionSettings(name="gsm8k"),), description="The reward is the weighted sum of these functions."
     )
-    overlong_factor: float = Field(
+    overlong_factor: Float32 = Field(
         0.0,
         ge=0.0,
         description="Largest soft overlong punishment, DAPO's; 0 is off "

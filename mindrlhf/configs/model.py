@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from mindrlhf.configs.base import Settings
+from mindrlhf.configs.base import Float32, Settings
 from mindrlhf.configs.problems import explain
 from mindrlhf.errors import UserError
 
@@ -52,14 +52,14 @@ class ModelConfig(Settings):
     head_dim: int = Field(ge=2, description="Width of one head.")
     attention_bias: bool = Field(True, description="Biases of the query, key and value projections.")
     qk_norm: bool = Field(False, description="RMSNorm over each query and key head.")
-    rms_norm_eps: float = Field(1e-6, gt=0.0, description="Epsilon of RMSNorm.")
-    rope_theta: float = Field(1e6, gt=0.0, description="Base of the rotary embedding's frequencies.")
+    rms_norm_eps: Float32 = Field(1e-6, gt=0.0, description="Epsilon of RMSNorm.")
+    rope_theta: Float32 = Field(1e6, gt=0.0, description="Base of the rotary embedding's frequencies.")
     max_position_embeddings: int = Field(32768, ge=1, description="Longest sequence, in tokens.")
     tie_word_embeddings: bool = Field(False, description="The head is the embedding's own matrix.")
     value_head: bool = Field(
         False, description="The model is a critic: it ends in one number for each token and has no vocabulary head."
     )
-    initializer_range: float = Field(0.02, gt=0.0, description="Standard deviation of random initial weights.")
+    initializer_range: Float32 = Field(0.02, gt=0.0, description="Standard deviation of random initial weights.")
     eos_token_ids: tuple[int, ...] = Field((), description="Tokens that end a response.")
     pad_token_id: int | None = Field(None, description="Token that fills up rows; carries no weight anywhere.")
     bos_token_id: int | None = Field(None, description="Token that begins a text, where the model has one.")

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from mindrlhf.configs.base import Settings
+from mindrlhf.configs.base import Float32, Settings
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.problems import explain
 from mindrlhf.errors import UserError
@@ -51,16 +51,16 @@ class ModelSettings(Settings):
     multiple_of: int | None = Field(
         None, ge=1, description="Without intermediate_size: the feed-forward width is rounded up to a multiple of this."
     )
-    ffn_dim_multiplier: float | None = Field(
+    ffn_dim_multiplier: Float32 | None = Field(
         None, gt=0.0, description="Without intermediate_size: factor of the feed-forward width."
     )
     qkv_has_bias: bool | None = Field(None, description="Biases of the query, key and value projections.")
     qk_norm: bool | None = Field(None, description="RMSNorm over each query and key head (Qwen3).")
-    rms_norm_eps: float | None = Field(None, gt=0.0, description="Epsilon of RMSNorm.")
-    theta: float | None = Field(None, gt=0.0, description="Base of the rotary embedding's frequencies.")
+    rms_norm_eps: Float32 | None = Field(None, gt=0.0, description="Epsilon of RMSNorm.")
+    theta: Float32 | None = Field(None, gt=0.0, description="Base of the rotary embedding's frequencies.")
     max_position_embedding: int | None = Field(None, ge=1, description="Longest sequence the model may see, in tokens.")
     tie_word_embeddings: bool | None = Field(None, description="The head is the embedding's own matrix.")
-    initializer_range: float | None = Field(None, gt=0.0, description="Standard deviation of random initial weights.")
+    initializer_range: Float32 | None = Field(None, gt=0.0, description="Standard deviation of random initial weights.")
     eos_token_id: int | tuple[int, ...] | None = Field(None, description="Token or tokens that end a response.")
     pad_token_id: int | None = Field(None, description="Token that fills up rows.")
     bos_token_id: int | None = Field(None, description="Token that begins a text.")
@@ -76,10 +76,10 @@ class ModelSettings(Settings):
     softmax_compute_type: DType = Field("float32", description="Dtype of the attention's softmax.")
     max_decode_length: int | None = Field(None, ge=1, description="Most tokens of a response (max_new_tokens).")
     min_decode_length: int | None = Field(None, ge=0, description="Fewest tokens of a response (min_new_tokens).")
-    temperature: float | None = Field(None, ge=0.0, description="rollout.temperature.")
+    temperature: Float32 | None = Field(None, ge=0.0, description="rollout.temperature.")
     top_k: int | None = Field(None, ge=0, description="rollout.top_k.")
-    top_p: float | None = Field(None, gt=0.0, le=1.0, description="rollout.top_p.")
-    repetition_penalty: float | None = Field(None, gt=0.0, description="rollout.repetition_penalty.")
+    top_p: Float32 | None = Field(None, gt=0.0, le=1.0, description="rollout.top_p.")
+    repetition_penalty: Float32 | None = Field(None, gt=0.0, description="rollout.repetition_penalty.")
     do_sample: bool | None = Field(None, description="False draws the most probable token: temperature 0.")
 
     @property

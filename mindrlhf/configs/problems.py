@@ -73,6 +73,8 @@ def expected(annotation: Any, info: FieldInfo | None = None) -> str:
     info: where the bounds and examples of the value stand. That an optional key may be null goes without saying.
     """
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        return expected(args[0], info)
     if origin in (typing.Union, types.UnionType):
         return " or ".join(expected(part, info) for part in args if part is not type(None))
     if origin is typing.Literal:

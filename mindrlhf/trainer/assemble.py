@@ -147,11 +147,12 @@ def assemble(
         stream = PromptStream(prompts, config.data.prompts_per_step, config.data.shuffle, config.seed)
         sampling = StepSampling(config)
     updates = PolicyUpdates(config, updater, loss, training.data_parallel, kl)
+    store = open_store(job, collectives)
     optimizers = present(optimizer=updater.optimizer, critic=critic and critic.optimizer)
     keeper = Keeper(
         config.trainer,
         total,
-        open_store(job, collectives),
+        store,
         Agreement(signals, collectives.all_reduce_max, world.size == 1, config.trainer.max_host_memory_gb),
         arrays_of(training, policy, updater.optimizer, critic, frozen if algorithm.reference_sync_steps else None),
         optimizers | present(updates=updates, stream=stream, kl=kl),
@@ -206,10 +207,13 @@ def assemble(
 
     def save() -> None:
         folder = job.args.save_ckpt_dir
-        with timers("export"):
-            save_model(folder / MODEL_FOLDER, policy, training, job.tokenizer, "trained model")
-            if critic:
-                save_model(folder / CRITIC_FOLDER, critic.parameters, critic.side, job.tokenizer, "trained critic")
+        try:
+            with timers("export"):
+                save_model(folder / MODEL_FOLDER, policy, training, job.tokenizer, "trained model")
+                if critic:
+                    save_model(folder / CRITIC_FOLDER, critic.parameters, critic.side, job.tokenizer, "trained critic")
+        except UserError as error:
+            raise store.with_advice(error) from None
 
     return trainer, recorded, save
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from mindrlhf.backend.collectives import Collectives
+from mindrlhf.checkpoint.finite import spoiled
 from mindrlhf.checkpoint.resume import Checkpoint
 from mindrlhf.checkpoint.store import HF_FOLDER, CheckpointStore
 from mindrlhf.checkpoint.training_state import (
@@ -171,10 +172,19 @@ class Keeper:
         with self._timer():
             self._settle()
             groups = {kind: ShardGroup(layout, arrays()) for kind, (layout, arrays) in self._groups.items()}
+            self._check_finite(groups)
             files = {f"{HF_FOLDER}/{name}": content for name, content in self._hf.items()}
             files |= {name: self._bulk[name].encode(kept) for name, kept in self._kept.items()}
             self._store.save(TrainingState(self._step, groups, self._counters, self._run, files), best)
             self._saved = self._step
+
+    def _check_finite(self, groups: Mapping[str, ShardGroup]) -> None:
+        """Raises `UserError` on all ranks where weights are spoiled, so that they push no good ones out."""
+        for kind in (WEIGHTS, CRITIC_WEIGHTS, REFERENCE_WEIGHTS):
+            name = self._agreement.first_not_finite(groups[kind]) if kind in groups else None
+            if name:
+                self._store.wait()
+                raise self._store.with_advice(UserError(f"step {self._step}: {spoiled(kind, name)}"))
 
     def _snapshot(self) -> None:
         """Note everything but the arrays as it is after a step: the next one may be left half-way."""

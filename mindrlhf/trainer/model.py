@@ -7,9 +7,11 @@ from pathlib import Path
 import numpy as np
 from mindspore import Parameter, Tensor, nn
 
+from mindrlhf.checkpoint.finite import first_not_finite, spoiled
 from mindrlhf.checkpoint.hf import save_hf
 from mindrlhf.configs.grpo import OptimizerSettings, TrainSettings
 from mindrlhf.data.tokenizer import Tokenizer
+from mindrlhf.errors import UserError
 from mindrlhf.memory.residency import BLOCK_NUMBERS
 from mindrlhf.models.parameters import parameter_table
 from mindrlhf.parallel.side import Side
@@ -105,9 +107,15 @@ def views(parameters: Parameters) -> dict[str, np.ndarray]:
 
 
 def save_model(directory: Path, policy: Parameters, training: Side, tokenizer: Tokenizer, what: str) -> None:
-    """Writes a whole model as an HF directory, from all ranks, a parameter at a time. what: for the message."""
-    part = training.partition
-    gathered = gather_full(part.layout, training.collectives, views(policy))
+    """Write a whole model as an HF directory, from all ranks, a parameter at a time. what: for messages.
+
+    Raises `UserError` on all ranks where a weight is not finite; what the folder held stays then.
+    """
+    part, own = training.partition, views(policy)
+    broken = first_not_finite(own, part.layout.placements, training.collectives.all_reduce_max)
+    if broken:
+        raise UserError(f"{directory}: {spoiled(what, broken)}.")
+    gathered = gather_full(part.layout, training.collectives, own)
     if part.rank == 0:
         tensors = ((spec, array) for spec, (_, array) in zip(parameter_table(part.model), gathered, strict=True))
         save_hf(directory, part.model, tensors, tokenizer=tokenizer, replace=True)

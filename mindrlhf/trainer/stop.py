@@ -8,6 +8,8 @@ from types import FrameType
 
 import numpy as np
 
+from mindrlhf.checkpoint.finite import first_not_finite
+from mindrlhf.checkpoint.training_state import ShardGroup
 from mindrlhf.metrics.performance import GIB, resident_bytes
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -75,6 +77,10 @@ class Agreement:
     def stop_now(self) -> bool:
         """Whether this rank may leave a phase half-way, which others would wait for."""
         return self._alone and self._signals.wanted
+
+    def first_not_finite(self, group: ShardGroup) -> str | None:
+        """Name of the first parameter with NaN or infinity on any rank, else None; called by all ranks as `stop`."""
+        return first_not_finite(group.shards, group.layout.placements, self._reduce_max)
 
     def memory(self) -> float | None:
         """GiB of the largest process when it is above the limit, else None; called by all ranks at the same place."""

@@ -198,3 +198,34 @@ def test_whatever_a_file_holds_it_loads_or_is_refused_in_one_line(tmp_path, cont
         except UserError as error:
             messages.append(str(error))
     assert all(message.startswith(str(path)) and "\n" not in message for message in messages)
+
+
+# Settings that no graph takes: seconds and GiB.
+ON_THE_HOST = ("reward.timeout_s", "trainer.max_host_memory_gb")
+
+
+def numbers(group, prefix=""):
+    """Dotted names of all settings that are numbers with a fraction."""
+    for name, field in group.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Settings):
+            yield from numbers(field.annotation, f"{prefix}{name}.")
+        elif field.annotation in (float, float | None) or "float" in str(field.annotation):
+            yield prefix + name
+
+
+@pytest.mark.parametrize(("load", "config"), [(load_grpo_config, GRPOConfig), (load_sft_config, SFTConfig)])
+def test_numbers_of_graphs_are_within_float32(load, config):
+    names = [name for name in numbers(config) if name not in ON_THE_HOST]
+    assert len(names) > 6
+    for name in names:
+        for value in ("1e39", "1e-45", "-1e39"):
+            with pytest.raises(UserError, match=rf"command line: {name}.*(float32|must be a number)"):
+                load(None, [f"{name}={value}"])
+    with pytest.raises(UserError, match=r"optimizer.lr: 1e\+39 is beyond float32, which .*; give at most 3.40e\+38 in"):
+        load(None, ["optimizer.lr=1e39"])
+    assert load(None, ["optimizer.lr=1e-37"]).optimizer.lr == 1e-37
+
+
+def test_the_weight_of_a_reward_is_within_float32():
+    with pytest.raises(UserError, match=r"reward.functions.*weight: -1e\+39 is beyond float32"):
+        load_grpo_config(None, ["reward.functions=[{name: gsm8k, weight: -1e39}]"])

@@ -162,3 +162,30 @@ def test_a_learning_rate_beyond_all_reason(task, tmp_path, rate):
     assert skipped.tolist() == (~np.isfinite(norms)).astype(float).tolist()
     assert skipped[0] == 0
     assert skipped.sum() > 0
+
+
+# The optimizer's own factor of it is beyond float32.
+TOO_FAST = "optimizer.lr=3e38"
+
+
+def test_weights_that_are_not_finite_replace_no_good_ones(task, tmp_path, capsys):
+    """Neither the checkpoint of the step before nor the model of an earlier run in this folder."""
+    good = run(task, tmp_path, "trainer.total_steps=1", "trainer.save_freq=1")
+    before = jobs.files(tmp_path / "ckpt")
+    again = ("trainer.total_steps=2", "trainer.save_freq=1", TOO_FAST, "trainer.resume_mode=auto")
+    assert jobs.call(task.train(tmp_path, *ONE_LAYER, "train.length_bucket=48", *again)) == 2
+    told = capsys.readouterr().err
+    assert "step 2: the model's parameter model." in told
+    assert "(step_000001 is whole, and --resume_training auto continues from it)" in told
+    assert jobs.files(tmp_path / "ckpt") == before
+    assert all(np.isfinite(tensor).all() for tensor in good.weights.values())
+
+
+@pytest.mark.parametrize("command", ["train", "sft"])
+def test_a_model_that_is_not_finite_is_not_written(task, tmp_path, capsys, command):
+    arguments = task.train(tmp_path, *ONE_LAYER) if command == "train" else task.sft(tmp_path, ONE_LAYER[0])
+    assert jobs.call([*arguments, "train.length_bucket=48", "trainer.total_steps=1", TOO_FAST]) == 2
+    told = capsys.readouterr().err
+    assert "holds NaN or infinity, so nothing is written over what was saved before" in told
+    assert "Traceback" not in told
+    assert not (tmp_path / "ckpt" / "hf").exists()

@@ -7,11 +7,13 @@ import sys
 from contextlib import nullcontext
 from types import SimpleNamespace
 
+import jobs
 import numpy as np
 import pytest
 from sharded_files import layout_of
 from training_states import TOKEN, arrays_of
 
+from mindrlhf.checkpoint.finite import first_not_finite
 from mindrlhf.checkpoint.resume import choose, locate
 from mindrlhf.checkpoint.store import CheckpointStore
 from mindrlhf.configs.grpo import TrainerSettings
@@ -55,6 +57,7 @@ class Run:
         store = CheckpointStore(folder, 0, 1, TOKEN, settings.save_max_ckpt_num, settings.async_save)
         agreement = Agreement(self.signals, lambda flags: flags, True, settings.max_host_memory_gb)
         groups = {kind: (layout_of(), lambda kind=kind: self.arrays[kind]) for kind in self.arrays}
+        self.groups = groups
         stateful, bulk, hf = {"counter": self.counter}, {"bulk": self.bulk}, {"config.json": b"{}"}
         self.settled = []  # the checkpoints that there were each time
 
@@ -168,6 +171,39 @@ def test_updates_that_cannot_be_applied(tmp_path):
     with pytest.raises(UserError, match=r"step 6: 3 updates in a row were skipped.*after step 6 of 6 is saved"):
         resumed.step(6, applied=False)
     assert resumed.steps()[-1] == 6
+
+
+@pytest.mark.parametrize("kind", ["model", "critic"])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_spoiled_weights_replace_no_good_ones(tmp_path, kind, value):
+    run = Run(tmp_path, save_freq=1)
+    run.arrays["critic"] = {name: array.copy() for name, array in run.arrays["model"].items()}
+    run.groups["critic"] = (layout_of(), lambda: run.arrays["critic"])
+    run.step(1)
+    *_, last = run.arrays[kind]
+    run.arrays[kind][last].reshape(-1)[-1] = value
+    before = jobs.files(tmp_path)
+    with pytest.raises(UserError, match=rf"step 2: the {kind}'s parameter {last} holds NaN .*step_000001 is whole"):
+        run.step(2)
+    assert jobs.files(tmp_path) == before
+    run.signals.wanted = True
+    with pytest.raises(UserError, match=r"lower optimizer\.lr"):  # a wish to stop saves it no more than a step does
+        run.keeper.between_phases()
+
+
+def test_the_first_parameter_of_all_ranks_is_named():
+    names = ["a", "b", "c", "d"]
+    good, large = np.zeros((2, 3), np.float32), np.full(8, 3e38, np.float32)
+    bad = np.array([1.0, np.nan, 2.0], np.float32)
+
+    def ranks(*others):
+        """All ranks' maximum, where the others have found these places."""
+        return lambda own: np.maximum(own, max((-place for place in others), default=own))
+
+    assert first_not_finite({"a": good, "b": large}, names, ranks()) is None, "a sum may overflow by itself"
+    assert first_not_finite({"a": good, "c": bad, "d": bad}, names, ranks()) == "c"
+    assert first_not_finite({"a": good, "c": bad}, names, ranks(1)) == "b"
+    assert first_not_finite({"a": good}, names, ranks(3, 4)) == "d"
 
 
 def test_too_much_memory(tmp_path, monkeypatch):

@@ -1,0 +1,34 @@
+"""Whether numbers are finite, asked before they take the place of good ones on disk."""
+
+from collections.abc import Callable, Iterable, Mapping
+
+import numpy as np
+
+
+def all_finite(array: np.ndarray) -> bool:
+    """Whether a float32 array holds neither NaN nor infinity; at the speed of reading it, without a copy."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = array.sum()  # NaN and infinity survive a sum; a sum may also overflow by itself
+    return bool(np.isfinite(total)) or bool(np.isfinite(array).all())
+
+
+def first_not_finite(
+    arrays: Mapping[str, np.ndarray], names: Iterable[str], reduce_max: Callable[[np.ndarray], np.ndarray]
+) -> str | None:
+    """Name of the first parameter that is not finite on any rank, None where all are; all ranks get the same.
+
+    arrays: name -> this rank's part. names: of the whole model's parameters, in order. reduce_max: elementwise maximum
+    over all ranks, which all call this at the same place.
+    """
+    names = list(names)
+    own = (place for place, name in enumerate(names) if name in arrays and not all_finite(arrays[name]))
+    first = -int(reduce_max(np.array([-next(own, len(names))]))[0])
+    return names[first] if first < len(names) else None
+
+
+def spoiled(what: str, name: str) -> str:
+    """The sentence about weights that are not to be written. what: whose; name: of the first such parameter."""
+    return (
+        f"the {what}'s parameter {name} holds NaN or infinity, so nothing is written over what was saved before; lower "
+        "optimizer.lr, and look at the gradient norms of the last steps"
+    )
