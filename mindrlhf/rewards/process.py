@@ -16,10 +16,13 @@ from typing import Any, NamedTuple
 
 import mindrlhf
 from mindrlhf.errors import UserError
+from mindrlhf.rewards.worker import FLOAT32_MAX
 
 START_TIMEOUT_S = 60.0  # for importing the functions' modules
 STOP_TIMEOUT_S = 1.0
 READ_BYTES = 1 << 16
+MAX_LINE_BYTES = 1 << 28  # of one reply; more is not read into the memory of the training
+STRAY = "its process sent what is no answer"
 # The modules of this process are found there too, and those of the working directory, as when a script lies in it.
 _BOOTSTRAP = "import sys; sys.path[:] = sys.argv[1:]; from mindrlhf.rewards.worker import main; main()"
 
@@ -31,6 +34,10 @@ class Call(NamedTuple):
 
     function: int
     sample: int
+
+
+class _NoReplyError(Exception):
+    """What a process has sent is not what it was asked for."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +62,8 @@ class RewardProcess:
 
     calls: what it has been handed and not yet answered, in order; the first is under way.
     ready: its functions are imported. needs_ground_truth: which of them fail for a row without one.
-    exited: nothing more will come from it; see `stop`.
+    exited: nothing more will come from it; see `stop`. repeated: because it answered a call for a second time, which
+    says nothing against the call under way.
     """
 
     def __init__(self, functions: Sequence[tuple[str, Mapping[str, Any]]], timeout_s: float):
@@ -74,11 +82,14 @@ class RewardProcess:
             os.set_blocking(pipe.fileno(), False)
         self._timeout_s = timeout_s
         self._deadline = time.monotonic() + START_TIMEOUT_S
-        self._outbox, self._inbox = memoryview(b""), b""
+        self._outbox, self._inbox = memoryview(b""), bytearray()
+        self._answered = 0  # calls; a call's number is how many came before it
+        self._functions = len(functions)
+        self._fault: str | None = None
         self.calls: deque[Call] = deque()
         self.ready = False
         self.needs_ground_truth: list[bool] = []
-        self.exited = False
+        self.exited = self.repeated = False
         self._post({"functions": functions, "timeout_s": timeout_s})
 
     @property
@@ -91,16 +102,19 @@ class RewardProcess:
         return not self.idle and time.monotonic() >= self._deadline
 
     def alive(self) -> bool:
-        """False once it has ended, expected or not."""
+        """False once it has ended, expected or not, and for an idle one that has sent what nobody asked for."""
+        if self.idle:
+            self.collect()
         return not self.exited and self._process.poll() is None
 
     def assign(self, calls: Sequence[Call], samples: Sequence[Sample]) -> None:
         """Hand out calls; the process must be idle. Their texts travel once for each sample."""
         places = {sample: place for place, sample in enumerate(dict.fromkeys(call.sample for call in calls))}
         texts = [(samples[sample][0], samples[sample][1], dict(samples[sample][2])) for sample in places]
+        numbered = [(number, call.function, places[call.sample]) for number, call in enumerate(calls, self._answered)]
         self.calls.extend(calls)
         self._deadline = time.monotonic() + self._timeout_s
-        self._post({"samples": texts, "calls": [(call.function, places[call.sample]) for call in calls]})
+        self._post({"samples": texts, "calls": numbered})
 
     def collect(self) -> list[tuple[Call, Reply]]:
         """Move what the pipes take and give; returns the calls that were answered since.
@@ -113,27 +127,59 @@ class RewardProcess:
             self.exited = self.exited or not received
         except BlockingIOError:
             return []
-        *lines, self._inbox = (self._inbox + received).split(b"\n")
         answered = []
-        for line in lines:
-            try:
-                message = json.loads(line)
-                reply = Reply(*message) if self.ready else None
-            except (ValueError, TypeError):  # not from the worker: a function found the pipe
-                self.exited = True
-                break
-            if reply:
-                answered.append((self.calls.popleft(), reply))
-            elif "error" in message:
-                raise UserError(message["error"])
-            else:
-                self.needs_ground_truth = message["needs_ground_truth"]
-            self.ready = True
-            self._deadline = time.monotonic() + self._timeout_s
+        try:
+            for line in self._lines(received):
+                if self.ready:
+                    reply = self._reply(line)
+                    answered.append((self.calls.popleft(), reply))
+                    self._answered += 1
+                else:
+                    self._greet(line)
+                self._deadline = time.monotonic() + self._timeout_s
+        except _NoReplyError as error:
+            self._fault, self.exited = str(error), True
         return answered
+
+    def _lines(self, received: bytes) -> list[bytes]:
+        """The lines that end in `received`; what follows them waits. Each byte is copied a fixed number of times."""
+        self._inbox.extend(received)
+        if b"\n" not in received:
+            if len(self._inbox) > MAX_LINE_BYTES:
+                raise _NoReplyError(f"its process sent an answer of more than {MAX_LINE_BYTES >> 20} MiB")
+            return []
+        *lines, rest = bytes(self._inbox).split(b"\n")
+        self._inbox = bytearray(rest)
+        return lines
+
+    def _greet(self, line: bytes) -> None:
+        """Take the first line: the functions are imported, or cannot be."""
+        match _parsed(line):
+            case {"error": str(sentence)}:
+                raise UserError(sentence)
+            case {"needs_ground_truth": [*needs]} if len(needs) == self._functions:
+                self.needs_ground_truth, self.ready = [bool(needed) for needed in needs], True
+            case _:
+                raise _NoReplyError(STRAY)
+
+    def _reply(self, line: bytes) -> Reply:
+        """The reply to the call under way; anything may have found the pipe, so that nothing is taken on trust."""
+        match _parsed(line):
+            case [int(number), float() | None as score, dict(components), float(seconds), str() | None as error]:
+                if number < self._answered:
+                    self.repeated = True
+                if number != self._answered or not self.calls:
+                    raise _NoReplyError("its process answered what nobody asked")
+                values = [score or 0.0, seconds, *components.values()]
+                if not all(type(value) is float and abs(value) <= FLOAT32_MAX for value in values):
+                    raise _NoReplyError(STRAY)
+                return Reply(score, components, seconds, error)
+        raise _NoReplyError(STRAY)
 
     def end_reason(self) -> str:
         """Why nothing comes any more, for people."""
+        if self._fault:
+            return self._fault
         try:
             code = self._process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -170,6 +216,13 @@ class RewardProcess:
                 self.exited = True
                 return
             self._outbox = self._outbox[written:]
+
+
+def _parsed(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        raise _NoReplyError(STRAY) from None
 
 
 def wait(processes: Iterable[RewardProcess]) -> None:

@@ -127,7 +127,9 @@ class RewardRunner:
                     process.exited = True
                 if process.exited or process.overdue:
                     reply = self._lost(process)
-                    if process.calls:
+                    if process.repeated:
+                        batch.put_back(process.calls)
+                    elif process.calls:
                         batch.lose(process.calls, reply)
                     elif not process.ready:
                         broken = broken or reply.error
@@ -180,12 +182,16 @@ class _Batch:
             self.replies[call] = reply
             self._answered.add(call.function)
 
+    def put_back(self, calls: Sequence[Call]) -> None:
+        """Let calls wait again that a process was handed and did not come to."""
+        self._waiting.extendleft(reversed(calls))
+
     def lose(self, calls: Iterable[Call], reply: Reply) -> None:
         """`calls` were with a process that hung or died in the first: it gets `reply`, the others wait again."""
         call, *others = calls
         self.replies[call] = reply
         self._losses[call.function] += 1
-        self._waiting.extendleft(reversed(others))
+        self.put_back(others)
         for function, losses in self._losses.items():
             if losses >= HOPELESS_AFTER and function not in self._answered:
                 rest = [call for call in self._waiting if call.function == function]

@@ -2,59 +2,94 @@
 
 Lines of JSON. First comes {"functions": [[name, args], ...], "timeout_s": seconds}, and is answered by
 {"needs_ground_truth": [bool, ...]}, or by {"error": sentence}. Then each {"samples": [[prompt, completion, fields],
-...], "calls": [[function, sample], ...]} is answered by one reply for each call, in order and at once, so that the
-other side knows which call is under way: [score or null, {component: number}, seconds, error or null].
+...], "calls": [[number, function, sample], ...]} is answered by one reply for each call, in order and at once, so that
+the other side knows which call is under way: [number, score or null, {component: number}, seconds, error or null].
+
+A function may fork: its child process never gets to the pipes, and ends where it returns from the function.
 
 Imports nothing beyond the standard library but what the functions need, so that starting takes milliseconds.
 """
 
 import json
 import os
+import reprlib
 import signal
 import sys
 import time
 import traceback
 from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
 from types import MappingProxyType
-from typing import Any, SupportsFloat
+from typing import Any
 
 from mindrlhf.errors import UserError
 from mindrlhf.rewards.registry import RewardFunction, resolve
 
 MAX_REASON = 500  # characters of an error's text that are passed on
+MAX_NAME = 200  # characters of a component's name
+MAX_COMPONENTS = 100_001  # of one reply, its score among them
 FLOAT32_MAX = 3.4028234e38
 EXIT_S = 5.0
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 80
 
 
 def main() -> None:
     """Serve until the input ends."""
-    requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb", buffering=0)
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):  # what functions print is dropped, at the cost of nothing
         os.dup2(null, descriptor)
+    for file in (requests, replies):
+        os.register_at_fork(after_in_child=partial(_close, file.fileno()))
     sys.argv[1:] = []
+    _die_first()
     setup = json.loads(requests.readline())
+    own = os.getpid()
     try:
         functions = [resolve(name, args) for name, args in setup["functions"]]
     except UserError as error:
-        _send(replies, {"error": str(error)})
+        _end_child(own)
+        _send(replies, {"error": printable(str(error))})
         return
+    _end_child(own)
     _send(replies, {"needs_ground_truth": [function.needs_ground_truth for function in functions]})
     # The other side ends a call that takes too long; should it have died itself, the kernel does, by the alarm signal.
     limit = 2 * setup["timeout_s"] + EXIT_S
     for line in requests:
         batch = json.loads(line)
-        for function, sample in batch["calls"]:
+        for number, function, sample in batch["calls"]:
             signal.setitimer(signal.ITIMER_REAL, limit)
-            _send(replies, _call(functions[function], *batch["samples"][sample]))
+            reply = _call(functions[function], *batch["samples"][sample])
+            _end_child(own)
+            _send(replies, [number, *reply])
         signal.setitimer(signal.ITIMER_REAL, 0)
     signal.setitimer(signal.ITIMER_REAL, EXIT_S)  # for threads that a function left behind
 
 
+def _die_first() -> None:
+    """Offer this process to the kernel when memory runs out: a function's hunger is not to cost the training."""
+    with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")
+
+
+def _close(descriptor: int) -> None:
+    with suppress(OSError):  # a function may have closed it
+        os.close(descriptor)
+
+
+def _end_child(own: int) -> None:
+    """End this process if it is not `own`: a function has forked, and its child came back from it too."""
+    if os.getpid() != own:
+        os._exit(0)
+
+
 def _send(replies: Any, message: Any) -> None:
-    replies.write(_ENCODER.encode(message).encode() + b"\n")
-    replies.flush()
+    line = memoryview(_ENCODER.encode(message).encode() + b"\n")
+    while line:
+        line = line[replies.write(line) :]
 
 
 def _call(function: RewardFunction, prompt: str, completion: str, fields: dict[str, str]) -> list[Any]:
@@ -75,21 +110,42 @@ def outcome(returned: Any) -> tuple[float | None, dict[str, float]]:
     if returned is None:
         return None, {}
     if not isinstance(returned, Mapping):
-        return _number(returned, "it"), {}
+        return _number(returned), {}
     if "score" not in returned:
         raise ValueError(f"it returned a dict without 'score' (keys: {', '.join(map(str, returned)) or 'none'})")
     score = returned["score"]
-    components = {str(key): _number(value, f"{key!r}") for key, value in returned.items() if key != "score"}
-    return None if score is None else _number(score, "'score'"), components
+    if len(returned) > MAX_COMPONENTS:
+        raise ValueError(f"it returned {len(returned)} components, and may return {MAX_COMPONENTS}")
+    components = {_name(key): _number(value, key) for key, value in returned.items() if key != "score"}
+    return None if score is None else _number(score, "score"), components
 
 
-def _number(value: Any, what: str) -> float:
-    if not isinstance(value, SupportsFloat):  # text is not
-        raise ValueError(f"{what} is {type(value).__name__} {value!r:.80}, and not a number")
+def _name(key: Any) -> str:
+    name = str(key)
+    if len(name) > MAX_NAME or not name.isprintable():
+        raise ValueError(
+            f"the component's name {name[:MAX_NAME]!r} should be at most {MAX_NAME} characters that can be printed"
+        )
+    return name
+
+
+def _number(value: Any, key: Any = None) -> float:
+    """`value` as a float; key: where it stood in a dict, None for all that was returned."""
+    if not hasattr(type(value), "__float__"):  # text has none
+        raise ValueError(f"{_what(key)} is {type(value).__name__} {_SHORT.repr(value)}, and not a number")
     number = float(value)
     if not abs(number) <= FLOAT32_MAX:
-        raise ValueError(f"{what} is {number}, and not a finite number")
+        raise ValueError(f"{_what(key)} is {number}, and not a finite number")
     return number
+
+
+def _what(key: Any) -> str:
+    return "it" if key is None else repr(key)
+
+
+def printable(text: str) -> str:
+    """Escape what a terminal would obey or cannot show: control characters, halves of surrogate pairs."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def _reason(error: BaseException) -> str:
@@ -101,4 +157,4 @@ def _reason(error: BaseException) -> str:
         message = str(error)
     except BaseException as second:
         message = f"(its text fails with {type(second).__name__})"
-    return f"{type(error).__name__}: {message[:MAX_REASON]}{where}"
+    return printable(f"{type(error).__name__[:MAX_NAME]}: {message[:MAX_REASON]}{where}")

@@ -7,138 +7,12 @@ import time
 import numpy as np
 import psutil
 import pytest
+from reward_pools import FAULTS, command, runner, texts
 
 from mindrlhf.configs.grpo import RewardFunctionSettings, RewardSettings
 from mindrlhf.errors import UserError
 from mindrlhf.rewards.runner import HOPELESS_AFTER, RewardRunner
 from mindrlhf.types import Prompt
-
-FAULTS = """
-import ctypes, math, os, signal, subprocess, sys, time
-
-def fault(prompt, completion, fields):
-    match completion:
-        case "hang":
-            time.sleep(1000)
-        case "spin":
-            while True:
-                pass
-        case "deaf":
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            os.system(f"sleep {fields.get('sleep', 1000)}")
-        case "raise":
-            raise ValueError("what " + "x" * 10_000_000)
-        case "bad text":
-            class Nasty(Exception):
-                def __str__(self):
-                    raise RuntimeError
-            raise Nasty
-        case "interrupt":
-            raise KeyboardInterrupt
-        case "recurse":
-            return fault(prompt, completion, fields)
-        case "nan":
-            return math.nan
-        case "inf":
-            return -math.inf
-        case "huge":
-            return 1e39
-        case "text":
-            return "1.0"
-        case "list":
-            return [1.0]
-        case "no score":
-            return {"acc": 1.0}
-        case "bad component":
-            return {"score": 1.0, "acc": "1.0"}
-        case "print":
-            print("x" * 10_000_000)
-            print("y" * 10_000_000, file=sys.stderr)
-            os.write(1, b"z" * 10_000_000)
-            return 1.5
-        case "read":
-            return float(len(sys.stdin.read()))
-        case "exit":
-            sys.exit(3)
-        case "os exit":
-            os._exit(3)
-        case "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        case "segfault":
-            ctypes.string_at(0)
-        case "close":
-            os.closerange(3, 100)
-            return 1.0
-        case "scribble":
-            for descriptor in range(3, 20):
-                try:
-                    os.write(descriptor, b"scribble\\n")
-                except OSError:
-                    continue
-            return 1.0
-        case "mutate":
-            fields["ground_truth"] = "other"
-        case "none":
-            return None
-        case "parts":
-            return {"score": True, "length": 4, "ratio": 0.25}
-        case "only parts":
-            return {"score": None, "length": 8}
-    return float(completion)
-
-def constant(prompt, completion, fields, value=1.0):
-    return value
-
-def doze(prompt, completion, fields):
-    time.sleep(float(fields["seconds"]))
-    return float(completion)
-
-def loaded(prompt, completion, fields):
-    return float(fields["module"] in sys.modules)
-
-def process(prompt, completion, fields):
-    return float(os.getpid())
-"""
-
-
-@pytest.fixture
-def faults(tmp_path):
-    path = tmp_path / "faults.py"
-    path.write_text(FAULTS)
-    return path
-
-
-@pytest.fixture(autouse=True)
-def _no_process_is_left():
-    yield
-    left = [
-        child for child in psutil.Process().children(recursive=True) if "mindrlhf.rewards" in "".join(_command(child))
-    ]
-    assert left == []
-
-
-def _command(process):
-    try:
-        return process.cmdline()
-    except psutil.ZombieProcess:
-        return ["mindrlhf.rewards zombie"]
-    except psutil.NoSuchProcess:
-        return []
-
-
-def runner(*names, workers=1, timeout_s=10.0, weights=None, args=None):
-    functions = tuple(
-        RewardFunctionSettings(
-            name=name, weight=weights[place] if weights else 1.0, args=(args or {}) if place == 0 else {}
-        )
-        for place, name in enumerate(names)
-    )
-    return RewardRunner(RewardSettings(functions=functions, workers=workers, timeout_s=timeout_s))
-
-
-def texts(*completions):
-    return [("a prompt", completion, {"ground_truth": "5"}) for completion in completions]
-
 
 LOST = {
     "raise": "ValueError: what xxx",
@@ -158,15 +32,27 @@ LOST = {
     "kill": "its process died of signal 9",
     "segfault": "its process died of signal 11",
     "close": "its process ended with exit code 1",
-    "scribble": "stopped answering",
+    "scribble": "sent what is no answer",
+    "close and hang": "stopped answering",
+    "memory": "MemoryError",
+    "deep": "sent what is no answer",
+    "other kinds": "sent what is no answer",
+    "beyond": "answered what nobody asked",
+    "not finite": "sent what is no answer",
+    "long list": "it is list [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, ...], and not a number",
+    "bare name": r"the component's name 'half \ud800' should be",
+    "escape name": r"the component's name '\x1b[31mred' should be",
+    "long name": "xxx' should be at most 200 characters",
+    "bad message": r"ValueError: half \ud800, red \x1b[31m, two\nlines (faults.py",
+    "patch": "its process ended with exit code 1",
 }
-HUNG = ("hang", "spin", "deaf")
+HUNG = ("hang", "spin", "deaf", "stop")
 
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_a_fault_costs_its_sample_only(faults, workers):
     completions = []
-    for number, fault in enumerate((*LOST, *HUNG, "print", "read", "none", "parts", "only parts")):
+    for number, fault in enumerate((*LOST, *HUNG, "print", "read", "none", "parts", "only parts", "numpy", "thread")):
         completions += [fault, str(number)]
     with runner(f"{faults}:fault", workers=workers, timeout_s=1.5) as pool:
         table = pool.score(texts(*completions))
@@ -185,7 +71,7 @@ def test_a_fault_costs_its_sample_only(faults, workers):
     assert table.failures == {"fault": len(LOST)}
     assert table.timeouts == {"fault": len(HUNG)}
     assert scores["print"] == 1.5
-    assert scores["read"] == 0.0
+    assert (scores["read"], scores["numpy"], scores["thread"]) == (0.0, 2.0, 1.25)
     assert np.isnan(scores["none"])
     assert completions.index("none") not in table.errors["fault"]
     np.testing.assert_array_equal(again.totals, np.float32([3, np.nan, 4]))
@@ -370,7 +256,7 @@ def test_what_a_hanging_function_has_started_ends_with_it(faults):
     with runner(f"{faults}:fault", timeout_s=0.4) as pool:
         table = pool.score([("", "1", {}), ("", "deaf", {"sleep": seconds})])
         assert table.timeouts == {"fault": 1}
-        assert [process for process in psutil.process_iter() if _command(process) == ["sleep", seconds]] == []
+        assert [process for process in psutil.process_iter() if command(process) == ["sleep", seconds]] == []
 
 
 @pytest.mark.parametrize(
