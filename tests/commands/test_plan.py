@@ -106,11 +106,18 @@ def test_what_will_not_fit_is_said_with_what_would(flags, capsys):
     assert "\nfits: rank 0 peaks at" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("name", ["7b", "32b"])
+def test_the_large_pairs_fit_their_devices_with_default_settings(planned, name):
+    figures = planned(name)
+    assert figures["fits"]
+    assert max(rank["peak"] for rank in figures["ranks"]) <= figures["limit"] < 64 * 2**30
+
+
 def test_a_job_that_train_would_refuse_is_refused(flags, capsys):
     for more, words in (
         (["data.prompts_per_step=3"], "data.prompts_per_step is 3, which the data_parallel 2"),
         (["infer_yaml.parallel_config.data_parallel=1"], "both run on the same workers"),
-        (["--prompt_tokens", "9000"], "need 11048 positions"),
+        (["--prompt_tokens", "9000"], "need 10024 positions"),
         (["train_yaml.recompute_config.recompute=3"], "all layers are computed again, not a number of them"),
     ):
         assert main(["plan", *flags("7b", *more)]) == 2
@@ -120,7 +127,7 @@ def test_a_job_that_train_would_refuse_is_refused(flags, capsys):
 
 
 def test_the_longest_prompt_is_what_seq_length_leaves(planned):
-    assert planned("7b")["longest_prompt"] == 8192 - 2048
+    assert planned("7b")["longest_prompt"] == 4096 - 1024
 
 
 def test_every_transfer_is_listed_on_request(flags, capsys):
