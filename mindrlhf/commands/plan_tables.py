@@ -69,10 +69,9 @@ class Report:
     def flops(self) -> dict[str, float]:
         """Phase -> operations of a step over all ranks, at most, of the phases that this job has."""
         config = self.work.config
-        group = (self.work.lengths.prompt, [config.rollout.max_new_tokens] * config.rollout.num_generations)
-        groups = [group] * config.data.prompts_per_step
-        every = phase_flops(self.work.model, groups, config.algorithm.num_iterations)
-        return {phase: flops for phase, flops in every.items() if phase in self.work.phases}
+        group = (self.work.lengths.prompt, [config.rollout.max_new_tokens], config.rollout.num_generations)
+        every = phase_flops(self.work.model, [group], config.algorithm.num_iterations)
+        return {phase: config.data.prompts_per_step * flops for phase, flops in every.items() if phase in self.work.phases}
 
     @cached_property
     def graphs(self) -> list[tuple[str, str]]:

@@ -20,20 +20,24 @@ OF_CRITIC = ("values", "update_critic")
 SHOWN = {"update_actor": "perf/mfu/actor", "update_critic": "perf/mfu/critic", "gen": "perf/mfu/rollout"}
 
 
-def forward_flops(model: ModelConfig, prompt: int, responses: Sequence[int]) -> float:
-    """Of one forward pass over a group: a prompt of so many tokens and answers to it, logits at the answers only."""
+def forward_flops(model: ModelConfig, prompt: int, responses: Sequence[int], times: int = 1) -> float:
+    """Of one forward pass over a group: a prompt of so many tokens and answers to it, logits at the answers only.
+
+    times: answers of each length in `responses`.
+    """
     attention = model.num_heads * model.head_dim
     keys = model.num_kv_heads * model.head_dim
     width, layers = model.hidden_size, model.num_layers
     matrices = 2 * layers * (width * (2 * attention + 2 * keys) + 3 * width * model.intermediate_size)
     head = 2 * width * (1 if model.value_head else model.vocab_size)
-    answered = sum(responses)
-    seen = prompt * (prompt + 1) / 2 + sum(length * prompt + length * (length + 1) / 2 for length in responses)
+    answered = times * sum(responses)
+    each = sum(length * prompt + length * (length + 1) / 2 for length in responses)
+    seen = prompt * (prompt + 1) / 2 + times * each
     return matrices * (prompt + answered) + head * answered + 4 * layers * attention * seen
 
 
-def phase_flops(model: ModelConfig, groups: Sequence[tuple[int, Sequence[int]]], iterations: int) -> dict[str, float]:
-    """Phase -> operations of a step on groups of (prompt tokens, response tokens of each answer).
+def phase_flops(model: ModelConfig, groups: Sequence[tuple], iterations: int) -> dict[str, float]:
+    """Phase -> operations of a step on groups, each as `forward_flops` takes it: (prompt, responses) or with times.
 
     iterations: passes of updates over the groups.
     """

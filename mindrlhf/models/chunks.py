@@ -6,7 +6,7 @@ CHUNK_NUMBERS = 64 * 2**20
 
 def chunk_count(tokens: int, vocabulary: int, limit: int = CHUNK_NUMBERS) -> int:
     """Into how many equal chunks `tokens` rows are cut so that none holds more than `limit` logits."""
-    count = min(tokens, -(-tokens * vocabulary // limit))  # a chunk is at least one row
-    while tokens % count:
-        count += 1
-    return count
+    chunk = max(1, min(tokens, limit // vocabulary))  # rows; at least one
+    while tokens % chunk:
+        chunk -= 1
+    return tokens // chunk

@@ -4,8 +4,9 @@ Groups are sorted by length and cut by a token budget, and their lengths padded 
 handful of shapes compile. Micro-batches of one cut have equal numbers of groups; missing ones are padded with weight 0.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -51,34 +52,38 @@ def cut(groups: Sequence[SequenceGroup], max_tokens: int, bucket: int, least: in
 
     bucket: sizes are multiples of it, in tokens. least: the fewest micro-batches, if there are as many groups.
     """
-
-    def sizes(index: int) -> tuple[int, int]:
-        group = groups[index]
-        longest = max(len(response) for response in group.responses)
-        return round_up(longest, bucket), round_up(max(1, len(group.prompt_ids) - 1), bucket)
-
     if not groups:
         return []
-    samples = max(len(group.responses) for group in groups)
-    order = sorted(range(len(groups)), key=lambda index: (*sizes(index), index))
-    longest_response, longest_prefix = (max(sizes(index)[axis] for index in order) for axis in (0, 1))
-    per_batch = max(1, max_tokens // (longest_prefix + samples * longest_response))
-    batches = -(-len(groups) // per_batch)
-    count = min(-(-len(groups) // batches), max(1, len(groups) // least))
-    cuts = []
-    for start in range(0, len(groups), count):
-        members = tuple(order[start : start + count])
-        response_size, prefix_size = (max(sizes(index)[axis] for index in members) for axis in (0, 1))
-        cuts.append(MicroBatch(members, count, samples, prefix_size, response_size))
-    return cuts
+    sizes = [_padded(map(len, group.responses), len(group.prompt_ids), bucket) for group in groups]
+    return _cut(sizes, max(len(group.responses) for group in groups), max_tokens, least)
 
 
+@lru_cache(maxsize=16)  # a plan asks for the same few cuts over and over
 def cut_alike(
     groups: int, prompt: int, samples: int, response: int, max_tokens: int, bucket: int, least: int = 1
-) -> list[MicroBatch]:
+) -> Sequence[MicroBatch]:
     """`cut` of groups that all have a prompt and responses of these many tokens: what a step makes at most."""
-    group = SequenceGroup(np.zeros(prompt, np.int32), (np.zeros(response, np.int32),) * samples)
-    return cut([group] * groups, max_tokens, bucket, least)
+    return _cut([_padded((response,), prompt, bucket)] * groups, samples, max_tokens, least)
+
+
+def _padded(responses: Iterable[int], prompt: int, bucket: int) -> tuple[int, int]:
+    """Positions of a group's longest response and of its prompt, padded; from lengths in tokens."""
+    return round_up(max(responses), bucket), round_up(max(1, prompt - 1), bucket)
+
+
+def _cut(sizes: Sequence[tuple[int, int]], samples: int, max_tokens: int, least: int) -> list[MicroBatch]:
+    """Micro-batches of groups that have `sizes` (`_padded`) and at most `samples` responses."""
+    order = sorted(range(len(sizes)), key=lambda index: (*sizes[index], index))
+    longest_response, longest_prefix = (max(size[axis] for size in sizes) for axis in (0, 1))
+    per_batch = max(1, max_tokens // (longest_prefix + samples * longest_response))
+    batches = -(-len(sizes) // per_batch)
+    count = min(-(-len(sizes) // batches), max(1, len(sizes) // least))
+    cuts = []
+    for start in range(0, len(sizes), count):
+        members = tuple(order[start : start + count])
+        response_size, prefix_size = (max(sizes[index][axis] for index in members) for axis in (0, 1))
+        cuts.append(MicroBatch(members, count, samples, prefix_size, response_size))
+    return cuts
 
 
 def spread(batch: MicroBatch, rows: Rows) -> np.ndarray:

@@ -113,6 +113,13 @@ def test_the_large_pairs_fit_their_devices_with_default_settings(planned, name):
     assert max(rank["peak"] for rank in figures["ranks"]) <= figures["limit"] < 64 * 2**30
 
 
+@pytest.mark.parametrize("count", [10**6, 10**12])
+def test_a_plan_takes_no_longer_for_more_responses(flags, capsys, count):
+    """Nothing is made for each response: a million million of them do not even fit into memory."""
+    assert main(["plan", *flags("tiny", f"rollout.num_generations={count}")]) == 0
+    assert "WILL NOT FIT" in capsys.readouterr().out
+
+
 def test_a_job_that_train_would_refuse_is_refused(flags, capsys):
     for more, words in (
         (["data.prompts_per_step=3"], "data.prompts_per_step is 3, which the data_parallel 2"),
