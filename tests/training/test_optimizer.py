@@ -15,7 +15,7 @@ DECAYING = ("matrix", "head")
 
 def specs():
     shapes = {"matrix": (5, 3), "bias": (5,), "norm": (3,), "embedding": (7, 3), "head": (7, 3)}
-    return [ParameterSpec(kind, kind, shapes[kind], None, None, kind) for kind in KINDS]
+    return [ParameterSpec(kind, kind, shapes[kind], kind, "first") for kind in KINDS]
 
 
 def start(seed=0):
