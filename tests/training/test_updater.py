@@ -245,7 +245,7 @@ def test_any_cut_gives_the_same_gradients(model, step, whole, max_tokens, bucket
     update = step.run(subject, progress=seen.append)
     assert seen == [1 / len(pieces)] * len(pieces)
     expected_subject, expected = whole
-    np.testing.assert_allclose(update.loss, expected.loss, rtol=2e-6)
+    np.testing.assert_allclose(update.loss, expected.loss, rtol=5e-6)
     for name, gradient in expected_subject.gradients.items():
         assert_close(subject.gradients[name], gradient, 5e-6, name)
     for name, weight in expected_subject.weights().items():
