@@ -31,14 +31,15 @@ class PipelineAxis:
     """One rank's place on the pipeline axis, and how it talks to the stages beside it.
 
     stage, size: position on the axis. group: the global ranks along it, first stage first. Arrays are float32. All
-    ranks of the world build theirs at the same time.
+    ranks of the world build theirs at the same time. `PipelineAxis()` is a whole model on one rank.
     """
 
-    def __init__(self, collectives: Collectives, group: Sequence[int]):
-        self._collectives, self._group = collectives, tuple(group)
-        self._peers = collectives.peers()
-        self.size = len(self._group)
-        self.stage = self._group.index(collectives.world.rank)
+    def __init__(self, collectives: Collectives | None = None, group: Sequence[int] = (0,)):
+        self.size, self.stage = len(group), 0
+        if self.size > 1:
+            self._collectives, self._group = collectives, tuple(group)
+            self._peers = collectives.peers()
+            self.stage = self._group.index(collectives.world.rank)
         self.is_first, self.is_last = self.stage == 0, self.stage == self.size - 1
 
     def send(self, array: np.ndarray, step: Literal[1, -1]) -> None:
@@ -51,4 +52,9 @@ class PipelineAxis:
 
     def from_last(self, value: Any) -> Any:
         """What the last stage gives, on every stage; picklable."""
+        if self.size == 1:
+            return value
         return self._collectives.broadcast_object(value, self._group[-1], self._group)
+
+
+WHOLE_MODEL = PipelineAxis()

@@ -19,8 +19,7 @@ from mindrlhf.parallel.tensor_parallel import TensorParallel
 class Side:
     """Built from one model YAML, by all ranks at the same time and in the same order: it makes their groups.
 
-    collectives: of all ranks. partition: what this rank holds. data_parallel, shards: its axes. pipeline: None where a
-    stage is the whole model.
+    collectives: of all ranks. partition: what this rank holds. data_parallel, shards, pipeline: its axes.
     micro_batches: how many an update has at least, to keep the stages of a pipeline busy.
     first_of_replica: whether of all ranks that work on the same data this one speaks for them.
     Raises `UserError` where the layout does not divide the model.
@@ -34,7 +33,7 @@ class Side:
         self.data_parallel = DataParallel(collectives, mesh.group(rank, "dp"))
         sequence = self.partition.sequence
         self.shards = TensorParallel(collectives, mesh.group(rank, "tp"), sequence=sequence)
-        self.pipeline = PipelineAxis(collectives, mesh.group(rank, "pp")) if mesh.pp > 1 else None
+        self.pipeline = PipelineAxis(collectives, mesh.group(rank, "pp"))
         self.micro_batches = yaml.parallel.micro_batch_num if mesh.pp > 1 else 1
         place = self.partition.coordinates
         self.first_of_replica = place.pp == 0 and place.tp == 0

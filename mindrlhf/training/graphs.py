@@ -1,16 +1,30 @@
-"""The compiled graphs of training: token log-probs, and loss with gradients, of a whole model or of one stage."""
+"""What training computes of each token: heads over a decoder, and the loss, as Cells for compiled graphs.
 
-from mindspore import ParameterTuple, nn, ops
+x is what the pipeline stage before gave, [rows, hidden]; the first stage, which begins with token ids, ignores it.
+"""
 
-from mindrlhf.backend.graph import Graph
+from mindspore import nn, ops
+
 from mindrlhf.models.head import CHUNK_NUMBERS, TokenLogProbs, TokenValues
 from mindrlhf.models.transformer import Decoder
-from mindrlhf.models.weight import collect_gradients
 from mindrlhf.training.objective import Objective
 
-# What a graph computes of each token is a head: a Cell over a `decoder`, called as
-# (prefix_ids [N, P], prefix_lengths [N], input_ids [N*G, R], lengths [N*G], targets [N*G, R]) -> a tuple of
-# float32[N*G, R], in which nobody reads what lies behind the lengths.
+# A head is a Cell with a `stage`, called as
+# (x, prefix_ids [N, P], prefix_lengths [N], input_ids [N*G, R], lengths [N*G], targets [N*G, R]) -> a tuple of
+# float32[N*G, R], of which values past each length are undefined.
+
+
+class Stage(nn.Cell):
+    """The layers of a decoder: (x, prefix_ids, prefix_lengths, input_ids, lengths) -> `Decoder.stage`'s result."""
+
+    def __init__(self, decoder: Decoder):
+        super().__init__(auto_prefix=False)
+        self.decoder, self.is_first = decoder, decoder.is_first
+
+    def construct(self, x, prefix_ids, prefix_lengths, input_ids, lengths):
+        if self.is_first:
+            x = self.decoder.tokens(prefix_ids, input_ids)
+        return self.decoder.stage(prefix_ids, prefix_lengths, input_ids, lengths, x)
 
 
 class PolicyLogProbs(nn.Cell):
@@ -24,18 +38,13 @@ class PolicyLogProbs(nn.Cell):
         entropy_gradient: bool = False,
     ):
         super().__init__(auto_prefix=False)
-        self.decoder = decoder
+        self.decoder, self.stage = decoder, Stage(decoder)
         self.token_log_probs = TokenLogProbs(
             temperature, chunk_numbers, decoder.shards, entropy_gradient, decoder.kernels
         )
 
-    def construct(self, prefix_ids, prefix_lengths, input_ids, lengths, targets):
-        x = self.decoder.tokens(prefix_ids, input_ids)
-        return self.from_stage(prefix_ids, prefix_lengths, input_ids, lengths, x, targets)
-
-    def from_stage(self, prefix_ids, prefix_lengths, input_ids, lengths, x, targets):
-        """The same from x [rows, hidden], what the stage before the last gave."""
-        hidden, head = self.decoder.with_head(self.decoder.stage(prefix_ids, prefix_lengths, input_ids, lengths, x))
+    def construct(self, x, prefix_ids, prefix_lengths, input_ids, lengths, targets):
+        hidden, head = self.decoder.with_head(self.stage(x, prefix_ids, prefix_lengths, input_ids, lengths))
         used = ops.arange(0, targets.shape[1]).reshape((1, -1)) < lengths.reshape((-1, 1))
         flat = targets.reshape((-1,)), used.astype("int32").reshape((-1,))
         out = self.token_log_probs(hidden, head, *flat)
@@ -47,50 +56,26 @@ class Values(nn.Cell):
 
     def __init__(self, decoder: Decoder):
         super().__init__(auto_prefix=False)
-        self.decoder = decoder
+        self.decoder, self.stage = decoder, Stage(decoder)
         self.token_values = TokenValues(decoder.shards)
 
-    def construct(self, prefix_ids, prefix_lengths, input_ids, lengths, targets):
-        x = self.decoder.tokens(prefix_ids, input_ids)
-        return self.from_stage(prefix_ids, prefix_lengths, input_ids, lengths, x, targets)
-
-    def from_stage(self, prefix_ids, prefix_lengths, input_ids, lengths, x, targets):
-        """The same from x [rows, hidden], what the stage before the last gave."""
-        hidden, head = self.decoder.with_head(self.decoder.stage(prefix_ids, prefix_lengths, input_ids, lengths, x))
+    def construct(self, x, prefix_ids, prefix_lengths, input_ids, lengths, targets):
+        hidden, head = self.decoder.with_head(self.stage(x, prefix_ids, prefix_lengths, input_ids, lengths))
         return (self.token_values(hidden, head).reshape(targets.shape),)
 
 
 class Loss(nn.Cell):
-    """Sum over tokens of weights * losses, and what was met on the way: (loss, the head's first output, the values of
-    the objective's metrics in their order). A dictionary would leave the graph through Python.
+    """Sum over tokens of weights * losses, the head's first output, and the values of the objective's metrics.
 
-    fields: the objective's, each float32[B, R].
+    The metrics are in the objective's order: MindSpore would return a dictionary through Python. fields: the
+    objective's, each float32[B, R].
     """
 
     def __init__(self, head: nn.Cell, objective: Objective):
         super().__init__(auto_prefix=False)
         self.head, self.losses = head, objective.losses
 
-    def construct(self, prefix_ids, prefix_lengths, input_ids, lengths, targets, mask, weights, *fields):
-        x = self.head.decoder.tokens(prefix_ids, input_ids)
-        return self.from_stage(x, prefix_ids, prefix_lengths, input_ids, lengths, targets, mask, weights, *fields)
-
-    def from_stage(self, x, prefix_ids, prefix_lengths, input_ids, lengths, targets, mask, weights, *fields):
-        """The same from x [rows, hidden], what the stage before the last gave."""
-        outputs = self.head.from_stage(prefix_ids, prefix_lengths, input_ids, lengths, x, targets)
+    def construct(self, x, prefix_ids, prefix_lengths, input_ids, lengths, targets, mask, weights, *fields):
+        outputs = self.head(x, prefix_ids, prefix_lengths, input_ids, lengths, targets)
         losses, metrics = self.losses(outputs, mask, *fields)
         return (losses * weights).sum(), outputs[0], tuple(metrics.values())
-
-
-class Accumulate(Graph):
-    """Runs `Loss` and adds its gradients into the buffers, in place. Returns what `Loss` returns."""
-
-    def __init__(self, loss: Loss, parameters: ParameterTuple, gradients: ParameterTuple):
-        super().__init__()
-        self.loss = loss  # its parameters are this graph's, which a graph of the cache is given by name
-        trigger = collect_gradients(loss, parameters, gradients)
-        self.run = ops.value_and_grad(loss, None, weights=trigger, has_aux=True)
-
-    def construct(self, *inputs):
-        (loss, output, metrics), done = self.run(*inputs)
-        return ops.depend(loss, done), output, metrics

@@ -1,6 +1,7 @@
-"""Passes of a whole model over micro-batches; `pipeline_passes` has the same for the stages of a pipeline.
+"""Passes over micro-batches by the stages of a pipeline, each with the layers of its own `Decoder`.
 
-Both give the same results on every rank that shares a micro-batch, so that what is above need not know which it is.
+A whole model is a pipeline of one stage. Activations and their gradients travel between neighbours from host to host;
+what the last stage computes is handed to all stages at the end. The schedule is 1F1B (`parallel.pipeline`).
 """
 
 from collections.abc import Callable, Sequence
@@ -9,12 +10,21 @@ from dataclasses import dataclass
 import numpy as np
 from mindspore import nn
 
-from mindrlhf.backend.graph import Graph
+from mindrlhf.parallel.pipeline import PipelineAxis, one_forward_one_backward
 from mindrlhf.training.compiled import Compiled
-from mindrlhf.training.graphs import Accumulate, Loss
+from mindrlhf.training.graphs import Loss, Stage
 from mindrlhf.training.objective import Objective
 from mindrlhf.training.optimizer import AdamW
+from mindrlhf.training.stage_graphs import (
+    LastStageBackward,
+    LastStageScores,
+    StageBackward,
+    StageForward,
+    StageProduct,
+)
 from mindrlhf.types import TrainBatch
+
+NEXT, BEFORE = 1, -1
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,57 +46,95 @@ class MicroResult:
         return cls(float(loss.asnumpy()), output.asnumpy(), arrays)
 
 
-class _FirstOutput(Graph):
-    """Without the entropy, whose computation the compiler then leaves out."""
+class _Passes:
+    """What both kinds of pass need: compiled graphs, and what travels between neighbours."""
 
-    def __init__(self, head: nn.Cell):
-        super().__init__()
-        self.head = head
+    def __init__(self, stage: Stage, axis: PipelineAxis):
+        self.axis, self._decoder = axis, stage.decoder
+        self._graphs: list[Compiled] = []
 
-    def construct(self, prefix_ids, prefix_lengths, input_ids, lengths, targets):
-        return self.head(prefix_ids, prefix_lengths, input_ids, lengths, targets)[0]
+    def compile_s(self) -> float:
+        """Seconds that building graphs took since the last call."""
+        return sum(graph.collect() for graph in self._graphs)
+
+    def _compiled(self, graph) -> Compiled:
+        self._graphs.append(Compiled(graph))
+        return self._graphs[-1]
+
+    def _input(self, batch: TrainBatch) -> np.ndarray:
+        """[rows, hidden] from the stage before; a placeholder in the first."""
+        if self.axis.is_first:
+            return np.zeros((1, 1), np.float32)
+        return self.axis.receive(self._row_shape(batch), BEFORE)
+
+    def _row_shape(self, batch: TrainBatch) -> tuple[int, int]:
+        """Shape of what travels between stages."""
+        tokens = batch.prefix_ids.size + batch.input_ids.size
+        return tokens // self._decoder.row_shares, self._decoder.hidden_size
 
 
-class Scores:
-    """A head's first output for micro-batches, without gradients: float32[N*G, R] each."""
+class Scores(_Passes):
+    """A head's first output for micro-batches, without gradients: float32[N*G, R] each, on every stage."""
 
-    def __init__(self, head: nn.Cell):
-        self._graph = Compiled(_FirstOutput(head))
+    def __init__(self, head: nn.Cell, axis: PipelineAxis):
+        super().__init__(head.stage, axis)
+        self._run = self._compiled(LastStageScores(head) if axis.is_last else StageForward(head.stage))
 
     def __call__(self, batches: Sequence[TrainBatch]) -> list[np.ndarray]:
-        return [self._graph(*token_fields(batch)).asnumpy() for batch in batches]
+        outputs = []
+        for batch in batches:
+            x, fields = self._input(batch), token_fields(batch)
+            if self.axis.is_last:
+                outputs.append(self._run(x, *fields, batch.targets).asnumpy())
+            else:
+                self.axis.send(self._run(x, *fields).asnumpy(), NEXT)
+        return self.axis.from_last(outputs)
 
-    def compile_s(self) -> float:
-        """Seconds that building graphs took since the last call."""
-        return self._graph.collect()
 
-
-class Gradients:
+class Gradients(_Passes):
     """The loss of micro-batches, whose gradients are added to the optimizer's buffers."""
 
-    def __init__(self, head: nn.Cell, objective: Objective, optimizer: AdamW):
+    def __init__(self, head: nn.Cell, objective: Objective, optimizer: AdamW, axis: PipelineAxis):
+        super().__init__(head.stage, axis)
         self._objective = objective
-        self._graph = Compiled(Accumulate(Loss(head, objective), optimizer.parameters, optimizer.gradients))
+        variables = (optimizer.parameters, optimizer.gradients)
+        if axis.is_last:  # a backward pass follows each forward pass there, so that one graph does both
+            self._backward = self._compiled(LastStageBackward(Loss(head, objective), *variables))
+        else:
+            self._forward = self._compiled(StageForward(head.stage))
+            self._backward = self._compiled(StageBackward(StageProduct(head.stage), *variables))
 
     def __call__(self, batches: Sequence[TrainBatch], done: Callable[[], None]) -> list[MicroResult]:
-        """done: called after each micro-batch."""
-        results = []
-        for batch in batches:
-            out = self._graph(*loss_fields(batch, self._objective.fields))
-            results.append(MicroResult.of_tensors(self._objective, *out))
+        """Results of the last stage, on every stage. done: called after each micro-batch."""
+        inputs: dict[int, np.ndarray] = {}
+        results: list[MicroResult] = []
+        for kind, index in one_forward_one_backward(self.axis.stage, self.axis.size, len(batches)):
+            batch = batches[index]
+            if kind == "forward":
+                inputs[index] = self._input(batch)
+                if not self.axis.is_last:
+                    self.axis.send(self._forward(inputs[index], *token_fields(batch)).asnumpy(), NEXT)
+                continue
+            d_x = self._go_back(batch, inputs.pop(index), results)
+            if not self.axis.is_first:
+                self.axis.send(d_x.asnumpy(), BEFORE)
             done()
-        return results
+        return self.axis.from_last(results)
 
-    def compile_s(self) -> float:
-        """Seconds that building graphs took since the last call."""
-        return self._graph.collect()
+    def _go_back(self, batch: TrainBatch, x: np.ndarray, results: list[MicroResult]):
+        """The gradient at x, as a tensor; the last stage appends the micro-batch's result."""
+        if not self.axis.is_last:
+            return self._backward(x, *token_fields(batch), self.axis.receive(self._row_shape(batch), NEXT))
+        d_x, out = self._backward(x, *loss_fields(batch, self._objective.fields))
+        results.append(MicroResult.of_tensors(self._objective, *out))
+        return d_x
 
 
 def token_fields(batch: TrainBatch) -> tuple[np.ndarray, ...]:
-    """The inputs of a head, in order."""
-    return batch.prefix_ids, batch.prefix_lengths, batch.input_ids, batch.lengths, batch.targets
+    """The inputs of a stage after x, in order."""
+    return batch.prefix_ids, batch.prefix_lengths, batch.input_ids, batch.lengths
 
 
 def loss_fields(batch: TrainBatch, names: Sequence[str]) -> tuple[np.ndarray, ...]:
-    """The inputs of `Loss` with an objective of these fields, in order."""
-    return (*token_fields(batch), batch.mask, batch.weights, *(batch.fields[name] for name in names))
+    """The inputs of `Loss` after x with an objective of these fields, in order."""
+    return (*token_fields(batch), batch.targets, batch.mask, batch.weights, *(batch.fields[name] for name in names))

@@ -6,21 +6,20 @@ import numpy as np
 from mindspore import nn
 
 from mindrlhf.configs.grpo import TrainSettings
-from mindrlhf.parallel.pipeline import PipelineAxis
+from mindrlhf.parallel.pipeline import WHOLE_MODEL, PipelineAxis
 from mindrlhf.training.batch import SequenceGroup, collect, cut, pad
 from mindrlhf.training.passes import Scores
-from mindrlhf.training.pipeline_passes import PipelineScores
 
 
 class Scorer:
     """A head's first output at each response token: log p(token | prompt, earlier tokens), or the critic's value.
 
-    axis: the pipeline whose stage the head's decoder is, None for a whole model. compile_s: seconds of the last call
-    that went into building graphs.
+    axis: the pipeline whose stage the head's decoder is. compile_s: seconds of the last call that went into building
+    graphs.
     """
 
-    def __init__(self, head: nn.Cell, settings: TrainSettings, axis: PipelineAxis | None = None):
-        self._scores = PipelineScores(head, axis) if axis else Scores(head)
+    def __init__(self, head: nn.Cell, settings: TrainSettings, axis: PipelineAxis = WHOLE_MODEL):
+        self._scores = Scores(head, axis)
         self._settings = settings
         self.compile_s = 0.0
 

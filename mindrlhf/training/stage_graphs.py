@@ -1,6 +1,7 @@
-"""The compiled graphs of one pipeline stage. Each stage but the last runs forward twice: a backward pass begins from
-the stage's input alone, so that between the passes of a micro-batch nothing else is kept (recomputation; Huang et al.
-2019, arXiv:1811.06965, section 2.3).
+"""The compiled graphs of one pipeline stage; a whole model is a pipeline of one stage, its first and its last.
+
+Each stage but the last runs forward twice: a backward pass begins from the stage's input alone, so that between the
+passes of a micro-batch nothing else is kept (recomputation; Huang et al. 2019, arXiv:1811.06965, section 2.3).
 
 x is what the stage before gave, [rows, hidden]; the first stage, which begins with token ids, ignores it.
 """
@@ -8,33 +9,30 @@ x is what the stage before gave, [rows, hidden]; the first stage, which begins w
 from mindspore import ParameterTuple, nn, ops
 
 from mindrlhf.backend.graph import Graph
-from mindrlhf.models.transformer import Decoder
 from mindrlhf.models.weight import collect_gradients
-from mindrlhf.training.graphs import Loss
+from mindrlhf.training.graphs import Loss, Stage
 
 
 class StageForward(Graph):
-    """(x, prefix_ids, prefix_lengths, input_ids, lengths) -> [rows, hidden], what the next stage begins with."""
+    """Compute (x, prefix_ids, prefix_lengths, input_ids, lengths) -> [rows, hidden], the next stage's x."""
 
-    def __init__(self, decoder: Decoder):
+    def __init__(self, stage: Stage):
         super().__init__()
-        self.decoder, self.is_first = decoder, decoder.is_first
+        self.stage = stage
 
     def construct(self, x, prefix_ids, prefix_lengths, input_ids, lengths):
-        if self.is_first:
-            x = self.decoder.tokens(prefix_ids, input_ids)
-        return self.decoder.stage(prefix_ids, prefix_lengths, input_ids, lengths, x)
+        return self.stage(x, prefix_ids, prefix_lengths, input_ids, lengths)
 
 
 class StageProduct(nn.Cell):
     """The sum of output * d_output: its gradients are those of a loss whose gradient at the output is d_output."""
 
-    def __init__(self, forward: StageForward):
+    def __init__(self, stage: Stage):
         super().__init__(auto_prefix=False)
-        self.forward = forward
+        self.stage = stage
 
     def construct(self, x, prefix_ids, prefix_lengths, input_ids, lengths, d_output):
-        return (self.forward(x, prefix_ids, prefix_lengths, input_ids, lengths) * d_output).sum()
+        return (self.stage(x, prefix_ids, prefix_lengths, input_ids, lengths) * d_output).sum()
 
 
 class StageBackward(Graph):
@@ -54,33 +52,25 @@ class StageBackward(Graph):
 
 
 class LastStageScores(Graph):
-    """(x, prefix_ids, prefix_lengths, input_ids, lengths, targets) -> the head's first output, float32[N*G, R]."""
+    """A head's inputs -> its first output, float32[N*G, R].
+
+    The compiler leaves out what only other outputs need, such as the entropy.
+    """
 
     def __init__(self, head: nn.Cell):
         super().__init__()
         self.head = head
 
     def construct(self, x, prefix_ids, prefix_lengths, input_ids, lengths, targets):
-        return self.head.from_stage(prefix_ids, prefix_lengths, input_ids, lengths, x, targets)[0]
-
-
-class LastStageLoss(nn.Cell):
-    """x and then `Loss`'s inputs -> what `Loss` returns."""
-
-    def __init__(self, loss: Loss):
-        super().__init__(auto_prefix=False)
-        self.loss = loss
-
-    def construct(self, x, *fields):
-        return self.loss.from_stage(x, *fields)
+        return self.head(x, prefix_ids, prefix_lengths, input_ids, lengths, targets)[0]
 
 
 class LastStageBackward(Graph):
-    """x and then `Loss`'s inputs -> (the gradient at x, what `Loss` returns); adds the gradients into the buffers."""
+    """`Loss`'s inputs -> (the gradient at x, what `Loss` returns); adds the gradients into the buffers, in place."""
 
-    def __init__(self, loss: LastStageLoss, parameters: ParameterTuple, gradients: ParameterTuple):
+    def __init__(self, loss: Loss, parameters: ParameterTuple, gradients: ParameterTuple):
         super().__init__()
-        self.loss = loss
+        self.loss = loss  # its parameters are this graph's, which a graph of the cache is given by name
         trigger = collect_gradients(loss, parameters, gradients)
         self.run = ops.value_and_grad(loss, 0, weights=trigger, has_aux=True)
 

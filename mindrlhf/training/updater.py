@@ -9,13 +9,12 @@ import numpy as np
 from mindspore import nn
 
 from mindrlhf.configs.grpo import TrainSettings
-from mindrlhf.parallel.pipeline import PipelineAxis
+from mindrlhf.parallel.pipeline import WHOLE_MODEL, PipelineAxis
 from mindrlhf.training.batch import Rows, SequenceGroup, collect, cut, pad
 from mindrlhf.training.diagnosis import Culprit, find_culprits
 from mindrlhf.training.objective import Objective
 from mindrlhf.training.optimizer import AdamW, UpdateResult
 from mindrlhf.training.passes import Gradients
-from mindrlhf.training.pipeline_passes import PipelineGradients
 from mindrlhf.types import TrainBatch
 
 
@@ -45,8 +44,8 @@ class Updater:
     """Minimises one objective over the weights of a head and its decoder with one optimizer.
 
     head: see `training.graphs`; reduce_gradients: sums the gradient buffers over ranks in place, or None on a single
-    rank; axis: the pipeline whose stage the head's decoder is, None for a whole model; least_micro_batches: into how
-    many micro-batches groups are cut at least, if there are as many groups.
+    rank; axis: the pipeline whose stage the head's decoder is; least_micro_batches: into how many micro-batches groups
+    are cut at least, if there are as many groups.
     """
 
     def __init__(
@@ -56,16 +55,13 @@ class Updater:
         optimizer: AdamW,
         settings: TrainSettings,
         reduce_gradients: Callable[[], None] | None = None,
-        axis: PipelineAxis | None = None,
+        axis: PipelineAxis = WHOLE_MODEL,
         least_micro_batches: int = 1,
     ):
         self.optimizer, self._settings, self._reduce = optimizer, settings, reduce_gradients
         self._least_micro_batches = least_micro_batches
         self._fields = objective.fields
-        if axis:
-            self._gradients = PipelineGradients(head, objective, optimizer, axis)
-        else:
-            self._gradients = Gradients(head, objective, optimizer)
+        self._gradients = Gradients(head, objective, optimizer, axis)
         self._optimizer_ran = False
 
     def __call__(
