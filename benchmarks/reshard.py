@@ -24,6 +24,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from mindrlhf import backend
 from mindrlhf.backend.collectives import Collectives
 from mindrlhf.backend.launch import World, launch
 from mindrlhf.checkpoint.atomic import atomic_folder
@@ -78,7 +79,6 @@ class Bench:
         self.rank, self.folder = world.rank, folder
         self.collectives = Collectives(world)
         self.source, self.destination = source, destination
-        self._parameters = []
         self.before, self.after = self._shards(source), self._shards(destination)
         self.plan = plan(source, destination)
         same = {n: a for n, a in self.before.items() if source.slices(self.rank, n) == destination.slices(self.rank, n)}
@@ -87,17 +87,16 @@ class Bench:
             "copied": OnlineReshard(self.plan, self.collectives, self.before, self.after),
         }
 
-    def _shards(self, layout: Layout) -> dict[str, np.ndarray]:
-        """Views of new Parameters, filled with numbers that differ from place to place and rank to rank."""
+    def _shards(self, layout: Layout) -> dict:
+        """New Parameters, filled with numbers that differ from place to place and rank to rank."""
         from mindspore import Parameter, Tensor
 
-        views = {}
+        parameters = {}
         for name, part in layout.shards(self.rank):
-            start = float(len(views) + 100 * part[0].start)
+            start = float(len(parameters) + 100 * part[0].start)
             values = np.arange(prod(sliced_shape(part)), dtype=np.float32).reshape(sliced_shape(part)) + start
-            self._parameters.append(Parameter(Tensor(values), name=name))
-            views[name] = self._parameters[-1].asnumpy()
-        return views
+            parameters[name] = Parameter(Tensor(values), name=name)
+        return parameters
 
     def slowest(self, step: Callable[[], None]) -> float:
         """Seconds of a step on the rank that takes longest; all begin together."""
@@ -108,8 +107,9 @@ class Bench:
 
     def save(self) -> None:
         with atomic_folder(self.folder / "train" / f"rank_{self.rank}") as folder:
-            shapes = [(name, array.shape) for name, array in self.before.items()]
-            write_safetensors(folder / "weights.safetensors", shapes, self.before.values(), "float32", {})
+            shapes = [(name, parameter.shape) for name, parameter in self.before.items()]
+            arrays = map(backend.read, self.before.values())
+            write_safetensors(folder / "weights.safetensors", shapes, arrays, "float32", {})
 
     def transform(self) -> None:
         write_ranks(
@@ -124,8 +124,8 @@ class Bench:
 
     def load(self) -> None:
         stored = index_weights(self.folder / "infer" / f"rank_{self.rank}")
-        for name, view in self.after.items():
-            view[...] = stored[name].read()
+        for name, parameter in self.after.items():
+            backend.write(parameter, stored[name].read())
 
     def through_files(self) -> dict[str, float]:
         """Seconds of each step; leaves no file."""
@@ -139,13 +139,13 @@ class Bench:
     def round(self) -> dict[str, float]:
         """Seconds of everything. Raises RuntimeError where two ways end in different bits."""
         seconds = self.through_files()
-        expected = {name: view.copy() for name, view in self.after.items()}
+        expected = {name: backend.read(parameter).copy() for name, parameter in self.after.items()}
         for way, reshard in self.ways.items():
-            for view in self.after.values():
-                view.fill(np.nan)
+            for parameter in self.after.values():
+                backend.write(parameter, np.nan)
             seconds[way] = self.slowest(reshard.run)
             found = reshard.destination
-            wrong = [name for name, array in expected.items() if found[name].tobytes() != array.tobytes()]
+            wrong = [name for name, array in expected.items() if backend.read(found[name]).tobytes() != array.tobytes()]
             if wrong:
                 raise RuntimeError(f"rank {self.rank}: files and {way} differ in {wrong}")
         return seconds

@@ -1,6 +1,7 @@
 """Shared fixtures: where reference data lies, slow tests off unless asked for."""
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 
 # Set before MindSpore is imported anywhere: its C++ log stays quiet, and two threads beat its own choice on two cores,
@@ -14,6 +15,7 @@ os.environ.setdefault("PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION", "python")
 
 import hypothesis
 import pytest
+from copying_memory import copying_threads
 
 # How long an example takes says nothing on a machine that does other things too.
 hypothesis.settings.register_profile("project", deadline=None)
@@ -33,6 +35,13 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if "slow" in item.keywords:
             item.add_marker(skip)
+
+
+@pytest.fixture(params=["cpu", "copying"])
+def memory(request):
+    """The parameters' memory as on the CPU, and as on Ascend, where the host sees copies."""
+    with copying_threads() if request.param == "copying" else nullcontext():
+        yield request.param
 
 
 @pytest.fixture(scope="session")

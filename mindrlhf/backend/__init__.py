@@ -4,6 +4,7 @@
 laptop's CPU and on Ascend.
 """
 
+from mindrlhf.backend.parameter_memory import read, read_all, rewriting, write  # noqa: F401
 from mindrlhf.errors import UserError
 
 TARGETS = ("CPU", "Ascend")

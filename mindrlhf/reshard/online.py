@@ -4,8 +4,8 @@ Every rank reads its own parts of the source layout and writes its own parts of 
 that compiled graphs, which keep the addresses of their parameters, see the new weights. A box that lies in one piece
 of memory is sent from where it is and received where it belongs; any other is packed or unpacked on the way.
 
-On CPU the arrays are the parameters' own memory (`Parameter.asnumpy()` is a view there). On Ascend they would be
-copies on the host, which the caller has to write back; that has not been run.
+The numbers are read and written through `backend`: in the parameters' own memory on the CPU, as copies on the host on
+Ascend, where that has not been run.
 """
 
 import time
@@ -13,18 +13,24 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mindrlhf import backend
 from mindrlhf.backend.collectives import Collectives
 from mindrlhf.backend.peers import Peers, bytes_of
 from mindrlhf.parallel.layout import Layout, Shape, Slices, full_layout, sliced_shape
 from mindrlhf.reshard.plan import Plan, Transfer, plan
 
+if TYPE_CHECKING:
+    from mindspore import Parameter
+
 # The largest message. What is packed has one in memory for each other rank; many small ones take longer.
 BUCKET_BYTES = 4 << 20
 
-Shards = Mapping[str, np.ndarray]  # parameter -> the part that a rank holds
+Shards = Mapping[str, "Parameter"]  # name -> the part of a weight that a rank holds
+Arrays = Mapping[str, np.ndarray]  # the same as numbers on the host
 
 
 class ReshardError(RuntimeError):
@@ -35,7 +41,7 @@ class ReshardError(RuntimeError):
 class ReshardStatistics:
     """What a reshard did on one rank.
 
-    bytes_copied: within the rank. bytes_shared: in arrays that serve both layouts, and so stayed where they are.
+    bytes_copied: within the rank. bytes_shared: in parameters that serve both layouts, and so stayed where they are.
     seconds: wall time, waiting for other ranks included, verification not.
     """
 
@@ -50,9 +56,8 @@ class OnlineReshard:
     """One rank's part in turning the source layout of a plan into its destination layout, any number of times.
 
     Every rank makes one at the same time. plan: the same on every rank. bucket_bytes: the largest message, likewise.
-    source, destination: every parameter that this rank holds in the one and in the other layout, all of one dtype; the
-    latter are written in place. An array that is in both stays as it is; otherwise they have no memory in common.
-    Raises ValueError for arrays that are not as the plan's layouts say.
+    source, destination: every parameter that this rank holds in the one and in the other layout, all of one dtype. A
+    parameter that is in both stays as it is. Raises ValueError for parameters that are not as the plan's layouts say.
     """
 
     def __init__(
@@ -67,11 +72,12 @@ class OnlineReshard:
         before = _check(source, plan.source, rank, plan.itemsize)
         after = _check(destination, plan.destination, rank, plan.itemsize)
         given = [*(source[name] for name in before), *(destination[name] for name in after)]
-        dtypes = {array.dtype.name for array in given}
+        dtypes = {str(parameter.dtype) for parameter in given}
         if len(dtypes) > 1:
             raise ValueError(f"source and destination are to be of one dtype, not of {' and '.join(sorted(dtypes))}")
-        shared = {name for name in before & after if _same_memory(source[name], destination[name])}
+        shared = {name for name in before & after if source[name] is destination[name]}
         self.source, self.destination = source, destination
+        self._filled = sorted(after - shared)
         self._peers = collectives.peers()
         moved = (copy for copy in plan.copies if copy.destination != rank or copy.parameter not in shared)
         self._share = _Share.of(rank, chain(moved, plan.transfers), bucket_bytes)
@@ -88,7 +94,8 @@ class OnlineReshard:
         verify: as the method of that name.
         """
         start = time.perf_counter()
-        self._share.move(self._peers, self.source, self.destination)
+        with backend.rewriting({name: self.destination[name] for name in self._filled}) as arrays:
+            self._share.move(self._peers, self._given(), arrays)
         seconds = time.perf_counter() - start
         if verify:
             self.verify()
@@ -99,7 +106,7 @@ class OnlineReshard:
 
         Raises ReshardError, on the ranks that hold something else.
         """
-        share, source, destination = self._share, self.source, self.destination
+        share, source = self._share, self._given()
         sums = {rank: np.empty(len(pieces), np.uint32) for rank, pieces in share.incoming.items()}
         self._peers.exchange(
             {rank: [_source_sums(source, pieces)] for rank, pieces in share.outgoing.items()},
@@ -107,6 +114,7 @@ class OnlineReshard:
         )
         pieces = [*share.copies, *chain.from_iterable(share.incoming.values())]
         expected = np.concatenate([_source_sums(source, share.copies), *sums.values()])
+        destination = backend.read_all({p.parameter: self.destination[p.parameter] for p in pieces})
         found = [_checksum(destination[p.parameter], p.destination_slices) for p in pieces]
         wrong = [piece for piece, differs in zip(pieces, expected != found, strict=True) if differs]
         if wrong:
@@ -114,14 +122,19 @@ class OnlineReshard:
             more = f" (and {len(names) - 1} more parameters)" if len(names) > 1 else ""
             raise ReshardError(f"checksums differ after the reshard: {wrong[0]}{more}")
 
+    def _given(self) -> Arrays:
+        """The numbers of the source that this rank copies or sends."""
+        pieces = chain(self._share.copies, *self._share.outgoing.values())
+        return backend.read_all({piece.parameter: self.source[piece.parameter] for piece in pieces})
+
 
 def gather_full(
     layout: Layout, collectives: Collectives, shards: Shards, dtype: str = "float32"
 ) -> Iterator[tuple[str, np.ndarray | None]]:
     """(name, full parameter) on rank 0 and (name, None) on the others, one parameter after the other, in table order.
 
-    Every rank goes through all of it. shards: everything that this rank holds. What rank 0 gets is its own array where
-    that is the whole parameter, and only to be read. Raises ValueError for arrays that are not the layout's.
+    Every rank goes through all of it. shards: everything that this rank holds. What rank 0 gets is read-only; on CPU
+    a parameter that is whole there is not copied. Raises ValueError for parameters that are not the layout's.
     """
     rank, itemsize = collectives.world.rank, np.dtype(dtype).itemsize
     _check(shards, layout, rank, itemsize)
@@ -133,9 +146,10 @@ def gather_full(
 
     def gathered(name: str, shape: Shape) -> np.ndarray | None:
         if rank == 0 and name in shards and shards[name].shape == shape:
-            return shards[name]
+            return backend.read(shards[name])
         full = np.empty(shape, dtype) if rank == 0 else None
-        _Share.of(rank, transfers[name], BUCKET_BYTES).move(peers, shards, {name: full})
+        own = {name: backend.read(shards[name])} if name in shards else {}
+        _Share.of(rank, transfers[name], BUCKET_BYTES).move(peers, own, {name: full})
         return full
 
     for name, shape in layout.shapes.items():
@@ -162,7 +176,7 @@ class _Share:
                 share.incoming.setdefault(transfer.source, []).extend(transfer.split(limit))
         return share
 
-    def move(self, peers: Peers, source: Shards, destination: Shards) -> None:
+    def move(self, peers: Peers, source: Arrays, destination: Arrays) -> None:
         """Bring everything where it belongs."""
         for piece in self.copies:
             target = _box(destination[piece.parameter], piece.destination_slices)
@@ -173,13 +187,13 @@ class _Share:
         )
 
 
-def _packed(pieces: Sequence[Transfer], source: Shards) -> Iterator[np.ndarray]:
+def _packed(pieces: Sequence[Transfer], source: Arrays) -> Iterator[np.ndarray]:
     """The pieces as messages; copied only where they are not contiguous."""
     for piece in pieces:
         yield np.ascontiguousarray(_box(source[piece.parameter], piece.source_slices))
 
 
-def _unpacked(pieces: Sequence[Transfer], destination: Shards) -> Iterator[np.ndarray]:
+def _unpacked(pieces: Sequence[Transfer], destination: Arrays) -> Iterator[np.ndarray]:
     """Where messages go; what is not contiguous gets its content when the next one is asked for."""
     for piece in pieces:
         target = _box(destination[piece.parameter], piece.destination_slices)
@@ -196,16 +210,12 @@ def _box(array: np.ndarray, slices: Slices) -> np.ndarray:
     return array[(*slices, ...)]
 
 
-def _source_sums(source: Shards, pieces: Sequence[Transfer]) -> np.ndarray:
+def _source_sums(source: Arrays, pieces: Sequence[Transfer]) -> np.ndarray:
     return np.array([_checksum(source[p.parameter], p.source_slices) for p in pieces], np.uint32)
 
 
 def _checksum(array: np.ndarray, slices: Slices) -> int:
     return zlib.crc32(bytes_of(np.ascontiguousarray(_box(array, slices))))
-
-
-def _same_memory(first: np.ndarray, second: np.ndarray) -> bool:
-    return first.ctypes.data == second.ctypes.data and first.strides == second.strides
 
 
 def _check(shards: Shards, layout: Layout, rank: int, itemsize: int) -> set[str]:
@@ -215,10 +225,10 @@ def _check(shards: Shards, layout: Layout, rank: int, itemsize: int) -> set[str]
         shape = sliced_shape(part)
         if name not in shards:
             raise ValueError(f"rank {rank} holds a part of {name}, which is not given")
-        array = shards[name]
-        if (array.shape, array.itemsize) != (shape, itemsize):
+        parameter = shards[name]
+        if (parameter.shape, parameter.itemsize) != (shape, itemsize):
             raise ValueError(
                 f"{name}: rank {rank} holds {list(shape)} of {itemsize} bytes each, "
-                f"not {list(array.shape)} of {array.dtype}"
+                f"not {list(parameter.shape)} of {parameter.dtype}"
             )
     return set(held)

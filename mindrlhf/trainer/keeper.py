@@ -4,11 +4,11 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from difflib import get_close_matches
-from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 
+from mindrlhf import backend
 from mindrlhf.backend.collectives import Collectives
 from mindrlhf.checkpoint.finite import spoiled
 from mindrlhf.checkpoint.resume import Checkpoint
@@ -27,12 +27,10 @@ from mindrlhf.parallel.partition import Partition
 from mindrlhf.parallel.side import Side
 from mindrlhf.trainer.build import Job
 from mindrlhf.trainer.critic import Critic
-from mindrlhf.trainer.model import Parameters, views
+from mindrlhf.trainer.model import Parameters
 from mindrlhf.trainer.stop import Agreement, Stopped
 from mindrlhf.training.optimizer import AdamW
 from mindrlhf.training.updater import Update
-
-Arrays = Mapping[str, np.ndarray]
 
 
 class Stateful(Protocol):
@@ -61,7 +59,7 @@ class Bulky(Protocol):
 class Keeper:
     """Used by every rank at the same places.
 
-    groups: kind -> its layout, and what gives this rank's arrays of it, to be read and written in place.
+    groups: kind -> its layout, and this rank's parameters of it by the names of the layout.
     counters, bulk: name -> what has state. run: see `TrainingState`; hf: the files of its HF folder, on rank 0.
     timer: measures what saving costs the training, and has the arrays in memory. settle: returns when what is written
     beside the training is there; a checkpoint vouches for it.
@@ -73,7 +71,7 @@ class Keeper:
         total_steps: int,
         store: CheckpointStore,
         agreement: Agreement,
-        groups: Mapping[str, tuple[Layout, Callable[[], Arrays]]],
+        groups: Mapping[str, tuple[Layout, Parameters]],
         counters: Mapping[str, Stateful],
         bulk: Mapping[str, Bulky],
         run: Mapping[str, Any],
@@ -99,11 +97,11 @@ class Keeper:
 
         What the settings have added since it was written begins anew.
         """
-        for kind, (layout, arrays) in self._groups.items():
+        for kind, (layout, parameters) in self._groups.items():
             if kind not in (WEIGHTS, CRITIC_WEIGHTS) and kind in checkpoint.groups:
                 read = checkpoint.reader(kind, layout, rank)
-                for name, array in arrays().items():
-                    array[...] = read(name)
+                for name, parameter in parameters.items():
+                    backend.write(parameter, read(name))
         for name, stateful in self._stateful.items():
             if name in checkpoint.counters:
                 stateful.load_state_dict(checkpoint.counters[name])
@@ -171,7 +169,10 @@ class Keeper:
     def _save(self, best: bool) -> None:
         with self._timer():
             self._settle()
-            groups = {kind: ShardGroup(layout, arrays()) for kind, (layout, arrays) in self._groups.items()}
+            groups = {
+                kind: ShardGroup(layout, backend.read_all(parameters))
+                for kind, (layout, parameters) in self._groups.items()
+            }
             self._check_finite(groups)
             files = {f"{HF_FOLDER}/{name}": content for name, content in self._hf.items()}
             files |= {name: self._bulk[name].encode(kept) for name, kept in self._kept.items()}
@@ -261,22 +262,22 @@ def open_store(job: Job, collectives: Collectives) -> CheckpointStore:
 
 def arrays_of(
     training: Side, policy: Parameters, optimizer: AdamW, critic: Critic | None, reference: Parameters | None
-) -> dict[str, tuple[Layout, Callable[[], Arrays]]]:
+) -> dict[str, tuple[Layout, Parameters]]:
     """Everything of a rank that training changes. reference: where it follows the policy, else None."""
     part = training.partition
-    groups = {WEIGHTS: (part.layout, partial(views, policy)), **_moments("", part, optimizer)}
+    groups = {WEIGHTS: (part.layout, policy), **_moments("", part, optimizer)}
     if critic:
-        groups[CRITIC_WEIGHTS] = (critic.side.partition.layout, partial(views, critic.parameters))
+        groups[CRITIC_WEIGHTS] = (critic.side.partition.layout, critic.parameters)
         groups |= _moments("critic_", critic.side.partition, critic.optimizer)
     if reference:
-        groups[REFERENCE_WEIGHTS] = (part.layout, partial(views, reference))
+        groups[REFERENCE_WEIGHTS] = (part.layout, reference)
     return groups
 
 
-def _moments(prefix: str, part: Partition, optimizer: AdamW) -> dict[str, tuple[Layout, Callable[[], Arrays]]]:
+def _moments(prefix: str, part: Partition, optimizer: AdamW) -> dict[str, tuple[Layout, Parameters]]:
     names = [spec.name for spec in part.specs]
     return {
-        f"{prefix}{kind}": (part.optimizer_layout, partial(views, dict(zip(names, moments, strict=True))))
+        f"{prefix}{kind}": (part.optimizer_layout, dict(zip(names, moments, strict=True)))
         for kind, moments in (("exp_avg", optimizer.first), ("exp_avg_sq", optimizer.second))
     }
 

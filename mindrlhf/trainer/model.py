@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 from mindspore import Parameter, Tensor, nn
 
+from mindrlhf import backend
 from mindrlhf.checkpoint.finite import first_not_finite, spoiled
 from mindrlhf.checkpoint.hf import save_hf
 from mindrlhf.configs.grpo import OptimizerSettings, TrainSettings
@@ -71,10 +72,10 @@ def replica_share(parameters: Parameters, training: Side) -> ReplicaShare:
         rows.append(own)
         kept[spec.name] = parameter
         if own.stop - own.start < parameter.shape[0]:
-            values = np.ascontiguousarray(parameter.asnumpy()[own])
+            values = np.ascontiguousarray(backend.read(parameter)[own])
             kept[spec.name] = Parameter(Tensor(values), name=f"share.{spec.name}", requires_grad=False)
     moves = plan(part.optimizer_layout, part.layout)
-    reshard = OnlineReshard(moves, training.collectives, views(kept), views(parameters))
+    reshard = OnlineReshard(moves, training.collectives, kept, parameters)
     return ReplicaShare(list(kept.values()), rows, reshard.run)
 
 
@@ -96,14 +97,9 @@ def published_weights(
         else Parameter(Tensor(np.empty(there.shape(spec), np.float32)), name=f"infer.{spec.name}", requires_grad=False)
         for spec in there.specs
     }
-    reshard = OnlineReshard(moves, training.collectives, views(policy), views(answering))
+    reshard = OnlineReshard(moves, training.collectives, policy, answering)
     reshard.run(verify)
     return answering, partial(reshard.run, verify)
-
-
-def views(parameters: Parameters) -> dict[str, np.ndarray]:
-    """Name -> the parameter's own memory, to be read and written in place."""
-    return {name: parameter.asnumpy() for name, parameter in parameters.items()}
 
 
 def save_model(directory: Path, policy: Parameters, training: Side, tokenizer: Tokenizer, what: str) -> None:
@@ -111,11 +107,11 @@ def save_model(directory: Path, policy: Parameters, training: Side, tokenizer: T
 
     Raises `UserError` on all ranks where a weight is not finite; what the folder held stays then.
     """
-    part, own = training.partition, views(policy)
-    broken = first_not_finite(own, part.layout.placements, training.collectives.all_reduce_max)
+    part = training.partition
+    broken = first_not_finite(backend.read_all(policy), part.layout.placements, training.collectives.all_reduce_max)
     if broken:
         raise UserError(f"{directory}: {spoiled(what, broken)}.")
-    gathered = gather_full(part.layout, training.collectives, own)
+    gathered = gather_full(part.layout, training.collectives, policy)
     if part.rank == 0:
         tensors = ((spec, array) for spec, (_, array) in zip(parameter_table(part.model), gathered, strict=True))
         save_hf(directory, part.model, tensors, tokenizer=tokenizer, replace=True)

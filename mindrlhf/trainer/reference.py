@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from mindspore import Parameter
 
+from mindrlhf import backend
 from mindrlhf.training.batch import SequenceGroup
 from mindrlhf.training.scoring import Scorer
 
@@ -44,5 +45,5 @@ class Reference:
     def follow(self) -> None:
         """Moves it towards the policy."""
         for name, parameter in self._parameters.items():
-            mine, its = parameter.asnumpy(), self._policy[name].asnumpy()
-            mine[...] = its if self._share == 1.0 else self._share * its + (1.0 - self._share) * mine
+            mine, its = backend.read(parameter), backend.read(self._policy[name])
+            backend.write(parameter, its if self._share == 1.0 else self._share * its + (1.0 - self._share) * mine)

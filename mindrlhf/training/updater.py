@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from mindspore import nn
 
+from mindrlhf import backend
 from mindrlhf.configs.grpo import TrainSettings
 from mindrlhf.parallel.pipeline import WHOLE_MODEL, PipelineAxis
 from mindrlhf.training.batch import Rows, SequenceGroup, collect, cut, pad
@@ -96,7 +97,7 @@ class Updater:
         if not math.isfinite(loss):
             # The gradient may be finite nevertheless, and other ranks have a loss of their own: through the sum of
             # gradients all of them skip the update.
-            self.optimizer.gradients[0].asnumpy().reshape(-1)[0] = np.nan
+            backend.write(self.optimizer.gradients[0], np.nan)
         if self._reduce:
             self._reduce()
         compile_s, start = self._gradients.compile_s(), time.perf_counter()

@@ -10,9 +10,11 @@ from types import SimpleNamespace
 import jobs
 import numpy as np
 import pytest
+from mindspore import Parameter, Tensor
 from sharded_files import layout_of
 from training_states import TOKEN, arrays_of
 
+from mindrlhf import backend
 from mindrlhf.checkpoint.finite import first_not_finite
 from mindrlhf.checkpoint.resume import choose, locate
 from mindrlhf.checkpoint.store import CheckpointStore
@@ -51,13 +53,15 @@ class Run:
     def __init__(self, folder, total=6, **settings):
         settings = TrainerSettings(**settings)
         self.signals = SimpleNamespace(wanted=False)
-        self.arrays = {kind: {n: a.copy() for n, a in named.items()} for kind, named in arrays_of(0).items()}
+        self.parameters = {
+            kind: {name: Parameter(Tensor(array), name=f"{kind}.{name}") for name, array in named.items()}
+            for kind, named in arrays_of(0).items()
+        }
         self.counter, self.bulk = Counter(), Counter()
         self.folder = folder
         store = CheckpointStore(folder, 0, 1, TOKEN, settings.save_max_ckpt_num, settings.async_save)
         agreement = Agreement(self.signals, lambda flags: flags, True, settings.max_host_memory_gb)
-        groups = {kind: (layout_of(), lambda kind=kind: self.arrays[kind]) for kind in self.arrays}
-        self.groups = groups
+        groups = self.groups = {kind: (layout_of(), named) for kind, named in self.parameters.items()}
         stateful, bulk, hf = {"counter": self.counter}, {"bulk": self.bulk}, {"config.json": b"{}"}
         self.settled = []  # the checkpoints that there were each time
 
@@ -68,9 +72,9 @@ class Run:
 
     def step(self, step, metrics=None, applied=True):
         """What a step does: everything moves, then the keeper looks."""
-        for named in self.arrays.values():
-            for array in named.values():
-                array += 1
+        for named in self.parameters.values():
+            for parameter in named.values():
+                backend.write(parameter, backend.read(parameter) + 1)
         self.counter.value, self.bulk.value = step, 10 * step
         update = SimpleNamespace(result=SimpleNamespace(applied=applied))
         self.keeper.after_step(step, metrics or {}, [update])
@@ -91,6 +95,7 @@ def test_saved_every_so_often_and_at_the_end(tmp_path):
     assert never.steps() == []
 
 
+@pytest.mark.usefixtures("memory")
 @pytest.mark.parametrize("async_save", [False, True])
 def test_a_resumed_run_has_everything(tmp_path, async_save):
     run = Run(tmp_path, save_freq=2, async_save=async_save)
@@ -103,8 +108,8 @@ def test_a_resumed_run_has_everything(tmp_path, async_save):
     assert other.keeper.first_step == 5
     assert (other.counter.value, other.bulk.value) == (4, 40)
     for kind in ("exp_avg", "exp_avg_sq"):  # the weights are read when they are made
-        for name, array in run.arrays[kind].items():
-            assert other.arrays[kind][name].tobytes() == array.tobytes()
+        for name, parameter in run.parameters[kind].items():
+            assert backend.read(other.parameters[kind][name]).tobytes() == backend.read(parameter).tobytes()
 
 
 @pytest.mark.parametrize(("mode", "kept"), [("max", 2), ("min", 3)])
@@ -177,11 +182,16 @@ def test_updates_that_cannot_be_applied(tmp_path):
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_spoiled_weights_replace_no_good_ones(tmp_path, kind, value):
     run = Run(tmp_path, save_freq=1)
-    run.arrays["critic"] = {name: array.copy() for name, array in run.arrays["model"].items()}
-    run.groups["critic"] = (layout_of(), lambda: run.arrays["critic"])
+    run.parameters["critic"] = {
+        name: Parameter(Tensor(backend.read(parameter)), name=f"critic.{name}")
+        for name, parameter in run.parameters["model"].items()
+    }
+    run.groups["critic"] = (layout_of(), run.parameters["critic"])
     run.step(1)
-    *_, last = run.arrays[kind]
-    run.arrays[kind][last].reshape(-1)[-1] = value
+    *_, (last, parameter) = run.parameters[kind].items()
+    array = np.array(backend.read(parameter))
+    array.reshape(-1)[-1] = value
+    backend.write(parameter, array)
     before = jobs.files(tmp_path)
     with pytest.raises(UserError, match=rf"step 2: the {kind}'s parameter {last} holds NaN .*step_000001 is whole"):
         run.step(2)

@@ -4,6 +4,7 @@ The job has two steps, a reference model, responses of uneven length and a tied 
 two key-value heads, which four tensor-parallel ranks share.
 """
 
+import copying_memory
 import jobs
 import numpy as np
 import pytest
@@ -52,8 +53,21 @@ def marked(workers: int, pair: tuple[str, str]):
     ("workers", "train", "infer"), [marked(workers, pair) for workers, pairs in PAIRS.items() for pair in pairs]
 )
 def test_a_pair_of_layouts_equals_one_process(task, alone, tmp_path, workers, train, infer):
-    arguments = task.train(tmp_path, *SETTINGS, *jobs.layout("train", train), *jobs.layout("infer", infer))
-    result = run_msrun(workers, [jobs.ONE_STAGE, *arguments[1:]], timeout=500)
+    check_pair(task, alone, tmp_path, workers, train, infer)
+
+
+@pytest.mark.slow
+@pytest.mark.msrun
+@pytest.mark.parametrize(("train", "infer"), [("tp2", "dp2"), ("dp2", "tp2")])
+def test_a_pair_where_the_host_sees_copies_of_parameters(task, alone, tmp_path, train, infer):
+    """As on Ascend: what the reshard brings reaches the graph that generates."""
+    check_pair(task, alone, tmp_path, 2, train, infer, copying_memory.__file__)
+
+
+def check_pair(task, alone, tmp_path, workers, train, infer, *scripts):
+    layouts = (*jobs.layout("train", train), *jobs.layout("infer", infer))
+    arguments = task.train(tmp_path, *SETTINGS, *layouts)
+    result = run_msrun(workers, [*scripts, jobs.ONE_STAGE, *arguments[1:]], timeout=500)
     assert result.returncode == 0, result.logs
     run = jobs.Run(tmp_path)
     assert run.responses == alone.responses

@@ -8,6 +8,7 @@ import json
 import random
 from pathlib import Path
 
+import copying_memory
 import jobs
 import numpy as np
 import phases
@@ -129,6 +130,17 @@ def test_a_finished_run_has_nothing_to_do(job, whole):
     # The settings have the flags of the last start.
     assert changed <= {"rollouts.mindrecord", "rollouts.mindrecord.db", "settings.json"}
     assert jobs.Run(whole).responses
+
+
+def test_going_on_where_the_host_sees_copies_of_parameters(job, whole, tmp_path):
+    """As on Ascend: what is read into the moments is in them."""
+    argv = job.argv(tmp_path, resume_training=whole / "ckpt" / f"step_{STEPS - 1:06d}")
+    result = jobs.start([jobs.ONE_STAGE, *argv[1:]], script=copying_memory.__file__)
+    assert result.returncode == 0, result.stderr
+    np.testing.assert_equal(kept_metrics(tmp_path)[-1], kept_metrics(whole)[-1])
+    expected = jobs.Run(whole).weights
+    for name, weights in jobs.Run(tmp_path).weights.items():
+        np.testing.assert_array_equal(weights, expected[name], err_msg=name)
 
 
 # --- several workers, other layouts ---

@@ -224,6 +224,7 @@ def test_nothing_to_train_on_moves_nothing(step):
     assert updater.rate == 0.0
 
 
+@pytest.mark.usefixtures("memory")
 @pytest.mark.parametrize(("share", "expected"), [(1.0, 3.0), (0.25, 1.5)])
 def test_the_reference_follows_every_so_many_steps(share, expected):
     import mindspore

@@ -2,12 +2,14 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from small_model import Golden, SmallModel, log_softmax
 
+from mindrlhf import backend
 from mindrlhf.algorithms.registry import policy_loss
 from mindrlhf.configs.grpo import OptimizerSettings, SamplingSettings, TrainSettings
 from mindrlhf.rollout.engine import Engine
@@ -298,6 +300,26 @@ def test_a_step_that_is_not_finite_is_skipped_and_the_next_is_not(step, whole):
     assert again.compile_s == 0
 
 
+@pytest.mark.usefixtures("memory")
+def test_a_loss_that_is_not_finite_skips_the_update_on_all_ranks(step, whole, monkeypatch):
+    """The gradient is finite, and says to the others what only this rank knows."""
+    subject, _ = whole
+    before, gradients = subject.weights(), subject.updater._gradients
+
+    class Overflowing:
+        compile_s = gradients.compile_s
+
+        def __call__(self, *given):
+            return [replace(result, loss=np.inf) for result in gradients(*given)]
+
+    monkeypatch.setattr(subject.updater, "_gradients", Overflowing())
+    update = step.run(subject)
+    assert not update.result.applied
+    assert any(np.isnan(gradient).any() for gradient in subject.gradients.values())
+    for name, weight in subject.weights().items():
+        np.testing.assert_array_equal(weight, before[name])
+
+
 class Run:
     """A model, its updater and its engine over the same weights."""
 
@@ -310,9 +332,9 @@ class Run:
     def reset(self):
         optimizer = self.subject.optimizer
         for name, parameter in self.subject.parameters.items():
-            parameter.asnumpy()[...] = self.model.arrays[name]
+            backend.write(parameter, self.model.arrays[name])
         for moment in (*optimizer.first, *optimizer.second):
-            moment.asnumpy()[...] = 0
+            backend.write(moment, 0)
         optimizer.updates = 0
 
     def two_steps(self):

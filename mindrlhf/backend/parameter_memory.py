@@ -1,0 +1,68 @@
+"""Reading and writing the numbers of parameters: the one way in and out of their memory.
+
+On the CPU both happen in the parameter's own buffer, without a copy. On Ascend the host sees copies only, so a write
+goes back to the device; by MindSpore's documentation, not run on an NPU. Compiled graphs see what is written on both.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from mindspore import Parameter
+
+
+def read(parameter: "Parameter") -> np.ndarray:
+    """The numbers of a parameter, read-only: its own memory on the CPU, a copy on the host elsewhere."""
+    numbers = parameter.asnumpy().view()
+    numbers.flags.writeable = False
+    return numbers
+
+
+def read_all(parameters: Mapping[str, "Parameter"]) -> dict[str, np.ndarray]:
+    """Read-only numbers of several parameters, by the same names."""
+    return {name: read(parameter) for name, parameter in parameters.items()}
+
+
+def write(parameter: "Parameter", values: np.ndarray | float) -> None:
+    """Set all numbers of a parameter. values: an array of its shape, or one number for all.
+
+    Raises ValueError for an array of another shape.
+    """
+    if np.ndim(values) and np.shape(values) != parameter.shape:
+        raise ValueError(f"{parameter.name} has shape {list(parameter.shape)}, not {list(np.shape(values))}")
+    if _in_place():
+        parameter.asnumpy()[...] = values
+    else:
+        array = np.empty_like(parameter.asnumpy())
+        array[...] = values
+        _send(parameter, array)
+
+
+@contextmanager
+def rewriting(parameters: Mapping[str, "Parameter"]) -> Iterator[dict[str, np.ndarray]]:
+    """Writable arrays by name, with the parameters' numbers; they are the parameters' numbers after the block too."""
+    if _in_place():
+        yield {name: parameter.asnumpy() for name, parameter in parameters.items()}
+        return
+    arrays = {name: np.array(parameter.asnumpy()) for name, parameter in parameters.items()}
+    yield arrays
+    for name, parameter in parameters.items():
+        _send(parameter, arrays[name])
+
+
+def _send(parameter: "Parameter", array: np.ndarray) -> None:
+    """Copy an array to the device, where compiled graphs see it; what `set_data` gives a parameter they do not."""
+    from mindspore import Tensor
+
+    if array.size:
+        parameter.copy_(Tensor(array))
+
+
+def _in_place() -> bool:
+    """Whether `asnumpy` gives a parameter's own memory."""
+    import mindspore
+
+    return mindspore.get_context("device_target") == "CPU"
