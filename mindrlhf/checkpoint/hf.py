@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from mindrlhf.checkpoint.encoding import STORAGE, StoredDtype
 from mindrlhf.checkpoint.json_file import read_json, write_json
 from mindrlhf.checkpoint.safetensors_file import write_safetensors
 from mindrlhf.checkpoint.weight_files import INDEX_FILE, SINGLE_FILE
-from mindrlhf.configs.model import ModelConfig
+from mindrlhf.configs.model import LAST_TOKEN_ID, ModelConfig
 from mindrlhf.errors import UserError
 from mindrlhf.models.parameters import ParameterSpec, parameter_table
 
@@ -44,13 +44,17 @@ def read_hf_config(directory: str | Path) -> ModelConfig:
     generation = read_json(generation_file)
     eos = generation.get("eos_token_id")
     more = eos if isinstance(eos, list) else [] if eos is None else [eos]
-    if not all(type(token) is int for token in more):
-        raise UserError(f"{generation_file}: eos_token_id is {eos!r}; a token id or a list of them is needed.")
+    if not all(_is_token_id(token) for token in more):
+        raise UserError(f"{generation_file}: eos_token_id is {eos!r:.60}; a token id or a list of them is needed.")
     changes = {"eos_token_ids": tuple(dict.fromkeys((*config.eos_token_ids, *more)))}
     for key in ("pad_token_id", "bos_token_id"):
-        if getattr(config, key) is None and type(generation.get(key)) is int:
+        if getattr(config, key) is None and _is_token_id(generation.get(key)):
             changes[key] = generation[key]
     return config.model_copy(update=changes)
+
+
+def _is_token_id(value: Any) -> bool:
+    return type(value) is int and -1 <= value <= LAST_TOKEN_ID
 
 
 def save_hf(

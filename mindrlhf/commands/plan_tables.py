@@ -71,7 +71,9 @@ class Report:
         config = self.work.config
         group = (self.work.lengths.prompt, [config.rollout.max_new_tokens], config.rollout.num_generations)
         every = phase_flops(self.work.model, [group], config.algorithm.num_iterations)
-        return {phase: config.data.prompts_per_step * flops for phase, flops in every.items() if phase in self.work.phases}
+        return {
+            phase: config.data.prompts_per_step * flops for phase, flops in every.items() if phase in self.work.phases
+        }
 
     @cached_property
     def graphs(self) -> list[tuple[str, str]]:

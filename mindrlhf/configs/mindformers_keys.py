@@ -39,8 +39,6 @@ MODEL_FIXED = MappingProxyType(
         "position_embedding_type": ("rope", None),
         "normalization": ("RMSNorm", None),
         "use_sliding_window": (False, None),
-        "moe_config": (None,),
-        "num_experts": (None,),
         "pet_config": (None,),
     }
 )
@@ -64,12 +62,15 @@ MODEL_UNUSED = _names(
     "emb_dropout_prob use_past_shard compute_in_2d rotary_pct rotary_emb_base kv_channels pretrain_seqlen",
     "use_paged_attention use_kvcache_op is_flexible_shape use_kbk_infer model_name boost_model_name quant",
     "router_dense_type",
+    # of experts: several are refused before (`families`)
+    "moe_config num_experts",
 )
 
 MODEL_GROUP_UNUSED = _names("arch pretrained_model_dir")
 
 PARALLEL_UNUSED = _names(
-    "optimizer_shard seq_split_num context_parallel_algo ulysses_degree_in_cp mem_coeff recompute swap"
+    "optimizer_shard seq_split_num context_parallel_algo ulysses_degree_in_cp mem_coeff recompute swap",
+    "micro_batch_interleave_num",  # a hint to MindSpore's automatic parallel mode, at the top level too
 )
 
 RECOMPUTE_UNUSED = _names(

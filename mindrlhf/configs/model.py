@@ -1,14 +1,15 @@
 """The shape of a Qwen-family transformer, as read from an HF `config.json` or a MindFormers model YAML."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
 from mindrlhf.configs.base import Float32, Settings
-from mindrlhf.configs.problems import explain
+from mindrlhf.configs.families import FAMILIES, unsupported
+from mindrlhf.configs.problems import brief, explain
 from mindrlhf.errors import UserError
 
-FAMILIES = ("qwen2", "qwen3")
+LAST_TOKEN_ID = 2**31 - 1  # ids are int32; -1 is how some checkpoints write that there is none
 
 # Field of ModelConfig -> key of an HF config.json.
 HF_KEYS = {
@@ -60,9 +61,15 @@ class ModelConfig(Settings):
         False, description="The model is a critic: it ends in one number for each token and has no vocabulary head."
     )
     initializer_range: Float32 = Field(0.02, gt=0.0, description="Standard deviation of random initial weights.")
-    eos_token_ids: tuple[int, ...] = Field((), description="Tokens that end a response.")
-    pad_token_id: int | None = Field(None, description="Token that fills up rows; carries no weight anywhere.")
-    bos_token_id: int | None = Field(None, description="Token that begins a text, where the model has one.")
+    eos_token_ids: tuple[Annotated[int, Field(ge=-1, le=LAST_TOKEN_ID)], ...] = Field(
+        (), description="Tokens that end a response."
+    )
+    pad_token_id: int | None = Field(
+        None, ge=-1, le=LAST_TOKEN_ID, description="Token that fills up rows; carries no weight anywhere."
+    )
+    bos_token_id: int | None = Field(
+        None, ge=-1, le=LAST_TOKEN_ID, description="Token that begins a text, where the model has one."
+    )
 
     @model_validator(mode="after")
     def _divisible(self):
@@ -87,8 +94,8 @@ class ModelConfig(Settings):
         if not isinstance(raw, dict):
             raise UserError(f"{where}: the file must hold one JSON object, the model's configuration.")
         family = raw.get("model_type")
-        if family not in FAMILIES:
-            raise UserError(f"{where}: model_type is {family!r}, and this suite knows {' and '.join(FAMILIES)}.")
+        if not isinstance(family, str) or family not in FAMILIES:
+            raise unsupported(where, f"model_type is {brief(family)}")
         _refuse_unsupported(raw, where)
         values = {field: raw[key] for field, key in HF_KEYS.items() if raw.get(key) is not None}
         for field in HF_NEEDED:
@@ -104,7 +111,7 @@ class ModelConfig(Settings):
             "rope_theta": 10000.0 if rope_theta is None else rope_theta,
             "eos_token_ids": eos if isinstance(eos, list) else [eos],
         }
-        if any(CRITIC in str(name) for name in raw.get("architectures") or ()):
+        if any(CRITIC in str(name) for name in _names(raw, "architectures", where)):
             values |= {"value_head": True, "tie_word_embeddings": False}
         if "head_dim" not in values and family == "qwen3":
             values["head_dim"] = 128
@@ -160,6 +167,14 @@ def _rope(raw: dict[str, Any], where: str) -> dict[str, Any]:
     return {}
 
 
+def _names(raw: dict[str, Any], key: str, where: str) -> list[Any]:
+    """The names under a key; none where it is absent or null."""
+    names = raw.get(key)
+    if names is not None and not isinstance(names, list):
+        raise UserError(f"{where}: {key} is {brief(names)}, and must be a list of names.")
+    return names or []
+
+
 def _refuse_unsupported(raw: dict[str, Any], where: str) -> None:
     """Raise UserError for what would make another model than the one this suite computes."""
     rope = _rope(raw, where)
@@ -168,7 +183,7 @@ def _refuse_unsupported(raw: dict[str, Any], where: str) -> None:
         raise UserError(
             f"{where}: rotary scaling {rope_type!r} is not supported; remove rope_scaling or use 'default'."
         )
-    if raw.get("use_sliding_window") or "sliding_attention" in (raw.get("layer_types") or ()):
+    if raw.get("use_sliding_window") or "sliding_attention" in _names(raw, "layer_types", where):
         raise UserError(
             f"{where}: use_sliding_window true is not supported; set it to false, and every layer to full_attention."
         )

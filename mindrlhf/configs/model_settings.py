@@ -5,6 +5,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from mindrlhf.configs.base import Float32, Settings
+from mindrlhf.configs.families import unsupported
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.problems import explain
 from mindrlhf.errors import UserError
@@ -90,6 +91,12 @@ class ModelSettings(Settings):
         return "qwen2" if self.type == "Qwen2Config" or self.model_type == "qwen2" else None
 
     @property
+    def is_llama(self) -> bool:
+        """Whether this is the shape of a Llama: without the biases of Qwen2 and the norms of Qwen3."""
+        shape = self.stated_family is None and self.hidden_size is not None
+        return shape and not self.qkv_has_bias and (self.type == "LlamaConfig" or self.model_type == "llama")
+
+    @property
     def family(self) -> Literal["qwen2", "qwen3"]:
         """The model family without a checkpoint: LlamaConfig alone is how MindFormers writes Qwen2."""
         return self.stated_family or "qwen2"
@@ -148,8 +155,10 @@ class ModelSettings(Settings):
 
     def _alone(self, where: str) -> ModelConfig:
         needed = list(NEEDED)
-        if self.stated_family is None:
-            needed.append("qkv_has_bias")  # LlamaConfig's default is False, which is no Qwen2
+        if self.is_llama:
+            raise unsupported(f"{where}: {GROUP}", "there is no qkv_has_bias: True", "a Llama model")
+        if self.stated_family is None and not self.qkv_has_bias:
+            needed.append("type")
         if self.family == "qwen3":
             needed.append("head_dim")
         missing = [key for key in needed if getattr(self, key) is None]

@@ -15,6 +15,8 @@ from pydantic import Field
 
 from mindrlhf.configs import mindformers_keys as keys
 from mindrlhf.configs.base import Settings
+from mindrlhf.configs.families import has_experts, sign_of_another, unsupported
+from mindrlhf.configs.grpo import GRPOConfig
 from mindrlhf.configs.layers import Layered, merge
 from mindrlhf.configs.loading import build
 from mindrlhf.configs.model import ModelConfig
@@ -27,7 +29,7 @@ Group = TypeVar("Group", bound=Settings)
 
 
 class ParallelSettings(Settings):
-    """`parallel_config`, and the two parallel keys that MindFormers keeps elsewhere."""
+    """`parallel_config`, and the parallel key that MindFormers keeps elsewhere."""
 
     data_parallel: int = Field(1, ge=1, description="Data-parallel ranks.")
     model_parallel: int = Field(1, ge=1, description="Tensor-parallel ranks.")
@@ -38,9 +40,6 @@ class ParallelSettings(Settings):
     gradient_aggregation_group: int = Field(4, ge=1, description="Gradients are reduced in this many buckets.")
     context_parallel: Literal[1] = Field(1, description="Context-parallel ranks; 1 is all there is.")
     expert_parallel: Literal[1] = Field(1, description="Expert-parallel ranks; 1 is all there is.")
-    micro_batch_interleave_num: int = Field(
-        1, ge=1, description="Top level: parts of a micro-batch whose computation and communication overlap."
-    )
     enable_parallel_optimizer: bool = Field(
         False, description="`parallel.enable_parallel_optimizer`: optimizer state is sharded over data-parallel ranks."
     )
@@ -80,7 +79,6 @@ ASCEND_KEYS = ("device_id", "max_device_memory", "jit_level")
 TRAINING_KEYS = (
     "micro_batch_num",
     "gradient_aggregation_group",
-    "micro_batch_interleave_num",
     "enable_parallel_optimizer",
 )
 
@@ -126,6 +124,7 @@ def load_model_yaml(path: str | Path, overrides: Sequence[str] = ()) -> ModelYam
     asks for another model than this suite computes, and a file without any of our groups.
     """
     reader = _Reader(merge(read_chain(path), overrides), str(path))
+    reader.check_kind()
     model = reader.group(
         ModelSettings, ("model", "model_config"), keys.MODEL_UNUSED, keys.MODEL_SPELLINGS, keys.MODEL_FIXED
     )
@@ -133,10 +132,7 @@ def load_model_yaml(path: str | Path, overrides: Sequence[str] = ()) -> ModelYam
         ParallelSettings,
         ("parallel_config",),
         keys.PARALLEL_UNUSED,
-        borrowed={
-            "micro_batch_interleave_num": ("micro_batch_interleave_num",),
-            "enable_parallel_optimizer": ("parallel", "enable_parallel_optimizer"),
-        },
+        borrowed={"enable_parallel_optimizer": ("parallel", "enable_parallel_optimizer")},
     )
     recompute = reader.group(RecomputeSettings, ("recompute_config",), keys.RECOMPUTE_UNUSED)
     context = reader.group(
@@ -156,6 +152,8 @@ def load_model_yaml(path: str | Path, overrides: Sequence[str] = ()) -> ModelYam
     )
 
 
+# Groups of MindRLHF's grpo_config.yaml.
+MINDRLHF_GROUPS = ("rl_config", "actor_config", "ref_config", "reward_config", "generate_config")
 OWN_GROUPS = ("model", "parallel_config", "recompute_config", "context")
 
 
@@ -180,6 +178,26 @@ class _Reader:
                     f"{self.layered.where(here)}: {dotted(here)} is {brief(values)}, and must be a group of keys."
                 )
         return values
+
+    def check_kind(self) -> None:
+        """Raise UserError for a file of GRPO settings and for a model of another family."""
+        top = self.layered.values
+        for key in MINDRLHF_GROUPS:
+            if key in top:
+                raise UserError(
+                    f"{self.layered.where((key,))}: {key}: this is MindRLHF's file of GRPO settings and no model YAML; "
+                    "give the model YAMLs that it names (actor_config.model_config with --sft_path_train, "
+                    "generate_config.model_config with --sft_path_infer), and its settings by their names here with "
+                    "--grpo_config."
+                )
+        settings = self.mapping(("model", "model_config"))
+        sign = sign_of_another(settings)
+        if sign is not None:
+            place = ("model", "model_config", sign[0])
+            raise unsupported(self.layered.where(place), f"{dotted(place)} is {brief(settings[sign[0]])}", sign[1])
+        if has_experts(top):
+            place = ("moe_config", "expert_num")
+            raise unsupported(self.layered.where(place), f"{dotted(place)} is above 1", "a mixture of experts")
 
     def group(
         self,
@@ -246,11 +264,11 @@ class _Reader:
         """Note what lies outside our groups; a key that nearly has the name of one of them is a mistake."""
         top = self.layered.values
         if not any(name in top for name in OWN_GROUPS):
-            raise UserError(
-                f"{self.path}: none of the groups {', '.join(OWN_GROUPS)} is in it; give a MindFormers model YAML."
-            )
+            grpo = " (GRPO settings go to --grpo_config)" if set(top) & set(GRPOConfig.model_fields) else ""
+            groups = ", ".join(OWN_GROUPS)
+            raise UserError(f"{self.path}: none of the groups {groups} is in it; give a MindFormers model YAML{grpo}.")
         for key in top:
-            if key in OWN_GROUPS or key in ("parallel", "micro_batch_interleave_num"):
+            if key in OWN_GROUPS or key == "parallel":
                 continue
             near = difflib.get_close_matches(str(key), OWN_GROUPS, n=1, cutoff=0.85)
             if near:

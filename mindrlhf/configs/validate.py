@@ -68,11 +68,6 @@ def check_sft(config: SFTConfig, yaml: ModelYaml, model: ModelConfig, workers: i
 def check_training_layout(yaml: ModelYaml, model: ModelConfig, length_bucket: int) -> None:
     """What of `parallel_config` concerns training alone. Raises UserError."""
     layout = yaml.parallel
-    if layout.micro_batch_interleave_num > 1:
-        raise UserError(
-            f"{yaml.path}: micro_batch_interleave_num is {layout.micro_batch_interleave_num}, which overlaps parts of "
-            "a micro-batch in MindSpore's automatic parallel mode, and here parallelism is explicit; set it to 1."
-        )
     check_recompute(yaml, model)
     if layout.use_seq_parallel and length_bucket % layout.model_parallel:
         raise UserError(

@@ -276,12 +276,8 @@ def test_the_longest_prompt_and_response_fit():
 
 
 def test_what_parallelism_here_cannot_do():
-    message = refused(check, train=yaml(micro_batch_interleave_num=2))
-    assert message.startswith("train.yaml: micro_batch_interleave_num is 2, which overlaps parts of a micro-batch")
     message = refused(check, infer=yaml("infer.yaml", use_seq_parallel=True))
     assert message.startswith("infer.yaml: parallel_config.use_seq_parallel is True")
-    message = refused(check_sft, SFTConfig(), yaml(micro_batch_interleave_num=2), MODEL, 1)
-    assert message.endswith("set it to 1.")
 
 
 def test_rows_that_are_split_are_whole():

@@ -60,7 +60,7 @@ def refused(call, *arguments):
 
 @pytest.mark.parametrize(
     "key",
-    ["vocab_size", "hidden_size", "num_layers", "num_heads", "rms_norm_eps", "theta", "qkv_has_bias"],
+    ["vocab_size", "hidden_size", "num_layers", "num_heads", "rms_norm_eps", "theta"],
 )
 def test_without_a_checkpoint_what_is_needed_must_be_there(write, key):
     path = write(model_yaml(**{key: None}))
@@ -140,7 +140,7 @@ def test_the_rule_is_what_llama_70b_was_published_with(write):
         ({"hidden_size": 66}, "hidden_size 66 is not a multiple of num_heads 4; set hidden_size to a multiple of 4"),
         ({"n_kv_heads": 3}, "num_heads 4 is not a multiple of num_kv_heads 3"),
         ({"head_dim": 15}, "head_dim 15 is odd"),
-        ({"qkv_has_bias": False}, "qkv_has_bias is False, and a qwen2 model has True"),
+        ({"type": "Qwen2Config", "qkv_has_bias": False}, "qkv_has_bias is False, and a qwen2 model has True"),
         ({"qk_norm": True, "head_dim": 16}, "qkv_has_bias is True, and a qwen3 model has False"),
     ],
 )

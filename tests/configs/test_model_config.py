@@ -104,7 +104,10 @@ def test_defaults_are_those_of_transformers(family):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model_type": "llama"}, "model_type is 'llama', and this suite knows qwen2 and qwen3"),
+        (
+            {"model_type": "llama"},
+            "model_type is 'llama', and this model family is not supported; supported are Qwen2, Qwen2.5, Qwen3",
+        ),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu', and must be 'silu'"),
         ({"model_type": "qwen3", "attention_bias": True}, "attention_bias true is not supported with qwen3"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0, and must be a whole number, at least 1"),

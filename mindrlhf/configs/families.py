@@ -1,0 +1,58 @@
+"""Which model families this suite computes, and how files of others are recognised and refused.
+
+`FAMILIES` is the one list; a new family is a row of it and a file in `mindrlhf/models`.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from mindrlhf.errors import UserError
+
+# HF's model_type -> the names of its models.
+FAMILIES = MappingProxyType({"qwen2": "Qwen2, Qwen2.5", "qwen3": "Qwen3"})
+SUPPORTED = f"supported are {', '.join(FAMILIES.values())} (dense)"
+# MindFormers' configuration classes; LlamaConfig with biases on query, key and value is how it writes Qwen2.
+CLASSES = ("LlamaConfig", "Qwen2Config", "Qwen3Config")
+
+_EXPERTS, _LATENT, _GLM = "a mixture of experts", "latent attention (DeepSeek)", "a GLM model"
+# Keys of model settings that only other families have -> what such a model is.
+_OTHERS = MappingProxyType(
+    {
+        **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "num_moe_experts"), _EXPERTS),
+        **dict.fromkeys(("expert_num", "moe_intermediate_size", "num_experts_per_tok"), _EXPERTS),
+        **dict.fromkeys(("kv_lora_rank", "q_lora_rank", "qk_rope_head_dim", "multi_latent_attention"), _LATENT),
+        **dict.fromkeys(("padded_vocab_size", "multi_query_group_num", "post_layer_norm"), _GLM),
+    }
+)
+
+
+def unsupported(where: str, found: str, kind: str = "this model family") -> UserError:
+    """The error for a model of another family; found: a clause that says how the file shows it."""
+    return UserError(f"{where}: {found}, and {kind} is not supported; {SUPPORTED}.")
+
+
+def sign_of_another(settings: Mapping[str, Any]) -> tuple[str, str] | None:
+    """(key, kind of model) where a model YAML's `model_config` describes another family, else None.
+
+    A Llama is not told here: its settings may lie beside the config.json of a Qwen.
+    """
+    names = {"type": CLASSES, "model_type": (*FAMILIES, "llama")}
+    for key, known in names.items():
+        if isinstance(settings.get(key), str) and settings[key] not in known:
+            return key, "this model family"
+    found = next((key for key in _OTHERS if _is_set(settings.get(key))), None)
+    if found is not None:
+        return found, _OTHERS[found]
+    return ("moe_config", _EXPERTS) if has_experts(settings) else None
+
+
+def has_experts(group: Mapping[str, Any]) -> bool:
+    """Whether a group's `moe_config` has several experts; with one the model is dense."""
+    experts = group.get("moe_config")
+    return isinstance(experts, Mapping) and _is_set(experts.get("expert_num"))
+
+
+def _is_set(value: Any) -> bool:
+    """Whether a key is set to more than nothing or one."""
+    return value not in (None, False, 0, 1)
