@@ -1,30 +1,56 @@
-"""Answers in mathematical notation, compared by math-verify (sympy)."""
+"""Answers in mathematical notation, compared by math-verify (sympy) within limits on the work."""
 
 from collections.abc import Mapping
 
 import math_verify
+from sympy import Basic, nan, oo, zoo
 
 from mindrlhf.rewards import answers, numbers
+from mindrlhf.rewards.work_limit import MAX_TEXT, TooMuchWorkError, check_size, check_text, work_limit
+
+math_verify.parse(r"\boxed{x^2}", parsing_timeout=None)  # what the first parse prepares counts to no answer
 
 
 def math(prompt: str, completion: str, fields: Mapping[str, str]) -> float:
     r"""1 when the completion's answer equals the ground truth (LaTeX or plain text), else 0.
 
-    The stated answer (`answers.stated`) is compared, else whatever math-verify finds after the thinking. Equal numbers
-    (`numbers.equal`) are equal; math-verify decides on all else, so that its own rules come on top: `50\%` is also 0.5,
-    and decimals are rounded to six places.
+    The stated answer (`answers.stated`) is compared, else what math-verify finds in the last 1,000 characters after the
+    thinking. Equal texts and equal numbers (`numbers.equal`) are equal; math-verify decides on all else, so that its
+    own rules come on top: `50\%` is also 0.5, and decimals are rounded to six places. An answer that takes more work
+    than `work_limit` allows, `9^{9^9}` or one nested too deeply, is wrong.
     """
     gold = fields["ground_truth"]
     answer = answers.stated(completion)
-    if answer is not None and numbers.equal(answer, gold):
+    if answer is not None and (answer.strip() == gold.strip() or numbers.equal(answer, gold)):
         return 1.0
-    # No time limit inside: math-verify's own needs the alarm signal, and the reward runner has one.
-    expected = math_verify.parse(_boxed(gold), parsing_timeout=None)
+    try:
+        with work_limit():
+            expected = _parse(_boxed(gold))
+    except TooMuchWorkError:
+        expected = []
     if not expected:
         raise ValueError(f"math-verify cannot read the ground truth {gold[:80]!r}")
-    text = answers.after_thinking(completion) if answer is None else _boxed(answer)
+    text = answers.after_thinking(completion)[-MAX_TEXT:] if answer is None else _boxed(answer)
+    try:
+        with work_limit():
+            found = _parse(text)
+            if _infinite(found) and not _infinite(expected):  # math-verify finds \infty^{\infty} equal to 18
+                return 0.0
+            # No time limits inside: math-verify's own need the alarm signal, and the reward runner has one.
+            return float(math_verify.verify(expected, found, timeout_seconds=None))
+    except TooMuchWorkError:
+        return 0.0
+
+
+def _parse(text: str) -> list:
+    check_text(text)
     found = math_verify.parse(text, parsing_timeout=None)
-    return float(math_verify.verify(expected, found, timeout_seconds=None))
+    check_size(found)
+    return found
+
+
+def _infinite(found: list) -> bool:
+    return any(one.has(oo, -oo, zoo, nan) for one in found if isinstance(one, Basic))
 
 
 def _boxed(answer: str) -> str:

@@ -1,5 +1,9 @@
 """The shipped rewards other than GSM8K's and countdown's."""
 
+import json
+import subprocess
+import sys
+
 import pytest
 
 from mindrlhf.rewards.format import format
@@ -7,6 +11,7 @@ from mindrlhf.rewards.knights_and_knaves import knights_and_knaves
 from mindrlhf.rewards.length import length, soft_overlong
 from mindrlhf.rewards.math import math
 from mindrlhf.rewards.repetition import repetition_penalty
+from mindrlhf.rewards.work_limit import TooMuchWorkError, work_limit
 
 
 @pytest.mark.parametrize(
@@ -119,6 +124,41 @@ def test_repetition_penalty_by_words():
     assert repetition_penalty("", "a b a c", {}, ngram=1) == pytest.approx(-0.25)
     with pytest.raises(ValueError, match="ngram is 0"):
         repetition_penalty("", "a", {}, ngram=0)
+
+
+BOMBS = (
+    *("9**9**9**9", "9^{9^{9^{9}}}", "(10^9)!", "1000000000!", "(((5!)!)!)!", "10^{10^{10}}", "2^{1000000000}"),
+    *("(" * 50_000 + "1" + ")" * 50_000, "{" * 50_000, "7" * 5000, f"{'7' * 5000}^{'7' * 5000}", "1e1000000000"),
+    *(r"\frac{1}{" * 300 + "2" + "}" * 300, r"\sqrt{" * 300 + "2" + "}" * 300, "(x+1)^{10000}", "+".join("1" * 20_000)),
+    *(r"\binom{1000000000}{500000000}", r"\gcd(10^{1000000},2)", r"\sum_{i=1}^{10^{10}} i^2", r"\log_{2}{(9^{9^{9}})}"),
+    *(r"\sin(10^{10^{10}})", r"e^{e^{e^{e^{10}}}}", r"\infty^{\infty}"),
+)
+
+
+def test_mathematical_answers_that_would_never_end_are_wrong():
+    """The alarm only ends a test that hangs: each is refused by its size, or stopped by a count."""
+    code = """
+import json, signal, sys
+from mindrlhf.rewards.math import math
+signal.alarm(240)
+forms = ("\\\\boxed{%s}", "The answer is $%s$.", "%s")
+bombs = json.load(sys.stdin)
+print([bomb[:40] for bomb in bombs for form in forms if math("", form % bomb, {"ground_truth": "18"})])
+"""
+    done = subprocess.run([sys.executable, "-c", code], input=json.dumps(BOMBS), capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stderr[-500:]
+
+
+def test_what_was_interrupted_leaves_no_trace():
+    def scores():
+        pairs = ((r"2\sqrt{2}", r"\sqrt{8}"), ("x+1", "x+2"))
+        return [math("", rf"\boxed{{{answer}}}", {"ground_truth": truth}) for answer, truth in pairs]
+
+    before = scores()
+    with pytest.raises(TooMuchWorkError), work_limit(events=50):
+        [abs(number) for number in range(1000)]
+    assert math("", r"\boxed{\int_0^1 \sin(x^{x^x}) dx}", {"ground_truth": "18"}) == 0.0
+    assert scores() == before == [1.0, 0.0]
 
 
 @pytest.mark.parametrize(

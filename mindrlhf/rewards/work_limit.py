@@ -1,0 +1,123 @@
+"""Limits on what computer algebra may do with a text, counted in operations and sizes: never in seconds.
+
+So a score does not depend on how busy the machine is. Two things make algebra run away: one operation on enormous
+numbers, which nothing can interrupt, and ever more small operations. The first is refused before it is computed
+(`check_text`, `check_size`), the second is counted while it runs (`work_limit`).
+"""
+
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from math import isinf, log2
+from types import FrameType
+from typing import Any
+
+import sympy
+from math_verify import parser
+from sympy.core.cache import clear_cache
+
+MAX_TEXT = 1000  # characters
+MAX_DEPTH = 24  # brackets within brackets
+MAX_DIGITS = 100  # of one number as written
+MAX_BITS = 4096  # of a number that would be computed
+MAX_POWER = 64  # of a sum, which may be multiplied out
+MAX_FACTORIAL = 400
+MAX_NODES = 400  # of an expression
+MAX_EVENTS = 2_000_000  # function calls and returns: about half a second
+
+# Functions that latex2sympy evaluates while it parses, before any size can be checked.
+_EAGER = re.compile(r"(?=.*(gcd|lcm|binom|choose|det))(?=.*(\^|!|[0-9]{5}))", re.DOTALL)
+_DIGITS = re.compile(rf"[0-9]{{{MAX_DIGITS + 1}}}|[0-9][eE][-+]?[0-9]{{4}}")
+_UNBOUNDED = (sympy.Sum, sympy.Product, sympy.Integral, sympy.Limit, sympy.Derivative)
+_COMBINATORIAL = (
+    *(sympy.factorial, sympy.factorial2, sympy.subfactorial, sympy.binomial, sympy.gamma),
+    *(sympy.RisingFactorial, sympy.FallingFactorial, sympy.fibonacci, sympy.catalan, sympy.bernoulli),
+)
+
+
+class TooMuchWorkError(BaseException):
+    """More than the limits allow. No `Exception`, because math-verify and sympy swallow those."""
+
+
+def check_text(text: str) -> None:
+    """Refuse a text that is too long or nested too deeply to be parsed, or has numbers of too many digits."""
+    depth = 0
+    for character in text:
+        depth += (character in "([{") - (character in ")]}")
+        if depth > MAX_DEPTH:
+            raise TooMuchWorkError
+    if len(text) > MAX_TEXT or _DIGITS.search(text) or _EAGER.match(text):
+        raise TooMuchWorkError
+
+
+def check_size(expressions: Iterable[Any]) -> None:
+    """Refuse parsed, not yet evaluated expressions whose numbers or terms would grow out of bounds."""
+    for expression in expressions:
+        if isinstance(expression, sympy.Basic | sympy.MatrixBase):
+            for count, node in enumerate(sympy.preorder_traversal(expression)):
+                if count > MAX_NODES or isinstance(node, _UNBOUNDED):
+                    raise TooMuchWorkError
+            bits(expression)
+
+
+def bits(node: Any) -> float:
+    """An upper bound for log2 of the numbers that evaluating `node` computes; symbols count as 2."""
+    if not isinstance(node, sympy.Basic):
+        return 1.0
+    parts = [bits(part) for part in node.args]
+    if isinstance(node, sympy.Rational):
+        size = float(max(abs(node.p).bit_length(), node.q.bit_length()))
+    elif isinstance(node, sympy.Float):
+        size = abs(log2(abs(node))) if node and not isinf(node) else 1.0
+    elif isinstance(node, sympy.Pow | sympy.exp):
+        base, exponent = (2.0, parts[0]) if isinstance(node, sympy.exp) else parts
+        factor = 2.0 ** min(exponent, 64.0)
+        if isinstance(node, sympy.Pow) and node.base.free_symbols and factor > MAX_POWER:
+            raise TooMuchWorkError
+        size = base * factor
+    elif isinstance(node, _COMBINATORIAL):
+        largest = 2.0 ** min(max(parts), 64.0)
+        if largest > MAX_FACTORIAL:
+            raise TooMuchWorkError
+        size = largest * max(parts)
+    elif isinstance(node, sympy.Add):
+        size = max(parts) + len(parts)
+    else:
+        size = sum(parts, 1.0)
+    if size > MAX_BITS:
+        raise TooMuchWorkError
+    return size
+
+
+@contextmanager
+def work_limit(events: int = MAX_EVENTS) -> Iterator[None]:
+    """Raise TooMuchWorkError in the body after this many calls of functions and returns from them."""
+    left, before = events, sys.getprofile()
+
+    def count(frame: FrameType, event: str, argument: Any) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise TooMuchWorkError
+
+    sys.setprofile(count)
+    try:
+        yield
+    except TooMuchWorkError:
+        sys.setprofile(before)
+        _forget()
+        raise
+    finally:
+        sys.setprofile(before)
+
+
+def _forget() -> None:
+    """Drop what sympy and math-verify have cached: what was interrupted may have left half an answer there."""
+    clear_cache()
+    parser.parse_latex_cached.cache_clear()
+    parser.extract_latex.cache_clear()
+    for name in dir(sympy.S):  # infinity and the like outlive the caches
+        singleton = getattr(sympy.S, name)
+        if isinstance(singleton, sympy.Basic):
+            singleton._assumptions = singleton.default_assumptions
