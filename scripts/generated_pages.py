@@ -3,7 +3,8 @@
 - `settings.md`: every setting with its type, default, range and meaning, from the typed settings.
 - `commands.md`: every command with its flags, from the parsers.
 - A line `<!-- table: NAME -->` in a page becomes a table: `verl`, what `--from-verl` makes of verl's keys;
-  `verl-without`, what it says of keys that have no counterpart; `trl`, the names that our settings have in TRL.
+  `verl-elsewhere`, `verl-needless` and `verl-not-done`, what it says of the others;
+  `trl`, the names that our settings have in TRL.
 """
 
 import argparse
@@ -25,7 +26,8 @@ from mindrlhf.configs.grpo import GRPOConfig
 from mindrlhf.configs.model_settings import ModelSettings
 from mindrlhf.configs.model_yaml import ContextSettings, ParallelSettings, RecomputeSettings
 from mindrlhf.configs.sft import SFTConfig
-from mindrlhf.configs.verl_keys import INSTEAD, translate
+from mindrlhf.configs.verl.table import ELSEWHERE, NEEDLESS, NOT_DONE
+from mindrlhf.configs.verl.translation import translate, words
 
 YAML_GROUPS = {
     "model.model_config": ModelSettings,
@@ -39,30 +41,43 @@ REFERENCE, END = ('<div class="reference" markdown>', ""), ("", "</div>")
 
 # verl command lines that between them reach every key which `--from-verl` reads (tests/docs/test_generated_pages.py).
 VERL_COMMANDS = (
-    "data.train_batch_size=64 data.seed=1 data.shuffle=True data.max_response_length=512 "
-    "actor.ppo_mini_batch_size=32 actor.ppo_epochs=1 actor.ppo_max_token_len_per_gpu=16384 actor.clip_ratio_low=0.2 "
+    "data.train_batch_size=64 data.seed=1 data.shuffle=True data.max_response_length=512 data.train_files=t.parquet "
+    "data.val_files=v.parquet data.val_max_samples=100 data.tokenizer=t actor.ppo_mini_batch_size=32 "
+    "actor.ppo_epochs=1 actor.use_dynamic_bsz=True actor.ppo_max_token_len_per_gpu=16384 actor.clip_ratio_low=0.2 "
     "actor.clip_ratio_high=0.28 actor.clip_ratio_c=3.0 actor.loss_agg_mode=token-mean actor.loss_scale_factor=512 "
     "actor.entropy_coeff=0.0 actor.use_kl_loss=True actor.kl_loss_coef=0.001 actor.kl_loss_type=low_var_kl "
     "actor.optim.lr=1e-6 actor.optim.lr_warmup_steps=10 actor.optim.warmup_style=cosine actor.optim.min_lr_ratio=0.1 "
-    "rollout.n=8 rollout.temperature=1.0 rollout.top_k=-1 rollout.top_p=1.0 rollout.repetition_penalty=1.0 "
-    "rollout.max_num_seqs=64 algorithm.adv_estimator=grpo algorithm.norm_adv_by_std_in_grpo=False "
-    "algorithm.filter_groups.enable=True algorithm.filter_groups.max_num_gen_batches=10 data.gen_batch_size=96 "
-    "reward_model.overlong_buffer.enable=True reward_model.overlong_buffer.len=128 "
-    "algorithm.rollout_correction.rollout_is=token algorithm.rollout_correction.rollout_is_threshold=2.0 "
+    "actor.optim.clip_grad=1.0 actor.fsdp_config.param_offload=True actor.fsdp_config.optimizer_offload=True "
+    "actor.checkpoint.async_save=True rollout.n=8 rollout.temperature=1.0 rollout.top_k=-1 rollout.top_p=1.0 "
+    "rollout.repetition_penalty=1.0 rollout.max_num_seqs=64 rollout.val_kwargs.n=4 rollout.val_kwargs.temperature=0.6 "
+    "rollout.val_kwargs.top_k=-1 rollout.val_kwargs.top_p=0.95 algorithm.adv_estimator=grpo "
+    "algorithm.norm_adv_by_std_in_grpo=False algorithm.filter_groups.enable=True algorithm.filter_groups.metric=acc "
+    "algorithm.filter_groups.max_num_gen_batches=10 data.gen_batch_size=96 reward.num_workers=2 "
+    "reward_model.overlong_buffer.enable=True reward_model.overlong_buffer.penalty_factor=1.0 "
+    "reward_model.overlong_buffer.len=128 algorithm.rollout_correction.rollout_is=token "
+    "algorithm.rollout_correction.rollout_is_threshold=2.0 algorithm.rollout_correction.rollout_rs=token "
+    "algorithm.rollout_correction.rollout_rs_threshold=2.0 algorithm.rollout_correction.rollout_rs_threshold_lower=0.5 "
     "trainer.total_training_steps=100 trainer.total_epochs=1 trainer.logger=[console] trainer.project_name=p "
-    "trainer.experiment_name=e trainer.rollout_data_dir=d custom_reward_function.path=f.py "
-    "custom_reward_function.name=g model.path=m ref.model.path=r",
-    "algorithm.adv_estimator=gae algorithm.use_kl_in_reward=True algorithm.kl_penalty=kl "
+    "trainer.experiment_name=e trainer.rollout_data_dir=d trainer.save_freq=10 trainer.max_actor_ckpt_to_keep=5 "
+    "trainer.test_freq=5 trainer.val_before_train=True trainer.val_only=False trainer.resume_mode=resume_path "
+    "trainer.resume_from_path=p trainer.default_local_dir=c reward.custom_reward_function.path=f.py "
+    "reward.custom_reward_function.name=g model.path=m ref.model.path=r",
+    "algorithm.adv_estimator=gae algorithm.use_kl_in_reward=True algorithm.kl_penalty=kl data.gen_batch_size=1024 "
     "algorithm.kl_ctrl.type=adaptive algorithm.kl_ctrl.kl_coef=0.001 critic.model.path=c actor.clip_ratio=0.2 "
     "actor.use_token_level_loss=True rollout.do_sample=False rollout.response_length=512 "
-    "critic.optim.lr_warmup_steps_ratio=0.1 actor.optim.lr_warmup_steps_ratio=0.1 trainer.total_training_steps=100 "
-    "actor.optim.lr_scheduler_type=cosine critic.optim.lr_decay_style=linear critic.optim.min_lr_ratio=0.1 "
+    "rollout.val_kwargs.do_sample=False critic.optim.lr_warmup_steps_ratio=0.1 actor.optim.lr_warmup_steps_ratio=0.1 "
+    "trainer.total_training_steps=100 actor.optim.lr_scheduler_type=cosine critic.optim.lr_decay_style=linear "
+    "critic.optim.min_lr_ratio=0.1 actor.optim.min_lr=0 custom_reward_function.path=f.py custom_reward_function.name=g "
     "custom_reward_function.overlong_buffer.enable=True custom_reward_function.overlong_buffer.len=128 "
-    "custom_reward_function.overlong_buffer.penalty_factor=1.0",
+    "custom_reward_function.overlong_buffer.penalty_factor=1.0 actor.ppo_micro_batch_size_per_gpu=4 "
+    "actor.tis_imp_ratio_cap=2 model.tokenizer_path=t reward_model.num_workers=2",
     "algorithm.adv_estimator=gdpo actor.policy_loss.loss_mode=sapo actor.tau_pos=1.0 actor.tau_neg=1.05 "
-    "reward.reward_kwargs.overlong_buffer_cfg.enable=True reward.reward_kwargs.overlong_buffer_cfg.len=128",
+    "actor.ppo_micro_batch_size=64 reward.reward_kwargs.overlong_buffer_cfg.enable=True "
+    "reward.reward_kwargs.overlong_buffer_cfg.len=128 actor.optim.grad_clip=1.0 "
+    "algorithm.rollout_correction.rollout_is=sequence algorithm.rollout_correction.rollout_is_threshold=2.0",
     "algorithm.adv_estimator=grpo actor.policy_loss.loss_mode=clip_cov actor.policy_loss.clip_cov_ratio=2e-4 "
-    "actor.policy_loss.clip_cov_lb=1 actor.policy_loss.clip_cov_ub=5",
+    "actor.policy_loss.clip_cov_lb=1 actor.policy_loss.clip_cov_ub=5 "
+    "reward_model.reward_kwargs.overlong_buffer_cfg.enable=True reward_model.reward_kwargs.overlong_buffer_cfg.len=128",
     "algorithm.adv_estimator=grpo actor.policy_loss.loss_mode=kl_cov actor.policy_loss.kl_cov_ratio=2e-4 "
     "actor.policy_loss.ppo_kl_coef=1",
 )
@@ -237,6 +252,8 @@ def verl_rows() -> dict[str, list[str]]:
     for command in VERL_COMMANDS:
         for ours, theirs in translate(command).sources:
             keys = ", ".join(re.findall(r"(?:^|, )([a-z_][\w.]*)=", theirs))
+            if not keys:
+                continue
             name = re.split("[= ]", ours)[0]
             if name not in rows.setdefault(keys, []):
                 rows[keys].append(name)
@@ -265,13 +282,18 @@ def _code(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
-def _verl_without() -> list[str]:
-    lines = ["| verl | instead |", "| --- | --- |"]
-    return lines + [f"| `{key}` | {_cell(words)} |" for key, words in INSTEAD.items()]
+def _verl_table(table: Mapping[str, str], heading: str) -> list[str]:
+    """Keys of verl by what becomes of them."""
+    lines = [f"| {heading} | verl |", "| --- | --- |"]
+    return lines + [
+        f"| {_cell(reason.format(value='...'))} | {_code(keys.split())} |" for reason, keys in table.items()
+    ]
 
 
 TABLES: Mapping[str, Callable[[], list[str]]] = {
     "verl": lambda: _two_columns("verl", verl_rows()),
-    "verl-without": _verl_without,
+    "verl-elsewhere": lambda: _verl_table(ELSEWHERE, "here"),
+    "verl-needless": lambda: _verl_table(NEEDLESS, "why"),
+    "verl-not-done": lambda: _verl_table({words(one): " ".join(one.asking) for one in NOT_DONE}, "not done"),
     "trl": lambda: _two_columns("TRL", trl_rows()),
 }

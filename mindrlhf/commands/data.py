@@ -14,7 +14,12 @@ from mindrlhf.errors import UserError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of `mindrlhf data`."""
     files = parser.add_argument_group("files")
-    files.add_argument("--file_path", required=True, help="JSONL file, JSON array or parquet file of problems")
+    files.add_argument(
+        "--file_path",
+        required=True,
+        nargs="+",
+        help="JSONL files, JSON arrays or parquet files of problems, one or more",
+    )
     files.add_argument(
         "--output_path",
         required=True,

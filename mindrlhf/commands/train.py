@@ -5,6 +5,8 @@ from pathlib import Path
 
 from mindrlhf.configs.preset_files import PREFIX, preset_names
 
+DEFAULT_FOLDER = Path("out/ckpt")
+
 
 def boolean(text: str) -> bool:
     """True or False, as MindRLHF's flags are written."""
@@ -46,7 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--from-verl",
         "--from_verl",
         metavar="'KEY=VALUE ...'",
-        help="a verl command line: its settings go over --grpo_config, and what has no counterpart is listed",
+        help="a verl command line, or YAML files of its keys: the settings go over --grpo_config, a report says what "
+        "became of each key, and one that asks for what is not done here is refused",
     )
     parser.add_argument(
         "--output_dir", type=Path, help="metrics, TensorBoard events, rollouts (default: the folder of --save_ckpt_dir)"
@@ -54,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--save_ckpt_dir",
         type=Path,
-        default=Path("out/ckpt"),
+        default=DEFAULT_FOLDER,
         help="checkpoints, and the trained model as an HF directory",
     )
     parser.add_argument("--save_data_file", type=Path, help="MindRecord of all rollouts with their rewards")

@@ -70,7 +70,7 @@ class _TokenRow:
 
 
 def convert(
-    source: str | Path,
+    source: str | Path | Sequence[str | Path],
     output: str | Path,
     tokenizer: Tokenizer,
     *,
@@ -84,7 +84,9 @@ def convert(
     progress: bool = True,
     fields: Sequence[str] = (),
 ) -> ConversionSummary:
-    """Convert a JSONL file, JSON array or parquet file to the MindRecord `output` (columns: `data.mindrecord`).
+    """Convert JSONL files, JSON arrays or parquet files to the MindRecord `output` (columns: `data.mindrecord`).
+
+    source: one file, or several whose rows follow one another.
 
     task: its name; None is told from the first row (`tasks.chosen_task`).
     max_prompt_length: tokens a prompt may have. seq_length: tokens of prompt + answer + end token; None takes what
@@ -100,7 +102,7 @@ def convert(
     """
     _validate(max_prompt_length, seq_length, truncation)
     pad = tokenizer.pad_token_id if pad_token_id is None else pad_token_id
-    source_rows = read_source(source)
+    source_rows = _read(source)
     chosen = chosen_task(task, fields, source_rows[0].values)
     task_rows = [_parse(chosen, row) for row in source_rows]
     places = [row.where for row in source_rows]
@@ -111,7 +113,8 @@ def convert(
         kept, truncated = _fit(tokenised, source_rows, max_prompt_length, seq_length, truncation)
         if not kept:
             raise UserError(
-                f"{source}: every row is too long, so none is left; raise --max_prompt_length or --seq_length."
+                f"{', '.join(map(str, _paths(source)))}: every row is too long, so none is left; "
+                "raise --max_prompt_length or --seq_length."
             )
         width = seq_length or _round_up(max(len(row.prompt_ids) + len(row.answer_ids) for row in kept))
         records = (
@@ -132,15 +135,15 @@ def convert(
 
 
 def convert_to_verl(
-    source: str | Path,
+    source: str | Path | Sequence[str | Path],
     output: str | Path,
     *,
     task: str | None = None,
     fields: Sequence[str] = (),
     split: str = "train",
 ) -> int:
-    """Write a source file's problems as a parquet file in verl's columns; returns how many. Errors as `convert`."""
-    source_rows = read_source(source)
+    """Write problems as a parquet file in verl's columns; returns how many. Source and errors as `convert`."""
+    source_rows = _read(source)
     chosen = chosen_task(task, fields, source_rows[0].values)
     rows = [_parse(chosen, row) for row in source_rows]
     write_rows(output, [record(index, row, chosen, split) for index, row in enumerate(rows)])
@@ -157,6 +160,15 @@ def _validate(max_prompt_length: int, seq_length: int | None, truncation: str) -
             f"--seq_length {seq_length}: holds the prompt and its answer, so it should be more than "
             f"--max_prompt_length {max_prompt_length}."
         )
+
+
+def _read(source: str | Path | Sequence[str | Path]) -> list[SourceRow]:
+    """The rows of one file, or of several in the order given."""
+    return [row for path in _paths(source) for row in read_source(path)]
+
+
+def _paths(source: str | Path | Sequence[str | Path]) -> Sequence[str | Path]:
+    return [source] if isinstance(source, str | Path) else source
 
 
 def _parse(task: Task, row: SourceRow) -> TaskRow:

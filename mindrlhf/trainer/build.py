@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from mindrlhf.backend.launch import AscendOptions, is_first_process, launch, started_workers, under_msrun
+from mindrlhf.commands.train import DEFAULT_FOLDER
 from mindrlhf.configs.grpo import GRPOConfig
 from mindrlhf.configs.loading import load_grpo_config
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_settings import SHAPE_FIELDS
 from mindrlhf.configs.model_yaml import ModelYaml, load_model_yaml
 from mindrlhf.configs.validate import check_grpo
-from mindrlhf.configs.verl_keys import translate
+from mindrlhf.configs.verl.translation import translate
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
 from mindrlhf.parallel.layout import yaml_layout
@@ -103,8 +104,11 @@ def from_verl(args: argparse.Namespace, overrides: list[str]) -> tuple[argparse.
     translation = translate(args.from_verl)
     if is_first_process():
         print(translation, flush=True)
-    flags = {name: value for name, value in translation.flags.items() if getattr(args, name) is None}
-    return argparse.Namespace(**{**vars(args), **flags}), [*translation.overrides, *overrides]
+    merged = dict(vars(args))
+    for name, value in translation.flags.items():
+        if merged[name] is None or merged[name] is DEFAULT_FOLDER:
+            merged[name] = Path(value) if merged[name] is DEFAULT_FOLDER else value
+    return argparse.Namespace(**merged), [*translation.overrides, *overrides]
 
 
 def with_resume(config: GRPOConfig, flag: str | None) -> GRPOConfig:

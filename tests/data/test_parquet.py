@@ -57,6 +57,13 @@ def test_verls_file_becomes_prompts(file, small, tmp_path):
     assert small.decode(read_prompts(output)[1].token_ids) == "What is 1 + 1? Finish with ####.\n"
 
 
+def test_several_files_become_one_dataset(file, small, tmp_path):
+    output = tmp_path / "a.mindrecord"
+    summary = convert([file, str(file)], output, small, task="verl", template="plain", progress=False)
+    once = [prompt.fields["ground_truth"] for prompt in read_prompts(output)][:3]
+    assert (summary.rows, [prompt.fields["ground_truth"] for prompt in read_prompts(output)]) == (6, once + once)
+
+
 def test_what_is_written_is_what_was_read(file, tmp_path):
     again = tmp_path / "again.parquet"
     assert convert_to_verl(file, again, task="verl") == 3

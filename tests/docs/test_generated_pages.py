@@ -9,18 +9,9 @@ import pytest
 from documentation import settings
 
 from mindrlhf.cli import COMMANDS
-from mindrlhf.configs import verl_keys
 from mindrlhf.configs.grpo import GRPOConfig
 from mindrlhf.configs.sft import SFTConfig
-
-# Keys of verl that decide how another one is read, and have no setting of their own here.
-DECIDING = {
-    "actor.clip_ratio",
-    "algorithm.filter_groups.metric",
-    "algorithm.kl_ctrl.type",
-    "custom_reward_function.name",
-    "trainer.logger",
-}
+from mindrlhf.configs.verl import algorithm_rules, run_rules, table
 
 
 @pytest.fixture(scope="module")
@@ -68,20 +59,40 @@ def test_every_command_and_flag_is_there(generated):
 
 
 def test_every_key_of_verl_is_in_its_table(generated):
-    """Every key that the translation mentions is in the table, or decides about another one."""
+    """Every key that a rule reads is in the table of what is translated, or in another one."""
     constants = {
         node.value
-        for node in ast.walk(ast.parse(Path(verl_keys.__file__).read_text()))
+        for rules in (algorithm_rules, run_rules)
+        for node in ast.walk(ast.parse(Path(rules.__file__).read_text()))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
     groups = "actor|rollout|data|algorithm|critic|trainer|ref|model|custom_reward_function|reward_model"
     keys = {text for text in constants if re.fullmatch(rf"(?:{groups})(?:\.[a-z_0-9]+)+", text)}
     assert len(keys) > 60
-    table = {key for names in generated.verl_rows() for key in names.split(", ")}
-    known = table | DECIDING | verl_keys.INSTEAD.keys() | settings(GRPOConfig).keys()
+    translated = {key for names in generated.verl_rows() for key in names.split(", ")}
+    known = translated | settings(GRPOConfig).keys() | table.VERL_DEFAULTS.keys() | table.FILE_DEFAULTS.keys()
+    known |= set(" ".join((*table.ELSEWHERE.values(), *table.NEEDLESS.values())).split())
     beginnings = {key for key in keys if any(name.startswith(key) and name != key for name in known)}
     assert keys - known - beginnings == set()
-    assert set(verl_keys.VERL_DEFAULTS) <= table | DECIDING
+
+
+def test_every_key_of_verl_in_a_description_is_translated(generated):
+    """`(verl x.y)` in a setting's description is a promise that `--from-verl` keeps."""
+    rows = [(keys.split(", "), ours) for keys, ours in generated.verl_rows().items()]
+    named = 0
+    for setting, description in settings(GRPOConfig).items():
+        if setting.startswith("critic.optimizer."):  # described for the actor's optimizer
+            continue
+        for part in re.findall(r"verl ((?:(?!TRL|MindRLHF)[^)])*)", description):
+            for key in re.findall(r"(?<![\w.])[a-z_]+(?:\.[a-z_0-9]+)+", part):
+                key = key.removeprefix("actor_rollout_ref.")
+                named += 1
+                assert any(
+                    any(name.startswith(setting) for name in ours)
+                    and any(f".{theirs}.".find(f".{key}.") >= 0 for theirs in keys)
+                    for keys, ours in rows
+                ), (setting, key)
+    assert named > 50
 
 
 def test_tables_name_settings_that_exist(generated):

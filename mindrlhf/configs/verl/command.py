@@ -1,0 +1,121 @@
+"""What a verl command line gives: words of the shell, Hydra's forms of a key, and whole YAML files.
+
+`key=value`, `+key=value` and `++key=value` give a key, `~key` takes it back, and a word that ends in .yaml is a file of
+keys beneath the others (Hydra's `.hydra/config.yaml`, for example).
+"""
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from mindrlhf.configs.verl.table import FILE_DEFAULTS, POLICY, VERL_DEFAULTS
+from mindrlhf.configs.yaml_file import parse_value, read_yaml
+from mindrlhf.errors import UserError
+
+YAML_SUFFIXES = (".yaml", ".yml")
+CONFIG_FLAGS = ("--config-name", "-cn", "--config-path", "-cp", "--config-dir", "-cd")
+OWN_CONFIG = re.compile(r"\w*(ppo|dapo)_(\w+_)?trainer(\.ya?ml)?")  # verl's own, whose defaults are known
+ENVIRONMENT = re.compile(r"[A-Z_][A-Z0-9_]*")
+WORDS = {"null": None, "true": True, "false": False}
+INTEGER = re.compile(r"[+-]?\d[\d_]*")
+FLOAT = re.compile(r"[+-]?(\d[\d_]*\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?(inf|nan)", re.IGNORECASE)
+REFERENCE = re.compile(r"\$\{([\w.]+)\}")
+
+
+@dataclass(frozen=True)
+class Command:
+    """The keys of a verl command line, without POLICY.
+
+    given: key -> value. from_files: the keys of them that a YAML file gave.
+    """
+
+    given: Mapping[str, Any]
+    from_files: frozenset[str]
+
+
+def read_command(text: str) -> Command:
+    """The keys that a command line gives; words of another form are passed over.
+
+    Raises UserError for a shell variable that was not expanded, a value or file that cannot be read, and a
+    configuration that is not verl's own and whose file is not given.
+    """
+    try:
+        words = shlex.split(text.replace("\\\n", " "), comments=True)
+    except ValueError as error:
+        raise UserError(f"--from-verl: the command line cannot be read ({error}).") from None
+    given: dict[str, Any] = {}
+    filed: dict[str, Any] = {}
+    for word in _without_config_flags(words):
+        name, equals, value = word.lstrip("+~").partition("=")
+        key = name.removeprefix(POLICY)
+        if word.startswith("-") or ENVIRONMENT.fullmatch(name):
+            continue
+        if word.startswith("~"):
+            given.pop(key, None)
+            filed.pop(key, None)
+        elif equals:
+            given[key] = _value(name, value, filed | given)
+        elif word.endswith(YAML_SUFFIXES):
+            filed.update(_asked(read_yaml(word).values))
+    if not given and not filed:
+        raise UserError("--from-verl: there is no key=value in it; give the arguments of verl's main_ppo.")
+    return Command(filed | given, frozenset(filed.keys() - given.keys()))
+
+
+def _without_config_flags(words: list[str]) -> Iterator[str]:
+    """The words but Hydra's flags that choose a configuration, with their values."""
+    rest = iter(words)
+    for word in rest:
+        flag, equals, value = word.partition("=")
+        if flag not in CONFIG_FLAGS:
+            yield word
+            continue
+        value = value if equals else next(rest, "")
+        if flag in ("--config-name", "-cn") and not OWN_CONFIG.fullmatch(value):
+            raise UserError(
+                f"--from-verl: {flag} {value} names a configuration that is not verl's own; give the path of its YAML "
+                "file among the keys instead."
+            )
+
+
+def _asked(group: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The keys of a YAML file that ask for something: no default, no null, no value that follows from others."""
+    for name, value in group.items():
+        key = f"{prefix}{name}".removeprefix(POLICY)
+        if isinstance(value, Mapping):
+            yield from _asked(value, f"{key}.")
+            continue
+        follows = isinstance(value, str) and ("${" in value or value == "???")
+        defaults = [table[key] for table in (VERL_DEFAULTS, FILE_DEFAULTS) if key in table]
+        if value is not None and not follows and value not in defaults and name != "_target_":
+            yield key, value
+
+
+def _value(name: str, text: str, given: Mapping[str, Any]) -> Any:
+    """A value as Hydra reads it: only true, false and null are words with a meaning of their own."""
+    found = REFERENCE.fullmatch(text)
+    if found:
+        key = found[1].removeprefix(POLICY)
+        if key in given or key in VERL_DEFAULTS:
+            return given.get(key, VERL_DEFAULTS.get(key))
+    text = REFERENCE.sub(lambda part: str(given.get(part[1].removeprefix(POLICY), part[0])), text)
+    if "$" in text:
+        raise UserError(f"--from-verl: {name}={text} holds a shell variable; give its value.")
+    if text[:1] in ("[", "{"):
+        try:
+            return parse_value(text)
+        except (yaml.YAMLError, ValueError, RecursionError):
+            if "\\" in text:  # Hydra's escapes, in engine settings that have no rule
+                return text
+            raise UserError(f"--from-verl: the value of {name}={text} cannot be read.") from None
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
+        return text[1:-1]
+    if text.lower() in WORDS:
+        return WORDS[text.lower()]
+    if INTEGER.fullmatch(text) and len(text) < 100:
+        return int(text)
+    return float(text) if FLOAT.fullmatch(text) else text
