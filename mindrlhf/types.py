@@ -21,11 +21,13 @@ class Prompt:
     id: the row index in its dataset; it keys the random numbers of its rollouts.
     token_ids: int32[P], P >= 1, without padding.
     fields: task fields as text: `task`, `question`, `ground_truth`, and what the dataset adds.
+    occurrence: how many times the same step has drawn it before; 0 but where an epoch ends within a step.
     """
 
     id: int
     token_ids: np.ndarray
     fields: Mapping[str, str] = field(default_factory=dict)
+    occurrence: int = 0
 
 
 @dataclass(frozen=True, eq=False)

@@ -50,7 +50,9 @@ class _Samples:
         self.group = np.repeat(np.arange(len(prompts)), generations)
         self.index = np.tile(np.arange(generations), len(prompts))
         ids = np.array([prompt.id for prompt in prompts], np.int64)[self.group]
-        self.uniform = uniform(seed, step, ids[:, None], self.index[:, None], np.arange(limit)[None])
+        # A prompt that a step draws again gets further samples of the same prompt, not the same ones once more.
+        drawn = self.index + generations * np.array([prompt.occurrence for prompt in prompts], np.int64)[self.group]
+        self.uniform = uniform(seed, step, ids[:, None], drawn[:, None], np.arange(limit)[None])
         self.tokens = np.zeros((count, limit), np.int32)
         self.behaviour = np.zeros((count, limit), np.float32)
         self.policy = np.zeros((count, limit), np.float32)

@@ -119,7 +119,7 @@ class GRPOTrainer:
         self.rollouts.statistics = Statistics()
         self.sampling.begin()
         while prompts := self.sampling.wanted():
-            own = self.generating.share(self.stream.next(prompts))
+            own = self.generating.share(self.sampling.numbered(self.stream.next(prompts)))
             scored = self.rollouts(own, step)
             self.keeper.between_phases()
             self.sampling.add(self.gather(scored))

@@ -7,7 +7,8 @@ the step keeps its size, its shapes and its division over ranks.
 """
 
 import logging
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +17,7 @@ from mindrlhf.configs.grpo import GRPOConfig
 from mindrlhf.data.rollout_bytes import pack_columns, unpack_columns
 from mindrlhf.data.rollout_record import from_rows, rows_of, to_columns
 from mindrlhf.metrics.experience import NO_SPREAD
-from mindrlhf.types import Experience
+from mindrlhf.types import Experience, Prompt
 
 _log = logging.getLogger(__name__)
 
@@ -34,6 +35,7 @@ class StepSampling:
         self._kept: list[Experience] = []
         self._without: list[Experience] = []
         self._rounds = 0
+        self._drawn: Counter[int] = Counter()  # prompt id -> how many times the step has drawn it
 
     def snapshot(self) -> tuple[Experience, ...]:
         """What the next step would start with."""
@@ -54,6 +56,7 @@ class StepSampling:
             for e in self.surplus
         ]
         self._kept, self.surplus, self._without, self._rounds = kept, [], [], 0
+        self._drawn.clear()
 
     def wanted(self) -> int:
         """Prompts to draw next, over all ranks; 0 when the step is full or no round is left."""
@@ -63,6 +66,14 @@ class StepSampling:
         if len(self._kept) >= self._size or self._rounds == settings.max_rounds:
             return 0
         return settings.prompts_per_round or self._size
+
+    def numbered(self, prompts: Sequence[Prompt]) -> list[Prompt]:
+        """The prompts of a round, of all ranks, with their `occurrence` in the step, which keys their answers."""
+        numbered = []
+        for prompt in prompts:
+            numbered.append(replace(prompt, occurrence=self._drawn[prompt.id]))
+            self._drawn[prompt.id] += 1
+        return numbered
 
     def add(self, experiences: list[Experience]) -> None:
         """What came of one round, of all ranks."""

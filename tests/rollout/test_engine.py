@@ -1,7 +1,7 @@
 """The generation engine against stored greedy continuations, the train graph, and a simulation in float64."""
 
 import gc
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -80,6 +80,18 @@ def filtering(subject) -> Engine:
 
 def by_sample(groups) -> dict:
     return {(group.prompt.id, rollout.sample_index): rollout for group in groups for rollout in group.rollouts}
+
+
+def test_a_prompt_that_comes_again_gets_further_samples(subject, plain, groups):
+    """The same as if it had come once and been asked for twice as many; the first time as it always was."""
+    again = [replace(prompt, occurrence=1) for prompt in subject.prompts]
+    both = plain.generate([*subject.prompts, *again], 3, STEP)
+    assert_same(groups, both[: len(groups)])
+    many = by_sample(plain.generate(subject.prompts, 6, STEP))
+    for first, group in zip(groups, both[len(groups) :], strict=True):
+        said = [rollout.response_ids.tolist() for rollout in group.rollouts]
+        assert said == [many[group.prompt.id, sample].response_ids.tolist() for sample in (3, 4, 5)]
+        assert said != [rollout.response_ids.tolist() for rollout in first.rollouts]
 
 
 def assert_same(groups, others):

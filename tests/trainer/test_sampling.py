@@ -79,6 +79,17 @@ def test_a_surplus_of_a_whole_step_draws_nothing():
     assert (source.drawn, figures["sampling/rounds"]) == (8, 0)
 
 
+def test_a_prompt_that_comes_again_in_a_step_is_numbered():
+    prompts = [experience(i, [0]).group.prompt for i in range(3)]
+    sampling = StepSampling(config())
+    for _ in range(2):  # a new step counts anew
+        sampling.begin()
+        assert [one.occurrence for one in sampling.numbered([*prompts, prompts[1]])] == [0, 0, 0, 1]
+        later = sampling.numbered(prompts[1:])
+        assert [(one.id, one.occurrence) for one in later] == [(1, 2), (2, 1)]
+        assert later[0].token_ids is prompts[1].token_ids
+
+
 def test_running_out_trains_on_what_there_is_and_says_so(caplog):
     settings = config("dynamic_sampling.max_rounds=3")
     with caplog.at_level(logging.WARNING):
