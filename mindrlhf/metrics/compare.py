@@ -24,21 +24,30 @@ Rows = Sequence[Mapping[str, float]]
 @dataclass(frozen=True)
 class Agreement:
     """Of one metric over `steps` shared steps. absolute: mean |B - A|. relative: that / mean |A|, inf where A is 0
-    throughout and B is not."""
+    throughout and B is not. zero: both are 0 throughout.
+    """
 
     metric: str
     steps: int
     absolute: float
     relative: float
     limit: float
+    zero: bool = False
 
     @property
     def holds(self) -> bool:
         """Whether it is within the limit; NaN is not."""
         return self.relative <= self.limit
 
+    @property
+    def tells(self) -> bool:
+        """Whether it says anything: two runs whose metric is 0 throughout need have nothing else in common."""
+        return not self.zero
+
     def __str__(self) -> str:
-        verdict = "agrees" if self.holds else "DIFFERS"
+        verdict = (
+            "DIFFERS" if not self.holds else "agrees" if self.tells else "0 throughout in both, which says nothing"
+        )
         return (
             f"{self.metric}: mean absolute error {self.relative:.2%} of mean |A| over {self.steps} steps "
             f"(limit {self.limit:.0%}; {self.absolute:.3g} absolute): {verdict}"
@@ -55,14 +64,19 @@ class Comparison:
 
     @property
     def holds(self) -> bool:
-        return self.reward.holds and self.loss.holds
+        """Whether the runs agree: both metrics are within their limits, and the reward says something."""
+        return self.reward.holds and self.loss.holds and self.reward.tells
 
     def __str__(self) -> str:
         lines = [str(self.reward), str(self.loss)]
         if self.throughput is not None:
             over = f"mean over the first {THROUGHPUT_STEPS} steps"
             lines.append(f"{THROUGHPUT}: B is {self.throughput:.3f} of A ({over}; no limit)")
-        return "\n".join([*lines, "the runs agree" if self.holds else "the runs DIFFER"])
+        undecided = self.reward.holds and self.loss.holds and not self.reward.tells
+        verdict = (
+            "it stays open whether the runs agree: compare steps with a reward" if undecided else "the runs DIFFER"
+        )
+        return "\n".join([*lines, "the runs agree" if self.holds else verdict])
 
 
 def compare(a: Rows, b: Rows) -> Comparison:
@@ -79,7 +93,7 @@ def _agreement(metric: str, a: Rows, b: Rows, limit: float) -> Agreement:
     ours, theirs = (np.array([column[step] for step in steps], np.float64) for column in (first, second))
     absolute, size = float(np.abs(theirs - ours).mean()), float(np.abs(ours).mean())
     relative = absolute / size if size else (0.0 if absolute == 0 else float("inf"))
-    return Agreement(metric, len(steps), absolute, relative, limit)
+    return Agreement(metric, len(steps), absolute, relative, limit, zero=absolute == size == 0)
 
 
 def _throughput(a: Rows, b: Rows) -> float | None:

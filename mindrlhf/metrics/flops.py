@@ -17,7 +17,8 @@ from mindrlhf.types import Experience
 FORWARDS = {"gen": 1, "ref": 1, "old_log_prob": 1, "values": 1}
 UPDATES = {"update_actor": 3, "update_critic": 3}
 OF_CRITIC = ("values", "update_critic")
-SHOWN = {"update_actor": "perf/mfu/actor", "update_critic": "perf/mfu/critic", "gen": "perf/mfu/rollout"}
+MFU = "perf/mfu"
+SHOWN = {"update_actor": f"{MFU}/actor", "update_critic": f"{MFU}/critic", "gen": f"{MFU}/rollout"}
 
 
 def forward_flops(model: ModelConfig, prompt: int, responses: Sequence[int], times: int = 1) -> float:
@@ -46,32 +47,50 @@ def phase_flops(model: ModelConfig, groups: Sequence[tuple], iterations: int) ->
     return {phase: count * (critic if phase in OF_CRITIC else policy) for phase, count in passes.items()}
 
 
-@dataclass(frozen=True)
+@dataclass
 class Utilization:
     """Adds `perf/mfu` and its parts to a step's metrics.
 
     model: the policy, and in all but its head the reference and the critic. ceiling: of this process, in floating-point
-    operations per second. iterations: passes of updates over a step's groups.
+    operations per second. iterations: passes of updates over a step's groups. exceeded: by what factor a phase has been
+    faster than that ceiling, which a busy machine may have held down when it was measured.
     """
 
     model: ModelConfig
     ceiling: float
     iterations: int
+    exceeded: float = 1.0
 
     def add(self, metrics: MetricSet, seconds: Mapping[str, float], experiences: Sequence[Experience]) -> None:
         """Add `perf/mfu` of the whole step, and of generation and of each kind of update.
 
         seconds: phase -> seconds of this rank. experiences: this rank's own; none on a rank that shares the work on
-        another one's. What was generated and not trained on is not counted. A rank that built a graph in this step is
-        left out of the figures of phases: a graph's first run is booked as compiling, and the phase's seconds lack it.
+        another one's. What was generated and not trained on is not counted, nor what an earlier step has generated. A
+        rank that built a graph in this step is left out of the figures of phases: a graph's first run is booked as
+        compiling, and the phase's seconds lack it.
         """
-        groups = [experience.group for experience in experiences]
-        lengths = [(len(g.prompt.token_ids), [len(rollout.response_ids) for rollout in g.rollouts]) for g in groups]
+        trained = phase_flops(self.model, [group_lengths(e) for e in experiences], self.iterations)
+        answered = phase_flops(self.model, [group_lengths(e) for e in experiences if not e.kept], self.iterations)
         whole = 0.0
-        for phase, flops in phase_flops(self.model, lengths, self.iterations).items():
+        for phase, flops in (trained | {"gen": answered["gen"]}).items():
             if phase not in seconds:
                 continue
             whole += flops
             if phase in SHOWN and COMPILE not in seconds:
                 metrics.add(SHOWN[phase], flops, seconds[phase] * self.ceiling)
-        metrics.add("perf/mfu", whole, seconds.get(STEP, 0.0) * self.ceiling)
+        metrics.add(MFU, whole, seconds.get(STEP, 0.0) * self.ceiling)
+
+    def within_ceiling(self, values: Mapping[str, float]) -> dict[str, float]:
+        """The values of a step, reduced over ranks, with a ceiling that is no lower than any rate seen so far.
+
+        Shares of the machine are then 1 at most; those of earlier steps stay as they were written.
+        """
+        shares = {name: value for name, value in values.items() if name.startswith(MFU)}
+        self.exceeded = max((self.exceeded, *shares.values()))
+        return {**values, **{name: value / self.exceeded for name, value in shares.items()}}
+
+
+def group_lengths(experience: Experience) -> tuple[int, list[int]]:
+    """Prompt tokens, and response tokens of each answer."""
+    group = experience.group
+    return len(group.prompt.token_ids), [len(rollout.response_ids) for rollout in group.rollouts]

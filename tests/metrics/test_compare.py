@@ -41,6 +41,18 @@ def test_shared_steps_only():
 
 def test_zero_and_nan():
     zero = rows([0.0] * 2, [0.0] * 2)
-    assert compare(zero, zero).holds
+    assert compare(rows([0.5] * 2, [0.0] * 2), rows([0.5] * 2, [0.0] * 2)).holds, "a loss of 0 is usual"
     assert compare(zero, rows([0.0, 0.1], [0.0] * 2)).reward.relative == np.inf
     assert not compare(zero, rows([0.0] * 2, [0.0, np.nan])).holds
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_rewards_of_zero_decide_nothing(steps):
+    """Two runs that have nothing but their failure in common are not said to agree."""
+    first, second = rows([0.0] * steps, [0.01] * steps), rows([0.0] * steps, [0.01] * steps)
+    found = compare(first, second)
+    assert not found.holds
+    assert "critic/rewards/mean: " in str(found)
+    assert "0 throughout in both, which says nothing" in str(found)
+    assert str(found).endswith("it stays open whether the runs agree: compare steps with a reward")
+    assert str(compare(first, rows([0.0] * steps, [0.5] * steps))).endswith("the runs DIFFER")

@@ -42,9 +42,10 @@ def test_a_forward_pass(model):
         assert forward_flops(model, prompt, responses) == plain_count(model, prompt, responses)
 
 
-def experience(prompt: int, responses: list[int]) -> SimpleNamespace:
+def experience(prompt: int, responses: list[int], kept: bool = False) -> SimpleNamespace:
     rollouts = [SimpleNamespace(response_ids=np.zeros(length, np.int32)) for length in responses]
-    return SimpleNamespace(group=SimpleNamespace(prompt=SimpleNamespace(token_ids=np.zeros(prompt)), rollouts=rollouts))
+    group = SimpleNamespace(prompt=SimpleNamespace(token_ids=np.zeros(prompt)), rollouts=rollouts)
+    return SimpleNamespace(group=group, kept=kept)
 
 
 def test_a_step_of_two_ranks():
@@ -88,3 +89,22 @@ def test_the_critic_has_its_own_head():
     critic = plain_count(MODEL.as_critic(), 5, [3])
     assert metrics.results()["perf/mfu/critic"] == pytest.approx(3 * critic / 1e6)
     assert metrics.results()["perf/mfu"] == pytest.approx(4 * critic / 2e6)
+
+
+def test_no_share_is_above_one():
+    """The ceiling was measured on a busy machine: it follows the fastest phase seen, for the steps after it too."""
+    utilization = Utilization(MODEL, ceiling=1e6, iterations=1)
+    others = {"perf/throughput": 9.0}
+    assert utilization.within_ceiling({"perf/mfu": 0.5, **others}) == {"perf/mfu": 0.5, **others}
+    fast = utilization.within_ceiling({"perf/mfu": 0.5, "perf/mfu/rollout": 1.25, **others})
+    assert fast == {"perf/mfu": 0.4, "perf/mfu/rollout": 1.0, **others}
+    assert utilization.within_ceiling({"perf/mfu": 0.5}) == {"perf/mfu": 0.4}
+
+
+def test_what_an_earlier_step_generated_is_not_counted_again():
+    utilization, metrics = Utilization(MODEL, ceiling=1e6, iterations=1), MetricSet()
+    seconds = {"gen": 1.0, "update_actor": 1.0, "step": 2.0}
+    utilization.add(metrics, seconds, [experience(5, [3]), experience(4, [2, 6], kept=True)])
+    new, kept = plain_count(MODEL, 5, [3]), plain_count(MODEL, 4, [2, 6])
+    assert metrics.results()["perf/mfu/rollout"] == pytest.approx(new / 1e6)
+    assert metrics.results()["perf/mfu/actor"] == pytest.approx(3 * (new + kept) / 1e6)
