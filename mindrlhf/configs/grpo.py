@@ -204,7 +204,8 @@ class TrainerSettings(TrackingSettings):
     total_steps: int | None = Field(
         None,
         ge=1,
-        description="Steps of the run; null is epochs x (rows / prompts_per_step) (verl trainer.total_training_steps).",
+        description="Steps of the run, or of its record that are replayed; null is epochs x (rows / prompts_per_step) "
+        "(verl trainer.total_training_steps).",
     )
     epochs: int = Field(
         1, ge=1, description="Passes over the prompts when total_steps is not given (verl trainer.total_epochs)."

@@ -78,6 +78,7 @@ def assemble(
     recorded = read_rollout_record(job.args.replay) if job.args.replay else []
     prompts = [] if job.args.replay else read_prompts(job.args.mind_dataset_dir, job.tokenizer)
     trained_on = prompts or [e.group.prompt for _, step in recorded for e in step]
+    recorded = recorded[: config.trainer.total_steps]
     longest = check_prompts(job, trained_on)
     check_recorded(job, recorded)
     total = len(recorded) or total_steps(config, len(prompts))

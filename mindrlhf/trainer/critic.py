@@ -62,8 +62,9 @@ class Critic:
         weights, tokens = loss_weights(experiences, "token-mean", 1, self._data_parallel)
         update = self._updater(
             [sequences(e) for e in experiences],
-            rate if tokens else 0.0,
+            rate,
             weights=weights,
+            empty=not tokens,
             progress=progress,
             old_values=[e.values for e in experiences],
             returns=[e.returns for e in experiences],

@@ -227,7 +227,7 @@ class Best:
 
 
 class BadUpdates:
-    """How many updates in a row have been skipped."""
+    """How many updates in a row have been skipped because something was not finite."""
 
     def __init__(self) -> None:
         self._in_row = 0
@@ -236,7 +236,7 @@ class BadUpdates:
         """The most in a row that these updates make, those before them included."""
         most = 0
         for update in updates:
-            self._in_row = 0 if update.result.applied else self._in_row + 1
+            self._in_row = self._in_row + 1 if update.result.failed else 0
             most = max(most, self._in_row)
         return most
 

@@ -36,8 +36,8 @@ class PolicyUpdates:
         self._count = 0
 
     def __call__(self, experiences: Sequence[Experience], rate: float, progress: Advance) -> Update:
-        """experiences: with advantages and all log-probs. rate: learning rate; nothing moves where no token is trained
-        on. progress: see `Updater`.
+        """experiences: with advantages and all log-probs; nothing moves where no token of any rank is trained on.
+        rate: learning rate. progress: see `Updater`.
         """
         weights, tokens = loss_weights(experiences, self._aggregation, self._limit, self._data_parallel)
         fields = {
@@ -53,7 +53,7 @@ class PolicyUpdates:
             fields["selected"] = self._selected(experiences)
         self._count += 1
         groups = [sequences(e) for e in experiences]
-        update = self._updater(groups, rate if tokens else 0.0, weights=weights, progress=progress, **fields)
+        update = self._updater(groups, rate, weights=weights, empty=not tokens, progress=progress, **fields)
         warn_of_culprits("policy", experiences, update)
         return update
 

@@ -147,7 +147,8 @@ class StepReport:
         performance.add_training(metrics, step, position / self._rows_per_epoch if self._rows_per_epoch else 0.0)
         if generation is not None and generation.decode_s > 0:
             metrics.add("perf/generation_tokens_per_s", generation.tokens, generation.decode_s + generation.prefill_s)
-        self.last = {**reduce(metrics, self._gather).results(), **result.figures}
+        values = reduce(metrics, self._gather).results()
+        self.last = {**(self._utilization.within_ceiling(values) if self._utilization else values), **result.figures}
         self.last |= explained_variance(self.last)
         if self._corrects:
             self.last |= self._mismatch(experiences, updates)
@@ -172,7 +173,8 @@ class StepReport:
         metrics.add(loss, update.loss, share)
         metrics.add(f"{role}/grad_norm", update.result.grad_norm)
         metrics.add(f"{role}/lr", update.result.learning_rate)
-        metrics.add_total(f"{role}/skipped_updates", share * (not update.result.applied))
+        metrics.add_total(f"{role}/skipped_updates", share * update.result.failed)
+        metrics.add_total(f"{role}/empty_updates", share * update.result.empty)
         for name, groups in update.metrics.items():
             shown, like_loss = names.get(name, (f"{role}/{name}", False))
             if like_loss:

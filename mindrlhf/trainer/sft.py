@@ -77,7 +77,7 @@ def fit(
             metrics.add("train/loss", update.loss, 1.0 / data_parallel.size)
             metrics.add("actor/grad_norm", update.result.grad_norm)
             metrics.add("actor/lr", update.result.learning_rate)
-            metrics.add_total("actor/skipped_updates", (not update.result.applied) / data_parallel.size)
+            metrics.add_total("actor/skipped_updates", update.result.failed / data_parallel.size)
             performance.add_timings(metrics, seconds, int(lengths.sum()), tokens, data_parallel.size)
             performance.add_performance(metrics, seconds[STEP], tokens)
             performance.add_training(metrics, step, stream.position / len(groups))

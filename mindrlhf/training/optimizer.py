@@ -93,11 +93,21 @@ class Discard(Graph):
 
 @dataclass(frozen=True)
 class UpdateResult:
-    """grad_norm: global L2 norm before clipping; applied: False when it was not finite and the update was skipped."""
+    """grad_norm: global L2 norm before clipping; applied: False for an update that was left out."""
 
     grad_norm: float
     learning_rate: float
     applied: bool
+
+    @property
+    def failed(self) -> bool:
+        """Whether it was left out because a gradient or the loss was not finite."""
+        return not math.isfinite(self.grad_norm)
+
+    @property
+    def empty(self) -> bool:
+        """Whether it was left out because no token was trained on."""
+        return not self.applied and not self.failed
 
 
 class AdamW:
@@ -154,10 +164,13 @@ class AdamW:
         ]
         self._discard = Discard(self.gradients)
 
-    def step(self, rate: float) -> UpdateResult:
-        """Clip, update with learning rate `rate`, and zero the gradients; skip it when the norm is not finite."""
+    def step(self, rate: float, empty: bool = False) -> UpdateResult:
+        """Clip, update with learning rate `rate`, and zero the gradients; skip it when the norm is not finite.
+
+        empty: no token was trained on; then nothing moves either, neither weights nor moments nor the counter.
+        """
         norm = self.norm()
-        if not math.isfinite(norm):
+        if empty or not math.isfinite(norm):
             self.discard()
             return UpdateResult(norm, rate, False)
         s = self.settings

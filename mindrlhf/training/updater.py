@@ -71,12 +71,14 @@ class Updater:
         learning_rate: float,
         *,
         weights: Rows,
+        empty: bool = False,
         progress: Callable[[float], None] = lambda share: None,
         **fields: Rows,
     ) -> Update:
         """One update from this rank's groups.
 
-        weights: see `algorithms.aggregation`, with denominators over all ranks. fields: those of the objective; others
+        weights: see `algorithms.aggregation`, with denominators over all ranks. empty: they are 0 on all ranks, so that
+        figures are all there is to it: nothing moves. fields: those of the objective; others
         are not used. progress: told, after each micro-batch, what share of them that was.
         """
         fields = {name: fields[name] for name in self._fields}
@@ -88,10 +90,10 @@ class Updater:
         outputs: list = [None] * len(groups)
         loss = 0.0
         results = self._gradients(batches, lambda: progress(1 / len(batches)))
-        for micro, batch, result in zip(micros, batches, results, strict=True):
-            loss += result.loss
-            collect(micro, result.output, groups, outputs)
-            for name, array in result.metrics.items():
+        for micro, batch, passed in zip(micros, batches, results, strict=True):
+            loss += passed.loss
+            collect(micro, passed.output, groups, outputs)
+            for name, array in passed.metrics.items():
                 collect(micro, array, groups, metrics.setdefault(name, [None] * len(groups)))
                 weighted[name] = weighted.get(name, 0.0) + float((batch.weights * array).sum())
         if not math.isfinite(loss):
@@ -101,13 +103,13 @@ class Updater:
         if self._reduce:
             self._reduce()
         compile_s, start = self._gradients.compile_s(), time.perf_counter()
-        applied = self.optimizer.step(learning_rate)
+        result = self.optimizer.step(learning_rate, empty)
         optimizer_s = time.perf_counter() - start
-        if not self._optimizer_ran:
+        if not self._optimizer_ran and result.applied:
             self._optimizer_ran = True
             compile_s, optimizer_s = compile_s + optimizer_s, 0.0
-        culprits = () if applied.applied else find_culprits(micros, batches, results, self._is_finite)
-        return Update(applied, loss, metrics, weighted, outputs, compile_s, optimizer_s, culprits)
+        culprits = find_culprits(micros, batches, results, self._is_finite) if result.failed else ()
+        return Update(result, loss, metrics, weighted, outputs, compile_s, optimizer_s, culprits)
 
     def _is_finite(self, batch: TrainBatch) -> bool:
         """Whether the loss and the gradients of one micro-batch by itself are; the gradients are zero afterwards."""

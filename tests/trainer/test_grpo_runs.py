@@ -189,3 +189,49 @@ def test_a_model_that_is_not_finite_is_not_written(task, tmp_path, capsys, comma
     assert "holds NaN or infinity, so nothing is written over what was saved before" in told
     assert "Traceback" not in told
     assert not (tmp_path / "ckpt" / "hf").exists()
+
+
+def test_a_prompt_that_comes_twice_in_a_step_gets_other_answers(task, tmp_path):
+    """Three problems and four prompts a step: an epoch ends in each. The record of it trains to the same weights."""
+    lines = (task.folder / "train.jsonl").read_text().splitlines(keepends=True)[:3]
+    (tmp_path / "three.jsonl").write_text("".join(lines))
+    files = ("--file_path", tmp_path / "three.jsonl", "--output_path", tmp_path / "three.mindrecord")
+    kind = ("--tokenizer_path", task.folder, "--dataset_type", "arithmetic", "--template", "plain")
+    assert jobs.call(["data", *files, *kind]) == 0
+    steps = "trainer.total_steps=2"
+    made = run(task, tmp_path / "made", steps, mind_dataset_dir=tmp_path / "three.mindrecord")
+    for _, experiences in made.rollouts:
+        assert len(experiences) == 4
+        answers = {}
+        for experience in experiences:
+            said = tuple(tuple(one.response_ids.tolist()) for one in experience.group.rollouts)
+            answers.setdefault(experience.group.prompt.id, []).append(said)
+        first, again = next(given for given in answers.values() if len(given) > 1)
+        assert not set(first) & set(again)
+    record = {"replay": made.folder / "rollouts.mindrecord", "mind_dataset_dir": None, "save_data_file": None}
+    replayed = run(task, tmp_path / "replayed", steps, **record)
+    for name, tensor in made.weights.items():
+        np.testing.assert_array_equal(replayed.weights[name], tensor)
+    one = run(task, tmp_path / "one", "trainer.total_steps=1", **record)
+    assert [row["step"] for row in one.metrics] == [1], "a replay ends where it is told to"
+
+
+def test_a_step_without_a_group_to_learn_from_moves_nothing(task, tmp_path):
+    """Dynamic sampling finds no spread in two steps: weights, moments and the optimizer's counter stay as they were."""
+    reward = tmp_path / "reward.py"
+    reward.write_text(jobs.REWARD)
+    functions = f"reward.functions=[{{name: '{reward}:variety'}}]"
+    dapo = ("dynamic_sampling.enabled=True", "dynamic_sampling.max_rounds=1", "algorithm.beta=0")
+    saving = ("trainer.save_freq=1", "trainer.resume_mode=auto", "optimizer.lr=1e-2", "optimizer.weight_decay=0.5")
+    settings = (*dapo, *saving, functions)
+    first = run(task, tmp_path, *settings, "trainer.total_steps=1")
+    assert first.column("actor/empty_updates").tolist() == [0]
+    reward.write_text("def variety(prompt, completion, fields):\n    return 1.0\n")
+    result = run(task, tmp_path, *settings, "trainer.total_steps=3")
+    assert result.column("actor/empty_updates").tolist() == [0, 1, 1]
+    assert result.column("actor/skipped_updates").tolist() == [0, 0, 0]
+    before, after = (jobs.files(tmp_path / "ckpt" / f"step_{step:06d}" / "rank_0") for step in (1, 3))
+    assert len(before) == 3
+    assert list(before.values()) == list(after.values())
+    states = [json.loads((tmp_path / "ckpt" / f"step_{step:06d}" / "state.json").read_text()) for step in (1, 3)]
+    assert [state["counters"]["optimizer"]["updates"] for state in states] == [1, 1]

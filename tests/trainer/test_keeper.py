@@ -70,13 +70,13 @@ class Run:
 
         self.keeper = Keeper(settings, total, store, agreement, groups, stateful, bulk, {}, hf, nullcontext, settle)
 
-    def step(self, step, metrics=None, applied=True):
+    def step(self, step, metrics=None, failed=False):
         """What a step does: everything moves, then the keeper looks."""
         for named in self.parameters.values():
             for parameter in named.values():
                 backend.write(parameter, backend.read(parameter) + 1)
         self.counter.value, self.bulk.value = step, 10 * step
-        update = SimpleNamespace(result=SimpleNamespace(applied=applied))
+        update = SimpleNamespace(result=SimpleNamespace(failed=failed))
         self.keeper.after_step(step, metrics or {}, [update])
 
     def steps(self):
@@ -168,13 +168,13 @@ def test_nothing_to_save_before_the_first_step(tmp_path):
 def test_updates_that_cannot_be_applied(tmp_path):
     """Counted in a row, across a resume too; the state is saved when the run stops."""
     run = Run(tmp_path, max_bad_updates=3, save_freq=1)
-    for step, applied in enumerate((False, False, True, False, False), start=1):
-        run.step(step, applied=applied)
+    for step, failed in enumerate((True, True, False, True, True), start=1):
+        run.step(step, failed=failed)
     run.keeper.finish()
     resumed = Run(tmp_path, max_bad_updates=3)
     resumed.keeper.restore(choose(locate(tmp_path))[0], 0)
     with pytest.raises(UserError, match=r"step 6: 3 updates in a row were skipped.*after step 6 of 6 is saved"):
-        resumed.step(6, applied=False)
+        resumed.step(6, failed=True)
     assert resumed.steps()[-1] == 6
 
 

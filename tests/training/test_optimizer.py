@@ -131,6 +131,15 @@ def twins(kernels):
     return twins
 
 
+def test_an_update_from_no_token_changes_nothing(twins):
+    """Neither moments nor the counter, which would both shape later updates; and it is no failure."""
+    subject, other = twins
+    result = subject.optimizer.step(1e-2, empty=True)
+    assert (result.applied, result.failed, result.empty, result.learning_rate) == (False, False, True, 1e-2)
+    assert subject.optimizer.updates == other.optimizer.updates == 1
+    assert_same_state(subject, other)
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e30], ids=["nan", "inf", "minus-inf", "square-overflows"])
 def test_a_gradient_that_is_not_finite_changes_nothing(twins, bad):
     """One twin meets it, the other does not; then both go on."""
