@@ -1,6 +1,6 @@
 """Hugging Face model folders: their configuration read, whole folders written."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Protocol
@@ -18,9 +18,10 @@ from mindrlhf.models.parameters import ParameterSpec, parameter_table
 
 CONFIG_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
+CARD_FILE = "README.md"
 
 # What a folder written here can hold; one with anything else in it is somebody's, and never replaced.
-_OWN_FILES = ("*.json", "*.safetensors", "merges.txt", "tokenizer.model")
+_OWN_FILES = (CARD_FILE, "*.json", "*.safetensors", "merges.txt", "tokenizer.model")
 
 
 class SavableTokenizer(Protocol):
@@ -57,6 +58,12 @@ def _is_token_id(value: Any) -> bool:
     return type(value) is int and -1 <= value <= LAST_TOKEN_ID
 
 
+def generation_defaults(directory: str | Path | None) -> dict[str, Any]:
+    """How a model folder says to sample: `generation_config.json`; {} without a folder or the file."""
+    path = directory and Path(directory, GENERATION_FILE)
+    return read_json(path) if path and path.is_file() else {}
+
+
 def save_hf(
     directory: str | Path,
     config: ModelConfig,
@@ -65,6 +72,8 @@ def save_hf(
     tokenizer: SavableTokenizer | None = None,
     max_shard_bytes: int = 5 * 10**9,
     replace: bool = False,
+    generation: Mapping[str, Any] | None = None,
+    card: str | None = None,
 ) -> None:
     """Write a model folder that `transformers` and `open_weights` read, one tensor in memory at a time.
 
@@ -73,6 +82,8 @@ def save_hf(
     max_shard_bytes: a new file begins where a tensor would take one beyond this size.
     replace: exchange an earlier model folder of that name, as a whole, once the new one is complete; without it, and
         for a folder that holds anything else, a folder that is not empty is refused.
+    generation: sampling defaults to hand on (`generation_defaults`); the tokens that end a response are the config's.
+    card: text of the model card.
     The folder appears complete or not at all. Raises `UserError` for a refused folder, a full disk or missing
     permission, and for a value too large for float16; `ValueError` when `tensors` is not the table.
     """
@@ -80,23 +91,37 @@ def save_hf(
         check_replaceable(Path(directory))
     table = parameter_table(config)
     with atomic_folder(directory, replace) as folder:
-        _write_companions(folder, config, dtype, tokenizer)
+        _write_companions(folder, config, dtype, tokenizer, generation, card)
         _write_shards(folder, table, _checked(table, tensors), dtype, max_shard_bytes)
 
 
-def companion_files(config: ModelConfig, tokenizer: SavableTokenizer) -> dict[str, bytes]:
-    """Everything of a model folder but its weights: name -> content."""
+def companion_files(
+    config: ModelConfig,
+    tokenizer: SavableTokenizer,
+    generation: Mapping[str, Any] | None = None,
+    card: str | None = None,
+) -> dict[str, bytes]:
+    """Everything of a model folder but its weights: name -> content; see `save_hf`."""
     with TemporaryDirectory() as folder:
-        _write_companions(Path(folder), config, "float32", tokenizer)
+        _write_companions(Path(folder), config, "float32", tokenizer, generation, card)
         return {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
 
 
 def _write_companions(
-    folder: Path, config: ModelConfig, dtype: StoredDtype, tokenizer: SavableTokenizer | None
+    folder: Path,
+    config: ModelConfig,
+    dtype: StoredDtype,
+    tokenizer: SavableTokenizer | None,
+    generation: Mapping[str, Any] | None,
+    card: str | None,
 ) -> None:
     tokens = {"bos_token_id": config.bos_token_id, "eos_token_id": list(config.eos_token_ids) or None}
+    tokens["pad_token_id"] = config.pad_token_id
+    known = {name: value for name, value in tokens.items() if value is not None}
     write_json(folder / CONFIG_FILE, {**config.to_hf(), "torch_dtype": dtype})
-    write_json(folder / GENERATION_FILE, {**tokens, "pad_token_id": config.pad_token_id})
+    write_json(folder / GENERATION_FILE, {**tokens, **(generation or {}), **known})
+    if card is not None:
+        (folder / CARD_FILE).write_text(card, encoding="utf-8")
     if tokenizer is not None:
         tokenizer.save(folder)
 

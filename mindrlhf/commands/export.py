@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from mindrlhf.checkpoint.hf import read_hf_config, save_hf
-from mindrlhf.checkpoint.resume import newest
+from mindrlhf.checkpoint.hf import CARD_FILE, generation_defaults, read_hf_config, save_hf
+from mindrlhf.checkpoint.resume import Checkpoint, newest
 from mindrlhf.checkpoint.training_state import CRITIC_WEIGHTS, REFERENCE_WEIGHTS, WEIGHTS
 from mindrlhf.commands.convert import DTYPES
 from mindrlhf.data.tokenizer import Tokenizer
@@ -36,8 +36,22 @@ def run(args: argparse.Namespace) -> None:
     tokenizer = Tokenizer.from_path(checkpoint.hf_folder)
     read, table = checkpoint_reader(checkpoint, ROLES[args.role], config), parameter_table(config)
     with Progress()("export", len(table), "tensors") as advance:
-        save_hf(args.output, config, _tensors(table, read, advance), DTYPES[args.dtype], tokenizer)
+        save_hf(
+            args.output,
+            config,
+            _tensors(table, read, advance),
+            DTYPES[args.dtype],
+            tokenizer,
+            generation=generation_defaults(checkpoint.hf_folder),
+            card=_card(checkpoint) if args.role == "policy" else None,
+        )
     print(f"{args.output}: the {args.role} after step {checkpoint.step}, {len(table)} tensors, {DTYPES[args.dtype]}")
+
+
+def _card(checkpoint: Checkpoint) -> str | None:
+    """The model card that the checkpoint has of its run, with the step; None for a checkpoint without one."""
+    path = checkpoint.hf_folder / CARD_FILE
+    return f"{path.read_text(encoding='utf-8')}\nWeights after step {checkpoint.step}.\n" if path.is_file() else None
 
 
 def _tensors(

@@ -13,7 +13,7 @@ from mindrlhf.backend.graph import kept_graphs
 from mindrlhf.backend.graph_cache import GRAPHS, GraphCache
 from mindrlhf.backend.launch import World
 from mindrlhf.backend.user_cache import user_cache
-from mindrlhf.checkpoint.hf import companion_files
+from mindrlhf.checkpoint.hf import companion_files, generation_defaults
 from mindrlhf.checkpoint.resume import Checkpoint
 from mindrlhf.checkpoint.training_state import WEIGHTS
 from mindrlhf.configs.algorithm import LOSS_OPTIONS, AlgorithmSettings
@@ -46,6 +46,7 @@ from mindrlhf.trainer.keeper import Keeper, arrays_of, open_store, present
 from mindrlhf.trainer.kept_responses import KeptResponses
 from mindrlhf.trainer.kl_term import KLTerm
 from mindrlhf.trainer.model import Parameters, open_updater, published_weights, save_model
+from mindrlhf.trainer.model_card import card_of_run
 from mindrlhf.trainer.outputs import CRITIC_FOLDER, MODEL_FOLDER, ROLLOUTS, clean_outputs, forget_after
 from mindrlhf.trainer.policy import PolicyUpdates
 from mindrlhf.trainer.preflight import preflight
@@ -53,7 +54,7 @@ from mindrlhf.trainer.reference import Reference
 from mindrlhf.trainer.report import StepReport
 from mindrlhf.trainer.residents import add_roles, open_residency
 from mindrlhf.trainer.resume import check_identity, find_checkpoint, run_identity
-from mindrlhf.trainer.roles import Weights, check_token_ids, checkpoint_reader
+from mindrlhf.trainer.roles import Weights, check_token_ids, checkpoint_reader, hf_folder, stopping_config
 from mindrlhf.trainer.rollouts import Rollouts
 from mindrlhf.trainer.sampling import StepSampling
 from mindrlhf.trainer.stop import Agreement, StopSignals
@@ -148,7 +149,7 @@ def assemble(
         stream = PromptStream(prompts, config.data.prompts_per_step, config.data.shuffle, config.seed)
         sampling = StepSampling(config)
     updates = PolicyUpdates(config, updater, loss, training.data_parallel, kl)
-    store = open_store(job, collectives)
+    store, card = open_store(job, collectives), card_of_run(job, trained_on, total)
     optimizers = present(optimizer=updater.optimizer, critic=critic and critic.optimizer)
     keeper = Keeper(
         config.trainer,
@@ -159,7 +160,7 @@ def assemble(
         optimizers | present(updates=updates, stream=stream, kl=kl),
         present(surplus=sampling),
         run,
-        companion_files(job.model, job.tokenizer) if world.rank == 0 else {},
+        hf_files(job, str(card)) if world.rank == 0 else {},
         lambda: timers("save_checkpoint"),
         lambda: report.settle(),
     )
@@ -207,10 +208,11 @@ def assemble(
     )
 
     def save() -> None:
-        folder = job.args.save_ckpt_dir
+        folder, told = job.args.save_ckpt_dir, str(card.measured(report.last))
         try:
             with timers("export"):
-                save_model(folder / MODEL_FOLDER, policy, training, job.tokenizer, "trained model")
+                where = folder / MODEL_FOLDER
+                save_model(where, policy, training, job.tokenizer, "trained model", job.policy_path, told)
                 if critic:
                     save_model(folder / CRITIC_FOLDER, critic.parameters, critic.side, job.tokenizer, "trained critic")
         except UserError as error:
@@ -227,6 +229,12 @@ def open_graph_cache(job: Job, world: World) -> GraphCache | None:
     except OSError as error:
         _log.warning("--enable_compile_cache: compiled graphs are not kept (%s)", error)
         return None
+
+
+def hf_files(job: Job, card: str) -> dict[str, bytes]:
+    """What a checkpoint holds of a Hugging Face folder: everything but the weights."""
+    generation = generation_defaults(job.policy_path and hf_folder(job.policy_path))
+    return companion_files(stopping_config(job.tokenizer, job.model), job.tokenizer, generation, card)
 
 
 def open_policy(job: Job, training: Side, checkpoint: Checkpoint | None) -> Parameters:

@@ -9,7 +9,7 @@ from mindspore import Parameter, Tensor, nn
 
 from mindrlhf import backend
 from mindrlhf.checkpoint.finite import first_not_finite, spoiled
-from mindrlhf.checkpoint.hf import save_hf
+from mindrlhf.checkpoint.hf import generation_defaults, save_hf
 from mindrlhf.configs.grpo import OptimizerSettings, TrainSettings
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
@@ -18,6 +18,7 @@ from mindrlhf.models.parameters import parameter_table
 from mindrlhf.parallel.side import Side
 from mindrlhf.reshard.online import OnlineReshard, ReshardStatistics, gather_full
 from mindrlhf.reshard.plan import plan
+from mindrlhf.trainer.roles import hf_folder, stopping_config
 from mindrlhf.training.objective import Objective
 from mindrlhf.training.optimizer import AdamW, ReplicaShare, ShardedNorm
 from mindrlhf.training.updater import Updater
@@ -102,9 +103,18 @@ def published_weights(
     return answering, partial(reshard.run, verify)
 
 
-def save_model(directory: Path, policy: Parameters, training: Side, tokenizer: Tokenizer, what: str) -> None:
-    """Write a whole model as an HF directory, from all ranks, a parameter at a time. what: for messages.
+def save_model(
+    directory: Path,
+    policy: Parameters,
+    training: Side,
+    tokenizer: Tokenizer,
+    what: str,
+    source: str | None = None,
+    card: str | None = None,
+) -> None:
+    """Write a whole model as an HF directory, from all ranks, a parameter at a time.
 
+    what: for messages. source: path of the first weights, whose sampling defaults go on. card: text of the model card.
     Raises `UserError` on all ranks where a weight is not finite; what the folder held stays then.
     """
     part = training.partition
@@ -114,7 +124,8 @@ def save_model(directory: Path, policy: Parameters, training: Side, tokenizer: T
     gathered = gather_full(part.layout, training.collectives, policy)
     if part.rank == 0:
         tensors = ((spec, array) for spec, (_, array) in zip(parameter_table(part.model), gathered, strict=True))
-        save_hf(directory, part.model, tensors, tokenizer=tokenizer, replace=True)
+        config, generation = stopping_config(tokenizer, part.model), generation_defaults(source and hf_folder(source))
+        save_hf(directory, config, tensors, tokenizer=tokenizer, replace=True, generation=generation, card=card)
         print(f"the {what} is in {directory}", flush=True)
     else:
         for _ in gathered:

@@ -72,6 +72,12 @@ def stop_ids(tokenizer: Tokenizer, model: ModelConfig) -> tuple[int, ...]:
     return tuple(sorted(i for i in own if i is not None and i < model.vocab_size))
 
 
+def stopping_config(tokenizer: Tokenizer, model: ModelConfig) -> ModelConfig:
+    """The model's configuration with all tokens that end a response in training: what is exported stops there too."""
+    every = (*model.eos_token_ids, *stop_ids(tokenizer, model))
+    return model.model_copy(update={"eos_token_ids": tuple(dict.fromkeys(every))})
+
+
 @dataclass(frozen=True)
 class Weights:
     """Where a role's parameters come from. path None: random from the seed."""

@@ -22,6 +22,7 @@ from mindrlhf.metrics.run_writers import open_writers
 from mindrlhf.metrics.timer import STEP, Timers
 from mindrlhf.parallel.side import Side
 from mindrlhf.trainer.model import open_updater, save_model
+from mindrlhf.trainer.model_card import describe
 from mindrlhf.trainer.outputs import MODEL_FOLDER
 from mindrlhf.trainer.roles import Weights, check_token_ids
 from mindrlhf.training.batch import SequenceGroup, round_up
@@ -85,4 +86,7 @@ def fit(
             if writers:
                 writers.write(step, values)
     directory = args.save_ckpt_dir / MODEL_FOLDER
-    save_model(directory, parameters, training, tokenizer, "fine-tuned model")
+    source = args.load_sft_checkpoint_train
+    method = f"supervised fine-tuning on answers; {total} steps of {config.data.pairs_per_step} pairs"
+    card = describe(source, method, args.mind_dataset_dir, f"{len(groups)} pairs", (), config).measured(values)
+    save_model(directory, parameters, training, tokenizer, "fine-tuned model", source, str(card))

@@ -1,6 +1,7 @@
 """Single GRPO runs in this process: reward functions of one's own, and numbers that go wrong."""
 
 import json
+import shutil
 import zlib
 
 import jobs
@@ -235,3 +236,36 @@ def test_a_step_without_a_group_to_learn_from_moves_nothing(task, tmp_path):
     assert list(before.values()) == list(after.values())
     states = [json.loads((tmp_path / "ckpt" / f"step_{step:06d}" / "state.json").read_text()) for step in (1, 3)]
     assert [state["counters"]["optimizer"]["updates"] for state in states] == [1, 1]
+
+
+def test_what_is_exported_stops_and_samples_as_it_should(task, tmp_path):
+    """Both configurations have the tokens that ended answers in training; a card says where it came from."""
+    given = {"do_sample": True, "temperature": 0.7, "top_p": 0.8, "eos_token_id": 5}
+    source = tmp_path / "Tiny-Instruct"
+    run(task, tmp_path / "first", "trainer.total_steps=1")
+    shutil.copytree(tmp_path / "first" / "ckpt" / "hf", source)
+    (source / "README.md").unlink()
+    (source / "generation_config.json").write_text(json.dumps(given))
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {"eos_token_id": 5}))
+    tokenizer = Tokenizer.from_path(source)
+    ends = [5, *sorted({tokenizer.eos_token_id, tokenizer.token_to_id("<|im_end|>")} - {None})]
+    assert len(ends) > 1
+    again = tmp_path / "second"
+    settings = ("trainer.total_steps=1", "trainer.save_freq=1", "optimizer.lr=1e-5")
+    run(task, again, *settings, load_sft_checkpoint_infer=source)
+    exported = tmp_path / "exported"
+    assert jobs.call(["export", "--checkpoint", again / "ckpt" / "latest", "--output", exported]) == 0
+    for folder in (again / "ckpt" / "hf", again / "ckpt" / "step_000001" / "hf", exported):
+        files = [json.loads((folder / name).read_text()) for name in ("config.json", "generation_config.json")]
+        assert [content["eos_token_id"] for content in files] == [ends, ends]
+        assert files[1].items() >= (given | {"eos_token_id": ends}).items()
+        card = (folder / "README.md").read_text()
+        assert card.startswith('---\nbase_model: "Tiny-Instruct"\nlibrary_name: transformers\n')
+        assert "grpo advantages, clip loss, KL (k3) with weight 0.01; 1 steps of 4 prompts with 4 answers each" in card
+        assert "train.mindrecord: 64 prompts (arithmetic)" in card
+        assert "| optimizer.lr | 1e-05 |" in card
+    assert "| critic/rewards/mean | " in (again / "ckpt" / "hf" / "README.md").read_text()
+    assert "Weights after step 1." in (exported / "README.md").read_text()
+    third = run(task, tmp_path / "third", "trainer.total_steps=1", load_sft_checkpoint_infer=exported)
+    assert 'base_model: "Tiny-Instruct"' in (third.folder / "ckpt" / "hf" / "README.md").read_text(), "lineage"
