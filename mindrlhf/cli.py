@@ -1,7 +1,7 @@
 """`mindrlhf COMMAND ...`: one entry for everything; the scripts of `examples/` and `tools/` call it too.
 
 Exit codes: 0 done, 2 a mistake in what was given (one line on stderr), 1 an error of the suite itself (a traceback), or
-two runs that were compared and do not agree.
+two runs that were compared and do not agree, or a reward function that failed on every row it was tried on.
 """
 
 import argparse

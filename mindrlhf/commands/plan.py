@@ -13,6 +13,7 @@ from mindrlhf.data.mindrecord import read_prompts
 from mindrlhf.errors import UserError
 from mindrlhf.memory.plan import Lengths, Work, device_limit
 from mindrlhf.reshard.plan import plan
+from mindrlhf.rewards.runner import RewardRunner
 from mindrlhf.trainer.build import read_settings
 from mindrlhf.trainer.roles import checkpoint_config, open_tokenizer
 
@@ -51,6 +52,9 @@ def read_work(args: argparse.Namespace) -> tuple[argparse.Namespace, Work, str]:
             f"{train_yaml.path} of {train_yaml.parallel.workers}; both run on the same workers, so give equal products."
         )
     check_grpo(config, train_yaml, infer_yaml, *models, train_yaml.parallel.workers)
+    if not args.replay:
+        with RewardRunner(config.reward.model_copy(update={"workers": 1})):
+            pass  # it has found the functions, and they take their arguments
     lengths, source = read_lengths(args, config, [train_yaml, infer_yaml], models[0], checkpoint)
     return args, Work.of(config, models[0], train_yaml, infer_yaml, lengths), source
 

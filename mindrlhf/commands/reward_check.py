@@ -29,8 +29,10 @@ from mindrlhf.rewards.process import Sample
 from mindrlhf.rewards.registry import SHIPPED
 from mindrlhf.rewards.runner import RewardRunner
 from mindrlhf.rewards.table import RewardTable
+from mindrlhf.rewards.worker import printable
 
 SHOWN_END = 48  # characters of a completion's end in the table: answers stand there
+SHOWN_COMPONENTS = 20
 SHOWN_INPUT = 2000  # characters of each text of a failing input
 END_TOKENS = re.compile(r"(?:<\|\w+\|>)+$")  # rollout dumps keep them, reward functions never see them
 
@@ -76,8 +78,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timeout", type=float, default=10.0, help="seconds one call may take (default 10)")
 
 
-def run(args: argparse.Namespace) -> None:
-    """Score and print: every call, a summary of each function, and the first input each function failed with."""
+def run(args: argparse.Namespace) -> int:
+    """Score and print: every call, a summary of each function, and the first input each function failed with.
+
+    Returns 1 when a function failed on every row, 0 otherwise.
+    """
     if args.rows < 1 or args.timeout <= 0:
         raise UserError(f"--rows {args.rows} --timeout {args.timeout:g}: both should be above 0.")
     functions = tuple(_function(text) for text in args.reward)
@@ -90,6 +95,7 @@ def run(args: argparse.Namespace) -> None:
     with RewardRunner(RewardSettings(functions=functions, timeout_s=args.timeout)) as runner:
         table = runner.score(samples)
     _show(Console(), runner.names, ids, samples, table)
+    return int(any(len(errors) == len(samples) for errors in table.errors.values()))
 
 
 def _function(text: str) -> RewardFunctionSettings:
@@ -179,10 +185,10 @@ def _show(
             components = {key: values[index] for key, values in table.components[name].items()}
             calls.add_row(
                 "" if place else str(ids[index]),
-                "" if place else Text(_end(completion)),
+                "" if place else Text(printable(_end(completion))),
                 Text(name),
                 _number(table.by_function[name][index]),
-                Text("\n".join(f"{key} {value:.4g}" for key, value in components.items() if not np.isnan(value))),
+                Text(_components(components)),
                 f"{1000 * table.seconds[name][index]:.2f}",
                 Text(table.errors[name].get(index, ""), style="red"),
                 end_section=place == len(names) - 1 and len(names) > 1,
@@ -202,11 +208,22 @@ def _show(
         )
         given = {"prompt": failure.prompt, "completion": failure.completion, **failure.fields}
         for key, text in given.items():
-            console.print(Text.assemble((f"  {key}: ", "bold"), text[:SHOWN_INPUT]))
+            console.print(Text.assemble((f"  {printable(key)}: ", "bold"), _lines(text[:SHOWN_INPUT])))
 
 
 def _table(*headers: str) -> Table:
     return Table(*(Column(header, overflow="fold") for header in headers))
+
+
+def _components(components: Mapping[str, float]) -> str:
+    given = [f"{key} {value:.4g}" for key, value in components.items() if not np.isnan(value)]
+    more = [f"... {len(given) - SHOWN_COMPONENTS} more"] if len(given) > SHOWN_COMPONENTS else []
+    return "\n".join(given[:SHOWN_COMPONENTS] + more)
+
+
+def _lines(text: str) -> str:
+    """Line breaks and tabs stay; what else a terminal would obey is shown as its code."""
+    return "".join(character if character in "\n\t" else printable(character) for character in text)
 
 
 def _end(text: str) -> str:

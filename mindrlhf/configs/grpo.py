@@ -6,11 +6,13 @@ A description that ends in (verl ..., TRL ...) names the same setting in those s
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from mindrlhf.configs.algorithm import AlgorithmSettings, DynamicSamplingSettings, RolloutCorrectionSettings
 from mindrlhf.configs.base import Float32, Settings
 from mindrlhf.configs.tracking import TrackingSettings
+
+MAX_SEED = 2**62  # with what is added to it for validation it is kept as int64
 
 
 class DataSettings(Settings):
@@ -46,6 +48,13 @@ class SamplingSettings(Settings):
         description="Logits of tokens already seen are divided (positive) or multiplied by it; 1 is off.",
     )
     stop_strings: tuple[str, ...] = Field((), description="A response ends when one of these texts appears in it.")
+
+    @field_validator("stop_strings")
+    @classmethod
+    def _holds_text(cls, texts: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if "" in (texts or ()):
+            raise ValueError("an empty text stands everywhere and would end every response; leave it out")
+        return texts
 
 
 class RolloutSettings(SamplingSettings):
@@ -187,7 +196,14 @@ class RewardSettings(Settings):
         "(verl reward_model.overlong_buffer.len).",
     )
     timeout_s: float = Field(10.0, gt=0.0, description="Seconds that scoring one response may take.")
-    workers: int = Field(1, ge=1, description="Reward processes on each rank.")
+    workers: int = Field(1, ge=1, le=1024, description="Reward processes on each rank.")
+
+    @field_validator("functions")
+    @classmethod
+    def _not_empty(cls, functions: tuple[RewardFunctionSettings, ...]) -> tuple[RewardFunctionSettings, ...]:
+        if not functions:
+            raise ValueError("without a reward function there is nothing to learn from; name one, gsm8k for example")
+        return functions
 
     @property
     def all_functions(self) -> tuple[RewardFunctionSettings, ...]:
@@ -275,7 +291,7 @@ class TrainerSettings(TrackingSettings):
 class GRPOConfig(Settings):
     """All settings of a GRPO run."""
 
-    seed: int = Field(0, ge=0, description="Seed of everything random in the run.")
+    seed: int = Field(0, ge=0, le=MAX_SEED, description="Seed of everything random in the run.")
     data: DataSettings = Field(DataSettings(), description="Which prompts a step takes.")
     rollout: RolloutSettings = Field(RolloutSettings(), description="How responses are generated.")
     validation: ValidationSettings = Field(

@@ -86,7 +86,7 @@ def expected(annotation: Any, info: FieldInfo | None = None) -> str:
     words = WORDS.get(origin or annotation, "a value")
     if annotation in (int, float) and info:
         bounds = [
-            f"{text} {getattr(item, name):g}"
+            f"{text} {_bound(getattr(item, name))}"
             for kind, name, text in BOUNDS
             for item in info.metadata
             if isinstance(item, kind)
@@ -95,6 +95,10 @@ def expected(annotation: Any, info: FieldInfo | None = None) -> str:
     if annotation is str and info and info.examples:
         words += f" like {' or '.join(map(repr, info.examples))}"
     return words
+
+
+def _bound(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:g}"
 
 
 def brief(value: Any) -> str:

@@ -3,7 +3,7 @@
 from pydantic import Field
 
 from mindrlhf.configs.base import Settings
-from mindrlhf.configs.grpo import OptimizerSettings, TrainSettings
+from mindrlhf.configs.grpo import MAX_SEED, OptimizerSettings, TrainSettings
 from mindrlhf.configs.tracking import TrackingSettings
 
 
@@ -33,7 +33,7 @@ class SFTTrainerSettings(TrackingSettings):
 class SFTConfig(Settings):
     """All settings of a supervised fine-tuning run."""
 
-    seed: int = Field(0, ge=0, description="Seed of everything random in the run.")
+    seed: int = Field(0, ge=0, le=MAX_SEED, description="Seed of everything random in the run.")
     data: SFTDataSettings = Field(SFTDataSettings(), description="Which pairs a step takes.")
     optimizer: OptimizerSettings = Field(
         OptimizerSettings(lr=1e-5), description="AdamW, its schedule and gradient clipping."

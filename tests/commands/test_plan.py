@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 
+import jobs
 import pytest
 
 from mindrlhf.cli import main
@@ -154,3 +155,9 @@ def test_mindspore_is_not_even_imported(flags):
         "assert 'mindspore' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_unknown_rewards_are_refused(task, tmp_path, capsys):
+    arguments = [*task.train(tmp_path), "reward.functions=[{name: gsmk8}]"]
+    assert jobs.call(["plan", *arguments[1:]]) == 2
+    assert "reward 'gsmk8' is not known (nearest: 'gsm8k')" in capsys.readouterr().err
