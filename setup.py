@@ -29,9 +29,8 @@ REQUIRES = [
     "tensorboardX==2.6.5",
     "crc32c==2.9.post0",  # without it tensorboardX sums every byte in Python, milliseconds of each step
     "matplotlib==3.11.2",  # curves
+    "pyarrow==19.0.0",  # verl's files
 ]
-
-PARQUET = ["pyarrow==19.0.0"]  # verl's files; everything else works without
 
 DOCS = [
     "mkdocs-material==9.8.1",  # the site of docs/
@@ -40,7 +39,6 @@ DOCS = [
 ]
 
 DEV = [
-    *PARQUET,
     *DOCS,
     "pytest==9.2.0",
     "pytest-timeout==2.4.0",
@@ -65,6 +63,6 @@ setup(
     },
     python_requires="==3.11.*",
     install_requires=REQUIRES,
-    extras_require={"dev": DEV, "docs": DOCS, "parquet": PARQUET},
+    extras_require={"dev": DEV, "docs": DOCS},
     entry_points={"console_scripts": ["mindrlhf = mindrlhf.cli:main"]},
 )

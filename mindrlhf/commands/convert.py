@@ -18,6 +18,7 @@ from mindrlhf.metrics.progress import Progress
 from mindrlhf.models.parameters import ParameterSpec
 from mindrlhf.models.weights import WeightSource, open_weights
 
+SUFFIXES = (".ckpt", ".safetensors")
 DTYPES: dict[str, StoredDtype] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
@@ -27,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--mindspore_ckpt_path",
         required=True,
-        help=".ckpt or .safetensors with MindFormers names (read with --reverse)",
+        help="file with MindFormers names, .ckpt or .safetensors; without an ending .ckpt (read with --reverse)",
     )
     parser.add_argument("--dtype", choices=DTYPES, help="how numbers are stored (default: as they are in the source)")
     parser.add_argument(
@@ -40,10 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Convert one tensor at a time; without a change of dtype every number stays bit for bit the same."""
-    folder, file = Path(args.torch_ckpt_dir), Path(args.mindspore_ckpt_path)
+    folder, file = Path(args.torch_ckpt_dir), _mindspore_file(args.mindspore_ckpt_path)
     origin, target = (file, folder) if args.reverse else (folder, file)
-    if not args.reverse and file.suffix not in (".ckpt", ".safetensors"):
-        raise UserError(f"--mindspore_ckpt_path {file}: the name must end in .ckpt or .safetensors.")
     config = _config(args.config_path, origin)
     source = open_weights(origin, config)
     for stored in source.tensors.values():
@@ -58,6 +57,16 @@ def run(args: argparse.Namespace) -> None:
             _write_mindspore(file, source, tensors, dtype)
     parameters = sum(spec.size for spec in source.table)
     print(f"{target}: {len(source.table)} tensors, {parameters:,} parameters, {dtype}")
+
+
+def _mindspore_file(text: str) -> Path:
+    """The path with its ending; a number behind a dot (`qwen2.5`) is no ending."""
+    file = Path(text)
+    if file.suffix in SUFFIXES:
+        return file
+    if file.suffix[1:].isalpha():
+        raise UserError(f"--mindspore_ckpt_path {file}: the name must end in {' or '.join(SUFFIXES)}.")
+    return file.with_name(f"{file.name}{SUFFIXES[0]}")
 
 
 def _config(config_path: str | None, weights: Path) -> ModelConfig:

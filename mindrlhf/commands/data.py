@@ -18,13 +18,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--file_path",
         required=True,
         nargs="+",
-        help="JSONL files, JSON arrays or parquet files of problems, one or more",
+        help="JSONL files, JSON arrays or parquet files of problems, or folders of JSONL files, one or more",
     )
     files.add_argument(
         "--output_path",
         required=True,
-        help="MindRecord to write (and the same name with .db); a name that ends in .parquet is written in verl's "
-        "columns, without a tokenizer",
+        help="MindRecord to write (and the same name with .db); in a folder it has the source's name; a name that ends "
+        "in .parquet is written in verl's columns, without a tokenizer",
     )
     files.add_argument("--vocab_path", help="vocab.json of the tokenizer")
     files.add_argument("--merges_file_path", help="merges.txt of the tokenizer")
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> None:
         return
     summary = convert(
         args.file_path,
-        args.output_path,
+        _output(args),
         _tokenizer(args),
         task=args.dataset_type,
         template=args.template,
@@ -82,6 +82,14 @@ def run(args: argparse.Namespace) -> None:
         fields=args.fields,
     )
     print(summary)
+
+
+def _output(args: argparse.Namespace) -> Path:
+    """The file to write; `--output_path` that is a folder, or ends like one, gets the first source's name within."""
+    output = Path(args.output_path)
+    if not args.output_path.endswith("/") and not output.is_dir():
+        return output
+    return output / f"{Path(args.file_path[0]).resolve().stem}.mindrecord"
 
 
 def _tokenizer(args: argparse.Namespace) -> Tokenizer:

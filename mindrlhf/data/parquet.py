@@ -1,9 +1,7 @@
-"""Parquet files as rows of plain Python values. Needs pyarrow, which is no dependency of the package."""
+"""Parquet files as rows of plain Python values."""
 
-import importlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from mindrlhf.checkpoint.atomic import atomic_files
@@ -13,31 +11,25 @@ SUFFIX = ".parquet"
 
 
 def read_rows(path: str | Path) -> list[dict[str, Any]]:
-    """All rows of a file, whatever its columns; UserError when it is missing or damaged, or pyarrow is."""
-    arrow, parquet = _arrow(path)
+    """All rows of a file, whatever its columns; UserError when it is missing or damaged."""
+    import pyarrow  # takes a quarter of a second, which only parquet files are worth
+    from pyarrow import parquet
+
     try:
         return parquet.read_table(path).to_pylist()
     except FileNotFoundError:
         raise UserError(f"{path}: no such file.") from None
-    except (OSError, arrow.ArrowException) as error:
+    except (OSError, pyarrow.ArrowException) as error:
         reason = str(error).strip().splitlines()[0].rstrip(".")
         raise UserError(f"{path}: is not a parquet file that can be read ({reason}).") from None
 
 
 def write_rows(path: str | Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write rows with the same columns, replacing an earlier file; UserError when it cannot be written."""
-    arrow, parquet = _arrow(path)
+    import pyarrow
+    from pyarrow import parquet
+
     path = Path(path)
-    table = arrow.Table.from_pylist([dict(row) for row in rows])
+    table = pyarrow.Table.from_pylist([dict(row) for row in rows])
     with atomic_files(path.parent) as stage:
         parquet.write_table(table, stage / path.name)
-
-
-def _arrow(path: str | Path) -> tuple[ModuleType, ModuleType]:
-    try:
-        return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
-    except ImportError:
-        raise UserError(
-            f"{path}: parquet files need the package pyarrow, which is not installed: run `pip install pyarrow`, or "
-            "use JSONL."
-        ) from None

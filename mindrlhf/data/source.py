@@ -22,8 +22,16 @@ class SourceRow:
 
 
 def read_source(path: str | Path) -> list[SourceRow]:
-    """All rows; UserError for a file that is missing, empty, not UTF-8, or not JSON objects (file and line named)."""
+    """All rows of a file, or of a folder's JSONL files in the order of their names.
+
+    Raises UserError for a file that is missing, empty, not UTF-8, or not JSON objects (file and line named).
+    """
     path = Path(path)
+    if path.is_dir():
+        files = sorted(path.glob("*.jsonl"))
+        if not files:
+            raise UserError(f"{path}: the folder holds no JSONL file (*.jsonl); give a file.")
+        return [row for file in files for row in read_source(file)]
     if path.suffix == SUFFIX:
         rows = [SourceRow(row, f"{path}, row {index}") for index, row in enumerate(read_rows(path))]
         if not rows:

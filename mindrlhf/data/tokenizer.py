@@ -29,6 +29,7 @@ QWEN2_MARKUP_TOKENS = (
 )
 QWEN2_CONFIG = {"tokenizer_class": "Qwen2Tokenizer", "eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>"}
 CONFIG_NAME = "tokenizer_config.json"
+TOKEN_KEYS = ("eos_token", "pad_token", "bos_token")
 ADDED_TOKEN_KEYS = ("content", "lstrip", "normalized", "rstrip", "single_word", "special")
 
 
@@ -57,7 +58,10 @@ class Tokenizer:
             raise UserError(
                 f"{vocab_path} and {merges_path} are not a BPE vocabulary and its merges: {error}."
             ) from None
-        return cls.from_bpe(model, read_config(vocab_path.parent), str(vocab_path))
+        config = read_config(vocab_path.parent)
+        tokenizer = cls.from_bpe(model, config, str(vocab_path))
+        _check_merges(tokenizer._core, vocab_path, merges_path)
+        return tokenizer
 
     @classmethod
     def from_bpe(cls, model: models.BPE, config: dict[str, Any] | None, where: str) -> "Tokenizer":
@@ -200,13 +204,20 @@ def read_config(folder: Path) -> dict[str, Any] | None:
         return None
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: not readable JSON ({error}).") from None
     if not isinstance(config, dict):
         raise UserError(f"{path}: should be a JSON object.")
+    for key in TOKEN_KEYS:
+        if not isinstance(token_text(config.get(key)), str | None):
+            raise UserError(f"{path}: {key} is {config[key]!r:.60}, and must be text or an object with a content.")
+    _added_tokens(config, str(folder))
     chat_template = folder / "chat_template.jinja"
     if chat_template.is_file():
-        config["chat_template"] = chat_template.read_text(encoding="utf-8")
+        try:
+            config["chat_template"] = chat_template.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise UserError(f"{chat_template}: cannot be read as UTF-8 text ({error}).") from None
     return config
 
 
@@ -234,6 +245,20 @@ def _added_tokens(config: dict[str, Any], where: str) -> list[tuple[int, AddedTo
         ]
     except (AttributeError, TypeError, ValueError, KeyError) as error:
         raise UserError(f"{where}: added_tokens_decoder in {CONFIG_NAME} is not as HF writes it ({error}).") from None
+
+
+def _check_merges(core: tokenizers.Tokenizer, vocab_path: Path, merges_path: Path) -> None:
+    """Raise UserError where a token of several letters is made by no merge: text would fall into other tokens."""
+    lines = merges_path.read_text(encoding="utf-8").split("\n")
+    made = {"".join(line.split()) for line in lines}
+    added = {token.content for token in core.get_added_tokens_decoder().values()}
+    longer = [token for token in core.get_vocab(with_added_tokens=False) if len(token) > 1 and token not in added]
+    missing = sum(token not in made for token in longer)
+    if missing:
+        raise UserError(
+            f"{merges_path}: lacks the merges of {missing:,} of the {len(longer):,} tokens in {vocab_path} that have "
+            "several letters; the file is cut or of another model, so get it again."
+        )
 
 
 def _existing(path: str | Path) -> Path:

@@ -55,13 +55,14 @@ def find_checkpoint(job: Job, collectives: Collectives) -> Checkpoint | None:
 
 def run_identity(job: Job, prompts: Sequence[Prompt]) -> dict[str, Any]:
     """What makes a run this one, as plain JSON values."""
-    fingerprint = 0
+    fingerprint = truths = 0
     for prompt in prompts:
         fingerprint = zlib.crc32(np.int64(prompt.id).tobytes() + prompt.token_ids.tobytes(), fingerprint)
+        truths = zlib.crc32(prompt.fields.get("ground_truth", "").encode() + b"\0", truths)
     return {
         "settings": job.config.model_dump(mode="json"),
         "model": job.model.model_dump(mode="json"),
-        "prompts": {"count": len(prompts), "crc32": fingerprint},
+        "prompts": {"count": len(prompts), "crc32": fingerprint, "ground_truths_crc32": truths},
         "reference": job.reference_path if job.config.algorithm.beta > 0 else None,
         "versions": {
             "mindrlhf": mindrlhf.__version__,
@@ -82,10 +83,16 @@ def check_identity(checkpoint: Checkpoint, run: Mapping[str, Any], rank: int) ->
                 f"{checkpoint.folder}: is a checkpoint of a model with {field} {theirs}, and this run's has {ours}; "
                 "resume with the model YAMLs and weights of the interrupted run."
             )
-    if saved["prompts"] != run["prompts"]:
+    if any(saved["prompts"][key] != run["prompts"][key] for key in ("count", "crc32")):
         raise UserError(
             f"{checkpoint.folder}: was trained on other prompts ({saved['prompts']['count']} of them, and there are "
             f"{run['prompts']['count']} now); resume with the dataset of the interrupted run."
+        )
+    truths = run["prompts"]["ground_truths_crc32"]
+    if saved["prompts"].get("ground_truths_crc32", truths) != truths:  # earlier checkpoints say nothing of them
+        raise UserError(
+            f"{checkpoint.folder}: was trained on the same prompts with other ground truths; resume with the dataset "
+            "of the interrupted run."
         )
     changes = list(_changes(saved["settings"], run["settings"]))
     changes += [f"{name} {saved[name]} -> {run[name]}" for name in ("reference",) if saved[name] != run[name]]

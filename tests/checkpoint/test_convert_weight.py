@@ -181,3 +181,14 @@ def test_mindformers_computes_the_golden_logits(shared, tmp_path, monkeypatch, k
     np.testing.assert_allclose(
         logits.asnumpy().reshape(expected["logits"][whole].shape), expected["logits"][whole], atol=2e-5
     )
+
+
+@pytest.mark.parametrize(("name", "written"), [("ckpt", "ckpt.ckpt"), ("qwen2.5", "qwen2.5.ckpt")])
+def test_a_name_without_an_ending_is_a_ckpt(folder, tmp_path, name, written):
+    """As the command line of MindRLHF's tutorial gives it."""
+    run("--torch_ckpt_dir", folder, "--mindspore_ckpt_path", tmp_path / "ms" / name)
+    assert [path.name for path in (tmp_path / "ms").iterdir()] == [written]
+    assert len(index_ckpt(tmp_path / "ms" / written)) == len(parameter_table(CONFIG))
+    run("--reverse", "--mindspore_ckpt_path", tmp_path / "ms" / name, "--torch_ckpt_dir", tmp_path / "back",
+        "--config_path", folder)  # fmt: skip
+    assert (tmp_path / "back" / "config.json").is_file()

@@ -48,7 +48,9 @@ parallel_config:
   vocab_emb_dp: False
   gradient_aggregation_group: 4
 micro_batch_interleave_num: 2
-recompute_config: {recompute: True, select_recompute: False, parallel_optimizer_comm_recompute: False, mp_comm_recompute: True, recompute_slice_activation: False}
+recompute_config:
+  {recompute: True, select_recompute: False, parallel_optimizer_comm_recompute: False, mp_comm_recompute: True,
+   recompute_slice_activation: False}
 callbacks: [{type: MFLossMonitor}, {type: ObsMonitor}]
 context:
   mode: 0

@@ -137,3 +137,34 @@ def test_script(quick, root, tmp_path):
     assert failed.returncode == 2
     assert failed.stderr.strip().count("\n") == 0
     assert "none.jsonl: no such file" in failed.stderr
+
+
+def test_folders_as_source_and_output(quick, run_command, tmp_path):
+    """As in MindRLHF's tutorial: the JSONL files of a folder, to a name inside of another."""
+    run_command("data", "--tokenizer_path", quick, "--file_path", quick, "--output_path", f"{tmp_path / 'records'}/")
+    assert len(read_prompts(tmp_path / "records" / "quick.mindrecord")) == 80
+    run_command(
+        *("data", "--tokenizer_path", quick, "--file_path", quick / "test.jsonl", "--output_path", tmp_path / "records")
+    )
+    assert len(read_prompts(tmp_path / "records" / "test.mindrecord")) == 20
+    (tmp_path / "none").mkdir()
+    with pytest.raises(UserError, match=r"none: the folder holds no JSONL file"):
+        run_command("data", "--tokenizer_path", quick, "--file_path", tmp_path / "none", "--output_path", tmp_path)
+
+
+def test_the_tutorial_s_rows_with_other_keys(quick, run_command, tmp_path):
+    """`--fields` that names a ground truth needs no --dataset_type."""
+    (tmp_path / "mine.jsonl").write_text('{"problem": "2 + 3?", "answer": "5"}\n')
+    run_command(
+        *("data", "--tokenizer_path", quick, "--file_path", tmp_path / "mine.jsonl"),
+        *("--output_path", tmp_path / "mine.mindrecord", "--fields", "question=problem", "ground_truth=answer"),
+    )
+    assert read_prompts(tmp_path / "mine.mindrecord")[0].fields["ground_truth"] == "5"
+
+
+def test_verls_file_is_known_by_its_columns(quick, run_command, tmp_path):
+    run_command("data", "--file_path", quick / "test.jsonl", "--output_path", tmp_path / "test.parquet")
+    output = tmp_path / "again.mindrecord"
+    run_command("data", "--tokenizer_path", quick, "--file_path", tmp_path / "test.parquet", "--output_path", output)
+    fields = read_prompts(output)[0].fields
+    assert (fields["task"], fields["data_source"]) == ("verl", "openai/gsm8k")

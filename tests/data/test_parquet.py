@@ -1,8 +1,8 @@
 """verl's parquet columns: written by pyarrow as verl's users have them, read into prompts, and written again."""
 
-import sys
-
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from mindrlhf.data.convert import convert, convert_to_verl
 from mindrlhf.data.mindrecord import read_pairs, read_prompts
@@ -10,9 +10,6 @@ from mindrlhf.data.parquet import read_rows, write_rows
 from mindrlhf.data.source import read_source
 from mindrlhf.data.tasks import TASKS
 from mindrlhf.errors import UserError
-
-pyarrow = pytest.importorskip("pyarrow")
-from pyarrow import parquet  # noqa: E402  behind the skip
 
 
 def verl_row(index: int, system: str | None = None) -> dict:
@@ -79,11 +76,11 @@ def test_a_task_is_written_for_verl(tmp_path):
     table = parquet.read_table(path)  # by pyarrow alone
     assert table.column_names == ["data_source", "prompt", "ability", "reward_model", "extra_info"]
     row = table.to_pylist()[0]
-    instruction = TASKS["gsm8k"].instruction
-    assert row["prompt"] == [{"role": "user", "content": f"q\n{instruction}"}]
+    asked = 'q Let\'s think step by step and output the final answer after "####".'
+    assert row["prompt"] == [{"role": "user", "content": asked}]
     assert row["reward_model"] == {"style": "rule", "ground_truth": "2"}
     assert row["extra_info"] == {"split": "test", "index": 0, "question": "q", "answer": "1+1 #### 2"}
-    assert row["data_source"] == "gsm8k"
+    assert row["data_source"] == "openai/gsm8k"
 
 
 def test_the_command_writes_and_reads(file, run_command, small, tmp_path, capsys):
@@ -132,7 +129,7 @@ def test_a_ground_truth_that_is_no_text_is_json():
     assert TASKS["verl"].parse(row).ground_truth == '{"target": 5, "numbers": [2, 3]}'
 
 
-def test_files_that_cannot_be_read(tmp_path, monkeypatch):
+def test_files_that_cannot_be_read(tmp_path):
     with pytest.raises(UserError, match=r"none\.parquet: no such file"):
         read_source(tmp_path / "none.parquet")
     (tmp_path / "bad.parquet").write_text("text")
@@ -141,6 +138,3 @@ def test_files_that_cannot_be_read(tmp_path, monkeypatch):
     parquet.write_table(pyarrow.table({"a": pyarrow.array([], pyarrow.int64())}), tmp_path / "empty.parquet")
     with pytest.raises(UserError, match=r"empty\.parquet: holds no rows"):
         read_source(tmp_path / "empty.parquet")
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(UserError, match="need the package pyarrow, which is not installed: run `pip install pyarrow`"):
-        read_source(tmp_path / "bad.parquet")

@@ -61,5 +61,5 @@ def test_bad_content(tmp_path, content, message):
 def test_missing_file(tmp_path):
     with pytest.raises(UserError, match=r"none.jsonl: no such file"):
         read_source(tmp_path / "none.jsonl")
-    with pytest.raises(UserError, match="cannot be read"):
+    with pytest.raises(UserError, match="the folder holds no JSONL file"):
         read_source(tmp_path)

@@ -193,3 +193,37 @@ def test_tokenizer_without_an_end_token(tmp_path):
         tokenizer.eos_token_id  # noqa: B018
     with pytest.raises(UserError, match="pad token <pad>"):
         tokenizer.pad_token_id  # noqa: B018
+
+
+@pytest.mark.parametrize("kept", [0, 0.5, 0.99])
+def test_merges_that_are_cut_are_refused(shared, tmp_path, kept):
+    """With a whole vocabulary every text would still be encoded, into other tokens than the model knows."""
+    folder = shared / "data" / "qwen2_5_tokenizer"
+    lines = (folder / "merges.txt").read_text(encoding="utf-8").splitlines(keepends=True)
+    (tmp_path / "vocab.json").write_bytes((folder / "vocab.json").read_bytes())
+    (tmp_path / "merges.txt").write_text("".join(lines[: int(kept * len(lines))]), encoding="utf-8")
+    with pytest.raises(
+        UserError, match=r"merges\.txt: lacks the merges of [\d,]+ of the 151,387 tokens in .*vocab\.json"
+    ):
+        Tokenizer.from_path(tmp_path)
+
+
+@pytest.mark.parametrize("key", ["eos_token", "pad_token", "bos_token", "added_tokens_decoder", "chat_template"])
+def test_crafted_configurations_are_sentences(small, tmp_path, key):
+    small.save(tmp_path)
+    (tmp_path / "tokenizer.json").unlink()
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    named = {"content": 10**30}, {str(10**30): {"content": "x"}}, {"300": -0.5}, {"300": {"content": 5}}
+    for value in (10**30, -0.5, [], {}, "<|nowhere|>", *named):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {key: value}))
+        message = ""
+        try:
+            tokenizer = Tokenizer.from_path(tmp_path)
+            assert 0 <= tokenizer.eos_token_id < tokenizer.size
+            assert 0 <= tokenizer.pad_token_id < tokenizer.size
+        except UserError as error:
+            message = str(error)
+        assert "\n" not in message
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {"eos_token": 10**30}))
+    with pytest.raises(UserError, match=r"tokenizer_config\.json: eos_token is 10+, and must be text"):
+        Tokenizer.from_path(tmp_path)

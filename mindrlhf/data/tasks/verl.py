@@ -14,6 +14,10 @@ from mindrlhf.data.tasks.task import Task, TaskRow
 ABILITY = "math"  # what verl's users call problems like those of our own tasks
 
 
+# Our task -> the name and the instruction that verl's own files have; others keep ours.
+NAMED = {"gsm8k": ("openai/gsm8k", 'Let\'s think step by step and output the final answer after "####".')}
+
+
 def parse(row: Mapping[str, Any]) -> TaskRow:
     """From a row with these columns.
 
@@ -45,13 +49,14 @@ def parse(row: Mapping[str, Any]) -> TaskRow:
 def record(index: int, row: TaskRow, task: Task, split: str) -> dict[str, Any]:
     """A problem of any task in these columns.
 
-    The user message is the question with the task's instruction below it, as verl's own converters write it. What came
-    from such a row keeps its data_source, ability, style and extra_info.
+    The user message is the question and the task's instruction, as verl's own converters write it. What came from such
+    a row keeps its data_source, ability, style and extra_info.
     """
-    content = f"{row.question}\n{task.instruction}" if task.instruction else row.question
+    source, instruction = NAMED.get(task.name, (task.name, task.instruction))
+    content = f"{row.question} {instruction}" if instruction else row.question
     own = {"split": split, "index": index, "question": row.question, "answer": row.answer}
     return {
-        "data_source": row.extra.get("data_source", task.name),
+        "data_source": row.extra.get("data_source", source),
         "prompt": row.messages or [{"role": "user", "content": content}],
         "ability": row.extra.get("ability", ABILITY),
         "reward_model": {"style": row.extra.get("style", "rule"), "ground_truth": row.ground_truth},
