@@ -1,7 +1,7 @@
 """JSON objects in files, with messages that name the file."""
 
 import json
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from mindrlhf.errors import UserError
@@ -20,6 +20,12 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise UserError(f"{path}: a JSON object is needed, and this is a {type(content).__name__}.")
     return content
+
+
+def stays_below(name: str) -> bool:
+    """Whether a path that a file names leads nowhere but into the folder that it is relative to."""
+    path = PurePosixPath(name)
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\0" not in name
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

@@ -4,6 +4,8 @@ from typing import Any
 
 from mindrlhf.parallel.layout import Layout, Placement, Sharding
 
+MAX_RANKS = 1 << 14  # a file that claims more is damaged
+
 
 def layout_to_json(layout: Layout) -> dict[str, Any]:
     """The layout as JSON values; shardings that several parameters share are written once."""
@@ -21,14 +23,25 @@ def layout_to_json(layout: Layout) -> dict[str, Any]:
 
 
 def layout_from_json(content: dict[str, Any]) -> Layout:
-    """The inverse of `layout_to_json`."""
+    """The inverse of `layout_to_json`; any of several errors for content that it did not make."""
     shardings = [
-        Sharding(tuple(entry["grid"]), tuple(tuple(axes) for axes in entry["cuts"])) for entry in content["shardings"]
+        Sharding(_counts(entry["grid"]), tuple(_counts(axes) for axes in entry["cuts"]))
+        for entry in content["shardings"]
     ]
     placements = {
         name: Placement(
-            tuple(entry["shape"]), {int(stage): shardings[index] for stage, index in entry["stages"].items()}
+            _counts(entry["shape"]), {int(stage): shardings[index] for stage, index in entry["stages"].items()}
         )
         for name, entry in content["placements"].items()
     }
-    return Layout(content["stages"], content["stage_ranks"], placements)
+    stages, stage_ranks = _counts([content["stages"], content["stage_ranks"]])
+    if not 0 < stages * stage_ranks <= MAX_RANKS:
+        raise ValueError(f"{stages} stages of {stage_ranks} ranks")
+    return Layout(stages, stage_ranks, placements)
+
+
+def _counts(values: list[int]) -> tuple[int, ...]:
+    for value in values:
+        if type(value) is not int or value < 0:
+            raise ValueError(f"{value!r} is no count")
+    return tuple(values)

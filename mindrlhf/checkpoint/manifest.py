@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mindrlhf.checkpoint.json_file import read_json, write_json
+from mindrlhf.checkpoint.json_file import read_json, stays_below, write_json
 from mindrlhf.errors import UserError
 
 MANIFEST_FILE = "manifest.json"
@@ -58,15 +58,18 @@ class Manifest:
         claimed = content.pop("sha256", None)
         if claimed != _digest(content):
             raise UserError(f"{path}: is damaged (its checksum does not fit its content); use an earlier checkpoint.")
-        if content["version"] != VERSION:
+        version = content.get("version")
+        if version != VERSION:
             raise UserError(
-                f"{path}: was written in version {content['version']} of the format, and this suite reads {VERSION}; "
+                f"{path}: was written in version {version} of the format, and this suite reads {VERSION}; "
                 "use the version of the suite that wrote it."
             )
-        step = content["step"]
+        step = content.get("step")
+        if type(step) is not int or step < 0:
+            raise UserError(f"{path}: names no step ({step!r}); use an earlier checkpoint.")
         if step_of(folder) not in (None, step):
             raise UserError(f"{folder}: holds the checkpoint of step {step}; give the folder its own name back.")
-        return cls(step, {name: StoredFile(file["bytes"], file["sha256"]) for name, file in content["files"].items()})
+        return cls(step, _stored_files(path, content.get("files")))
 
     def verify(self, folder: Path, names: Sequence[str]) -> None:
         """Raises `UserError`, naming the file, when one of `names` is missing or not as it was written."""
@@ -83,6 +86,21 @@ class Manifest:
                 raise UserError(f"{path}: is missing from the checkpoint; use an earlier checkpoint.") from None
             except OSError as error:
                 raise UserError(f"{path}: cannot be read ({error.strerror}); use an earlier checkpoint.") from error
+
+
+def _stored_files(path: Path, listed: Any) -> dict[str, StoredFile]:
+    """The files that a manifest lists. Raises `UserError` for one outside of its folder, and for any other list."""
+    if not isinstance(listed, dict):
+        raise UserError(f"{path}: lists no files; use an earlier checkpoint.")
+    files = {}
+    for name, file in listed.items():
+        if not stays_below(name):
+            raise UserError(f"{path}: lists {name!r}, which is not a path inside of its folder; do not use it.")
+        size, digest = (file.get(key) for key in ("bytes", "sha256")) if isinstance(file, dict) else (None, None)
+        if type(size) is not int or type(digest) is not str:
+            raise UserError(f"{path}: says no size or checksum of {name}; use an earlier checkpoint.")
+        files[name] = StoredFile(size, digest)
+    return files
 
 
 def describe(path: Path) -> StoredFile:

@@ -1,7 +1,8 @@
 """Finding the checkpoint to go on from, checking it, and reading it into any layout."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +24,8 @@ from mindrlhf.reshard.sharded_weights import ShardedWeights
 
 _log = logging.getLogger(__name__)
 
+_verified: set[tuple[Path, str]] = set()  # by this process: folder, and the checksum of its manifest
+
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
@@ -41,6 +44,18 @@ class Checkpoint:
         """Check the content of the files, or of every `parts`-th of them. Raises `UserError`, naming the bad one."""
         self.manifest.verify(self.folder, sorted(self.manifest.files)[part::parts])
 
+    def verify_once(self) -> None:
+        """Check the content of all files, unless this process has found it sound before."""
+        key = self.folder, describe(self.folder / MANIFEST_FILE).sha256
+        if key not in _verified:
+            self.verify()
+            _verified.add(key)
+
+    def verify_description(self) -> None:
+        """Check the files that describe the model: its configuration and tokenizer, not its weights."""
+        names = [name for name in sorted(self.manifest.files) if name.startswith(f"{HF_FOLDER}/")]
+        self.manifest.verify(self.folder, names)
+
     @property
     def step(self) -> int:
         """Steps done."""
@@ -48,8 +63,25 @@ class Checkpoint:
 
     @cached_property
     def state(self) -> dict[str, Any]:
-        """The content of `state.json`."""
-        return read_json(self.folder / STATE_FILE)
+        """The content of `state.json`. Raises `UserError` for what no run writes."""
+        content = read_json(self.folder / STATE_FILE)
+        for key, kind in (("counters", dict), ("run", dict), ("groups", dict), ("layouts", list)):
+            if not isinstance(content.get(key), kind):
+                raise self._strange(f"{key} is {type(content.get(key)).__name__}")
+        return content
+
+    @contextmanager
+    def understood(self, key: str) -> Iterator[None]:
+        """Turn errors over what `state.json` holds under a key into a `UserError`."""
+        try:
+            yield
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+            raise self._strange(f"{key}: {type(error).__name__} {error}") from error
+
+    def _strange(self, state: str) -> UserError:
+        return UserError(
+            f"{self.folder / STATE_FILE}: does not hold what a run saves ({state}); use an earlier checkpoint."
+        )
 
     @property
     def counters(self) -> dict[str, Any]:
@@ -81,13 +113,16 @@ class Checkpoint:
             raise UserError(
                 f"{self.folder}: holds {', '.join(self.groups)}, and no {kind}; give a checkpoint that does."
             )
-        layout = layout_from_json(self.state["layouts"][self.state["groups"][kind]])
+        with self.understood(f"the layout of {kind}"):
+            layout = layout_from_json(self.state["layouts"][self.state["groups"][kind]])
         files = [self.folder / f"rank_{rank}" / f"{kind}.safetensors" for rank in range(layout.size)]
         stored = [index_safetensors(file) if file.exists() else {} for file in files]
         ranks: list[dict[str, StoredTensor]] = [{} for _ in range(layout.size)]
         for name in layout.placements:
             for ranks_with_it in holders(layout, name).values():
-                tensor = next(stored[rank][name] for rank in ranks_with_it if name in stored[rank])
+                tensor = next((stored[rank][name] for rank in ranks_with_it if name in stored[rank]), None)
+                if tensor is None or tensor.shape != layout.shape(ranks_with_it[0], name):
+                    raise self._strange(f"rank {ranks_with_it[0]} has no such part of {name} in {kind}.safetensors")
                 for rank in ranks_with_it:
                     ranks[rank][name] = tensor
         return ShardedWeights(self.folder, layout, ranks)
@@ -146,9 +181,12 @@ def is_checkpoint(path: str | Path) -> bool:
     return (path / MANIFEST_FILE).exists() or step_of(path.resolve()) is not None or bool(step_folders(path))
 
 
-def newest(path: str | Path) -> Checkpoint:
-    """The first sound checkpoint that a path means, saying which damaged ones were passed over. Raises `UserError`."""
-    checkpoint, problems = choose(locate(path))
+def newest(path: str | Path, check: Callable[[Checkpoint], None] = Checkpoint.verify_once) -> Checkpoint:
+    """The first sound checkpoint that a path means, saying which damaged ones were passed over. Raises `UserError`.
+
+    check: raises `UserError` for a damaged one; `Checkpoint.verify_description` where no weights are read.
+    """
+    checkpoint, problems = choose(locate(path), check=check)
     for problem in problems:
         _log.warning("%s The checkpoint %s is used.", problem, checkpoint.folder)
     return checkpoint
@@ -157,12 +195,12 @@ def newest(path: str | Path) -> Checkpoint:
 def choose(
     candidates: Sequence[Path],
     agree: Callable[[str | None], str | None] = lambda problem: problem,
-    share: tuple[int, int] = (0, 1),
+    check: Callable[[Checkpoint], None] = Checkpoint.verify,
 ) -> tuple[Checkpoint, list[str]]:
     """The first candidate that is sound, and what is wrong with each one before it.
 
     agree: hands over what this rank found wrong (None for nothing) and returns the first finding of all ranks.
-    share: this rank and the number of ranks, which share the work of reading the files.
+    check: raises `UserError` for a damaged one; ranks may share the work of reading the files.
     Raises `UserError` when none is sound.
     """
     problems: list[str] = []
@@ -170,7 +208,7 @@ def choose(
         checkpoint, problem = None, None
         try:
             checkpoint = Checkpoint.open(folder)
-            checkpoint.verify(*share)
+            check(checkpoint)
         except UserError as error:
             problem = str(error)
         problem = agree(problem)

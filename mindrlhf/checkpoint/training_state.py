@@ -6,7 +6,7 @@ Random numbers need no state: rollouts are keyed by (seed, step, prompt, sample,
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import prod
+from math import isfinite, prod
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,24 @@ class TrainingState:
     counters: Mapping[str, Any] = field(default_factory=dict)
     run: Mapping[str, Any] = field(default_factory=dict)
     companions: Mapping[str, bytes] = field(default_factory=dict)
+
+
+def check_alike(saved: Any, own: Any) -> None:
+    """Compare the keys and types of a saved state with those of a new one. Raises ValueError where they differ.
+
+    What is None in the new one may be anything plain; counts that are not negative stay so.
+    """
+    if isinstance(own, Mapping):
+        if not isinstance(saved, Mapping) or not own.keys() <= saved.keys():
+            raise ValueError(f"{saved!r:.80} is not one of {', '.join(own)}")
+        for key, value in own.items():
+            check_alike(saved[key], value)
+        return
+    number = isinstance(own, int | float) and not isinstance(own, bool)
+    kinds = (int,) if type(own) is int else (int, float) if number else (str, int, float, bool, type(None))
+    wrong = type(saved) not in kinds or (isinstance(saved, float) and not isfinite(saved))
+    if wrong or (number and (saved < 0 <= own or saved > 1 << 53)):
+        raise ValueError(f"{saved!r:.80} stands where a run has {own!r:.80}")
 
 
 def writers(layout: Layout) -> tuple[tuple[str, ...], ...]:

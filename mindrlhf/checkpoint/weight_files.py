@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from mindrlhf.checkpoint.ckpt_file import index_ckpt
-from mindrlhf.checkpoint.json_file import read_json
+from mindrlhf.checkpoint.json_file import read_json, stays_below
 from mindrlhf.checkpoint.safetensors_file import index_safetensors
 from mindrlhf.checkpoint.stored_tensor import StoredTensor
 from mindrlhf.errors import UserError
@@ -59,6 +59,11 @@ def _index_shards(index_file: Path) -> dict[str, StoredTensor]:
         raise UserError(f"{index_file}: has no weight_map from tensor to file name; get the file again.")
     shards = {}
     for shard in sorted(set(weight_map.values())):
+        if not stays_below(shard):
+            raise UserError(
+                f"{index_file}: names {shard!r}, which is not a file inside of its folder; get the model from a source "
+                "that you trust."
+            )
         file = index_file.parent / shard
         if not file.is_file():
             raise UserError(f"{index_file}: names {shard}, and that file is not beside it; get the missing shard.")

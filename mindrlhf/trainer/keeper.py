@@ -19,6 +19,7 @@ from mindrlhf.checkpoint.training_state import (
     WEIGHTS,
     ShardGroup,
     TrainingState,
+    check_alike,
 )
 from mindrlhf.configs.grpo import TrainerSettings
 from mindrlhf.errors import UserError
@@ -104,11 +105,14 @@ class Keeper:
                     backend.write(parameter, read(name))
         for name, stateful in self._stateful.items():
             if name in checkpoint.counters:
-                stateful.load_state_dict(checkpoint.counters[name])
+                with checkpoint.understood(f"counters.{name}"):
+                    check_alike(checkpoint.counters[name], stateful.state_dict())
+                    stateful.load_state_dict(checkpoint.counters[name])
         for name, bulky in self._bulk.items():
             content = checkpoint.companion(name)
             if content is not None:
-                bulky.decode(content)
+                with checkpoint.understood(f"the file {name}"):
+                    bulky.decode(content)
         self._step = self._saved = checkpoint.step
         self._store.best_step = self._best.step
         self._snapshot()

@@ -46,7 +46,7 @@ def find_checkpoint(job: Job, collectives: Collectives) -> Checkpoint | None:
         return next((one for one in collectives.all_gather_object(problem) if one is not None), None)
 
     path = folder if trainer.resume_mode == "auto" else Path(trainer.resume_from_path)
-    checkpoint, problems = choose(locate(path), first_problem, (rank, collectives.world.size))
+    checkpoint, problems = choose(locate(path), first_problem, lambda one: one.verify(rank, collectives.world.size))
     for problem in problems:
         _say(rank, f"{problem} Passed over.")
     _check_not_in_the_way(folder, checkpoint, problems, present)
@@ -76,6 +76,8 @@ def run_identity(job: Job, prompts: Sequence[Prompt]) -> dict[str, Any]:
 def check_identity(checkpoint: Checkpoint, run: Mapping[str, Any], rank: int) -> None:
     """Refuse a checkpoint of another model or other prompts; say what else has changed since it was written."""
     saved = checkpoint.run
+    with checkpoint.understood("run"):
+        _check_known(saved)
     for field, ours in run["model"].items():
         theirs = saved["model"].get(field)
         if theirs != ours and field not in _OPEN_FIELDS:
@@ -99,6 +101,15 @@ def check_identity(checkpoint: Checkpoint, run: Mapping[str, Any], rank: int) ->
     changes += list(_changes(saved["versions"], run["versions"]))
     if changes:
         _say(rank, f"resuming with changes, so that the run is not the one it would have been: {'; '.join(changes)}")
+
+
+def _check_known(saved: Mapping[str, Any]) -> None:
+    """Raise LookupError or ValueError for anything but the content of `run_identity`."""
+    for key in ("settings", "model", "prompts", "versions"):
+        if not isinstance(saved[key], Mapping):
+            raise ValueError(f"{key} is {type(saved[key]).__name__}")
+    if not isinstance(saved["reference"], str | None) or type(saved["prompts"]["count"]) is not int:
+        raise ValueError("reference or prompts")
 
 
 def _changes(saved: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

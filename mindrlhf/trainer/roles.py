@@ -25,7 +25,7 @@ def hf_folder(path: str | Path) -> Path | None:
     """The HF directory that a checkpoint is, or that a training checkpoint has in it; None when there is neither."""
     if (Path(path) / CONFIG_FILE).is_file():
         return Path(path)
-    return newest(path).hf_folder if is_checkpoint(path) else None
+    return newest(path, Checkpoint.verify_description).hf_folder if is_checkpoint(path) else None
 
 
 def checkpoint_config(path: str | None) -> ModelConfig | None:

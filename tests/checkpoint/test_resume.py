@@ -92,7 +92,7 @@ def test_ranks_share_the_checking_and_agree(copy, monkeypatch):
 
     for rank in range(3):
         found.clear()
-        checkpoint, _ = choose(locate(copy), agree, (rank, 3))
+        checkpoint, _ = choose(locate(copy), agree, lambda one, rank=rank: one.verify(rank, 3))
         assert checkpoint.step == 20
     whole = sorted(Checkpoint.open(copy / "step_000020").manifest.files)
     assert sorted(name for names in checked[1::2] for name in names) == whole
@@ -132,6 +132,92 @@ def test_a_checkpoint_of_another_model(copy):
     checkpoint, _ = choose(locate(copy))
     with pytest.raises(UserError, match=r"step_000030: is a checkpoint of another model \(lm_head.weight \[16, 16\]"):
         read_all(checkpoint, layout_of(TIED), "model")
+
+
+@pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "rank_0/../../outside", "", "a\0b"])
+def test_a_manifest_that_names_files_elsewhere(copy, name):
+    folder = copy / "step_000010"
+    rewrite(folder, lambda content: content["files"].update({name: {"bytes": 1, "sha256": "0"}}))
+    with pytest.raises(UserError, match=r"manifest\.json: lists .* which is not a path inside of its folder"):
+        Checkpoint.open(folder)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda content: content.pop("files"),
+        lambda content: content.update(files=[1]),
+        lambda content: content["files"].update(x=3),
+        lambda content: content["files"].update(x={"bytes": "1", "sha256": "0"}),
+        lambda content: content.pop("step"),
+        lambda content: content.update(step="10"),
+        lambda content: content.update(step=-10),
+        lambda content: content.pop("version"),
+    ],
+)
+def test_manifests_that_no_run_writes(copy, change):
+    folder = copy / "step_000010"
+    rewrite(folder, change)
+    with pytest.raises(UserError, match=r"manifest\.json: .*; use "):
+        Checkpoint.open(folder)
+
+
+def stated(folder, change):
+    """The checkpoint with a `state.json` that somebody has edited, and the manifest that goes with it."""
+    path = folder / "state.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(change(content) or content))
+    described = manifest.describe(path)
+    rewrite(folder, lambda of: of["files"].update({path.name: {"bytes": described.size, "sha256": described.sha256}}))
+    checkpoint = Checkpoint.open(folder)
+    checkpoint.verify()
+    return checkpoint
+
+
+def in_layout(key, value):
+    return lambda content: content["layouts"][0].update({key: value})
+
+
+def in_placement(key, value):
+    return lambda content: next(iter(content["layouts"][0]["placements"].values())).update({key: value})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda content: {"step": 10},
+        lambda content: content.update(counters=None),
+        lambda content: content.update(run=[]),
+        lambda content: content.update(groups=["model"]),
+        lambda content: content.update(layouts={}),
+        lambda content: content.update(layouts=[]),
+        lambda content: content["groups"].update(model="0"),
+        lambda content: content["groups"].update(model=7),
+        in_layout("stages", 10**9),
+        in_layout("stages", "1"),
+        in_layout("stages", 0),
+        in_layout("stage_ranks", -4),
+        in_layout("shardings", []),
+        in_layout("shardings", 3),
+        in_layout("placements", {"w": None}),
+        in_placement("shape", [16.0, 16.0]),
+        in_placement("shape", [10**12, 10**12]),
+        in_placement("stages", {"9": 0}),
+        in_placement("stages", {"../x": 0}),
+        in_placement("stages", {}),
+        lambda content: content["layouts"][0]["shardings"][0].update(grid=[]),
+        lambda content: content["layouts"][0]["shardings"][0].update(grid=[0, 0]),
+        lambda content: content["layouts"][0]["shardings"][0].update(cuts=[[99]]),
+        lambda content: content["layouts"][0]["placements"].update(
+            more=next(iter(content["layouts"][0]["placements"].values()))
+        ),
+    ],
+)
+def test_states_that_no_run_writes(copy, change):
+    """A sentence, whatever is read of it."""
+    checkpoint = stated(copy / "step_000010", change)
+    with pytest.raises(UserError, match=r"(state\.json: does not hold what a run saves|of another model)"):
+        checkpoint.reader("model", layout_of(), 0)
 
 
 # --- fuzz ---

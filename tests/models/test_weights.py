@@ -10,6 +10,7 @@ from safetensors.numpy import load_file, save_file
 
 from mindrlhf.checkpoint.ckpt_file import write_ckpt
 from mindrlhf.checkpoint.hf import read_hf_config
+from mindrlhf.checkpoint.weight_files import index_weights
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.errors import UserError
 from mindrlhf.models.parameters import parameter_table
@@ -243,6 +244,19 @@ def test_sharded_checkpoint_with_faults(tmp_path, config, hf_arrays):
         index.write_text(content)
         with pytest.raises(UserError, match=rf"index\.json: .*{message}"):
             open_weights(tmp_path, config)
+
+
+@pytest.mark.parametrize("shard", ["../outside.safetensors", "{folder}/outside.safetensors", "x/../../outside"])
+def test_an_index_that_names_files_elsewhere(tmp_path, hf_arrays, shard):
+    """Not even where there is such a file."""
+    save_file(dict(hf_arrays), tmp_path / "outside.safetensors")
+    folder = tmp_path / "model"
+    folder.mkdir()
+    name = shard.format(folder=tmp_path)
+    weight_map = dict.fromkeys(hf_arrays, name)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(UserError, match=r"index\.json: names '.*outside.*', which is not a file inside of its folder"):
+        index_weights(folder)
 
 
 def test_paths_that_hold_no_model(tmp_path, config, arrays):

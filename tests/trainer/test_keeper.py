@@ -112,6 +112,38 @@ def test_a_resumed_run_has_everything(tmp_path, async_save):
             assert backend.read(other.parameters[kind][name]).tobytes() == backend.read(parameter).tobytes()
 
 
+@pytest.mark.parametrize(
+    ("name", "state"),
+    [
+        ("counter", 3),
+        ("counter", {}),
+        ("counter", {"value": "3"}),
+        ("counter", {"value": -3}),
+        ("counter", {"value": True}),
+        ("counter", {"value": 10**400}),
+        ("bad_updates", {"in_row": [1]}),
+        ("bad_updates", {"in_row": float("nan")}),
+        ("best", {"metric": None, "value": {}, "step": None}),
+    ],
+)
+def test_counters_that_no_run_saves(tmp_path, name, state):
+    run = Run(tmp_path, save_freq=1)
+    run.step(1)
+    checkpoint, _ = choose(locate(tmp_path))
+    checkpoint.counters[name] = state
+    with pytest.raises(UserError, match=rf"state\.json: does not hold what a run saves \(counters\.{name}: ValueError"):
+        run.keeper.restore(checkpoint, 0)
+
+
+def test_a_bulky_state_that_no_run_saves(tmp_path):
+    run = Run(tmp_path, save_freq=1)
+    run.step(1)
+    checkpoint, _ = choose(locate(tmp_path))
+    (checkpoint.folder / "bulk").write_bytes(b"no number")
+    with pytest.raises(UserError, match=r"does not hold what a run saves \(the file bulk: ValueError"):
+        run.keeper.restore(checkpoint, 0)
+
+
 @pytest.mark.parametrize(("mode", "kept"), [("max", 2), ("min", 3)])
 def test_the_best_step_is_kept(tmp_path, mode, kept):
     settings = {"save_best_metric": "val-core/x/acc/mean@1", "save_best_mode": mode, "save_max_ckpt_num": 1}

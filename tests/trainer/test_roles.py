@@ -1,16 +1,22 @@
 """Where a role's weights come from: each rank reads its own part, the same as if it were cut out of the whole."""
 
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 from layouts import full_arrays
 from sharded_files import MODEL, TIED, write_full_file, write_hf_folder, write_shards
+from training_states import save, states, stores
 
+from mindrlhf.checkpoint.hf import companion_files
 from mindrlhf.errors import UserError
 from mindrlhf.models.parameters import parameter_table
 from mindrlhf.parallel.layout import model_layout, split_layers
 from mindrlhf.parallel.mesh import Mesh
 from mindrlhf.parallel.partition import Partition
-from mindrlhf.trainer.roles import Weights
+from mindrlhf.trainer.roles import Weights, checkpoint_config, hf_folder
 
 MESHES = (Mesh(tp=2, pp=2), Mesh(dp=2, tp=4), Mesh(dp=3))
 
@@ -61,6 +67,67 @@ def test_parameters_are_those_of_the_part(tmp_path):
         parameter = parameters[spec.name]
         assert parameter.name == spec.name
         np.testing.assert_array_equal(parameter.asnumpy(), arrays[spec.name][part.slices(spec)])
+
+
+@pytest.fixture
+def hashed(monkeypatch) -> list[str]:
+    """Files whose content was hashed, in order."""
+    names, digest = [], hashlib.file_digest
+
+    def recorded(file, method):
+        names.append(f"{Path(file.name).parent.name}/{Path(file.name).name}")
+        return digest(file, method)
+
+    monkeypatch.setattr(hashlib, "file_digest", recorded)
+    return names
+
+
+def trained(folder: Path) -> Path:
+    """A training checkpoint of MODEL that two ranks wrote."""
+    given = [replace(state, companions=hf_files(MODEL)) for state in states(20, tp=2)]
+    save(stores(folder, 2), given)
+    return folder
+
+
+def hf_files(model) -> dict[str, bytes]:
+    return {f"hf/{name}": content for name, content in companion_files(model, None).items()}
+
+
+def test_a_training_checkpoint_is_named_without_reading_its_weights(tmp_path, hashed):
+    folder = trained(tmp_path / "ckpt")
+    hashed.clear()
+    for path in (folder, folder / "latest", folder / "step_000020"):
+        assert checkpoint_config(str(path)).hidden_size == MODEL.hidden_size
+        assert hf_folder(path) == folder / "step_000020" / "hf"
+    assert not [name for name in hashed if name.endswith(".safetensors")]
+
+
+def test_the_content_of_a_training_checkpoint_is_checked_once(tmp_path, hashed):
+    folder = trained(tmp_path / "ckpt")
+    hashed.clear()
+    weights = Weights(str(folder), MODEL, 0)
+    for part in parts_of(MODEL, Mesh(tp=2)):
+        weights.reader(part)
+    checkpoint_config(str(folder))
+    weights.reader()
+    files = [name for name in hashed if name.endswith(".safetensors")]
+    assert len(files) == 6  # two ranks, weights and two moments
+    assert len(set(files)) == 6
+
+
+def test_damaged_weights_are_found_by_who_reads_them(tmp_path):
+    """The checkpoint is named for its configuration, and not used for its weights."""
+    folder = trained(tmp_path / "ckpt")
+    path = folder / "step_000020" / "rank_1" / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    assert checkpoint_config(str(folder)).num_layers == MODEL.num_layers
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"rank_1/model\.safetensors: is damaged"):
+            Weights(str(folder), MODEL, 0).reader()
+    config = folder / "step_000020" / "hf" / "config.json"
+    config.write_text(config.read_text() + " ")
+    with pytest.raises(UserError, match=r"hf/config\.json: is damaged"):
+        checkpoint_config(str(folder))
 
 
 def test_files_of_another_layout_are_refused(tmp_path):
