@@ -26,6 +26,7 @@ from mindspore import Tensor, nn
 from mindspore.graph.api import _cell_graph_executor
 
 from mindrlhf.backend.fingerprint import Unknown, fingerprint
+from mindrlhf.backend.user_cache import private_folder
 from mindrlhf.checkpoint.atomic import atomic_file
 from mindrlhf.errors import UserError
 
@@ -52,8 +53,7 @@ class GraphCache:
     _opened = 0  # how often MindSpore's cache was, in this process: it numbers its files so
 
     def __init__(self, folder: Path, rank: int, settings: str = "", limit: int = LIMIT_BYTES):
-        self._folder, self._rank, self._settings, self._limit = Path(folder), rank, settings, limit
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self._folder, self._rank, self._settings, self._limit = private_folder(Path(folder)), rank, settings, limit
         self._compiled: WeakKeyDictionary[nn.Cell, set[tuple]] = WeakKeyDictionary()
         self.loaded = self.stored = self.left_out = 0
         # Else it compares the sources of the main script with those of the first time, and knows no others.

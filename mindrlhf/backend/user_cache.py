@@ -1,24 +1,59 @@
-"""Where what is built on this machine for this user is kept: operators and graphs."""
+"""Where what is built on this machine for this user is kept: operators and graphs.
 
+What lies there is loaded as code, so nobody else may be able to put anything there.
+"""
+
+import functools
+import logging
 import os
+import stat
 import tempfile
 from pathlib import Path
 
+_log = logging.getLogger(__name__)
+
+
+class Unsafe(OSError):
+    """Others than this user may write to a folder, or exchange it."""
+
 
 def user_cache() -> Path:
-    """$XDG_CACHE_HOME/mindrlhf, by default ~/.cache/mindrlhf; or /tmp where that is read-only. It exists.
+    """$XDG_CACHE_HOME/mindrlhf, by default ~/.cache/mindrlhf; it exists, and only this user can write to it.
 
-    Raises OSError where neither can be had.
+    Where that cannot be had, /tmp/mindrlhf-UID under the same condition, and else a folder of this process alone, which
+    goes with it. Raises OSError where there is none of them.
     """
     chosen = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mindrlhf"
-    try:
-        chosen.mkdir(parents=True, exist_ok=True)
-        if os.access(chosen, os.W_OK):
-            return chosen
-    except OSError:
-        pass
-    shared = Path(tempfile.gettempdir()) / f"mindrlhf-{os.getuid()}"
-    shared.mkdir(mode=0o700, exist_ok=True)
-    if shared.stat().st_uid != os.getuid():
-        raise OSError(f"{shared} belongs to another user")  # who could have put anything there
-    return shared
+    for folder in (chosen, Path(tempfile.gettempdir()) / f"mindrlhf-{os.getuid()}"):
+        try:
+            return private_folder(folder)
+        except Unsafe as problem:
+            _log.warning("%s; another folder is used for what is built on this machine", problem)
+        except OSError:
+            continue
+    return Path(_of_this_process().name)
+
+
+def private_folder(path: Path) -> Path:
+    """Make a folder that only this user can write to, or check that it is one.
+
+    Raises `Unsafe` where others could put something there, OSError where this user cannot either.
+    """
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found, above = path.lstat(), path.parent.stat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise Unsafe(f"{path} is a link, and no folder")
+    if found.st_uid != os.getuid():
+        raise Unsafe(f"{path} belongs to another user")
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise Unsafe(f"{path} can be written by other users (mode {stat.S_IMODE(found.st_mode):o}); remove it")
+    if above.st_mode & stat.S_IWOTH and not above.st_mode & stat.S_ISVTX:
+        raise Unsafe(f"{path} can be exchanged by other users (mode {stat.S_IMODE(above.st_mode):o} of {path.parent})")
+    if not os.access(path, os.W_OK):
+        raise PermissionError(f"{path} cannot be written")
+    return path
+
+
+@functools.cache
+def _of_this_process() -> tempfile.TemporaryDirectory:
+    return tempfile.TemporaryDirectory(prefix="mindrlhf-")

@@ -573,10 +573,6 @@ def test_where_the_cache_cannot_be_written(built_anew, monkeypatch, fused):
     (built_anew / "file").write_text("")
     (built_anew / "tmp").mkdir()
     monkeypatch.setenv("XDG_CACHE_HOME", str(built_anew / "file"))
+    (built_anew / "tmp").chmod(0o1777)
     monkeypatch.setattr(native.tempfile, "tempdir", str(built_anew / "tmp"))
     assert native.library().path.parent == built_anew / "tmp" / f"mindrlhf-{os.getuid()}"
-    native.library.cache_clear()
-    another = os.getuid() + 1
-    monkeypatch.setattr(os, "getuid", lambda: another)
-    (built_anew / "tmp" / f"mindrlhf-{another}").mkdir()
-    assert "belongs to another user" in native.library().problem
