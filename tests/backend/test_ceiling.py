@@ -1,19 +1,31 @@
 import time
+from itertools import count
 
-import mindspore  # noqa: F401  before the clock starts
-import numpy as np
+import pytest
 
-from mindrlhf.backend.ceiling import SIZE, matmul_ceiling
+from mindrlhf.backend import ceiling
+from mindrlhf.backend.ceiling import LEAST_S, SIZE, matmul_ceiling
 
 
-def test_the_ceiling_is_what_a_product_of_numpy_comes_near_to():
+@pytest.fixture
+def measured_anew():
+    matmul_ceiling.cache_clear()
+    yield
+    matmul_ceiling.cache_clear()
+
+
+@pytest.mark.parametrize(("took", "products"), [(LEAST_S, 1), (LEAST_S / 8, 8)])
+def test_the_ceiling_is_the_work_of_products_by_the_clock(measured_anew, monkeypatch, took, products):
+    """A clock by which everything between two looks at it takes as long."""
+    looks = count()
+    with monkeypatch.context() as patch:
+        patch.setattr(ceiling, "time", type("Clock", (), {"perf_counter": lambda: next(looks) * took}))
+        found = matmul_ceiling("CPU")
+    assert found == pytest.approx(2 * SIZE["CPU"] ** 3 * products / took)
+    assert matmul_ceiling("CPU") == found, "measured once"
+
+
+def test_the_ceiling_by_the_real_clock_is_a_number(measured_anew):
     start = time.perf_counter()
-    ceiling = matmul_ceiling("CPU")
-    assert time.perf_counter() - start < 10
-    matrix = np.ones((SIZE["CPU"],) * 2, np.float32)
-    matrix @ matrix
-    start = time.perf_counter()
-    matrix @ matrix
-    numpy = 2 * SIZE["CPU"] ** 3 / (time.perf_counter() - start)
-    assert numpy / 10 < ceiling < numpy * 10, "of the same order, on a machine that does other things too"
-    assert matmul_ceiling("CPU") == ceiling, "measured once"
+    found = matmul_ceiling("CPU")
+    assert found * (time.perf_counter() - start) > 2 * SIZE["CPU"] ** 3, "the product that was timed fits into the time"

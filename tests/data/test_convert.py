@@ -1,7 +1,6 @@
 """Conversion to MindRecord: real GSM8K, lengths and truncation, what is refused."""
 
 import json
-import time
 
 import numpy as np
 import pytest
@@ -102,9 +101,7 @@ def test_gsm8k_test_split_with_the_qwen_template(shared, qwen, tmp_path):
 @pytest.mark.slow
 def test_gsm8k_train_split(shared, qwen, tmp_path):
     source, output = shared / "data" / "gsm8k" / "train.jsonl", tmp_path / "train.mindrecord"
-    start = time.perf_counter()
     summary = convert(source, output, qwen)
-    assert time.perf_counter() - start < 60
     assert (summary.rows, summary.dropped, summary.truncated) == (7473, 0, 0)
     prompts = read_prompts(output)
     assert [prompt.id for prompt in prompts] == list(range(7473))

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import time
 import unicodedata
 
 import numpy as np
@@ -84,13 +83,6 @@ def test_default_special_tokens_follow_another_vocabulary(tmp_path):
     tokenizer = Tokenizer.from_files(*write_pair(tmp_path, {"a": 0, "<|im_end|>": 1, "b": 2, "ab": 3}, ["a b"]))
     assert tokenizer.encode("ab<|im_end|><|endoftext|><|im_start|>") == [3, 1, 4, 5]
     assert tokenizer.size == 4 + 22 - 1
-
-
-def test_building_is_quick(shared):
-    folder = shared / "data" / "qwen2_5_tokenizer"
-    start = time.perf_counter()
-    Tokenizer.from_path(folder)
-    assert time.perf_counter() - start < 5  # 0.4 s on a quiet machine
 
 
 def test_saved_files_load_again(qwen, golden, qwen_config, tmp_path):

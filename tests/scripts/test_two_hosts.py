@@ -5,7 +5,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,14 +15,13 @@ MISSING_RIGHT = 3
 
 # Rank 2 is on the other host than msrun's scheduler, and is waited for by all.
 DYING = """
-import os, signal, time
+import os, signal
 from mindrlhf.backend.collectives import Collectives
 from mindrlhf.backend.launch import launch
 
 with launch("CPU") as world:
     Collectives(world).barrier()
     if world.rank == 2:
-        print("then", time.time(), flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
     Collectives(world).barrier()
 """
@@ -68,7 +66,6 @@ def test_a_worker_that_is_killed_ends_both_hosts(tmp_path):
     (tmp_path / "dying.py").write_text(DYING)
     done = run("--out", tmp_path / "here", "--", tmp_path / "dying.py")
     logs = [(tmp_path / f"here/log/host{rank // 2}/worker_{rank}.log").read_text() for rank in range(4)]
-    assert time.time() - float(re.search(r"^then (.*)", logs[2], re.MULTILINE)[1]) < 60
     assert done.returncode == 1
     for rank in (0, 1, 3):
         assert f"rank {rank} of 4: rank 2 is gone" in logs[rank]

@@ -131,7 +131,6 @@ def test_reward_functions_that_hang_raise_give_nan_and_print(task, tmp_path):
         assert row["reward/sleeps/timeouts"] == hit.sum()
         for name in names:
             assert row[f"reward/{name}/failures"] == (hit.sum() if name in ("raises", "nothing") else 0)
-        assert row["timing_s/reward"] < 0.5 * hit.sum() + 20  # a new process for each hang; a busy machine
         assert row["actor/grad_norm"] > 0
     assert 2 < total < 24
 

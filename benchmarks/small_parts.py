@@ -1,0 +1,71 @@
+"""Seconds of small parts of a run that people wait for, each the best of a few tries.
+
+python benchmarks/small_parts.py --tokenizer DIR --problems gsm8k/train.jsonl
+
+tokenizer: building it from its files. convert: the problems to a MindRecord. rewards: 512 responses scored by `gsm8k`,
+in a process of its own. ceiling: the rate of matrix products that `perf/mfu` is a share of, beside NumPy's.
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from mindrlhf.backend.ceiling import SIZE, matmul_ceiling
+from mindrlhf.configs.grpo import RewardSettings
+from mindrlhf.data.convert import convert
+from mindrlhf.data.tokenizer import Tokenizer
+from mindrlhf.rewards.runner import RewardRunner
+
+TRIES = 3
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tokenizer", type=Path, required=True, help="folder with vocab.json and merges.txt")
+    parser.add_argument("--problems", type=Path, required=True, help="GSM8K's train.jsonl")
+    return parser.parse_args()
+
+
+def best(work: Callable[[], object]) -> float:
+    """Seconds of the quickest of `TRIES` calls."""
+    seconds = []
+    for _ in range(TRIES):
+        start = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
+
+
+def rewards_s() -> float:
+    """Seconds of scoring 512 responses; the process that scores is there already."""
+    samples = [("question " * 20, "so 3+4=7 " * 20 + "#### 7", {"ground_truth": "7"}) for _ in range(512)]
+    with RewardRunner(RewardSettings(functions=[{"name": "gsm8k"}])) as runner:
+        return best(lambda: runner.score(samples))
+
+
+def numpy_gflop_s() -> float:
+    """NumPy's rate of the matrix product that the ceiling is measured with."""
+    matrix = np.ones((SIZE["CPU"],) * 2, np.float32)
+    return 2e-9 * SIZE["CPU"] ** 3 / best(lambda: matrix @ matrix)
+
+
+def main() -> None:
+    args = arguments()
+    tokenizer = Tokenizer.from_path(args.tokenizer)
+    print(f"tokenizer {best(lambda: Tokenizer.from_path(args.tokenizer)):8.3f} s")
+    with tempfile.TemporaryDirectory() as folder:
+        outputs = (Path(folder) / f"{number}.mindrecord" for number in range(TRIES))
+        print(f"convert   {best(lambda: convert(args.problems, next(outputs), tokenizer)):8.3f} s")
+    print(f"rewards   {rewards_s():8.3f} s")
+    print(f"ceiling   {matmul_ceiling('CPU') / 1e9:8.1f} GFLOP/s, NumPy {numpy_gflop_s():.1f}")
+
+
+if __name__ == "__main__":
+    main()
