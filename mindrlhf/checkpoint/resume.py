@@ -167,8 +167,8 @@ def _pointed(pointer: Path) -> Path:
     except (OSError, ValueError):
         name, checksum = "", ""
     folder = pointer.parent / name
-    manifest = folder / MANIFEST_FILE
-    if step_of(folder) is None or not manifest.is_file() or describe(manifest).sha256 != checksum:
+    manifest, beside = folder / MANIFEST_FILE, folder.parent == pointer.parent
+    if not beside or step_of(folder) is None or not manifest.is_file() or describe(manifest).sha256 != checksum:
         raise UserError(f"{pointer}: names no whole checkpoint; give a step_N folder itself.")
     return folder
 

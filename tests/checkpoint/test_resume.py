@@ -134,6 +134,15 @@ def test_a_checkpoint_of_another_model(copy):
         read_all(checkpoint, layout_of(TIED), "model")
 
 
+@pytest.mark.parametrize("name", ["../ckpt/step_000010", "{copy}/../ckpt/step_000010"])
+def test_a_pointer_that_leads_elsewhere(copy, name):
+    name = name.format(copy=copy)
+    checksum = manifest.describe(copy / name / "manifest.json").sha256
+    (copy / "latest").write_text(f"{name}\n{checksum}\n")
+    with pytest.raises(UserError, match="latest: names no whole checkpoint"):
+        locate(copy / "latest")
+
+
 @pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "rank_0/../../outside", "", "a\0b"])
 def test_a_manifest_that_names_files_elsewhere(copy, name):
     folder = copy / "step_000010"
