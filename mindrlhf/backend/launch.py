@@ -6,7 +6,6 @@ DEVICE_ID (counted on this host), MS_SCHED_HOST and MS_SCHED_PORT. Other launche
 supported. hccl has not been run here: the Ascend branch follows its documentation.
 """
 
-import argparse
 import os
 import socket
 import sys
@@ -16,9 +15,8 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import psutil
-
 from mindrlhf.backend.collectives import Collectives
+from mindrlhf.backend.msrun import find_msrun
 from mindrlhf.backend.peers import PeerGone
 from mindrlhf.errors import UserError
 
@@ -220,15 +218,15 @@ def _choose_threads(size: int, started_by_msrun: bool) -> None:
         os.environ.setdefault("OMP_NUM_THREADS", str(len(cores)))
         return
     # Importing MindSpore sets an unset OMP_NUM_THREADS to 1, and msrun, which imports it, hands that on: what the user
-    # wanted is in the environment that msrun itself was started with.
-    msrun = psutil.Process(os.getppid())
-    if "OMP_NUM_THREADS" in msrun.environ():
+    # wanted is in the environment that msrun itself was started with. Once msrun has gone, 1 counts as unset.
+    msrun = find_msrun()
+    if msrun is None:
+        if os.environ.get("OMP_NUM_THREADS", "1") == "1":
+            os.environ["OMP_NUM_THREADS"] = str(max(1, len(cores) // size))
         return
-    if cores != set(msrun.cpu_affinity()):  # it has bound each worker to cores of its own
-        os.environ["OMP_NUM_THREADS"] = str(len(cores))
+    if "OMP_NUM_THREADS" in msrun.environment:
         return
-    # msrun exports the number of workers on all hosts only; how many are here stands in its command line.
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--local_worker_num", type=int, default=size)
-    local, _ = parser.parse_known_args(msrun.cmdline())
-    os.environ["OMP_NUM_THREADS"] = str(max(1, len(cores) // local.local_worker_num))
+    bound = cores != msrun.cores  # msrun has bound each worker to cores of its own
+    # The number of workers that msrun exports is that of all hosts; how many are here stands in its command line.
+    sharing = 1 if bound else msrun.local_workers or size
+    os.environ["OMP_NUM_THREADS"] = str(max(1, len(cores) // sharing))

@@ -1,0 +1,43 @@
+"""The `msrun` that started this process, as far as it is still there. Imports neither NumPy nor MindSpore."""
+
+import argparse
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+_NAMES = ("msrun", "mindspore.parallel.cluster.run")  # of the script, and of the module for `python -m`
+
+
+@dataclass(frozen=True)
+class Msrun:
+    """What msrun was started with.
+
+    joins: it waits for its workers (`--join=True`), and its end is the job's. local_workers: on this host, or None for
+    all. cores: that it may use itself. environment: its own, before MindSpore's import added to it.
+    """
+
+    pid: int
+    joins: bool
+    local_workers: int | None
+    cores: frozenset[int]
+    environment: dict[str, str]
+
+
+def find_msrun() -> Msrun | None:
+    """This process's msrun; None without one, or when it has gone, as it does at once with `--join=False`."""
+    if not os.environ.get("MS_ROLE"):
+        return None
+    try:
+        parent = psutil.Process(os.getppid())
+        command, cores, environment = parent.cmdline(), frozenset(parent.cpu_affinity()), parent.environ()
+    except psutil.Error:  # gone; or another process is the parent since then, whose environment is not ours to read
+        return None
+    if not any(part in _NAMES or Path(part).name in _NAMES for part in command):
+        return None
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--local_worker_num", type=int)
+    parser.add_argument("--join")
+    told, _ = parser.parse_known_args(command)
+    return Msrun(parent.pid, told.join == "True", told.local_worker_num, cores, environment)
