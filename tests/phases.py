@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
-PHASES = ("generate", "update", "save", "reshard")
+PHASES = ("generate", "update", "save", "reshard", "start", "report")
 
 
 def start(argv: Sequence[object], log: Path, workers: int = 0) -> subprocess.Popen:
@@ -88,17 +88,39 @@ def to_the_end(argv: Sequence[object], log: Path, workers: int = 0, timeout: flo
     return output.read_text()
 
 
-def signalled(argv: Sequence[object], log: Path, phase: str, step: int, number: int = signal.SIGTERM) -> str:
-    """Send one signal in a phase; the run must end well by itself. Returns the output."""
-    process = start(argv, log)
+def signalled(
+    argv: Sequence[object],
+    log: Path,
+    phase: str,
+    step: int,
+    number: int = signal.SIGTERM,
+    workers: int = 0,
+    rank: int = 0,
+    delay: float = 0.0,
+) -> str:
+    """Send one signal to a rank, some seconds after rank 0 has entered a phase; the run must end well by itself.
+
+    Returns the output.
+    """
+    process = start(argv, log, workers)
     try:
         assert wait_for(process, log, phase, step), (process.poll(), log.with_suffix(".out").read_text()[-3000:])
-        process.send_signal(number)
-        code = process.wait(120)
+        time.sleep(delay)
+        (process if not workers else worker(process, rank)).send_signal(number)
+        code = process.wait(300)
     finally:
         kill(process)
     assert code == 0, (code, log.with_suffix(".out").read_text()[-3000:])
     return log.with_suffix(".out").read_text()
+
+
+def worker(process: subprocess.Popen, rank: int) -> psutil.Process:
+    """One of msrun's workers."""
+    for child in psutil.Process(process.pid).children():
+        environment = child.environ()
+        if environment.get("MS_ROLE") == "MS_WORKER" and environment.get("RANK_ID") == str(rank):
+            return child
+    raise AssertionError(f"there is no rank {rank}")
 
 
 def _noting(log: int, phase: str, function):
@@ -120,10 +142,28 @@ def _noting(log: int, phase: str, function):
 
 def _main() -> int:
     from mindrlhf import cli
+    from mindrlhf.trainer.stop_signals import StopSignals
+
+    enter = StopSignals.__enter__
+
+    def entered(signals: StopSignals) -> StopSignals:
+        """Once signals are minded, NumPy may be imported."""
+        enter(signals)
+        _note_phases()
+        return signals
+
+    StopSignals.__enter__ = entered
+    return cli.main(sys.argv[1:])
+
+
+def _note_phases() -> None:
+    from mindrlhf.backend.launch import is_first_process
     from mindrlhf.trainer import build
 
-    launch = build.launch
+    launch, log = build.launch, os.open(os.environ["PHASE_LOG"], os.O_WRONLY | os.O_APPEND)
     _noting.step = 0
+    if is_first_process():
+        os.write(log, b'[0, "start"]\n')
 
     def launched(*arguments, **named):
         """Patched once MindSpore may be imported."""
@@ -132,16 +172,16 @@ def _main() -> int:
             from mindrlhf.checkpoint.store import CheckpointStore
             from mindrlhf.reshard.online import OnlineReshard
             from mindrlhf.trainer.grpo import GRPOTrainer
+            from mindrlhf.trainer.report import StepReport
 
-            log = os.open(os.environ["PHASE_LOG"], os.O_WRONLY | os.O_APPEND)
             GRPOTrainer.collect = _noting(log, "generate", GRPOTrainer.collect)
             GRPOTrainer.update = _noting(log, "update", GRPOTrainer.update)
             CheckpointStore._write = _noting(log, "save", CheckpointStore._write)
             OnlineReshard.run = _noting(log, "reshard", OnlineReshard.run)
+            StepReport.write = _noting(log, "report", StepReport.write)
         return world
 
     build.launch = launched
-    return cli.main(sys.argv[1:])
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from mindrlhf.configs.preset_files import PREFIX, preset_names
+from mindrlhf.trainer.stop_signals import StopSignals
 
 DEFAULT_FOLDER = Path("out/ckpt")
 
@@ -92,6 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from mindrlhf.trainer.build import run_grpo
+    with StopSignals() as signals:
+        from mindrlhf.trainer.build import run_grpo  # imports NumPy, whose threads must not take the signals
 
-    run_grpo(args)
+        run_grpo(args, signals)

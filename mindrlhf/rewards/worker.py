@@ -38,6 +38,7 @@ _SHORT.maxstring = _SHORT.maxother = 80
 
 def main() -> None:
     """Serve until the input ends."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the training blocks what asks it to stop; functions do not
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb", buffering=0)
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):  # what functions print is dropped, at the cost of nothing

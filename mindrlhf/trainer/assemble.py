@@ -57,7 +57,8 @@ from mindrlhf.trainer.resume import check_identity, find_checkpoint, run_identit
 from mindrlhf.trainer.roles import Weights, check_token_ids, checkpoint_reader, hf_folder, stopping_config
 from mindrlhf.trainer.rollouts import Rollouts
 from mindrlhf.trainer.sampling import StepSampling
-from mindrlhf.trainer.stop import Agreement, StopSignals
+from mindrlhf.trainer.stop import Agreement
+from mindrlhf.trainer.stop_signals import StopSignals
 from mindrlhf.trainer.validation import open_validation, read_validation, validation_positions
 from mindrlhf.training.batch import round_up
 from mindrlhf.training.graphs import PolicyLogProbs

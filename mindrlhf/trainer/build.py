@@ -22,7 +22,8 @@ from mindrlhf.parallel.layout import yaml_layout
 from mindrlhf.reshard.strategy import save_strategies
 from mindrlhf.trainer.outputs import prepare_outputs
 from mindrlhf.trainer.roles import checkpoint_config, open_tokenizer
-from mindrlhf.trainer.stop import Stopped, StopSignals
+from mindrlhf.trainer.stop import Stopped
+from mindrlhf.trainer.stop_signals import StopSignals
 
 
 @dataclass(frozen=True)
@@ -193,8 +194,11 @@ def ascend_options(yaml: ModelYaml) -> AscendOptions:
     return AscendOptions(context.device_id, context.max_device_memory, context.jit_level)
 
 
-def run_grpo(args: argparse.Namespace) -> None:
-    """`mindrlhf train`: generate and train, or train on recorded rollouts; the trained model is written at the end."""
+def run_grpo(args: argparse.Namespace, signals: StopSignals) -> None:
+    """`mindrlhf train`: generate and train, or train on recorded rollouts; the trained model is written at the end.
+
+    signals: what may ask the run to stop.
+    """
     if args.only_save_strategy:
         save_both_strategies(args)
         return
@@ -211,9 +215,10 @@ def run_grpo(args: argparse.Namespace) -> None:
         # It imports MindSpore, which must not happen before `launch` has set what MindSpore reads when it starts.
         from mindrlhf.trainer.assemble import assemble
 
-        with StopSignals() as signals, ExitStack() as stack:
+        with ExitStack() as stack:
             trainer, recorded, save = assemble(job, world, stack, signals)
             try:
+                trainer.keeper.between_phases()
                 if job.config.trainer.val_only:
                     trainer.validate_only()
                     return

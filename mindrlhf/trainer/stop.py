@@ -1,56 +1,17 @@
 """Why a run ends before its last step: a signal, msrun's end, too much memory; agreed on by all ranks."""
 
-import os
-import signal
-import sys
 from collections.abc import Callable
-from types import FrameType
 
 import numpy as np
 
 from mindrlhf.checkpoint.finite import first_not_finite
 from mindrlhf.checkpoint.training_state import ShardGroup
 from mindrlhf.metrics.performance import GIB, resident_bytes
-
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+from mindrlhf.trainer.stop_signals import StopSignals
 
 
 class Stopped(Exception):
     """The run ends here, in good order: its state is saved, and the message says how to go on."""
-
-
-class StopSignals:
-    """SIGTERM and SIGINT as a wish to stop; a second one ends the process at once, as without this.
-
-    Under msrun the end of msrun itself is such a wish too: it kills its workers with the first signal that it minds,
-    and dies of the others without a word to them. A context manager, for the main thread.
-    """
-
-    def __init__(self) -> None:
-        self.reason: str | None = None
-        self._launcher = os.getppid() if os.environ.get("MS_ROLE") else None
-        self._earlier: dict[int, object] = {}
-
-    def __enter__(self) -> "StopSignals":
-        self._earlier = {number: signal.signal(number, self._note) for number in SIGNALS}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._earlier.items():
-            signal.signal(number, handler)
-
-    @property
-    def wanted(self) -> bool:
-        """Whether the run is to stop."""
-        if self.reason is None and self._launcher not in (None, os.getppid()):
-            self.reason = "msrun has ended"
-        return self.reason is not None
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.reason = f"{signal.Signals(number).name} was received"
-        for each in SIGNALS:
-            signal.signal(each, signal.SIG_DFL)
-        print(f"{self.reason}: saving the state and stopping; again, and it stops at once", file=sys.stderr, flush=True)
 
 
 class Agreement:

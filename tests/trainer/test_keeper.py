@@ -1,9 +1,5 @@
 """When a run is saved, what is restored, and how it ends before its last step; without a model."""
 
-import os
-import signal
-import subprocess
-import sys
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -22,7 +18,7 @@ from mindrlhf.configs.grpo import TrainerSettings
 from mindrlhf.errors import UserError
 from mindrlhf.trainer import stop
 from mindrlhf.trainer.keeper import Keeper
-from mindrlhf.trainer.stop import Agreement, Stopped, StopSignals
+from mindrlhf.trainer.stop import Agreement, Stopped
 
 
 class Counter:
@@ -256,49 +252,6 @@ def test_too_much_memory(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"uses 5.0 GiB, and trainer.max_host_memory_gb is 4; .* is saved in"):
         run.step(2)
     assert run.steps() == [2]
-
-
-SLEEPER = """
-import time
-from mindrlhf.trainer.stop import StopSignals
-with StopSignals() as signals:
-    print("ready", flush=True)
-    while not signals.wanted:
-        time.sleep(0.01)
-    print("wanted", flush=True)
-    time.sleep(30)
-"""
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_second_signal_stops_at_once(number):
-    process = subprocess.Popen(
-        [sys.executable, "-c", SLEEPER], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ
-    )
-    assert process.stdout.readline() == "ready\n"
-    process.send_signal(number)
-    assert process.stdout.readline() == "wanted\n"
-    process.send_signal(number)
-    _, errors = process.communicate(timeout=10)
-    assert process.returncode == -number
-    assert f"{number.name} was received: saving the state and stopping" in errors
-
-
-def test_handlers_are_put_back():
-    before = [signal.getsignal(number) for number in stop.SIGNALS]
-    with StopSignals() as signals:
-        assert not signals.wanted
-    assert [signal.getsignal(number) for number in stop.SIGNALS] == before
-
-
-def test_the_end_of_msrun_is_a_wish_to_stop(monkeypatch):
-    monkeypatch.setenv("MS_ROLE", "MS_WORKER")
-    signals = StopSignals()
-    assert not signals.wanted
-    monkeypatch.setattr(os, "getppid", lambda: 1)
-    assert signals.wanted
-    monkeypatch.delenv("MS_ROLE")
-    assert not StopSignals().wanted  # a shell that has ended is none
 
 
 def test_one_rank_stops_all():

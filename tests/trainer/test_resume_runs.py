@@ -5,7 +5,10 @@ changes, two updates a step with old log-probs, epochs that are shuffled anew, v
 """
 
 import json
+import os
 import random
+import shutil
+import signal
 from pathlib import Path
 
 import copying_memory
@@ -13,6 +16,9 @@ import jobs
 import numpy as np
 import phases
 import pytest
+
+from mindrlhf.backend.graph_cache import GRAPHS
+from mindrlhf.backend.user_cache import user_cache
 
 STEPS = 5
 SETTINGS = (
@@ -194,3 +200,51 @@ def test_killed_twenty_times(job, whole, resharded, tmp_path):
         phases.kill_in(argv, log, phase, rng.randint(1, STEPS), rng, workers)
         phases.to_the_end(argv, log, workers)
         assert_same(folder / "run", resharded if workers else whole)
+
+
+# A hundred in blocks of ten; fewer with MINDRLHF_SIGNALS=30, say.
+SIGNALS = int(os.environ.get("MINDRLHF_SIGNALS", "100"))
+# Workers, and how many signals a run gets before it may come to its end.
+STOPPED_RUNS = ((0, 4), (0, 4), (2, 2))
+
+
+def stopped_again_and_again(job, folder: Path, workers: int, count: int, rng: random.Random) -> None:
+    """Start a run and signal it at a random moment, until it has got `count` signals; then let it end.
+
+    Each start exits with 0 and says which signal it was.
+    """
+    folder.mkdir()
+    layout = RESHARDED if workers else ()
+    argv, log = job.argv(folder / "run", *layout, enable_compile_cache="True"), folder / "phases"
+    # One signal comes in the start, the others in later and later steps. The last two are left alone: the run may be
+    # over before the signal comes.
+    starting = rng.randrange(count)
+    steps = iter(sorted(rng.sample(range(1, STEPS - 1), count - 1)))
+    for place in range(count):
+        number = rng.choice((signal.SIGTERM, signal.SIGINT))
+        phase, step, rank, delay = "start", 0, 0, rng.uniform(0, 2.5)
+        if place != starting:
+            phase = rng.choice(("generate", "update", "save", "report", *(["reshard"] if workers else ())))
+            step, rank, delay = next(steps), rng.randrange(max(1, workers)), rng.uniform(0, 0.1)
+        where = f"{number.name}, {delay:.2f} s into {phase} {step}, rank {rank} of {workers or 1}"
+        log.with_suffix(".out").unlink(missing_ok=True)
+        output = phases.signalled(argv, log, phase, step, number, workers, rank, delay)
+        assert f"{number.name} was received" in output, (where, output[-3000:])
+        print(f"{where}: exit 0", flush=True)
+    phases.to_the_end(argv, log, workers)
+
+
+@pytest.mark.slow
+@pytest.mark.msrun
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("block", range(-(-SIGNALS // 10)))
+def test_a_hundred_signals(job, whole, resharded, tmp_path, monkeypatch, block):
+    """Runs that are stopped at random moments and resumed exit with 0, and end like the ones never stopped."""
+    shutil.copytree(user_cache(), tmp_path / "cache" / "mindrlhf", ignore=shutil.ignore_patterns(GRAPHS))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # compiles once, and leaves nothing behind
+    rng = random.Random(f"signals {block}")
+    for case, (workers, count) in enumerate(STOPPED_RUNS):
+        folder = tmp_path / f"case_{case}"
+        stopped_again_and_again(job, folder, workers, count, rng)
+        assert_same(folder / "run", resharded if workers else whole)
+        print("equal", flush=True)
