@@ -9,7 +9,7 @@ from mindrlhf.configs.loading import load_sft_config
 from mindrlhf.configs.model_yaml import load_model_yaml
 from mindrlhf.configs.validate import check_sft
 from mindrlhf.trainer.build import ascend_options, list_unused, split_overrides
-from mindrlhf.trainer.outputs import prepare_outputs
+from mindrlhf.trainer.outputs import lock_outputs, prepare_outputs
 from mindrlhf.trainer.roles import checkpoint_config, open_tokenizer
 
 
@@ -52,4 +52,5 @@ def run(args: argparse.Namespace) -> None:
             list_unused(yaml)
         from mindrlhf.trainer.sft import fit
 
-        fit(args, config, yaml, model, tokenizer, output, world)
+        with lock_outputs(world, output, args.save_ckpt_dir):
+            fit(args, config, yaml, model, tokenizer, output, world)

@@ -20,7 +20,7 @@ from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
 from mindrlhf.parallel.layout import yaml_layout
 from mindrlhf.reshard.strategy import save_strategies
-from mindrlhf.trainer.outputs import prepare_outputs
+from mindrlhf.trainer.outputs import lock_outputs, prepare_outputs
 from mindrlhf.trainer.roles import checkpoint_config, open_tokenizer
 from mindrlhf.trainer.stop import Stopped
 from mindrlhf.trainer.stop_signals import StopSignals
@@ -216,6 +216,7 @@ def run_grpo(args: argparse.Namespace, signals: StopSignals) -> None:
         from mindrlhf.trainer.assemble import assemble
 
         with ExitStack() as stack:
+            stack.enter_context(lock_outputs(world, job.output, job.args.save_ckpt_dir, job.args.save_data_file))
             trainer, recorded, save = assemble(job, world, stack, signals)
             try:
                 trainer.keeper.between_phases()

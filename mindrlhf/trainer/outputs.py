@@ -1,10 +1,13 @@
 """Where a run writes: looked at before any work, so that hours of training do not end at a bad path."""
 
 import re
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from mindrlhf.backend.collectives import Collectives
+from mindrlhf.backend.launch import World
 from mindrlhf.checkpoint.atomic import clean
+from mindrlhf.checkpoint.folder_lock import lock_folders
 from mindrlhf.checkpoint.hf import check_replaceable
 from mindrlhf.errors import UserError
 from mindrlhf.metrics.files import make_folder
@@ -28,6 +31,19 @@ def prepare_outputs(save_ckpt_dir: Path, output_dir: Path | None, save_data_file
     if save_data_file and save_data_file.is_dir():
         raise UserError(f"--save_data_file {save_data_file}: is a folder; give the name of a file.")
     return output
+
+
+def lock_outputs(
+    world: World, output: Path, save_ckpt_dir: Path, save_data_file: Path | None = None
+) -> AbstractContextManager[None]:
+    """Keep other runs out of the places of the three flags; rank 0 holds the locks.
+
+    Entering it raises UserError where another run is writing.
+    """
+    folders = {"--save_ckpt_dir": save_ckpt_dir, "--output_dir": output}
+    if save_data_file:
+        folders["--save_data_file"] = save_data_file.parent
+    return lock_folders(folders) if world.rank == 0 else nullcontext()
 
 
 def clean_outputs(collectives: Collectives, output: Path, save_ckpt_dir: Path, save_data_file: Path | None) -> None:

@@ -9,6 +9,8 @@ import os
 import random
 import shutil
 import signal
+import socket
+import time
 from pathlib import Path
 
 import copying_memory
@@ -248,3 +250,24 @@ def test_a_hundred_signals(job, whole, resharded, tmp_path, monkeypatch, block):
         stopped_again_and_again(job, folder, workers, count, rng)
         assert_same(folder / "run", resharded if workers else whole)
         print("equal", flush=True)
+
+
+# --- two runs in one folder ---
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pair", range(5))
+def test_two_runs_in_one_folder(job, whole, tmp_path, pair):
+    """Whichever comes second is refused with the first one's name, and the first one loses nothing."""
+    rng = random.Random(f"pair {pair}")
+    argv, logs = job.argv(tmp_path / "run", resume_training=None), [tmp_path / name for name in ("one", "other")]
+    runs = []
+    for log in logs:
+        runs.append(phases.start(argv, log))
+        time.sleep(rng.uniform(0, 5))
+    codes = [run.wait(600) for run in runs]
+    assert sorted(codes) == [0, 2], [log.with_suffix(".out").read_text()[-2000:] for log in logs]
+    winner, refused = runs[codes.index(0)], logs[codes.index(2)].with_suffix(".out").read_text()
+    assert f"another run is writing there (process {winner.pid} on {socket.gethostname()})" in refused
+    assert "Traceback" not in refused
+    assert_same(tmp_path / "run", whole)

@@ -1,0 +1,84 @@
+"""Locks on folders that one run at a time may write to; the kernel releases them when their holder dies."""
+
+import errno
+import fcntl
+import logging
+import os
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from mindrlhf.errors import UserError
+
+LOCK_FILE = ".mindrlhf.lock"
+PATIENCE_S = 0.2  # in which a holder has written its name, or one that is ending has ended
+
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
+_log = logging.getLogger(__name__)
+
+
+@contextmanager
+def lock_folders(folders: Mapping[str, Path]) -> Iterator[None]:
+    """Keep other runs out of some folders, which exist, until the body ends.
+
+    folders: flag that names the folder -> folder; one that comes twice is locked once.
+    Raises `UserError` when another process has one of them: the sentence says which process on which host.
+    On a file system without locks it only says so.
+    """
+    flags = {folder.resolve(): flag for flag, folder in reversed(folders.items())}
+    with ExitStack() as stack:
+        for folder, flag in flags.items():
+            file = _lock(folder / LOCK_FILE, flag)
+            if file is not None:
+                stack.callback(_release, folder / LOCK_FILE, file)
+        yield
+
+
+def _lock(path: Path, flag: str) -> int | None:
+    """The descriptor of a lock file that is ours now; None where there are no locks."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise UserError(
+                f"{path.parent}: cannot be locked ({error.strerror}); give {flag} a folder that you may write to."
+            ) from error
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _stands(path, file):
+                os.ftruncate(file, 0)
+                os.write(file, f"{os.getpid()} {socket.gethostname()}".encode())
+                return file
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                pid, _, host = os.read(file, 1000).decode(errors="replace").partition(" ")
+                os.close(file)
+                raise UserError(
+                    f"{path.parent}: another run is writing there (process {pid} on {host}); wait for its end, or give "
+                    f"{flag} another folder."
+                ) from None
+            time.sleep(PATIENCE_S / 10)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            os.close(file)
+            _log.warning("%s: its file system has no locks; let no other run write there", path.parent)
+            return None
+        os.close(file)
+
+
+def _stands(path: Path, file: int) -> bool:
+    """Whether an open file still has its name: a holder that ends removes it."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(file))
+    except FileNotFoundError:
+        return False
+
+
+def _release(path: Path, file: int) -> None:
+    """Remove the file while it is locked, so that whoever has opened it finds out that it is not the lock any more."""
+    path.unlink(missing_ok=True)
+    os.close(file)
