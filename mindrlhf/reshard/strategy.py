@@ -152,7 +152,7 @@ def _entries(file: Path, content: bytes) -> list[tuple[str, int, Sharding]]:
     message = ParallelStrategyMap()
     try:
         message.ParseFromString(content)
-    except DecodeError:
+    except (DecodeError, ValueError):  # the latter for names that are not UTF-8
         raise UserError(f"{file}: is no MindSpore strategy file, or damaged; get it again.") from None
     if not message.parallel_layout_item:
         raise UserError(f"{file}: holds no parameter's layout; give the strategy file of a parallel job.")
@@ -171,6 +171,8 @@ def _sharding(file: Path, name: str, layout: Any) -> Sharding:
     if not layout.dev_matrix or not layout.tensor_map:
         raise UserError(f"{file}: has no device matrix or tensor map for {name}; get the file again.")
     grid = tuple(layout.dev_matrix[0].dim) or (1,)
+    if not all(0 < count < 1 << 20 for count in grid):
+        raise UserError(f"{file}: the device matrix of {name} is {list(grid)}, which no job has; get the file again.")
     maps = layout.tensor_map
     # One map has a number for each dimension; several have the axes of one dimension each.
     dims = [[number] for number in maps[0].dim] if len(maps) == 1 else [list(each.dim) for each in maps]

@@ -108,7 +108,10 @@ def test_optional_settings_take_null(tmp_path):
         ("rollout:\n  stop_strings: [1]\n", "FILE:2: rollout.stop_strings.0 is 1, and must be text."),
         ("trainer:\n  progress: 'no'\n", "FILE:2: trainer.progress is 'no', and must be True or False."),
         ("trainer:\n  total_steps: 0\n", "FILE:2: trainer.total_steps is 0, and must be a whole number, at least 1."),
-        ("seed: 2024-01-01\n", "FILE:1: seed is datetime.date(2024, 1, 1), and must be a whole number, at least 0 and at most 4611686018427387904."),
+        (
+            "seed: 2024-01-01\n",
+            "FILE:1: seed is datetime.date(2024, 1, 1), and must be a whole number, at least 0 and at most 4611686018427387904.",
+        ),
         ("algorithm:\n  advantage: 5\n", "FILE:2: algorithm.advantage is 5, and must be text."),
         (
             "reward:\n  functions:\n    - weight: 1\n",

@@ -201,3 +201,21 @@ def test_several_axes_on_one_dimension_are_not_written(tmp_path):
     with pytest.raises(ValueError, match="w: a dimension that several axes cut"):
         save_strategies(tmp_path / "s", layout)
     assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize("change", [{"name": b"\xff"}, {"dim": 0}, {"dim": 1 << 30}])
+def test_a_file_with_a_bad_byte_is_refused(tmp_path, change):
+    """A name that is no text, and device matrices that no job has."""
+    from mindspore.train.node_strategy_pb2 import ParallelStrategyMap
+
+    message = ParallelStrategyMap(current_stage=1)
+    entry = message.parallel_layout_item.add(param_name="weight").parallel_layouts
+    entry.field = entry.opt_weight_shard_step = entry.opt_weight_shard_size = 0
+    entry.dev_matrix.add(dim=[change.get("dim", 1)])
+    entry.tensor_map.add(dim=[-1])
+    path = tmp_path / "ckpt_strategy_rank_0.ckpt"
+    path.write_bytes(message.SerializeToString().replace(b"weight", b"weigh" + change.get("name", b"t")))
+    with pytest.raises(
+        UserError, match=r"rank_0\.ckpt: (is no MindSpore strategy file|the device matrix of weight is)"
+    ):
+        read_strategy(path)
