@@ -6,11 +6,14 @@ two runs that were compared and do not agree, or a reward function that failed o
 
 import argparse
 import importlib
+import io
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from mindrlhf import __version__
 from mindrlhf.errors import UserError
+from mindrlhf.printable import printable
 
 # Name -> (module under mindrlhf.commands, one line for --help). A module has add_arguments(parser) and run(args),
 # which may return an exit code.
@@ -32,8 +35,15 @@ COMMANDS = {
 }
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose refusals are safe to print, whatever was given."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(printable(message))
+
+
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="mindrlhf", description="GRPO training for Qwen-family models on MindSpore.")
+    parser = _Parser(prog="mindrlhf", description="GRPO training for Qwen-family models on MindSpore.")
     parser.add_argument("--version", action="version", version=f"mindrlhf {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (_, summary) in COMMANDS.items():
@@ -44,17 +54,26 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # half of a surrogate pair, or a terminal that is not UTF-8
     name = build_parser().parse_args(argv[:1]).command
     module_name, summary = COMMANDS[name]
     # Only the module of the command is imported: `mindrlhf data` never loads a model's graphs.
     module = importlib.import_module(f"mindrlhf.commands.{module_name}")
-    parser = argparse.ArgumentParser(prog=f"mindrlhf {name}", description=f"{summary[0].upper()}{summary[1:]}.")
+    parser = _Parser(prog=f"mindrlhf {name}", description=f"{summary[0].upper()}{summary[1:]}.")
     module.add_arguments(parser)
     args = parser.parse_intermixed_args(argv[1:])  # settings may stand anywhere among the flags
     try:
         return module.run(args) or 0
     except UserError as error:
         print(f"mindrlhf {name}: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        if error.filename is None:
+            raise
+        reason = UserError(f"{error.filename}: cannot be read or written ({error.strerror}).")
+        print(f"mindrlhf {name}: {reason}", file=sys.stderr)
         return 2
 
 

@@ -1,9 +1,21 @@
 """The one exception that means "the user can mend this"."""
 
+from mindrlhf.printable import printable
+
+MOST_CHARACTERS = 1200  # of a message, whatever it quotes
+
 
 class UserError(Exception):
     """A mistake in what the user gave: settings, files, folders.
 
     The message is one sentence: what is wrong, where (file, key, line), and what would be right.
-    The command line prints it without a traceback and exits with code 2.
+    The command line prints it without a traceback and exits with code 2. Names and values in it may be anyone's: its
+    text is one line of readable length without control characters.
     """
+
+    def __str__(self) -> str:
+        text = printable(super().__str__())
+        if len(text) <= MOST_CHARACTERS:
+            return text
+        half = MOST_CHARACTERS // 2
+        return f"{text[:half]} [... {len(text) - 2 * half} characters ...] {text[-half:]}"

@@ -31,6 +31,33 @@ def command(monkeypatch):
     return put
 
 
+def test_a_refusal_holds_no_control_characters(command, capsys):
+    def run(args):
+        raise UserError(f"--flag {args.flag}: unknown.")
+
+    command(run)
+    assert cli.main(["probe", "--flag", "\x1b[31m\n\ud800"]) == 2
+    assert capsys.readouterr().err == "mindrlhf probe: --flag \\u001b[31m\\u000a\\ud800: unknown.\n"
+    with pytest.raises(SystemExit):
+        cli.main(["probe", "--no-such-\x1b[31m"])
+    assert "\x1b" not in capsys.readouterr().err
+
+
+def test_a_file_that_cannot_be_opened_is_named(command, capsys, tmp_path):
+    command(lambda args: (tmp_path / "none" / "file").read_bytes())
+    assert cli.main(["probe"]) == 2
+    expected = f"mindrlhf probe: {tmp_path}/none/file: cannot be read or written (No such file or directory).\n"
+    assert capsys.readouterr().err == expected
+
+
+def test_half_a_surrogate_pair_can_be_printed(tmp_path):
+    program = "import sys; from mindrlhf import cli; cli.main(['--version'])"
+    program = program.replace("cli.main(['--version'])", "cli.main(['show', '/nowhere']); print('a\\ud800b')")
+    environment = os.environ | {"PYTHONPATH": str(jobs.ROOT)}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    assert done.stdout == "a\\ud800b\n", done.stderr
+
+
 def test_done(command):
     seen = []
     command(seen.append)

@@ -5,17 +5,18 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from mindrlhf.errors import UserError
+from mindrlhf.json_text import parse_json
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a UTF-8 file. Raises `UserError` when it is missing, unreadable or not an object."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{path}: the file does not exist.") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}).") from error
-    except (ValueError, RecursionError) as error:  # broken syntax or bytes that are not UTF-8; endless nesting
+    except ValueError as error:
         raise UserError(f"{path}: is not valid JSON ({error}).") from error
     if not isinstance(content, dict):
         raise UserError(f"{path}: a JSON object is needed, and this is a {type(content).__name__}.")

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -124,8 +125,8 @@ def _validate(args: argparse.Namespace) -> None:
         if value is not None and value < 1:
             raise UserError(f"--{flag} {value}: should be 1 or more.")
     for flag in ("temperature", "top_k"):
-        if getattr(args, flag) < 0:
-            raise UserError(f"--{flag} {getattr(args, flag)}: should be 0 or more.")
+        if not 0 <= getattr(args, flag) < math.inf:
+            raise UserError(f"--{flag} {getattr(args, flag)}: should be 0 or more, and finite.")
     if not 0 < args.top_p <= 1:
         raise UserError(f"--top_p {args.top_p}: should be above 0 and at most 1.")
     if args.num_generations > 1 and args.temperature == 0:

@@ -6,6 +6,7 @@ from itertools import groupby
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from mindrlhf.configs.model_yaml import ModelYaml
@@ -13,6 +14,7 @@ from mindrlhf.memory.plan import RankPlan, Work, engines, score_micro, update_mi
 from mindrlhf.memory.remedies import Remedy, remedies
 from mindrlhf.metrics.flops import phase_flops
 from mindrlhf.models.parameters import parameter_count
+from mindrlhf.printable import printable
 from mindrlhf.reshard.plan import Plan
 from mindrlhf.rollout.slots import cache_positions
 from mindrlhf.trainer.batch_table import batch_table
@@ -138,8 +140,8 @@ class Report:
 
 def show(report: Report) -> None:
     """Print the tables."""
-    console = Console(highlight=False)
-    console = console if console.is_terminal else Console(highlight=False, width=WIDTH, soft_wrap=True)
+    console = Console(highlight=False, emoji=False)
+    console = console if console.is_terminal else Console(highlight=False, emoji=False, width=WIDTH, soft_wrap=True)
     work = report.work
     parallel, config = work.train.parallel, work.config
     console.print(
@@ -148,7 +150,7 @@ def show(report: Report) -> None:
         f"{axes(work.infer)}"
     )
     console.print(
-        f"prompts of at most {work.lengths.prompt:,} tokens ({report.source}), responses of at most "
+        f"prompts of at most {work.lengths.prompt:,} tokens ({escape(printable(report.source))}), responses of at most "
         f"{config.rollout.max_new_tokens:,}\n"
     )
     console.print(rank_table(report), "")

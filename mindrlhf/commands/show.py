@@ -12,6 +12,7 @@ from rich.text import Text
 from mindrlhf.errors import UserError
 from mindrlhf.metrics.report.run import RolloutGroupText, read_groups, run_folder
 from mindrlhf.metrics.rollout_dump import ROLLOUTS_FOLDER, rollout_steps
+from mindrlhf.printable import printable
 
 SHOWN = 1200  # characters of one text, its beginning and its end
 LEAST_WIDTH = 24  # of a column with a completion
@@ -57,7 +58,7 @@ def _groups(args: argparse.Namespace) -> Sequence[RolloutGroupText]:
 
 def _show(console: Console, group: RolloutGroupText, samples: int, full: bool) -> None:
     expected = "" if group.ground_truth is None else f" · expected {group.ground_truth}"
-    title = Text(f"step {group.step} · prompt {group.prompt_id}{expected}")
+    title = _text(f"step {group.step} · prompt {group.prompt_id}{expected}", full)
     console.print(Panel(_text(group.prompt, full), title=title, title_align="left"))
     rows = sorted(group.samples, key=lambda row: -1e300 if row["reward"] is None else row["reward"], reverse=True)
     rows = rows[:samples]
@@ -79,12 +80,12 @@ def _heading(row: dict) -> Text:
         parts += [f"{name} {'-' if value is None else format(value, '.4g')}" for name, value in functions.items()]
     if "response_length" in row:
         parts.append(f"{row['response_length']} tokens" + (", cut off" if row.get("finish_reason") == "length" else ""))
-    return Text("\n".join(parts))
+    return Text(printable("\n".join(parts), keep="\n"))
 
 
 def _text(text: str, full: bool) -> Text:
-    """As it is, but control characters, which a terminal would obey, as their code."""
+    """As it is, but shortened, and control characters, which a terminal would obey, as their code."""
     if not full and len(text) > SHOWN:
         half = SHOWN // 2
         text = f"{text[:half]} [... {len(text) - 2 * half} characters ...] {text[-half:]}"
-    return Text("".join(c if c.isprintable() or c in "\n\t" else f"\\u{ord(c):04x}" for c in text))
+    return Text(printable(text, keep="\n\t"))

@@ -1,5 +1,6 @@
 """YAML files as mappings that remember the line of each key, and chains of them by `base_config`."""
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from mindrlhf.configs.preset_files import is_preset, preset_file
 from mindrlhf.errors import UserError
 
 BASE_KEY = "base_config"
+MOST_VALUES = 1_000_000  # of a file or setting, with all that its aliases stand for
 
 KeyPath = tuple[str | int, ...]
 
@@ -54,8 +56,13 @@ _Loader.add_implicit_resolver(
 
 
 def parse_value(text: str) -> Any:
-    """One YAML value, as on the right of `key=value`. Raises yaml.YAMLError."""
-    return yaml.load(text, Loader=_Loader)
+    """One YAML value, as on the right of `key=value`. Raises yaml.YAMLError, or ValueError as `_check_size`."""
+    loader = _Loader(text)
+    node = loader.get_single_node()
+    if node is None:
+        return None
+    _check_size(node)
+    return loader.construct_document(node)
 
 
 def read_yaml(path: str | Path) -> Layer:
@@ -76,6 +83,8 @@ def read_yaml(path: str | Path) -> Layer:
         loader = _Loader(text)
         node = loader.get_single_node()
         lines = {} if node is None else _lines(node, source)
+        if node is not None:
+            _check_size(node)
         values = None if node is None else loader.construct_document(node)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -123,6 +132,20 @@ def read_chain(path: str | Path) -> tuple[Layer, ...]:
             )
 
 
+def _check_size(root: yaml.Node) -> None:
+    """Raises ValueError for a value that contains itself, and for more than MOST_VALUES by aliases of aliases."""
+    sizes: dict[int, float] = {}
+
+    def size(node: yaml.Node) -> float:
+        if id(node) not in sizes:
+            sizes[id(node)] = math.inf  # until it is known: whoever asks in between is inside of it
+            sizes[id(node)] = 1 + sum(size(below) for _, _, below in _entries(node))
+        return sizes[id(node)]
+
+    if size(root) > MOST_VALUES:
+        raise ValueError(f"it contains itself, or more than {MOST_VALUES:,} values by its aliases")
+
+
 def _lines(root: yaml.Node, source: str) -> dict[KeyPath, int]:
     """Line of every key of a YAML document.
 
@@ -134,7 +157,7 @@ def _lines(root: yaml.Node, source: str) -> dict[KeyPath, int]:
 
     def walk(node: yaml.Node, path: KeyPath) -> None:
         if id(node) in above:
-            raise UserError(f"{source}:{lines[path]}: {dotted(path)} contains itself; remove the alias.")
+            raise UserError(f"{source}:{lines.get(path, 1)}: {dotted(path)} contains itself; remove the alias.")
         if id(node) in seen:
             return
         seen.add(id(node))

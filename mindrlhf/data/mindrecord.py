@@ -14,7 +14,6 @@ The first three are MindRLHF's. A file made by MindRLHF has only these and is re
 end before the trailing pads, and its `pretrain_ids` hold the solution, with or without the prompt before it.
 """
 
-import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -29,6 +28,7 @@ from mindrlhf.data.tasks.gsm8k import MARK, final_answer
 from mindrlhf.data.tasks.task import prompt_fields
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
+from mindrlhf.json_text import parse_json
 from mindrlhf.types import Prompt
 
 ROWS_PER_WRITE = 256
@@ -135,17 +135,29 @@ def read_prompts(path: str | Path, tokenizer: Tokenizer | None = None) -> list[P
             for row, (prompt_ids, solution) in enumerate(_read_mindrlhf(path, tokenizer))
         ]
     columns = read_columns(path, PROMPT_COLUMNS)
-    return [
-        Prompt(
-            id=columns["row_index"][row],
-            token_ids=columns["prompt_ids"][row][:length].astype(np.int32),
-            fields=prompt_fields(
-                *(columns[name][row] for name in ("task", "question", "ground_truth")),
-                json.loads(columns["extra"][row]),
-            ),
-        )
-        for row, length in enumerate(columns["prompt_length"])
-    ]
+    rows = (dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
+    return [_prompt(row, f"{path}, row {number}") for number, row in enumerate(rows)]
+
+
+def _prompt(row: Mapping[str, Any], where: str) -> Prompt:
+    """A prompt dataset's row as a prompt. Raises UserError for a row that `mindrlhf data` has not written."""
+    try:
+        length, extra = row["prompt_length"], parse_json(row["extra"])
+        texts = [row[name] for name in ("task", "question", "ground_truth")]
+        if not 1 <= length <= len(row["prompt_ids"]):
+            raise ValueError(f"prompt_length is {length} of {len(row['prompt_ids'])}")
+        if not all(isinstance(text, str) for text in (*texts, *extra.values())):
+            raise ValueError("a field is not text")
+        return Prompt(int(row["row_index"]), token_ids(row["prompt_ids"][:length]), prompt_fields(*texts, extra))
+    except (ValueError, TypeError, AttributeError) as error:
+        raise UserError(f"{where}: is no prompt that `mindrlhf data` wrote ({error}); write the file again.") from None
+
+
+def token_ids(values: np.ndarray) -> np.ndarray:
+    """Token ids from a file as int32. Raises ValueError for other numbers."""
+    if values.dtype.kind not in "iu" or values.min(initial=0) < 0 or values.max(initial=0) > np.iinfo(np.int32).max:
+        raise ValueError("a token id is not between 0 and 2**31 - 1")
+    return values.astype(np.int32)
 
 
 def read_pairs(path: str | Path, tokenizer: Tokenizer | None = None) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -221,8 +233,11 @@ def _check_pair(path: Path) -> None:
     database = path.with_name(path.name + ".db")
     if not path.is_file():
         raise UserError(f"{path}: no such MindRecord file.")
-    with path.open("rb") as file:
-        head = file.read(9)
+    try:
+        with path.open("rb") as file:
+            head = file.read(9)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}).") from None
     if len(head) < 9 or head[8:9] != b"{":  # eight bytes of length, then a JSON header
         raise UserError(f"{path}: is not a MindRecord file; make one with `mindrlhf data`.")
     if not database.is_file():
@@ -232,7 +247,9 @@ def _check_pair(path: Path) -> None:
             if file.read(len(SQLITE_MAGIC)) != SQLITE_MAGIC:
                 raise sqlite3.DatabaseError
         with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as connection:
-            names = [name for (name,) in connection.execute("SELECT NAME FROM SHARD_NAME")]
+            names = [str(name) for (name,) in connection.execute("SELECT NAME FROM SHARD_NAME")]
+    except OSError as error:
+        raise UserError(f"{database}: cannot be read ({error.strerror}).") from None
     except sqlite3.Error:
         raise UserError(f"{database}: is not the index of a MindRecord file; write {path.name} again.") from None
     if path.name not in names:

@@ -2,12 +2,14 @@
 
 import json
 import zipfile
+import zlib
 from collections.abc import Mapping
 from io import BytesIO
 
 import numpy as np
 
 from mindrlhf.data.rollout_record import SCHEMA
+from mindrlhf.json_text import parse_json
 
 _ARRAYS = [name for name, kind in SCHEMA.items() if "shape" in kind]
 _TEXTS = [name for name, kind in SCHEMA.items() if kind["type"] == "string"]
@@ -31,10 +33,10 @@ def unpack_columns(content: bytes) -> dict[str, list]:
     """The inverse of `pack_columns`. Raises ValueError when the bytes are not what it gave."""
     try:
         with np.load(BytesIO(content), allow_pickle=False) as archive:
-            columns = dict(zip(_TEXTS, json.loads(archive["texts"].tobytes()), strict=True))
+            columns = dict(zip(_TEXTS, parse_json(archive["texts"].tobytes()), strict=True))
             columns |= dict(zip(_WHOLE + _FLOATS, archive["whole"].tolist() + archive["floats"].tolist(), strict=True))
             for name, lengths in zip(_ARRAYS, archive["lengths"], strict=True):
                 columns[name] = np.split(archive[name], np.cumsum(lengths)[:-1]) if len(lengths) else []
-    except (OSError, KeyError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, KeyError, IndexError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(str(error)) from error
     return {name: columns[name] for name in SCHEMA}

@@ -7,14 +7,17 @@ group's old log-probs are the engine's).
 
 import json
 from collections.abc import Iterable, Mapping
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import orjson
 
-from mindrlhf.data.mindrecord import read_columns, write_columns
-from mindrlhf.types import Experience, Prompt, Rollout, RolloutGroup
+from mindrlhf.data.mindrecord import read_columns, token_ids, write_columns
+from mindrlhf.errors import UserError
+from mindrlhf.json_text import is_number, parse_json
+from mindrlhf.types import Experience, FinishReason, Prompt, Rollout, RolloutGroup
 
 SCHEMA = {
     "step": {"type": "int64"},
@@ -89,11 +92,23 @@ def read_rows(path: str | Path) -> list[dict]:
 
 def read_rollout_record(path: str | Path) -> list[tuple[int, list[Experience]]]:
     """(step, its experiences with zero advantages), in the order written. UserError as `read_columns`."""
-    return from_rows(read_rows(path))
+    try:
+        steps = from_rows(read_rows(path))
+        for (earlier, _), (later, _) in pairwise(steps):
+            if later <= earlier:
+                raise ValueError(f"step {later} after step {earlier}")
+        return steps
+    except ValueError as error:
+        raise UserError(
+            f"{path}: holds no rollouts that a run wrote ({error}); give a file of --save_data_file."
+        ) from None
 
 
 def from_rows(rows: Iterable[dict]) -> list[tuple[int, list[Experience]]]:
-    """The inverse of `to_columns`, by rows, over consecutive steps, advantages and all that follows left out."""
+    """The inverse of `to_columns`, by rows, over consecutive steps, advantages and all that follows left out.
+
+    Raises ValueError, saying of which step and prompt, for a row that `to_columns` cannot have given.
+    """
     steps = []
     for step, members in groupby(rows, lambda row: row["step"]):
         # A group ends where the sample index starts anew: the same prompt may come twice in a step.
@@ -106,13 +121,39 @@ def from_rows(rows: Iterable[dict]) -> list[tuple[int, list[Experience]]]:
             ):
                 groups.append([])
             groups[-1].append(row)
-        steps.append((step, [_experience(group) for group in groups]))
+        steps.append((step, [_sound_experience(group) for group in groups]))
     return steps
+
+
+def _sound_experience(rows: list[dict]) -> Experience:
+    try:
+        for row in rows:
+            _check(row)
+        return _experience(rows)
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        where = f"step {rows[0]['step']}, prompt {rows[0]['prompt_id']}"
+        raise ValueError(f"{where}: {error}") from None
+
+
+def _check(row: dict) -> None:
+    """Raises ValueError, or what a wrong type leads to, for values that no run writes."""
+    response = token_ids(row["response_ids"])
+    if not (len(response) and len(token_ids(row["prompt_ids"]))):
+        raise ValueError("a prompt or response is empty")
+    for name in ("behaviour_log_probs", "policy_log_probs"):
+        if row[name].shape != response.shape or not np.isfinite(row[name]).all():
+            raise ValueError(f"{name} are not {len(response)} finite numbers, one for each token")
+    if row["finish_reason"] not in get_args(FinishReason):
+        raise ValueError(f"finish_reason is {row['finish_reason']!r:.40}")
+    if not all(isinstance(text, str) for text in parse_json(row["fields"]).values()):
+        raise ValueError("a task field is not text")
+    if not all(value is None or is_number(value) for value in parse_json(row["rewards_by_function"]).values()):
+        raise ValueError("a function's reward is not a number")
 
 
 def _experience(rows: list[dict]) -> Experience:
     first = rows[0]
-    prompt = Prompt(first["prompt_id"], first["prompt_ids"], json.loads(first["fields"]))
+    prompt = Prompt(first["prompt_id"], first["prompt_ids"], parse_json(first["fields"]))
     rollouts = tuple(
         Rollout(
             prompt_id=row["prompt_id"],
@@ -125,7 +166,7 @@ def _experience(rows: list[dict]) -> Experience:
         )
         for row in rows
     )
-    by_function = [json.loads(row["rewards_by_function"]) for row in rows]
+    by_function = [parse_json(row["rewards_by_function"]) for row in rows]
     return Experience(
         group=RolloutGroup(prompt, rollouts),
         rewards=np.array([row["reward"] for row in rows], np.float32),

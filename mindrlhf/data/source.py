@@ -9,6 +9,7 @@ from typing import Any
 
 from mindrlhf.data.parquet import SUFFIX, read_rows
 from mindrlhf.errors import UserError
+from mindrlhf.json_text import parse_json, parse_json_at
 
 BLANK = re.compile(r"[ \t\r\n]*")
 
@@ -51,10 +52,7 @@ def read_source(path: str | Path) -> list[SourceRow]:
     rows = []
     try:
         for line, values in items(text):
-            where = f"{path}, line {line}"
-            if not isinstance(values, dict):
-                raise UserError(f"{where}: should be a JSON object, and is {json.dumps(values)[:40]}.")
-            rows.append(SourceRow(values, where))
+            rows.append(SourceRow(_object(values, f"{path}, line {line}"), f"{path}, line {line}"))
     except json.JSONDecodeError as error:
         raise UserError(f"{path}, line {error.lineno}: not JSON ({error.msg}, column {error.colno}).") from None
     if not rows:
@@ -62,27 +60,41 @@ def read_source(path: str | Path) -> list[SourceRow]:
     return rows
 
 
+def _object(values: Any, where: str) -> dict[str, Any]:
+    """A row's values; UserError for anything but an object that can be written as UTF-8."""
+    if not isinstance(values, dict):
+        raise UserError(f"{where}: should be a JSON object, and is {json.dumps(values)[:40]}.")
+    try:
+        json.dumps(values, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise UserError(f"{where}: holds half of a surrogate pair, which is no character; remove it.") from None
+    return values
+
+
 def _line_items(text: str) -> Iterator[tuple[int, Any]]:
     # Not splitlines(): U+2028 and its like may stand inside a JSON string.
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
-                values = json.loads(line)
-            except json.JSONDecodeError as error:
-                error.lineno = number
-                raise
+                values = parse_json(line)
+            except ValueError as error:
+                located = _located(error, line, 0)
+                located.lineno = number
+                raise located from None
             yield number, values
 
 
 def _array_items(text: str) -> Iterator[tuple[int, Any]]:
     """The items of one JSON array, decoded one by one so that the line of each is known."""
-    decoder = json.JSONDecoder()
     position = BLANK.match(text, text.index("[") + 1).end()
     line, counted = 1, 0
     closed = text.startswith("]", position)
     while not closed:
         line, counted = line + text.count("\n", counted, position), position
-        values, position = decoder.raw_decode(text, position)
+        try:
+            values, position = parse_json_at(text, position)
+        except ValueError as error:
+            raise _located(error, text, position) from None
         yield line, values
         position = BLANK.match(text, position).end()
         closed = text.startswith("]", position)
@@ -93,3 +105,8 @@ def _array_items(text: str) -> Iterator[tuple[int, Any]]:
     end = BLANK.match(text, position + 1).end()
     if end != len(text):
         raise json.JSONDecodeError("Extra data", text, end)
+
+
+def _located(error: ValueError, text: str, position: int) -> json.JSONDecodeError:
+    """What `parse_json` raises, with a place where it has none of its own."""
+    return error if isinstance(error, json.JSONDecodeError) else json.JSONDecodeError(str(error), text, position)

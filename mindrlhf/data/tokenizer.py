@@ -12,6 +12,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from mindrlhf.checkpoint.atomic import atomic_files
 from mindrlhf.errors import UserError
+from mindrlhf.json_text import parse_json
 
 # How Qwen2 cuts text before byte-level BPE (the `pre_tokenizer` of its published tokenizer.json): digits stand alone.
 QWEN2_SPLIT = (
@@ -203,7 +204,7 @@ def read_config(folder: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: not readable JSON ({error}).") from None
     if not isinstance(config, dict):

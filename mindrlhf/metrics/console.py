@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import TextIO
 
+from mindrlhf.printable import printable
+
 REWARD = "critic/rewards/mean"
 ACCURACY = re.compile(r"val-core/(.+)/acc/mean@\d+")
 TREND_STEPS = 10  # steps at either end of the run that the trend compares, at most
@@ -43,6 +45,8 @@ def short_number(value: float) -> str:
 
 def short_duration(seconds: float) -> str:
     """0.4s, 12s, 3m12s, 1h02m."""
+    if not math.isfinite(seconds):
+        return "-"
     if seconds < 9.95:
         return f"{seconds:.1f}s"
     whole = round(seconds)
@@ -98,9 +102,9 @@ class ConsoleWriter:
         """Print the line of one step."""
         stream = self._stream or sys.stdout
         parts = [f"step {step}/{self._total_steps}", *self._learning(values), *self._speed(step, values)]
-        print(" | ".join(parts), file=stream, flush=True)
+        print(printable(" | ".join(parts)), file=stream, flush=True)  # data sources name their accuracy
         if self._verbose:
-            print(full_line(step, values), file=stream, flush=True)
+            print(printable(full_line(step, values)), file=stream, flush=True)
 
     def close(self) -> None:
         """Nothing to finish: every line is out when `write` returns."""

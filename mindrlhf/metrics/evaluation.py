@@ -8,11 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import comb
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 
 from mindrlhf.errors import UserError
+from mindrlhf.json_text import is_number
 from mindrlhf.metrics.files import read_json_lines
 
 SOLVED = 1.0  # a problem is solved by an answer with this score or more
@@ -222,14 +223,28 @@ def read_answers(path) -> list[Answer]:
     """The answers of a JSONL file that `answer_row` gave. Raises `UserError` when it is another kind of file."""
     answers = []
     for number, row in enumerate(read_json_lines(path), start=1):
-        try:
-            answers.append(Answer(**row | {"score": float("nan") if row["score"] is None else row["score"]}))
-        except (TypeError, KeyError) as error:
+        values = row | {"score": float("nan") if row.get("score", "") is None else row.get("score")}
+        wrong = sorted(values.keys() ^ _ANSWER_KINDS.keys())
+        wrong += [name for name, kind in _ANSWER_KINDS.items() if name in values and not _is_a(values[name], kind)]
+        if wrong:
             raise UserError(
-                f"{path}, line {number}: is no answer of an evaluation ({error}); give what `mindrlhf eval --output` "
-                "wrote."
-            ) from None
+                f"{path}, line {number}: is no answer of an evaluation (see its {wrong[0]:.80}); give what "
+                "`mindrlhf eval --output` wrote."
+            )
+        answers.append(Answer(**values))
+    if not answers:
+        raise UserError(f"{path}: holds no answers; give what `mindrlhf eval --output` wrote.")
     return answers
+
+
+_ANSWER_KINDS = get_type_hints(Answer)
+
+
+def _is_a(value: Any, kind: Any) -> bool:
+    """Whether a value from JSON is of a field's type."""
+    if kind is float:
+        return is_number(value)
+    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
 
 
 def _mean(values: Iterable[float]) -> float:

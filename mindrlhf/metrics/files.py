@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from mindrlhf.errors import UserError
+from mindrlhf.json_text import parse_json
 
 
 def make_folder(folder: Path) -> None:
@@ -57,7 +58,7 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
     rows = []
     for number, line in enumerate(lines, start=1):
         try:
-            row = json.loads(line)
+            row = parse_json(line)
         except ValueError as error:
             raise UserError(f"{path}, line {number}: not valid JSON ({error}); restore or remove that line") from error
         if not isinstance(row, dict):

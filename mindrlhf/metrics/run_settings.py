@@ -10,6 +10,7 @@ from typing import Any
 from mindrlhf import __version__
 from mindrlhf.checkpoint.atomic import atomic_file
 from mindrlhf.errors import UserError
+from mindrlhf.json_text import parse_json
 
 SETTINGS_FILE = "settings.json"
 NAMED_PACKAGES = ("mindspore", "numpy", "tokenizers")
@@ -41,7 +42,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
+        settings = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read ({error}); restore or remove it.") from error
     if not isinstance(settings, dict):

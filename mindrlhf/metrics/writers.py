@@ -12,7 +12,10 @@ from typing import Any, Protocol, TextIO
 
 from mindrlhf.checkpoint.atomic import atomic_file
 from mindrlhf.errors import UserError
+from mindrlhf.json_text import is_number
 from mindrlhf.metrics.files import json_line, json_lines, make_folder, read_json_lines
+
+MOST_STEP = 2**53  # whole numbers up to here are exact in float64; larger ones are read as that
 
 
 class Writer(Protocol):
@@ -58,11 +61,19 @@ class Writers:
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
     """The steps of a metrics JSONL file, each with its `step`; null is read back as NaN."""
-    rows = read_json_lines(path)
-    for number, row in enumerate(rows, start=1):
-        if not isinstance(row.get("step"), int):
-            raise UserError(f"{path}, line {number}: no `step` in it; give the metrics.jsonl of a run")
-    return [{name: float("nan") if value is None else value for name, value in row.items()} for row in rows]
+    return [_metrics(row, f"{path}, line {number}") for number, row in enumerate(read_json_lines(path), start=1)]
+
+
+def _metrics(row: Mapping[str, Any], where: str) -> dict[str, float]:
+    """One step of a metrics file. Raises UserError for what no run has written."""
+    step = row.get("step")
+    if not isinstance(step, int) or isinstance(step, bool) or abs(step) > MOST_STEP:
+        raise UserError(f"{where}: no `step` in it; give the metrics.jsonl of a run")
+    values = {name: float("nan") if value is None else value for name, value in row.items()}
+    for name, value in values.items():
+        if not is_number(value):
+            raise UserError(f"{where}: {name:.80} is {value!r:.80} where a number belongs; restore or remove that line")
+    return {name: value if -MOST_STEP <= value <= MOST_STEP else float(value) for name, value in values.items()}
 
 
 def _append_to(path: Path) -> TextIO:

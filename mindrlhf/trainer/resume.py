@@ -14,6 +14,7 @@ from mindrlhf.backend.collectives import Collectives
 from mindrlhf.checkpoint.manifest import MANIFEST_FILE, step_folders, step_of
 from mindrlhf.checkpoint.resume import Checkpoint, choose, locate
 from mindrlhf.errors import UserError
+from mindrlhf.printable import printable
 from mindrlhf.trainer.build import Job
 from mindrlhf.types import Prompt
 
@@ -140,4 +141,4 @@ def _check_not_in_the_way(folder: Path, checkpoint: Checkpoint, problems: list[s
 
 def _say(rank: int, message: str) -> None:
     if rank == 0:
-        print(message, flush=True)
+        print(printable(message), flush=True)

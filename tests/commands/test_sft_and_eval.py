@@ -109,6 +109,7 @@ def test_eval_of_random_weights(task, model, capsys):
         (("--num_generations", 0), ("--num_generations 0: should be 1 or more",)),
         (("--num_generations", 2), ("--num_generations 2", "set --temperature above 0")),
         (("--temperature", -1), ("--temperature -1.0: should be 0 or more",)),
+        (("--temperature", "nan"), ("--temperature nan: should be 0 or more, and finite",)),
         (("--top_p", 0), ("--top_p 0.0: should be above 0 and at most 1",)),
         (("--compare", "none"), ("none: no such checkpoint",)),
         (("--compare", "none.jsonl"), ("cannot read none.jsonl",)),

@@ -53,6 +53,17 @@ def test_texts_are_shown_as_they_are(run, capsys, monkeypatch, tmp_path):
     assert show(capsys, tmp_path, "--full").count("x") >= 3000
 
 
+def test_no_text_of_a_row_steers_the_terminal(capsys, tmp_path):
+    nasty = "\x1b[2J\ud800\u202e"
+    rows = rollout_rows(1, prompts=1, samples=2)
+    for row in rows:
+        row |= {"ground_truth": nasty, "prompt": nasty, "completion": nasty, "rewards": {nasty: 1.0, "b": None}}
+    write_rollouts(tmp_path / "rollouts", 1, json_lines(rows))
+    text = show(capsys, tmp_path)
+    assert not {"\x1b", "\ud800", "\u202e"} & set(text)
+    assert "expected \\u001b[2J" in text
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -37,6 +37,10 @@ def test_anchors_are_followed(tmp_path):
     assert layer.values == {"a": 2, "b": 2, "c": [2, 1], "d": [2, 1]}
 
 
+# Aliases of aliases: a few hundred characters that stand for 2**31 values.
+DOUBLED = "[&a0 [1, 1], " + ", ".join(f"&a{n + 1} [*a{n}, *a{n}]" for n in range(30)) + "]"
+
+
 @pytest.mark.parametrize(
     ("text", "line", "what"),
     [
@@ -52,6 +56,9 @@ def test_anchors_are_followed(tmp_path):
         ("a: " + "[" * 5000, "", "not valid YAML"),
         ("? [1, 2]\n: 3\n", ":1", "not valid YAML"),
         ("a: &a\n  b:\n    c: *a\n", ":3", "a.b.c contains itself"),
+        ("&a {b: *a}", ":1", "b contains itself"),
+        ("- &a [*a]", ":1", "0.0 contains itself"),
+        (f"a: {DOUBLED}", "", "more than 1,000,000"),
     ],
 )
 def test_a_file_that_is_no_mapping_is_refused_by_file_and_line(tmp_path, text, line, what):
@@ -102,3 +109,9 @@ def test_a_base_that_is_no_file_is_named_where_it_is_asked_for(tmp_path):
     path = written(tmp_path, "b.yaml", "base_config: [a.yaml]\n")
     with pytest.raises(UserError, match="must be the path of one YAML file"):
         read_chain(path)
+
+
+@pytest.mark.parametrize("text", ["&a [*a]", "[&a [1], *a, &b {x: *b}]", DOUBLED])
+def test_a_value_without_end_is_no_value(text):
+    with pytest.raises(ValueError, match="contains itself, or more than"):
+        parse_value(text)

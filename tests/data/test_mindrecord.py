@@ -1,7 +1,10 @@
 """MindRecord columns, prompts and pairs; MindRLHF's own files; files that are none."""
 
+import contextlib
 import math
 import shutil
+import sqlite3
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -262,3 +265,48 @@ def test_mindrlhf_file_needs_a_tokenizer(mindrlhf_file, small):
         read_prompts(path)
     with pytest.raises(UserError, match="row 1: the prompt is nothing but padding"):
         read_pairs(path, small)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"extra": "[" * 300 + "]" * 300}, "more than 200 levels"),
+        ({"extra": "[1]"}, "no attribute 'values'"),
+        ({"extra": '{"a": 1}'}, "a field is not text"),
+        ({"prompt_length": 0}, "prompt_length is 0 of 12"),
+        ({"prompt_length": 99}, "prompt_length is 99 of 12"),
+        ({"prompt_ids": np.array([-1] * 12)}, "a token id is not between"),
+        ({"prompt_ids": np.array([2**40] * 12)}, "a token id is not between"),
+    ],
+)
+def test_prompts_that_nothing_wrote_are_refused(tmp_path, changes, message):
+    path = tmp_path / "x.mindrecord"
+    write_columns(path, PROMPT_SCHEMA, [prompt_row(0, [1, 2], [3]), prompt_row(1, [1, 2], [3]) | changes])
+    with pytest.raises(UserError, match=r"x\.mindrecord, row 1: is no prompt that `mindrlhf data` wrote") as caught:
+        read_prompts(path)
+    assert message in str(caught.value)
+
+
+def test_an_index_without_a_name_is_refused(tmp_path):
+    path = tmp_path / "x.mindrecord"
+    write_columns(path, PROMPT_SCHEMA, [prompt_row(0, [1, 2], [3])])
+    with contextlib.closing(sqlite3.connect(f"{path}.db")) as connection, connection:
+        connection.execute("UPDATE SHARD_NAME SET NAME = X'00FF'")
+    with pytest.raises(UserError, match="was made as b"):
+        read_prompts(path)
+
+
+@pytest.mark.parametrize("suffix", ["", ".db"])
+def test_files_that_may_not_be_read_are_named(tmp_path, monkeypatch, suffix):
+    path = tmp_path / "x.mindrecord"
+    write_columns(path, PROMPT_SCHEMA, [prompt_row(0, [1, 2], [3])])
+    file, opened = tmp_path / f"x.mindrecord{suffix}", Path.open
+
+    def refused(self, *arguments, **named):  # root may read everything, whatever the mode says
+        if self == file:
+            raise PermissionError(13, "Permission denied", str(self))
+        return opened(self, *arguments, **named)
+
+    monkeypatch.setattr(Path, "open", refused)
+    with pytest.raises(UserError, match=rf"x\.mindrecord{suffix}: cannot be read \(Permission denied\)"):
+        read_schema(path)

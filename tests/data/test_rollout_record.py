@@ -136,3 +136,34 @@ def test_another_mindrecord_is_refused(tmp_path, steps):
         read_rollout_record(tmp_path / "x.mindrecord")
     with pytest.raises(UserError, match="no such MindRecord"):
         read_rollout_record(tmp_path / "absent.mindrecord")
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        ("fields", "[" * 300 + "]" * 300, "more than 200 levels"),
+        ("fields", "[1]", "has no attribute 'values'"),
+        ("fields", '{"task": 1}', "a task field is not text"),
+        ("rewards_by_function", '{"f": "1"}', "a function's reward is not a number"),
+        ("rewards_by_function", "{", "Expecting"),
+        ("rewards_by_function", '{"other": 1}', "'f'"),
+        ("finish_reason", "never", "finish_reason is 'never'"),
+        ("response_ids", np.array([3, -1], np.int32), "a token id is not between"),
+        ("response_ids", np.array([3, 4, 5], np.int32), "behaviour_log_probs are not 3 finite numbers"),
+        ("prompt_ids", np.array([], np.int32), "a prompt or response is empty"),
+        ("policy_log_probs", np.array([0, np.nan], np.float32), "policy_log_probs are not 2 finite numbers"),
+    ],
+)
+def test_rows_that_no_run_wrote_are_refused(tmp_path, column, value, message):
+    prompt = Prompt(7, np.array([1, 2], np.int32), {"task": "t"})
+    rows = rows_of(to_columns(3, [experience(prompt, (2, 2), [0.0, 1.0], {"f": [0.0, 1.0]})]))
+    write_rollout_record(tmp_path / "x.mindrecord", [rows[0], rows[1] | {column: value}])
+    with pytest.raises(UserError, match=r"holds no rollouts that a run wrote \(step 3, prompt 7: ") as caught:
+        read_rollout_record(tmp_path / "x.mindrecord")
+    assert message in str(caught.value)
+
+
+def test_steps_out_of_order_are_refused(tmp_path, steps):
+    write(tmp_path / "x.mindrecord", steps[::-1])
+    with pytest.raises(UserError, match=r"x\.mindrecord: holds no rollouts that a run wrote \(step 1 after step 4\)"):
+        read_rollout_record(tmp_path / "x.mindrecord")

@@ -49,6 +49,12 @@ def test_places(tmp_path):
         (b"[", "line 1: not JSON"),
         (b'[{"a": 1}]\n{"a": 2}', "line 2: not JSON .Extra data"),
         (b'{"a": 1}\n{"a": "\xff"}', "line 2: not UTF-8"),
+        (b'{"a": 1}\n{"a": ' + b"[" * 100_000, "line 2: not JSON .lists and groups more than 200 levels deep"),
+        (b'{"a": 1}\n{"a": ' + b"[" * 300 + b"]" * 300 + b"}", "line 2: not JSON .lists and groups more than 200"),
+        (b'{"a": 1}\n{"a": ' + b"7" * 5000 + b"}", "line 2: not JSON .a number with thousands of digits"),
+        (b'[{"a": 1},\n{"a": ' + b'{"b":' * 100_000, "line 2: not JSON .lists and groups more than 200"),
+        (b'[{"a": 1},\n{"a": ' + b"7" * 5000 + b"}]", "line 2: not JSON .a number with thousands of digits"),
+        (b'{"a": 1}\n{"a": {"b": "\\ud800"}}', "line 2: holds half of a surrogate pair"),
     ],
 )
 def test_bad_content(tmp_path, content, message):

@@ -126,3 +126,16 @@ def test_short_number(value, text):
 )
 def test_short_duration(seconds, text):
     assert short_duration(seconds) == text
+
+
+def test_names_from_the_data_do_not_steer_the_terminal():
+    values = {"critic/rewards/mean": 0.5, "val-core/\x1b[2J\ud800/acc/mean@1": 0.5}
+    line, full = lines((1, values), verbose=True)
+    for text in (line, full):
+        assert "\\u001b[2J\\ud800" in text
+        assert text.isprintable()
+
+
+@pytest.mark.parametrize("seconds", [math.inf, -math.inf, math.nan])
+def test_a_time_that_is_no_number_is_a_dash(seconds):
+    assert short_duration(seconds) == "-"

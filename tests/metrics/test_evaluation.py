@@ -1,5 +1,6 @@
 """pass@k and maj@k against every draw counted one by one; comparisons against the textbook."""
 
+import json
 from itertools import combinations
 from math import comb, nan
 
@@ -212,3 +213,30 @@ def test_answers_survive_a_file(tmp_path):
     (tmp_path / "b.jsonl").write_text('{"step": 1}\n')
     with pytest.raises(UserError, match=r"b.jsonl, line 1: is no answer"):
         read_answers(tmp_path / "b.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("change", "wrong"),
+    [
+        ({"id": "1"}, "id"),
+        ({"sample": True}, "sample"),
+        ({"score": "1"}, "score"),
+        ({"vote": 12}, "vote"),
+        ({"length": 1.5}, "length"),
+        ({"truncated": 1}, "truncated"),
+        ({"more": 1}, "more"),
+    ],
+)
+def test_answers_of_another_kind_are_refused_by_line(tmp_path, change, wrong):
+    good = {"id": 1, "sample": 0, "source": "t", "question": "q", "ground_truth": "2", "answer": "2"}
+    good |= {"score": 1.0, "vote": "2", "length": 3, "truncated": False}
+    path = tmp_path / "answers.jsonl"
+    path.write_text(json.dumps(good) + "\n" + json.dumps(good | change) + "\n")
+    with pytest.raises(UserError, match=rf"line 2: is no answer of an evaluation .see its {wrong}.; give"):
+        read_answers(path)
+
+
+def test_a_file_without_answers_is_refused(tmp_path):
+    (tmp_path / "answers.jsonl").write_text("")
+    with pytest.raises(UserError, match="holds no answers"):
+        read_answers(tmp_path / "answers.jsonl")

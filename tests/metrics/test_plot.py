@@ -22,6 +22,41 @@ def write_run(folder, steps=60, **extra):
     return path
 
 
+BAD_METRICS = {
+    "text": '"0.5"',
+    "a list": "[0.5]",
+    "a group": "{}",
+    "true": "true",
+    "beyond float64": "1" + "0" * 400,
+    "5,000 digits": "7" * 5000,
+    "deep": "[" * 100_000 + "]" * 100_000,
+}
+
+
+@pytest.mark.parametrize("kind", BAD_METRICS)
+def test_a_metric_that_is_no_number_is_refused_by_file_and_line(tmp_path, kind):
+    path = write_run(tmp_path / "run", steps=3)
+    with path.open("a") as file:
+        file.write(f'{{"step": 4, "critic/rewards/mean": {BAD_METRICS[kind]}}}\n')
+    with pytest.raises(UserError, match=rf"{path}, line 4: "):
+        plot_runs([path], tmp_path / "curves.png")
+    assert not (tmp_path / "curves.png").exists()
+
+
+@pytest.mark.parametrize("step", ["true", "1" + "0" * 30, "1.5", '"1"'])
+def test_a_step_that_is_no_step_is_refused(tmp_path, step):
+    path = write_run(tmp_path / "run", steps=3)
+    with path.open("a") as file:
+        file.write(f'{{"step": {step}, "critic/rewards/mean": 1}}\n')
+    with pytest.raises(UserError, match=rf"{path}, line 4: no `step` in it"):
+        plot_runs([path], tmp_path / "curves.png")
+
+
+def test_a_huge_whole_number_is_drawn(tmp_path):
+    path = write_run(tmp_path / "run", steps=3, **{"actor/kl_loss": lambda step: 10**30})
+    assert plot_runs([path], tmp_path / "curves.png").is_file()
+
+
 def share_of_colour(image, colour) -> float:
     """Fraction of pixels that are exactly this colour."""
     wanted = np.array([int(colour[at : at + 2], 16) for at in (1, 3, 5)]) / 255

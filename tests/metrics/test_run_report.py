@@ -36,6 +36,38 @@ def test_a_run_as_it_is(folder):
     assert read_run(folder, "a", samples=5, most_steps=1).groups[1].prompt_id == 11
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("prompt_id", [1]),
+        ("prompt_id", "1"),
+        ("prompt", None),
+        ("completion", 7),
+        ("reward", "high"),
+        ("reward", True),
+        ("reward", 10**400),
+        ("rewards", [1.0]),
+        ("rewards", {"gsm8k": "1"}),
+        ("response_length", "12"),
+        ("ground_truth", {"a": 1}),
+    ],
+)
+def test_rollouts_of_another_kind_are_refused_by_file_and_line(tmp_path, key, value):
+    make_run(tmp_path, steps=1)
+    path = tmp_path / "rollouts" / "step_000001.jsonl"
+    rows = [json.loads(line) for line in path.read_text().split("\n")[:-1]]
+    rows[2][key] = value
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(UserError, match=rf"{path}, line 3: {key} is "):
+        read_run(tmp_path, "a", samples=8, most_steps=1)
+
+
+def test_a_label_that_is_no_utf8_is_shown_as_a_code(folder):
+    page = render([read_run(folder, "a\udc80b", samples=1, most_steps=1)])
+    assert page.encode()
+    assert "<title>a\\udc80b" in page
+
+
 def test_rollouts_of_an_earlier_and_longer_run_are_left_out(tmp_path):
     make_run(tmp_path, steps=9)
     make_run(tmp_path, steps=2)

@@ -21,6 +21,7 @@ from mindrlhf.metrics.diagnosis import diagnose
 from mindrlhf.metrics.files import finite
 from mindrlhf.metrics.report.charts import COST, LEARNING, chart_data, curves
 from mindrlhf.metrics.report.run import Run, differing, shortened
+from mindrlhf.printable import printable
 
 PAGE = "mindrlhf.metrics.report"
 # What HTML or a script's source reads in its own way, and halves of surrogate pairs, which UTF-8 cannot hold.
@@ -108,7 +109,7 @@ def render(runs: Sequence[Run], refresh_s: float | None = None) -> str:
     style = (resources.files(PAGE) / "page" / "report.css").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return _template().render(
-        title=", ".join(run.label for run in runs),
+        title=printable(", ".join(run.label for run in runs)),
         data=to_json({**report_data(runs), "refresh_s": refresh_s}),
         script=script,
         style=style,

@@ -1,12 +1,13 @@
 """What a run has left in its output folder, read for people: metrics by step, samples of its rollouts, its settings."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mindrlhf.errors import UserError
+from mindrlhf.json_text import is_number
 from mindrlhf.metrics.files import read_json_lines
 from mindrlhf.metrics.rollout_dump import ROLLOUTS_FOLDER, rollout_file, rollout_steps
 from mindrlhf.metrics.run_settings import read_settings
@@ -94,13 +95,11 @@ def sample_rollouts(folder: Path, steps: Sequence[int], samples: int, most_steps
 
 
 def read_groups(folder: Path, step: int) -> list[RolloutGroupText]:
-    """The rollouts of a step by prompt, in the order of the file. Raises UserError for a row that lacks something."""
+    """The rollouts of a step by prompt, in the order of the file. Raises UserError for what no run has written."""
     path = rollout_file(folder, step)
     together: dict[int, list[dict[str, Any]]] = {}
     for number, row in enumerate(read_json_lines(path), start=1):
-        missing = [key for key in ("prompt_id", "prompt", "completion", "reward") if key not in row]
-        if missing:
-            raise UserError(f"{path}, line {number}: no `{missing[0]}` in it; give the rollouts that a run has written")
+        _check_rollout(row, f"{path}, line {number}")
         together.setdefault(row["prompt_id"], []).append(row)
     shared = ("step", "prompt_id", "prompt", "ground_truth")
     return [
@@ -113,6 +112,43 @@ def read_groups(folder: Path, step: int) -> list[RolloutGroupText]:
         )
         for prompt_id, rows in together.items()
     ]
+
+
+def _check_rollout(row: Mapping[str, Any], where: str) -> None:
+    """Raises UserError for a row of a rollout dump that lacks something, or has a value of another kind."""
+    for key, (kind, right) in _ROLLOUT_KEYS.items():
+        if key not in row and key not in _OPTIONAL_KEYS:
+            raise UserError(f"{where}: no `{key}` in it; give the rollouts that a run has written")
+        if key in row and not kind(row[key]):
+            raise UserError(f"{where}: {key} is {row[key]!r:.80} where {right} belongs; restore or remove that line")
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_reward(value: Any) -> bool:
+    return value is None or is_number(value)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+# key -> (whether a value is of its kind, the kind in words)
+_ROLLOUT_KEYS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "prompt_id": (_is_count, "a whole number"),
+    "prompt": (_is_text, "text"),
+    "completion": (_is_text, "text"),
+    "reward": (_is_reward, "a number"),
+    "rewards": (
+        lambda value: value is None or (isinstance(value, dict) and all(map(_is_reward, value.values()))),
+        "a number for each function",
+    ),
+    "response_length": (_is_count, "a whole number"),
+    "ground_truth": (lambda value: value is None or _is_text(value), "text"),
+}
+_OPTIONAL_KEYS = ("rewards", "response_length", "ground_truth")
 
 
 def shortened(text: str) -> str:

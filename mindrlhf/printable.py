@@ -1,0 +1,17 @@
+"""Text for a terminal: what would steer it is written as a code."""
+
+import unicodedata
+from collections.abc import Container
+
+# Control characters, invisible formatting, halves of surrogate pairs, line and paragraph separators.
+_STEERING = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+
+
+def printable(text: str, keep: Container[str] = "") -> str:
+    r"""The text with control characters and their like as codes: an escape character becomes `\u001b`.
+
+    keep: characters that stay as they are, for example line ends.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c in keep or unicodedata.category(c) not in _STEERING else f"\\u{ord(c):04x}" for c in text)
