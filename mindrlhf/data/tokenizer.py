@@ -205,7 +205,7 @@ def read_config(folder: Path) -> dict[str, Any] | None:
         return None
     try:
         config = parse_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise UserError(f"{path}: not readable JSON ({error}).") from None
     if not isinstance(config, dict):
         raise UserError(f"{path}: should be a JSON object.")
