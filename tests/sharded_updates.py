@@ -39,7 +39,7 @@ def run(world, case: Case) -> Outcome:
     from mindspore import Parameter, Tensor
 
     from mindrlhf import backend
-    from mindrlhf.algorithms.registry import policy_loss
+    from mindrlhf.algorithms.losses import policy_loss
     from mindrlhf.backend.collectives import Collectives
     from mindrlhf.configs.grpo import OptimizerSettings, TrainSettings
     from mindrlhf.parallel.side import Side

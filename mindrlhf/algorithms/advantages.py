@@ -2,7 +2,7 @@
 
 `compute_advantages(name, RewardBatch(...), **options)` takes all groups of a step, gathered over the data-parallel
 ranks, so that no statistic depends on how prompts were spread, and returns one entry per group, in order, each with one
-entry per sample: a float32 number for all tokens of the response, or (methods in `TOKEN_LEVEL`) a float32[R] array.
+entry per sample: a float32 number for all tokens of the response, or (token-level methods) a float32[R] array.
 Both can be assigned to a row `[:R]`. Computed in float64.
 
 The same for all methods:
@@ -16,13 +16,55 @@ The same for all methods:
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
+from pydantic import Field
 
-from mindrlhf.algorithms.names import checked_options, unknown_name
+from mindrlhf.algorithms.methods import Method, Methods, Setting
 
 WHITEN_EPS = 1e-8  # added to the variance (verl, OpenRLHF)
+
+_STD = Setting(
+    "Standard deviation that an advantage is divided by (verl algorithm.norm_adv_by_std_in_grpo, TRL scale_rewards).",
+    name="advantage_std",
+)
+Std = Annotated[Literal["group", "batch", "none"], _STD]
+GroupStd = Annotated[Literal["group", "none"], _STD]
+Eps = Annotated[
+    float, Field(gt=0.0), Setting("Added to that standard deviation (verl: 1e-6, TRL: 1e-4).", name="advantage_eps")
+]
+LeaveOneOut = Annotated[bool, Setting("Compare a response with the others of its group, without itself.")]
+PerFunction = Annotated[
+    bool,
+    Setting(
+        "Normalise each reward function in its group before the weighted sum, GDPO "
+        "(verl algorithm.adv_estimator=gdpo, TRL multi_objective_aggregation=normalize_then_sum).",
+        name="normalize_functions",
+    ),
+]
+Gamma = Annotated[float, Field(ge=0.0, le=1.0), Setting("Discount of later rewards (verl algorithm.gamma).")]
+Lambda = Annotated[
+    float,
+    Field(ge=0.0, le=1.0),
+    Setting("Lambda of gae, the generalised estimates (verl algorithm.lam)."),
+]
+
+
+@dataclass(frozen=True)
+class AdvantageMethod(Method):
+    """An advantage estimator.
+
+    compares: it compares the responses of a group, so that a group needs two. uses_values: it needs a critic.
+    uses_greedy: it needs the reward of a greedy response to each prompt.
+    """
+
+    compares: bool = False
+    uses_values: bool = False
+    uses_greedy: bool = False
+
+
+ADVANTAGES: Methods[AdvantageMethod] = Methods("advantage", AdvantageMethod)
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,13 +146,14 @@ def _normalise(groups: list[np.ndarray], std: str, leave_one_out: bool, eps: flo
     return [_fill(group, rule) for group in groups]
 
 
+@ADVANTAGES.register(compares=True)
 def grpo(
     batch: RewardBatch,
     *,
-    std: Literal["group", "batch", "none"] = "group",
-    leave_one_out: bool = False,
-    per_function: bool = False,
-    eps: float = 1e-6,
+    std: Std = "group",
+    leave_one_out: LeaveOneOut = False,
+    per_function: PerFunction = False,
+    eps: Eps = 1e-6,
 ) -> list[np.ndarray]:
     """(r - mean) / (std + eps) in each group, std unbiased (DeepSeekMath, arXiv 2402.03300, section 4.1.2).
 
@@ -140,16 +183,19 @@ def grpo(
     return [np.nan_to_num((total - pooled.mean()) / (spread + eps), nan=0.0) for total in sums]
 
 
+@ADVANTAGES.register(compares=True)
 def dr_grpo(batch: RewardBatch) -> list[np.ndarray]:
     """r - mean of the group (Dr. GRPO, arXiv 2503.20783)."""
     return _normalise(batch.scores(), "none", False, 0.0)
 
 
+@ADVANTAGES.register(compares=True)
 def rloo(batch: RewardBatch) -> list[np.ndarray]:
     """r - mean of the group's other samples (RLOO, arXiv 2402.14740)."""
     return _normalise(batch.scores(), "none", True, 0.0)
 
 
+@ADVANTAGES.register(compares=True)
 def opo(batch: RewardBatch) -> list[np.ndarray]:
     """r - mean of the group weighted by response lengths (OPO, arXiv 2505.23585)."""
     lengths = [np.asarray(length, np.float64) for length in batch.require("lengths")]
@@ -161,6 +207,7 @@ def opo(batch: RewardBatch) -> list[np.ndarray]:
     return [one(*pair) for pair in zip(batch.scores(), lengths, strict=True)]
 
 
+@ADVANTAGES.register(compares=True)
 def gpg(batch: RewardBatch, *, f_norm: float = 1.0) -> list[np.ndarray]:
     """alpha * (r - mean of the group) / f_norm, alpha = samples / samples with a reward other than 0 (GPG, arXiv
     2504.02546, scales for the part of the batch that gives no gradient; this measure of it is verl's)."""
@@ -171,7 +218,8 @@ def gpg(batch: RewardBatch, *, f_norm: float = 1.0) -> list[np.ndarray]:
     return [_fill(group, lambda valid: alpha * (valid - valid.mean()) / f_norm) for group in scores]
 
 
-def grpo_passk(batch: RewardBatch, *, std: Literal["group", "none"] = "group", eps: float = 1e-6) -> list[np.ndarray]:
+@ADVANTAGES.register(compares=True)
+def grpo_passk(batch: RewardBatch, *, std: GroupStd = "group", eps: Eps = 1e-6) -> list[np.ndarray]:
     """Only the best sample of a group counts: (best - second best) / (std + eps) (arXiv 2503.19595).
 
     std: "group" or "none". Of several best samples the first is taken; the difference is 0 then.
@@ -202,6 +250,7 @@ def _whiten(values: list[np.ndarray], counts: list[np.ndarray]) -> list[np.ndarr
     return [np.nan_to_num((value - mean) / np.sqrt(variance + WHITEN_EPS), nan=0.0) for value in values]
 
 
+@ADVANTAGES.register(compares=True)
 def reinforce_plus_plus_baseline(batch: RewardBatch) -> list[np.ndarray]:
     """r - mean of the group, then whitened over the tokens of the batch (arXiv 2501.03262)."""
     lengths = [np.asarray(length, np.float64) for length in batch.require("lengths")]
@@ -243,11 +292,13 @@ def _whiten_rows(groups: list[list[np.ndarray]]) -> list[list[np.ndarray]]:
     return [[next(whitened) for _ in group] for group in groups]
 
 
-def reinforce_plus_plus(batch: RewardBatch, *, gamma: float = 1.0) -> list[list[np.ndarray]]:
+@ADVANTAGES.register()
+def reinforce_plus_plus(batch: RewardBatch, *, gamma: Gamma = 1.0) -> list[list[np.ndarray]]:
     """The discounted reward still to come, whitened over the tokens of the batch (arXiv 2501.03262)."""
     return _whiten_rows([[_discounted(row, gamma) for row in rows] for rows in _token_rewards(batch)])
 
 
+@ADVANTAGES.register(uses_greedy=True)
 def remax(batch: RewardBatch) -> list[list[np.ndarray]]:
     """The reward still to come, less the reward of the greedy response (arXiv 2310.10505).
 
@@ -280,36 +331,21 @@ def gae_with_returns(batch: RewardBatch, gamma: float = 1.0, lam: float = 0.95):
     return advantages, returns
 
 
-def gae(batch: RewardBatch, *, gamma: float = 1.0, lam: float = 0.95) -> list[list[np.ndarray]]:
+@ADVANTAGES.register(uses_values=True)
+def gae(batch: RewardBatch, *, gamma: Gamma = 1.0, lam: Lambda = 0.95) -> list[list[np.ndarray]]:
     """`gae_with_returns`' advantages, whitened over the tokens of the batch, as PPO takes them."""
     return _whiten_rows(gae_with_returns(batch, gamma, lam)[0])
-
-
-ADVANTAGES: dict[str, Callable] = {
-    "grpo": grpo,
-    "dr_grpo": dr_grpo,
-    "rloo": rloo,
-    "reinforce_plus_plus": reinforce_plus_plus,
-    "reinforce_plus_plus_baseline": reinforce_plus_plus_baseline,
-    "remax": remax,
-    "opo": opo,
-    "gpg": gpg,
-    "grpo_passk": grpo_passk,
-    "gae": gae,
-}
-
-TOKEN_LEVEL = frozenset({"reinforce_plus_plus", "remax", "gae"})
 
 
 def compute_advantages(name: str, batch: RewardBatch, **options) -> list:
     """The advantages of every sample of `batch` by the method called `name`; see the module for the shape.
 
-    Returns, per group, float32[G], or a list of G arrays float32[R] for the methods in `TOKEN_LEVEL`.
+    Returns, per group, float32[G], or from a token-level method a list of G arrays float32[R].
     Raises UserError for a name or an option that is not known.
     """
-    if name not in ADVANTAGES:
-        raise unknown_name("advantage", name, ADVANTAGES)
-    groups = ADVANTAGES[name](batch, **checked_options(f"advantage {name}", (ADVANTAGES[name],), options))
-    if name in TOKEN_LEVEL:
-        return [[row.astype(np.float32) for row in group] for group in groups]
-    return [group.astype(np.float32) for group in groups]
+    method = ADVANTAGES.find(name)
+    return [_as_float32(group) for group in method.function(batch, **method.checked(options))]
+
+
+def _as_float32(group: np.ndarray | list[np.ndarray]) -> np.ndarray | list[np.ndarray]:
+    return [row.astype(np.float32) for row in group] if isinstance(group, list) else group.astype(np.float32)

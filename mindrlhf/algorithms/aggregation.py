@@ -11,7 +11,7 @@ only pad a micro-batch are in neither count, because they are in no `lengths`.
 
 import numpy as np
 
-from mindrlhf.algorithms.names import unknown_name
+from mindrlhf.algorithms.methods import unknown_name
 
 TOTALS_SIZE = 3  # tokens, rows with at least one token, all rows
 

@@ -7,12 +7,8 @@ log-probs), which is the same for the first update on a batch and a little older
 """
 
 from collections.abc import Sequence
-from typing import Annotated
 
 import numpy as np
-from pydantic import Field
-
-Fraction = Annotated[float, Field(gt=0.0, le=1.0)]
 
 
 def token_covariances(log_probs: Sequence[np.ndarray], advantages: Sequence) -> np.ndarray:
@@ -43,29 +39,29 @@ def select_clip_cov(
     advantages: Sequence,
     seed: int,
     *,
-    clip_cov_ratio: Fraction = 0.0002,
-    clip_cov_lb: float = 1.0,
-    clip_cov_ub: float = 5.0,
+    ratio: float,
+    low: float,
+    high: float,
 ) -> list[np.ndarray]:
-    """A random choice among the tokens whose covariance lies between the bounds. Options are called as in verl.
+    """A random choice among the tokens whose covariance lies between the bounds.
 
-    clip_cov_ratio: how many, as a part of all tokens; at least one. clip_cov_lb, clip_cov_ub: the bounds, exclusive.
+    ratio: how many, as a part of all tokens; at least one. low, high: the bounds, exclusive.
     seed: fixes the choice; give each update its own. Returns float32[R] per row, 1 on chosen tokens.
     """
     covariances = token_covariances(log_probs, advantages)
-    candidates = np.flatnonzero((covariances > clip_cov_lb) & (covariances < clip_cov_ub))
-    count = max(int(clip_cov_ratio * covariances.size), 1)
+    candidates = np.flatnonzero((covariances > low) & (covariances < high))
+    count = max(int(ratio * covariances.size), 1)
     return _rows(np.random.default_rng(seed).permutation(candidates)[:count], log_probs)
 
 
 def select_kl_cov(
-    log_probs: Sequence[np.ndarray], advantages: Sequence, seed: int, *, kl_cov_ratio: Fraction = 0.0002
+    log_probs: Sequence[np.ndarray], advantages: Sequence, seed: int, *, ratio: float
 ) -> list[np.ndarray]:
     """The tokens of highest covariance; the first ones where covariances are equal.
 
-    kl_cov_ratio: how many, as a part of all tokens; at least one token. seed: not used, nothing is drawn.
+    ratio: how many, as a part of all tokens; at least one token. seed: not used, nothing is drawn.
     Returns float32[R] per row, 1 on chosen tokens.
     """
     covariances = token_covariances(log_probs, advantages)
-    count = max(int(kl_cov_ratio * covariances.size), 1)
+    count = max(int(ratio * covariances.size), 1)
     return _rows(np.argsort(-covariances, kind="stable")[:count], log_probs)

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from mindspore import ops
 
 from mindrlhf.algorithms.log_ratio import masked_log_ratio
-from mindrlhf.algorithms.names import unknown_name
+from mindrlhf.algorithms.methods import unknown_name
 
 LOW_VAR_KL_LIMIT = 10.0
 

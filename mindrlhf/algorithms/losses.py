@@ -1,68 +1,142 @@
 """Policy losses per token, for use in compiled graphs.
 
-Every loss is called as `loss(log_probs, old_log_probs, advantages, mask, **options) -> (losses, metrics)`:
+Each function here is called with its options, once, and returns the loss (or the loss and what chooses its tokens):
+
+    losses(log_probs, old_log_probs, advantages, mask[, selected]) -> (losses, metrics)
 
 log_probs: float32[B, T] of the policy now, the gradient flows through it. old_log_probs: float32[B, T] of the policy
 that starts the update; `stop_gradient(log_probs)` when a batch is used once. advantages: float32[B, T].
-mask: float32[B, T], 1 on response tokens; a row holds a whole response.
+mask: float32[B, T], 1 on response tokens; a row holds a whole response. selected: float32[B, T], 1 on chosen tokens.
 losses: float32[B, T], not aggregated: the caller sums `weights * losses` with the weights of `aggregation.py`.
 metrics: name -> float32[B, T], one value per token, to be averaged over the mask by the caller.
 Both are 0 on padding, and so is the gradient, whatever stands there (NaN and inf too).
 
-Options are Python numbers or strings, fixed when the graph is compiled: `registry.policy_loss` binds them in a closure.
-Never bind them with `functools.partial`: MindSpore 2.9 then gives zeros for all gradients, without an error.
+Options are Python numbers or strings, fixed when the graph is compiled. The loss is a closure over them and never a
+`functools.partial`: MindSpore 2.9 then gives zeros for all gradients, without an error. MindSpore is imported when a
+loss is made, so that settings are checked without it.
 
 Log-ratios are clamped to +-20 before the exponential. An entropy bonus, the KL term and the correction for a rollout
 that drew from another distribution are separate factors of the caller's sum.
 """
 
-from typing import Annotated, Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, Literal
 
-from mindspore import ops
 from pydantic import Field
 
-from mindrlhf.algorithms.log_ratio import masked_log_ratio
+from mindrlhf.algorithms.covariance import select_clip_cov, select_kl_cov
+from mindrlhf.algorithms.methods import Method, Methods, Setting
 
-Epsilon = Annotated[float, Field(ge=0.0)]
-Temperature = Annotated[float, Field(gt=0.0)]
-AboveOne = Annotated[float, Field(gt=1.0)] | None
-Level = Literal["token", "sequence"]
+EpsilonLow = Annotated[
+    float,
+    Field(ge=0.0),
+    Setting("The ratio is clipped at 1 - epsilon_low (verl actor.clip_ratio_low, TRL epsilon)."),
+]
+EpsilonHigh = Annotated[
+    float,
+    Field(ge=0.0),
+    Setting("The ratio is clipped at 1 + epsilon_high (verl actor.clip_ratio_high, TRL epsilon_high)."),
+]
+DualClip = Annotated[
+    Annotated[float, Field(gt=1.0)] | None,
+    Setting(
+        "Bounds the loss of a negative advantage at this many times it; null is off "
+        "(verl actor.clip_ratio_c, there always on with 3)."
+    ),
+]
+Delta = Annotated[
+    Annotated[float, Field(gt=1.0)] | None,
+    Setting("Upper bound of the ratio for either sign of the advantage; null is off (TRL delta)."),
+]
+Level = Annotated[
+    Literal["token", "sequence"],
+    Setting(
+        "Ratio of the token, or the length-normalised one of its row (TRL importance_sampling_level).",
+        name="importance_level",
+    ),
+]
+Cap = Annotated[
+    Literal["relative", "absolute"],
+    Setting(
+        "cispo: epsilon_high is `relative` to 1, or the `absolute` cap of the weight (verl: relative, TRL: absolute).",
+        name="cispo_cap",
+    ),
+]
+TauPositive = Annotated[
+    float,
+    Field(gt=0.0),
+    Setting("sapo: temperature where the advantage is positive (verl actor.tau_pos, TRL sapo_temperature_pos)."),
+]
+TauNegative = Annotated[
+    float,
+    Field(gt=0.0),
+    Setting("sapo: temperature elsewhere (verl actor.tau_neg, TRL sapo_temperature_neg)."),
+]
+ClipCovRatio = Annotated[
+    float,
+    Field(gt=0.0, le=1.0),
+    Setting("clip_cov: part of all tokens taken out of the gradient (verl actor.policy_loss.clip_cov_ratio)."),
+]
+ClipCovLow = Annotated[
+    float, Setting("clip_cov: covariance from which a token may be taken (verl actor.policy_loss.clip_cov_lb).")
+]
+ClipCovHigh = Annotated[
+    float, Setting("clip_cov: covariance up to which one may (verl actor.policy_loss.clip_cov_ub).")
+]
+KLCovRatio = Annotated[
+    float,
+    Field(gt=0.0, le=1.0),
+    Setting("kl_cov: part of all tokens that gets the penalty (verl actor.policy_loss.kl_cov_ratio)."),
+]
+PPOKLCoef = Annotated[
+    float, Field(ge=0.0), Setting("kl_cov: weight of the penalty (verl actor.policy_loss.ppo_kl_coef).")
+]
 
 
-def _as_float(condition, mask):
-    """float32[B, T]: 1 where a token of the response meets the condition."""
-    return ops.where(condition, mask, 0.0)
+@dataclass(frozen=True)
+class LossMethod(Method):
+    """A policy loss. aggregation: the one mode of `aggregation.MODES` that it is defined with; None for any."""
+
+    aggregation: str | None = None
 
 
-def _sequence_log_ratio(log_probs, log_ratio, mask):
-    """GSPO-token: the row's mean log-ratio as value of every token, each token's own log-prob as gradient.
+POLICY_LOSSES: Methods[LossMethod] = Methods("policy loss", LossMethod)
 
-    The clamp bounds what a token adds to the mean, but does not take its gradient away.
+
+@dataclass(frozen=True)
+class PolicyLoss:
+    """A policy loss with its options bound.
+
+    losses: see the module. select: (log_probs, advantages, seed) -> float32[R] per row, 1 on chosen tokens, on the
+        host; None where the loss takes no `selected`. aggregation: see `LossMethod`.
     """
-    lengths = ops.clamp(mask.sum(-1, keepdims=True), 1.0)
-    mean = (log_ratio * mask).sum(-1, keepdims=True) / lengths
-    own = ops.where(mask > 0, log_probs, 0.0)
-    # The bracket is exactly 0.
-    return ops.stop_gradient(mean) + (own - ops.stop_gradient(own))
+
+    name: str
+    losses: Callable
+    select: Callable | None
+    aggregation: str | None
 
 
-def _ratio(log_probs, log_ratio, mask, level):
-    """p/q per token (`level` "token") or the length-normalised one of the row (`level` "sequence"), float32[B, T]."""
-    if level == "sequence":
-        return ops.exp(_sequence_log_ratio(log_probs, log_ratio, mask))
-    return ops.exp(log_ratio)
+def policy_loss(name: str, options: Mapping[str, Any] | None = None) -> PolicyLoss:
+    """The policy loss called `name`; options that are not given keep the method's defaults.
+
+    Raises UserError for an unknown name, an option the method does not take, or a value that does not fit.
+    """
+    method = POLICY_LOSSES.find(name)
+    made = method.function(**method.checked(options))
+    losses, select = made if isinstance(made, tuple) else (made, None)
+    return PolicyLoss(name, losses, select, method.aggregation)
 
 
+@POLICY_LOSSES.register()
 def clip(
-    log_probs,
-    old_log_probs,
-    advantages,
-    mask,
     *,
-    epsilon_low: Epsilon = 0.2,
-    epsilon_high: Epsilon = 0.2,
-    dual_clip: AboveOne = None,
-    delta: AboveOne = None,
+    epsilon_low: EpsilonLow = 0.2,
+    epsilon_high: EpsilonHigh = 0.2,
+    dual_clip: DualClip = None,
+    delta: Delta = None,
     level: Level = "token",
 ):
     """PPO's clipped surrogate (Schulman et al. 2017, eq. 7) with separate bounds (DAPO, arXiv 2503.14476).
@@ -76,57 +150,50 @@ def clip(
     Metrics: clip_fraction (the clip acts), its parts clip_fraction_low and clip_fraction_high, policy_kl (old - now, in
     nats), and dual_clip_fraction with `dual_clip`.
     """
-    valid = mask > 0
-    advantages = ops.where(valid, advantages, 0.0)
-    log_ratio = masked_log_ratio(log_probs, old_log_probs, mask)
-    ratio = _ratio(log_probs, log_ratio, mask, level)
-    if delta is not None:
-        ratio = ops.clamp(ratio, None, delta)
-    unclipped = -advantages * ratio
-    clipped = -advantages * ops.clamp(ratio, 1.0 - epsilon_low, 1.0 + epsilon_high)
-    losses = ops.maximum(unclipped, clipped)
-    acts = clipped > unclipped
-    metrics = {
-        "clip_fraction": _as_float(acts, mask),
-        "clip_fraction_low": _as_float(ops.logical_and(acts, advantages < 0), mask),
-        "clip_fraction_high": _as_float(ops.logical_and(acts, advantages > 0), mask),
-        "policy_kl": -log_ratio,
-    }
-    if dual_clip is not None:
-        negative = advantages < 0
-        bound = -advantages * dual_clip
-        metrics["dual_clip_fraction"] = _as_float(ops.logical_and(negative, losses > bound), mask)
-        losses = ops.where(negative, ops.minimum(losses, bound), losses)
-    return ops.where(valid, losses, 0.0), metrics
+    from mindspore import ops
+
+    from mindrlhf.algorithms.log_ratio import as_float, masked_log_ratio, ratio_of
+
+    def losses(log_probs, old_log_probs, advantages, mask):
+        valid = mask > 0
+        advantages = ops.where(valid, advantages, 0.0)
+        log_ratio = masked_log_ratio(log_probs, old_log_probs, mask)
+        ratio = ratio_of(log_probs, log_ratio, mask, level)
+        if delta is not None:
+            ratio = ops.clamp(ratio, None, delta)
+        unclipped = -advantages * ratio
+        clipped = -advantages * ops.clamp(ratio, 1.0 - epsilon_low, 1.0 + epsilon_high)
+        losses = ops.maximum(unclipped, clipped)
+        acts = clipped > unclipped
+        metrics = {
+            "clip_fraction": as_float(acts, mask),
+            "clip_fraction_low": as_float(ops.logical_and(acts, advantages < 0), mask),
+            "clip_fraction_high": as_float(ops.logical_and(acts, advantages > 0), mask),
+            "policy_kl": -log_ratio,
+        }
+        if dual_clip is not None:
+            negative = advantages < 0
+            bound = -advantages * dual_clip
+            metrics["dual_clip_fraction"] = as_float(ops.logical_and(negative, losses > bound), mask)
+            losses = ops.where(negative, ops.minimum(losses, bound), losses)
+        return ops.where(valid, losses, 0.0), metrics
+
+    return losses
 
 
-def gspo(log_probs, old_log_probs, advantages, mask, *, epsilon_low: Epsilon = 3e-4, epsilon_high: Epsilon = 4e-4):
+@POLICY_LOSSES.register(aggregation="seq-mean-token-mean")
+def gspo(*, epsilon_low: EpsilonLow = 3e-4, epsilon_high: EpsilonHigh = 4e-4):
     """GSPO (arXiv 2507.18071, in the token form, which has the same value and gradient): `clip` with the row's
     length-normalised ratio. Bounds are the paper's; they are tighter than PPO's because the ratio is a mean.
 
     Belongs to aggregation seq-mean-token-mean. Metrics as `clip`.
     """
-    return clip(
-        log_probs,
-        old_log_probs,
-        advantages,
-        mask,
-        epsilon_low=epsilon_low,
-        epsilon_high=epsilon_high,
-        level="sequence",
-    )
+    return clip(epsilon_low=epsilon_low, epsilon_high=epsilon_high, level="sequence")
 
 
+@POLICY_LOSSES.register()
 def cispo(
-    log_probs,
-    old_log_probs,
-    advantages,
-    mask,
-    *,
-    epsilon_low: Epsilon = 1.0,
-    epsilon_high: Epsilon = 2.0,
-    cap: Literal["relative", "absolute"] = "relative",
-    level: Level = "token",
+    *, epsilon_low: EpsilonLow = 1.0, epsilon_high: EpsilonHigh = 2.0, cap: Cap = "relative", level: Level = "token"
 ):
     """-sg(clipped ratio) * A * log p (MiniMax-M1, arXiv 2506.13585): only a token's weight is clipped, so that every
     token keeps a gradient.
@@ -136,40 +203,47 @@ def cispo(
     level: "token", or "sequence" for the ratio of GSPO.
     Metrics: clip_fraction (the weight is clipped), policy_kl.
     """
-    valid = mask > 0
-    log_ratio = masked_log_ratio(log_probs, old_log_probs, mask)
-    ratio = _ratio(log_probs, log_ratio, mask, level)
-    if cap == "relative":
-        weight = ops.clamp(ratio, 1.0 - epsilon_low, 1.0 + epsilon_high)
-    else:
-        weight = ops.clamp(ratio, None, epsilon_high)
-    losses = -ops.stop_gradient(weight) * ops.where(valid, advantages, 0.0) * ops.where(valid, log_probs, 0.0)
-    return losses, {"clip_fraction": _as_float(weight != ratio, mask), "policy_kl": -log_ratio}
+    from mindspore import ops
+
+    from mindrlhf.algorithms.log_ratio import as_float, masked_log_ratio, ratio_of
+
+    def losses(log_probs, old_log_probs, advantages, mask):
+        valid = mask > 0
+        log_ratio = masked_log_ratio(log_probs, old_log_probs, mask)
+        ratio = ratio_of(log_probs, log_ratio, mask, level)
+        if cap == "relative":
+            weight = ops.clamp(ratio, 1.0 - epsilon_low, 1.0 + epsilon_high)
+        else:
+            weight = ops.clamp(ratio, None, epsilon_high)
+        losses = -ops.stop_gradient(weight) * ops.where(valid, advantages, 0.0) * ops.where(valid, log_probs, 0.0)
+        return losses, {"clip_fraction": as_float(weight != ratio, mask), "policy_kl": -log_ratio}
+
+    return losses
 
 
-def sapo(
-    log_probs,
-    old_log_probs,
-    advantages,
-    mask,
-    *,
-    tau_positive: Temperature = 1.0,
-    tau_negative: Temperature = 1.05,
-    level: Level = "token",
-):
+@POLICY_LOSSES.register(aggregation="seq-mean-token-mean")
+def sapo(*, tau_positive: TauPositive = 1.0, tau_negative: TauNegative = 1.05, level: Level = "token"):
     """-A * sigmoid(tau * (ratio - 1)) * 4 / tau (SAPO, arXiv 2511.20347): a soft gate in place of the clip.
 
     tau_positive where A > 0, tau_negative elsewhere. level: "token", or "sequence" for the ratio of GSPO.
     Belongs to aggregation seq-mean-token-mean. Metrics: policy_kl.
     """
-    advantages = ops.where(mask > 0, advantages, 0.0)
-    log_ratio = masked_log_ratio(log_probs, old_log_probs, mask)
-    ratio = _ratio(log_probs, log_ratio, mask, level)
-    tau = ops.where(advantages > 0, tau_positive, tau_negative)
-    return -advantages * ops.sigmoid(tau * (ratio - 1.0)) * 4.0 / tau, {"policy_kl": -log_ratio}
+    from mindspore import ops
+
+    from mindrlhf.algorithms.log_ratio import masked_log_ratio, ratio_of
+
+    def losses(log_probs, old_log_probs, advantages, mask):
+        advantages = ops.where(mask > 0, advantages, 0.0)
+        log_ratio = masked_log_ratio(log_probs, old_log_probs, mask)
+        ratio = ratio_of(log_probs, log_ratio, mask, level)
+        tau = ops.where(advantages > 0, tau_positive, tau_negative)
+        return -advantages * ops.sigmoid(tau * (ratio - 1.0)) * 4.0 / tau, {"policy_kl": -log_ratio}
+
+    return losses
 
 
-def geo_mean(log_probs, old_log_probs, advantages, mask, *, epsilon_low: Epsilon = 0.4, epsilon_high: Epsilon = 0.4):
+@POLICY_LOSSES.register(aggregation="seq-mean-token-mean")
+def geo_mean(*, epsilon_low: EpsilonLow = 0.4, epsilon_high: EpsilonHigh = 0.4):
     """GMPO (arXiv 2507.20673): -A * geometric mean of the row's token ratios, each clipped in log space.
 
     epsilon_low, epsilon_high: bounds of the log-ratio, [-epsilon_low, epsilon_high], one-sided by the sign of A.
@@ -178,41 +252,55 @@ def geo_mean(log_probs, old_log_probs, advantages, mask, *, epsilon_low: Epsilon
     Metrics: clip_fraction (the clip acts; verl also counts tokens that leave the range on the side where it does not),
     its parts clip_fraction_low and clip_fraction_high, policy_kl.
     """
-    valid = mask > 0
-    advantages = ops.where(valid, advantages, 0.0)
-    log_ratio = masked_log_ratio(log_probs, old_log_probs, mask)
-    limited = ops.clamp(log_ratio, -epsilon_low, epsilon_high)
-    too_high = ops.logical_and(advantages > 0, log_ratio > limited)
-    too_low = ops.logical_and(advantages < 0, log_ratio < limited)
-    acts = ops.logical_or(too_high, too_low)
-    lengths = ops.clamp(mask.sum(-1, keepdims=True), 1.0)
-    ratio = ops.exp((ops.where(acts, limited, log_ratio) * mask).sum(-1, keepdims=True) / lengths)
-    losses = -((advantages * mask).sum(-1, keepdims=True) / lengths) * ratio
-    metrics = {
-        "clip_fraction": _as_float(acts, mask),
-        "clip_fraction_low": _as_float(too_low, mask),
-        "clip_fraction_high": _as_float(too_high, mask),
-        "policy_kl": -log_ratio,
-    }
-    return ops.where(valid, losses, 0.0), metrics
+    from mindspore import ops
+
+    from mindrlhf.algorithms.log_ratio import as_float, masked_log_ratio
+
+    def losses(log_probs, old_log_probs, advantages, mask):
+        valid = mask > 0
+        advantages = ops.where(valid, advantages, 0.0)
+        log_ratio = masked_log_ratio(log_probs, old_log_probs, mask)
+        limited = ops.clamp(log_ratio, -epsilon_low, epsilon_high)
+        too_high = ops.logical_and(advantages > 0, log_ratio > limited)
+        too_low = ops.logical_and(advantages < 0, log_ratio < limited)
+        acts = ops.logical_or(too_high, too_low)
+        lengths = ops.clamp(mask.sum(-1, keepdims=True), 1.0)
+        ratio = ops.exp((ops.where(acts, limited, log_ratio) * mask).sum(-1, keepdims=True) / lengths)
+        losses = -((advantages * mask).sum(-1, keepdims=True) / lengths) * ratio
+        metrics = {
+            "clip_fraction": as_float(acts, mask),
+            "clip_fraction_low": as_float(too_low, mask),
+            "clip_fraction_high": as_float(too_high, mask),
+            "policy_kl": -log_ratio,
+        }
+        return ops.where(valid, losses, 0.0), metrics
+
+    return losses
 
 
-def gpg(log_probs, old_log_probs, advantages, mask):
+@POLICY_LOSSES.register()
+def gpg():
     """-A * log p (REINFORCE; GPG, arXiv 2504.02546): no ratio, no clip. Metrics: policy_kl."""
-    valid = mask > 0
-    losses = -ops.where(valid, advantages, 0.0) * ops.where(valid, log_probs, 0.0)
-    return losses, {"policy_kl": -masked_log_ratio(log_probs, old_log_probs, mask)}
+    from mindspore import ops
+
+    from mindrlhf.algorithms.log_ratio import masked_log_ratio
+
+    def losses(log_probs, old_log_probs, advantages, mask):
+        valid = mask > 0
+        losses = -ops.where(valid, advantages, 0.0) * ops.where(valid, log_probs, 0.0)
+        return losses, {"policy_kl": -masked_log_ratio(log_probs, old_log_probs, mask)}
+
+    return losses
 
 
+@POLICY_LOSSES.register()
 def clip_cov(
-    log_probs,
-    old_log_probs,
-    advantages,
-    mask,
-    selected,
     *,
-    epsilon_low: Epsilon = 0.2,
-    epsilon_high: Epsilon = 0.2,
+    epsilon_low: EpsilonLow = 0.2,
+    epsilon_high: EpsilonHigh = 0.2,
+    clip_cov_ratio: ClipCovRatio = 0.0002,
+    clip_cov_lb: ClipCovLow = 1.0,
+    clip_cov_ub: ClipCovHigh = 5.0,
 ):
     """Clip-Cov (arXiv 2505.22617): `clip`, with a few high-covariance tokens taken out of the gradient.
 
@@ -220,22 +308,38 @@ def clip_cov(
     selected token that the clip already holds keeps its (constant) loss, as in verl. Metrics as `clip`, and
     selected_fraction.
     """
-    losses, metrics = clip(
-        log_probs, old_log_probs, advantages, mask, epsilon_low=epsilon_low, epsilon_high=epsilon_high
-    )
-    dropped = ops.logical_and(selected > 0, metrics["clip_fraction"] == 0)
-    metrics["selected_fraction"] = _as_float(dropped, mask)
-    return ops.where(dropped, 0.0, losses), metrics
+    from mindspore import ops
+
+    from mindrlhf.algorithms.log_ratio import as_float
+
+    clipped = clip(epsilon_low=epsilon_low, epsilon_high=epsilon_high)
+
+    def losses(log_probs, old_log_probs, advantages, mask, selected):
+        losses, metrics = clipped(log_probs, old_log_probs, advantages, mask)
+        dropped = ops.logical_and(selected > 0, metrics["clip_fraction"] == 0)
+        metrics["selected_fraction"] = as_float(dropped, mask)
+        return ops.where(dropped, 0.0, losses), metrics
+
+    select = partial(select_clip_cov, ratio=clip_cov_ratio, low=clip_cov_lb, high=clip_cov_ub)
+    return losses, select
 
 
-def kl_cov(log_probs, old_log_probs, advantages, mask, selected, *, ppo_kl_coef: Epsilon = 1.0):
+@POLICY_LOSSES.register()
+def kl_cov(*, kl_cov_ratio: KLCovRatio = 0.0002, ppo_kl_coef: PPOKLCoef = 1.0):
     """KL-Cov (arXiv 2505.22617): -A * ratio, plus ppo_kl_coef * |log-ratio| on high-covariance tokens.
 
     selected: float32[B, T], 1 on the tokens that `covariance.select_kl_cov` chose from the whole update batch.
     Metrics: selected_fraction, policy_kl.
     """
-    advantages = ops.where(mask > 0, advantages, 0.0)
-    log_ratio = masked_log_ratio(log_probs, old_log_probs, mask)
-    penalty = ops.where(selected > 0, ops.abs(log_ratio), 0.0)
-    losses = -advantages * ops.exp(log_ratio) + ppo_kl_coef * penalty
-    return losses, {"selected_fraction": _as_float(selected > 0, mask), "policy_kl": -log_ratio}
+    from mindspore import ops
+
+    from mindrlhf.algorithms.log_ratio import as_float, masked_log_ratio
+
+    def losses(log_probs, old_log_probs, advantages, mask, selected):
+        advantages = ops.where(mask > 0, advantages, 0.0)
+        log_ratio = masked_log_ratio(log_probs, old_log_probs, mask)
+        penalty = ops.where(selected > 0, ops.abs(log_ratio), 0.0)
+        losses = -advantages * ops.exp(log_ratio) + ppo_kl_coef * penalty
+        return losses, {"selected_fraction": as_float(selected > 0, mask), "policy_kl": -log_ratio}
+
+    return losses, partial(select_kl_cov, ratio=kl_cov_ratio)

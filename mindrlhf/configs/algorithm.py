@@ -1,131 +1,59 @@
 """Typed settings of the algorithm: advantage, loss, KL, correction of the rollout, dynamic sampling.
 
-A setting whose default is null belongs to some methods only: null is the method's own value, and giving it to a method
-that has no such option is refused (`validate_algorithm.py`).
+A setting whose default is null belongs to some methods only, and is made from their signatures: null is the method's
+own value, and giving it to a method that has no such option is refused (`validate_algorithm.py`).
 """
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, create_model
 
-from mindrlhf.configs.base import Float32, Settings
-
-# Setting -> the option that the methods in `algorithms/` know it by. Which of them take it, their signatures say.
-ADVANTAGE_OPTIONS = {
-    "advantage_std": "std",
-    "advantage_eps": "eps",
-    "leave_one_out": "leave_one_out",
-    "normalize_functions": "per_function",
-    "gamma": "gamma",
-    "lam": "lam",
-}
-LOSS_OPTIONS = {
-    "epsilon_low": "epsilon_low",
-    "epsilon_high": "epsilon_high",
-    "dual_clip": "dual_clip",
-    "delta": "delta",
-    "importance_level": "level",
-    "cispo_cap": "cap",
-    "tau_positive": "tau_positive",
-    "tau_negative": "tau_negative",
-    "clip_cov_ratio": "clip_cov_ratio",
-    "clip_cov_lb": "clip_cov_lb",
-    "clip_cov_ub": "clip_cov_ub",
-    "kl_cov_ratio": "kl_cov_ratio",
-    "ppo_kl_coef": "ppo_kl_coef",
-}
+from mindrlhf.algorithms.advantages import ADVANTAGES, AdvantageMethod
+from mindrlhf.algorithms.losses import POLICY_LOSSES, PolicyLoss, policy_loss
+from mindrlhf.algorithms.methods import Method, Option
+from mindrlhf.configs.base import Float32, Settings, within_float32
 
 
-class AlgorithmSettings(Settings):
+def _field(takers: dict[str, Option]) -> tuple[Any, Any]:
+    """A setting's type and default, from the option of each method that takes it.
+
+    The type is the first method's, the widest; the chosen method checks its own.
+    """
+    options = list(takers.values())
+    annotation = options[0].annotation
+    if float in _types(annotation):
+        annotation = Annotated[annotation, AfterValidator(within_float32)]
+    own = {name: option.default for name, option in takers.items() if option.default is not None}
+    null = "off" if not own else ", ".join(f"{value} for {name}" for name, value in own.items())
+    text = options[0].description
+    end = text.rfind(" (") if text.endswith(").") else len(text) - 1
+    description = f"{text[:end]}; null is the method's own: {null}{text[end:]}" if own else text
+    return annotation | None, Field(None, description=description)
+
+
+def _types(annotation: Any) -> set[Any]:
+    """All types that an annotation is made of."""
+    inner = get_args(annotation)
+    return {annotation} | {one for part in inner if not isinstance(annotation, str) for one in _types(part)}
+
+
+_OPTIONS = create_model(
+    "MethodOptions",
+    __base__=Settings,
+    **{name: _field(takers) for methods in (ADVANTAGES, POLICY_LOSSES) for name, takers in methods.offered().items()},
+)
+
+
+class AlgorithmSettings(_OPTIONS):
     """Advantage, loss and KL."""
 
     advantage: str = Field("grpo", description="Advantage estimator (verl algorithm.adv_estimator).")
-    advantage_std: Literal["group", "batch", "none"] | None = Field(
-        None,
-        description="Standard deviation that an advantage is divided by; null is the method's own, `group` for grpo "
-        "(verl algorithm.norm_adv_by_std_in_grpo, TRL scale_rewards).",
-    )
-    advantage_eps: Float32 | None = Field(
-        None, gt=0.0, description="Added to that standard deviation; null is 1e-6, verl's (TRL: 1e-4)."
-    )
-    leave_one_out: bool | None = Field(
-        None, description="Compare a response with the others of its group, without itself; null is the method's own."
-    )
-    normalize_functions: bool | None = Field(
-        None,
-        description="Normalise each reward function in its group before the weighted sum, GDPO; null is off "
-        "(verl algorithm.adv_estimator=gdpo, TRL multi_objective_aggregation=normalize_then_sum).",
-    )
-    gamma: Float32 | None = Field(
-        None, ge=0.0, le=1.0, description="Discount of later rewards; null is 1 (verl algorithm.gamma)."
-    )
-    lam: Float32 | None = Field(
-        None,
-        ge=0.0,
-        le=1.0,
-        description="Lambda of gae, the generalised estimates; null is 0.95 (verl algorithm.lam).",
+    advantage_options: dict[str, Any] = Field(
+        {}, description="Options of an advantage of your own, `file.py:function`, by name."
     )
     policy_loss: str = Field("clip", description="Policy loss (verl actor.policy_loss.loss_mode, TRL loss_type).")
-    epsilon_low: Float32 | None = Field(
-        None,
-        ge=0.0,
-        description="The ratio is clipped at 1 - epsilon_low; null is the loss's own, 0.2 for clip "
-        "(verl actor.clip_ratio_low, TRL epsilon).",
-    )
-    epsilon_high: Float32 | None = Field(
-        None,
-        ge=0.0,
-        description="The ratio is clipped at 1 + epsilon_high; null is the loss's own, 0.2 for clip "
-        "(verl actor.clip_ratio_high, TRL epsilon_high).",
-    )
-    dual_clip: Float32 | None = Field(
-        None,
-        gt=1.0,
-        description="Bounds the loss of a negative advantage at this many times it; null is off "
-        "(verl actor.clip_ratio_c, there always on with 3).",
-    )
-    delta: Float32 | None = Field(
-        None,
-        gt=1.0,
-        description="Upper bound of the ratio for either sign of the advantage; null is off (TRL delta).",
-    )
-    importance_level: Literal["token", "sequence"] | None = Field(
-        None,
-        description="Ratio of the token, or the length-normalised one of its row (TRL importance_sampling_level).",
-    )
-    cispo_cap: Literal["relative", "absolute"] | None = Field(
-        None,
-        description="cispo: epsilon_high is `relative` to 1, or the `absolute` cap of the weight; null is relative "
-        "(verl: relative, TRL: absolute).",
-    )
-    tau_positive: Float32 | None = Field(
-        None,
-        gt=0.0,
-        description="sapo: temperature where the advantage is positive (verl actor.tau_pos, TRL sapo_temperature_pos).",
-    )
-    tau_negative: Float32 | None = Field(
-        None, gt=0.0, description="sapo: temperature elsewhere (verl actor.tau_neg, TRL sapo_temperature_neg)."
-    )
-    clip_cov_ratio: Float32 | None = Field(
-        None,
-        gt=0.0,
-        le=1.0,
-        description="clip_cov: part of all tokens taken out of the gradient (verl actor.policy_loss.clip_cov_ratio).",
-    )
-    clip_cov_lb: Float32 | None = Field(
-        None, description="clip_cov: covariance from which a token may be taken (verl actor.policy_loss.clip_cov_lb)."
-    )
-    clip_cov_ub: Float32 | None = Field(
-        None, description="clip_cov: covariance up to which one may (verl actor.policy_loss.clip_cov_ub)."
-    )
-    kl_cov_ratio: Float32 | None = Field(
-        None,
-        gt=0.0,
-        le=1.0,
-        description="kl_cov: part of all tokens that gets the penalty (verl actor.policy_loss.kl_cov_ratio).",
-    )
-    ppo_kl_coef: Float32 | None = Field(
-        None, ge=0.0, description="kl_cov: weight of the penalty; null is 1 (verl actor.policy_loss.ppo_kl_coef)."
+    policy_loss_options: dict[str, Any] = Field(
+        {}, description="Options of a policy loss of your own, `file.py:function`, by name."
     )
     aggregation: str = Field(
         "seq-mean-token-mean", description="How token losses become one number (verl actor.loss_agg_mode)."
@@ -191,21 +119,26 @@ class AlgorithmSettings(Settings):
         description="Optimizer updates of one pass (verl data.train_batch_size / actor.ppo_mini_batch_size).",
     )
 
-    def advantage_options(self) -> dict[str, Any]:
-        """Option -> value, of the advantage's settings that are given."""
-        return self._given(ADVANTAGE_OPTIONS)
+    def options_of(self, method: Method) -> dict[str, Any]:
+        """Option -> value, of the chosen advantage's or policy loss's settings that are given."""
+        shipped = {option.name: option.setting for option in method.options.values() if option.setting}
+        given = {name: getattr(self, setting) for name, setting in shipped.items()}
+        extra = self.advantage_options if method.what == ADVANTAGES.what else self.policy_loss_options
+        return {name: value for name, value in given.items() if value is not None} | extra
 
-    def loss_options(self) -> dict[str, Any]:
-        """Option -> value, of the policy loss's settings that are given."""
-        return self._given(LOSS_OPTIONS)
+    @property
+    def method(self) -> AdvantageMethod:
+        """The chosen advantage. Raises UserError for an unknown name."""
+        return ADVANTAGES.find(self.advantage)
 
-    def _given(self, names: dict[str, str]) -> dict[str, Any]:
-        return {option: getattr(self, name) for name, option in names.items() if getattr(self, name) is not None}
+    def loss(self) -> PolicyLoss:
+        """The chosen policy loss with its options; imports MindSpore. Raises UserError as `policy_loss`."""
+        return policy_loss(self.policy_loss, self.options_of(POLICY_LOSSES.find(self.policy_loss)))
 
     @property
     def uses_critic(self) -> bool:
         """Whether the advantage needs values of a critic."""
-        return self.advantage == "gae"
+        return self.method.uses_values
 
     @property
     def single_update(self) -> bool:

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict
 LARGEST, SMALLEST = (float(number) for number in (np.finfo(np.float32).max, np.finfo(np.float32).smallest_normal))
 
 
-def _within_float32(value: float) -> float:
+def within_float32(value: float) -> float:
     """The value, where float32 has a finite normal number or 0 for it; so its reciprocal is finite too."""
     if abs(value) > LARGEST:
         raise ValueError(f"{value:g} is beyond float32, which graphs compute in; give at most {LARGEST:.2e} in size")
@@ -17,7 +17,7 @@ def _within_float32(value: float) -> float:
     return value
 
 
-Float32 = Annotated[float, AfterValidator(_within_float32)]
+Float32 = Annotated[float, AfterValidator(within_float32)]
 
 
 class Settings(BaseModel):

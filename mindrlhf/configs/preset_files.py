@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from mindrlhf.algorithms.names import unknown_name
+from mindrlhf.algorithms.methods import unknown_name
 
 PREFIX = "preset:"
 FOLDER = Path(__file__).parent / "presets"

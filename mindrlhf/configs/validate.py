@@ -15,7 +15,6 @@ from mindrlhf.configs.validate_algorithm import check_algorithm
 from mindrlhf.errors import UserError
 
 # Advantages (`algorithms/advantages.py`) that compare the responses to one prompt with each other.
-GROUP_RELATIVE_ADVANTAGES = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline", "opo", "gpg", "grpo_passk")
 
 DTYPE_KEYS = ("compute_dtype", "param_init_type", "layernorm_compute_type", "softmax_compute_type")
 
@@ -192,7 +191,7 @@ def check_sampling(config: GRPOConfig) -> None:
             f"rollout.min_new_tokens is {rollout.min_new_tokens}, more than rollout.max_new_tokens "
             f"{rollout.max_new_tokens}; set it to {rollout.max_new_tokens} or fewer."
         )
-    if advantage in GROUP_RELATIVE_ADVANTAGES:
+    if config.algorithm.method.compares:
         if rollout.num_generations == 1:
             raise UserError(
                 f"rollout.num_generations is 1, and algorithm.advantage {advantage!r} compares the responses to one "

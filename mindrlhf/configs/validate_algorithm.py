@@ -2,44 +2,49 @@
 
 from mindrlhf.algorithms.advantages import ADVANTAGES
 from mindrlhf.algorithms.aggregation import MODES
-from mindrlhf.algorithms.names import options_of, unknown_name
-from mindrlhf.algorithms.registry import POLICY_LOSSES
-from mindrlhf.configs.algorithm import ADVANTAGE_OPTIONS, AlgorithmSettings
+from mindrlhf.algorithms.losses import POLICY_LOSSES
+from mindrlhf.algorithms.methods import Methods, unknown_name
+from mindrlhf.configs.algorithm import AlgorithmSettings
 from mindrlhf.configs.grpo import GRPOConfig
 from mindrlhf.configs.model_yaml import ModelYaml
 from mindrlhf.errors import UserError
+from mindrlhf.user_functions import is_user_function
 
 
 def check_algorithm(config: GRPOConfig, infer: ModelYaml) -> None:
-    """Names are known, options belong to their methods, and what is switched on has what it needs. Raises UserError.
-
-    The options of a policy loss are checked when it is built: its module needs MindSpore.
-    """
+    """Names are known, options belong to their methods, and what is switched on has what it needs. Raises UserError."""
     algorithm = config.algorithm
-    for what, name, known in (
-        ("advantage", algorithm.advantage, ADVANTAGES),
-        ("policy loss", algorithm.policy_loss, POLICY_LOSSES),
-        ("aggregation", algorithm.aggregation, MODES),
-    ):
-        if name not in known:
-            raise unknown_name(what, name, known)
-    _check_advantage_options(algorithm)
+    if algorithm.aggregation not in MODES:
+        raise unknown_name("aggregation", algorithm.aggregation, MODES)
+    _check_options(algorithm, "advantage", ADVANTAGES)
+    _check_options(algorithm, "policy_loss", POLICY_LOSSES)
+    _check_rewards(algorithm)
     _check_kl(algorithm)
     _check_bounds(config)
     _check_sampling(config, infer)
 
 
-def _check_advantage_options(algorithm: AlgorithmSettings) -> None:
-    own = options_of(ADVANTAGES[algorithm.advantage])
-    for setting, option in ADVANTAGE_OPTIONS.items():
-        if getattr(algorithm, setting) is not None and option not in own:
-            takers = [name for name, method in ADVANTAGES.items() if option in options_of(method)]
+def _check_options(algorithm: AlgorithmSettings, setting: str, methods: Methods) -> None:
+    """The method that `algorithm.<setting>` names is known, and takes the options that are given.
+
+    A policy loss of the user's own may import MindSpore: it is checked when it is made.
+    """
+    name = getattr(algorithm, setting)
+    own = {}
+    if name in methods or methods is ADVANTAGES or not is_user_function(name):
+        method = methods.find(name)
+        own = method.options
+        method.checked(algorithm.options_of(method))
+    taken = {option.setting for option in own.values()}
+    for key, takers in methods.offered().items():
+        if getattr(algorithm, key) is not None and key not in taken:
             raise UserError(
-                f"algorithm.{setting} is {getattr(algorithm, setting)!r}, and algorithm.advantage "
-                f"{algorithm.advantage!r} has no such option (it belongs to {' and '.join(takers)}); remove it."
+                f"algorithm.{key} is {getattr(algorithm, key)!r}, and algorithm.{setting} {name!r} has no such option "
+                f"(it belongs to {' and '.join(takers)}); remove it."
             )
-    if algorithm.advantage == "grpo_passk" and algorithm.advantage_std == "batch":
-        raise UserError("algorithm.advantage_std is 'batch', and grpo_passk knows 'group' and 'none' only; set one.")
+
+
+def _check_rewards(algorithm: AlgorithmSettings) -> None:
     if algorithm.normalize_functions and algorithm.kl_in_reward:
         raise UserError(
             "algorithm.normalize_functions normalises the reward functions, and algorithm.kl_in_reward adds a term "

@@ -1,19 +1,13 @@
 """Reward functions by name: shipped ones, functions of a module, functions of a file."""
 
-import difflib
-import importlib
-import importlib.util
 import inspect
 import json
-import sys
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from mindrlhf.errors import UserError
+from mindrlhf.user_functions import is_user_function, load_function, nearest
 
 # Imported on use, so that a process loads only what its functions need (math-verify takes half a second).
 SHIPPED = {
@@ -50,28 +44,13 @@ def resolve(name: str, args: Mapping[str, Any] | None = None) -> RewardFunction:
     fails, and when the function cannot take these arguments.
     """
     target = SHIPPED.get(name, name)
-    place, colon, function_name = target.rpartition(":")
-    if not (colon and place and function_name):
+    if not is_user_function(target):
         raise UserError(
-            f"reward {name!r} is not known{_nearest(name, SHIPPED)}; give one of {', '.join(SHIPPED)}, "
+            f"reward {name!r} is not known{nearest(name, SHIPPED)}; give one of {', '.join(SHIPPED)}, "
             "package.module:function, or path/file.py:function."
         )
-    module = _load_file(name, place) if place.endswith(".py") else _load_module(name, place)
-    function = getattr(module, function_name, None)
-    if function is None:
-        functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise UserError(f"reward {name!r}: {place} has no {function_name!r}{_nearest(function_name, functions)}.")
-    if not callable(function):
-        raise UserError(
-            f"reward {name!r}: {function_name!r} in {place} is not a function, but {type(function).__name__}."
-        )
+    function = load_function("reward", target)
     return _bind(name, function, dict(args or {}))
-
-
-def absolute(name: str) -> str:
-    """`path/file.py:function` with an absolute path, any other name as it is: then it means the same everywhere."""
-    place, colon, function_name = name.rpartition(":")
-    return f"{Path(place).absolute()}:{function_name}" if colon and place.endswith(".py") else name
 
 
 def _bind(name: str, function: Callable[..., Any], args: dict[str, Any]) -> RewardFunction:
@@ -111,46 +90,3 @@ _FORMS: dict[tuple[str, ...], Callable[..., tuple[Any, ...]]] = {
     ("data_source", "solution_str", "ground_truth", "extra_info"): _verl_values,
     ("data_source", "solution_str", "ground_truth"): lambda *given: _verl_values(*given)[:3],
 }
-
-
-def _load_file(name: str, place: str) -> ModuleType:
-    path = Path(place).absolute()
-    if not path.is_file():
-        raise UserError(f"reward {name!r}: there is no file {path}.")
-    module_name = str(path)  # no dotted name can be the same
-    if module_name in sys.modules:
-        return sys.modules[module_name]
-    spec = importlib.util.spec_from_file_location(module_name, path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))  # so that it can import its neighbours
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        del sys.modules[module_name]
-        raise _import_failed(name, place, error) from None
-    return module
-
-
-def _load_module(name: str, place: str) -> ModuleType:
-    try:
-        return importlib.import_module(place)
-    except (Exception, SystemExit) as error:
-        if isinstance(error, ModuleNotFoundError) and error.name and f"{place}.".startswith(f"{error.name}."):
-            raise UserError(f"reward {name!r}: there is no module {error.name!r} on the Python path.") from None
-        raise _import_failed(name, place, error) from None
-
-
-def _import_failed(name: str, place: str, error: BaseException) -> UserError:
-    if isinstance(error, SyntaxError):
-        where = f"{error.filename}, line {error.lineno}"
-    else:
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{last.filename}, line {last.lineno}"
-    return UserError(f"reward {name!r}: importing {place} fails with {type(error).__name__}: {error} ({where}).")
-
-
-def _nearest(name: str, known: Mapping[str, Any] | list[str]) -> str:
-    found = difflib.get_close_matches(name, known, n=1)
-    return f" (nearest: {found[0]!r})" if found else ""

@@ -16,9 +16,9 @@ from typing import Any
 from mindrlhf.configs.grpo import RewardSettings
 from mindrlhf.errors import UserError
 from mindrlhf.rewards.process import START_TIMEOUT_S, Call, Reply, RewardProcess, Sample, wait
-from mindrlhf.rewards.registry import absolute
 from mindrlhf.rewards.table import RewardFailure, RewardTable, build_columns
 from mindrlhf.types import Prompt
+from mindrlhf.user_functions import absolute
 
 # A function that has lost this many calls of a batch by hanging or crashing, and answered none, is not tried on the
 # rest of it: one that always hangs then costs a step seconds, not hours.

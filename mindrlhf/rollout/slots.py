@@ -17,8 +17,8 @@ def cache_positions(max_prompt: int, max_new_tokens: int, bucket: int) -> int:
 def round_responses(config: GRPOConfig, ranks: int) -> tuple[int, int]:
     """Responses that one of `ranks` data-parallel ranks gives in a round, and how many of them greedily beside these.
 
-    Greedy ones are what remax measures its advantage from.
+    Greedy ones are the baseline of an advantage such as remax.
     """
     prompts = max(config.data.prompts_per_step, config.dynamic_sampling.prompts_per_round or 0) // ranks
-    greedy = prompts if config.algorithm.advantage == "remax" else 0
+    greedy = prompts if config.algorithm.method.uses_greedy else 0
     return prompts * config.rollout.num_generations, greedy

@@ -21,7 +21,8 @@ class StepAdvantages:
 
     def __init__(self, config: GRPOConfig, data_parallel: DataParallel, kl: KLTerm | None):
         self._config, self._data_parallel, self._kl = config, data_parallel, kl
-        self._options = config.algorithm.advantage_options()
+        algorithm = config.algorithm
+        self._options = algorithm.options_of(algorithm.method)
 
     def __call__(self, everything: Sequence[Experience], own: Sequence[Experience]) -> list[Experience]:
         """`own` with advantages, and with the critic's targets where there is one.

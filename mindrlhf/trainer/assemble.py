@@ -6,7 +6,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from mindrlhf import backend
-from mindrlhf.algorithms.registry import PolicyLoss, options_of_loss, policy_loss, rollout_correction
+from mindrlhf.algorithms.losses import PolicyLoss
+from mindrlhf.algorithms.rollout_correction import importance_weights
 from mindrlhf.backend.ceiling import matmul_ceiling
 from mindrlhf.backend.collectives import Collectives
 from mindrlhf.backend.graph import kept_graphs
@@ -16,7 +17,6 @@ from mindrlhf.backend.user_cache import user_cache
 from mindrlhf.checkpoint.hf import companion_files, generation_defaults
 from mindrlhf.checkpoint.resume import Checkpoint
 from mindrlhf.checkpoint.training_state import WEIGHTS
-from mindrlhf.configs.algorithm import LOSS_OPTIONS, AlgorithmSettings
 from mindrlhf.configs.grpo import GRPOConfig
 from mindrlhf.configs.validate import check_lengths
 from mindrlhf.data.mindrecord import read_prompts
@@ -85,7 +85,7 @@ def assemble(
     check_recorded(job, recorded)
     total = len(recorded) or total_steps(config, len(prompts))
     problems = read_validation(job) if prompts else []
-    loss = open_loss(algorithm)
+    loss = algorithm.loss()
 
     collectives = Collectives(world)
     clean_outputs(collectives, job.output, job.args.save_ckpt_dir, job.args.save_data_file)
@@ -246,18 +246,6 @@ def open_policy(job: Job, training: Side, checkpoint: Checkpoint | None) -> Para
     return build_parameters(training.partition.specs, read)
 
 
-def open_loss(algorithm: AlgorithmSettings) -> PolicyLoss:
-    """The policy loss with the options that the settings give. Raises UserError for one that it does not have."""
-    own = options_of_loss(algorithm.policy_loss)
-    for setting, option in LOSS_OPTIONS.items():
-        if getattr(algorithm, setting) is not None and option not in own:
-            raise UserError(
-                f"algorithm.{setting} is {getattr(algorithm, setting)!r}, and algorithm.policy_loss "
-                f"{algorithm.policy_loss!r} has no such option; remove it."
-            )
-    return policy_loss(algorithm.policy_loss, algorithm.loss_options())
-
-
 def open_objective(config: GRPOConfig, loss: PolicyLoss) -> Objective:
     """What the policy's updates minimise."""
     algorithm, correction = config.algorithm, config.rollout_correction
@@ -269,7 +257,7 @@ def open_objective(config: GRPOConfig, loss: PolicyLoss) -> Objective:
         on_policy=algorithm.single_update and not config.dynamic_sampling.enabled,
         kl=algorithm.kl_estimator if in_loss else None,
         beta=algorithm.beta if algorithm.kl_target is None else None,
-        correction=rollout_correction(correction.model_dump()) if corrects else None,
+        correction=importance_weights(**correction.model_dump()) if corrects else None,
         entropy_coef=algorithm.entropy_coef,
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from mindrlhf.algorithms.aggregation import batch_totals, token_weights
-from mindrlhf.algorithms.registry import PolicyLoss
+from mindrlhf.algorithms.losses import PolicyLoss
 from mindrlhf.configs.grpo import GRPOConfig
 from mindrlhf.parallel.data_parallel import DataParallel
 from mindrlhf.trainer.kl_term import KLTerm, policy_log_probs

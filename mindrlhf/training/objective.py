@@ -12,7 +12,7 @@ import numpy as np
 from mindspore import Tensor, ops
 
 from mindrlhf.algorithms.kl import kl_estimator
-from mindrlhf.algorithms.registry import PolicyLoss
+from mindrlhf.algorithms.losses import PolicyLoss
 from mindrlhf.algorithms.value_loss import clipped_value_loss
 
 OWN = 1.0  # in `old_log_probs`, far above any log-prob: the update's own
@@ -54,7 +54,7 @@ def policy_objective(
         difference would be kl_cov's gradient.)
     kl: an estimator of `algorithms.kl`, None for no KL term. beta: its weight; None where it changes during the run:
         the field `kl_coefficients` has it then.
-    correction: importance weights for the rollout's distribution (`algorithms.registry.rollout_correction`), or None.
+    correction: importance weights for the rollout's distribution (`algorithms.rollout_correction`), or None.
     entropy_coef: the head has to give the entropy a gradient where this is not 0.
     """
     policy_loss = loss.losses

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mindrlhf.algorithms.aggregation import MODES, TOTALS_SIZE, batch_totals, token_weights
-from mindrlhf.algorithms.registry import policy_loss
+from mindrlhf.algorithms.losses import policy_loss
 from mindrlhf.errors import UserError
 
 LIMIT = 7

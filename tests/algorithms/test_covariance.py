@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from mindrlhf.algorithms.covariance import select_clip_cov, select_kl_cov, token_covariances
-from mindrlhf.algorithms.registry import policy_loss
+from mindrlhf.algorithms.losses import policy_loss
+
+BAND = {"low": 1.0, "high": 5.0}
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +30,7 @@ def test_covariances(rows):
 
 
 def test_kl_cov_takes_the_highest(rows):
-    chosen = np.concatenate(select_kl_cov(*rows, seed=0, kl_cov_ratio=0.05))
+    chosen = np.concatenate(select_kl_cov(*rows, seed=0, ratio=0.05))
     covariances = direct(*rows)
     assert chosen.sum() == int(0.05 * covariances.size)
     assert covariances[chosen > 0].min() >= covariances[chosen == 0].max()
@@ -38,16 +40,16 @@ def test_clip_cov_draws_from_the_band(rows):
     covariances = direct(*rows)
     band = (covariances > 1.0) & (covariances < 5.0)
     assert 20 < band.sum() < band.size
-    first, again, other = (np.concatenate(select_clip_cov(*rows, seed=seed, clip_cov_ratio=0.02)) for seed in (1, 1, 2))
+    first, again, other = (np.concatenate(select_clip_cov(*rows, seed=seed, ratio=0.02, **BAND)) for seed in (1, 1, 2))
     assert first.sum() == int(0.02 * covariances.size)
     assert band[first > 0].all()
     np.testing.assert_array_equal(first, again)
     assert (first != other).any()
-    everything = np.concatenate(select_clip_cov(*rows, seed=1, clip_cov_ratio=1.0))
+    everything = np.concatenate(select_clip_cov(*rows, seed=1, ratio=1.0, **BAND))
     np.testing.assert_array_equal(everything > 0, band)
 
 
-@pytest.mark.parametrize("select", [select_clip_cov, select_kl_cov])
+@pytest.mark.parametrize("select", [policy_loss(name).select for name in ("clip_cov", "kl_cov")])
 def test_rows_keep_their_lengths_and_at_least_one_token_is_meant(select, rows):
     chosen = select(*rows, seed=3)
     assert [len(row) for row in chosen] == [len(row) for row in rows[0]]
@@ -60,4 +62,4 @@ def test_registry_binds_options_of_loss_and_choice(rows):
     loss = policy_loss("kl_cov", {"kl_cov_ratio": 0.1, "ppo_kl_coef": 0.5})
     assert loss.select is not None
     chosen = np.concatenate(loss.select(*rows, 0))
-    np.testing.assert_array_equal(chosen, np.concatenate(select_kl_cov(*rows, 0, kl_cov_ratio=0.1)))
+    np.testing.assert_array_equal(chosen, np.concatenate(select_kl_cov(*rows, 0, ratio=0.1)))

@@ -13,7 +13,7 @@ import pytest
 
 from mindrlhf.algorithms.aggregation import batch_totals, token_weights
 from mindrlhf.algorithms.kl import kl_estimator
-from mindrlhf.algorithms.registry import policy_loss
+from mindrlhf.algorithms.losses import policy_loss
 
 TOLERANCE = 2e-6
 RESPONSE_LIMIT = 6  # T of the golden batch: verl's scale and TRL's max_completion_length

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mindrlhf.algorithms.aggregation import batch_totals, token_weights
-from mindrlhf.algorithms.registry import POLICY_LOSSES, policy_loss
+from mindrlhf.algorithms.losses import POLICY_LOSSES, policy_loss
 
 STEP = 1e-5
 
@@ -195,7 +195,7 @@ def test_padding_reaches_nothing(name, garbage, compiled_small):
     rng = np.random.default_rng(2)
     mask = np.array([[1, 1, 1, 1], [1, 1, 0, 0], [0, 0, 0, 0]], np.float32)
     arrays = [rng.normal(size=mask.shape) for _ in range(3)]
-    selected = [mask * rng.integers(0, 2, mask.shape)] if POLICY_LOSSES[name].select else []
+    selected = [mask * rng.integers(0, 2, mask.shape)] if policy_loss(name).select else []
 
     def outcome(padding):
         first, second, third = (np.where(mask > 0, array, padding) for array in arrays)

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from mindrlhf.algorithms.mismatch import mismatch_figures, mismatch_sums
-from mindrlhf.algorithms.registry import rollout_correction
+from mindrlhf.algorithms.rollout_correction import importance_weights
+from mindrlhf.configs.algorithm import RolloutCorrectionSettings
+from mindrlhf.configs.loading import load_grpo_config
 from mindrlhf.errors import UserError
 
 
@@ -13,7 +15,7 @@ def run(options, *arrays):
     import mindspore as ms
     from mindspore import ops
 
-    correct = rollout_correction(options)
+    correct = importance_weights(**RolloutCorrectionSettings(**{"level": "token", **options}).model_dump())
 
     def forward(log_probs, rollout_log_probs, mask):
         weights, metrics = correct(log_probs, rollout_log_probs, mask)
@@ -65,10 +67,10 @@ def test_padding_reaches_nothing(level, garbage):
 
 
 def test_mistakes_are_named():
-    with pytest.raises(UserError, match=r"option of the rollout correction 'uper': did you mean 'upper'"):
-        rollout_correction({"uper": 2.0})
-    with pytest.raises(UserError, match=r"Option level of the rollout correction is 'row'.*'token' or 'sequence'"):
-        rollout_correction({"level": "row"})
+    with pytest.raises(UserError, match=r"rollout_correction\.uper.*did you mean.*upper"):
+        load_grpo_config(None, ["rollout_correction.uper=2.0"])
+    with pytest.raises(UserError, match=r"rollout_correction\.level is 'row'.*'token', 'sequence'"):
+        load_grpo_config(None, ["rollout_correction.level=row"])
 
 
 def test_mismatch_figures_are_the_means_they_claim_to_be():

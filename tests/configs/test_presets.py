@@ -7,7 +7,6 @@ import sys
 import pytest
 import yaml
 
-from mindrlhf.algorithms.registry import policy_loss
 from mindrlhf.configs.loading import load_grpo_config
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_settings import ModelSettings
@@ -37,7 +36,7 @@ def test_the_published_algorithms_are_there():
 def test_a_preset_passes_the_checks_of_a_run(name):
     config = load_grpo_config(f"preset:{name}")
     check_grpo(config, YAML, YAML, MODEL, MODEL, workers=1)
-    assert policy_loss(config.algorithm.policy_loss, config.algorithm.loss_options())
+    assert config.algorithm.loss()
 
 
 @pytest.mark.parametrize("name", preset_names())

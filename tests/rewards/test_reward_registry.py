@@ -4,6 +4,7 @@ import pytest
 
 from mindrlhf.errors import UserError
 from mindrlhf.rewards import registry
+from mindrlhf.user_functions import absolute
 
 SOURCE = """
 import neighbour
@@ -73,8 +74,8 @@ def test_functions_of_a_file(folder, monkeypatch):
     assert registry.resolve(f"{path}:judge")("", "", {}) == 7.0
     monkeypatch.chdir(folder)
     assert registry.resolve("mine.py:other_names")("", "", {}) == 4.0
-    assert registry.absolute("mine.py:other_names") == f"{path}:other_names"
-    assert registry.absolute("gsm8k") == "gsm8k"
+    assert absolute("mine.py:other_names") == f"{path}:other_names"
+    assert absolute("gsm8k") == "gsm8k"
 
 
 def test_functions_in_verls_form(folder):

@@ -10,7 +10,7 @@ from step_parts import Rank, experience, on_ranks
 from mindrlhf.algorithms.advantages import RewardBatch, compute_advantages, gae_with_returns
 from mindrlhf.algorithms.aggregation import MODES
 from mindrlhf.algorithms.covariance import select_kl_cov
-from mindrlhf.algorithms.registry import policy_loss
+from mindrlhf.algorithms.losses import policy_loss
 from mindrlhf.configs.loading import load_grpo_config
 from mindrlhf.metrics.progress import Progress
 from mindrlhf.metrics.timer import Timers
@@ -100,14 +100,14 @@ def test_advantages_of_a_step(step, name, overrides, size):
         greedy_rewards=[one.greedy_reward for one in step],
     )
     got = advantages(step, settings, size)
-    expected = compute_advantages(name, batch, **algorithm.advantage_options())
+    expected = compute_advantages(name, batch, **algorithm.options_of(algorithm.method))
     for one, given in zip(got, expected, strict=True):
         for mine, theirs, length in zip(one.token_advantages, given, one.lengths, strict=True):
             assert mine.shape == (length,)
             assert mine.dtype == np.float32
             np.testing.assert_allclose(mine, np.broadcast_to(theirs, length), rtol=1e-5, atol=1e-6)
     if name == "gae":
-        returns = [row for rows in gae_with_returns(batch, **algorithm.advantage_options())[1] for row in rows]
+        returns = [row for rows in gae_with_returns(batch, **algorithm.options_of(algorithm.method))[1] for row in rows]
         assert_same_rows(rows_of(got, "returns"), returns, 1e-5)
     else:
         assert all(one.returns is None for one in got)
@@ -194,7 +194,7 @@ class Recorded:
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_tokens_are_chosen_from_the_mini_batch_of_all_ranks(step, size):
     settings = load_grpo_config(None, ["algorithm.policy_loss=kl_cov", "algorithm.kl_cov_ratio=0.2"])
-    loss = policy_loss("kl_cov", settings.algorithm.loss_options())
+    loss = settings.algorithm.loss()
     marked = left_in([replace(one, advantages=one.rewards - 1) for one in step], settings)
     marked[1] = replace(marked[1], trained=np.array([True, False, True]))
 
@@ -210,7 +210,7 @@ def test_tokens_are_chosen_from_the_mini_batch_of_all_ranks(step, size):
         for one in marked
         for log_probs, advantage, length in zip(one.old_log_probs, one.advantages, one.trained_lengths, strict=True)
     ]
-    expected = select_kl_cov([row for row, _ in kept], [a for _, a in kept], 0, kl_cov_ratio=0.2)
+    expected = select_kl_cov([row for row, _ in kept], [a for _, a in kept], 0, ratio=0.2)
     assert sum(row.sum() for row in expected) > 1
     assert_same_rows(chosen, expected)
 

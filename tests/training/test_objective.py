@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from mindrlhf.algorithms.registry import policy_loss, rollout_correction
+from mindrlhf.algorithms.losses import policy_loss
+from mindrlhf.algorithms.rollout_correction import importance_weights
 from mindrlhf.training.objective import NEGATIVE_LOG_LIKELIHOOD, OWN, policy_objective, value_objective
 
 SHAPE = (4, 7)
@@ -133,7 +134,7 @@ def test_old_log_probs_that_are_the_updates_own_token_by_token(compute, arrays):
 
 @pytest.mark.parametrize("on_policy", [False, True])
 def test_the_correction_weighs_the_policy_loss_and_not_the_kl(compute, arrays, on_policy):
-    correction = rollout_correction({"upper": 1.1})
+    correction = importance_weights(level="token", mode="truncate", upper=1.1, lower=0.0)
     kind = {"kl": "k3", "beta": 0.3, "correction": correction}
     losses, metrics, (slope, _) = run(
         compute, arrays, policy_objective(policy_loss("clip"), on_policy=on_policy, **kind)

@@ -10,7 +10,7 @@ import pytest
 from small_model import Golden, SmallModel, log_softmax
 
 from mindrlhf import backend
-from mindrlhf.algorithms.registry import policy_loss
+from mindrlhf.algorithms.losses import policy_loss
 from mindrlhf.configs.grpo import OptimizerSettings, SamplingSettings, TrainSettings
 from mindrlhf.rollout.engine import Engine
 from mindrlhf.training.batch import SequenceGroup, cut

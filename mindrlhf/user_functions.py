@@ -1,0 +1,86 @@
+"""Functions that settings name: `path/file.py:function` or `package.module:function`."""
+
+import difflib
+import importlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import ModuleType
+
+from mindrlhf.errors import UserError
+
+
+def is_user_function(name: str) -> bool:
+    """Whether a name is of the form `place:function`."""
+    place, _, function = name.rpartition(":")
+    return bool(place and function)
+
+
+def load_function(what: str, name: str) -> Callable:
+    """Import the function that `name` stands for. what: its kind, for messages, such as `reward`.
+
+    A file is relative to the working directory. Raises UserError when there is no such file, module or function, and
+    when the import fails.
+    """
+    place, _, function_name = name.rpartition(":")
+    what = f"{what} {name!r}"
+    module = _load_file(what, place) if place.endswith(".py") else _load_module(what, place)
+    function = getattr(module, function_name, None)
+    if function is None:
+        functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise UserError(f"{what}: {place} has no {function_name!r}{nearest(function_name, functions)}.")
+    if not callable(function):
+        raise UserError(f"{what}: {function_name!r} in {place} is not a function, but {type(function).__name__}.")
+    return function
+
+
+def absolute(name: str) -> str:
+    """`path/file.py:function` with an absolute path, any other name as it is: then it means the same everywhere."""
+    place, colon, function_name = name.rpartition(":")
+    return f"{Path(place).absolute()}:{function_name}" if colon and place.endswith(".py") else name
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """` (nearest: 'known')` for a message; empty where none is near."""
+    found = difflib.get_close_matches(name, list(known), n=1)
+    return f" (nearest: {found[0]!r})" if found else ""
+
+
+def _load_file(what: str, place: str) -> ModuleType:
+    path = Path(place).absolute()
+    if not path.is_file():
+        raise UserError(f"{what}: there is no file {path}.")
+    module_name = str(path)  # no dotted name can be the same
+    if module_name in sys.modules:
+        return sys.modules[module_name]
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # so that it can import its neighbours
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[module_name]
+        raise _import_failed(what, place, error) from None
+    return module
+
+
+def _load_module(what: str, place: str) -> ModuleType:
+    try:
+        return importlib.import_module(place)
+    except (Exception, SystemExit) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{place}.".startswith(f"{error.name}."):
+            raise UserError(f"{what}: there is no module {error.name!r} on the Python path.") from None
+        raise _import_failed(what, place, error) from None
+
+
+def _import_failed(what: str, place: str, error: BaseException) -> UserError:
+    if isinstance(error, SyntaxError):
+        where = f"{error.filename}, line {error.lineno}"
+    else:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{last.filename}, line {last.lineno}"
+    return UserError(f"{what}: importing {place} fails with {type(error).__name__}: {error} ({where}).")
