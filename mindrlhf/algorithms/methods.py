@@ -66,7 +66,7 @@ class Method:
         except ValidationError as error:
             first = error.errors()[0]
             option = self.options[first["loc"][0]]
-            key = f" (algorithm.{option.setting})" if option.setting else ""
+            key = f" (algorithm.{option.setting})" if option.setting not in (None, option.name) else ""
             raise UserError(
                 f"Option {option.name}{key} of {self.what} {self.name} is {first['input']!r}: {first['msg']}."
             ) from None

@@ -4,7 +4,7 @@ A rule reads keys, sets ours with `Result.put`, naming the keys that they follow
 """
 
 from mindrlhf.algorithms.advantages import ADVANTAGES
-from mindrlhf.algorithms.registry import POLICY_LOSSES
+from mindrlhf.algorithms.losses import POLICY_LOSSES
 from mindrlhf.configs.verl.result import Keys, Result
 from mindrlhf.errors import UserError
 
