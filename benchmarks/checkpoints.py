@@ -56,7 +56,7 @@ def measure(args, work, folder: Path) -> tuple[dict[int, float], int]:
     """(step -> seconds with its save, bytes of one checkpoint)."""
     import argparse
 
-    from mindrlhf.backend.launch import launch
+    from mindrlhf.backend.process.launch import launch
     from mindrlhf.commands import train
     from mindrlhf.trainer.build import check
 
@@ -67,8 +67,8 @@ def measure(args, work, folder: Path) -> tuple[dict[int, float], int]:
         stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
         job = check(parser.parse_intermixed_args(work.train))
         world = stack.enter_context(launch("CPU", worker_count=1))
+        from mindrlhf.run.stop import StopSignals
         from mindrlhf.trainer.assemble import assemble
-        from mindrlhf.trainer.stop import StopSignals
 
         trainer = assemble(job, world, stack, StopSignals())[0]
         for step in range(1, args.steps + 1):

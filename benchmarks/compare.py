@@ -221,7 +221,7 @@ def ending_earlier(folder: Path, probability: float) -> Path:
     from mindrlhf.checkpoint.weight_files import SINGLE_FILE
     from mindrlhf.data.tokenizer import Tokenizer
     from mindrlhf.models.parameters import parameter_table
-    from mindrlhf.models.weights import open_weights
+    from mindrlhf.models.weight_source import open_weights
 
     model = read_hf_config(folder)
     if not model.tie_word_embeddings:
@@ -255,7 +255,7 @@ def hidden_behind(prompts: Sequence[Sequence[int]], model, table, arrays: Mappin
     from mindspore import Tensor
 
     from mindrlhf.backend import kernels
-    from mindrlhf.backend.graph import Graph
+    from mindrlhf.backend.compile.graph import Graph
     from mindrlhf.models.initialize import build_parameters
     from mindrlhf.models.transformer import Decoder
 

@@ -103,10 +103,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def measure(args: argparse.Namespace, work: Work) -> dict[str, Any]:
     """Runs the steps and the matrix products."""
-    from mindrlhf.backend.launch import launch
+    from mindrlhf.backend.process.launch import launch
     from mindrlhf.commands import train
+    from mindrlhf.run.stop import StopSignals
     from mindrlhf.trainer.build import check
-    from mindrlhf.trainer.stop import StopSignals
 
     parser = argparse.ArgumentParser()
     train.add_arguments(parser)
@@ -117,8 +117,8 @@ def measure(args: argparse.Namespace, work: Work) -> dict[str, Any]:
         job = check(parser.parse_intermixed_args(work.train))
         world = stack.enter_context(launch("CPU", worker_count=1))
         from mindrlhf.backend.ceiling import matmul_ceiling
+        from mindrlhf.run.stop import StopSignals
         from mindrlhf.trainer.assemble import assemble
-        from mindrlhf.trainer.stop import StopSignals
 
         trainer = assemble(job, world, stack, StopSignals())[0]
         rows, logs = [], []

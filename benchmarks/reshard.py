@@ -25,12 +25,12 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from mindrlhf import backend
-from mindrlhf.backend.collectives import Collectives
-from mindrlhf.backend.launch import World, launch
-from mindrlhf.checkpoint.atomic import atomic_folder
+from mindrlhf.backend.comm.collectives import Collectives
+from mindrlhf.backend.process.launch import World, launch
 from mindrlhf.checkpoint.safetensors_file import write_safetensors
 from mindrlhf.checkpoint.weight_files import index_weights
 from mindrlhf.configs.model import ModelConfig
+from mindrlhf.files.atomic import atomic_folder
 from mindrlhf.parallel.layout import Layout, model_layout, sliced_shape
 from mindrlhf.parallel.mesh import Mesh
 from mindrlhf.reshard.offline import write_ranks

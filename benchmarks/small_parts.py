@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from mindrlhf.backend.ceiling import SIZE, matmul_ceiling
 from mindrlhf.configs.grpo import RewardSettings
-from mindrlhf.data.convert import convert
+from mindrlhf.data.convert_problems import convert
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.rewards.runner import RewardRunner
 

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from mindrlhf import __version__
 from mindrlhf.errors import UserError
-from mindrlhf.printable import printable
+from mindrlhf.files.printable import printable
 
 # Name -> (module under mindrlhf.commands, one line for --help). A module has add_arguments(parser) and run(args),
 # which may return an exit code.

@@ -1,6 +1,6 @@
 """The one exception that means "the user can mend this"."""
 
-from mindrlhf.printable import printable
+from mindrlhf.files.printable import printable
 
 MOST_CHARACTERS = 1200  # of a message, whatever it quotes
 

@@ -7,7 +7,7 @@ Q query heads per key-value head, D head_dim. Scores and softmax are float32.
 import numpy as np
 from mindspore import Tensor, ops
 
-from mindrlhf.backend.broadcast import expand
+from mindrlhf.backend.comm.broadcast import expand
 
 # Added to masked scores: far below any real score, and far from float32's edge, so that sums stay finite.
 MASKED = -1e30

@@ -20,7 +20,7 @@ def matmul_ceiling(device_target: str, dtype: str = "float32") -> float:
     from mindspore import Tensor
 
     from mindrlhf.backend import kernels
-    from mindrlhf.backend.graph import Graph
+    from mindrlhf.backend.compile.graph import Graph
 
     class Product(Graph):
         """As the model's linear layers make it, in a graph like theirs."""

@@ -15,7 +15,7 @@ from mindrlhf.backend.attention import (  # noqa: F401
     linear,
     linear_bias,
 )
-from mindrlhf.backend.broadcast import expand
+from mindrlhf.backend.comm.broadcast import expand
 
 COMPUTE_DTYPES = ("float32",)
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mindrlhf.checkpoint.json_file import read_json, stays_below, write_json
 from mindrlhf.errors import UserError
+from mindrlhf.files.json_file import read_json, stays_below, write_json
 
 MANIFEST_FILE = "manifest.json"
 FORMAT = "mindrlhf training checkpoint"

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from mindrlhf.checkpoint.json_file import read_json
 from mindrlhf.checkpoint.layout_json import layout_from_json
 from mindrlhf.checkpoint.manifest import MANIFEST_FILE, Manifest, describe, step_folders, step_of
 from mindrlhf.checkpoint.safetensors_file import index_safetensors
@@ -18,6 +17,7 @@ from mindrlhf.checkpoint.store import BEST, HF_FOLDER, LATEST, STATE_FILE
 from mindrlhf.checkpoint.stored_tensor import StoredTensor
 from mindrlhf.checkpoint.training_state import WEIGHTS, holders
 from mindrlhf.errors import UserError
+from mindrlhf.files.json_file import read_json
 from mindrlhf.parallel.layout import Layout
 from mindrlhf.reshard.offline import rank_reader
 from mindrlhf.reshard.sharded_weights import ShardedWeights

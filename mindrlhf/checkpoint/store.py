@@ -26,16 +26,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mindrlhf.checkpoint.atomic import (
-    atomic_file,
-    explained,
-    put_in_place,
-    remove_folder,
-    sync,
-    sync_folder,
-    temporary_name,
-)
-from mindrlhf.checkpoint.json_file import read_json, write_json
 from mindrlhf.checkpoint.layout_json import layout_to_json
 from mindrlhf.checkpoint.manifest import (
     MANIFEST_FILE,
@@ -49,6 +39,16 @@ from mindrlhf.checkpoint.manifest import (
 from mindrlhf.checkpoint.safetensors_file import write_safetensors
 from mindrlhf.checkpoint.training_state import ShardGroup, TrainingState, writers
 from mindrlhf.errors import UserError
+from mindrlhf.files.atomic import (
+    atomic_file,
+    explained,
+    put_in_place,
+    remove_folder,
+    sync,
+    sync_folder,
+    temporary_name,
+)
+from mindrlhf.files.json_file import read_json, write_json
 from mindrlhf.parallel.layout import Layout
 
 STATE_FILE = "state.json"

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from mindrlhf.checkpoint.ckpt_file import index_ckpt
-from mindrlhf.checkpoint.json_file import read_json, stays_below
 from mindrlhf.checkpoint.safetensors_file import index_safetensors
 from mindrlhf.checkpoint.stored_tensor import StoredTensor
 from mindrlhf.errors import UserError
+from mindrlhf.files.json_file import read_json, stays_below
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"

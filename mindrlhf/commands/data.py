@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from mindrlhf.data.convert import TRUNCATIONS, convert, convert_to_verl
+from mindrlhf.data.convert_problems import TRUNCATIONS, convert, convert_to_verl
 from mindrlhf.data.parquet import SUFFIX
 from mindrlhf.data.tasks import TASKS
 from mindrlhf.data.templates import BUILT_IN

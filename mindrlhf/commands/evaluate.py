@@ -8,14 +8,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from mindrlhf.backend.launch import launch
+from mindrlhf.backend.process.launch import launch
 from mindrlhf.configs.grpo import RewardFunctionSettings, RewardSettings, SamplingSettings
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
-from mindrlhf.metrics.evaluation import Answer, compare, evaluate, overall, read_answers
-from mindrlhf.metrics.files import make_folder
-from mindrlhf.trainer.generator import Generator, language_model
-from mindrlhf.trainer.roles import open_tokenizer
+from mindrlhf.evaluation.pass_at_k import Answer, compare, evaluate, overall, read_answers
+from mindrlhf.files.json_lines import make_folder
+from mindrlhf.models.open import open_tokenizer
+from mindrlhf.rollout.generator import Generator, language_model
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> None:
     if args.output:
         make_folder(args.output.parent)
     with launch(args.device_target, worker_count=1, layout_source="mindrlhf eval"):
-        from mindrlhf.trainer.evaluate import write_answers
+        from mindrlhf.evaluation.evaluator import write_answers
 
         answers = [_answers(args, *model) for model in zip(models, tokenizers, strict=True)]
     if args.output:
@@ -71,9 +71,9 @@ def run(args: argparse.Namespace) -> None:
 def _answers(args: argparse.Namespace, path: str, tokenizer: Tokenizer) -> list[Answer]:
     """What one model answers."""
     from mindrlhf.data.mindrecord import read_prompts
+    from mindrlhf.evaluation.evaluator import Evaluator, reward_of
     from mindrlhf.metrics.progress import Progress
     from mindrlhf.rewards.runner import RewardRunner
-    from mindrlhf.trainer.evaluate import Evaluator, reward_of
 
     prompts = read_prompts(args.data, tokenizer)[: args.limit]
     sampling = SamplingSettings(

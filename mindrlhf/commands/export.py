@@ -12,8 +12,8 @@ from mindrlhf.checkpoint.training_state import CRITIC_WEIGHTS, REFERENCE_WEIGHTS
 from mindrlhf.commands.convert import DTYPES
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.metrics.progress import Progress
+from mindrlhf.models.open import checkpoint_reader
 from mindrlhf.models.parameters import ParameterSpec, parameter_table
-from mindrlhf.trainer.roles import checkpoint_reader
 
 ROLES = {"policy": WEIGHTS, "critic": CRITIC_WEIGHTS, "reference": REFERENCE_WEIGHTS}
 

@@ -5,16 +5,16 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from mindrlhf.backend.launch import launch
-from mindrlhf.checkpoint.atomic import atomic_file
+from mindrlhf.backend.process.launch import launch
 from mindrlhf.configs.grpo import SamplingSettings
 from mindrlhf.configs.loading import load_settings
 from mindrlhf.data.requests import Request, read_requests
 from mindrlhf.errors import UserError
-from mindrlhf.metrics.files import json_lines, make_folder
+from mindrlhf.files.atomic import atomic_file
+from mindrlhf.files.json_lines import json_lines, make_folder
 from mindrlhf.metrics.progress import Progress
-from mindrlhf.trainer.generator import Generator, language_model
-from mindrlhf.trainer.roles import open_tokenizer
+from mindrlhf.models.open import open_tokenizer
+from mindrlhf.rollout.generator import Generator, language_model
 from mindrlhf.types import Rollout, RolloutGroup
 
 

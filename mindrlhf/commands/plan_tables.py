@@ -10,14 +10,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from mindrlhf.configs.model_yaml import ModelYaml
-from mindrlhf.memory.plan import RankPlan, Work, engines, score_micro, update_micro
+from mindrlhf.files.printable import printable
+from mindrlhf.memory.batch_table import batch_table
+from mindrlhf.memory.estimate import RankPlan, Work, engines, score_micro, update_micro
 from mindrlhf.memory.remedies import Remedy, remedies
 from mindrlhf.metrics.flops import phase_flops
 from mindrlhf.models.parameters import parameter_count
-from mindrlhf.printable import printable
 from mindrlhf.reshard.plan import Plan
 from mindrlhf.rollout.slots import cache_positions
-from mindrlhf.trainer.batch_table import batch_table
 from mindrlhf.training.batch import round_up
 
 GIB, MIB = 1024**3, 1024**2

@@ -4,8 +4,8 @@ import argparse
 import ipaddress
 from pathlib import Path
 
-from mindrlhf.checkpoint.atomic import atomic_file
 from mindrlhf.errors import UserError
+from mindrlhf.files.atomic import atomic_file
 from mindrlhf.metrics.compare import compare
 from mindrlhf.metrics.report.html import render
 from mindrlhf.metrics.report.run import read_run, run_folder, run_labels

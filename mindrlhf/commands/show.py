@@ -10,9 +10,9 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from mindrlhf.errors import UserError
+from mindrlhf.files.printable import printable
 from mindrlhf.metrics.report.run import RolloutGroupText, read_groups, run_folder
-from mindrlhf.metrics.rollout_dump import ROLLOUTS_FOLDER, rollout_steps
-from mindrlhf.printable import printable
+from mindrlhf.records.rollout_dump import ROLLOUTS_FOLDER, rollout_steps
 
 SHOWN = 1200  # characters of one text, its beginning and its end
 LEAST_WIDTH = 24  # of a column with a completion

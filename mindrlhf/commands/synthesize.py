@@ -4,10 +4,10 @@ import argparse
 import json
 from pathlib import Path
 
-from mindrlhf.checkpoint.atomic import atomic_files
 from mindrlhf.data.tasks import arithmetic, countdown, get_task, multiplication
 from mindrlhf.data.tokenizer_training import train_tokenizer
 from mindrlhf.errors import UserError
+from mindrlhf.files.atomic import atomic_files
 
 DEMONSTRATIONS = {"arithmetic": arithmetic.demonstrations, "countdown": countdown.demonstrations}
 

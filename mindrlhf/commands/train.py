@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from mindrlhf.configs.preset_files import PREFIX, preset_names
-from mindrlhf.trainer.stop_signals import StopSignals
+from mindrlhf.run.stop_signals import StopSignals
 
 DEFAULT_FOLDER = Path("out/ckpt")
 

@@ -23,12 +23,12 @@ from typing import Any
 
 import numpy as np
 
-from mindrlhf.checkpoint.atomic import atomic_files
 from mindrlhf.data.tasks.gsm8k import MARK, final_answer
 from mindrlhf.data.tasks.task import prompt_fields
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
-from mindrlhf.json_text import parse_json
+from mindrlhf.files.atomic import atomic_files
+from mindrlhf.files.json_text import parse_json
 from mindrlhf.types import Prompt
 
 ROWS_PER_WRITE = 256

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mindrlhf.checkpoint.atomic import atomic_files
 from mindrlhf.errors import UserError
+from mindrlhf.files.atomic import atomic_files
 
 SUFFIX = ".parquet"
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from mindrlhf.checkpoint.atomic import atomic_files
 from mindrlhf.data.tokenizer import Tokenizer, read_config, write_config
 from mindrlhf.errors import UserError
+from mindrlhf.files.atomic import atomic_files
 
 
 class SentencePieceTokenizer(Tokenizer):

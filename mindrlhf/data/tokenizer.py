@@ -10,9 +10,9 @@ import numpy as np
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
-from mindrlhf.checkpoint.atomic import atomic_files
 from mindrlhf.errors import UserError
-from mindrlhf.json_text import parse_json
+from mindrlhf.files.atomic import atomic_files
+from mindrlhf.files.json_text import parse_json
 
 # How Qwen2 cuts text before byte-level BPE (the `pre_tokenizer` of its published tokenizer.json): digits stand alone.
 QWEN2_SPLIT = (

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from mindrlhf.configs.model_yaml import RecomputeSettings
 from mindrlhf.configs.validate import check_recompute
 from mindrlhf.errors import UserError
-from mindrlhf.memory.plan import Work, engines, update_micro
+from mindrlhf.memory.estimate import Work, engines, update_micro
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import TextIO
 
-from mindrlhf.printable import printable
+from mindrlhf.files.printable import printable
 
 REWARD = "critic/rewards/mean"
 ACCURACY = re.compile(r"val-core/(.+)/acc/mean@\d+")

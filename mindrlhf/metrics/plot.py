@@ -10,8 +10,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from mindrlhf.checkpoint.atomic import atomic_file
 from mindrlhf.errors import UserError
+from mindrlhf.files.atomic import atomic_file
 from mindrlhf.metrics.writers import read_metrics
 
 # Okabe and Ito 2008: told apart by the colour-blind as well.

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
-from mindrlhf.checkpoint.atomic import atomic_file
 from mindrlhf.errors import UserError
-from mindrlhf.json_text import is_number
-from mindrlhf.metrics.files import json_line, json_lines, make_folder, read_json_lines
+from mindrlhf.files.atomic import atomic_file
+from mindrlhf.files.json_lines import json_line, json_lines, make_folder, read_json_lines
+from mindrlhf.files.json_text import is_number
 
 MOST_STEP = 2**53  # whole numbers up to here are exact in float64; larger ones are read as that
 

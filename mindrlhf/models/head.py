@@ -6,7 +6,7 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 from mindspore.ops import constexpr
 
-from mindrlhf.backend.broadcast import expand
+from mindrlhf.backend.comm.broadcast import expand
 from mindrlhf.models import chunks
 from mindrlhf.models.chunks import CHUNK_NUMBERS
 from mindrlhf.parallel.tensor_parallel import TensorParallel

@@ -16,7 +16,7 @@ Column-parallel projections (query, key, value, gate, up) and the row-parallel o
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
-from mindrlhf.backend.broadcast import expand
+from mindrlhf.backend.comm.broadcast import expand
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.models.parameters import VALUE_HEAD
 from mindrlhf.models.weight import Weight

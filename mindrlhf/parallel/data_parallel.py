@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from mindrlhf.backend.collectives import Collectives
+from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.errors import UserError
 
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from mindspore import Parameter, Tensor, nn, ops
 
-from mindrlhf.backend.collectives import Collectives
-from mindrlhf.backend.graph_collectives import graph_all_reduce
+from mindrlhf.backend.comm.collectives import Collectives
+from mindrlhf.backend.comm.graph_collectives import graph_all_reduce
 from mindrlhf.parallel.buckets import buckets
 
 # Gradients travel in few large buffers: a reduction has a fixed cost of milliseconds on CPU.

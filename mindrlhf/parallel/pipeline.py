@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from mindrlhf.backend.collectives import Collectives
+from mindrlhf.backend.comm.collectives import Collectives
 
 Action = tuple[Literal["forward", "backward"], int]
 

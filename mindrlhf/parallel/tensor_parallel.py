@@ -9,8 +9,14 @@ from collections.abc import Sequence
 
 from mindspore import nn
 
-from mindrlhf.backend.collectives import Collectives
-from mindrlhf.backend.graph_collectives import CopyToGroup, GatherRows, ReduceFromGroup, ScatterRows, StackOverGroup
+from mindrlhf.backend.comm.collectives import Collectives
+from mindrlhf.backend.comm.graph_collectives import (
+    CopyToGroup,
+    GatherRows,
+    ReduceFromGroup,
+    ScatterRows,
+    StackOverGroup,
+)
 
 
 class TensorParallel:

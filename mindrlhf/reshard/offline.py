@@ -14,7 +14,6 @@ from typing import Literal
 
 import numpy as np
 
-from mindrlhf.checkpoint.atomic import atomic_file, atomic_folder
 from mindrlhf.checkpoint.ckpt_file import write_ckpt
 from mindrlhf.checkpoint.encoding import StoredDtype
 from mindrlhf.checkpoint.hf import save_hf
@@ -22,6 +21,7 @@ from mindrlhf.checkpoint.safetensors_file import write_safetensors
 from mindrlhf.checkpoint.stored_tensor import StoredTensor
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.errors import UserError
+from mindrlhf.files.atomic import atomic_file, atomic_folder
 from mindrlhf.models.parameters import ParameterSpec, parameter_table
 from mindrlhf.parallel.layout import Layout, Shape, Slices, full_layout, sliced_shape
 from mindrlhf.reshard.plan import Transfer, plan

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mindrlhf import backend
-from mindrlhf.backend.collectives import Collectives
-from mindrlhf.backend.peers import Peers, bytes_of
+from mindrlhf.backend.comm.collectives import Collectives
+from mindrlhf.backend.comm.point_to_point import Peers, bytes_of
 from mindrlhf.parallel.layout import Layout, Shape, Slices, full_layout, sliced_shape
 from mindrlhf.reshard.plan import Plan, Transfer, plan
 

@@ -13,7 +13,7 @@ from mindrlhf.checkpoint.weight_files import index_weights
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.errors import UserError
 from mindrlhf.models.parameters import is_model_weight
-from mindrlhf.models.weights import open_weights
+from mindrlhf.models.weight_source import open_weights
 from mindrlhf.parallel.layout import Layout, Shape, full_layout
 from mindrlhf.reshard.strategy import Strategy
 

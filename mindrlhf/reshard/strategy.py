@@ -17,8 +17,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from mindrlhf.checkpoint.atomic import atomic_folder
 from mindrlhf.errors import UserError
+from mindrlhf.files.atomic import atomic_folder
 from mindrlhf.parallel.layout import Layout, Placement, Shape, Sharding
 
 FILE_NAME = "ckpt_strategy_rank_{rank}.ckpt"

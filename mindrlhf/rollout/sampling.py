@@ -11,7 +11,7 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 
 from mindrlhf.backend.attention import MASKED
-from mindrlhf.backend.broadcast import expand
+from mindrlhf.backend.comm.broadcast import expand
 from mindrlhf.configs.grpo import SamplingSettings
 from mindrlhf.models.head import log_from_one
 from mindrlhf.parallel.tensor_parallel import TensorParallel

@@ -8,8 +8,8 @@ import numpy as np
 from mindrlhf.algorithms.advantages import RewardBatch, compute_advantages, gae_with_returns
 from mindrlhf.configs.grpo import GRPOConfig
 from mindrlhf.parallel.data_parallel import DataParallel
+from mindrlhf.trainer.dynamic_sampling import has_spread
 from mindrlhf.trainer.kl_term import KLTerm
-from mindrlhf.trainer.sampling import has_spread
 from mindrlhf.types import Experience
 
 

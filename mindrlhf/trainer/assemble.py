@@ -9,57 +9,57 @@ from mindrlhf import backend
 from mindrlhf.algorithms.losses import PolicyLoss
 from mindrlhf.algorithms.rollout_correction import importance_weights
 from mindrlhf.backend.ceiling import matmul_ceiling
-from mindrlhf.backend.collectives import Collectives
-from mindrlhf.backend.graph import kept_graphs
-from mindrlhf.backend.graph_cache import GRAPHS, GraphCache
-from mindrlhf.backend.launch import World
-from mindrlhf.backend.user_cache import user_cache
+from mindrlhf.backend.comm.collectives import Collectives
+from mindrlhf.backend.compile.graph import kept_graphs
+from mindrlhf.backend.compile.graph_cache import GRAPHS, GraphCache
+from mindrlhf.backend.compile.user_cache import user_cache
+from mindrlhf.backend.process.launch import World
 from mindrlhf.checkpoint.hf import companion_files, generation_defaults
+from mindrlhf.checkpoint.model_card import card_of_run
 from mindrlhf.checkpoint.resume import Checkpoint
 from mindrlhf.checkpoint.training_state import WEIGHTS
 from mindrlhf.configs.grpo import GRPOConfig
 from mindrlhf.configs.validate import check_lengths
 from mindrlhf.data.mindrecord import read_prompts
-from mindrlhf.data.rollout_parts import RolloutParts
-from mindrlhf.data.rollout_record import read_rollout_record
 from mindrlhf.data.stream import PromptStream
 from mindrlhf.errors import UserError
+from mindrlhf.evaluation.validation import open_validation, read_validation, validation_positions
+from mindrlhf.memory.batch_table import batch_table
 from mindrlhf.memory.residency import REFERENCE, Residency
 from mindrlhf.metrics.flops import Utilization
 from mindrlhf.metrics.progress import Progress
-from mindrlhf.metrics.run_settings import write_settings
 from mindrlhf.metrics.run_writers import open_writers
 from mindrlhf.metrics.timer import Timers
 from mindrlhf.models.initialize import build_parameters
+from mindrlhf.models.open import Weights, check_token_ids, checkpoint_reader, hf_folder, stopping_config
 from mindrlhf.models.transformer import Decoder
-from mindrlhf.parallel.side import Side
+from mindrlhf.records.response_writer import KeptResponses
+from mindrlhf.records.rollout_parts import RolloutParts
+from mindrlhf.records.rollout_record import read_rollout_record
 from mindrlhf.rewards.runner import RewardRunner
+from mindrlhf.roles.critic import open_critic
+from mindrlhf.roles.memory_roles import add_roles, open_residency
+from mindrlhf.roles.part import Side
+from mindrlhf.roles.policy import PolicyUpdates
+from mindrlhf.roles.reference import Reference
+from mindrlhf.roles.weights import Parameters, open_updater, published_weights, save_model
 from mindrlhf.rollout.engine import Engine
+from mindrlhf.rollout.open_engine import open_engine
+from mindrlhf.rollout.scored import Rollouts
 from mindrlhf.rollout.slots import round_responses
+from mindrlhf.run.checkpointer import Keeper, arrays_of, open_store, present
+from mindrlhf.run.identity import check_identity, find_checkpoint, run_identity
+from mindrlhf.run.outputs import CRITIC_FOLDER, MODEL_FOLDER, ROLLOUTS, clean_outputs, forget_after
+from mindrlhf.run.settings_file import write_settings
+from mindrlhf.run.step_report import StepReport
+from mindrlhf.run.stop import Agreement
+from mindrlhf.run.stop_signals import StopSignals
 from mindrlhf.trainer.advantages import StepAdvantages
-from mindrlhf.trainer.batch_table import batch_table
 from mindrlhf.trainer.build import Job
-from mindrlhf.trainer.critic import open_critic
-from mindrlhf.trainer.engine import open_engine
+from mindrlhf.trainer.dynamic_sampling import StepSampling
 from mindrlhf.trainer.grpo import GRPOTrainer
-from mindrlhf.trainer.keeper import Keeper, arrays_of, open_store, present
-from mindrlhf.trainer.kept_responses import KeptResponses
 from mindrlhf.trainer.kl_term import KLTerm
-from mindrlhf.trainer.model import Parameters, open_updater, published_weights, save_model
-from mindrlhf.trainer.model_card import card_of_run
-from mindrlhf.trainer.outputs import CRITIC_FOLDER, MODEL_FOLDER, ROLLOUTS, clean_outputs, forget_after
-from mindrlhf.trainer.policy import PolicyUpdates
 from mindrlhf.trainer.preflight import preflight
-from mindrlhf.trainer.reference import Reference
-from mindrlhf.trainer.report import StepReport
-from mindrlhf.trainer.residents import add_roles, open_residency
-from mindrlhf.trainer.resume import check_identity, find_checkpoint, run_identity
-from mindrlhf.trainer.roles import Weights, check_token_ids, checkpoint_reader, hf_folder, stopping_config
-from mindrlhf.trainer.rollouts import Rollouts
-from mindrlhf.trainer.sampling import StepSampling
-from mindrlhf.trainer.stop import Agreement
-from mindrlhf.trainer.stop_signals import StopSignals
-from mindrlhf.trainer.validation import open_validation, read_validation, validation_positions
 from mindrlhf.training.batch import round_up
 from mindrlhf.training.graphs import PolicyLogProbs
 from mindrlhf.training.objective import Objective, policy_objective

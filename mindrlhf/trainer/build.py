@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mindrlhf.backend.launch import AscendOptions, is_first_process, launch, started_workers, under_msrun
+from mindrlhf.backend.process.launch import AscendOptions, is_first_process, launch, started_workers, under_msrun
 from mindrlhf.commands.train import DEFAULT_FOLDER
 from mindrlhf.configs.grpo import GRPOConfig
 from mindrlhf.configs.loading import load_grpo_config
@@ -18,12 +18,12 @@ from mindrlhf.configs.validate import check_grpo
 from mindrlhf.configs.verl.translation import translate
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
+from mindrlhf.models.open import checkpoint_config, open_tokenizer
 from mindrlhf.parallel.layout import yaml_layout
 from mindrlhf.reshard.strategy import save_strategies
-from mindrlhf.trainer.outputs import lock_outputs, prepare_outputs
-from mindrlhf.trainer.roles import checkpoint_config, open_tokenizer
-from mindrlhf.trainer.stop import Stopped
-from mindrlhf.trainer.stop_signals import StopSignals
+from mindrlhf.run.outputs import lock_outputs, prepare_outputs
+from mindrlhf.run.stop import Stopped
+from mindrlhf.run.stop_signals import StopSignals
 
 
 @dataclass(frozen=True)

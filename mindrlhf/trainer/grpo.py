@@ -9,21 +9,21 @@ from dataclasses import dataclass, replace
 
 from mindrlhf.configs.grpo import GRPOConfig, OptimizerSettings
 from mindrlhf.data.stream import PromptStream
+from mindrlhf.evaluation.validation import Validation
 from mindrlhf.metrics.progress import Progress
 from mindrlhf.metrics.timer import STEP, Timers
 from mindrlhf.parallel.data_parallel import DataParallel
 from mindrlhf.reshard.online import ReshardStatistics
+from mindrlhf.roles.critic import Critic
+from mindrlhf.roles.policy import Advance, PolicyUpdates, sequences
+from mindrlhf.roles.reference import Reference
 from mindrlhf.rollout.engine import Statistics
+from mindrlhf.rollout.scored import Rollouts
+from mindrlhf.run.checkpointer import Keeper
+from mindrlhf.run.step_report import StepReport, StepResult
 from mindrlhf.trainer.advantages import StepAdvantages
-from mindrlhf.trainer.critic import Critic
-from mindrlhf.trainer.keeper import Keeper
+from mindrlhf.trainer.dynamic_sampling import StepSampling, left_in
 from mindrlhf.trainer.kl_term import KLTerm
-from mindrlhf.trainer.policy import Advance, PolicyUpdates, sequences
-from mindrlhf.trainer.reference import Reference
-from mindrlhf.trainer.report import StepReport, StepResult
-from mindrlhf.trainer.rollouts import Rollouts
-from mindrlhf.trainer.sampling import StepSampling, left_in
-from mindrlhf.trainer.validation import Validation
 from mindrlhf.training.schedule import learning_rate
 from mindrlhf.training.scoring import Scorer
 from mindrlhf.training.updater import Update

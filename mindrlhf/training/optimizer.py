@@ -11,7 +11,7 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, ops
 
 from mindrlhf.backend import adamw as composed
-from mindrlhf.backend.graph import Graph
+from mindrlhf.backend.compile.graph import Graph
 from mindrlhf.backend.memory import zero_parameter
 from mindrlhf.configs.grpo import OptimizerSettings
 from mindrlhf.models.parameters import ParameterSpec

@@ -8,7 +8,7 @@ x is what the stage before gave, [rows, hidden]; the first stage, which begins w
 
 from mindspore import ParameterTuple, nn, ops
 
-from mindrlhf.backend.graph import Graph
+from mindrlhf.backend.compile.graph import Graph
 from mindrlhf.models.weight import collect_gradients
 from mindrlhf.training.graphs import Loss, Stage
 

@@ -11,8 +11,8 @@ from mindspore import nn
 from mindrlhf import backend
 from mindrlhf.configs.grpo import TrainSettings
 from mindrlhf.parallel.pipeline import WHOLE_MODEL, PipelineAxis
+from mindrlhf.training.bad_samples import Culprit, find_culprits
 from mindrlhf.training.batch import Rows, SequenceGroup, collect, cut, pad
-from mindrlhf.training.diagnosis import Culprit, find_culprits
 from mindrlhf.training.objective import Objective
 from mindrlhf.training.optimizer import AdamW, UpdateResult
 from mindrlhf.training.passes import Gradients

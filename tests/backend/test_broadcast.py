@@ -4,7 +4,7 @@ import numpy as np
 import psutil
 import pytest
 
-from mindrlhf.backend.broadcast import expand
+from mindrlhf.backend.comm.broadcast import expand
 
 MIB = 2**20
 BIG = (1024, 8192)  # 32 MiB

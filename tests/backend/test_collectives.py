@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from workers import run_workers
 
-from mindrlhf.backend import collectives as collectives_module
-from mindrlhf.backend.collectives import Collectives
-from mindrlhf.backend.launch import World
+from mindrlhf.backend.comm import collectives as collectives_module
+from mindrlhf.backend.comm.collectives import Collectives
+from mindrlhf.backend.process.launch import World
 from mindrlhf.parallel.mesh import Mesh
 
 FLOAT32_EDGES = np.array(
@@ -128,7 +128,7 @@ def check_tensor_parallel(collectives: Collectives, group: tuple[int, ...]) -> N
     import mindspore
     from mindspore import Parameter, Tensor, nn, ops
 
-    from mindrlhf.backend.graph_collectives import CopyToGroup, ReduceFromGroup
+    from mindrlhf.backend.comm.graph_collectives import CopyToGroup, ReduceFromGroup
 
     class Mlp(nn.Cell):
         def __init__(self, a, b):
@@ -164,7 +164,7 @@ def check_independent_reductions(collectives: Collectives, groups: list[tuple[in
     import mindspore
     from mindspore import Tensor, nn, ops
 
-    from mindrlhf.backend.graph_collectives import graph_all_reduce
+    from mindrlhf.backend.comm.graph_collectives import graph_all_reduce
 
     class Many(nn.Cell):
         def __init__(self):

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn, ops
 
-from mindrlhf.backend import graph_cache
-from mindrlhf.backend.fingerprint import Unknown, fingerprint
-from mindrlhf.backend.graph import Graph, kept_graphs
-from mindrlhf.backend.graph_cache import GraphCache
+from mindrlhf.backend.compile import graph_cache
+from mindrlhf.backend.compile.fingerprint import Unknown, fingerprint
+from mindrlhf.backend.compile.graph import Graph, kept_graphs
+from mindrlhf.backend.compile.graph_cache import GraphCache
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 

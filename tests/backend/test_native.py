@@ -14,7 +14,7 @@ from small_model import SmallModel
 from mindrlhf.backend import adamw, cpu, kernels, native, operators_in_use
 from mindrlhf.backend.native.operators import operators
 from mindrlhf.configs.grpo import SamplingSettings
-from mindrlhf.rollout import graphs
+from mindrlhf.rollout import decode_graphs as graphs
 from mindrlhf.rollout.sampling import Sampler
 
 N, P, G, R, K, Q, D = 3, 70, 4, 90, 2, 3, 16  # more positions than one block of scores holds
@@ -502,7 +502,7 @@ def test_results_do_not_depend_on_the_number_of_threads(fused):
         subprocess.run(
             [sys.executable, "-c", PRINT_BYTES],
             env=os.environ
-            | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": os.pathsep.join(["tests/backend", "tests", "."])},
+            | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": os.pathsep.join(["tests/backend", "tests/helpers", "."])},
             capture_output=True,
             text=True,
             check=True,

@@ -10,10 +10,10 @@ import pytest
 from ranks import run_ranks, run_threads
 from workers import run_workers
 
-from mindrlhf.backend.collectives import Collectives
-from mindrlhf.backend.launch import World
-from mindrlhf.backend.peers import LibraryPeers, Peers
-from mindrlhf.backend.socket_peers import SocketPeers, connect_peers
+from mindrlhf.backend.comm.collectives import Collectives
+from mindrlhf.backend.comm.point_to_point import LibraryPeers, Peers
+from mindrlhf.backend.comm.tcp import SocketPeers, connect_peers
+from mindrlhf.backend.process.launch import World
 
 LARGE = 8 << 20  # bytes: more than any socket keeps
 

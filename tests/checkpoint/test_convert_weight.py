@@ -17,7 +17,7 @@ from mindrlhf.commands import convert
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.errors import UserError
 from mindrlhf.models.parameters import parameter_table
-from mindrlhf.models.weights import open_weights
+from mindrlhf.models.weight_source import open_weights
 
 CONFIG = ModelConfig(
     vocab_size=32, hidden_size=16, intermediate_size=20, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=4,

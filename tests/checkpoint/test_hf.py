@@ -13,7 +13,7 @@ from mindrlhf.checkpoint.hf import read_hf_config, save_hf
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.errors import UserError
 from mindrlhf.models.parameters import parameter_table
-from mindrlhf.models.weights import open_weights
+from mindrlhf.models.weight_source import open_weights
 
 
 @pytest.fixture(scope="module")

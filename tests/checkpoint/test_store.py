@@ -18,11 +18,11 @@ from sharded_files import TIED, layout_of
 from training_states import KINDS, arrays_of, assert_holds, read_all, save, save_step, states, stores
 
 from mindrlhf.checkpoint import store as store_module
-from mindrlhf.checkpoint.atomic import clean
 from mindrlhf.checkpoint.layout_json import layout_from_json, layout_to_json
 from mindrlhf.checkpoint.resume import Checkpoint, choose, locate
 from mindrlhf.checkpoint.training_state import ShardGroup, TrainingState, holders, writers
 from mindrlhf.errors import UserError
+from mindrlhf.files.atomic import clean
 
 MESHES = [{}, {"tp": 2}, {"dp": 2}, {"dp": 2, "tp": 2}, {"tp": 2, "pp": 2}, {"dp": 2, "tp": 2, "pp": 2}, {"tp": 4}]
 
@@ -261,7 +261,7 @@ def test_killed_while_saving(tmp_path):
     tests = Path(__file__).parents[1]
     saver = subprocess.Popen(
         [sys.executable, "-c", SAVER, tmp_path],
-        env=os.environ | {"PYTHONPATH": f"{tests.parent}{os.pathsep}{tests}"},
+        env=os.environ | {"PYTHONPATH": f"{tests.parent}{os.pathsep}{tests / 'helpers'}"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

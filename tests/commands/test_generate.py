@@ -7,11 +7,11 @@ import jobs
 import numpy as np
 import pytest
 
-from mindrlhf.backend.launch import launch
+from mindrlhf.backend.process.launch import launch
 from mindrlhf.configs.grpo import SamplingSettings
 from mindrlhf.data.mindrecord import read_prompts
 from mindrlhf.data.tokenizer import Tokenizer
-from mindrlhf.trainer.generator import Generator
+from mindrlhf.rollout.generator import Generator
 
 TEXTS = ["Add 3 and 4.", "How much is twelve times two, and why?", "1", "Add 3 and 4."]
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Add 3 and 4."}]

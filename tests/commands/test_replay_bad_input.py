@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mindrlhf.data.rollout_record import rows_of, to_columns, write_rollout_record
+from mindrlhf.records.rollout_record import rows_of, to_columns, write_rollout_record
 from mindrlhf.types import Experience, Prompt, Rollout, RolloutGroup
 
 

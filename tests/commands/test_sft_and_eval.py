@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mindrlhf.data.mindrecord import read_prompts
-from mindrlhf.metrics.evaluation import read_answers
+from mindrlhf.evaluation.pass_at_k import read_answers
 
 
 def evaluation(task, model, *arguments) -> list:

@@ -4,8 +4,8 @@ import pytest
 from run_folders import make_run, rollout_rows
 
 from mindrlhf import cli
-from mindrlhf.metrics.files import json_lines
-from mindrlhf.metrics.rollout_dump import write_rollouts
+from mindrlhf.files.json_lines import json_lines
+from mindrlhf.records.rollout_dump import write_rollouts
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from mindrlhf.data.convert import convert
+from mindrlhf.data.convert_problems import convert
 from mindrlhf.data.mindrecord import read_prompts
 from mindrlhf.data.parquet import write_rows
 from mindrlhf.data.tasks import TASKS

@@ -4,7 +4,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from mindrlhf.data.convert import convert, convert_to_verl
+from mindrlhf.data.convert_problems import convert, convert_to_verl
 from mindrlhf.data.mindrecord import read_pairs, read_prompts
 from mindrlhf.data.parquet import read_rows, write_rows
 from mindrlhf.data.source import read_source

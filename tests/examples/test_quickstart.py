@@ -11,7 +11,7 @@ from mindrlhf.configs.loading import load_grpo_config, load_sft_config
 from mindrlhf.configs.model_yaml import load_model_yaml
 from mindrlhf.configs.validate import check_grpo, check_lengths, check_sft
 from mindrlhf.data.mindrecord import read_prompts
-from mindrlhf.data.rollout_record import read_rollout_record
+from mindrlhf.records.rollout_record import read_rollout_record
 
 PROMPT_TOKENS = 48  # no question of the task is longer
 

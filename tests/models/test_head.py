@@ -154,7 +154,7 @@ def test_the_default_limit_leaves_usual_batches_a_handful_of_chunks(size):
 @pytest.mark.parametrize("fused", [True, False])
 def test_logits_are_in_memory_a_chunk_at_a_time(fused):
     """Ten chunks more have 640 MiB of logits, and cost a process only their part of the graph (about 100 MiB)."""
-    script = Path(__file__).resolve().parents[1] / "head_memory.py"
+    script = Path(__file__).resolve().parents[1] / "helpers" / "head_memory.py"
     command = [sys.executable, str(script), "fused" if fused else "composed"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mindrlhf.backend.collectives import Collectives
+from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.errors import UserError
 from mindrlhf.parallel.data_parallel import DataParallel
 from mindrlhf.parallel.mesh import Mesh

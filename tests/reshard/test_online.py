@@ -16,8 +16,8 @@ from ranks import run_ranks
 from workers import run_workers
 
 from mindrlhf import backend
-from mindrlhf.backend.collectives import Collectives
-from mindrlhf.backend.launch import World
+from mindrlhf.backend.comm.collectives import Collectives
+from mindrlhf.backend.process.launch import World
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.parallel.layout import Layout, Placement, Sharding, full_layout, model_layout, sliced_shape
 from mindrlhf.parallel.mesh import Mesh

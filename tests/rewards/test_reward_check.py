@@ -5,7 +5,7 @@ import json
 import pytest
 
 from mindrlhf.cli import main
-from mindrlhf.data.convert import convert
+from mindrlhf.data.convert_problems import convert
 from mindrlhf.data.tasks import arithmetic, countdown
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.data.tokenizer_training import train_tokenizer

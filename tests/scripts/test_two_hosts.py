@@ -16,8 +16,8 @@ MISSING_RIGHT = 3
 # Rank 2 is on the other host than msrun's scheduler, and is waited for by all.
 DYING = """
 import os, signal
-from mindrlhf.backend.collectives import Collectives
-from mindrlhf.backend.launch import launch
+from mindrlhf.backend.comm.collectives import Collectives
+from mindrlhf.backend.process.launch import launch
 
 with launch("CPU") as world:
     Collectives(world).barrier()

@@ -8,7 +8,7 @@ import jobs
 import numpy as np
 import pytest
 
-from mindrlhf.data.convert import convert
+from mindrlhf.data.convert_problems import convert
 from mindrlhf.data.tokenizer import Tokenizer
 
 ONE_LAYER = ("train_yaml.model.model_config.num_layers=1", "infer_yaml.model.model_config.num_layers=1")

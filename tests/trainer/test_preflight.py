@@ -6,13 +6,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from mindrlhf.backend.roll_call import roll_call
+from mindrlhf.backend.process.wait_for_ranks import roll_call
 from mindrlhf.configs.grpo import RewardSettings
 from mindrlhf.configs.loading import load_grpo_config
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_yaml import ModelYaml
 from mindrlhf.errors import UserError
-from mindrlhf.memory.plan import Lengths, Work
+from mindrlhf.memory.estimate import Lengths, Work
 from mindrlhf.metrics.trackers import check_installed
 from mindrlhf.models.parameters import parameter_count
 from mindrlhf.rewards.runner import RewardRunner

@@ -19,8 +19,8 @@ import numpy as np
 import phases
 import pytest
 
-from mindrlhf.backend.graph_cache import GRAPHS
-from mindrlhf.backend.user_cache import user_cache
+from mindrlhf.backend.compile.graph_cache import GRAPHS
+from mindrlhf.backend.compile.user_cache import user_cache
 
 STEPS = 5
 SETTINGS = (

@@ -14,12 +14,12 @@ from mindrlhf.algorithms.losses import policy_loss
 from mindrlhf.configs.loading import load_grpo_config
 from mindrlhf.metrics.progress import Progress
 from mindrlhf.metrics.timer import Timers
+from mindrlhf.roles.policy import PolicyUpdates, loss_weights
+from mindrlhf.roles.reference import Reference
 from mindrlhf.trainer.advantages import StepAdvantages
+from mindrlhf.trainer.dynamic_sampling import left_in
 from mindrlhf.trainer.grpo import GRPOTrainer
 from mindrlhf.trainer.kl_term import KLTerm
-from mindrlhf.trainer.policy import PolicyUpdates, loss_weights
-from mindrlhf.trainer.reference import Reference
-from mindrlhf.trainer.sampling import left_in
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from step_parts import experience, on_ranks
 
 from mindrlhf.algorithms.aggregation import MODES
 from mindrlhf.configs.grpo import GRPOConfig, TrainSettings
-from mindrlhf.trainer.assemble import open_loss, open_objective
-from mindrlhf.trainer.policy import PolicyUpdates, sequences
+from mindrlhf.roles.policy import PolicyUpdates, sequences
+from mindrlhf.trainer.assemble import open_objective
 from mindrlhf.training.batch import cut
 from mindrlhf.training.graphs import PolicyLogProbs
 from mindrlhf.training.optimizer import AdamW
@@ -64,7 +64,7 @@ class Cutter:
         decoder, parameters = model.build()
         self.optimizer = AdamW(config.optimizer, [parameters[spec.name] for spec in model.specs], model.specs)
         head = PolicyLogProbs(decoder, 1.0, entropy_gradient=config.algorithm.entropy_coef > 0)
-        objective = open_objective(config, open_loss(config.algorithm))
+        objective = open_objective(config, config.algorithm.loss())
         self.updater = Updater(head, objective, self.optimizer, micro_batches(size), self._keep)
         self.gradients = {}
 
@@ -79,7 +79,7 @@ class Subject:
     """A loss with a cutter for each size of micro-batch; each compiles one graph."""
 
     def __init__(self, name: str):
-        self.name, self.loss = name, open_loss(settings(name, "token-mean").algorithm)
+        self.name, self.loss = name, settings(name, "token-mean").algorithm.loss()
         self.cutters = {size: Cutter(name, size) for size in {size for _, size in CUTS}}
 
     def update(self, experiences, ranks: int, size: int, aggregation: str):

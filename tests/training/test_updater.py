@@ -275,7 +275,7 @@ def test_layers_computed_again_give_the_same_bits(model, step, whole):
 @pytest.mark.slow
 def test_layers_computed_again_are_not_kept():
     """Of 12 layers, in a process of its own each: they keep what one layer keeps, and their inputs."""
-    script = Path(__file__).parents[1] / "layer_memory.py"
+    script = Path(__file__).parents[1] / "helpers" / "layer_memory.py"
     kept, again = (
         float(subprocess.run([sys.executable, script, how], capture_output=True, text=True, check=True).stdout)
         for how in ("keep", "again")

@@ -16,12 +16,12 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from mindrlhf.files.json_lines import finite
+from mindrlhf.files.printable import printable
 from mindrlhf.metrics.console import REWARD, TREND_STEPS, short_duration, short_number
 from mindrlhf.metrics.diagnosis import diagnose
-from mindrlhf.metrics.files import finite
 from mindrlhf.metrics.report.charts import COST, LEARNING, chart_data, curves
 from mindrlhf.metrics.report.run import Run, differing, shortened
-from mindrlhf.printable import printable
 
 PAGE = "mindrlhf.metrics.report"
 # What HTML or a script's source reads in its own way, and halves of surrogate pairs, which UTF-8 cannot hold.

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from mindrlhf.errors import UserError
-from mindrlhf.json_text import is_number
-from mindrlhf.metrics.files import read_json_lines
-from mindrlhf.metrics.rollout_dump import ROLLOUTS_FOLDER, rollout_file, rollout_steps
-from mindrlhf.metrics.run_settings import read_settings
+from mindrlhf.files.json_lines import read_json_lines
+from mindrlhf.files.json_text import is_number
 from mindrlhf.metrics.run_writers import METRICS_FILE
 from mindrlhf.metrics.writers import read_metrics
+from mindrlhf.records.rollout_dump import ROLLOUTS_FOLDER, rollout_file, rollout_steps
+from mindrlhf.run.settings_file import read_settings
 
 MOST_TEXT = 6000  # characters of one prompt or completion that a report shows
 

@@ -1,0 +1,182 @@
+"""Communication between ranks on NumPy arrays, the same on CPU and Ascend.
+
+Both targets offer `mindspore.mint.distributed` once `launch` has initialised their library (mccl, hccl), though it
+is documented for hccl first; on CPU each call used here was seen to be exact on the world and on smaller groups. The
+hccl side has not been run here. The one thing that differs (what can be summed natively) is avoided by gathering.
+
+What every call obeys: all ranks of a group call the same operations in the same order, with equal shapes and dtypes.
+A group is a sequence of ascending global ranks (see `parallel.mesh.Mesh.group`) that contains the caller; None is all
+ranks. A group of one returns its argument itself and needs no MindSpore at all.
+"""
+
+import functools
+import hashlib
+import pickle
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from mindrlhf.backend.comm.point_to_point import LibraryPeers, Peers
+from mindrlhf.backend.comm.tcp import SocketPeers, connect_peers
+
+# Larger transfers are cut: throughput on CPU falls above a few MB (it grows whole copies of each message).
+BUCKET_BYTES = 4 << 20
+
+SUMMABLE = ("float32", "int32", "int64")
+
+
+class Collectives:
+    """Collective operations of one rank.
+
+    world: anything with `rank` and `size` (see `launch.World`).
+    """
+
+    def __init__(self, world):
+        self.world = world
+
+    def all_reduce_sum(self, array: np.ndarray, group: Sequence[int] | None = None) -> np.ndarray:
+        """Sum over the group, the same bits on each of its ranks.
+
+        array: float32, float64, int32 or int64, any shape; left as it is.
+        float32 is added in ring order (which ranks come first depends on the element), integers wrap around as in
+        NumPy. float64 is gathered and added in rank order, which moves size times the bytes: meant for a few numbers.
+        """
+        ranks = self._ranks(group)
+        if len(ranks) == 1:
+            return array
+        if array.dtype == np.float64:
+            return self.all_gather(array, ranks).sum(axis=0)
+        if array.dtype.name not in SUMMABLE:
+            raise TypeError(f"cannot sum {array.dtype} over ranks: convert it to float32, float64, int32 or int64")
+        from mindspore import Tensor
+        from mindspore.mint import distributed
+
+        flat = np.ascontiguousarray(array).reshape(-1)
+        total = np.empty_like(flat)
+        for part in _buckets(flat):
+            tensor = Tensor(flat[part])
+            distributed.all_reduce(tensor, group=_group_name(ranks, self.world.size))
+            total[part] = tensor.asnumpy()
+        return total.reshape(array.shape)
+
+    def all_reduce_max(self, array: np.ndarray, group: Sequence[int] | None = None) -> np.ndarray:
+        """Elementwise maximum over the group; NaN wins. Any ordered dtype, bool too (then: any).
+
+        Gathers first (the native maximum drops a NaN or not depending on the order): meant for a few numbers.
+        """
+        ranks = self._ranks(group)
+        return array if len(ranks) == 1 else self.all_gather(array, ranks).max(axis=0)
+
+    def all_gather(self, array: np.ndarray, group: Sequence[int] | None = None) -> np.ndarray:
+        """Every rank's array, stacked in order of the group's ranks: [size, *shape], bit by bit, any plain dtype."""
+        ranks = self._ranks(group)
+        if len(ranks) == 1:
+            return array[np.newaxis]
+        from mindspore import Tensor
+        from mindspore.mint import distributed
+
+        data = _as_bytes(array)
+        gathered = np.empty((len(ranks), data.size), np.int8)
+        for part in _buckets(data):
+            tensors = [Tensor(np.zeros_like(data[part])) for _ in ranks]
+            distributed.all_gather(tensors, Tensor(data[part]), group=_group_name(ranks, self.world.size))
+            for row, tensor in zip(gathered, tensors, strict=True):
+                row[part] = tensor.asnumpy()
+        return gathered.reshape(-1).view(array.dtype).reshape(len(ranks), *array.shape)
+
+    def broadcast(self, array: np.ndarray, root: int, group: Sequence[int] | None = None) -> np.ndarray:
+        """The array of global rank `root`, bit by bit, any plain dtype.
+
+        The other ranks give an array of the same shape and dtype, whose content is not used.
+        """
+        ranks = self._ranks(group)
+        if root not in ranks:
+            raise ValueError(f"rank {root} cannot broadcast to the group {ranks}, which lacks it")
+        if len(ranks) == 1:
+            return array
+        from mindspore import Tensor
+        from mindspore.mint import distributed
+
+        data = _as_bytes(array)
+        received = np.empty_like(data)
+        for part in _buckets(data):
+            tensor = Tensor(data[part])
+            distributed.broadcast(tensor, root, group=_group_name(ranks, self.world.size))
+            received[part] = tensor.asnumpy()
+        return received.view(array.dtype).reshape(array.shape)
+
+    def barrier(self, group: Sequence[int] | None = None) -> None:
+        """Return when every rank of the group has called it."""
+        self.all_reduce_sum(np.zeros(1, np.float32), group)
+
+    def all_gather_object(self, value: Any, group: Sequence[int] | None = None) -> list[Any]:
+        """Every rank's picklable value, in order of the group's ranks. bytes pass unchanged."""
+        ranks = self._ranks(group)
+        if len(ranks) == 1:
+            return [value]
+        message = np.frombuffer(pickle.dumps(value), np.uint8)
+        lengths = self.all_gather(np.array(message.size), ranks)
+        padded = np.zeros(lengths.max(), np.uint8)
+        padded[: message.size] = message
+        rows = self.all_gather(padded, ranks)
+        return [pickle.loads(row[:length].tobytes()) for row, length in zip(rows, lengths, strict=True)]
+
+    def broadcast_object(self, value: Any, root: int, group: Sequence[int] | None = None) -> Any:
+        """The picklable value of global rank `root`; what the other ranks give is not used."""
+        ranks = self._ranks(group)
+        if len(ranks) == 1:
+            return value
+        message = np.frombuffer(pickle.dumps(value if self.world.rank == root else None), np.uint8)
+        length = self.broadcast(np.array(message.size), root, ranks)
+        if self.world.rank != root:
+            message = np.zeros(length, np.uint8)
+        return pickle.loads(self.broadcast(message, root, ranks).tobytes())
+
+    def graph_group(self, group: Sequence[int] | None = None) -> str:
+        """MindSpore's name of the group, for communication operators inside compiled graphs."""
+        return _group_name(self._ranks(group), self.world.size)
+
+    def peers(self) -> Peers:
+        """Messages between two ranks. Every rank makes the first call at the same time; later ones give the same."""
+        return _peers(self.world)
+
+    def _ranks(self, group: Sequence[int] | None) -> tuple[int, ...]:
+        ranks = tuple(range(self.world.size)) if group is None else tuple(group)
+        if list(ranks) != sorted(set(ranks)) or not set(ranks) <= set(range(self.world.size)):
+            raise ValueError(f"a group is ascending ranks below {self.world.size}, not {ranks}")
+        if self.world.rank not in ranks:
+            raise ValueError(f"rank {self.world.rank} is not in the group {ranks} that it was to talk to")
+        return ranks
+
+
+@functools.cache
+def _peers(world) -> Peers:
+    if world.size == 1:
+        return SocketPeers({})
+    return (
+        LibraryPeers(world.rank, world.size) if world.device_target == "Ascend" else connect_peers(Collectives(world))
+    )
+
+
+@functools.cache
+def _group_name(ranks: tuple[int, ...], world_size: int) -> str:
+    """MindSpore's name for these ranks. The first use creates the group, which waits for the group's first rank."""
+    from mindspore import communication
+
+    if len(ranks) == world_size:
+        return communication.GlobalComm.WORLD_COMM_GROUP
+    name = "ranks_" + hashlib.sha256(repr(ranks).encode()).hexdigest()[:16]
+    communication.create_group(name, list(ranks))
+    return name
+
+
+def _as_bytes(array: np.ndarray) -> np.ndarray:
+    if array.dtype.hasobject:
+        raise TypeError("an array of Python objects has no bytes to send: use all_gather_object or broadcast_object")
+    return np.ascontiguousarray(array).reshape(-1).view(np.int8)
+
+
+def _buckets(flat: np.ndarray) -> Iterator[slice]:
+    step = BUCKET_BYTES // flat.itemsize
+    return (slice(start, min(start + step, flat.size)) for start in range(0, flat.size, step))

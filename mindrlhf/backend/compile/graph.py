@@ -1,0 +1,73 @@
+"""The root of a compiled graph."""
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
+from mindspore import Tensor, nn
+from mindspore.common.api import _cell_graph_executor
+
+from mindrlhf.backend.compile.graph_cache import GraphCache
+
+
+class Graph(nn.Cell):
+    """A Cell that is called by itself, and often: every decode step, every micro-batch.
+
+    A call of a Cell looks for all that may have changed in it since the graph was compiled, which takes longer than
+    many a graph. Here only shapes and dtypes of the tensors it is given may change: what they are known to lead to is
+    run at once.
+
+    When it compiles, MindSpore writes the name of the compiled graph (`compile_phase`) into all cells below, which only
+    its automatic parallelism reads: two milliseconds for a model of four layers. Here it stays at the root.
+
+    cache: where all graphs of this process are kept for the next one, or None.
+    """
+
+    cache: GraphCache | None = None
+
+    def __init__(self):
+        super().__init__(auto_prefix=False)
+        self._known_phases: dict[tuple, str] = {}
+
+    def __call__(self, *inputs: Tensor):
+        kinds = tuple((one.shape, one.dtype) for one in inputs)
+        phase = self._known_phases.get(kinds)
+        if phase is not None:
+            return _cell_graph_executor._graph_executor(inputs, phase)
+        out = super().__call__(*inputs)
+        if self.current_phase in self.compile_cache:
+            self._known_phases[kinds] = self.current_phase
+        return out
+
+    def compile(self, *args, **kwargs):
+        """Compiles for these arguments if that is still to be done, and gives back the memory that it took."""
+        known = len(self.compile_cache)
+        with Graph.cache.around(self, args) if Graph.cache else nullcontext():
+            super().compile(*args, **kwargs)
+        if len(self.compile_cache) > known:
+            _return_freed_memory()
+
+    @property
+    def compile_phase(self):
+        return self._compile_phase
+
+    @compile_phase.setter
+    def compile_phase(self, value):
+        self._compile_phase = value
+
+
+@contextmanager
+def kept_graphs(cache: GraphCache | None) -> Iterator[GraphCache | None]:
+    """Graphs that are compiled meanwhile come from the cache, or go there. None: no such thing."""
+    Graph.cache = cache
+    try:
+        yield cache
+    finally:
+        Graph.cache = None
+
+
+def _return_freed_memory() -> None:
+    """The C library keeps what was freed between what is still used: hundreds of MiB after a compilation."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
+    if trim:
+        trim(0)

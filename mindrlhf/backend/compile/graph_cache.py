@@ -1,0 +1,160 @@
+"""Compiled graphs on disk, so that a process started again need not build them: `--enable_compile_cache True`.
+
+MindSpore has such a cache, but finds a graph in it by how many were compiled before: two runs that compile in another
+order would each run the other graph's code. Here a graph is found by its `fingerprint` and the shapes of its inputs;
+MindSpore's cache is opened for one compilation at a time, in a folder that holds this graph or none.
+
+A graph that comes back finds its parameters by name among those of its Cells (`parameters_dict`); one that is not there
+would be read from nowhere. So a graph is kept only if all of its parameters are.
+
+Follows MindSpore's documentation on Ascend too; run on CPU only.
+"""
+
+import functools
+import hashlib
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from pathlib import Path
+from weakref import WeakKeyDictionary
+
+import mindspore
+from mindspore import Tensor, nn
+from mindspore.graph.api import _cell_graph_executor
+
+from mindrlhf.backend.compile.fingerprint import Unknown, fingerprint
+from mindrlhf.backend.compile.user_cache import private_folder
+from mindrlhf.errors import UserError
+from mindrlhf.files.atomic import atomic_file
+
+GRAPHS = "graphs"  # of `user_cache`
+
+_log = logging.getLogger(__name__)
+
+# What MindSpore needs to hand a graph over; one that it could write in part only would be kept so.
+ROOM_BYTES = 2**27
+
+# Of all graphs together; those that were used longest ago go first.
+LIMIT_BYTES = 2**30
+
+
+class GraphCache:
+    """The graphs of a folder, as `<fingerprint>-<digest of the content>.mindir`.
+
+    settings: what else tells this process's graphs from others of the same make: its rank, MindSpore's context. limit:
+    bytes. loaded, stored, left_out: how many were found, were built and kept, or cannot be kept.
+
+    Several processes may use a folder at a time. What is damaged is built again.
+    """
+
+    _opened = 0  # how often MindSpore's cache was, in this process: it numbers its files so
+
+    def __init__(self, folder: Path, rank: int, settings: str = "", limit: int = LIMIT_BYTES):
+        self._folder, self._rank, self._settings, self._limit = private_folder(Path(folder)), rank, settings, limit
+        self._compiled: WeakKeyDictionary[nn.Cell, set[tuple]] = WeakKeyDictionary()
+        self.loaded = self.stored = self.left_out = 0
+        # Else it compares the sources of the main script with those of the first time, and knows no others.
+        os.environ["MS_DEV_FORCE_USE_COMPILE_CACHE"] = "1"
+
+    def __str__(self) -> str:
+        counts = f"{self.loaded} from {self._folder}, {self.stored} built and kept there"
+        return f"compiled graphs: {counts}" + (f", {self.left_out} built that cannot be kept" if self.left_out else "")
+
+    def around(self, graph: nn.Cell, inputs: tuple) -> AbstractContextManager:
+        """Around what compiles a graph if these are the first inputs with their shapes: from the folder, or for it."""
+        compiled, shapes = self._compiled.setdefault(graph, set()), _shapes(inputs)
+        if shapes in compiled:
+            return nullcontext()
+        compiled.add(shapes)
+        return self._opened_for(graph, shapes)
+
+    @contextmanager
+    def _opened_for(self, graph: nn.Cell, shapes: tuple) -> Iterator[None]:
+        try:
+            key = fingerprint(graph, self._rank, self._settings, shapes)[:32]
+            file = self._exchanged()
+            content = self._read(key)
+            if content is not None:
+                file.write_bytes(content)
+        except (Unknown, OSError) as reason:
+            if isinstance(reason, OSError) and not self.left_out:
+                _log.warning("a graph is built without the cache of compiled graphs (%s)", reason)
+            self.left_out += 1
+            yield
+            return
+        mindspore.set_context(enable_compile_cache=True, compile_cache_path=_exchange().name)
+        try:
+            yield
+        finally:
+            mindspore.set_context(enable_compile_cache=False)
+            GraphCache._opened += 1
+        made = file.read_bytes() if file.is_file() else None
+        file.unlink(missing_ok=True)
+        if content is not None and made == content:
+            self.loaded += 1
+        elif made and _owns_its_parameters(graph) and self._write(key, made):
+            self.stored += 1
+        else:
+            self.left_out += 1
+
+    def _exchanged(self) -> Path:
+        """The file by which MindSpore takes and gives the next graph. Raises OSError where there is no room for it."""
+        name = f"{os.environ.get('MS_ROLE', '')}compile_cache_{self._opened}.mindir"
+        folder = Path(_exchange().name) / f"rank_{self._rank}" / "graph_cache"
+        folder.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(folder).free
+        if free < ROOM_BYTES:
+            raise OSError(f"{folder} has {free / 2**20:.0f} MiB left, and {ROOM_BYTES / 2**20:.0f} are needed")
+        return folder / name
+
+    def _read(self, key: str) -> bytes | None:
+        for path in self._folder.glob(f"{key}-*.mindir"):
+            with suppress(OSError):
+                content = path.read_bytes()
+                if path.name == _name(key, content):
+                    os.utime(path)
+                    return content
+                path.unlink()
+        return None
+
+    def _write(self, key: str, content: bytes) -> bool:
+        """Whether there was room for it."""
+        try:
+            with atomic_file(self._folder / _name(key, content), durable=False) as temporary:
+                temporary.write_bytes(content)
+        except UserError:
+            return False
+        found = []
+        for path in self._folder.glob("*.mindir"):
+            with suppress(OSError):  # another process may have removed it
+                found.append((path.stat().st_mtime_ns, path.stat().st_size, path))
+        total = sum(size for _, size, _ in found)
+        for _, size, path in sorted(found):
+            if total <= self._limit:
+                break
+            path.unlink(missing_ok=True)
+            total -= size
+        return True
+
+
+@functools.cache
+def _exchange() -> tempfile.TemporaryDirectory:
+    """Where MindSpore reads and writes. It takes the first folder that it is given for all of a process's graphs."""
+    return tempfile.TemporaryDirectory(prefix="mindrlhf-graphs-")
+
+
+def _name(key: str, content: bytes) -> str:
+    return f"{key}-{hashlib.sha256(content).hexdigest()[:16]}.mindir"
+
+
+def _shapes(inputs: tuple) -> tuple:
+    return tuple((i.shape, str(i.dtype)) if isinstance(i, Tensor) else repr(i) for i in inputs)
+
+
+def _owns_its_parameters(graph: nn.Cell) -> bool:
+    own = graph.parameters_dict()
+    read = _cell_graph_executor._graph_executor.get_params(graph.current_phase)
+    return all(own.get(name) is parameter for name, parameter in read.items())

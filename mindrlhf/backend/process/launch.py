@@ -1,0 +1,232 @@
+"""Start and end of a process: one by itself, or one of the workers that `msrun` started.
+
+`msrun` tells its processes who they are through the environment: MS_ROLE (`MS_SCHED` for the one scheduler, which
+runs the same script, `MS_WORKER` for the rest), MS_WORKER_NUM (over all hosts), RANK_ID (when it knows it),
+DEVICE_ID (counted on this host), MS_SCHED_HOST and MS_SCHED_PORT. Other launchers (mpirun, rank tables) are not
+supported. hccl has not been run here: the Ascend branch follows its documentation.
+"""
+
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from mindrlhf.backend.comm.collectives import Collectives
+from mindrlhf.backend.comm.point_to_point import PeerGone
+from mindrlhf.backend.process.msrun import find_msrun
+from mindrlhf.errors import UserError
+
+# On CPU a collective gives up after MS_NODE_TIMEOUT (default 30 s) of waiting for a slower rank, which any rank that
+# compiles, scores or saves for longer would exceed. The scheduler keeps its own 30 s, by which it notices dead workers.
+COLLECTIVE_TIMEOUT_S = 7200
+
+# Until all processes have met; MindSpore's own limit is half an hour.
+START_TIMEOUT_S = 600
+
+# A CPU collective returns on the receiver before the sender has its acknowledgement; a process that exits at once
+# takes that with it and the sender waits for its timeout. After the closing barrier only a few bytes are on the way.
+ACKNOWLEDGEMENT_S = 0.2
+
+
+# A rank that ends because another one is gone leaves `msrun` the time to notice that one first, and to name its error.
+FOLLOWING_S = 5
+
+_ABORTING = threading.Lock()  # taken once and for all: one reason to end is told
+
+
+@dataclass(frozen=True)
+class AscendOptions:
+    """What `context` of a model YAML says of the device. Follows MindSpore's documentation; not run on an NPU here.
+
+    device_id: of a single process; msrun gives each worker its own. max_device_memory: `58GB`, say. jit_level: O0..O2.
+    """
+
+    device_id: int | None = None
+    max_device_memory: str | None = None
+    jit_level: str | None = None
+
+
+@dataclass(frozen=True)
+class World:
+    """Who this process is among all: `rank` in 0..size-1, on `device_target` CPU or Ascend.
+
+    Use it as a context manager around everything that communicates:
+
+        with launch("CPU", worker_count=mesh.size) as world:
+            train(world)
+
+    Its end waits for all ranks, so that none exits while another still needs it. An exception on one of several
+    ranks is printed with the rank's number and ends the process on the spot, with code 2 for a `UserError` and 1
+    otherwise: an orderly exit would look to the scheduler like a finished worker and leave the other ranks waiting.
+    The other ranks notice (on CPU), say which one is gone, and end too, whatever they are doing; `msrun` itself ends
+    when its scheduler has noticed, within 35 s. The same happens when a process is killed.
+    With one process nothing of this happens and exceptions pass through.
+    """
+
+    rank: int
+    size: int
+    device_target: str
+
+    def __enter__(self) -> "World":
+        return self
+
+    def __exit__(self, kind, error, trace) -> None:
+        if self.size == 1:
+            return
+        if error is not None and not (isinstance(error, SystemExit) and error.code in (None, 0)):
+            self.abort(error)
+        if self.device_target == "CPU":
+            Collectives(self).peers().stop_watching()
+        Collectives(self).barrier()
+        time.sleep(ACKNOWLEDGEMENT_S)
+
+    def abort(self, error: BaseException) -> None:
+        """Say what is wrong and end this process at once, from whichever thread."""
+        _ABORTING.acquire()
+        code = 1
+        if isinstance(error, UserError):
+            code = 2
+            print(f"rank {self.rank} of {self.size}: {error}", file=sys.stderr)
+        elif isinstance(error, SystemExit) and isinstance(error.code, int):
+            code = error.code
+        elif isinstance(error, PeerGone):
+            print(f"rank {self.rank} of {self.size}: {error}", file=sys.stderr, flush=True)
+            time.sleep(FOLLOWING_S)
+        else:
+            print(f"rank {self.rank} of {self.size} failed:", file=sys.stderr)
+            traceback.print_exception(error)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def under_msrun() -> bool:
+    """Whether `msrun` started this process. Needs no MindSpore."""
+    return bool(os.environ.get("MS_ROLE"))
+
+
+def started_workers() -> int:
+    """How many processes this one is one of: 1, or what `msrun` started on all hosts. Needs no MindSpore."""
+    return int(os.environ["MS_WORKER_NUM"]) if under_msrun() else 1
+
+
+def is_first_process() -> bool:
+    """Whether this is the one of msrun's processes that does what has to be done once, before anything is launched."""
+    return os.environ.get("MS_ROLE") != "MS_SCHED" and os.environ.get("RANK_ID", "0") == "0"
+
+
+def launch(
+    device_target: str,
+    *,
+    worker_count: int | None = None,
+    layout_source: str = "parallel_config",
+    ascend: AscendOptions | None = None,
+) -> World:
+    """Make this process ready to compute: threads, device, graph mode, communication.
+
+    Call it before anything imports MindSpore, whose import takes an unset OMP_NUM_THREADS for 1: here it becomes this
+    host's cores divided among its workers. In msrun's scheduler process this function never returns.
+
+    device_target: `CPU` or `Ascend` (`context.device_target` of a model YAML).
+    worker_count: how many processes the layout needs, or None for any number.
+    layout_source: where that number comes from (file and key), for the message.
+    ascend: options of the device; without effect on CPU.
+
+    Raises UserError for another device_target, when the number of workers is not `worker_count`, and for Ascend
+    on a machine without NPU or CANN.
+    """
+    role = os.environ.get("MS_ROLE")
+    size = started_workers()
+    if worker_count not in (None, size):
+        raise UserError(
+            f"{layout_source} makes the worker count {worker_count} (data_parallel x model_parallel x pipeline_stage), "
+            f"but it is {size} here: change the layout or start with "
+            f"`msrun --worker_num={worker_count} --local_worker_num={worker_count}`"
+        )
+    os.environ.setdefault("GLOG_v", "3")
+    if role == "MS_SCHED":
+        _schedule(size)
+    _choose_threads(size, started_by_msrun=bool(role))
+    os.environ.setdefault("MS_NODE_TIMEOUT", str(COLLECTIVE_TIMEOUT_S))
+    _choose_device(device_target, ascend or AscendOptions(), alone=size == 1)
+    if size == 1:
+        return World(rank=0, size=1, device_target=device_target)
+    from mindspore import communication
+
+    _join(communication.init, "hccl" if device_target == "Ascend" else "mccl")
+    world = World(communication.get_rank(), communication.get_group_size(), device_target)
+    if device_target == "CPU":
+        Collectives(world).peers().watch(lambda rank: world.abort(PeerGone(rank)))
+    return world
+
+
+def _schedule(size: int) -> None:
+    """Serve as msrun's scheduler until the workers are done; a single worker needs none."""
+    if size > 1:
+        from mindspore import communication
+
+        _join(communication.init, "mccl")
+    sys.exit(0)
+
+
+def _join(init: Callable[[str], None], backend: str) -> None:
+    """Meet the other processes. UserError where not all have come within MS_TOPO_TIMEOUT."""
+    limit = os.environ.setdefault("MS_TOPO_TIMEOUT", str(START_TIMEOUT_S))
+    try:
+        init(backend)
+    except RuntimeError as error:
+        if "not successfully spawned" not in str(error):
+            raise
+        me = os.environ["MS_ROLE"].removeprefix("MS_").lower() + f" {os.environ.get('RANK_ID', '')}".rstrip()
+        raise UserError(
+            f"not all of the {started_workers()} workers came within {limit} s ({me} on {socket.gethostname()} is "
+            f"here): see the logs of the others, whether each host was started, and whether it reaches "
+            f"{os.environ['MS_SCHED_HOST']}:{os.environ['MS_SCHED_PORT']}; MS_TOPO_TIMEOUT sets the limit"
+        ) from error
+
+
+def _choose_device(device_target: str, options: AscendOptions, alone: bool) -> None:
+    if device_target not in ("CPU", "Ascend"):
+        raise UserError(f"context.device_target is {device_target!r}, but it must be CPU or Ascend")
+    import mindspore
+    from mindspore.device_context import ascend
+
+    if device_target == "Ascend" and not ascend.is_available():
+        raise UserError(
+            "context.device_target is Ascend, but MindSpore finds no NPU with CANN on this machine: "
+            "use the CPU overlay of the model YAML, or set context.device_target to CPU"
+        )
+    # MindSpore refuses to set again what it has begun to use, even to the same.
+    if (mindspore.get_current_device().device_target, device_target) != ("CPU", "CPU"):
+        mindspore.set_device(device_target, options.device_id if alone else None)
+    mindspore.set_context(mode=mindspore.GRAPH_MODE)
+    if device_target == "Ascend":
+        if options.max_device_memory:
+            mindspore.runtime.set_memory(max_size=options.max_device_memory)
+        if options.jit_level:
+            mindspore.set_context(jit_config={"jit_level": options.jit_level})
+
+
+def _choose_threads(size: int, started_by_msrun: bool) -> None:
+    """Set OMP_NUM_THREADS to this host's cores divided among its workers, unless the user has set it."""
+    cores = os.sched_getaffinity(0)
+    if not started_by_msrun:
+        os.environ.setdefault("OMP_NUM_THREADS", str(len(cores)))
+        return
+    # Importing MindSpore sets an unset OMP_NUM_THREADS to 1, and msrun, which imports it, hands that on: what the user
+    # wanted is in the environment that msrun itself was started with. Once msrun has gone, 1 counts as unset.
+    msrun = find_msrun()
+    if msrun is None:
+        if os.environ.get("OMP_NUM_THREADS", "1") == "1":
+            os.environ["OMP_NUM_THREADS"] = str(max(1, len(cores) // size))
+        return
+    if "OMP_NUM_THREADS" in msrun.environment:
+        return
+    bound = cores != msrun.cores  # msrun has bound each worker to cores of its own
+    # The number of workers that msrun exports is that of all hosts; how many are here stands in its command line.
+    sharing = 1 if bound else msrun.local_workers or size
+    os.environ["OMP_NUM_THREADS"] = str(max(1, len(cores) // sharing))

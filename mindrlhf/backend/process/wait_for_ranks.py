@@ -1,0 +1,42 @@
+"""Whether every rank answers, within a time limit; the one that does not is named."""
+
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from mindrlhf.backend.comm.collectives import Collectives
+from mindrlhf.errors import UserError
+
+LIMIT_S = 120.0
+
+
+def roll_call(collectives: Collectives, give_up: Callable[[BaseException], None], limit_s: float = LIMIT_S) -> float:
+    """Rank 0 hears from each rank in turn and answers all; every rank calls it. Returns this rank's seconds.
+
+    give_up: called, from another thread, with a UserError when a rank has not answered for `limit_s`; it should end the
+    process, because a message that is being waited for cannot be called off.
+    """
+    world, start = collectives.world, time.monotonic()
+    if world.size == 1:
+        return 0.0
+    peers, word = collectives.peers(), np.zeros(1, np.int8)
+    for other in range(1, world.size) if world.rank == 0 else (0,):
+        if world.rank:
+            peers.send(word, 0)
+        trouble = UserError(
+            f"rank {other} of {world.size} did not answer rank {world.rank} within {limit_s:g} s: see that rank's log, "
+            "and whether its host is reachable from here."
+        )
+        timer = threading.Timer(limit_s, give_up, (trouble,))
+        timer.daemon = True
+        timer.start()
+        try:
+            peers.receive(word, other)
+        finally:
+            timer.cancel()
+    if world.rank == 0:
+        for other in range(1, world.size):
+            peers.send(word, other)
+    return time.monotonic() - start

@@ -1,0 +1,85 @@
+"""`README.md` of a model that was trained: what it came from and how, for people who find it later."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from mindrlhf import __version__
+from mindrlhf.checkpoint.hf import CARD_FILE
+from mindrlhf.configs.base import Settings
+from mindrlhf.metrics.report.run import flatten
+from mindrlhf.models.open import hf_folder
+from mindrlhf.trainer.build import Job
+from mindrlhf.types import Prompt
+
+BASE = "base_model: "
+METRICS = ("critic/rewards/mean", "response_length/mean", "actor/kl_loss", "actor/entropy", "train/loss", "val-core/")
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """base: name of the model whose weights were the first; None for random ones. method, data: in words.
+
+    settings: dotted name -> value, of those that are not the defaults. metrics: of the last step.
+    """
+
+    base: str | None
+    method: str
+    data: str
+    settings: Mapping[str, str]
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    def measured(self, metrics: Mapping[str, float]) -> "ModelCard":
+        """The card with what is worth knowing of a step's metrics."""
+        return replace(self, metrics={name: value for name, value in metrics.items() if name.startswith(METRICS)})
+
+    def __str__(self) -> str:
+        head = [BASE + json.dumps(self.base)] if self.base else []
+        facts = {"base model": self.base or "none (random weights)", "method": self.method, "data": self.data}
+        lines = ["---", *head, "library_name: transformers", "pipeline_tag: text-generation", "tags: [mindrlhf]", "---"]
+        lines += [f"# {self.base or 'A model'}, trained with mindrlhf {__version__}", "", *_table("", facts), ""]
+        lines += ["## Settings other than the defaults", "", *_table("setting", self.settings), ""]
+        if self.metrics:
+            shown = {name: f"{value:.6g}" for name, value in sorted(self.metrics.items())}
+            lines += ["## Metrics of the last step", "", *_table("metric", shown), ""]
+        return "\n".join(lines)
+
+
+def card_of_run(job: Job, prompts: Sequence[Prompt], total: int) -> ModelCard:
+    """The card of a GRPO run of `total` steps."""
+    algorithm, config = job.config.algorithm, job.config
+    kl = f", KL ({algorithm.kl_estimator}) with weight {algorithm.beta:g}" if algorithm.beta else ""
+    method = (
+        f"reinforcement learning: {algorithm.advantage} advantages, {algorithm.policy_loss} loss{kl}; {total} steps of "
+        f"{config.data.prompts_per_step} prompts with {config.rollout.num_generations} answers each"
+    )
+    file = job.args.replay or job.args.mind_dataset_dir
+    tasks = [prompt.fields.get("task", "") for prompt in prompts]
+    return describe(job.policy_path, method, file, f"{len(prompts)} prompts", tasks, config)
+
+
+def describe(
+    path: str | None, method: str, file: Path | str, count: str, tasks: Sequence[str], settings: Settings
+) -> ModelCard:
+    """The card of a run that starts from the weights at `path`, on `count` rows of `tasks` in a dataset file."""
+    defaults = flatten(type(settings)().model_dump(mode="json"))
+    given = flatten(settings.model_dump(mode="json"))
+    changed = {name: value for name, value in given.items() if defaults.get(name) != value}
+    of = f" ({', '.join(sorted(set(tasks)))})" if any(tasks) else ""
+    return ModelCard(base_name(path), method, f"{Path(file).name}: {count}{of}", changed)
+
+
+def base_name(path: str | None) -> str | None:
+    """What a model is called: by the card in its folder, which knows where it came from, or by the folder itself."""
+    if path is None:
+        return None
+    card = (hf_folder(path) or Path(path)) / CARD_FILE
+    lines = card.read_text(encoding="utf-8", errors="replace").splitlines() if card.is_file() else []
+    named = next((line.removeprefix(BASE).strip("\"' ") for line in lines if line.startswith(BASE)), None)
+    return named or Path(path).resolve().name
+
+
+def _table(title: str, rows: Mapping[str, str]) -> list[str]:
+    cells = [f"| {name} | {str(value).replace('|', chr(92) + '|')} |" for name, value in rows.items()]
+    return [f"| {title} | |", "| --- | --- |", *cells]

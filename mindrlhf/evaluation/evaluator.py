@@ -1,0 +1,83 @@
+"""Held-out problems answered and judged: by `mindrlhf eval` alone, or beside the training."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mindrlhf.data.tasks import TASKS
+from mindrlhf.errors import UserError
+from mindrlhf.evaluation.pass_at_k import Answer, answer_row
+from mindrlhf.evaluation.votes import vote
+from mindrlhf.files.atomic import atomic_file
+from mindrlhf.files.json_lines import json_lines
+from mindrlhf.metrics.progress import Progress
+from mindrlhf.rewards.runner import RewardRunner
+from mindrlhf.rollout.engine import Engine
+from mindrlhf.rollout.scored import reward_sample
+from mindrlhf.types import Prompt, RolloutGroup
+
+
+@dataclass
+class Evaluator:
+    """One model on one set of problems.
+
+    prompts: this rank's share; ranks that generate together have the same. num_generations: answers to each.
+    rewards: whose total is the score; None on ranks that leave that to another one. decode: token ids -> text without
+    special tokens. gather: the answers of all ranks from each one's own.
+    """
+
+    engine: Engine
+    prompts: Sequence[Prompt]
+    num_generations: int
+    rewards: RewardRunner | None
+    decode: Callable[[Sequence[int]], str]
+    gather: Callable[[list[Answer]], list[Answer]]
+    progress: Progress
+
+    def __call__(self, step: int = 0) -> list[Answer]:
+        """Every answer of all ranks, by problem and sample; `step` keys the random numbers."""
+        count = len(self.prompts) * self.num_generations
+        with self.progress("evaluate", count, "answers") as advance:
+            groups = self.engine.generate(self.prompts, self.num_generations, step, advance)
+        return sorted(self.gather(self._judge(groups)), key=lambda answer: (answer.source, answer.id, answer.sample))
+
+    def _judge(self, groups: Sequence[RolloutGroup]) -> list[Answer]:
+        if self.rewards is None:
+            return []
+        limit = self.engine.sampling.max_new_tokens
+        samples = [reward_sample(self.decode, group.prompt, one, limit) for group in groups for one in group.rollouts]
+        scores = iter(self.rewards.score(samples).totals if samples else ())
+        answers = []
+        for group in groups:
+            fields = group.prompt.fields
+            for rollout in group.rollouts:
+                text = self.decode(rollout.response_ids)
+                answers.append(
+                    Answer(
+                        id=int(group.prompt.id),
+                        sample=int(rollout.sample_index),
+                        source=fields.get("data_source") or fields["task"],
+                        question=fields.get("question", ""),
+                        ground_truth=fields.get("ground_truth", ""),
+                        answer=text,
+                        score=float(next(scores)),
+                        vote=vote(text),
+                        length=len(rollout.response_ids),
+                        truncated=rollout.finish_reason == "length",
+                    )
+                )
+        return answers
+
+
+def reward_of(prompts: Sequence[Prompt], data: str | Path, advice: str) -> str:
+    """The name of the reward function that fits a dataset's task. advice: how else to name one."""
+    task = prompts[0].fields["task"]
+    if task not in TASKS:
+        raise UserError(f"{data}: its task {task!r} has no reward function of its own; {advice}.")
+    return TASKS[task].reward
+
+
+def write_answers(path: Path, answers: Sequence[Answer]) -> None:
+    """One JSON object a line; the file appears whole or not at all."""
+    with atomic_file(path) as temporary:
+        temporary.write_bytes(json_lines(map(answer_row, answers)))

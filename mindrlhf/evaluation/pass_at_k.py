@@ -1,0 +1,257 @@
+"""How well problems are solved, from several answers to each: pass@k, maj@k, and whether two models differ.
+
+Pure functions of what was answered; verl's names for the metrics. Expectations over the k answers that might have been
+drawn are exact, not estimated by resampling as in verl.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import comb
+from typing import Any, get_type_hints
+
+import numpy as np
+
+from mindrlhf.errors import UserError
+from mindrlhf.files.json_lines import read_json_lines
+from mindrlhf.files.json_text import is_number
+
+SOLVED = 1.0  # a problem is solved by an answer with this score or more
+BOOTSTRAP_SAMPLES = 10_000
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One answer to one problem.
+
+    id: the problem's row in its dataset. sample: which of its answers. source: the dataset's task. score: the total
+    reward, NaN where there was none. vote: see `evaluation.votes`, None where nothing was found. length: tokens.
+    truncated: it ended because the limit was hit.
+    """
+
+    id: int
+    sample: int
+    source: str
+    question: str
+    ground_truth: str
+    answer: str
+    score: float
+    vote: str | None
+    length: int
+    truncated: bool
+
+    @property
+    def solves(self) -> bool:
+        """Whether it is right; an answer that could not be scored is not."""
+        return self.score >= SOLVED
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two models on the same problems, B against A.
+
+    problems: how many. difference: mean over problems of (share of right answers of B - that of A).
+    low, high: 95% interval of it, by resampling problems. wins, losses: problems on which B has the larger or the
+    smaller share. p: two-sided exact sign test over these two, with one answer each McNemar's exact test.
+    """
+
+    problems: int
+    difference: float
+    low: float
+    high: float
+    wins: int
+    losses: int
+    p: float
+
+
+def pass_at_k(answers: int, right: int, k: int) -> float:
+    """Probability that one of k answers drawn from `answers`, of which `right` are right, is right.
+
+    Chen et al. 2021 (arXiv:2107.03374), equation 1: the unbiased estimate of pass@k.
+    """
+    return 1.0 - comb(answers - right, k) / comb(answers, k)
+
+
+def majority_at_k(votes: Sequence[str | None], right: Sequence[bool], k: int) -> float:
+    """Probability that the most frequent vote among k answers drawn from all is right; ties are broken by a fair draw.
+
+    An answer without a vote (None) does not vote. Answers with one vote count as right in the share of them that is.
+    """
+    counts: dict[str, int] = {}
+    solved: dict[str, int] = {}
+    for value, correct in zip(votes, right, strict=True):
+        if value is not None:
+            counts[value] = counts.get(value, 0) + 1
+            solved[value] = solved.get(value, 0) + bool(correct)
+    silent = len(votes) - sum(counts.values())
+    total = 0.0
+    for value in solved:
+        if solved[value]:
+            others = tuple(sorted(count for other, count in counts.items() if other != value))
+            total += solved[value] / counts[value] * _wins(counts[value], others, silent, k)
+    return total
+
+
+@cache
+def _wins(mine: int, others: tuple[int, ...], silent: int, k: int) -> float:
+    """Probability that, of k answers drawn, a vote that `mine` answers have is the most frequent one.
+
+    For each number t of its own answers drawn: ways[d, j] counts the ways to draw d answers from the others so that
+    none of them has more than t and j of them have exactly t, which leaves this vote a chance of 1 / (1 + j).
+    """
+    total = 0.0
+    for t in range(1, min(mine, k) + 1):
+        ways = np.zeros((k + 1, k // t + 1))
+        ways[0, 0] = 1.0
+        for count in others:
+            drawn = np.zeros_like(ways)
+            for d in range(min(count, t, k) + 1):
+                part = comb(count, d) * ways[: k + 1 - d]
+                if d == t:
+                    drawn[d:, 1:] += part[:, :-1]
+                else:
+                    drawn[d:] += part
+            ways = drawn
+        chances = ways @ (1.0 / (1.0 + np.arange(ways.shape[1])))
+        rest = sum(comb(silent, k - t - d) * chances[d] for d in range(k - t + 1))
+        total += comb(mine, t) * rest
+    return total / comb(mine + sum(others) + silent, k)
+
+
+def by_problem(answers: Iterable[Answer]) -> dict[tuple[str, int], list[Answer]]:
+    """(source, problem) -> its answers, in order."""
+    problems: dict[tuple[str, int], list[Answer]] = {}
+    for answer in answers:
+        problems.setdefault((answer.source, answer.id), []).append(answer)
+    return problems
+
+
+def evaluate(answers: Iterable[Answer]) -> dict[str, dict[str, float]]:
+    """For each data source: name -> value.
+
+    `problems`, `pass@1` (mean share of right answers), and with n answers to each `pass@k` and `maj@k` for k = 2, 4,
+    ... and n; `reward` (mean score of the answers that have one), `length` in tokens, `truncated`, `unscored` (shares).
+    Where the problems have different numbers of answers, k goes up to the smallest.
+    """
+    sources: dict[str, list[list[Answer]]] = {}
+    for (source, _), group in by_problem(answers).items():
+        sources.setdefault(source, []).append(group)
+    return {source: _evaluate_source(groups) for source, groups in sources.items()}
+
+
+def _evaluate_source(groups: list[list[Answer]]) -> dict[str, float]:
+    every = [answer for group in groups for answer in group]
+    scores = np.array([answer.score for answer in every])
+    scored = scores[~np.isnan(scores)]
+    values = {"problems": float(len(groups))}
+    for k in ks(min(map(len, groups))):
+        values[f"pass@{k}"] = _mean(pass_at_k(len(group), sum(a.solves for a in group), k) for group in groups)
+        if k > 1:
+            values[f"maj@{k}"] = _mean(
+                majority_at_k([a.vote for a in group], [a.solves for a in group], k) for group in groups
+            )
+    if scored.size:
+        values["reward"] = float(scored.mean())
+    values["length"] = _mean(answer.length for answer in every)
+    values["truncated"] = _mean(answer.truncated for answer in every)
+    values["unscored"] = float(np.isnan(scores).mean())
+    return values
+
+
+def validation_metrics(answers: Sequence[Answer]) -> dict[str, float]:
+    """`val-core/<source>/acc/mean@N` and, with N > 1 answers, `/best@N/mean` (pass@N) and `/maj@N/mean`.
+
+    The other k, the mean reward, length, truncated and unscored shares are `val-aux/...`: verl's two groups.
+    """
+    metrics = {}
+    for source, values in evaluate(answers).items():
+        most = max(int(name.removeprefix("pass@")) for name in values if name.startswith("pass@"))
+        for name, value in values.items():
+            kind, _, k = name.partition("@")
+            if kind == "pass" and k == "1":
+                metrics[f"val-core/{source}/acc/mean@{most}"] = value
+            elif k:
+                group = "val-core" if int(k) == most else "val-aux"
+                metrics[f"{group}/{source}/acc/{'best' if kind == 'pass' else kind}@{k}/mean"] = value
+        if "reward" in values:
+            metrics[f"val-aux/{source}/reward/mean@{most}"] = values["reward"]
+        metrics[f"val-aux/{source}/response_length/mean"] = values["length"]
+        metrics[f"val-aux/{source}/response_length/clip_ratio"] = values["truncated"]
+        metrics[f"val-aux/{source}/unscored"] = values["unscored"]
+    return metrics
+
+
+def ks(answers: int) -> list[int]:
+    """The k that are reported for so many answers: 1, 2, 4, ... below them, and their number."""
+    powers = [1 << i for i in range(answers.bit_length()) if 1 << i < answers]
+    return [*powers, answers]
+
+
+def compare(first: Iterable[Answer], second: Iterable[Answer]) -> Comparison:
+    """The second model against the first, over the problems of both. Raises `UserError` when they differ."""
+    shares = [
+        {key: _mean(answer.solves for answer in group) for key, group in by_problem(side).items()}
+        for side in (first, second)
+    ]
+    if shares[0].keys() != shares[1].keys():
+        source, problem = min(shares[0].keys() ^ shares[1].keys())
+        raise UserError(
+            f"problem {problem} of {source} was answered by one of the two only; compare answers to the same problems."
+        )
+    differences = np.array([shares[1][key] - shares[0][key] for key in shares[0]])
+    count = len(differences)
+    rng = np.random.default_rng(0)
+    resampled = [differences[rng.integers(count, size=count)].mean() for _ in range(BOOTSTRAP_SAMPLES)]
+    low, high = np.quantile(resampled, (0.025, 0.975))
+    wins, losses = int((differences > 0).sum()), int((differences < 0).sum())
+    return Comparison(count, float(differences.mean()), float(low), float(high), wins, losses, sign_test(wins, losses))
+
+
+def sign_test(wins: int, losses: int) -> float:
+    """Two-sided exact p of so many wins and losses if both are equally likely."""
+    trials = wins + losses
+    tail = sum(comb(trials, i) for i in range(min(wins, losses) + 1))
+    return min(1.0, 2 * tail / 2**trials)
+
+
+def answer_row(answer: Answer) -> dict[str, Any]:
+    """An answer as one object of a JSONL file."""
+    return dict(vars(answer))
+
+
+def read_answers(path) -> list[Answer]:
+    """The answers of a JSONL file that `answer_row` gave. Raises `UserError` when it is another kind of file."""
+    answers = []
+    for number, row in enumerate(read_json_lines(path), start=1):
+        values = row | {"score": float("nan") if row.get("score", "") is None else row.get("score")}
+        wrong = sorted(values.keys() ^ _ANSWER_KINDS.keys())
+        wrong += [name for name, kind in _ANSWER_KINDS.items() if name in values and not _is_a(values[name], kind)]
+        if wrong:
+            raise UserError(
+                f"{path}, line {number}: is no answer of an evaluation (see its {wrong[0]:.80}); give what "
+                "`mindrlhf eval --output` wrote."
+            )
+        answers.append(Answer(**values))
+    if not answers:
+        raise UserError(f"{path}: holds no answers; give what `mindrlhf eval --output` wrote.")
+    return answers
+
+
+_ANSWER_KINDS = get_type_hints(Answer)
+
+
+def _is_a(value: Any, kind: Any) -> bool:
+    """Whether a value from JSON is of a field's type."""
+    if kind is float:
+        return is_number(value)
+    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+
+
+def _mean(values: Iterable[float]) -> float:
+    return float(np.mean(list(values)))
+
+
+def overall(values: Mapping[str, Mapping[str, float]], name: str) -> float:
+    """Mean over all problems of a value by source."""
+    weights = [source["problems"] for source in values.values()]
+    return float(np.average([source[name] for source in values.values()], weights=weights))

@@ -1,0 +1,116 @@
+"""Held-out problems of a training run: read, checked, and answered every so many steps."""
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from mindrlhf.backend.comm.collectives import Collectives
+from mindrlhf.configs.grpo import RewardFunctionSettings
+from mindrlhf.configs.validate import check_lengths
+from mindrlhf.data.mindrecord import read_prompts
+from mindrlhf.evaluation.evaluator import Evaluator, reward_of, write_answers
+from mindrlhf.evaluation.pass_at_k import validation_metrics
+from mindrlhf.metrics.progress import Progress
+from mindrlhf.models.open import check_token_ids
+from mindrlhf.models.transformer import Decoder
+from mindrlhf.rewards.runner import RewardRunner
+from mindrlhf.roles.part import Side
+from mindrlhf.rollout.open_engine import open_engine
+from mindrlhf.run.outputs import VALIDATION
+from mindrlhf.trainer.build import Job
+from mindrlhf.training.batch import round_up
+from mindrlhf.types import Prompt
+
+# Rollouts of training and answers to a held-out problem of the same number and step do not share random numbers.
+SEED_SHIFT = 1 << 32
+
+
+@dataclass
+class Validation:
+    """An evaluator that is asked every so many steps of a run.
+
+    every: steps between two evaluations, the last of the run's `total` steps included; None for never. folder: where
+    the answers go as JSONL, a file for each step; None on ranks that write nothing.
+    """
+
+    evaluator: Evaluator
+    every: int | None
+    total: int
+    folder: Path | None
+
+    def due(self, step: int) -> bool:
+        """Whether the step is one of them."""
+        return self.every is not None and (step % self.every == 0 or step == self.total)
+
+    @property
+    def compile_s(self) -> float:
+        """Seconds of the last call that went into building graphs."""
+        return self.evaluator.engine.statistics.compile_s
+
+    def __call__(self, step: int) -> dict[str, float]:
+        """verl's metrics (`validation_metrics`), the same on all ranks."""
+        answers = self.evaluator(step)
+        if self.folder:
+            write_answers(self.folder / f"step_{step:06d}.jsonl", answers)
+        return validation_metrics(answers)
+
+
+def read_validation(job: Job) -> list[Prompt]:
+    """The held-out problems, checked; empty when there are none. Raises `UserError`."""
+    path = job.config.data.val_dataset
+    if path is None:
+        return []
+    problems = read_prompts(path, job.tokenizer)[: job.config.validation.limit]
+    check_token_ids(job.tokenizer, job.model, max(int(prompt.token_ids.max()) for prompt in problems), path)
+    check_lengths(job.config, job.infer, job.model, _longest(problems), "validation")
+    return problems
+
+
+def validation_positions(job: Job, problems: list[Prompt]) -> int:
+    """The longest problem with the longest answer, in tokens; 0 without problems."""
+    if not problems:
+        return 0
+    bucket, sampling = job.config.train.length_bucket, job.config.validation.completed(job.config.rollout)
+    return round_up(_longest(problems), bucket) + round_up(sampling.max_new_tokens, bucket)
+
+
+def open_validation(
+    job: Job,
+    decoder: Decoder,
+    problems: list[Prompt],
+    generating: Side,
+    collectives: Collectives,
+    total: int,
+    stack: ExitStack,
+) -> Validation | None:
+    """What measures accuracy on held-out problems, each answered by one of the replicas that generate.
+
+    None without problems. total: steps of the run. What has to be closed goes on `stack`.
+    """
+    if not problems:
+        return None
+    config, axis, rank = job.config, generating.data_parallel, collectives.world.rank
+    sampling = config.validation.completed(config.rollout)
+    share = problems[axis.rank :: axis.size]
+    name = sampling.reward or reward_of(problems, config.data.val_dataset, "set validation.reward")
+    rewards = None
+    if generating.first_of_replica:
+        settings = config.reward.model_copy(update={"functions": (RewardFunctionSettings(name=name),)})
+        rewards = stack.enter_context(RewardRunner(settings))
+        rewards.check_ground_truths(problems, config.data.val_dataset)
+    responses = len(share) * sampling.num_generations
+    evaluator = Evaluator(
+        engine=open_engine(job, decoder, sampling, responses, _longest(problems), config.seed + SEED_SHIFT),
+        prompts=share,
+        num_generations=sampling.num_generations,
+        rewards=rewards,
+        decode=lambda ids: job.tokenizer.decode(list(ids), skip_special_tokens=True),
+        gather=lambda own: [answer for part in collectives.all_gather_object(own) for answer in part],
+        progress=Progress(config.trainer.progress and rank == 0),
+    )
+    folder = job.output / VALIDATION if rank == 0 else None
+    return Validation(evaluator, config.trainer.test_freq, total, folder)
+
+
+def _longest(problems: list[Prompt]) -> int:
+    return max(len(prompt.token_ids) for prompt in problems)

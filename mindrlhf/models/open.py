@@ -1,0 +1,124 @@
+"""What every command with a model starts from: tokenizer, architecture, weights."""
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from mindrlhf.checkpoint.hf import CONFIG_FILE, read_hf_config
+from mindrlhf.checkpoint.resume import Checkpoint, is_checkpoint, newest
+from mindrlhf.checkpoint.training_state import WEIGHTS
+from mindrlhf.configs.model import ModelConfig
+from mindrlhf.data.tokenizer import Tokenizer
+from mindrlhf.errors import UserError
+from mindrlhf.models.parameters import ParameterSpec, parameter_table
+from mindrlhf.parallel.layout import full_layout
+from mindrlhf.parallel.partition import Partition
+from mindrlhf.reshard.sharded_weights import open_sharded, rank_folders
+
+CHAT_END = "<|im_end|>"
+
+
+def hf_folder(path: str | Path) -> Path | None:
+    """The HF directory that a checkpoint is, or that a training checkpoint has in it; None when there is neither."""
+    if (Path(path) / CONFIG_FILE).is_file():
+        return Path(path)
+    return newest(path, Checkpoint.verify_description).hf_folder if is_checkpoint(path) else None
+
+
+def checkpoint_config(path: str | None) -> ModelConfig | None:
+    """The architecture that a checkpoint says it has; None when it does not say."""
+    if path is None:
+        return None
+    if not Path(path).exists():
+        raise UserError(f"{path}: no such checkpoint; give an HF directory, a .safetensors or a .ckpt file.")
+    folder = hf_folder(path)
+    return None if folder is None else read_hf_config(folder)
+
+
+def open_tokenizer(args: argparse.Namespace, checkpoint: str | None) -> Tokenizer:
+    """From `--vocab_path` and `--merges_file_path`, or `--tokenizer_path`, or the checkpoint's own directory."""
+    if args.vocab_path or args.merges_file_path:
+        if not (args.vocab_path and args.merges_file_path):
+            raise UserError("--vocab_path and --merges_file_path belong together; give both, or --tokenizer_path.")
+        return Tokenizer.from_files(args.vocab_path, args.merges_file_path)
+    if args.tokenizer_path or checkpoint:
+        return Tokenizer.from_path(args.tokenizer_path or hf_folder(checkpoint) or checkpoint)
+    raise UserError("no tokenizer is given; use --vocab_path with --merges_file_path, or --tokenizer_path.")
+
+
+def check_token_ids(tokenizer: Tokenizer, model: ModelConfig, largest: int, where: str) -> None:
+    """Every id that the tokenizer can give is a row of the model's embedding, and the dataset's largest one is known.
+
+    largest: the largest token id of the dataset `where`.
+    """
+    if tokenizer.size > model.vocab_size:
+        raise UserError(
+            f"the tokenizer has {tokenizer.size} tokens and the model's vocab_size is {model.vocab_size}; "
+            f"give the vocab.json and merges.txt of this model."
+        )
+    if largest >= tokenizer.size:
+        raise UserError(
+            f"{where}: token id {largest} is beyond the tokenizer's {tokenizer.size} tokens; "
+            f"convert the data with the vocab.json and merges.txt that are given here."
+        )
+
+
+def stop_ids(tokenizer: Tokenizer, model: ModelConfig) -> tuple[int, ...]:
+    """Tokens that end a response: the model's, the tokenizer's end of text, and the end of a chat turn."""
+    own = {*model.eos_token_ids, tokenizer.eos_token_id, tokenizer.token_to_id(CHAT_END)}
+    return tuple(sorted(i for i in own if i is not None and i < model.vocab_size))
+
+
+def stopping_config(tokenizer: Tokenizer, model: ModelConfig) -> ModelConfig:
+    """The model's configuration with all tokens that end a response in training: what is exported stops there too."""
+    every = (*model.eos_token_ids, *stop_ids(tokenizer, model))
+    return model.model_copy(update={"eos_token_ids": tuple(dict.fromkeys(every))})
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Where a role's parameters come from. path None: random from the seed."""
+
+    path: str | None
+    model: ModelConfig
+    seed: int
+
+    def parameters(self, part: Partition | None = None) -> dict:
+        """Name -> float32 Parameter: of the whole model, or of one rank's part of it.
+
+        The path may be a training checkpoint in any layout; with `part` it may also hold one folder a rank, written in
+        the layout of `part`.
+        """
+        from mindrlhf.models.initialize import build_parameters
+
+        return build_parameters(parameter_table(self.model) if part is None else part.specs, self.reader(part))
+
+    def reader(self, part: Partition | None = None) -> Callable[[ParameterSpec], np.ndarray]:
+        """What gives a parameter's numbers: the whole, or one rank's part of it; see `parameters`."""
+        from mindrlhf.models.initialize import random_tensor
+        from mindrlhf.models.weight_source import open_weights
+
+        def index(spec):
+            return None if part is None else part.slices(spec)
+
+        if self.path is None:
+            return lambda spec: random_tensor(spec, self.model, self.seed)[index(spec) or ...]
+        if not (Path(self.path) / CONFIG_FILE).is_file() and is_checkpoint(self.path):
+            return checkpoint_reader(newest(self.path), WEIGHTS, self.model, part)
+        if part is not None and rank_folders(Path(self.path)):
+            tensors = open_sharded(Path(self.path), part.layout).ranks[part.rank]
+            return lambda spec: tensors[spec.name].read()
+        source = open_weights(self.path, self.model)
+        return lambda spec: source.read(spec, index(spec))
+
+
+def checkpoint_reader(
+    checkpoint: Checkpoint, kind: str, model: ModelConfig, part: Partition | None = None
+) -> Callable[[ParameterSpec], np.ndarray]:
+    """What gives a parameter's numbers from a training checkpoint: the whole, or one rank's part of it."""
+    whole = full_layout({spec.name: spec.shape for spec in parameter_table(model)})
+    read = checkpoint.reader(kind, whole if part is None else part.layout, 0 if part is None else part.rank)
+    return lambda spec: read(spec.name)

@@ -1,0 +1,106 @@
+"""The three compiled graphs of generation over one static key-value cache: prefill, admit, decode."""
+
+import mindspore
+from mindspore import ParameterTuple, ops
+
+from mindrlhf.backend.compile.graph import Graph
+from mindrlhf.backend.memory import zero_parameter
+from mindrlhf.models.transformer import Decoder
+from mindrlhf.rollout.sampling import Sampler
+
+# Tokens of a call, at most, where one operator draws several.
+FUSED_TOKENS = 16
+
+
+class Cache:
+    """Keys and values of `slots` sequences of up to `size` positions: per layer [slots, K, size, D]."""
+
+    def __init__(self, layers: int, slots: int, kv_heads: int, size: int, head_dim: int, dtype: str = "float32"):
+        self.slots, self.size = slots, size
+        shape = (slots, kv_heads, size, head_dim)
+        self.keys, self.values = (
+            ParameterTuple([zero_parameter(f"cache.{part}.{i}", shape, dtype) for i in range(layers)])
+            for part in ("key", "value")
+        )
+
+    @property
+    def bytes(self) -> int:
+        return sum(p.nbytes for p in (*self.keys, *self.values))
+
+
+class Prefill(Graph):
+    """Prompts to keys and values: int32[N, P] -> 2 * layers tensors [N, K, P, D], keys and values in turn."""
+
+    def __init__(self, decoder: Decoder):
+        super().__init__()
+        self.decoder = decoder
+
+    def construct(self, prefix_ids):
+        flat = ()
+        for key, value in self.decoder.prefill(prefix_ids):
+            flat += (key, value)
+        return flat
+
+
+class Admit(Graph):
+    """Copies prefilled prompts into slots: row `rows[i]` of the prefill into slot `slots[i]`, int32[A] each.
+
+    longest: positions of the longest prompt; behind them one operator keeps something else, which padding must not hit.
+    What `Prefill` gave comes as single arguments: with a tuple, MindSpore would compile anew for each new one.
+    """
+
+    def __init__(self, cache: Cache, kernels, longest: int):
+        super().__init__()
+        self.keys, self.values, self.size = cache.keys, cache.values, cache.size
+        self.put = ops.ScatterUpdate()
+        self.fused = hasattr(kernels, "admit") and cache.keys[0].dtype == mindspore.float32
+        if self.fused:
+            self.admit, self.longest = kernels.admit, longest
+            self.caches = tuple(part for pair in zip(cache.keys, cache.values, strict=True) for part in pair)
+
+    def construct(self, slots, rows, *prefilled):
+        if self.fused:
+            return self.admit(slots, rows, self.longest, prefilled, self.caches)
+        done = slots
+        for i in range(len(self.keys)):
+            done = ops.depend(done, self.put(self.keys[i], slots, self._rows(prefilled[2 * i], rows)))
+            done = ops.depend(done, self.put(self.values[i], slots, self._rows(prefilled[2 * i + 1], rows)))
+        return done
+
+    def _rows(self, prefilled, rows):
+        taken = ops.gather(prefilled, rows, 0)
+        a, k, p, d = taken.shape
+        return ops.concat((taken, ops.zeros((a, k, self.size - p, d), taken.dtype)), 2) if p < self.size else taken
+
+
+class Decode(Graph):
+    """The next tokens of each slot, at most `tokens` of them: [B, n] token (-1 where there is none), behaviour and
+    policy log-prob (see `Sampler`).
+
+    ids, positions: int32[B], of the last token. remaining: int32[B], tokens that may still come, 0 in an empty slot.
+    banned: int32[B], in how many of the next tokens no stop token may come. leaders, prefixes: int32[B], the slot
+    that keeps the prompt and how many positions of it, if one operator draws several tokens; otherwise each slot has
+    all of its own. enough: int32[2], with how many slots going on none begins another token, and where in a slot its
+    own positions begin, if a prompt is kept elsewhere.
+    uniform: [B, n]. seen: see `Sampler`.
+    """
+
+    def __init__(self, decoder: Decoder, cache: Cache, sampler: Sampler):
+        super().__init__()
+        self.decoder, self.sampler = decoder, sampler
+        self.keys, self.values = cache.keys, cache.values
+        self.fused = decoder.decodes_tokens and sampler.simple
+        self.tokens = FUSED_TOKENS if self.fused else 1
+        if self.fused:
+            self.layers = decoder.decode_parameters(cache.keys, cache.values)
+
+    def construct(self, ids, positions, remaining, banned, leaders, prefixes, enough, uniform, seen):
+        sampler = self.sampler
+        if self.fused:
+            slots = (ids, positions, remaining, banned, leaders, prefixes, enough)
+            rule = (sampler.stop_ids, sampler.inverse, sampler.greedy)
+            return self.decoder.decode_tokens(slots, uniform, *rule, self.layers)
+        hidden = self.decoder.decode(ids, positions, self.keys, self.values)
+        ban = (banned > 0).astype("float32")
+        token, behaviour, policy = sampler(self.decoder.logits(hidden), uniform.reshape((-1,)), ban, seen)
+        return token.reshape((-1, 1)), behaviour.reshape((-1, 1)), policy.reshape((-1, 1))

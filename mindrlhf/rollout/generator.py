@@ -1,0 +1,148 @@
+"""Generation alone, without a training job: `mindrlhf generate`, and the same from Python.
+
+    from mindrlhf.backend.process.launch import launch
+    from mindrlhf.configs.grpo import SamplingSettings
+    from mindrlhf.rollout.generator import Generator
+
+    launch("CPU")
+    generator = Generator("path/to/model", SamplingSettings(max_new_tokens=64, temperature=0.7))
+    for group in generator.generate(["3 + 4 =", "5 * 6 ="], num_generations=4):
+        print([generator.text(rollout) for rollout in group.rollouts])
+
+One process only: no tensor parallelism here.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mindrlhf import backend
+from mindrlhf.configs.grpo import SamplingSettings
+from mindrlhf.configs.model import ModelConfig
+from mindrlhf.data.tokenizer import Tokenizer
+from mindrlhf.errors import UserError
+from mindrlhf.models.open import Weights, check_token_ids, checkpoint_config, hf_folder, stop_ids
+from mindrlhf.types import Prompt, Rollout, RolloutGroup
+
+if TYPE_CHECKING:
+    from mindrlhf.rollout.engine import Engine, Statistics
+
+LENGTH_BUCKET = 32
+
+
+class Generator:
+    """A model with its tokenizer that answers prompts under one sampling rule.
+
+    model: HF directory, or a training checkpoint. tokenizer: its own by default. slots: most responses generated at
+    once. seed: of what is drawn, together with a prompt's id and a response's index. where: names the prompts in
+    messages. Raises UserError for a directory that is no model.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        sampling: SamplingSettings,
+        *,
+        tokenizer: Tokenizer | None = None,
+        slots: int = 64,
+        seed: int = 0,
+        device_target: str = "CPU",
+        where: str = "prompts",
+    ):
+        self.model = language_model(model)
+        self.tokenizer = tokenizer or Tokenizer.from_path(hf_folder(model))
+        self.sampling = sampling
+        self._path, self._slots, self._seed, self._target, self._where = model, slots, seed, device_target, where
+        self._parameters: dict | None = None
+        self._engine: Engine | None = None
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt | str],
+        num_generations: int = 1,
+        step: int = 0,
+        progress: Callable[[int], None] | None = None,
+    ) -> list[RolloutGroup]:
+        """`num_generations` responses to each prompt, in order; a text's id is its place.
+
+        step: also keys what is drawn; with the step, seed, settings and weights of a training step, the same comes out.
+        progress(n) is called when n more responses are finished. Raises UserError for prompts that the model or the
+        tokenizer cannot have.
+        """
+        known = [self._encoded(i, prompt) if isinstance(prompt, str) else prompt for i, prompt in enumerate(prompts)]
+        if not known:
+            return []
+        return self.engine(known, num_generations).generate(known, num_generations, step, progress)
+
+    def engine(self, prompts: Sequence[Prompt], num_generations: int) -> "Engine":
+        """What generates so many responses to each of these prompts; the last one where it is large enough.
+
+        Raises UserError as `generate`.
+        """
+        longest = check_prompts(prompts, self.model, self.tokenizer, self.sampling.max_new_tokens, self._where)
+        slots = min(self._slots, len(prompts) * num_generations)
+        if self._engine is None or self._engine.max_prompt < longest or self._engine.slots < slots:
+            self._engine = self._open_engine(longest, slots)
+        return self._engine
+
+    def text(self, rollout: Rollout) -> str:
+        """A response without special tokens."""
+        return self.tokenizer.decode(rollout.response_ids, skip_special_tokens=True)
+
+    @property
+    def statistics(self) -> "Statistics":
+        """Of the last `generate`."""
+        return self._engine.statistics
+
+    def _encoded(self, place: int, text: str) -> Prompt:
+        ids = self.tokenizer.encode(text)
+        if not ids:
+            raise UserError(f"{self._where}: prompt {place} is empty; give it a text.")
+        return Prompt(place, np.array(ids, np.int32))
+
+    def _open_engine(self, longest: int, slots: int) -> "Engine":
+        if self._parameters is None:
+            self._parameters = Weights(self._path, self.model, self._seed).parameters()
+        from mindrlhf.models.transformer import Decoder
+        from mindrlhf.rollout.engine import Engine
+
+        positions = longest + self.sampling.max_new_tokens + 2 * LENGTH_BUCKET  # both are rounded up
+        decoder = Decoder(self.model, self._parameters, backend.kernels(self._target), positions)
+        return Engine(
+            self.model,
+            decoder,
+            self.sampling,
+            slots=slots,
+            max_prompt=longest,
+            stop_ids=stop_ids(self.tokenizer, self.model),
+            seed=self._seed,
+            length_bucket=LENGTH_BUCKET,
+            decode_text=self.tokenizer.decode,
+        )
+
+
+def language_model(path: str) -> ModelConfig:
+    """The architecture of an HF directory or a checkpoint that can generate. Raises UserError."""
+    config = checkpoint_config(path)
+    if config is None:
+        raise UserError(f"{path}: has no config.json that describes the model; give an HF directory or a checkpoint.")
+    if config.value_head:
+        raise UserError(f"{path}: is a critic, which has no vocabulary head; give a language model.")
+    return config
+
+
+def check_prompts(
+    prompts: Sequence[Prompt], model: ModelConfig, tokenizer: Tokenizer, max_new_tokens: int, where: str
+) -> int:
+    """The longest prompt in tokens, when the model knows all ids and has room for an answer behind it."""
+    check_token_ids(tokenizer, model, max(int(prompt.token_ids.max()) for prompt in prompts), where)
+    longest = max(len(prompt.token_ids) for prompt in prompts)
+    room = model.max_position_embeddings - longest
+    if max_new_tokens > room:
+        raise UserError(
+            f"{where}: prompts of up to {longest} tokens with max_new_tokens {max_new_tokens} are longer than the "
+            f"model's {model.max_position_embeddings} positions; "
+            + (f"set max_new_tokens to {room} or fewer." if room > 0 else "use shorter prompts.")
+        )
+    return longest

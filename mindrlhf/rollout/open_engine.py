@@ -1,0 +1,28 @@
+"""Generation engines of a job: for its rollouts, and for held-out problems."""
+
+from mindrlhf.configs.grpo import SamplingSettings
+from mindrlhf.models.open import stop_ids
+from mindrlhf.models.transformer import Decoder
+from mindrlhf.rollout.engine import Engine
+from mindrlhf.rollout.slots import slot_count
+from mindrlhf.trainer.build import Job
+
+
+def open_engine(
+    job: Job, decoder: Decoder, sampling: SamplingSettings, responses: int, longest: int, seed: int
+) -> Engine:
+    """An engine of this rank, with no more slots than it has `responses` to give at a time.
+
+    longest: tokens of the longest prompt.
+    """
+    return Engine(
+        job.model,
+        decoder,
+        sampling,
+        slots=slot_count(job.config.rollout.max_slots, responses),
+        max_prompt=longest,
+        stop_ids=stop_ids(job.tokenizer, job.model),
+        seed=seed,
+        length_bucket=job.config.train.length_bucket,
+        decode_text=job.tokenizer.decode,
+    )

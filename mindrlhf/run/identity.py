@@ -1,0 +1,144 @@
+"""Which checkpoint a run goes on from, and whether it is one of this run."""
+
+import platform
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import mindspore
+import numpy as np
+
+import mindrlhf
+from mindrlhf.backend.comm.collectives import Collectives
+from mindrlhf.checkpoint.manifest import MANIFEST_FILE, step_folders, step_of
+from mindrlhf.checkpoint.resume import Checkpoint, choose, locate
+from mindrlhf.errors import UserError
+from mindrlhf.files.printable import printable
+from mindrlhf.trainer.build import Job
+from mindrlhf.types import Prompt
+
+# Fields of the model that a run may change without becoming another one.
+_OPEN_FIELDS = ("eos_token_ids", "pad_token_id", "bos_token_id", "initializer_range", "max_position_embeddings")
+# Settings of the trainer group that change what is computed; the others only say what is written, and when.
+_MATTERS = ("trainer.total_steps", "trainer.epochs")
+
+
+def find_checkpoint(job: Job, collectives: Collectives) -> Checkpoint | None:
+    """What `trainer.resume_mode` asks for, the same on all ranks, which share the checking; None to start anew.
+
+    Raises `UserError` when there is none that can be used, and when what the run would write is in the way of
+    checkpoints that it does not continue.
+    """
+    trainer, folder, rank = job.config.trainer, Path(job.args.save_ckpt_dir), collectives.world.rank
+    present = step_folders(folder)
+    if trainer.resume_mode == "disable":
+        if present and not trainer.val_only:
+            raise UserError(
+                f"--save_ckpt_dir {folder}: holds checkpoints of an earlier run ({present[0].name}); continue it with "
+                "--resume_training auto, or give another folder."
+            )
+        return None
+    if trainer.resume_mode == "auto" and not present:
+        _say(rank, f"{folder}: holds no checkpoint yet; starting at step 1")
+        return None
+
+    def first_problem(problem: str | None) -> str | None:
+        return next((one for one in collectives.all_gather_object(problem) if one is not None), None)
+
+    path = folder if trainer.resume_mode == "auto" else Path(trainer.resume_from_path)
+    checkpoint, problems = choose(locate(path), first_problem, lambda one: one.verify(rank, collectives.world.size))
+    for problem in problems:
+        _say(rank, f"{problem} Passed over.")
+    _check_not_in_the_way(folder, checkpoint, problems, present)
+    return checkpoint
+
+
+def run_identity(job: Job, prompts: Sequence[Prompt]) -> dict[str, Any]:
+    """What makes a run this one, as plain JSON values."""
+    fingerprint = truths = 0
+    for prompt in prompts:
+        fingerprint = zlib.crc32(np.int64(prompt.id).tobytes() + prompt.token_ids.tobytes(), fingerprint)
+        truths = zlib.crc32(prompt.fields.get("ground_truth", "").encode() + b"\0", truths)
+    return {
+        "settings": job.config.model_dump(mode="json"),
+        "model": job.model.model_dump(mode="json"),
+        "prompts": {"count": len(prompts), "crc32": fingerprint, "ground_truths_crc32": truths},
+        "reference": job.reference_path if job.config.algorithm.beta > 0 else None,
+        "versions": {
+            "mindrlhf": mindrlhf.__version__,
+            "mindspore": mindspore.__version__,
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+        },
+    }
+
+
+def check_identity(checkpoint: Checkpoint, run: Mapping[str, Any], rank: int) -> None:
+    """Refuse a checkpoint of another model or other prompts; say what else has changed since it was written."""
+    saved = checkpoint.run
+    with checkpoint.understood("run"):
+        _check_known(saved)
+    for field, ours in run["model"].items():
+        theirs = saved["model"].get(field)
+        if theirs != ours and field not in _OPEN_FIELDS:
+            raise UserError(
+                f"{checkpoint.folder}: is a checkpoint of a model with {field} {theirs}, and this run's has {ours}; "
+                "resume with the model YAMLs and weights of the interrupted run."
+            )
+    if any(saved["prompts"][key] != run["prompts"][key] for key in ("count", "crc32")):
+        raise UserError(
+            f"{checkpoint.folder}: was trained on other prompts ({saved['prompts']['count']} of them, and there are "
+            f"{run['prompts']['count']} now); resume with the dataset of the interrupted run."
+        )
+    truths = run["prompts"]["ground_truths_crc32"]
+    if saved["prompts"].get("ground_truths_crc32", truths) != truths:  # earlier checkpoints say nothing of them
+        raise UserError(
+            f"{checkpoint.folder}: was trained on the same prompts with other ground truths; resume with the dataset "
+            "of the interrupted run."
+        )
+    changes = list(_changes(saved["settings"], run["settings"]))
+    changes += [f"{name} {saved[name]} -> {run[name]}" for name in ("reference",) if saved[name] != run[name]]
+    changes += list(_changes(saved["versions"], run["versions"]))
+    if changes:
+        _say(rank, f"resuming with changes, so that the run is not the one it would have been: {'; '.join(changes)}")
+
+
+def _check_known(saved: Mapping[str, Any]) -> None:
+    """Raise LookupError or ValueError for anything but the content of `run_identity`."""
+    for key in ("settings", "model", "prompts", "versions"):
+        if not isinstance(saved[key], Mapping):
+            raise ValueError(f"{key} is {type(saved[key]).__name__}")
+    if not isinstance(saved["reference"], str | None) or type(saved["prompts"]["count"]) is not int:
+        raise ValueError("reference or prompts")
+
+
+def _changes(saved: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """`group.key old -> new` of everything that matters."""
+    for key in sorted({*saved, *now}):
+        old, new, name = saved.get(key), now.get(key), f"{prefix}{key}"
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            yield from _changes(old, new, f"{name}.")
+        elif old != new and (not name.startswith("trainer.") or name in _MATTERS):
+            yield f"{name} {old} -> {new}"
+
+
+def _check_not_in_the_way(folder: Path, checkpoint: Checkpoint, problems: list[str], present: list[Path]) -> None:
+    """What is saved from now on is neither mixed with another run's checkpoints nor with those of a branch left."""
+    if present and checkpoint.folder.parent != folder.resolve():
+        raise UserError(
+            f"--save_ckpt_dir {folder}: holds checkpoints already ({present[0].name}), and {checkpoint.folder} is "
+            "elsewhere; give a new folder to continue it in."
+        )
+    for path in present:
+        whole = (path / MANIFEST_FILE).exists() and not any(str(path.resolve()) in problem for problem in problems)
+        if whole and step_of(path) > checkpoint.step:
+            raise UserError(
+                f"{path}: is newer than {checkpoint.folder.name}, which is to be continued; remove the newer ones, or "
+                "give another --save_ckpt_dir."
+            )
+
+
+def _say(rank: int, message: str) -> None:
+    if rank == 0:
+        print(printable(message), flush=True)

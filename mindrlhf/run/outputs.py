@@ -1,0 +1,64 @@
+"""Where a run writes: looked at before any work, so that hours of training do not end at a bad path."""
+
+import re
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+from mindrlhf.backend.comm.collectives import Collectives
+from mindrlhf.backend.process.launch import World
+from mindrlhf.checkpoint.hf import check_replaceable
+from mindrlhf.errors import UserError
+from mindrlhf.files.atomic import clean
+from mindrlhf.files.folder_lock import lock_folders
+from mindrlhf.files.json_lines import make_folder
+
+MODEL_FOLDER = "hf"  # of --save_ckpt_dir: the trained model
+CRITIC_FOLDER = "critic"  # of --save_ckpt_dir: PPO's trained critic
+ROLLOUTS, VALIDATION = "rollouts", "validation"  # of the output folder: JSONL files by step
+
+
+def prepare_outputs(save_ckpt_dir: Path, output_dir: Path | None, save_data_file: Path | None = None) -> Path:
+    """Makes the folders of the three flags and returns the one for metrics: `output_dir`, or that of `save_ckpt_dir`.
+
+    Raises UserError when one cannot be made, or when what is to be written would take the place of something else.
+    """
+    output = output_dir or save_ckpt_dir.parent
+    for folder in (output, save_ckpt_dir, save_data_file and save_data_file.parent):
+        if folder:
+            make_folder(folder)
+    for name in (MODEL_FOLDER, CRITIC_FOLDER):
+        check_replaceable(save_ckpt_dir / name)
+    if save_data_file and save_data_file.is_dir():
+        raise UserError(f"--save_data_file {save_data_file}: is a folder; give the name of a file.")
+    return output
+
+
+def lock_outputs(
+    world: World, output: Path, save_ckpt_dir: Path, save_data_file: Path | None = None
+) -> AbstractContextManager[None]:
+    """Keep other runs out of the places of the three flags; rank 0 holds the locks.
+
+    Entering it raises UserError where another run is writing.
+    """
+    folders = {"--save_ckpt_dir": save_ckpt_dir, "--output_dir": output}
+    if save_data_file:
+        folders["--save_data_file"] = save_data_file.parent
+    return lock_folders(folders) if world.rank == 0 else nullcontext()
+
+
+def clean_outputs(collectives: Collectives, output: Path, save_ckpt_dir: Path, save_data_file: Path | None) -> None:
+    """Rank 0 removes what runs that were killed left half-written in the places of the three flags; all wait for it."""
+    if collectives.world.rank == 0:
+        folders = {output, output / ROLLOUTS, output / VALIDATION, save_ckpt_dir}
+        for folder in folders | ({save_data_file.parent} if save_data_file else set()):
+            clean(folder)
+    collectives.barrier()
+
+
+def forget_after(output: Path, step: int) -> None:
+    """Remove the JSONL files of steps that a resumed run does again."""
+    for folder in (output / ROLLOUTS, output / VALIDATION):
+        for path in folder.glob("step_*.jsonl"):
+            number = re.fullmatch(r"step_(\d+)\.jsonl", path.name)
+            if number and int(number[1]) > step:
+                path.unlink()

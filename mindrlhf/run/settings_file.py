@@ -1,0 +1,50 @@
+"""`settings.json` in a run's output folder: what it was started with, for people and for comparing runs."""
+
+import json
+import platform
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from mindrlhf import __version__
+from mindrlhf.errors import UserError
+from mindrlhf.files.atomic import atomic_file
+from mindrlhf.files.json_text import parse_json
+
+SETTINGS_FILE = "settings.json"
+NAMED_PACKAGES = ("mindspore", "numpy", "tokenizers")
+
+
+def versions() -> dict[str, str]:
+    """Of Python, the suite and the packages that numbers depend on."""
+    found = {"python": platform.python_version(), "mindrlhf": __version__}
+    for name in NAMED_PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def write_settings(folder: Path, settings: Mapping[str, Any]) -> Path:
+    """Write the file, whole or not at all. settings: nested mappings of plain values; versions are added."""
+    path = Path(folder) / SETTINGS_FILE
+    text = json.dumps({**settings, "versions": versions()}, indent=1, ensure_ascii=False, default=str)
+    with atomic_file(path) as temporary:
+        temporary.write_text(text + "\n", encoding="utf-8")
+    return path
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """What `write_settings` wrote; empty where there is no such file. Raises UserError for one that cannot be read."""
+    path = Path(folder) / SETTINGS_FILE
+    if not path.is_file():
+        return {}
+    try:
+        settings = parse_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read ({error}); restore or remove it.") from error
+    if not isinstance(settings, dict):
+        raise UserError(f"{path}: found {type(settings).__name__} where settings belong; restore or remove it.")
+    return settings

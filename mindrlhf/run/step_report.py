@@ -1,0 +1,221 @@
+"""What one step was like: metrics under verl's names, reduced over ranks and written by rank 0; rollouts kept on
+request.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from mindrlhf.algorithms.mismatch import mismatch_figures, mismatch_sums
+from mindrlhf.backend.comm.collectives import Collectives
+from mindrlhf.memory.residency import Residency
+from mindrlhf.metrics import performance
+from mindrlhf.metrics.diagnosis import Diagnosis
+from mindrlhf.metrics.experience import (
+    add_experience,
+    add_log_prob_difference,
+    add_reward_troubles,
+    token_counts,
+)
+from mindrlhf.metrics.flops import Utilization
+from mindrlhf.metrics.metric_set import MetricSet, reduce
+from mindrlhf.metrics.timer import STEP, Timers
+from mindrlhf.metrics.writers import Writers
+from mindrlhf.records.response_writer import KeptResponses
+from mindrlhf.reshard.online import ReshardStatistics
+from mindrlhf.rewards.table import RewardTable
+from mindrlhf.roles.part import Side
+from mindrlhf.rollout.engine import Statistics
+from mindrlhf.training.updater import Update
+from mindrlhf.types import Experience, Rollout
+
+_log = logging.getLogger(__name__)
+
+# Objective metric -> (verl's name, aggregated like the loss or averaged over tokens).
+ACTOR_NAMES = {
+    "importance_weight_outside": ("rollout_corr/rollout_is_outside", False),
+    "pg_loss": ("actor/pg_loss", True),
+    "kl": ("actor/kl_loss", True),
+    "entropy": ("actor/entropy", False),
+    "policy_kl": ("actor/ppo_kl", False),
+    "clip_fraction": ("actor/pg_clipfrac", False),
+    "dual_clip_fraction": ("actor/pg_clipfrac_lower", False),
+}
+CRITIC_NAMES = {
+    "value": ("critic/vpred_mean", False),
+    "value_error": ("critic/value_error", False),
+    "value_clip_fraction": ("critic/vf_clipfrac", False),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class StepResult:
+    """What a step did, seen from this rank: its share of the experiences, updates, and figures that all ranks share."""
+
+    experiences: list[Experience]
+    updates: list[Update]
+    critic_updates: list[Update] = field(default_factory=list)
+    figures: Mapping[str, float] = field(default_factory=dict)
+
+
+class StepReport:
+    """Collects a step's metrics on every rank.
+
+    training: the side whose replicas have rows of their own; one rank speaks for those with the same rows.
+    writers: on rank 0; None on the others. keeps: whether the run keeps its responses, and kept: on rank 0, who does.
+    corrects: show how far the rollout's distribution is from the trained one. longest_prompt: of the dataset, in
+    tokens. utilization: None leaves `perf/mfu` out.
+
+    finished: to be set when the run has done its last step.
+    """
+
+    def __init__(
+        self,
+        collectives: Collectives,
+        training: Side,
+        timers: Timers,
+        residency: Residency,
+        writers: Writers | None,
+        keeps: bool = False,
+        kept: KeptResponses | None = None,
+        rows_per_epoch: int | None = None,
+        longest_prompt: int | None = None,
+        utilization: Utilization | None = None,
+        corrects: bool = False,
+    ):
+        self._gather, self._ranks = collectives.all_gather_object, collectives.world.size
+        self._replicas, self._own_rows = training.data_parallel.size, training.first_of_replica
+        self._timers, self._residency, self._writers = timers, residency, writers
+        self._keeps, self._kept = keeps, kept
+        self._rows_per_epoch, self._corrects = rows_per_epoch, corrects
+        self._longest_prompt, self._utilization = longest_prompt, utilization
+        self.finished = False
+        self._metrics, self._diagnosis = MetricSet(), Diagnosis()
+        self.last: dict[str, float] = {}
+
+    def add_reward_troubles(self, table: RewardTable) -> None:
+        """Counts calls that gave no reward, and shows the first of each function with its input."""
+        add_reward_troubles(self._metrics, table.failures, table.timeouts)
+        for failure in table.first_failures:
+            _log.warning(
+                "reward function %s failed (%s); the sample counts as unscored, and this is shown once. Completion: %r",
+                failure.function,
+                failure.reason,
+                failure.completion[:200],
+            )
+
+    def add_reshard(self, done: ReshardStatistics) -> None:
+        """Bytes of all ranks, and bytes received per second of the ranks' time."""
+        self._metrics.add_total("reshard/bytes_received", done.bytes_received)
+        self._metrics.add_total("reshard/bytes_copied", done.bytes_copied)
+        self._metrics.add_total("reshard/bytes_shared", done.bytes_shared)
+        self._metrics.add("reshard/bytes_per_s", done.bytes_received, done.seconds)
+
+    def add_values(self, values: Mapping[str, float]) -> None:
+        """Values of the step that are the same on all ranks."""
+        for name, value in values.items():
+            self._metrics.add_max(name, value)
+
+    def write_validation(self, step: int, values: Mapping[str, float]) -> None:
+        """What was measured after `step` and before the next one."""
+        if self._writers:
+            self._writers.write(step, values)
+
+    def write(self, step: int, result: StepResult, generation: Statistics | None = None, position: int = 0) -> None:
+        """The metrics of a step whose timers have just been closed; `position` counts the prompts drawn so far."""
+        if not self._own_rows:
+            result = StepResult([], [], [], result.figures)
+        experiences, updates = result.experiences, result.updates
+        metrics, self._metrics = self._metrics, MetricSet()
+        seconds = self._timers.collect()
+        self._residency.report(metrics)
+        response_tokens, total_tokens = token_counts(experiences)
+        add_experience(metrics, experiences, self._longest_prompt)
+        for update in updates:
+            self._add_update(metrics, update, "actor", "actor/loss", ACTOR_NAMES)
+        for update in result.critic_updates:
+            self._add_update(metrics, update, "critic", "critic/vf_loss", CRITIC_NAMES)
+        if any(e.old_log_probs is None for e in experiences):  # else `add_experience` has taken them
+            pairs = first_scored(experiences, updates)
+            add_log_prob_difference(metrics, [rollout for rollout, _ in pairs], [train for _, train in pairs])
+        performance.add_timings(metrics, seconds, response_tokens, total_tokens, self._ranks)
+        performance.add_performance(metrics, seconds.get(STEP, 0.0), total_tokens)
+        if self._utilization:
+            self._utilization.add(metrics, seconds, experiences)
+        performance.add_training(metrics, step, position / self._rows_per_epoch if self._rows_per_epoch else 0.0)
+        if generation is not None and generation.decode_s > 0:
+            metrics.add("perf/generation_tokens_per_s", generation.tokens, generation.decode_s + generation.prefill_s)
+        values = reduce(metrics, self._gather).results()
+        self.last = {**(self._utilization.within_ceiling(values) if self._utilization else values), **result.figures}
+        self.last |= explained_variance(self.last)
+        if self._corrects:
+            self.last |= self._mismatch(experiences, updates)
+        if self._writers:
+            self._writers.write(step, self.last)
+            for hint in self._diagnosis.look(step, self.last):
+                _log.warning("hint at step %d: %s", step, hint.text)
+        if self._keeps:
+            self._keep(step, experiences)
+
+    def _mismatch(self, experiences: list[Experience], updates: list[Update]) -> dict[str, float]:
+        """How far what was drawn from is from what is trained, over all ranks (`algorithms.mismatch`)."""
+        pairs = [(row, rollout.behaviour_log_probs) for rollout, row in first_scored(experiences, updates)]
+        sums = mismatch_sums([train for train, _ in pairs], [drawn for _, drawn in pairs])
+        figures = mismatch_figures(sum(self._gather(sums)))
+        return {f"rollout_corr/{name}": value for name, value in figures.items()}
+
+    def _add_update(
+        self, metrics: MetricSet, update: Update, role: str, loss: str, names: Mapping[str, tuple[str, bool]]
+    ) -> None:
+        share = 1.0 / self._replicas
+        metrics.add(loss, update.loss, share)
+        metrics.add(f"{role}/grad_norm", update.result.grad_norm)
+        metrics.add(f"{role}/lr", update.result.learning_rate)
+        metrics.add_total(f"{role}/skipped_updates", share * update.result.failed)
+        metrics.add_total(f"{role}/empty_updates", share * update.result.empty)
+        for name, groups in update.metrics.items():
+            shown, like_loss = names.get(name, (f"{role}/{name}", False))
+            if like_loss:
+                metrics.add(shown, update.weighted[name], share)
+            else:
+                metrics.add_values(shown, np.concatenate([row for group in groups for row in group]))
+
+    def _keep(self, step: int, experiences: list[Experience]) -> None:
+        """All ranks' responses; without what a step has computed of them, which is large and does not travel."""
+        computed = {"reference_log_probs": None, "old_log_probs": None, "values": None, "returns": None}
+        gathered = self._gather([replace(experience, **computed) for experience in experiences])
+        if self._kept:
+            self._kept.add(step, [experience for part in gathered for experience in part])
+
+    def settle(self) -> None:
+        """Returns when the responses of all steps so far are in files."""
+        if self._kept:
+            self._kept.settle()
+
+    def close(self) -> None:
+        """Closes the writers and puts the rollouts together."""
+        if self._writers:
+            self._writers.close()
+        if self._kept:
+            self._kept.close(self.finished)
+
+
+def first_scored(experiences: Sequence[Experience], updates: Sequence[Update]) -> list[tuple[Rollout, np.ndarray]]:
+    """Responses with the train graph's log-probs of the policy that started the step: all of them where old log-probs
+    were computed, else those of the first mini-batch, which its update has seen.
+    """
+    if not experiences:
+        return []
+    scored = [e.old_log_probs for e in experiences]
+    if any(rows is None for rows in scored):
+        scored = updates[0].outputs if updates else []
+    of = experiences[:: len(experiences) // len(scored)] if scored else []
+    return [pair for e, rows in zip(of, scored, strict=True) for pair in zip(e.group.rollouts, rows, strict=True)]
+
+
+def explained_variance(values: Mapping[str, float]) -> dict[str, float]:
+    """`critic/vf_explained_var`, 1 - var(return - value) / var(return), from a step's standard deviations of both."""
+    error, spread = values.get("critic/return_error/std"), values.get("critic/returns/std")
+    return {"critic/vf_explained_var": 1.0 - (error / spread) ** 2} if error is not None and spread else {}

@@ -1,0 +1,87 @@
+"""SIGTERM and SIGINT as a wish to stop. Imports neither NumPy nor MindSpore: their import starts threads."""
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+from contextlib import suppress
+from types import FrameType
+
+from mindrlhf.backend.process.msrun import find_msrun
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class StopSignals:
+    """SIGTERM and SIGINT as a wish to stop; a second one ends the process at once, as without this.
+
+    A context manager, for the main thread. Both signals are blocked in this thread and in all threads that it starts
+    from then on, and one thread alone waits for them, so that no handler interrupts anything. Handlers would not do:
+    MindSpore sets its own for SIGINT before each run of a graph (it sends SIGTERM) and from several threads at once
+    while it compiles kernels; its network threads take SIGINT for themselves; and a KeyboardInterrupt while MindSpore
+    is imported makes the interpreter abort when it ends. Enter it before NumPy is imported: threads that are there
+    already have nothing blocked, and what one of them receives comes by way of Python's handlers.
+
+    Processes that are started meanwhile inherit what is blocked; the ones that run others' code unblock it.
+    The end of an msrun that waits for its workers is a wish to stop too: it kills them with the first signal that it
+    minds, and dies of the others without a word to them. Its scheduler process has nothing to save, and is left alone.
+    """
+
+    def __init__(self) -> None:
+        self.reason: str | None = None
+        msrun = find_msrun()
+        self._launcher = msrun.pid if msrun and msrun.joins else None
+        self._earlier: dict[int, object] = {}
+        self._received = self._ended = False
+
+    def __enter__(self) -> "StopSignals":
+        if os.environ.get("MS_ROLE") == "MS_SCHED":
+            return self
+        self._blocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        self._earlier = {number: signal.signal(number, self._note) for number in SIGNALS}
+        self._thread = threading.Thread(target=self._wait, name="stop-signals", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._earlier:
+            return
+        self._ended = True
+        signal.pthread_kill(self._thread.ident, signal.SIGTERM)  # for this thread alone: it stops waiting
+        self._thread.join()
+        for number, handler in self._earlier.items():
+            signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._blocked)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the run is to stop."""
+        if self.reason is None and self._launcher not in (None, os.getppid()):
+            self.reason = "msrun has ended"
+        return self.reason is not None
+
+    def _wait(self) -> None:
+        while True:
+            number = signal.sigwait(SIGNALS)
+            if self._ended:
+                return
+            self._note(number)
+
+    def _note(self, number: int, frame: FrameType | None = None) -> None:
+        if self._received:
+            end_by(number)
+        self._received, self.reason = True, f"{signal.Signals(number).name} was received"
+        with suppress(OSError):  # a terminal that is gone
+            print(
+                f"{self.reason}: saving the state and stopping; again, and it stops at once",
+                file=sys.stderr,
+                flush=True,
+            )
+
+
+def end_by(number: int) -> None:
+    """Let a signal end this process as it does where nobody minds it; from any thread."""
+    ctypes.CDLL(None).signal(number, None)  # `signal.signal` is for the main thread alone; None is the default
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (number,))
+    signal.pthread_kill(threading.get_ident(), number)

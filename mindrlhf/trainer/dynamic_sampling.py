@@ -1,0 +1,137 @@
+"""Which groups a step trains on: those that were drawn, or, with dynamic sampling, those whose rewards differ.
+
+DAPO (Yu et al. 2025, arXiv 2503.14476, section 3.2): groups without spread teach nothing, so further prompts are drawn
+until a step is full. Here the rounds are bounded, what is left over is kept for the next step, and a step that could
+not be filled trains on what there is: groups without spread take the missing places and stay out of the loss, so that
+the step keeps its size, its shapes and its division over ranks.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from mindrlhf.configs.grpo import GRPOConfig
+from mindrlhf.metrics.experience import NO_SPREAD
+from mindrlhf.records.rollout_bytes import pack_columns, unpack_columns
+from mindrlhf.records.rollout_record import from_rows, rows_of, to_columns
+from mindrlhf.types import Experience, Prompt
+
+_log = logging.getLogger(__name__)
+
+
+class StepSampling:
+    """The experiences of one step, collected round by round; the same on every rank.
+
+    surplus: groups with spread that were not needed, oldest first: they go into the next step.
+    """
+
+    def __init__(self, config: GRPOConfig):
+        self._config = config
+        self._size = config.data.prompts_per_step
+        self.surplus: list[Experience] = []
+        self._kept: list[Experience] = []
+        self._without: list[Experience] = []
+        self._rounds = 0
+        self._drawn: Counter[int] = Counter()  # prompt id -> how many times the step has drawn it
+
+    def snapshot(self) -> tuple[Experience, ...]:
+        """What the next step would start with."""
+        return tuple(self.surplus)
+
+    def encode(self, surplus: tuple[Experience, ...]) -> bytes:
+        """A snapshot as bytes."""
+        return pack_columns(to_columns(0, surplus))
+
+    def decode(self, content: bytes) -> None:
+        """Go on from the bytes of a snapshot."""
+        self.surplus = [experience for _, group in from_rows(rows_of(unpack_columns(content))) for experience in group]
+
+    def begin(self) -> None:
+        """A new step, which starts with the surplus of the one before: its old policy is the one that drew it."""
+        kept = [
+            replace(e, kept=True, old_log_probs=tuple(rollout.policy_log_probs for rollout in e.group.rollouts))
+            for e in self.surplus
+        ]
+        self._kept, self.surplus, self._without, self._rounds = kept, [], [], 0
+        self._drawn.clear()
+
+    def wanted(self) -> int:
+        """Prompts to draw next, over all ranks; 0 when the step is full or no round is left."""
+        settings = self._config.dynamic_sampling
+        if not settings.enabled:
+            return 0 if self._rounds else self._size
+        if len(self._kept) >= self._size or self._rounds == settings.max_rounds:
+            return 0
+        return settings.prompts_per_round or self._size
+
+    def numbered(self, prompts: Sequence[Prompt]) -> list[Prompt]:
+        """The prompts of a round, of all ranks, with their `occurrence` in the step, which keys their answers."""
+        numbered = []
+        for prompt in prompts:
+            numbered.append(replace(prompt, occurrence=self._drawn[prompt.id]))
+            self._drawn[prompt.id] += 1
+        return numbered
+
+    def add(self, experiences: list[Experience]) -> None:
+        """What came of one round, of all ranks."""
+        self._rounds += 1
+        for experience in experiences:
+            keeps = not self._config.dynamic_sampling.enabled or has_spread(experience, self._config)
+            (self._kept if keeps else self._without).append(experience)
+
+    def take(self) -> tuple[list[Experience], Mapping[str, float]]:
+        """The step's `prompts_per_step` experiences, and what sampling was like, by metric name.
+
+        `sampling/missing` counts the places that groups without spread had to take.
+        """
+        step, self.surplus = self._kept[: self._size], self._kept[self._size :]
+        missing = self._size - len(step)
+        if not self._config.dynamic_sampling.enabled:
+            return step, {}
+        if missing:
+            _log.warning(
+                "after %d rounds of generation %d of %d groups have no spread: the step trains on the other %d",
+                self._rounds,
+                missing,
+                self._size,
+                len(step),
+            )
+        figures = {
+            "sampling/rounds": self._rounds,
+            "sampling/dropped_groups": len(self._without),
+            "sampling/surplus_groups": len(self.surplus),
+            "sampling/missing": missing,
+        }
+        return [*step, *self._without[:missing]], figures
+
+
+def has_spread(experience: Experience, config: GRPOConfig) -> bool:
+    """Whether the scores that dynamic sampling looks at differ between responses that have one."""
+    metric = config.dynamic_sampling.metric
+    if metric is not None:
+        scores = experience.rewards_by_function[metric]
+    elif config.reward.overlong_factor:
+        *_, punishment = experience.rewards_by_function.values()
+        scores = experience.rewards - config.reward.overlong_factor * np.nan_to_num(punishment)
+    else:
+        scores = experience.rewards
+    scores = scores[np.isfinite(scores)]
+    return scores.size > 1 and bool(np.ptp(scores) > NO_SPREAD)
+
+
+def left_in(experiences: list[Experience], config: GRPOConfig) -> list[Experience]:
+    """The experiences with their `trained`: without what was not scored, and, where the settings say so, without what
+    was cut off at the token limit and without groups that have no spread.
+    """
+    marked = []
+    for experience in experiences:
+        trained = np.isfinite(experience.rewards)
+        if config.algorithm.mask_truncated:
+            trained &= [rollout.finish_reason != "length" for rollout in experience.group.rollouts]
+        if config.dynamic_sampling.enabled and not has_spread(experience, config):
+            trained[:] = False
+        marked.append(replace(experience, trained=trained))
+    return marked

@@ -1,0 +1,119 @@
+"""Two updates of a small model on any layout, and the whole weights that come out; for `run_workers`."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from layouts import assembled
+from small_model import POSITIONS, SmallModel
+
+TEMPERATURE = 0.7
+RATES = (1e-3, 1e-3)  # larger steps make more of a difference in rounding
+
+
+@dataclass(frozen=True)
+class Case:
+    """A layout by the keys of `parallel_config` (and `offset`), and changes to the small model."""
+
+    layout: dict
+    model: dict
+
+    @property
+    def workers(self) -> int:
+        return int(np.prod([self.layout.get(key, 1) for key in ("data_parallel", "model_parallel", "pipeline_stage")]))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What two updates gave. scores: token log-probs before them, by group and sample; weights: whole, by name."""
+
+    losses: list[float]
+    norms: list[float]
+    scores: list[list[np.ndarray]]
+    entropies: list[list[np.ndarray]]
+    weights: dict[str, np.ndarray]
+
+
+def run(world, case: Case) -> Outcome:
+    """On every rank, the same; `world` may be a single process."""
+    import mindspore
+    from mindspore import Parameter, Tensor
+
+    from mindrlhf import backend
+    from mindrlhf.algorithms.losses import policy_loss
+    from mindrlhf.backend.comm.collectives import Collectives
+    from mindrlhf.configs.grpo import OptimizerSettings, TrainSettings
+    from mindrlhf.roles.part import Side
+    from mindrlhf.roles.weights import open_updater
+    from mindrlhf.training.graphs import PolicyLogProbs
+    from mindrlhf.training.objective import policy_objective
+    from mindrlhf.training.scoring import Scorer
+
+    mindspore.set_context(mode=mindspore.GRAPH_MODE, device_target="CPU")
+    model = SmallModel.random(**case.model)
+    collectives = Collectives(world)
+    side = Side(model_yaml(case), model.config, collectives)
+    part = side.partition
+    parameters = {
+        spec.name: Parameter(Tensor(np.ascontiguousarray(model.arrays[spec.name][part.slices(spec)])), name=spec.name)
+        for spec in part.specs
+    }
+    decoder = side.decoder(parameters, backend.kernels("CPU"), POSITIONS)
+    settings = OptimizerSettings(max_grad_norm=0.5, weight_decay=0.1, eps=1e-5)
+    train = TrainSettings(max_tokens_per_micro_batch=80, length_bucket=16)
+    objective = policy_objective(policy_loss("clip"), on_policy=False, kl="k3", beta=0.1)
+    head = PolicyLogProbs(decoder, TEMPERATURE)
+    updater = open_updater(settings, train, head, objective, parameters, side)
+    scorer = Scorer(head, train, side.pipeline)
+
+    groups, rows = batch()
+    own = {name: side.data_parallel.share(values) for name, values in rows.items()}
+    mine = side.data_parallel.share(groups)
+    scores = flat(side.data_parallel.gather(scorer(mine)))
+    old = side.data_parallel.share([[row + 0.1 for row in group] for group in scores])
+    losses, norms, entropies = [], [], []
+    for rate in RATES:
+        update = updater(mine, rate, **own, old_log_probs=old, reference_log_probs=old)
+        losses.append(sum(side.data_parallel.gather(update.loss)))
+        norms.append(update.result.grad_norm)
+        entropies.append(flat(side.data_parallel.gather(update.metrics["entropy"])))
+    shards = collectives.all_gather_object({name: p.asnumpy() for name, p in parameters.items()})
+    return Outcome(losses, norms, scores, entropies, assembled(part.layout, shards))
+
+
+def model_yaml(case: Case):
+    """The settings of a layout, as from a file."""
+    from mindrlhf.configs.model_settings import ModelSettings
+    from mindrlhf.configs.model_yaml import ModelYaml, ParallelSettings
+
+    layout = dict(case.layout)
+    model = ModelSettings(offset=layout.pop("offset", 0), compute_dtype="float32")
+    return ModelYaml(path="layout.yaml", model=model, parallel=ParallelSettings(**{"micro_batch_num": 4} | layout))
+
+
+def batch():
+    """Four groups of three responses of uneven length, and what an update takes with them."""
+    from mindrlhf.training.batch import SequenceGroup
+
+    rng = np.random.default_rng(5)
+    groups = []
+    for size in (5, 9, 3, 7):
+        lengths = rng.integers(2, 14, 3)
+        groups.append(
+            SequenceGroup(
+                rng.integers(0, 64, size).astype(np.int32),
+                tuple(rng.integers(0, 64, n).astype(np.int32) for n in lengths),
+            )
+        )
+    total = sum(len(response) for group in groups for response in group.responses)
+
+    def rows(draw):
+        return [[draw(len(response)).astype(np.float32) for response in group.responses] for group in groups]
+
+    return groups, {
+        "weights": rows(lambda n: np.full(n, 1 / total)),
+        "advantages": rows(lambda n: np.full(n, rng.normal())),
+    }
+
+
+def flat(parts: list) -> list:
+    return [item for part in parts for item in part]

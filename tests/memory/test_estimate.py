@@ -1,0 +1,247 @@
+"""The plan before a run: what it counts by role and phase is what runs count then, and shards add up to the whole."""
+
+import json
+import random
+from functools import partial
+from math import prod
+
+import jobs
+import pytest
+from workers import run_msrun
+
+from mindrlhf.cli import main
+from mindrlhf.configs.loading import load_grpo_config
+from mindrlhf.configs.model import ModelConfig
+from mindrlhf.configs.model_yaml import ModelSettings, ModelYaml, ParallelSettings
+from mindrlhf.memory import activations, residency
+from mindrlhf.memory.activations import Micro, Stage, score_bytes, update_bytes, update_kept, update_tables
+from mindrlhf.memory.estimate import FLOAT32, Lengths, Work
+from mindrlhf.memory.remedies import compute_again, largest_peak, remedies
+from mindrlhf.models.chunks import chunk_count
+from mindrlhf.models.parameters import parameter_count, parameter_table
+
+MODEL = ModelConfig(
+    vocab_size=96,
+    hidden_size=32,
+    intermediate_size=64,
+    num_layers=4,
+    num_heads=8,
+    num_kv_heads=4,
+    head_dim=4,
+    tie_word_embeddings=False,
+)
+SMALL = ("data.prompts_per_step=16", "rollout.num_generations=4", "rollout.max_new_tokens=16")
+
+
+def work(train=None, infer=None, settings=(), model=MODEL, lengths=None) -> Work:
+    """A job on the CPU with these parallel settings."""
+    yamls = []
+    for name, given in (("train", train or {}), ("infer", infer or {})):
+        parallel = ParallelSettings(**{"micro_batch_num": given.get("pipeline_stage", 1), **given})
+        yamls.append(ModelYaml(path=name, model=ModelSettings(), parallel=parallel, context={"device_target": "CPU"}))
+    config = load_grpo_config(None, [*SMALL, *settings])
+    return Work.of(config, model, *yamls, lengths or Lengths(20))
+
+
+def role_sums(job: Work) -> dict[str, int]:
+    """Role -> bytes over all ranks."""
+    totals: dict[str, int] = {}
+    for plan in job.rank_plans():
+        for role, nbytes in plan.roles.items():
+            totals[role] = totals.get(role, 0) + nbytes
+    return totals
+
+
+def test_one_process_holds_everything_once():
+    sums = role_sums(work())
+    whole = parameter_count(MODEL) * FLOAT32
+    assert sums.pop("kv_cache") == 2 * 4 * 64 * 4 * 64 * 4 * 4  # layers, slots, heads, positions, head_dim, float32
+    assert sums == {"shared_weights": whole, "reference": whole, "gradients": whole, "moments": 2 * whole}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(("dp", "tp", "pp"), [(1, 2, 2), (2, 2, 1), (2, 1, 2), (1, 4, 1), (2, 4, 2)])
+def test_the_shards_of_all_ranks_are_the_model_and_its_copies(dp, tp, pp, tied):
+    model = MODEL.model_copy(update={"tie_word_embeddings": tied})
+    train = {"data_parallel": dp, "model_parallel": tp, "pipeline_stage": pp, "vocab_emb_dp": False}
+    infer = {"data_parallel": dp * pp, "model_parallel": tp, "vocab_emb_dp": False}
+    sums = role_sums(work(train, infer, model=model))
+    specs = parameter_table(model)
+    cut = sum(spec.size for spec in specs if spec.dim is not None)
+    whole = sum(spec.size for spec in specs if spec.dim is None)
+    twice = model.vocab_size * model.hidden_size if tied and pp > 1 else 0  # the first stage and the last have it
+    replica = (cut + twice + whole * tp) * FLOAT32
+    assert sums["gradients"] == sums["reference"] == dp * replica
+    assert sums["moments"] == 2 * sums["gradients"]
+    trained = sums.get("shared_weights", 0) + sums.get("train_weights", 0)
+    generating = sums.get("shared_weights", 0) + sums.get("infer_weights", 0)
+    assert trained == dp * replica
+    assert generating == dp * pp * (cut + whole * tp) * FLOAT32
+    assert ("infer_weights" in sums) == (pp > 1)
+
+
+def test_replicas_that_share_the_optimizer_have_its_moments_once():
+    train = {"data_parallel": 4, "enable_parallel_optimizer": True}
+    sums = role_sums(work(train, {"data_parallel": 4}))
+    model = parameter_count(MODEL) * FLOAT32
+    assert sums["gradients"] == 4 * model
+    assert sums["moments"] == 2 * model
+    # what each replica updates apart from its parameters, once more
+    assert sums["train_weights"] == model
+
+
+def test_a_phase_holds_what_it_needs_and_only_with_swap():
+    plain, swapped = (work(settings=(f"memory.swap={swap}", "algorithm.beta=0.1")) for swap in (False, True))
+    for phase, held in plain.rank_plan(0).phases.items():
+        scratch = residency.SCRATCH - residency.PHASES[phase].roles
+        assert set(held) == set(plain.rank_plan(0).roles) - scratch
+    plan = swapped.rank_plan(0)
+    for phase, held in plan.phases.items():
+        assert set(held) == residency.PHASES[phase].roles & set(plan.roles)
+    assert sum(plan.phases["ref"].values()) == plan.roles["reference"]
+    assert plan.peak < plain.rank_plan(0).peak
+
+
+def test_moments_come_in_blocks(monkeypatch):
+    import mindrlhf.memory.estimate as module
+
+    monkeypatch.setattr(module, "BLOCK_NUMBERS", 4000)
+    plan = work(settings=("memory.swap=True",)).rank_plan(0)
+    largest = max(4000, max(spec.size for spec in parameter_table(MODEL)))
+    assert 0 < plan.phases["update_actor"]["moments"] <= 2 * largest * FLOAT32 < plan.roles["moments"]
+
+
+def test_the_critic_validation_and_remax_have_roles_of_their_own():
+    ppo = work(settings=("algorithm.advantage=gae", "algorithm.updates_per_iteration=2"), lengths=Lengths(20, 10, 50))
+    plan = ppo.rank_plan(0)
+    critic = parameter_count(MODEL.as_critic()) * FLOAT32
+    assert plan.roles["critic"] == plan.roles["critic_gradients"] == critic
+    assert plan.roles["critic_moments"] == 2 * critic
+    assert plan.roles["validation_kv_cache"] == 2 * 4 * 10 * 4 * 96 * 4 * 4
+    order = ("gen", "ref", "old_log_prob", "values", "update_critic", "update_actor", "testing", "export")
+    assert ppo.phases == order
+    remax = work(settings=("algorithm.advantage=remax",)).rank_plan(0)
+    assert remax.roles["kv_cache"] == work().rank_plan(0).roles["kv_cache"] // 64 * (64 + 16)
+
+
+def random_stage(rng: random.Random) -> tuple[Stage, Micro]:
+    tp = rng.choice((1, 2, 4))
+    flags = (rng.random() < 0.7, rng.random() < 0.5)  # the last stage, rows split
+    stage = Stage(MODEL, tp, rng.randint(1, 4), *flags, rng.choice((2, 4)), rng.random() < 0.5)
+    return stage, Micro(rng.randint(1, 8), rng.randint(1, 8), 32 * rng.randint(1, 4), 32 * rng.randint(1, 4))
+
+
+def test_activations_grow_with_every_size():
+    rng = random.Random(0)
+    for _ in range(50):
+        stage, micro = random_stage(rng)
+        grown = [
+            (Stage(**{**vars(stage), "layers": stage.layers + 1}), micro),
+            (stage, Micro(**{**vars(micro), "response": micro.response + 32})),
+            (stage, Micro(**{**vars(micro), "prefix": micro.prefix + 32})),
+            (stage, Micro(**{**vars(micro), "prompts": micro.prompts + 1})),
+        ]
+        for larger in grown:
+            for measure in (update_kept, update_bytes):
+                assert measure(*larger) > measure(stage, micro)
+            assert update_tables(*larger) > update_tables(stage, micro) or stage.fused
+            assert score_bytes(*larger) >= score_bytes(stage, micro)
+        assert score_bytes(stage, micro) > 0
+        assert update_bytes(stage, micro, 3) > update_bytes(stage, micro, 1)
+
+
+# The model that pools of memory were measured with.
+MEASURED = ModelConfig(
+    vocab_size=2048,
+    hidden_size=256,
+    intermediate_size=704,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=64,
+    tie_word_embeddings=True,
+)
+
+
+def test_what_an_update_keeps_is_what_its_graph_was_seen_to_keep():
+    """From graphs of MindSpore 2.9: hidden 256, 2 layers (fused: 4), 2 groups of 64 + 8 x 64 positions (and 8)."""
+    composed = Stage(MEASURED, 1, 2, True, False, 4, False)
+    fused = Stage(MEASURED.model_copy(update={"num_layers": 4}), 1, 4, True, False, 4, True)
+    micro = Micro(2, 8, 64, 64)
+    assert update_kept(composed, micro) == pytest.approx(79.32 * 2**20, rel=0.01)
+    assert update_bytes(composed, micro) == pytest.approx(106 * 2**20, rel=0.06)
+    assert score_bytes(composed, micro) == pytest.approx(24 * 2**20, rel=0.1)
+    assert update_bytes(fused, micro) == pytest.approx(67 * 2**20, rel=0.05)
+    assert update_bytes(fused, Micro(8, 8, 64, 64)) == pytest.approx(262 * 2**20, rel=0.05)
+    assert update_tables(fused, micro) == 0
+    again = Stage(**{**vars(fused), "recompute": True})
+    assert update_bytes(again, Micro(8, 8, 64, 64)) == pytest.approx(110 * 2**20, rel=0.1)
+
+
+def test_the_head_of_an_update_is_there_a_chunk_at_a_time(monkeypatch):
+    """As seen with a vocabulary of 32,768, whose matrix has 32 MiB: chunks of 32 and 64 MiB, and one of 128."""
+    model = MEASURED.model_copy(update={"vocab_size": 32768, "num_layers": 4})
+    stage = Stage(model, 1, 4, True, False, 4, True)
+    for mib, samples, seen in ((32, 4, 258), (64, 4, 251), (256, 2, 236)):
+        monkeypatch.setattr(activations, "chunk_count", partial(chunk_count, limit=mib * 2**18))
+        assert update_bytes(stage, Micro(8, samples, 64, 64)) == pytest.approx(seen * 2**20, rel=0.12)
+
+
+def test_remedies_lower_the_peak_and_name_a_setting_that_does():
+    job = work(lengths=Lengths(500), settings=("rollout.max_new_tokens=256",))
+    now = largest_peak(job)
+    found = remedies(job)
+    again = "train_yaml.recompute_config.recompute=True"
+    assert (again in [remedy.setting for remedy in found]) == job.fused
+    for remedy in found:
+        assert remedy.peak < now
+        settings = [setting for setting in remedy.setting.split() if setting != again]
+        changed = work(lengths=Lengths(500), settings=("rollout.max_new_tokens=256", *settings))
+        if again in remedy.setting:
+            changed = compute_again(changed)
+        assert largest_peak(changed) == remedy.peak
+
+
+TWO_RANKS = (
+    "train_yaml.parallel_config.data_parallel=2",
+    "train_yaml.parallel.enable_parallel_optimizer=True",
+    "infer_yaml.parallel_config.model_parallel=2",
+)
+
+
+@pytest.mark.parametrize(
+    ("workers", "layouts"), [(1, ()), pytest.param(2, TWO_RANKS, marks=[pytest.mark.slow, pytest.mark.msrun])]
+)
+def test_a_run_counts_what_was_planned(tmp_path, capsys, workers, layouts):
+    """Roles and phases of a job with swap, of the rank that has most of each, and the peak of memory."""
+    task = jobs.make_task(tmp_path / "task")
+    settings = ("memory.swap=True", "algorithm.beta=0.1", "algorithm.updates_per_iteration=2", "trainer.total_steps=1")
+    settings = (*settings, "algorithm.reference_sync_steps=1", "trainer.save_freq=1", *layouts)
+    arguments = task.train(tmp_path / "run", *settings)
+    capsys.readouterr()
+    assert main(["plan", *arguments[1:], "--json"]) == 0
+    planned = json.loads(capsys.readouterr().out)["ranks"]
+    if workers == 1:
+        result = jobs.start(arguments)
+        assert result.returncode == 0, result.stderr
+    else:
+        result = run_msrun(workers, [jobs.ONE_STAGE, *arguments[1:]])
+        assert result.returncode == 0, result.logs
+    (row,) = jobs.Run(tmp_path / "run").metrics
+    roles = {name.rpartition("/")[2]: value for name, value in row.items() if name.startswith("swap/role_gb/")}
+    phases = {name.rpartition("/")[2]: value for name, value in row.items() if name.startswith("swap/resident_gb/")}
+    wanted = {role: max(rank["roles"].get(role, 0) for rank in planned) for rank in planned for role in rank["roles"]}
+    assert {role: round(value * residency.GIB) for role, value in roles.items()} == wanted
+    assert {"gen", "ref", "old_log_prob", "update_actor", "sync_ref"} <= set(phases)
+    assert ("reshard" in phases) == (workers > 1)
+    for phase in set(phases) & set(planned[0]["phases"]):
+        held = max(sum(rank["phases"][phase].values()) for rank in planned)
+        assert round(phases[phase] * residency.GIB) == held, phase
+    largest = max(rank["peak"] for rank in planned)
+    assert row["perf/max_memory_allocated_gb"] * residency.GIB == pytest.approx(largest, rel=0.15)
+
+
+def test_numbers_of_a_part_are_those_of_its_shapes():
+    job = work({"model_parallel": 2}, {"model_parallel": 2})
+    plan, part = job.rank_plan(1), job.trains[1]
+    assert plan.roles["gradients"] == FLOAT32 * sum(prod(part.shape(spec)) for spec in part.specs)

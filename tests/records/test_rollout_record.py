@@ -1,0 +1,169 @@
+"""Rollouts with rewards, written as a MindRecord and read back."""
+
+import numpy as np
+import pytest
+
+from mindrlhf.errors import UserError
+from mindrlhf.records.rollout_record import SCHEMA, read_rollout_record, rows_of, to_columns, write_rollout_record
+from mindrlhf.types import Experience, Prompt, Rollout, RolloutGroup
+
+NAN = float("nan")
+REASONS = ("eos", "length", "stop")
+
+
+def experience(prompt, lengths, rewards, by_function, seed=0):
+    rng = np.random.default_rng([prompt.id, seed])
+    rollouts = tuple(
+        Rollout(
+            prompt_id=prompt.id,
+            sample_index=i,
+            response_ids=rng.integers(0, 151936, n).astype(np.int32),
+            behaviour_log_probs=-rng.random(n).astype(np.float32),
+            policy_log_probs=-rng.random(n).astype(np.float32) * 2,
+            finish_reason=REASONS[i % 3],
+            seed=2**40 + seed,
+        )
+        for i, n in enumerate(lengths)
+    )
+    count = len(lengths)
+    return Experience(
+        group=RolloutGroup(prompt, rollouts),
+        rewards=np.array(rewards, np.float32),
+        rewards_by_function={name: np.array(values, np.float32) for name, values in by_function.items()},
+        advantages=rng.random(count).astype(np.float32),
+        reference_log_probs=tuple(rollout.policy_log_probs for rollout in rollouts),
+    )
+
+
+@pytest.fixture
+def steps():
+    """Two steps; in the first, prompt 7 comes twice in a row, once with a reward that nobody gave."""
+    first = Prompt(
+        7, np.array([5, 1, 9], np.int32), {"task": "gsm8k", "question": "Wie viel? 🙂", "ground_truth": "-1,5"}
+    )
+    second = Prompt(2**40, np.array([3], np.int32), {})
+    by = {"gsm8k": [1.0, 0.0, NAN], "format": [0.1, NAN, 1 / 3]}
+    return [
+        (
+            1,
+            [
+                experience(first, (4, 1, 30), [1.1, 0.0, 1 / 3], by),
+                experience(first, (2, 2, 2), [NAN, 0.5, -1.0], by, seed=1),
+                experience(second, (1, 8, 3), [NAN, NAN, NAN], {"gsm8k": [NAN] * 3, "format": [NAN] * 3}),
+            ],
+        ),
+        (4, [experience(first, (3, 3, 3), [0.0, 0.0, 0.0], {}, seed=2)]),
+    ]
+
+
+def write(path, steps):
+    return write_rollout_record(
+        path, [row for step, experiences in steps for row in rows_of(to_columns(step, experiences))]
+    )
+
+
+def assert_same(got: Experience, expected: Experience):
+    prompt, other = got.group.prompt, expected.group.prompt
+    assert (prompt.id, dict(prompt.fields)) == (other.id, dict(other.fields))
+    for mine, its in [(prompt.token_ids, other.token_ids), (got.rewards, expected.rewards)]:
+        assert mine.dtype == its.dtype
+        np.testing.assert_array_equal(mine, its)
+    assert list(got.rewards_by_function) == list(expected.rewards_by_function)
+    for name, values in expected.rewards_by_function.items():
+        assert got.rewards_by_function[name].dtype == np.float32
+        np.testing.assert_array_equal(got.rewards_by_function[name], values)
+    for mine, its in zip(got.group.rollouts, expected.group.rollouts, strict=True):
+        assert (mine.prompt_id, mine.sample_index, mine.finish_reason, mine.seed) == (
+            its.prompt_id,
+            its.sample_index,
+            its.finish_reason,
+            its.seed,
+        )
+        for field in ("response_ids", "behaviour_log_probs", "policy_log_probs"):
+            assert getattr(mine, field).dtype == getattr(its, field).dtype
+            np.testing.assert_array_equal(getattr(mine, field), getattr(its, field))
+    # A replay computes these from its own settings.
+    np.testing.assert_array_equal(got.advantages, np.zeros(len(expected.rewards), np.float32))
+    assert got.reference_log_probs is got.old_log_probs is None
+
+
+def test_what_is_read_is_what_was_written(tmp_path, steps):
+    path = tmp_path / "rollouts.mindrecord"
+    assert write(path, steps) == 12
+    back = read_rollout_record(path)
+    assert [step for step, _ in back] == [1, 4]
+    for (_, got), (_, expected) in zip(back, steps, strict=True):
+        assert len(got) == len(expected)
+        for mine, its in zip(got, expected, strict=True):
+            assert_same(mine, its)
+
+
+def test_groups_of_one_of_the_same_prompt_stay_apart(tmp_path, steps):
+    prompt = steps[0][1][0].group.prompt
+    groups = [experience(prompt, (n,), [float(n)], {"f": [float(n)]}, seed=n) for n in (1, 2, 3)]
+    write(tmp_path / "one.mindrecord", [(0, groups)])
+    [(step, back)] = read_rollout_record(tmp_path / "one.mindrecord")
+    assert step == 0
+    assert [len(e.group.rollouts) for e in back] == [1, 1, 1]
+    for mine, its in zip(back, groups, strict=True):
+        assert_same(mine, its)
+
+
+def test_a_group_whose_first_samples_are_missing_is_not_joined_to_its_neighbour(tmp_path, steps):
+    """Rows may have been filtered: another prompt begins another group, whatever its first sample index."""
+    rows = rows_of(to_columns(*steps[0]))
+    kept = [rows[6], rows[7], *rows[5:6], rows[0]]  # prompt 2**40: 0 and 1; prompt 7: 2, then 0
+    write_rollout_record(tmp_path / "some.mindrecord", kept)
+    [(_, back)] = read_rollout_record(tmp_path / "some.mindrecord")
+    seen = [(e.group.prompt.id, [r.sample_index for r in e.group.rollouts]) for e in back]
+    assert seen == [(2**40, [0, 1]), (7, [2]), (7, [0])]
+
+
+def test_rows_are_what_the_schema_says(steps):
+    rows = rows_of(to_columns(*steps[0]))
+    assert len(rows) == 9
+    for row in rows:
+        assert list(row) == list(SCHEMA)
+    assert [row["sample_index"] for row in rows] == [0, 1, 2] * 3
+    assert {row["step"] for row in rows} == {1}
+
+
+def test_another_mindrecord_is_refused(tmp_path, steps):
+    from mindrlhf.data.mindrecord import write_columns
+
+    write_columns(tmp_path / "x.mindrecord", {"step": {"type": "int64"}}, [{"step": 1}])
+    with pytest.raises(UserError, match="has no column prompt_id"):
+        read_rollout_record(tmp_path / "x.mindrecord")
+    with pytest.raises(UserError, match="no such MindRecord"):
+        read_rollout_record(tmp_path / "absent.mindrecord")
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        ("fields", "[" * 300 + "]" * 300, "more than 200 levels"),
+        ("fields", "[1]", "has no attribute 'values'"),
+        ("fields", '{"task": 1}', "a task field is not text"),
+        ("rewards_by_function", '{"f": "1"}', "a function's reward is not a number"),
+        ("rewards_by_function", "{", "Expecting"),
+        ("rewards_by_function", '{"other": 1}', "'f'"),
+        ("finish_reason", "never", "finish_reason is 'never'"),
+        ("response_ids", np.array([3, -1], np.int32), "a token id is not between"),
+        ("response_ids", np.array([3, 4, 5], np.int32), "behaviour_log_probs are not 3 finite numbers"),
+        ("prompt_ids", np.array([], np.int32), "a prompt or response is empty"),
+        ("policy_log_probs", np.array([0, np.nan], np.float32), "policy_log_probs are not 2 finite numbers"),
+    ],
+)
+def test_rows_that_no_run_wrote_are_refused(tmp_path, column, value, message):
+    prompt = Prompt(7, np.array([1, 2], np.int32), {"task": "t"})
+    rows = rows_of(to_columns(3, [experience(prompt, (2, 2), [0.0, 1.0], {"f": [0.0, 1.0]})]))
+    write_rollout_record(tmp_path / "x.mindrecord", [rows[0], rows[1] | {column: value}])
+    with pytest.raises(UserError, match=r"holds no rollouts that a run wrote \(step 3, prompt 7: ") as caught:
+        read_rollout_record(tmp_path / "x.mindrecord")
+    assert message in str(caught.value)
+
+
+def test_steps_out_of_order_are_refused(tmp_path, steps):
+    write(tmp_path / "x.mindrecord", steps[::-1])
+    with pytest.raises(UserError, match=r"x\.mindrecord: holds no rollouts that a run wrote \(step 1 after step 4\)"):
+        read_rollout_record(tmp_path / "x.mindrecord")

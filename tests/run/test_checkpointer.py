@@ -1,0 +1,262 @@
+"""When a run is saved, what is restored, and how it ends before its last step; without a model."""
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import jobs
+import numpy as np
+import pytest
+from mindspore import Parameter, Tensor
+from sharded_files import layout_of
+from training_states import TOKEN, arrays_of
+
+from mindrlhf import backend
+from mindrlhf.checkpoint.finite import first_not_finite
+from mindrlhf.checkpoint.resume import choose, locate
+from mindrlhf.checkpoint.store import CheckpointStore
+from mindrlhf.configs.grpo import TrainerSettings
+from mindrlhf.errors import UserError
+from mindrlhf.run import stop
+from mindrlhf.run.checkpointer import Keeper
+from mindrlhf.run.stop import Agreement, Stopped
+
+
+class Counter:
+    """Something with state that every step changes; also as bulk."""
+
+    def __init__(self):
+        self.value = 0
+
+    def state_dict(self):
+        return {"value": self.value}
+
+    def load_state_dict(self, state):
+        self.value = state["value"]
+
+    def snapshot(self):
+        return self.value
+
+    def encode(self, snapshot):
+        return str(snapshot).encode()
+
+    def decode(self, content):
+        self.value = int(content)
+
+
+class Run:
+    """A keeper over small arrays that count the steps, and what may ask it to stop."""
+
+    def __init__(self, folder, total=6, **settings):
+        settings = TrainerSettings(**settings)
+        self.signals = SimpleNamespace(wanted=False)
+        self.parameters = {
+            kind: {name: Parameter(Tensor(array), name=f"{kind}.{name}") for name, array in named.items()}
+            for kind, named in arrays_of(0).items()
+        }
+        self.counter, self.bulk = Counter(), Counter()
+        self.folder = folder
+        store = CheckpointStore(folder, 0, 1, TOKEN, settings.save_max_ckpt_num, settings.async_save)
+        agreement = Agreement(self.signals, lambda flags: flags, True, settings.max_host_memory_gb)
+        groups = self.groups = {kind: (layout_of(), named) for kind, named in self.parameters.items()}
+        stateful, bulk, hf = {"counter": self.counter}, {"bulk": self.bulk}, {"config.json": b"{}"}
+        self.settled = []  # the checkpoints that there were each time
+
+        def settle():
+            self.settled.append(self.steps())
+
+        self.keeper = Keeper(settings, total, store, agreement, groups, stateful, bulk, {}, hf, nullcontext, settle)
+
+    def step(self, step, metrics=None, failed=False):
+        """What a step does: everything moves, then the keeper looks."""
+        for named in self.parameters.values():
+            for parameter in named.values():
+                backend.write(parameter, backend.read(parameter) + 1)
+        self.counter.value, self.bulk.value = step, 10 * step
+        update = SimpleNamespace(result=SimpleNamespace(failed=failed))
+        self.keeper.after_step(step, metrics or {}, [update])
+
+    def steps(self):
+        return sorted(int(path.name[5:]) for path in self.folder.glob("step_*"))
+
+
+def test_saved_every_so_often_and_at_the_end(tmp_path):
+    run = Run(tmp_path, total=7, save_freq=3)
+    for step in range(1, 8):
+        run.step(step)
+    run.keeper.finish()
+    assert run.steps() == [3, 6, 7]
+    never = Run(tmp_path / "none", total=2)
+    never.step(1)
+    never.step(2)
+    assert never.steps() == []
+
+
+@pytest.mark.usefixtures("memory")
+@pytest.mark.parametrize("async_save", [False, True])
+def test_a_resumed_run_has_everything(tmp_path, async_save):
+    run = Run(tmp_path, save_freq=2, async_save=async_save)
+    for step in (1, 2, 3, 4):
+        run.step(step)
+    run.keeper.finish()
+    other = Run(tmp_path, save_freq=2)
+    checkpoint, _ = choose(locate(tmp_path))
+    other.keeper.restore(checkpoint, 0)
+    assert other.keeper.first_step == 5
+    assert (other.counter.value, other.bulk.value) == (4, 40)
+    for kind in ("exp_avg", "exp_avg_sq"):  # the weights are read when they are made
+        for name, parameter in run.parameters[kind].items():
+            assert backend.read(other.parameters[kind][name]).tobytes() == backend.read(parameter).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "state"),
+    [
+        ("counter", 3),
+        ("counter", {}),
+        ("counter", {"value": "3"}),
+        ("counter", {"value": -3}),
+        ("counter", {"value": True}),
+        ("counter", {"value": 10**400}),
+        ("bad_updates", {"in_row": [1]}),
+        ("bad_updates", {"in_row": float("nan")}),
+        ("best", {"metric": None, "value": {}, "step": None}),
+    ],
+)
+def test_counters_that_no_run_saves(tmp_path, name, state):
+    run = Run(tmp_path, save_freq=1)
+    run.step(1)
+    checkpoint, _ = choose(locate(tmp_path))
+    checkpoint.counters[name] = state
+    with pytest.raises(UserError, match=rf"state\.json: does not hold what a run saves \(counters\.{name}: ValueError"):
+        run.keeper.restore(checkpoint, 0)
+
+
+def test_a_bulky_state_that_no_run_saves(tmp_path):
+    run = Run(tmp_path, save_freq=1)
+    run.step(1)
+    checkpoint, _ = choose(locate(tmp_path))
+    (checkpoint.folder / "bulk").write_bytes(b"no number")
+    with pytest.raises(UserError, match=r"does not hold what a run saves \(the file bulk: ValueError"):
+        run.keeper.restore(checkpoint, 0)
+
+
+@pytest.mark.parametrize(("mode", "kept"), [("max", 2), ("min", 3)])
+def test_the_best_step_is_kept(tmp_path, mode, kept):
+    settings = {"save_best_metric": "val-core/x/acc/mean@1", "save_best_mode": mode, "save_max_ckpt_num": 1}
+    run = Run(tmp_path, **settings)
+    for step, value in enumerate((0.4, 0.9, 0.1, 0.5, None, float("nan")), start=1):
+        run.step(step, {"actor/loss": 1.0} if value is None else {settings["save_best_metric"]: value})
+    assert locate(tmp_path / "best")[0].name == f"step_00000{kept}"
+
+
+def test_what_a_checkpoint_vouches_for_is_written_before_it(tmp_path):
+    run = Run(tmp_path, save_freq=2, async_save=False, save_max_ckpt_num=9)
+    for step in range(1, 5):
+        run.step(step)
+    assert run.settled == [[], [2]]
+    run.keeper.finish()
+
+
+def test_a_best_metric_that_does_not_exist(tmp_path):
+    run = Run(tmp_path, save_best_metric="critic/reward/mean")
+    with pytest.raises(UserError, match=r"there is no such metric; did you mean critic/rewards/mean\?"):
+        run.step(1, {"critic/rewards/mean": 1.0, "actor/loss": 0.0})
+
+
+def test_a_wish_to_stop_after_a_step(tmp_path):
+    run = Run(tmp_path)
+    run.step(1)
+    run.signals.wanted = True
+    with pytest.raises(Stopped, match=r"after step 2 of 6 is saved in .*--resume_training auto"):
+        run.step(2)
+    assert run.steps() == [2]
+
+
+def test_a_step_that_is_left_half_way_is_not_saved(tmp_path):
+    """What has moved since the last step's end is not in the checkpoint."""
+    run = Run(tmp_path, save_freq=5)
+    run.step(1)
+    run.counter.value, run.bulk.value = 99, 99
+    run.keeper.within_phase()
+    run.signals.wanted = True
+    with pytest.raises(Stopped, match="after step 1 of 6"):
+        run.keeper.within_phase()
+    checkpoint, _ = choose(locate(tmp_path))
+    assert (checkpoint.step, checkpoint.counters["counter"], checkpoint.companion("bulk")) == (1, {"value": 1}, b"10")
+
+
+def test_nothing_to_save_before_the_first_step(tmp_path):
+    run = Run(tmp_path)
+    run.signals.wanted = True
+    with pytest.raises(Stopped, match="nothing to save; start again with the same command"):
+        run.keeper.between_phases()
+    assert run.steps() == []
+
+
+def test_updates_that_cannot_be_applied(tmp_path):
+    """Counted in a row, across a resume too; the state is saved when the run stops."""
+    run = Run(tmp_path, max_bad_updates=3, save_freq=1)
+    for step, failed in enumerate((True, True, False, True, True), start=1):
+        run.step(step, failed=failed)
+    run.keeper.finish()
+    resumed = Run(tmp_path, max_bad_updates=3)
+    resumed.keeper.restore(choose(locate(tmp_path))[0], 0)
+    with pytest.raises(UserError, match=r"step 6: 3 updates in a row were skipped.*after step 6 of 6 is saved"):
+        resumed.step(6, failed=True)
+    assert resumed.steps()[-1] == 6
+
+
+@pytest.mark.parametrize("kind", ["model", "critic"])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_spoiled_weights_replace_no_good_ones(tmp_path, kind, value):
+    run = Run(tmp_path, save_freq=1)
+    run.parameters["critic"] = {
+        name: Parameter(Tensor(backend.read(parameter)), name=f"critic.{name}")
+        for name, parameter in run.parameters["model"].items()
+    }
+    run.groups["critic"] = (layout_of(), run.parameters["critic"])
+    run.step(1)
+    *_, (last, parameter) = run.parameters[kind].items()
+    array = np.array(backend.read(parameter))
+    array.reshape(-1)[-1] = value
+    backend.write(parameter, array)
+    before = jobs.files(tmp_path)
+    with pytest.raises(UserError, match=rf"step 2: the {kind}'s parameter {last} holds NaN .*step_000001 is whole"):
+        run.step(2)
+    assert jobs.files(tmp_path) == before
+    run.signals.wanted = True
+    with pytest.raises(UserError, match=r"lower optimizer\.lr"):  # a wish to stop saves it no more than a step does
+        run.keeper.between_phases()
+
+
+def test_the_first_parameter_of_all_ranks_is_named():
+    names = ["a", "b", "c", "d"]
+    good, large = np.zeros((2, 3), np.float32), np.full(8, 3e38, np.float32)
+    bad = np.array([1.0, np.nan, 2.0], np.float32)
+
+    def ranks(*others):
+        """All ranks' maximum, where the others have found these places."""
+        return lambda own: np.maximum(own, max((-place for place in others), default=own))
+
+    assert first_not_finite({"a": good, "b": large}, names, ranks()) is None, "a sum may overflow by itself"
+    assert first_not_finite({"a": good, "c": bad, "d": bad}, names, ranks()) == "c"
+    assert first_not_finite({"a": good, "c": bad}, names, ranks(1)) == "b"
+    assert first_not_finite({"a": good}, names, ranks(3, 4)) == "d"
+
+
+def test_too_much_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(stop, "resident_bytes", lambda: 3 << 30)
+    run = Run(tmp_path, max_host_memory_gb=4)
+    run.step(1)
+    monkeypatch.setattr(stop, "resident_bytes", lambda: 5 << 30)
+    with pytest.raises(UserError, match=r"uses 5.0 GiB, and trainer.max_host_memory_gb is 4; .* is saved in"):
+        run.step(2)
+    assert run.steps() == [2]
+
+
+def test_one_rank_stops_all():
+    signals = SimpleNamespace(wanted=False)
+    others = Agreement(signals, lambda flags: np.maximum(flags, 1.0), False)
+    assert others.stop()
+    signals.wanted = True
+    assert not others.stop_now()  # the others would wait for this one

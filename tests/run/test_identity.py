@@ -1,0 +1,51 @@
+"""What makes a run this one: a checkpoint is refused when what its prompts are compared with has changed."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from mindrlhf.configs.grpo import GRPOConfig
+from mindrlhf.configs.model import ModelConfig
+from mindrlhf.errors import UserError
+from mindrlhf.run.identity import check_identity, run_identity
+from mindrlhf.types import Prompt
+
+MODEL = ModelConfig(
+    vocab_size=32, hidden_size=16, intermediate_size=20, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=4
+)
+JOB = SimpleNamespace(config=GRPOConfig(), model=MODEL, reference_path=None)
+
+
+def identity(*truths, ids=(1, 2, 3)):
+    tokens = np.array(ids, np.int32)
+    fields = [{} if truth is None else {"ground_truth": truth} for truth in truths]
+    return run_identity(JOB, [Prompt(row, tokens, given) for row, given in enumerate(fields)])
+
+
+def check(saved, run):
+    check_identity(SimpleNamespace(folder=Path("step_000002"), run=saved), run, rank=1)
+
+
+def test_the_same_prompts_and_ground_truths_go_on():
+    check(identity("5", "7", None), identity("5", "7", None))
+
+
+@pytest.mark.parametrize("truths", [("5", "8"), ("57", ""), ("7", "5"), ("5", None)])
+def test_other_ground_truths_are_refused(truths):
+    with pytest.raises(
+        UserError, match=r"step_000002: was trained on the same prompts with other ground truths; resume"
+    ):
+        check(identity("5", "7"), identity(*truths))
+
+
+def test_other_prompts_are_refused_first():
+    with pytest.raises(UserError, match="was trained on other prompts"):
+        check(identity("5"), identity("7", ids=(1, 2)))
+
+
+def test_an_earlier_checkpoint_says_nothing_of_them():
+    saved = identity("5")
+    del saved["prompts"]["ground_truths_crc32"]
+    check(saved, identity("7"))
