@@ -58,7 +58,7 @@ def measure(args, work, folder: Path) -> tuple[dict[int, float], int]:
 
     from mindrlhf.backend.process.launch import launch
     from mindrlhf.commands import train
-    from mindrlhf.trainer.build import check
+    from mindrlhf.trainer.check import check
 
     parser = argparse.ArgumentParser()
     train.add_arguments(parser)
@@ -68,7 +68,7 @@ def measure(args, work, folder: Path) -> tuple[dict[int, float], int]:
         job = check(parser.parse_intermixed_args(work.train))
         world = stack.enter_context(launch("CPU", worker_count=1))
         from mindrlhf.run.stop import StopSignals
-        from mindrlhf.trainer.assemble import assemble
+        from mindrlhf.trainer.build import assemble
 
         trainer = assemble(job, world, stack, StopSignals())[0]
         for step in range(1, args.steps + 1):

@@ -106,7 +106,7 @@ def measure(args: argparse.Namespace, work: Work) -> dict[str, Any]:
     from mindrlhf.backend.process.launch import launch
     from mindrlhf.commands import train
     from mindrlhf.run.stop import StopSignals
-    from mindrlhf.trainer.build import check
+    from mindrlhf.trainer.check import check
 
     parser = argparse.ArgumentParser()
     train.add_arguments(parser)
@@ -118,7 +118,7 @@ def measure(args: argparse.Namespace, work: Work) -> dict[str, Any]:
         world = stack.enter_context(launch("CPU", worker_count=1))
         from mindrlhf.backend.ceiling import matmul_ceiling
         from mindrlhf.run.stop import StopSignals
-        from mindrlhf.trainer.assemble import assemble
+        from mindrlhf.trainer.build import assemble
 
         trainer = assemble(job, world, stack, StopSignals())[0]
         rows, logs = [], []

@@ -8,9 +8,9 @@ from pathlib import Path
 from mindrlhf import __version__
 from mindrlhf.checkpoint.hf import CARD_FILE
 from mindrlhf.configs.base import Settings
+from mindrlhf.job import Job
 from mindrlhf.metrics.report.run import flatten
 from mindrlhf.models.open import hf_folder
-from mindrlhf.trainer.build import Job
 from mindrlhf.types import Prompt
 
 BASE = "base_model: "

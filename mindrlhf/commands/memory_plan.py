@@ -15,7 +15,7 @@ from mindrlhf.memory.estimate import Lengths, Work, device_limit
 from mindrlhf.models.open import checkpoint_config, open_tokenizer
 from mindrlhf.reshard.plan import plan
 from mindrlhf.rewards.runner import RewardRunner
-from mindrlhf.trainer.build import read_settings
+from mindrlhf.trainer.check import read_settings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

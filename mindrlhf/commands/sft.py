@@ -10,7 +10,8 @@ from mindrlhf.configs.model_yaml import load_model_yaml
 from mindrlhf.configs.validate import check_sft
 from mindrlhf.models.open import checkpoint_config, open_tokenizer
 from mindrlhf.run.outputs import lock_outputs, prepare_outputs
-from mindrlhf.trainer.build import ascend_options, list_unused, split_overrides
+from mindrlhf.trainer.check import split_overrides
+from mindrlhf.trainer.start import ascend_options, list_unused
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

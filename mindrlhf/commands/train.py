@@ -94,6 +94,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     with StopSignals() as signals:
-        from mindrlhf.trainer.build import run_grpo  # imports NumPy, whose threads must not take the signals
+        from mindrlhf.trainer.start import run_grpo  # imports NumPy, whose threads must not take the signals
 
         run_grpo(args, signals)

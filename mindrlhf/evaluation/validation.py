@@ -10,6 +10,7 @@ from mindrlhf.configs.validate import check_lengths
 from mindrlhf.data.mindrecord import read_prompts
 from mindrlhf.evaluation.evaluator import Evaluator, reward_of, write_answers
 from mindrlhf.evaluation.pass_at_k import validation_metrics
+from mindrlhf.job import Job
 from mindrlhf.metrics.progress import Progress
 from mindrlhf.models.open import check_token_ids
 from mindrlhf.models.transformer import Decoder
@@ -17,7 +18,6 @@ from mindrlhf.rewards.runner import RewardRunner
 from mindrlhf.roles.part import Side
 from mindrlhf.rollout.open_engine import open_engine
 from mindrlhf.run.outputs import VALIDATION
-from mindrlhf.trainer.build import Job
 from mindrlhf.training.batch import round_up
 from mindrlhf.types import Prompt
 

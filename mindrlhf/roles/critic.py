@@ -9,6 +9,7 @@ from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.checkpoint.resume import Checkpoint
 from mindrlhf.checkpoint.training_state import CRITIC_WEIGHTS
 from mindrlhf.configs.grpo import CriticSettings
+from mindrlhf.job import Job
 from mindrlhf.models.initialize import build_parameters
 from mindrlhf.models.open import Weights, checkpoint_config, checkpoint_reader
 from mindrlhf.models.parameters import VALUE_HEAD, ParameterSpec
@@ -16,7 +17,6 @@ from mindrlhf.parallel.partition import Partition
 from mindrlhf.roles.part import Side
 from mindrlhf.roles.policy import loss_weights, sequences, warn_of_culprits
 from mindrlhf.roles.weights import open_updater
-from mindrlhf.trainer.build import Job
 from mindrlhf.training.batch import SequenceGroup
 from mindrlhf.training.graphs import Values
 from mindrlhf.training.objective import value_objective

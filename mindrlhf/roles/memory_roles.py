@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from mindrlhf.backend.memory import open_store
+from mindrlhf.job import Job
 from mindrlhf.memory.residency import (
     CACHE,
     CRITIC,
@@ -20,7 +21,6 @@ from mindrlhf.memory.residency import (
 from mindrlhf.roles.critic import Critic
 from mindrlhf.roles.weights import Parameters
 from mindrlhf.rollout.engine import Engine
-from mindrlhf.trainer.build import Job
 from mindrlhf.training.optimizer import AdamW
 from mindrlhf.training.updater import Updater
 

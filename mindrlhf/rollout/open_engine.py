@@ -1,11 +1,11 @@
 """Generation engines of a job: for its rollouts, and for held-out problems."""
 
 from mindrlhf.configs.grpo import SamplingSettings
+from mindrlhf.job import Job
 from mindrlhf.models.open import stop_ids
 from mindrlhf.models.transformer import Decoder
 from mindrlhf.rollout.engine import Engine
 from mindrlhf.rollout.slots import slot_count
-from mindrlhf.trainer.build import Job
 
 
 def open_engine(

@@ -23,13 +23,13 @@ from mindrlhf.checkpoint.training_state import (
 )
 from mindrlhf.configs.grpo import TrainerSettings
 from mindrlhf.errors import UserError
+from mindrlhf.job import Job
 from mindrlhf.parallel.layout import Layout
 from mindrlhf.parallel.partition import Partition
 from mindrlhf.roles.critic import Critic
 from mindrlhf.roles.part import Side
 from mindrlhf.roles.weights import Parameters
 from mindrlhf.run.stop import Agreement, Stopped
-from mindrlhf.trainer.build import Job
 from mindrlhf.training.optimizer import AdamW
 from mindrlhf.training.updater import Update
 

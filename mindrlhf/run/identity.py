@@ -15,7 +15,7 @@ from mindrlhf.checkpoint.manifest import MANIFEST_FILE, step_folders, step_of
 from mindrlhf.checkpoint.resume import Checkpoint, choose, locate
 from mindrlhf.errors import UserError
 from mindrlhf.files.printable import printable
-from mindrlhf.trainer.build import Job
+from mindrlhf.job import Job
 from mindrlhf.types import Prompt
 
 # Fields of the model that a run may change without becoming another one.

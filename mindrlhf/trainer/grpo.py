@@ -32,7 +32,7 @@ from mindrlhf.types import Experience
 
 @dataclass
 class GRPOTrainer:
-    """Everything a step needs, built by `trainer.assemble`; this class only says in which order it happens.
+    """Everything a step needs, built by `trainer.build`; this class only says in which order it happens.
 
     stream, rollouts, sampling: None for a replay. old: scores with the policy before a step's updates; None where the
     first update sees all of a step, and takes its own values. reference, kl: None when beta is 0. critic: None without

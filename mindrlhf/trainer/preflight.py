@@ -21,13 +21,13 @@ from mindrlhf.configs.grpo import GRPOConfig
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
+from mindrlhf.job import Job
 from mindrlhf.memory.estimate import Lengths, Work, device_limit
 from mindrlhf.metrics.trackers import check_installed
 from mindrlhf.models.open import stop_ids
 from mindrlhf.models.parameters import parameter_count
 from mindrlhf.rewards.runner import RewardRunner
 from mindrlhf.run.settings_file import versions
-from mindrlhf.trainer.build import Job
 from mindrlhf.types import Prompt
 
 _log = logging.getLogger(__name__)

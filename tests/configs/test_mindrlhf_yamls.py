@@ -3,7 +3,7 @@
 import pytest
 
 from mindrlhf.configs.model_yaml import load_model_yaml
-from mindrlhf.trainer.build import list_unused
+from mindrlhf.trainer.start import list_unused
 
 TRAIN = """
 seed: 42

@@ -25,7 +25,7 @@ from documentation import SMALL, Command
 from mindrlhf import cli
 from mindrlhf.configs.grpo import SamplingSettings
 from mindrlhf.configs.loading import load_settings
-from mindrlhf.trainer import build
+from mindrlhf.trainer import check as build
 
 # Beginning of a command -> why it is not run here.
 NOT_HERE = {

@@ -158,9 +158,9 @@ def _main() -> int:
 
 def _note_phases() -> None:
     from mindrlhf.backend.process.launch import is_first_process
-    from mindrlhf.trainer import build
+    from mindrlhf.trainer import start
 
-    launch, log = build.launch, os.open(os.environ["PHASE_LOG"], os.O_WRONLY | os.O_APPEND)
+    launch, log = start.launch, os.open(os.environ["PHASE_LOG"], os.O_WRONLY | os.O_APPEND)
     _noting.step = 0
     if is_first_process():
         os.write(log, b'[0, "start"]\n')
@@ -181,7 +181,7 @@ def _note_phases() -> None:
             StepReport.write = _noting(log, "report", StepReport.write)
         return world
 
-    build.launch = launched
+    start.launch = launched
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from step_parts import experience, on_ranks
 from mindrlhf.algorithms.aggregation import MODES
 from mindrlhf.configs.grpo import GRPOConfig, TrainSettings
 from mindrlhf.roles.policy import PolicyUpdates, sequences
-from mindrlhf.trainer.assemble import open_objective
+from mindrlhf.trainer.build import open_objective
 from mindrlhf.training.batch import cut
 from mindrlhf.training.graphs import PolicyLogProbs
 from mindrlhf.training.optimizer import AdamW

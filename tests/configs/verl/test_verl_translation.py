@@ -15,7 +15,7 @@ from mindrlhf.configs.validate_algorithm import check_algorithm
 from mindrlhf.configs.verl.table import FILE_DEFAULTS, VERL_DEFAULTS
 from mindrlhf.configs.verl.translation import translate
 from mindrlhf.errors import UserError
-from mindrlhf.trainer.build import from_verl
+from mindrlhf.trainer.check import from_verl
 
 GRPO = r"""
     python3 -m verl.trainer.main_ppo \

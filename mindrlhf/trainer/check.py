@@ -1,0 +1,128 @@
+"""From the command line to a checked job, before MindSpore is even imported."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from mindrlhf.backend.process.launch import is_first_process, started_workers, under_msrun
+from mindrlhf.commands.train import DEFAULT_FOLDER
+from mindrlhf.configs.grpo import GRPOConfig
+from mindrlhf.configs.loading import load_grpo_config
+from mindrlhf.configs.model import ModelConfig
+from mindrlhf.configs.model_settings import SHAPE_FIELDS
+from mindrlhf.configs.model_yaml import ModelYaml, load_model_yaml
+from mindrlhf.configs.validate import check_grpo
+from mindrlhf.configs.verl.translation import translate
+from mindrlhf.errors import UserError
+from mindrlhf.job import Job
+from mindrlhf.models.open import checkpoint_config, open_tokenizer
+from mindrlhf.run.outputs import prepare_outputs
+
+
+def check(args: argparse.Namespace) -> Job:
+    """Reads and checks all settings. Raises UserError."""
+    args, config, train, infer = read_settings(args)
+    infer_path = args.load_sft_checkpoint_infer
+    policy_path = args.load_sft_checkpoint_train or infer_path
+    reference_path = args.load_ref_checkpoint or policy_path
+    critic_path = args.load_critic_checkpoint or policy_path
+    workers = started_workers()
+    if args.use_parallel and not under_msrun():
+        raise UserError(
+            "--use_parallel is True, and msrun did not start this process; start it with msrun, or set False."
+        )
+    if args.use_parallel is False and workers > 1:
+        raise UserError(f"--use_parallel is False, and msrun started {workers} workers; set it to True.")
+    if not args.replay and not args.mind_dataset_dir:
+        raise UserError("--mind_dataset_dir is missing; give the prompt MindRecord that rlhf_data.py wrote.")
+    hf = checkpoint_config(policy_path)
+    check_is_no_critic(policy_path, hf)
+    model = train.architecture(hf, policy_path)
+    infer_model = infer.architecture(checkpoint_config(infer_path) or hf, infer_path or policy_path)
+    check_grpo(config, train, infer, model, infer_model, workers)
+    if config.algorithm.beta > 0:
+        reference = checkpoint_config(reference_path)
+        check_is_no_critic(reference_path, reference)
+        check_same_architecture(reference_path, reference, model, "reference model", "load_ref_checkpoint")
+    if config.algorithm.uses_critic:
+        critic = checkpoint_config(critic_path)
+        check_same_architecture(critic_path, critic, model, "critic", "load_critic_checkpoint")
+    tokenizer = open_tokenizer(args, policy_path)
+    output = prepare_outputs(args.save_ckpt_dir, args.output_dir, args.save_data_file)
+    return Job(args, config, train, infer, model, tokenizer, policy_path, reference_path, critic_path, output)
+
+
+def read_settings(args: argparse.Namespace) -> tuple[argparse.Namespace, GRPOConfig, ModelYaml, ModelYaml]:
+    """The flags with those of `--from-verl`, the run's settings, and the YAMLs that train and generate.
+
+    Raises UserError for what is wrong in one of them by itself.
+    """
+    overrides = split_overrides(args.overrides)
+    if args.from_verl is not None:
+        args, overrides[""] = from_verl(args, overrides[""])
+    train = load_model_yaml(args.sft_path_train, overrides["train_yaml"])
+    infer = load_model_yaml(args.sft_path_infer, overrides["infer_yaml"])
+    config = load_grpo_config(args.grpo_config, overrides[""], infer.sampling_defaults())
+    return args, with_resume(config, args.resume_training), train, infer
+
+
+def from_verl(args: argparse.Namespace, overrides: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Flags and overrides with those of `--from-verl` beneath them; the first process says what became of it."""
+    translation = translate(args.from_verl)
+    if is_first_process():
+        print(translation, flush=True)
+    merged = dict(vars(args))
+    for name, value in translation.flags.items():
+        if merged[name] is None or merged[name] is DEFAULT_FOLDER:
+            merged[name] = Path(value) if merged[name] is DEFAULT_FOLDER else value
+    return argparse.Namespace(**merged), [*translation.overrides, *overrides]
+
+
+def with_resume(config: GRPOConfig, flag: str | None) -> GRPOConfig:
+    """The settings with what `--resume_training` says: auto or True, never or False, or a path."""
+    if flag is None:
+        return config
+    modes = {"auto": "auto", "true": "auto", "never": "disable", "false": "disable"}
+    mode = modes.get(flag.lower(), "resume_path")
+    path = flag if mode == "resume_path" else None
+    trainer = config.trainer.model_copy(update={"resume_mode": mode, "resume_from_path": path})
+    return config.model_copy(update={"trainer": trainer})
+
+
+def check_same_architecture(
+    path: str | None, stored: ModelConfig | None, model: ModelConfig, what: str, flag: str
+) -> None:
+    """A checkpoint is of the architecture that is trained: shapes alone would not tell its rotary base."""
+    for name in SHAPE_FIELDS.values() if stored else ():
+        if name == "tie_word_embeddings" and stored.value_head:
+            continue
+        theirs, ours = getattr(stored, name), getattr(model, name)
+        if theirs != ours:
+            raise UserError(
+                f"{path}: the {what}'s {name} is {theirs}, and the model that is trained has {ours}; "
+                f"give --{flag} a checkpoint of the same architecture."
+            )
+
+
+def check_is_no_critic(path: str | None, model: ModelConfig | None) -> None:
+    """What generates or is compared with has a vocabulary head."""
+    if model is not None and model.value_head:
+        raise UserError(
+            f"{path}: is a critic, which has no vocabulary head; give it as --load_critic_checkpoint, and a language "
+            "model here."
+        )
+
+
+def split_overrides(
+    overrides: Sequence[str], yamls: Sequence[str] = ("train_yaml", "infer_yaml")
+) -> dict[str, list[str]]:
+    """`train_yaml.group.key=value` and `infer_yaml.group.key=value` without their prefix; the rest under "".
+
+    The prefix sends an override to a model YAML instead of the run's own settings.
+    """
+    split: dict[str, list[str]] = {"": [], **{name: [] for name in yamls}}
+    for override in overrides:
+        prefix, _, rest = override.partition(".")
+        name = prefix if prefix in yamls else ""
+        split[name].append(rest if name else override)
+    return split
