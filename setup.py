@@ -18,6 +18,7 @@ REQUIRES = [
     "protobuf<8",  # MindSpore ships classes of an old protobuf compiler; 7 still reads them, a later one may not
     "tokenizers==0.22.2",  # transformers 4.57.1, which MindFormers 1.9.0 wants, takes 0.22 and nothing newer
     "math-verify==0.9.0",  # rewards change when its parser does
+    "sympy>=1.13",  # what math-verify computes with, and the math reward limits; MindSpore and it choose the version
     "sentencepiece==0.2.3",  # `tokenizer.model` files
     "pydantic==2.14.3",  # settings
     "annotated-types>=0.6",  # pydantic's constraints, named in messages; pydantic chooses the version

@@ -22,7 +22,7 @@ COMMANDS = {
     "synthesize": ("synthesize", "generate a practice task and a small tokenizer"),
     "sft": ("sft", "supervised fine-tuning on (prompt, answer) MindRecords: the warm start"),
     "train": ("train", "GRPO training"),
-    "plan": ("plan", "what a training job would hold, compute and move, before it is started"),
+    "plan": ("memory_plan", "what a training job would hold, compute and move, before it is started"),
     "eval": ("evaluate", "accuracy of a model on a prompt MindRecord"),
     "report": ("report", "runs as one HTML page, live or as a file; or whether two runs agree"),
     "show": ("show", "prompts, answers and rewards of a step, in the terminal"),

@@ -248,7 +248,7 @@ def test_clean_removes_what_a_killed_process_left(tmp_path):
     for name in (".keep", ".a.tmp", "b.0123abcd.tmp", ".c.0123abcd.tmp.x.y"):
         (tmp_path / name).write_text("somebody's")
     script = (
-        "import os, sys; from pathlib import Path; from mindrlhf.checkpoint import atomic\n"
+        "import os, sys; from pathlib import Path; from mindrlhf.files import atomic\n"
         "at = Path(sys.argv[1])\n"
         "with atomic.atomic_file(at / 'a.json') as a, atomic.atomic_files(at) as b, \\\n"
         "        atomic.atomic_folder(at / 'c') as c:\n"
