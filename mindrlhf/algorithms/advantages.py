@@ -1,4 +1,4 @@
-"""Advantages from rewards: one call shape for every method, on the whole step's batch.
+"""Advantages from rewards: one call shape for all methods, on whole batches.
 
 `compute_advantages(name, RewardBatch(...), **options)` takes all groups of a step, gathered over the data-parallel
 ranks, so that no statistic depends on how prompts were spread, and returns one entry per group, in order, each with one
@@ -69,7 +69,9 @@ ADVANTAGES: Methods[AdvantageMethod] = Methods("advantage", AdvantageMethod)
 
 @dataclass(frozen=True, eq=False)
 class RewardBatch:
-    """All groups of one step. Outer sequences run over groups (sizes may differ), inner ones over a group's samples.
+    """Rewards, lengths and values of all groups of one step.
+
+    Outer sequences run over groups (sizes may differ), inner ones over a group's samples.
 
     rewards: float[G] per group; NaN where a sample abstained.
     lengths: int[G] per group, response tokens; for opo, reinforce_plus_plus(_baseline), remax, gae.
@@ -89,7 +91,7 @@ class RewardBatch:
     function_weights: Mapping[str, float] | None = None
 
     def scores(self) -> list[np.ndarray]:
-        """float64[G] per group: the whole reward of each sample, token rewards included."""
+        """Total reward of each sample, token rewards included: float64[G] per group."""
         scores = [np.asarray(rewards, np.float64) for rewards in self.rewards]
         if self.token_rewards is None:
             return scores
@@ -99,7 +101,10 @@ class RewardBatch:
         ]
 
     def require(self, field: str):
-        """The named field. Raises ValueError where the caller left it out though the method needs it."""
+        """Return the named field.
+
+        Raises ValueError where the caller left it out though the method needs it.
+        """
         value = getattr(self, field)
         if value is None:
             raise ValueError(f"this advantage needs RewardBatch.{field}")
@@ -107,7 +112,10 @@ class RewardBatch:
 
 
 def _fill(scores: np.ndarray, rule: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """`rule` on the valid scores of a group, 0 for the others; all 0 where fewer than two are valid or none differs."""
+    """Apply `rule` to the valid scores of a group; the others get 0.
+
+    All get 0 where fewer than two scores are valid or all are equal.
+    """
     advantages = np.zeros(scores.shape)
     valid = np.isfinite(scores)
     if np.count_nonzero(valid) > 1 and np.ptp(scores[valid]) > 0:
@@ -116,7 +124,7 @@ def _fill(scores: np.ndarray, rule: Callable[[np.ndarray], np.ndarray]) -> np.nd
 
 
 def _std(values: np.ndarray) -> np.ndarray:
-    """Unbiased std over the last axis; exactly 0 where values are equal, without the residue of rounding."""
+    """Compute the unbiased std over the last axis; exactly 0 for equal values."""
     if values.shape[-1] < 2:
         return np.zeros(values.shape[:-1])
     return np.where(np.ptp(values, axis=-1) > 0, values.std(axis=-1, ddof=1), 0.0)
@@ -129,7 +137,7 @@ def _others(rewards: np.ndarray) -> np.ndarray:
 
 
 def _normalise(groups: list[np.ndarray], std: str, leave_one_out: bool, eps: float) -> list[np.ndarray]:
-    """(score - mean) / (std + eps) for each group; see `grpo` for the options."""
+    """Normalise the scores of each group; options as in `grpo`."""
     pooled = np.concatenate(groups) if groups else np.zeros(0)
     batch_std = _std(pooled[np.isfinite(pooled)])
 
@@ -155,7 +163,9 @@ def grpo(
     per_function: PerFunction = False,
     eps: Eps = 1e-6,
 ) -> list[np.ndarray]:
-    """(r - mean) / (std + eps) in each group, std unbiased (DeepSeekMath, arXiv 2402.03300, section 4.1.2).
+    """Group-normalised advantage (r - mean) / (std + eps) (DeepSeekMath, arXiv 2402.03300, section 4.1.2).
+
+    The std is unbiased.
 
     std: "group"; "batch" for the std of all rewards of the batch, the mean staying the group's; "none" for no division.
     leave_one_out: mean (and group std) over the other samples of the group; undivided where those do not differ.
@@ -185,19 +195,19 @@ def grpo(
 
 @ADVANTAGES.register(compares=True)
 def dr_grpo(batch: RewardBatch) -> list[np.ndarray]:
-    """r - mean of the group (Dr. GRPO, arXiv 2503.20783)."""
+    """Reward minus the group's mean (Dr. GRPO, arXiv 2503.20783)."""
     return _normalise(batch.scores(), "none", False, 0.0)
 
 
 @ADVANTAGES.register(compares=True)
 def rloo(batch: RewardBatch) -> list[np.ndarray]:
-    """r - mean of the group's other samples (RLOO, arXiv 2402.14740)."""
+    """Reward minus the mean of the group's other samples (RLOO, arXiv 2402.14740)."""
     return _normalise(batch.scores(), "none", True, 0.0)
 
 
 @ADVANTAGES.register(compares=True)
 def opo(batch: RewardBatch) -> list[np.ndarray]:
-    """r - mean of the group weighted by response lengths (OPO, arXiv 2505.23585)."""
+    """Reward minus the length-weighted mean of the group (OPO, arXiv 2505.23585)."""
     lengths = [np.asarray(length, np.float64) for length in batch.require("lengths")]
 
     def one(scores, length):
@@ -209,8 +219,11 @@ def opo(batch: RewardBatch) -> list[np.ndarray]:
 
 @ADVANTAGES.register(compares=True)
 def gpg(batch: RewardBatch, *, f_norm: float = 1.0) -> list[np.ndarray]:
-    """alpha * (r - mean of the group) / f_norm, alpha = samples / samples with a reward other than 0 (GPG, arXiv
-    2504.02546, scales for the part of the batch that gives no gradient; this measure of it is verl's)."""
+    """Scaled reward minus the group's mean (GPG, arXiv 2504.02546).
+
+    The value is alpha * (r - mean of the group) / f_norm, alpha = samples / samples with a reward other than 0. In
+    the paper, alpha corrects for the part of the batch that gives no gradient; this measure of that part is verl's.
+    """
     scores = batch.scores()
     pooled = np.concatenate(scores) if scores else np.zeros(0)
     pooled = pooled[np.isfinite(pooled)]
@@ -220,8 +233,9 @@ def gpg(batch: RewardBatch, *, f_norm: float = 1.0) -> list[np.ndarray]:
 
 @ADVANTAGES.register(compares=True)
 def grpo_passk(batch: RewardBatch, *, std: GroupStd = "group", eps: Eps = 1e-6) -> list[np.ndarray]:
-    """Only the best sample of a group counts: (best - second best) / (std + eps) (arXiv 2503.19595).
+    """Advantage of a group's best sample over its second best (arXiv 2503.19595).
 
+    The best sample gets (best - second best) / (std + eps), all others 0.
     std: "group" or "none". Of several best samples the first is taken; the difference is 0 then.
     """
 
@@ -235,9 +249,10 @@ def grpo_passk(batch: RewardBatch, *, std: GroupStd = "group", eps: Eps = 1e-6) 
 
 
 def _whiten(values: list[np.ndarray], counts: list[np.ndarray]) -> list[np.ndarray]:
-    """(x - mean) / sqrt(var + 1e-8) over the batch, var unbiased, x[i] standing for counts[i] tokens; 0 for NaN.
+    """Compute (x - mean) / sqrt(var + 1e-8) over the batch; 0 for NaN.
 
-    values, counts: float64 arrays of equal shapes, one per group or row. All 0 where fewer than two tokens are valid.
+    values, counts: float64 arrays of equal shapes, one per group or row; x[i] stands for counts[i] tokens. The
+    variance is unbiased. All results are 0 where fewer than two tokens are valid.
     """
     pooled, weights = np.concatenate([np.zeros(0), *values]), np.concatenate([np.zeros(0), *counts])
     used = np.isfinite(pooled) & (weights > 0)
@@ -252,7 +267,7 @@ def _whiten(values: list[np.ndarray], counts: list[np.ndarray]) -> list[np.ndarr
 
 @ADVANTAGES.register(compares=True)
 def reinforce_plus_plus_baseline(batch: RewardBatch) -> list[np.ndarray]:
-    """r - mean of the group, then whitened over the tokens of the batch (arXiv 2501.03262)."""
+    """Reward minus the group's mean, whitened over the batch's tokens (arXiv 2501.03262)."""
     lengths = [np.asarray(length, np.float64) for length in batch.require("lengths")]
     scores = batch.scores()
     centred = _normalise(scores, "none", False, 0.0)
@@ -262,7 +277,10 @@ def reinforce_plus_plus_baseline(batch: RewardBatch) -> list[np.ndarray]:
 
 
 def _token_rewards(batch: RewardBatch) -> list[list[np.ndarray]]:
-    """float64[R] for each sample: its token rewards, the reward added at the last token; all NaN if it abstained."""
+    """Token rewards of each sample, its reward added at the last token.
+
+    Returns float64[R] for each sample; all NaN for a sample that abstained.
+    """
     rows_of_groups = []
     for index, (rewards, lengths) in enumerate(zip(batch.rewards, batch.require("lengths"), strict=True)):
         rows = []
@@ -277,7 +295,7 @@ def _token_rewards(batch: RewardBatch) -> list[list[np.ndarray]]:
 
 
 def _discounted(rewards: np.ndarray, discount: float) -> np.ndarray:
-    """x_t + discount * (x_{t+1} + ...), from each position to the end."""
+    """Sum x_t + discount * (x_{t+1} + ...) from each position to the end."""
     sums, running = np.empty(rewards.shape), 0.0
     for position in range(rewards.size - 1, -1, -1):
         running = rewards[position] + discount * running
@@ -286,7 +304,7 @@ def _discounted(rewards: np.ndarray, discount: float) -> np.ndarray:
 
 
 def _whiten_rows(groups: list[list[np.ndarray]]) -> list[list[np.ndarray]]:
-    """Whitened over all tokens of the batch; 0 for tokens that are NaN."""
+    """Whiten over all tokens of the batch; tokens that are NaN get 0."""
     rows = [row for group in groups for row in group]
     whitened = iter(_whiten(rows, [np.ones(row.shape) for row in rows]))
     return [[next(whitened) for _ in group] for group in groups]
@@ -294,13 +312,13 @@ def _whiten_rows(groups: list[list[np.ndarray]]) -> list[list[np.ndarray]]:
 
 @ADVANTAGES.register()
 def reinforce_plus_plus(batch: RewardBatch, *, gamma: Gamma = 1.0) -> list[list[np.ndarray]]:
-    """The discounted reward still to come, whitened over the tokens of the batch (arXiv 2501.03262)."""
+    """Discounted future reward, whitened over the tokens of the batch (arXiv 2501.03262)."""
     return _whiten_rows([[_discounted(row, gamma) for row in rows] for rows in _token_rewards(batch)])
 
 
 @ADVANTAGES.register(uses_greedy=True)
 def remax(batch: RewardBatch) -> list[list[np.ndarray]]:
-    """The reward still to come, less the reward of the greedy response (arXiv 2310.10505).
+    """Future reward minus the reward of the greedy response (arXiv 2310.10505).
 
     A group whose greedy response has no reward (NaN) gets 0.
     """
@@ -312,7 +330,9 @@ def remax(batch: RewardBatch) -> list[list[np.ndarray]]:
 
 
 def gae_with_returns(batch: RewardBatch, gamma: float = 1.0, lam: float = 0.95):
-    """Generalised advantage estimates and the critic's targets (Schulman et al. 2016, eq. 16; value after the end 0).
+    """Compute generalised advantage estimates and the critic's targets (Schulman et al. 2016, eq. 16).
+
+    The value after the last token is 0.
 
     Returns (advantages, returns), each groups of float64[R] rows: advantages not whitened, NaN for a sample that
     abstained; returns = advantages + values, and the values themselves for a sample that abstained.
@@ -333,15 +353,15 @@ def gae_with_returns(batch: RewardBatch, gamma: float = 1.0, lam: float = 0.95):
 
 @ADVANTAGES.register(uses_values=True)
 def gae(batch: RewardBatch, *, gamma: Gamma = 1.0, lam: Lambda = 0.95) -> list[list[np.ndarray]]:
-    """`gae_with_returns`' advantages, whitened over the tokens of the batch, as PPO takes them."""
+    """Generalised advantage estimates, whitened over the tokens of the batch, as in PPO."""
     return _whiten_rows(gae_with_returns(batch, gamma, lam)[0])
 
 
 def compute_advantages(name: str, batch: RewardBatch, **options) -> list:
-    """The advantages of every sample of `batch` by the method called `name`; see the module for the shape.
+    """Compute the advantages of every sample by the method called `name`.
 
-    Returns, per group, float32[G], or from a token-level method a list of G arrays float32[R].
-    Raises UserError for a name or an option that is not known.
+    The module's docstring has the shapes. Returns, per group, float32[G], or from a token-level method a list of G
+    arrays float32[R]. Raises UserError for a name or an option that is not known.
     """
     method = ADVANTAGES.find(name)
     return [_as_float32(group) for group in method.function(batch, **method.checked(options))]

@@ -1,10 +1,10 @@
-"""From a matrix of per-token losses to one number: host-computed weights, so that loss = sum(weights * losses).
+"""Weights that aggregate per-token losses to one number: loss = sum(weights * losses).
 
-The denominators are taken from the true lengths of the whole update batch, over all micro-batches and ranks, before
-anything is cut. A micro-batch's weighted sum is then its exact share of the loss: however the batch is cut, the plain
-sum over micro-batches and ranks (gradients too) is the same.
+The weights are computed on the host. Their denominators are taken from the true lengths of the whole update batch,
+over all micro-batches and ranks, before anything is cut. A micro-batch's weighted sum is then its exact part of the
+loss: however the batch is cut, the plain sum over micro-batches and ranks (gradients too) is the same.
 
-Where other suites differ on rows without a trained token (a truncated answer that was masked, say): verl leaves such
+Other suites differ on rows without a trained token (a masked truncated answer, for example): verl leaves these
 rows out of a sequence mean, which is the default here; TRL divides by all rows (`count_empty_rows=True`). Rows that
 only pad a micro-batch are in neither count, because they are in no `lengths`.
 """
@@ -25,7 +25,7 @@ MODES = {
 
 
 def batch_totals(lengths) -> np.ndarray:
-    """The denominators of a batch of rows, as a vector that sums over ranks.
+    """Count tokens and rows of a batch, as denominators that ranks can sum.
 
     lengths: int[B], trained tokens of each row (0 for a row that is masked as a whole), without rows that only pad.
     Returns float64[3]: tokens, non-empty rows, all rows. Whole numbers: exact in float32 up to 2**24, so that one
@@ -43,11 +43,11 @@ def token_weights(
     max_tokens: int | None = None,
     count_empty_rows: bool = False,
 ) -> np.ndarray:
-    """What each token's loss is multiplied with.
+    """Compute the weight of each token's loss.
 
     mask: float32[B, T], 1 on trained tokens; a row holds a whole response.
     mode: a name of `MODES`.
-    totals: float[3], `batch_totals` summed over everything that makes up the update batch.
+    totals: float[3], `batch_totals` summed over all rows of the update batch.
     max_tokens: the constant of `seq-mean-token-sum-norm` (verl's `loss_scale_factor`) and of `dr_grpo` (TRL's
         `max_completion_length`), in tokens. It is asked for rather than taken from T, which depends on the cut.
     count_empty_rows: divide the sequence means by all rows instead of the non-empty ones. `dr_grpo` always does.

@@ -1,9 +1,10 @@
-"""Which tokens Clip-Cov and KL-Cov act on (Cui et al. 2025, arXiv 2505.22617, section 4), chosen on the host.
+"""Token selection for Clip-Cov and KL-Cov (Cui et al. 2025, arXiv 2505.22617, section 4).
 
-A token's covariance is (A - mean A) * (log p - mean log p). Means and choice are over all trained tokens of an update
-batch: the caller gathers rows over micro-batches and ranks, so that nothing depends on the cut. verl chooses in each
-micro-batch, from the log-probs of that moment; here they are those that the update starts from (old or rollout
-log-probs), which is the same for the first update on a batch and a little older for later ones.
+A token's covariance is (A - mean A) * (log p - mean log p). Means and choice are over all trained tokens of an
+update batch, and are computed on the host: the caller gathers rows over micro-batches and ranks, so that nothing
+depends on the cut. verl chooses in each micro-batch, from the log-probs of that moment; here the log-probs are the
+ones that the update starts from (old or rollout log-probs), which is the same for the first update on a batch and a
+little older for later ones.
 """
 
 from collections.abc import Sequence
@@ -28,7 +29,7 @@ def token_covariances(log_probs: Sequence[np.ndarray], advantages: Sequence) -> 
 
 
 def _rows(chosen: np.ndarray, log_probs: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Positions in the flat batch -> float32[R] per row, 1 on those positions."""
+    """Convert positions in the flat batch to float32[R] per row, 1 there."""
     flat = np.zeros(sum(len(row) for row in log_probs), np.float32)
     flat[chosen] = 1.0
     return np.split(flat, np.cumsum([len(row) for row in log_probs])[:-1])
@@ -43,9 +44,9 @@ def select_clip_cov(
     low: float,
     high: float,
 ) -> list[np.ndarray]:
-    """A random choice among the tokens whose covariance lies between the bounds.
+    """Choose random tokens among those with a covariance between two bounds.
 
-    ratio: how many, as a part of all tokens; at least one. low, high: the bounds, exclusive.
+    ratio: number of tokens as a part of all tokens; at least one. low, high: the bounds, exclusive.
     seed: fixes the choice; give each update its own. Returns float32[R] per row, 1 on chosen tokens.
     """
     covariances = token_covariances(log_probs, advantages)
@@ -57,9 +58,9 @@ def select_clip_cov(
 def select_kl_cov(
     log_probs: Sequence[np.ndarray], advantages: Sequence, seed: int, *, ratio: float
 ) -> list[np.ndarray]:
-    """The tokens of highest covariance; the first ones where covariances are equal.
+    """Choose the tokens of highest covariance, the first of equal ones.
 
-    ratio: how many, as a part of all tokens; at least one token. seed: not used, nothing is drawn.
+    ratio: number of tokens as a part of all tokens; at least one. seed: not used, nothing is drawn.
     Returns float32[R] per row, 1 on chosen tokens.
     """
     covariances = token_covariances(log_probs, advantages)

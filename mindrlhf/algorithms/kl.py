@@ -1,6 +1,7 @@
-"""Per-token estimators of KL(policy || reference) on tokens drawn from the policy, for use in compiled graphs.
+"""Per-token estimators of KL(policy || reference), for use in compiled graphs.
 
-With r = log(policy / reference), clamped to +-20 (J. Schulman, "Approximating KL divergence", 2020):
+Tokens are drawn from the policy. With r = log(policy / reference), clamped to +-20 (J. Schulman, "Approximating KL
+divergence", 2020):
 
     k1 = r                    unbiased, may be negative; its expected gradient as a loss is 0
     abs = |r|
@@ -46,10 +47,10 @@ ESTIMATORS = {"k1": _k1, "abs": _abs, "k2": _k2, "k3": _k3, "low_var_kl": _low_v
 
 
 def kl_estimator(name: str) -> Callable:
-    """The estimator called `name`, to be chosen before a graph is compiled. Raises UserError for an unknown name.
+    """Return the estimator called `name`; call it before a graph is compiled.
 
-    Returns a function (log_probs, reference_log_probs, mask), each float32[B, T], -> float32[B, T] in nats, 0 on
-    padding, whatever the padding holds.
+    The result is a function (log_probs, reference_log_probs, mask), each float32[B, T], -> float32[B, T] in nats, 0 on
+    padding, whatever the padding holds. Raises UserError for an unknown name.
     """
     straight_through = name.endswith("+")
     if name.removesuffix("+") not in ESTIMATORS:

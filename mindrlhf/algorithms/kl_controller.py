@@ -2,20 +2,21 @@
 
 
 class FixedKLController:
-    """A coefficient that stays. coefficient: per nat."""
+    """Constant KL coefficient. coefficient: per nat."""
 
     def __init__(self, coefficient: float):
         self.coefficient = coefficient
 
     def update(self, kl: float, samples: int) -> None:
-        """Nothing to steer; takes what `AdaptiveKLController.update` takes."""
+        """Ignore the KL; the arguments are those of `AdaptiveKLController.update`."""
 
 
 class AdaptiveKLController:
-    """A coefficient that grows while the KL is above its target and shrinks below it (Ziegler et al. 2019).
+    """KL coefficient steered towards a target KL (Ziegler et al. 2019).
 
+    It grows while the KL is above the target and shrinks below it.
     coefficient: the first value, and the state to save for a resumed run.
-    target: the wished KL, in nats, of the same kind as is given to `update`.
+    target: the wished KL, in nats, of the same kind as the argument of `update`.
     horizon: in samples; an update on n samples changes the coefficient by at most 0.2 * n / horizon of itself.
     """
 
@@ -27,6 +28,9 @@ class AdaptiveKLController:
         self.horizon = horizon
 
     def update(self, kl: float, samples: int) -> None:
-        """Steer by a step's mean `kl` (nats) seen on `samples` sequences (over all ranks)."""
+        """Adapt the coefficient to a step's mean `kl`.
+
+        kl: in nats. samples: number of sequences over all ranks.
+        """
         error = min(max(kl / self.target - 1.0, -0.2), 0.2)
         self.coefficient *= 1.0 + error * samples / self.horizon

@@ -1,4 +1,4 @@
-"""Ratios of probabilities in compiled graphs: the one place where two log-probs are subtracted."""
+"""Ratios of probabilities in compiled graphs; only this file subtracts log-probs."""
 
 from mindspore import ops
 
@@ -6,7 +6,7 @@ LOG_RATIO_LIMIT = 20.0  # exp(20) = 4.9e8: far outside any use, and its square i
 
 
 def masked_log_ratio(log_probs, other_log_probs, mask):
-    """log(p / q) per token, clamped to +-20, 0 on padding.
+    """Compute log(p / q) per token, clamped to +-20, 0 on padding.
 
     log_probs, other_log_probs: float32[B, T]; whatever stands on padding (NaN and inf too) reaches neither the value
     nor the gradient, because `where` selects before anything is multiplied.
@@ -17,14 +17,15 @@ def masked_log_ratio(log_probs, other_log_probs, mask):
 
 
 def as_float(condition, mask):
-    """float32[B, T]: 1 where a token of the response meets the condition."""
+    """Convert a condition on response tokens to float32[B, T] of 0 and 1."""
     return ops.where(condition, mask, 0.0)
 
 
 def sequence_log_ratio(log_probs, log_ratio, mask):
-    """GSPO-token: the row's mean log-ratio as value of every token, each token's own log-prob as gradient.
+    """Compute the sequence log-ratio of GSPO-token.
 
-    The clamp bounds what a token adds to the mean, but does not take its gradient away.
+    Every token has the row's mean log-ratio as value, and its own log-prob as gradient. The clamp bounds the part
+    of a token in the mean, but does not take its gradient away.
     """
     lengths = ops.clamp(mask.sum(-1, keepdims=True), 1.0)
     mean = (log_ratio * mask).sum(-1, keepdims=True) / lengths
@@ -34,7 +35,10 @@ def sequence_log_ratio(log_probs, log_ratio, mask):
 
 
 def ratio_of(log_probs, log_ratio, mask, level):
-    """p/q per token (`level` "token") or the length-normalised one of the row (`level` "sequence"), float32[B, T]."""
+    """Compute p/q per token, or the row's length-normalised ratio: float32[B, T].
+
+    level: "token" or "sequence".
+    """
     if level == "sequence":
         return ops.exp(sequence_log_ratio(log_probs, log_ratio, mask))
     return ops.exp(log_ratio)

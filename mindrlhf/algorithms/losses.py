@@ -1,6 +1,6 @@
 """Policy losses per token, for use in compiled graphs.
 
-Each function here is called with its options, once, and returns the loss (or the loss and what chooses its tokens):
+Each function here is called with its options, once, and returns the loss (or the loss and its token selection):
 
     losses(log_probs, old_log_probs, advantages, mask[, selected]) -> (losses, metrics)
 
@@ -97,7 +97,10 @@ PPOKLCoef = Annotated[
 
 @dataclass(frozen=True)
 class LossMethod(Method):
-    """A policy loss. aggregation: the one mode of `aggregation.MODES` that it is defined with; None for any."""
+    """Registered policy loss.
+
+    aggregation: the only mode of `aggregation.MODES` that fits its definition; None for any.
+    """
 
     aggregation: str | None = None
 
@@ -120,7 +123,7 @@ class PolicyLoss:
 
 
 def policy_loss(name: str, options: Mapping[str, Any] | None = None) -> PolicyLoss:
-    """The policy loss called `name`; options that are not given keep the method's defaults.
+    """Return the policy loss called `name`, with defaults for missing options.
 
     Raises UserError for an unknown name, an option the method does not take, or a value that does not fit.
     """
@@ -139,7 +142,9 @@ def clip(
     delta: Delta = None,
     level: Level = "token",
 ):
-    """PPO's clipped surrogate (Schulman et al. 2017, eq. 7) with separate bounds (DAPO, arXiv 2503.14476).
+    """PPO's clipped surrogate (Schulman et al. 2017, eq. 7) with separate bounds.
+
+    The separate bounds are DAPO's (arXiv 2503.14476).
 
     epsilon_low, epsilon_high: the ratio is clipped to [1 - epsilon_low, 1 + epsilon_high].
     dual_clip: c > 1 bounds the loss of a negative advantage by -c * A (arXiv 1912.09729); None is off. verl's
@@ -183,8 +188,10 @@ def clip(
 
 @POLICY_LOSSES.register(aggregation="seq-mean-token-mean")
 def gspo(*, epsilon_low: EpsilonLow = 3e-4, epsilon_high: EpsilonHigh = 4e-4):
-    """GSPO (arXiv 2507.18071, in the token form, which has the same value and gradient): `clip` with the row's
-    length-normalised ratio. Bounds are the paper's; they are tighter than PPO's because the ratio is a mean.
+    """GSPO: `clip` with the row's length-normalised ratio (arXiv 2507.18071).
+
+    This is the paper's token form, which has the same value and gradient. The bounds are the paper's; they are
+    tighter than PPO's because the ratio is a mean.
 
     Belongs to aggregation seq-mean-token-mean. Metrics as `clip`.
     """
@@ -195,8 +202,9 @@ def gspo(*, epsilon_low: EpsilonLow = 3e-4, epsilon_high: EpsilonHigh = 4e-4):
 def cispo(
     *, epsilon_low: EpsilonLow = 1.0, epsilon_high: EpsilonHigh = 2.0, cap: Cap = "relative", level: Level = "token"
 ):
-    """-sg(clipped ratio) * A * log p (MiniMax-M1, arXiv 2506.13585): only a token's weight is clipped, so that every
-    token keeps a gradient.
+    """CISPO: -sg(clipped ratio) * A * log p (MiniMax-M1, arXiv 2506.13585).
+
+    Only a token's weight is clipped, so that every token keeps a gradient.
 
     cap: "relative" clips the ratio to [1 - epsilon_low, 1 + epsilon_high] (MiniMax-M1, verl); "absolute" to at most
         epsilon_high, without a lower bound (ScaleRL, arXiv 2510.13786; TRL; 5.0 there), and epsilon_low is not used.
@@ -223,8 +231,9 @@ def cispo(
 
 @POLICY_LOSSES.register(aggregation="seq-mean-token-mean")
 def sapo(*, tau_positive: TauPositive = 1.0, tau_negative: TauNegative = 1.05, level: Level = "token"):
-    """-A * sigmoid(tau * (ratio - 1)) * 4 / tau (SAPO, arXiv 2511.20347): a soft gate in place of the clip.
+    """SAPO: a soft gate in place of the clip (arXiv 2511.20347).
 
+    The loss is -A * sigmoid(tau * (ratio - 1)) * 4 / tau.
     tau_positive where A > 0, tau_negative elsewhere. level: "token", or "sequence" for the ratio of GSPO.
     Belongs to aggregation seq-mean-token-mean. Metrics: policy_kl.
     """
@@ -244,7 +253,7 @@ def sapo(*, tau_positive: TauPositive = 1.0, tau_negative: TauNegative = 1.05, l
 
 @POLICY_LOSSES.register(aggregation="seq-mean-token-mean")
 def geo_mean(*, epsilon_low: EpsilonLow = 0.4, epsilon_high: EpsilonHigh = 0.4):
-    """GMPO (arXiv 2507.20673): -A * geometric mean of the row's token ratios, each clipped in log space.
+    """GMPO: -A * geometric mean of the row's clipped token ratios (arXiv 2507.20673).
 
     epsilon_low, epsilon_high: bounds of the log-ratio, [-epsilon_low, epsilon_high], one-sided by the sign of A.
     The row's one loss (with the row's mean advantage) stands at each of its tokens.
@@ -280,7 +289,10 @@ def geo_mean(*, epsilon_low: EpsilonLow = 0.4, epsilon_high: EpsilonHigh = 0.4):
 
 @POLICY_LOSSES.register()
 def gpg():
-    """-A * log p (REINFORCE; GPG, arXiv 2504.02546): no ratio, no clip. Metrics: policy_kl."""
+    """REINFORCE, -A * log p, without ratio and clip (GPG, arXiv 2504.02546).
+
+    Metrics: policy_kl.
+    """
     from mindspore import ops
 
     from mindrlhf.algorithms.log_ratio import masked_log_ratio
@@ -302,7 +314,7 @@ def clip_cov(
     clip_cov_lb: ClipCovLow = 1.0,
     clip_cov_ub: ClipCovHigh = 5.0,
 ):
-    """Clip-Cov (arXiv 2505.22617): `clip`, with a few high-covariance tokens taken out of the gradient.
+    """Clip-Cov: `clip` without the gradient of some high-covariance tokens (arXiv 2505.22617).
 
     selected: float32[B, T], 1 on the tokens that `covariance.select_clip_cov` drew from the whole update batch. A
     selected token that the clip already holds keeps its (constant) loss, as in verl. Metrics as `clip`, and
@@ -326,7 +338,9 @@ def clip_cov(
 
 @POLICY_LOSSES.register()
 def kl_cov(*, kl_cov_ratio: KLCovRatio = 0.0002, ppo_kl_coef: PPOKLCoef = 1.0):
-    """KL-Cov (arXiv 2505.22617): -A * ratio, plus ppo_kl_coef * |log-ratio| on high-covariance tokens.
+    """KL-Cov: a KL penalty on high-covariance tokens in place of the clip (arXiv 2505.22617).
+
+    The loss is -A * ratio, plus ppo_kl_coef * |log-ratio| on selected tokens.
 
     selected: float32[B, T], 1 on the tokens that `covariance.select_kl_cov` chose from the whole update batch.
     Metrics: selected_fraction, policy_kl.

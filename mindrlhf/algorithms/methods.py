@@ -19,7 +19,7 @@ from mindrlhf.user_functions import is_user_function, load_function
 
 @dataclass(frozen=True)
 class Setting:
-    """How settings present an option; stands among the metadata of its annotation.
+    """Presentation of an option in the settings, as metadata of its annotation.
 
     description: one sentence, with the names of verl and TRL. name: the key in the settings where it differs.
     """
@@ -30,7 +30,10 @@ class Setting:
 
 @dataclass(frozen=True)
 class Option:
-    """One option of a method. setting: its key in the settings; None for an option that settings do not offer."""
+    """Option of a method.
+
+    setting: its key in the settings; None for an option that settings do not offer.
+    """
 
     name: str
     annotation: Any
@@ -41,7 +44,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Method:
-    """A named function with options. what: its kind, for messages, such as `policy loss`."""
+    """Named function with options. what: its kind, for messages (`policy loss`)."""
 
     what: str
     name: str
@@ -49,11 +52,11 @@ class Method:
 
     @property
     def options(self) -> dict[str, Option]:
-        """The function's options by name."""
+        """Options of the function, by name."""
         return options_of(self.function)
 
     def checked(self, given: Mapping[str, Any] | None) -> dict[str, Any]:
-        """The given options, converted to the declared types.
+        """Convert the given options to the declared types.
 
         Raises UserError for an option that the method does not take, or a value that its annotation refuses.
         """
@@ -87,7 +90,7 @@ class Methods(Mapping[str, Kind], Generic[Kind]):
         self._methods: dict[str, Kind] = {}
 
     def register(self, **traits: Any) -> Callable[[Callable], Callable]:
-        """The decorator that adds a function under its own name."""
+        """Return the decorator that adds a function under its own name."""
 
         def add(function: Callable) -> Callable:
             self._methods[function.__name__] = self._kind(self.what, function.__name__, function, **traits)
@@ -96,9 +99,9 @@ class Methods(Mapping[str, Kind], Generic[Kind]):
         return add
 
     def find(self, name: str) -> Kind:
-        """The method called `name`, or the user's function that it names. Raises UserError where there is none.
+        """Return the method called `name`, or a user's `file.py:function`.
 
-        A user's function without a decorator has no traits.
+        A user's function without a decorator has no traits. Raises UserError where no method has the name.
         """
         if name in self._methods:
             return self._methods[name]
@@ -111,7 +114,7 @@ class Methods(Mapping[str, Kind], Generic[Kind]):
         return self._kind(self.what, name, function)
 
     def offered(self) -> dict[str, dict[str, Option]]:
-        """Setting -> method name -> option, of every option that settings offer."""
+        """Collect all options in the settings: setting -> method name -> option."""
         settings: dict[str, dict[str, Option]] = {}
         for name, method in self._methods.items():
             for option in method.options.values():
@@ -130,7 +133,10 @@ class Methods(Mapping[str, Kind], Generic[Kind]):
 
 
 def unknown_name(what: str, name: str, known: Iterable[str]) -> UserError:
-    """The error for an unknown `name` of a `what` (`policy loss`, `advantage`, ...): nearest name first, then all."""
+    """Make the error for an unknown method: nearest name first, then all.
+
+    what: the kind of method (`policy loss`, `advantage`, ...).
+    """
     known = sorted(known)
     if not known:
         return UserError(f"Unknown {what} {name!r}: there are none.")
@@ -140,7 +146,7 @@ def unknown_name(what: str, name: str, known: Iterable[str]) -> UserError:
 
 
 def options_of(function: Callable) -> dict[str, Option]:
-    """The keyword-only parameters of a function as options, by name."""
+    """Read the keyword-only parameters of a function as options, by name."""
     found = {}
     for item in inspect.signature(function).parameters.values():
         if item.kind is inspect.Parameter.KEYWORD_ONLY:

@@ -1,6 +1,7 @@
-"""How far the rollout's distribution is from the trained one, over a whole step: sums that ranks can add, then figures.
+"""Distance between the rollout's distribution and the trained one, over a step.
 
-The figures carry the names that verl prints as `rollout_corr/...`.
+Sums come first, so that ranks can add theirs; metrics follow from the sums. They carry the names that verl prints
+as `rollout_corr/...`.
 """
 
 from collections.abc import Sequence
@@ -25,10 +26,10 @@ SUMS = (
 
 
 def mismatch_sums(log_probs: Sequence[np.ndarray], rollout_log_probs: Sequence[np.ndarray]) -> np.ndarray:
-    """float64[len(SUMS)]: what `mismatch_figures` needs, summed over rows; add the vectors of all ranks.
+    """Sum log-ratios over rows into float64[len(SUMS)], for `mismatch_figures`.
 
-    log_probs, rollout_log_probs: float[R] per row, of the same tokens under the train graph and the rollout's
-    distribution. Rows without tokens count nowhere. Log-ratios are clamped to +-20.
+    Add the vectors of all ranks. log_probs, rollout_log_probs: float[R] per row, of the same tokens under the train
+    graph and the rollout's distribution. Rows without tokens count nowhere. Log-ratios are clamped to +-20.
     """
     sums = np.zeros(len(SUMS))
     for train, rollout in zip(log_probs, rollout_log_probs, strict=True):
@@ -57,7 +58,7 @@ def mismatch_sums(log_probs: Sequence[np.ndarray], rollout_log_probs: Sequence[n
 
 
 def mismatch_figures(sums: np.ndarray) -> dict[str, float]:
-    """Figures of a step from the summed vector; {} where no token was seen.
+    """Compute a step's metrics from the summed vector; {} without tokens.
 
     training_*, rollout_*: perplexity and its log, means over rows; log_ppl_diff: training - rollout; ppl_ratio: mean of
     training / rollout. chi2_*: mean squared weight - 1. rollout_is_mean, rollout_is_eff_sample_size: mean of the token

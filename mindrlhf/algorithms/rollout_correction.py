@@ -1,4 +1,4 @@
-"""Importance weights for rollouts that were drawn from a distribution other than the one that is trained.
+"""Importance weights for rollouts drawn from another distribution than the trained one.
 
 The engine's log-probs differ from the train graph's by its sampling settings, its kernels or its age. The weight
 p_train / p_rollout, times the loss, corrects for that in expectation; bounding it trades bias for variance.
@@ -15,14 +15,15 @@ def importance_weights(
     upper: float,
     lower: float,
 ) -> Callable:
-    """Weights to multiply per-token losses with, before the KL term is added; for use in compiled graphs.
+    """Make the function that computes per-token importance weights in compiled graphs.
 
+    The weights multiply per-token losses before the KL term is added.
     Returns a function (log_probs, rollout_log_probs, mask) -> (weights, metrics). log_probs: float32[B, T] of the
     policy that starts the update; the weights carry no gradient to it. rollout_log_probs: float32[B, T] of the
     distribution that was really drawn from. mask: float32[B, T].
     level: "token", or "sequence" for the product over the row (its log clamped to +-20) at each of its tokens.
     mode: "truncate" bounds the weight to [lower, upper] (truncated importance sampling; verl's upper is 2); "mask"
-        drops what lies outside, by weight 0 (TRL's default is "sequence" and "mask" with upper 3).
+        gives a token outside the bounds weight 0 (TRL's default is "sequence" and "mask" with upper 3).
     weights: float32[B, T]; they and the metrics are 0 on padding. Metrics, one value per token: importance_weight
     (unbounded), importance_weight_outside (1 where a bound acts), rollout_kl and rollout_k3_kl (estimates of
     KL(rollout || train) in nats).

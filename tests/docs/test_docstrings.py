@@ -1,9 +1,13 @@
-"""Docstrings of the package: no sentence is broken off in the middle of a line."""
+"""Docstrings of the package: short first lines in plain English, and no line that ends in mid-sentence too early."""
 
 import ast
+import re
+import tomllib
 
 import jobs
 
+MOST_WORDS = 14  # of a first line
+NOT_A_NOUN = re.compile(r"(what|which|where|whether|who|those|of|without|everything|the same|how)\b", re.IGNORECASE)
 FULL = 96  # columns; a line may end earlier where the next word would not fit into these
 
 
@@ -17,14 +21,47 @@ def test_lines_go_on_to_their_end():
     assert not broken, "\n".join(broken)
 
 
+def test_first_lines_are_short_and_begin_with_a_verb_or_a_noun():
+    unclear = [
+        f"{path.relative_to(jobs.ROOT)}:{number}: {line}"
+        for path in plain_files()
+        for number, line in first_lines(path.read_text(encoding="utf-8"))
+        if len(line.split()) > MOST_WORDS or NOT_A_NOUN.match(line)
+    ]
+    assert not unclear, "\n".join(unclear)
+
+
+def plain_files():
+    """Files of the package in which ruff checks docstrings too."""
+    settings = tomllib.loads((jobs.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["ruff"]["lint"]
+    excluded = [pattern for pattern, rules in settings["per-file-ignores"].items() if "D" in rules]
+    for path in sorted((jobs.ROOT / "mindrlhf").rglob("*.py")):
+        name = path.relative_to(jobs.ROOT)
+        room = f"{name.parent.parts[0]}/{name.parts[1]}/**" if len(name.parts) > 2 else "mindrlhf/*.py"
+        if room not in excluded:
+            yield path
+
+
+def first_lines(source: str):
+    """(line number, first line) of every docstring."""
+    for node in documented(source):
+        yield node.body[0].lineno, ast.get_docstring(node).splitlines()[0]
+
+
+def documented(source: str):
+    """Modules, classes and functions with a docstring."""
+    for node in ast.walk(ast.parse(source)):
+        definition = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        if definition and ast.get_docstring(node):
+            yield node
+
+
 def docstring_lines(source: str):
     """(number, line, the line after it) of every docstring."""
     lines = source.splitlines()
-    for node in ast.walk(ast.parse(source)):
-        documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-        if documented and ast.get_docstring(node):
-            for number in range(node.body[0].lineno, node.body[0].end_lineno):
-                yield number, lines[number - 1], lines[number]
+    for node in documented(source):
+        for number in range(node.body[0].lineno, node.body[0].end_lineno):
+            yield number, lines[number - 1], lines[number]
 
 
 def ends_too_early(line: str, following: str) -> bool:
