@@ -219,9 +219,9 @@ def ending_earlier(folder: Path, probability: float) -> Path:
     from mindrlhf.checkpoint.hf import read_hf_config
     from mindrlhf.checkpoint.safetensors_file import write_safetensors
     from mindrlhf.checkpoint.weight_files import SINGLE_FILE
+    from mindrlhf.checkpoint.weight_source import open_weights
     from mindrlhf.data.tokenizer import Tokenizer
     from mindrlhf.models.parameters import parameter_table
-    from mindrlhf.models.weight_source import open_weights
 
     model = read_hf_config(folder)
     if not model.tie_word_embeddings:

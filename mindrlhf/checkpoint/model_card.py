@@ -7,10 +7,10 @@ from pathlib import Path
 
 from mindrlhf import __version__
 from mindrlhf.checkpoint.hf import CARD_FILE
+from mindrlhf.checkpoint.open import hf_folder
 from mindrlhf.configs.base import Settings
 from mindrlhf.job import Job
 from mindrlhf.metrics.report.run import flatten
-from mindrlhf.models.open import hf_folder
 from mindrlhf.types import Prompt
 
 BASE = "base_model: "

@@ -10,13 +10,13 @@ from mindrlhf.checkpoint.ckpt_file import write_ckpt
 from mindrlhf.checkpoint.encoding import StoredDtype
 from mindrlhf.checkpoint.hf import CONFIG_FILE, read_hf_config, save_hf
 from mindrlhf.checkpoint.safetensors_file import write_safetensors
+from mindrlhf.checkpoint.weight_source import WeightSource, open_weights
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_yaml import load_model_yaml
 from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import atomic_file
 from mindrlhf.metrics.progress import Progress
 from mindrlhf.models.parameters import ParameterSpec
-from mindrlhf.models.weight_source import WeightSource, open_weights
 
 SUFFIXES = (".ckpt", ".safetensors")
 DTYPES: dict[str, StoredDtype] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}

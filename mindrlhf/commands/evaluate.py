@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from mindrlhf.backend.process.launch import launch
+from mindrlhf.checkpoint.open import open_tokenizer
 from mindrlhf.configs.grpo import RewardFunctionSettings, RewardSettings, SamplingSettings
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
 from mindrlhf.evaluation.pass_at_k import Answer, compare, evaluate, overall, read_answers
 from mindrlhf.files.json_lines import make_folder
-from mindrlhf.models.open import open_tokenizer
 from mindrlhf.rollout.generator import Generator, language_model
 
 

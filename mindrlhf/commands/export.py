@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 
 from mindrlhf.checkpoint.hf import CARD_FILE, generation_defaults, read_hf_config, save_hf
+from mindrlhf.checkpoint.open import checkpoint_reader
 from mindrlhf.checkpoint.resume import Checkpoint, newest
 from mindrlhf.checkpoint.training_state import CRITIC_WEIGHTS, REFERENCE_WEIGHTS, WEIGHTS
 from mindrlhf.commands.convert import DTYPES
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.metrics.progress import Progress
-from mindrlhf.models.open import checkpoint_reader
 from mindrlhf.models.parameters import ParameterSpec, parameter_table
 
 ROLES = {"policy": WEIGHTS, "critic": CRITIC_WEIGHTS, "reference": REFERENCE_WEIGHTS}

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mindrlhf.backend.process.launch import launch
+from mindrlhf.checkpoint.open import open_tokenizer
 from mindrlhf.configs.grpo import SamplingSettings
 from mindrlhf.configs.loading import load_settings
 from mindrlhf.data.requests import Request, read_requests
@@ -13,7 +14,6 @@ from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import atomic_file
 from mindrlhf.files.json_lines import json_lines, make_folder
 from mindrlhf.metrics.progress import Progress
-from mindrlhf.models.open import open_tokenizer
 from mindrlhf.rollout.generator import Generator, language_model
 from mindrlhf.types import Rollout, RolloutGroup
 

@@ -4,11 +4,11 @@ import argparse
 from pathlib import Path
 
 from mindrlhf.backend.process.launch import launch, started_workers
+from mindrlhf.checkpoint.open import checkpoint_config, open_tokenizer
 from mindrlhf.commands.train import add_model_arguments
 from mindrlhf.configs.loading import load_sft_config
 from mindrlhf.configs.model_yaml import load_model_yaml
 from mindrlhf.configs.validate import check_sft
-from mindrlhf.models.open import checkpoint_config, open_tokenizer
 from mindrlhf.run.outputs import lock_outputs, prepare_outputs
 from mindrlhf.trainer.check import split_overrides
 from mindrlhf.trainer.start import ascend_options, list_unused

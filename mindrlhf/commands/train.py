@@ -4,9 +4,8 @@ import argparse
 from pathlib import Path
 
 from mindrlhf.configs.preset_files import PREFIX, preset_names
+from mindrlhf.run.folders import DEFAULT_FOLDER
 from mindrlhf.run.stop_signals import StopSignals
-
-DEFAULT_FOLDER = Path("out/ckpt")
 
 
 def boolean(text: str) -> bool:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from mindrlhf.data import chat_process
-from mindrlhf.data.tokenizer import Tokenizer, token_text
+from mindrlhf.data.tokenizer import Tokenizer
+from mindrlhf.data.tokenizer_config import token_text
 from mindrlhf.errors import UserError
 
 CPU_SECONDS = 20  # of a process that renders

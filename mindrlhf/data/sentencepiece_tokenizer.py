@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from mindrlhf.data.tokenizer import Tokenizer, read_config, write_config
+from mindrlhf.data.tokenizer_config import ConfiguredTokenizer, read_config, write_config
 from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import atomic_files
 
 
-class SentencePieceTokenizer(Tokenizer):
+class SentencePieceTokenizer(ConfiguredTokenizer):
     """A sentencepiece model, its own control pieces (`<s>`, `</s>`, ...) and what `tokenizer_config.json` adds.
 
     Text between special tokens is encoded piece by piece, as sentencepiece does it: with the model's own

@@ -1,6 +1,5 @@
 """Text <-> token ids over the `tokenizers` package, with Qwen2's text pipeline for bare vocabulary files."""
 
-import json
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -10,9 +9,16 @@ import numpy as np
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
+from mindrlhf.data.tokenizer_config import (
+    ADDED_TOKEN_KEYS,
+    CONFIG_NAME,
+    ConfiguredTokenizer,
+    added_tokens,
+    read_config,
+    write_config,
+)
 from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import atomic_files
-from mindrlhf.files.json_text import parse_json
 
 # How Qwen2 cuts text before byte-level BPE (the `pre_tokenizer` of its published tokenizer.json): digits stand alone.
 QWEN2_SPLIT = (
@@ -29,12 +35,9 @@ QWEN2_MARKUP_TOKENS = (
     *("<|repo_name|>", "<|file_sep|>"),
 )
 QWEN2_CONFIG = {"tokenizer_class": "Qwen2Tokenizer", "eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>"}
-CONFIG_NAME = "tokenizer_config.json"
-TOKEN_KEYS = ("eos_token", "pad_token", "bos_token")
-ADDED_TOKEN_KEYS = ("content", "lstrip", "normalized", "rstrip", "single_word", "special")
 
 
-class Tokenizer:
+class Tokenizer(ConfiguredTokenizer):
     """Encodes and decodes; adds nothing of its own: begin and end tokens come from the prompt template.
 
     Build it with `from_files`, `from_path`, or `from_bpe`. `config` is the content of `tokenizer_config.json`.
@@ -80,7 +83,7 @@ class Tokenizer:
             core.add_tokens([_added(token, special=True) for token in QWEN2_CONTROL_TOKENS])
             core.add_tokens([_added(token, special=False) for token in QWEN2_MARKUP_TOKENS])
             return cls(core, dict(QWEN2_CONFIG), where)
-        added = _added_tokens(config, where)
+        added = added_tokens(config, where)
         core.add_tokens([token for _, token in added])
         for token_id, token in added:
             if core.token_to_id(token.content) != token_id:
@@ -140,32 +143,6 @@ class Tokenizer:
         """Largest id + 1: the least vocabulary size that a model for this tokenizer has."""
         return max(self._core.get_vocab(with_added_tokens=True).values()) + 1
 
-    @property
-    def eos_token_id(self) -> int:
-        """The id of `eos_token`; `<|endoftext|>` when the configuration names none. UserError when there is neither."""
-        token = token_text(self.config.get("eos_token")) or "<|endoftext|>"
-        token_id = self.token_to_id(token)
-        if token_id is None:
-            raise UserError(f"{self._where}: end token {token} is not in it; name one as eos_token in {CONFIG_NAME}.")
-        return token_id
-
-    @property
-    def pad_token_id(self) -> int:
-        """The id of `pad_token`; the end token's when the configuration names none."""
-        token = token_text(self.config.get("pad_token"))
-        if token is None:
-            return self.eos_token_id
-        token_id = self.token_to_id(token)
-        if token_id is None:
-            raise UserError(f"{self._where}: pad token {token} of {CONFIG_NAME} is not in the vocabulary.")
-        return token_id
-
-    @property
-    def chat_template(self) -> str | None:
-        """The jinja2 chat template that came with the tokenizer, if there was one."""
-        template = self.config.get("chat_template")
-        return template if isinstance(template, str) else None
-
     def save(self, directory: str | Path) -> None:
         """Write what HF's classes load: tokenizer.json, tokenizer_config.json, and for BPE vocab.json, merges.txt."""
         with atomic_files(directory) as stage:
@@ -198,54 +175,8 @@ def qwen2_core(model: models.BPE) -> tokenizers.Tokenizer:
     return core
 
 
-def read_config(folder: Path) -> dict[str, Any] | None:
-    """`tokenizer_config.json` of a folder (None when absent), with a `chat_template.jinja` beside it folded in."""
-    path = folder / CONFIG_NAME
-    if not path.is_file():
-        return None
-    try:
-        config = parse_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: not readable JSON ({error}).") from None
-    if not isinstance(config, dict):
-        raise UserError(f"{path}: should be a JSON object.")
-    for key in TOKEN_KEYS:
-        if not isinstance(token_text(config.get(key)), str | None):
-            raise UserError(f"{path}: {key} is {config[key]!r:.60}, and must be text or an object with a content.")
-    _added_tokens(config, str(folder))
-    chat_template = folder / "chat_template.jinja"
-    if chat_template.is_file():
-        try:
-            config["chat_template"] = chat_template.read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            raise UserError(f"{chat_template}: cannot be read as UTF-8 text ({error}).") from None
-    return config
-
-
-def write_config(folder: Path, config: dict[str, Any]) -> None:
-    """Write `tokenizer_config.json`."""
-    (folder / CONFIG_NAME).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def token_text(token: str | dict[str, Any] | None) -> str | None:
-    """A token as `tokenizer_config.json` writes it: a string, or an object with its `content`."""
-    return token.get("content") if isinstance(token, dict) else token
-
-
 def _added(content: str, special: bool) -> AddedToken:
     return AddedToken(content, normalized=False, special=special)
-
-
-def _added_tokens(config: dict[str, Any], where: str) -> list[tuple[int, AddedToken]]:
-    """(id, token) of `added_tokens_decoder` in the order of ids."""
-    try:
-        entries = sorted((int(token_id), entry) for token_id, entry in config.get("added_tokens_decoder", {}).items())
-        return [
-            (token_id, AddedToken(**{key: entry[key] for key in ADDED_TOKEN_KEYS if key in entry}))
-            for token_id, entry in entries
-        ]
-    except (AttributeError, TypeError, ValueError, KeyError) as error:
-        raise UserError(f"{where}: added_tokens_decoder in {CONFIG_NAME} is not as HF writes it ({error}).") from None
 
 
 def _check_merges(core: tokenizers.Tokenizer, vocab_path: Path, merges_path: Path) -> None:

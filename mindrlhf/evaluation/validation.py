@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mindrlhf.backend.comm.collectives import Collectives
+from mindrlhf.checkpoint.open import check_token_ids
 from mindrlhf.configs.grpo import RewardFunctionSettings
 from mindrlhf.configs.validate import check_lengths
 from mindrlhf.data.mindrecord import read_prompts
@@ -12,12 +13,11 @@ from mindrlhf.evaluation.evaluator import Evaluator, reward_of, write_answers
 from mindrlhf.evaluation.pass_at_k import validation_metrics
 from mindrlhf.job import Job
 from mindrlhf.metrics.progress import Progress
-from mindrlhf.models.open import check_token_ids
 from mindrlhf.models.transformer import Decoder
 from mindrlhf.rewards.runner import RewardRunner
 from mindrlhf.roles.part import Side
 from mindrlhf.rollout.open_engine import open_engine
-from mindrlhf.run.outputs import VALIDATION
+from mindrlhf.run.folders import VALIDATION
 from mindrlhf.training.batch import round_up
 from mindrlhf.types import Prompt
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from mindrlhf.checkpoint.encoding import STORAGE, StoredDtype
 from mindrlhf.checkpoint.stored_tensor import StoredTensor
 from mindrlhf.checkpoint.weight_files import index_weights
+from mindrlhf.checkpoint.weight_source import open_weights
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.errors import UserError
 from mindrlhf.models.parameters import is_model_weight
-from mindrlhf.models.weight_source import open_weights
 from mindrlhf.parallel.layout import Layout, Shape, full_layout
 from mindrlhf.reshard.strategy import Strategy
 

@@ -6,12 +6,12 @@ import numpy as np
 from mindspore import Parameter
 
 from mindrlhf.backend.comm.collectives import Collectives
+from mindrlhf.checkpoint.open import Weights, checkpoint_config, checkpoint_reader
 from mindrlhf.checkpoint.resume import Checkpoint
 from mindrlhf.checkpoint.training_state import CRITIC_WEIGHTS
 from mindrlhf.configs.grpo import CriticSettings
 from mindrlhf.job import Job
 from mindrlhf.models.initialize import build_parameters
-from mindrlhf.models.open import Weights, checkpoint_config, checkpoint_reader
 from mindrlhf.models.parameters import VALUE_HEAD, ParameterSpec
 from mindrlhf.parallel.partition import Partition
 from mindrlhf.roles.part import Side

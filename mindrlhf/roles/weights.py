@@ -10,11 +10,11 @@ from mindspore import Parameter, Tensor, nn
 from mindrlhf import backend
 from mindrlhf.checkpoint.finite import first_not_finite, spoiled
 from mindrlhf.checkpoint.hf import generation_defaults, save_hf
+from mindrlhf.checkpoint.open import hf_folder, stopping_config
 from mindrlhf.configs.grpo import OptimizerSettings, TrainSettings
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
 from mindrlhf.memory.residency import BLOCK_NUMBERS
-from mindrlhf.models.open import hf_folder, stopping_config
 from mindrlhf.models.parameters import parameter_table
 from mindrlhf.reshard.online import OnlineReshard, ReshardStatistics, gather_full
 from mindrlhf.reshard.plan import plan

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mindrlhf import backend
+from mindrlhf.checkpoint.open import Weights, check_token_ids, checkpoint_config, hf_folder, stop_ids
 from mindrlhf.configs.grpo import SamplingSettings
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
-from mindrlhf.models.open import Weights, check_token_ids, checkpoint_config, hf_folder, stop_ids
 from mindrlhf.types import Prompt, Rollout, RolloutGroup
 
 if TYPE_CHECKING:

@@ -1,8 +1,8 @@
 """Generation engines of a job: for its rollouts, and for held-out problems."""
 
+from mindrlhf.checkpoint.open import stop_ids
 from mindrlhf.configs.grpo import SamplingSettings
 from mindrlhf.job import Job
-from mindrlhf.models.open import stop_ids
 from mindrlhf.models.transformer import Decoder
 from mindrlhf.rollout.engine import Engine
 from mindrlhf.rollout.slots import slot_count

@@ -11,10 +11,7 @@ from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import clean
 from mindrlhf.files.folder_lock import lock_folders
 from mindrlhf.files.json_lines import make_folder
-
-MODEL_FOLDER = "hf"  # of --save_ckpt_dir: the trained model
-CRITIC_FOLDER = "critic"  # of --save_ckpt_dir: PPO's trained critic
-ROLLOUTS, VALIDATION = "rollouts", "validation"  # of the output folder: JSONL files by step
+from mindrlhf.run.folders import CRITIC_FOLDER, MODEL_FOLDER, ROLLOUTS, VALIDATION
 
 
 def prepare_outputs(save_ckpt_dir: Path, output_dir: Path | None, save_data_file: Path | None = None) -> Path:

@@ -16,6 +16,7 @@ from mindrlhf.backend.compile.user_cache import user_cache
 from mindrlhf.backend.process.launch import World
 from mindrlhf.checkpoint.hf import companion_files, generation_defaults
 from mindrlhf.checkpoint.model_card import card_of_run
+from mindrlhf.checkpoint.open import Weights, check_token_ids, checkpoint_reader, hf_folder, stopping_config
 from mindrlhf.checkpoint.resume import Checkpoint
 from mindrlhf.checkpoint.training_state import WEIGHTS
 from mindrlhf.configs.grpo import GRPOConfig
@@ -24,6 +25,7 @@ from mindrlhf.data.mindrecord import read_prompts
 from mindrlhf.data.stream import PromptStream
 from mindrlhf.errors import UserError
 from mindrlhf.evaluation.validation import open_validation, read_validation, validation_positions
+from mindrlhf.files.settings_file import write_settings
 from mindrlhf.job import Job
 from mindrlhf.memory.batch_table import batch_table
 from mindrlhf.memory.residency import REFERENCE, Residency
@@ -32,7 +34,6 @@ from mindrlhf.metrics.progress import Progress
 from mindrlhf.metrics.run_writers import open_writers
 from mindrlhf.metrics.timer import Timers
 from mindrlhf.models.initialize import build_parameters
-from mindrlhf.models.open import Weights, check_token_ids, checkpoint_reader, hf_folder, stopping_config
 from mindrlhf.models.transformer import Decoder
 from mindrlhf.records.response_writer import KeptResponses
 from mindrlhf.records.rollout_parts import RolloutParts
@@ -49,9 +50,9 @@ from mindrlhf.rollout.open_engine import open_engine
 from mindrlhf.rollout.scored import Rollouts
 from mindrlhf.rollout.slots import round_responses
 from mindrlhf.run.checkpointer import Keeper, arrays_of, open_store, present
+from mindrlhf.run.folders import CRITIC_FOLDER, MODEL_FOLDER, ROLLOUTS
 from mindrlhf.run.identity import check_identity, find_checkpoint, run_identity
-from mindrlhf.run.outputs import CRITIC_FOLDER, MODEL_FOLDER, ROLLOUTS, clean_outputs, forget_after
-from mindrlhf.run.settings_file import write_settings
+from mindrlhf.run.outputs import clean_outputs, forget_after
 from mindrlhf.run.step_report import StepReport
 from mindrlhf.run.stop import Agreement
 from mindrlhf.run.stop_signals import StopSignals

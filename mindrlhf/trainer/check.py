@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mindrlhf.backend.process.launch import is_first_process, started_workers, under_msrun
-from mindrlhf.commands.train import DEFAULT_FOLDER
+from mindrlhf.checkpoint.open import checkpoint_config, open_tokenizer
 from mindrlhf.configs.grpo import GRPOConfig
 from mindrlhf.configs.loading import load_grpo_config
 from mindrlhf.configs.model import ModelConfig
@@ -15,7 +15,7 @@ from mindrlhf.configs.validate import check_grpo
 from mindrlhf.configs.verl.translation import translate
 from mindrlhf.errors import UserError
 from mindrlhf.job import Job
-from mindrlhf.models.open import checkpoint_config, open_tokenizer
+from mindrlhf.run.folders import DEFAULT_FOLDER
 from mindrlhf.run.outputs import prepare_outputs
 
 

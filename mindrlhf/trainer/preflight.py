@@ -17,17 +17,17 @@ from mindrlhf.backend import operators_in_use
 from mindrlhf.backend.ceiling import matmul_ceiling
 from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.backend.process.wait_for_ranks import roll_call
+from mindrlhf.checkpoint.open import stop_ids
 from mindrlhf.configs.grpo import GRPOConfig
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
+from mindrlhf.files.settings_file import versions
 from mindrlhf.job import Job
 from mindrlhf.memory.estimate import Lengths, Work, device_limit
 from mindrlhf.metrics.trackers import check_installed
-from mindrlhf.models.open import stop_ids
 from mindrlhf.models.parameters import parameter_count
 from mindrlhf.rewards.runner import RewardRunner
-from mindrlhf.run.settings_file import versions
 from mindrlhf.types import Prompt
 
 _log = logging.getLogger(__name__)

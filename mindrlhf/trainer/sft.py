@@ -11,6 +11,7 @@ from mindrlhf.algorithms.aggregation import batch_totals, token_weights
 from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.backend.process.launch import World
 from mindrlhf.checkpoint.model_card import describe
+from mindrlhf.checkpoint.open import Weights, check_token_ids
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_yaml import ModelYaml
 from mindrlhf.configs.sft import SFTConfig
@@ -21,10 +22,9 @@ from mindrlhf.metrics import performance
 from mindrlhf.metrics.metric_set import MetricSet, reduce
 from mindrlhf.metrics.run_writers import open_writers
 from mindrlhf.metrics.timer import STEP, Timers
-from mindrlhf.models.open import Weights, check_token_ids
 from mindrlhf.roles.part import Side
 from mindrlhf.roles.weights import open_updater, save_model
-from mindrlhf.run.outputs import MODEL_FOLDER
+from mindrlhf.run.folders import MODEL_FOLDER
 from mindrlhf.training.batch import SequenceGroup, round_up
 from mindrlhf.training.graphs import PolicyLogProbs
 from mindrlhf.training.objective import NEGATIVE_LOG_LIKELIHOOD

@@ -4,8 +4,8 @@ import argparse
 from contextlib import ExitStack
 
 from mindrlhf.backend.process.launch import AscendOptions, is_first_process, launch
+from mindrlhf.checkpoint.open import checkpoint_config
 from mindrlhf.configs.model_yaml import ModelYaml, load_model_yaml
-from mindrlhf.models.open import checkpoint_config
 from mindrlhf.parallel.layout import yaml_layout
 from mindrlhf.reshard.strategy import save_strategies
 from mindrlhf.run.outputs import lock_outputs

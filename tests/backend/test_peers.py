@@ -3,7 +3,6 @@
 import socket
 import threading
 import time
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -244,8 +243,7 @@ def test_strangers_that_call_are_left_outside(monkeypatch):
             all_there.wait()
             return addresses
 
-        collectives = SimpleNamespace(world=SimpleNamespace(rank=rank), all_gather_object=all_gather_object)
-        return check_all(rank, connect_peers(collectives), size)
+        return check_all(rank, connect_peers(rank, all_gather_object), size)
 
     assert run_threads(size, connect) == [f"rank {rank} is right" for rank in range(size)]
 

@@ -13,11 +13,11 @@ from safetensors.numpy import load_file
 from mindrlhf.checkpoint.ckpt_file import index_ckpt
 from mindrlhf.checkpoint.hf import read_hf_config, save_hf
 from mindrlhf.checkpoint.safetensors_file import index_safetensors
+from mindrlhf.checkpoint.weight_source import open_weights
 from mindrlhf.commands import convert
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.errors import UserError
 from mindrlhf.models.parameters import parameter_table
-from mindrlhf.models.weight_source import open_weights
 
 CONFIG = ModelConfig(
     vocab_size=32, hidden_size=16, intermediate_size=20, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=4,

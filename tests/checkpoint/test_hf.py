@@ -10,10 +10,10 @@ from safetensors.numpy import load_file
 
 from mindrlhf.checkpoint.encoding import decode, encode
 from mindrlhf.checkpoint.hf import read_hf_config, save_hf
+from mindrlhf.checkpoint.weight_source import open_weights
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.errors import UserError
 from mindrlhf.models.parameters import parameter_table
-from mindrlhf.models.weight_source import open_weights
 
 
 @pytest.fixture(scope="module")

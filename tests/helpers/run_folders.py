@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from mindrlhf.files.json_lines import json_lines
+from mindrlhf.files.settings_file import SETTINGS_FILE
 from mindrlhf.records.rollout_dump import ROLLOUTS_FOLDER, write_rollouts
-from mindrlhf.run.settings_file import SETTINGS_FILE
 
 # What a model may write, and what would happen to a page that took it for markup.
 HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>{{ 7 * 7 }} \u2028 \ud800"

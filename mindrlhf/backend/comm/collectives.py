@@ -154,9 +154,9 @@ class Collectives:
 def _peers(world) -> Peers:
     if world.size == 1:
         return SocketPeers({})
-    return (
-        LibraryPeers(world.rank, world.size) if world.device_target == "Ascend" else connect_peers(Collectives(world))
-    )
+    if world.device_target == "Ascend":
+        return LibraryPeers(world.rank, world.size)
+    return connect_peers(world.rank, Collectives(world).all_gather_object)
 
 
 @functools.cache

@@ -15,15 +15,12 @@ import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
 from mindrlhf.backend.comm.point_to_point import Messages, PeerGone, bytes_of
 from mindrlhf.errors import UserError
-
-if TYPE_CHECKING:
-    from mindrlhf.backend.comm.collectives import Collectives
 
 _LENGTH = struct.Struct("!q")
 _HELLO = struct.Struct("!i16s")  # the rank that calls, and the secret of the one that is called
@@ -201,11 +198,14 @@ def _drop(views: list[memoryview], count: int) -> None:
         views[0] = views[0][count:]
 
 
-def connect_peers(collectives: "Collectives") -> SocketPeers:
-    """Connect this rank with all others; every rank calls it at the same time."""
-    rank, secret = collectives.world.rank, secrets.token_bytes(16)
+def connect_peers(rank: int, gather: Callable[[Any], list[Any]]) -> SocketPeers:
+    """Connect this rank with all others; every rank calls it at the same time.
+
+    gather: every rank's picklable value, in rank order.
+    """
+    secret = secrets.token_bytes(16)
     with socket.create_server((_own_address(), 0), backlog=1024) as server:
-        addresses = collectives.all_gather_object((*server.getsockname(), secret))
+        addresses = gather((*server.getsockname(), secret))
         # By now all listen: lower ranks are called, and the calls of higher ones are waiting to be answered.
         sockets = {other: _call(rank, *addresses[other]) for other in range(rank)}
         server.settimeout(_CONNECT_TIMEOUT_S)

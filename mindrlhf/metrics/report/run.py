@@ -9,10 +9,10 @@ from typing import Any
 from mindrlhf.errors import UserError
 from mindrlhf.files.json_lines import read_json_lines
 from mindrlhf.files.json_text import is_number
+from mindrlhf.files.settings_file import read_settings
 from mindrlhf.metrics.run_writers import METRICS_FILE
 from mindrlhf.metrics.writers import read_metrics
 from mindrlhf.records.rollout_dump import ROLLOUTS_FOLDER, rollout_file, rollout_steps
-from mindrlhf.run.settings_file import read_settings
 
 MOST_TEXT = 6000  # characters of one prompt or completion that a report shows
 

@@ -11,8 +11,8 @@ from sharded_files import MODEL, TIED, write_full_file, write_hf_folder, write_s
 from training_states import save, states, stores
 
 from mindrlhf.checkpoint.hf import companion_files
+from mindrlhf.checkpoint.open import Weights, checkpoint_config, hf_folder
 from mindrlhf.errors import UserError
-from mindrlhf.models.open import Weights, checkpoint_config, hf_folder
 from mindrlhf.models.parameters import parameter_table
 from mindrlhf.parallel.layout import model_layout, split_layers
 from mindrlhf.parallel.mesh import Mesh

@@ -11,10 +11,10 @@ from safetensors.numpy import load_file, save_file
 from mindrlhf.checkpoint.ckpt_file import write_ckpt
 from mindrlhf.checkpoint.hf import read_hf_config
 from mindrlhf.checkpoint.weight_files import index_weights
+from mindrlhf.checkpoint.weight_source import open_weights
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.errors import UserError
 from mindrlhf.models.parameters import parameter_table
-from mindrlhf.models.weight_source import open_weights
 
 
 @pytest.fixture(scope="module")
@@ -185,7 +185,7 @@ def test_other_tensors_are_listed_once(tmp_path, config, arrays, hf_arrays, capl
 
 
 def test_head_of_a_tied_model(tmp_path, config, tied, arrays, hf_arrays, monkeypatch):
-    monkeypatch.setattr("mindrlhf.models.weight_source._BLOCK_ELEMENTS", 60)  # several blocks of 5 rows
+    monkeypatch.setattr("mindrlhf.checkpoint.weight_source._BLOCK_ELEMENTS", 60)  # several blocks of 5 rows
     path = tmp_path / "model.safetensors"
     save_file(hf_arrays | {"lm_head.weight": hf_arrays["model.embed_tokens.weight"]}, path)
     assert assert_reads(tmp_path, tied, arrays).unused == ("lm_head.weight",)

@@ -98,8 +98,8 @@ class Weights:
 
     def reader(self, part: Partition | None = None) -> Callable[[ParameterSpec], np.ndarray]:
         """What gives a parameter's numbers: the whole, or one rank's part of it; see `parameters`."""
+        from mindrlhf.checkpoint.weight_source import open_weights
         from mindrlhf.models.initialize import random_tensor
-        from mindrlhf.models.weight_source import open_weights
 
         def index(spec):
             return None if part is None else part.slices(spec)

@@ -1,0 +1,97 @@
+"""`tokenizer_config.json` of a model folder: special tokens and the chat template."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken
+
+from mindrlhf.errors import UserError
+from mindrlhf.files.json_text import parse_json
+
+CONFIG_NAME = "tokenizer_config.json"
+TOKEN_KEYS = ("eos_token", "pad_token", "bos_token")
+ADDED_TOKEN_KEYS = ("content", "lstrip", "normalized", "rstrip", "single_word", "special")
+
+
+class ConfiguredTokenizer:
+    """A tokenizer with the content of its `tokenizer_config.json` in `config`."""
+
+    config: dict[str, Any]
+    _where: str  # its origin, for messages
+
+    def token_to_id(self, token: str) -> int | None:
+        """The id of a token as it stands in the vocabulary, None when it is not there."""
+        raise NotImplementedError
+
+    @property
+    def eos_token_id(self) -> int:
+        """The id of `eos_token`; `<|endoftext|>` when the configuration names none. UserError when there is neither."""
+        token = token_text(self.config.get("eos_token")) or "<|endoftext|>"
+        token_id = self.token_to_id(token)
+        if token_id is None:
+            raise UserError(f"{self._where}: end token {token} is not in it; name one as eos_token in {CONFIG_NAME}.")
+        return token_id
+
+    @property
+    def pad_token_id(self) -> int:
+        """The id of `pad_token`; the end token's when the configuration names none."""
+        token = token_text(self.config.get("pad_token"))
+        if token is None:
+            return self.eos_token_id
+        token_id = self.token_to_id(token)
+        if token_id is None:
+            raise UserError(f"{self._where}: pad token {token} of {CONFIG_NAME} is not in the vocabulary.")
+        return token_id
+
+    @property
+    def chat_template(self) -> str | None:
+        """The jinja2 chat template that came with the tokenizer, if there was one."""
+        template = self.config.get("chat_template")
+        return template if isinstance(template, str) else None
+
+
+def read_config(folder: Path) -> dict[str, Any] | None:
+    """`tokenizer_config.json` of a folder (None when absent), with a `chat_template.jinja` beside it folded in."""
+    path = folder / CONFIG_NAME
+    if not path.is_file():
+        return None
+    try:
+        config = parse_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: not readable JSON ({error}).") from None
+    if not isinstance(config, dict):
+        raise UserError(f"{path}: should be a JSON object.")
+    for key in TOKEN_KEYS:
+        if not isinstance(token_text(config.get(key)), str | None):
+            raise UserError(f"{path}: {key} is {config[key]!r:.60}, and must be text or an object with a content.")
+    added_tokens(config, str(folder))
+    chat_template = folder / "chat_template.jinja"
+    if chat_template.is_file():
+        try:
+            config["chat_template"] = chat_template.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise UserError(f"{chat_template}: cannot be read as UTF-8 text ({error}).") from None
+    return config
+
+
+def write_config(folder: Path, config: dict[str, Any]) -> None:
+    """Write `tokenizer_config.json`."""
+    (folder / CONFIG_NAME).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def token_text(token: str | dict[str, Any] | None) -> str | None:
+    """A token as `tokenizer_config.json` writes it: a string, or an object with its `content`."""
+    return token.get("content") if isinstance(token, dict) else token
+
+
+def added_tokens(config: dict[str, Any], where: str) -> list[tuple[int, AddedToken]]:
+    """(id, token) of `added_tokens_decoder` in the order of ids."""
+    try:
+        entries = sorted((int(token_id), entry) for token_id, entry in config.get("added_tokens_decoder", {}).items())
+        return [
+            (token_id, AddedToken(**{key: entry[key] for key in ADDED_TOKEN_KEYS if key in entry}))
+            for token_id, entry in entries
+        ]
+    except (AttributeError, TypeError, ValueError, KeyError) as error:
+        raise UserError(f"{where}: added_tokens_decoder in {CONFIG_NAME} is not as HF writes it ({error}).") from None

@@ -1,0 +1,87 @@
+"""The package's structure: who imports whom, and sizes of files and functions."""
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "mindrlhf"
+LONGEST_FILE, LONGEST_FUNCTION = 400, 60  # lines
+
+# Files and functions that are longer, with their lines: the lists and the numbers may only shrink.
+LONG_FILES = {"mindrlhf.models.transformer": 454}
+LONG_FUNCTIONS = {
+    "mindrlhf.trainer.build.assemble": 151,
+    "mindrlhf.data.convert_problems.convert": 63,
+    "mindrlhf.commands.train.add_arguments": 62,
+}
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Dotted name -> file, of the whole package."""
+    paths = PACKAGE.rglob("*.py")
+    return {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
+
+
+@cache
+def imports() -> dict[str, set[str]]:
+    """Module -> the package's modules that it imports anywhere, functions and type checking included."""
+    return {name: set(_imported(path)) - {name} for name, path in modules().items()}
+
+
+def _imported(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in modules())
+        elif isinstance(node, ast.ImportFrom) and node.module in modules():
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield inner if inner in modules() else node.module
+
+
+def room(module: str) -> str | None:
+    """The folder of the package that a module is in; None for the few files beside the folders."""
+    name = module.split(".")[1] if "." in module else ""
+    return name if (PACKAGE / name).is_dir() and name else None
+
+
+def functions(path: Path) -> Iterator[tuple[str, int]]:
+    """(name, lines) of each function and method."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.name, node.end_lineno - node.lineno + 1
+
+
+def longer(found: dict[str, int], limit: int, allowed: dict[str, int]) -> dict[str, int]:
+    return {name: lines for name, lines in found.items() if lines > max(limit, allowed.get(name, 0))}
+
+
+def test_no_two_files_import_each_other():
+    try:
+        TopologicalSorter(imports()).prepare()
+    except CycleError as error:
+        pytest.fail(f"a circle of imports: {' <- '.join(error.args[1])}")
+
+
+def test_few_rooms_import_each_other():
+    arrows = {(room(a), room(b)) for a, others in imports().items() for b in others if room(a) and room(b)}
+    mutual = sorted((a, b) for a, b in arrows if a < b and (b, a) in arrows)
+    assert mutual == [("checkpoint", "reshard"), ("models", "parallel"), ("roles", "trainer")]
+
+
+def test_files_are_short():
+    found = {name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in modules().items()}
+    assert not longer(found, LONGEST_FILE, LONG_FILES)
+
+
+def test_functions_are_short():
+    found: dict[str, int] = {}
+    for module, path in modules().items():
+        for name, lines in functions(path):
+            found[f"{module}.{name}"] = max(lines, found.get(f"{module}.{name}", 0))
+    assert not longer(found, LONGEST_FUNCTION, LONG_FUNCTIONS)
