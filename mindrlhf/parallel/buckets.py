@@ -1,10 +1,13 @@
-"""Things of given sizes, one after the other, in groups of limited size. Pure Python."""
+"""Buckets of consecutive items with a bounded total size. Pure Python."""
 
 from collections.abc import Sequence
 
 
 def buckets(sizes: Sequence[int], limit: int) -> tuple[tuple[int, ...], ...]:
-    """Consecutive indices grouped so that the sizes of a group add up to at most `limit`, or the group is one index."""
+    """Group consecutive indices into buckets of at most `limit` in total.
+
+    An item larger than `limit` has a bucket of its own.
+    """
     groups: list[list[int]] = []
     filled = 0
     for index, size in enumerate(sizes):

@@ -1,4 +1,4 @@
-"""The data-parallel axis as training sees it: which share of a step is this rank's, and how shares become one."""
+"""The data-parallel axis in training: splitting a step's items and reducing results."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,7 +21,10 @@ class DataParallel:
         self.rank = self._group.index(collectives.world.rank)
 
     def share(self, items: Sequence) -> list:
-        """This rank's contiguous block of a step's items. Raises UserError where they cannot be shared equally."""
+        """Select this rank's contiguous block of a step's items.
+
+        Raises UserError where the items cannot be divided equally.
+        """
         count, rest = divmod(len(items), self.size)
         if rest:
             raise UserError(

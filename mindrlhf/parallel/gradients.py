@@ -13,7 +13,7 @@ BUCKET_NUMBERS = 4 * 2**20
 
 
 class ReduceGradients(nn.Cell):
-    """Sums parameters over groups of ranks in place.
+    """Graph that sums parameters over groups of ranks in place.
 
     groups: (ranks, indices of `gradients`), the same on every rank of a group and in an order that lets none wait for
     another (`Partition.gradient_groups`). Each group's gradients travel in at least `aggregation_groups` buckets, none

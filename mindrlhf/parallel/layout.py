@@ -1,8 +1,9 @@
-"""Which part of every parameter each rank holds. Pure Python: the planner, the graphs and the file tools ask here.
+"""Layouts: the part of every parameter that each rank holds. Pure Python.
 
-A stage's ranks lie on a grid, and a parameter's dimensions are cut along axes of that grid: MindSpore's own way of
-saying it, so that a layout comes from a model YAML or from a strategy file (`reshard/strategy.py`) alike. Optimizer
-state that is sharded over data-parallel ranks is a layout of its own, whose first dimension is cut along that axis too.
+The planner, the graphs and the file tools all use this file. A stage's ranks form a grid, and a parameter's
+dimensions are cut along axes of that grid. This is MindSpore's own way of saying it, so that a layout comes from a
+model YAML or from a strategy file (`reshard/strategy.py`) alike. Optimizer state that is sharded over data-parallel
+ranks is a layout of its own, whose first dimension is cut along that axis too.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,7 +24,7 @@ Slices = tuple[slice, ...]  # one for each dimension, both ends given; () for a 
 
 @dataclass(frozen=True)
 class Sharding:
-    """How one tensor is cut over the ranks of a stage.
+    """Partition of one tensor over the ranks of a stage.
 
     grid: lengths of the grid's axes; the stage's ranks are its points in row-major order (the "device matrix").
     cuts: for each dimension of the tensor the axes that cut it, the outermost first; () where it stays whole.
@@ -39,7 +40,10 @@ class Sharding:
         return tuple(prod(self.grid[axis] for axis in axes) for axes in self.cuts)
 
     def slices(self, rank: int, shape: Shape) -> Slices:
-        """The part of a tensor of `shape` that `rank`, counted within the stage, holds."""
+        """Compute the part of a tensor that `rank` holds.
+
+        shape: of the full tensor. rank: counted within the stage.
+        """
         place = [0] * len(self.grid)
         for axis in reversed(range(len(self.grid))):
             rank, place[axis] = divmod(rank, self.grid[axis])
@@ -55,10 +59,10 @@ class Sharding:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where one parameter lies.
+    """Stages that hold one parameter, and its sharding in each.
 
-    shape: of the full parameter. shardings: pipeline stage -> how its ranks share the parameter; the parameter is
-    absent in other stages, and stands whole, in sum over a stage's ranks, in each of these.
+    shape: of the full parameter. shardings: pipeline stage -> sharding over its ranks. The
+    parameter is absent in other stages; the ranks of each stage listed hold all of it together.
     """
 
     shape: Shape
@@ -67,8 +71,9 @@ class Placement:
 
 @dataclass(frozen=True)
 class Layout:
-    """Every parameter's place on `stages * stage_ranks` ranks; stage s is ranks s*stage_ranks and the following.
+    """Place of every parameter on `stages * stage_ranks` ranks.
 
+    Stage s is ranks s*stage_ranks to (s+1)*stage_ranks - 1.
     placements: name -> place, in the order of the parameter table, which every rank walks over in the same way.
     """
 
@@ -100,7 +105,10 @@ class Layout:
         return {name: placement.shape for name, placement in self.placements.items()}
 
     def slices(self, rank: int, name: str) -> Slices | None:
-        """The part of the full parameter that `rank` holds; None where the parameter is in other stages."""
+        """Compute the part of a parameter that `rank` holds.
+
+        Returns None where the parameter is in other stages.
+        """
         if not 0 <= rank < self.size:
             raise ValueError(f"rank {rank} is outside of a layout of {self.size} ranks")
         stage, local = divmod(rank, self.stage_ranks)
@@ -109,14 +117,17 @@ class Layout:
         return None if sharding is None else sharding.slices(local, placement.shape)
 
     def shards(self, rank: int) -> Iterator[tuple[str, Slices]]:
-        """(name, part of the full parameter) of everything that `rank` holds, in table order."""
+        """List (name, part of the full parameter) for `rank`, in table order."""
         for name in self.placements:
             held = self.slices(rank, name)
             if held is not None:
                 yield name, held
 
     def shape(self, rank: int, name: str) -> Shape:
-        """Shape of the part that `rank` holds. Raises ValueError where it holds none."""
+        """Shape of the part that `rank` holds.
+
+        Raises ValueError where the rank holds no part.
+        """
         held = self.slices(rank, name)
         if held is None:
             raise ValueError(f"rank {rank} holds no part of {name}")
@@ -124,12 +135,12 @@ class Layout:
 
 
 def sliced_shape(slices: Slices) -> Shape:
-    """Shape of what slices with both ends select."""
+    """Shape that slices with both ends select."""
     return tuple(part.stop - part.start for part in slices)
 
 
 def full_layout(shapes: Mapping[str, Shape]) -> Layout:
-    """One rank that holds everything."""
+    """Layout with the whole model on one rank."""
     return Layout(
         1, 1, {name: Placement(shape, {0: Sharding((1,), ((),) * len(shape))}) for name, shape in shapes.items()}
     )
@@ -143,10 +154,10 @@ def model_layout(
     vocab_emb_dp: bool = True,
     where: str = f"{GROUP}.offset",
 ) -> Layout:
-    """The layout of a model on a mesh.
+    """Compute the layout of a model on a mesh.
 
     Columns and rows are cut over the tensor-parallel ranks by the parameter table's `axis` and `dim`, projections by
-    whole heads; with more ranks than key-value heads, neighbouring ranks hold the same head. The embedding lies in the
+    whole heads; with more ranks than key-value heads, neighbouring ranks hold the same head. The embedding is in the
     first stage, the final norm and the head in the last, a tied embedding in both. Sequence parallelism changes nothing
     here.
 
@@ -169,8 +180,9 @@ def model_layout(
 
 
 def replica_sharded(layout: Layout) -> Layout:
-    """The layout of optimizer state that data-parallel ranks share: the first dimension of everything that a
-    `model_layout` gives is cut over the replicas too, where it can be.
+    """Compute the layout of optimizer state sharded over data-parallel ranks.
+
+    The first dimension of every parameter of a `model_layout` is cut over the replicas too, where it is divisible.
     """
 
     replicas = STAGE_AXES.index("dp")
@@ -192,8 +204,9 @@ def replica_sharded(layout: Layout) -> Layout:
 
 
 def yaml_layout(yaml: ModelYaml, model: ModelConfig) -> Layout:
-    """The layout that a model YAML asks for; `model` is the architecture that it describes.
+    """Compute the layout that a model YAML asks for.
 
+    model: the architecture that the YAML describes.
     Raises `UserError`, naming the file and the key, where the layout does not divide the model.
     """
     parallel = yaml.parallel
@@ -210,7 +223,7 @@ def yaml_layout(yaml: ModelYaml, model: ModelConfig) -> Layout:
 def split_layers(
     num_layers: int, stages: int, offset: int | tuple[int, ...] = 0, where: str = f"{GROUP}.offset"
 ) -> tuple[range, ...]:
-    """The decoder layers of each pipeline stage.
+    """Divide the decoder layers over the pipeline stages.
 
     Each stage has num_layers // stages layers and its entry of `offset` more (or fewer, if negative), as in
     MindFormers' `LayerSetting`: the entries add up to the remainder, and only the first and the last stage may be left
@@ -242,9 +255,10 @@ def split_layers(
 
 
 def _sharding(spec: ParameterSpec, mesh: Mesh, vocab_emb_dp: bool) -> Sharding:
-    """How a stage's ranks share a parameter: the grid has one axis for each of `STAGE_AXES`.
+    """Compute the sharding of a parameter over a stage's ranks.
 
-    Where a parameter has fewer parts than its axis has ranks, that axis is split in two: parts, and ranks alike.
+    The grid has one axis for each of `STAGE_AXES`.
+    If a parameter has fewer parts than its axis has ranks, that axis is split in two: parts, and ranks alike.
     """
     grid = [mesh.lengths[axis] for axis in STAGE_AXES]
     if spec.axis is None or (spec.kind == "embedding" and vocab_emb_dp):
@@ -256,7 +270,7 @@ def _sharding(spec: ParameterSpec, mesh: Mesh, vocab_emb_dp: bool) -> Sharding:
 
 
 def _stages(spec: ParameterSpec, layers: tuple[range, ...]) -> list[int]:
-    """The pipeline stages that hold a parameter."""
+    """Find the pipeline stages that hold a parameter."""
     last = len(layers) - 1
     ends = {"first": [0], "last": [last], "ends": [0, last]}
     return ends.get(spec.place) or [stage for stage, held in enumerate(layers) if spec.place in held]

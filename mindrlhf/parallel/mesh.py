@@ -1,6 +1,6 @@
-"""The grid of ranks: pipeline stages x data-parallel replicas x tensor-parallel shards. Pure Python.
+"""Grid of ranks: pipeline stages x data-parallel replicas x tensor-parallel shards.
 
-A further axis is a further name in `AXES`, and a field with a length in `Mesh` and in `Coordinates`.
+Pure Python. A further axis is a further name in `AXES`, and a field with a length in `Mesh` and in `Coordinates`.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ STAGE_AXES = AXES[1:]  # of the ranks of one pipeline stage
 
 
 class Coordinates(NamedTuple):
-    """Where one rank sits: its index along each axis, counted from 0, in the order of `AXES`."""
+    """Position of one rank: an index from 0 along each axis of `AXES`."""
 
     pp: int
     dp: int
@@ -23,10 +23,11 @@ class Coordinates(NamedTuple):
 
 @dataclass(frozen=True)
 class Mesh:
-    """`pp` stages of `dp` replicas of `tp` shards over ranks 0..size-1, with rank = (pp*DP + dp)*TP + tp.
+    """Mesh of `pp` stages, `dp` replicas and `tp` shards over ranks 0..size-1.
 
-    Tensor-parallel neighbours are adjacent ranks, because they talk most; pipeline stages lie farthest apart.
-    A train mesh and an infer mesh lie over the same ranks. Groups are tuples of ranks in ascending order.
+    rank = (pp*DP + dp)*TP + tp: tensor-parallel neighbours are adjacent ranks, because they talk most; pipeline
+    stages are farthest apart. A train mesh and an infer mesh cover the same ranks. Groups are tuples of ranks in
+    ascending order.
     """
 
     dp: int = 1
@@ -49,7 +50,7 @@ class Mesh:
         return prod(self.lengths.values())
 
     def coordinates(self, rank: int) -> Coordinates:
-        """Where `rank` sits. Raises ValueError outside 0..size-1."""
+        """Compute the position of `rank`. Raises ValueError outside 0..size-1."""
         if not 0 <= rank < self.size:
             raise ValueError(f"rank {rank} is outside of a mesh of {self.size}")
         indices = {}
@@ -58,7 +59,10 @@ class Mesh:
         return Coordinates(**indices)
 
     def rank(self, **indices: int) -> int:
-        """The rank at these coordinates, 0 along each axis that is not given. Raises ValueError outside of the mesh."""
+        """Find the rank at these coordinates; an omitted axis counts as 0.
+
+        Raises ValueError for coordinates outside of the mesh.
+        """
         rank = 0
         for axis, length in self.lengths.items():
             index = indices.pop(axis, 0)
@@ -70,7 +74,9 @@ class Mesh:
         return rank
 
     def group(self, rank: int, *axes: Axis) -> tuple[int, ...]:
-        """The ranks that differ from `rank` along `axes` only, `rank` included; all axes give every rank.
+        """List the ranks that differ from `rank` along `axes` only.
+
+        The group includes `rank` itself; all axes together give every rank.
 
         `group(rank, "tp")` shares one layer's shards, `group(rank, "dp")` averages gradients,
         `group(rank, "dp", "tp")` is the whole pipeline stage.
@@ -83,5 +89,8 @@ class Mesh:
         return tuple(self.rank(**Coordinates(*place)._asdict()) for place in product(*choices))
 
     def groups(self, *axes: Axis) -> list[tuple[int, ...]]:
-        """Every group along `axes`, ordered by first rank: together they hold each rank exactly once."""
+        """List every group along `axes`, ordered by first rank.
+
+        Each rank is in exactly one group.
+        """
         return sorted({self.group(rank, *axes) for rank in range(self.size)})

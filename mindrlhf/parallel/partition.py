@@ -1,4 +1,4 @@
-"""One rank's part of a model under a layout, and whose gradients it has to be added to. Pure Python."""
+"""One rank's part of a model, and its gradient groups. Pure Python."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ Group = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Partition:
-    """What `rank` holds.
+    """Part of the model on `rank`.
 
     mesh, layout: the ranks and all their shards. layers: of this rank's pipeline stage. sequence: activations outside
     of the parallel regions are split by rows (`use_seq_parallel`). shared_optimizer: each data-parallel replica keeps
-    the optimizer state of, and updates, its share of the parameters (`enable_parallel_optimizer`; Rajbhandari et al.
+    the optimizer state of, and updates, its shard of the parameters (`enable_parallel_optimizer`; Rajbhandari et al.
     2020, arXiv:1910.02054, section 5.1).
     """
 
@@ -33,12 +33,15 @@ class Partition:
 
     @classmethod
     def of_yaml(cls, yaml: ModelYaml, model: ModelConfig, rank: int) -> "Partition":
-        """The part of `rank` under a model YAML. Raises `UserError` where the layout does not divide the model."""
+        """Compute the part of `rank` under a model YAML.
+
+        Raises `UserError` where the layout does not divide the model.
+        """
         return cls.every_rank(yaml, model)[rank]
 
     @classmethod
     def every_rank(cls, yaml: ModelYaml, model: ModelConfig) -> list["Partition"]:
-        """The parts of all ranks, as `of_yaml`."""
+        """Compute the parts of all ranks; see `of_yaml`."""
         parallel = yaml.parallel
         mesh = Mesh(dp=parallel.data_parallel, pp=parallel.pipeline_stage, tp=parallel.model_parallel)
         layout, layers = yaml_layout(yaml, model), split_layers(model.num_layers, mesh.pp, yaml.model.offset)
@@ -61,11 +64,11 @@ class Partition:
 
     @cached_property
     def specs(self) -> list[ParameterSpec]:
-        """Rows of the parameter table of which this rank holds a part, in its order."""
+        """Parameter table rows with a part on this rank, in table order."""
         return [spec for spec in parameter_table(self.model) if self.slices(spec) is not None]
 
     def slices(self, spec: ParameterSpec, rank: int | None = None) -> Slices | None:
-        """The part of the full parameter that a rank, this one by default, holds."""
+        """Compute the part of a parameter on a rank; this rank by default."""
         return self.layout.slices(self.rank if rank is None else rank, spec.name)
 
     def shape(self, spec: ParameterSpec) -> Shape:
@@ -74,29 +77,29 @@ class Partition:
 
     @cached_property
     def optimizer_layout(self) -> Layout:
-        """Of the optimizer's moments."""
+        """Layout of the optimizer's moments."""
         return replica_sharded(self.layout) if self.shared_optimizer else self.layout
 
     def updated_rows(self, spec: ParameterSpec) -> slice:
-        """Of the rows that this rank holds of a parameter, those that it keeps the optimizer state of."""
+        """Rows of this rank's part of a parameter that this rank's optimizer updates."""
         own, updated = self.slices(spec)[0], self.optimizer_layout.slices(self.rank, spec.name)[0]
         return slice(updated.start - own.start, updated.stop - own.start)
 
     def twins(self, spec: ParameterSpec) -> Group:
-        """The ranks of this data-parallel replica that hold the same part of a parameter."""
+        """List the ranks of this replica that hold the same part of a parameter."""
         replica = self.mesh.group(self.rank, "pp", "tp")
         return tuple(rank for rank in replica if self.slices(spec, rank) == self.slices(spec))
 
     def counts(self, spec: ParameterSpec) -> bool:
-        """Whether this rank is the one of its twins whose part enters sums over a replica's parameters."""
+        """True for one of the twins: its part enters sums over a replica."""
         return self.twins(spec)[0] == self.rank
 
     def gradient_group(self, spec: ParameterSpec) -> Group:
-        """The ranks whose gradients of a parameter are to be summed.
+        """List the ranks that sum their gradients of a parameter.
 
         Every data-parallel replica sees other data. Twins in other stages (a tied embedding) use the parameter
         elsewhere. Twins in the same stage compute a part of its gradient where they use it inside a parallel region
-        (shared key-value heads, head norms, a tied embedding's head) or on their share of the rows; elsewhere each has
+        (shared key-value heads, head norms, a tied embedding's head) or on their slice of the rows; elsewhere each has
         the whole.
         """
         here = self.coordinates
@@ -112,8 +115,10 @@ class Partition:
         )
 
     def gradient_groups(self) -> list[tuple[Group, list[int]]]:
-        """(ranks, indices into `specs`) of the gradients to sum, in an order that no two ranks can wait for each other:
-        within a stage before between stages, small tensor-parallel groups before large ones.
+        """List (ranks, indices into `specs`) of the gradients to sum, free of deadlock.
+
+        The order keeps two ranks from waiting for each other: within a stage before between stages, small
+        tensor-parallel groups before large ones.
         """
         groups: dict[Group, list[int]] = {}
         for index, spec in enumerate(self.specs):

@@ -1,4 +1,4 @@
-"""Pipeline stages: in which order one runs its micro-batches, and how it talks to its neighbours."""
+"""Pipeline stages: the schedule of micro-batches, and messages between neighbours."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
@@ -11,11 +11,11 @@ Action = tuple[Literal["forward", "backward"], int]
 
 
 def one_forward_one_backward(stage: int, stages: int, micro_batches: int) -> Iterator[Action]:
-    """The 1F1B schedule of one stage: (pass, micro-batch) in order (Narayanan et al. 2019, PipeDream-Flush in
-    arXiv:2006.09503, section 2.2).
+    """Compute the 1F1B schedule of one stage: (pass, micro-batch) in order.
 
-    As many forward passes as there are stages behind, then one backward pass after each forward, then the rest of the
-    backward passes: no more than `stages - stage` micro-batches are under way in a stage at any time.
+    The schedule is PipeDream-Flush of Narayanan et al. 2019 (arXiv:2006.09503, section 2.2): a forward pass for
+    each stage after this one, then one backward pass after each forward, then the rest of the backward passes. At
+    most `stages - stage` micro-batches are under way in a stage at any time.
     """
     ahead = min(stages - stage - 1, micro_batches)
     for index in range(ahead):
@@ -28,10 +28,10 @@ def one_forward_one_backward(stage: int, stages: int, micro_batches: int) -> Ite
 
 
 class PipelineAxis:
-    """One rank's place on the pipeline axis, and how it talks to the stages beside it.
+    """One rank's place on the pipeline axis, and its messages to neighbouring stages.
 
     stage, size: position on the axis. group: the global ranks along it, first stage first. Arrays are float32. All
-    ranks of the world build theirs at the same time. `PipelineAxis()` is a whole model on one rank.
+    ranks of the world build their axis at the same time. `PipelineAxis()` is a whole model on one rank.
     """
 
     def __init__(self, collectives: Collectives | None = None, group: Sequence[int] = (0,)):
@@ -43,15 +43,15 @@ class PipelineAxis:
         self.is_first, self.is_last = self.stage == 0, self.stage == self.size - 1
 
     def send(self, array: np.ndarray, step: Literal[1, -1]) -> None:
-        """To the next stage (1) or the one before (-1); returns at once."""
+        """Send to the next stage (1) or the previous (-1); returns at once."""
         self._peers.send(array, self._group[self.stage + step])
 
     def receive(self, shape: tuple[int, ...], step: Literal[1, -1]) -> np.ndarray:
-        """From the next stage (1) or the one before (-1)."""
+        """Receive from the next stage (1) or the previous one (-1)."""
         return self._peers.receive(np.empty(shape, np.float32), self._group[self.stage + step])
 
     def from_last(self, value: Any) -> Any:
-        """What the last stage gives, on every stage; picklable."""
+        """Broadcast a picklable value from the last stage to every stage."""
         if self.size == 1:
             return value
         return self._collectives.broadcast_object(value, self._group[-1], self._group)

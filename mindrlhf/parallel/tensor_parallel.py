@@ -1,8 +1,8 @@
-"""One rank's place among the tensor-parallel ranks that share a layer, as a graph sees it.
+"""One rank's place among its layers' tensor-parallel ranks, for use in graphs.
 
 A layer's inputs enter its parallel region through `enter` and leave it through `leave`. Without sequence parallelism
-all ranks hold all rows outside of the regions; with it each holds its share of the rows (`use_seq_parallel`), which
-makes norms and residuals a shard's work and replaces each sum by a gather and a scatter.
+all ranks hold all rows outside of the regions; with it each holds its slice of the rows (`use_seq_parallel`), which
+gives each rank a slice of norms and residuals, and replaces each sum by a gather and a scatter.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from mindrlhf.backend.comm.graph_collectives import (
 
 
 class TensorParallel:
-    """What a graph needs to know of its tensor-parallel group; `TensorParallel()` is a rank by itself.
+    """Tensor-parallel group of a graph; `TensorParallel()` is a rank by itself.
 
     rank, size: position in the group. sequence: rows outside of the parallel regions are split over the group.
     enter: rows outside -> [T, hidden] inside, the same on each rank. leave: partial sums [T, hidden] -> rows outside.

@@ -1,7 +1,8 @@
-"""The planner over files: weights in any layout to files in any other, part by part, without MindSpore or a job.
+"""The planner over files: weights of any layout to files of any other.
 
-Each output file is written front to back, each tensor put together from exactly the parts that it needs, so that about
-one tensor is in memory, whatever the size of the model. Outputs appear complete or not at all; sources are only read.
+It works part by part, without MindSpore or a job. Each output file is written front to back, each tensor put
+together from exactly the parts that it needs, so that about one tensor is in memory, whatever the size of the
+model. Outputs appear complete or not at all; sources are only read.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,7 +46,7 @@ def write_ranks(
     """Write `rank_R/<prefix>R.<file_format>` for every rank of `layout`, or for `only_rank`.
 
     The folder, or the one rank's folder within it, appears when it is complete; one that is not empty is refused.
-    processes: how many write at the same time, each a rank's file at a time. advance: told of each file.
+    processes: number of files written at the same time, each a rank's. advance: called with each finished file.
     Raises `UserError` for a refused folder and when writing fails.
     """
     incoming = plan(weights.layout, layout).incoming
@@ -66,7 +67,10 @@ def write_ranks(
 
 
 def rank_reader(weights: ShardedWeights, layout: Layout, rank: int) -> Callable[[str], np.ndarray]:
-    """What reads, parameter by parameter, the part that `rank` holds in `layout`, in float32."""
+    """Return a reader of the parameter parts that `rank` holds, in float32.
+
+    layout: the layout to read into.
+    """
     shapes = {name: sliced_shape(part) for name, part in layout.shards(rank)}
     assemblies = _assemblies(weights, shapes, plan(weights.layout, layout).incoming(rank))
     by_name = {assembly.name: assembly for assembly in assemblies}
@@ -74,9 +78,10 @@ def rank_reader(weights: ShardedWeights, layout: Layout, rank: int) -> Callable[
 
 
 def write_full(weights: ShardedWeights, file: Path, advance: Advance) -> None:
-    """Write everything into one `.safetensors` or `.ckpt` file under our names; one that exists is refused.
+    """Write all weights into one `.safetensors` or `.ckpt` file under our names.
 
-    advance: told of each tensor. Raises `UserError` for a refused file and when writing fails.
+    An existing file is refused. advance: called with each tensor. Raises `UserError` for a refused file and when
+    writing fails.
     """
     if file.exists():
         raise UserError(f"{file}: exists already; remove it or give another name.")
@@ -85,7 +90,10 @@ def write_full(weights: ShardedWeights, file: Path, advance: Advance) -> None:
 
 
 def write_hf(weights: ShardedWeights, model: ModelConfig, folder: Path, advance: Advance) -> None:
-    """Write a Hugging Face folder; as `write_full`. `weights` holds the parameters of `model`, in the table's order."""
+    """Write a Hugging Face folder; otherwise as `write_full`.
+
+    `weights` holds the parameters of `model`, in the table's order.
+    """
 
     def tensors() -> Iterator[tuple[ParameterSpec, np.ndarray]]:
         for spec, assembly in zip(parameter_table(model), _gathered(weights), strict=True):
@@ -98,7 +106,7 @@ def write_hf(weights: ShardedWeights, model: ModelConfig, folder: Path, advance:
 
 @dataclass(frozen=True)
 class _Assembly:
-    """One tensor of an output, and what it is made of.
+    """One tensor of an output, and the stored parts that it consists of.
 
     dtype: as it is stored. parts: (tensor in a file, box inside of it, box inside of this one).
     """
@@ -109,7 +117,10 @@ class _Assembly:
     parts: tuple[tuple[StoredTensor, Slices, Slices], ...]
 
     def read(self) -> np.ndarray:
-        """The tensor in float32, with one of its parts beside it in memory; a part that is all of it is not copied."""
+        """Read the tensor in float32, with at most one more part in memory.
+
+        A part that is all of the tensor is not copied.
+        """
         if len(self.parts) == 1:
             stored, taken, _ = self.parts[0]
             return stored.read(taken)
@@ -121,7 +132,7 @@ class _Assembly:
 
 @dataclass(frozen=True)
 class _File:
-    """One output file, complete in itself, so that any process can write it."""
+    """One self-contained output file, which any process can write."""
 
     path: Path
     tensors: Sequence[_Assembly]
@@ -145,7 +156,7 @@ class _File:
 def _assemblies(
     weights: ShardedWeights, shapes: Mapping[str, Shape], incoming: Mapping[str, Sequence[Transfer]]
 ) -> list[_Assembly]:
-    """What a rank of these shapes is made of."""
+    """List the tensors of a rank with these shapes, and their stored parts."""
     dtypes = weights.dtypes
     return [
         _Assembly(
@@ -159,13 +170,16 @@ def _assemblies(
 
 
 def _gathered(weights: ShardedWeights) -> list[_Assembly]:
-    """What the full parameters are made of."""
+    """List the full parameters and their stored parts."""
     shapes = weights.layout.shapes
     return _assemblies(weights, shapes, plan(weights.layout, full_layout(shapes)).incoming(0))
 
 
 def _write_in_processes(jobs: list[_File], processes: int, advance: Advance, folder: Path) -> None:
-    """Write files in fresh processes: this one may have threads (the progress bar), which a fork does not survive."""
+    """Write files in fresh processes.
+
+    This process may have threads (the progress bar), and threads do not survive a fork.
+    """
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
         try:
             for done in as_completed([pool.submit(job.write) for job in jobs]):

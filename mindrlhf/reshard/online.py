@@ -1,8 +1,8 @@
-"""The planner between running graphs: weights go from one layout to another in memory, without a file.
+"""The planner between running graphs: weights change their layout in memory, without files.
 
 Every rank reads its own parts of the source layout and writes its own parts of the destination layout in place, so
-that compiled graphs, which keep the addresses of their parameters, see the new weights. A box that lies in one piece
-of memory is sent from where it is and received where it belongs; any other is packed or unpacked on the way.
+that compiled graphs, which keep the addresses of their parameters, see the new weights. A box that is one piece
+of memory is sent from its place and received in its place; any other is packed or unpacked on the way.
 
 The numbers are read and written through `backend`: in the parameters' own memory on the CPU, as copies on the host on
 Ascend, where that has not been run.
@@ -34,14 +34,14 @@ Arrays = Mapping[str, np.ndarray]  # the same as numbers on the host
 
 
 class ReshardError(RuntimeError):
-    """The weights that a rank holds after a reshard are not the ones that were to go there."""
+    """Weights on a rank after a reshard that differ from their source."""
 
 
 @dataclass(frozen=True)
 class ReshardStatistics:
-    """What a reshard did on one rank.
+    """Bytes and seconds of a reshard on one rank.
 
-    bytes_copied: within the rank. bytes_shared: in parameters that serve both layouts, and so stayed where they are.
+    bytes_copied: within the rank. bytes_shared: in parameters that serve both layouts, and so stayed in place.
     seconds: wall time, waiting for other ranks included, verification not.
     """
 
@@ -53,7 +53,7 @@ class ReshardStatistics:
 
 
 class OnlineReshard:
-    """One rank's part in turning the source layout of a plan into its destination layout, any number of times.
+    """One rank's part in executing a plan, any number of times.
 
     Every rank makes one at the same time. plan: the same on every rank. bucket_bytes: the largest message, likewise.
     source, destination: every parameter that this rank holds in the one and in the other layout, all of one dtype. A
@@ -89,9 +89,9 @@ class OnlineReshard:
         }
 
     def run(self, verify: bool = False) -> ReshardStatistics:
-        """Fill the destination; every rank calls it, and goes on when it has what it needs.
+        """Fill the destination; every rank calls it and returns once it is complete.
 
-        verify: as the method of that name.
+        verify: call the method `verify` afterwards.
         """
         start = time.perf_counter()
         with backend.rewriting({name: self.destination[name] for name in self._filled}) as arrays:
@@ -102,9 +102,9 @@ class OnlineReshard:
         return ReshardStatistics(**self._bytes, seconds=seconds)
 
     def verify(self) -> None:
-        """Compare the CRC-32 of everything at its destination with that at its source; every rank calls it.
+        """Compare the CRC-32 of everything at its destination with its source's.
 
-        Raises ReshardError, on the ranks that hold something else.
+        Every rank calls it. Raises ReshardError on the ranks that hold other numbers.
         """
         share, source = self._share, self._given()
         sums = {rank: np.empty(len(pieces), np.uint32) for rank, pieces in share.incoming.items()}
@@ -123,7 +123,7 @@ class OnlineReshard:
             raise ReshardError(f"checksums differ after the reshard: {wrong[0]}{more}")
 
     def _given(self) -> Arrays:
-        """The numbers of the source that this rank copies or sends."""
+        """Collect the source numbers that this rank copies or sends."""
         pieces = chain(self._share.copies, *self._share.outgoing.values())
         return backend.read_all({piece.parameter: self.source[piece.parameter] for piece in pieces})
 
@@ -131,10 +131,11 @@ class OnlineReshard:
 def gather_full(
     layout: Layout, collectives: Collectives, shards: Shards, dtype: str = "float32"
 ) -> Iterator[tuple[str, np.ndarray | None]]:
-    """(name, full parameter) on rank 0 and (name, None) on the others, one parameter after the other, in table order.
+    """Gather full parameters on rank 0, one after the other, in table order.
 
-    Every rank goes through all of it. shards: everything that this rank holds. What rank 0 gets is read-only; on CPU
-    a parameter that is whole there is not copied. Raises ValueError for parameters that are not the layout's.
+    Yields (name, full parameter) on rank 0 and (name, None) on the others; every rank goes through all of it.
+    shards: all parts that this rank holds. Rank 0's arrays are read-only; on CPU a parameter that is whole there is
+    not copied. Raises ValueError for parameters that are not the layout's.
     """
     rank, itemsize = collectives.world.rank, np.dtype(dtype).itemsize
     _check(shards, layout, rank, itemsize)
@@ -158,7 +159,10 @@ def gather_full(
 
 @dataclass(frozen=True)
 class _Share:
-    """What concerns one rank: its own copies, and by the other rank what goes out and comes in, in the plan's order."""
+    """Copies, outgoing and incoming transfers of one rank, in the plan's order.
+
+    Outgoing and incoming transfers are listed by the other rank.
+    """
 
     copies: Sequence[Transfer]
     outgoing: Mapping[int, Sequence[Transfer]]
@@ -177,7 +181,7 @@ class _Share:
         return share
 
     def move(self, peers: Peers, source: Arrays, destination: Arrays) -> None:
-        """Bring everything where it belongs."""
+        """Execute all copies and transfers."""
         for piece in self.copies:
             target = _box(destination[piece.parameter], piece.destination_slices)
             target[...] = _box(source[piece.parameter], piece.source_slices)
@@ -188,13 +192,16 @@ class _Share:
 
 
 def _packed(pieces: Sequence[Transfer], source: Arrays) -> Iterator[np.ndarray]:
-    """The pieces as messages; copied only where they are not contiguous."""
+    """Turn pieces into messages; only a non-contiguous piece is copied."""
     for piece in pieces:
         yield np.ascontiguousarray(_box(source[piece.parameter], piece.source_slices))
 
 
 def _unpacked(pieces: Sequence[Transfer], destination: Arrays) -> Iterator[np.ndarray]:
-    """Where messages go; what is not contiguous gets its content when the next one is asked for."""
+    """Yield buffers for incoming messages.
+
+    A piece that is not contiguous gets its content when the next buffer is asked for.
+    """
     for piece in pieces:
         target = _box(destination[piece.parameter], piece.destination_slices)
         if target.flags.c_contiguous:
@@ -206,7 +213,7 @@ def _unpacked(pieces: Sequence[Transfer], destination: Arrays) -> Iterator[np.nd
 
 
 def _box(array: np.ndarray, slices: Slices) -> np.ndarray:
-    """A view of a part, also of an array without dimensions."""
+    """View a part, also of an array without dimensions."""
     return array[(*slices, ...)]
 
 
@@ -219,7 +226,7 @@ def _checksum(array: np.ndarray, slices: Slices) -> int:
 
 
 def _check(shards: Shards, layout: Layout, rank: int, itemsize: int) -> set[str]:
-    """The parameters that a rank holds; each is there in the right shape."""
+    """Check that a rank's parameters are complete and have the right shapes."""
     held = dict(layout.shards(rank)) if rank < layout.size else {}
     for name, part in held.items():
         shape = sliced_shape(part)

@@ -1,7 +1,8 @@
-"""Who sends which part of which parameter to whom, so that one layout becomes another. Pure: nothing is moved here.
+"""Plans that turn one layout into another: senders, receivers, parts. Pure Python.
 
-`plan(source, destination)` is executed online between graphs (`online.py`) and over files (`offline.py`). Each rank
-keeps what it holds already and gets everything else exactly once, so that the bytes moved are the least possible.
+Nothing is moved here. `plan(source, destination)` is executed online between graphs (`online.py`) and over files
+(`offline.py`). Each rank keeps the parts that it holds already and gets everything else exactly once, so that the
+bytes moved are the least possible.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -17,10 +18,10 @@ Box = tuple[tuple[int, int], ...]  # slices that can be compared and be keys: (s
 
 @dataclass(frozen=True)
 class Transfer:
-    """One box of a parameter on its way.
+    """Transfer of one box of a parameter.
 
-    source, destination: ranks; where they are the same it is a copy within the rank.
-    source_slices, destination_slices: the box inside what each of the two holds (not inside the full parameter).
+    source, destination: ranks; equal for a copy within the rank.
+    source_slices, destination_slices: the box in the coordinates of each rank's part, not of the full parameter.
     nbytes: its size.
     """
 
@@ -38,7 +39,10 @@ class Transfer:
         )
 
     def split(self, limit: int) -> Iterator["Transfer"]:
-        """The transfer itself, or its pieces of at most `limit` bytes (or of one element), in memory order."""
+        """Cut into pieces of at most `limit` bytes, in memory order.
+
+        A piece has at least one element; a transfer within the limit is its own only piece.
+        """
         shape = sliced_shape(self.source_slices)
         dim = next((dim for dim, size in enumerate(shape) if size > 1), None)
         if self.nbytes <= limit or dim is None:
@@ -61,10 +65,10 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Plan:
-    """How `source` becomes `destination`.
+    """Transfers that turn `source` into `destination`.
 
     transfers: between different ranks, ordered by parameter (table order), source, place in the parameter, destination:
-        every rank makes the same list, and what goes to several ranks stands together.
+        every rank makes the same list, and a box that goes to several ranks has its transfers together.
     copies: within a rank, free of communication; where both ends are the rank's whole part, storage may be shared.
     itemsize: bytes of one element.
     """
@@ -93,20 +97,26 @@ class Plan:
 
     @cached_property
     def least(self) -> dict[int, int]:
-        """Destination rank -> bytes of its parts that it does not hold before: no plan can do with fewer."""
+        """Least bytes that each destination rank must receive under any plan.
+
+        These are the bytes of its parts that it does not hold before.
+        """
         return self._missing(lambda name, part: _box(part))
 
     @cached_property
     def all_gather(self) -> dict[int, int]:
-        """Destination rank -> bytes that it would receive if its parameters were gathered whole and then cut."""
+        """Bytes that each destination rank would receive if parameters were gathered whole."""
         return self._missing(lambda name, part: tuple((0, size) for size in self.source.placements[name].shape))
 
     def incoming(self, rank: int) -> Mapping[str, list[Transfer]]:
-        """Parameter -> everything that makes up the part of destination `rank`, its own copies included."""
+        """Parameter -> all transfers to destination `rank`, its own copies included."""
         return self._by_destination.get(rank, {})
 
     def describe(self, every_transfer: bool = False) -> str:
-        """A table of bytes per rank, beside the least possible and an all-gather; transfers one by one if asked."""
+        """Format bytes per rank, with the least possible and an all-gather's.
+
+        The transfers follow one by one if asked for.
+        """
         figures = {
             "holds before": _held(self.source, self.itemsize),
             "holds after": _held(self.destination, self.itemsize),
@@ -138,7 +148,7 @@ class Plan:
         return parts
 
     def _missing(self, wanted: Callable[[str, Slices], Box]) -> dict[int, int]:
-        """Destination rank -> bytes of `wanted(name, its part)`, over all its parameters, that it does not hold."""
+        """Sum the bytes of `wanted(name, its part)` that each destination rank lacks."""
         total = dict.fromkeys(range(self.destination.size), 0)
         for rank in total:
             for name, part in self.destination.shards(rank):
@@ -149,11 +159,12 @@ class Plan:
 
 
 def plan(source: Layout, destination: Layout, itemsize: int = 4) -> Plan:
-    """The transfers that turn `source` into `destination`; ranks of the same number are the same rank.
+    """Plan the transfers that turn `source` into `destination`.
 
-    What the destination rank holds already is copied from there; the rest comes, piece by piece, from the one of its
-    holders that has sent the least so far, and of several from the nearest: the one with the smallest exclusive or of
-    the two numbers, which prefers the same host and lets equal positions in two groups of ranks pair up.
+    Ranks of the same number are the same rank. A destination rank copies the parts that it holds already; the rest
+    comes, piece by piece, from the one of its holders that has sent the least so far, and of several from the
+    nearest: the one with the smallest exclusive or of the two numbers, which prefers the same host and lets equal
+    positions in two groups of ranks pair up.
     itemsize: bytes of one element. Raises ValueError when the layouts are not of the same parameters.
     """
     if source.shapes != destination.shapes:
@@ -187,9 +198,10 @@ def plan(source: Layout, destination: Layout, itemsize: int = 4) -> Plan:
 
 @dataclass(frozen=True)
 class _Piece:
-    """A box of the full parameter that one destination rank needs and that lies whole in each of its holders.
+    """Box of a parameter that one destination rank needs in one piece.
 
-    rank, part: the destination rank and all that it gets of the parameter. holders: source rank -> what it holds.
+    It is whole in each of its holders.
+    rank, part: the destination rank and all that it gets of the parameter. holders: source rank -> its part.
     """
 
     box: Box
@@ -199,7 +211,7 @@ class _Piece:
 
 
 def _pieces(source: Layout, destination: Layout, name: str) -> list[_Piece]:
-    """What every destination rank needs of a parameter, cut wherever a source rank's part ends."""
+    """Cut every destination rank's part of a parameter at the source parts' ends."""
     holders: dict[Box, list[int]] = {}
     for rank in range(source.size):
         part = source.slices(rank, name)
@@ -223,7 +235,7 @@ def _pieces(source: Layout, destination: Layout, name: str) -> list[_Piece]:
 
 
 def _held(layout: Layout, itemsize: int) -> dict[int, int]:
-    """Rank -> bytes of everything that it holds."""
+    """Bytes that each rank holds."""
     return {
         rank: sum(prod(sliced_shape(part)) for _, part in layout.shards(rank)) * itemsize for rank in range(layout.size)
     }
@@ -238,7 +250,7 @@ def _size(box: Box) -> int:
 
 
 def _overlap(first: Box, second: Box) -> int:
-    """Elements in both boxes."""
+    """Count the elements in both boxes."""
     return prod(max(0, min(a[1], b[1]) - max(a[0], b[0])) for a, b in zip(first, second, strict=True))
 
 
@@ -247,12 +259,12 @@ def _contains(outer: Box, inner: Box) -> bool:
 
 
 def _inside(box: Box, part: Box) -> Slices:
-    """A box of the full parameter, in the coordinates of the part that contains it."""
+    """Convert a box to the coordinates of the part that contains it."""
     return tuple(slice(b[0] - p[0], b[1] - p[0]) for b, p in zip(box, part, strict=True))
 
 
 def _rows(slices: Slices, dim: int, start: int, stop: int) -> Slices:
-    """Rows start..stop, counted along `dim` from where the slices begin."""
+    """Select rows start..stop, counted along `dim` from the slices' start."""
     first = slices[dim].start
     return (*slices[:dim], slice(first + start, first + stop), *slices[dim + 1 :])
 

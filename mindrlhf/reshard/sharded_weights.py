@@ -1,4 +1,4 @@
-"""Weights as they lie in files, whole or one file per rank, checked against the layout they were written in."""
+"""Weights in files, whole or one file per rank, checked against their layout."""
 
 import logging
 import re
@@ -26,9 +26,10 @@ Tensors = Mapping[str, StoredTensor]
 
 @dataclass(frozen=True, eq=False)
 class ShardedWeights:
-    """The weights of one model in the files of one or several ranks: all there and of the right shape, none loaded.
+    """Weights of one model in the files of one or several ranks.
 
-    path: what the user gave. layout: who holds what. ranks: for each rank, parameter -> where its part lies.
+    All parts are present and of the right shape; none is loaded.
+    path: as the user gave it. layout: the parts of each rank. ranks: for each rank, parameter -> its stored part.
     """
 
     path: Path
@@ -37,7 +38,10 @@ class ShardedWeights:
 
     @cached_property
     def dtypes(self) -> dict[str, StoredDtype]:
-        """Parameter -> the narrowest type that holds it exactly: the stored one, float32 where ranks differ."""
+        """Narrowest dtype that holds each parameter exactly.
+
+        It is the stored one, or float32 where ranks differ.
+        """
         found = {}
         for name in self.layout.placements:
             stored = {tensors[name].dtype for tensors in self.ranks if name in tensors}
@@ -45,15 +49,16 @@ class ShardedWeights:
         return found
 
     def only(self, names: Sequence[str]) -> "ShardedWeights":
-        """The same weights without the other parameters, in this order."""
+        """Select some parameters, in the given order."""
         layout = self.layout
         placements = {name: layout.placements[name] for name in names}
         return ShardedWeights(self.path, Layout(layout.stages, layout.stage_ranks, placements), self.ranks)
 
 
 def open_full(path: Path, model: ModelConfig | None) -> ShardedWeights:
-    """Weights that are not cut: a file, a Hugging Face folder, a folder with either.
+    """Open weights that are not cut: a file, or a folder.
 
+    A folder holds weight files or is a Hugging Face folder.
     With `model` they are checked against it, and Hugging Face names become ours. Raises `UserError`.
     """
     tensors = index_weights(path) if model is None else open_weights(path, model).tensors
@@ -62,8 +67,9 @@ def open_full(path: Path, model: ModelConfig | None) -> ShardedWeights:
 
 
 def open_sharded(path: Path, layout: Layout | Strategy) -> ShardedWeights:
-    """Weights in the folders `rank_0`, `rank_1`, ... of `path`, each with one rank's part under our names.
+    """Open weights in folders `rank_0`, `rank_1`, ..., one rank's part in each.
 
+    The names are ours.
     Raises `UserError` when a rank is missing or there are more than the layout has, when a rank lacks a parameter or
     holds it in another shape than the layout says, and when the files hold parameters of another model.
     """
@@ -87,7 +93,7 @@ def open_sharded(path: Path, layout: Layout | Strategy) -> ShardedWeights:
 
 
 def rank_folders(path: Path) -> dict[int, Path]:
-    """Rank -> its folder, for each `rank_R` in a folder; empty when `path` is no folder."""
+    """Find each rank's folder `rank_R`; empty when `path` is no folder."""
     if not path.is_dir():
         return {}
     matches = [(_RANK_FOLDER.fullmatch(folder.name), folder) for folder in path.iterdir() if folder.is_dir()]
@@ -95,7 +101,7 @@ def rank_folders(path: Path) -> dict[int, Path]:
 
 
 def _full_shapes(strategy: Strategy, ranks: Sequence[Tensors]) -> dict[str, Shape]:
-    """Full shape of each parameter in the files, from the first part of it that there is."""
+    """Compute each parameter's full shape from the first stored part."""
     shapes: dict[str, Shape] = {}
     for rank, tensors in enumerate(ranks):
         for name, tensor in tensors.items():
@@ -108,7 +114,7 @@ def _full_shapes(strategy: Strategy, ranks: Sequence[Tensors]) -> dict[str, Shap
 
 
 def _check_rank(folder: Path, layout: Layout, rank: int, tensors: Tensors) -> None:
-    """One rank has its part of every parameter that the layout gives it."""
+    """Check that one rank has its part of every parameter of the layout."""
     held = dict(layout.shards(rank))
     lacking = [name for name in held if name not in tensors]
     if lacking:
@@ -129,14 +135,14 @@ def _check_rank(folder: Path, layout: Layout, rank: int, tensors: Tensors) -> No
 
 
 def _floating(path: Path, ranks: Sequence[Tensors]) -> list[Tensors]:
-    """Without the counters (`global_step`, ...) that training leaves beside the weights."""
+    """Drop the counters (`global_step`, ...) that training stores with the weights."""
     dropped = {name for tensors in ranks for name, tensor in tensors.items() if tensor.dtype not in STORAGE}
     _note(path, dropped)
     return [{name: tensor for name, tensor in tensors.items() if name not in dropped} for tensors in ranks]
 
 
 def _check_unused(path: Path, layout: Layout, ranks: Sequence[Tensors]) -> None:
-    """Refuse weights of a decoder that the layout does not know; what else there is, is left alone."""
+    """Refuse decoder weights that the layout does not know; ignore other tensors."""
     unused = {name for tensors in ranks for name in tensors if name not in layout.placements}
     foreign = sorted(name for name in unused if is_model_weight(name))
     if foreign:

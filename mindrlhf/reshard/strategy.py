@@ -1,5 +1,6 @@
-"""MindSpore's strategy files: layouts as MindSpore's compiler writes them and its checkpoint tools read them.
+"""MindSpore's strategy files, which hold layouts: reading and writing.
 
+MindSpore's compiler writes them and its checkpoint tools read them.
 A file is one protobuf message (`mindspore.train.node_strategy_pb2.ParallelStrategyMap`) about one pipeline stage: for
 each parameter a device matrix over the stage's ranks (`Sharding.grid`), a tensor map that names for each dimension the
 axis that cuts it, counted from the right with -1 for none, and, where weights are sharded over data-parallel ranks too
@@ -29,10 +30,10 @@ _MERGED_NAME = re.compile(r"(\d+)-(.+)")
 
 @dataclass(frozen=True)
 class Strategy:
-    """Strategy files of one job.
+    """Layout in one job's strategy files, without shapes.
 
-    path: what the user gave. stages, stage_ranks: as in `Layout`.
-    shardings: parameter -> pipeline stage -> how the stage's ranks share it.
+    path: as the user gave it. stages, stage_ranks: as in `Layout`.
+    shardings: parameter -> pipeline stage -> sharding over the stage's ranks.
     """
 
     path: Path
@@ -46,8 +47,9 @@ class Strategy:
         return self.stages * self.stage_ranks
 
     def layout(self, shapes: Mapping[str, Shape], what: str) -> Layout:
-        """The layout of parameters of these full shapes, in their order; `what` names them in messages.
+        """Compute the layout of parameters of these full shapes, in their order.
 
+        what: name of the parameters in messages.
         Raises `UserError` where the strategy is of another model: a parameter is missing on either side (but for
         optimizer state, which a strategy may list and the shapes need not have), or a shape cannot be cut that way.
         """
@@ -72,15 +74,16 @@ class Strategy:
 
 
 def parameters_only(names: Collection[str]) -> set[str]:
-    """The names without those of optimizer state, which stands beside each parameter as `adam_m.NAME` and the like."""
+    """Drop the names of optimizer state (`adam_m.NAME` and similar)."""
     return {name for name in names if name.partition(".")[2] not in names}
 
 
 def save_strategies(folder: str | Path, layout: Layout) -> list[Path]:
-    """Write a layout as MindSpore's strategy files, one for each rank; returns their paths by rank.
+    """Write a layout as MindSpore's strategy files, one for each rank.
 
-    Ranks of a stage have the same content, as a job of MindFormers leaves it. An earlier folder of such files is
-    replaced as a whole; one with anything else in it is refused. Raises `UserError` for that and when writing fails.
+    Returns their paths by rank. Ranks of a stage have the same content, as a job of MindFormers leaves it. An
+    earlier folder of strategy files is replaced as a whole; one with anything else in it is refused. Raises
+    `UserError` for that and when writing fails.
     """
     folder = Path(folder)
     if folder.is_dir():
@@ -97,8 +100,9 @@ def save_strategies(folder: str | Path, layout: Layout) -> list[Path]:
 
 
 def read_strategy(path: str | Path) -> Strategy:
-    """Read a strategy file (of a job without pipeline stages, or merged), or a folder with those of all ranks.
+    """Read a strategy file, or a folder with the files of all ranks.
 
+    A single file is merged, or of a job without pipeline stages.
     Raises `UserError` for a path without strategy files, a damaged file, files that contradict one another, and a
     pipeline stage that is missing.
     """
@@ -145,7 +149,7 @@ def _content(file: Path) -> bytes:
 
 
 def _entries(file: Path, content: bytes) -> list[tuple[str, int, Sharding]]:
-    """(parameter, pipeline stage, sharding) of everything that a file is about."""
+    """List (parameter, pipeline stage, sharding) of all entries of a file."""
     from google.protobuf.message import DecodeError
     from mindspore.train.node_strategy_pb2 import ParallelStrategyMap
 
@@ -167,7 +171,7 @@ def _entries(file: Path, content: bytes) -> list[tuple[str, int, Sharding]]:
 
 
 def _sharding(file: Path, name: str, layout: Any) -> Sharding:
-    """A parameter's `ParallelLayouts` in our terms."""
+    """Convert a parameter's `ParallelLayouts` to a `Sharding`."""
     if not layout.dev_matrix or not layout.tensor_map:
         raise UserError(f"{file}: has no device matrix or tensor map for {name}; get the file again.")
     grid = tuple(layout.dev_matrix[0].dim) or (1,)
@@ -186,8 +190,9 @@ def _sharding(file: Path, name: str, layout: Any) -> Sharding:
 
 
 def _with_optimizer_shards(file: Path, name: str, sharding: Sharding, parts: int) -> Sharding:
-    """The first dimension cut once more, into `parts` (-1: as many as there are replicas), along axes that cut nothing.
+    """Cut the first dimension once more, along axes that cut nothing.
 
+    parts: number of cuts; -1 for the number of replicas.
     As in MindSpore's `_construct_tensor_layout_for_opt_shard`: the last of these axes are used up first, and of the
     last one needed only the inner part where `parts` asks for less than all of it.
     """
@@ -215,7 +220,7 @@ def _with_optimizer_shards(file: Path, name: str, sharding: Sharding, parts: int
 
 
 def _message(layout: Layout, stage: int) -> Any:
-    """The `ParallelStrategyMap` of one pipeline stage."""
+    """Build the `ParallelStrategyMap` of one pipeline stage."""
     from mindspore.train.node_strategy_pb2 import ParallelStrategyMap
 
     message = ParallelStrategyMap(current_stage=1)
@@ -243,6 +248,6 @@ def _tensor_map(name: str, sharding: Sharding) -> list[int]:
 
 
 def _some(names: list[str]) -> str:
-    """The first of some names, and how many more there are."""
+    """Format the first of some names, and the number of the others."""
     more = len(names) - 3
     return ", ".join(names[:3]) + (f" and {more} more" if more > 0 else "")
