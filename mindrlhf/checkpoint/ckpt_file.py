@@ -25,8 +25,9 @@ _VARINT, _BYTES = 0, 2  # wire types
 
 
 def index_ckpt(path: Path) -> dict[str, StoredTensor]:
-    """Name -> tensor of a file. Raises `UserError` when it is not a `.ckpt`, damaged or truncated.
+    """Index the tensors of a `.ckpt` file by name.
 
+    Raises `UserError` when the file is not a `.ckpt`, damaged or truncated.
     Entries that are no tensors of numbers (text, map parameters) are listed with their type name or left out.
     """
     tensors: dict[str, StoredTensor] = {}
@@ -57,9 +58,9 @@ def index_ckpt(path: Path) -> dict[str, StoredTensor]:
 def write_ckpt(
     path: Path, tensors: Iterable[tuple[str, np.ndarray]], dtype: StoredDtype | Mapping[str, StoredDtype]
 ) -> None:
-    """Write (name, floating-point array) pairs one at a time. Not atomic by itself.
+    """Write (name, floating-point array) pairs one at a time; not atomic by itself.
 
-    dtype: how they are stored, one for all or name -> dtype.
+    dtype: stored dtype, one for all or name -> dtype.
     """
     with path.open("wb") as file:
         for name, array in tensors:
@@ -76,11 +77,11 @@ def write_ckpt(
 
 
 class _Damage(ValueError):
-    """The bytes are not what the format says."""
+    """Bytes that violate the format."""
 
 
 def _entry(path: Path, data: mmap.mmap, start: int, end: int) -> StoredTensor | None:
-    """One entry as a tensor of one segment; None for an entry without a plain tensor."""
+    """Read one entry as a one-segment tensor; None without a plain tensor."""
     name, tensor = "", None
     for field, span in _fields(data, start, end):
         if field == 1:
@@ -110,7 +111,10 @@ def _joined(first: StoredTensor, more: StoredTensor) -> StoredTensor:
 def _fields(
     data: mmap.mmap, start: int, end: int, number_fields: tuple[int, ...] = ()
 ) -> Iterator[tuple[int, int | tuple[int, int]]]:
-    """(field number, value) of a message in data[start:end]: numbers in `number_fields`, else (start, end) of bytes."""
+    """Parse the fields of a message in data[start:end].
+
+    Yields (field number, value): numbers in `number_fields`, else (start, end) of bytes.
+    """
     while start < end:
         key, start = _read_varint(data, start, end)
         value, start = _read_varint(data, start, end)
@@ -127,7 +131,10 @@ def _fields(
 
 
 def _read_varint(data: mmap.mmap, start: int, end: int) -> tuple[int, int]:
-    """(number, position after it): seven bits a byte, least significant first, the eighth bit says that more follow."""
+    """Read a varint; returns (number, position after it).
+
+    A byte holds seven bits, least significant first; its eighth bit says that more bytes follow.
+    """
     value = 0
     for position in range(start, min(start + 10, end)):
         value |= (data[position] & 0x7F) << (7 * (position - start))
@@ -146,5 +153,5 @@ def _varint(value: int) -> bytes:
 
 
 def _field(number: int, length: int) -> bytes:
-    """The start of a field of `length` bytes."""
+    """Encode the start of a field of `length` bytes."""
     return _varint(number << 3 | _BYTES) + _varint(length)

@@ -1,6 +1,7 @@
-"""How numbers lie in weight files: float32, float16 and bfloat16 to and from float32 arrays.
+"""Conversion of float32, float16 and bfloat16 numbers in weight files to float32.
 
-NumPy has no bfloat16: it is the upper half of a float32, so it is handled here as its bits in uint16.
+It goes both ways. NumPy has no bfloat16: it is the upper half of a float32, so it is handled here as its bits in
+uint16.
 """
 
 from typing import Literal
@@ -18,7 +19,10 @@ _BLOCK = 1 << 16  # elements rounded at a time: the temporaries stay in the cach
 
 
 def decode(raw: np.ndarray, dtype: StoredDtype) -> np.ndarray:
-    """Stored numbers (dtype `STORAGE[dtype]`, any shape) as an own contiguous float32 array; exact."""
+    """Convert stored numbers to an own contiguous float32 array; exact.
+
+    The stored array has dtype `STORAGE[dtype]` and any shape.
+    """
     if dtype != "bfloat16":
         return raw.astype(np.float32, order="C")
     bits = raw.astype(np.uint32, order="C")
@@ -27,8 +31,9 @@ def decode(raw: np.ndarray, dtype: StoredDtype) -> np.ndarray:
 
 
 def encode(array: np.ndarray, dtype: StoredDtype, name: str) -> np.ndarray:
-    """A float array as it is stored: contiguous, dtype `STORAGE[dtype]`, rounded to nearest, ties to even.
+    """Convert a float array to stored numbers: contiguous, dtype `STORAGE[dtype]`.
 
+    Numbers are rounded to nearest, ties to even.
     Raises `UserError`, naming the tensor `name`, when a finite number is too large for float16.
     """
     array = np.ascontiguousarray(array, dtype=np.float32)

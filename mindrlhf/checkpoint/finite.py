@@ -1,4 +1,4 @@
-"""Whether numbers are finite, asked before they take the place of good ones on disk."""
+"""Tests for NaN and infinity before weights replace good ones on disk."""
 
 from collections.abc import Callable, Iterable, Mapping
 
@@ -6,7 +6,10 @@ import numpy as np
 
 
 def all_finite(array: np.ndarray) -> bool:
-    """Whether a float32 array holds neither NaN nor infinity; at the speed of reading it, without a copy."""
+    """Test that a float32 array has no NaN or infinity, without a copy.
+
+    It takes as long as reading the array.
+    """
     with np.errstate(over="ignore", invalid="ignore"):
         total = array.sum()  # NaN and infinity survive a sum; a sum may also overflow by itself
     return bool(np.isfinite(total)) or bool(np.isfinite(array).all())
@@ -15,8 +18,9 @@ def all_finite(array: np.ndarray) -> bool:
 def first_not_finite(
     arrays: Mapping[str, np.ndarray], names: Iterable[str], reduce_max: Callable[[np.ndarray], np.ndarray]
 ) -> str | None:
-    """Name of the first parameter that is not finite on any rank, None where all are; all ranks get the same.
+    """Name the first parameter that is not finite on any rank, or None.
 
+    All ranks get the same result.
     arrays: name -> this rank's part. names: of the whole model's parameters, in order. reduce_max: elementwise maximum
     over all ranks, which all call this at the same place.
     """
@@ -27,7 +31,10 @@ def first_not_finite(
 
 
 def spoiled(what: str, name: str) -> str:
-    """The sentence about weights that are not to be written. what: whose; name: of the first such parameter."""
+    """Explain that non-finite weights are not written.
+
+    what: the owner of the weights; name: the first non-finite parameter.
+    """
     return (
         f"the {what}'s parameter {name} holds NaN or infinity, so nothing is written over what was saved before; lower "
         "optimizer.lr, and look at the gradient norms of the last steps"

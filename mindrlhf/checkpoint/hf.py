@@ -25,15 +25,16 @@ _OWN_FILES = (CARD_FILE, "*.json", "*.safetensors", "merges.txt", "tokenizer.mod
 
 
 class SavableTokenizer(Protocol):
-    """What can write itself into a model folder."""
+    """Tokenizer that can write itself into a model folder."""
 
     def save(self, directory: Path) -> None:
         """Write the tokenizer's files into an existing folder."""
 
 
 def read_hf_config(directory: str | Path) -> ModelConfig:
-    """The model of a Hugging Face folder, from `config.json` and, where present, `generation_config.json`.
+    """Read the model configuration of a Hugging Face folder.
 
+    The files are `config.json` and, where present, `generation_config.json`.
     Stop tokens are those of both files, in that order (Qwen2.5-Instruct names one in the first and two in the second);
     the padding and beginning tokens are taken from the second where the first has none.
     Raises `UserError` when a file is missing, damaged or describes a model that this suite does not know.
@@ -59,7 +60,10 @@ def _is_token_id(value: Any) -> bool:
 
 
 def generation_defaults(directory: str | Path | None) -> dict[str, Any]:
-    """How a model folder says to sample: `generation_config.json`; {} without a folder or the file."""
+    """Read a folder's sampling defaults from `generation_config.json`.
+
+    Returns {} without a folder or the file.
+    """
     path = directory and Path(directory, GENERATION_FILE)
     return read_json(path) if path and path.is_file() else {}
 
@@ -75,10 +79,11 @@ def save_hf(
     generation: Mapping[str, Any] | None = None,
     card: str | None = None,
 ) -> None:
-    """Write a model folder that `transformers` and `open_weights` read, one tensor in memory at a time.
+    """Write a model folder for `transformers` and `open_weights`, tensor by tensor.
 
+    Only one tensor is in memory at a time.
     tensors: (spec, full float32 array) for every parameter, in the order of `parameter_table(config)`.
-    dtype: how the numbers are stored; float32 is rounded to nearest, ties to even.
+    dtype: dtype of the stored numbers; float32 is rounded to nearest, ties to even.
     max_shard_bytes: a new file begins where a tensor would take one beyond this size.
     replace: exchange an earlier model folder of that name, as a whole, once the new one is complete; without it, and
         for a folder that holds anything else, a folder that is not empty is refused.
@@ -101,7 +106,10 @@ def companion_files(
     generation: Mapping[str, Any] | None = None,
     card: str | None = None,
 ) -> dict[str, bytes]:
-    """Everything of a model folder but its weights: name -> content; see `save_hf`."""
+    """Build the files of a model folder except its weights: name -> content.
+
+    The arguments are those of `save_hf`.
+    """
     with TemporaryDirectory() as folder:
         _write_companions(Path(folder), config, "float32", tokenizer, generation, card)
         return {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
@@ -127,9 +135,9 @@ def _write_companions(
 
 
 def check_replaceable(directory: Path) -> None:
-    """What `save_hf(replace=True)` will replace is nothing, or an earlier model folder and nobody's other files.
+    """Check that `save_hf(replace=True)` will replace nothing or a model folder only.
 
-    Raises `UserError` otherwise; for those who would rather know it before they have something to save.
+    Raises `UserError` for a folder with other files; callers can find out before they have something to save.
     """
     if not directory.exists():
         return
@@ -145,7 +153,7 @@ def check_replaceable(directory: Path) -> None:
 def _checked(
     table: tuple[ParameterSpec, ...], tensors: Iterable[tuple[ParameterSpec, np.ndarray]]
 ) -> Iterator[np.ndarray]:
-    """The arrays, when they come exactly in the table's order."""
+    """Yield the arrays; raise where they are not in the table's order."""
     for expected, (spec, array) in zip(table, tensors, strict=True):
         if spec != expected:
             raise ValueError(f"{spec.name} was given where {expected.name} is due")

@@ -1,4 +1,4 @@
-"""A layout as plain JSON values, and back: checkpoints say themselves who held what."""
+"""Conversion of layouts to JSON values and back, so that checkpoints describe themselves."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ MAX_RANKS = 1 << 14  # a file that claims more is damaged
 
 
 def layout_to_json(layout: Layout) -> dict[str, Any]:
-    """The layout as JSON values; shardings that several parameters share are written once."""
+    """Convert a layout to JSON values; parameters share equal shardings."""
     known: dict[tuple, int] = {}
     placements = {}
     for name, placement in layout.placements.items():
@@ -23,7 +23,10 @@ def layout_to_json(layout: Layout) -> dict[str, Any]:
 
 
 def layout_from_json(content: dict[str, Any]) -> Layout:
-    """The inverse of `layout_to_json`; any of several errors for content that it did not make."""
+    """Convert JSON values of `layout_to_json` back to a layout.
+
+    Any of several errors is raised for other content.
+    """
     shardings = [
         Sharding(_counts(entry["grid"]), tuple(_counts(axes) for axes in entry["cuts"]))
         for entry in content["shardings"]

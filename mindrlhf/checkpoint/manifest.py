@@ -1,7 +1,7 @@
-"""`manifest.json`: every file of a training checkpoint with its size and checksum, and a checksum of itself.
+"""`manifest.json`: size and checksum of every file of a training checkpoint.
 
-A checkpoint is whole exactly when its manifest is there and agrees with the files: it is written last, and the folder
-gets its final name after that.
+It also has a checksum of itself. A checkpoint is whole exactly when its manifest is there and agrees with the
+files: it is written last, and the folder gets its final name after that.
 """
 
 import hashlib
@@ -32,7 +32,10 @@ class StoredFile:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A checkpoint's list of files. step: steps done. files: path below the folder -> file."""
+    """List of a checkpoint's files.
+
+    step: steps done. files: path below the folder -> file.
+    """
 
     step: int
     files: Mapping[str, StoredFile]
@@ -45,7 +48,10 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path) -> "Manifest":
-        """The manifest of a checkpoint. Raises `UserError` where there is none, or it is damaged or another step's."""
+        """Read the manifest of a checkpoint.
+
+        Raises `UserError` for a manifest that is missing, damaged or another step's.
+        """
         path = folder / MANIFEST_FILE
         if not path.exists():
             raise UserError(
@@ -72,7 +78,10 @@ class Manifest:
         return cls(step, _stored_files(path, content.get("files")))
 
     def verify(self, folder: Path, names: Sequence[str]) -> None:
-        """Raises `UserError`, naming the file, when one of `names` is missing or not as it was written."""
+        """Compare the files `names` with the manifest.
+
+        Raises `UserError`, naming the file, when one of them is missing or not as it was written.
+        """
         for name in names:
             path, expected = folder / name, self.files[name]
             try:
@@ -89,7 +98,10 @@ class Manifest:
 
 
 def _stored_files(path: Path, listed: Any) -> dict[str, StoredFile]:
-    """The files that a manifest lists. Raises `UserError` for one outside of its folder, and for any other list."""
+    """Parse the file list of a manifest.
+
+    Raises `UserError` for a file outside of its folder, and for anything but a list of files.
+    """
     if not isinstance(listed, dict):
         raise UserError(f"{path}: lists no files; use an earlier checkpoint.")
     files = {}
@@ -104,25 +116,28 @@ def _stored_files(path: Path, listed: Any) -> dict[str, StoredFile]:
 
 
 def describe(path: Path) -> StoredFile:
-    """Size and checksum of a file as it is now."""
+    """Compute size and checksum of a file as it is now."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return StoredFile(file.tell(), digest)
 
 
 def step_folder(folder: Path, step: int) -> Path:
-    """Where the checkpoint of a step lies: `<folder>/step_000020`."""
+    """Folder of a step's checkpoint: `<folder>/step_000020`."""
     return folder / f"step_{step:06d}"
 
 
 def step_of(folder: Path) -> int | None:
-    """The step that a checkpoint folder is named after; None for another name."""
+    """Parse the step in a checkpoint folder's name; None for another name."""
     match = _STEP_FOLDER.fullmatch(folder.name)
     return int(match[1]) if match else None
 
 
 def step_folders(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, whole or not, the newest first. Raises `UserError` when it cannot be read."""
+    """List the checkpoints in a folder, whole or not, the newest first.
+
+    Raises `UserError` when the folder cannot be read.
+    """
     try:
         found = [path for path in folder.iterdir() if step_of(path) is not None and path.is_dir()]
     except (FileNotFoundError, NotADirectoryError):

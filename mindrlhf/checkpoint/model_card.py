@@ -1,4 +1,4 @@
-"""`README.md` of a model that was trained: what it came from and how, for people who find it later."""
+"""`README.md` of a trained model: its origin and training, for later readers."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -19,9 +19,10 @@ METRICS = ("critic/rewards/mean", "response_length/mean", "actor/kl_loss", "acto
 
 @dataclass(frozen=True)
 class ModelCard:
-    """base: name of the model whose weights were the first; None for random ones. method, data: in words.
+    """Facts for the model card of a trained model.
 
-    settings: dotted name -> value, of those that are not the defaults. metrics: of the last step.
+    base: name of the model whose weights were the first; None for random ones. method, data: in words.
+    settings: dotted name -> value, for settings that are not the defaults. metrics: of the last step.
     """
 
     base: str | None
@@ -31,7 +32,7 @@ class ModelCard:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     def measured(self, metrics: Mapping[str, float]) -> "ModelCard":
-        """The card with what is worth knowing of a step's metrics."""
+        """Add the relevant metrics of a step."""
         return replace(self, metrics={name: value for name, value in metrics.items() if name.startswith(METRICS)})
 
     def __str__(self) -> str:
@@ -47,7 +48,7 @@ class ModelCard:
 
 
 def card_of_run(job: Job, prompts: Sequence[Prompt], total: int) -> ModelCard:
-    """The card of a GRPO run of `total` steps."""
+    """Make the card of a GRPO run of `total` steps."""
     algorithm, config = job.config.algorithm, job.config
     kl = f", KL ({algorithm.kl_estimator}) with weight {algorithm.beta:g}" if algorithm.beta else ""
     method = (
@@ -62,7 +63,10 @@ def card_of_run(job: Job, prompts: Sequence[Prompt], total: int) -> ModelCard:
 def describe(
     path: str | None, method: str, file: Path | str, count: str, tasks: Sequence[str], settings: Settings
 ) -> ModelCard:
-    """The card of a run that starts from the weights at `path`, on `count` rows of `tasks` in a dataset file."""
+    """Make the card of a run from its first weights and its data.
+
+    path: the weights that the run starts from. count, tasks: rows of the dataset file, and their tasks.
+    """
     defaults = flatten(type(settings)().model_dump(mode="json"))
     given = flatten(settings.model_dump(mode="json"))
     changed = {name: value for name, value in given.items() if defaults.get(name) != value}
@@ -71,7 +75,10 @@ def describe(
 
 
 def base_name(path: str | None) -> str | None:
-    """What a model is called: by the card in its folder, which knows where it came from, or by the folder itself."""
+    """Find a model's name: from the card in its folder, else the folder's.
+
+    The card knows where the model came from.
+    """
     if path is None:
         return None
     card = (hf_folder(path) or Path(path)) / CARD_FILE

@@ -1,4 +1,4 @@
-"""What every command with a model starts from: tokenizer, architecture, weights."""
+"""Inputs of every command with a model: tokenizer, architecture, weights."""
 
 import argparse
 from collections.abc import Callable
@@ -22,14 +22,17 @@ CHAT_END = "<|im_end|>"
 
 
 def hf_folder(path: str | Path) -> Path | None:
-    """The HF directory that a checkpoint is, or that a training checkpoint has in it; None when there is neither."""
+    """Find the Hugging Face folder of a checkpoint, or None.
+
+    It is the path itself, or the folder within a training checkpoint.
+    """
     if (Path(path) / CONFIG_FILE).is_file():
         return Path(path)
     return newest(path, Checkpoint.verify_description).hf_folder if is_checkpoint(path) else None
 
 
 def checkpoint_config(path: str | None) -> ModelConfig | None:
-    """The architecture that a checkpoint says it has; None when it does not say."""
+    """Read the architecture of a checkpoint; None without a configuration."""
     if path is None:
         return None
     if not Path(path).exists():
@@ -39,7 +42,10 @@ def checkpoint_config(path: str | None) -> ModelConfig | None:
 
 
 def open_tokenizer(args: argparse.Namespace, checkpoint: str | None) -> Tokenizer:
-    """From `--vocab_path` and `--merges_file_path`, or `--tokenizer_path`, or the checkpoint's own directory."""
+    """Open the tokenizer that the flags name, or the checkpoint's own.
+
+    The flags are `--vocab_path` and `--merges_file_path`, or `--tokenizer_path`.
+    """
     if args.vocab_path or args.merges_file_path:
         if not (args.vocab_path and args.merges_file_path):
             raise UserError("--vocab_path and --merges_file_path belong together; give both, or --tokenizer_path.")
@@ -50,9 +56,9 @@ def open_tokenizer(args: argparse.Namespace, checkpoint: str | None) -> Tokenize
 
 
 def check_token_ids(tokenizer: Tokenizer, model: ModelConfig, largest: int, where: str) -> None:
-    """Every id that the tokenizer can give is a row of the model's embedding, and the dataset's largest one is known.
+    """Check that all token ids are rows of the model's embedding.
 
-    largest: the largest token id of the dataset `where`.
+    largest: the largest token id of the dataset `where`. The tokenizer's ids are checked too.
     """
     if tokenizer.size > model.vocab_size:
         raise UserError(
@@ -67,27 +73,33 @@ def check_token_ids(tokenizer: Tokenizer, model: ModelConfig, largest: int, wher
 
 
 def stop_ids(tokenizer: Tokenizer, model: ModelConfig) -> tuple[int, ...]:
-    """Tokens that end a response: the model's, the tokenizer's end of text, and the end of a chat turn."""
+    """Collect the tokens that end a response.
+
+    They are the model's, the tokenizer's end of text, and the end of a chat turn.
+    """
     own = {*model.eos_token_ids, tokenizer.eos_token_id, tokenizer.token_to_id(CHAT_END)}
     return tuple(sorted(i for i in own if i is not None and i < model.vocab_size))
 
 
 def stopping_config(tokenizer: Tokenizer, model: ModelConfig) -> ModelConfig:
-    """The model's configuration with all tokens that end a response in training: what is exported stops there too."""
+    """Add all tokens that end a response to the model's configuration.
+
+    An exported model then stops as in training.
+    """
     every = (*model.eos_token_ids, *stop_ids(tokenizer, model))
     return model.model_copy(update={"eos_token_ids": tuple(dict.fromkeys(every))})
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Where a role's parameters come from. path None: random from the seed."""
+    """Origin of a role's parameters. path None: random from the seed."""
 
     path: str | None
     model: ModelConfig
     seed: int
 
     def parameters(self, part: Partition | None = None) -> dict:
-        """Name -> float32 Parameter: of the whole model, or of one rank's part of it.
+        """Create float32 parameters by name: the whole model's, or one rank's.
 
         The path may be a training checkpoint in any layout; with `part` it may also hold one folder a rank, written in
         the layout of `part`.
@@ -97,7 +109,10 @@ class Weights:
         return build_parameters(parameter_table(self.model) if part is None else part.specs, self.reader(part))
 
     def reader(self, part: Partition | None = None) -> Callable[[ParameterSpec], np.ndarray]:
-        """What gives a parameter's numbers: the whole, or one rank's part of it; see `parameters`."""
+        """Return a reader of whole parameters, or of one rank's parts.
+
+        See `parameters`.
+        """
         from mindrlhf.checkpoint.weight_source import open_weights
         from mindrlhf.models.initialize import random_tensor
 
@@ -118,7 +133,7 @@ class Weights:
 def checkpoint_reader(
     checkpoint: Checkpoint, kind: str, model: ModelConfig, part: Partition | None = None
 ) -> Callable[[ParameterSpec], np.ndarray]:
-    """What gives a parameter's numbers from a training checkpoint: the whole, or one rank's part of it."""
+    """Return a reader of a training checkpoint's parameters, or one rank's parts."""
     whole = full_layout({spec.name: spec.shape for spec in parameter_table(model)})
     read = checkpoint.reader(kind, whole if part is None else part.layout, 0 if part is None else part.rank)
     return lambda spec: read(spec.name)

@@ -1,4 +1,4 @@
-"""Finding the checkpoint to go on from, checking it, and reading it into any layout."""
+"""Checkpoints to resume from: finding, checking and reading them into any layout."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -29,30 +29,36 @@ _verified: set[tuple[Path, str]] = set()  # by this process: folder, and the che
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """A training checkpoint whose manifest is sound; its files are as trustworthy as `verify` has found them."""
+    """Training checkpoint with a sound manifest; `verify` checks its files."""
 
     folder: Path
     manifest: Manifest
 
     @classmethod
     def open(cls, folder: Path) -> "Checkpoint":
-        """Reads the manifest only. Raises `UserError` for anything but a whole checkpoint."""
+        """Read the manifest only. Raises `UserError` for anything but a whole checkpoint."""
         folder = Path(folder).resolve()
         return cls(folder, Manifest.read(folder))
 
     def verify(self, part: int = 0, parts: int = 1) -> None:
-        """Check the content of the files, or of every `parts`-th of them. Raises `UserError`, naming the bad one."""
+        """Check the content of the files, or of every `parts`-th of them.
+
+        Raises `UserError`, naming the bad file.
+        """
         self.manifest.verify(self.folder, sorted(self.manifest.files)[part::parts])
 
     def verify_once(self) -> None:
-        """Check the content of all files, unless this process has found it sound before."""
+        """Check all files, unless this process has found them sound before."""
         key = self.folder, describe(self.folder / MANIFEST_FILE).sha256
         if key not in _verified:
             self.verify()
             _verified.add(key)
 
     def verify_description(self) -> None:
-        """Check the files that describe the model: its configuration and tokenizer, not its weights."""
+        """Check the files that describe the model, not its weights.
+
+        These are its configuration and tokenizer.
+        """
         names = [name for name in sorted(self.manifest.files) if name.startswith(f"{HF_FOLDER}/")]
         self.manifest.verify(self.folder, names)
 
@@ -63,7 +69,7 @@ class Checkpoint:
 
     @cached_property
     def state(self) -> dict[str, Any]:
-        """The content of `state.json`. Raises `UserError` for what no run writes."""
+        """Content of `state.json`. Raises `UserError` for content that no run writes."""
         content = read_json(self.folder / STATE_FILE)
         for key, kind in (("counters", dict), ("run", dict), ("groups", dict), ("layouts", list)):
             if not isinstance(content.get(key), kind):
@@ -72,7 +78,10 @@ class Checkpoint:
 
     @contextmanager
     def understood(self, key: str) -> Iterator[None]:
-        """Turn errors over what `state.json` holds under a key into a `UserError`."""
+        """Turn errors about the content of `state.json` into a `UserError`.
+
+        The message names the key.
+        """
         try:
             yield
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
@@ -85,12 +94,12 @@ class Checkpoint:
 
     @property
     def counters(self) -> dict[str, Any]:
-        """As they were given to the store."""
+        """Counters that the store was given."""
         return self.state["counters"]
 
     @property
     def run(self) -> dict[str, Any]:
-        """Which run it is, as it was given to the store."""
+        """Description of the run that the store was given."""
         return self.state["run"]
 
     @property
@@ -99,7 +108,7 @@ class Checkpoint:
         return self.folder / HF_FOLDER
 
     def companion(self, name: str) -> bytes | None:
-        """The content of a further file, None when there is no such."""
+        """Read a further file; None when it is absent."""
         return (self.folder / name).read_bytes() if name in self.manifest.files else None
 
     @property
@@ -108,7 +117,10 @@ class Checkpoint:
         return tuple(self.state["groups"])
 
     def weights(self, kind: str = WEIGHTS) -> ShardedWeights:
-        """The arrays of one kind where they lie. Raises `UserError` when the checkpoint has no such kind."""
+        """Open the stored arrays of one kind.
+
+        Raises `UserError` when the checkpoint has none of this kind.
+        """
         if kind not in self.groups:
             raise UserError(
                 f"{self.folder}: holds {', '.join(self.groups)}, and no {kind}; give a checkpoint that does."
@@ -128,9 +140,9 @@ class Checkpoint:
         return ShardedWeights(self.folder, layout, ranks)
 
     def reader(self, kind: str, layout: Layout, rank: int) -> Callable[[str], np.ndarray]:
-        """What reads a parameter's part that `rank` holds in `layout`, whatever layout the checkpoint was written in.
+        """Return a reader of the parameter parts that `rank` holds in `layout`.
 
-        Raises `UserError` when the checkpoint is one of other parameters.
+        The checkpoint may have been written in any other layout. Raises `UserError` when it has other parameters.
         """
         weights = self.weights(kind)
         theirs, ours = weights.layout.shapes, layout.shapes
@@ -144,7 +156,7 @@ class Checkpoint:
 
 
 def locate(path: str | Path) -> list[Path]:
-    """The checkpoints that a path may mean, in the order to try them.
+    """List the checkpoints that a path may mean, in order of preference.
 
     A `step_N` folder or one of the files `latest` and `best` mean one checkpoint; a folder of checkpoints means the
     newest that is whole. Raises `UserError` when there is nothing of the kind.
@@ -161,7 +173,10 @@ def locate(path: str | Path) -> list[Path]:
 
 
 def _pointed(pointer: Path) -> Path:
-    """The checkpoint that `latest` or `best` names; the checksum in it tells a damaged name from another step's."""
+    """Find the checkpoint that `latest` or `best` names.
+
+    The checksum in the pointer tells a damaged name from another step's.
+    """
     try:
         name, checksum = pointer.read_text(encoding="utf-8").split()
     except (OSError, ValueError):
@@ -174,7 +189,7 @@ def _pointed(pointer: Path) -> Path:
 
 
 def is_checkpoint(path: str | Path) -> bool:
-    """Whether a path means a training checkpoint (see `locate`), whole or not."""
+    """Test for a path to a training checkpoint (see `locate`), whole or not."""
     path = Path(path)
     if path.is_file():
         return path.name in (LATEST, BEST)
@@ -182,9 +197,10 @@ def is_checkpoint(path: str | Path) -> bool:
 
 
 def newest(path: str | Path, check: Callable[[Checkpoint], None] = Checkpoint.verify_once) -> Checkpoint:
-    """The first sound checkpoint that a path means, saying which damaged ones were passed over. Raises `UserError`.
+    """Return the first sound checkpoint of a path; report damaged ones before it.
 
     check: raises `UserError` for a damaged one; `Checkpoint.verify_description` where no weights are read.
+    Raises `UserError` when none is sound.
     """
     checkpoint, problems = choose(locate(path), check=check)
     for problem in problems:
@@ -197,10 +213,10 @@ def choose(
     agree: Callable[[str | None], str | None] = lambda problem: problem,
     check: Callable[[Checkpoint], None] = Checkpoint.verify,
 ) -> tuple[Checkpoint, list[str]]:
-    """The first candidate that is sound, and what is wrong with each one before it.
+    """Return the first sound candidate, and the errors of those before it.
 
-    agree: hands over what this rank found wrong (None for nothing) and returns the first finding of all ranks.
-    check: raises `UserError` for a damaged one; ranks may share the work of reading the files.
+    agree: hands over this rank's error (None for a sound candidate) and returns the first error of all ranks.
+    check: raises `UserError` for a damaged one; ranks may divide the work of reading the files.
     Raises `UserError` when none is sound.
     """
     problems: list[str] = []

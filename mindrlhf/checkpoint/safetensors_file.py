@@ -1,4 +1,4 @@
-"""The safetensors format: 8 bytes of header length, a JSON header, then the tensors without gaps.
+"""The safetensors format: header length (8 bytes), a JSON header, gapless tensors.
 
 Read and written here rather than by the `safetensors` library because its NumPy side knows no bfloat16 and holds a
 whole file in memory to write it; tests compare with the library in both directions.
@@ -24,17 +24,17 @@ _MAX_HEADER_BYTES = 100_000_000  # the limit of the format's reference implement
 
 
 class Digest(Protocol):
-    """A running checksum, such as those of `hashlib`."""
+    """Running checksum, as in `hashlib`."""
 
     def update(self, content: bytes | memoryview, /) -> None:
-        """Take more bytes."""
+        """Add more bytes."""
 
 
 def index_safetensors(path: Path) -> dict[str, StoredTensor]:
-    """Name -> tensor of a file, from its header alone; `UserError` when the file is damaged in any way that shows.
+    """Index the tensors of a file by name, from its header alone.
 
-    Checked: the header fits the file and is valid, the tensors lie one after the other to the end of the file without
-    gap or overlap, and each takes the bytes that its type and shape need.
+    Raises `UserError` for visible damage. Checked: the header fits the file and is valid, the tensors follow one
+    another to the end of the file without gap or overlap, and each takes the bytes that its type and shape need.
     """
     size, header_bytes = _read_header(path)
     try:
@@ -68,10 +68,11 @@ def write_safetensors(
     metadata: dict[str, str],
     digest: Digest | None = None,
 ) -> None:
-    """Write tensors one at a time; `arrays` is asked for as many as `layout` (name, shape) lists, in its order.
+    """Write tensors one at a time, in the order of `layout`.
 
-    Arrays are floating-point, of any memory layout, and stored as `dtype`: one for all, or name -> dtype. Not atomic by
-    itself. digest: gets every byte of the file. Raises `ValueError` when an array is missing or has another shape than
+    layout: (name, shape) of every tensor. arrays: yields them in that order; floating-point, of any memory layout.
+    dtype: of the stored numbers, one for all or name -> dtype. Not atomic by itself.
+    digest: gets every byte of the file. Raises `ValueError` when an array is missing or has another shape than
     announced, `UserError` when a value does not fit its dtype.
     """
     dtypes = {name: dtype if isinstance(dtype, str) else dtype[name] for name, _ in layout}
@@ -101,7 +102,7 @@ def write_safetensors(
 
 
 def _read_header(path: Path) -> tuple[int, bytes]:
-    """(file size, header bytes)."""
+    """Read (file size, header bytes)."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:

@@ -1,16 +1,16 @@
-"""Training checkpoints on disk: one folder a step, complete under its name or not there at all.
+"""Training checkpoints on disk: one folder per step, complete or absent.
 
     save_ckpt_dir/
         latest                          the newest checkpoint: its name and its manifest's checksum
-        best                            the best one by the chosen metric, where one is chosen
+        best                            the best one by the chosen metric, if the settings name one
         step_000020/
             manifest.json               every file with size and checksum
-            state.json                  counters, settings, versions, who held what
+            state.json                  counters, settings, versions, layouts
             hf/...                      the model's configuration and tokenizer
             rank_0/model.safetensors    the parts of the weights that rank 0 wrote, under our names
             rank_0/exp_avg.safetensors  ... and of each moment
 
-Every rank writes the parts that are its to write into one hidden temporary folder and says so there; rank 0 waits for
+Every rank writes its parts into one hidden temporary folder and says so there; rank 0 waits for
 all of them, writes the manifest, renames the folder, and only then turns the pointers and removes old checkpoints. The
 folder has to be on a disk that all ranks see.
 """
@@ -85,7 +85,7 @@ class CheckpointStore:
         self._writers: dict[int, tuple[Layout, tuple[str, ...]]] = {}
 
     def save(self, state: TrainingState, best: bool = False) -> None:
-        """Write the checkpoint of a step; one of the same step that is there is exchanged.
+        """Write the checkpoint of a step, replacing one of the same step.
 
         Returns when this rank's arrays may change again: without `asynchronous` when its files are written, and on rank
         0 when the checkpoint is complete. best: it is the best one so far.
@@ -110,20 +110,20 @@ class CheckpointStore:
         self._thread.start()
 
     def check(self) -> None:
-        """Raises the failure of an asynchronous writing that has ended badly."""
+        """Raise the error of a failed asynchronous write."""
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
 
     def wait(self) -> None:
-        """Return when nothing is being written; raises as `check`."""
+        """Wait until nothing is being written; raises as `check`."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
         self.check()
 
     def with_advice(self, error: UserError) -> UserError:
-        """The error, and the checkpoint that there is to go on from."""
+        """Add the checkpoint to go on from to an error."""
         left = "no earlier checkpoint is there"
         with suppress(UserError, StopIteration):
             whole = next(path for path in step_folders(self.folder) if (path / MANIFEST_FILE).exists())
@@ -137,7 +137,7 @@ class CheckpointStore:
             self._failure = error
 
     def _names(self, layout: Layout) -> tuple[str, ...]:
-        """What of a layout is this rank's to write; found once for each layout."""
+        """List the parts of a layout that this rank writes; cached per layout."""
         if id(layout) not in self._writers:
             self._writers[id(layout)] = (layout, writers(layout)[self._rank])  # the layout too, so that its id stays
         return self._writers[id(layout)][1]
@@ -160,7 +160,7 @@ class CheckpointStore:
             raise self.with_advice(known) if isinstance(known, UserError) else known from error
 
     def _write_part(self, state: TrainingState, temporary: Path) -> None:
-        """This rank's files, and last the list of them."""
+        """Write this rank's files, and last the list of them."""
         folder = temporary / f"rank_{self._rank}"
         folder.mkdir(parents=True, exist_ok=True)
         files = {}
@@ -178,7 +178,7 @@ class CheckpointStore:
         os.rename(unfinished, folder / PART_FILE)
 
     def _complete(self, state: TrainingState, temporary: Path, target: Path) -> None:
-        """Rank 0: the files that are there once, the manifest over all ranks' parts, the final name."""
+        """Write rank 0's files and the manifest, then rename the folder."""
         files = {}
         for name, content in {**state.companions, STATE_FILE: _state_json(state)}.items():
             path = temporary / name
@@ -195,7 +195,10 @@ class CheckpointStore:
         put_in_place(temporary, target)
 
     def _part(self, folder: Path) -> dict[str, StoredFile]:
-        """The files of one rank, once they are all there; its list goes, and its folder if it wrote nothing."""
+        """Collect the files of one rank once they are all there.
+
+        The rank's list is removed, and its folder if it wrote nothing.
+        """
         path = folder / PART_FILE
         deadline = time.monotonic() + PART_TIMEOUT_S
         while not path.exists():
@@ -216,20 +219,20 @@ class CheckpointStore:
             temporary.write_text(f"{target.name}\n{describe(target / MANIFEST_FILE).sha256}\n", encoding="utf-8")
 
     def _remove_old(self) -> None:
-        """All but the newest `keep` and the best."""
+        """Remove all checkpoints but the newest `keep` and the best."""
         if self._keep is None:
             return
         for old in [path for path in step_folders(self.folder) if step_of(path) != self.best_step][self._keep :]:
             remove_folder(old)
 
     def _discard(self, temporary: Path) -> None:
-        """Remove what this rank has written of a checkpoint that failed; rank 0 all of it."""
+        """Remove this rank's files of a failed checkpoint; rank 0 removes all."""
         with suppress(OSError):
             remove_folder(temporary if self._rank == 0 else temporary / f"rank_{self._rank}")
 
 
 def _state_json(state: TrainingState) -> bytes:
-    """`state.json`: layouts that several groups share are written once."""
+    """Format `state.json`; groups share equal layouts."""
     layouts: list[dict[str, Any]] = []
     groups: dict[str, int] = {}
     for kind, group in state.groups.items():

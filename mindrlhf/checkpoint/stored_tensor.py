@@ -1,4 +1,4 @@
-"""A tensor inside a weight file: where its bytes lie, read on demand through a memory map."""
+"""Tensors inside weight files, read on demand through a memory map."""
 
 from dataclasses import dataclass
 from math import prod
@@ -25,9 +25,9 @@ class StoredTensor:
     segments: tuple[tuple[int, int], ...]
 
     def read(self, index: tuple[slice, ...] | None = None) -> np.ndarray:
-        """The tensor, or the part that `index` selects, as an own contiguous float32 array.
+        """Read the tensor, or the part `index`, as an own contiguous float32 array.
 
-        Only the pages of that part are read from the file (of the whole tensor where it lies in several segments).
+        Only the pages of that part are read from the file (all pages if the tensor has several segments).
         Raises `UserError` for a type that is not a floating-point type of `STORAGE`, or when the file cannot be read.
         """
         if self.dtype not in STORAGE:
@@ -47,5 +47,5 @@ class StoredTensor:
 
 
 def stored_size(dtype: str, shape: tuple[int, ...]) -> int | None:
-    """Bytes that a tensor takes in a file; None for a type that this suite does not read."""
+    """Compute a tensor's bytes in a file; None for an unknown type."""
     return prod(shape) * STORAGE[dtype].itemsize if dtype in STORAGE else None

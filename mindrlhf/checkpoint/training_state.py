@@ -1,4 +1,4 @@
-"""What a run needs to go on exactly where it was: the arrays of each rank, and the few numbers beside them.
+"""State of a run for an exact resume: arrays and counters of each rank.
 
 Random numbers need no state: rollouts are keyed by (seed, step, prompt, sample, position) and the order of prompts by
 (seed, epoch), so that step and cursor say it all.
@@ -21,9 +21,9 @@ WEIGHTS, CRITIC_WEIGHTS, REFERENCE_WEIGHTS = "model", "critic", "reference"
 
 @dataclass(frozen=True, eq=False)
 class ShardGroup:
-    """This rank's part of one kind of array: the weights, or a moment of the optimizer.
+    """This rank's part of one kind of array: weights, or an optimizer moment.
 
-    layout: who holds what, the same on all ranks. shards: name -> this rank's part, float32; written through on resume.
+    layout: of all ranks, the same on each. shards: name -> this rank's part, float32; written through on resume.
     """
 
     layout: Layout
@@ -32,7 +32,7 @@ class ShardGroup:
 
 @dataclass(frozen=True, eq=False)
 class TrainingState:
-    """A run between two steps, as one rank sees it.
+    """State of a run between two steps, on one rank.
 
     step: steps done. groups: kind -> arrays; the names become file names.
     The rest is rank 0's, and not looked at on the others.
@@ -49,9 +49,10 @@ class TrainingState:
 
 
 def check_alike(saved: Any, own: Any) -> None:
-    """Compare the keys and types of a saved state with those of a new one. Raises ValueError where they differ.
+    """Compare the keys and types of a saved state with a new one.
 
-    What is None in the new one may be anything plain; counts that are not negative stay so.
+    Raises ValueError for a difference. A value that is None in the new state may be anything plain; counts that are
+    not negative stay so.
     """
     if isinstance(own, Mapping):
         if not isinstance(saved, Mapping) or not own.keys() <= saved.keys():
@@ -67,9 +68,10 @@ def check_alike(saved: Any, own: Any) -> None:
 
 
 def writers(layout: Layout) -> tuple[tuple[str, ...], ...]:
-    """For each rank the names of the parts that it writes: every distinct part once, by the holder with least to write.
+    """Assign every distinct part to one rank that writes it.
 
-    All ranks come to the same result.
+    Returns, for each rank, the names of its parts. Of several holders of a part the one with least to write gets
+    it. All ranks come to the same result.
     """
     written = [0] * layout.size
     names: list[list[str]] = [[] for _ in range(layout.size)]
@@ -82,7 +84,7 @@ def writers(layout: Layout) -> tuple[tuple[str, ...], ...]:
 
 
 def holders(layout: Layout, name: str) -> dict[Box, list[int]]:
-    """Each distinct part of a parameter -> the ranks that hold it."""
+    """Find the ranks that hold each distinct part of a parameter."""
     found: dict[Box, list[int]] = {}
     for rank in range(layout.size):
         part = layout.slices(rank, name)

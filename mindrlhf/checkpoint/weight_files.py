@@ -1,4 +1,4 @@
-"""Which weight files a path means, and the tensors in them by name."""
+"""Weight files of a path, and the tensors in them by name."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ INDEX_FILE = "model.safetensors.index.json"
 
 
 def index_weights(path: Path) -> dict[str, StoredTensor]:
-    """Name -> tensor of everything that a path holds, from headers alone.
+    """Index all tensors of a path by name, from headers alone.
 
     A path is a `.safetensors` or `.ckpt` file, or a folder with (the first that is there) `model.safetensors`, a
     sharded checkpoint with its index, any `.safetensors` files with distinct tensors, one `.ckpt`, or one `rank_*`
@@ -53,7 +53,7 @@ def _index_folder(folder: Path) -> dict[str, StoredTensor]:
 
 
 def _index_shards(index_file: Path) -> dict[str, StoredTensor]:
-    """The tensors that an index names, each from the shard it names."""
+    """Index the tensors of an index file, each in the shard that it names."""
     weight_map = read_json(index_file).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
         raise UserError(f"{index_file}: has no weight_map from tensor to file name; get the file again.")
@@ -75,7 +75,7 @@ def _index_shards(index_file: Path) -> dict[str, StoredTensor]:
 
 
 def _index_together(files: list[Path]) -> dict[str, StoredTensor]:
-    """The tensors of several files that have no index; each tensor may be in one of them only."""
+    """Index several files without an index file; each tensor must be unique."""
     tensors: dict[str, StoredTensor] = {}
     for file in files:
         for name, tensor in index_safetensors(file).items():

@@ -1,4 +1,4 @@
-"""The weights of a model in files, checked against its configuration and read tensor by tensor."""
+"""A model's weight files, checked against its configuration and read by tensor."""
 
 import logging
 from collections.abc import Mapping
@@ -28,11 +28,11 @@ _BLOCK_ELEMENTS = 1 << 24  # how much of two tensors is compared at a time
 
 @dataclass(frozen=True, eq=False)
 class WeightSource:
-    """The weights of one model, all present and of the right shape, none loaded yet.
+    """Weights of one model: complete, of the right shapes, not loaded.
 
-    path: what the user gave.
+    path: as the user gave it.
     table: the model's parameters.
-    tensors: our name -> where the tensor lies.
+    tensors: our name -> stored tensor.
     unused: names in the files that the model has no use for.
     """
 
@@ -43,12 +43,18 @@ class WeightSource:
 
     @property
     def dtype(self) -> StoredDtype:
-        """The narrowest type that holds every tensor exactly: the stored one, float32 where they differ."""
+        """Narrowest dtype that holds every tensor exactly.
+
+        It is the stored one, or float32 where tensors differ.
+        """
         dtypes = {tensor.dtype for tensor in self.tensors.values()}
         return dtypes.pop() if len(dtypes) == 1 else "float32"
 
     def read(self, spec: ParameterSpec, index: tuple[slice, ...] | None = None) -> np.ndarray:
-        """One parameter, or the part that `index` selects, as an own contiguous float32 array (converted exactly)."""
+        """Read a parameter, or the part `index`, as an own contiguous float32 array.
+
+        The conversion is exact.
+        """
         return self.tensors[spec.name].read(index)
 
 
@@ -58,8 +64,8 @@ def open_weights(path: str | Path, config: ModelConfig) -> WeightSource:
     path: a Hugging Face folder (one or several safetensors), a `.safetensors` file with Hugging Face or MindFormers
         names, a MindSpore `.ckpt`, or a folder with one (see `index_weights`).
     Raises `UserError` when a weight is missing, has another shape or a type that is not float, when a file is damaged,
-    or when the files hold layers, biases or a head that the configuration knows nothing of: such a model would load and
-    be wrong. What else the files hold is listed once in the log and left alone.
+    or when the files hold layers, biases or a head that the configuration does not have: such a model would load and
+    be wrong. Other tensors in the files are listed once in the log and left alone.
     """
     path = Path(path)
     stored = index_weights(path)
@@ -87,7 +93,7 @@ def open_weights(path: str | Path, config: ModelConfig) -> WeightSource:
 
 
 def _names_in_files(path: Path, table: tuple[ParameterSpec, ...], stored: Mapping[str, StoredTensor]) -> dict[str, str]:
-    """Our name -> the name in the files, whichever of the two namings they use."""
+    """Map our names to the files' names, in either naming scheme."""
     conventions = ({spec.name: spec.hf_name for spec in table}, {spec.name: spec.name for spec in table})
     names = max(conventions, key=lambda names: sum(name in stored for name in names.values()))
     missing = [name for name in names.values() if name not in stored]
@@ -124,7 +130,7 @@ def _check_unused(
 
 
 def _equal(first: StoredTensor, second: StoredTensor) -> bool:
-    """Whether two tensors hold the same numbers; a few rows of each are in memory at a time."""
+    """Compare the numbers of two tensors, a few rows at a time."""
     if first.shape != second.shape:
         return False
     rows = max(1, _BLOCK_ELEMENTS // max(1, first.shape[1]))

@@ -1,7 +1,7 @@
-"""Writing files and folders so that a half-written one never stands under its final name.
+"""Atomic writing of files and folders: complete under the final name, or absent.
 
-The context managers hand out a temporary beside the final place to write into, bring it to the disk and rename it.
-Whatever goes wrong inside, the temporary is removed and what stood there before is untouched. An `OSError` of the
+The context managers hand out a temporary next to the final place to write into, bring it to the disk and rename it.
+Whatever goes wrong inside, the temporary is removed and an earlier file or folder is untouched. An `OSError` of the
 writing itself (disk full, no permission) becomes a `UserError` that names the destination; one about another file is
 passed on.
 
@@ -34,8 +34,9 @@ _LEFTOVER = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{8}\.(?:tmp(?:\.[^.]+)?|(?P<old
 
 @contextmanager
 def atomic_file(path: str | Path, durable: bool = True) -> Iterator[Path]:
-    """A temporary path, with the same suffix, for the body to create; renamed to `path` when the body ends well.
+    """Yield a temporary path, renamed to `path` when the body succeeds.
 
+    The body creates the file; its name has the same suffix.
     An existing file is replaced, missing parent folders are made. Raises `UserError` when writing fails.
     durable: wait for the disk, so that the file also survives a power cut.
     """
@@ -60,7 +61,7 @@ def atomic_file(path: str | Path, durable: bool = True) -> Iterator[Path]:
 
 @contextmanager
 def atomic_files(folder: str | Path) -> Iterator[Path]:
-    """A temporary folder inside `folder` whose files are renamed into `folder` when the body ends well.
+    """Yield a temporary folder; its files move into `folder` when the body succeeds.
 
     Each rename is atomic; several files together are not, so a power cut between two renames can leave some of them
     new and some old. Missing folders are made. Raises `UserError` when writing fails or a name is taken by a folder.
@@ -87,7 +88,7 @@ def atomic_files(folder: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_folder(path: str | Path, replace: bool = False) -> Iterator[Path]:
-    """A temporary folder for the body to fill; renamed to `path` when the body ends well.
+    """Yield a temporary folder, renamed to `path` when the body succeeds.
 
     An existing folder that is not empty is refused, or with `replace` exchanged as a whole (nothing of it is kept)
     once the new one is complete; between the two renames of that exchange the earlier one is called
@@ -113,7 +114,7 @@ def atomic_folder(path: str | Path, replace: bool = False) -> Iterator[Path]:
 
 
 def clean(folder: str | Path) -> None:
-    """Remove what processes that were killed while writing left in `folder` (not in folders below it).
+    """Remove the leftovers of killed processes in `folder`, not in folders below it.
 
     A folder that had been moved aside for a new one that never took its place gets its name back. Call it only where
     no other process is writing. Raises `UserError` when something cannot be removed.
@@ -137,7 +138,10 @@ def clean(folder: str | Path) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder so that no part of it ever stands under its name; a folder that is not there is no error."""
+    """Remove a folder atomically; a missing folder is no error.
+
+    No part of it ever stands under its name.
+    """
     doomed = temporary_name(path)
     with suppress(FileNotFoundError):
         os.rename(path, doomed)
@@ -145,7 +149,7 @@ def remove_folder(path: Path) -> None:
 
 
 def temporary_name(target: Path, token: str | None = None) -> Path:
-    """The hidden sibling that `target` is written as.
+    """Make the name of the hidden sibling that `target` is written as.
 
     token: 8 hexadecimal digits that several processes writing one folder have agreed on; random without.
     """
@@ -154,7 +158,10 @@ def temporary_name(target: Path, token: str | None = None) -> Path:
 
 
 def put_in_place(temporary: Path, target: Path) -> None:
-    """Rename a complete folder to its final name, exchanging one that is there; brings the renaming to the disk."""
+    """Rename a complete folder to its final name, durably.
+
+    An existing folder of that name is exchanged. Returns when the renaming is on the disk.
+    """
     if not target.exists() or not any(target.iterdir()):
         os.rename(temporary, target)  # takes the place of an empty folder in one step
         sync_folder(target.parent)
@@ -186,7 +193,10 @@ def sync_folder(path: Path) -> None:
 
 
 def explained(error: OSError, target: Path, temporary: Path) -> Exception:
-    """The error as a `UserError` when it is about the writing of `target` by way of `temporary`, else itself."""
+    """Turn errors about writing `target` into a `UserError`; keep others.
+
+    temporary: the path that `target` is written as.
+    """
     about = None if error.filename is None else Path(os.fsdecode(error.filename))
     if about is not None and about not in (target, *target.parents) and temporary not in (about, *about.parents):
         return error

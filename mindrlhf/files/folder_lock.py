@@ -1,4 +1,7 @@
-"""Locks on folders that one run at a time may write to; the kernel releases them when their holder dies."""
+"""Locks on folders that one run at a time may write to.
+
+The kernel releases them when their holder dies.
+"""
 
 import errno
 import fcntl
@@ -21,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 @contextmanager
 def lock_folders(folders: Mapping[str, Path]) -> Iterator[None]:
-    """Keep other runs out of some folders, which exist, until the body ends.
+    """Keep other runs out of existing folders until the body ends.
 
     folders: flag that names the folder -> folder; one that comes twice is locked once.
     Raises `UserError` when another process has one of them: the sentence says which process on which host.
@@ -37,7 +40,7 @@ def lock_folders(folders: Mapping[str, Path]) -> Iterator[None]:
 
 
 def _lock(path: Path, flag: str) -> int | None:
-    """The descriptor of a lock file that is ours now; None where there are no locks."""
+    """Lock a file; returns its descriptor, or None without lock support."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         try:
@@ -71,7 +74,10 @@ def _lock(path: Path, flag: str) -> int | None:
 
 
 def _stands(path: Path, file: int) -> bool:
-    """Whether an open file still has its name: a holder that ends removes it."""
+    """Test that an open file still has its name.
+
+    A holder that ends removes the file.
+    """
     try:
         return os.path.samestat(os.stat(path), os.fstat(file))
     except FileNotFoundError:
@@ -79,6 +85,9 @@ def _stands(path: Path, file: int) -> bool:
 
 
 def _release(path: Path, file: int) -> None:
-    """Remove the file while it is locked, so that whoever has opened it finds out that it is not the lock any more."""
+    """Remove the file while it is locked.
+
+    Another process that has opened it then finds out that it is not the lock any more.
+    """
     path.unlink(missing_ok=True)
     os.close(file)

@@ -9,7 +9,10 @@ from mindrlhf.files.json_text import parse_json
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a UTF-8 file. Raises `UserError` when it is missing, unreadable or not an object."""
+    """Read the JSON object in a UTF-8 file.
+
+    Raises `UserError` when it is missing, unreadable or not an object.
+    """
     try:
         content = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -24,7 +27,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def stays_below(name: str) -> bool:
-    """Whether a path that a file names leads nowhere but into the folder that it is relative to."""
+    """Test that a relative path in a file stays inside its folder."""
     path = PurePosixPath(name)
     return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\0" not in name
 

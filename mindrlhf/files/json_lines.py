@@ -1,4 +1,4 @@
-"""Output folders, and lines of JSON."""
+"""JSON Lines files, and output folders."""
 
 import json
 import math
@@ -13,7 +13,7 @@ from mindrlhf.files.json_text import parse_json
 
 
 def make_folder(folder: Path) -> None:
-    """Create `folder` with its parents; a UserError says why it cannot be."""
+    """Create `folder` with its parents; a UserError says why it fails."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -23,7 +23,7 @@ def make_folder(folder: Path) -> None:
 
 
 def finite(value: Any) -> Any:
-    """The same value with numbers that JSON has no word for (NaN, infinities) replaced by None."""
+    """Replace numbers that JSON cannot write (NaN, infinities) by None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -34,7 +34,10 @@ def finite(value: Any) -> Any:
 
 
 def json_line(fields: Mapping[str, Any]) -> bytes:
-    """One line of strictly valid JSON in UTF-8 with its newline; NaN and infinities become null."""
+    """Format one line of strictly valid JSON in UTF-8, with its newline.
+
+    NaN and infinities become null.
+    """
     try:
         return orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY)
     except orjson.JSONEncodeError:  # whole numbers beyond 64 bits, halves of surrogate pairs
@@ -42,13 +45,14 @@ def json_line(fields: Mapping[str, Any]) -> bytes:
 
 
 def json_lines(rows: Iterable[Mapping[str, Any]]) -> bytes:
-    """A JSONL file's content: a `json_line` for each row."""
+    """Format the content of a JSONL file: a `json_line` for each row."""
     return b"".join(map(json_line, rows))
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a JSONL file; a last line without its newline (a writer was cut off, or is at work) is left out.
+    """Read the objects of a JSONL file.
 
+    A last line without its newline is left out: its writer was cut off, or is at work.
     Raises UserError, naming file and line, for a file that is absent or a line that is not a JSON object.
     """
     try:

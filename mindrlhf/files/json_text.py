@@ -1,4 +1,4 @@
-"""JSON from elsewhere: one reader, and one kind of error for whatever is wrong with a text."""
+"""Reader for untrusted JSON text, with one kind of error."""
 
 import json
 import sys
@@ -11,20 +11,27 @@ _DECODER = json.JSONDecoder()
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value of a JSON text. Raises ValueError for broken syntax, endless nesting and numbers of endless length.
+    """Parse a JSON text.
 
+    Raises ValueError for broken syntax, endless nesting and numbers of endless length.
     Broken syntax is a json.JSONDecodeError, with its place; bytes that are not UTF-8 are a UnicodeDecodeError.
     """
     return _read(lambda: (json.loads(text), 0))[0]
 
 
 def parse_json_at(text: str, position: int) -> tuple[Any, int]:
-    """(value, position behind it) of the JSON that begins at a position of a text. Errors as `parse_json`."""
+    """Parse the JSON at a position of a text; returns (value, end position).
+
+    Errors as `parse_json`.
+    """
     return _read(lambda: _DECODER.raw_decode(text, position))
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value from JSON is a number that float64 has room for; True and False are none, NaN and inf are."""
+    """Test that a JSON value is a finite number within float64.
+
+    True and False, NaN and infinities are not.
+    """
     if isinstance(value, int) and not isinstance(value, bool):
         return abs(value) <= sys.float_info.max
     return isinstance(value, float)
@@ -49,6 +56,6 @@ def _read(parse: Callable[[], tuple[Any, int]]) -> tuple[Any, int]:
 
 
 def _inside(value: Any) -> list[Any]:
-    """The lists and groups that a list or group holds."""
+    """List the lists and groups that a list or group holds."""
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return [item for item in items if isinstance(item, dict | list)]

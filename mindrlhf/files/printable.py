@@ -1,4 +1,4 @@
-"""Text for a terminal: what would steer it is written as a code."""
+"""Safe text for terminals: control characters as visible codes."""
 
 import unicodedata
 from collections.abc import Container
@@ -8,7 +8,7 @@ _STEERING = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
 
 def printable(text: str, keep: Container[str] = "") -> str:
-    r"""The text with control characters and their like as codes: an escape character becomes `\u001b`.
+    r"""Escape control characters: an escape character becomes `\u001b`.
 
     keep: characters that stay as they are, for example line ends.
     """

@@ -1,4 +1,7 @@
-"""`settings.json` in a run's output folder: what it was started with, for people and for comparing runs."""
+"""`settings.json` in a run's output folder: the settings at its start.
+
+It is for people and for comparing runs.
+"""
 
 import json
 import platform
@@ -17,7 +20,7 @@ NAMED_PACKAGES = ("mindspore", "numpy", "tokenizers")
 
 
 def versions() -> dict[str, str]:
-    """Of Python, the suite and the packages that numbers depend on."""
+    """Versions of Python, the suite and the packages that numbers depend on."""
     found = {"python": platform.python_version(), "mindrlhf": __version__}
     for name in NAMED_PACKAGES:
         try:
@@ -28,7 +31,10 @@ def versions() -> dict[str, str]:
 
 
 def write_settings(folder: Path, settings: Mapping[str, Any]) -> Path:
-    """Write the file, whole or not at all. settings: nested mappings of plain values; versions are added."""
+    """Write the settings and versions atomically.
+
+    settings: nested mappings of plain values; versions are added.
+    """
     path = Path(folder) / SETTINGS_FILE
     text = json.dumps({**settings, "versions": versions()}, indent=1, ensure_ascii=False, default=str)
     with atomic_file(path) as temporary:
@@ -37,7 +43,10 @@ def write_settings(folder: Path, settings: Mapping[str, Any]) -> Path:
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """What `write_settings` wrote; empty where there is no such file. Raises UserError for one that cannot be read."""
+    """Read the file of `write_settings`; empty without a file.
+
+    Raises UserError for a file that cannot be read.
+    """
     path = Path(folder) / SETTINGS_FILE
     if not path.is_file():
         return {}
