@@ -92,13 +92,10 @@ def read_columns(path: str | Path, columns: Sequence[str] | None = None) -> dict
         raise UserError(f"{path}: has no column {', '.join(missing)}; it has {', '.join(found)}.")
     wanted = list(found if columns is None else columns)
     values: dict[str, list[Any]] = {column: [] for column in wanted}
-    try:
-        with closing(FileReader(str(path), num_consumer=1, columns=wanted)) as reader:
-            for row in reader.get_next():
-                for column in wanted:
-                    values[column].append(row[column])
-    except RuntimeError:
-        raise UserError(f"{path}: is damaged or cut short; write it again.") from None
+    with _reading(path), closing(FileReader(str(path), num_consumer=1, columns=wanted)) as reader:
+        for row in reader.get_next():
+            for column in wanted:
+                values[column].append(row[column])
     if not values[wanted[0]]:
         raise UserError(f"{path}: holds no rows.")
     return values
@@ -110,11 +107,8 @@ def read_schema(path: str | Path) -> dict[str, dict[str, Any]]:
 
     path = Path(path)
     _check_pair(path)
-    try:
-        with closing(FileReader(str(path), num_consumer=1)) as reader:
-            return reader.schema()
-    except RuntimeError:
-        raise UserError(f"{path}: is damaged or cut short; write it again.") from None
+    with _reading(path), closing(FileReader(str(path), num_consumer=1)) as reader:
+        return reader.schema()
 
 
 def read_prompts(path: str | Path, tokenizer: Tokenizer | None = None) -> list[Prompt]:
@@ -257,6 +251,20 @@ def _check_pair(path: Path) -> None:
             f"{path}: was made as {', '.join(names)}, and a MindRecord cannot be renamed; "
             "give it and its .db that name back."
         )
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Turn MindSpore's errors about a damaged file into one sentence.
+
+    A crafted schema makes its reader fail in ways of Python's: unknown types, shapes that do not fit.
+    """
+    from mindspore.mindrecord.common.exceptions import MindRecordException
+
+    try:
+        yield
+    except (RuntimeError, MindRecordException, LookupError, TypeError, ValueError):
+        raise UserError(f"{path}: is damaged or cut short; write it again.") from None
 
 
 @contextmanager

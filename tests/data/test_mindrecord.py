@@ -1,6 +1,7 @@
 """MindRecord columns, prompts and pairs; MindRLHF's own files; files that are none."""
 
 import contextlib
+import json
 import math
 import shutil
 import sqlite3
@@ -310,3 +311,29 @@ def test_files_that_may_not_be_read_are_named(tmp_path, monkeypatch, suffix):
     monkeypatch.setattr(Path, "open", refused)
     with pytest.raises(UserError, match=rf"x\.mindrecord{suffix}: cannot be read \(Permission denied\)"):
         read_schema(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"type": "nonsense"},
+        {"type": 5},
+        {"type": "string", "shape": [-1]},
+        {"type": "int32", "shape": ["x"]},
+        {"type": "int32", "shape": [-5]},
+        {"type": "int64", "shape": [10**12]},
+    ],
+)
+def test_a_schema_that_nothing_wrote_is_a_sentence(tmp_path, change):
+    """The header is longer than its JSON text, so that a crafted schema of any length fits."""
+    path = tmp_path / "x.mindrecord"
+    write_columns(path, PROMPT_SCHEMA, [prompt_row(row, [1, 2], [3]) for row in range(4)])
+    data = path.read_bytes()
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:end])
+    (schema,) = header["schema"]
+    schema["schema"]["prompt_ids"] = change
+    crafted = json.dumps(header).encode()
+    path.write_bytes(len(crafted).to_bytes(8, "little") + crafted + data[8 + len(crafted) :])
+    with pytest.raises(UserError, match=r"^[^\n]*x\.mindrecord[^\n]*$"):
+        read_prompts(path)
