@@ -1,8 +1,8 @@
-"""`mindrlhf report`: runs as one HTML file, as a live page, or compared by the acceptance rules."""
+"""`mindrlhf report`: runs as one HTML file, rewritten while they go on, or compared by the acceptance rules."""
 
 import argparse
-import ipaddress
 from pathlib import Path
+from time import sleep
 
 from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import atomic_file
@@ -25,10 +25,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="state whether two runs agree (reward within 4%%, loss within 2%%): exit code 0, or 1 where they do not",
     )
-    parser.add_argument("--serve", action="store_true", help="show the report while the runs go on; Ctrl-C ends it")
-    parser.add_argument("--host", default="127.0.0.1", help="address of --serve (default 127.0.0.1: this machine only)")
-    parser.add_argument("--port", type=int, default=8642, help="port of --serve, 0 for any (default 8642)")
-    parser.add_argument("--refresh", type=float, default=5.0, help="seconds between looks at the runs (default 5)")
+    parser.add_argument(
+        "--live", "--serve", action="store_true", help="rewrite the file while the runs go on; Ctrl-C ends it"
+    )
+    parser.add_argument("--refresh", type=float, default=5.0, help="seconds between rewrites of --live (default 5)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -36,10 +36,10 @@ def run(args: argparse.Namespace) -> int:
     _check(args)
     if args.compare:
         return _compare(args)
-    if args.serve:
-        _serve(args)
-        return 0
-    _write(args)
+    if args.live:
+        _follow(args)
+    else:
+        print(_write(args))
     return 0
 
 
@@ -49,18 +49,10 @@ def _check(args: argparse.Namespace) -> None:
         raise UserError(f"--labels has {len(args.labels)} names for {count} runs; give one for each run.")
     if args.compare and count != 2:
         raise UserError(f"--compare takes two runs, and {count} are given; give A and B.")
-    if args.compare and args.serve:
-        raise UserError("--compare and --serve do different things; give one of them.")
-    if args.samples < 1 or args.sample_steps < 1 or not 0.5 <= args.refresh <= 3600 or not 0 <= args.port <= 65535:
-        raise UserError(
-            "--samples and --sample_steps should be 1 or more, --refresh between 0.5 and 3600 seconds, --port 0 to "
-            "65535."
-        )
-    if args.host != "localhost":
-        try:
-            ipaddress.IPv4Address(args.host)
-        except ValueError:
-            raise UserError(f"--host {args.host}: should be localhost or an IPv4 address of this machine.") from None
+    if args.compare and args.live:
+        raise UserError("--compare and --live do different things; give one of them.")
+    if args.samples < 1 or args.sample_steps < 1 or not 0.5 <= args.refresh <= 3600:
+        raise UserError("--samples and --sample_steps should be 1 or more, and --refresh between 0.5 and 3600 seconds.")
 
 
 def _read(args: argparse.Namespace, begun: bool = True) -> list:
@@ -71,12 +63,13 @@ def _read(args: argparse.Namespace, begun: bool = True) -> list:
     ]
 
 
-def _write(args: argparse.Namespace) -> None:
+def _write(args: argparse.Namespace, live: bool = False) -> Path:
+    """Write the page and return its path. live: the runs may have no metrics yet, and the page reloads itself."""
     output = args.output or run_folder(args.runs[0]) / FILE
-    page = render(_read(args))
-    with atomic_file(output) as temporary:
+    page = render(_read(args, begun=not live), args.refresh if live else None)
+    with atomic_file(output, durable=not live) as temporary:
         temporary.write_text(page, encoding="utf-8")
-    print(output)
+    return output
 
 
 def _compare(args: argparse.Namespace) -> int:
@@ -84,21 +77,19 @@ def _compare(args: argparse.Namespace) -> int:
     found = compare(a.rows, b.rows)
     print(f"A: {a.folder}\nB: {b.folder}\n{found}")
     if args.output:
-        _write(args)
+        print(_write(args))
     return 0 if found.holds else 1
 
 
-def _serve(args: argparse.Namespace) -> None:
-    from mindrlhf.metrics.report.server import ReportServer
-
+def _follow(args: argparse.Namespace) -> None:
+    """Rewrite the page until Ctrl-C, then write it once more without reloading."""
     for path in args.runs:
         if not run_folder(path).is_dir():
             raise UserError(f"{path}: there is no such folder; give the output folder of a run.")
-    with ReportServer(args.host, args.port, lambda: _read(args, begun=False), args.refresh) as server:
-        if not server.local:
-            print("anyone who reaches this machine can read the report: prompts, answers and settings of the runs")
-        print(f"{server.address} (Ctrl-C ends it)", flush=True)
-        try:
-            server.serve_forever()
-        except KeyboardInterrupt:
-            print()
+    try:
+        print(f"{_write(args, live=True)} (rewritten every {args.refresh:g} s; Ctrl-C ends it)", flush=True)
+        while True:
+            sleep(args.refresh)
+            _write(args, live=True)
+    except KeyboardInterrupt:
+        _write(args)

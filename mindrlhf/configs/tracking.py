@@ -1,12 +1,12 @@
 """Where a run's metrics go: the settings that every kind of run shares."""
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from mindrlhf.configs.base import Settings
 
-Logger = Literal["console", "jsonl", "csv", "tensorboard", "wandb", "swanlab"]
+Logger = Literal["console", "jsonl", "tensorboard", "wandb", "swanlab"]
 
 
 class TrackingSettings(Settings):
@@ -14,7 +14,7 @@ class TrackingSettings(Settings):
 
     loggers: tuple[Logger, ...] = Field(
         ("console", "jsonl", "tensorboard"),
-        description="What writes the metrics: console, jsonl (which `mindrlhf report` reads), csv, tensorboard, wandb, "
+        description="What writes the metrics: console, jsonl (which `mindrlhf report` reads), tensorboard, wandb, "
         "swanlab (verl trainer.logger, TRL report_to).",
     )
     project_name: str = Field("mindrlhf", description="Project of wandb and swanlab (verl trainer.project_name).")
@@ -24,3 +24,13 @@ class TrackingSettings(Settings):
     trackers_offline: bool = Field(
         False, description="wandb and swanlab write below the output folder only, to be synchronised later."
     )
+
+    @field_validator("loggers", mode="before")
+    @classmethod
+    def _no_csv(cls, loggers: Any) -> Any:
+        if isinstance(loggers, list | tuple) and "csv" in loggers:
+            raise ValueError(
+                "csv is not written during a run; take jsonl, and make a table of it with "
+                "pandas.read_json('metrics.jsonl', lines=True).to_csv('metrics.csv')"
+            )
+        return tuple(loggers) if isinstance(loggers, list) else loggers

@@ -7,7 +7,7 @@ from typing import Any
 from mindrlhf.configs.tracking import TrackingSettings
 from mindrlhf.metrics.console import REWARD, ConsoleWriter
 from mindrlhf.metrics.trackers import swanlab_writer, wandb_writer
-from mindrlhf.metrics.writers import CsvWriter, JsonlWriter, TensorBoardWriter, Writer, Writers, read_metrics
+from mindrlhf.metrics.writers import JsonlWriter, TensorBoardWriter, Writer, Writers, read_metrics
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -20,7 +20,7 @@ def open_writers(
     verbose: bool = False,
     settings: Mapping[str, Any] | None = None,
 ) -> Writers:
-    """Open the loggers that are set: `metrics.jsonl`, `metrics.csv`, `tensorboard/`, `wandb/`, `swanlab/` of `folder`.
+    """Open the loggers that are set: `metrics.jsonl`, `tensorboard/`, `wandb/`, `swanlab/` of `folder`.
 
     start_step: the first step this process will write. What the files hold from it on is cut off; 0 begins anew.
     verbose: print every metric in verl's form as well.
@@ -39,7 +39,6 @@ def open_writers(
         "swanlab": lambda: swanlab_writer(folder / "swanlab", *shown_as),
         "console": lambda: ConsoleWriter(total_steps, rewards, verbose),
         "tensorboard": lambda: TensorBoardWriter(folder / "tensorboard", start_step),
-        "csv": lambda: CsvWriter(folder / "metrics.csv", start_step),
         "jsonl": lambda: JsonlWriter(metrics, start_step),
     }
     opened: list[Writer] = []

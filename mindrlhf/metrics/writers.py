@@ -1,10 +1,9 @@
-"""Where the metrics of a step go: JSONL, CSV and TensorBoard files; `Writers` sends each step to all of them.
+"""Where the metrics of a step go: JSONL and TensorBoard files; `Writers` sends each step to all of them.
 
 Every writer gets the same values. A resumed run gives the step it starts with, and what the files hold from that step
 on (written after the last checkpoint) is cut off, so that no step is there twice.
 """
 
-import csv
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -98,57 +97,6 @@ class JsonlWriter:
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Append one line; it is in the file when this returns."""
         self._file.write(json_line({"step": step, **values}).decode())
-        self._file.flush()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-
-class CsvWriter:
-    """A table with a column for each metric. A metric that first appears later gets a column behind the others."""
-
-    def __init__(self, path: Path, start_step: int = 0):
-        """Keep the rows of `path` before `start_step` (none of them by default) and append behind them."""
-        self._path = Path(path)
-        self._columns: list[str] = ["step"]
-        self._rewrite(self._rows(before=start_step))
-
-    def _rows(self, before: int | None = None) -> list[dict[str, str]]:
-        """The rows that the file holds, those before a step only where one is given; their columns are taken over."""
-        if before == 0 or not self._path.exists():
-            return []
-        text = self._path.read_text(encoding="utf-8")
-        lines = text.split("\n")[:-1]  # a row that was cut off while being written has no newline
-        reader = csv.DictReader(lines)
-        self._columns += [column for column in reader.fieldnames or () if column not in self._columns]
-        rows = list(reader)
-        for number, row in enumerate(rows, start=2):
-            if not (row.get("step") or "").isdigit():
-                raise UserError(f"{self._path}, line {number}: no step number in it; move the file away to go on")
-        return [row for row in rows if before is None or int(row["step"]) < before]
-
-    def _rewrite(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        with (
-            atomic_file(self._path, durable=False) as temporary,
-            temporary.open("w", encoding="utf-8", newline="") as file,
-        ):
-            self._table(file).writeheader()
-            self._table(file).writerows(rows)
-        self._file = _append_to(self._path)
-
-    def _table(self, file: TextIO) -> csv.DictWriter:
-        return csv.DictWriter(file, self._columns, restval="", lineterminator="\n")
-
-    def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Append one row; cells of metrics that this step does not have stay empty, NaN is `nan`."""
-        new = [name for name in values if name not in self._columns]
-        if new:
-            self._file.close()
-            rows = self._rows()
-            self._columns += new
-            self._rewrite(rows)
-        self._table(self._file).writerow({"step": step, **values})
         self._file.flush()
 
     def close(self) -> None:

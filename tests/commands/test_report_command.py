@@ -1,14 +1,11 @@
 """`mindrlhf report`: the file, a comparison's exit code, and the page in a headless browser where there is one."""
 
-import threading
-
 import pytest
 from browser import Browser, find_browser
 from run_folders import make_run
 
 from mindrlhf import cli
-from mindrlhf.metrics.report.run import read_run
-from mindrlhf.metrics.report.server import ReportServer
+from mindrlhf.commands import report as report_command
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +39,7 @@ def test_compare_answers_with_its_exit_code(runs, capsys):
     ("options", "message"),
     [
         (("--labels", "one"), "--labels has 1 names for 2 runs"),
-        (("--compare", "--serve"), "--compare and --serve do different things"),
-        (("--host", "example.org"), "--host example.org: should be localhost or an IPv4 address"),
+        (("--compare", "--live"), "--compare and --live do different things"),
         (("--refresh", "0"), "--refresh between 0.5 and 3600 seconds"),
     ],
 )
@@ -85,7 +81,7 @@ def test_the_page_opens_and_draws(browser, page, width, dark):
     assert browser.run("window.hacked === undefined")
     assert browser.run("document.documentElement.scrollWidth <= innerWidth"), "nothing sticks out sideways"
     # Two runs: two curves a chart and an area chart each; every path has more than a point.
-    assert count(browser, "#learning figure") == 11
+    assert count(browser, "#learning figure") == 12
     assert count(browser, "#cost path.area") == 2 * 5
     assert browser.run("[...document.querySelectorAll('path')].every((p) => /L/.test(p.getAttribute('d')))")
     assert browser.run("[...document.querySelectorAll('path')].every((p) => !/NaN|Infinity/.test(p.getAttribute('d')))")
@@ -149,18 +145,57 @@ def test_hovering_tells_the_values_of_a_step(browser, page):
     assert browser.run("document.querySelector('figure .legend').textContent").startswith("step 30")
 
 
-def test_live_the_page_follows_the_run(browser, tmp_path):
-    run = make_run(tmp_path / "live", steps=3, rollouts=False)
-    with ReportServer("127.0.0.1", 0, lambda: [read_run(run, "live", 1, 1, begun=False)], 0.2) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
-            browser.open(server.address)
-            assert browser.run("document.querySelector('.run dd').textContent") == "3"
-            make_run(run, steps=7, rollouts=False)
-            browser.wait("document.querySelector('.run dd').textContent === '7'")
-            assert browser.errors == []
-        finally:
-            browser.run("location.href = 'about:blank'")
-            server.shutdown()
-            thread.join()
+def live(monkeypatch, run, *looks) -> None:
+    """`report --live` on a run, with a call of each of `looks` in place of a pause, and Ctrl-C in the next one."""
+    todo = iter(looks)
+
+    def pause(_: float) -> None:
+        look = next(todo, None)
+        if look is None:
+            raise KeyboardInterrupt
+        look()
+
+    monkeypatch.setattr(report_command, "sleep", pause)
+    assert report(run, "--live", "--refresh", 0.5) == 0
+
+
+def test_live_rewrites_the_file_until_it_is_stopped(tmp_path, monkeypatch, capsys):
+    run = tmp_path / "live"
+    run.mkdir()
+    file, seen = run / "report.html", []
+
+    def grow(steps: int) -> None:
+        seen.append(file.read_text())
+        make_run(run, steps=steps, rollouts=False)
+
+    live(monkeypatch, run, lambda: grow(3), lambda: grow(7), lambda: seen.append(file.read_text()))
+    assert capsys.readouterr().out == f"{file} (rewritten every 0.5 s; Ctrl-C ends it)\n"
+    assert ['"steps":[]' in seen[0], '"steps":[1,2,3]' in seen[1], '"steps":[1,2,3,4,5,6,7]' in seen[2]] == [True] * 3
+    assert all('"refresh_s":0.5' in page for page in seen)
+    assert '"refresh_s":null' in file.read_text(), "a page that nobody rewrites does not reload itself"
+    assert sorted(path.name for path in run.iterdir()) == ["metrics.jsonl", "report.html", "settings.json"]
+
+
+def test_live_needs_a_folder(tmp_path, capsys):
+    assert report(tmp_path / "absent", "--live") == 2
+    assert "there is no such folder" in capsys.readouterr().err
+
+
+def test_a_live_page_loads_itself_again_and_stays_where_it_was(browser, tmp_path, monkeypatch):
+    run = make_run(tmp_path / "live", steps=3)
+
+    def look() -> None:
+        browser.open((run / "report.html").as_uri())
+        assert browser.run("document.getElementById('live').textContent").startswith("live")
+        set_field(browser, "rollouts", "text", "problem 21:")
+        set_field(browser, "rollouts", "step", "2")
+        browser.run("document.querySelector('#rollouts .filters').elements.text.focus(), scrollTo(0, 600)")
+        make_run(run, steps=7)
+
+    live(monkeypatch, run, look)
+    browser.wait("document.readyState === 'complete' && document.querySelector('.run dd').textContent === '7'")
+    assert browser.run("document.getElementById('live').textContent") == ""
+    assert browser.run("document.getElementById('count').textContent").startswith("4 answers to 1 prompts")
+    assert browser.run("document.activeElement.value") == "problem 21:"
+    browser.wait("Math.abs(scrollY - 600) < 50")
+    assert browser.errors == []

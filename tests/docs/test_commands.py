@@ -42,7 +42,7 @@ NOT_HERE = {
     "npu-smi ": "needs an Ascend machine",
 }
 # Programs whose flags are checked, and which are not run: they end when somebody stops them.
-UNTIL_STOPPED = ("mindrlhf report out/gsm8k --serve",)
+UNTIL_STOPPED = ("mindrlhf report out/gsm8k --live",)
 
 SCRIPTS = {
     "examples/qwen_grpo_tutorial/rlhf_data.py": "data",

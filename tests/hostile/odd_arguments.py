@@ -32,7 +32,7 @@ YAML_KEYS = (
 FLAGS = {
     "data": ("--max_prompt_length", "--seq_length", "--pad_token_id", "--dataset_type", "--template", "--truncation"),
     "show": ("--step", "--prompt", "--prompts", "--samples"),
-    "report": ("--samples", "--sample_steps", "--labels", "--port"),
+    "report": ("--samples", "--sample_steps", "--labels", "--refresh"),
     "plot": ("--accuracy", "--labels", "--metric", "--title"),
     "plan": ("--prompt_tokens", "--from-verl", "--grpo_config", "--load_sft_checkpoint_infer", "--mind_dataset_dir"),
     "train": ("--resume_training", "--replay", "--use_parallel", "--load_ref_checkpoint", "--from-verl"),

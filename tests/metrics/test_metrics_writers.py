@@ -1,4 +1,3 @@
-import csv
 import json
 import math
 import struct
@@ -10,7 +9,7 @@ from hypothesis import strategies as st
 
 from mindrlhf.errors import UserError
 from mindrlhf.files.json_lines import json_line, read_json_lines
-from mindrlhf.metrics.writers import CsvWriter, JsonlWriter, TensorBoardWriter, Writers, read_metrics
+from mindrlhf.metrics.writers import JsonlWriter, TensorBoardWriter, Writers, read_metrics
 
 STEPS = {1: {"a": 1.5, "b/c": 0.25}, 2: {"a": -2.0, "b/c": 1e-9}, 3: {"a": 3.0, "b/c": 7.0}}
 
@@ -105,51 +104,6 @@ def test_json_line_is_always_one_valid_line(fields):
     assert strict(line).keys() == fields.keys()
 
 
-def test_csv_reads_back_and_grows_columns(tmp_path):
-    path = tmp_path / "metrics.csv"
-    writer = CsvWriter(path)
-    writer.write(1, {"a": 1.5})
-    writer.write(2, {"a": math.nan, "val,acc": 0.25})
-    writer.write(3, {"b": math.inf})
-    writer.close()
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert rows == [
-        {"step": "1", "a": "1.5", "val,acc": "", "b": ""},
-        {"step": "2", "a": "nan", "val,acc": "0.25", "b": ""},
-        {"step": "3", "a": "", "val,acc": "", "b": "inf"},
-    ]
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["metrics.csv"], "no temporary file stays behind"
-
-
-def test_resumed_csv_has_no_step_twice(tmp_path):
-    path = tmp_path / "metrics.csv"
-    write_steps(CsvWriter(path), (1, 2, 3))
-    with path.open("a") as file:
-        file.write("4,0.")
-    resumed = CsvWriter(path, start_step=3)
-    resumed.write(3, {"b/c": 9.0, "new": 1.0})
-    resumed.close()
-    with path.open(newline="") as file:
-        rows = list(csv.reader(file))
-    assert rows == [
-        ["step", "a", "b/c", "new"],
-        ["1", "1.5", "0.25", ""],
-        ["2", "-2.0", "1e-09", ""],
-        ["3", "", "9.0", "1.0"],
-    ]
-    write_steps(CsvWriter(path), (1,))
-    assert path.read_text() == "step,a,b/c\n1,1.5,0.25\n"
-
-
-def test_csv_of_another_kind_is_refused_and_left_alone(tmp_path):
-    path = tmp_path / "metrics.csv"
-    path.write_text("name,age\nAda,36\n")
-    with pytest.raises(UserError, match=r"metrics\.csv, line 2: no step number"):
-        CsvWriter(path, start_step=2)
-    assert path.read_text() == "name,age\nAda,36\n"
-
-
 def test_tensorboard_events_read_back_and_resume_purges(tmp_path, caplog):
     write_steps(TensorBoardWriter(tmp_path), (1, 2, 3))
     resumed = TensorBoardWriter(tmp_path, start_step=3)
@@ -199,7 +153,7 @@ def test_one_writer_that_cannot_close_does_not_keep_others_open():
     assert second.closed
 
 
-@pytest.mark.parametrize("writer", [JsonlWriter, CsvWriter, TensorBoardWriter])
+@pytest.mark.parametrize("writer", [JsonlWriter, TensorBoardWriter])
 def test_a_folder_that_cannot_be_made_is_the_users_error(tmp_path, writer):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"file.*cannot be written|cannot create the folder .*file"):

@@ -1,19 +1,15 @@
-"""The report without a browser: what is read of a run, what the page holds, and how it is served."""
+"""The report without a browser: reading a run, and the content of the page."""
 
-import http.client
 import json
 import re
-import threading
-import time
 
 import pytest
-from run_folders import HOSTILE, make_run, metrics_row
+from run_folders import HOSTILE, make_run
 
 from mindrlhf.errors import UserError
 from mindrlhf.metrics.report.charts import MOST_POINTS, Chart, curves, resolve
 from mindrlhf.metrics.report.html import render, report_data, to_json
 from mindrlhf.metrics.report.run import differing, flatten, read_run, run_labels
-from mindrlhf.metrics.report.server import ReportServer
 
 
 @pytest.fixture(scope="module")
@@ -132,54 +128,3 @@ def test_what_cannot_be_read_says_so(tmp_path):
     (run / "rollouts" / "step_000001.jsonl").write_text('{"prompt_id": 1, "prompt": "a", "completion": "b"}\n')
     with pytest.raises(UserError, match=r"step_000001\.jsonl, line 1: no `reward` in it"):
         read_run(run, "a", 1, 1)
-
-
-@pytest.fixture
-def server(tmp_path):
-    run = make_run(tmp_path / "live", steps=2, rollouts=False)
-    server = ReportServer("127.0.0.1", 0, lambda: [read_run(run, "live", 1, 1, begun=False)], refresh_s=0.01)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield server, run
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-def ask(server: ReportServer, path: str, **headers: str) -> tuple[int, str]:
-    connection = http.client.HTTPConnection(*server.server_address, timeout=10)
-    connection.request("GET", path, headers=headers)
-    answer = connection.getresponse()
-    return answer.status, answer.read().decode()
-
-
-def test_the_server_follows_the_run(server):
-    server, run = server
-    status, page = ask(server, "/")
-    assert status == 200
-    assert data_of(page)["refresh_s"] == 0.01
-    assert data_of(page)["runs"][0]["steps"] == [1, 2]
-    with (run / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps({"step": 3, **metrics_row(4, 4)}) + '\n{"step": 4, "cut')
-        file.flush()
-        assert json.loads(ask(server, "/data.json")[1])["runs"][0]["steps"] == [1, 2, 3]
-    (run / "metrics.jsonl").write_text("no json\n")
-    time.sleep(0.02)  # what was made for the question before may be given once more
-    status, text = ask(server, "/data.json")
-    assert (status, "line 1: not valid JSON" in text) == (503, True)
-
-
-@pytest.mark.parametrize("path", ["/metrics.jsonl", "/../../etc/passwd", "/data.json/", "/rollouts/"])
-def test_the_server_gives_no_file(server, path):
-    assert ask(server[0], path) == (404, "there is only the report at /\n")
-
-
-def test_another_name_for_this_machine_is_refused(server):
-    port = server[0].server_address[1]
-    assert ask(server[0], "/", Host=f"evil.example:{port}")[0] == 403
-    assert ask(server[0], "/", Host=f"localhost:{port}")[0] == 200
-
-
-def test_a_taken_port(server):
-    with pytest.raises(UserError, match=r"cannot be served on .*; give another port, 0 is any"):
-        ReportServer("127.0.0.1", server[0].server_address[1], list, 1.0)

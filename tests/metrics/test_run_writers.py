@@ -11,22 +11,26 @@ from mindrlhf.metrics.writers import read_metrics
 
 
 def test_every_file_of_a_run_and_its_resume(tmp_path, capsys):
-    tracking = TrackingSettings(loggers=("console", "jsonl", "csv", "tensorboard"))
+    tracking = TrackingSettings(loggers=("console", "jsonl", "tensorboard"))
     with open_writers(tmp_path, tracking, total_steps=3) as writers:
         for step, reward in ((1, 0.25), (2, 0.75), (3, 0.0)):
             writers.write(step, {"critic/rewards/mean": reward})
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.csv", "metrics.jsonl", "tensorboard"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.jsonl", "tensorboard"]
     capsys.readouterr()
     with open_writers(tmp_path, tracking, total_steps=3, start_step=3) as writers:
         writers.write(3, {"critic/rewards/mean": 1.0})
     assert [row["critic/rewards/mean"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [0.25, 0.75, 1.0]
-    assert (tmp_path / "metrics.csv").read_text().splitlines()[1:] == ["1,0.25", "2,0.75", "3,1.0"]
     assert capsys.readouterr().out == "step 3/3 | reward 1.00 (+0.75)\n", "the trend goes back to before the resume"
 
 
 def test_unknown_logger():
     with pytest.raises(UserError, match=r"trainer\.loggers.* 'jsonl'"):
         load_grpo_config(None, ["trainer.loggers=[jsonlines]"])
+
+
+def test_csv_is_made_from_jsonl():
+    with pytest.raises(UserError, match=r"trainer\.loggers.*csv.*take jsonl.*pandas.read_json.*to_csv"):
+        load_grpo_config(None, ["trainer.loggers=[console,csv]"])
 
 
 @pytest.mark.parametrize("name", ["wandb", "swanlab"])
@@ -43,20 +47,19 @@ def test_trackers_get_what_the_settings_say(tmp_path, monkeypatch, name):
 
 @pytest.mark.parametrize("name", ["wandb", "swanlab"])
 def test_an_absent_tracker_leaves_earlier_files_alone(tmp_path, monkeypatch, name):
-    with open_writers(tmp_path, TrackingSettings(loggers=("jsonl", "csv")), total_steps=1) as writers:
+    with open_writers(tmp_path, TrackingSettings(loggers=("jsonl",)), total_steps=1) as writers:
         writers.write(1, {"a": 1.0})
     monkeypatch.setitem(sys.modules, name, None)  # what Python does for a package that cannot be imported
     with pytest.raises(UserError, match=f"pip install {name}"):
-        open_writers(tmp_path, TrackingSettings(loggers=("jsonl", "csv", name)), total_steps=1)
+        open_writers(tmp_path, TrackingSettings(loggers=("jsonl", name)), total_steps=1)
     assert read_metrics(tmp_path / "metrics.jsonl") == [{"step": 1, "a": 1.0}]
-    assert (tmp_path / "metrics.csv").read_text() == "step,a\n1,1.0\n"
 
 
 def test_what_was_opened_is_closed_when_another_refuses(tmp_path, monkeypatch):
     finished = []
     run = SimpleNamespace(finish=lambda: finished.append(True))
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **_: run))
-    (tmp_path / "metrics.csv").write_text("name,age\nAda,36\n")
-    with pytest.raises(UserError, match="no step number"):
-        open_writers(tmp_path, TrackingSettings(loggers=("csv", "wandb")), total_steps=3, start_step=2)
+    (tmp_path / "tensorboard").write_text("a file in the folder's place")
+    with pytest.raises(UserError, match="cannot create the folder"):
+        open_writers(tmp_path, TrackingSettings(loggers=("tensorboard", "wandb")), total_steps=3)
     assert finished == [True]

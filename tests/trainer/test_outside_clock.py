@@ -37,7 +37,7 @@ def watched(tmp_path_factory):
     task = jobs.make_task(folder / "task")
     settings = ("rollout.max_new_tokens=128", "rollout.min_new_tokens=128", "rollout.num_generations=8")
     settings = (*settings, "data.prompts_per_step=16", f"trainer.total_steps={STEPS}", "algorithm.beta=0.1")
-    loggers = "trainer.loggers=[console,jsonl,tensorboard,csv]"
+    loggers = "trainer.loggers=[console,jsonl,tensorboard]"
     arguments = task.train(folder / "run", *settings, loggers)
     with Watch(folder / "run" / "metrics.jsonl") as watch:
         result = jobs.start(arguments)

@@ -104,7 +104,7 @@ def to_json(data: Mapping[str, Any]) -> str:
 
 
 def render(runs: Sequence[Run], refresh_s: float | None = None) -> str:
-    """The page. refresh_s: how often it asks the server that it came from for new data; None is a page that stays."""
+    """Return the page as HTML. refresh_s: seconds until it reloads itself; None for a page that stays."""
     script = (resources.files(PAGE) / "page" / "report.js").read_text(encoding="utf-8")
     style = (resources.files(PAGE) / "page" / "report.css").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

@@ -8,7 +8,7 @@
   const LEAST_SMOOTHED = 20;
   const HEIGHT = 190, LEFT = 52, RIGHT = 8, TOP = 8, BOTTOM = 22;
   const byId = (id) => document.getElementById(id);
-  let data = JSON.parse(byId("data").textContent);
+  const data = JSON.parse(byId("data").textContent);
   let groupsShown = GROUPS_AT_ONCE;
 
   const colour = (index) => `var(--c${index % COLOURS})`;
@@ -359,22 +359,36 @@
   }).observe(document.body);
   drawAll();
 
-  async function refresh() {
-    const live = byId("live");
-    try {
-      const answer = await fetch("data.json", { cache: "no-store" });
-      const text = await answer.text();
-      if (!answer.ok) throw new Error(text);
-      if (text !== refresh.last) {
-        data = { ...JSON.parse(text), refresh_s: data.refresh_s };
-        refresh.last = text;
-        drawAll();
-      }
-      live.textContent = `live, ${new Date().toLocaleTimeString()}`;
-    } catch (error) {
-      live.textContent = `not live: ${error.message}`;
-    }
-    setTimeout(refresh, 1000 * data.refresh_s);
+  // A live page: the file is rewritten, and loaded again unless the reader does something just now. Fields and focus
+  // outlive that in the state of the page's place in the browser's history; browsers keep the scroll position.
+  const fields = ["input, select", "details"].flatMap((kind) => [...document.querySelectorAll(kind)]);
+  const content = (field) => (field.tagName === "DETAILS" ? "open" : field.type === "checkbox" ? "checked" : "value");
+
+  function reload() {
+    const values = fields.map((field) => field[content(field)]);
+    history.replaceState({ values, groupsShown, focus: fields.indexOf(document.activeElement) }, "");
+    location.reload();
   }
-  if (data.refresh_s) setTimeout(refresh, 1000 * data.refresh_s);
+
+  function restore(state) {
+    fields.forEach((field, place) => {
+      field[content(field)] = state.values[place];
+      field.dispatchEvent(new Event("input", { bubbles: true }));
+    });
+    groupsShown = state.groupsShown;
+    drawRollouts();
+    fields[state.focus]?.focus({ preventScroll: true });
+  }
+
+  if (history.state) restore(history.state);
+  if (data.refresh_s) {
+    let timer;
+    const wait = () => {
+      clearTimeout(timer);
+      timer = setTimeout(reload, 1000 * data.refresh_s);
+    };
+    for (const event of ["input", "keydown", "pointerdown"]) addEventListener(event, wait);
+    byId("live").textContent = `live, written ${new Date(document.lastModified).toLocaleTimeString()}`;
+    wait();
+  }
 })();
