@@ -1,1 +1,4 @@
-"""Prompt data: tasks, tokenizer, prompt templates, MindRecord files, the prompt stream. Knows nothing of models."""
+"""Prompt data: tasks, tokenizer, prompt templates, MindRecord files, the prompt stream.
+
+This room knows nothing of models.
+"""

@@ -1,4 +1,7 @@
-"""Conversations -> prompt text, with a tokenizer's own chat template or ChatML. Nothing here runs tools or images."""
+"""Conversations as prompt text, by a tokenizer's chat template or ChatML.
+
+Nothing here runs tools or images.
+"""
 
 import json
 import subprocess
@@ -20,16 +23,16 @@ Conversation = tuple[Any, str]
 
 
 def render_messages(messages: Any, where: str, chat_template: str | None, **tokens: str) -> str:
-    """The text after which the model answers the last message; see `render_conversations`."""
+    """Render the text after which the model answers; see `render_conversations`."""
     return render_conversations([(messages, where)], chat_template, **tokens)[0]
 
 
 def render_conversations(conversations: Sequence[Conversation], chat_template: str | None, **tokens: str) -> list[str]:
-    """The text of each conversation after which the model answers its last message.
+    """Render each conversation up to where the model answers its last message.
 
-    chat_template: jinja2 in HF's dialect; None is ChatML. tokens: what a template may want beside the messages,
+    chat_template: jinja2 in HF's dialect; None is ChatML. tokens: further variables of a template,
     `eos_token` for example. The template runs in a process with limits on time and memory.
-    Raises UserError for anything else than such messages, and when the template fails or does not end.
+    Raises UserError for malformed messages, and when the template fails or does not end.
     """
     for messages, where in conversations:
         _check(messages, where)
@@ -44,7 +47,7 @@ def render_conversations(conversations: Sequence[Conversation], chat_template: s
 
 
 def write_conversations(conversations: Sequence[Conversation], tokenizer: Tokenizer) -> list[str]:
-    """`render_conversations` in the form that a tokenizer's model knows.
+    """Render conversations in the form that a tokenizer's model knows.
 
     Raises UserError, besides, for a tokenizer that has neither a chat template nor ChatML's tokens.
     """

@@ -1,5 +1,6 @@
-"""Render chat templates in a process with limits of its own: a downloaded template is another's program.
+"""Rendering of chat templates in a separate process with resource limits.
 
+A downloaded template is another's program.
 Reads {"template", "tokens", "conversations", "cpu_seconds"} as JSON and writes {"texts": [...]}, or
 {"conversation": index, "error": reason} for the first conversation that fails. Beyond a limit the kernel ends it.
 Imports nothing of the package: the file is run by its path.
@@ -43,7 +44,10 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
-    """HF's dialect: blocks leave no line behind, loops can be left. There is no loader, so nothing can be included."""
+    """Make a jinja2 environment of HF's dialect.
+
+    Blocks leave no line behind, loops can be left. There is no loader, so nothing can be included.
+    """
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )

@@ -1,4 +1,4 @@
-"""Source file -> MindRecord of prompts: parse, render, tokenise, cut to length, write."""
+"""Conversion of source files to MindRecord: parse, render, tokenise, cut, write."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -28,7 +28,7 @@ PERCENTILES = (50, 90, 99, 100)
 
 @dataclass(frozen=True)
 class ConversionSummary:
-    """What a conversion did.
+    """Counts and lengths of a conversion's rows.
 
     rows: written; dropped: left out for their length; truncated: written with a shortened prompt or answer.
     without_truth: written without a ground truth.
@@ -61,7 +61,7 @@ class ConversionSummary:
 
 @dataclass(frozen=True)
 class _TokenRow:
-    """A row between tokenising and writing; answer_ids include the end token and may be empty."""
+    """Tokenised row before writing; answer_ids include the end token, or are empty."""
 
     index: int
     row: TaskRow
@@ -84,21 +84,21 @@ def convert(
     progress: bool = True,
     fields: Sequence[str] = (),
 ) -> ConversionSummary:
-    """Convert JSONL files, JSON arrays or parquet files to the MindRecord `output` (columns: `data.mindrecord`).
+    """Convert JSONL files, JSON arrays or parquet files to a MindRecord.
 
-    source: one file, or several whose rows follow one another.
+    source: one file, or several whose rows follow one another. output: the MindRecord; columns in `data.mindrecord`.
 
-    task: its name; None is told from the first row (`tasks.chosen_task`).
-    max_prompt_length: tokens a prompt may have. seq_length: tokens of prompt + answer + end token; None takes what
-    the longest row needs, rounded up to a multiple of 64.
-    truncation: what happens to a longer prompt: `error` refuses the file, naming the row; `drop` leaves the row out;
+    task: its name; None chooses it by the first row (`tasks.chosen_task`).
+    max_prompt_length: tokens a prompt may have. seq_length: tokens of prompt + answer + end token; None takes the
+    longest row's, rounded up to a multiple of 64.
+    truncation: treatment of a longer prompt: `error` refuses the file, naming the row; `drop` leaves the row out;
     `left` cuts the prompt's beginning, `right` its end (and with it the template's last words, as in MindRLHF).
     Where prompt and answer exceed `seq_length`, `left` and `right` both cut the answer's end, its end token included.
     system_prompt: None is that of the row, where it has one, else the template's default; "" is none.
     pad_token_id: None is the tokenizer's.
     fields: `key=theirs` each, for rows with other keys than the task's (`tasks.fields.mapped`).
 
-    Raises UserError for whatever is wrong with the input or the output folder; an earlier output stays as it was.
+    Raises UserError for any fault of the input or the output folder; an earlier output stays as it was.
     """
     _validate(max_prompt_length, seq_length, truncation)
     pad = tokenizer.pad_token_id if pad_token_id is None else pad_token_id
@@ -142,7 +142,10 @@ def convert_to_verl(
     fields: Sequence[str] = (),
     split: str = "train",
 ) -> int:
-    """Write problems as a parquet file in verl's columns; returns how many. Source and errors as `convert`."""
+    """Write problems as a parquet file in verl's columns.
+
+    Returns the number of rows. Source and errors as `convert`.
+    """
     source_rows = _read(source)
     chosen = chosen_task(task, fields, source_rows[0].values)
     rows = [_parse(chosen, row) for row in source_rows]
@@ -163,7 +166,7 @@ def _validate(max_prompt_length: int, seq_length: int | None, truncation: str) -
 
 
 def _read(source: str | Path | Sequence[str | Path]) -> list[SourceRow]:
-    """The rows of one file, or of several in the order given."""
+    """Read the rows of one file, or of several in the order given."""
     return [row for path in _paths(source) for row in read_source(path)]
 
 
@@ -195,7 +198,7 @@ def _fit(
     seq_length: int | None,
     truncation: str,
 ) -> tuple[list[_TokenRow], int]:
-    """(rows that fit, how many of them were shortened)."""
+    """Apply the length limits; returns (rows that fit, number of shortened rows)."""
     kept, truncated = [], 0
     for row in rows:
         prompt_ids, answer_ids = row.prompt_ids, row.answer_ids
@@ -227,7 +230,7 @@ def _fit(
 
 
 def _record(row: _TokenRow, task: str, max_prompt_length: int, seq_length: int, pad: int) -> dict[str, Any]:
-    """The MindRecord row: padded arrays and text columns."""
+    """Make the MindRecord row: padded arrays and text columns."""
     prompt_length, end = len(row.prompt_ids), len(row.prompt_ids) + len(row.answer_ids)
     prompt_ids = np.full(max_prompt_length, pad, np.int64)
     prompt_ids[:prompt_length] = row.prompt_ids
@@ -253,7 +256,7 @@ def _round_up(length: int) -> int:
 
 
 def _percentiles(lengths: Sequence[int]) -> dict[int, int]:
-    """percentile -> the least length that this share of the rows does not exceed."""
+    """Compute the length that each percentage of the rows does not exceed."""
     if not lengths:
         return {}
     return {p: int(np.percentile(lengths, p, method="inverted_cdf")) for p in PERCENTILES}

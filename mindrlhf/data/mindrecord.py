@@ -1,4 +1,4 @@
-"""MindRecord files: columns written whole or not at all, and prompts and answer pairs read back from them.
+"""MindRecord files: atomic writing of columns, reading of prompts and answers.
 
 A MindRecord is a pair: the data `X` and its index `X.db`, which knows the name `X`; so a pair is moved together and
 never renamed. A prompt dataset has these columns:
@@ -44,10 +44,11 @@ PROMPT_SCHEMA = {
 
 
 def write_columns(path: str | Path, schema: Mapping[str, Mapping[str, Any]], rows: Iterable[Mapping[str, Any]]) -> int:
-    """Write rows as the MindRecord `path` (and `path`.db), replacing an earlier one; returns how many there are.
+    """Write rows as the MindRecord `path` (and `path`.db).
 
+    Replaces an earlier file; returns the number of rows.
     schema: column -> {"type": ...} for scalars (int32, int64, float32, float64, string, bytes) or
-    {"type": ..., "shape": [-1]} for arrays, as MindSpore's FileWriter takes it; beside float scalars it needs an
+    {"type": ..., "shape": [-1]} for arrays, as MindSpore's FileWriter takes it; alongside float scalars it needs an
     integer or string column. Rows are consumed lazily; an array's dtype must be the schema's.
     Raises UserError when there are no rows or the file cannot be written, ValueError for a row unlike the schema.
     """
@@ -78,9 +79,10 @@ def write_columns(path: str | Path, schema: Mapping[str, Mapping[str, Any]], row
 
 
 def read_columns(path: str | Path, columns: Sequence[str] | None = None) -> dict[str, list[Any]]:
-    """Columns of a MindRecord in row order: lists of int, float, str or arrays of the column's dtype.
+    """Read columns of a MindRecord in row order.
 
-    columns: which ones to read; None reads all. Raises UserError when the file or its .db is missing, was renamed,
+    Each is a list of int, float, str or arrays of the column's dtype.
+    columns: names to read; None reads all. Raises UserError when the file or its .db is missing, was renamed,
     is no MindRecord or a damaged one, has no rows, or lacks one of `columns`.
     """
     from mindspore.mindrecord import FileReader
@@ -102,7 +104,7 @@ def read_columns(path: str | Path, columns: Sequence[str] | None = None) -> dict
 
 
 def read_schema(path: str | Path) -> dict[str, dict[str, Any]]:
-    """column -> {"type": ..., "shape": ...} of a MindRecord; UserError as `read_columns`."""
+    """Read column -> {"type": ..., "shape": ...}; UserError as `read_columns`."""
     from mindspore.mindrecord import FileReader
 
     path = Path(path)
@@ -112,8 +114,9 @@ def read_schema(path: str | Path) -> dict[str, dict[str, Any]]:
 
 
 def read_prompts(path: str | Path, tokenizer: Tokenizer | None = None) -> list[Prompt]:
-    """The prompts of a dataset in row order; `id` is the row of the source file.
+    """Read the prompts of a dataset in row order.
 
+    `id` is the row of the source file.
     `fields` holds task, question, ground_truth (where the row has one) and the extras. A file made by MindRLHF needs
     the tokenizer: its question is the decoded prompt, its ground truth the text after `####` of the solution, or the
     whole solution. UserError as `read_columns`.
@@ -134,7 +137,10 @@ def read_prompts(path: str | Path, tokenizer: Tokenizer | None = None) -> list[P
 
 
 def _prompt(row: Mapping[str, Any], where: str) -> Prompt:
-    """A prompt dataset's row as a prompt. Raises UserError for a row that `mindrlhf data` has not written."""
+    """Turn a dataset's row into a prompt.
+
+    Raises UserError for a row that `mindrlhf data` has not written.
+    """
     try:
         length, extra = row["prompt_length"], parse_json(row["extra"])
         texts = [row[name] for name in ("task", "question", "ground_truth")]
@@ -148,16 +154,17 @@ def _prompt(row: Mapping[str, Any], where: str) -> Prompt:
 
 
 def token_ids(values: np.ndarray) -> np.ndarray:
-    """Token ids from a file as int32. Raises ValueError for other numbers."""
+    """Convert a file's token ids to int32. Raises ValueError for other numbers."""
     if values.dtype.kind not in "iu" or values.min(initial=0) < 0 or values.max(initial=0) > np.iinfo(np.int32).max:
         raise ValueError("a token id is not between 0 and 2**31 - 1")
     return values.astype(np.int32)
 
 
 def read_pairs(path: str | Path, tokenizer: Tokenizer | None = None) -> list[tuple[np.ndarray, np.ndarray]]:
-    """(prompt ids int32[P], answer ids int32[A] with the end token) of the rows that have a worked answer, for SFT.
+    """Read (prompt ids, answer ids) of the rows with a worked answer, for SFT.
 
-    A file made by MindRLHF needs the tokenizer. UserError as `read_columns`, and when no row has an answer.
+    The ids are int32[P] and int32[A], the latter with the end token. A file made by MindRLHF needs the tokenizer.
+    UserError as `read_columns`, and when no row has an answer.
     """
     path = Path(path)
     if _made_by_mindrlhf(path):
@@ -179,13 +186,13 @@ def read_pairs(path: str | Path, tokenizer: Tokenizer | None = None) -> list[tup
 
 
 def _made_by_mindrlhf(path: Path) -> bool:
-    """Whether the file has MindRLHF's three columns and none of ours."""
+    """Test that a file has MindRLHF's three columns and none of ours."""
     found = read_schema(path)
     return set(MINDRLHF_COLUMNS) <= set(found) and not {"ground_truth", "prompt_length"} & set(found)
 
 
 def _read_mindrlhf(path: Path, tokenizer: Tokenizer | None) -> list[tuple[np.ndarray, str]]:
-    """(prompt ids int32[P], solution text) of each row of a file made by MindRLHF."""
+    """Read (prompt ids int32[P], solution text) from a file made by MindRLHF."""
     if tokenizer is None:
         raise UserError(f"{path}: was made by MindRLHF and holds token ids only; give the tokenizer it was made with.")
     columns = read_columns(path, ("prompt_ids", "pretrain_ids"))
@@ -211,7 +218,10 @@ def _truth(solution: str) -> str:
 
 
 def _index_column(schema: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """The column to index. Left to itself, MindSpore indexes every scalar and aborts the process at a float NaN."""
+    """Choose the column to index.
+
+    By default, MindSpore indexes every scalar and aborts the process at a float NaN.
+    """
     scalars = {column: kind["type"] for column, kind in schema.items() if "shape" not in kind}
     for types in (("int64", "int32"), ("string",)):
         for column, kind in scalars.items():
@@ -223,7 +233,10 @@ def _index_column(schema: Mapping[str, Mapping[str, Any]]) -> str | None:
 
 
 def _check_pair(path: Path) -> None:
-    """Refuse what MindSpore would answer with a C++ trace, or, for a renamed file, with another file's rows."""
+    """Refuse files that MindSpore cannot open or would confuse.
+
+    MindSpore would raise a C++ trace, or, for a renamed file, return another file's rows.
+    """
     database = path.with_name(path.name + ".db")
     if not path.is_file():
         raise UserError(f"{path}: no such MindRecord file.")
@@ -269,7 +282,10 @@ def _reading(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """Turns what MindSpore's writer raises (a full disk, a name it does not take) into one sentence."""
+    """Turn MindSpore's writing errors into one sentence.
+
+    Examples are a full disk and a name that it does not take.
+    """
     from mindspore.mindrecord.common.exceptions import MindRecordException
 
     try:
@@ -279,7 +295,7 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def _first_line(error: Exception) -> str:
-    """The sentence in MindSpore's message, without its banner and C++ stack."""
+    """Extract the sentence in MindSpore's message, without banner and C++ stack."""
     lines = [line.strip() for line in str(error).splitlines()]
     tagged = [line.removeprefix("[ERROR]").strip() for line in lines if line.startswith("[ERROR]")]
     return (tagged or lines)[0].rstrip(".")

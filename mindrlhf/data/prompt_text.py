@@ -1,4 +1,4 @@
-"""Problems -> prompt texts: questions through a prompt template, conversations through the chat template."""
+"""Prompt texts of problems: questions by prompt template, conversations by chat template."""
 
 from collections.abc import Sequence
 
@@ -20,7 +20,7 @@ def prompt_texts(
     system: str | None,
     tokenizer: Tokenizer,
 ) -> list[str]:
-    """The prompt of each row.
+    """Render the prompt of each row.
 
     places: where each row stands, for messages. instruction: the task's, below a question; a conversation has its own.
     template: its name or file. system: replaces the rows' system prompts; "" is none, None keeps them.
@@ -46,7 +46,7 @@ def prompt_texts(
 
 
 def _one_question(messages: Messages, where: str, template: str) -> str | None:
-    """The system prompt of a conversation that is no more than one question."""
+    """System prompt of a conversation with one question only."""
     system = system_prompt(messages)
     if len(messages) > (1 if system is None else 2):
         raise UserError(

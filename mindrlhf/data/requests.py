@@ -1,4 +1,4 @@
-"""What `mindrlhf generate` is asked: prompts from a JSONL, JSON or parquet file, or from a prompt MindRecord."""
+"""Requests of `mindrlhf generate`: prompts of a JSONL, JSON, parquet or MindRecord file."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,18 +17,18 @@ from mindrlhf.types import Prompt
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """A prompt and the row that it came from: what the row says comes back beside the responses."""
+    """Prompt and its source row, whose fields return with the responses."""
 
     prompt: Prompt
     row: Mapping[str, Any]
 
 
 def read_requests(path: str | Path, tokenizer: Tokenizer, limit: int | None = None) -> list[Request]:
-    """The prompts of a file in order, at most `limit`.
+    """Read the prompts of a file in order, at most `limit`.
 
-    A row has `prompt`, which is text taken as it is or a list of messages, or `messages`; its number keys the random
-    numbers, as the row index does that a MindRecord's rows have. A MindRecord ends in .mindrecord or has its .db beside
-    it. Raises UserError for a file that cannot be read, and, with its line, for a row without a prompt.
+    A row has `prompt`, which is text taken as it is or a list of messages, or `messages`; its number keys the
+    random numbers, as the row index of a MindRecord does. A MindRecord ends in .mindrecord or has a .db file
+    alongside. Raises UserError for a file that cannot be read, and, with its line, for a row without a prompt.
     """
     path = Path(path)
     if path.suffix == ".mindrecord" or path.with_name(path.name + ".db").is_file():
@@ -47,7 +47,7 @@ def read_requests(path: str | Path, tokenizer: Tokenizer, limit: int | None = No
 
 
 def _texts(rows: Sequence[SourceRow], tokenizer: Tokenizer) -> list[str]:
-    """The prompt of each row as text."""
+    """Render the prompt of each row as text."""
     given = [_given(row) for row in rows]
     conversations = [(value, row.where) for value, row in zip(given, rows, strict=True) if not isinstance(value, str)]
     written = iter(write_conversations(conversations, tokenizer))
@@ -55,7 +55,7 @@ def _texts(rows: Sequence[SourceRow], tokenizer: Tokenizer) -> list[str]:
 
 
 def _given(row: SourceRow) -> Any:
-    """The row's text or messages."""
+    """Return the row's text or messages."""
     given = [key for key in ("prompt", "messages") if row.values.get(key) is not None]
     if len(given) != 1:
         found = "both" if given else f"only {', '.join(row.values)}" if row.values else "nothing"

@@ -1,4 +1,4 @@
-"""The same tokenizer interface over a sentencepiece `tokenizer.model`."""
+"""Tokenizer interface over a sentencepiece `tokenizer.model`."""
 
 import re
 import shutil
@@ -15,8 +15,9 @@ from mindrlhf.files.atomic import atomic_files
 
 
 class SentencePieceTokenizer(ConfiguredTokenizer):
-    """A sentencepiece model, its own control pieces (`<s>`, `</s>`, ...) and what `tokenizer_config.json` adds.
+    """Tokenizer of a sentencepiece model, its control pieces and added tokens.
 
+    Control pieces are `<s>`, `</s>` and similar; added tokens come from `tokenizer_config.json`.
     Text between special tokens is encoded piece by piece, as sentencepiece does it: with the model's own
     normaliser and dummy prefix. No begin token is added.
     """
@@ -46,7 +47,10 @@ class SentencePieceTokenizer(ConfiguredTokenizer):
 
     @classmethod
     def from_file(cls, path: str | Path) -> "SentencePieceTokenizer":
-        """From a `tokenizer.model` and the `tokenizer_config.json` beside it; UserError when it is not one."""
+        """Open a `tokenizer.model` and the `tokenizer_config.json` next to it.
+
+        Raises UserError when it is not one.
+        """
         path = Path(path)
         return cls(path, read_config(path.parent) or {"eos_token": "</s>"})
 

@@ -1,4 +1,4 @@
-"""Rows of a JSONL file, a JSON array or a parquet file, each with the place it came from."""
+"""Rows of JSONL, JSON array and parquet files, each with its origin."""
 
 import json
 import re
@@ -16,14 +16,14 @@ BLANK = re.compile(r"[ \t\r\n]*")
 
 @dataclass(frozen=True)
 class SourceRow:
-    """One JSON object and where it stands: `train.jsonl, line 12`."""
+    """JSON object and its place: `train.jsonl, line 12`."""
 
     values: dict[str, Any]
     where: str
 
 
 def read_source(path: str | Path) -> list[SourceRow]:
-    """All rows of a file, or of a folder's JSONL files in the order of their names.
+    """Read all rows of a file, or of a folder's JSONL files by name.
 
     Raises UserError for a file that is missing, empty, not UTF-8, or not JSON objects (file and line named).
     """
@@ -61,7 +61,10 @@ def read_source(path: str | Path) -> list[SourceRow]:
 
 
 def _object(values: Any, where: str) -> dict[str, Any]:
-    """A row's values; UserError for anything but an object that can be written as UTF-8."""
+    """Check a row's values.
+
+    Raises UserError for anything but an object that can be written as UTF-8.
+    """
     if not isinstance(values, dict):
         raise UserError(f"{where}: should be a JSON object, and is {json.dumps(values)[:40]}.")
     try:
@@ -85,7 +88,7 @@ def _line_items(text: str) -> Iterator[tuple[int, Any]]:
 
 
 def _array_items(text: str) -> Iterator[tuple[int, Any]]:
-    """The items of one JSON array, decoded one by one so that the line of each is known."""
+    """Decode the items of one JSON array, each with its line."""
     position = BLANK.match(text, text.index("[") + 1).end()
     line, counted = 1, 0
     closed = text.startswith("]", position)
@@ -108,5 +111,5 @@ def _array_items(text: str) -> Iterator[tuple[int, Any]]:
 
 
 def _located(error: ValueError, text: str, position: int) -> json.JSONDecodeError:
-    """What `parse_json` raises, with a place where it has none of its own."""
+    """Add a place to errors of `parse_json` that have none."""
     return error if isinstance(error, json.JSONDecodeError) else json.JSONDecodeError(str(error), text, position)

@@ -1,4 +1,4 @@
-"""The endless stream of training prompts, with a cursor that can be saved."""
+"""Endless stream of training prompts, with a cursor that can be saved."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from mindrlhf.types import Prompt
 
 
 class PromptStream:
-    """Gives `prompts_per_step` prompts at a time, epoch after epoch.
+    """Stream of `prompts_per_step` prompts at a time, epoch after epoch.
 
     The order of an epoch depends on (seed, epoch) alone, so the stream at a position is the same whatever was asked
     before and however the steps were cut. No row comes twice before all have come once; a step may cross into
@@ -31,22 +31,28 @@ class PromptStream:
 
     @property
     def epoch(self) -> int:
-        """How many epochs have been given whole."""
+        """Number of complete epochs."""
         return self.position // len(self.prompts)
 
     def next(self, count: int | None = None) -> list[Prompt]:
-        """The next `count` prompts, by default `prompts_per_step`."""
+        """Draw the next `count` prompts, by default `prompts_per_step`."""
         end = self.position + (self.prompts_per_step if count is None else count)
         step = [self._at(position) for position in range(self.position, end)]
         self.position = end
         return step
 
     def state_dict(self) -> dict[str, Any]:
-        """The cursor and what it is valid for, as plain values."""
+        """Return the cursor, and the data and order that it is valid for.
+
+        All are plain values.
+        """
         return {"position": self.position, **self._identity()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved cursor; UserError when it was saved over other data or another order."""
+        """Continue from a saved cursor.
+
+        Raises UserError when it was saved over other data or another order.
+        """
         for key, value in self._identity().items():
             if state.get(key) != value:
                 raise UserError(

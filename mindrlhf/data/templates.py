@@ -1,8 +1,8 @@
-"""Prompt templates: (question, task instruction, optional system prompt) -> prompt text, in sandboxed jinja2.
+"""Prompt templates: question, instruction and system prompt to text, in sandboxed jinja2.
 
-A template sees `question` (text), `instruction` (text, may be empty) and `system` (text, or empty for none).
-It ends where the model begins to write. What it does not do: it renders no answers, so warm-start answers are
-the task's own text whatever the template asks for.
+A template sees `question` (text), `instruction` (text, may be empty) and `system` (text, or empty for none). It
+ends where the model begins to write. It renders no answers, so warm-start answers are the task's own text whatever
+the template asks for.
 """
 
 import re
@@ -35,10 +35,10 @@ BUILT_IN = {"qwen": (CHAT, QWEN_SYSTEM), "plain": (PLAIN, ""), "think": (CHAT, T
 
 
 class Template:
-    """A compiled prompt template; `default_system` stands in when `render` is given no system prompt."""
+    """Compiled prompt template; `default_system` replaces an absent system prompt."""
 
     def __init__(self, source: str, where: str, default_system: str = ""):
-        """Raises UserError for a syntax error and for variables other than `VARIABLES`."""
+        """Compile; raises UserError for bad syntax and variables outside `VARIABLES`."""
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
             undefined=jinja2.StrictUndefined, keep_trailing_newline=True
         )
@@ -55,7 +55,10 @@ class Template:
         self.default_system = default_system
 
     def render(self, question: str, instruction: str = "", system: str | None = None) -> str:
-        """The prompt text. `system` None means the template's default, "" none at all."""
+        """Render the prompt text.
+
+        system: None means the template's default, "" none at all.
+        """
         system = self.default_system if system is None else system
         try:
             return self._template.render(question=question, instruction=instruction, system=system)
@@ -64,7 +67,7 @@ class Template:
 
 
 def load_template(name: str, chat_template: str | None = None) -> Template:
-    """A built-in template by name, or a jinja2 file by path.
+    """Load a built-in template by name, or a jinja2 file by path.
 
     A last newline of a file is an editor's and is left out. `chat_template` is the tokenizer's own, if it has one:
     `qwen` then uses the system prompt that this model was trained with (Qwen2.5's base and instruct models differ,
@@ -86,9 +89,10 @@ def load_template(name: str, chat_template: str | None = None) -> Template:
 
 
 def default_system_prompt(chat_template: str) -> str:
-    """The system prompt that a ChatML chat template writes by itself for a lone user message; "" when it writes none.
+    """Find the system prompt that a ChatML chat template adds by itself.
 
-    A chat template that cannot be rendered here (another dialect) gives Qwen2.5's prompt.
+    It is the one for a lone user message; "" when the template writes none. A chat template that cannot be rendered
+    here (another dialect) gives Qwen2.5's prompt.
     """
     try:
         text = render_messages([{"role": "user", "content": "?"}], "the question ?", chat_template)

@@ -1,4 +1,7 @@
-"""Text <-> token ids over the `tokenizers` package, with Qwen2's text pipeline for bare vocabulary files."""
+"""Text to token ids and back, over the `tokenizers` package.
+
+Bare vocabulary files get Qwen2's text pipeline.
+"""
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
@@ -38,7 +41,7 @@ QWEN2_CONFIG = {"tokenizer_class": "Qwen2Tokenizer", "eos_token": "<|endoftext|>
 
 
 class Tokenizer(ConfiguredTokenizer):
-    """Encodes and decodes; adds nothing of its own: begin and end tokens come from the prompt template.
+    """Encoder and decoder of text; the prompt template adds begin and end tokens.
 
     Build it with `from_files`, `from_path`, or `from_bpe`. `config` is the content of `tokenizer_config.json`.
     """
@@ -50,9 +53,9 @@ class Tokenizer(ConfiguredTokenizer):
 
     @classmethod
     def from_files(cls, vocab_path: str | Path, merges_path: str | Path) -> "Tokenizer":
-        """From `vocab.json` and `merges.txt`, with Qwen2's normaliser, pre-tokenizer and special tokens.
+        """Open `vocab.json` and `merges.txt` with Qwen2's normaliser and pre-tokenizer.
 
-        Special tokens come from a `tokenizer_config.json` beside the vocabulary, otherwise Qwen2.5's own follow the
+        Special tokens come from a `tokenizer_config.json` next to the vocabulary, otherwise Qwen2.5's own follow the
         vocabulary's last id. Raises UserError for missing, unreadable or contradicting files.
         """
         vocab_path, merges_path = _existing(vocab_path), _existing(merges_path)
@@ -69,9 +72,9 @@ class Tokenizer(ConfiguredTokenizer):
 
     @classmethod
     def from_bpe(cls, model: models.BPE, config: dict[str, Any] | None, where: str) -> "Tokenizer":
-        """Qwen2's pipeline around a BPE model; special tokens from `config`, or Qwen2.5's own when it is None.
+        """Build Qwen2's pipeline around a BPE model.
 
-        `where` names the origin in messages.
+        Special tokens come from `config`, or are Qwen2.5's own when it is None. `where` names the origin in messages.
         """
         core = qwen2_core(model)
         vocab = core.get_vocab(with_added_tokens=False)
@@ -95,7 +98,10 @@ class Tokenizer(ConfiguredTokenizer):
 
     @classmethod
     def from_path(cls, path: str | Path) -> "Tokenizer":
-        """From an HF directory (tokenizer.json, or vocab.json with merges.txt, or tokenizer.model) or one such file."""
+        """Open an HF directory or one of its tokenizer files.
+
+        These are tokenizer.json, or vocab.json with merges.txt, or tokenizer.model.
+        """
         path = _existing(path)
         if path.is_dir():
             for name in ("tokenizer.json", "vocab.json", "tokenizer.model"):
@@ -119,32 +125,38 @@ class Tokenizer(ConfiguredTokenizer):
         return cls(core, read_config(path.parent) or {}, str(path))
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of `text`; special tokens written in the text become their ids."""
+        """Encode text; special tokens written in it become their ids."""
         return self._core.encode(text, add_special_tokens=False).ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """`encode` of each text, on all cores."""
+        """Encode each text, on all cores."""
         return [encoding.ids for encoding in self._core.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def decode(self, ids: Iterable[int] | np.ndarray, skip_special_tokens: bool = False) -> str:
-        """Text of the ids; ids outside the vocabulary give nothing, broken UTF-8 gives U+FFFD."""
+        """Decode ids to text.
+
+        Ids outside the vocabulary give nothing, broken UTF-8 gives U+FFFD.
+        """
         return self._core.decode(_integers(ids), skip_special_tokens=skip_special_tokens)
 
     def token_to_id(self, token: str) -> int | None:
-        """The id of a token as it stands in the vocabulary, None when it is not there."""
+        """Look up the id of a token; None outside the vocabulary."""
         return self._core.token_to_id(token)
 
     def id_to_token(self, token_id: int) -> str | None:
-        """The token as it stands in the vocabulary (byte-level letters), None outside it."""
+        """Look up a token (byte-level letters); None outside the vocabulary."""
         return self._core.id_to_token(int(token_id))
 
     @cached_property
     def size(self) -> int:
-        """Largest id + 1: the least vocabulary size that a model for this tokenizer has."""
+        """Largest id + 1: the least vocabulary size of a fitting model."""
         return max(self._core.get_vocab(with_added_tokens=True).values()) + 1
 
     def save(self, directory: str | Path) -> None:
-        """Write what HF's classes load: tokenizer.json, tokenizer_config.json, and for BPE vocab.json, merges.txt."""
+        """Write the files that HF's classes load.
+
+        These are tokenizer.json, tokenizer_config.json, and for BPE vocab.json, merges.txt.
+        """
         with atomic_files(directory) as stage:
             self._core.save(str(stage / "tokenizer.json"))
             if isinstance(self._core.model, models.BPE):
@@ -162,7 +174,10 @@ class Tokenizer(ConfiguredTokenizer):
 
 
 def qwen2_core(model: models.BPE) -> tokenizers.Tokenizer:
-    """Qwen2's pipeline around a byte-level BPE model: NFC, its split, byte letters; no special tokens yet."""
+    """Build Qwen2's pipeline around a byte-level BPE model, without special tokens.
+
+    It consists of NFC, Qwen2's split, and byte letters.
+    """
     core = tokenizers.Tokenizer(model)
     core.normalizer = normalizers.NFC()
     core.pre_tokenizer = pre_tokenizers.Sequence(
@@ -180,7 +195,10 @@ def _added(content: str, special: bool) -> AddedToken:
 
 
 def _check_merges(core: tokenizers.Tokenizer, vocab_path: Path, merges_path: Path) -> None:
-    """Raise UserError where a token of several letters is made by no merge: text would fall into other tokens."""
+    """Raise UserError for a token of several letters that no merge makes.
+
+    Text would become other tokens.
+    """
     lines = merges_path.read_text(encoding="utf-8").split("\n")
     made = {"".join(line.split()) for line in lines}
     added = {token.content for token in core.get_added_tokens_decoder().values()}

@@ -15,18 +15,21 @@ ADDED_TOKEN_KEYS = ("content", "lstrip", "normalized", "rstrip", "single_word", 
 
 
 class ConfiguredTokenizer:
-    """A tokenizer with the content of its `tokenizer_config.json` in `config`."""
+    """Tokenizer with the content of its `tokenizer_config.json` in `config`."""
 
     config: dict[str, Any]
     _where: str  # its origin, for messages
 
     def token_to_id(self, token: str) -> int | None:
-        """The id of a token as it stands in the vocabulary, None when it is not there."""
+        """Look up the id of a token; None outside the vocabulary."""
         raise NotImplementedError
 
     @property
     def eos_token_id(self) -> int:
-        """The id of `eos_token`; `<|endoftext|>` when the configuration names none. UserError when there is neither."""
+        """Id of `eos_token`, or of `<|endoftext|>` without a configured one.
+
+        Raises UserError when there is neither.
+        """
         token = token_text(self.config.get("eos_token")) or "<|endoftext|>"
         token_id = self.token_to_id(token)
         if token_id is None:
@@ -35,7 +38,7 @@ class ConfiguredTokenizer:
 
     @property
     def pad_token_id(self) -> int:
-        """The id of `pad_token`; the end token's when the configuration names none."""
+        """Id of `pad_token`, or the end token's without a configured one."""
         token = token_text(self.config.get("pad_token"))
         if token is None:
             return self.eos_token_id
@@ -46,13 +49,16 @@ class ConfiguredTokenizer:
 
     @property
     def chat_template(self) -> str | None:
-        """The jinja2 chat template that came with the tokenizer, if there was one."""
+        """The tokenizer's own jinja2 chat template, or None."""
         template = self.config.get("chat_template")
         return template if isinstance(template, str) else None
 
 
 def read_config(folder: Path) -> dict[str, Any] | None:
-    """`tokenizer_config.json` of a folder (None when absent), with a `chat_template.jinja` beside it folded in."""
+    """Read a folder's `tokenizer_config.json`; None when absent.
+
+    The text of a `chat_template.jinja` in the folder becomes its `chat_template`.
+    """
     path = folder / CONFIG_NAME
     if not path.is_file():
         return None
@@ -81,12 +87,12 @@ def write_config(folder: Path, config: dict[str, Any]) -> None:
 
 
 def token_text(token: str | dict[str, Any] | None) -> str | None:
-    """A token as `tokenizer_config.json` writes it: a string, or an object with its `content`."""
+    """Read a token of `tokenizer_config.json`: a string, or an object with `content`."""
     return token.get("content") if isinstance(token, dict) else token
 
 
 def added_tokens(config: dict[str, Any], where: str) -> list[tuple[int, AddedToken]]:
-    """(id, token) of `added_tokens_decoder` in the order of ids."""
+    """List (id, token) of `added_tokens_decoder` in the order of ids."""
     try:
         entries = sorted((int(token_id), entry) for token_id, entry in config.get("added_tokens_decoder", {}).items())
         return [

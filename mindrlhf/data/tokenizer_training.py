@@ -1,4 +1,4 @@
-"""A small Qwen2-style tokenizer learnt from text: byte-level BPE, digits one by one."""
+"""Training of a small Qwen2-style tokenizer: byte-level BPE, single digits."""
 
 import json
 from collections.abc import Iterable
@@ -12,7 +12,9 @@ CHAT_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 
 def train_tokenizer(texts: Iterable[str], size: int) -> Tokenizer:
-    """A tokenizer of at most `size` ids: 256 bytes, merges learnt from `texts`, then `<|endoftext|>` (which pads),
+    """Train a tokenizer of at most `size` ids on texts.
+
+    The ids are 256 bytes, merges learnt from `texts`, then `<|endoftext|>` (which pads),
     `<|im_start|>` and `<|im_end|>` (which ends an answer).
 
     It is smaller than `size` when the texts have no more pairs to merge. UserError when `size` is too small for the

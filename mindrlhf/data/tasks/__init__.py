@@ -1,4 +1,4 @@
-"""The tasks by name."""
+"""Tasks by name."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,17 +17,17 @@ TASKS = {task.name: task for task in (GSM8K, COUNTDOWN, ARITHMETIC, MULTIPLICATI
 
 
 def get_task(name: str) -> Task:
-    """The task called `name`; UserError naming the known ones."""
+    """Return the task called `name`; a UserError names the known ones."""
     if name not in TASKS:
         raise UserError(f"--dataset_type {name}: unknown; give one of {', '.join(TASKS)}.")
     return TASKS[name]
 
 
 def chosen_task(name: str | None, fields: Sequence[str], row: Mapping[str, Any]) -> Task:
-    """The task of a file's rows, with their own keys (`fields`, see `mapped`).
+    """Choose the task of a file's rows, with their own keys.
 
-    name: as given. Without one, `row`, the file's first, tells: verl's columns, a conversation or a ground truth that
-    `fields` names, else GSM8K. Raises UserError as `get_task` and `mapped`.
+    name: as given. Without one, `row`, the file's first, decides: verl's columns, a conversation or a ground truth that
+    `fields` names, else GSM8K. fields: see `mapped`. Raises UserError as `get_task` and `mapped`.
     """
     if name is not None:
         return mapped(get_task(name), fields)

@@ -1,4 +1,7 @@
-"""Arithmetic word problems of our own in GSM8K's format: small whole numbers, one or two steps, short answers."""
+"""Made-up arithmetic word problems in GSM8K's format.
+
+Whole numbers are small, problems have one or two steps, answers are short.
+"""
 
 import operator
 import random
@@ -23,7 +26,7 @@ ITEMS = (
 
 @dataclass(frozen=True)
 class Pattern:
-    """A question with places for two names, an item and the numbers x, y, z.
+    """Question with places for two names, an item and numbers x, y, z.
 
     steps: (left, operation, right) in order, each side one of x, y, z or r, the result of the step before.
     """
@@ -68,7 +71,7 @@ PATTERNS = (
 def generate(
     count: int, seed: int, max_number: int = 99, operations: str = "+-*", two_step_share: float = 0.5
 ) -> list[dict[str, Any]]:
-    """`count` problems with different question texts as source rows `{question, answer}`.
+    """Generate `count` source rows `{question, answer}` with different questions.
 
     The same arguments give the same rows. The answer is the steps, then the result: `3+4=7 7-2=5 #### 5`. No number
     in a problem, results of steps included, is negative or above `max_number`; numbers given are 2 or more.
@@ -99,10 +102,10 @@ def generate(
 
 
 def demonstrations(rows: list[dict[str, Any]], careless_share: float, seed: int) -> list[dict[str, Any]]:
-    """The same questions with the answers of a careless solver, to imitate before reinforcement learning.
+    """Generate the same questions with a careless solver's answers, for the warm start.
 
-    Of the problems with more than one step, `careless_share` are answered after the first step: `3+4=7 #### 7` where
-    `3+4=7 7-2=5 #### 5` is right. The same arguments give the same rows.
+    Of the problems with more than one step, the part `careless_share` is answered after the first step: `3+4=7 ####
+    7` where `3+4=7 7-2=5 #### 5` is right. The same arguments give the same rows.
     """
     rng = random.Random(f"careless {seed}")
     demonstrated = []
@@ -115,7 +118,7 @@ def demonstrations(rows: list[dict[str, Any]], careless_share: float, seed: int)
 
 
 def _work_out(pattern: Pattern, numbers: dict[str, int], max_number: int) -> str | None:
-    """The worked answer, or None when a result leaves 0..max_number."""
+    """Work out the answer, or None when a result leaves 0..max_number."""
     values = dict(numbers)
     worked = []
     for left, operation, right in pattern.steps:

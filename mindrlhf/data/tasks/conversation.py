@@ -1,4 +1,4 @@
-"""Rows whose problem is a conversation: `[{"role": ..., "content": ...}, ...]` that ends with the user."""
+"""Conversations as problems: `[{"role": ..., "content": ...}, ...]` that end with the user."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,12 +9,15 @@ KEYS = ("prompt", "messages")  # where rows have it
 
 
 def conversation_key(row: Mapping[str, Any]) -> str | None:
-    """The key of a row under which its conversation stands, None without one."""
+    """Find the key of a row's conversation, or None."""
     return next((key for key in KEYS if isinstance(row.get(key), list)), None)
 
 
 def checked(messages: Any, key: str) -> Messages:
-    """The messages without their null entries; ValueError, naming `key`, for anything else than a conversation."""
+    """Check a conversation and drop its null entries.
+
+    Raises ValueError, naming `key`, for anything else than a conversation.
+    """
     if not isinstance(messages, list) or not messages:
         raise ValueError(f"key {key!r} should be a list of messages with at least one, and is {messages!r:.80}")
     for number, message in enumerate(messages):
@@ -33,11 +36,11 @@ def checked(messages: Any, key: str) -> Messages:
 
 
 def system_prompt(messages: Messages) -> str | None:
-    """The text of the system message that a conversation begins with, None without one."""
+    """Return the text of the first system message, or None."""
     return messages[0]["content"] if messages[0]["role"] == "system" else None
 
 
 def with_system_prompt(messages: Messages, text: str) -> Messages:
-    """The conversation with another system message in front; "" is none."""
+    """Replace the system message of a conversation; "" is none."""
     turns = messages if system_prompt(messages) is None else messages[1:]
     return [{"role": "system", "content": text}, *turns] if text else turns

@@ -1,4 +1,7 @@
-"""Countdown (the task of TinyZero): reach a target with the given numbers, each used exactly once, and + - * /."""
+"""Countdown (the task of TinyZero): reach a target from the given numbers.
+
+Each number is used exactly once, with + - * /.
+"""
 
 import json
 import random
@@ -10,7 +13,7 @@ from mindrlhf.data.tasks.task import Task, TaskRow, text_field
 
 
 def parse(row: Mapping[str, Any]) -> TaskRow:
-    """From `nums` (or `numbers`) and `target`, with an optional worked `answer`.
+    """Parse `nums` (or `numbers`), `target`, and an optional worked `answer`.
 
     The ground truth is compact JSON: `{"target":24,"numbers":[3,8]}`.
     """
@@ -29,9 +32,10 @@ def parse(row: Mapping[str, Any]) -> TaskRow:
 
 
 def generate(count: int, seed: int, max_number: int = 99, operands: Sequence[int] = (3, 4)) -> list[dict[str, Any]]:
-    """`count` different solvable problems as source rows `{nums, target, answer}`, the same for the same arguments.
+    """Generate `count` different solvable problems as source rows `{nums, target, answer}`.
 
-    max_number: largest number given, and largest target. operands: how many numbers a problem may give.
+    The same arguments give the same rows.
+    max_number: largest number given, and largest target. operands: possible counts of numbers in a problem.
     Two problems with the same numbers in another order are the same problem. They come in random order: those with few
     numbers run out first, and a part of the list is to be like the rest. UserError when there are too few.
     """
@@ -51,10 +55,10 @@ def generate(count: int, seed: int, max_number: int = 99, operands: Sequence[int
 
 
 def demonstrations(rows: list[dict[str, Any]], careless_share: float, seed: int) -> list[dict[str, Any]]:
-    """The same problems with the answers of a careless solver, to imitate before reinforcement learning.
+    """Generate the same problems with a careless solver's answers, for the warm start.
 
-    `careless_share` of the problems are answered by adding all the numbers, whatever the target is. The same arguments
-    give the same rows.
+    The part `careless_share` of the problems is answered by adding all the numbers, whatever the target is. The
+    same arguments give the same rows.
     """
     rng = random.Random(f"careless {seed}")
     sums = [f"<answer>{'+'.join(map(str, row['nums']))}</answer>" for row in rows]
@@ -66,7 +70,10 @@ def demonstrations(rows: list[dict[str, Any]], careless_share: float, seed: int)
 
 
 def _combine(numbers: Sequence[int], rng: random.Random) -> tuple[int, str]:
-    """Join the numbers by random operations, all results whole and not negative; returns (value, expression)."""
+    """Join the numbers by random operations; returns (value, expression).
+
+    All results are whole and not negative.
+    """
     terms = [(number, str(number)) for number in numbers]
     while len(terms) > 1:
         rng.shuffle(terms)

@@ -1,4 +1,4 @@
-"""A user's own rows: which of their keys is the question, which the ground truth."""
+"""A user's own rows, with keys of their choice for question and ground truth."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -13,10 +13,11 @@ OWN = ("question", "ground_truth", "answer")
 
 
 def parse(row: Mapping[str, Any]) -> TaskRow:
-    """From `question`, an optional `ground_truth` and worked `answer`, and any other keys, which become fields.
+    """Parse `question`, and optional `ground_truth` and worked `answer`.
 
+    Any other key becomes a field.
     The question is text or a conversation; a conversation may also stand under `prompt` or `messages`.
-    What is not text becomes JSON text: a ground truth of 12 is `12`.
+    A value that is not text becomes JSON text: a ground truth of 12 is `12`.
     """
     messages = None
     key = "question" if isinstance(row.get("question"), list) else conversation_key(row)
@@ -38,9 +39,10 @@ def _json(value: Any) -> str:
 
 
 def mapped(task: Task, pairs: Sequence[str]) -> Task:
-    """`task` for rows with other keys: each of `pairs` is `key=theirs`, `theirs` with dots for nested groups.
+    """Adapt `task` to rows with other keys.
 
-    The keys that are not named keep their names. Raises UserError for a pair that cannot be read.
+    pairs: `key=theirs` each, `theirs` with dots for nested groups. Other keys keep their names. Raises UserError
+    for a pair that cannot be read.
     """
     paths: dict[str, tuple[str, ...]] = {}
     for pair in pairs:

@@ -1,4 +1,7 @@
-"""GSM8K (Cobbe et al. 2021): grade-school word problems, the worked answer ending in `#### N`."""
+"""GSM8K: grade-school word problems with answers ending in `#### N`.
+
+Source: Cobbe et al. 2021.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +12,10 @@ MARK = "####"
 
 
 def final_answer(answer: str) -> str:
-    """The text after the last `####` without commas and white space; ValueError when it is missing or empty."""
+    """Extract the text after the last `####`, without commas and white space.
+
+    Raises ValueError when it is missing or empty.
+    """
     _, mark, tail = answer.rpartition(MARK)
     number = "".join(tail.replace(",", "").split())
     if not mark or not number:
@@ -18,7 +24,7 @@ def final_answer(answer: str) -> str:
 
 
 def parse(row: Mapping[str, Any]) -> TaskRow:
-    """From `question` and `answer`."""
+    """Parse `question` and `answer`."""
     answer = text_field(row, "answer")
     return TaskRow(text_field(row, "question"), answer, final_answer(answer))
 

@@ -1,4 +1,4 @@
-"""Multiplication of whole numbers, worked out by the digits of the second factor."""
+"""Multiplication of whole numbers, worked out by the second factor's digits."""
 
 import random
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from mindrlhf.errors import UserError
 
 
 def parse(row: Mapping[str, Any]) -> TaskRow:
-    """From `factors`, two whole numbers, with an optional worked `answer`."""
+    """Parse `factors`, two whole numbers, and an optional worked `answer`."""
     factors = row.get("factors")
     if (
         not isinstance(factors, list)
@@ -27,8 +27,9 @@ def parse(row: Mapping[str, Any]) -> TaskRow:
 
 
 def generate(count: int, seed: int, max_number: int = 99) -> list[dict[str, Any]]:
-    """`count` different products as source rows `{factors, answer}`, the same for the same arguments.
+    """Generate `count` different products as source rows `{factors, answer}`.
 
+    The same arguments give the same rows.
     max_number: largest factor; the least is 2. Factors in another order are the same problem. UserError when there are
     too few.
     """
@@ -44,7 +45,10 @@ def generate(count: int, seed: int, max_number: int = 99) -> list[dict[str, Any]
 
 
 def _worked(first: int, second: int) -> str:
-    """`12*34=12*30+12*4=360+48=408 #### 408`; with one digit that is not 0, `12*30=360 #### 360`."""
+    """Work out an answer: `12*34=12*30+12*4=360+48=408 #### 408`.
+
+    With one digit that is not 0: `12*30=360 #### 360`.
+    """
     digits = str(second)
     parts = [int(digit) * 10 ** (len(digits) - place - 1) for place, digit in enumerate(digits) if digit != "0"]
     steps = [f"{first}*{second}"]

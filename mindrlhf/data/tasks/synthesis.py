@@ -1,4 +1,4 @@
-"""Collecting different made-up problems."""
+"""Collection of different made-up problems."""
 
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -9,7 +9,7 @@ MISSES = 300  # draws in a row without a new problem after which there are taken
 
 
 def distinct(count: int, draw: Callable[[], tuple[Hashable, dict[str, Any]] | None], kind: str) -> list[dict[str, Any]]:
-    """`count` rows with different keys, in the order in which they were drawn.
+    """Draw `count` rows with different keys, in the order of drawing.
 
     draw: gives (key, source row), or None when a draw came to nothing. UserError when new ones stop coming.
     """

@@ -1,4 +1,4 @@
-"""What a task is: how a source row becomes a question with a checkable answer."""
+"""Tasks: the way from a source row to a question with a checkable answer."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -9,11 +9,11 @@ from mindrlhf.data.tasks.conversation import Messages
 
 @dataclass(frozen=True)
 class TaskRow:
-    """One problem.
+    """Problem of a task.
 
     question: the problem as the user turn states it; of a conversation its last message.
     answer: a full worked answer for a warm start, "" when the source has none.
-    ground_truth: what the reward function compares with, "" when the source has none.
+    ground_truth: the reference for the reward function, "" when the source has none.
     extra: further text fields for reward functions.
     messages: the conversation, where the row has one; its last message is the question.
     """
@@ -27,11 +27,11 @@ class TaskRow:
 
 @dataclass(frozen=True)
 class Task:
-    """A kind of problem.
+    """Kind of problem: its parser, instruction and reward.
 
     instruction: the default sentence after the question that asks for an answer format ("" for none).
     reward: the name of the reward function that fits it.
-    parse: source row (a JSON object) -> TaskRow; raises ValueError, saying what is wrong, for a malformed row.
+    parse: source row (a JSON object) -> TaskRow; raises ValueError, naming the fault, for a malformed row.
     """
 
     name: str
@@ -41,13 +41,19 @@ class Task:
 
 
 def prompt_fields(task: str, question: str, ground_truth: str, extra: Mapping[str, str]) -> dict[str, str]:
-    """Name a problem's texts as reward functions find them; without a ground truth there is no such field."""
+    """Name a problem's texts as fields for reward functions.
+
+    Without a ground truth its field is absent.
+    """
     truth = {"ground_truth": ground_truth} if ground_truth else {}
     return {"task": task, "question": question, **truth, **extra}
 
 
 def text_field(row: Mapping[str, Any], key: str) -> str:
-    """The non-empty text under `key`; ValueError when there is none, or when it cannot be written as UTF-8."""
+    """Return the non-empty text under `key`.
+
+    Raises ValueError when there is none, or when it cannot be written as UTF-8.
+    """
     if key not in row:
         raise ValueError(f"key {key!r} is missing (found: {', '.join(map(repr, row)) or 'none'})")
     value = row[key]

@@ -19,7 +19,7 @@ NAMED = {"gsm8k": ("openai/gsm8k", 'Let\'s think step by step and output the fin
 
 
 def parse(row: Mapping[str, Any]) -> TaskRow:
-    """From a row with these columns.
+    """Parse a row with these columns.
 
     The worked answer is `extra_info.answer`, where that is text. extra: data_source, ability, style, and extra_info as
     JSON text.
@@ -47,10 +47,10 @@ def parse(row: Mapping[str, Any]) -> TaskRow:
 
 
 def record(index: int, row: TaskRow, task: Task, split: str) -> dict[str, Any]:
-    """A problem of any task in these columns.
+    """Write a problem of any task in these columns.
 
-    The user message is the question and the task's instruction, as verl's own converters write it. What came from such
-    a row keeps its data_source, ability, style and extra_info.
+    The user message is the question and the task's instruction, as verl's own converters write it. A problem from a
+    row of this form keeps its data_source, ability, style and extra_info.
     """
     source, instruction = NAMED.get(task.name, (task.name, task.instruction))
     content = f"{row.question} {instruction}" if instruction else row.question
