@@ -1,6 +1,6 @@
-"""Reward functions, their registry, and the runner that calls them in their own processes. Knows nothing of MindSpore.
+"""Reward functions, their registry, and the processes that run them.
 
-A reward function is called once for each sample:
+This room knows nothing of MindSpore. A reward function is called once for each sample:
 
     def my_reward(prompt, completion, fields, **args):
         return 1.0 if fields["ground_truth"] in completion else 0.0
@@ -19,5 +19,5 @@ So is verl's form, `compute_score(data_source, solution_str, ground_truth, extra
 the JSON of `extra_info` come from the fields of those names, which verl's parquet columns become.
 
 The settings name it as a shipped function (`registry.SHIPPED`), `package.module:function`, or `path/file.py:function`.
-It may keep state in its module, which lives as long as its process does. What it prints is dropped.
+It may keep state in its module, which lives as long as its process does. Its printed output is dropped.
 """

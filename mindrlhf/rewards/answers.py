@@ -1,11 +1,14 @@
-r"""Where a completion states its answer: after the thinking, in `<answer>` tags, after `####`, in `\boxed{}`."""
+r"""Stated answers in completions: in `<answer>` tags, after `####`, or in `\boxed{}`.
+
+Only the text after the thinking counts.
+"""
 
 MARK = "####"
 _BOXES = (r"\boxed{", r"\fbox{")
 
 
 def stated(completion: str) -> str | None:
-    r"""The text of the stated answer, or None when none of the forms is there.
+    r"""Find the text of the stated answer; None without any of the forms.
 
     It is looked for in the last `<answer>...</answer>` after the thinking, or without one in all that follows the
     thinking: the rest of the line after the last `####`, else the content of the last `\boxed{}`, else the tag's own.
@@ -21,25 +24,31 @@ def stated(completion: str) -> str | None:
 
 
 def after_thinking(completion: str) -> str:
-    """What follows the last `</think>`; all of it when there is none."""
+    """Return the text after the last `</think>`, or all text without one."""
     return completion.rpartition("</think>")[2]
 
 
 def tagged(text: str) -> str | None:
-    """The content of the last complete `<answer>...</answer>`."""
+    """Return the content of the last complete `<answer>...</answer>`."""
     end = text.rfind("</answer>")
     start = text.rfind("<answer>", 0, max(end, 0))
     return text[start + len("<answer>") : end] if start >= 0 else None
 
 
 def marked(text: str) -> str | None:
-    """The first line of what follows the last `####` (GSM8K's form), possibly empty."""
+    """Return the rest of the line after the last `####`, possibly empty.
+
+    This is GSM8K's form.
+    """
     _, mark, rest = text.rpartition(MARK)
     return rest.strip().partition("\n")[0].strip() if mark else None
 
 
 def boxed(text: str) -> str | None:
-    r"""The content of the last `\boxed{}` or `\fbox{}`, braces balanced; None when it is never closed."""
+    r"""Return the content of the last `\boxed{}` or `\fbox{}`, braces balanced.
+
+    None when it is never closed.
+    """
     start = max(text.rfind(box) + len(box) if box in text else -1 for box in _BOXES)
     if start < 0:
         return None

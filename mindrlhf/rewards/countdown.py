@@ -1,4 +1,4 @@
-"""Countdown (TinyZero, Pan et al. 2025): reach the target with the given numbers and + - * /."""
+"""Countdown (TinyZero, Pan et al. 2025): reach the target with given numbers."""
 
 import ast
 import json
@@ -17,11 +17,12 @@ _OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.
 def countdown(
     prompt: str, completion: str, fields: Mapping[str, str], format_score: float = 0.0, use_all: bool = True
 ) -> float:
-    """1 when the stated expression (see `answers.stated`) has the target's value, in exact arithmetic, else 0.
+    """Reward 1 for an expression with the target's value, else 0.
 
+    The stated expression (see `answers.stated`) is evaluated in exact arithmetic.
     The ground truth is JSON, `{"target": 24, "numbers": [3, 8]}`. Each number may be used once, and with `use_all` (as
     TinyZero's verifier has it) must be. format_score: for a well-formed expression that is wrong (TinyZero gives 0.1,
-    and gives it to whatever stands in the tags).
+    and gives it to any text in the tags).
     """
     problem = json.loads(fields["ground_truth"])
     answer = answers.stated(completion)
@@ -39,10 +40,10 @@ def countdown(
 
 
 def evaluate(expression: str) -> tuple[Fraction | None, list[int]] | None:
-    """The exact value of an expression of whole numbers, + - * / and parentheses, and the numbers that stand in it.
+    """Evaluate an expression of whole numbers exactly; returns (value, its numbers).
 
-    None when it is anything else or longer than MAX_LENGTH; the value is None when it divides by zero. The text is
-    parsed, never run.
+    The expression has + - * / and parentheses. None when it is anything else or longer than MAX_LENGTH; the value
+    is None when it divides by zero. The text is parsed, never run.
     """
     for sign, plain in _SIGNS.items():
         expression = expression.replace(sign, plain)

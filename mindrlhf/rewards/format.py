@@ -6,9 +6,9 @@ _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 
 
 def format(prompt: str, completion: str, fields: Mapping[str, str]) -> float:
-    """1 when the completion is `<think>...</think><answer>...</answer>`, neither empty, each tag once, else 0.
+    """Reward 1 for `<think>...</think><answer>...</answer>`, else 0.
 
-    A prompt that ends with `<think>` has opened the tag already.
+    Neither part may be empty, each tag stands once. A prompt that ends with `<think>` has opened the tag already.
     """
     text = "<think>" + completion if prompt.rstrip().endswith("<think>") else completion
     if any(text.count(tag) != 1 for tag in _TAGS):

@@ -1,6 +1,6 @@
-r"""GSM8K's reward (Cobbe et al. 2021): is the final number the ground truth?
+r"""GSM8K's reward (Cobbe et al. 2021): 1 for the right final number.
 
-Both give 1 for the right number and 0 for anything else; what a number is stands in `numbers`.
+Both functions give 0 for anything else; `numbers` defines a number.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,10 @@ from mindrlhf.rewards import answers, numbers
 
 
 def gsm8k(prompt: str, completion: str, fields: Mapping[str, str]) -> float:
-    r"""The number in the stated answer (`####`, `\boxed{}`, `<answer>`: see `answers.stated`), else the last number."""
+    r"""Reward the number in the stated answer, else the last number.
+
+    The forms of a stated answer are in `answers.stated` (`####`, `\boxed{}`, `<answer>`).
+    """
     answer = answers.stated(completion)
     if answer is None:
         number = numbers.last(answers.after_thinking(completion))
@@ -20,7 +23,10 @@ def gsm8k(prompt: str, completion: str, fields: Mapping[str, str]) -> float:
 
 
 def gsm8k_strict(prompt: str, completion: str, fields: Mapping[str, str]) -> float:
-    """Only the form `#### N` counts, with nothing but the number in the rest of that line; the last one is taken."""
+    """Reward only the form `#### N`, with the number alone on its line.
+
+    The last such line is taken.
+    """
     answer = answers.marked(answers.after_thinking(completion))
     return float(answer is not None and numbers.parse(answer) == _ground_truth(fields))
 

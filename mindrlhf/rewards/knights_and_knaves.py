@@ -1,4 +1,4 @@
-"""Knights and knaves (the puzzles of Logic-RL, Xie et al. 2025): who is what?"""
+"""Knights and knaves (the puzzles of Logic-RL, Xie et al. 2025)."""
 
 import re
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ _CLAIM = re.compile(
 
 
 def knights_and_knaves(prompt: str, completion: str, fields: Mapping[str, str]) -> dict[str, float]:
-    """score: 1 when every person of the ground truth is called what they are, and nobody both things, else 0.
+    """Reward 1 when every person has exactly the right role, else 0.
 
     The ground truth reads `(1) Zoey is a knight (2) Oliver is a knave`; the stated answer (`answers.stated`), else the
     text after the thinking, is read the same way. Component `people`: the fraction of persons that are right.
@@ -27,7 +27,10 @@ def knights_and_knaves(prompt: str, completion: str, fields: Mapping[str, str]) 
 
 
 def claims(text: str) -> dict[str, set[str]]:
-    """Lower-case name -> the roles that the text gives to it (`Zoey is a knight`, `Zoey: knight`)."""
+    """Find the roles that a text gives to each lower-case name.
+
+    It reads `Zoey is a knight` and `Zoey: knight`.
+    """
     found: dict[str, set[str]] = {}
     for name, role in _CLAIM.findall(text):
         found.setdefault(name.lower(), set()).add(role.lower())

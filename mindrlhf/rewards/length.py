@@ -1,10 +1,16 @@
-"""Rewards for the length of a response, in tokens as the trainer counted them (field `response_length`)."""
+"""Rewards for response length in tokens, as the trainer counted them.
+
+The count is the field `response_length`.
+"""
 
 from collections.abc import Mapping
 
 
 def length(prompt: str, completion: str, fields: Mapping[str, str], target: int) -> float:
-    """1 at `target` tokens, falling in proportion to the distance, 0 at none and from twice the target on."""
+    """Reward a response's distance from `target` tokens.
+
+    The reward is 1 at `target`, falls in proportion to the distance, and is 0 at none and from twice the target on.
+    """
     if target < 1:
         raise ValueError(f"length: target is {target}, and must be at least 1 token")
     return max(0.0, 1.0 - abs(_tokens(fields, "response_length") - target) / target)
@@ -13,8 +19,9 @@ def length(prompt: str, completion: str, fields: Mapping[str, str], target: int)
 def soft_overlong(
     prompt: str, completion: str, fields: Mapping[str, str], buffer: int | None = None, factor: float = 1.0
 ) -> float:
-    """The soft overlong punishment of DAPO (Yu et al. 2025, eq. 13), 0 or negative, times `factor`.
+    """Punish overlong responses softly (DAPO, Yu et al. 2025, eq. 13).
 
+    The result is 0 or negative, times `factor`:
     0 up to `max_new_tokens` - buffer tokens, from there a straight ramp down to -factor at `max_new_tokens`.
     buffer: tokens (the paper's L_cache, verl's overlong_buffer.len); by default a fifth of the limit, as there.
     """

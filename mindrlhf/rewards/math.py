@@ -1,4 +1,4 @@
-"""Answers in mathematical notation, compared by math-verify (sympy) within limits on the work."""
+"""Mathematical answers, compared by math-verify (sympy) within limits on the work."""
 
 from collections.abc import Mapping
 
@@ -12,12 +12,13 @@ math_verify.parse(r"\boxed{x^2}", parsing_timeout=None)  # what the first parse 
 
 
 def math(prompt: str, completion: str, fields: Mapping[str, str]) -> float:
-    r"""1 when the completion's answer equals the ground truth (LaTeX or plain text), else 0.
+    r"""Reward 1 for an answer equal to the ground truth, else 0.
 
-    The stated answer (`answers.stated`) is compared, else what math-verify finds in the last 1,000 characters after the
-    thinking. Equal texts and equal numbers (`numbers.equal`) are equal; math-verify decides on all else, so that its
-    own rules come on top: `50\%` is also 0.5, and decimals are rounded to six places. An answer that takes more work
-    than `work_limit` allows, `9^{9^9}` or one nested too deeply, is wrong.
+    The ground truth is LaTeX or plain text. The stated answer (`answers.stated`) is compared, else the one that
+    math-verify finds in the last 1,000 characters after the thinking. Equal texts and equal numbers
+    (`numbers.equal`) are equal; math-verify decides on all else, so that its own rules come on top: `50\%` is also
+    0.5, and decimals are rounded to six places. An answer that takes more work than `work_limit` allows, `9^{9^9}`
+    or one nested too deeply, is wrong.
     """
     gold = fields["ground_truth"]
     answer = answers.stated(completion)

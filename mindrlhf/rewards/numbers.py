@@ -1,4 +1,4 @@
-r"""What a number written in an answer is, and when two are the same: the one definition for all rewards.
+r"""Numbers in answers, and their equality: the one definition for all rewards.
 
 A number is an exact fraction. `5.0` is 5, `1,000` and `1 000` are 1000, `\frac{1}{2}` and `1/2` are 0.5, `2 1/2` is
 2.5, `$18.00` is 18, `1e3` is 1000. Currency and percent signs are units and change nothing: `50%` is 50, not 0.5,
@@ -52,21 +52,25 @@ _LATEX = (
 
 
 def parse(text: str) -> Fraction | None:
-    """The number that the whole text is, or None. White space, `$...$` around it and a final full stop are allowed."""
+    """Parse a text that is one number as a whole; None otherwise.
+
+    White space, `$...$` around it and a final full stop are allowed.
+    """
     found = _RUN.fullmatch(_signed(_plain(text).strip("$ \n")).rstrip("$ ."))
     return _value(found) if found else None
 
 
 def equal(first: str, second: str) -> bool:
-    """Whether both texts are numbers, and the same one."""
+    """Test that both texts are numbers, and the same one."""
     number = parse(first)
     return number is not None and number == parse(second)
 
 
 def stated(answer: str) -> Fraction | None:
-    """The number that a short answer gives: `18`, `x = 18`, `$18 per day`; the first one after the last `=`.
+    """Find the number that a short answer gives.
 
-    None when there is none, and when it is an operand (`9 + 9`, `18 - 2`, `2^18`) or one of several (`18 19 20`).
+    Examples are `18`, `x = 18` and `$18 per day`: it is the first one after the last `=`. None when there is none,
+    and when it is an operand (`9 + 9`, `18 - 2`, `2^18`) or one of several (`18 19 20`).
     """
     answer = _signed(_plain(answer).rpartition("=")[2].strip())
     found = _RUN.search(answer)
@@ -76,13 +80,19 @@ def stated(answer: str) -> Fraction | None:
 
 
 def last(text: str) -> Fraction | None:
-    """The last number in a text; None when there is none, or when the last thing with digits is no number (`1.2.3`)."""
+    """Find the last number in a text.
+
+    None when there is none, or when the last text with digits is no number (`1.2.3`).
+    """
     found = deque(_RUN.finditer(_plain(text)), maxlen=1)
     return _value(found[0]) if found else None
 
 
 def _plain(text: str) -> str:
-    r"""The text with LaTeX's and typography's ways of writing numbers made plain; `¤` stands for other commands."""
+    r"""Replace LaTeX's and typography's forms of numbers by plain ones.
+
+    `¤` stands for other commands.
+    """
     text = text.translate(_TYPOGRAPHY)
     if "\\" not in text and "{,}" not in text:
         return text
@@ -94,7 +104,7 @@ def _plain(text: str) -> str:
 
 
 def _signed(answer: str) -> str:
-    """`- 18` at the start of an answer is no list item but a negative number."""
+    """Read `- 18` at the start of an answer as a negative number."""
     return re.sub(r"^([-+])\s+", r"\1", answer)
 
 

@@ -1,4 +1,4 @@
-"""One reward process as its owner sees it: start, hand out calls, collect replies without blocking, end."""
+"""Owner's side of one reward process: start, calls, non-blocking replies, end."""
 
 import json
 import os
@@ -30,22 +30,22 @@ Sample = tuple[str, str, Mapping[str, str]]
 
 
 class Call(NamedTuple):
-    """Which function for which sample, both as indices."""
+    """Function and sample of a call, both as indices."""
 
     function: int
     sample: int
 
 
 class _NoReplyError(Exception):
-    """What a process has sent is not what it was asked for."""
+    """Output of a process that is no reply to its call."""
 
 
 @dataclass(frozen=True)
 class Reply:
-    """How a call ended.
+    """Outcome of a call.
 
     score: finite, or None for an abstention or a failure. seconds: of wall time inside the function.
-    error: what went wrong, None when nothing did. timed_out: it was the time limit.
+    error: reason of a failure, None without one. timed_out: it was the time limit.
     """
 
     score: float | None = None
@@ -56,18 +56,22 @@ class Reply:
 
 
 class RewardProcess:
-    """A process that runs `worker.main`, in a fresh interpreter: this one may have threads, so it cannot be forked.
+    """Process that runs `worker.main` in a fresh interpreter.
 
+    It is not forked, because this process may have threads.
     It leads a process group of its own, which Ctrl-C does not reach and which is ended as a whole.
 
-    calls: what it has been handed and not yet answered, in order; the first is under way.
-    ready: its functions are imported. needs_ground_truth: which of them fail for a row without one.
+    calls: its calls without a reply, in order; the first is under way.
+    ready: its functions are imported. needs_ground_truth: for each function, if it fails for a row without one.
     exited: nothing more will come from it; see `stop`. repeated: because it answered a call for a second time, which
     says nothing against the call under way.
     """
 
     def __init__(self, functions: Sequence[tuple[str, Mapping[str, Any]]], timeout_s: float):
-        """functions: (name, args) each. timeout_s: seconds for one call."""
+        """Start the process.
+
+        functions: (name, args) each. timeout_s: seconds for one call.
+        """
         paths = [path or os.getcwd() for path in sys.path]
         paths += [str(Path(mindrlhf.__file__).parents[1]), os.getcwd()]
         self._process = subprocess.Popen(
@@ -98,17 +102,20 @@ class RewardProcess:
 
     @property
     def overdue(self) -> bool:
-        """The start or the call under way has taken longer than it may."""
+        """True when the start or the call under way exceeds its time limit."""
         return not self.idle and time.monotonic() >= self._deadline
 
     def alive(self) -> bool:
-        """False once it has ended, expected or not, and for an idle one that has sent what nobody asked for."""
+        """False after the process ended, or when an idle one sent unexpected output."""
         if self.idle:
             self.collect()
         return not self.exited and self._process.poll() is None
 
     def assign(self, calls: Sequence[Call], samples: Sequence[Sample]) -> None:
-        """Hand out calls; the process must be idle. Their texts travel once for each sample."""
+        """Hand out calls; the process must be idle.
+
+        A sample's texts are sent once.
+        """
         places = {sample: place for place, sample in enumerate(dict.fromkeys(call.sample for call in calls))}
         texts = [(samples[sample][0], samples[sample][1], dict(samples[sample][2])) for sample in places]
         numbered = [(number, call.function, places[call.sample]) for number, call in enumerate(calls, self._answered)]
@@ -117,7 +124,7 @@ class RewardProcess:
         self._post({"samples": texts, "calls": numbered})
 
     def collect(self) -> list[tuple[Call, Reply]]:
-        """Move what the pipes take and give; returns the calls that were answered since.
+        """Move data through the pipes; returns the calls answered since.
 
         An end of the process shows as `exited`. Raises UserError when a function cannot be resolved.
         """
@@ -142,7 +149,10 @@ class RewardProcess:
         return answered
 
     def _lines(self, received: bytes) -> list[bytes]:
-        """The lines that end in `received`; what follows them waits. Each byte is copied a fixed number of times."""
+        """Split complete lines off `received`.
+
+        An incomplete line waits. Each byte is copied a fixed number of times.
+        """
         self._inbox.extend(received)
         if b"\n" not in received:
             if len(self._inbox) > MAX_LINE_BYTES:
@@ -153,7 +163,7 @@ class RewardProcess:
         return lines
 
     def _greet(self, line: bytes) -> None:
-        """Take the first line: the functions are imported, or cannot be."""
+        """Read the first line: the functions are imported, or an error."""
         match _parsed(line):
             case {"error": str(sentence)}:
                 raise UserError(sentence)
@@ -163,7 +173,10 @@ class RewardProcess:
                 raise _NoReplyError(STRAY)
 
     def _reply(self, line: bytes) -> Reply:
-        """The reply to the call under way; anything may have found the pipe, so that nothing is taken on trust."""
+        """Validate the reply to the call under way.
+
+        Anything may have written to the pipe, so nothing is taken on trust.
+        """
         match _parsed(line):
             case [int(number), float() | None as score, dict(components), float(seconds), str() | None as error]:
                 if number < self._answered:
@@ -177,7 +190,7 @@ class RewardProcess:
         raise _NoReplyError(STRAY)
 
     def end_reason(self) -> str:
-        """Why nothing comes any more, for people."""
+        """Reason of the process's end, for people."""
         if self._fault:
             return self._fault
         try:
@@ -190,7 +203,10 @@ class RewardProcess:
         return f"its process ended with exit code {code}" + (f" ({last})" if last else "")
 
     def stop(self) -> None:
-        """End the process with all that it has started, at once if it is busy, and leave no zombie."""
+        """End the process and its children, at once if it is busy.
+
+        No zombie is left.
+        """
         self._process.stdin.close()
         self._process.stdout.close()
         if self.idle:  # the end of its input lets it leave by itself
@@ -226,7 +242,10 @@ def _parsed(line: bytes) -> Any:
 
 
 def wait(processes: Iterable[RewardProcess]) -> None:
-    """Sleep until one of the processes, not all of them idle, says something, takes more input, or is overdue."""
+    """Sleep until a process answers, accepts more input, or is overdue.
+
+    Not all of them may be idle.
+    """
     with PollSelector() as selector:
         deadlines = []
         for process in processes:

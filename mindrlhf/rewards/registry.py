@@ -1,4 +1,4 @@
-"""Reward functions by name: shipped ones, functions of a module, functions of a file."""
+"""Reward functions by name: shipped, of a module, or of a file."""
 
 import inspect
 import json
@@ -27,7 +27,10 @@ COMPARING = frozenset({"gsm8k", "gsm8k_strict", "math", "countdown", "knights_an
 
 @dataclass(frozen=True)
 class RewardFunction:
-    """A reward function bound to its arguments; needs_ground_truth: it fails for a row without one."""
+    """Reward function bound to its arguments.
+
+    needs_ground_truth: it fails for a row without one.
+    """
 
     call: Callable[[str, str, Mapping[str, str]], Any]
     needs_ground_truth: bool
@@ -37,8 +40,9 @@ class RewardFunction:
 
 
 def resolve(name: str, args: Mapping[str, Any] | None = None) -> RewardFunction:
-    """The function that `name` stands for, bound to `args`: `resolve(...)(prompt, completion, fields)`.
+    """Find a reward function by `name` and bind it to `args`.
 
+    The result is called as `resolve(...)(prompt, completion, fields)`.
     name: one of SHIPPED, `package.module:function`, or `path/file.py:function` (relative to the working directory).
     Imports the function's module. UserError when there is no such name, file, module or function, when the import
     fails, and when the function cannot take these arguments.

@@ -1,4 +1,4 @@
-"""A penalty for repeating oneself."""
+"""Penalty for repetition."""
 
 import re
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ _TOKEN = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9ff
 def repetition_penalty(
     prompt: str, completion: str, fields: Mapping[str, str], ngram: int = 3, max_penalty: float = 1.0
 ) -> float:
-    """-max_penalty x the fraction of n-grams that stood there before, 1 - distinct / all (Yeo et al. 2025).
+    """Penalise repeated n-grams: -max_penalty * (1 - distinct / all) (Yeo et al. 2025).
 
     ngram: words. 0 when the completion is shorter than that.
     """

@@ -1,8 +1,8 @@
-"""Calls reward functions in processes of their own: whatever a function does, it costs its sample and not the run.
+"""Isolation of reward functions: a failure costs its sample and not the run.
 
-A function that raises, returns no finite number, never returns, calls `sys.exit` or crashes the interpreter loses that
-one call, which is counted; a process that hangs or dies is replaced. What it does not do: limit memory, or keep a
-function from files and the network.
+Functions run in processes of their own. A function that raises, returns no finite number, never returns, calls
+`sys.exit` or crashes the interpreter loses that one call, which is counted; a process that hangs or dies is
+replaced. Not limited: memory, and access to files and the network.
 """
 
 import json
@@ -26,15 +26,20 @@ HOPELESS_AFTER = 3
 
 
 class RewardRunner:
-    """A pool of reward processes for one set of functions; a context manager. For one thread at a time.
+    """Pool of reward processes for one set of functions.
 
-    names: what each function is called in tables and metrics, in the settings' order: the shipped name, or the name
-        after the colon, with `_2`, `_3`, ... for those that come again.
-    comparing: those of them that need a ground truth.
+    It is a context manager, for one thread at a time.
+
+    names: of the functions in tables and metrics, in the settings' order: the shipped name, or the name
+        after the colon, with `_2`, `_3`, ... for repeated ones.
+    comparing: names of the functions that need a ground truth.
     """
 
     def __init__(self, settings: RewardSettings):
-        """Start the processes, and wait until they have imported the functions; UserError when they cannot."""
+        """Start the processes, and wait until they have imported the functions.
+
+        Raises UserError when they cannot.
+        """
         self._settings = settings
         self._functions = [
             (absolute(function.name), _plain(function.name, function.args)) for function in settings.all_functions
@@ -61,7 +66,10 @@ class RewardRunner:
             raise
 
     def check_ground_truths(self, prompts: Iterable[Prompt], data: str | Path) -> None:
-        """Refuse prompts without the ground truth that a function compares with. data: where they are from."""
+        """Refuse prompts that lack a ground truth some function needs.
+
+        data: origin of the prompts, for messages.
+        """
         lacking = next((prompt.id for prompt in prompts if "ground_truth" not in prompt.fields), None)
         if self.comparing and lacking is not None:
             raise UserError(
@@ -70,7 +78,7 @@ class RewardRunner:
             )
 
     def score(self, samples: Sequence[Sample]) -> RewardTable:
-        """Rewards of samples (prompt text, completion text, fields), in their order; see `RewardTable`."""
+        """Score samples (prompt text, completion text, fields) in their order."""
         if self._closed:
             raise RuntimeError("this RewardRunner is closed")
         self._drop(process for process in self._processes if not process.alive())  # ended since the last batch
@@ -86,7 +94,7 @@ class RewardRunner:
         return RewardTable(**columns, first_failures=self._first_failures(columns["errors"], samples))
 
     def close(self) -> None:
-        """End all processes; none is left, not even as a zombie. May be called again."""
+        """End all processes, without zombies. May be called again."""
         self._closed = True
         self._drop(self._processes)
 
@@ -138,7 +146,7 @@ class RewardRunner:
             self._start()  # replacements load while the caller goes on
 
     def _lost(self, process: RewardProcess) -> Reply:
-        """The reply that stands for what a hanging or dead process was doing."""
+        """Make the reply for the call of a hanging or dead process."""
         if process.exited:
             return Reply(error=process.end_reason())
         if not process.ready:
@@ -159,7 +167,7 @@ class RewardRunner:
 
 
 class _Batch:
-    """The calls of one `score`: those that wait, and the replies so far."""
+    """Calls of one `score`: the waiting ones, and the replies to others."""
 
     def __init__(self, calls: Iterable[Call]):
         self._waiting = deque(calls)
@@ -173,7 +181,10 @@ class _Batch:
         return len(self.replies) < self._count
 
     def take(self, workers: int) -> list[Call]:
-        """The next calls for one of `workers` processes: half of its share, so that all of them end together."""
+        """Take the next calls for one of `workers` processes.
+
+        It is half of an equal part of the waiting calls, so that all processes end together.
+        """
         share = math.ceil(len(self._waiting) / (2 * workers))
         return [self._waiting.popleft() for _ in range(share)]
 
@@ -183,11 +194,14 @@ class _Batch:
             self._answered.add(call.function)
 
     def put_back(self, calls: Sequence[Call]) -> None:
-        """Let calls wait again that a process was handed and did not come to."""
+        """Queue calls again that a process did not begin."""
         self._waiting.extendleft(reversed(calls))
 
     def lose(self, calls: Iterable[Call], reply: Reply) -> None:
-        """`calls` were with a process that hung or died in the first: it gets `reply`, the others wait again."""
+        """Store `reply` for the first of `calls` and queue the others again.
+
+        Their process hung or died in the first.
+        """
         call, *others = calls
         self.replies[call] = reply
         self._losses[call.function] += 1
@@ -198,7 +212,7 @@ class _Batch:
                 self._give_up(rest, f"not tried: each of {losses} calls before it hung or ended its process")
 
     def fail_rest(self, reason: str) -> None:
-        """Give up all calls that wait."""
+        """Give up all waiting calls."""
         self._give_up(list(self._waiting), reason)
 
     def _give_up(self, calls: Sequence[Call], reason: str) -> None:
@@ -216,7 +230,7 @@ def _labels(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def _plain(name: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The arguments, once it is clear that they can be handed to another process."""
+    """Check that arguments can be handed to another process, and return them."""
     try:
         json.dumps(args)
     except (TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""What scoring gives: rewards by function, their weighted sum, and what went wrong."""
+"""Result of scoring: rewards by function, their weighted sum, and failures."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from mindrlhf.rewards.process import Call, Reply
 
 @dataclass(frozen=True)
 class RewardFailure:
-    """One call that gave no reward: function, sample index, what happened, and the input it happened with."""
+    """Call without a reward: function, sample index, reason, and input."""
 
     function: str
     sample: int
@@ -30,9 +30,9 @@ class RewardTable:
     by_function: function -> float32[N], unweighted; NaN where it abstained or failed.
     components: function -> component -> float32[N]; NaN where a sample has none.
     seconds: function -> float32[N], wall time inside the function (the limit, for a call that was given up).
-    errors: function -> sample index -> what went wrong.
-    failures: function -> how many calls raised, returned no finite number, or ended their process.
-    timeouts: function -> how many calls took longer than the limit; not among `failures`.
+    errors: function -> sample index -> reason.
+    failures: function -> number of calls that raised, returned no finite number, or ended their process.
+    timeouts: function -> number of calls that took longer than the limit; not among `failures`.
     first_failures: for each function that failed for the first time since its runner was made, its lowest such sample.
     """
 
@@ -53,9 +53,10 @@ def build_columns(
     replies: Mapping[Call, Reply],
     scoring: int | None = None,
 ) -> dict:
-    """The fields of a RewardTable for `count` samples that follow from the replies alone: all but `first_failures`.
+    """Build the fields of a RewardTable from replies, without `first_failures`.
 
-    scoring: only the first so many functions can make a total; what the others give is added to it. None is all.
+    count: number of samples.
+    scoring: only the first `scoring` functions can make a total; scores of the others are added to it. None is all.
     """
     columns: dict = {key: {} for key in ("by_function", "components", "seconds", "errors", "failures", "timeouts")}
     total, scored = np.zeros(count), np.zeros(count, bool)

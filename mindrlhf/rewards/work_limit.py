@@ -1,4 +1,4 @@
-"""Limits on what computer algebra may do with a text, counted in operations and sizes: never in seconds.
+"""Limits on computer algebra, counted in operations and sizes, never in seconds.
 
 So a score does not depend on how busy the machine is. Two things make algebra run away: one operation on enormous
 numbers, which nothing can interrupt, and ever more small operations. The first is refused before it is computed
@@ -37,11 +37,14 @@ _COMBINATORIAL = (
 
 
 class TooMuchWorkError(BaseException):
-    """More than the limits allow. No `Exception`, because math-verify and sympy swallow those."""
+    """Work beyond the limits.
+
+    No `Exception`, because math-verify and sympy swallow those.
+    """
 
 
 def check_text(text: str) -> None:
-    """Refuse a text that is too long or nested too deeply to be parsed, or has numbers of too many digits."""
+    """Refuse text that is too long, too nested, or has too long numbers."""
     depth = 0
     for character in text:
         depth += (character in "([{") - (character in ")]}")
@@ -52,7 +55,10 @@ def check_text(text: str) -> None:
 
 
 def check_size(expressions: Iterable[Any]) -> None:
-    """Refuse parsed, not yet evaluated expressions whose numbers or terms would grow out of bounds."""
+    """Refuse parsed expressions whose numbers or terms would grow without bound.
+
+    They are not yet evaluated.
+    """
     for expression in expressions:
         if isinstance(expression, sympy.Basic | sympy.MatrixBase):
             for count, node in enumerate(sympy.preorder_traversal(expression)):
@@ -62,7 +68,10 @@ def check_size(expressions: Iterable[Any]) -> None:
 
 
 def bits(node: Any) -> float:
-    """An upper bound for log2 of the numbers that evaluating `node` computes; symbols count as 2."""
+    """Bound log2 of the numbers that evaluating `node` computes from above.
+
+    Symbols count as 2.
+    """
     if not isinstance(node, sympy.Basic):
         return 1.0
     parts = [bits(part) for part in node.args]
@@ -92,7 +101,7 @@ def bits(node: Any) -> float:
 
 @contextmanager
 def work_limit(events: int = MAX_EVENTS) -> Iterator[None]:
-    """Raise TooMuchWorkError in the body after this many calls of functions and returns from them."""
+    """Raise TooMuchWorkError in the body after this many calls and returns."""
     left, before = events, sys.getprofile()
 
     def count(frame: FrameType, event: str, argument: Any) -> None:
@@ -113,7 +122,10 @@ def work_limit(events: int = MAX_EVENTS) -> Iterator[None]:
 
 
 def _forget() -> None:
-    """Drop what sympy and math-verify have cached: what was interrupted may have left half an answer there."""
+    """Clear the caches of sympy and math-verify.
+
+    An interrupted computation may have left half an answer there.
+    """
     clear_cache()
     parser.parse_latex_cached.cache_clear()
     parser.extract_latex.cache_clear()

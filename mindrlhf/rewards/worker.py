@@ -1,4 +1,4 @@
-"""What runs in a reward process: reads calls from its input, calls the functions, writes one reply for each.
+"""Main program of a reward process: reads calls, calls functions, writes replies.
 
 Lines of JSON. First comes {"functions": [[name, args], ...], "timeout_s": seconds}, and is answered by
 {"needs_ground_truth": [bool, ...]}, or by {"error": sentence}. Then each {"samples": [[prompt, completion, fields],
@@ -7,7 +7,7 @@ the other side knows which call is under way: [number, score or null, {component
 
 A function may fork: its child process never gets to the pipes, and ends where it returns from the function.
 
-Imports nothing beyond the standard library but what the functions need, so that starting takes milliseconds.
+Imports only the standard library and the functions' modules, so that starting takes milliseconds.
 """
 
 import json
@@ -71,7 +71,10 @@ def main() -> None:
 
 
 def _die_first() -> None:
-    """Offer this process to the kernel when memory runs out: a function's hunger is not to cost the training."""
+    """Make the kernel end this process first when memory runs out.
+
+    A function's hunger is not to cost the training.
+    """
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")
 
@@ -82,7 +85,10 @@ def _close(descriptor: int) -> None:
 
 
 def _end_child(own: int) -> None:
-    """End this process if it is not `own`: a function has forked, and its child came back from it too."""
+    """End this process if it is a child that a function forked.
+
+    own: the id of the reward process.
+    """
     if os.getpid() != own:
         os._exit(0)
 
@@ -104,9 +110,10 @@ def _call(function: RewardFunction, prompt: str, completion: str, fields: dict[s
 
 
 def outcome(returned: Any) -> tuple[float | None, dict[str, float]]:
-    """What a reward function returned, as (score or None for an abstention, components).
+    """Convert a reward function's result to (score, components).
 
-    Raises ValueError when it is none of the forms of the contract (see the room's docstring).
+    The score is None for an abstention. Raises ValueError when it is none of the forms of the contract (see the
+    room's docstring).
     """
     if returned is None:
         return None, {}
@@ -131,7 +138,10 @@ def _name(key: Any) -> str:
 
 
 def _number(value: Any, key: Any = None) -> float:
-    """`value` as a float; key: where it stood in a dict, None for all that was returned."""
+    """Convert `value` to a float.
+
+    key: its key in a dict, None for a result without a dict.
+    """
     if not hasattr(type(value), "__float__"):  # text has none
         raise ValueError(f"{_what(key)} is {type(value).__name__} {_SHORT.repr(value)}, and not a number")
     number = float(value)
@@ -145,12 +155,15 @@ def _what(key: Any) -> str:
 
 
 def printable(text: str) -> str:
-    """Escape what a terminal would obey or cannot show: control characters, halves of surrogate pairs."""
+    """Escape control characters and halves of surrogate pairs."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def _reason(error: BaseException) -> str:
-    """`ValueError: message (file.py, line 3)`, the line being the innermost one outside of this file."""
+    """Format `ValueError: message (file.py, line 3)`.
+
+    The line is the innermost one outside of this file.
+    """
     places = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     places = [(os.path.basename(file), line) for file, line in places if file != __file__]
     where = f" ({places[-1][0]}, line {places[-1][1]})" if places else ""
