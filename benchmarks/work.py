@@ -10,7 +10,7 @@ import numpy as np
 
 from mindrlhf.checkpoint.hf import read_hf_config
 from mindrlhf.configs.model import ModelConfig
-from mindrlhf.configs.model_settings import SHAPE_FIELDS
+from mindrlhf.configs.model_names import SHAPE_FIELDS
 from mindrlhf.data.mindrecord import PROMPT_SCHEMA, write_columns
 from mindrlhf.data.source import read_source
 from mindrlhf.data.tokenizer import Tokenizer

@@ -45,9 +45,9 @@ def _imported(path: Path) -> Iterator[str]:
 
 
 def room(module: str) -> str | None:
-    """The folder of the package that a module is in; None for the few files beside the folders."""
-    name = module.split(".")[1] if "." in module else ""
-    return name if (PACKAGE / name).is_dir() and name else None
+    """The folder that a module is in, a folder within a folder by itself; None for the few files beside the folders."""
+    folder = modules()[module].parent
+    return None if folder == PACKAGE else folder.relative_to(PACKAGE).as_posix()
 
 
 def functions(path: Path) -> Iterator[tuple[str, int]]:

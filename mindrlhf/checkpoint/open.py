@@ -13,12 +13,11 @@ from mindrlhf.checkpoint.training_state import WEIGHTS
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
+from mindrlhf.models.families import FAMILIES
 from mindrlhf.models.parameters import ParameterSpec, parameter_table
 from mindrlhf.parallel.layout import full_layout
 from mindrlhf.parallel.partition import Partition
 from mindrlhf.reshard.sharded_weights import open_sharded, rank_folders
-
-CHAT_END = "<|im_end|>"
 
 
 def hf_folder(path: str | Path) -> Path | None:
@@ -75,9 +74,10 @@ def check_token_ids(tokenizer: Tokenizer, model: ModelConfig, largest: int, wher
 def stop_ids(tokenizer: Tokenizer, model: ModelConfig) -> tuple[int, ...]:
     """Collect the tokens that end a response.
 
-    They are the model's, the tokenizer's end of text, and the end of a chat turn.
+    They are the model's, the tokenizer's end of text, and the family's.
     """
-    own = {*model.eos_token_ids, tokenizer.eos_token_id, tokenizer.token_to_id(CHAT_END)}
+    ends = map(tokenizer.token_to_id, FAMILIES[model.family].end_tokens)
+    own = {*model.eos_token_ids, tokenizer.eos_token_id, *ends}
     return tuple(sorted(i for i in own if i is not None and i < model.vocab_size))
 
 

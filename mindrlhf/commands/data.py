@@ -9,6 +9,7 @@ from mindrlhf.data.tasks import TASKS
 from mindrlhf.data.templates import BUILT_IN
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
+from mindrlhf.models.families import DEFAULT
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="rows with other keys than the task's: question=problem ground_truth=solution.final; the task `fields` "
         "takes question, an optional ground_truth and answer, and keeps all other keys for reward functions",
     )
-    prompt.add_argument("--template", default="qwen", help=f"{', '.join(BUILT_IN)}, or a jinja2 file (default qwen)")
+    default = DEFAULT.chat.name
+    names = ", ".join(BUILT_IN)
+    prompt.add_argument("--template", default=default, help=f"{names}, or a jinja2 file (default {default})")
     prompt.add_argument("--system_prompt", help='system prompt in place of the template\'s own; "" for none')
     length = parser.add_argument_group("lengths, in tokens")
     length.add_argument("--max_prompt_length", type=int, default=512, help="longest prompt (default 512)")

@@ -10,24 +10,6 @@ def _names(*lines: str) -> frozenset[str]:
     return frozenset(name for line in lines for name in line.split())
 
 
-# Other names of keys that we read: those of HF and of MindFormers' newer (Megatron-style) model settings.
-MODEL_SPELLINGS = MappingProxyType(
-    {
-        "num_hidden_layers": "num_layers",
-        "num_attention_heads": "num_heads",
-        "num_key_value_heads": "n_kv_heads",
-        "rope_theta": "theta",
-        "max_position_embeddings": "max_position_embedding",
-        "attention_bias": "qkv_has_bias",
-        "add_qkv_bias": "qkv_has_bias",
-        "qk_layernorm": "qk_norm",
-        "init_method_std": "initializer_range",
-        "params_dtype": "param_init_type",
-        "layernorm_compute_dtype": "layernorm_compute_type",
-        "softmax_compute_dtype": "softmax_compute_type",
-    }
-)
-
 # Keys whose other values would make another model or another run than the one this suite computes.
 MODEL_FIXED = MappingProxyType(
     {
@@ -62,7 +44,7 @@ MODEL_UNUSED = _names(
     "emb_dropout_prob use_past_shard compute_in_2d rotary_pct rotary_emb_base kv_channels pretrain_seqlen",
     "use_paged_attention use_kvcache_op is_flexible_shape use_kbk_infer model_name boost_model_name quant",
     "router_dense_type",
-    # of experts: several are refused before (`families`)
+    # of experts: several are refused before (`unsupported`)
     "moe_config num_experts",
 )
 

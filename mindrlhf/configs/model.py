@@ -1,47 +1,29 @@
-"""The shape of a Qwen-family transformer, as read from an HF `config.json` or a MindFormers model YAML."""
+"""Architecture of a dense decoder, and its HF `config.json`."""
 
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
 from mindrlhf.configs.base import Float32, Settings
-from mindrlhf.configs.families import FAMILIES, unsupported
+from mindrlhf.configs.model_names import HF_KEYS
 from mindrlhf.configs.problems import brief, explain
+from mindrlhf.configs.unsupported import unsupported
 from mindrlhf.errors import UserError
+from mindrlhf.models.families import DEFAULT, FAMILIES, Family
 
 LAST_TOKEN_ID = 2**31 - 1  # ids are int32; -1 is how some checkpoints write that there is none
 
-# Field of ModelConfig -> key of an HF config.json.
-HF_KEYS = {
-    "vocab_size": "vocab_size",
-    "hidden_size": "hidden_size",
-    "intermediate_size": "intermediate_size",
-    "num_layers": "num_hidden_layers",
-    "num_heads": "num_attention_heads",
-    "num_kv_heads": "num_key_value_heads",
-    "head_dim": "head_dim",
-    "attention_bias": "attention_bias",
-    "rms_norm_eps": "rms_norm_eps",
-    "rope_theta": "rope_theta",
-    "max_position_embeddings": "max_position_embeddings",
-    "tie_word_embeddings": "tie_word_embeddings",
-    "initializer_range": "initializer_range",
-    "eos_token_ids": "eos_token_id",
-    "pad_token_id": "pad_token_id",
-    "bos_token_id": "bos_token_id",
-}
 CRITIC = "SequenceClassification"  # HF's class for a model with one number as its output
 HF_NEEDED = ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads")
 
 
 class ModelConfig(Settings):
-    """Architecture of one Qwen2 / Qwen2.5 / Qwen3 dense decoder.
+    """Architecture of one dense decoder of a supported family (`mindrlhf.models.families`).
 
-    Qwen2 and 2.5 have biases on the query, key and value projections; Qwen3 has none and normalises each query and key
-    head (RMSNorm over head_dim) before the rotary embedding. Sliding windows and scaled rotary embeddings are refused.
+    Sliding windows and scaled rotary embeddings are refused.
     """
 
-    family: Literal["qwen2", "qwen3"] = Field("qwen2", description="Which HF model class the shape belongs to.")
+    family: Literal[*FAMILIES] = Field(DEFAULT.name, description="Model family, by HF's `model_type`.")
     vocab_size: int = Field(ge=1, description="Rows of the embedding, at least the tokenizer's size.")
     hidden_size: int = Field(ge=1, description="Width of the residual stream.")
     intermediate_size: int = Field(ge=1, description="Width of the feed-forward layer.")
@@ -80,12 +62,12 @@ class ModelConfig(Settings):
         return self
 
     def as_critic(self) -> "ModelConfig":
-        """The same transformer with a value head in place of its own."""
+        """Return the same transformer with a value head in place of its own."""
         return self.model_copy(update={"value_head": True, "tie_word_embeddings": False})
 
     @classmethod
     def from_hf(cls, raw: dict[str, Any], where: str) -> "ModelConfig":
-        """From the content of an HF `config.json`; `where` names the file in messages.
+        """Read the content of an HF `config.json`; `where` names the file in messages.
 
         Both spellings of the rotary settings are read: `rope_theta` beside `rope_scaling`, and `rope_parameters`.
         Keys that are absent or null take `transformers`' defaults; absent key-value heads are as many as query heads.
@@ -93,10 +75,11 @@ class ModelConfig(Settings):
         """
         if not isinstance(raw, dict):
             raise UserError(f"{where}: the file must hold one JSON object, the model's configuration.")
-        family = raw.get("model_type")
-        if not isinstance(family, str) or family not in FAMILIES:
-            raise unsupported(where, f"model_type is {brief(family)}")
-        _refuse_unsupported(raw, where)
+        name = raw.get("model_type")
+        if not isinstance(name, str) or name not in FAMILIES:
+            raise unsupported(where, f"model_type is {brief(name)}")
+        family = FAMILIES[name]
+        _refuse_unsupported(raw, family, where)
         values = {field: raw[key] for field, key in HF_KEYS.items() if raw.get(key) is not None}
         for field in HF_NEEDED:
             if field not in values:
@@ -104,19 +87,17 @@ class ModelConfig(Settings):
         rope_theta = _rope(raw, where).get("rope_theta", raw.get("rope_theta"))
         eos = values.pop("eos_token_ids", [])
         values |= {
-            "family": family,
-            "qk_norm": family == "qwen3",
-            "attention_bias": values.get("attention_bias", family == "qwen2"),
+            "family": name,
+            "qk_norm": family.qk_norm,
+            "attention_bias": values.get("attention_bias", family.attention_bias),
             "num_kv_heads": values.get("num_kv_heads", values["num_heads"]),
             "rope_theta": 10000.0 if rope_theta is None else rope_theta,
             "eos_token_ids": eos if isinstance(eos, list) else [eos],
         }
         if any(CRITIC in str(name) for name in _names(raw, "architectures", where)):
             values |= {"value_head": True, "tie_word_embeddings": False}
-        if "head_dim" not in values and family == "qwen3":
-            values["head_dim"] = 128
-        elif "head_dim" not in values:
-            values |= _head_dim(values, where)
+        if "head_dim" not in values:
+            values |= _head_dim(values, where) if family.head_dim is None else {"head_dim": family.head_dim}
         try:
             return cls.model_validate(values)
         except ValidationError as error:
@@ -124,12 +105,11 @@ class ModelConfig(Settings):
             raise UserError(explain(cls, error, values, lambda _: where, written)) from None
 
     def to_hf(self) -> dict[str, Any]:
-        """The content of an HF `config.json` that `from_hf` and `transformers` read back to the same model."""
-        eos = list(self.eos_token_ids)
-        qwen3 = self.family == "qwen3"
+        """Return the content of an HF `config.json` that `from_hf` and `transformers` read back to the same model."""
+        family, eos = FAMILIES[self.family], list(self.eos_token_ids)
         kind = CRITIC if self.value_head else "CausalLM"
         return {
-            "architectures": [f"{self.family.capitalize()}For{kind}"],
+            "architectures": [f"{family.hf_class}For{kind}"],
             **({"num_labels": 1} if self.value_head else {}),
             "model_type": self.family,
             "vocab_size": self.vocab_size,
@@ -139,7 +119,6 @@ class ModelConfig(Settings):
             "num_attention_heads": self.num_heads,
             "num_key_value_heads": self.num_kv_heads,
             "head_dim": self.head_dim,
-            **({"attention_bias": self.attention_bias} if qwen3 else {}),
             "attention_dropout": 0.0,
             "hidden_act": "silu",
             "rms_norm_eps": self.rms_norm_eps,
@@ -148,7 +127,7 @@ class ModelConfig(Settings):
             "tie_word_embeddings": self.tie_word_embeddings,
             "initializer_range": self.initializer_range,
             "use_cache": True,
-            "use_sliding_window": False,
+            **family.hf_settings,
             "bos_token_id": self.bos_token_id,
             "eos_token_id": eos[0] if len(eos) == 1 else (eos or None),
             "pad_token_id": self.pad_token_id,
@@ -157,7 +136,7 @@ class ModelConfig(Settings):
 
 
 def _rope(raw: dict[str, Any], where: str) -> dict[str, Any]:
-    """The rotary settings under either of their names; empty when there are none."""
+    """Find the rotary settings under either of their names; empty when there are none."""
     for key in ("rope_parameters", "rope_scaling"):
         rope = raw.get(key)
         if rope and not isinstance(rope, dict):
@@ -168,15 +147,15 @@ def _rope(raw: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _names(raw: dict[str, Any], key: str, where: str) -> list[Any]:
-    """The names under a key; none where it is absent or null."""
+    """List the names under a key; none where it is absent or null."""
     names = raw.get(key)
     if names is not None and not isinstance(names, list):
         raise UserError(f"{where}: {key} is {brief(names)}, and must be a list of names.")
     return names or []
 
 
-def _refuse_unsupported(raw: dict[str, Any], where: str) -> None:
-    """Raise UserError for what would make another model than the one this suite computes."""
+def _refuse_unsupported(raw: dict[str, Any], family: Family, where: str) -> None:
+    """Raise UserError for settings that make another model than this suite computes."""
     rope = _rope(raw, where)
     rope_type = rope.get("rope_type", rope.get("type", "default"))
     if rope_type != "default":
@@ -189,12 +168,15 @@ def _refuse_unsupported(raw: dict[str, Any], where: str) -> None:
         )
     if raw.get("hidden_act", "silu") != "silu":
         raise UserError(f"{where}: hidden_act is {raw['hidden_act']!r}, and must be 'silu'.")
-    if raw["model_type"] == "qwen3" and raw.get("attention_bias"):
-        raise UserError(f"{where}: attention_bias true is not supported with qwen3; use a checkpoint without biases.")
+    for key in family.without:
+        if raw.get(key):
+            raise UserError(
+                f"{where}: {key} true is not supported with {family.name}; use a checkpoint without biases."
+            )
 
 
 def _head_dim(values: dict[str, Any], where: str) -> dict[str, int]:
-    """An absent head_dim, which in Qwen2 means hidden_size / num_heads.
+    """Divide hidden_size by num_heads for an absent head_dim.
 
     Empty where these are no whole numbers, which the validation that follows will say.
     """

@@ -5,31 +5,18 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from mindrlhf.configs.base import Float32, Settings
-from mindrlhf.configs.families import unsupported
 from mindrlhf.configs.model import ModelConfig
+from mindrlhf.configs.model_names import SHAPE_FIELDS
 from mindrlhf.configs.problems import explain
+from mindrlhf.configs.unsupported import CLASSES, MODEL_TYPES, unsupported
 from mindrlhf.errors import UserError
+from mindrlhf.models.families import DEFAULT, FAMILIES, LLAMA_CLASS, LLAMA_TYPE, Family
 
 GROUP = "model.model_config"
 
 DType = Literal["float32", "float16", "bfloat16"]
 
-# Key of model_config -> field of ModelConfig: the numbers that two descriptions of one model must share.
-SHAPE_FIELDS = {
-    "vocab_size": "vocab_size",
-    "hidden_size": "hidden_size",
-    "intermediate_size": "intermediate_size",
-    "num_layers": "num_layers",
-    "num_heads": "num_heads",
-    "n_kv_heads": "num_kv_heads",
-    "head_dim": "head_dim",
-    "qkv_has_bias": "attention_bias",
-    "qk_norm": "qk_norm",
-    "rms_norm_eps": "rms_norm_eps",
-    "theta": "rope_theta",
-    "tie_word_embeddings": "tie_word_embeddings",
-}
-# What a YAML must say when no checkpoint does: everything whose MindFormers default is not Qwen's.
+# Keys that a YAML without a checkpoint must give: MindFormers' defaults are another model's.
 NEEDED = ("vocab_size", "hidden_size", "num_layers", "num_heads", "rms_norm_eps", "theta")
 
 MULTIPLE_OF = 256  # LlamaConfig's default
@@ -38,10 +25,8 @@ MULTIPLE_OF = 256  # LlamaConfig's default
 class ModelSettings(Settings):
     """`model.model_config`: null means that the YAML does not say. Names are MindFormers'; HF's are read too."""
 
-    type: Literal["LlamaConfig", "Qwen2Config", "Qwen3Config"] | None = Field(
-        None, description="MindFormers' configuration class."
-    )
-    model_type: Literal["llama", "qwen2", "qwen3"] | None = Field(None, description="HF's name of the model family.")
+    type: Literal[*CLASSES] | None = Field(None, description="MindFormers' configuration class.")
+    model_type: Literal[*MODEL_TYPES] | None = Field(None, description="HF's name of the model family.")
     vocab_size: int | None = Field(None, ge=1, description="Rows of the embedding.")
     hidden_size: int | None = Field(None, ge=1, description="Width of the residual stream.")
     num_layers: int | None = Field(None, ge=1, description="Decoder layers.")
@@ -84,22 +69,30 @@ class ModelSettings(Settings):
     do_sample: bool | None = Field(None, description="False draws the most probable token: temperature 0.")
 
     @property
-    def stated_family(self) -> Literal["qwen2", "qwen3"] | None:
-        """The model family, where the YAML states it by type or q/k norms."""
-        if self.type == "Qwen3Config" or self.model_type == "qwen3" or self.qk_norm:
-            return "qwen3"
-        return "qwen2" if self.type == "Qwen2Config" or self.model_type == "qwen2" else None
+    def stated_family(self) -> Family | None:
+        """The model family, where the YAML states it by q/k norms or type."""
+
+        def stated(family: Family) -> bool:
+            named = self.type == family.mindformers if self.type else False
+            return named or self.model_type == family.name != LLAMA_TYPE
+
+        norms = next((family for family in FAMILIES.values() if self.qk_norm and family.qk_norm), None)
+        return norms or next(filter(stated, FAMILIES.values()), None)
 
     @property
-    def is_llama(self) -> bool:
-        """Whether this is the shape of a Llama: without the biases of Qwen2 and the norms of Qwen3."""
-        shape = self.stated_family is None and self.hidden_size is not None
-        return shape and not self.qkv_has_bias and (self.type == "LlamaConfig" or self.model_type == "llama")
+    def is_llama_shape(self) -> bool:
+        """Tell whether the YAML names the shape of a Llama and no family of its own."""
+        return self.stated_family is None and (self.type == LLAMA_CLASS or self.model_type == LLAMA_TYPE)
 
     @property
-    def family(self) -> Literal["qwen2", "qwen3"]:
-        """The model family without a checkpoint: LlamaConfig alone is how MindFormers writes Qwen2."""
-        return self.stated_family or "qwen2"
+    def family(self) -> Family | None:
+        """The model family without a checkpoint; biases tell the families apart that are written as `LlamaConfig`."""
+        if self.stated_family is not None:
+            return self.stated_family
+        biases = bool(self.qkv_has_bias)
+        if not (biases or self.is_llama_shape):
+            return None
+        return next((one for one in FAMILIES.values() if one.as_llama and one.attention_bias == biases), None)
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -143,9 +136,9 @@ class ModelSettings(Settings):
                     f"{where}: {GROUP}.{key} is {value}, and the checkpoint ({hf_where}) says {theirs}; "
                     f"set {key}: {theirs} or remove the key."
                 )
-        if self.stated_family not in (None, hf.family):
+        if self.stated_family not in (None, FAMILIES[hf.family]):
             raise UserError(
-                f"{where}: {GROUP} describes a {self.stated_family} model, and the checkpoint ({hf_where}) is a "
+                f"{where}: {GROUP} describes a {self.stated_family.name} model, and the checkpoint ({hf_where}) is a "
                 f"{hf.family} model; give the YAML and the checkpoint of one model."
             )
         changes: dict[str, Any] = self._tokens_and_range()
@@ -154,12 +147,13 @@ class ModelSettings(Settings):
         return hf.model_copy(update=changes)
 
     def _alone(self, where: str) -> ModelConfig:
-        needed = list(NEEDED)
-        if self.is_llama:
+        needed, family = list(NEEDED), self.family
+        if family is None and self.is_llama_shape and self.hidden_size is not None:
             raise unsupported(f"{where}: {GROUP}", "there is no qkv_has_bias: True", "a Llama model")
-        if self.stated_family is None and not self.qkv_has_bias:
+        if family is None:
+            family = DEFAULT
             needed.append("type")
-        if self.family == "qwen3":
+        if family.head_dim is not None:
             needed.append("head_dim")
         missing = [key for key in needed if getattr(self, key) is None]
         if missing:
@@ -167,11 +161,9 @@ class ModelSettings(Settings):
                 f"{where}: {GROUP} lacks {', '.join(missing)}; add what is missing, or give a checkpoint directory "
                 "whose config.json says it."
             )
-        if self.qkv_has_bias is not None and self.qkv_has_bias != (self.family == "qwen2"):
-            right = self.family == "qwen2"
-            raise UserError(f"{where}: {GROUP}.qkv_has_bias is {not right}, and a {self.family} model has {right}.")
-        if self.qk_norm is False and self.family == "qwen3":
-            raise UserError(f"{where}: {GROUP}.qk_norm is False, and a qwen3 model has True.")
+        for key, right in (("qkv_has_bias", family.attention_bias), ("qk_norm", family.qk_norm)):
+            if getattr(self, key) not in (None, right):
+                raise UserError(f"{where}: {GROUP}.{key} is {not right}, and a {family.name} model has {right}.")
         if self.head_dim is None and self.hidden_size % self.num_heads:
             raise UserError(
                 f"{where}: {GROUP}.hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}; "
@@ -179,7 +171,7 @@ class ModelSettings(Settings):
             )
         longest = self.max_position_embedding or self.seq_length
         values = {
-            "family": self.family,
+            "family": family.name,
             "vocab_size": self.vocab_size,
             "hidden_size": self.hidden_size,
             "intermediate_size": self.feed_forward_width(self.hidden_size),
@@ -187,8 +179,8 @@ class ModelSettings(Settings):
             "num_heads": self.num_heads,
             "num_kv_heads": self.n_kv_heads or self.num_heads,
             "head_dim": self.head_dim or self.hidden_size // self.num_heads,
-            "attention_bias": self.family == "qwen2",
-            "qk_norm": self.family == "qwen3",
+            "attention_bias": family.attention_bias,
+            "qk_norm": family.qk_norm,
             "rms_norm_eps": self.rms_norm_eps,
             "rope_theta": self.theta,
             "tie_word_embeddings": bool(self.tie_word_embeddings),

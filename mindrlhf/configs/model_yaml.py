@@ -15,13 +15,14 @@ from pydantic import Field
 
 from mindrlhf.configs import mindformers_keys as keys
 from mindrlhf.configs.base import Settings
-from mindrlhf.configs.families import has_experts, sign_of_another, unsupported
 from mindrlhf.configs.grpo import GRPOConfig
 from mindrlhf.configs.layers import Layered, merge
 from mindrlhf.configs.loading import build
 from mindrlhf.configs.model import ModelConfig
+from mindrlhf.configs.model_names import SPELLINGS
 from mindrlhf.configs.model_settings import ModelSettings
 from mindrlhf.configs.problems import brief, unknown_name
+from mindrlhf.configs.unsupported import has_experts, sign_of_another, unsupported
 from mindrlhf.configs.yaml_file import KeyPath, dotted, read_chain
 from mindrlhf.errors import UserError
 
@@ -125,9 +126,7 @@ def load_model_yaml(path: str | Path, overrides: Sequence[str] = ()) -> ModelYam
     """
     reader = _Reader(merge(read_chain(path), overrides), str(path))
     reader.check_kind()
-    model = reader.group(
-        ModelSettings, ("model", "model_config"), keys.MODEL_UNUSED, keys.MODEL_SPELLINGS, keys.MODEL_FIXED
-    )
+    model = reader.group(ModelSettings, ("model", "model_config"), keys.MODEL_UNUSED, SPELLINGS, keys.MODEL_FIXED)
     parallel = reader.group(
         ParallelSettings,
         ("parallel_config",),

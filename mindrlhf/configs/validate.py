@@ -8,7 +8,8 @@ from math import lcm
 
 from mindrlhf.configs.grpo import GRPOConfig
 from mindrlhf.configs.model import ModelConfig
-from mindrlhf.configs.model_settings import GROUP, SHAPE_FIELDS
+from mindrlhf.configs.model_names import SHAPE_FIELDS
+from mindrlhf.configs.model_settings import GROUP
 from mindrlhf.configs.model_yaml import ModelYaml
 from mindrlhf.configs.sft import SFTConfig
 from mindrlhf.configs.validate_algorithm import check_algorithm

@@ -1,4 +1,4 @@
 """Prompt data: tasks, tokenizer, prompt templates, MindRecord files, the prompt stream.
 
-This room knows nothing of models.
+This room knows of models the text settings of their families alone.
 """

@@ -14,6 +14,7 @@ from mindrlhf.data import chat_process
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.data.tokenizer_config import token_text
 from mindrlhf.errors import UserError
+from mindrlhf.models.families import DEFAULT
 
 CPU_SECONDS = 20  # of a process that renders
 PER_PROCESS = 1000  # conversations
@@ -37,7 +38,7 @@ def render_conversations(conversations: Sequence[Conversation], chat_template: s
     for messages, where in conversations:
         _check(messages, where)
     if chat_template is None:
-        return [_chatml(messages) for messages, _ in conversations]
+        return [_plain_turns(messages) for messages, _ in conversations]
     starts = range(0, len(conversations), PER_PROCESS)
     return [
         text
@@ -51,10 +52,10 @@ def write_conversations(conversations: Sequence[Conversation], tokenizer: Tokeni
 
     Raises UserError, besides, for a tokenizer that has neither a chat template nor ChatML's tokens.
     """
-    if conversations and tokenizer.chat_template is None and tokenizer.token_to_id("<|im_start|>") is None:
+    if conversations and tokenizer.chat_template is None and tokenizer.token_to_id(DEFAULT.chat.before) is None:
         raise UserError(
-            f"{conversations[0][1]}: the tokenizer has no chat template and no <|im_start|> to write messages with; "
-            "give the prompt as text."
+            f"{conversations[0][1]}: the tokenizer has no chat template and no {DEFAULT.chat.before} to write messages "
+            "with; give the prompt as text."
         )
     named = {key: token_text(tokenizer.config.get(key)) for key in ("bos_token", "pad_token")}
     named["eos_token"] = tokenizer.id_to_token(tokenizer.eos_token_id)
@@ -62,9 +63,8 @@ def write_conversations(conversations: Sequence[Conversation], tokenizer: Tokeni
     return render_conversations(conversations, tokenizer.chat_template, **tokens)
 
 
-def _chatml(messages: Sequence[Mapping[str, str]]) -> str:
-    turns = "".join(f"<|im_start|>{message['role']}\n{message['content']}<|im_end|>\n" for message in messages)
-    return f"{turns}<|im_start|>assistant\n"
+def _plain_turns(messages: Sequence[Mapping[str, str]]) -> str:
+    return DEFAULT.chat.conversation((message["role"], message["content"]) for message in messages)
 
 
 def _rendered(conversations: Sequence[Conversation], template: str, tokens: Mapping[str, str]) -> Iterator[str]:

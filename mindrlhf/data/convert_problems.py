@@ -19,6 +19,7 @@ from mindrlhf.data.tasks.task import Task, TaskRow
 from mindrlhf.data.tasks.verl import record
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
+from mindrlhf.models.families import DEFAULT
 
 TRUNCATIONS = ("error", "left", "right", "drop")
 ROWS_PER_BATCH = 512  # texts tokenised between two moves of the progress bar
@@ -75,7 +76,7 @@ def convert(
     tokenizer: Tokenizer,
     *,
     task: str | None = None,
-    template: str = "qwen",
+    template: str = DEFAULT.chat.name,
     system_prompt: str | None = None,
     max_prompt_length: int = 512,
     seq_length: int | None = None,

@@ -8,8 +8,7 @@ from mindrlhf.data.tasks.task import TaskRow
 from mindrlhf.data.templates import load_template
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
-
-CHAT = "qwen"  # the built-in template that is a chat template: conversations are written as the tokenizer has it
+from mindrlhf.models.families import CHATS
 
 
 def prompt_texts(
@@ -31,7 +30,7 @@ def prompt_texts(
     for row, where in zip(rows, places, strict=True):
         if row.messages is None:
             texts.append(rendering.render(row.question, instruction, system))
-        elif template == CHAT:
+        elif template in CHATS:  # the tokenizer's own chat template writes conversations
             own = system if system is not None else system_prompt(row.messages)
             if own is None and tokenizer.chat_template is None:
                 own = rendering.default_system

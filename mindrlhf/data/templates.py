@@ -14,24 +14,23 @@ import jinja2.sandbox
 
 from mindrlhf.data.chat import render_messages
 from mindrlhf.errors import UserError
+from mindrlhf.models.families import CHATS, DEFAULT, Chat
 
 VARIABLES = ("question", "instruction", "system")
 
 PLAIN = (
     "{% if system %}{{ system }}\n\n{% endif %}{{ question }}{% if instruction %}{{ '\n' + instruction }}{% endif %}\n"
 )
-CHAT = (
-    "{% if system %}<|im_start|>system\n{{ system }}<|im_end|>\n{% endif %}"
-    "<|im_start|>user\n{{ question }}{% if instruction %}{{ '\n' + instruction }}{% endif %}<|im_end|>\n"
-    "<|im_start|>assistant\n"
-)
-QWEN_SYSTEM = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
 THINK_SYSTEM = (
     "First work the problem out between <think> and </think>, "
     "then give only the final answer between <answer> and </answer>."
 )
 # name -> (template, the system prompt when the user gives none)
-BUILT_IN = {"qwen": (CHAT, QWEN_SYSTEM), "plain": (PLAIN, ""), "think": (CHAT, THINK_SYSTEM)}
+BUILT_IN = {
+    **{name: (chat.template, chat.system) for name, chat in CHATS.items()},
+    "plain": (PLAIN, ""),
+    "think": (DEFAULT.chat.template, THINK_SYSTEM),
+}
 
 
 class Template:
@@ -70,13 +69,13 @@ def load_template(name: str, chat_template: str | None = None) -> Template:
     """Load a built-in template by name, or a jinja2 file by path.
 
     A last newline of a file is an editor's and is left out. `chat_template` is the tokenizer's own, if it has one:
-    `qwen` then uses the system prompt that this model was trained with (Qwen2.5's base and instruct models differ,
-    Qwen3 has none).
+    a family's chat then uses the system prompt that this model was trained with (Qwen2.5's base and instruct models
+    differ, Qwen3 has none).
     """
     if name in BUILT_IN:
         source, system = BUILT_IN[name]
-        if name == "qwen" and chat_template is not None:
-            system = default_system_prompt(chat_template)
+        if name in CHATS and chat_template is not None:
+            system = default_system_prompt(chat_template, CHATS[name])
         return Template(source, f"template {name}", system)
     path = Path(name)
     try:
@@ -88,15 +87,16 @@ def load_template(name: str, chat_template: str | None = None) -> Template:
     return Template(source.removesuffix("\n"), str(path))
 
 
-def default_system_prompt(chat_template: str) -> str:
-    """Find the system prompt that a ChatML chat template adds by itself.
+def default_system_prompt(chat_template: str, chat: Chat = DEFAULT.chat) -> str:
+    """Find the system prompt that a chat template adds by itself.
 
-    It is the one for a lone user message; "" when the template writes none. A chat template that cannot be rendered
-    here (another dialect) gives Qwen2.5's prompt.
+    It is the one for a lone user message; "" when the template writes none. chat: the markup that the template writes;
+    its system prompt stands in for a chat template that cannot be rendered here (another dialect).
     """
     try:
         text = render_messages([{"role": "user", "content": "?"}], "the question ?", chat_template)
     except UserError:
-        return QWEN_SYSTEM
-    found = re.match(r"<\|im_start\|>system\n(.*?)<\|im_end\|>", text, re.DOTALL)
+        return chat.system
+    before, after = (re.escape(part) for part in chat.turn("system", "\0").split("\0"))
+    found = re.match(f"{re.escape(chat.opening)}{before}(.*?){after}", text, re.DOTALL)
     return found.group(1) if found else ""

@@ -22,22 +22,7 @@ from mindrlhf.data.tokenizer_config import (
 )
 from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import atomic_files
-
-# How Qwen2 cuts text before byte-level BPE (the `pre_tokenizer` of its published tokenizer.json): digits stand alone.
-QWEN2_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-# Qwen2.5's added tokens in the order of their ids; the second group is ordinary text to `skip_special_tokens`.
-QWEN2_CONTROL_TOKENS = (
-    *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>"),
-    *("<|box_start|>", "<|box_end|>", "<|quad_start|>", "<|quad_end|>", "<|vision_start|>", "<|vision_end|>"),
-    *("<|vision_pad|>", "<|image_pad|>", "<|video_pad|>"),
-)
-QWEN2_MARKUP_TOKENS = (
-    *("<tool_call>", "</tool_call>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>"),
-    *("<|repo_name|>", "<|file_sep|>"),
-)
-QWEN2_CONFIG = {"tokenizer_class": "Qwen2Tokenizer", "eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>"}
+from mindrlhf.models.families import VOCABULARY
 
 
 class Tokenizer(ConfiguredTokenizer):
@@ -76,16 +61,16 @@ class Tokenizer(ConfiguredTokenizer):
 
         Special tokens come from `config`, or are Qwen2.5's own when it is None. `where` names the origin in messages.
         """
-        core = qwen2_core(model)
+        core = bare_core(model)
         vocab = core.get_vocab(with_added_tokens=False)
         if max(vocab.values(), default=-1) != len(vocab) - 1:
             raise UserError(
                 f"{where}: the ids are not 0 to {len(vocab) - 1} without gaps; give tokenizer.json instead."
             )
         if config is None:
-            core.add_tokens([_added(token, special=True) for token in QWEN2_CONTROL_TOKENS])
-            core.add_tokens([_added(token, special=False) for token in QWEN2_MARKUP_TOKENS])
-            return cls(core, dict(QWEN2_CONFIG), where)
+            core.add_tokens([_added(token, special=True) for token in VOCABULARY.control])
+            core.add_tokens([_added(token, special=False) for token in VOCABULARY.markup])
+            return cls(core, dict(VOCABULARY.config), where)
         added = added_tokens(config, where)
         core.add_tokens([token for _, token in added])
         for token_id, token in added:
@@ -173,7 +158,7 @@ class Tokenizer(ConfiguredTokenizer):
         return known | self.config | {"added_tokens_decoder": added}
 
 
-def qwen2_core(model: models.BPE) -> tokenizers.Tokenizer:
+def bare_core(model: models.BPE) -> tokenizers.Tokenizer:
     """Build Qwen2's pipeline around a byte-level BPE model, without special tokens.
 
     It consists of NFC, Qwen2's split, and byte letters.
@@ -182,7 +167,7 @@ def qwen2_core(model: models.BPE) -> tokenizers.Tokenizer:
     core.normalizer = normalizers.NFC()
     core.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(QWEN2_SPLIT), behavior="isolated"),
+            pre_tokenizers.Split(Regex(VOCABULARY.split), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )

@@ -8,6 +8,7 @@ from tokenizers import AddedToken
 
 from mindrlhf.errors import UserError
 from mindrlhf.files.json_text import parse_json
+from mindrlhf.models.families import DEFAULT
 
 CONFIG_NAME = "tokenizer_config.json"
 TOKEN_KEYS = ("eos_token", "pad_token", "bos_token")
@@ -26,11 +27,11 @@ class ConfiguredTokenizer:
 
     @property
     def eos_token_id(self) -> int:
-        """Id of `eos_token`, or of `<|endoftext|>` without a configured one.
+        """Id of `eos_token`, or of the default family's end of text without a configured one.
 
         Raises UserError when there is neither.
         """
-        token = token_text(self.config.get("eos_token")) or "<|endoftext|>"
+        token = token_text(self.config.get("eos_token")) or DEFAULT.end_of_text
         token_id = self.token_to_id(token)
         if token_id is None:
             raise UserError(f"{self._where}: end token {token} is not in it; name one as eos_token in {CONFIG_NAME}.")

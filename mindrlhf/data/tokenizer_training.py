@@ -5,10 +5,11 @@ from collections.abc import Iterable
 
 from tokenizers import models, pre_tokenizers, trainers
 
-from mindrlhf.data.tokenizer import Tokenizer, qwen2_core
+from mindrlhf.data.tokenizer import Tokenizer, bare_core
 from mindrlhf.errors import UserError
+from mindrlhf.models.families import VOCABULARY
 
-CHAT_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+CHAT_TOKENS = VOCABULARY.control[:3]  # end of text, begin and end of a turn
 
 
 def train_tokenizer(texts: Iterable[str], size: int) -> Tokenizer:
@@ -24,7 +25,7 @@ def train_tokenizer(texts: Iterable[str], size: int) -> Tokenizer:
     least = len(alphabet) + len(CHAT_TOKENS)
     if size < least:
         raise UserError(f"--tokenizer_vocab_size {size}: should be {least} or more, for the bytes and special tokens.")
-    core = qwen2_core(models.BPE())
+    core = bare_core(models.BPE())
     trainer = trainers.BpeTrainer(
         vocab_size=size - len(CHAT_TOKENS), initial_alphabet=sorted(alphabet), show_progress=False
     )
@@ -33,9 +34,8 @@ def train_tokenizer(texts: Iterable[str], size: int) -> Tokenizer:
     model = models.BPE(learnt["vocab"], [tuple(pair) for pair in learnt["merges"]])
     first = len(learnt["vocab"])
     config = {
-        "tokenizer_class": "Qwen2Tokenizer",
-        "eos_token": "<|im_end|>",
-        "pad_token": "<|endoftext|>",
+        **VOCABULARY.config,
+        "eos_token": CHAT_TOKENS[2],
         "added_tokens_decoder": {
             str(first + offset): {"content": token, "normalized": False, "special": True}
             for offset, token in enumerate(CHAT_TOKENS)

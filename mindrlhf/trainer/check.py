@@ -9,7 +9,7 @@ from mindrlhf.checkpoint.open import checkpoint_config, open_tokenizer
 from mindrlhf.configs.grpo import GRPOConfig
 from mindrlhf.configs.loading import load_grpo_config
 from mindrlhf.configs.model import ModelConfig
-from mindrlhf.configs.model_settings import SHAPE_FIELDS
+from mindrlhf.configs.model_names import SHAPE_FIELDS
 from mindrlhf.configs.model_yaml import ModelYaml, load_model_yaml
 from mindrlhf.configs.validate import check_grpo
 from mindrlhf.configs.verl.translation import translate

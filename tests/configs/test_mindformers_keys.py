@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from mindrlhf.configs import mindformers_keys as keys
+from mindrlhf.configs.model_names import SPELLINGS
 from mindrlhf.configs.model_settings import ModelSettings
 from mindrlhf.configs.model_yaml import ContextSettings, ParallelSettings, RecomputeSettings
 
@@ -33,7 +34,7 @@ def _arguments(module: str, name: str) -> set[str]:
     ],
 )
 def test_every_key_of_mindformers_model_classes_is_known(module, name):
-    known = {*ModelSettings.model_fields, *keys.MODEL_SPELLINGS, *keys.MODEL_FIXED, *keys.MODEL_UNUSED}
+    known = {*ModelSettings.model_fields, *SPELLINGS, *keys.MODEL_FIXED, *keys.MODEL_UNUSED}
     assert _arguments(module, name) <= known
 
 
@@ -50,10 +51,10 @@ def test_every_key_of_mindformers_layout_classes_is_known(name, settings, unused
 
 def test_no_key_is_both_read_and_unused():
     for settings, unused in (
-        (ModelSettings, {*keys.MODEL_UNUSED, *keys.MODEL_FIXED, *keys.MODEL_SPELLINGS}),
+        (ModelSettings, {*keys.MODEL_UNUSED, *keys.MODEL_FIXED, *SPELLINGS}),
         (ParallelSettings, keys.PARALLEL_UNUSED),
         (RecomputeSettings, keys.RECOMPUTE_UNUSED),
         (ContextSettings, keys.CONTEXT_UNUSED),
     ):
         assert not set(settings.model_fields) & set(unused)
-    assert set(keys.MODEL_SPELLINGS.values()) <= set(ModelSettings.model_fields)
+    assert set(SPELLINGS.values()) <= set(ModelSettings.model_fields)

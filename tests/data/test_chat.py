@@ -6,8 +6,9 @@ import pytest
 
 from mindrlhf.data import chat
 from mindrlhf.data.chat import render_conversations, render_messages
-from mindrlhf.data.templates import QWEN_SYSTEM, default_system_prompt
+from mindrlhf.data.templates import default_system_prompt
 from mindrlhf.errors import UserError
+from mindrlhf.models.families.qwen2 import CHATML
 
 MESSAGES = [{"role": "user", "content": "Hello\n"}, {"role": "assistant", "content": "Hi"}]
 
@@ -67,7 +68,7 @@ def test_a_hostile_template_ends_in_a_sentence(name, monkeypatch):
     monkeypatch.setattr(chat, "CPU_SECONDS", 1)
     with pytest.raises(UserError, match="row 1: the tokenizer's chat template"):
         render_messages(MESSAGES, "row 1", HOSTILE[name])
-    assert default_system_prompt(HOSTILE[name]) == QWEN_SYSTEM
+    assert default_system_prompt(HOSTILE[name]) == CHATML.system
 
 
 def test_the_row_that_a_template_refuses_is_named():

@@ -8,8 +8,8 @@ from mindrlhf.data.convert_problems import convert
 from mindrlhf.data.mindrecord import read_prompts
 from mindrlhf.data.parquet import write_rows
 from mindrlhf.data.tasks import TASKS
-from mindrlhf.data.templates import QWEN_SYSTEM
 from mindrlhf.errors import UserError
+from mindrlhf.models.families.qwen2 import CHATML
 
 ASKED = {"role": "user", "content": "What is 2 + 3?"}
 SHOWN = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "#### 2"}, ASKED]
@@ -47,7 +47,7 @@ def test_several_turns(tmp_path, small):
     rows = [{"messages": SHOWN, "ground_truth": 5}]
     (text,), _ = texts(tmp_path, small, rows)
     turns = "".join(turn(message["role"], message["content"]) for message in SHOWN)
-    assert text == turn("system", QWEN_SYSTEM) + turns + "<|im_start|>assistant\n"
+    assert text == turn("system", CHATML.system) + turns + "<|im_start|>assistant\n"
 
 
 def test_verls_rows_may_have_several_turns(tmp_path, small):

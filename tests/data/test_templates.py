@@ -3,8 +3,9 @@
 import jinja2
 import pytest
 
-from mindrlhf.data.templates import QWEN_SYSTEM, THINK_SYSTEM, default_system_prompt, load_template
+from mindrlhf.data.templates import THINK_SYSTEM, default_system_prompt, load_template
 from mindrlhf.errors import UserError
+from mindrlhf.models.families.qwen2 import CHATML
 
 QUESTION = "What is {{ 1 }} < 2 & 'x'?\n中"
 
@@ -26,7 +27,7 @@ def test_qwen_is_the_published_chat_form(qwen):
 def test_qwen_without_a_chat_template():
     text = load_template("qwen").render("Q")
     assert (
-        text == f"<|im_start|>system\n{QWEN_SYSTEM}<|im_end|>\n<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\n"
+        text == f"<|im_start|>system\n{CHATML.system}<|im_end|>\n<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\n"
     )
     assert load_template("qwen").render("Q", "", "") == "<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\n"
 
@@ -34,7 +35,7 @@ def test_qwen_without_a_chat_template():
 def test_default_system_prompt():
     assert default_system_prompt("{% for m in messages %}<|im_start|>{{ m.role }}{% endfor %}") == ""
     assert default_system_prompt("<|im_start|>system\nHi\nyou<|im_end|>\n{{ messages[0].content }}") == "Hi\nyou"
-    assert default_system_prompt("{% generation %}") == QWEN_SYSTEM  # a dialect that jinja2 does not know
+    assert default_system_prompt("{% generation %}") == CHATML.system  # a dialect that jinja2 does not know
 
 
 def test_plain():

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mindrlhf.data.tokenizer import QWEN2_CONTROL_TOKENS, QWEN2_MARKUP_TOKENS, Tokenizer
+from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
+from mindrlhf.models.families import VOCABULARY
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,7 @@ def test_reference_ids_decode_to_the_normalised_text(qwen, golden):
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
-@given(text=st.text() | st.lists(st.sampled_from([*QWEN2_CONTROL_TOKENS, "'S", "\r\n", " ", "7", "é"])).map("".join))
+@given(text=st.text() | st.lists(st.sampled_from([*VOCABULARY.control, "'S", "\r\n", " ", "7", "é"])).map("".join))
 def test_round_trip(qwen, text):
     text = unicodedata.normalize("NFC", text)
     ids = qwen.encode(text)
@@ -72,7 +73,7 @@ def test_default_special_tokens_are_those_of_the_published_configuration(qwen_co
     published = {
         entry["content"]: (int(i), entry["special"]) for i, entry in qwen_config["added_tokens_decoder"].items()
     }
-    assert [*QWEN2_CONTROL_TOKENS, *QWEN2_MARKUP_TOKENS] == list(published)
+    assert [*VOCABULARY.control, *VOCABULARY.markup] == list(published)
     for token, (token_id, special) in published.items():
         assert tokenizer.token_to_id(token) == token_id
         assert tokenizer.decode([token_id], skip_special_tokens=True) == ("" if special else token)

@@ -1,19 +1,15 @@
-"""Which model families this suite computes, and how files of others are recognised and refused.
-
-`FAMILIES` is the one list; a new family is a row of it and a file in `mindrlhf/models`.
-"""
+"""Signs of unsupported model families in configuration files, and the error for them."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
 from mindrlhf.errors import UserError
+from mindrlhf.models.families import FAMILIES, LLAMA_CLASS, LLAMA_TYPE
 
-# HF's model_type -> the names of its models.
-FAMILIES = MappingProxyType({"qwen2": "Qwen2, Qwen2.5", "qwen3": "Qwen3"})
-SUPPORTED = f"supported are {', '.join(FAMILIES.values())} (dense)"
-# MindFormers' configuration classes; LlamaConfig with biases on query, key and value is how it writes Qwen2.
-CLASSES = ("LlamaConfig", "Qwen2Config", "Qwen3Config")
+SUPPORTED = f"supported are {', '.join(family.title for family in FAMILIES.values())} (dense)"
+CLASSES = (LLAMA_CLASS, *(family.mindformers for family in FAMILIES.values() if family.mindformers))
+MODEL_TYPES = tuple(sorted({LLAMA_TYPE, *FAMILIES}))
 
 _EXPERTS, _LATENT, _GLM = "a mixture of experts", "latent attention (DeepSeek)", "a GLM model"
 # Keys of model settings that only other families have -> what such a model is.
@@ -28,16 +24,13 @@ _OTHERS = MappingProxyType(
 
 
 def unsupported(where: str, found: str, kind: str = "this model family") -> UserError:
-    """The error for a model of another family; found: a clause that says how the file shows it."""
+    """Return the error for a model of another family; found: a clause that says how the file shows it."""
     return UserError(f"{where}: {found}, and {kind} is not supported; {SUPPORTED}.")
 
 
 def sign_of_another(settings: Mapping[str, Any]) -> tuple[str, str] | None:
-    """(key, kind of model) where a model YAML's `model_config` describes another family, else None.
-
-    A Llama is not told here: its settings may lie beside the config.json of a Qwen.
-    """
-    names = {"type": CLASSES, "model_type": (*FAMILIES, "llama")}
+    """Find the (key, kind of model) by which a model YAML's `model_config` describes an unsupported family."""
+    names = {"type": CLASSES, "model_type": MODEL_TYPES}
     for key, known in names.items():
         if isinstance(settings.get(key), str) and settings[key] not in known:
             return key, "this model family"
@@ -48,11 +41,11 @@ def sign_of_another(settings: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 def has_experts(group: Mapping[str, Any]) -> bool:
-    """Whether a group's `moe_config` has several experts; with one the model is dense."""
+    """Tell whether a group's `moe_config` has several experts; with one the model is dense."""
     experts = group.get("moe_config")
     return isinstance(experts, Mapping) and _is_set(experts.get("expert_num"))
 
 
 def _is_set(value: Any) -> bool:
-    """Whether a key is set to more than nothing or one."""
+    """Tell whether a key is set to more than nothing or one."""
     return value not in (None, False, 0, 1)

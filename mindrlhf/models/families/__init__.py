@@ -1,0 +1,22 @@
+"""Supported model families: one file each, listed here. Imports no MindSpore."""
+
+from collections.abc import Mapping
+from importlib import import_module
+from types import MappingProxyType
+
+from mindrlhf.models.families.family import LLAMA_CLASS, LLAMA_TYPE, Chat, Family, Vocabulary
+
+__all__ = ["CHATS", "DEFAULT", "FAMILIES", "LLAMA_CLASS", "LLAMA_TYPE", "VOCABULARY", "Chat", "Family", "Vocabulary"]
+
+# The first one is the default where nothing names a family.
+_NAMES = (
+    "qwen2",
+    "qwen3",
+)
+
+FAMILIES: Mapping[str, Family] = MappingProxyType({name: import_module(f"{__name__}.{name}").FAMILY for name in _NAMES})
+DEFAULT = FAMILIES[_NAMES[0]]
+# Prompt templates of chats, by name.
+CHATS: Mapping[str, Chat] = MappingProxyType({family.chat.name: family.chat for family in FAMILIES.values()})
+# Text pipeline for bare `vocab.json` and `merges.txt` files.
+VOCABULARY: Vocabulary = next(family.vocabulary for family in FAMILIES.values() if family.vocabulary)

@@ -1,0 +1,93 @@
+"""Description of a model family: the parts of the suite that differ between families, as data."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+# MindFormers' class and model type for the shape of a Llama, with or without biases.
+LLAMA_CLASS, LLAMA_TYPE = "LlamaConfig", "llama"
+
+
+@dataclass(frozen=True)
+class Chat:
+    """Markup of a conversation.
+
+    name: the prompt template's name (`--template`).
+    before, between, after: the text around a turn's role and content.
+    opening: the text before the first turn.
+    system: the system prompt for a tokenizer without a chat template.
+    """
+
+    name: str
+    before: str
+    between: str
+    after: str
+    opening: str = ""
+    system: str = ""
+
+    def turn(self, role: str, content: str) -> str:
+        """Text of one turn."""
+        return f"{self.before}{role}{self.between}{content}{self.after}"
+
+    def conversation(self, turns: Iterable[tuple[str, str]]) -> str:
+        """Text of (role, content) turns, up to the place where the model begins to answer."""
+        answer = f"{self.before}assistant{self.between}"
+        return self.opening + "".join(self.turn(role, content) for role, content in turns) + answer
+
+    @property
+    def template(self) -> str:
+        """Prompt template (jinja2) of one question with its instruction and system prompt."""
+        system = self.turn("system", "{{ system }}")
+        user = self.turn("user", "{{ question }}{% if instruction %}{{ '\\n' + instruction }}{% endif %}")
+        answer = f"{self.before}assistant{self.between}"
+        return f"{self.opening}{{% if system %}}{system}{{% endif %}}{user}{answer}"
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Tokenizer settings that `vocab.json` and `merges.txt` lack.
+
+    split: regular expression that cuts text before byte-level BPE.
+    control: special tokens in the order of their ids; markup: added tokens that decode as ordinary text, after them.
+    config: content of `tokenizer_config.json`.
+    """
+
+    split: str
+    control: tuple[str, ...]
+    markup: tuple[str, ...]
+    config: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Family:
+    """A dense decoder family.
+
+    name: HF's `model_type`; also the name of the family's file.
+    title: the names of its models, for messages.
+    hf_class: the beginning of HF's class names, as in `Qwen2ForCausalLM`.
+    chat: the markup of its conversations.
+    end_tokens: the tokens that end a response, besides those of a checkpoint and its tokenizer.
+    end_of_text: the end token of a tokenizer that names none.
+    attention_bias: biases on the query, key and value projections.
+    qk_norm: RMSNorm over each query and key head.
+    head_dim: the width of a head where a `config.json` gives none; None is hidden_size / num_heads.
+    without: boolean keys of a `config.json` that must not be true.
+    hf_settings: further content of its `config.json`.
+    mindformers: MindFormers' configuration class for this family alone, if it has one.
+    as_llama: MindFormers writes it as `LlamaConfig`, too; the biases tell such families apart.
+    vocabulary: for a family that publishes `vocab.json` and `merges.txt`.
+    """
+
+    name: str
+    title: str
+    hf_class: str
+    chat: Chat
+    end_tokens: tuple[str, ...]
+    end_of_text: str
+    attention_bias: bool = False
+    qk_norm: bool = False
+    head_dim: int | None = None
+    without: tuple[str, ...] = ()
+    hf_settings: Mapping[str, object] = field(default_factory=dict)
+    mindformers: str | None = None
+    as_llama: bool = False
+    vocabulary: Vocabulary | None = None
