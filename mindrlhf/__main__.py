@@ -1,4 +1,4 @@
-"""`python -m mindrlhf` is the `mindrlhf` command."""
+"""Entry of `python -m mindrlhf`, the `mindrlhf` command."""
 
 import sys
 

@@ -1,6 +1,7 @@
-"""`mindrlhf COMMAND ...`: one entry for everything; the scripts of `examples/` and `tools/` call it too.
+"""Command line `mindrlhf COMMAND ...`, the one entry for everything.
 
-Exit codes: 0 done, 2 a mistake in what was given (one line on stderr), 1 an error of the suite itself (a traceback), or
+The scripts of `examples/` and `tools/` call it too.
+Exit codes: 0 done, 2 a user's mistake (one line on stderr), 1 an error of the suite itself (a traceback), or
 two runs that were compared and do not agree, or a reward function that failed on every row it was tried on.
 """
 
@@ -36,7 +37,7 @@ COMMANDS = {
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose refusals are safe to print, whatever was given."""
+    """Argument parser whose refusals are safe to print for any input."""
 
     def error(self, message: str) -> NoReturn:
         super().error(printable(message))
@@ -52,7 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; returns the exit code."""
+    """Run one command; returns the exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

@@ -1,4 +1,4 @@
-"""The one exception that means "the user can mend this"."""
+"""The one exception for mistakes that the user can correct."""
 
 from mindrlhf.files.printable import printable
 
@@ -6,9 +6,9 @@ MOST_CHARACTERS = 1200  # of a message, whatever it quotes
 
 
 class UserError(Exception):
-    """A mistake in what the user gave: settings, files, folders.
+    """Mistake in the user's settings, files or folders.
 
-    The message is one sentence: what is wrong, where (file, key, line), and what would be right.
+    The message is one sentence: the mistake, its place (file, key, line), and a right value.
     The command line prints it without a traceback and exits with code 2. Names and values in it may be anyone's: its
     text is one line of readable length without control characters.
     """

@@ -1,4 +1,4 @@
-"""A GRPO run whose settings have been checked: what its parts are built from."""
+"""GRPO run with checked settings, from which its parts are built."""
 
 import argparse
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from mindrlhf.data.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Job:
-    """A GRPO run whose settings have been checked; nothing of MindSpore has been touched yet."""
+    """GRPO run with checked settings; MindSpore has not been touched yet."""
 
     args: argparse.Namespace
     config: GRPOConfig

@@ -1,4 +1,4 @@
-"""Functions that settings name: `path/file.py:function` or `package.module:function`."""
+"""User functions named in settings: `path/file.py:function` or `package.module:function`."""
 
 import difflib
 import importlib
@@ -13,14 +13,15 @@ from mindrlhf.errors import UserError
 
 
 def is_user_function(name: str) -> bool:
-    """Whether a name is of the form `place:function`."""
+    """Test that a name has the form `place:function`."""
     place, _, function = name.rpartition(":")
     return bool(place and function)
 
 
 def load_function(what: str, name: str) -> Callable:
-    """Import the function that `name` stands for. what: its kind, for messages, such as `reward`.
+    """Import the function called `name`.
 
+    what: its kind, for messages, such as `reward`.
     A file is relative to the working directory. Raises UserError when there is no such file, module or function, and
     when the import fails.
     """
@@ -37,13 +38,16 @@ def load_function(what: str, name: str) -> Callable:
 
 
 def absolute(name: str) -> str:
-    """`path/file.py:function` with an absolute path, any other name as it is: then it means the same everywhere."""
+    """Make the path in `path/file.py:function` absolute; keep other names.
+
+    The name then means the same everywhere.
+    """
     place, colon, function_name = name.rpartition(":")
     return f"{Path(place).absolute()}:{function_name}" if colon and place.endswith(".py") else name
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """` (nearest: 'known')` for a message; empty where none is near."""
+    """Format ` (nearest: 'known')` for a message; empty where none is near."""
     found = difflib.get_close_matches(name, list(known), n=1)
     return f" (nearest: {found[0]!r})" if found else ""
 

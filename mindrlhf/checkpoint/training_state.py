@@ -21,7 +21,7 @@ WEIGHTS, CRITIC_WEIGHTS, REFERENCE_WEIGHTS = "model", "critic", "reference"
 
 @dataclass(frozen=True, eq=False)
 class ShardGroup:
-    """This rank's part of one kind of array: weights, or an optimizer moment.
+    """A rank's part of one kind of array: weights, or an optimizer moment.
 
     layout: of all ranks, the same on each. shards: name -> this rank's part, float32; written through on resume.
     """

@@ -1,4 +1,4 @@
-"""Typed settings of the algorithm: advantage, loss, KL, correction of the rollout, dynamic sampling.
+"""Typed settings of the algorithm: advantage, loss, KL, correction, dynamic sampling.
 
 A setting whose default is null belongs to some methods only, and is made from their signatures: null is the method's
 own value, and giving it to a method that has no such option is refused (`validate_algorithm.py`).
@@ -15,7 +15,7 @@ from mindrlhf.configs.base import Float32, Settings, within_float32
 
 
 def _field(takers: dict[str, Option]) -> tuple[Any, Any]:
-    """A setting's type and default, from the option of each method that takes it.
+    """Make a setting's type and default from the methods' options.
 
     The type is the first method's, the widest; the chosen method checks its own.
     """
@@ -32,7 +32,7 @@ def _field(takers: dict[str, Option]) -> tuple[Any, Any]:
 
 
 def _types(annotation: Any) -> set[Any]:
-    """All types that an annotation is made of."""
+    """List all types in an annotation."""
     inner = get_args(annotation)
     return {annotation} | {one for part in inner if not isinstance(annotation, str) for one in _types(part)}
 
@@ -120,7 +120,10 @@ class AlgorithmSettings(_OPTIONS):
     )
 
     def options_of(self, method: Method) -> dict[str, Any]:
-        """Option -> value, of the chosen advantage's or policy loss's settings that are given."""
+        """Collect the given settings of the chosen method: option -> value.
+
+        The method is an advantage or a policy loss.
+        """
         shipped = {option.name: option.setting for option in method.options.values() if option.setting}
         given = {name: getattr(self, setting) for name, setting in shipped.items()}
         extra = self.advantage_options if method.what == ADVANTAGES.what else self.policy_loss_options
@@ -128,33 +131,40 @@ class AlgorithmSettings(_OPTIONS):
 
     @property
     def method(self) -> AdvantageMethod:
-        """The chosen advantage. Raises UserError for an unknown name."""
+        """Find the chosen advantage. Raises UserError for an unknown name."""
         return ADVANTAGES.find(self.advantage)
 
     def loss(self) -> PolicyLoss:
-        """The chosen policy loss with its options; imports MindSpore. Raises UserError as `policy_loss`."""
+        """Make the chosen policy loss with its options; imports MindSpore.
+
+        Raises UserError as `policy_loss`.
+        """
         return policy_loss(self.policy_loss, self.options_of(POLICY_LOSSES.find(self.policy_loss)))
 
     @property
     def uses_critic(self) -> bool:
-        """Whether the advantage needs values of a critic."""
+        """True when the advantage needs values of a critic."""
         return self.method.uses_values
 
     @property
     def single_update(self) -> bool:
-        """Whether a step's rollouts are used for one update, so that the policy that starts it is the one updated."""
+        """True when a step's rollouts are used for one update.
+
+        The policy that starts the update is then the one that is updated.
+        """
         return self.num_iterations * self.updates_per_iteration == 1
 
     @property
     def scores_old_policy(self) -> bool:
-        """Whether the log-probs of the policy that starts a step take a pass of their own, because the step's first
-        update does not see all of its rollouts.
+        """True when the old policy's log-probs take a pass of their own.
+
+        They do when the step's first update does not see all of its rollouts.
         """
         return self.updates_per_iteration > 1
 
 
 class RolloutCorrectionSettings(Settings):
-    """Importance weights for the difference between the distribution drawn from and the one that is trained."""
+    """Importance weights for rollouts drawn from another distribution than the trained one."""
 
     level: Literal["token", "sequence"] | None = Field(
         None,
@@ -179,7 +189,7 @@ class RolloutCorrectionSettings(Settings):
 
 
 class DynamicSamplingSettings(Settings):
-    """DAPO's dynamic sampling: groups whose rewards do not differ are replaced by new ones."""
+    """DAPO's dynamic sampling: new groups replace those with equal rewards."""
 
     enabled: bool = Field(
         False, description="Draw further prompts for groups without spread (verl algorithm.filter_groups.enable)."

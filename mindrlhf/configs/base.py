@@ -1,4 +1,4 @@
-"""The settings base class: frozen, unknown keys refused; and the type of numbers that compiled graphs take."""
+"""Settings base class: frozen, unknown keys refused; and numbers within float32."""
 
 from typing import Annotated
 
@@ -9,7 +9,10 @@ LARGEST, SMALLEST = (float(number) for number in (np.finfo(np.float32).max, np.f
 
 
 def within_float32(value: float) -> float:
-    """The value, where float32 has a finite normal number or 0 for it; so its reciprocal is finite too."""
+    """Check that float32 has a finite normal number, or 0, for the value.
+
+    Its reciprocal is then finite too.
+    """
     if abs(value) > LARGEST:
         raise ValueError(f"{value:g} is beyond float32, which graphs compute in; give at most {LARGEST:.2e} in size")
     if 0 < abs(value) < SMALLEST:
@@ -21,9 +24,10 @@ Float32 = Annotated[float, AfterValidator(within_float32)]
 
 
 class Settings(BaseModel):
-    """A group of settings. Immutable; a key that is not declared is an error, and so are NaN and infinity.
+    """Group of settings, immutable.
 
-    Every field carries a one-line `description`: what it means, its unit, and the same setting's name in verl and TRL
+    A key that is not declared is an error, and so are NaN and infinity.
+    Every field carries a one-line `description`: its meaning, its unit, and the same setting's name in verl and TRL
     where they have one. The settings reference is generated from it.
     """
 

@@ -1,4 +1,4 @@
-"""Typed settings of a GRPO run (`--grpo_config FILE.yaml` and `group.key=value` on the command line).
+"""Typed settings of a GRPO run (`--grpo_config FILE.yaml`, `group.key=value`).
 
 A description that ends in (verl ..., TRL ...) names the same setting in those suites.
 """
@@ -16,7 +16,7 @@ MAX_SEED = 2**62  # with what is added to it for validation it is kept as int64
 
 
 class DataSettings(Settings):
-    """Which prompts a step takes."""
+    """Selection of a step's prompts."""
 
     prompts_per_step: int = Field(
         8, ge=1, description="Prompts of one step over all data-parallel ranks (verl data.train_batch_size)."
@@ -28,7 +28,7 @@ class DataSettings(Settings):
 
 
 class SamplingSettings(Settings):
-    """How one token is drawn; shared by rollouts, evaluation and `mindrlhf generate`."""
+    """Token sampling in rollouts, evaluation and `mindrlhf generate`."""
 
     max_new_tokens: int = Field(
         256, ge=1, description="Most tokens of a response (verl data.max_response_length, TRL max_completion_length)."
@@ -58,7 +58,7 @@ class SamplingSettings(Settings):
 
 
 class RolloutSettings(SamplingSettings):
-    """How responses are generated for training."""
+    """Generation of responses for training."""
 
     num_generations: int = Field(
         8, ge=1, description="Responses per prompt (verl actor_rollout_ref.rollout.n, TRL num_generations)."
@@ -72,7 +72,7 @@ class RolloutSettings(SamplingSettings):
 
 
 class ValidationSettings(SamplingSettings):
-    """How held-out problems (`data.val_dataset`) are answered and judged."""
+    """Generation and scoring for held-out problems (`data.val_dataset`)."""
 
     max_new_tokens: int | None = Field(
         None, ge=1, description="Most tokens of an answer; null is that of rollout (TRL max_completion_length)."
@@ -94,7 +94,7 @@ class ValidationSettings(SamplingSettings):
     )
 
     def completed(self, rollout: RolloutSettings) -> "ValidationSettings":
-        """With what is left to the rollout settings filled in."""
+        """Fill in rollout settings for absent values."""
         inherited = ("max_new_tokens", "stop_strings")
         return self.model_copy(update={key: getattr(rollout, key) for key in inherited if getattr(self, key) is None})
 
@@ -126,7 +126,7 @@ class OptimizerSettings(Settings):
 
 
 class CriticSettings(Settings):
-    """The critic of PPO, which exists with `algorithm.advantage: gae`: a second transformer with a value head."""
+    """PPO's critic, for `algorithm.advantage: gae`: a second transformer with a value head."""
 
     optimizer: OptimizerSettings = Field(
         OptimizerSettings(lr=1e-5),
@@ -144,7 +144,7 @@ class CriticSettings(Settings):
 
 
 class TrainSettings(Settings):
-    """How an update is cut into pieces that fit."""
+    """Division of an update into pieces that fit into memory."""
 
     max_tokens_per_micro_batch: int = Field(
         16384,
@@ -157,7 +157,7 @@ class TrainSettings(Settings):
 
 
 class MemorySettings(Settings):
-    """What is in memory when."""
+    """Memory by phase of a step."""
 
     swap: bool = Field(
         False,
@@ -170,7 +170,7 @@ class MemorySettings(Settings):
 
 
 class RewardFunctionSettings(Settings):
-    """One reward function."""
+    """Reward function with its arguments and weight."""
 
     name: str = Field(description="A shipped function, `package.module:function`, or `path/file.py:function`.")
     weight: Float32 = Field(1.0, description="Factor in the sum over reward functions (TRL reward_weights).")
@@ -178,7 +178,7 @@ class RewardFunctionSettings(Settings):
 
 
 class RewardSettings(Settings):
-    """What scores a response."""
+    """Scoring of responses."""
 
     functions: tuple[RewardFunctionSettings, ...] = Field(
         (RewardFunctionSettings(name="gsm8k"),), description="The reward is the weighted sum of these functions."
@@ -207,7 +207,7 @@ class RewardSettings(Settings):
 
     @property
     def all_functions(self) -> tuple[RewardFunctionSettings, ...]:
-        """The functions to call: those named, and the overlong punishment where it is on."""
+        """Functions to call: the named ones, and the overlong punishment if switched on."""
         if not self.overlong_factor:
             return self.functions
         args = {} if self.overlong_buffer is None else {"buffer": self.overlong_buffer}
@@ -215,7 +215,7 @@ class RewardSettings(Settings):
 
 
 class TrainerSettings(TrackingSettings):
-    """How long to run and what to write."""
+    """Length of a run, and its outputs."""
 
     total_steps: int | None = Field(
         None,

@@ -1,4 +1,4 @@
-"""Settings laid over one another, later layers winning, each value knowing the place it came from."""
+"""Settings in layers: later ones win, and each value knows its origin."""
 
 import copy
 from collections.abc import Iterable, Mapping
@@ -14,9 +14,10 @@ COMMAND_LINE = "command line"
 
 
 def deep_merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`over` laid upon `base`: groups merge key by key, all else (lists too) is replaced whole.
+    """Merge `over` into `base`: groups key by key, all else replaced whole.
 
-    A group with nothing below it (`optimizer:`, which YAML reads as null) says nothing. The arguments are not changed.
+    Lists are replaced, too. A group with nothing below it (`optimizer:`, which YAML reads as null) says nothing.
+    The arguments are not changed.
     """
     merged = dict(base)
     for key, value in over.items():
@@ -29,17 +30,20 @@ def deep_merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, An
 
 @dataclass(frozen=True)
 class Layered:
-    """Merged settings.
+    """Merged settings with their layers.
 
     values: the result, nested mapping.
-    layers: what it was merged from; later ones won.
+    layers: the merged layers; later ones won.
     """
 
     values: Mapping[str, Any]
     layers: tuple[Layer, ...]
 
     def where(self, path: KeyPath) -> str:
-        """The place that gave the value at `path`, or the nearest group above it: `file.yaml:12`, `command line`."""
+        """Find the origin of the value at `path`: `file.yaml:12`, `command line`.
+
+        Without one it is that of the nearest group above.
+        """
         best, depth = self.layers[-1], 0
         for layer in reversed(self.layers):
             reached, hides = _reach(layer.values, path)
@@ -51,7 +55,7 @@ class Layered:
 
 
 def merge(layers: Iterable[Layer], overrides: Iterable[str] = ()) -> Layered:
-    """Lay settings over one another, then dotted overrides (`group.key=value`) over all of them.
+    """Merge settings in order, then apply dotted overrides (`group.key=value`).
 
     An override may reach into a list by index (`reward.functions.0.weight=2`); the index after the last appends.
     Raises UserError for an override that cannot be read or placed.
@@ -71,7 +75,10 @@ def merge(layers: Iterable[Layer], overrides: Iterable[str] = ()) -> Layered:
 
 
 def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
-    """`group.key=value` -> (("group", "key"), value); the value is read as YAML. Raises UserError."""
+    """Parse `group.key=value` to (("group", "key"), value).
+
+    The value is read as YAML. Raises UserError.
+    """
     key, equals, raw = text.partition("=")
     path = tuple(key.strip().split("."))
     if not equals or not all(path):
@@ -85,7 +92,10 @@ def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
 
 
 def _put(values: dict[str, Any], path: tuple[str, ...], value: Any) -> KeyPath:
-    """Set `value` at `path` inside `values`, making groups on the way. Returns the path, list indices as numbers."""
+    """Set `value` at `path` inside `values`, making groups on the way.
+
+    Returns the path, list indices as numbers.
+    """
     target: Any = values
     placed: KeyPath = ()
     for depth, name in enumerate(path):
@@ -122,9 +132,10 @@ def _index(target: list, name: str, path: tuple[str, ...], depth: int) -> int:
 
 
 def _reach(values: Any, path: KeyPath) -> tuple[int, bool]:
-    """How many parts of `path` a layer holds, and whether it hides what lower layers hold there.
+    """Count the parts of `path` in a layer; test for hidden lower layers.
 
-    It does when the way leads through a list, or to a value where the path wants a group: both replace what was below.
+    A layer hides lower ones when the way leads through a list, or to a value where the path needs a group: both
+    replace them.
     """
     hides = False
     for depth, part in enumerate(path):

@@ -1,7 +1,8 @@
-"""From YAML files and command-line overrides to typed settings, with every mistake as one sentence.
+"""Loading of typed settings from YAML files and command-line overrides.
 
-Order of precedence, lowest first: typed defaults, `defaults` from elsewhere (a predict YAML's sampling keys), the YAML
-files in the order given (each upon its own `base_config`), dotted overrides.
+Every mistake is one sentence. Order of precedence, lowest first: typed defaults, `defaults` from elsewhere (a
+predict YAML's sampling keys), the YAML files in the order given (each upon its own `base_config`), dotted
+overrides.
 """
 
 import json
@@ -25,7 +26,7 @@ Group = TypeVar("Group", bound=Settings)
 def load_grpo_config(
     path: str | Path | None = None, overrides: Sequence[str] = (), defaults: Mapping[str, Any] | None = None
 ) -> GRPOConfig:
-    """The settings of a GRPO run; see `load_settings`.
+    """Load the settings of a GRPO run; see `load_settings`.
 
     defaults: `ModelYaml.sampling_defaults()` of the predict YAML.
     """
@@ -33,7 +34,7 @@ def load_grpo_config(
 
 
 def load_sft_config(path: str | Path | None = None, overrides: Sequence[str] = ()) -> SFTConfig:
-    """The settings of a supervised fine-tuning run; see `load_settings`."""
+    """Load the settings of a supervised fine-tuning run; see `load_settings`."""
     return load_settings(SFTConfig, () if path is None else (path,), overrides)
 
 
@@ -43,7 +44,7 @@ def load_settings(
     overrides: Sequence[str] = (),
     defaults: Mapping[str, Any] | None = None,
 ) -> Group:
-    """Typed settings from several layers.
+    """Load typed settings from several layers.
 
     settings: a class whose every field has a default.
     paths: YAML files, later ones winning.
@@ -66,9 +67,10 @@ def build(
     layered: Layered,
     written: Mapping[str, KeyPath] | None = None,
 ) -> Group:
-    """Validate a nested mapping: nothing is converted but whole numbers to floats and lists to tuples.
+    """Validate a nested mapping into typed settings.
 
-    layered: knows where each value came from.
+    Conversions are limited to whole numbers to floats and lists to tuples.
+    layered: knows the origin of each value.
     written: field -> the key path in `layered`, where it is not the field's own name.
     """
     try:

@@ -1,6 +1,6 @@
-"""Which keys MindFormers model YAMLs hold beside the ones that this suite reads (MindFormers 1.9.0 and before).
+"""Keys of MindFormers model YAMLs without effect here (MindFormers 1.9.0 and before).
 
-A known key without effect here is accepted and listed as unused; anything else in these groups is a mistake in writing.
+Such a known key is accepted and listed as unused; anything else in these groups is a mistake in writing.
 """
 
 from types import MappingProxyType

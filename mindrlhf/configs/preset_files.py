@@ -1,4 +1,7 @@
-"""The algorithms that ship as YAML files: `preset:NAME` stands wherever a file of GRPO settings is read."""
+"""Shipped algorithms as YAML files, named `preset:NAME`.
+
+The name stands wherever a file of GRPO settings is read.
+"""
 
 from pathlib import Path
 
@@ -9,17 +12,17 @@ FOLDER = Path(__file__).parent / "presets"
 
 
 def preset_names() -> tuple[str, ...]:
-    """The names after `preset:`, sorted."""
+    """List the names after `preset:`, sorted."""
     return tuple(sorted(file.stem for file in FOLDER.glob("*.yaml")))
 
 
 def is_preset(text: str) -> bool:
-    """Whether the text is `preset:NAME` and no path."""
+    """Test that a text is `preset:NAME` and no path."""
     return text.startswith(PREFIX)
 
 
 def preset_file(text: str) -> Path:
-    """The file of `preset:NAME`. Raises UserError for an unknown name."""
+    """Find the file of `preset:NAME`. Raises UserError for an unknown name."""
     name = text.removeprefix(PREFIX)
     if name not in preset_names():
         raise unknown_name("preset", name, preset_names())

@@ -1,4 +1,4 @@
-"""Pydantic's findings as one sentence each: what was given, where, and what would be right."""
+"""Pydantic's errors as one sentence each: value, place, and remedy."""
 
 import difflib
 import types
@@ -29,9 +29,10 @@ def explain(
     where: Callable[[KeyPath], str],
     written: Mapping[str, KeyPath] | None = None,
 ) -> str:
-    """One sentence for a failed validation; an unknown key goes before other findings, because it may explain them.
+    """Explain a failed validation in one sentence.
 
-    settings, values: what was validated against, and the nested mapping that was.
+    An unknown key goes before other errors, because it may explain them.
+    settings, values: the settings class, and the nested mapping that failed.
     where: a key path -> the place for the message (`file.yaml:12`).
     written: field of `settings` -> the key path under which the user wrote it, where that is another one.
     """
@@ -57,7 +58,7 @@ def explain(
 
 
 def unknown_name(name: str, own: Iterable[str], prefix: str = "", also: Iterable[str] = ()) -> str:
-    """The sentence for a key that its group (dotted name `prefix`) does not have.
+    """Explain that a group (dotted name `prefix`) lacks a key.
 
     It names the nearest of the keys `own` and of those `also` accepted; where none is near, all of `own`.
     """
@@ -68,9 +69,9 @@ def unknown_name(name: str, own: Iterable[str], prefix: str = "", also: Iterable
 
 
 def expected(annotation: Any, info: FieldInfo | None = None) -> str:
-    """What a right value is, in words: `a whole number, at least 1`, `one of 'a', 'b'`.
+    """Describe a right value: `a whole number, at least 1`, `one of 'a', 'b'`.
 
-    info: where the bounds and examples of the value stand. That an optional key may be null goes without saying.
+    info: has the bounds and examples of the value. That an optional key may be null goes without saying.
     """
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
@@ -102,13 +103,13 @@ def _bound(value: float) -> str:
 
 
 def brief(value: Any) -> str:
-    """A value for a message, cut to a readable length."""
+    """Format a value for a message, cut to a readable length."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _unknown_key(settings: type[Settings], path: KeyPath, key: str) -> str:
-    """As `unknown_name`; a key that belongs in another group is sent there."""
+    """Explain an unknown key; one of another group is sent there."""
     name = str(path[-1])
     elsewhere = [leaf for leaf in _leaves(settings) if leaf.rpartition(".")[2] == name]
     if elsewhere:
@@ -122,9 +123,10 @@ def _is_group(annotation: Any) -> bool:
 
 
 def _walk(settings: type[Settings], location: KeyPath) -> tuple[KeyPath, Any, FieldInfo | None]:
-    """A location in pydantic's sense -> key path, annotation and field there; an unknown last key has neither.
+    """Follow pydantic's location to (key path, annotation, field).
 
-    Pydantic appends the tag of a union's member to a location; it is no key, and the walk ends before it.
+    An unknown last key has neither annotation nor field. Pydantic appends the tag of a union's member to a
+    location; it is no key, and the walk ends before it.
     """
     path: KeyPath = ()
     annotation: Any = settings
@@ -143,7 +145,7 @@ def _walk(settings: type[Settings], location: KeyPath) -> tuple[KeyPath, Any, Fi
 
 
 def _leaves(settings: type[Settings], prefix: str = "") -> Iterator[str]:
-    """Dotted names of all keys of nested settings."""
+    """List the dotted names of all keys of nested settings."""
     for name, info in settings.model_fields.items():
         yield prefix + name
         if _is_group(info.annotation):

@@ -8,7 +8,7 @@ from mindrlhf.configs.tracking import TrackingSettings
 
 
 class SFTDataSettings(Settings):
-    """Which pairs a step takes."""
+    """Selection of a step's pairs."""
 
     pairs_per_step: int = Field(
         32,
@@ -19,7 +19,7 @@ class SFTDataSettings(Settings):
 
 
 class SFTTrainerSettings(TrackingSettings):
-    """How long to run and what to write."""
+    """Length of a run, and its outputs."""
 
     total_steps: int | None = Field(
         None, ge=1, description="Updates of the run; null is epochs x (rows / pairs_per_step) (TRL max_steps)."

@@ -1,4 +1,4 @@
-"""Where a run's metrics go: the settings that every kind of run shares."""
+"""Settings of metrics outputs, shared by all kinds of runs."""
 
 from typing import Any, Literal
 
@@ -10,7 +10,7 @@ Logger = Literal["console", "jsonl", "tensorboard", "wandb", "swanlab"]
 
 
 class TrackingSettings(Settings):
-    """What writes the metrics of each step."""
+    """Writers of each step's metrics."""
 
     loggers: tuple[Logger, ...] = Field(
         ("console", "jsonl", "tensorboard"),

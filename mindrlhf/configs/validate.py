@@ -1,7 +1,7 @@
-"""Checks across settings, before anything is built: each failure is one sentence that names the fix.
+"""Checks across settings, before anything is built.
 
-A single value's type and range are checked where it is read (`loading.py`, `model_yaml.py`). What needs the data or the
-devices is checked where those are known.
+Each failure is one sentence that names the remedy. A single value's type and range are checked where it is read
+(`loading.py`, `model_yaml.py`). Checks that need the data or the devices follow where those are known.
 """
 
 from math import lcm
@@ -28,7 +28,7 @@ def check_grpo(
     infer_model: ModelConfig,
     workers: int,
 ) -> None:
-    """Everything about a GRPO run that settings alone can tell.
+    """Check the settings of a GRPO run against one another.
 
     train_model, infer_model: the architectures that the two YAMLs (and the checkpoint) give.
     workers: processes that were started. Raises UserError.
@@ -52,7 +52,10 @@ def check_grpo(
 
 
 def check_sft(config: SFTConfig, yaml: ModelYaml, model: ModelConfig, workers: int) -> None:
-    """Everything about a fine-tuning run that settings alone can tell; as `check_grpo`. Raises UserError."""
+    """Check the settings of a fine-tuning run against one another.
+
+    The arguments are those of `check_grpo`. Raises UserError.
+    """
     check_dtypes(yaml)
     check_layout(yaml, model, workers)
     check_training_layout(yaml, model, config.train.length_bucket)
@@ -66,7 +69,7 @@ def check_sft(config: SFTConfig, yaml: ModelYaml, model: ModelConfig, workers: i
 
 
 def check_training_layout(yaml: ModelYaml, model: ModelConfig, length_bucket: int) -> None:
-    """What of `parallel_config` concerns training alone. Raises UserError."""
+    """Check `parallel_config` for training. Raises UserError."""
     layout = yaml.parallel
     check_recompute(yaml, model)
     if layout.use_seq_parallel and length_bucket % layout.model_parallel:
@@ -78,8 +81,9 @@ def check_training_layout(yaml: ModelYaml, model: ModelConfig, length_bucket: in
 
 
 def check_recompute(yaml: ModelYaml, model: ModelConfig) -> None:
-    """What can compute activations again: pipeline stages, and the CPU's layers of one operator. Raises UserError.
+    """Check that the layers to recompute can be recomputed. Raises UserError.
 
+    Pipeline stages can; without stages only the CPU's fused layers can.
     With MindSpore 2.9's own (`Cell.recompute()`) some shapes fail to compile on CPU, with a topological cycle.
     """
     recompute, layout = yaml.recompute.recompute, yaml.parallel
@@ -107,7 +111,7 @@ def check_recompute(yaml: ModelYaml, model: ModelConfig) -> None:
 
 
 def check_generating_layout(yaml: ModelYaml) -> None:
-    """What of `parallel_config` generation cannot do. Raises UserError."""
+    """Check `parallel_config` for generation. Raises UserError."""
     if yaml.parallel.pipeline_stage != 1:
         raise UserError(
             f"{yaml.path}: parallel_config.pipeline_stage is {yaml.parallel.pipeline_stage}, and generation runs in "
@@ -121,7 +125,7 @@ def check_generating_layout(yaml: ModelYaml) -> None:
 
 
 def check_layout(yaml: ModelYaml, model: ModelConfig, workers: int) -> None:
-    """The layout takes exactly the workers there are, and divides the model. Raises UserError."""
+    """Check that the layout takes all workers and divides the model. Raises UserError."""
     layout = yaml.parallel
     if layout.workers != workers:
         raise UserError(
@@ -156,7 +160,10 @@ def check_layout(yaml: ModelYaml, model: ModelConfig, workers: int) -> None:
 
 
 def check_dtypes(yaml: ModelYaml) -> None:
-    """The CPU backend has float32 matrix products only. Raises UserError."""
+    """Check for float32 on CPU, which has no other matrix products.
+
+    Raises UserError.
+    """
     if yaml.context.device_target != "CPU":
         return
     for key in DTYPE_KEYS:
@@ -169,7 +176,10 @@ def check_dtypes(yaml: ModelYaml) -> None:
 
 
 def check_same_model(train: ModelYaml, infer: ModelYaml, train_model: ModelConfig, infer_model: ModelConfig) -> None:
-    """The trained weights are the ones that generate: both YAMLs describe one architecture. Raises UserError."""
+    """Check that both YAMLs describe one architecture. Raises UserError.
+
+    The trained weights are the ones that generate.
+    """
     if train_model.family != infer_model.family:
         raise UserError(
             f"{infer.path}: the model is a {infer_model.family}, and that of {train.path} a {train_model.family}; "
@@ -185,7 +195,10 @@ def check_same_model(train: ModelYaml, infer: ModelYaml, train_model: ModelConfi
 
 
 def check_sampling(config: GRPOConfig) -> None:
-    """Responses can be drawn, and differ within a prompt where the advantage compares them. Raises UserError."""
+    """Check that sampling gives different responses to a prompt. Raises UserError.
+
+    They have to differ only where the advantage compares them.
+    """
     rollout, advantage = config.rollout, config.algorithm.advantage
     if rollout.min_new_tokens > rollout.max_new_tokens:
         raise UserError(
@@ -206,7 +219,10 @@ def check_sampling(config: GRPOConfig) -> None:
 
 
 def check_batch(config: GRPOConfig, train: ModelYaml, infer: ModelYaml) -> None:
-    """A step's prompts divide over the ranks that generate, and over updates and train ranks. Raises UserError."""
+    """Check that a step's prompts divide over ranks and updates. Raises UserError.
+
+    The ranks are those that generate, and those that train.
+    """
     prompts, updates = config.data.prompts_per_step, config.algorithm.updates_per_iteration
     train_ranks, infer_ranks = train.parallel.data_parallel, infer.parallel.data_parallel
     unit = lcm(infer_ranks, train_ranks * updates)
@@ -226,7 +242,7 @@ def check_batch(config: GRPOConfig, train: ModelYaml, infer: ModelYaml) -> None:
 
 
 def check_optimizer(config: GRPOConfig | SFTConfig) -> None:
-    """The learning rate decays downwards. Raises UserError."""
+    """Check that the learning rate decays downwards. Raises UserError."""
     optimizer = config.optimizer
     if optimizer.min_lr > optimizer.lr:
         raise UserError(
@@ -236,7 +252,10 @@ def check_optimizer(config: GRPOConfig | SFTConfig) -> None:
 
 
 def check_trainer(config: GRPOConfig) -> None:
-    """What is to be measured and resumed from is given. Raises UserError."""
+    """Check that measuring has held-out problems and resuming has a path.
+
+    Raises UserError.
+    """
     trainer = config.trainer
     wanted = [key for key in ("val_only", "test_freq") if getattr(trainer, key)]
     if wanted and config.data.val_dataset is None:
@@ -256,10 +275,10 @@ def check_trainer(config: GRPOConfig) -> None:
 def check_lengths(
     config: GRPOConfig, yaml: ModelYaml, model: ModelConfig, prompt_tokens: int, group: str = "rollout"
 ) -> None:
-    """The longest prompt and the longest response fit into the model. Raises UserError.
+    """Check that the longest prompt and response fit into the model.
 
     prompt_tokens: tokens of the longest prompt, or the limit that prompts are cut to.
-    group: `rollout` or `validation`, whose max_new_tokens counts.
+    group: `rollout` or `validation`, whose max_new_tokens counts. Raises UserError.
     """
     most = (config.rollout if group == "rollout" else config.validation.completed(config.rollout)).max_new_tokens
     limits = {f"{GROUP}.max_position_embedding": model.max_position_embeddings}
@@ -277,13 +296,13 @@ def check_lengths(
 
 
 def _multiples(value: int, unit: int) -> str:
-    """The multiples of `unit` around `value`, in words."""
+    """List the multiples of `unit` around `value`, in words."""
     below = value // unit * unit
     return f"{below} or {below + unit}" if below else str(unit)
 
 
 def _tensor_ranks(model: ModelConfig, most: int) -> list[int]:
-    """Tensor-parallel ranks below `most` that divide the model, 1 first."""
+    """List tensor-parallel ranks below `most` that divide the model, 1 first."""
     sizes = (model.num_heads, model.hidden_size, model.intermediate_size, model.vocab_size)
     kv = model.num_kv_heads
     return [n for n in range(1, most) if all(size % n == 0 for size in sizes) and (kv % n == 0 or n % kv == 0)]

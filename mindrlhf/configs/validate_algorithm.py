@@ -1,4 +1,7 @@
-"""Checks of the algorithm's settings against one another; each failure is one sentence that names the fix."""
+"""Checks of the algorithm's settings against one another.
+
+Each failure is one sentence that names the remedy.
+"""
 
 from mindrlhf.algorithms.advantages import ADVANTAGES
 from mindrlhf.algorithms.aggregation import MODES
@@ -12,7 +15,10 @@ from mindrlhf.user_functions import is_user_function
 
 
 def check_algorithm(config: GRPOConfig, infer: ModelYaml) -> None:
-    """Names are known, options belong to their methods, and what is switched on has what it needs. Raises UserError."""
+    """Check names, options and requirements of the algorithm. Raises UserError.
+
+    Names are known, options belong to their methods, and a method has the inputs that it needs.
+    """
     algorithm = config.algorithm
     if algorithm.aggregation not in MODES:
         raise unknown_name("aggregation", algorithm.aggregation, MODES)
@@ -25,7 +31,7 @@ def check_algorithm(config: GRPOConfig, infer: ModelYaml) -> None:
 
 
 def _check_options(algorithm: AlgorithmSettings, setting: str, methods: Methods) -> None:
-    """The method that `algorithm.<setting>` names is known, and takes the options that are given.
+    """Check the method named by `algorithm.<setting>` and its options.
 
     A policy loss of the user's own may import MindSpore: it is checked when it is made.
     """

@@ -1,4 +1,4 @@
-"""YAML files as mappings that remember the line of each key, and chains of them by `base_config`."""
+"""YAML files as mappings with line numbers, and chains of them by `base_config`."""
 
 import math
 import re
@@ -19,7 +19,10 @@ KeyPath = tuple[str | int, ...]
 
 
 def dotted(path: KeyPath) -> str:
-    """`("reward", "functions", 0, "weight")` -> `reward.functions.0.weight`, on one line whatever the keys are."""
+    """Join a key path: `("reward", "functions", 0)` -> `reward.functions.0`.
+
+    The result is one line whatever the keys are.
+    """
     return ".".join(text if text.isprintable() else repr(text) for text in map(str, path))
 
 
@@ -37,13 +40,16 @@ class Layer:
     lines: Mapping[KeyPath, int] = field(default_factory=dict)
 
     def where(self, path: KeyPath) -> str:
-        """The place of a key for a message: `file.yaml:12`, or the source alone where the line is not known."""
+        """Find a key's place: `file.yaml:12`, or the source without a line."""
         line = self.lines.get(path)
         return self.source if line is None else f"{self.source}:{line}"
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader, with keys always text, and `1e-6` a number as in YAML 1.2."""
+    """PyYAML's safe loader with keys as text, and `1e-6` as a number.
+
+    The number is YAML 1.2's form.
+    """
 
     def construct_mapping(self, node, deep=False):
         self.flatten_mapping(node)
@@ -56,7 +62,10 @@ _Loader.add_implicit_resolver(
 
 
 def parse_value(text: str) -> Any:
-    """One YAML value, as on the right of `key=value`. Raises yaml.YAMLError, or ValueError as `_check_size`."""
+    """Parse one YAML value, as on the right of `key=value`.
+
+    Raises yaml.YAMLError, or ValueError as `_check_size`.
+    """
     loader = _Loader(text)
     node = loader.get_single_node()
     if node is None:
@@ -66,7 +75,7 @@ def parse_value(text: str) -> Any:
 
 
 def read_yaml(path: str | Path) -> Layer:
-    """One YAML file whose content is a mapping.
+    """Read one YAML file whose content is a mapping.
 
     Raises UserError when it is missing, unreadable, not YAML, not a mapping, or gives a key twice.
     """
@@ -101,10 +110,10 @@ def read_yaml(path: str | Path) -> Layer:
 
 
 def read_chain(path: str | Path) -> tuple[Layer, ...]:
-    """A YAML file and the files that its `base_config` names, each relative to the file that names it; the base first.
+    """Read a YAML file and its chain of `base_config` files, the base first.
 
-    `preset:NAME` stands for a shipped file in both places.
-    Raises UserError for a chain that comes back to a file, besides what `read_yaml` raises.
+    Each is relative to the file that names it. `preset:NAME` stands for a shipped file in both places.
+    Raises UserError for a chain that comes back to a file, besides the errors of `read_yaml`.
     """
     chain: list[Layer] = []
     seen: list[Path] = []
@@ -133,7 +142,10 @@ def read_chain(path: str | Path) -> tuple[Layer, ...]:
 
 
 def _check_size(root: yaml.Node) -> None:
-    """Raises ValueError for a value that contains itself, and for more than MOST_VALUES by aliases of aliases."""
+    """Raise ValueError for values that contain themselves or grow by aliases.
+
+    The limit is MOST_VALUES.
+    """
     sizes: dict[int, float] = {}
 
     def size(node: yaml.Node) -> float:
@@ -147,7 +159,7 @@ def _check_size(root: yaml.Node) -> None:
 
 
 def _lines(root: yaml.Node, source: str) -> dict[KeyPath, int]:
-    """Line of every key of a YAML document.
+    """Find the line of every key of a YAML document.
 
     Raises UserError for a key that is given twice in one group, and for a group that contains itself by an alias.
     """
@@ -176,7 +188,7 @@ def _lines(root: yaml.Node, source: str) -> dict[KeyPath, int]:
 
 
 def _entries(node: yaml.Node) -> Iterator[tuple[str | int, int, yaml.Node]]:
-    """(key or index, line, node) of what a mapping or a list holds."""
+    """List (key or index, line, node) of a mapping or a list."""
     if isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
             yield index, item.start_mark.line + 1, item

@@ -91,7 +91,7 @@ class Partition:
         return tuple(rank for rank in replica if self.slices(spec, rank) == self.slices(spec))
 
     def counts(self, spec: ParameterSpec) -> bool:
-        """True for one of the twins: its part enters sums over a replica."""
+        """Test for the first of the twins; its part enters sums over a replica."""
         return self.twins(spec)[0] == self.rank
 
     def gradient_group(self, spec: ParameterSpec) -> Group:

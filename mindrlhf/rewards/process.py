@@ -106,7 +106,10 @@ class RewardProcess:
         return not self.idle and time.monotonic() >= self._deadline
 
     def alive(self) -> bool:
-        """False after the process ended, or when an idle one sent unexpected output."""
+        """Test that the process runs; one with unexpected output counts as ended.
+
+        Unexpected is any output of an idle process.
+        """
         if self.idle:
             self.collect()
         return not self.exited and self._process.poll() is None

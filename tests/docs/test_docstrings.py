@@ -3,6 +3,7 @@
 import ast
 import re
 import tomllib
+from fnmatch import fnmatch
 
 import jobs
 
@@ -36,9 +37,7 @@ def plain_files():
     settings = tomllib.loads((jobs.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["ruff"]["lint"]
     excluded = [pattern for pattern, rules in settings["per-file-ignores"].items() if "D" in rules]
     for path in sorted((jobs.ROOT / "mindrlhf").rglob("*.py")):
-        name = path.relative_to(jobs.ROOT)
-        room = f"{name.parent.parts[0]}/{name.parts[1]}/**" if len(name.parts) > 2 else "mindrlhf/*.py"
-        if room not in excluded:
+        if not any(fnmatch(path.relative_to(jobs.ROOT).as_posix(), pattern) for pattern in excluded):
             yield path
 
 

@@ -1,6 +1,6 @@
-"""How the settings of the algorithm follow from verl's keys: batches, rollouts, advantage, loss, KL, optimizers.
+"""Translation of verl's algorithm keys: batches, rollouts, advantage, loss, KL, optimizers.
 
-A rule reads keys, sets ours with `Result.put`, naming the keys that they follow from, and refuses what cannot be done.
+A rule reads keys, sets ours with `Result.put`, naming the keys that they follow from, and refuses unsupported ones.
 """
 
 from mindrlhf.algorithms.advantages import ADVANTAGES
@@ -37,7 +37,7 @@ def _batch(keys: Keys, result: Result) -> None:
 
 
 def _micro_batch(keys: Keys, result: Result) -> None:
-    """verl counts tokens of a micro-batch, or rows of prompt and response; either by process."""
+    """Translate verl's micro-batch size, in tokens or rows, by process."""
     ours = "train.max_tokens_per_micro_batch"
     dynamic = keys.among("actor.use_dynamic_bsz")
     if keys("actor.use_dynamic_bsz") is True:

@@ -1,4 +1,4 @@
-"""What a verl command line gives: words of the shell, Hydra's forms of a key, and whole YAML files.
+"""verl command lines: shell words, Hydra's forms of keys, and YAML files.
 
 `key=value`, `+key=value` and `++key=value` give a key, `~key` takes it back, and a word that ends in .yaml is a file of
 keys beneath the others (Hydra's `.hydra/config.yaml`, for example).
@@ -28,7 +28,7 @@ REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 
 @dataclass(frozen=True)
 class Command:
-    """The keys of a verl command line, without POLICY.
+    """Keys of a verl command line, without POLICY.
 
     given: key -> value. from_files: the keys of them that a YAML file gave.
     """
@@ -38,7 +38,7 @@ class Command:
 
 
 def read_command(text: str) -> Command:
-    """The keys that a command line gives; words of another form are passed over.
+    """Read the keys of a command line; words of another form are ignored.
 
     Raises UserError for a shell variable that was not expanded, a value or file that cannot be read, and a
     configuration that is not verl's own and whose file is not given.
@@ -67,7 +67,7 @@ def read_command(text: str) -> Command:
 
 
 def _without_config_flags(words: list[str]) -> Iterator[str]:
-    """The words but Hydra's flags that choose a configuration, with their values."""
+    """Drop Hydra's flags that choose a configuration, with their values."""
     rest = iter(words)
     for word in rest:
         flag, equals, value = word.partition("=")
@@ -83,7 +83,10 @@ def _without_config_flags(words: list[str]) -> Iterator[str]:
 
 
 def _asked(group: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The keys of a YAML file that ask for something: no default, no null, no value that follows from others."""
+    """Select the keys of a YAML file that ask for something.
+
+    It drops defaults, nulls, and values that follow from others.
+    """
     for name, value in group.items():
         key = f"{prefix}{name}".removeprefix(POLICY)
         if isinstance(value, Mapping):
@@ -96,7 +99,7 @@ def _asked(group: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def _value(name: str, text: str, given: Mapping[str, Any]) -> Any:
-    """A value as Hydra reads it: only true, false and null are words with a meaning of their own."""
+    """Parse a value as Hydra does: only true, false and null are special words."""
     found = REFERENCE.fullmatch(text)
     if found:
         key = found[1].removeprefix(POLICY)

@@ -1,6 +1,6 @@
-"""How the settings of a run follow from verl's keys: data, validation, rewards, checkpoints, models, metrics.
+"""Translation of verl's run keys: data, validation, rewards, checkpoints, models, metrics.
 
-A rule reads keys, sets ours with `Result.put`, naming the keys that they follow from, and refuses what cannot be done.
+A rule reads keys, sets ours with `Result.put`, naming the keys that they follow from, and refuses unsupported ones.
 """
 
 import os
@@ -46,7 +46,7 @@ def _data(keys: Keys, result: Result) -> None:
 
 
 def _dataset(files: list[str]) -> str:
-    """The MindRecord that files of problems become: beside them, with their name."""
+    """Name the MindRecord for files of problems: same folder, same name."""
     stems = list(dict.fromkeys(Path(name).stem for name in files))
     folder = (
         Path(files[0]).parent if len(files) == 1 else Path(os.path.commonpath([Path(name).parent for name in files]))

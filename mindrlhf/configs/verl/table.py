@@ -1,4 +1,4 @@
-"""verl's keys as data: its defaults, and every key that no setting here follows from.
+"""verl's keys as data: its defaults, and all keys without a setting here.
 
 Keys are those of verl's PPO trainers and of its DAPO recipe, without `actor_rollout_ref.`; a `*` stands for anything. A
 key that a rule reads is translated; the other ones are looked up here.
@@ -213,10 +213,10 @@ ELSEWHERE: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Feature:
-    """A part of verl that is not done here.
+    """Feature of verl that this suite does not have.
 
     keys: those that are of no use without it; asking: keys of them that ask for it -> values with which they do not.
-    instead: what to do in its place, or "".
+    instead: an alternative, or "".
     """
 
     name: str

@@ -1,8 +1,8 @@
-"""verl's command line in our settings: `mindrlhf train --from-verl "key=value ..."`.
+"""Translation of verl's command line: `mindrlhf train --from-verl "key=value ..."`.
 
-What the command line leaves out has verl's default where that is another than ours, so that the same algorithm runs.
-Every key that it gives is translated, needless here, or done elsewhere, and the report says which; a command with a key
-of another kind is refused.
+A key that the command line leaves out has verl's default where that is another than ours, so that the same
+algorithm runs. Every key that it gives is translated, needless here, or done elsewhere, and the report says which;
+a command with a key of another kind is refused.
 """
 
 import difflib
@@ -28,15 +28,16 @@ from mindrlhf.errors import UserError
 
 @dataclass(frozen=True)
 class Translation:
-    """A verl command line in our terms. Every key that it gives is in one of used, elsewhere, needless and unknown.
+    """A verl command line as settings of this suite.
 
+    Every key that it gives is in one of used, elsewhere, needless and unknown.
     overrides: `group.key=value` each, for `load_grpo_config`.
     flags: flag of `mindrlhf train`, without dashes -> value; a flag that is given goes before it.
     sources: (ours, theirs) for people, one for each override and flag. used: verl's keys in them.
-    commands: what makes the datasets that a flag or a setting names.
-    elsewhere: key -> where it is done. needless: key -> why it is needless.
+    commands: commands that make the datasets that a flag or a setting names.
+    elsewhere: key -> its place. needless: key -> why it is needless.
     unknown: keys of a YAML file that are not verl's, as far as known here.
-    command: what was given.
+    command: the command line as given.
     """
 
     overrides: tuple[str, ...]
@@ -62,7 +63,7 @@ class Translation:
         return "\n".join(lines)
 
     def _by_words(self, table: Mapping[str, str]) -> Iterator[str]:
-        """`words: key=value, key=value`; keys of a file are counted only."""
+        """Format `words: key=value, key=value`; keys of a file are counted only."""
         for words in dict.fromkeys(table.values()):
             keys = [key for key, found in table.items() if found == words]
             shown = [f"{key}={self.command.given[key]}" for key in keys if key not in self.command.from_files]
@@ -73,10 +74,10 @@ class Translation:
 
 
 def translate(text: str) -> Translation:
-    """The settings that a verl command line stands for: `key=value ...`, and YAML files of keys.
+    """Translate a verl command line: `key=value ...`, and YAML files of keys.
 
     Raises UserError for a shell variable that was not expanded, a value that cannot be read, batch sizes that do not
-    divide, a key that is not verl's, and a key that asks for what is not done here.
+    divide, a key that is not verl's, and a key that asks for an unsupported feature.
     """
     command = read_command(text)
     given = command.given
@@ -109,7 +110,7 @@ def translate(text: str) -> Translation:
 
 
 def asked(given: Mapping[str, Any]) -> dict[str, Feature]:
-    """Key -> the feature that it asks for, of those that are not done here."""
+    """Map keys to the unsupported features that they ask for."""
     return {
         key: feature
         for feature in NOT_DONE
@@ -120,12 +121,12 @@ def asked(given: Mapping[str, Any]) -> dict[str, Feature]:
 
 
 def words(feature: Feature) -> str:
-    """The name of a feature, with what to do in its place."""
+    """Name a feature, with an alternative."""
     return f"{feature.name}; {feature.instead}" if feature.instead else feature.name
 
 
 def _refuse(refused: Mapping[str, str], given: Mapping[str, Any]) -> None:
-    """Raises UserError where keys ask for what is not done."""
+    """Raise UserError where keys ask for unsupported features."""
     if refused:
         parts = []
         for reason in dict.fromkeys(refused.values()):
@@ -135,7 +136,10 @@ def _refuse(refused: Mapping[str, str], given: Mapping[str, Any]) -> None:
 
 
 def _look_up(key: str, value: Any, result: Result) -> tuple[str, str]:
-    """(elsewhere, needless or unknown; words) of a key that no setting follows from."""
+    """Classify a key without a setting as elsewhere, needless or unknown.
+
+    Returns the class and words.
+    """
     if key in result.needless:
         return "needless", result.needless[key]
     if key in result.elsewhere:
@@ -157,7 +161,7 @@ def _matches(key: str, patterns: Collection[str]) -> bool:
 
 
 def _unknown(key: str) -> str:
-    """`x.y is no key of verl`, with the nearest key that is known here."""
+    """Explain `x.y is no key of verl`, with the nearest known key."""
     names = {*VERL_DEFAULTS, *FILE_DEFAULTS}
     for patterns in (*ELSEWHERE.values(), *NEEDLESS.values(), *(feature.keys for feature in NOT_DONE)):
         names |= {name for name in patterns.split() if "*" not in name and "?" not in name}
