@@ -105,7 +105,7 @@ class ModelConfig(Settings):
             raise UserError(explain(cls, error, values, lambda _: where, written)) from None
 
     def to_hf(self) -> dict[str, Any]:
-        """Return the content of an HF `config.json` that `from_hf` and `transformers` read back to the same model."""
+        """Build an HF `config.json`, which `from_hf` and `transformers` read back."""
         family, eos = FAMILIES[self.family], list(self.eos_token_ids)
         kind = CRITIC if self.value_head else "CausalLM"
         return {

@@ -23,7 +23,7 @@ MULTIPLE_OF = 256  # LlamaConfig's default
 
 
 class ModelSettings(Settings):
-    """`model.model_config`: null means that the YAML does not say. Names are MindFormers'; HF's are read too."""
+    """`model.model_config` under MindFormers' names; null where the YAML is silent."""
 
     type: Literal[*CLASSES] | None = Field(None, description="MindFormers' configuration class.")
     model_type: Literal[*MODEL_TYPES] | None = Field(None, description="HF's name of the model family.")
@@ -81,12 +81,12 @@ class ModelSettings(Settings):
 
     @property
     def is_llama_shape(self) -> bool:
-        """Tell whether the YAML names the shape of a Llama and no family of its own."""
+        """Tell whether the YAML names a Llama's shape and no other family."""
         return self.stated_family is None and (self.type == LLAMA_CLASS or self.model_type == LLAMA_TYPE)
 
     @property
     def family(self) -> Family | None:
-        """The model family without a checkpoint; biases tell the families apart that are written as `LlamaConfig`."""
+        """The model family without a checkpoint; biases decide where the class is `LlamaConfig`."""
         if self.stated_family is not None:
             return self.stated_family
         biases = bool(self.qkv_has_bias)
@@ -115,7 +115,7 @@ class ModelSettings(Settings):
         return -(-int(2 * width / 3) // step) * step
 
     def architecture(self, hf: ModelConfig | None, where: str, hf_where: str = "config.json") -> ModelConfig:
-        """The model that this YAML, and a checkpoint's `config.json` if there is one, describe.
+        """Combine this YAML with a checkpoint's configuration, if there is one.
 
         hf: from the checkpoint, or None when weights start at random or come without a configuration.
         where, hf_where: the two files' names in messages.
@@ -193,7 +193,7 @@ class ModelSettings(Settings):
             raise UserError(explain(ModelConfig, error, values, lambda _: f"{where}: {GROUP}")) from None
 
     def _tokens_and_range(self) -> dict[str, Any]:
-        """Fields of ModelConfig that the YAML may set beside any checkpoint; only those that it gives."""
+        """Collect the fields of ModelConfig that a YAML may set alongside any checkpoint."""
         given = {
             "eos_token_ids": self.eos_token_ids or None,
             "pad_token_id": self.pad_token_id,
@@ -203,7 +203,7 @@ class ModelSettings(Settings):
         return {field: value for field, value in given.items() if value is not None}
 
     def sampling(self) -> dict[str, Any]:
-        """What the YAML says about sampling, under the names of `RolloutSettings`."""
+        """Collect the YAML's sampling settings, under the names of `RolloutSettings`."""
         given = {
             "max_new_tokens": self.max_decode_length,
             "min_new_tokens": self.min_decode_length,

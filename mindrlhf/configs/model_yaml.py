@@ -95,7 +95,7 @@ class ModelYaml(Settings):
     unused: tuple[str, ...] = Field((), description="Keys of the file that have no effect here, dotted.")
 
     def without_effect(self, generating: bool) -> list[str]:
-        """Keys that the file sets and that do nothing here: of another device, or of training in a YAML that generates.
+        """List keys of the file without effect: another device's, or training's in a YAML that generates.
 
         `gradient_aggregation_group` and the like are common in files of either kind, so they are listed, not refused.
         """
@@ -108,11 +108,11 @@ class ModelYaml(Settings):
         return names
 
     def architecture(self, hf: ModelConfig | None = None, hf_where: str = "config.json") -> ModelConfig:
-        """The model, from this file and a checkpoint's configuration; see `ModelSettings.architecture`."""
+        """Combine this file with a checkpoint's configuration; see `ModelSettings.architecture`."""
         return self.model.architecture(hf, self.path, hf_where)
 
     def sampling_defaults(self) -> dict[str, Any]:
-        """The sampling keys of a predict YAML, for `load_grpo_config(defaults=...)`: they lie beneath its file."""
+        """Collect a predict YAML's sampling keys, for `load_grpo_config(defaults=...)`."""
         sampling = self.model.sampling()
         return {"rollout": sampling} if sampling else {}
 
@@ -165,7 +165,7 @@ class _Reader:
     unused: list[str] = field(default_factory=list)
 
     def mapping(self, path: KeyPath) -> Mapping[str, Any]:
-        """The group at `path`; empty where it is absent or null."""
+        """Find the group at `path`; empty where it is absent or null."""
         values: Any = self.layered.values
         for depth, part in enumerate(path, 1):
             values = values.get(part)
@@ -179,7 +179,7 @@ class _Reader:
         return values
 
     def check_kind(self) -> None:
-        """Raise UserError for a file of GRPO settings and for a model of another family."""
+        """Raise UserError for a file of GRPO settings or of another model family."""
         top = self.layered.values
         for key in MINDRLHF_GROUPS:
             if key in top:
@@ -256,11 +256,11 @@ class _Reader:
             )
 
     def _note(self, path: KeyPath, read: Collection[KeyPath]) -> None:
-        """Note the keys of the group at `path` as unused, but for the key paths `read`."""
+        """Note the keys of a group as unused, except for the key paths `read`."""
         self.unused += [dotted((*path, key)) for key in self.mapping(path) if (*path, key) not in read]
 
     def rest(self) -> None:
-        """Note what lies outside our groups; a key that nearly has the name of one of them is a mistake."""
+        """Note keys outside of our groups; a name close to a group's is a mistake."""
         top = self.layered.values
         if not any(name in top for name in OWN_GROUPS):
             grpo = " (GRPO settings go to --grpo_config)" if set(top) & set(GRPOConfig.model_fields) else ""

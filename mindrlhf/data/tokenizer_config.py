@@ -27,7 +27,7 @@ class ConfiguredTokenizer:
 
     @property
     def eos_token_id(self) -> int:
-        """Id of `eos_token`, or of the default family's end of text without a configured one.
+        """Id of `eos_token`; without one, of the default family's end of text.
 
         Raises UserError when there is neither.
         """
