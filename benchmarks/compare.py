@@ -256,8 +256,8 @@ def hidden_behind(prompts: Sequence[Sequence[int]], model, table, arrays: Mappin
 
     from mindrlhf.backend import kernels
     from mindrlhf.backend.compile.graph import Graph
+    from mindrlhf.models.decoder import Decoder
     from mindrlhf.models.initialize import build_parameters
-    from mindrlhf.models.transformer import Decoder
 
     class Hidden(Graph):
         def __init__(self, decoder: Decoder):

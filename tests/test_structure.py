@@ -13,7 +13,7 @@ PACKAGE = ROOT / "mindrlhf"
 LONGEST_FILE, LONGEST_FUNCTION = 400, 60  # lines
 
 # Files and functions that are longer, with their lines: the lists and the numbers may only shrink.
-LONG_FILES = {"mindrlhf.models.transformer": 454}
+LONG_FILES = {"mindrlhf.models.decoder": 454}
 LONG_FUNCTIONS = {
     "mindrlhf.trainer.build.assemble": 151,
     "mindrlhf.data.convert_problems.convert": 63,

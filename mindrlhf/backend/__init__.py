@@ -1,8 +1,12 @@
 """All differences between device targets: kernels, collectives, memory, process start.
 
-`kernels(target)` gives the functions that a graph is built from. Everything above this room is the same code on a
+`kernels(target)` gives what graphs are built from. Everything above this room is the same code on a
 laptop's CPU and on Ascend.
 """
+
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
 
 from mindrlhf.backend.parameter_memory import read, read_all, rewriting, write  # noqa: F401
 from mindrlhf.errors import UserError
@@ -10,20 +14,34 @@ from mindrlhf.errors import UserError
 TARGETS = ("CPU", "Ascend")
 
 
-def kernels(target: str):
-    """What graphs are built from on a `context.device_target`: `rms_norm`, `rotary`, `group_attention`, ...
+@dataclass(frozen=True)
+class Kernels:
+    """What graphs are built from on a device target.
 
-    On CPU these are fused operators where they can be built (`backend.native`), and compositions elsewhere.
+    composed: a module with a function for everything (`rms_norm`, `rotary`, `group_attention`, ...), composed of
+    MindSpore's operators. fused: the C++ operators (`backend.native`), or None.
     """
+
+    composed: ModuleType
+    fused: Any = None
+
+    @property
+    def best(self) -> Any:
+        """For the functions that both have."""
+        return self.fused or self.composed
+
+
+def kernels(target: str) -> Kernels:
+    """Those of a `context.device_target`: on CPU with fused operators where they can be built."""
     if target == "CPU":
         from mindrlhf.backend import cpu
         from mindrlhf.backend.native.operators import operators
 
-        return operators() or cpu
+        return Kernels(cpu, operators())
     if target == "Ascend":
         from mindrlhf.backend import ascend
 
-        return ascend
+        return Kernels(ascend)
     raise UserError(f"context.device_target is {target!r}; this suite runs on {' and '.join(TARGETS)}.")
 
 
@@ -34,4 +52,6 @@ def operators_in_use(target: str) -> str:
     from mindrlhf.backend.native import library
 
     built = library()
-    return "fused" if built.path else f"MindSpore's, several times slower than fused ones: {built.problem}"
+    if built.path:
+        return "fused attention and feed-forward halves"
+    return f"MindSpore's, several times slower than fused ones: {built.problem}"

@@ -56,9 +56,8 @@ class RecomputeSettings(Settings):
 
     recompute: bool | int | tuple[int, ...] = Field(
         False,
-        description="Compute activations again in the backward pass, each layer from its input. Pipeline stages always "
-        "do, from theirs. It is refused with one stage on Ascend, with model_parallel and for Qwen3, and for a number "
-        "of layers.",
+        description="Compute activations again in the backward pass, each half of a layer from its input. Pipeline "
+        "stages always do, from theirs. It is refused with one stage on Ascend, and for a number of layers.",
     )
 
 

@@ -71,7 +71,7 @@ def check_sft(config: SFTConfig, yaml: ModelYaml, model: ModelConfig, workers: i
 def check_training_layout(yaml: ModelYaml, model: ModelConfig, length_bucket: int) -> None:
     """Check `parallel_config` for training. Raises UserError."""
     layout = yaml.parallel
-    check_recompute(yaml, model)
+    check_recompute(yaml)
     if layout.use_seq_parallel and length_bucket % layout.model_parallel:
         raise UserError(
             f"train.length_bucket is {length_bucket}, and with use_seq_parallel of {yaml.path} rows are split over "
@@ -80,10 +80,10 @@ def check_training_layout(yaml: ModelYaml, model: ModelConfig, length_bucket: in
         )
 
 
-def check_recompute(yaml: ModelYaml, model: ModelConfig) -> None:
-    """Check that the layers to recompute can be recomputed. Raises UserError.
+def check_recompute(yaml: ModelYaml) -> None:
+    """Check that what is to be recomputed can be. Raises UserError.
 
-    Pipeline stages can; without stages only the CPU's fused layers can.
+    Pipeline stages can; without stages only the CPU's fused halves of layers can.
     With MindSpore 2.9's own (`Cell.recompute()`) some shapes fail to compile on CPU, with a topological cycle.
     """
     recompute, layout = yaml.recompute.recompute, yaml.parallel
@@ -95,18 +95,11 @@ def check_recompute(yaml: ModelYaml, model: ModelConfig) -> None:
         raise UserError(f"{where}, and all layers are computed again, not a number of them; set it to True.")
     if layout.pipeline_stage > 1:
         return
-    keeping = None
     if yaml.context.device_target != "CPU":
-        keeping = f"layers on {yaml.context.device_target}"
-    elif layout.model_parallel > 1:
-        keeping = f"layers of model_parallel {layout.model_parallel}"
-    elif model.qk_norm:
-        keeping = "layers that norm queries and keys"
-    if keeping:
         raise UserError(
-            f"{where}, and with one pipeline stage {keeping} keep their activations; set it to False and lower "
-            "train.max_tokens_per_micro_batch, or set parallel_config.pipeline_stage to 2 or more: stages compute "
-            "theirs again."
+            f"{where}, and with one pipeline stage layers on {yaml.context.device_target} keep their activations; set "
+            "it to False and lower train.max_tokens_per_micro_batch, or set parallel_config.pipeline_stage to 2 or "
+            "more: stages compute theirs again."
         )
 
 

@@ -13,7 +13,7 @@ from mindrlhf.evaluation.evaluator import Evaluator, reward_of, write_answers
 from mindrlhf.evaluation.pass_at_k import validation_metrics
 from mindrlhf.job import Job
 from mindrlhf.metrics.progress import Progress
-from mindrlhf.models.transformer import Decoder
+from mindrlhf.models.decoder import Decoder
 from mindrlhf.rewards.runner import RewardRunner
 from mindrlhf.roles.part import Side
 from mindrlhf.rollout.open_engine import open_engine

@@ -1,9 +1,10 @@
 """What compiled graphs hold beside parameters, in bytes, from shapes alone. Pure Python.
 
-The counts follow the graphs of `models/transformer.py` as MindSpore's CPU backend runs them, tensor by tensor: what the
-backward pass reads again (`kept`), and what is alive beside it where most is. Fused operators (`backend.native`) keep
-their inputs alone. Compositions (`backend.cpu`) also keep what lies between, attention's probabilities above all, and
-tables: memory of kernels, outside of the pool, that stays with its graph. CPU's element-wise kernels keep two 8-byte
+The counts follow the graphs of `models/decoder.py` as MindSpore's CPU backend runs them, tensor by tensor: what the
+backward pass reads again (`kept`), and what is alive beside it where most is. A fused half of a layer
+(`backend.native`) keeps its input and its projections, and makes again what is quickly made. Compositions
+(`backend.cpu`) also keep what lies between, attention's probabilities above all, and tables: memory of kernels, outside
+of the pool, that stays with its graph. CPU's element-wise kernels keep two 8-byte
 indices for each number of a broadcast result, and two operators that MindSpore derives broadcast: the mean of a norm
 and the softmax, both going backward. Ascend is counted as compositions: its fused operators keep less, so that the
 figures there are upper bounds, and not measured.
@@ -94,24 +95,19 @@ class Stage:
         return 0 if self.model.value_head else self.model.vocab_size // self.tp
 
     @property
-    def whole(self) -> bool:
-        """Whether a layer is one operator, which makes again what is quickly made."""
-        return self.fused and self.tp == 1 and not self.model.qk_norm
-
-    @property
     def norm(self) -> int:
         """Tensors that a norm keeps: input and output; composed also scale, normed input and repeated weight."""
         return 2 if self.fused else 5
 
     @property
     def layer_norm(self) -> int:
-        """The same of one inside of a layer."""
-        return 1 if self.whole else self.norm
+        """The same of one inside of a half."""
+        return 1 if self.fused else self.norm
 
     @property
     def gated(self) -> int:
-        """Tensors of the feed-forward layer's width that it keeps: gate, up, product; composed also the sigmoid."""
-        return 2 if self.whole else 3 if self.fused else 4
+        """Tensors of the inner width that are kept: gate, up; composed also the product and the sigmoid."""
+        return 2 if self.fused else 4
 
     def near_probabilities(self, micro: Micro) -> int:
         """Attention probabilities of the responses in one layer, where they are held."""
@@ -121,9 +117,13 @@ class Stage:
         """Attention probabilities of `rows` of prompts in one layer, where they are held."""
         return 0 if self.fused else rows * self.heads * prefix
 
+    def inside(self, rows: int) -> int:
+        """Numbers of a half's input, which every rank has whole where operators are fused."""
+        return rows * self.model.hidden_size if self.fused else self.outside(rows)
+
     def angles(self, rows: int, width: int) -> int:
-        """cos and sin for heads of `width` in all; composed, they are repeated for each head."""
-        return 2 * rows * (self.model.head_dim if self.fused else width)
+        """cos and sin, repeated for each of the heads of `width` in all; fused operators read the table."""
+        return 0 if self.fused else 2 * rows * width
 
     def logits(self, rows: int) -> int:
         """Numbers of one chunk of logits."""
@@ -135,15 +135,15 @@ def update_kept(stage: Stage, micro: Micro) -> int:
     rows, near = micro.rows, micro.near
     full = stage.layers - 1 if stage.is_last else stage.layers
     if stage.recompute:
-        inputs = stage.layers * stage.outside(rows)
-        behind = stage.norm * stage.outside(near) + _kept_logits(stage, near) + stage.angles(near, stage.query)
-        return (inputs + stage.angles(rows, stage.query + stage.key) + stage.is_last * behind) * stage.itemsize
+        inputs = 2 * full * stage.inside(rows)  # of both halves
+        behind = stage.inside(rows) + stage.inside(near) + stage.norm * stage.outside(near) + _kept_logits(stage, near)
+        return (inputs + stage.is_last * behind) * stage.itemsize
     kept = full * _kept_of_layer(stage, micro) + stage.angles(rows, stage.query + stage.key)
     if stage.is_last:
         # Of the last layer's prompt only keys and values go on; behind it are the final norm and the logits.
-        kept += stage.layer_norm * (stage.outside(rows) + stage.outside(near)) + stage.norm * stage.outside(near)
+        kept += stage.layer_norm * (stage.inside(rows) + stage.inside(near)) + stage.norm * stage.outside(near)
         kept += _kept_of_heads(stage, near, rows)
-        kept += near * (stage.model.hidden_size + stage.gated * stage.inner) + stage.angles(near, stage.query)
+        kept += near * stage.gated * stage.inner + stage.angles(near, stage.query)
         kept += 2 * stage.near_probabilities(micro) + _kept_logits(stage, near)
     return kept * stage.itemsize
 
@@ -155,16 +155,14 @@ def update_bytes(stage: Stage, micro: Micro, in_flight: int = 1) -> int:
     """
     begins = _head_backward(stage, micro) if stage.is_last else 2 * stage.outside(micro.rows)
     if stage.fused:
-        # Or in the last layer's feed-forward: the gradients of both halves, and that of the product in the product's
-        # place. The logits are gone by then, but where they were is hardly used.
+        # Or in the last feed-forward half: gradients take the places of gate and up, beside them are the product, the
+        # normed input and two gradients. The logits are gone by then, but where they were is hardly used.
         rows = micro.near if stage.is_last else micro.rows
-        layer = 2 * rows * stage.inner + stage.outside(rows)
-        if stage.whole:  # in the places of gate and up; beside them the product, and the gradients of what is read
-            layer = rows * stage.inner + 3 * stage.outside(micro.rows) + 2 * micro.rows * stage.key
-        if stage.recompute:  # what the layer made the first time, once more; much of it where the logits were
-            layer -= _kept_logits(stage, micro.near) if stage.is_last else 0
-            layer += 2 * stage.outside(rows) + 2 * rows * (stage.query + stage.inner) + 2 * micro.rows * stage.key
-        begins = max(begins, layer)
+        half = rows * stage.inner + 4 * stage.inside(rows)
+        if stage.recompute:  # what the half made the first time, once more; much of it where the logits were
+            half += stage.inside(rows) + 2 * rows * stage.inner
+            half -= _kept_logits(stage, micro.near) if stage.is_last else 0
+        begins = max(begins, half)
     else:
         # All layers' sigmoids of the gates are there again by then: they depend on nothing that comes later.
         begins += (stage.layers * micro.rows - (micro.far if stage.is_last else 0)) * stage.inner
@@ -215,14 +213,14 @@ def _kept_of_layer(stage: Stage, micro: Micro) -> int:
     rows = micro.rows
     probabilities = 2 * stage.near_probabilities(micro) + stage.far_probabilities(micro.far, micro.prefix)
     heads = _kept_of_heads(stage, rows, rows) + probabilities
-    return 2 * stage.layer_norm * stage.outside(rows) + heads + stage.gated * rows * stage.inner
+    return 2 * stage.layer_norm * stage.inside(rows) + heads + stage.gated * rows * stage.inner
 
 
 def _kept_of_heads(stage: Stage, asking: int, rows: int) -> int:
     """Queries and attended values of the rows that ask, keys and values of all; of a norm on them, what it keeps beside
     its output.
     """
-    normed = stage.norm - 1 if stage.model.qk_norm else 0
+    normed = stage.norm - 1 if stage.model.qk_norm and not stage.fused else 0
     return (2 + normed) * (asking * stage.query + rows * stage.key)
 
 
@@ -249,8 +247,7 @@ def _head_backward(stage: Stage, micro: Micro) -> int:
 
 def _alive_in_layer(stage: Stage, rows: int, probabilities: int) -> int:
     """Most numbers that a forward pass has at a time: in the feed-forward, or where the scores become probabilities."""
-    if stage.whole:  # one operator's input and outputs
-        return 3 * stage.outside(rows) + rows * (2 * stage.query + 2 * stage.key + 2 * stage.inner)
-    stream = (2 if stage.fused else 3) * stage.outside(rows)
+    if stage.fused:  # input and outputs of one half
+        return 2 * stage.inside(rows) + rows * max(2 * stage.query + 3 * stage.key, 2 * stage.inner)
     attention = 3 * probabilities + rows * (2 * stage.query + 4 * stage.key)
-    return stream + max(3 * rows * stage.inner, attention)
+    return 3 * stage.outside(rows) + max(3 * rows * stage.inner, attention)

@@ -64,7 +64,7 @@ def can_compute_again(work: Work) -> bool:
     if work.train.recompute.recompute or not work.fused or work.train.parallel.pipeline_stage > 1:
         return False
     try:
-        check_recompute(compute_again(work).train, work.model)
+        check_recompute(compute_again(work).train)
     except UserError:
         return False
     return True

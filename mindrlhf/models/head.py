@@ -31,7 +31,7 @@ class TokenLogProbs(nn.Cell):
     tokens whose results nobody reads and whose gradients are 0, which may be left out; theirs are any finite numbers.
     entropy_gradient: whether gradients go through the entropy; without, it is for reading only.
 
-    kernels: of `backend`; None for compositions of basic operators.
+    fused: the operators of `backend.native`; None for compositions of basic operators.
     shards: the ranks that share the vocabulary, one block of head's rows each, in rank order. A rank has the logits
     of its own block; four numbers of each token travel, and the gradient of hidden is this rank's part of a sum (after
     Shoeybi et al. 2019, arXiv:1909.08053, section 3, who reduce the loss; here log-probs and entropy are).
@@ -49,15 +49,15 @@ class TokenLogProbs(nn.Cell):
         chunk_numbers: int = CHUNK_NUMBERS,
         shards: TensorParallel | None = None,
         entropy_gradient: bool = False,
-        kernels=None,
+        fused=None,
     ):
         super().__init__(auto_prefix=False)
         self.entropy_gradient = entropy_gradient
         shards = shards or TensorParallel()
         # Fused operators read whole rows of logits.
-        self.fused = shards.size == 1 and hasattr(kernels, "token_log_probs")
+        self.fused = shards.size == 1 and fused is not None
         if self.fused:
-            self.fused_log_probs, self.fused_gradient = kernels.token_log_probs, kernels.token_log_probs_gradient
+            self.fused_log_probs, self.fused_gradient = fused.token_log_probs, fused.token_log_probs_gradient
             self.inverse_tensor = Tensor(np.array([1.0 / temperature], np.float32))
         self.rank, self.size, self.stack_ranks = shards.rank, shards.size, shards.stack
         self.inverse = 1.0 / temperature

@@ -126,14 +126,14 @@ def _layer_rows(config: ModelConfig) -> list[ParameterSpec]:
     hidden, inner = config.hidden_size, config.intermediate_size
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
 
-    def norm(name: str, hf_name: str, size: int, inside: bool) -> ParameterSpec:
-        return ParameterSpec(f"{name}.weight", f"{hf_name}.weight", (size,), "norm", 0, inside=inside)
+    def norm(name: str, hf_name: str, size: int) -> ParameterSpec:
+        return ParameterSpec(f"{name}.weight", f"{hf_name}.weight", (size,), "norm", 0)
 
     def matrix(name: str, hf_name: str, outputs: int, inputs: int, dim: int, parts: int | None = None) -> ParameterSpec:
         shape = (outputs, inputs)
         return ParameterSpec(f"{name}.weight", f"{hf_name}.weight", shape, "matrix", 0, "tp", dim, parts)
 
-    rows = [norm("attention_norm", "input_layernorm", hidden, inside=False)]
+    rows = [norm("attention_norm", "input_layernorm", hidden)]
     for ours, theirs, outputs, parts in (
         ("wq", "q_proj", queries, None),
         ("wk", "k_proj", keys, config.num_kv_heads),
@@ -145,11 +145,11 @@ def _layer_rows(config: ModelConfig) -> list[ParameterSpec]:
             name, hf_name = f"attention.{ours}.bias", f"self_attn.{theirs}.bias"
             rows.append(replace(weight, name=name, hf_name=hf_name, shape=(outputs,), kind="bias"))
     if config.qk_norm:
-        rows += [norm(f"attention.{one}", f"self_attn.{one}", config.head_dim, True) for one in ("q_norm", "k_norm")]
+        rows += [norm(f"attention.{one}", f"self_attn.{one}", config.head_dim) for one in ("q_norm", "k_norm")]
     return [
         *rows,
         matrix("attention.wo", "self_attn.o_proj", hidden, queries, 1),
-        norm("ffn_norm", "post_attention_layernorm", hidden, inside=False),
+        norm("ffn_norm", "post_attention_layernorm", hidden),
         matrix("feed_forward.w1", "mlp.gate_proj", inner, hidden, 0),
         matrix("feed_forward.w3", "mlp.up_proj", inner, hidden, 0),
         matrix("feed_forward.w2", "mlp.down_proj", hidden, inner, 1),

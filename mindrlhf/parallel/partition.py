@@ -99,8 +99,8 @@ class Partition:
 
         Every data-parallel replica sees other data. Twins in other stages (a tied embedding) use the parameter
         elsewhere. Twins in the same stage compute a part of its gradient where they use it inside a parallel region
-        (shared key-value heads, head norms, a tied embedding's head) or on their slice of the rows; elsewhere each has
-        the whole.
+        (shared key-value heads, norms of a layer, a tied embedding's head) or on their slice of the rows; elsewhere
+        each has the whole.
         """
         here = self.coordinates
         members = [

@@ -8,7 +8,7 @@ from mindrlhf.backend.native import library
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_yaml import ModelYaml
 from mindrlhf.errors import UserError
-from mindrlhf.models.transformer import Decoder
+from mindrlhf.models.decoder import Decoder
 from mindrlhf.parallel.data_parallel import DataParallel
 from mindrlhf.parallel.gradients import ReduceGradients
 from mindrlhf.parallel.partition import Partition
@@ -48,7 +48,7 @@ class Side:
         again = self._yaml.recompute.recompute is True and last == 0
         places = (self.shards, part.layers, stage == 0, stage == last, again)
         decoder = Decoder(part.model, parameters, kernels, max_positions, dtype, *places)
-        if again and not decoder.recomputes:
+        if again and not decoder.fused:
             raise UserError(
                 f"{self._yaml.path}: recompute_config.recompute is True, and only the fused operators compute layers "
                 f"again, which are not there ({library().problem}); install g++ or set it to False."

@@ -51,7 +51,7 @@ def open_updater(
         norm,
         share,
         block,
-        head.decoder.kernels,
+        head.decoder.kernels.best,
     )
     return Updater(
         head,

@@ -1,11 +1,10 @@
 """The three compiled graphs of generation over one static key-value cache: prefill, admit, decode."""
 
-import mindspore
 from mindspore import ParameterTuple, ops
 
 from mindrlhf.backend.compile.graph import Graph
 from mindrlhf.backend.memory import zero_parameter
-from mindrlhf.models.transformer import Decoder
+from mindrlhf.models.decoder import Decoder
 from mindrlhf.rollout.sampling import Sampler
 
 # Tokens of a call, at most, where one operator draws several.
@@ -53,9 +52,9 @@ class Admit(Graph):
         super().__init__()
         self.keys, self.values, self.size = cache.keys, cache.values, cache.size
         self.put = ops.ScatterUpdate()
-        self.fused = hasattr(kernels, "admit") and cache.keys[0].dtype == mindspore.float32
+        self.fused = kernels.fused is not None
         if self.fused:
-            self.admit, self.longest = kernels.admit, longest
+            self.admit, self.longest = kernels.fused.admit, longest
             self.caches = tuple(part for pair in zip(cache.keys, cache.values, strict=True) for part in pair)
 
     def construct(self, slots, rows, *prefilled):

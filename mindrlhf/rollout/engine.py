@@ -18,7 +18,7 @@ from mindspore import Tensor
 from mindrlhf.configs.grpo import SamplingSettings
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.errors import UserError
-from mindrlhf.models.transformer import Decoder
+from mindrlhf.models.decoder import Decoder
 from mindrlhf.rollout.decode_graphs import Admit, Cache, Decode, Prefill
 from mindrlhf.rollout.random import uniform
 from mindrlhf.rollout.sampling import Sampler

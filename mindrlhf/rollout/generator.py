@@ -104,7 +104,7 @@ class Generator:
     def _open_engine(self, longest: int, slots: int) -> "Engine":
         if self._parameters is None:
             self._parameters = Weights(self._path, self.model, self._seed).parameters()
-        from mindrlhf.models.transformer import Decoder
+        from mindrlhf.models.decoder import Decoder
         from mindrlhf.rollout.engine import Engine
 
         positions = longest + self.sampling.max_new_tokens + 2 * LENGTH_BUCKET  # both are rounded up

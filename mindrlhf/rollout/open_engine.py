@@ -3,7 +3,7 @@
 from mindrlhf.checkpoint.open import stop_ids
 from mindrlhf.configs.grpo import SamplingSettings
 from mindrlhf.job import Job
-from mindrlhf.models.transformer import Decoder
+from mindrlhf.models.decoder import Decoder
 from mindrlhf.rollout.engine import Engine
 from mindrlhf.rollout.slots import slot_count
 

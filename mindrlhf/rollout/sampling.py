@@ -30,6 +30,15 @@ def block_size(vocabulary: int, ranks: int = 1) -> int:
     return min(divisors, key=lambda b: abs(math.log(b * b / vocabulary)))
 
 
+def draws_in_operator(settings: SamplingSettings, vocabulary: int, ranks: int) -> bool:
+    """Whether the operator that decodes several tokens a call (`backend.native`) can draw with these settings.
+
+    ranks: those that share the vocabulary.
+    """
+    filters = 0 < settings.top_k < vocabulary or settings.top_p < 1.0 or settings.min_p > 0.0
+    return ranks == 1 and not filters and settings.repetition_penalty == 1.0
+
+
 class Sampler(nn.Cell):
     """logits float32[B, V], uniform float32[B] -> (token int32[B], behaviour log-prob, policy log-prob float32[B]).
 
@@ -61,8 +70,7 @@ class Sampler(nn.Cell):
         self.block = block_size(vocabulary, shards.size)
         self.plain = not (self.penalty != 1.0 or self.bans_stop or self.top_k or self.top_p < 1.0 or self.min_p > 0.0)
         self.filters = bool(self.top_k or self.top_p < 1.0 or self.min_p > 0.0)
-        # What an operator that draws several tokens at once (`backend.native`) can do too.
-        self.simple = shards.size == 1 and not self.filters and self.penalty == 1.0
+        self.simple = draws_in_operator(settings, vocabulary, shards.size)
         self.stop_ids = Tensor(np.array(stop_ids or (-1,), np.int32))
         self.cumulative = ops.CumSum()
         self.row_max = ops.ReduceMax(True)

@@ -33,8 +33,8 @@ from mindrlhf.metrics.flops import Utilization
 from mindrlhf.metrics.progress import Progress
 from mindrlhf.metrics.run_writers import open_writers
 from mindrlhf.metrics.timer import Timers
+from mindrlhf.models.decoder import Decoder
 from mindrlhf.models.initialize import build_parameters
-from mindrlhf.models.transformer import Decoder
 from mindrlhf.records.response_writer import KeptResponses
 from mindrlhf.records.rollout_parts import RolloutParts
 from mindrlhf.records.rollout_record import read_rollout_record

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from mindrlhf.backend import operators_in_use
+from mindrlhf.backend import kernels, operators_in_use
 from mindrlhf.backend.ceiling import matmul_ceiling
 from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.backend.process.wait_for_ranks import roll_call
@@ -28,6 +28,8 @@ from mindrlhf.memory.estimate import Lengths, Work, device_limit
 from mindrlhf.metrics.trackers import check_installed
 from mindrlhf.models.parameters import parameter_count
 from mindrlhf.rewards.runner import RewardRunner
+from mindrlhf.rollout.decode_graphs import FUSED_TOKENS
+from mindrlhf.rollout.sampling import draws_in_operator
 from mindrlhf.types import Prompt
 
 _log = logging.getLogger(__name__)
@@ -66,7 +68,7 @@ def preflight(job: Job, collectives: Collectives, prompts: Sequence[Prompt], rew
     lines = {
         "versions": ", ".join(f"{name} {version}" for name, version in versions().items()),
         "devices": devices(world.device_target, everywhere, job.train.model.compute_dtype),
-        "operators": operators_in_use(world.device_target),
+        "operators": operators_line(job, world.device_target),
         "ranks": f"all {world.size} answered within {answered:.1f} s" if world.size > 1 else "one process",
         "model": f"{job.model.family}, {parameter_count(job.model):,} parameters",
         "tokenizer": tokenizer_line(job.tokenizer, job.model),
@@ -80,6 +82,14 @@ def preflight(job: Job, collectives: Collectives, prompts: Sequence[Prompt], rew
     if prompts and rewards:
         lines["reward"] = try_reward(rewards, prompts[0], lambda ids: job.tokenizer.decode(list(ids)))
     print(block(lines), flush=True)
+
+
+def operators_line(job: Job, target: str) -> str:
+    """The form of the layers' halves, and how many tokens decoding gives a call."""
+    settings, ranks = job.config.rollout, job.infer.parallel.model_parallel
+    several = kernels(target).fused is not None and draws_in_operator(settings, job.model.vocab_size, ranks)
+    tokens = f"up to {FUSED_TOKENS} tokens" if several else "one token"
+    return f"{operators_in_use(target)}; decoding {tokens} a call"
 
 
 def block(lines: Mapping[str, str]) -> str:

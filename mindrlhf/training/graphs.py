@@ -5,8 +5,8 @@ x is what the pipeline stage before gave, [rows, hidden]; the first stage, which
 
 from mindspore import nn, ops
 
+from mindrlhf.models.decoder import Decoder
 from mindrlhf.models.head import CHUNK_NUMBERS, TokenLogProbs, TokenValues
-from mindrlhf.models.transformer import Decoder
 from mindrlhf.training.objective import Objective
 
 # A head is a Cell with a `stage`, called as
@@ -40,7 +40,7 @@ class PolicyLogProbs(nn.Cell):
         super().__init__(auto_prefix=False)
         self.decoder, self.stage = decoder, Stage(decoder)
         self.token_log_probs = TokenLogProbs(
-            temperature, chunk_numbers, decoder.shards, entropy_gradient, decoder.kernels
+            temperature, chunk_numbers, decoder.shards, entropy_gradient, decoder.kernels.fused
         )
 
     def construct(self, x, prefix_ids, prefix_lengths, input_ids, lengths, targets):

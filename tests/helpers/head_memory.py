@@ -17,17 +17,17 @@ VOCABULARY, WIDTH, CHUNK, CHUNKS = 131072, 8, 128, 12
 
 
 class Sum(nn.Cell):
-    def __init__(self, kernels):
+    def __init__(self, fused):
         super().__init__()
-        self.token_log_probs = TokenLogProbs(1.0, CHUNK * VOCABULARY, kernels=kernels)
+        self.token_log_probs = TokenLogProbs(1.0, CHUNK * VOCABULARY, fused=fused)
 
     def construct(self, hidden, head, targets):
         return self.token_log_probs(hidden, head, targets, ops.ones_like(targets))[0].sum()
 
 
-def main(kernels) -> None:
+def main(fused) -> None:
     mindspore.set_context(mode=mindspore.GRAPH_MODE, device_target="CPU")
-    gradient = ops.value_and_grad(Sum(kernels), (0, 1))
+    gradient = ops.value_and_grad(Sum(fused), (0, 1))
 
     @mindspore.jit
     def graph(*inputs):

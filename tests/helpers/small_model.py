@@ -49,17 +49,20 @@ class SmallModel:
     def specs(self) -> list:
         return list(parameter_table(self.config))
 
-    def build(self, positions: int = POSITIONS, recompute: bool = False):
-        """(decoder, name -> Parameter) over an own copy of the weights, in graph mode on CPU."""
+    def build(self, positions: int = POSITIONS, recompute: bool = False, kernels=None):
+        """(decoder, name -> Parameter) over an own copy of the weights, in graph mode on CPU.
+
+        kernels: those of the CPU by default.
+        """
         import mindspore
 
         from mindrlhf import backend
+        from mindrlhf.models.decoder import Decoder
         from mindrlhf.models.initialize import build_parameters
-        from mindrlhf.models.transformer import Decoder
 
         mindspore.set_context(mode=mindspore.GRAPH_MODE, device_target="CPU")
         parameters = build_parameters(self.specs, lambda spec: self.arrays[spec.name])
-        kernels = backend.kernels("CPU")
+        kernels = kernels or backend.kernels("CPU")
         return Decoder(self.config, parameters, kernels, positions, recompute=recompute), parameters
 
     def logits(self, ids, arrays: dict[str, np.ndarray] | None = None) -> np.ndarray:

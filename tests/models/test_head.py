@@ -25,7 +25,7 @@ def entropy_gradient(request):
 
 
 @pytest.fixture(scope="module", params=["composed", "fused"])
-def kernels(request):
+def fused(request):
     if request.param == "fused" and operators() is None:
         pytest.skip("the fused operators cannot be built here")
     return operators() if request.param == "fused" else None
@@ -34,7 +34,7 @@ def kernels(request):
 @pytest.fixture(
     scope="module", params=[CHUNK_NUMBERS, 4 * VOCABULARY, 1], ids=["one-chunk", "three-chunks", "a-token-each"]
 )
-def run(request, entropy_gradient, kernels):
+def run(request, entropy_gradient, fused):
     """(hidden, head, targets, weights) -> log-probs and entropy of the tokens that are USED, and the gradients of the
     sum over these of weights * log-probs plus ENTROPY_WEIGHTS * entropy, which counts only where the entropy has a
     gradient.
@@ -48,7 +48,7 @@ def run(request, entropy_gradient, kernels):
         def __init__(self):
             super().__init__()
             self.token_log_probs = TokenLogProbs(
-                TEMPERATURE, request.param, entropy_gradient=entropy_gradient, kernels=kernels
+                TEMPERATURE, request.param, entropy_gradient=entropy_gradient, fused=fused
             )
             self.used = Tensor(USED.astype(np.int32))
 

@@ -1,4 +1,4 @@
-// Attention of prompts and of their completions in training and scoring.
+// Attention of prompts to themselves, and of completions to their shared prompt and themselves.
 
 #pragma once
 
@@ -8,136 +8,216 @@
 
 #include "lanes.h"
 #include "matrix.h"
+#include "names.h"
 #include "team.h"
 
 namespace {
 
 const int64_t kQueryRows = 64;  // rows of scores held at once
 
-// Rows of a prompt or of a completion: its first row among keys, how many of them count, and how many it has.
+// A sequence's rows that count: the first of them, and how many there are.
 struct Span {
-  int64_t at, size, room;
+  int64_t at, size;
 };
 
-struct Attention {
-  // prompts, samples of each; heads of keys, of queries for each, size; longest prompt and completion
-  int64_t n, g, heads, queries, d, p, r;
-  std::vector<Span> far, near;  // [n], [n * g]
-  int64_t rows;                 // of keys
-  int64_t skip;                 // those of them before the first that asks: all prompts, or none
-  float scale;
+// N prompts of up to P positions, G completions of each of up to R, and which of their T = N * P + N * G * R rows count.
+// Padding is not computed: inside of an operator the rows that count lie without gaps ("packed").
+struct Sequences {
+  int64_t prompts, samples;
+  std::vector<Span> prompt, completion;  // [N], [N * G], packed
+  int64_t rows = 0;                      // packed
+  int64_t skip;                          // of them, those before the first that asks
+  int64_t all = 0, all_skip;             // the same with padding
+  std::vector<int64_t> given;            // of each packed row, which of all it is
+  std::vector<Span> unused;              // of all rows, those that do not count
 
-  int64_t width() const { return heads * queries * d; }
-  int64_t key_width() const { return heads * d; }
-  int64_t scratch_size() const { return 2 * kQueryRows * (p + r); }
+  // lengths int32[N * (1 + G)], of the prompts and then of the completions
+  Sequences(const HalfNumbers &numbers, const int32_t *lengths, int64_t spans) {
+    samples = numbers.samples, prompts = spans / (1 + samples);
+    place(prompts, numbers.prefix, lengths, prompt);
+    skip = numbers.asking == 2 ? 0 : rows, all_skip = numbers.asking == 2 ? 0 : all;
+    place(prompts * samples, numbers.completion, lengths + prompts, completion);
+    if (numbers.asking == 0) skip = rows, all_skip = all;
+  }
 
-  // body(span) for all, in the order of their rows.
-  template <typename Body>
-  void spans(Body body) const {
-    for (const Span &span : far) body(span);
-    for (const Span &span : near) body(span);
+  int64_t asking() const { return rows - skip; }
+
+  // The m packed rows from `first` on, of an array [.., width] whose first row is row `begin` of all: where they lie, or a
+  // copy in `memory`.
+  Input take(Input array, int64_t width, int64_t begin, int64_t first, int64_t m, Output memory) const {
+    if (m == 0) return array;
+    if (adjacent(first, m)) return array + (given[first] - begin) * width;
+    for (int64_t i = 0; i < m; ++i) {
+      Input row = array + (given[first + i] - begin) * width;
+      std::copy(row, row + width, memory + i * width);
+    }
+    return memory;
+  }
+
+  // The other way: where to write such rows, and afterwards what brings them there.
+  Output target(Output array, int64_t width, int64_t begin, int64_t first, int64_t m, Output memory) const {
+    return m && adjacent(first, m) ? array + (given[first] - begin) * width : memory;
+  }
+  void put(Input source, int64_t width, int64_t begin, int64_t first, int64_t m, Output array) const {
+    if (adjacent(first, m)) return;
+    for (int64_t i = 0; i < m; ++i) {
+      std::copy(source + i * width, source + (i + 1) * width, array + (given[first + i] - begin) * width);
+    }
+  }
+
+  void zero_unused(Output array, int64_t width, int64_t begin) const {
+    for (const Span &span : unused) {
+      Output row = array + (span.at - begin) * width;
+      if (span.at >= begin) std::fill(row, row + span.size * width, 0.0f);
+    }
+  }
+
+  bool adjacent(int64_t first, int64_t m) const { return m == 0 || given[first + m - 1] - given[first] == m - 1; }
+
+ private:
+  void place(int64_t count, int64_t room, const int32_t *lengths, std::vector<Span> &spans) {
+    for (int64_t i = 0; i < count; ++i, all += room) {
+      const int64_t size = std::min<int64_t>(std::max(lengths[i], 0), room);
+      spans.push_back({rows, size});
+      for (int64_t j = 0; j < size; ++j) given.push_back(all + j);
+      if (size < room) unused.push_back({all + size, room - size});
+      rows += size;
+    }
   }
 };
 
-// A block of queries of one head: which rows they are, and which keys they see: `far` of the prompt, then of `near`
-// rows as many as their own position. `first`: the position of the block's first row within its sequence.
+// What is done to heads of queries and keys before they meet: a norm where the model has one, and the rotation to their
+// position. cos, sin [positions, d].
+struct Heads {
+  Input cos, sin;
+  int64_t d;
+  float epsilon;
+
+  // raw, ready [heads, d], which may be the same; norm [d] or null
+  void prepare(Input raw, Input norm, int64_t position, int64_t heads, Output ready) const {
+    if (norm) norm_rows(raw, norm, epsilon, ready, heads, d);
+    turn(norm ? ready : raw, cos + position * d, sin + position * d, 1, ready, heads, d);
+  }
+
+  // From the gradient of `ready` that of `raw`, which may take the place of both; to d_norm [d] is added.
+  void gradient(Input d_ready, Input raw, Input norm, int64_t position, int64_t heads, Output d_raw, Output d_norm,
+                Output memory) const {
+    Output turned = norm ? memory : d_raw;
+    turn(d_ready, cos + position * d, sin + position * d, -1, turned, heads, d);
+    if (norm) norm_gradient_rows(turned, raw, norm, epsilon, d_raw, d_norm, heads, d);
+  }
+};
+
+// Packed rows of one layer's attention: `heads` of keys, `queries` heads of queries for each, of size d.
+struct Attention {
+  const Sequences &sequences;
+  Heads turning;
+  const int32_t *positions;  // of all rows
+  Input q_norm;              // [d] or null
+  int64_t heads, queries;
+  float scale;
+
+  int64_t d() const { return turning.d; }
+  int64_t width() const { return heads * queries * d(); }
+  int64_t key_width() const { return heads * d(); }
+  int64_t position(int64_t row) const { return positions[sequences.given[row]]; }
+  int64_t most_seen() const {
+    int64_t prompt = 0, completion = 0;
+    for (const Span &span : sequences.prompt) prompt = std::max(prompt, span.size);
+    for (const Span &span : sequences.completion) completion = std::max(completion, span.size);
+    return prompt + completion;
+  }
+};
+
+// A block of queries of one head: which rows they are among those that ask, and which keys they see: those of the prompt
+// and, of their own sequence, as many as their own position. first: the position of the block's first row there.
 struct Block {
-  int64_t query, rows, far_key, far, near_key, near, first;
+  int64_t query, rows, prompt_key, prompt, own_key, own, first;
 };
 
 template <typename Body>
 void blocks(const Attention &a, int64_t i, Body body) {
+  const Sequences &s = a.sequences;
   auto cut = [&](const Span &span, const Span &before) {
     for (int64_t first = 0; first < span.size; first += kQueryRows) {
       const int64_t rows = std::min(kQueryRows, span.size - first);
-      body(Block{span.at + first - a.skip, rows, before.at, before.size, span.at, first + rows, first});
+      body(Block{span.at + first - s.skip, rows, before.at, before.size, span.at, first + rows, first});
     }
   };
-  if (!a.skip) cut(a.far[i], Span{0, 0, 0});
-  for (int64_t s = 0; s < a.g; ++s) cut(a.near[i * a.g + s], a.far[i]);
+  if (!s.skip) cut(s.prompt[i], Span{0, 0});
+  for (int64_t g = 0; g < s.samples; ++g) cut(s.completion[i * s.samples + g], s.prompt[i]);
 }
 
-// weights [rows, far + near] of a block: the softmax over what each row sees, zeros elsewhere.
-void block_weights(const Attention &a, const Block &b, const float *query, const float *key, int64_t head,
-                   float *weights) {
-  const int64_t size = b.far + b.near, width = a.key_width();
-  const float *q = query + b.query * a.width();
-  gemm('N', 'T', b.rows, b.far, a.d, a.scale, q, a.width(), key + b.far_key * width + head * a.d, width, 0, weights,
-       size);
-  gemm('N', 'T', b.rows, b.near, a.d, a.scale, q, a.width(), key + b.near_key * width + head * a.d, width, 0,
-       weights + b.far, size);
+// query [rows, d] of a block and its weights [rows, prompt + own]: the softmax over what each row sees, zeros elsewhere.
+// raw [asking, width] and key [rows, key_width]: from the block's heads on.
+void block_weights(const Attention &a, const Block &b, Input raw, Input key, Output query, Output weights) {
+  const int64_t size = b.prompt + b.own, width = a.key_width(), d = a.d();
+  for (int64_t i = 0; i < b.rows; ++i) {
+    const int64_t row = b.query + i;
+    a.turning.prepare(raw + row * a.width(), a.q_norm, a.position(a.sequences.skip + row), 1, query + i * d);
+  }
+  gemm('N', 'T', b.rows, b.prompt, d, a.scale, query, d, key + b.prompt_key * width, width, 0, weights, size);
+  gemm('N', 'T', b.rows, b.own, d, a.scale, query, d, key + b.own_key * width, width, 0, weights + b.prompt, size);
   for (int64_t row = 0; row < b.rows; ++row) {
-    const int64_t seen = b.far + b.first + row + 1;
+    const int64_t seen = b.prompt + b.first + row + 1;
     softmax(weights + row * size, seen);
     std::fill(weights + row * size + seen, weights + (row + 1) * size, 0.0f);
   }
 }
 
-// Of rows of queries, those that do not count.
-void zero_unused(const Attention &a, float *rows, int64_t width) {
-  a.spans([&](const Span &span) {
-    if (span.at >= a.skip) {
-      float *own = rows + (span.at - a.skip) * width;
-      std::fill(own + span.size * width, own + span.room * width, 0.0f);
-    }
-  });
-}
-
-// output of attention, like query
-void attend(const Attention &a, const float *query, const float *key, const float *value, float *output) {
-  zero_unused(a, output, a.width());
-  pieces(a.n * a.heads * a.queries, 1, [&](int64_t task, int64_t) {
+// output [asking, width] of attention; query [asking, width] as it comes from its projection, key (prepared) and value
+// [rows, key_width]
+void attend(const Attention &a, Input query, Input key, Input value, Output output) {
+  const int64_t d = a.d(), width = a.key_width(), most = a.most_seen();
+  pieces(a.sequences.prompts * a.heads * a.queries, 1, [&](int64_t task, int64_t) {
     const int64_t i = task / (a.heads * a.queries), h = task % (a.heads * a.queries), head = h / a.queries;
-    float *weights = scratch(a.scratch_size());
-    const float *own = query + h * a.d;
+    Output ready = scratch(kQueryRows * (d + most)), weights = ready + kQueryRows * d;
     blocks(a, i, [&](const Block &b) {
-      block_weights(a, b, own, key, head, weights);
-      const int64_t size = b.far + b.near, width = a.key_width();
-      float *out = output + b.query * a.width() + h * a.d;
-      gemm('N', 'N', b.rows, a.d, b.near, 1, weights + b.far, size, value + b.near_key * width + head * a.d, width, 0,
-           out, a.width());
-      if (b.far) {
-        gemm('N', 'N', b.rows, a.d, b.far, 1, weights, size, value + b.far_key * width + head * a.d, width, 1, out,
-             a.width());
+      block_weights(a, b, query + h * d, key + head * d, ready, weights);
+      const int64_t size = b.prompt + b.own;
+      Input own = value + head * d;
+      Output out = output + b.query * a.width() + h * d;
+      gemm('N', 'N', b.rows, d, b.own, 1, weights + b.prompt, size, own + b.own_key * width, width, 0, out, a.width());
+      if (b.prompt) {
+        gemm('N', 'N', b.rows, d, b.prompt, 1, weights, size, own + b.prompt_key * width, width, 1, out, a.width());
       }
     });
   });
 }
 
-// gradients of query, key and value from that of the output
-void attend_gradient(const Attention &a, const float *query, const float *key, const float *value,
-                     const float *d_output, float *d_query, float *d_key, float *d_value) {
-  const int64_t width = a.key_width();
-  std::fill(d_key, d_key + a.rows * width, 0.0f);
-  std::fill(d_value, d_value + a.rows * width, 0.0f);
-  zero_unused(a, d_query, a.width());
-  pieces(a.n * a.heads, 1, [&](int64_t task, int64_t) {
+// Gradients of query (in its place), of the prepared key and of value, from that of the output. d_norms: of q_norm, one
+// [d] for each prompt and head of keys, to be summed; null where there is no such norm.
+void attend_gradient(const Attention &a, Output query, Input key, Input value, Input d_output, Output d_key,
+                     Output d_value, Output d_norms) {
+  const int64_t d = a.d(), width = a.key_width(), most = a.most_seen();
+  std::fill(d_key, d_key + a.sequences.rows * width, 0.0f);
+  std::fill(d_value, d_value + a.sequences.rows * width, 0.0f);
+  pieces(a.sequences.prompts * a.heads, 1, [&](int64_t task, int64_t) {
     const int64_t i = task / a.heads, head = task % a.heads;
-    float *weights = scratch(a.scratch_size());
+    Output ready = scratch(kQueryRows * 2 * (d + most) + d), d_ready = ready + kQueryRows * d;
+    Output weights = d_ready + kQueryRows * d, memory = weights + kQueryRows * 2 * most;
     for (int64_t j = 0; j < a.queries; ++j) {
-      const int64_t at = (head * a.queries + j) * a.d;
+      const int64_t at = (head * a.queries + j) * d;
       blocks(a, i, [&](const Block &b) {
-        block_weights(a, b, query + at, key, head, weights);
-        const int64_t size = b.far + b.near;
-        float *slopes = weights + b.rows * size;
-        const float *d_out = d_output + b.query * a.width() + at, *q = query + b.query * a.width() + at;
-        float *d_q = d_query + b.query * a.width() + at;
+        block_weights(a, b, query + at, key + head * d, ready, weights);
+        const int64_t size = b.prompt + b.own;
+        Output slopes = weights + b.rows * size;
+        Input d_out = d_output + b.query * a.width() + at;
         struct Part {
           int64_t key, size, column;
         };
-        const Part parts[2] = {{b.near_key, b.near, b.far}, {b.far_key, b.far, 0}};
+        const Part parts[2] = {{b.own_key, b.own, b.prompt}, {b.prompt_key, b.prompt, 0}};
         for (const Part &part : parts) {
-          const int64_t offset = part.key * width + head * a.d;
-          gemm('N', 'T', b.rows, part.size, a.d, 1, d_out, a.width(), value + offset, width, 0, slopes + part.column,
-               size);
+          const int64_t offset = part.key * width + head * d;
+          gemm('N', 'T', b.rows, part.size, d, 1, d_out, a.width(), value + offset, width, 0, slopes + part.column, size);
           if (part.size) {
-            gemm('T', 'N', part.size, a.d, b.rows, 1, weights + part.column, size, d_out, a.width(), 1,
-                 d_value + offset, width);
+            gemm('T', 'N', part.size, d, b.rows, 1, weights + part.column, size, d_out, a.width(), 1, d_value + offset,
+                 width);
           }
         }
         for (int64_t row = 0; row < b.rows; ++row) {
-          const float *w = weights + row * size;
-          float *s = slopes + row * size;
+          Input w = weights + row * size;
+          Output s = slopes + row * size;
           const float mean = sum_over(size, [=](int64_t c) { return w[c] * s[c]; });
 #pragma omp simd
           for (int64_t c = 0; c < size; ++c) s[c] = w[c] * (s[c] - mean) * a.scale;
@@ -145,63 +225,19 @@ void attend_gradient(const Attention &a, const float *query, const float *key, c
         float keep = 0;
         for (const Part &part : parts) {
           if (!part.size) continue;
-          const int64_t offset = part.key * width + head * a.d;
-          gemm('N', 'N', b.rows, a.d, part.size, 1, slopes + part.column, size, key + offset, width, keep, d_q,
-               a.width());
-          gemm('T', 'N', part.size, a.d, b.rows, 1, slopes + part.column, size, q, a.width(), 1, d_key + offset,
-               width);
+          const int64_t offset = part.key * width + head * d;
+          gemm('N', 'N', b.rows, d, part.size, 1, slopes + part.column, size, key + offset, width, keep, d_ready, d);
+          gemm('T', 'N', part.size, d, b.rows, 1, slopes + part.column, size, ready, d, 1, d_key + offset, width);
           keep = 1;
+        }
+        for (int64_t row = 0; row < b.rows; ++row) {
+          Output own = query + (b.query + row) * a.width() + at;
+          a.turning.gradient(d_ready + row * d, own, a.q_norm, a.position(a.sequences.skip + b.query + row), 1, own,
+                             d_norms ? d_norms + task * d : nullptr, memory);
         }
       });
     }
   });
 }
 
-// dims int32[6] = (p, g, r, heads, d, whether the prompts ask too), lengths int32[n * (1 + g)], of the prompts and then
-// of the completions; width of all query heads. packed: rows that count lie without gaps.
-Attention attention_from(const int32_t *dims, const int32_t *lengths, int64_t spans, int64_t width, float scale,
-                         bool packed) {
-  Attention a;
-  a.p = dims[0], a.g = dims[1], a.r = dims[2], a.heads = dims[3], a.d = dims[4];
-  a.n = spans / (1 + a.g);
-  a.queries = width / (a.heads * a.d);
-  a.scale = scale;
-  a.rows = 0;
-  auto place = [&](int64_t count, int64_t room, std::vector<Span> &into) {
-    for (int64_t i = 0; i < count; ++i) {
-      const int64_t size = std::min<int64_t>(std::max(*lengths++, 0), room);
-      into.push_back({a.rows, size, packed ? size : room});
-      a.rows += into.back().room;
-    }
-  };
-  place(a.n, a.p, a.far);
-  a.skip = dims[5] ? 0 : a.rows;
-  place(a.n * a.g, a.r, a.near);
-  return a;
-}
-
-// inputs: query, key, value, lengths, dims, scale
-Attention attention_of(void **params, int64_t **shapes) {
-  return attention_from(static_cast<const int32_t *>(params[4]), static_cast<const int32_t *>(params[3]), shapes[3][0],
-                        shapes[0][1], *static_cast<const float *>(params[5]), false);
-}
-
 }  // namespace
-
-extern "C" {
-
-// (see attention_of) -> output like query
-int attention(int, void **params, int *, int64_t **shapes, const char **, void *, void *) {
-  auto p = reinterpret_cast<float **>(params);
-  attend(attention_of(params, shapes), p[0], p[1], p[2], p[6]);
-  return 0;
-}
-
-// (see attention_of), output gradient -> gradients of query, key and value
-int attention_gradient(int, void **params, int *, int64_t **shapes, const char **, void *, void *) {
-  auto p = reinterpret_cast<float **>(params);
-  attend_gradient(attention_of(params, shapes), p[0], p[1], p[2], p[6], p[7], p[8], p[9]);
-  return 0;
-}
-
-}  // extern "C"

@@ -1,4 +1,4 @@
-// Generation: the layers for one new position of each slot, and what it draws.
+// Generation: several tokens of each slot, from the embedding to the draw.
 
 #pragma once
 
@@ -7,67 +7,14 @@
 #include <cstdint>
 #include <vector>
 
+#include "decode_halves.h"
 #include "lanes.h"
-#include "matrix.h"
+#include "names.h"
 #include "panels.h"
 #include "slots.h"
 #include "team.h"
 
 namespace {
-
-// A layer's parameters in the order in which operators take them, its caches, and what all layers share.
-struct Layer {
-  enum { NORM, WQ, WK, WV, BQ, BK, BV, QN, KN, WO, FFN, W1, W3, W2, WEIGHTS };
-  float *const *weights;
-  float *keys, *values;
-  int64_t hidden, inner, width, key_width;
-  float scale, eps;
-  bool has_bias, has_norms;
-
-  int64_t scratch_size() const { return hidden + 3 * width + 2 * key_width + inner; }  // of a row
-};
-
-// The panels x [hidden] become the layer's output for one new position of each row; the row's angles are those at
-// `angles[row]` of the tables cos and sin. memory: scratch_size() for each column.
-void decode_rows(const Layer &layer, const Slots &slots, const Panels &panels, const float *cos, const float *sin,
-                 const int32_t *angles, float *x, float *memory) {
-  float *const *w = layer.weights;
-  const int64_t columns = panels.columns, hidden = layer.hidden, inner = layer.inner, d = slots.d;
-  const int64_t width = layer.width, key_width = layer.key_width;
-  float *h = memory, *q = h + columns * hidden, *attended = q + columns * width, *turned = attended + columns * width;
-  float *k = turned + columns * width, *v = k + columns * key_width, *act = v + columns * key_width;
-  auto bias = [&](int which) { return layer.has_bias ? w[which] : nullptr; };
-  norm_panels(panels, x, w[Layer::NORM], layer.eps, h, hidden);
-  products(panels, h, hidden,
-           {{w[Layer::WQ], bias(Layer::BQ), q, width},
-            {w[Layer::WK], bias(Layer::BK), k, key_width},
-            {w[Layer::WV], bias(Layer::BV), v, key_width}});
-  auto before = [&](int64_t row, int64_t head) {
-    float *own_q = q + row * width + head * slots.queries * d, *own_k = k + row * key_width + head * d;
-    if (layer.has_norms) {
-      norm_rows(own_q, w[Layer::QN], layer.eps, own_q, slots.queries, d);
-      norm_rows(own_k, w[Layer::KN], layer.eps, own_k, 1, d);
-    }
-    const int64_t at = angles[row] * d;
-    turn(own_q, cos + at, sin + at, 1, own_q, slots.queries, d);
-    turn(own_k, cos + at, sin + at, 1, own_k, 1, d);
-  };
-  attend_slots(slots, q, k, v, layer.keys, layer.values, layer.scale, attended, before);
-  to_panels(panels, width, [=](int64_t row) { return attended + row * width; }, turned);
-  add_product(panels, turned, width, w[Layer::WO], x, hidden);
-  norm_panels(panels, x, w[Layer::FFN], layer.eps, h, hidden);
-  pieces(inner, kFewRows, [&](int64_t j, int64_t n) {
-    float *up = scratch(n * kPanel);
-    panels.each([&](int64_t first, int64_t count) {
-      float *gate = act + first * inner + j * count;
-      const float *own = h + first * hidden;
-      gemm('N', 'N', n, count, hidden, 1, w[Layer::W1] + j * hidden, hidden, own, count, 0, gate, count);
-      gemm('N', 'N', n, count, hidden, 1, w[Layer::W3] + j * hidden, hidden, own, count, 0, up, count);
-      gated(gate, up, gate, n * count);
-    });
-  });
-  add_product(panels, act, inner, w[Layer::W2], x, hidden);
-}
 
 struct Drawn {
   int32_t token;
@@ -123,131 +70,115 @@ Drawn draw(const float *logits, int64_t size, float uniform, bool banned, const 
           below - static_cast<float>(std::log(every))};
 }
 
-// Of the arrays from `first` on: a layer's weights, and its caches behind them.
-Layer layer_at(void **params, int64_t **shapes, int first, const float *numbers) {
-  auto weights = reinterpret_cast<float **>(params) + first;
-  return {weights, weights[Layer::WEIGHTS], weights[Layer::WEIGHTS + 1], shapes[first + Layer::WQ][1],
-          shapes[first + Layer::W1][0], shapes[first + Layer::WQ][0], shapes[first + Layer::WK][0],
-          numbers[0], numbers[1], numbers[2] > 0, numbers[3] > 0};
-}
+// Of one call. enough: with how many slots going on no further token is begun; own_start: where behind the longest prompt
+// a slot keeps what it has of its own.
+struct DecodeCall {
+  int32_t enough, own_start;
+};
 
-Slots slots_of(const Layer &layer, const int64_t *cache, int64_t base, int64_t rows, const int32_t *slots,
-               const int32_t *positions, const int32_t *leaders, const int32_t *prefixes) {
-  return {rows, cache[1], layer.width / layer.key_width, cache[2], cache[3], base, slots, positions, leaders, prefixes};
-}
+// ids .. prefixes int32[B], uniform [B, n], stops int32[s]; see `decode_tokens` in operators.py.
+struct DecodeInputs {
+  const int32_t *ids, *positions, *remaining, *banned, *leaders, *prefixes;
+  const DecodeCall *call;
+  Input uniform;
+  const int32_t *stops;
+  Input embedding, cos, sin, norm, head;
+  const DecodeNumbers *numbers;
+};
+
+// Of each layer, behind those: caches [B, K, S, d] among its weights.
+struct DecodeLayer {
+  AttentionWeights<Input> attention;
+  Output keys, values;
+  FeedForwardWeights<Input> feed_forward;
+};
+
+struct DecodeOutputs {
+  int32_t *token;
+  Output behaviour, policy;
+};
+
+// The slots whose turn it is, in rows: what each has to know of them for its next token.
+struct DecodeRows {
+  std::vector<int32_t> slots, positions, angles, leaders, prefixes;
+
+  // Those of `slots` that are at their token t. positions of the tables of angles: `known`.
+  void at_token(const DecodeInputs &in, int64_t t, int64_t known) {
+    const size_t count = slots.size();
+    positions.resize(count), angles.resize(count), leaders.resize(count), prefixes.resize(count);
+    for (size_t i = 0; i < count; ++i) {
+      positions[i] = in.positions[slots[i]] + t;
+      angles[i] = std::min<int64_t>(positions[i], known - 1);
+      leaders[i] = in.leaders[slots[i]], prefixes[i] = in.prefixes[slots[i]];
+    }
+  }
+};
 
 }  // namespace
 
 extern "C" {
 
-// slots, rows int32[A], limit int32[1], then n times keys or values of prompts [N, K, P, d], then as many caches
-// [B, K, S, d]: the first `limit` positions of row rows[i] of each go into slot slots[i] of its cache -> [1]
-int admit(int nparam, void **params, int *, int64_t **shapes, const char **, void *, void *) {
-  auto p = reinterpret_cast<float **>(params);
-  auto whole = reinterpret_cast<int32_t **>(params);
-  const int parts = (nparam - 4) / 2;
-  const int64_t count = shapes[0][0], limit = whole[2][0];
-  pieces(parts * count, 1, [&](int64_t task, int64_t) {
-    const int64_t part = 3 + task / count, slot = whole[0][task % count], row = whole[1][task % count];
-    const int64_t *from = shapes[part], *to = shapes[part + parts];
-    const int64_t heads = to[1], each = std::min({from[2], to[2], limit}) * to[3];
-    for (int64_t head = 0; head < heads; ++head) {
-      const float *source = p[part] + (row * heads + head) * from[2] * from[3];
-      std::copy(source, source + each, p[part + parts] + (slot * heads + head) * to[2] * to[3]);
-    }
-  });
-  p[nparam - 1][0] = 0;
-  return 0;
-}
+// Slots that have ended are left out. Outputs: token int32[B, n], behaviour and policy log-probs [B, n].
+int decode_tokens(int nparam, void **params, int *ndims, int64_t **shapes, const char **, void *, void *) {
+  const auto in = arrays_at<DecodeInputs>(params, ndims, shapes);
+  const auto out = arrays_at<DecodeOutputs>(params, ndims, shapes, nparam - arrays_of<DecodeOutputs>());
+  const int first_layer = arrays_of<DecodeInputs>(), each = arrays_of<DecodeLayer>();
+  const int layers = (nparam - first_layer - arrays_of<DecodeOutputs>()) / each;
+  auto shape = [&](int index) { return shapes[index]; };
+  const int64_t slots = shape(INDEX(DecodeInputs, uniform))[0], tokens = shape(INDEX(DecodeInputs, uniform))[1];
+  const int64_t vocabulary = shape(INDEX(DecodeInputs, head))[0], hidden = shape(INDEX(DecodeInputs, head))[1];
+  const int64_t known = shape(INDEX(DecodeInputs, cos))[0], stop_count = shape(INDEX(DecodeInputs, stops))[0];
+  const DecodeNumbers &numbers = *in.numbers;
+  std::fill(out.token, out.token + slots * tokens, -1);
+  std::fill(out.behaviour, out.behaviour + slots * tokens, 0.0f);
+  std::fill(out.policy, out.policy + slots * tokens, 0.0f);
 
-// One layer for one new position of each slot; see `decode_layer` in operators.py for the inputs.
-int decode_layer(int, void **params, int *, int64_t **shapes, const char **, void *, void *) {
-  auto p = reinterpret_cast<float **>(params);
-  enum { X, COS, SIN, POSITIONS, NUMBERS, WEIGHTS, KEYS = WEIGHTS + Layer::WEIGHTS, OUT = KEYS + 2 };
-  const int64_t rows = shapes[X][0];
-  const Layer layer = layer_at(params, shapes, WEIGHTS, p[NUMBERS]);
-  const Single every(rows);
-  const int32_t *number = every.numbered.data(), *positions = static_cast<const int32_t *>(params[POSITIONS]);
-  const Panels panels(rows);
-  thread_local std::vector<float> memory;
-  memory.resize(panels.columns * (layer.hidden + layer.scratch_size()));
-  float *x = memory.data();
-  to_panels(panels, layer.hidden, [&](int64_t row) { return p[X] + row * layer.hidden; }, x);
-  decode_rows(layer, slots_of(layer, shapes[KEYS], 0, rows, number, positions, number, every.zeros.data()), panels, p[COS],
-              p[SIN], number, x, x + panels.columns * layer.hidden);
-  panels.each([&](int64_t first, int64_t width) {
-    for (int64_t i = 0; i < panels.used(first, width); ++i) {
-      float *row = p[OUT] + (first + i) * layer.hidden;
-      for (int64_t j = 0; j < layer.hidden; ++j) row[j] = x[first * layer.hidden + j * width + i];
-    }
-  });
-  return 0;
-}
-
-// Several tokens of each slot; see `decode_tokens` in operators.py for the inputs. Slots that have ended are left out.
-int decode_tokens(int nparam, void **params, int *, int64_t **shapes, const char **, void *, void *) {
-  auto p = reinterpret_cast<float **>(params);
-  auto whole = reinterpret_cast<int32_t **>(params);
-  enum { IDS, POSITIONS, REMAINING, BANNED, LEADERS, PREFIXES, ENOUGH, UNIFORM, STOPS, EMBED, COS, SIN, NORM, HEAD, NUMBERS, LAYERS };
-  const int each = Layer::WEIGHTS + 2, layers = (nparam - LAYERS - 3) / each;
-  const int64_t slots = shapes[UNIFORM][0], tokens = shapes[UNIFORM][1], hidden = shapes[EMBED][1];
-  const int64_t vocabulary = shapes[HEAD][0], angles = shapes[COS][0], stop_count = shapes[STOPS][0];
-  const float *numbers = p[NUMBERS], eps = numbers[1], inverse = numbers[4];
-  const bool greedy = numbers[5] > 0;
-  int32_t *drawn = whole[nparam - 3];
-  float *behaviour = p[nparam - 2], *policy = p[nparam - 1];
-  std::fill(drawn, drawn + slots * tokens, -1);
-  std::fill(behaviour, behaviour + slots * tokens, 0.0f);
-  std::fill(policy, policy + slots * tokens, 0.0f);
-
-  std::vector<int32_t> rows, next(whole[IDS], whole[IDS] + slots), positions(slots), at(slots);
-  std::vector<int32_t> leaders(slots), prefixes(slots);
-  for (int64_t slot = 0; slot < slots; ++slot) {
-    if (whole[REMAINING][slot] > 0) rows.push_back(slot);
-  }
-  thread_local std::vector<float> memory;
+  std::vector<DecodeLayer> layer;
+  std::vector<DecodeSizes> sizes;
   int64_t most = vocabulary;
-  for (int i = 0; i < layers; ++i) {
-    most = std::max(most, layer_at(params, shapes, LAYERS + i * each, numbers).scratch_size());
+  for (int i = 0, at = first_layer; i < layers; ++i, at += each) {
+    auto rows = [&](int index) { return shapes[at + index][0]; };
+    layer.push_back(arrays_at<DecodeLayer>(params, ndims, shapes, at));
+    sizes.push_back({hidden, rows(INDEX(DecodeLayer, attention.wq)), rows(INDEX(DecodeLayer, attention.wk)),
+                     rows(INDEX(DecodeLayer, feed_forward.w1))});
+    most = std::max(most, sizes.back().memory());
   }
+  DecodeRows rows;
+  for (int64_t slot = 0; slot < slots; ++slot) {
+    if (in.remaining[slot] > 0) rows.slots.push_back(slot);
+  }
+  std::vector<int32_t> next(in.ids, in.ids + slots);
+  thread_local std::vector<float> memory;
   const int64_t columns = Panels(slots).columns;
   memory.resize(columns * (2 * hidden + most));
-  float *x = memory.data(), *h = x + columns * hidden, *rest = h + columns * hidden;
-  const size_t enough = std::max(whole[ENOUGH][0], 0);
-  const int64_t base = whole[ENOUGH][1];
-  for (int64_t t = 0; t < tokens && !rows.empty() && (t == 0 || rows.size() > enough); ++t) {
-    const int64_t count = rows.size();
+  Output x = memory.data(), h = x + columns * hidden, rest = h + columns * hidden;
+  const size_t enough = std::max(in.call->enough, 0);
+  for (int64_t t = 0; t < tokens && !rows.slots.empty() && (t == 0 || rows.slots.size() > enough); ++t) {
+    const int64_t count = rows.slots.size();
     const Panels panels(count);
-    to_panels(panels, hidden, [&](int64_t row) { return p[EMBED] + next[rows[row]] * hidden; }, x);
-    for (int64_t i = 0; i < count; ++i) {
-      positions[i] = whole[POSITIONS][rows[i]] + t;
-      at[i] = std::min<int64_t>(positions[i], angles - 1);
-      leaders[i] = whole[LEADERS][rows[i]];
-      prefixes[i] = whole[PREFIXES][rows[i]];
-    }
+    to_panels(panels, hidden, [&](int64_t row) { return in.embedding + next[rows.slots[row]] * hidden; }, x);
+    rows.at_token(in, t, known);
     for (int i = 0; i < layers; ++i) {
-      const int first = LAYERS + i * each;
-      const Layer layer = layer_at(params, shapes, first, numbers);
-      const Slots now = slots_of(layer, shapes[first + Layer::WEIGHTS], base, count, rows.data(), positions.data(),
-                                 leaders.data(), prefixes.data());
-      decode_rows(layer, now, panels, p[COS], p[SIN], at.data(), x, rest);
+      const int64_t *cache = shapes[first_layer + i * each + INDEX(DecodeLayer, keys)];
+      const Slots now{count, cache[1], sizes[i].width / sizes[i].key_width, cache[2], cache[3], in.call->own_start,
+                      rows.slots.data(), rows.positions.data(), rows.leaders.data(), rows.prefixes.data()};
+      decode_attention(layer[i].attention, sizes[i], now, {in.cos, in.sin, cache[3], numbers.epsilon}, numbers.scale,
+                       rows.angles.data(), panels, x, x, layer[i].keys, layer[i].values, rest);
+      decode_feed_forward(layer[i].feed_forward, sizes[i], numbers.epsilon, panels, x, x, rest);
     }
-    norm_panels(panels, x, p[NORM], eps, h, hidden);
-    products(panels, h, hidden, {{p[HEAD], nullptr, rest, vocabulary}});
+    norm_panels(panels, x, in.norm, numbers.epsilon, h, hidden);
+    products(panels, h, hidden, {{in.head, nullptr, rest, vocabulary}});
     pieces(count, 1, [&](int64_t i, int64_t) {
-      const int64_t slot = rows[i], out = slot * tokens + t;
-      const Drawn one = draw(rest + i * vocabulary, vocabulary, p[UNIFORM][out], t < whole[BANNED][slot], whole[STOPS],
-                             stop_count, inverse, greedy);
-      next[slot] = drawn[out] = one.token;
-      behaviour[out] = one.behaviour, policy[out] = one.policy;
+      const int64_t slot = rows.slots[i], at = slot * tokens + t;
+      const Drawn one = draw(rest + i * vocabulary, vocabulary, in.uniform[at], t < in.banned[slot], in.stops, stop_count,
+                             numbers.inverse_temperature, numbers.greedy);
+      next[slot] = out.token[at] = one.token;
+      out.behaviour[at] = one.behaviour, out.policy[at] = one.policy;
     });
-    rows.erase(std::remove_if(rows.begin(), rows.end(),
-                              [&](int32_t slot) {
-                                const int32_t *stops = whole[STOPS];
-                                return t + 1 >= whole[REMAINING][slot] ||
-                                       std::find(stops, stops + stop_count, next[slot]) != stops + stop_count;
-                              }),
-               rows.end());
+    auto ended = [&](int32_t slot) {
+      return t + 1 >= in.remaining[slot] || std::find(in.stops, in.stops + stop_count, next[slot]) != in.stops + stop_count;
+    };
+    rows.slots.erase(std::remove_if(rows.slots.begin(), rows.slots.end(), ended), rows.slots.end());
   }
   return 0;
 }

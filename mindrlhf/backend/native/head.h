@@ -77,7 +77,7 @@ int token_log_probs(int, void **params, int *, int64_t **shapes, const char **, 
       statistics(i, m);
     });
   } else {
-    linear_any(h.rows, p[H::HEAD], nullptr, logits, h.count(), h.hidden, h.vocabulary);
+    linear_rows(h.rows, p[H::HEAD], logits, h.count(), h.hidden, h.vocabulary);
     pieces(h.count(), 16, statistics);
   }
   return 0;

@@ -4,10 +4,10 @@
 // with their shapes. Arrays are dense and row-major. Each output row is computed by one thread in one order, so that
 // results do not depend on the number of threads. The Python side (`operators.py`) has the shapes and the meaning.
 
-#include "attention.h"
+#include "attention_half.h"
 #include "decode.h"
+#include "feed_forward_half.h"
 #include "head.h"
-#include "layer.h"
 #include "optimizer.h"
 #include "small.h"
 

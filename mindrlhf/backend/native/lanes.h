@@ -113,20 +113,20 @@ void norm_rows(const float *x, const float *weight, float eps, float *y, int64_t
   }
 }
 
-// dx of `rows` rows; to `sum` the gradient of the weight is added. `add`: dx to what is there.
+// dx of `rows` rows, which may take the place of x; to `sum` [size] the gradient of the weight is added. add: dx to what is
+// there.
 void norm_gradient_rows(const float *dy, const float *x, const float *weight, float eps, float *dx, float *sum,
                         int64_t rows, int64_t size, bool add = false) {
-  const float keep = add ? 1 : 0;
   for (int64_t i = 0; i < rows; ++i, dy += size, x += size, dx += size) {
     const float squares = sum_over(size, [=](int64_t j) { return x[j] * x[j]; });
     const float product = sum_over(size, [=](int64_t j) { return dy[j] * weight[j] * x[j]; });
     const float scale = 1.0f / std::sqrt(squares / size + eps);
     const float back = product * scale * scale * scale / size;
-    if (!add) std::fill(dx, dx + size, 0.0f);
 #pragma omp simd
     for (int64_t j = 0; j < size; ++j) {
-      dx[j] = keep * dx[j] + dy[j] * weight[j] * scale - x[j] * back;
-      sum[j] += dy[j] * x[j] * scale;
+      const float before = add ? dx[j] : 0.0f, own = x[j];
+      sum[j] += dy[j] * own * scale;
+      dx[j] = before + dy[j] * weight[j] * scale - own * back;
     }
   }
 }

@@ -49,33 +49,18 @@ void add_bias(const float *bias, float *y, int64_t rows, int64_t columns, int64_
   }
 }
 
-// x [T, in], weight [out, in] (, bias [out]) -> y [T, out]
-void linear_any(const float *x, const float *w, const float *bias, float *y, int64_t rows, int64_t in, int64_t out) {
+// x [rows, in], weight [out, in] -> y [rows, out]
+void linear_rows(const float *x, const float *w, float *y, int64_t rows, int64_t in, int64_t out) {
   if (rows >= 2 * kRows) {
     pieces(rows, kRows, [&](int64_t i, int64_t m) {
       gemm('N', 'T', m, out, in, 1, x + i * in, in, w, in, 0, y + i * out, out);
-      add_bias(bias, y + i * out, m, out, out);
     });
   } else {
-    pieces(out, kColumns, [&](int64_t j, int64_t n) {
-      gemm('N', 'T', rows, n, in, 1, x, in, w + j * in, in, 0, y + j, out);
-      add_bias(bias ? bias + j : nullptr, y + j, rows, n, out);
-    });
+    pieces(out, kColumns, [&](int64_t j, int64_t n) { gemm('N', 'T', rows, n, in, 1, x, in, w + j * in, in, 0, y + j, out); });
   }
 }
 
-// dy [rows, out], weight [out, in] -> dx [rows, in]
-void input_gradient(const float *dy, const float *w, float *dx, int64_t rows, int64_t in, int64_t out) {
-  if (rows >= 2 * kRows) {
-    pieces(rows, kRows, [&](int64_t i, int64_t m) {
-      gemm('N', 'N', m, in, out, 1, dy + i * out, out, w, in, 0, dx + i * in, in);
-    });
-  } else {
-    pieces(in, kColumns, [&](int64_t j, int64_t n) { gemm('N', 'N', rows, n, out, 1, dy, out, w + j, in, 0, dx + j, in); });
-  }
-}
-
-// Of a weight [out, in]: from dy [rows, out] and x [rows, in].
+// Of a weight [out, in], or of none where there is no target: from dy [rows, out] and x [rows, in].
 struct WeightGradient {
   int64_t rows;
   const float *dy, *x;
@@ -87,7 +72,7 @@ struct WeightGradient {
 void weight_gradients(std::initializer_list<WeightGradient> list, bool add) {
   std::vector<std::pair<const WeightGradient *, int64_t>> parts;
   for (const WeightGradient &one : list) {
-    for (int64_t j = 0; j < std::max(one.out, one.in); j += kColumns) parts.emplace_back(&one, j);
+    for (int64_t j = 0; one.target && j < std::max(one.out, one.in); j += kColumns) parts.emplace_back(&one, j);
   }
   const float keep = add ? 1 : 0;
   pieces(parts.size(), 1, [&](int64_t part, int64_t) {
@@ -110,8 +95,9 @@ void weight_gradients(std::initializer_list<WeightGradient> list, bool add) {
   });
 }
 
-// to sums [columns] the rows of x [rows, columns] are added
+// to sums [columns], if there are such, the rows of x [rows, columns] are added
 void add_rows(const float *x, int64_t rows, int64_t columns, float *sums) {
+  if (!sums) return;
   pieces(columns, kColumns, [&](int64_t j, int64_t n) {
     for (int64_t i = 0; i < rows; ++i) {
       const float *row = x + i * columns;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "lanes.h"
+#include "names.h"
 #include "team.h"
 
 namespace {
@@ -51,12 +52,12 @@ int squared_norm(int nparam, void **params, int *ndims, int64_t **shapes, const 
   return 0;
 }
 
-// numbers [6], layout int32[2 * n]: the first row of each gradient that belongs to its parameter, and whether that
+// UpdateNumbers, layout int32[2 * n]: the first row of each gradient that belongs to its parameter, and whether that
 // decays; then n each of parameters, first moments, second moments, gradients (all written) -> [1]
 int adamw(int nparam, void **params, int *ndims, int64_t **shapes, const char **, void *, void *) {
   auto p = reinterpret_cast<float **>(params);
   const int32_t *layout = static_cast<const int32_t *>(params[1]);
-  const float rate = p[0][0], beta1 = p[0][1], beta2 = p[0][2], eps = p[0][3], decays = p[0][4], scale = p[0][5];
+  const UpdateNumbers n = *static_cast<const UpdateNumbers *>(params[0]);
   const int tensors = (nparam - 3) / 4;
   auto own = [](int i) { return 2 + i; };
   const std::vector<Part> parts = parts_of(tensors, ndims, shapes, own);
@@ -66,22 +67,22 @@ int adamw(int nparam, void **params, int *ndims, int64_t **shapes, const char **
     const int64_t row = shapes[at][0] ? count(shapes[at], ndims[at]) / shapes[at][0] : 0;
     float *w = p[at] + part.first, *m = p[at + tensors] + part.first, *v = p[at + 2 * tensors] + part.first;
     float *g = p[at + 3 * tensors] + layout[2 * part.tensor] * row + part.first;
-    const float decay = layout[2 * part.tensor + 1] ? decays : 0;
+    const float decay = layout[2 * part.tensor + 1] ? n.decay : 0;
 #pragma omp simd
     for (int64_t j = 0; j < part.size; ++j) {
-      const float slope = g[j] * scale;
-      m[j] = beta1 * m[j] + (1 - beta1) * slope;
-      v[j] = beta2 * v[j] + (1 - beta2) * slope * slope;
-      w[j] -= rate * (m[j] / (std::sqrt(v[j]) + eps) + decay * w[j]);
+      const float slope = g[j] * n.scale;
+      m[j] = n.beta1 * m[j] + (1 - n.beta1) * slope;
+      v[j] = n.beta2 * v[j] + (1 - n.beta2) * slope * slope;
+      w[j] -= n.rate * (m[j] / (std::sqrt(v[j]) + n.epsilon) + decay * w[j]);
       g[j] = 0;
     }
   });
   for (int i = 0; i < tensors; ++i) {  // the rows of others
     const int at = own(i) + 3 * tensors;
     if (count(shapes[at], ndims[at]) == count(shapes[own(i)], ndims[own(i)])) continue;
-    pieces(count(shapes[at], ndims[at]), kNumbers, [&](int64_t j, int64_t n) { std::fill(p[at] + j, p[at] + j + n, 0); });
+    pieces(count(shapes[at], ndims[at]), kNumbers, [&](int64_t j, int64_t size) { std::fill(p[at] + j, p[at] + j + size, 0); });
   }
-  p[nparam - 1][0] = rate;
+  p[nparam - 1][0] = n.rate;
   return 0;
 }
 

@@ -57,6 +57,13 @@ void to_panels(const Panels &panels, int64_t size, const Row &row, float *x) {
   });
 }
 
+// The first `used` columns of a panel [size, width] as rows, which are `stride` apart.
+void from_panel(const float *panel, int64_t size, int64_t width, int64_t used, float *rows, int64_t stride) {
+  for (int64_t i = 0; i < used; ++i, rows += stride) {
+    for (int64_t c = 0; c < size; ++c) rows[c] = panel[c * width + i];
+  }
+}
+
 // `norm_rows` of panels
 void norm_panels(const Panels &panels, const float *x, const float *weight, float eps, float *y, int64_t size) {
   panels.share([&](int64_t first, int64_t width) {
@@ -93,11 +100,10 @@ void products(const Panels &panels, const float *x, int64_t in, std::initializer
     float *part_y = scratch(n * kPanel);
     panels.each([&](int64_t first, int64_t width) {
       gemm('N', 'N', n, width, in, 1, one.weight + j * in, in, x + first * in, width, 0, part_y, width);
-      for (int64_t i = 0; i < panels.used(first, width); ++i) {
-        float *row = one.y + (first + i) * one.out + j;
-        for (int64_t c = 0; c < n; ++c) row[c] = part_y[c * width + i];
-        add_bias(one.bias ? one.bias + j : nullptr, row, 1, n, 0);
-      }
+      float *y = one.y + first * one.out + j;
+      const int64_t used = panels.used(first, width);
+      from_panel(part_y, n, width, used, y, one.out);
+      add_bias(one.bias ? one.bias + j : nullptr, y, used, n, one.out);
     });
   });
 }

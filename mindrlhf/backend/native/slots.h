@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "lanes.h"
+#include "names.h"
 #include "team.h"
 
 namespace {
@@ -170,26 +171,27 @@ void attend_slots(const Slots &s, const float *query, const float *key, const fl
   });
 }
 
-// One row for each slot, which shares nothing.
-struct Single {
-  std::vector<int32_t> numbered, zeros;
-
-  explicit Single(int64_t n) : numbered(n), zeros(n, 0) { std::iota(numbered.begin(), numbered.end(), 0); }
-};
-
 }  // namespace
 
 extern "C" {
 
-// One new position of each slot: writes its key and value into the caches and attends to what they hold so far.
-// query [B, H * d], key, value [B, K * d], positions int32[B], caches [B, K, S, d] (written), scale [1] -> [B, H * d]
-int decode_attention(int, void **params, int *, int64_t **shapes, const char **, void *, void *) {
+// slots, rows int32[A], AdmitNumbers, then n times keys or values of prompts [N, K, P, d], then as many caches
+// [B, K, S, d]: the first positions of row rows[i] of each go into slot slots[i] of its cache -> [1]
+int admit(int nparam, void **params, int *, int64_t **shapes, const char **, void *, void *) {
   auto p = reinterpret_cast<float **>(params);
-  const Single every(shapes[0][0]);
-  const int32_t *number = every.numbered.data();
-  const Slots slots{shapes[0][0], shapes[4][1], shapes[0][1] / (shapes[4][1] * shapes[4][3]), shapes[4][2],
-                    shapes[4][3], 0, number, static_cast<const int32_t *>(params[3]), number, every.zeros.data()};
-  attend_slots(slots, p[0], p[1], p[2], p[4], p[5], *p[6], p[7], [](int64_t, int64_t) {});
+  auto integers = reinterpret_cast<int32_t **>(params);
+  const int parts = (nparam - 4) / 2;
+  const int64_t count = shapes[0][0], limit = static_cast<const AdmitNumbers *>(params[2])->limit;
+  pieces(parts * count, 1, [&](int64_t task, int64_t) {
+    const int64_t part = 3 + task / count, slot = integers[0][task % count], row = integers[1][task % count];
+    const int64_t *from = shapes[part], *to = shapes[part + parts];
+    const int64_t heads = to[1], each = std::min({from[2], to[2], limit}) * to[3];
+    for (int64_t head = 0; head < heads; ++head) {
+      const float *source = p[part] + (row * heads + head) * from[2] * from[3];
+      std::copy(source, source + each, p[part + parts] + (slot * heads + head) * to[2] * to[3]);
+    }
+  });
+  p[nparam - 1][0] = 0;
   return 0;
 }
 

@@ -1,0 +1,176 @@
+// The attention half of a layer, and its gradient: x + wo(attention(norm(x))), or without x.
+
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "attention.h"
+#include "lanes.h"
+#include "matrix.h"
+#include "names.h"
+#include "team.h"
+
+namespace {
+
+// Inputs of both operators below. x [T, hidden]; cos, sin [positions, d]; positions int32[T]; asking: of the last rows, which
+// the output has, or any where it has none; lengths int32[N * (1 + G)]: see `Sequences`.
+struct AttentionInputs {
+  Input x;
+  AttentionWeights<Input> weights;
+  Input cos, sin;
+  const int32_t *positions, *asking, *lengths;
+  const HalfNumbers *numbers;
+};
+
+// What both begin with.
+struct AttentionHalf {
+  AttentionInputs in;
+  Sequences sequences;
+  int64_t hidden, width, key_width;
+  Attention attention;
+  int64_t piece, asking_piece;  // rows of a piece
+
+  AttentionHalf(void **params, const int *ndims, int64_t **shapes)
+      : in(arrays_at<AttentionInputs>(params, ndims, shapes)),
+        sequences(*in.numbers, in.lengths, shapes[INDEX(AttentionInputs, lengths)][0]),
+        hidden(shapes[0][1]),
+        width(shapes[INDEX(AttentionInputs, weights.wq)][0]),
+        key_width(shapes[INDEX(AttentionInputs, weights.wk)][0]),
+        attention{sequences,
+                  {in.cos, in.sin, in.numbers->head_size, in.numbers->epsilon},
+                  in.positions,
+                  in.weights.q_norm,
+                  key_width / in.numbers->head_size,
+                  width / key_width,
+                  in.numbers->scale},
+        piece(even(sequences.rows, kLayerRows)),
+        asking_piece(even(sequences.asking(), kLayerRows)) {}
+  AttentionHalf(const AttentionHalf &) = delete;
+
+  // ready [rows, key_width] from what the projection gives; m rows from `first` on
+  void prepare_keys(Input keys, int64_t first, int64_t m, Output ready) const {
+    for (int64_t i = first; i < first + m; ++i) {
+      const int64_t at = i * key_width;
+      attention.turning.prepare(keys + at, in.weights.k_norm, attention.position(i), attention.heads, ready + at);
+    }
+  }
+};
+
+}  // namespace
+
+extern "C" {
+
+// Outputs: y, rows like `asking` and `hidden` wide; and, packed, query [asking, width], key, value [rows, key_width] as
+// their projections give them, attended [asking, width], and prepared keys [rows, key_width].
+int attention_half(int, void **params, int *ndims, int64_t **shapes, const char **, void *, void *) {
+  struct Outputs {
+    Output y, query, key, value, attended, ready;
+  };
+  const AttentionHalf h(params, ndims, shapes);
+  const auto &w = h.in.weights;
+  const auto out = arrays_at<Outputs>(params, ndims, shapes, arrays_of<AttentionInputs>());
+  const Sequences &s = h.sequences;
+  const int64_t hidden = h.hidden, width = h.width;
+  pieces(s.rows, h.piece, [&](int64_t first, int64_t m) {
+    Output memory = scratch(2 * m * hidden), normed = memory + m * hidden;
+    norm_rows(s.take(h.in.x, hidden, 0, first, m, memory), w.norm, h.in.numbers->epsilon, normed, m, hidden);
+    auto project = [&](Input weight, Input bias, Output target, int64_t size, int64_t begin) {
+      if (begin >= m) return;
+      Output own = target + (first + begin) * size;
+      gemm('N', 'T', m - begin, size, hidden, 1, normed + begin * hidden, hidden, weight, hidden, 0, own, size);
+      add_bias(bias, own, m - begin, size, size);
+    };
+    project(w.wk, w.wk_bias, out.key, h.key_width, 0);
+    project(w.wv, w.wv_bias, out.value, h.key_width, 0);
+    project(w.wq, w.wq_bias, out.query - s.skip * width, width, std::max<int64_t>(s.skip - first, 0));
+    h.prepare_keys(out.key, first, m, out.ready);
+  });
+  if (h.in.numbers->asking == 0) {
+    std::fill(out.y, out.y + shapes[INDEX(AttentionInputs, asking)][0] * hidden, 0.0f);
+    return 0;
+  }
+  attend(h.attention, out.query, out.ready, out.value, out.attended);
+  s.zero_unused(out.y, hidden, s.all_skip);
+  pieces(s.asking(), h.asking_piece, [&](int64_t first, int64_t m) {
+    Output memory = scratch(2 * m * hidden), y = s.target(out.y, hidden, s.all_skip, s.skip + first, m, memory);
+    if (h.in.numbers->residual) {
+      Input x = s.take(h.in.x, hidden, 0, s.skip + first, m, memory + m * hidden);
+      std::copy(x, x + m * hidden, y);
+    }
+    gemm('N', 'T', m, hidden, width, 1, out.attended + first * width, width, w.wo, width, h.in.numbers->residual, y, hidden);
+    s.put(y, hidden, s.all_skip, s.skip + first, m, out.y);
+  });
+  return 0;
+}
+
+// Inputs: those of `attention_half`; query (overwritten), key, value, attended as it gave them; dy like y; a buffer for
+// each of the weights, to which its gradient is added if there is one. Outputs: dx [T, hidden], and memory for what lies
+// between.
+int attention_half_gradient(int, void **params, int *ndims, int64_t **shapes, const char **, void *, void *) {
+  struct More {
+    Output query;
+    Input key, value, attended, dy;
+    AttentionWeights<Output> buffers;
+    Output dx, normed, d_attended, ready, d_key, d_value, packed;
+  };
+  const AttentionHalf h(params, ndims, shapes);
+  const auto &w = h.in.weights;
+  const auto more = arrays_at<More>(params, ndims, shapes, arrays_of<AttentionInputs>());
+  const Sequences &s = h.sequences;
+  const Attention &a = h.attention;
+  const int64_t hidden = h.hidden, width = h.width, key_width = h.key_width, asking = s.asking(), d = a.d();
+  const bool residual = h.in.numbers->residual;
+  Input d_y = s.adjacent(s.skip, asking) ? s.take(more.dy, hidden, s.all_skip, s.skip, asking, nullptr) : more.packed;
+  pieces(s.rows, h.piece, [&](int64_t first, int64_t m) { h.prepare_keys(more.key, first, m, more.ready); });
+  pieces(asking, h.asking_piece, [&](int64_t first, int64_t m) {
+    Input own = s.take(more.dy, hidden, s.all_skip, s.skip + first, m, more.packed + first * hidden);
+    if (d_y == more.packed && own != d_y + first * hidden) std::copy(own, own + m * hidden, more.packed + first * hidden);
+    gemm('N', 'N', m, width, hidden, 1, d_y + first * hidden, hidden, w.wo, width, 0, more.d_attended + first * width, width);
+  });
+  std::vector<float> q_norms(w.q_norm ? s.prompts * a.heads * d : 0);
+  attend_gradient(a, more.query, more.ready, more.value, more.d_attended, more.d_key, more.d_value,
+                  w.q_norm ? q_norms.data() : nullptr);
+  const int64_t parts = (s.rows + h.piece - 1) / h.piece;
+  std::vector<float> norms(parts * hidden), k_norms(w.k_norm ? parts * d : 0);
+  s.zero_unused(more.dx, hidden, 0);
+  pieces(s.rows, h.piece, [&](int64_t first, int64_t m) {
+    Output memory = scratch(3 * m * hidden + key_width), d_normed = memory + m * hidden;
+    Output turned = d_normed + 2 * m * hidden;
+    for (int64_t i = first; i < first + m; ++i) {
+      Output own = more.d_key + i * key_width;
+      a.turning.gradient(own, more.key + i * key_width, w.k_norm, a.position(i), a.heads, own,
+                         w.k_norm ? k_norms.data() + first / h.piece * d : nullptr, turned);
+    }
+    Input x = s.take(h.in.x, hidden, 0, first, m, memory);
+    norm_rows(x, w.norm, h.in.numbers->epsilon, more.normed + first * hidden, m, hidden);
+    auto back = [&](Input slope, Input weight, int64_t size, int64_t begin, float keep) {
+      gemm('N', 'N', m - begin, hidden, size, 1, slope + (first + begin) * size, size, weight, hidden, keep,
+           d_normed + begin * hidden, hidden);
+    };
+    back(more.d_key, w.wk, key_width, 0, 0);
+    back(more.d_value, w.wv, key_width, 0, 1);
+    const int64_t begin = std::clamp<int64_t>(s.skip - first, 0, m), at = first + begin - s.skip;
+    back(more.query - s.skip * width, w.wq, width, begin, 1);
+    Output dx = s.target(more.dx, hidden, 0, first, m, d_normed + m * hidden);
+    std::fill(dx, dx + (residual ? begin : m) * hidden, 0.0f);
+    if (residual) std::copy(d_y + at * hidden, d_y + (at + m - begin) * hidden, dx + begin * hidden);
+    norm_gradient_rows(d_normed, x, w.norm, h.in.numbers->epsilon, dx, norms.data() + first / h.piece * hidden, m, hidden, true);
+    s.put(dx, hidden, 0, first, m, more.dx);
+  });
+  weight_gradients({{asking, d_y, more.attended, more.buffers.wo, hidden, width},
+                    {asking, more.query, more.normed + s.skip * hidden, more.buffers.wq, width, hidden},
+                    {s.rows, more.d_key, more.normed, more.buffers.wk, key_width, hidden},
+                    {s.rows, more.d_value, more.normed, more.buffers.wv, key_width, hidden}},
+                   true);
+  add_rows(more.query, asking, width, more.buffers.wq_bias);
+  add_rows(more.d_key, s.rows, key_width, more.buffers.wk_bias);
+  add_rows(more.d_value, s.rows, key_width, more.buffers.wv_bias);
+  add_rows(q_norms.data(), q_norms.size() / d, d, more.buffers.q_norm);
+  add_rows(k_norms.data(), k_norms.size() / d, d, more.buffers.k_norm);
+  add_rows(norms.data(), parts, hidden, more.buffers.norm);
+  return 0;
+}
+
+}  // extern "C"

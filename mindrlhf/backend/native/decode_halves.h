@@ -1,0 +1,129 @@
+// The halves of a layer for one new position of each slot, with the columns of `Panels` for rows.
+
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <numeric>
+#include <vector>
+
+#include "attention.h"
+#include "lanes.h"
+#include "matrix.h"
+#include "names.h"
+#include "panels.h"
+#include "slots.h"
+#include "team.h"
+
+namespace {
+
+// What is put for one row of them in memory while a half is computed.
+struct DecodeSizes {
+  int64_t hidden, width, key_width, inner;
+
+  int64_t memory() const { return hidden + std::max(3 * width + 2 * key_width, inner); }
+};
+
+// Panels: to y [hidden], which may be x, the attention half's output for x [hidden] is added. keys, values: caches. The
+// angles of row i are those of position angles[i]. memory: DecodeSizes::memory() for each column.
+void decode_attention(const AttentionWeights<Input> &w, const DecodeSizes &sizes, const Slots &slots, const Heads &heads,
+                      float scale, const int32_t *angles, const Panels &panels, Input x, Output y, Output keys,
+                      Output values, Output memory) {
+  const int64_t columns = panels.columns, hidden = sizes.hidden, width = sizes.width, key_width = sizes.key_width;
+  Output h = memory, q = h + columns * hidden, attended = q + columns * width, turned = attended + columns * width;
+  Output k = turned + columns * width, v = k + columns * key_width;
+  norm_panels(panels, x, w.norm, heads.epsilon, h, hidden);
+  products(panels, h, hidden,
+           {{w.wq, w.wq_bias, q, width}, {w.wk, w.wk_bias, k, key_width}, {w.wv, w.wv_bias, v, key_width}});
+  auto before = [&](int64_t row, int64_t head) {
+    Output own_q = q + row * width + head * slots.queries * slots.d, own_k = k + row * key_width + head * slots.d;
+    heads.prepare(own_q, w.q_norm, angles[row], slots.queries, own_q);
+    heads.prepare(own_k, w.k_norm, angles[row], 1, own_k);
+  };
+  attend_slots(slots, q, k, v, keys, values, scale, attended, before);
+  to_panels(panels, width, [=](int64_t row) { return attended + row * width; }, turned);
+  add_product(panels, turned, width, w.wo, y, hidden);
+}
+
+// Panels: to y [hidden], which may be x, the feed-forward half's output for x [hidden] is added. memory: as above.
+void decode_feed_forward(const FeedForwardWeights<Input> &w, const DecodeSizes &sizes, float epsilon, const Panels &panels,
+                         Input x, Output y, Output memory) {
+  const int64_t hidden = sizes.hidden, inner = sizes.inner;
+  Output h = memory, act = h + panels.columns * hidden;
+  norm_panels(panels, x, w.norm, epsilon, h, hidden);
+  pieces(inner, kFewRows, [&](int64_t j, int64_t n) {
+    Output up = scratch(n * kPanel);
+    panels.each([&](int64_t first, int64_t count) {
+      Output gate = act + first * inner + j * count;
+      Input own = h + first * hidden;
+      gemm('N', 'N', n, count, hidden, 1, w.w1 + j * hidden, hidden, own, count, 0, gate, count);
+      gemm('N', 'N', n, count, hidden, 1, w.w3 + j * hidden, hidden, own, count, 0, up, count);
+      gated(gate, up, gate, n * count);
+    });
+  });
+  add_product(panels, act, inner, w.w2, y, hidden);
+}
+
+// Rows [rows, hidden] to panels and, after body(panels, x, y, memory), y back to rows. residual: y begins as x, else as 0.
+template <typename Body>
+void in_panels(Input rows, int64_t count, const DecodeSizes &sizes, bool residual, Output out, Body body) {
+  const Panels panels(count);
+  const int64_t hidden = sizes.hidden, numbers = panels.columns * hidden;
+  thread_local std::vector<float> memory;
+  memory.resize(2 * numbers + panels.columns * sizes.memory());
+  Output x = memory.data(), y = residual ? x : x + numbers;
+  to_panels(panels, hidden, [&](int64_t row) { return rows + row * hidden; }, x);
+  if (!residual) std::fill(y, y + numbers, 0.0f);
+  body(panels, x, y, x + 2 * numbers);
+  panels.each([&](int64_t first, int64_t width) {
+    from_panel(y + first * hidden, hidden, width, panels.used(first, width), out + first * hidden, hidden);
+  });
+}
+
+}  // namespace
+
+extern "C" {
+
+// Inputs: x [B, hidden], the weights, cos, sin [positions, d], positions int32[B], numbers, caches of keys and values
+// [B, K, S, d] (written). Output: y [B, hidden].
+int decode_attention_half(int, void **params, int *ndims, int64_t **shapes, const char **, void *, void *) {
+  struct Arrays {
+    Input x;
+    AttentionWeights<Input> weights;
+    Input cos, sin;
+    const int32_t *positions;
+    const HalfNumbers *numbers;
+    Output keys, values, y;
+  };
+  const auto p = arrays_at<Arrays>(params, ndims, shapes);
+  const int64_t *cache = shapes[INDEX(Arrays, keys)], rows = shapes[0][0];
+  const DecodeSizes sizes{shapes[0][1], shapes[INDEX(Arrays, weights.wq)][0], shapes[INDEX(Arrays, weights.wk)][0], 0};
+  std::vector<int32_t> numbered(rows), zeros(rows, 0), angles(p.positions, p.positions + rows);
+  std::iota(numbered.begin(), numbered.end(), 0);
+  for (int32_t &angle : angles) angle = std::min<int32_t>(angle, shapes[INDEX(Arrays, cos)][0] - 1);
+  const Slots slots{rows, cache[1], sizes.width / sizes.key_width, cache[2], cache[3], 0,
+                    numbered.data(), p.positions, numbered.data(), zeros.data()};
+  const Heads heads{p.cos, p.sin, cache[3], p.numbers->epsilon};
+  in_panels(p.x, rows, sizes, p.numbers->residual, p.y, [&](const Panels &panels, Input x, Output y, Output memory) {
+    decode_attention(p.weights, sizes, slots, heads, p.numbers->scale, angles.data(), panels, x, y, p.keys, p.values, memory);
+  });
+  return 0;
+}
+
+// Inputs: x [B, hidden], the weights, numbers. Output: y [B, hidden].
+int decode_feed_forward_half(int, void **params, int *ndims, int64_t **shapes, const char **, void *, void *) {
+  struct Arrays {
+    Input x;
+    FeedForwardWeights<Input> weights;
+    const HalfNumbers *numbers;
+    Output y;
+  };
+  const auto p = arrays_at<Arrays>(params, ndims, shapes);
+  const DecodeSizes sizes{shapes[0][1], 0, 0, shapes[INDEX(Arrays, weights.w1)][0]};
+  in_panels(p.x, shapes[0][0], sizes, p.numbers->residual, p.y, [&](const Panels &panels, Input x, Output y, Output memory) {
+    decode_feed_forward(p.weights, sizes, p.numbers->epsilon, panels, x, y, memory);
+  });
+  return 0;
+}
+
+}  // extern "C"

@@ -1,0 +1,149 @@
+// The feed-forward half of a layer, and its gradient: x + w2(silu(w1(norm(x))) * w3(norm(x))), or without x.
+
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "attention.h"
+#include "lanes.h"
+#include "matrix.h"
+#include "names.h"
+#include "team.h"
+
+namespace {
+
+const int64_t kInner = 192;     // numbers between the products of a block
+const int64_t kNearPieces = 3;  // that go through such a block one after another
+
+// Inputs of both operators below. x [asking, hidden]: of the rows that ask, with padding; lengths int32[N * (1 + G)]: see
+// `Sequences`.
+struct FeedForwardInputs {
+  Input x;
+  FeedForwardWeights<Input> weights;
+  const int32_t *lengths;
+  const HalfNumbers *numbers;
+};
+
+// What both begin with.
+struct FeedForwardHalf {
+  FeedForwardInputs in;
+  Sequences sequences;
+  int64_t rows, hidden, inner, piece;  // rows: packed; piece: rows of one
+
+  FeedForwardHalf(void **params, const int *ndims, int64_t **shapes)
+      : in(arrays_at<FeedForwardInputs>(params, ndims, shapes)),
+        sequences(*in.numbers, in.lengths, shapes[INDEX(FeedForwardInputs, lengths)][0]),
+        rows(sequences.asking()),
+        hidden(shapes[0][1]),
+        inner(shapes[INDEX(FeedForwardInputs, weights.w1)][0]),
+        piece(even(rows, kLayerRows)) {}
+
+  // See `Sequences`; of packed rows that ask.
+  Input take(Input array, int64_t first, int64_t m, Output memory) const {
+    return sequences.take(array, hidden, sequences.all_skip, sequences.skip + first, m, memory);
+  }
+  Output target(Output array, int64_t first, int64_t m, Output memory) const {
+    return sequences.target(array, hidden, sequences.all_skip, sequences.skip + first, m, memory);
+  }
+  void put(Input source, int64_t first, int64_t m, Output array) const {
+    sequences.put(source, hidden, sequences.all_skip, sequences.skip + first, m, array);
+  }
+};
+
+}  // namespace
+
+extern "C" {
+
+// Outputs: y like x, and, packed, gate and up [rows, inner].
+int feed_forward_half(int, void **params, int *ndims, int64_t **shapes, const char **, void *, void *) {
+  struct Outputs {
+    Output y, gate, up;
+  };
+  const FeedForwardHalf h(params, ndims, shapes);
+  const auto &w = h.in.weights;
+  const auto out = arrays_at<Outputs>(params, ndims, shapes, arrays_of<FeedForwardInputs>());
+  const int64_t hidden = h.hidden, inner = h.inner;
+  h.sequences.zero_unused(out.y, hidden, h.sequences.all_skip);
+  pieces(h.rows, h.piece, [&](int64_t first, int64_t m) {
+    Output memory = scratch(m * (2 * hidden + inner)), normed = memory + m * hidden, act = normed + m * hidden;
+    Input x = h.take(h.in.x, first, m, memory);
+    Output gate = out.gate + first * inner, up = out.up + first * inner;
+    norm_rows(x, w.norm, h.in.numbers->epsilon, normed, m, hidden);
+    gemm('N', 'T', m, inner, hidden, 1, normed, hidden, w.w1, hidden, 0, gate, inner);
+    gemm('N', 'T', m, inner, hidden, 1, normed, hidden, w.w3, hidden, 0, up, inner);
+    gated(gate, up, act, m * inner);
+    Output y = h.target(out.y, first, m, normed);
+    if (h.in.numbers->residual) std::copy(x, x + m * hidden, y);
+    gemm('N', 'T', m, hidden, inner, 1, act, inner, w.w2, inner, h.in.numbers->residual, y, hidden);
+    h.put(y, first, m, out.y);
+  });
+  return 0;
+}
+
+// Inputs: those of `feed_forward_half`; gate and up as it gave them (overwritten); dy like x; a buffer for each of the
+// weights, to which its gradient is added if there is one. Outputs: dx like x, and memory for what lies between.
+int feed_forward_half_gradient(int, void **params, int *ndims, int64_t **shapes, const char **, void *, void *) {
+  struct More {
+    Output gate, up;
+    Input dy;
+    FeedForwardWeights<Output> buffers;
+    Output dx, normed, act, packed;
+  };
+  const FeedForwardHalf h(params, ndims, shapes);
+  const auto &w = h.in.weights;
+  const auto more = arrays_at<More>(params, ndims, shapes, arrays_of<FeedForwardInputs>());
+  const int64_t hidden = h.hidden, inner = h.inner, parts = (h.rows + h.piece - 1) / h.piece;
+  const bool dense = h.sequences.adjacent(h.sequences.skip, h.rows);
+  Input d_y = dense ? h.take(more.dy, 0, h.rows, nullptr) : more.packed;
+  std::vector<float> norms(parts * hidden);
+  h.sequences.zero_unused(more.dx, hidden, h.sequences.all_skip);
+  // A block of the weights serves several pieces while it is near.
+  const int64_t block = (even(inner, kInner) + kLanes - 1) / kLanes * kLanes;
+  pieces(parts, std::clamp<int64_t>(parts / Team::get().threads(), 1, kNearPieces), [&](int64_t part, int64_t n) {
+    const int64_t begin = part * h.piece, end = std::min(begin + n * h.piece, h.rows), count = end - begin;
+    Output d_normed = scratch(2 * count * hidden + h.piece * std::max(block, hidden)), memory = d_normed + count * hidden;
+    Output slope = memory + count * hidden;
+    Input x = h.take(h.in.x, begin, count, memory);
+    if (!dense) {
+      Input own = h.take(more.dy, begin, count, more.packed + begin * hidden);
+      if (own != d_y + begin * hidden) std::copy(own, own + count * hidden, more.packed + begin * hidden);
+    }
+    norm_rows(x, w.norm, h.in.numbers->epsilon, more.normed + begin * hidden, count, hidden);
+    for (int64_t j = 0; j < inner; j += block) {
+      const int64_t size = std::min(block, inner - j);
+      for (int64_t first = begin; first < end; first += h.piece) {
+        const int64_t m = std::min(h.piece, end - first), at = first * inner + j;
+        Output gate = more.gate + at, up = more.up + at, own = d_normed + (first - begin) * hidden;
+        gemm('N', 'N', m, size, hidden, 1, d_y + first * hidden, hidden, w.w2 + j, inner, 0, slope, size);
+        for (int64_t i = 0; i < m; ++i) {
+          Output g = gate + i * inner, u = up + i * inner;
+          gated(g, u, more.act + at + i * inner, size);
+          gated_gradient(slope + i * size, g, u, g, u, size);
+        }
+        gemm('N', 'N', m, hidden, size, 1, gate, inner, w.w1 + j * hidden, hidden, j > 0, own, hidden);
+        gemm('N', 'N', m, hidden, size, 1, up, inner, w.w3 + j * hidden, hidden, 1, own, hidden);
+      }
+    }
+    for (int64_t first = begin; first < end; first += h.piece) {
+      const int64_t m = std::min(h.piece, end - first), at = (first - begin) * hidden;
+      // Where rows lie apart they are put together in place of their slopes, which are not needed any more.
+      Output dx = h.target(more.dx, first, m, slope);
+      Input own = d_y + first * hidden;
+      if (h.in.numbers->residual) std::copy(own, own + m * hidden, dx);
+      else std::fill(dx, dx + m * hidden, 0.0f);
+      norm_gradient_rows(d_normed + at, x + at, w.norm, h.in.numbers->epsilon, dx, norms.data() + first / h.piece * hidden,
+                         m, hidden, true);
+      h.put(dx, first, m, more.dx);
+    }
+  });
+  weight_gradients({{h.rows, d_y, more.act, more.buffers.w2, hidden, inner},
+                    {h.rows, more.gate, more.normed, more.buffers.w1, inner, hidden},
+                    {h.rows, more.up, more.normed, more.buffers.w3, inner, hidden}},
+                   true);
+  add_rows(norms.data(), parts, hidden, more.buffers.norm);
+  return 0;
+}
+
+}  // extern "C"

@@ -1,0 +1,262 @@
+"""One Qwen2 / Qwen2.5 / Qwen3 decoder, in the forms that a GRPO step needs, over one set of parameters.
+
+- `Decoder.completions`: training and log-probs. The prompt is computed once per group; completion rows attend to the
+  shared prompt keys and values and to themselves.
+- `Decoder.prefill`, `Decoder.decode` and `Decoder.decode_tokens`: generation with a static key-value cache.
+
+Linear weights are [out, in] as in HF and MindFormers. The parameters are handed in by name (`parameters.py` has the
+table), so that graphs of equal layout share the same storage; they may be one tensor-parallel rank's shards of the
+layers of one pipeline stage. Not here: dropout, sliding windows, scaled rotary embeddings, mixture of experts.
+"""
+
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
+
+from mindrlhf.backend import Kernels
+from mindrlhf.backend.comm.broadcast import expand
+from mindrlhf.configs.model import ModelConfig
+from mindrlhf.models.halves import COMPLETIONS, NO_ROWS, Layer, Norm
+from mindrlhf.models.parameters import VALUE_HEAD
+from mindrlhf.models.weight import Weight
+from mindrlhf.parallel.tensor_parallel import TensorParallel
+
+
+def rotary_table(config: ModelConfig, positions: int) -> tuple[np.ndarray, np.ndarray]:
+    """cos and sin, float32[positions, head_dim], of position * theta^(-2i/d), each frequency written twice.
+
+    Computed in float64 (Su et al. 2021, section 3.4.2).
+    """
+    frequencies = config.rope_theta ** -(np.arange(0, config.head_dim, 2) / config.head_dim)
+    angles = np.arange(positions)[:, None] * np.concatenate([frequencies, frequencies])[None]
+    return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+
+
+class ScaleGradient(nn.Cell):
+    """The identity, whose gradient is multiplied by `factor`."""
+
+    def __init__(self, factor: float):
+        super().__init__(auto_prefix=False)
+        self.factor = factor
+
+    def construct(self, x):
+        return x
+
+    def bprop(self, x, out, dout):
+        return (dout * self.factor,)
+
+
+class Embedding(nn.Cell):
+    """int32[T] -> [T, hidden] outside of the parallel regions, from the whole table or this rank's part of it.
+
+    weight: [vocab, hidden], or [vocab / size, hidden] cut by vocabulary. tied: it is the head's weight too.
+    """
+
+    def __init__(self, weight: Parameter, vocab_size: int, tied: bool, shards: TensorParallel):
+        super().__init__(auto_prefix=False)
+        self.weight = Weight(weight)
+        self.cut = weight.shape[0] != vocab_size
+        self.first, self.end = shards.share(vocab_size)
+        self.rank, self.size, self.sequence = shards.rank, shards.size, shards.sequence
+        self.leave = shards.leave
+        # Every rank looks up the same rows of a whole table, where the head's gradient is of this rank's rows alone:
+        # to be summed over the ranks together with it, each has to be a share.
+        self.gradient = ScaleGradient(1.0 / shards.size) if tied and shards.size > 1 else nn.Identity()
+
+    def construct(self, ids):
+        if self.cut:
+            inside = ops.logical_and(ids >= self.first, ids < self.end)
+            rows = self.weight.rows(ops.select(inside, ids - self.first, ops.zeros_like(ids)))
+            return self.leave(rows * expand(inside.astype(rows.dtype).reshape((-1, 1)), rows.shape))
+        if self.sequence:
+            share = ids.shape[0] // self.size
+            return self.weight.rows(ids[self.rank * share : (self.rank + 1) * share])
+        return self.gradient(self.weight.rows(ids))
+
+
+class Decoder(nn.Cell):
+    """The decoder up to the final norm, and the head's weight; or the layers of one pipeline stage.
+
+    kernels: of `backend`. max_positions: how many positions the rotary table covers. compute_dtype: of
+    activations and caches; the parameters stay float32. shards: the tensor-parallel ranks that share the layers.
+    layers: those of this stage, all by default; `parameters` has no others. is_first, is_last: which stage that is.
+    recompute: whether going back computes each half of a layer again from its input; only fused halves can.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        parameters: dict[str, Parameter],
+        kernels: Kernels,
+        max_positions: int,
+        compute_dtype: str = "float32",
+        shards: TensorParallel | None = None,
+        layers: range | None = None,
+        is_first: bool = True,
+        is_last: bool = True,
+        recompute: bool = False,
+    ):
+        super().__init__(auto_prefix=False)
+        shards = shards or TensorParallel()
+        numbers = range(config.num_layers) if layers is None else layers
+        self.is_first, self.is_last = is_first, is_last
+        self.shards, self.kernels = shards, kernels
+        self.fused = kernels.fused is not None
+        self.linear = kernels.best.linear
+        self.group_view, self.decode_view = kernels.composed.group_view, kernels.composed.decode_view
+        self.hidden_size, self.row_shares = config.hidden_size, shards.size if shards.sequence else 1
+        tied = config.tie_word_embeddings
+        table = parameters.get("model.tok_embeddings.embedding_weight")
+        if self.is_first:
+            self.embed = Embedding(table, config.vocab_size, tied, shards)
+        if self.is_last:
+            self.final_norm = Norm(parameters["model.norm_out.weight"], config.rms_norm_eps, kernels.best.rms_norm)
+            self.head = Weight(table if tied else parameters[VALUE_HEAD if config.value_head else "lm_head.weight"])
+            self.head_first, self.head_end = shards.share(config.vocab_size)
+            self.head_is_whole = shards.size > 1 and self.head.shape[0] == config.vocab_size
+        made = [Layer(config, i, parameters, kernels, shards, recompute) for i in numbers]
+        self.layers = nn.CellList(made, auto_prefix=False)
+        # Of the last layer's prompt only keys and values are needed.
+        ends_early = self.is_last and bool(made)
+        self.inner_layers = nn.CellList(made[:-1] if ends_early else made, auto_prefix=False)
+        self.last_layer = made[-1] if ends_early else None
+        self.kv_heads = made[0].attention.kv_heads if made else 1
+        self.heads = made[0].attention.heads if made else 1
+        cos, sin = rotary_table(config, max_positions)
+        self.cos, self.sin = Tensor(cos), Tensor(sin)
+        self.dtype = compute_dtype
+        self.numbers = (("scale", config.head_dim**-0.5), ("epsilon", config.rms_norm_eps))
+        self.enter = shards.enter
+        # One operator for several tokens reads the whole model.
+        self.decodes_tokens = self.fused and shards.size == 1 and self.is_first and ends_early
+        self.decode_fused = kernels.fused.decode_tokens if self.decodes_tokens else None
+        self.sequence, self.shard, self.shard_count = shards.sequence, shards.rank, shards.size
+
+    def _angles(self, positions):
+        """cos and sin [1, T, 1, D] at positions int32[T]."""
+        shape = (1, -1, 1, self.cos.shape[1])
+        return ops.gather(self.cos, positions, 0).reshape(shape), ops.gather(self.sin, positions, 0).reshape(shape)
+
+    def places(self, positions, prefix_lengths, lengths, split):
+        """What the layers need to know of who is where and sees whom, once for all of them."""
+        if self.fused:
+            spans = prefix_lengths if split[2] == 0 else ops.concat((prefix_lengths, lengths))
+            return self.cos, self.sin, positions.astype("int32"), spans
+        cos, sin = self._angles(positions)
+        return cos, sin, self.group_view(prefix_lengths, lengths, split, self.kv_heads, self.heads)
+
+    def _embed(self, ids):
+        """int32[T] -> [rows, hidden]."""
+        return self.embed(ids).astype(self.dtype)
+
+    def _final(self, x):
+        """[rows, hidden] -> final hidden states [T, hidden], inside the head's parallel region."""
+        return self.enter(self.final_norm(x))
+
+    def _rows_from(self, x, start):
+        """Rows from token `start` on (this rank's slice under sequence parallelism)."""
+        if not self.sequence:
+            return x[start:]
+        rows = self.enter(x)[start:]
+        share = rows.shape[0] // self.shard_count
+        return rows[self.shard * share : (self.shard + 1) * share]
+
+    def with_head(self, hidden):
+        """Final hidden states, and the head's weight to read them with: [vocab, hidden], or this rank's rows of it."""
+        head, hidden = self.head(hidden)
+        return hidden, head[self.head_first : self.head_end] if self.head_is_whole else head
+
+    def completions(self, prefix_ids, prefix_lengths, input_ids, lengths):
+        """Shared-prompt forward (see `types.TrainBatch` for the split of prompt and completion).
+
+        prefix_ids: int32[N, P]; prefix_lengths: int32[N]; input_ids: int32[N*G, R]; lengths: int32[N*G].
+        Returns final hidden states [N*G*R, hidden] at the completion positions; behind the lengths they say nothing.
+        """
+        return self.stage(prefix_ids, prefix_lengths, input_ids, lengths, self.tokens(prefix_ids, input_ids))
+
+    def tokens(self, prefix_ids, input_ids):
+        """What the first stage begins with: the embedded prompts and completions, [rows, hidden]."""
+        return self._embed(ops.concat((prefix_ids.reshape((-1,)), input_ids.reshape((-1,)))))
+
+    def stage(self, prefix_ids, prefix_lengths, input_ids, lengths, x):
+        """The layers of this stage on x [rows, hidden], the output of the stage before.
+
+        Returns [rows, hidden], or from the last stage what `completions` returns.
+        """
+        n, p = prefix_ids.shape
+        rows, r = input_ids.shape
+        g = rows // n
+        positions = ops.concat(
+            (
+                ops.tile(ops.arange(0, p), (n,)),
+                (ops.tile(prefix_lengths.reshape((n, 1, 1)), (1, g, 1)) + ops.arange(0, r).reshape((1, 1, r))).reshape(
+                    (-1,)
+                ),
+            )
+        )
+        split = (n, p, g, r)
+        places = self.places(positions, prefix_lengths, lengths, split)
+        for layer in self.inner_layers:
+            x = layer(x, places, split)[0]
+        if not self.is_last:
+            return x
+        if self.last_layer is None:
+            return self._final(self._rows_from(x, n * p))
+        return self._final(self.last_layer(x, places, split, COMPLETIONS)[0])
+
+    def prefill(self, prefix_ids):
+        """Keys and values of prompts: int32[N, P] -> per layer (key, value), each [N, K, P, D]."""
+        n, p = prefix_ids.shape
+        split, lengths = (n, p, 0, 0), ops.full((n,), p).astype("int32")
+        places = self.places(ops.tile(ops.arange(0, p), (n,)), lengths, lengths, split)
+        x, cache = self._embed(prefix_ids.reshape((-1,))), ()
+        for layer in self.inner_layers:
+            x, key, value = layer(x, places, split)
+            cache += ((self._by_head(key, n), self._by_head(value, n)),)
+        _, key, value = self.last_layer(x, places, split, NO_ROWS)
+        return (*cache, (self._by_head(key, n), self._by_head(value, n)))
+
+    def _by_head(self, rows, n):
+        """[N * P, K * D] -> [N, K, P, D]"""
+        return rows.reshape((n, rows.shape[0] // n, self.kv_heads, -1)).transpose((0, 2, 1, 3))
+
+    def decode(self, ids, positions, keys, values):
+        """One token of each slot: writes its key and value into the caches in place, and attends.
+
+        ids, positions: int32[B]; keys, values: per layer a Parameter [B, K, S, D].
+        Returns final hidden states [B, hidden].
+        """
+        places = self.decode_places(positions, keys)
+        x = self._embed(ids)
+        for i, layer in enumerate(self.layers):
+            x = layer.decode(x, places, keys[i], values[i])
+        return self._final(x)
+
+    def decode_places(self, positions, keys):
+        """What the layers need to know of the new positions, once for all of them."""
+        if self.fused:
+            return self.cos, self.sin, positions
+        _, heads, size, _ = keys[0].shape
+        return (*self._angles(positions), self.decode_view(positions, heads, size))
+
+    def decode_parameters(self, keys, values) -> tuple:
+        """What `decode_tokens` reads and writes of the layers; made outside of the graph, where it costs nothing.
+
+        keys, values: as in `decode`.
+        """
+        parts = zip(self.layers, keys, values, strict=True)
+        return tuple(
+            array for layer, *cache in parts for array in (*layer.attention.arrays, *cache, *layer.feed_forward.arrays)
+        )
+
+    def decode_tokens(self, slots, uniform, stop_ids, inverse, greedy, layers):
+        """Several tokens of each slot with the fused operator of that name, which says what they are; only where
+        `decodes_tokens`. layers: of `decode_parameters`.
+        """
+        numbers = (*self.numbers, ("inverse_temperature", inverse), ("greedy", greedy))
+        table, norm, head = self.embed.weight.parameter, self.final_norm.weight.parameter, self.head.parameter
+        return self.decode_fused(slots, uniform, stop_ids, table, (self.cos, self.sin), norm, head, layers, numbers)
+
+    def logits(self, hidden):
+        """[T, hidden] -> float32[T, vocab], or of this rank's part of the vocabulary."""
+        hidden, head = self.with_head(hidden)
+        return self.linear(hidden, head).astype("float32")

@@ -1,0 +1,252 @@
+"""The two halves of a decoder layer: x + leave(attention(x)), then x + leave(feed_forward(x)).
+
+Each half has one composed form, of MindSpore's operators, and at most one fused one, a C++ operator (`backend.native`):
+biases and norms of heads are data of a half. A half is one parallel region (Shoeybi et al. 2019, arXiv:1909.08053,
+section 3): its rank has some of the heads or of the inner columns, and `leave` sums what the ranks have. x is added by
+the first rank, before the sum, so that one operator does it.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from mindspore import Parameter, nn
+
+from mindrlhf.backend import Kernels
+from mindrlhf.backend.native.operators import ATTENTION_WEIGHTS, FEED_FORWARD_WEIGHTS, NONE, numbers_of
+from mindrlhf.configs.model import ModelConfig
+from mindrlhf.models.weight import Weight
+from mindrlhf.parallel.tensor_parallel import TensorParallel
+
+# Which rows a half's output has: none that anybody reads, those of completions, or all.
+NO_ROWS, COMPLETIONS, ALL_ROWS = 0, 1, 2
+
+
+class Linear(nn.Cell):
+    """x [T, in] -> [T, out] with weight [out, in] and an optional bias [out], in the dtype of x."""
+
+    def __init__(self, weight: Parameter, bias: Parameter | None, kernels: Kernels):
+        super().__init__(auto_prefix=False)
+        self.weight = Weight(weight)
+        self.bias = Weight(bias) if bias is not None else None
+        self.linear, self.linear_bias = kernels.composed.linear, kernels.composed.linear_bias
+
+    def construct(self, x):
+        weight, x = self.weight(x)
+        if self.bias is None:
+            return self.linear(x, weight)
+        bias, x = self.bias(x)
+        return self.linear_bias(x, weight, bias)
+
+
+class Norm(nn.Cell):
+    """RMSNorm over the last axis, with a weight of its size."""
+
+    def __init__(self, weight: Parameter, eps: float, rms_norm):
+        super().__init__(auto_prefix=False)
+        self.weight, self.eps, self.rms_norm = Weight(weight), eps, rms_norm
+
+    def construct(self, x):
+        weight, x = self.weight(x)
+        return self.rms_norm(x, weight, self.eps)
+
+
+class Half(nn.Cell):
+    """What both halves have: their weights as an operator takes them, and the ends of the parallel region.
+
+    weights: one for each of the operator's names, None where the model has no such. recompute: whether going back
+    computes the half again from its input; only the fused form can.
+    """
+
+    def __init__(self, weights: Sequence[Weight | None], shards: TensorParallel, form: Any):
+        super().__init__(auto_prefix=False)
+        self.weights = tuple(weights)
+        self.enter, self.leave = shards.enter, shards.leave
+        self.residual = shards.rank == 0
+        self.fused, self.form = form is not None, form
+
+    @property
+    def arrays(self) -> tuple:
+        """The weights as inputs of an operator."""
+        return tuple(NONE if weight is None else weight.parameter for weight in self.weights)
+
+    @property
+    def collected(self) -> tuple:
+        """What their gradients are added to."""
+        return tuple(weight.buffer if weight is not None and weight.collects else NONE for weight in self.weights)
+
+    @property
+    def trigger(self) -> Parameter | None:
+        """The trigger of `models.weight`, if gradients are collected."""
+        return next((weight.trigger for weight in self.weights if weight is not None and weight.collects), None)
+
+    def run_fused(self, x, places):
+        """The operator's outputs for x [T, hidden]."""
+        if self.trigger is None:
+            return self.form.forward(x, *self.arrays, *places)
+        return self.form(x, self.arrays, places, self.collected, self.trigger)
+
+
+class AttentionHalf(Half):
+    """x [rows, hidden] -> x + wo(attention(norm(x))) of the rows that are asked for; rows may be this rank's share of T
+    (`TensorParallel.sequence`).
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        prefix: str,
+        parameters: dict[str, Parameter],
+        kernels: Kernels,
+        shards: TensorParallel,
+        recompute: bool,
+    ):
+        def linear(name):
+            return Linear(parameters[f"{prefix}{name}.weight"], parameters.get(f"{prefix}{name}.bias"), kernels)
+
+        def norm(name):
+            weight = parameters.get(f"{prefix}{name}.weight")
+            return None if weight is None else Norm(weight, config.rms_norm_eps, kernels.composed.rms_norm)
+
+        before = norm("attention_norm")
+        wq, wk, wv, wo = (linear(f"attention.{name}") for name in ("wq", "wk", "wv", "wo"))
+        q_norm, k_norm = norm("attention.q_norm"), norm("attention.k_norm")
+        named = {"norm": before.weight, "wq": wq.weight, "wk": wk.weight, "wv": wv.weight, "wo": wo.weight}
+        named |= {"wq_bias": wq.bias, "wk_bias": wk.bias, "wv_bias": wv.bias}
+        named |= {"q_norm": q_norm and q_norm.weight, "k_norm": k_norm and k_norm.weight}
+        form = kernels.fused and kernels.fused.half("attention", recompute)
+        super().__init__([named[name] for name in ATTENTION_WEIGHTS], shards, form)
+        self.norm, self.wq, self.wk, self.wv, self.wo, self.q_norm, self.k_norm = before, wq, wk, wv, wo, q_norm, k_norm
+        self.head_dim, self.scale, self.eps = config.head_dim, config.head_dim**-0.5, config.rms_norm_eps
+        self.heads, self.kv_heads = (one.weight.shape[0] // config.head_dim for one in (wq, wk))
+        self.rotary, self.attend = kernels.composed.rotary, kernels.composed.group_attention
+        self.decode_attention = kernels.composed.decode_attention
+        self.decode_fused = kernels.fused and kernels.fused.decode_attention
+
+    def construct(self, x, places, split, asking):
+        """places: of `Decoder`; split: (N, P, G, R); asking: the rows of the output.
+
+        Returns also the keys, ready for a cache, and the values of all T rows, [T, K * D].
+        """
+        x = self.enter(x)
+        if self.fused:
+            out = self._fused(x, places, split, asking)
+            return self.leave(out[0]), out[5], out[3]
+        cos, sin, view = places
+        h = self.norm(x)
+        k, v = self._heads(self.wk(h), self.k_norm, self.kv_heads, cos, sin), self.wv(h)
+        key, value = k.reshape((k.shape[0], -1)), v
+        if asking == NO_ROWS:
+            return x[:1], key, value
+        start = x.shape[0] - split[0] * split[2] * split[3] if asking == COMPLETIONS else 0
+        q = self._heads(self.wq(h[start:]), self.q_norm, self.heads, cos[:, start:], sin[:, start:])
+        y = self.wo(self.attend(q, k, v.reshape(k.shape), view, split, self.scale))
+        return self.leave(y + x[start:] if self.residual else y), key, value
+
+    def _fused(self, x, places, split, asking):
+        cos, sin, positions, lengths = places
+        _, p, g, r = split
+        asked = x.shape[0] - (x.shape[0] - split[0] * g * r if asking == COMPLETIONS else 0)
+        asked = 1 if asking == NO_ROWS else asked
+        numbers = numbers_of("HalfNumbers", self.numbers(p, g, r, asking))
+        return self.run_fused(x, (cos, sin, positions, positions[:asked], lengths, numbers))
+
+    def numbers(self, prefix, samples, completion, asking):
+        sizes = (("prefix", prefix), ("samples", samples), ("completion", completion), ("asking", asking))
+        rest = (("residual", self.residual), ("head_size", self.head_dim), ("scale", self.scale), ("epsilon", self.eps))
+        return sizes + rest
+
+    def _heads(self, x, norm, heads, cos, sin):
+        """[T, heads * D] -> [T, heads, D], normed where the model does so, and rotated."""
+        x = x.reshape((1, -1, heads, self.head_dim))
+        if norm is not None:
+            x = norm(x)
+        return self.rotary(x, cos, sin).reshape((-1, heads, self.head_dim))
+
+    def decode(self, x, places, keys, values):
+        """One new position of each slot: [B, hidden] -> [B, hidden]; its key and value go into the caches in place."""
+        x = self.enter(x)
+        if self.fused:
+            numbers = self.numbers(0, 0, 0, ALL_ROWS)
+            return self.leave(self.decode_fused(x, self.arrays, places, numbers, keys, values))
+        cos, sin, view = places
+        h = self.norm(x)
+        q = self._heads(self.wq(h), self.q_norm, self.heads, cos, sin)
+        k = self._heads(self.wk(h), self.k_norm, self.kv_heads, cos, sin)
+        y = self.wo(self.decode_attention(q, k, self.wv(h).reshape(k.shape), keys, values, view, self.scale))
+        return self.leave(y + x if self.residual else y)
+
+
+class FeedForwardHalf(Half):
+    """x [rows, hidden] -> x + w2(silu(w1(norm(x))) * w3(norm(x)))."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        prefix: str,
+        parameters: dict[str, Parameter],
+        kernels: Kernels,
+        shards: TensorParallel,
+        recompute: bool,
+    ):
+        norm = Norm(parameters[f"{prefix}ffn_norm.weight"], config.rms_norm_eps, kernels.composed.rms_norm)
+        w1, w2, w3 = (
+            Linear(parameters[f"{prefix}feed_forward.{name}.weight"], None, kernels) for name in ("w1", "w2", "w3")
+        )
+        named = {"norm": norm.weight, "w1": w1.weight, "w3": w3.weight, "w2": w2.weight}
+        form = kernels.fused and kernels.fused.half("feed_forward", recompute)
+        super().__init__([named[name] for name in FEED_FORWARD_WEIGHTS], shards, form)
+        self.norm, self.w1, self.w2, self.w3 = norm, w1, w2, w3
+        self.swiglu, self.eps = kernels.composed.swiglu, config.rms_norm_eps
+        self.decode_fused = kernels.fused and kernels.fused.decode_feed_forward
+
+    def construct(self, x, places, split, asking):
+        """places, split, asking: as in `AttentionHalf`; x has the rows that are asked for."""
+        x = self.enter(x)
+        if self.fused:
+            numbers = numbers_of("HalfNumbers", self.numbers(split[1], split[2], split[3], asking))
+            return self.leave(self.run_fused(x, (places[3], numbers))[0])
+        return self.leave(self._composed(x))
+
+    def numbers(self, prefix, samples, completion, asking):
+        sizes = (("prefix", prefix), ("samples", samples), ("completion", completion), ("asking", asking))
+        return (*sizes, ("residual", self.residual), ("head_size", 0), ("scale", 0.0), ("epsilon", self.eps))
+
+    def _composed(self, x):
+        h = self.norm(x)
+        y = self.w2(self.swiglu(self.w1(h), self.w3(h)))
+        return y + x if self.residual else y
+
+    def decode(self, x):
+        """[B, hidden] -> [B, hidden], one row for each slot."""
+        x = self.enter(x)
+        if self.fused:
+            return self.leave(self.decode_fused(x, self.arrays, self.numbers(0, 0, 0, ALL_ROWS)))
+        return self.leave(self._composed(x))
+
+
+class Layer(nn.Cell):
+    """One decoder layer."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        layer: int,
+        parameters: dict[str, Parameter],
+        kernels: Kernels,
+        shards: TensorParallel,
+        recompute: bool = False,
+    ):
+        super().__init__(auto_prefix=False)
+        given = (config, f"model.layers.{layer}.", parameters, kernels, shards, recompute)
+        self.attention, self.feed_forward = AttentionHalf(*given), FeedForwardHalf(*given)
+
+    def construct(self, x, places, split, asking=ALL_ROWS):
+        """x [rows, hidden] -> the rows that are asked for, and keys and values of all: see `AttentionHalf`."""
+        x, key, value = self.attention(x, places, split, asking)
+        if asking == NO_ROWS:
+            return x, key, value
+        return self.feed_forward(x, places, split, asking), key, value
+
+    def decode(self, x, places, keys, values):
+        """One new position of each slot: [B, hidden] -> [B, hidden]."""
+        return self.feed_forward.decode(self.attention.decode(x, places, keys, values))

@@ -1,0 +1,182 @@
+"""The fused halves of a layer against the composed ones, values and gradients: with and without biases and norms of
+heads, on the first rank of a tensor-parallel group and on another, with padding, and computed again.
+"""
+
+import hashlib
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from mindspore import GRAPH_MODE, Parameter, ParameterTuple, Tensor, nn, ops, set_context
+from small_model import SmallModel
+
+from mindrlhf.backend import Kernels, cpu, kernels, native
+from mindrlhf.models.decoder import Decoder
+from mindrlhf.models.initialize import build_parameters
+from mindrlhf.models.weight import collect_gradients
+from mindrlhf.parallel.tensor_parallel import TensorParallel
+
+N, P, G, R = 2, 70, 2, 90  # more positions than one block of scores holds
+HIDDEN, ROWS = 32, N * P + N * G * R
+# (biases, norms of heads, rank)
+CASES = [(True, False, 0), (False, True, 0), (True, True, 1), (False, False, 1)]
+PADDED = ([P, 9], [R, 1, 0, 65])
+WHOLE = ([P] * N, [R] * (N * G))
+
+
+@pytest.fixture(scope="module")
+def fused() -> Kernels:
+    found = kernels("CPU")
+    if found.fused is None:
+        assert native.library().problem == "g++ is not installed"
+        pytest.skip(f"the fused operators cannot be built here: {native.library().problem}")
+    return found
+
+
+def as_rank(rank: int) -> TensorParallel:
+    """One rank of a group whose sums are left out."""
+    shards = TensorParallel()
+    shards.rank = rank
+    return shards
+
+
+class Result(nn.Cell):
+    """The sum of the output times d_output, whose gradients are looked at; and the output."""
+
+    def __init__(self, decoder):
+        super().__init__(auto_prefix=False)
+        self.decoder = decoder
+
+    def construct(self, x, prefix_lengths, lengths, d_output):
+        places = ops.zeros((N, P)).astype("int32"), ops.zeros((N * G, R)).astype("int32")
+        out = self.decoder.stage(places[0], prefix_lengths, places[1], lengths, x)
+        return (out * d_output).sum(), out
+
+
+class Gradients(nn.Cell):
+    def __init__(self, result, parameters, buffers):
+        super().__init__(auto_prefix=False)
+        self.run = ops.value_and_grad(result, 0, collect_gradients(result, parameters, buffers), has_aux=True)
+
+    def construct(self, *inputs):
+        (_, out), (d_x, done) = self.run(*inputs)
+        return out, ops.depend(d_x, done)
+
+
+class Subject:
+    """A decoder of two layers without its embedding, and what its graph gives for x."""
+
+    def __init__(self, used: Kernels, case, recompute: bool = False):
+        set_context(mode=GRAPH_MODE, device_target="CPU")
+        bias, norms, rank = case
+        self.model = SmallModel.random(attention_bias=bias, qk_norm=norms)
+        parameters = build_parameters(self.model.specs, lambda spec: self.model.arrays[spec.name])
+        self.decoder = Decoder(
+            self.model.config, parameters, used, P + R, shards=as_rank(rank), is_first=False, recompute=recompute
+        )
+        self.names = [spec.name for spec in self.model.specs if spec.kind not in ("embedding", "head")]
+        own = [parameters[name] for name in self.names]
+        buffers = [Parameter(Tensor(np.zeros(one.shape, np.float32)), name=f"d.{one.name}") for one in own]
+        self.buffers = ParameterTuple(buffers)
+        self.graph = Gradients(Result(self.decoder), own, self.buffers)
+
+    def __call__(self, lengths, x=None) -> dict[str, np.ndarray]:
+        """The output's rows that count, and gradients by name."""
+        rng = np.random.default_rng(3)
+        x = rng.normal(size=(ROWS, HIDDEN)).astype(np.float32) if x is None else x
+        counts = (np.arange(R) < np.array(lengths[1])[:, None]).reshape(-1, 1)
+        d_output = np.where(counts, rng.normal(size=(N * G * R, HIDDEN)), 0).astype(np.float32)
+        for buffer in self.buffers:
+            buffer.asnumpy()[...] = 0
+        out, d_x = self.graph(Tensor(x), *(Tensor(np.array(part, np.int32)) for part in lengths), Tensor(d_output))
+        found = {name: one.asnumpy().copy() for name, one in zip(self.names, self.buffers, strict=True)}
+        return {"output": np.where(counts, out.asnumpy(), 0), "x": d_x.asnumpy(), **found}
+
+
+def unused_rows(lengths) -> np.ndarray:
+    """bool[ROWS]: those of padding."""
+    used = [np.arange(size) < np.array(part)[:, None] for size, part in zip((P, R), lengths, strict=True)]
+    return ~np.concatenate([part.ravel() for part in used])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_fused_halves_equal_composed_ones(fused, case):
+    expected, found, again = Subject(Kernels(cpu), case), Subject(fused, case), Subject(fused, case, recompute=True)
+    assert found.decoder.fused
+    for lengths in (PADDED, WHOLE):
+        composed, values = expected(lengths), found(lengths)
+        for name, array in composed.items():
+            assert np.abs(array).max() > 1e-3, name
+            scale = np.abs(array).max()
+            np.testing.assert_allclose(values[name], array, rtol=0, atol=2e-5 * scale, err_msg=name)
+        for name, array in again(lengths).items():
+            assert array.tobytes() == values[name].tobytes(), name
+
+
+def test_padding_is_neither_read_nor_left_undefined(fused):
+    subject, unused = Subject(fused, CASES[1]), unused_rows(PADDED)
+    x = np.random.default_rng(3).normal(size=(ROWS, HIDDEN)).astype(np.float32)
+    clean, dirty = subject(PADDED, x), subject(PADDED, np.where(unused[:, None], np.float32(np.nan), x))
+    for name, array in clean.items():
+        assert array.tobytes() == dirty[name].tobytes(), name
+    assert not clean["x"][unused].any()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_decoded_position_equals_the_composed_one(fused, case):
+    """Its output, and what it writes to the caches."""
+    slots, size = 5, 24
+    found = []
+    for used in (fused, Kernels(cpu)):
+        subject = Subject(used, case)
+        config = subject.model.config
+        shape = (slots, config.num_kv_heads, size, config.head_dim)
+        rng = np.random.default_rng(0)
+        keys, values = (
+            ParameterTuple([Parameter(rng.normal(size=shape).astype(np.float32), name=f"{part}{i}") for i in range(2)])
+            for part in ("key", "value")
+        )
+
+        class Decode(nn.Cell):
+            def __init__(self, decoder, keys, values):
+                super().__init__(auto_prefix=False)
+                self.layers, self.decoder, self.keys, self.values = decoder.layers, decoder, keys, values
+
+            def construct(self, x, positions):
+                places = self.decoder.decode_places(positions, self.keys)
+                for i, layer in enumerate(self.layers):
+                    x = layer.decode(x, places, self.keys[i], self.values[i])
+                return x
+
+        x, positions = rng.normal(size=(slots, HIDDEN)).astype(np.float32), np.array([0, 3, 23, 7, 20], np.int32)
+        out = Decode(subject.decoder, keys, values)(Tensor(x), Tensor(positions)).asnumpy()
+        found.append([out, *(parameter.asnumpy().copy() for parameter in (*keys, *values))])
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-5 * max(1, np.abs(other).max()))
+
+
+PRINT_BYTES = "from test_halves import *; print_bytes()"
+
+
+def print_bytes() -> None:
+    digest = hashlib.sha256()
+    for array in Subject(kernels("CPU"), (True, True, 0))(PADDED).values():
+        digest.update(array.tobytes())
+    print(digest.hexdigest())
+
+
+def test_results_do_not_depend_on_the_number_of_threads(fused):
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", PRINT_BYTES],
+            env=os.environ
+            | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": os.pathsep.join(["tests/models", "tests/helpers", "."])},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for threads in (1, 2, 3)
+    }
+    assert len(digests) == 1
