@@ -207,7 +207,35 @@ def model_of(args: argparse.Namespace, name: str, job: ComparedJob) -> Path:
                 last = (done.stderr.strip() or "no output").splitlines()[-1]
                 raise UserError(f"the peer's script could not write the model of {name}: {last}")
             (folder / MODEL_MARK).write_text(json.dumps(wanted))
+    folder = with_head_norms(folder) if job.head_norms else folder
     return ending_earlier(folder, job.end_probability) if job.end_probability else folder
+
+
+def with_head_norms(folder: Path) -> Path:
+    """A copy of a Qwen2 model folder in Qwen3's shape: norms of heads, drawn around 1, and no biases."""
+    from mindrlhf.checkpoint.hf import CONFIG_FILE, read_hf_config
+    from mindrlhf.checkpoint.safetensors_file import write_safetensors
+    from mindrlhf.checkpoint.weight_files import SINGLE_FILE
+    from mindrlhf.models.parameters import parameter_table
+    from mindrlhf.models.weights import open_weights
+
+    before = read_hf_config(folder)
+    copy = folder.with_name(f"{folder.name}-head-norms")
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("*.safetensors"))
+    config = json.loads((copy / CONFIG_FILE).read_text())
+    config |= {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "attention_bias": False}
+    (copy / CONFIG_FILE).write_text(json.dumps(config | {"head_dim": before.head_dim}))
+    weights, known = open_weights(str(folder), before), {spec.name for spec in parameter_table(before)}
+    table, rng = parameter_table(read_hf_config(copy)), np.random.default_rng(0)
+
+    def drawn(spec):
+        return (1 + 0.1 * rng.standard_normal(spec.shape)).astype(np.float32)
+
+    ordered = (weights.read(spec, None) if spec.name in known else drawn(spec) for spec in table)
+    layout = [(spec.hf_name, spec.shape) for spec in table]
+    write_safetensors(copy / SINGLE_FILE, layout, ordered, "float32", {"format": "pt"})
+    return copy
 
 
 def ending_earlier(folder: Path, probability: float) -> Path:
@@ -264,15 +292,17 @@ def hidden_behind(prompts: Sequence[Sequence[int]], model, table, arrays: Mappin
             super().__init__()
             self.decoder = decoder
 
-        def construct(self, ids):
-            return self.decoder.plain(ids)
+        def construct(self, *inputs):
+            return self.decoder.completions(*inputs)
 
     mindspore.set_context(mode=mindspore.GRAPH_MODE, device_target="CPU")
     written = np.random.default_rng(0).integers(model.vocab_size, size=(len(prompts), len(prompts[0])))
     ids = np.concatenate((prompts, written), 1).astype(np.int32)
+    first = len(prompts[0]) - 1  # the position of the prompt's last token
+    lengths = (np.full(len(ids), count, np.int32) for count in (first, ids.shape[1] - first))
+    inputs = (ids[:, :first].copy(), next(lengths), ids[:, first:].copy(), next(lengths))
     decoder = Decoder(model, build_parameters(table, lambda spec: arrays[spec.name]), kernels("CPU"), ids.shape[1])
-    hidden = Hidden(decoder)(Tensor(ids)).asnumpy().reshape((*ids.shape, -1))
-    return hidden[:, len(prompts[0]) - 1 :].reshape((-1, hidden.shape[-1]))
+    return Hidden(decoder)(*map(Tensor, inputs)).asnumpy()
 
 
 def keep(stored: Path, name: str, outcome: Outcome) -> None:

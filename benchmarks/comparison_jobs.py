@@ -15,6 +15,7 @@ class ComparedJob:
     its fastest counts for time and its smallest for memory. tokens: of our micro-batches, at most; one size counts for
     both. goals: `step`, `gen`, `memory` -> greatest ratio.
     end_probability: with which random weights are made to draw the end token at each position; 0 leaves them alone.
+    head_norms: the model gets norms of heads and loses its biases, as in Qwen3.
     steps: with two that are left out; more where more shapes have to be met first.
     """
 
@@ -27,6 +28,7 @@ class ComparedJob:
     goals: Mapping[str, float] = field(default_factory=dict)
     fixed_length: bool = True
     end_probability: float = 0.0
+    head_norms: bool = False
     steps: int = 8
 
     @property
@@ -42,6 +44,7 @@ JOBS: dict[str, ComparedJob] = {
     "reference": ComparedJob(
         "8 prompts x 64 tokens, 8 samples x 64", goals={"step": 0.50, "gen": 0.55, "memory": 1.0}
     ),
+    "qwen3": ComparedJob("the same with Qwen3's norms of heads, no biases", goals={"step": 0.38}, head_norms=True),
     "reference-bfloat16": ComparedJob(
         "the same, the peer in bfloat16 and ours in float32", peer=("--dtype", "bf16"), goals={"step": 1.0}
     ),

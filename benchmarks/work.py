@@ -87,8 +87,11 @@ def _settings(args: argparse.Namespace) -> list[str]:
 
 
 def _model(args: argparse.Namespace, tokenizer: Tokenizer) -> ModelConfig:
-    """Random weights in Qwen2's shape."""
+    """Random weights in Qwen2's or Qwen3's shape."""
     return ModelConfig(
+        family=args.family,
+        qk_norm=args.family == "qwen3",
+        attention_bias=args.family == "qwen2",
         vocab_size=args.model_vocab or round_up(tokenizer.size, 64),
         hidden_size=args.hidden,
         intermediate_size=args.intermediate,

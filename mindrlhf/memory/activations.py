@@ -144,6 +144,7 @@ def update_kept(stage: Stage, micro: Micro) -> int:
         kept += stage.layer_norm * (stage.inside(rows) + stage.inside(near)) + stage.norm * stage.outside(near)
         kept += _kept_of_heads(stage, near, rows)
         kept += near * stage.gated * stage.inner + stage.angles(near, stage.query)
+        kept += 0 if stage.fused else stage.outside(near)  # the rows of responses among all
         kept += 2 * stage.near_probabilities(micro) + _kept_logits(stage, near)
     return kept * stage.itemsize
 

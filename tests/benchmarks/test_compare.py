@@ -209,6 +209,20 @@ def test_the_end_token_is_drawn_now_and_then(peer, tmp_path):
     np.testing.assert_allclose((logits[:, end] - others).mean(), np.log(0.1 / 0.9), atol=0.1)
 
 
+def test_a_model_gets_head_norms_and_loses_its_biases(peer, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(peer.with_name("exported"), folder)
+    copy = compare.with_head_norms(folder)
+    model = read_hf_config(copy)
+    assert (model.family, model.qk_norm, model.attention_bias) == ("qwen3", True, False)
+    before, after = ({name: stored.read() for name, stored in index_weights(f).items()} for f in (folder, copy))
+    norms = {name for name in after if name.endswith(("q_norm.weight", "k_norm.weight"))}
+    assert len(norms) == 2 * model.num_layers
+    assert set(after) - norms == {name for name in before if not name.endswith(".bias")}
+    for name in set(after) - norms:
+        np.testing.assert_array_equal(after[name], before[name])
+
+
 def test_a_failing_side_is_named(tmp_path):
     side = Side("peer 1", lambda path: [sys.executable, "-c", "raise SystemExit('no such model')"])
     with pytest.raises(UserError, match="peer 1 ended with exit code 1: no such model"):

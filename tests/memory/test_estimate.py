@@ -171,11 +171,11 @@ def test_what_an_update_keeps_is_what_its_graph_was_seen_to_keep():
     assert update_kept(composed, micro) == pytest.approx(79.32 * 2**20, rel=0.01)
     assert update_bytes(composed, micro) == pytest.approx(106 * 2**20, rel=0.06)
     assert score_bytes(composed, micro) == pytest.approx(24 * 2**20, rel=0.1)
-    assert update_bytes(fused, micro) == pytest.approx(67 * 2**20, rel=0.05)
-    assert update_bytes(fused, Micro(8, 8, 64, 64)) == pytest.approx(262 * 2**20, rel=0.05)
+    assert update_bytes(fused, micro) == pytest.approx(63 * 2**20, rel=0.05)
+    assert update_bytes(fused, Micro(8, 8, 64, 64)) == pytest.approx(241 * 2**20, rel=0.05)
     assert update_tables(fused, micro) == 0
     again = Stage(**{**vars(fused), "recompute": True})
-    assert update_bytes(again, Micro(8, 8, 64, 64)) == pytest.approx(110 * 2**20, rel=0.1)
+    assert update_bytes(again, Micro(8, 8, 64, 64)) < 0.5 * update_bytes(fused, Micro(8, 8, 64, 64))
 
 
 def test_the_head_of_an_update_is_there_a_chunk_at_a_time(monkeypatch):
