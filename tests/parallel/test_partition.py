@@ -80,8 +80,8 @@ def part_of(model, rank, sequence=False, tied=True, vocab_emb_dp=True, **axes) -
     [
         ("attention.wq.weight", False, (1, 5)),
         ("attention.wk.weight", False, (0, 1, 4, 5)),  # two ranks share a key-value head
-        ("attention_norm.weight", False, (1, 5)),  # outside of the parallel regions each rank has all of it
-        ("attention_norm.weight", True, (0, 1, 2, 3, 4, 5, 6, 7)),  # of its own rows only
+        ("attention_norm.weight", False, (0, 1, 2, 3, 4, 5, 6, 7)),  # inside the region: of its own heads only
+        ("attention_norm.weight", True, (0, 1, 2, 3, 4, 5, 6, 7)),
         ("attention.q_norm.weight", False, (0, 1, 2, 3, 4, 5, 6, 7)),
     ],
 )
