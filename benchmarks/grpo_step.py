@@ -32,8 +32,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from machine import Moment, peak_mib, seconds_since_start
 from work import Work, prepare
 
-from mindrlhf import __version__
 from mindrlhf.errors import UserError
+from mindrlhf.files.settings_file import versions
 
 PHASES = ("gen", "logprob", "train")
 RATES = ("gen_tok_s", "tok_s")
@@ -136,7 +136,7 @@ def measure(args: argparse.Namespace, work: Work) -> dict[str, Any]:
     summary = summarise(rows, args.warmup, args.max_others)
     median = summary["median"]
     return {
-        "versions": versions(args.threads),
+        "versions": {**versions(), "threads": args.threads},
         "args": {name: str(value) if isinstance(value, Path) else value for name, value in vars(args).items()},
         "params": sum(parameter.size for parameter in policy_parameters(work)),
         "tokenizer_size": work.tokenizer.size,
@@ -239,19 +239,6 @@ def policy_parameters(work: Work):
     from mindrlhf.models.parameters import parameter_table
 
     return parameter_table(work.model)
-
-
-def versions(threads: int) -> dict[str, Any]:
-    import mindspore
-    import numpy as np
-
-    return {
-        "python": sys.version.split()[0],
-        "mindspore": mindspore.__version__,
-        "numpy": np.__version__,
-        "mindrlhf": __version__,
-        "threads": threads,
-    }
 
 
 def table(result: Mapping[str, Any]) -> str:

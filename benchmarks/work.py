@@ -16,7 +16,7 @@ from mindrlhf.data.source import read_source
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.data.tokenizer_training import train_tokenizer
 from mindrlhf.errors import UserError
-from mindrlhf.training.batch import round_up
+from mindrlhf.shapes import round_up
 
 REWARD = Path(__file__).with_name("digit_reward.py")
 PROMPTS_FILE = "prompts.jsonl"

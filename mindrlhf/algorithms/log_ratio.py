@@ -2,7 +2,7 @@
 
 from mindspore import ops
 
-LOG_RATIO_LIMIT = 20.0  # exp(20) = 4.9e8: far outside any use, and its square is still finite in float32
+from mindrlhf.algorithms.mismatch import LOG_RATIO_LIMIT
 
 
 def masked_log_ratio(log_probs, other_log_probs, mask):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-LOG_RATIO_LIMIT = 20.0
+LOG_RATIO_LIMIT = 20.0  # exp(20) = 4.9e8: far outside any use, and its square is still finite in float32
 
 SUMS = (
     "tokens",

@@ -30,7 +30,8 @@ def importance_weights(
     """
     from mindspore import ops
 
-    from mindrlhf.algorithms.log_ratio import LOG_RATIO_LIMIT, masked_log_ratio
+    from mindrlhf.algorithms.log_ratio import masked_log_ratio
+    from mindrlhf.algorithms.mismatch import LOG_RATIO_LIMIT
 
     def weights_of(log_probs, rollout_log_probs, mask):
         valid = mask > 0

@@ -15,7 +15,7 @@ from mindrlhf.checkpoint.manifest import MANIFEST_FILE, Manifest, describe, step
 from mindrlhf.checkpoint.safetensors_file import index_safetensors
 from mindrlhf.checkpoint.store import BEST, HF_FOLDER, LATEST, STATE_FILE
 from mindrlhf.checkpoint.stored_tensor import StoredTensor
-from mindrlhf.checkpoint.training_state import WEIGHTS, holders
+from mindrlhf.checkpoint.training_state import WEIGHTS
 from mindrlhf.errors import UserError
 from mindrlhf.files.json_file import read_json
 from mindrlhf.parallel.layout import Layout
@@ -131,7 +131,7 @@ class Checkpoint:
         stored = [index_safetensors(file) if file.exists() else {} for file in files]
         ranks: list[dict[str, StoredTensor]] = [{} for _ in range(layout.size)]
         for name in layout.placements:
-            for ranks_with_it in holders(layout, name).values():
+            for ranks_with_it in layout.holders(name).values():
                 tensor = next((stored[rank][name] for rank in ranks_with_it if name in stored[rank]), None)
                 if tensor is None or tensor.shape != layout.shape(ranks_with_it[0], name):
                     raise self._strange(f"rank {ranks_with_it[0]} has no such part of {name} in {kind}.safetensors")

@@ -13,8 +13,6 @@ import numpy as np
 
 from mindrlhf.parallel.layout import Layout
 
-Box = tuple[tuple[int, int], ...]  # (start, stop) for each dimension
-
 # Kinds of arrays that are read by name, and whose files are called so.
 WEIGHTS, CRITIC_WEIGHTS, REFERENCE_WEIGHTS = "model", "critic", "reference"
 
@@ -76,18 +74,8 @@ def writers(layout: Layout) -> tuple[tuple[str, ...], ...]:
     written = [0] * layout.size
     names: list[list[str]] = [[] for _ in range(layout.size)]
     for name in layout.placements:
-        for part, ranks in holders(layout, name).items():
+        for part, ranks in layout.holders(name).items():
             rank = min(ranks, key=lambda rank: (written[rank], rank))
             names[rank].append(name)
             written[rank] += prod(stop - start for start, stop in part)
     return tuple(tuple(mine) for mine in names)
-
-
-def holders(layout: Layout, name: str) -> dict[Box, list[int]]:
-    """Find the ranks that hold each distinct part of a parameter."""
-    found: dict[Box, list[int]] = {}
-    for rank in range(layout.size):
-        part = layout.slices(rank, name)
-        if part is not None:
-            found.setdefault(tuple((one.start, one.stop) for one in part), []).append(rank)
-    return found

@@ -8,7 +8,7 @@ import psutil
 
 from mindrlhf.checkpoint.open import checkpoint_config, open_tokenizer
 from mindrlhf.commands import train
-from mindrlhf.commands.plan_tables import GIB, Report, show
+from mindrlhf.commands.plan_tables import Report, show
 from mindrlhf.configs.validate import check_generating_layout, check_grpo, check_lengths
 from mindrlhf.data.mindrecord import read_prompts
 from mindrlhf.errors import UserError
@@ -16,6 +16,7 @@ from mindrlhf.memory.estimate import Lengths, Work, device_limit
 from mindrlhf.reshard.plan import plan
 from mindrlhf.rewards.runner import RewardRunner
 from mindrlhf.trainer.check import read_settings
+from mindrlhf.units import GIB
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

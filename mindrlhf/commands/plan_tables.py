@@ -17,10 +17,9 @@ from mindrlhf.memory.remedies import Remedy, remedies
 from mindrlhf.metrics.flops import phase_flops
 from mindrlhf.models.parameters import parameter_count
 from mindrlhf.reshard.plan import Plan
-from mindrlhf.rollout.slots import cache_positions
-from mindrlhf.training.batch import round_up
+from mindrlhf.shapes import cache_positions, padded_prefix, pool_size, round_up
+from mindrlhf.units import GIB, size
 
-GIB, MIB = 1024**3, 1024**2
 WIDTH = 120  # where the output is no terminal
 PHASE_TITLES = {
     "update_actor": "update",
@@ -81,10 +80,10 @@ class Report:
     def graphs(self) -> list[tuple[str, str]]:
         """(graph, its shapes) of those that a rank compiles for the greatest lengths."""
         work, bucket = self.work, self.work.config.train.length_bucket
-        prefix = round_up(max(1, work.lengths.prompt - 1), bucket)
+        prefix = padded_prefix(work.lengths.prompt, bucket)
         found = []
         for engine in engines(work):
-            pool = -(-engine.slots // work.config.rollout.num_generations)
+            pool = pool_size(engine.slots, work.config.rollout.num_generations)
             positions = cache_positions(engine.prompt, engine.response, bucket)
             found += [
                 ("prefill", f"{pool} x {prefix} prompt tokens"),
@@ -103,8 +102,8 @@ class Report:
     def buckets(self) -> tuple[int, int]:
         """Numbers of padded lengths of prompts and of responses: each pair that comes up compiles once."""
         bucket = self.work.config.train.length_bucket
-        prompt, response = max(1, self.work.lengths.prompt - 1), self.work.config.rollout.max_new_tokens
-        return -(-prompt // bucket), -(-response // bucket)
+        response = round_up(self.work.config.rollout.max_new_tokens, bucket)
+        return padded_prefix(self.work.lengths.prompt, bucket) // bucket, response // bucket
 
     def as_dict(self) -> dict[str, Any]:
         """Everything as plain values; bytes, operations and tokens as whole numbers."""
@@ -174,7 +173,8 @@ def rank_table(report: Report) -> Table:
         train, infer = work.trains[plan.rank], work.infers[plan.rank]
         cells = [f"layers {part.layers.start}-{part.layers.stop - 1}" for part in (train, infer)]
         held = [f"{sum(_size(part, spec) for spec in part.specs):,}" for part in (train, infer)]
-        bytes_moved = [size(figures[plan.rank]) for figures in (moved.sent, moved.received, moved.least)]
+        figures = (moved.sent[plan.rank], moved.received[plan.rank], moved.least[plan.rank])
+        bytes_moved = [size(nbytes) if nbytes else "-" for nbytes in figures]
         rows.append((plan.rank, (cells[0], held[0], cells[1], held[1], *bytes_moved, size(plan.peak))))
     for cells, same in groupby(rows, key=lambda row: row[1]):
         first, *_, last = [rank for rank, _ in same] * 2
@@ -232,13 +232,6 @@ def verdict(report: Report) -> list[str]:
 def axes(yaml: ModelYaml) -> str:
     parallel = yaml.parallel
     return f"dp {parallel.data_parallel} x tp {parallel.model_parallel} x pp {parallel.pipeline_stage}"
-
-
-def size(nbytes: int) -> str:
-    """1.2 GiB, 340.0 MiB, or - for nothing."""
-    if not nbytes:
-        return "-"
-    return f"{nbytes / GIB:.2f} GiB" if nbytes >= GIB else f"{nbytes / MIB:.1f} MiB"
 
 
 def gib(nbytes: int) -> str:

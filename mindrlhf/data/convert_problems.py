@@ -20,6 +20,7 @@ from mindrlhf.data.tasks.verl import record
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
 from mindrlhf.models.families import DEFAULT
+from mindrlhf.shapes import round_up
 
 TRUNCATIONS = ("error", "left", "right", "drop")
 ROWS_PER_BATCH = 512  # texts tokenised between two moves of the progress bar
@@ -69,6 +70,11 @@ class _TokenRow:
     prompt_ids: list[int]
     answer_ids: list[int]
 
+    @property
+    def length(self) -> int:
+        """Tokens of prompt and answer."""
+        return len(self.prompt_ids) + len(self.answer_ids)
+
 
 def convert(
     source: str | Path | Sequence[str | Path],
@@ -117,7 +123,7 @@ def convert(
                 f"{', '.join(map(str, _paths(source)))}: every row is too long, so none is left; "
                 "raise --max_prompt_length or --seq_length."
             )
-        width = seq_length or _round_up(max(len(row.prompt_ids) + len(row.answer_ids) for row in kept))
+        width = seq_length or round_up(max(row.length for row in kept), SEQ_LENGTH_MULTIPLE)
         records = (
             _record(row, chosen.name, max_prompt_length, width, pad) for row in bars.track(kept, description="writing")
         )
@@ -232,7 +238,7 @@ def _fit(
 
 def _record(row: _TokenRow, task: str, max_prompt_length: int, seq_length: int, pad: int) -> dict[str, Any]:
     """Make the MindRecord row: padded arrays and text columns."""
-    prompt_length, end = len(row.prompt_ids), len(row.prompt_ids) + len(row.answer_ids)
+    prompt_length, end = len(row.prompt_ids), row.length
     prompt_ids = np.full(max_prompt_length, pad, np.int64)
     prompt_ids[:prompt_length] = row.prompt_ids
     pretrain_ids = np.full(seq_length, pad, np.int64)
@@ -250,10 +256,6 @@ def _record(row: _TokenRow, task: str, max_prompt_length: int, seq_length: int, 
         "ground_truth": row.row.ground_truth,
         "extra": json.dumps(dict(row.row.extra), ensure_ascii=False),
     }
-
-
-def _round_up(length: int) -> int:
-    return -(-length // SEQ_LENGTH_MULTIPLE) * SEQ_LENGTH_MULTIPLE
 
 
 def _percentiles(lengths: Sequence[int]) -> dict[int, int]:

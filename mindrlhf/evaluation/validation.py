@@ -18,7 +18,7 @@ from mindrlhf.rewards.runner import RewardRunner
 from mindrlhf.roles.part import Side
 from mindrlhf.rollout.open_engine import open_engine
 from mindrlhf.run.folders import VALIDATION
-from mindrlhf.training.batch import round_up
+from mindrlhf.shapes import longest_position
 from mindrlhf.types import Prompt
 
 # Rollouts of training and answers to a held-out problem of the same number and step do not share random numbers.
@@ -71,7 +71,7 @@ def validation_positions(job: Job, problems: list[Prompt]) -> int:
     if not problems:
         return 0
     bucket, sampling = job.config.train.length_bucket, job.config.validation.completed(job.config.rollout)
-    return round_up(_longest(problems), bucket) + round_up(sampling.max_new_tokens, bucket)
+    return longest_position(_longest(problems), sampling.max_new_tokens, bucket)
 
 
 def open_validation(

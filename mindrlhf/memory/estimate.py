@@ -42,11 +42,9 @@ from mindrlhf.memory.residency import (
 from mindrlhf.parallel.buckets import buckets
 from mindrlhf.parallel.layout import Layout
 from mindrlhf.parallel.partition import Partition
-from mindrlhf.rollout.slots import cache_positions, round_responses, slot_count
-from mindrlhf.training.batch import MicroBatch, cut_alike, round_up
-
-FLOAT32 = 4  # bytes of a weight, a gradient and a moment
-MIB, GIB = 2**20, 2**30  # MindSpore's GB are the latter
+from mindrlhf.shapes import cache_positions, padded_prefix, pool_size, round_responses, slot_count
+from mindrlhf.training.batch import MicroBatch, cut_alike
+from mindrlhf.units import FLOAT32, GIB, MIB
 
 # Measured with MindSpore 2.9 on CPU: Python with everything imported, and compiled graphs, the first and of each layer.
 PROCESS = 445 * MIB
@@ -192,7 +190,7 @@ class Work:
 def device_limit(yaml: ModelYaml) -> int | None:
     """Bytes that `context.max_device_memory` allows; None where it is not set."""
     text = yaml.context.max_device_memory
-    return None if text is None else int(float(text.removesuffix("GB")) * GIB)
+    return None if text is None else int(float(text.removesuffix("GB")) * GIB)  # as MindSpore means it
 
 
 def role_parts(work: Work, rank: int) -> dict[str, list[int]]:
@@ -315,9 +313,9 @@ def pools(work: Work, rank: int) -> dict[str, int]:
 
 def _engine_pool(work: Work, stage: Stage, engine: EngineSize) -> int:
     bucket = work.config.train.length_bucket
-    prompts = -(-engine.slots // work.config.rollout.num_generations)
+    prompts = pool_size(engine.slots, work.config.rollout.num_generations)
     positions = cache_positions(engine.prompt, engine.response, bucket)
-    return generate_bytes(stage, prompts, round_up(max(1, engine.prompt - 1), bucket), engine.slots, positions)
+    return generate_bytes(stage, prompts, padded_prefix(engine.prompt, bucket), engine.slots, positions)
 
 
 def process_bytes(work: Work, rank: int) -> int:

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 from mindrlhf.backend.memory import Store
 from mindrlhf.metrics.metric_set import MetricSet
-
-GIB = 1024**3
+from mindrlhf.units import GIB
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from mindrlhf.algorithms.mismatch import LOG_RATIO_LIMIT
 from mindrlhf.metrics.metric_set import MetricSet
 from mindrlhf.types import Experience, Rollout
 
-LOG_RATIO_LIMIT = 20.0  # as verl clamps before exp
 NO_SPREAD = 1e-8  # rewards of a group that differ by less are equal
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import psutil
 
 from mindrlhf.metrics.metric_set import MetricSet
+from mindrlhf.units import GIB
 
-GIB = 1024**3
 PHASES_PER_TOKEN = ("gen", "ref", "old_log_prob", "values", "adv", "update_critic", "update_actor")
 
 

@@ -12,11 +12,11 @@ from matplotlib.ticker import MaxNLocator
 
 from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import atomic_file
+from mindrlhf.metrics.console import REWARD
 from mindrlhf.metrics.writers import read_metrics
 
 # Okabe and Ito 2008: told apart by the colour-blind as well.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-REWARD = "critic/rewards/mean"
 PANELS = (  # (title, what the y axis is, metric): of each place, the first that the runs have is drawn
     (
         ("KL to the reference model", "nats per token", "actor/kl_loss"),

@@ -20,6 +20,7 @@ from mindrlhf.parallel.mesh import STAGE_AXES, Mesh
 
 Shape = tuple[int, ...]
 Slices = tuple[slice, ...]  # one for each dimension, both ends given; () for a number without dimensions
+Box = tuple[tuple[int, int], ...]  # slices that can be compared and be keys: (start, stop) for each dimension
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,15 @@ class Layout:
             if held is not None:
                 yield name, held
 
+    def holders(self, name: str) -> dict[Box, list[int]]:
+        """Find the ranks that hold each distinct part of a parameter."""
+        found: dict[Box, list[int]] = {}
+        for rank in range(self.size):
+            part = self.slices(rank, name)
+            if part is not None:
+                found.setdefault(box_of(part), []).append(rank)
+        return found
+
     def shape(self, rank: int, name: str) -> Shape:
         """Shape of the part that `rank` holds.
 
@@ -132,6 +142,11 @@ class Layout:
         if held is None:
             raise ValueError(f"rank {rank} holds no part of {name}")
         return sliced_shape(held)
+
+
+def box_of(slices: Slices) -> Box:
+    """Convert slices to (start, stop) pairs."""
+    return tuple((part.start, part.stop) for part in slices)
 
 
 def sliced_shape(slices: Slices) -> Shape:

@@ -18,16 +18,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mindrlhf import backend
-from mindrlhf.backend.comm.collectives import Collectives
+from mindrlhf.backend.comm.collectives import BUCKET_BYTES, Collectives
 from mindrlhf.backend.comm.point_to_point import Peers, bytes_of
 from mindrlhf.parallel.layout import Layout, Shape, Slices, full_layout, sliced_shape
 from mindrlhf.reshard.plan import Plan, Transfer, plan
 
 if TYPE_CHECKING:
     from mindspore import Parameter
-
-# The largest message. What is packed has one in memory for each other rank; many small ones take longer.
-BUCKET_BYTES = 4 << 20
 
 Shards = Mapping[str, "Parameter"]  # name -> the part of a weight that a rank holds
 Arrays = Mapping[str, np.ndarray]  # the same as numbers on the host

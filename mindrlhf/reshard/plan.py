@@ -11,9 +11,7 @@ from functools import cached_property
 from itertools import pairwise, product
 from math import prod
 
-from mindrlhf.parallel.layout import Layout, Slices, sliced_shape
-
-Box = tuple[tuple[int, int], ...]  # slices that can be compared and be keys: (start, stop) for each dimension
+from mindrlhf.parallel.layout import Box, Layout, Slices, box_of, sliced_shape
 
 
 @dataclass(frozen=True)
@@ -101,7 +99,7 @@ class Plan:
 
         These are the bytes of its parts that it does not hold before.
         """
-        return self._missing(lambda name, part: _box(part))
+        return self._missing(lambda name, part: box_of(part))
 
     @cached_property
     def all_gather(self) -> dict[int, int]:
@@ -154,7 +152,7 @@ class Plan:
             for name, part in self.destination.shards(rank):
                 box = wanted(name, part)
                 own = self.source.slices(rank, name) if rank < self.source.size else None
-                total[rank] += (_size(box) - (0 if own is None else _overlap(box, _box(own)))) * self.itemsize
+                total[rank] += (_size(box) - (0 if own is None else _overlap(box, box_of(own)))) * self.itemsize
         return total
 
 
@@ -212,18 +210,14 @@ class _Piece:
 
 def _pieces(source: Layout, destination: Layout, name: str) -> list[_Piece]:
     """Cut every destination rank's part of a parameter at the source parts' ends."""
-    holders: dict[Box, list[int]] = {}
-    for rank in range(source.size):
-        part = source.slices(rank, name)
-        if part is not None:
-            holders.setdefault(_box(part), []).append(rank)
+    holders = source.holders(name)
     cuts = [sorted({end for part in holders for end in part[dim]}) for dim in range(len(source.placements[name].shape))]
     pieces = []
     for rank in range(destination.size):
         slices = destination.slices(rank, name)
         if slices is None:
             continue
-        part = _box(slices)
+        part = box_of(slices)
         inner = [
             pairwise([start, *(cut for cut in ends if start < cut < stop), stop])
             for (start, stop), ends in zip(part, cuts, strict=True)
@@ -239,10 +233,6 @@ def _held(layout: Layout, itemsize: int) -> dict[int, int]:
     return {
         rank: sum(prod(sliced_shape(part)) for _, part in layout.shards(rank)) * itemsize for rank in range(layout.size)
     }
-
-
-def _box(slices: Slices) -> Box:
-    return tuple((part.start, part.stop) for part in slices)
 
 
 def _size(box: Box) -> int:

@@ -22,7 +22,7 @@ from mindrlhf.models.decoder import Decoder
 from mindrlhf.rollout.decode_graphs import Admit, Cache, Decode, Prefill
 from mindrlhf.rollout.random import uniform
 from mindrlhf.rollout.sampling import Sampler
-from mindrlhf.rollout.slots import cache_positions
+from mindrlhf.shapes import cache_positions, padded_prefix, pool_size
 from mindrlhf.types import Prompt, Rollout, RolloutGroup
 
 
@@ -175,10 +175,9 @@ class _Run:
             progress,
         )
         self.next_sample = 0
-        self.pool_groups = min(len(prompts), max(1, -(-engine.slots // generations)))
+        self.pool_groups = min(len(prompts), pool_size(engine.slots, generations))
         self.pool, self.pool_start = None, 0
-        longest = max(len(prompt.token_ids) for prompt in prompts) - 1
-        self.prefix_size = max(engine.bucket, -(-longest // engine.bucket) * engine.bucket)
+        self.prefix_size = padded_prefix(max(len(prompt.token_ids) for prompt in prompts), engine.bucket)
         self.sample = np.full(engine.slots, -1)  # which sample sits in a slot; -1 is none
         self.token = np.zeros(engine.slots, np.int32)
         self.position = np.zeros(engine.slots, np.int32)

@@ -23,6 +23,7 @@ from mindrlhf.configs.grpo import SamplingSettings
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
+from mindrlhf.shapes import longest_position
 from mindrlhf.types import Prompt, Rollout, RolloutGroup
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ class Generator:
         from mindrlhf.models.decoder import Decoder
         from mindrlhf.rollout.engine import Engine
 
-        positions = longest + self.sampling.max_new_tokens + 2 * LENGTH_BUCKET  # both are rounded up
+        positions = longest_position(longest, self.sampling.max_new_tokens, LENGTH_BUCKET)
         decoder = Decoder(self.model, self._parameters, backend.kernels(self._target), positions)
         return Engine(
             self.model,

@@ -5,7 +5,7 @@ from mindrlhf.configs.grpo import SamplingSettings
 from mindrlhf.job import Job
 from mindrlhf.models.decoder import Decoder
 from mindrlhf.rollout.engine import Engine
-from mindrlhf.rollout.slots import slot_count
+from mindrlhf.shapes import slot_count
 
 
 def open_engine(

@@ -1,20 +1,18 @@
 """Which checkpoint a run goes on from, and whether it is one of this run."""
 
-import platform
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import mindspore
 import numpy as np
 
-import mindrlhf
 from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.checkpoint.manifest import MANIFEST_FILE, step_folders, step_of
 from mindrlhf.checkpoint.resume import Checkpoint, choose, locate
 from mindrlhf.errors import UserError
 from mindrlhf.files.printable import printable
+from mindrlhf.files.settings_file import versions
 from mindrlhf.job import Job
 from mindrlhf.types import Prompt
 
@@ -65,12 +63,7 @@ def run_identity(job: Job, prompts: Sequence[Prompt]) -> dict[str, Any]:
         "model": job.model.model_dump(mode="json"),
         "prompts": {"count": len(prompts), "crc32": fingerprint, "ground_truths_crc32": truths},
         "reference": job.reference_path if job.config.algorithm.beta > 0 else None,
-        "versions": {
-            "mindrlhf": mindrlhf.__version__,
-            "mindspore": mindspore.__version__,
-            "numpy": np.__version__,
-            "python": platform.python_version(),
-        },
+        "versions": versions(),
     }
 
 
@@ -99,7 +92,7 @@ def check_identity(checkpoint: Checkpoint, run: Mapping[str, Any], rank: int) ->
         )
     changes = list(_changes(saved["settings"], run["settings"]))
     changes += [f"{name} {saved[name]} -> {run[name]}" for name in ("reference",) if saved[name] != run[name]]
-    changes += list(_changes(saved["versions"], run["versions"]))
+    changes += list(_changes(saved["versions"], {name: run["versions"].get(name) for name in saved["versions"]}))
     if changes:
         _say(rank, f"resuming with changes, so that the run is not the one it would have been: {'; '.join(changes)}")
 

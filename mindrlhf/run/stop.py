@@ -6,8 +6,9 @@ import numpy as np
 
 from mindrlhf.checkpoint.finite import first_not_finite
 from mindrlhf.checkpoint.training_state import ShardGroup
-from mindrlhf.metrics.performance import GIB, resident_bytes
+from mindrlhf.metrics.performance import resident_bytes
 from mindrlhf.run.stop_signals import StopSignals
+from mindrlhf.units import GIB
 
 
 class Stopped(Exception):

@@ -48,7 +48,6 @@ from mindrlhf.roles.weights import Parameters, open_updater, published_weights, 
 from mindrlhf.rollout.engine import Engine
 from mindrlhf.rollout.open_engine import open_engine
 from mindrlhf.rollout.scored import Rollouts
-from mindrlhf.rollout.slots import round_responses
 from mindrlhf.run.checkpointer import Keeper, arrays_of, open_store, present
 from mindrlhf.run.folders import CRITIC_FOLDER, MODEL_FOLDER, ROLLOUTS
 from mindrlhf.run.identity import check_identity, find_checkpoint, run_identity
@@ -56,12 +55,12 @@ from mindrlhf.run.outputs import clean_outputs, forget_after
 from mindrlhf.run.step_report import StepReport
 from mindrlhf.run.stop import Agreement
 from mindrlhf.run.stop_signals import StopSignals
+from mindrlhf.shapes import longest_position, round_responses
 from mindrlhf.trainer.advantages import StepAdvantages
 from mindrlhf.trainer.dynamic_sampling import StepSampling
 from mindrlhf.trainer.grpo import GRPOTrainer
 from mindrlhf.trainer.kl_term import KLTerm
 from mindrlhf.trainer.preflight import preflight
-from mindrlhf.training.batch import round_up
 from mindrlhf.training.graphs import PolicyLogProbs
 from mindrlhf.training.objective import Objective, policy_objective
 from mindrlhf.training.scoring import Scorer
@@ -108,7 +107,7 @@ def assemble(
 
     kernels = backend.kernels(job.train.context.device_target)
     bucket = config.train.length_bucket
-    positions = round_up(longest, bucket) + round_up(config.rollout.max_new_tokens, bucket)
+    positions = longest_position(longest, config.rollout.max_new_tokens, bucket)
     positions = max(positions, validation_positions(job, problems))
     residency = open_residency(job)
     timers, progress = Timers(on_phase=residency.enter), Progress(config.trainer.progress and world.rank == 0)

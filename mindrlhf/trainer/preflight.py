@@ -31,11 +31,9 @@ from mindrlhf.rewards.runner import RewardRunner
 from mindrlhf.rollout.decode_graphs import FUSED_TOKENS
 from mindrlhf.rollout.sampling import draws_in_operator
 from mindrlhf.types import Prompt
+from mindrlhf.units import FLOAT32, GIB, size
 
 _log = logging.getLogger(__name__)
-
-GIB = 1024**3
-FLOAT32 = 4  # bytes of a weight and of each of its two moments
 
 
 @dataclass(frozen=True)
@@ -163,11 +161,6 @@ def disk_line(folder: Path, least: int, whole: int) -> str:
     if free >= whole:
         return text
     return f"{text}: NOT ENOUGH for all of them; lower trainer.save_max_ckpt_num, or use another disk"
-
-
-def size(nbytes: int) -> str:
-    """1.2 GiB, or 340.0 MiB below one."""
-    return f"{nbytes / GIB:.1f} GiB" if nbytes >= GIB else f"{nbytes / 1024**2:.1f} MiB"
 
 
 def tokenizer_line(tokenizer: Tokenizer, model: ModelConfig) -> str:

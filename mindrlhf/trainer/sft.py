@@ -25,7 +25,8 @@ from mindrlhf.metrics.timer import STEP, Timers
 from mindrlhf.roles.part import Side
 from mindrlhf.roles.weights import open_updater, save_model
 from mindrlhf.run.folders import MODEL_FOLDER
-from mindrlhf.training.batch import SequenceGroup, round_up
+from mindrlhf.shapes import longest_position
+from mindrlhf.training.batch import SequenceGroup
 from mindrlhf.training.graphs import PolicyLogProbs
 from mindrlhf.training.objective import NEGATIVE_LOG_LIKELIHOOD
 from mindrlhf.training.schedule import learning_rate
@@ -54,7 +55,7 @@ def fit(
     training = Side(yaml, model, Collectives(world))
     data_parallel = training.data_parallel
     parameters = Weights(args.load_sft_checkpoint_train, model, config.seed).parameters(training.partition)
-    positions = sum(round_up(length, bucket) for length in longest)
+    positions = longest_position(*longest, bucket)
     decoder = training.decoder(parameters, backend.kernels(yaml.context.device_target), positions)
     head = PolicyLogProbs(decoder, temperature=1.0)
     updater = open_updater(config.optimizer, config.train, head, NEGATIVE_LOG_LIKELIHOOD, parameters, training)

@@ -10,6 +10,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from mindrlhf.shapes import padded_prefix, round_up
 from mindrlhf.types import TrainBatch
 
 Rows = Sequence[Sequence[np.ndarray]]  # per group, per sample: float[R]
@@ -43,10 +44,6 @@ class MicroBatch:
         return self.count, self.samples, self.prefix_size, self.response_size
 
 
-def round_up(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple
-
-
 def cut(groups: Sequence[SequenceGroup], max_tokens: int, bucket: int, least: int = 1) -> list[MicroBatch]:
     """Cuts groups into micro-batches of at most `max_tokens` padded positions (at least one group each).
 
@@ -68,7 +65,7 @@ def cut_alike(
 
 def _padded(responses: Iterable[int], prompt: int, bucket: int) -> tuple[int, int]:
     """Positions of a group's longest response and of its prompt, padded; from lengths in tokens."""
-    return round_up(max(responses), bucket), round_up(max(1, prompt - 1), bucket)
+    return round_up(max(responses), bucket), padded_prefix(prompt, bucket)
 
 
 def _cut(sizes: Sequence[tuple[int, int]], samples: int, max_tokens: int, least: int) -> list[MicroBatch]:

@@ -20,7 +20,7 @@ from training_states import KINDS, arrays_of, assert_holds, read_all, save, save
 from mindrlhf.checkpoint import store as store_module
 from mindrlhf.checkpoint.layout_json import layout_from_json, layout_to_json
 from mindrlhf.checkpoint.resume import Checkpoint, choose, locate
-from mindrlhf.checkpoint.training_state import ShardGroup, TrainingState, holders, writers
+from mindrlhf.checkpoint.training_state import ShardGroup, TrainingState, writers
 from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import clean
 
@@ -52,10 +52,10 @@ def test_every_distinct_part_is_written_once(pair):
     for layout in pair:
         mine = writers(layout)
         for name in layout.placements:
-            for part, ranks in holders(layout, name).items():
+            for part, ranks in layout.holders(name).items():
                 assert sum(name in mine[rank] for rank in ranks) == 1, (name, part)
             assert {rank for rank in range(layout.size) if name in mine[rank]} <= {
-                rank for ranks in holders(layout, name).values() for rank in ranks
+                rank for ranks in layout.holders(name).values() for rank in ranks
             }
 
 

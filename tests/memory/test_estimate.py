@@ -15,10 +15,11 @@ from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_yaml import ModelSettings, ModelYaml, ParallelSettings
 from mindrlhf.memory import activations, residency
 from mindrlhf.memory.activations import Micro, Stage, score_bytes, update_bytes, update_kept, update_tables
-from mindrlhf.memory.estimate import FLOAT32, Lengths, Work
+from mindrlhf.memory.estimate import Lengths, Work
 from mindrlhf.memory.remedies import compute_again, largest_peak, remedies
 from mindrlhf.models.chunks import chunk_count
 from mindrlhf.models.parameters import parameter_count, parameter_table
+from mindrlhf.units import FLOAT32, GIB
 
 MODEL = ModelConfig(
     vocab_size=96,
@@ -231,14 +232,14 @@ def test_a_run_counts_what_was_planned(tmp_path, capsys, workers, layouts):
     roles = {name.rpartition("/")[2]: value for name, value in row.items() if name.startswith("swap/role_gb/")}
     phases = {name.rpartition("/")[2]: value for name, value in row.items() if name.startswith("swap/resident_gb/")}
     wanted = {role: max(rank["roles"].get(role, 0) for rank in planned) for rank in planned for role in rank["roles"]}
-    assert {role: round(value * residency.GIB) for role, value in roles.items()} == wanted
+    assert {role: round(value * GIB) for role, value in roles.items()} == wanted
     assert {"gen", "ref", "old_log_prob", "update_actor", "sync_ref"} <= set(phases)
     assert ("reshard" in phases) == (workers > 1)
     for phase in set(phases) & set(planned[0]["phases"]):
         held = max(sum(rank["phases"][phase].values()) for rank in planned)
-        assert round(phases[phase] * residency.GIB) == held, phase
+        assert round(phases[phase] * GIB) == held, phase
     largest = max(rank["peak"] for rank in planned)
-    assert row["perf/max_memory_allocated_gb"] * residency.GIB == pytest.approx(largest, rel=0.15)
+    assert row["perf/max_memory_allocated_gb"] * GIB == pytest.approx(largest, rel=0.15)
 
 
 def test_numbers_of_a_part_are_those_of_its_shapes():

@@ -12,6 +12,7 @@ from mindrlhf.errors import UserError
 from mindrlhf.memory import residency as module
 from mindrlhf.memory.residency import CACHE, GRADIENTS, INFER, MOMENTS, REFERENCE, TRAIN, Needs, Residency, moving_roles
 from mindrlhf.metrics.metric_set import MetricSet
+from mindrlhf.units import GIB
 
 MIB = 2**20
 
@@ -77,7 +78,7 @@ def test_only_what_has_changed_is_written(moving):
         figures = MetricSet()
         moving.report(figures)
         nbytes = FileStore([train], None).nbytes
-        assert figures.results()["swap/out_gb"] * module.GIB == pytest.approx(written * nbytes)
+        assert figures.results()["swap/out_gb"] * GIB == pytest.approx(written * nbytes)
     assert moving.resident() == {REFERENCE: reference.nbytes}
 
 
@@ -94,7 +95,7 @@ def test_zeros_and_scratch_need_no_file(moving, tmp_path):
     moving.enter("gen")
     figures = MetricSet()
     moving.report(figures)
-    assert figures.results()["swap/out_gb"] * module.GIB == FileStore([moments], None).nbytes
+    assert figures.results()["swap/out_gb"] * GIB == FileStore([moments], None).nbytes
     moving.enter("update_actor")
     moving.use(MOMENTS)
     assert (moments.asnumpy() == 3.0).all()
@@ -271,7 +272,7 @@ def test_a_role_in_parts_has_one_part_in_memory(moving):
         np.testing.assert_array_equal(part.asnumpy(), expected[name])
     figures = MetricSet()
     moving.report(figures)
-    assert figures.results()[f"swap/role_gb/{MOMENTS}"] * module.GIB == 3 * 64 * 1024 * 4
+    assert figures.results()[f"swap/role_gb/{MOMENTS}"] * GIB == 3 * 64 * 1024 * 4
 
 
 def test_every_role_has_a_phase_that_brings_it_and_one_that_does_not():

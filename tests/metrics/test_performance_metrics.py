@@ -5,13 +5,13 @@ import pytest
 
 from mindrlhf.metrics.metric_set import MetricSet, reduce
 from mindrlhf.metrics.performance import (
-    GIB,
     add_performance,
     add_timings,
     add_training,
     peak_resident_bytes,
     resident_bytes,
 )
+from mindrlhf.units import GIB
 
 
 def test_two_ranks_give_verls_definitions():

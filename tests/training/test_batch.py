@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mindrlhf.training.batch import MicroBatch, SequenceGroup, collect, cut, pad, round_up, spread
+from mindrlhf.shapes import round_up
+from mindrlhf.training.batch import MicroBatch, SequenceGroup, collect, cut, pad, spread
 
 LENGTHS = st.tuples(st.integers(1, 40), st.lists(st.integers(1, 40), min_size=1, max_size=5))
 CASES = st.tuples(st.lists(LENGTHS, min_size=1, max_size=12), st.integers(1, 600), st.sampled_from([1, 4, 8, 32]))

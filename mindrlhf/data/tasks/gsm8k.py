@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mindrlhf.data.tasks.task import Task, TaskRow, text_field
-
-MARK = "####"
+from mindrlhf.rewards.answers import MARK
 
 
 def final_answer(answer: str) -> str:

@@ -1,0 +1,9 @@
+"""Units of memory."""
+
+MIB, GIB = 2**20, 2**30
+FLOAT32 = 4  # bytes of a weight, a gradient and a moment
+
+
+def size(nbytes: int) -> str:
+    """Write bytes as 1.23 GiB, or as 340.0 MiB below one."""
+    return f"{nbytes / GIB:.2f} GiB" if nbytes >= GIB else f"{nbytes / MIB:.1f} MiB"
