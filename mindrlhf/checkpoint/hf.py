@@ -13,7 +13,7 @@ from mindrlhf.checkpoint.weight_files import INDEX_FILE, SINGLE_FILE
 from mindrlhf.configs.model import LAST_TOKEN_ID, ModelConfig
 from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import atomic_folder
-from mindrlhf.files.json_file import read_json, write_json
+from mindrlhf.files.json import read_json, write_json
 from mindrlhf.models.parameters import ParameterSpec, parameter_table
 
 CONFIG_FILE = "config.json"

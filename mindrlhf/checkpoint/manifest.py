@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from mindrlhf.errors import UserError
-from mindrlhf.files.json_file import read_json, stays_below, write_json
+from mindrlhf.files.atomic import stays_below
+from mindrlhf.files.json import read_json, write_json
 
 MANIFEST_FILE = "manifest.json"
 FORMAT = "mindrlhf training checkpoint"

@@ -17,7 +17,7 @@ from mindrlhf.checkpoint.store import BEST, HF_FOLDER, LATEST, STATE_FILE
 from mindrlhf.checkpoint.stored_tensor import StoredTensor
 from mindrlhf.checkpoint.training_state import WEIGHTS
 from mindrlhf.errors import UserError
-from mindrlhf.files.json_file import read_json
+from mindrlhf.files.json import read_json
 from mindrlhf.parallel.layout import Layout
 from mindrlhf.reshard.offline import rank_reader
 from mindrlhf.reshard.sharded_weights import ShardedWeights

@@ -48,7 +48,7 @@ from mindrlhf.files.atomic import (
     sync_folder,
     temporary_name,
 )
-from mindrlhf.files.json_file import read_json, write_json
+from mindrlhf.files.json import read_json, write_json
 from mindrlhf.parallel.layout import Layout
 
 STATE_FILE = "state.json"

@@ -6,7 +6,8 @@ from mindrlhf.checkpoint.ckpt_file import index_ckpt
 from mindrlhf.checkpoint.safetensors_file import index_safetensors
 from mindrlhf.checkpoint.stored_tensor import StoredTensor
 from mindrlhf.errors import UserError
-from mindrlhf.files.json_file import read_json, stays_below
+from mindrlhf.files.atomic import stays_below
+from mindrlhf.files.json import read_json
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"

@@ -14,7 +14,7 @@ from mindrlhf.configs.grpo import RewardFunctionSettings, RewardSettings, Sampli
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
 from mindrlhf.evaluation.pass_at_k import Answer, compare, evaluate, overall, read_answers
-from mindrlhf.files.json_lines import make_folder
+from mindrlhf.files.atomic import make_folder
 from mindrlhf.rollout.generator import Generator, language_model
 
 

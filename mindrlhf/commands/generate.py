@@ -11,8 +11,8 @@ from mindrlhf.configs.grpo import SamplingSettings
 from mindrlhf.configs.loading import load_settings
 from mindrlhf.data.requests import Request, read_requests
 from mindrlhf.errors import UserError
-from mindrlhf.files.atomic import atomic_file
-from mindrlhf.files.json_lines import json_lines, make_folder
+from mindrlhf.files.atomic import atomic_file, make_folder
+from mindrlhf.files.json import json_lines
 from mindrlhf.metrics.progress import Progress
 from mindrlhf.rollout.generator import Generator, language_model
 from mindrlhf.types import Rollout, RolloutGroup

@@ -28,7 +28,7 @@ from mindrlhf.data.tasks.task import prompt_fields
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import atomic_files
-from mindrlhf.files.json_text import parse_json
+from mindrlhf.files.json import parse_json
 from mindrlhf.types import Prompt
 
 ROWS_PER_WRITE = 256

@@ -9,7 +9,7 @@ from typing import Any
 
 from mindrlhf.data.parquet import SUFFIX, read_rows
 from mindrlhf.errors import UserError
-from mindrlhf.files.json_text import parse_json, parse_json_at
+from mindrlhf.files.json import parse_json, parse_json_at
 
 BLANK = re.compile(r"[ \t\r\n]*")
 

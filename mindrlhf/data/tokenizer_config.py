@@ -1,13 +1,12 @@
 """`tokenizer_config.json` of a model folder: special tokens and the chat template."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken
 
 from mindrlhf.errors import UserError
-from mindrlhf.files.json_text import parse_json
+from mindrlhf.files.json import read_json, write_json
 from mindrlhf.models.families import DEFAULT
 
 CONFIG_NAME = "tokenizer_config.json"
@@ -63,12 +62,7 @@ def read_config(folder: Path) -> dict[str, Any] | None:
     path = folder / CONFIG_NAME
     if not path.is_file():
         return None
-    try:
-        config = parse_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: not readable JSON ({error}).") from None
-    if not isinstance(config, dict):
-        raise UserError(f"{path}: should be a JSON object.")
+    config = read_json(path)
     for key in TOKEN_KEYS:
         if not isinstance(token_text(config.get(key)), str | None):
             raise UserError(f"{path}: {key} is {config[key]!r:.60}, and must be text or an object with a content.")
@@ -84,7 +78,7 @@ def read_config(folder: Path) -> dict[str, Any] | None:
 
 def write_config(folder: Path, config: dict[str, Any]) -> None:
     """Write `tokenizer_config.json`."""
-    (folder / CONFIG_NAME).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_json(folder / CONFIG_NAME, config)
 
 
 def token_text(token: str | dict[str, Any] | None) -> str | None:

@@ -9,7 +9,7 @@ from mindrlhf.errors import UserError
 from mindrlhf.evaluation.pass_at_k import Answer, answer_row
 from mindrlhf.evaluation.votes import vote
 from mindrlhf.files.atomic import atomic_file
-from mindrlhf.files.json_lines import json_lines
+from mindrlhf.files.json import json_lines
 from mindrlhf.metrics.progress import Progress
 from mindrlhf.rewards.runner import RewardRunner
 from mindrlhf.rollout.engine import Engine

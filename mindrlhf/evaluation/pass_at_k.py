@@ -13,8 +13,7 @@ from typing import Any, get_type_hints
 import numpy as np
 
 from mindrlhf.errors import UserError
-from mindrlhf.files.json_lines import read_json_lines
-from mindrlhf.files.json_text import is_number
+from mindrlhf.files.json import is_number, read_json_lines
 
 SOLVED = 1.0  # a problem is solved by an answer with this score or more
 BOOTSTRAP_SAMPLES = 10_000

@@ -16,7 +16,7 @@ import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from mindrlhf.errors import UserError
 
@@ -214,3 +214,19 @@ def _check_folder(target: Path, replace: bool) -> None:
         raise UserError(f"{target}: the current folder cannot be replaced; give the name of a folder inside it.")
     if not replace and any(target.iterdir()):
         raise UserError(f"{target}: the folder exists and is not empty; remove it or give another name.")
+
+
+def make_folder(folder: Path) -> None:
+    """Create `folder` with its parents; a UserError says why it fails."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"cannot create the folder {folder} ({error.strerror}): give one that can be written"
+        ) from error
+
+
+def stays_below(name: str) -> bool:
+    """Test that a relative path in a file stays inside its folder."""
+    path = PurePosixPath(name)
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\0" not in name

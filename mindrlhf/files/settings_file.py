@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from mindrlhf import __version__
-from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import atomic_file
-from mindrlhf.files.json_text import parse_json
+from mindrlhf.files.json import read_json
 
 SETTINGS_FILE = "settings.json"
 NAMED_PACKAGES = ("mindspore", "numpy", "tokenizers")
@@ -48,12 +47,4 @@ def read_settings(folder: Path) -> dict[str, Any]:
     Raises UserError for a file that cannot be read.
     """
     path = Path(folder) / SETTINGS_FILE
-    if not path.is_file():
-        return {}
-    try:
-        settings = parse_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read ({error}); restore or remove it.") from error
-    if not isinstance(settings, dict):
-        raise UserError(f"{path}: found {type(settings).__name__} where settings belong; restore or remove it.")
-    return settings
+    return read_json(path) if path.is_file() else {}

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from mindrlhf.errors import UserError
-from mindrlhf.files.json_lines import make_folder
+from mindrlhf.files.atomic import make_folder
 
 TRACKERS = ("wandb", "swanlab")
 

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 from mindrlhf.errors import UserError
-from mindrlhf.files.atomic import atomic_file
-from mindrlhf.files.json_lines import json_line, json_lines, make_folder, read_json_lines
-from mindrlhf.files.json_text import is_number
+from mindrlhf.files.atomic import atomic_file, make_folder
+from mindrlhf.files.json import is_number, json_line, json_lines, read_json_lines
 
 MOST_STEP = 2**53  # whole numbers up to here are exact in float64; larger ones are read as that
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mindrlhf.files.json_lines import json_lines
+from mindrlhf.files.json import json_lines
 from mindrlhf.records.rollout_dump import rollout_rows, write_rollouts
 from mindrlhf.records.rollout_parts import RolloutParts
 from mindrlhf.records.rollout_record import to_columns

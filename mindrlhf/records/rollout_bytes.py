@@ -8,7 +8,7 @@ from io import BytesIO
 
 import numpy as np
 
-from mindrlhf.files.json_text import parse_json
+from mindrlhf.files.json import parse_json
 from mindrlhf.records.rollout_record import SCHEMA
 
 _ARRAYS = [name for name, kind in SCHEMA.items() if "shape" in kind]

@@ -64,7 +64,7 @@ def rollout_steps(folder: Path) -> list[int]:
 
 
 def write_rollouts(folder: Path, step: int, lines: bytes) -> Path:
-    """Write the rows of one step (`files.json_lines`) and return the file, which appears whole or not at all."""
+    """Write the rows of one step (`files.json.json_lines`) and return the file, which appears whole or not at all."""
     path = rollout_file(folder, step)
     with atomic_file(path, durable=False) as temporary:
         temporary.write_bytes(lines)

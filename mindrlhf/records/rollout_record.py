@@ -16,7 +16,7 @@ import orjson
 
 from mindrlhf.data.mindrecord import read_columns, token_ids, write_columns
 from mindrlhf.errors import UserError
-from mindrlhf.files.json_text import is_number, parse_json
+from mindrlhf.files.json import is_number, parse_json
 from mindrlhf.types import Experience, FinishReason, Prompt, Rollout, RolloutGroup
 
 SCHEMA = {

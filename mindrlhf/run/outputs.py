@@ -8,9 +8,8 @@ from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.backend.process.launch import World
 from mindrlhf.checkpoint.hf import check_replaceable
 from mindrlhf.errors import UserError
-from mindrlhf.files.atomic import clean
+from mindrlhf.files.atomic import clean, make_folder
 from mindrlhf.files.folder_lock import lock_folders
-from mindrlhf.files.json_lines import make_folder
 from mindrlhf.run.folders import CRITIC_FOLDER, MODEL_FOLDER, ROLLOUTS, VALIDATION
 
 

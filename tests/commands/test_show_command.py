@@ -4,7 +4,7 @@ import pytest
 from run_folders import make_run, rollout_rows
 
 from mindrlhf import cli
-from mindrlhf.files.json_lines import json_lines
+from mindrlhf.files.json import json_lines
 from mindrlhf.records.rollout_dump import write_rollouts
 
 

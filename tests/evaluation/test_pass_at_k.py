@@ -24,7 +24,7 @@ from mindrlhf.evaluation.pass_at_k import (
     validation_metrics,
 )
 from mindrlhf.evaluation.votes import vote
-from mindrlhf.files.json_lines import json_lines
+from mindrlhf.files.json import json_lines
 
 
 def answer(problem, sample=0, score=1.0, voted="1", source="gsm8k", length=10, truncated=False) -> Answer:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mindrlhf.files.json_lines import json_lines
+from mindrlhf.files.json import json_lines
 from mindrlhf.files.settings_file import SETTINGS_FILE
 from mindrlhf.records.rollout_dump import ROLLOUTS_FOLDER, write_rollouts
 

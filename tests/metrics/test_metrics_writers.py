@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mindrlhf.errors import UserError
-from mindrlhf.files.json_lines import json_line, read_json_lines
+from mindrlhf.files.json import json_line, read_json_lines
 from mindrlhf.metrics.writers import JsonlWriter, TensorBoardWriter, Writers, read_metrics
 
 STEPS = {1: {"a": 1.5, "b/c": 0.25}, 2: {"a": -2.0, "b/c": 1e-9}, 3: {"a": 3.0, "b/c": 7.0}}

@@ -122,7 +122,7 @@ def test_what_cannot_be_read_says_so(tmp_path):
     assert read_run(tmp_path, "a", 1, 1, begun=False).rows == []
     run = make_run(tmp_path / "run", steps=1)
     (run / "settings.json").write_text("{")
-    with pytest.raises(UserError, match=r"settings\.json: cannot be read"):
+    with pytest.raises(UserError, match=r"settings\.json: is not valid JSON"):
         read_run(run, "a", 1, 1)
     (run / "settings.json").unlink()
     (run / "rollouts" / "step_000001.jsonl").write_text('{"prompt_id": 1, "prompt": "a", "completion": "b"}\n')

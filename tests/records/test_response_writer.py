@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mindrlhf.errors import UserError
-from mindrlhf.files.json_lines import read_json_lines
+from mindrlhf.files.json import read_json_lines
 from mindrlhf.records.response_writer import KeptResponses
 from mindrlhf.records.rollout_dump import rollout_file, rollout_steps
 from mindrlhf.records.rollout_parts import RolloutParts

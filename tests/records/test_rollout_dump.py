@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mindrlhf.errors import UserError
-from mindrlhf.files.json_lines import json_lines, read_json_lines
+from mindrlhf.files.json import json_lines, read_json_lines
 from mindrlhf.records.rollout_dump import rollout_file, rollout_rows, write_rollouts
 from mindrlhf.types import Experience, Prompt, Rollout, RolloutGroup
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from mindrlhf.files.json_lines import finite
+from mindrlhf.files.json import finite
 from mindrlhf.files.printable import printable
 from mindrlhf.metrics.console import REWARD, TREND_STEPS, short_duration, short_number
 from mindrlhf.metrics.diagnosis import diagnose

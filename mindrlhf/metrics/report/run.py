@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mindrlhf.errors import UserError
-from mindrlhf.files.json_lines import read_json_lines
-from mindrlhf.files.json_text import is_number
+from mindrlhf.files.json import is_number, read_json_lines
 from mindrlhf.files.settings_file import read_settings
 from mindrlhf.metrics.run_writers import METRICS_FILE
 from mindrlhf.metrics.writers import read_metrics

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from mindrlhf.files.json_text import MOST_LEVELS, is_number, parse_json, parse_json_at
+from mindrlhf.files.json import MOST_LEVELS, is_number, parse_json, parse_json_at
 
 
 def test_what_can_be_read():

@@ -1,0 +1,139 @@
+"""JSON in files and texts: one reader and one writer."""
+
+import json
+import math
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from mindrlhf.errors import UserError
+
+MOST_LEVELS = 200  # of lists and groups inside each other: writers of values go no deeper
+
+_DECODER = json.JSONDecoder()
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Parse a JSON text.
+
+    Raises ValueError for broken syntax, endless nesting and numbers of endless length.
+    Broken syntax is a json.JSONDecodeError, with its place; bytes that are not UTF-8 are a UnicodeDecodeError.
+    """
+    return _read(lambda: (json.loads(text), 0))[0]
+
+
+def parse_json_at(text: str, position: int) -> tuple[Any, int]:
+    """Parse the JSON at a position of a text; returns (value, end position).
+
+    Errors as `parse_json`.
+    """
+    return _read(lambda: _DECODER.raw_decode(text, position))
+
+
+def is_number(value: Any) -> bool:
+    """Test that a JSON value is a number within float64.
+
+    NaN and infinities are; True and False are not.
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        return abs(value) <= sys.float_info.max
+    return isinstance(value, float)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read the JSON object in a UTF-8 file.
+
+    Raises `UserError` when it is missing, unreadable or not an object.
+    """
+    try:
+        content = parse_json(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path}: the file does not exist.") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}).") from error
+    except ValueError as error:
+        raise UserError(f"{path}: is not valid JSON ({error}).") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: a JSON object is needed, and this is a {type(content).__name__}.")
+    return content
+
+
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """Read the objects of a JSONL file.
+
+    A last line without its newline is left out: its writer was cut off, or is at work.
+    Raises UserError, naming file and line, for a file that is absent or a line that is not a JSON object.
+    """
+    try:
+        lines = Path(path).read_bytes().split(b"\n")[:-1]
+    except OSError as error:
+        raise UserError(f"cannot read {path} ({error.strerror}): give a JSONL file that a run has written") from error
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = parse_json(line)
+        except ValueError as error:
+            raise UserError(f"{path}, line {number}: not valid JSON ({error}); restore or remove that line") from error
+        if not isinstance(row, dict):
+            raise UserError(f"{path}, line {number}: found {type(row).__name__} where a JSON object belongs")
+        rows.append(row)
+    return rows
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write an object as indented UTF-8 JSON; not atomic by itself."""
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def json_line(fields: Mapping[str, Any]) -> bytes:
+    """Format one line of strictly valid JSON in UTF-8, with its newline.
+
+    NaN and infinities become null.
+    """
+    try:
+        return orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY)
+    except orjson.JSONEncodeError:  # whole numbers beyond 64 bits, halves of surrogate pairs
+        return json.dumps(finite(fields)).encode() + b"\n"
+
+
+def json_lines(rows: Iterable[Mapping[str, Any]]) -> bytes:
+    """Format the content of a JSONL file: a `json_line` for each row."""
+    return b"".join(map(json_line, rows))
+
+
+def finite(value: Any) -> Any:
+    """Replace numbers that JSON cannot write (NaN, infinities) by None."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return value
+
+
+def _read(parse: Callable[[], tuple[Any, int]]) -> tuple[Any, int]:
+    deep = ValueError(f"lists and groups more than {MOST_LEVELS} levels deep")
+    try:
+        value, end = parse()
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        raise
+    except RecursionError:
+        raise deep from None
+    except ValueError:  # Python's limit, whose message is advice to programmers
+        raise ValueError("a number with thousands of digits") from None
+    level = [value]
+    for _ in range(MOST_LEVELS):
+        level = [inner for group in level for inner in _inside(group)]
+        if not level:
+            return value, end
+    raise deep
+
+
+def _inside(value: Any) -> list[Any]:
+    """List the lists and groups that a list or group holds."""
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [item for item in items if isinstance(item, dict | list)]
