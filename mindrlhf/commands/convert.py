@@ -1,4 +1,7 @@
-"""`mindrlhf convert`: weights from a Hugging Face folder to a MindSpore file with MindFormers names, and back."""
+"""`mindrlhf convert`: weights from Hugging Face to MindSpore files and back.
+
+The MindSpore files have MindFormers names.
+"""
 
 import argparse
 from collections.abc import Callable, Iterator
@@ -40,7 +43,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Convert one tensor at a time; without a change of dtype every number stays bit for bit the same."""
+    """Convert one tensor at a time.
+
+    Without a change of dtype every number stays bit for bit the same.
+    """
     folder, file = Path(args.torch_ckpt_dir), _mindspore_file(args.mindspore_ckpt_path)
     origin, target = (file, folder) if args.reverse else (folder, file)
     config = _config(args.config_path, origin)
@@ -60,7 +66,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _mindspore_file(text: str) -> Path:
-    """The path with its ending; a number behind a dot (`qwen2.5`) is no ending."""
+    """Add the ending to a path; a number behind a dot (`qwen2.5`) is none."""
     file = Path(text)
     if file.suffix in SUFFIXES:
         return file
@@ -70,7 +76,7 @@ def _mindspore_file(text: str) -> Path:
 
 
 def _config(config_path: str | None, weights: Path) -> ModelConfig:
-    """The model's configuration: from what the user named, together with what lies beside the weights."""
+    """Read the model's configuration: from the flags, or next to the weights."""
     beside = weights if weights.is_dir() else weights.parent
     found = read_hf_config(beside) if (beside / CONFIG_FILE).is_file() else None
     if config_path is None:

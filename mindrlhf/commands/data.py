@@ -1,4 +1,4 @@
-"""`mindrlhf data`: a file of problems -> a MindRecord of prompts, or a parquet file in verl's columns."""
+"""`mindrlhf data`: problems to a MindRecord of prompts, or to verl's parquet."""
 
 import argparse
 from pathlib import Path
@@ -88,7 +88,10 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _output(args: argparse.Namespace) -> Path:
-    """The file to write; `--output_path` that is a folder, or ends like one, gets the first source's name within."""
+    """Choose the file to write.
+
+    In a folder, or a path that ends like one, it gets the first source's name.
+    """
     output = Path(args.output_path)
     if not args.output_path.endswith("/") and not output.is_dir():
         return output

@@ -1,4 +1,4 @@
-"""`mindrlhf eval`: accuracy of a model on a prompt MindRecord, and whether another model differs from it."""
+"""`mindrlhf eval`: accuracy of a model on held-out prompts, and significant differences between models."""
 
 import argparse
 import json
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Answer, judge, and print one JSON object."""
+    """Generate, score, and print one JSON object."""
     _validate(args)
     models = [args.model] if args.compare is None or args.compare.endswith(".jsonl") else [args.model, args.compare]
     for path in models:
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _answers(args: argparse.Namespace, path: str, tokenizer: Tokenizer) -> list[Answer]:
-    """What one model answers."""
+    """Generate one model's answers."""
     from mindrlhf.data.mindrecord import read_prompts
     from mindrlhf.evaluation.evaluator import Evaluator, reward_of
     from mindrlhf.metrics.progress import Progress
@@ -101,7 +101,7 @@ def _decoder(tokenizer: Tokenizer) -> Callable[[Sequence[int]], str]:
 
 
 def _summary(answers: Sequence[Answer]) -> dict[str, Any]:
-    """What is printed: over all problems, and by source where there are several."""
+    """Summarise all problems, and each source where there are several."""
     sources = evaluate(answers)
     names = [name for name in next(iter(sources.values())) if name.startswith(("pass@", "maj@")) and name != "pass@1"]
     shown = {"accuracy": "pass@1", **{n: n for n in names}, "mean_length": "length", "truncated": "truncated"}
@@ -115,7 +115,7 @@ def _summary(answers: Sequence[Answer]) -> dict[str, Any]:
 
 
 def _rounded(value: float) -> float:
-    """Four significant digits."""
+    """Round to four significant digits."""
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 

@@ -1,4 +1,7 @@
-"""`mindrlhf export`: the model of a training checkpoint as a Hugging Face folder, whatever layout it was trained in."""
+"""`mindrlhf export`: the model of a training checkpoint as a Hugging Face folder.
+
+The checkpoint may have any layout.
+"""
 
 import argparse
 from collections.abc import Callable, Iterator
@@ -29,7 +32,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Check the checkpoint, then write one tensor at a time; the folder appears complete or not at all."""
+    """Check the checkpoint, then write one tensor at a time.
+
+    The folder appears complete or not at all.
+    """
     checkpoint = newest(args.checkpoint)
     config = read_hf_config(checkpoint.hf_folder)
     config = config.as_critic() if args.role == "critic" else config
@@ -49,7 +55,10 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _card(checkpoint: Checkpoint) -> str | None:
-    """The model card that the checkpoint has of its run, with the step; None for a checkpoint without one."""
+    """Make the model card of the checkpoint's run, with the step.
+
+    None for a checkpoint without a card.
+    """
     path = checkpoint.hf_folder / CARD_FILE
     return f"{path.read_text(encoding='utf-8')}\nWeights after step {checkpoint.step}.\n" if path.is_file() else None
 

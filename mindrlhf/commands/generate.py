@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Generate, write the file, and print what it took."""
+    """Generate, write the file, and print counts and times."""
     sampling = load_settings(SamplingSettings, overrides=args.overrides)
     _validate(args, sampling)
     language_model(args.model)  # a folder that is no model is said to be so before its tokenizer is missed
@@ -87,13 +87,16 @@ def _generate(args: argparse.Namespace, generator: Generator) -> None:
 
 
 def _row(request: Request, group: RolloutGroup, generator: Generator, log_probs: bool) -> dict[str, Any]:
-    """The request's own fields, and its responses in order."""
+    """Join the request's own fields with its responses, in order."""
     responses = [_response(rollout, generator.text(rollout), log_probs) for rollout in group.rollouts]
     return {"id": int(group.prompt.id), **request.row, "responses": responses}
 
 
 def _response(rollout: Rollout, text: str, log_probs: bool) -> dict[str, Any]:
-    """`log_probs` are the policy's with temperature only, `behaviour_log_probs` of what was really drawn from."""
+    """Format a response with its log-probs.
+
+    `log_probs` are the policy's with temperature only, `behaviour_log_probs` those of the sampling distribution.
+    """
     response = {"text": text, "tokens": len(rollout.response_ids), "finish_reason": rollout.finish_reason}
     if log_probs:
         response |= {
@@ -105,7 +108,7 @@ def _response(rollout: Rollout, text: str, log_probs: bool) -> dict[str, Any]:
 
 
 def _throughput(groups: Iterable[RolloutGroup], generator: Generator) -> str:
-    """How much came in how long; compiling, which happens once, is not in the rate."""
+    """Compute the rate of generation, without the one-off compilation."""
     spent = generator.statistics
     seconds = spent.prefill_s + spent.decode_s
     responses = sum(len(group.rollouts) for group in groups)

@@ -1,4 +1,7 @@
-"""`mindrlhf plan`: what a training job would hold, compute and move, from its flags alone; nothing is loaded."""
+"""`mindrlhf plan`: memory, work and messages of a training job, from its flags.
+
+No weights are loaded.
+"""
 
 import argparse
 import json
@@ -41,7 +44,10 @@ def run(args: argparse.Namespace) -> None:
 
 
 def read_work(args: argparse.Namespace) -> tuple[argparse.Namespace, Work, str]:
-    """The flags, the job that they describe, and where the longest prompt is from. Raises UserError as `train` does."""
+    """Parse the flags into a job, its sizes, and the longest prompt's origin.
+
+    Raises UserError as `train` does.
+    """
     args, config, train_yaml, infer_yaml = read_settings(args)
     checkpoint = args.load_sft_checkpoint_train or args.load_sft_checkpoint_infer
     hf = checkpoint_config(checkpoint)
@@ -61,7 +67,7 @@ def read_work(args: argparse.Namespace) -> tuple[argparse.Namespace, Work, str]:
 
 
 def read_lengths(args, config, yamls, model, checkpoint) -> tuple[Lengths, str]:
-    """The data's sizes, and in words where the longest prompt is from."""
+    """Read the data's sizes, and the longest prompt's origin in words."""
     tokenizer = None
     if args.tokenizer_path or args.vocab_path or checkpoint:
         tokenizer = open_tokenizer(args, checkpoint)
@@ -87,9 +93,10 @@ def read_lengths(args, config, yamls, model, checkpoint) -> tuple[Lengths, str]:
 
 
 def memory_limit(work: Work) -> tuple[int | None, str]:
-    """Bytes that one process may have, and in words what sets it; None where nothing does.
+    """Find the bytes that one process may have, and the limit's origin in words.
 
-    On CPU that is this machine's free memory, shared by all processes.
+    None without a limit.
+    On CPU it is this machine's free memory, shared by all processes.
     """
     context = work.train.context
     if context.device_target == "CPU":

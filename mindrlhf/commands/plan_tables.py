@@ -1,4 +1,4 @@
-"""What `mindrlhf plan` shows: tables for a terminal, or the same as one JSON object."""
+"""Output of `mindrlhf plan`: tables for a terminal, or one JSON object."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -31,7 +31,10 @@ PHASE_TITLES = {
 
 @dataclass(frozen=True)
 class Report:
-    """All figures of a plan. source: where the longest prompt is from. limit, limit_text: see `plan.memory_limit`."""
+    """All numbers of a plan.
+
+    source: origin of the longest prompt. limit, limit_text: see `plan.memory_limit`.
+    """
 
     work: Work
     reshard: Plan
@@ -49,7 +52,7 @@ class Report:
 
     @cached_property
     def remedies(self) -> list[Remedy]:
-        """Settings that would lower the peak, where it is too high."""
+        """Settings that would lower the peak, if it is too high."""
         return [] if self.fits else remedies(self.work)
 
     @property
@@ -58,7 +61,10 @@ class Report:
 
     @cached_property
     def tokens(self) -> tuple[int, int]:
-        """Prompt and response tokens of a step over all ranks, at most; a prompt once."""
+        """Most prompt and response tokens of a step over all ranks.
+
+        A prompt counts once.
+        """
         config = self.work.config
         prompts = config.data.prompts_per_step
         return (
@@ -68,7 +74,7 @@ class Report:
 
     @cached_property
     def flops(self) -> dict[str, float]:
-        """Phase -> operations of a step over all ranks, at most, of the phases that this job has."""
+        """Most operations of a step over all ranks, by the job's phases."""
         config = self.work.config
         group = (self.work.lengths.prompt, [config.rollout.max_new_tokens], config.rollout.num_generations)
         every = phase_flops(self.work.model, [group], config.algorithm.num_iterations)
@@ -78,7 +84,7 @@ class Report:
 
     @cached_property
     def graphs(self) -> list[tuple[str, str]]:
-        """(graph, its shapes) of those that a rank compiles for the greatest lengths."""
+        """Graphs of a rank for the greatest lengths: (graph, its shapes)."""
         work, bucket = self.work, self.work.config.train.length_bucket
         prefix = padded_prefix(work.lengths.prompt, bucket)
         found = []
@@ -100,13 +106,16 @@ class Report:
 
     @property
     def buckets(self) -> tuple[int, int]:
-        """Numbers of padded lengths of prompts and of responses: each pair that comes up compiles once."""
+        """Numbers of padded lengths of prompts and of responses.
+
+        Each pair that comes up compiles once.
+        """
         bucket = self.work.config.train.length_bucket
         response = round_up(self.work.config.rollout.max_new_tokens, bucket)
         return padded_prefix(self.work.lengths.prompt, bucket) // bucket, response // bucket
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything as plain values; bytes, operations and tokens as whole numbers."""
+        """Convert to plain values; bytes, operations and tokens as whole numbers."""
         work, moved = self.work, self.reshard
         return {
             "parameters": parameter_count(work.model),
@@ -165,7 +174,7 @@ def show(report: Report) -> None:
 
 
 def rank_table(report: Report) -> Table:
-    """One row for ranks that follow one another with the same figures."""
+    """Make one row for consecutive ranks with the same numbers."""
     work, moved = report.work, report.reshard
     table = _table("ranks", "train", "numbers", "generate", "numbers", "sends", "receives", "least", "peak")
     rows = []
@@ -183,7 +192,7 @@ def rank_table(report: Report) -> Table:
 
 
 def memory_table(report: Report) -> Table:
-    """Role by phase of the rank that needs the most."""
+    """Table of role by phase, for the rank with the highest need."""
     plan = report.fullest
     phases = list(plan.phases)
     table = _table(f"rank {plan.rank}, GiB", "size", *(PHASE_TITLES.get(phase, phase) for phase in phases))
@@ -214,7 +223,7 @@ def graph_table(report: Report) -> Table:
 
 
 def verdict(report: Report) -> list[str]:
-    """Whether it fits, and what would make it."""
+    """Explain if the job fits, and settings that would make it fit."""
     plan = report.fullest
     peak = f"rank {plan.rank} peaks at {plan.peak / GIB:.2f} GiB in {plan.peak_phase}"
     estimated = "" if plan.process else " (activations estimated by the CPU graphs; fused operators keep less)"
@@ -239,7 +248,7 @@ def gib(nbytes: int) -> str:
 
 
 def short(value: float) -> str:
-    """1.23 T and the like."""
+    """Format a number as 1.23 T and similar."""
     for power, letter in ((15, "P"), (12, "T"), (9, "G"), (6, "M")):
         if value >= 10**power:
             return f"{value / 10**power:.2f} {letter}"
@@ -247,7 +256,7 @@ def short(value: float) -> str:
 
 
 def _size(part, spec) -> int:
-    """Numbers that a partition holds of a parameter."""
+    """Count a partition's numbers of a parameter."""
     count = 1
     for length in part.shape(spec):
         count *= length

@@ -1,4 +1,4 @@
-"""`mindrlhf plot`: the learning curves of one or several runs, or one metric of many, as a PNG."""
+"""`mindrlhf plot`: learning curves of runs, or one metric of many, as PNG."""
 
 import argparse
 from collections.abc import Iterable

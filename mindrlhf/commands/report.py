@@ -1,4 +1,7 @@
-"""`mindrlhf report`: runs as one HTML file, rewritten while they go on, or compared by the acceptance rules."""
+"""`mindrlhf report`: runs as one HTML file, or compared by the acceptance rules.
+
+The file is rewritten while the runs go on.
+"""
 
 import argparse
 from pathlib import Path
@@ -32,7 +35,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Returns 1 where two runs that were compared do not agree, 0 otherwise."""
+    """Write or compare; returns 1 where two compared runs do not agree.
+
+    Otherwise it returns 0.
+    """
     _check(args)
     if args.compare:
         return _compare(args)
@@ -64,7 +70,10 @@ def _read(args: argparse.Namespace, begun: bool = True) -> list:
 
 
 def _write(args: argparse.Namespace, live: bool = False) -> Path:
-    """Write the page and return its path. live: the runs may have no metrics yet, and the page reloads itself."""
+    """Write the page and return its path.
+
+    live: the runs may have no metrics yet, and the page reloads itself.
+    """
     output = args.output or run_folder(args.runs[0]) / FILE
     page = render(_read(args, begun=not live), args.refresh if live else None)
     with atomic_file(output, durable=not live) as temporary:

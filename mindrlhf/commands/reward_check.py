@@ -1,4 +1,4 @@
-"""`mindrlhf reward-check`: try reward functions on rows of a dataset before training with them.
+"""`mindrlhf reward-check`: reward functions on rows of a dataset, before training.
 
 Completions come from the command line or a file, or are the rows' reference answers, which a right function rewards.
 Prompts are the bare questions unless a MindRecord and its tokenizer are given: no template is applied.
@@ -39,7 +39,10 @@ END_TOKENS = re.compile(r"(?:<\|\w+\|>)+$")  # rollout dumps keep them, reward f
 
 @dataclass(frozen=True)
 class _Row:
-    """A dataset row: its id, prompt text, worked answer ("" when it has none), and task fields."""
+    """Dataset row: id, prompt text, worked answer, and task fields.
+
+    The answer is "" when the row has none.
+    """
 
     id: int
     prompt: str
@@ -79,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Score and print: every call, a summary of each function, and the first input each function failed with.
+    """Score and print every call, each function's summary, and first failures.
 
     Returns 1 when a function failed on every row, 0 otherwise.
     """
@@ -99,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _function(text: str) -> RewardFunctionSettings:
-    """`NAME KEY=VALUE ...`, the values as YAML has them."""
+    """Parse `NAME KEY=VALUE ...`, with values in YAML."""
     try:
         name, *pairs = shlex.split(text)
         args = {key: yaml.safe_load(value) for key, value in (pair.split("=", 1) for pair in pairs)}
@@ -139,7 +142,7 @@ def _read_json(data: str, task_name: str | None) -> list[_Row]:
 def _samples(
     args: argparse.Namespace, rows: Sequence[_Row], tokenizer: Tokenizer | None
 ) -> tuple[list[int], list[Sample]]:
-    """(row id of each sample, the samples)."""
+    """Collect (row id of each sample, the samples)."""
     if args.completions:
         answered = _read_completions(args.completions, rows)[: args.rows]
     elif args.completion is not None:
@@ -222,7 +225,7 @@ def _components(components: Mapping[str, float]) -> str:
 
 
 def _lines(text: str) -> str:
-    """Line breaks and tabs stay; what else a terminal would obey is shown as its code."""
+    """Escape control characters except line breaks and tabs."""
     return "".join(character if character in "\n\t" else printable(character) for character in text)
 
 

@@ -1,4 +1,4 @@
-"""`mindrlhf sft`: the warm start before GRPO."""
+"""`mindrlhf sft`: supervised fine-tuning, the warm start before GRPO."""
 
 import argparse
 from pathlib import Path

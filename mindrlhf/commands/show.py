@@ -1,4 +1,4 @@
-"""`mindrlhf show`: what was asked, what came and what it was worth, side by side."""
+"""`mindrlhf show`: prompts, responses and rewards of a step, side by side."""
 
 import argparse
 from collections.abc import Sequence
@@ -84,7 +84,7 @@ def _heading(row: dict) -> Text:
 
 
 def _text(text: str, full: bool) -> Text:
-    """As it is, but shortened, and control characters, which a terminal would obey, as their code."""
+    """Shorten a text and escape its control characters."""
     if not full and len(text) > SHOWN:
         half = SHOWN // 2
         text = f"{text[:half]} [... {len(text) - 2 * half} characters ...] {text[-half:]}"

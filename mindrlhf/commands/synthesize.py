@@ -1,4 +1,4 @@
-"""`mindrlhf synthesize`: problems of our own for a first run, and a small tokenizer for them."""
+"""`mindrlhf synthesize`: made-up problems and a small tokenizer for a first run."""
 
 import argparse
 import json

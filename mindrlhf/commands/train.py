@@ -9,7 +9,7 @@ from mindrlhf.run.stop_signals import StopSignals
 
 
 def boolean(text: str) -> bool:
-    """True or False, as MindRLHF's flags are written."""
+    """Parse True or False, as MindRLHF's flags are written."""
     lowered = text.strip().lower()
     if lowered in ("true", "1", "yes", "on"):
         return True
@@ -19,7 +19,7 @@ def boolean(text: str) -> bool:
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags that every command with a tokenizer shares."""
+    """Declare the flags that all commands with a tokenizer have."""
     parser.add_argument("--vocab_path", help="vocab.json of a Qwen2 tokenizer")
     parser.add_argument("--merges_file_path", help="merges.txt of a Qwen2 tokenizer")
     parser.add_argument(

@@ -1,4 +1,7 @@
-"""`mindrlhf transform`: weights in any layout to any other, from files to files, without a training job."""
+"""`mindrlhf transform`: weights in any layout to any other, between files.
+
+No training job is needed.
+"""
 
 import argparse
 from pathlib import Path
@@ -43,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Read what there is, check all of it against the layouts, then write."""
+    """Read the source, check it against the layouts, then write."""
     source = args.src_checkpoint
     target = _target(args)
     uncut = args.dst_strategy is None and args.dst_checkpoint_dir is None
@@ -81,7 +84,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _target(args: argparse.Namespace) -> Path:
-    """Where to write; not inside of the source, which stays as it is."""
+    """Choose the place to write, outside of the source."""
     named = {path for path in (args.dst_checkpoint, args.dst_checkpoint_dir) if path is not None}
     if len(named) != 1:
         raise UserError("give either --dst_checkpoint or --dst_checkpoint_dir, the place to write to.")
@@ -100,7 +103,7 @@ def _read_wish(path: Path | None) -> Wish:
 
 
 def _model(source: Path, origin: Wish, goal: Wish) -> ModelConfig | None:
-    """The model as the YAMLs and a `config.json` beside the weights describe it; None where neither is there."""
+    """Read the model of the YAMLs and the weights' `config.json`, or None."""
     config_file = (source if source.is_dir() else source.parent) / CONFIG_FILE
     hf = read_hf_config(config_file.parent) if config_file.is_file() else None
     yamls = [wish for wish in (origin, goal) if isinstance(wish, ModelYaml)]
@@ -111,7 +114,7 @@ def _model(source: Path, origin: Wish, goal: Wish) -> ModelConfig | None:
 
 
 def _open(source: Path, origin: Wish, model: ModelConfig | None) -> ShardedWeights:
-    """The source in the layout that the user says it has."""
+    """Open the source in the layout that the user names."""
     ranks = len(rank_folders(source))
     if origin is None:
         if ranks > 1:
@@ -127,7 +130,10 @@ def _open(source: Path, origin: Wish, model: ModelConfig | None) -> ShardedWeigh
 
 
 def _chosen(weights: ShardedWeights, model: ModelConfig | None, goal: Wish) -> ShardedWeights:
-    """The parameters of the model; where no configuration names them, optimizer state too if the goal has a place."""
+    """Select the model's parameters.
+
+    Where no configuration names them, optimizer state is included if the goal has a place for it.
+    """
     shapes = weights.layout.shapes
     if model is None:
         kept = parameters_only(shapes) | (goal.shardings.keys() if isinstance(goal, Strategy) else shapes.keys())
@@ -144,7 +150,7 @@ def _chosen(weights: ShardedWeights, model: ModelConfig | None, goal: Wish) -> S
 
 
 def _layout(goal: Wish, model: ModelConfig | None, weights: ShardedWeights) -> Layout:
-    """The layout to write."""
+    """Compute the layout to write."""
     if isinstance(goal, ModelYaml):
         return yaml_layout(goal, model)
     shapes = weights.layout.shapes
@@ -152,7 +158,10 @@ def _layout(goal: Wish, model: ModelConfig | None, weights: ShardedWeights) -> L
 
 
 def _check_flags(args: argparse.Namespace, layout: Layout, uncut: bool) -> None:
-    """The flags about ranks and processes fit what is written; none of them is ignored."""
+    """Check that flags about ranks and processes fit the output.
+
+    None of them is ignored.
+    """
     if args.world_size not in (None, layout.size):
         raise UserError(
             f"--world_size is {args.world_size}, and the layout to write ({args.dst_strategy or 'uncut'}) has "
@@ -172,6 +181,6 @@ def _check_flags(args: argparse.Namespace, layout: Layout, uncut: bool) -> None:
 
 
 def _file_format(weights: ShardedWeights) -> FileFormat:
-    """That of the source's files."""
+    """Return the format of the source's files."""
     tensors = next(tensors for tensors in weights.ranks if tensors)
     return "ckpt" if next(iter(tensors.values())).file.suffix == ".ckpt" else "safetensors"

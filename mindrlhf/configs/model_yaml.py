@@ -94,7 +94,7 @@ class ModelYaml(Settings):
     unused: tuple[str, ...] = Field((), description="Keys of the file that have no effect here, dotted.")
 
     def without_effect(self, generating: bool) -> list[str]:
-        """List keys of the file without effect: another device's, or training's in a YAML that generates.
+        """List keys of the file without effect on this device or role.
 
         `gradient_aggregation_group` and the like are common in files of either kind, so they are listed, not refused.
         """
@@ -259,7 +259,7 @@ class _Reader:
         self.unused += [dotted((*path, key)) for key in self.mapping(path) if (*path, key) not in read]
 
     def rest(self) -> None:
-        """Note keys outside of our groups; a name close to a group's is a mistake."""
+        """Note keys outside of our groups; refuse misspelt group names."""
         top = self.layered.values
         if not any(name in top for name in OWN_GROUPS):
             grpo = " (GRPO settings go to --grpo_config)" if set(top) & set(GRPOConfig.model_fields) else ""
