@@ -13,8 +13,6 @@ def _names(*lines: str) -> frozenset[str]:
 # Keys whose other values would make another model or another run than the one this suite computes.
 MODEL_FIXED = MappingProxyType(
     {
-        "extend_method": ("None", None),
-        "rope_scaling": (None,),
         "attn_proj_has_bias": (False, None),
         "add_bias_linear": (False, None),
         "hidden_act": ("silu", "swiglu", None),
@@ -28,7 +26,7 @@ MODEL_FIXED = MappingProxyType(
 MODEL_UNUSED = _names(
     # LlamaConfig
     "batch_size ignore_token_id rotary_dtype residual_dtype embedding_init_type qkv_concat parallel_config use_past",
-    "scaling_factor is_dynamic use_rope_slice use_flash_attention use_ring_attention use_attn_mask_compression",
+    "is_dynamic use_rope_slice use_flash_attention use_ring_attention use_attn_mask_compression",
     "use_eod_attn_mask_compression parallel_optimizer fine_grain_interleave pp_interleave_num",
     "checkpoint_name_or_path block_size num_blocks quant_config llm_backend fused_rms_norm input_sliced_sig",
     "rmsnorm_compute_2d chunk_prefill calculate_per_token_loss pipeline_stage return_hidden_states",

@@ -7,6 +7,7 @@ from pydantic import Field, ValidationError, model_validator
 from mindrlhf.configs.base import Float32, Settings
 from mindrlhf.configs.model_names import HF_KEYS
 from mindrlhf.configs.problems import brief, explain
+from mindrlhf.configs.rotary import RotaryScaling
 from mindrlhf.configs.unsupported import unsupported
 from mindrlhf.errors import UserError
 from mindrlhf.models.families import DEFAULT, FAMILIES, Family
@@ -20,7 +21,7 @@ HF_NEEDED = ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "nu
 class ModelConfig(Settings):
     """Architecture of one dense decoder of a supported family (`mindrlhf.models.families`).
 
-    Sliding windows and scaled rotary embeddings are refused.
+    Sliding windows, and other rotary scaling than Llama 3's, are refused.
     """
 
     family: Literal[*FAMILIES] = Field(DEFAULT.name, description="Model family, by HF's `model_type`.")
@@ -37,6 +38,7 @@ class ModelConfig(Settings):
     qk_norm: bool = Field(False, description="RMSNorm over each query and key head.")
     rms_norm_eps: Float32 = Field(1e-6, gt=0.0, description="Epsilon of RMSNorm.")
     rope_theta: Float32 = Field(1e6, gt=0.0, description="Base of the rotary embedding's frequencies.")
+    rope_scaling: RotaryScaling = Field(None, description="Llama 3's scaling of the rotary frequencies; null is none.")
     max_position_embeddings: int = Field(32768, ge=1, description="Longest sequence, in tokens.")
     tie_word_embeddings: bool = Field(False, description="The head is the embedding's own matrix.")
     value_head: bool = Field(
@@ -84,7 +86,8 @@ class ModelConfig(Settings):
         for field in HF_NEEDED:
             if field not in values:
                 raise UserError(f"{where}: key {HF_KEYS[field]} is missing from the model configuration.")
-        rope_theta = _rope(raw, where).get("rope_theta", raw.get("rope_theta"))
+        rope_key, rope = _rope(raw, where)
+        rope_theta = rope.get("rope_theta", raw.get("rope_theta"))
         eos = values.pop("eos_token_ids", [])
         values |= {
             "family": name,
@@ -92,6 +95,7 @@ class ModelConfig(Settings):
             "attention_bias": values.get("attention_bias", family.attention_bias),
             "num_kv_heads": values.get("num_kv_heads", values["num_heads"]),
             "rope_theta": 10000.0 if rope_theta is None else rope_theta,
+            "rope_scaling": rope,
             "eos_token_ids": eos if isinstance(eos, list) else [eos],
         }
         if any(CRITIC in str(name) for name in _names(raw, "architectures", where)):
@@ -101,7 +105,7 @@ class ModelConfig(Settings):
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            written = {field: (key,) for field, key in HF_KEYS.items()}
+            written = {field: (key,) for field, key in HF_KEYS.items()} | {"rope_scaling": (rope_key,)}
             raise UserError(explain(cls, error, values, lambda _: where, written)) from None
 
     def to_hf(self) -> dict[str, Any]:
@@ -123,6 +127,7 @@ class ModelConfig(Settings):
             "hidden_act": "silu",
             "rms_norm_eps": self.rms_norm_eps,
             "rope_theta": self.rope_theta,
+            **({"rope_scaling": self.rope_scaling.to_hf()} if self.rope_scaling else {}),
             "max_position_embeddings": self.max_position_embeddings,
             "tie_word_embeddings": self.tie_word_embeddings,
             "initializer_range": self.initializer_range,
@@ -135,15 +140,15 @@ class ModelConfig(Settings):
         }
 
 
-def _rope(raw: dict[str, Any], where: str) -> dict[str, Any]:
-    """Find the rotary settings under either of their names; empty when there are none."""
+def _rope(raw: dict[str, Any], where: str) -> tuple[str, dict[str, Any]]:
+    """Find the rotary settings and their key, which has two names; empty when there are none."""
     for key in ("rope_parameters", "rope_scaling"):
         rope = raw.get(key)
         if rope and not isinstance(rope, dict):
             raise UserError(f"{where}: {key} is {rope!r}, and must be an object or null.")
         if rope:
-            return rope
-    return {}
+            return key, rope
+    return "rope_scaling", {}
 
 
 def _names(raw: dict[str, Any], key: str, where: str) -> list[Any]:
@@ -156,12 +161,6 @@ def _names(raw: dict[str, Any], key: str, where: str) -> list[Any]:
 
 def _refuse_unsupported(raw: dict[str, Any], family: Family, where: str) -> None:
     """Raise UserError for settings that make another model than this suite computes."""
-    rope = _rope(raw, where)
-    rope_type = rope.get("rope_type", rope.get("type", "default"))
-    if rope_type != "default":
-        raise UserError(
-            f"{where}: rotary scaling {rope_type!r} is not supported; remove rope_scaling or use 'default'."
-        )
     if raw.get("use_sliding_window") or "sliding_attention" in _names(raw, "layer_types", where):
         raise UserError(
             f"{where}: use_sliding_window true is not supported; set it to false, and every layer to full_attention."

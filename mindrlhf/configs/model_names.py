@@ -28,6 +28,7 @@ NAMES = (
     Name("qk_norm", None, "qk_norm"),
     Name("rms_norm_eps", "rms_norm_eps", "rms_norm_eps"),
     Name("rope_theta", "rope_theta", "theta"),
+    Name("rope_scaling", None, "scaling_factor"),
     Name("tie_word_embeddings", "tie_word_embeddings", "tie_word_embeddings"),
     Name("max_position_embeddings", "max_position_embeddings", "max_position_embedding", shape=False),
     Name("initializer_range", "initializer_range", "initializer_range", shape=False),
@@ -44,6 +45,7 @@ SHAPE_FIELDS = MappingProxyType({name.mindformers: name.field for name in NAMES 
 SPELLINGS = MappingProxyType(
     {
         **{name.hf: name.mindformers for name in NAMES if name.hf and name.hf != name.mindformers},
+        "rope_scaling": "scaling_factor",
         "add_qkv_bias": "qkv_has_bias",
         "qk_layernorm": "qk_norm",
         "init_method_std": "initializer_range",

@@ -2,12 +2,13 @@
 
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from mindrlhf.configs.base import Float32, Settings
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_names import SHAPE_FIELDS
 from mindrlhf.configs.problems import explain
+from mindrlhf.configs.rotary import Llama3Scaling, RotaryScaling
 from mindrlhf.configs.unsupported import CLASSES, MODEL_TYPES, unsupported
 from mindrlhf.errors import UserError
 from mindrlhf.models.families import DEFAULT, FAMILIES, LLAMA_CLASS, LLAMA_TYPE, Family
@@ -44,6 +45,10 @@ class ModelSettings(Settings):
     qk_norm: bool | None = Field(None, description="RMSNorm over each query and key head (Qwen3).")
     rms_norm_eps: Float32 | None = Field(None, gt=0.0, description="Epsilon of RMSNorm.")
     theta: Float32 | None = Field(None, gt=0.0, description="Base of the rotary embedding's frequencies.")
+    extend_method: Literal["None", "LLAMA3"] | None = Field(None, description="Scaling of the rotary frequencies.")
+    scaling_factor: RotaryScaling = Field(
+        None, description="Numbers of Llama 3's scaling; a bare number has no effect."
+    )
     max_position_embedding: int | None = Field(None, ge=1, description="Longest sequence the model may see, in tokens.")
     tie_word_embeddings: bool | None = Field(None, description="The head is the embedding's own matrix.")
     initializer_range: Float32 | None = Field(None, gt=0.0, description="Standard deviation of random initial weights.")
@@ -67,6 +72,13 @@ class ModelSettings(Settings):
     top_p: Float32 | None = Field(None, gt=0.0, le=1.0, description="rollout.top_p.")
     repetition_penalty: Float32 | None = Field(None, gt=0.0, description="rollout.repetition_penalty.")
     do_sample: bool | None = Field(None, description="False draws the most probable token: temperature 0.")
+
+    @model_validator(mode="after")
+    def _scaled(self):
+        if (self.extend_method == "LLAMA3") != (self.scaling_factor is not None) and self.extend_method:
+            numbers = ", ".join(Llama3Scaling.model_fields)
+            raise ValueError(f"extend_method LLAMA3 and a scaling_factor with {numbers} belong together; give both")
+        return self
 
     @property
     def stated_family(self) -> Family | None:
@@ -183,6 +195,7 @@ class ModelSettings(Settings):
             "qk_norm": family.qk_norm,
             "rms_norm_eps": self.rms_norm_eps,
             "rope_theta": self.theta,
+            "rope_scaling": self.scaling_factor,
             "tie_word_embeddings": bool(self.tie_word_embeddings),
             **({"max_position_embeddings": longest} if longest else {}),
             **self._tokens_and_range(),

@@ -118,6 +118,12 @@ def _unknown_key(settings: type[Settings], path: KeyPath, key: str) -> str:
     return unknown_name(name, group.model_fields, key.rpartition(".")[0])
 
 
+def _unless_null(annotation: Any) -> Any:
+    """Take the group out of `group | None`."""
+    groups = [part for part in typing.get_args(annotation) if _is_group(part)]
+    return groups[0] if typing.get_origin(annotation) in (typing.Union, types.UnionType) and groups else annotation
+
+
 def _is_group(annotation: Any) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, Settings)
 
@@ -132,6 +138,7 @@ def _walk(settings: type[Settings], location: KeyPath) -> tuple[KeyPath, Any, Fi
     annotation: Any = settings
     info: FieldInfo | None = None
     for part in location:
+        annotation = _unless_null(annotation)
         origin = typing.get_origin(annotation)
         if _is_group(annotation):
             info = annotation.model_fields.get(part)

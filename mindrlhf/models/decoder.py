@@ -1,4 +1,4 @@
-"""One Qwen2 / Qwen2.5 / Qwen3 decoder, in the forms that a GRPO step needs, over one set of parameters.
+"""One dense decoder, in the forms that a GRPO step needs, over one set of parameters.
 
 - `Decoder.completions`: training and log-probs. The prompt is computed once per group; completion rows attend to the
   shared prompt keys and values and to themselves.
@@ -6,10 +6,9 @@
 
 Linear weights are [out, in] as in HF and MindFormers. The parameters are handed in by name (`parameters.py` has the
 table), so that graphs of equal layout share the same storage; they may be one tensor-parallel rank's shards of the
-layers of one pipeline stage. Not here: dropout, sliding windows, scaled rotary embeddings, mixture of experts.
+layers of one pipeline stage. Not here: dropout, sliding windows, mixture of experts.
 """
 
-import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
 from mindrlhf.backend import Kernels
@@ -17,18 +16,9 @@ from mindrlhf.backend.comm.broadcast import expand
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.models.halves import COMPLETIONS, NO_ROWS, Layer, Norm
 from mindrlhf.models.parameters import VALUE_HEAD
+from mindrlhf.models.rotary import rotary_table
 from mindrlhf.models.weight import Weight
 from mindrlhf.parallel.tensor_parallel import TensorParallel
-
-
-def rotary_table(config: ModelConfig, positions: int) -> tuple[np.ndarray, np.ndarray]:
-    """cos and sin, float32[positions, head_dim], of position * theta^(-2i/d), each frequency written twice.
-
-    Computed in float64 (Su et al. 2021, section 3.4.2).
-    """
-    frequencies = config.rope_theta ** -(np.arange(0, config.head_dim, 2) / config.head_dim)
-    angles = np.arange(positions)[:, None] * np.concatenate([frequencies, frequencies])[None]
-    return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
 
 class ScaleGradient(nn.Cell):

@@ -149,3 +149,35 @@ def test_a_shape_that_cannot_be_is_refused(write, changes, words):
     message = refused(load_model_yaml(path).architecture)
     assert message.startswith(f"{path}: model.model_config")
     assert words in message
+
+
+SCALING = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"extend_method": "LLAMA3", "scaling_factor": SCALING},  # MindFormers' keys
+        {"rope_scaling": {"rope_type": "llama3", **SCALING}},  # HF's
+    ],
+)
+def test_the_scaling_of_llama_3_comes_from_the_yaml_or_agrees_with_the_checkpoint(write, changes):
+    path = write(model_yaml(**changes))
+    model = load_model_yaml(path).architecture()
+    assert model.rope_scaling.model_dump() == SCALING
+    scaled = HF.model_copy(update={"rope_scaling": model.rope_scaling})
+    assert load_model_yaml(path).architecture(scaled) == scaled
+    assert load_model_yaml(write(model_yaml())).architecture(scaled) == scaled
+    message = refused(load_model_yaml(write(model_yaml(**changes))).architecture, HF)
+    assert "model.model_config.scaling_factor is " in message
+    assert "says None" in message
+
+
+def test_a_bare_scaling_factor_scales_nothing(write):
+    loaded = load_model_yaml(write(model_yaml(extend_method="None", scaling_factor=1.0)))
+    assert loaded.architecture().rope_scaling is None

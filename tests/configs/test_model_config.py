@@ -61,6 +61,45 @@ def test_scaled_rotary_embeddings_are_refused(rope):
     assert "remove rope_scaling" in message
 
 
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+def test_the_scaling_of_llama_3_is_read(key):
+    config = ModelConfig.from_hf({**SMALL, "rope_theta": 5e5, key: LLAMA3}, "config.json")
+    numbers = {name: value for name, value in LLAMA3.items() if name != "rope_type"}
+    assert config.rope_scaling.model_dump() == numbers
+    assert config.rope_theta == 5e5
+    written = config.to_hf()
+    assert written["rope_scaling"] == LLAMA3
+    assert ModelConfig.from_hf(written, "config.json") == config
+    assert "rope_scaling" not in ModelConfig.from_hf(SMALL, "config.json").to_hf()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"factor": None}, "rope_parameters.factor is None, and must be a number, at least 1"),
+        ({"factor": 0.5}, "rope_parameters.factor is 0.5, and must be a number, at least 1"),
+        ({"high_freq_factor": 1.0}, "rope_parameters: high_freq_factor 1.0 must be above low_freq_factor"),
+        ({"original_max_position_embeddings": 8.5}, "original_max_position_embeddings is 8.5, and must be a whole"),
+    ],
+)
+def test_wrong_numbers_of_the_scaling_are_refused(changes, words):
+    assert words in refused({"rope_parameters": LLAMA3 | changes})
+
+
+def test_a_missing_number_of_the_scaling_is_named():
+    rope = {key: value for key, value in LLAMA3.items() if key != "factor"}
+    assert "rope_scaling.factor is missing, and must be a number, at least 1" in refused({"rope_scaling": rope})
+
+
 def test_rotary_settings_that_are_no_object_are_refused():
     assert "rope_scaling is 'yarn', and must be an object or null" in refused({"rope_scaling": "yarn"})
 

@@ -22,6 +22,12 @@ SHAPE = {
     "tie_word_embeddings": True,
 }
 # The groups of a MindFormers fine-tuning YAML, as its users have them.
+LLAMA3 = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
 FULL = """
 seed: 42
 run_mode: 'finetune'
@@ -226,7 +232,13 @@ def test_hf_spellings_and_qwen3(write):
             {"type": "GLMConfig"},
             "{group}.type is 'GLMConfig', and this model family is not supported",
         ),
-        ("model.model_config", {"extend_method": "NTK"}, "{group}.extend_method is 'NTK', which this suite does not"),
+        ("model.model_config", {"extend_method": "NTK"}, "is 'NTK', and must be one of 'None', 'LLAMA3'."),
+        ("model.model_config", {"extend_method": "LLAMA3"}, "scaling_factor with factor, low_freq_factor, high_"),
+        (
+            "model.model_config",
+            {"scaling_factor": LLAMA3 | {"factor": 0.5}},
+            "{group}.scaling_factor.factor is 0.5, and must be a number, at least 1.",
+        ),
         ("model.model_config", {"pet_config": {"pet_type": "lora"}}, "does not compute; remove it."),
         ("model.model_config", {"eos_token_id": "x"}, "must be a whole number or a list (each entry a whole number)."),
         (

@@ -1,4 +1,4 @@
-"""A Qwen2/Qwen3 decoder in float64 NumPy, written loop by loop: the independent oracle of the compiled graphs."""
+"""A Qwen or Llama decoder in float64 NumPy, written loop by loop: the independent oracle of the compiled graphs."""
 
 import numpy as np
 
@@ -7,10 +7,25 @@ def rms_norm(x, weight, eps):
     return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * weight
 
 
-def rotate(x, position, theta):
+def frequency(config, pair):
+    """The angle of one step for the pair (i, i + d/2): of Su et al. 2021, or stretched as Llama 3 does."""
+    plain = config.rope_theta ** (-2.0 * pair / config.head_dim)
+    scaling = config.rope_scaling
+    if scaling is None:
+        return plain
+    length, wave = scaling.original_max_position_embeddings, 2 * np.pi / plain
+    if wave < length / scaling.high_freq_factor:
+        return plain
+    if wave > length / scaling.low_freq_factor:
+        return plain / scaling.factor
+    smooth = (length / wave - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    return (1 - smooth) * plain / scaling.factor + smooth * plain
+
+
+def rotate(x, position, config):
     """x: [heads, d] at one position; pairs (i, i + d/2)."""
     d = x.shape[-1]
-    angle = position * theta ** (-2.0 * np.arange(d // 2) / d)
+    angle = position * np.array([frequency(config, pair) for pair in range(d // 2)])
     first, second = x[:, : d // 2], x[:, d // 2 :]
     return np.concatenate(
         [first * np.cos(angle) - second * np.sin(angle), second * np.cos(angle) + first * np.sin(angle)], axis=1
@@ -41,8 +56,8 @@ def logits(config, tensors, ids):
         if config.qk_norm:
             q = rms_norm(q, w[p + "self_attn.q_norm.weight"], config.rms_norm_eps)
             k = rms_norm(k, w[p + "self_attn.k_norm.weight"], config.rms_norm_eps)
-        q = np.stack([rotate(q[t], t, config.rope_theta) for t in range(length)])
-        k = np.stack([rotate(k[t], t, config.rope_theta) for t in range(length)])
+        q = np.stack([rotate(q[t], t, config) for t in range(length)])
+        k = np.stack([rotate(k[t], t, config) for t in range(length)])
         out = np.zeros((length, config.num_heads, config.head_dim))
         for head in range(config.num_heads):
             for t in range(length):

@@ -6,7 +6,11 @@ import reference_model
 from small_model import POSITIONS, Golden, SmallModel, log_softmax, small_config
 from whole_sequences import whole_sequences
 
-from mindrlhf.models.decoder import rotary_table
+from mindrlhf.configs.rotary import Llama3Scaling
+from mindrlhf.models.rotary import rotary_table
+
+# Of the eight frequencies at theta 1e6 some stay, one is between, and some are stretched.
+SCALING = Llama3Scaling(factor=8, low_freq_factor=1, high_freq_factor=4, original_max_position_embeddings=64)
 
 
 @pytest.fixture(scope="module", params=["qwen2_tiny", "qwen3_tiny"])
@@ -125,13 +129,14 @@ def test_other_shapes_agree_with_the_oracle(completion_logits, changes):
         np.testing.assert_allclose(got[row, : own[row]], expected[: own[row]], rtol=0, atol=2e-5)
 
 
-def test_rotary_table_turns_as_the_oracle_does():
-    config = small_config(rope_theta=1e6, head_dim=16)
+@pytest.mark.parametrize("scaling", [None, SCALING])
+def test_rotary_table_turns_as_the_oracle_does(scaling):
+    config = small_config(rope_theta=1e6, head_dim=16, rope_scaling=scaling)
     cos, sin = rotary_table(config, POSITIONS)
     assert cos.dtype == sin.dtype == np.float32
     assert cos.shape == sin.shape == (POSITIONS, 16)
     x = np.random.default_rng(5).normal(size=(3, 16))
     swapped = np.concatenate([-x[:, 8:], x[:, :8]], axis=1)
     for position in (0, 1, 77, POSITIONS - 1):
-        expected = reference_model.rotate(x, position, 1e6)
+        expected = reference_model.rotate(x, position, config)
         np.testing.assert_allclose(x * cos[position] + swapped * sin[position], expected, rtol=0, atol=1e-6)
