@@ -11,7 +11,7 @@ from mindrlhf.configs.base import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 SHELL = ("bash", "")  # a block without a language counts as commands too
-OTHER = ("python", "yaml", "text")
+OTHER = ("python", "yaml", "text", "diff")
 
 # What a training command of the documentation gets behind its own settings; the later one holds.
 SMALL = (

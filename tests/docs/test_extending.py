@@ -1,0 +1,174 @@
+"""docs/extending.md: its functions work from a user's folder, its files and changes in a copy of the package."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import documentation
+import numpy as np
+import pytest
+from mindspore import Tensor
+
+from mindrlhf.algorithms.advantages import RewardBatch, compute_advantages
+from mindrlhf.configs.loading import load_grpo_config
+from mindrlhf.rewards.registry import resolve
+
+PAGE = "docs/extending.md"
+SCREEN = 50  # lines
+MLFLOW = """
+calls = []
+def _add(name):
+    return lambda *given, **named: calls.append([name, list(given), named])
+for name in ("set_tracking_uri", "set_experiment", "start_run", "log_dict", "log_metrics", "end_run"):
+    globals()[name] = _add(name)
+"""
+USE = """
+import json
+from pathlib import Path
+import mlflow
+from mindrlhf import cli
+from mindrlhf.configs.model import ModelConfig
+from mindrlhf.configs.tracking import TrackingSettings
+from mindrlhf.data.parquet import read_rows
+from mindrlhf.data.templates import load_template
+from mindrlhf.metrics.run_writers import open_writers
+from mindrlhf.metrics.trackers import check_installed
+from mindrlhf.models.parameters import parameter_table
+
+status = cli.main(["data", "--dataset_type", "letters", "--file_path", "rows.jsonl", "--output_path", "rows.parquet"])
+check_installed(("mlflow",))
+writers = open_writers(Path("run"), TrackingSettings(loggers=("mlflow",), experiment_name="first"), 2)
+writers.write(1, {"val-core/pass@4": 0.5})
+writers.close()
+shape = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1}
+shape |= {"num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-6, "max_position_embeddings": 512}
+model = ModelConfig.from_hf({"model_type": "seed_oss", "tie_word_embeddings": False, **shape}, "config.json")
+written = model.to_hf()
+found = {
+    "status": status,
+    "rows": list(read_rows("rows.parquet")),
+    "calls": mlflow.calls,
+    "architectures": written["architectures"],
+    "same": ModelConfig.from_hf(written, "config.json") == model,
+    "shapes": {spec.hf_name: spec.shape for spec in parameter_table(model)},
+    "prompt": load_template("seed").render("Q", "", ""),
+}
+Path("found.json").write_text(json.dumps(found))
+"""
+
+
+def files(language: str = "python") -> dict[str, str]:
+    """The page's files: name -> content."""
+    return {
+        block.text.split("\n")[0].removeprefix("# "): block.text
+        for block in documentation.blocks(PAGE)
+        if block.language == language
+    }
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch) -> Path:
+    """A user's folder with the files that are not the package's."""
+    for name, text in files().items():
+        if "/" not in name:
+            (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def settings(group: str):
+    block = next(b for b in documentation.blocks(PAGE) if b.language == "yaml" and f" {group}:" in b.text)
+    Path("settings.yaml").write_text(block.text)
+    return load_grpo_config("settings.yaml")
+
+
+def test_everything_is_one_screen():
+    for block in documentation.blocks(PAGE):
+        assert block.text.count("\n") < SCREEN, f"{PAGE}:{block.line}"
+
+
+def test_reward(own):
+    (function,) = settings("functions").reward.functions
+    reward = resolve(function.name, function.args)
+    assert reward("", "the answer is 7", {"ground_truth": "7"}) == {"score": 2.0, "short": 1.0}
+    assert reward("", "7" + "." * 100, {"ground_truth": "7"}) == {"score": 1.0, "short": 0.0}
+
+
+def test_advantage(own):
+    algorithm = settings("advantage").algorithm
+    batch = RewardBatch([np.array([0.0, 1.0, 9.0]), np.array([np.nan, 1.0, 3.0]), np.array([np.nan])])
+    found = compute_advantages(algorithm.advantage, batch, **algorithm.options_of(algorithm.method))
+    assert [list(group) for group in found] == [[-1.0, 0.0, 2.0], [0.0, -1.0, 1.0], [0.0]]
+    assert algorithm.method.compares
+
+
+def test_policy_loss(own):
+    loss = settings("policy_loss").algorithm.loss()
+    log_probs, old = np.array([[-1.0, -2.0, 5.0]], np.float32), np.array([[-1.0, -2.5, np.nan]], np.float32)
+    advantages, mask = np.array([[2.0, -1.0, np.nan]], np.float32), np.array([[1.0, 1.0, 0.0]], np.float32)
+    values, metrics = loss.losses(*map(Tensor, (log_probs, old, advantages, mask)))
+    ratio = np.exp(0.5)
+    np.testing.assert_allclose(values.asnumpy(), [[-2.0, (ratio - 1) ** 2 / 0.2 + ratio, 0.0]], rtol=1e-5)
+    np.testing.assert_allclose(metrics["policy_kl"].asnumpy(), [[0.0, -0.5, 0.0]], rtol=1e-5)
+    assert loss.aggregation == "token-mean"
+
+
+@pytest.fixture(scope="module")
+def extended(tmp_path_factory) -> dict:
+    """Findings in a copy of the package with the page's files and changes."""
+    folder = tmp_path_factory.mktemp("extended")
+    shutil.copytree(documentation.ROOT / "mindrlhf", folder / "mindrlhf", ignore=shutil.ignore_patterns("__pycache__"))
+    for name, text in files().items():
+        if "/" in name:
+            assert not (folder / name).exists(), f"{name} is in the package"
+            (folder / name).write_text(text)
+    for block in documentation.blocks(PAGE):
+        if block.language == "diff":
+            apply_diff(block.text, folder)
+    (folder / "mlflow.py").write_text(MLFLOW)
+    (folder / "rows.jsonl").write_text('{"word": "letter", "letter": "t"}\n')
+    done = subprocess.run(
+        [sys.executable, "-c", USE], cwd=folder, env={**os.environ, "PYTHONPATH": "."}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads((folder / "found.json").read_text())
+
+
+def apply_diff(text: str, folder: Path) -> None:
+    for change in re.split(r"^--- ", text, flags=re.MULTILINE)[1:]:
+        name, _, hunks = change.partition("\n")
+        content = (folder / name).read_text()
+        for hunk in hunks.split("@@\n"):
+            lines = hunk.rstrip("\n").split("\n")
+            before = "".join(f"{line[1:]}\n" for line in lines if line[0] != "+")
+            after = "".join(f"{line[1:]}\n" for line in lines if line[0] != "-")
+            assert content.count(before) == 1, f"{name} has changed: {before}"
+            content = content.replace(before, after)
+        (folder / name).write_text(content)
+
+
+def test_task(extended):
+    assert extended["status"] == 0
+    (row,) = extended["rows"]
+    assert row["data_source"] == "letters"
+    assert row["reward_model"]["ground_truth"] == "2"
+    assert row["prompt"][-1]["content"].startswith("How often is t in letter?")
+
+
+def test_tracker(extended):
+    names = [name for name, *_ in extended["calls"]]
+    assert names == ["set_tracking_uri", "set_experiment", "start_run", "log_dict", "log_metrics", "end_run"]
+    assert extended["calls"][2][2] == {"run_name": "first"}
+    assert extended["calls"][4][1:] == [[{"val-core/pass_at_4": 0.5}], {"step": 1}]
+
+
+def test_family(extended):
+    assert extended["architectures"] == ["SeedOssForCausalLM"]
+    assert extended["same"]
+    assert extended["shapes"]["model.layers.0.self_attn.q_proj.bias"] == [512]
+    assert "model.layers.0.self_attn.q_norm.weight" not in extended["shapes"]
+    assert extended["prompt"] == "<seed:bos>user\nQ<seed:eos><seed:bos>assistant\n"
