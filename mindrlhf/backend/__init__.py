@@ -16,7 +16,7 @@ TARGETS = ("CPU", "Ascend")
 
 @dataclass(frozen=True)
 class Kernels:
-    """What graphs are built from on a device target.
+    """The operators that graphs are built from on a device target.
 
     composed: a module with a function for everything (`rms_norm`, `rotary`, `group_attention`, ...), composed of
     MindSpore's operators. fused: the C++ operators (`backend.native`), or None.
@@ -27,12 +27,12 @@ class Kernels:
 
     @property
     def best(self) -> Any:
-        """For the functions that both have."""
+        """The fused operators where there are any, for functions that both have."""
         return self.fused or self.composed
 
 
 def kernels(target: str) -> Kernels:
-    """Those of a `context.device_target`: on CPU with fused operators where they can be built."""
+    """Return those of a `context.device_target`; on CPU with fused operators where they can be built."""
     if target == "CPU":
         from mindrlhf.backend import cpu
         from mindrlhf.backend.native.operators import operators

@@ -4,10 +4,10 @@ The counts follow the graphs of `models/decoder.py` as MindSpore's CPU backend r
 backward pass reads again (`kept`), and what is alive beside it where most is. A fused half of a layer
 (`backend.native`) keeps its input and its projections, and makes again what is quickly made. Compositions
 (`backend.cpu`) also keep what lies between, attention's probabilities above all, and tables: memory of kernels, outside
-of the pool, that stays with its graph. CPU's element-wise kernels keep two 8-byte
-indices for each number of a broadcast result, and two operators that MindSpore derives broadcast: the mean of a norm
-and the softmax, both going backward. Ascend is counted as compositions: its fused operators keep less, so that the
-figures there are upper bounds, and not measured.
+of the pool, that stays with its graph. CPU's element-wise kernels keep two 8-byte indices for each number of a
+broadcast result, and two operators that MindSpore derives broadcast: the mean of a norm and the softmax, both going
+backward. Ascend is counted as compositions: its fused operators keep less, so that the figures there are upper bounds,
+and not measured.
 """
 
 from dataclasses import dataclass

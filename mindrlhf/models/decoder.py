@@ -127,7 +127,7 @@ class Decoder(nn.Cell):
         return ops.gather(self.cos, positions, 0).reshape(shape), ops.gather(self.sin, positions, 0).reshape(shape)
 
     def places(self, positions, prefix_lengths, lengths, split):
-        """What the layers need to know of who is where and sees whom, once for all of them."""
+        """Describe positions and visibility for all layers at once."""
         if self.fused:
             spans = prefix_lengths if split[2] == 0 else ops.concat((prefix_lengths, lengths))
             return self.cos, self.sin, positions.astype("int32"), spans
@@ -164,7 +164,7 @@ class Decoder(nn.Cell):
         return self.stage(prefix_ids, prefix_lengths, input_ids, lengths, self.tokens(prefix_ids, input_ids))
 
     def tokens(self, prefix_ids, input_ids):
-        """What the first stage begins with: the embedded prompts and completions, [rows, hidden]."""
+        """Embed prompts and completions for the first stage: [rows, hidden]."""
         return self._embed(ops.concat((prefix_ids.reshape((-1,)), input_ids.reshape((-1,)))))
 
     def stage(self, prefix_ids, prefix_lengths, input_ids, lengths, x):
@@ -222,14 +222,14 @@ class Decoder(nn.Cell):
         return self._final(x)
 
     def decode_places(self, positions, keys):
-        """What the layers need to know of the new positions, once for all of them."""
+        """Describe the new positions for all layers at once."""
         if self.fused:
             return self.cos, self.sin, positions
         _, heads, size, _ = keys[0].shape
         return (*self._angles(positions), self.decode_view(positions, heads, size))
 
     def decode_parameters(self, keys, values) -> tuple:
-        """What `decode_tokens` reads and writes of the layers; made outside of the graph, where it costs nothing.
+        """List the layers' arrays for `decode_tokens`; made outside of the graph, where it costs nothing.
 
         keys, values: as in `decode`.
         """

@@ -51,7 +51,7 @@ class Norm(nn.Cell):
 
 
 class Half(nn.Cell):
-    """What both halves have: their weights as an operator takes them, and the ends of the parallel region.
+    """A half's weights as an operator takes them, and the ends of its parallel region.
 
     weights: one for each of the operator's names, None where the model has no such. recompute: whether going back
     computes the half again from its input; only the fused form can.
@@ -71,7 +71,7 @@ class Half(nn.Cell):
 
     @property
     def collected(self) -> tuple:
-        """What their gradients are added to."""
+        """The buffers of the weights' gradients."""
         return tuple(weight.buffer if weight is not None and weight.collects else NONE for weight in self.weights)
 
     @property
@@ -80,7 +80,7 @@ class Half(nn.Cell):
         return next((weight.trigger for weight in self.weights if weight is not None and weight.collects), None)
 
     def run_fused(self, x, places):
-        """The operator's outputs for x [T, hidden]."""
+        """Run the operator on x [T, hidden]; returns all of its outputs."""
         if self.trigger is None:
             return self.form.forward(x, *self.arrays, *places)
         return self.form(x, self.arrays, places, self.collected, self.trigger)

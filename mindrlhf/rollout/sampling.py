@@ -31,7 +31,7 @@ def block_size(vocabulary: int, ranks: int = 1) -> int:
 
 
 def draws_in_operator(settings: SamplingSettings, vocabulary: int, ranks: int) -> bool:
-    """Whether the operator that decodes several tokens a call (`backend.native`) can draw with these settings.
+    """Check whether the operator that decodes several tokens a call can draw with these settings.
 
     ranks: those that share the vocabulary.
     """

@@ -13,7 +13,7 @@ NUMBERS = {"int32_t": np.int32, "float": np.float32}
 
 @functools.cache
 def structs() -> dict[str, dict[str, str]]:
-    """Struct -> its members in their order -> their types."""
+    """Read each struct's members in their order, with their types."""
     found = {}
     for name, body in re.findall(r"^struct (\w+) \{\n(.*?)^\};", HEADER.read_text(), re.DOTALL | re.MULTILINE):
         members = (line.strip().rstrip(";").partition(" ") for line in body.splitlines())
@@ -22,12 +22,12 @@ def structs() -> dict[str, dict[str, str]]:
 
 
 def members(struct: str) -> tuple[str, ...]:
-    """The members' names in their order."""
+    """List the members' names in their order."""
     return tuple(structs()[struct])
 
 
 def filled(struct: str, values: Mapping[str, float]) -> np.ndarray:
-    """A struct of numbers as int32 words, every member given by its name."""
+    """Fill a struct of numbers, every member given by its name; returns its int32 words."""
     fields = structs()[struct]
     if fields.keys() != values.keys():
         raise ValueError(f"{struct} has {', '.join(fields)}; given are {', '.join(values)}")

@@ -70,7 +70,7 @@ class Operators:
         return self._rms_norm(x, weight, numbers_of("NormNumbers", (("epsilon", eps),)))
 
     def half(self, name: str, recompute: bool) -> "_Half":
-        """The half of a layer with that name, "attention" or "feed_forward"; recompute: see `_Half`."""
+        """Return the half of a layer called "attention" or "feed_forward"; recompute: see `_Half`."""
         return self._halves[name, recompute]
 
     def decode_attention(self, x, weights, places, numbers, key_cache, value_cache):
@@ -118,14 +118,14 @@ class Operators:
 
 @functools.cache
 def operators() -> Operators | None:
-    """None where they could not be built."""
+    """Open the built operators; None where they could not be built."""
     path = library().path
     return Operators(str(path)) if path else None
 
 
 @constexpr
 def numbers_of(struct, values):
-    """A struct of `names.h` as a constant; values: pairs of a member's name and its value."""
+    """Make a struct of `names.h` a constant; values: pairs of a member's name and its value."""
     return Tensor(names.filled(struct, dict(values)))
 
 
