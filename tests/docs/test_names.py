@@ -87,6 +87,12 @@ def test_files(page, root):
             assert (root / "mindrlhf" / text).is_file(), f"{page}: there is no mindrlhf/{text}"
 
 
+def test_rooms(root):
+    """The README's table has every room of the package, and no other."""
+    named = re.findall(r"^\| `([a-z]+)/` \|", (root / "README.md").read_text(), flags=re.MULTILINE)
+    assert sorted(named) == sorted(path.parent.name for path in (root / "mindrlhf").glob("*/__init__.py"))
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_yaml(page, tmp_path):
     """Blocks of settings load."""
