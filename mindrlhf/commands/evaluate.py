@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -10,43 +9,38 @@ from typing import Any
 
 from mindrlhf.backend.process.launch import launch
 from mindrlhf.checkpoint.open import open_tokenizer
+from mindrlhf.commands.generation import add_generation_arguments, check_generation, open_generator
 from mindrlhf.configs.grpo import RewardFunctionSettings, RewardSettings, SamplingSettings
+from mindrlhf.configs.loading import load_settings
 from mindrlhf.data.tokenizer import Tokenizer
-from mindrlhf.errors import UserError
 from mindrlhf.evaluation.pass_at_k import Answer, compare, evaluate, overall, read_answers
 from mindrlhf.files.atomic import make_folder
-from mindrlhf.rollout.generator import Generator, language_model
+from mindrlhf.rollout.generator import language_model
+
+SAMPLING = {"max_new_tokens": 256, "temperature": 0.0, "top_p": 1.0, "top_k": 0}  # flag -> default: greedy
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of `mindrlhf eval`."""
-    from mindrlhf.commands.train import add_model_arguments
-
-    parser.add_argument("--model", required=True, help="HF directory, or a training checkpoint (step_N, latest, best)")
+    add_generation_arguments(parser)
     parser.add_argument("--data", required=True, help="prompt MindRecord")
     parser.add_argument(
         "--compare",
         help="a second model, or answers that --output wrote: how far --model is from it, with a paired test",
     )
-    add_model_arguments(parser)
     parser.add_argument(
         "--reward", help="reward function that says what is right (default: the one of the data's task)"
     )
-    parser.add_argument("--limit", type=int, help="first so many problems only")
-    parser.add_argument("--num_generations", type=int, default=1, help="answers to each problem, for pass@k and maj@k")
-    parser.add_argument("--max_new_tokens", type=int, default=256, help="longest answer, in tokens")
-    parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
-    parser.add_argument("--top_p", type=float, default=1.0, help="nucleus sampling; 1 is off (default)")
-    parser.add_argument("--top_k", type=int, default=0, help="0 is off (default)")
-    parser.add_argument("--seed", type=int, default=0, help="of the answers that are drawn (default 0)")
-    parser.add_argument("--slots", type=int, default=64, help="answers generated at once")
-    parser.add_argument("--device_target", default="CPU", choices=("CPU", "Ascend"))
+    for name, default in SAMPLING.items():
+        text = SamplingSettings.model_fields[name].description
+        parser.add_argument(f"--{name}", default=default, metavar="N", help=f"{text} Default: {default}.")
     parser.add_argument("--output", type=Path, help="JSONL of every answer")
 
 
 def run(args: argparse.Namespace) -> None:
     """Generate, score, and print one JSON object."""
-    _validate(args)
+    sampling = load_settings(SamplingSettings, overrides=[f"{name}={getattr(args, name)}" for name in SAMPLING])
+    check_generation(args, sampling)
     models = [args.model] if args.compare is None or args.compare.endswith(".jsonl") else [args.model, args.compare]
     for path in models:
         language_model(path)
@@ -57,7 +51,7 @@ def run(args: argparse.Namespace) -> None:
     with launch(args.device_target, worker_count=1, layout_source="mindrlhf eval"):
         from mindrlhf.evaluation.evaluator import write_answers
 
-        answers = [_answers(args, *model) for model in zip(models, tokenizers, strict=True)]
+        answers = [_answers(args, sampling, *model) for model in zip(models, tokenizers, strict=True)]
     if args.output:
         write_answers(args.output, answers[0])
     result = _summary(answers[0])
@@ -68,7 +62,7 @@ def run(args: argparse.Namespace) -> None:
     print(json.dumps(result))
 
 
-def _answers(args: argparse.Namespace, path: str, tokenizer: Tokenizer) -> list[Answer]:
+def _answers(args: argparse.Namespace, sampling: SamplingSettings, path: str, tokenizer: Tokenizer) -> list[Answer]:
     """Generate one model's answers."""
     from mindrlhf.data.mindrecord import read_prompts
     from mindrlhf.evaluation.evaluator import Evaluator, reward_of
@@ -76,18 +70,7 @@ def _answers(args: argparse.Namespace, path: str, tokenizer: Tokenizer) -> list[
     from mindrlhf.rewards.runner import RewardRunner
 
     prompts = read_prompts(args.data, tokenizer)[: args.limit]
-    sampling = SamplingSettings(
-        max_new_tokens=args.max_new_tokens, temperature=args.temperature, top_p=args.top_p, top_k=args.top_k
-    )
-    generator = Generator(
-        path,
-        sampling,
-        tokenizer=tokenizer,
-        slots=args.slots,
-        seed=args.seed,
-        device_target=args.device_target,
-        where=args.data,
-    )
+    generator = open_generator(args, path, sampling, tokenizer, args.data)
     name = args.reward or reward_of(prompts, args.data, "name one with --reward")
     engine = generator.engine(prompts, args.num_generations)
     with RewardRunner(RewardSettings(functions=(RewardFunctionSettings(name=name),))) as rewards:
@@ -117,19 +100,3 @@ def _summary(answers: Sequence[Answer]) -> dict[str, Any]:
 def _rounded(value: float) -> float:
     """Round to four significant digits."""
     return float(f"{value:.4g}") if isinstance(value, float) else value
-
-
-def _validate(args: argparse.Namespace) -> None:
-    for flag in ("limit", "num_generations", "max_new_tokens", "slots"):
-        value = getattr(args, flag)
-        if value is not None and value < 1:
-            raise UserError(f"--{flag} {value}: should be 1 or more.")
-    for flag in ("temperature", "top_k"):
-        if not 0 <= getattr(args, flag) < math.inf:
-            raise UserError(f"--{flag} {getattr(args, flag)}: should be 0 or more, and finite.")
-    if not 0 < args.top_p <= 1:
-        raise UserError(f"--top_p {args.top_p}: should be above 0 and at most 1.")
-    if args.num_generations > 1 and args.temperature == 0:
-        raise UserError(
-            f"--num_generations {args.num_generations}: greedy answers are all the same; set --temperature above 0."
-        )

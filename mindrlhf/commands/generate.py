@@ -7,6 +7,7 @@ from typing import Any
 
 from mindrlhf.backend.process.launch import launch
 from mindrlhf.checkpoint.open import open_tokenizer
+from mindrlhf.commands.generation import add_generation_arguments, check_generation, open_generator
 from mindrlhf.configs.grpo import SamplingSettings
 from mindrlhf.configs.loading import load_settings
 from mindrlhf.data.requests import Request, read_requests
@@ -20,15 +21,13 @@ from mindrlhf.types import Rollout, RolloutGroup
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of `mindrlhf generate`."""
-    from mindrlhf.commands.train import add_model_arguments
-
     parser.add_argument(
         "overrides",
         nargs="*",
         metavar="key=value",
         help=f"how tokens are drawn: {', '.join(SamplingSettings.model_fields)}",
     )
-    parser.add_argument("--model", required=True, help="HF directory, or a training checkpoint (step_N, latest, best)")
+    add_generation_arguments(parser)
     parser.add_argument(
         "--prompts",
         required=True,
@@ -36,39 +35,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "or a prompt MindRecord",
     )
     parser.add_argument("--output", type=Path, required=True, help="JSONL: each row with its responses")
-    add_model_arguments(parser)
-    parser.add_argument("--num_generations", type=int, default=1, help="responses to each prompt (default 1)")
-    parser.add_argument("--limit", type=int, help="first so many prompts only")
-    parser.add_argument("--seed", type=int, default=0, help="of what is drawn (default 0)")
     parser.add_argument(
         "--step",
         type=int,
         default=0,
         help="keys what is drawn together with the seed: a training step's number gives its responses (default 0)",
     )
-    parser.add_argument("--slots", type=int, default=64, help="responses generated at once (default 64)")
     parser.add_argument("--log_probs", action="store_true", help="also write token ids and their log-probs")
-    parser.add_argument("--device_target", default="CPU", choices=("CPU", "Ascend"))
 
 
 def run(args: argparse.Namespace) -> None:
     """Generate, write the file, and print counts and times."""
     sampling = load_settings(SamplingSettings, overrides=args.overrides)
-    _validate(args, sampling)
+    check_generation(args, sampling)
+    if args.step < 0:
+        raise UserError(f"--step {args.step}: should be 0 or more.")
     language_model(args.model)  # a folder that is no model is said to be so before its tokenizer is missed
     tokenizer = open_tokenizer(args, args.model)
     make_folder(args.output.parent)
     if args.output.is_dir():
         raise UserError(f"--output {args.output}: is a folder; give the name of a file.")
-    generator = Generator(
-        args.model,
-        sampling,
-        tokenizer=tokenizer,
-        slots=args.slots,
-        seed=args.seed,
-        device_target=args.device_target,
-        where=args.prompts,
-    )
+    generator = open_generator(args, args.model, sampling, tokenizer, args.prompts)
     with launch(args.device_target, worker_count=1, layout_source="mindrlhf generate"):
         _generate(args, generator)
 
@@ -118,20 +105,3 @@ def _throughput(groups: Iterable[RolloutGroup], generator: Generator) -> str:
         f"(prefill {spent.prefill_s:.2f} s, decode {spent.decode_s:.2f} s in {spent.decode_steps:,} steps; "
         f"compiling took {spent.compile_s:.1f} s more)"
     )
-
-
-def _validate(args: argparse.Namespace, sampling: SamplingSettings) -> None:
-    for flag, least in (("num_generations", 1), ("limit", 1), ("slots", 1), ("seed", 0), ("step", 0)):
-        value = getattr(args, flag)
-        if value is not None and value < least:
-            raise UserError(f"--{flag} {value}: should be {least} or more.")
-    if sampling.min_new_tokens > sampling.max_new_tokens:
-        raise UserError(
-            f"min_new_tokens is {sampling.min_new_tokens}, more than max_new_tokens {sampling.max_new_tokens}; "
-            f"set it to {sampling.max_new_tokens} or fewer."
-        )
-    if args.num_generations > 1 and sampling.temperature == 0:
-        raise UserError(
-            f"--num_generations {args.num_generations}: with temperature 0 they are all the same; "
-            "set temperature above 0, or generate 1."
-        )

@@ -6,7 +6,7 @@ from typing import Any
 
 from mindrlhf.configs.tracking import TrackingSettings
 from mindrlhf.metrics.console import REWARD, ConsoleWriter
-from mindrlhf.metrics.trackers import swanlab_writer, wandb_writer
+from mindrlhf.metrics.trackers import open_tracker
 from mindrlhf.metrics.writers import JsonlWriter, TensorBoardWriter, Writer, Writers, read_metrics
 
 METRICS_FILE = "metrics.jsonl"
@@ -33,10 +33,9 @@ def open_writers(
     metrics = folder / METRICS_FILE
     earlier = read_metrics(metrics) if start_step and metrics.exists() else []
     rewards = [row[REWARD] for row in earlier if row["step"] < start_step and REWARD in row]
-    shown_as = (tracking.project_name, tracking.experiment_name, settings, tracking.trackers_offline)
     makers = {
-        "wandb": lambda: wandb_writer(folder, *shown_as),
-        "swanlab": lambda: swanlab_writer(folder / "swanlab", *shown_as),
+        "wandb": lambda: open_tracker("wandb", folder, tracking, settings),
+        "swanlab": lambda: open_tracker("swanlab", folder / "swanlab", tracking, settings),
         "console": lambda: ConsoleWriter(total_steps, rewards, verbose),
         "tensorboard": lambda: TensorBoardWriter(folder / "tensorboard", start_step),
         "jsonl": lambda: JsonlWriter(metrics, start_step),

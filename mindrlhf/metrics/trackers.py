@@ -4,15 +4,16 @@ A resumed job appears there as a run of its own, beginning with the step it resu
 """
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from mindrlhf.configs.tracking import TrackingSettings
 from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import make_folder
 
-TRACKERS = ("wandb", "swanlab")
+TRACKERS = {"wandb": ("dir", "name"), "swanlab": ("logdir", "experiment_name")}  # keys of `init`: folder, run name
 
 
 class TrackerWriter:
@@ -30,37 +31,24 @@ class TrackerWriter:
         self._run.finish()
 
 
-def wandb_writer(
-    folder: Path,
-    project: str,
-    run_name: str | None = None,
-    settings: Mapping[str, Any] | None = None,
-    offline: bool = False,
+def open_tracker(
+    name: str, folder: Path, tracking: TrackingSettings, settings: Mapping[str, Any] | None = None
 ) -> TrackerWriter:
-    """Begin a Weights & Biases run that keeps its files in `folder/wandb`.
+    """Begin a run of a tracker that keeps its files in `folder`.
 
-    settings: shown as the run's config. offline: `folder` only, for `wandb sync` later; otherwise WANDB_MODE decides,
-    as everywhere. Raises UserError where the package is absent or the run cannot begin.
+    settings: shown as the run's config. Offline runs are in `folder` only, for `wandb sync` or `swanlab sync` later;
+    otherwise WANDB_MODE or SWANLAB_MODE decides, as everywhere. Raises UserError where the package is absent or the run
+    cannot begin: the reasons (no account, no network) have many types and become one sentence.
     """
-    init = _package("wandb").init
-    arguments = {"project": project, "name": run_name, "dir": str(folder), "config": dict(settings or {})}
-    return _begin("wandb", init, Path(folder), arguments, offline)
-
-
-def swanlab_writer(
-    folder: Path,
-    project: str,
-    run_name: str | None = None,
-    settings: Mapping[str, Any] | None = None,
-    offline: bool = False,
-) -> TrackerWriter:
-    """Begin a SwanLab run that keeps its files in `folder`; arguments and errors as with `wandb_writer`.
-
-    offline: for `swanlab sync` later; otherwise SWANLAB_MODE decides.
-    """
-    init = _package("swanlab").init
-    arguments = {"project": project, "experiment_name": run_name, "logdir": str(folder), "config": dict(settings or {})}
-    return _begin("swanlab", init, Path(folder), arguments, offline)
+    init, (folder_key, name_key) = _package(name).init, TRACKERS[name]
+    make_folder(Path(folder))
+    shown = {"project": tracking.project_name, name_key: tracking.experiment_name, "config": dict(settings or {})}
+    try:
+        run = init(**shown, **{folder_key: str(folder)}, mode="offline" if tracking.trackers_offline else None)
+    except Exception as error:
+        reason = str(error).strip().split("\n")[0].rstrip(".")
+        raise UserError(f"{name} cannot start a run ({reason}): log in to {name}, or use its offline mode") from error
+    return TrackerWriter(run)
 
 
 def check_installed(loggers: Sequence[str]) -> None:
@@ -77,15 +65,3 @@ def _package(name: str) -> ModuleType:
         raise UserError(
             f"trainer.loggers has {name!r}, which is not installed; run `pip install {name}`, or take it out."
         ) from error
-
-
-def _begin(
-    name: str, init: Callable[..., Any], folder: Path, arguments: Mapping[str, Any], offline: bool
-) -> TrackerWriter:
-    """Begin a run. What keeps it from beginning (no account, no network) has many types and becomes one sentence."""
-    make_folder(folder)
-    try:
-        return TrackerWriter(init(**arguments, mode="offline" if offline else None))
-    except Exception as error:
-        reason = str(error).strip().split("\n")[0].rstrip(".")
-        raise UserError(f"{name} cannot start a run ({reason}): log in to {name}, or use its offline mode") from error

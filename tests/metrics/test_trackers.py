@@ -6,8 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from mindrlhf.configs.tracking import TrackingSettings
 from mindrlhf.errors import UserError
-from mindrlhf.metrics.trackers import swanlab_writer, wandb_writer
+from mindrlhf.metrics.trackers import open_tracker
 
 
 class StandIn:
@@ -26,18 +27,22 @@ class StandIn:
         self.finished = True
 
 
+def tracking(offline):
+    return TrackingSettings(project_name="project", experiment_name="first", trackers_offline=offline)
+
+
 TRACKERS = [
-    ("wandb", wandb_writer, {"name": "first", "dir": "{}"}),
-    ("swanlab", swanlab_writer, {"experiment_name": "first", "logdir": "{}"}),
+    ("wandb", {"name": "first", "dir": "{}"}),
+    ("swanlab", {"experiment_name": "first", "logdir": "{}"}),
 ]
 
 
-@pytest.mark.parametrize(("name", "writer", "names"), TRACKERS)
+@pytest.mark.parametrize(("name", "names"), TRACKERS)
 @pytest.mark.parametrize(("offline", "mode"), [(True, "offline"), (False, None)])
-def test_a_run_is_begun_logged_and_finished(tmp_path, monkeypatch, name, writer, names, offline, mode):
+def test_a_run_is_begun_logged_and_finished(tmp_path, monkeypatch, name, names, offline, mode):
     tracker = StandIn()
     monkeypatch.setitem(sys.modules, name, tracker)
-    run = writer(tmp_path / "run", "project", "first", {"lr": 1e-6}, offline)
+    run = open_tracker(name, tmp_path / "run", tracking(offline), {"lr": 1e-6})
     run.write(3, {"a": 1.0})
     run.close()
     own = {key: value.format(tmp_path / "run") for key, value in names.items()}
@@ -46,18 +51,18 @@ def test_a_run_is_begun_logged_and_finished(tmp_path, monkeypatch, name, writer,
     assert tracker.finished
 
 
-@pytest.mark.parametrize(("name", "writer", "names"), TRACKERS)
-def test_a_tracker_that_cannot_start_says_why_in_one_sentence(tmp_path, monkeypatch, name, writer, names):
+@pytest.mark.parametrize(("name", "names"), TRACKERS)
+def test_a_tracker_that_cannot_start_says_why_in_one_sentence(tmp_path, monkeypatch, name, names):
     monkeypatch.setitem(sys.modules, name, StandIn(RuntimeError("No API key configured.\nUse login.")))
     with pytest.raises(UserError, match=rf"^{name} cannot start a run \(No API key configured\): log in .*offline"):
-        writer(tmp_path, "project")
+        open_tracker(name, tmp_path, tracking(False))
 
 
-@pytest.mark.parametrize(("name", "writer", "names"), TRACKERS)
-def test_the_tracker_itself_offline(tmp_path, monkeypatch, name, writer, names):
+@pytest.mark.parametrize(("name", "names"), TRACKERS)
+def test_the_tracker_itself_offline(tmp_path, monkeypatch, name, names):
     pytest.importorskip(name)
     monkeypatch.chdir(tmp_path)
-    run = writer(tmp_path / "run", "project", "first", {"lr": 1e-6}, offline=True)
+    run = open_tracker(name, tmp_path / "run", tracking(True), {"lr": 1e-6})
     run.write(1, {"critic/rewards/mean": 0.5, "actor/loss": float("nan")})
     run.write(4, {"critic/rewards/mean": 0.75})
     run.close()

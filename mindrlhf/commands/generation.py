@@ -1,0 +1,57 @@
+"""Flags and generator of the commands that generate without training: `eval` and `generate`."""
+
+import argparse
+
+from mindrlhf.commands.train import add_model_arguments
+from mindrlhf.configs.grpo import SamplingSettings
+from mindrlhf.data.tokenizer import Tokenizer
+from mindrlhf.errors import UserError
+from mindrlhf.rollout.generator import Generator
+
+LEAST = {"num_generations": 1, "limit": 1, "slots": 1, "seed": 0}  # flag -> smallest value
+
+
+def add_generation_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of model, tokenizer, amount and device."""
+    parser.add_argument("--model", required=True, help="HF directory, or a training checkpoint (step_N, latest, best)")
+    add_model_arguments(parser)
+    parser.add_argument(
+        "--num_generations", type=int, default=1, help="responses to each prompt (default 1); pass@k needs several"
+    )
+    parser.add_argument("--limit", type=int, help="first so many prompts only")
+    parser.add_argument("--seed", type=int, default=0, help="of the responses that are drawn (default 0)")
+    parser.add_argument("--slots", type=int, default=64, help="responses generated at once (default 64)")
+    parser.add_argument("--device_target", default="CPU", choices=("CPU", "Ascend"))
+
+
+def check_generation(args: argparse.Namespace, sampling: SamplingSettings) -> None:
+    """Raise UserError for flags out of range, and for settings that contradict each other."""
+    for flag, least in LEAST.items():
+        value = getattr(args, flag)
+        if value is not None and value < least:
+            raise UserError(f"--{flag} {value}: should be {least} or more.")
+    if sampling.min_new_tokens > sampling.max_new_tokens:
+        raise UserError(
+            f"min_new_tokens is {sampling.min_new_tokens}, more than max_new_tokens {sampling.max_new_tokens}; "
+            f"set it to {sampling.max_new_tokens} or fewer."
+        )
+    if args.num_generations > 1 and sampling.temperature == 0:
+        raise UserError(
+            f"--num_generations {args.num_generations}: with temperature 0 the responses are all the same; "
+            "set temperature above 0, or generate 1."
+        )
+
+
+def open_generator(
+    args: argparse.Namespace, model: str, sampling: SamplingSettings, tokenizer: Tokenizer, where: str
+) -> Generator:
+    """Open a generator with the flags' values. where: name of the prompts in messages."""
+    return Generator(
+        model,
+        sampling,
+        tokenizer=tokenizer,
+        slots=args.slots,
+        seed=args.seed,
+        device_target=args.device_target,
+        where=where,
+    )
