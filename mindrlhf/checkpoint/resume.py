@@ -10,12 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from mindrlhf.checkpoint.layout_json import layout_from_json
 from mindrlhf.checkpoint.manifest import MANIFEST_FILE, Manifest, describe, step_folders, step_of
 from mindrlhf.checkpoint.safetensors_file import index_safetensors
 from mindrlhf.checkpoint.store import BEST, HF_FOLDER, LATEST, STATE_FILE
 from mindrlhf.checkpoint.stored_tensor import StoredTensor
-from mindrlhf.checkpoint.training_state import WEIGHTS
+from mindrlhf.checkpoint.training_state import WEIGHTS, layout_from_json
 from mindrlhf.errors import UserError
 from mindrlhf.files.json import read_json
 from mindrlhf.parallel.layout import Layout

@@ -26,7 +26,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mindrlhf.checkpoint.layout_json import layout_to_json
 from mindrlhf.checkpoint.manifest import (
     MANIFEST_FILE,
     Manifest,
@@ -37,7 +36,7 @@ from mindrlhf.checkpoint.manifest import (
     step_of,
 )
 from mindrlhf.checkpoint.safetensors_file import write_safetensors
-from mindrlhf.checkpoint.training_state import ShardGroup, TrainingState, writers
+from mindrlhf.checkpoint.training_state import ShardGroup, TrainingState, layout_to_json, writers
 from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import (
     atomic_file,

@@ -7,10 +7,11 @@ from pathlib import Path
 from mindrlhf.data.tasks import TASKS
 from mindrlhf.errors import UserError
 from mindrlhf.evaluation.pass_at_k import Answer, answer_row
-from mindrlhf.evaluation.votes import vote
 from mindrlhf.files.atomic import atomic_file
 from mindrlhf.files.json import json_lines
 from mindrlhf.metrics.progress import Progress
+from mindrlhf.rewards import answers as stated_answers
+from mindrlhf.rewards import numbers
 from mindrlhf.rewards.runner import RewardRunner
 from mindrlhf.rollout.engine import Engine
 from mindrlhf.rollout.scored import reward_sample
@@ -67,6 +68,20 @@ class Evaluator:
                     )
                 )
         return answers
+
+
+def vote(completion: str) -> str | None:
+    """Find the answer in a form in which equal answers are equal texts, for maj@k; None without an answer.
+
+    The forms of GSM8K's reward are read: a stated number votes for its value, so that `18`, `18.0` and `$18` are one
+    vote; a stated text (an expression of the countdown task) votes for itself without its spaces.
+    """
+    answer = stated_answers.stated(completion)
+    if answer is None:
+        number = numbers.last(stated_answers.after_thinking(completion))
+        return None if number is None else str(number)
+    number = numbers.stated(answer)
+    return "".join(answer.split()) or None if number is None else str(number)
 
 
 def reward_of(prompts: Sequence[Prompt], data: str | Path, advice: str) -> str:

@@ -24,7 +24,7 @@ class Answer:
     """One answer to one problem.
 
     id: the problem's row in its dataset. sample: which of its answers. source: the dataset's task. score: the total
-    reward, NaN where there was none. vote: see `evaluation.votes`, None where nothing was found. length: tokens.
+    reward, NaN where there was none. vote: see `evaluator.vote`, None where nothing was found. length: tokens.
     truncated: it ended because the limit was hit.
     """
 

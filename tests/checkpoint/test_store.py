@@ -18,9 +18,8 @@ from sharded_files import TIED, layout_of
 from training_states import KINDS, arrays_of, assert_holds, read_all, save, save_step, states, stores
 
 from mindrlhf.checkpoint import store as store_module
-from mindrlhf.checkpoint.layout_json import layout_from_json, layout_to_json
 from mindrlhf.checkpoint.resume import Checkpoint, choose, locate
-from mindrlhf.checkpoint.training_state import ShardGroup, TrainingState, writers
+from mindrlhf.checkpoint.training_state import ShardGroup, TrainingState, layout_from_json, layout_to_json, writers
 from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import clean
 

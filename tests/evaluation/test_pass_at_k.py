@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mindrlhf.errors import UserError
+from mindrlhf.evaluation.evaluator import vote
 from mindrlhf.evaluation.pass_at_k import (
     Answer,
     answer_row,
@@ -23,7 +24,6 @@ from mindrlhf.evaluation.pass_at_k import (
     sign_test,
     validation_metrics,
 )
-from mindrlhf.evaluation.votes import vote
 from mindrlhf.files.json import json_lines
 
 

@@ -90,15 +90,4 @@ def chart_data(charts: Sequence[Chart], names: Iterable[str]) -> list[dict[str, 
     """The charts that there are metrics for, as the page takes them."""
     names = list(names)
     found = [(chart, resolve(chart, names)) for chart in charts]
-    return [
-        {
-            "title": chart.title,
-            "unit": chart.unit,
-            "metrics": metrics,
-            "stacked": chart.stacked,
-            "remainder": chart.remainder,
-            "apart": chart.apart,
-        }
-        for chart, metrics in found
-        if metrics
-    ]
+    return [{**vars(chart), "metrics": metrics} for chart, metrics in found if metrics]
