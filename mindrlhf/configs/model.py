@@ -141,7 +141,10 @@ class ModelConfig(Settings):
 
 
 def _rope(raw: dict[str, Any], where: str) -> tuple[str, dict[str, Any]]:
-    """Find the rotary settings and their key, which has two names; empty when there are none."""
+    """Find the rotary settings and their key, one of two names.
+
+    Empty when there are none.
+    """
     for key in ("rope_parameters", "rope_scaling"):
         rope = raw.get(key)
         if rope and not isinstance(rope, dict):
