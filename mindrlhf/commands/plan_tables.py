@@ -16,17 +16,12 @@ from mindrlhf.memory.estimate import RankPlan, Work, engines, score_micro, updat
 from mindrlhf.memory.remedies import Remedy, remedies
 from mindrlhf.metrics.flops import phase_flops
 from mindrlhf.models.parameters import parameter_count
+from mindrlhf.phases import PHASES
 from mindrlhf.reshard.plan import Plan
 from mindrlhf.shapes import cache_positions, padded_prefix, pool_size, round_up
 from mindrlhf.units import GIB, size
 
 WIDTH = 120  # where the output is no terminal
-PHASE_TITLES = {
-    "update_actor": "update",
-    "update_critic": "update critic",
-    "old_log_prob": "old",
-    "save_checkpoint": "save",
-}
 
 
 @dataclass(frozen=True)
@@ -99,9 +94,9 @@ class Report:
             f"{micro.count} x ({micro.prefix_size} + {micro.samples} x {micro.response_size}) tokens"
             for micro in (score_micro(work), update_micro(work))
         )
-        names = {"ref": "reference", "old_log_prob": "old log-probs", "values": "values"}
-        found += [(name, score) for phase, name in names.items() if phase in work.phases]
-        found += [("update", update)] + ([("critic's update", update)] if "update_critic" in work.phases else [])
+        shapes = {"score": score, "update": update}
+        phases = [PHASES[name] for name in work.phases]
+        found += [(phase.label, shapes[phase.kind]) for phase in phases if phase.kind in shapes]
         return [*found, ("gradient norm, AdamW", "")]
 
     @property
@@ -165,7 +160,7 @@ def show(report: Report) -> None:
     console.print(memory_table(report), "")
     console.print(batch_table(config, parallel.data_parallel, work.infer.parallel.data_parallel, work.lengths.prompt))
     prompt, response = report.tokens
-    flops = ", ".join(f"{PHASE_TITLES.get(phase, phase)} {short(value)}" for phase, value in report.flops.items())
+    flops = ", ".join(f"{PHASES[phase].label} {short(value)}" for phase, value in report.flops.items())
     console.print(f"tokens           {prompt + response:,} at most: {prompt:,} of prompts, {response:,} of responses")
     console.print(f"operations       {short(sum(report.flops.values()))}FLOP at most: {flops}\n")
     console.print(graph_table(report), "")
@@ -195,7 +190,7 @@ def memory_table(report: Report) -> Table:
     """Table of role by phase, for the rank with the highest need."""
     plan = report.fullest
     phases = list(plan.phases)
-    table = _table(f"rank {plan.rank}, GiB", "size", *(PHASE_TITLES.get(phase, phase) for phase in phases))
+    table = _table(f"rank {plan.rank}, GiB", "size", *(PHASES[phase].label for phase in phases))
     for role, nbytes in plan.roles.items():
         held = [plan.phases[phase].get(role) for phase in phases]
         table.add_row(role, gib(nbytes), *("-" if n is None else gib(n) for n in held))

@@ -1,6 +1,6 @@
 """How much memory each rank of a job will need, from its settings alone. Pure Python.
 
-Roles and phases are those of `memory.residency`: what is counted here beforehand is what a run counts then
+Roles and phases are those of `mindrlhf.phases`: what is counted here beforehand is what a run counts then
 (`swap/role_gb/*`, `swap/resident_gb/*`). Beside the roles stand estimates: the activations of graphs
 (`memory.activations`), and on CPU the process itself, its compiled graphs and its kernels' tables.
 """
@@ -23,8 +23,11 @@ from mindrlhf.memory.activations import (
     update_bytes,
     update_tables,
 )
-from mindrlhf.memory.residency import (
-    BLOCK_NUMBERS,
+from mindrlhf.memory.residency import BLOCK_NUMBERS, moving_roles
+from mindrlhf.parallel.buckets import buckets
+from mindrlhf.parallel.layout import Layout
+from mindrlhf.parallel.partition import Partition
+from mindrlhf.phases import (
     CACHE,
     CRITIC,
     CRITIC_GRADIENTS,
@@ -37,24 +40,16 @@ from mindrlhf.memory.residency import (
     SHARED,
     TRAIN,
     VALIDATION_CACHE,
-    moving_roles,
 )
-from mindrlhf.parallel.buckets import buckets
-from mindrlhf.parallel.layout import Layout
-from mindrlhf.parallel.partition import Partition
 from mindrlhf.shapes import cache_positions, padded_prefix, pool_size, round_responses, slot_count
 from mindrlhf.training.batch import MicroBatch, cut_alike
 from mindrlhf.units import FLOAT32, GIB, MIB
 
 # Measured with MindSpore 2.9 on CPU: Python with everything imported, and compiled graphs, the first and of each layer.
 PROCESS = 445 * MIB
-FUSED_GRAPHS = {"first": 78 * MIB, "gen": 2 * MIB, "score": 2 * MIB, "update": 4 * MIB}
-COMPOSED_GRAPHS = {"first": 145 * MIB, "gen": 16 * MIB, "score": 8 * MIB, "update": 46 * MIB}
+FUSED_GRAPHS = {"first": 78 * MIB, "generate": 2 * MIB, "score": 2 * MIB, "update": 4 * MIB}
+COMPOSED_GRAPHS = {"first": 145 * MIB, "generate": 16 * MIB, "score": 8 * MIB, "update": 46 * MIB}
 TOKENIZER_ROW = 600  # bytes of a token in the tokenizer's tables
-
-GENERATING = ("gen", "testing")
-SCORING = {"ref": False, "old_log_prob": False, "values": True}  # phase -> of the critic
-UPDATING = {"update_actor": False, "update_critic": True}
 
 
 @dataclass(frozen=True)
@@ -174,7 +169,7 @@ class Work:
         moving = moving_roles(self.config.memory.swap, target)
         held = {}
         for phase in self.phases:
-            needs = PHASES[phase]
+            needs = PHASES[phase].needs
             held[phase] = {
                 role: max(sizes) if role in moving and role in needs.parts else sum(sizes)
                 for role, sizes in parts.items()
@@ -299,15 +294,16 @@ def pools(work: Work, rank: int) -> dict[str, int]:
     critic = _stage(work, work.train, work.critics[rank])
     parallel = work.train.parallel
     in_flight = parallel.pipeline_stage - work.trains[rank].coordinates.pp
-    for phase in work.phases:
-        if phase in GENERATING:
-            sizes = engines(work) if phase == "gen" else validation_engines(work)
-            found[phase] = max(_engine_pool(work, infer, engine) for engine in sizes)
-        elif phase in SCORING:
-            found[phase] = score_bytes(critic if SCORING[phase] else train, _micro(score_micro(work)))
-        elif phase in UPDATING:
-            stage = critic if UPDATING[phase] else train
-            found[phase] = update_bytes(stage, _micro(update_micro(work)), in_flight)
+    for name in work.phases:
+        phase = PHASES[name]
+        stage = critic if phase.critic else train
+        if phase.kind == "generate":
+            sizes = engines(work) if name == "gen" else validation_engines(work)
+            found[name] = max(_engine_pool(work, infer, engine) for engine in sizes)
+        elif phase.kind == "score":
+            found[name] = score_bytes(stage, _micro(score_micro(work)))
+        elif phase.kind == "update":
+            found[name] = update_bytes(stage, _micro(update_micro(work)), in_flight)
     return found
 
 
@@ -323,14 +319,10 @@ def process_bytes(work: Work, rank: int) -> int:
     stage, layers = _stage(work, work.train, work.trains[rank]), len(work.infers[rank].layers)
     micro = _micro(update_micro(work))
     each = FUSED_GRAPHS if work.fused else COMPOSED_GRAPHS
-    graphs = each["first"] + each["gen"] * layers * sum(phase in GENERATING for phase in work.phases)
-    tables = 0
-    for phase in work.phases:
-        if phase in SCORING:
-            graphs += each["score"] * stage.layers
-        elif phase in UPDATING:
-            graphs += each["update"] * stage.layers
-            tables += update_tables(stage, micro)
+    kinds = [PHASES[phase].kind for phase in work.phases]
+    graphs = each["first"] + each["generate"] * layers * kinds.count("generate")
+    graphs += sum(each[kind] * kinds.count(kind) for kind in ("score", "update")) * stage.layers
+    tables = kinds.count("update") * update_tables(stage, micro)
     return PROCESS + TOKENIZER_ROW * work.model.vocab_size + graphs + tables
 
 

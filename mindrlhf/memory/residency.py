@@ -1,10 +1,10 @@
 """Which weights, moments, gradients and caches are in memory during which phase of a step.
 
-A role is a set of parameters that come and go together; a phase declares what it reads and writes (`PHASES`). When a
-phase begins, what it does not need is put away, and then what it needs is brought back; what the phase after it needs,
-going by the step before, is read ahead meanwhile where the store can. Content is written out only if it has changed
-since it was written last; gradients are zero between updates and a cache means nothing between two generations, so
-theirs is not kept at all.
+A role is a set of parameters that come and go together; a phase declares the roles that it reads and writes
+(`mindrlhf.phases`). When a phase begins, roles that it does not need are put away, and then its own are brought back;
+the roles of the phase after it, going by the step before, are read ahead meanwhile where the store can. Content is
+written out only if it has changed since it was written last; gradients are zero between updates and a cache means
+nothing between two generations, so theirs is not kept at all.
 """
 
 import time
@@ -13,29 +13,8 @@ from dataclasses import dataclass
 
 from mindrlhf.backend.memory import Store
 from mindrlhf.metrics.metric_set import MetricSet
+from mindrlhf.phases import CACHE, CRITIC_GRADIENTS, GRADIENTS, PHASES, ROLES, VALIDATION_CACHE
 from mindrlhf.units import GIB
-
-
-@dataclass(frozen=True)
-class Needs:
-    """Roles that a phase uses; those that it writes have other content afterwards, and of those in `parts` it says
-    itself which part it needs next (`Residency.use`), and writes that.
-    """
-
-    reads: tuple[str, ...] = ()
-    writes: tuple[str, ...] = ()
-    parts: tuple[str, ...] = ()
-
-    @property
-    def roles(self) -> set[str]:
-        return {*self.reads, *self.writes, *self.parts}
-
-
-SHARED, TRAIN, INFER = "shared_weights", "train_weights", "infer_weights"
-CACHE, VALIDATION_CACHE, REFERENCE = "kv_cache", "validation_kv_cache", "reference"
-GRADIENTS, MOMENTS = "gradients", "moments"
-CRITIC, CRITIC_GRADIENTS, CRITIC_MOMENTS = "critic", "critic_gradients", "critic_moments"
-POLICY = (SHARED, TRAIN)
 
 # Of moments that come and go together: 256 MiB of each of the two.
 BLOCK_NUMBERS = 64 * 2**20
@@ -44,27 +23,6 @@ BLOCK_NUMBERS = 64 * 2**20
 SCRATCH = frozenset((CACHE, VALIDATION_CACHE, GRADIENTS, CRITIC_GRADIENTS))
 # Of these, the ones of which a phase writes every number; of a cache it may be a few.
 FILLED = frozenset((GRADIENTS, CRITIC_GRADIENTS))
-
-# Names of timers (`metrics.timer`). A phase without needs leaves everything as it is.
-PHASES = {
-    "step": Needs(),
-    "gen": Needs(reads=(SHARED, INFER), writes=(CACHE,)),
-    "reward": Needs(),
-    "adv": Needs(),
-    "report": Needs(),
-    "ref": Needs(reads=(REFERENCE,)),
-    "old_log_prob": Needs(reads=POLICY),
-    "values": Needs(reads=(CRITIC,)),
-    "update_critic": Needs(writes=(CRITIC, CRITIC_GRADIENTS), parts=(CRITIC_MOMENTS,)),
-    "update_actor": Needs(writes=(*POLICY, GRADIENTS), parts=(MOMENTS,)),
-    "sync_ref": Needs(reads=POLICY, writes=(REFERENCE,)),
-    "reshard": Needs(reads=POLICY, writes=(INFER,)),
-    "testing": Needs(reads=(SHARED, INFER), writes=(VALIDATION_CACHE,)),
-    "save_checkpoint": Needs(reads=(*POLICY, MOMENTS, REFERENCE, CRITIC, CRITIC_MOMENTS)),
-    "export": Needs(reads=(*POLICY, CRITIC)),
-    "load_checkpoint": Needs(writes=(*POLICY, INFER, MOMENTS, REFERENCE, CRITIC, CRITIC_MOMENTS)),
-}
-ROLES = frozenset(role for needs in PHASES.values() for role in needs.roles)
 
 
 def moving_roles(swap: bool, target: str) -> frozenset[str]:
@@ -122,7 +80,7 @@ class Residency:
         """
         if phase not in PHASES:
             raise ValueError(f"PHASES does not say what the phase {phase!r} needs")
-        needs = PHASES[phase]
+        needs = PHASES[phase].needs
         wanted = {*needs.reads, *needs.writes}
         if not wanted:
             return
@@ -145,7 +103,7 @@ class Residency:
         """
         if _role(part) not in self._moving:
             return
-        if self._phase not in PHASES or _role(part) not in PHASES[self._phase].parts:
+        if self._phase not in PHASES or _role(part) not in PHASES[self._phase].needs.parts:
             raise ValueError(f"the phase {self._phase!r} does not use {_role(part)} in parts")
         start = time.perf_counter()
         for name, role in self._roles.items():
@@ -180,7 +138,7 @@ class Residency:
     def _expect_next(self) -> None:
         """Read ahead what the next phase needs; of a role in parts all of them, which come one soon after another."""
         following = self._followed_by.get(self._phase)
-        wanted = PHASES[following].roles if following else ()
+        wanted = PHASES[following].needs.roles if following else ()
         for name, role in self._roles.items():
             if not role.resident and _role(name) in wanted and _role(name) not in SCRATCH:
                 role.store.expect()

@@ -9,22 +9,13 @@ from collections.abc import Mapping, Sequence
 from typing import TextIO
 
 from mindrlhf.files.printable import printable
+from mindrlhf.phases import PHASES
 
 REWARD = "critic/rewards/mean"
 ACCURACY = re.compile(r"val-core/(.+)/acc/mean@\d+")
 TREND_STEPS = 10  # steps at either end of the run that the trend compares, at most
 ETA_STEPS = 20  # recent steps whose median time the estimate of the remaining time uses
-ALWAYS_SHOWN = {"gen": "gen", "update_actor": "train"}
-SHOWN_IF_LONG = {  # phases that take a tenth of the step or more
-    "reward": "reward",
-    "ref": "ref",
-    "old_log_prob": "old log-prob",
-    "reshard": "reshard",
-    "compile": "compile",
-    "testing": "eval",
-    "report": "report",
-    "save_checkpoint": "save",
-}
+LEAST_SHARE = {"always": 0.0, "if long": 0.1}  # of a step, for a phase to be shown
 
 
 def short_number(value: float) -> str:
@@ -142,10 +133,11 @@ class ConsoleWriter:
         parts = []
         whole = values.get("timing_s/step")
         phases = []
-        for phase, label in (ALWAYS_SHOWN | SHOWN_IF_LONG).items():
-            seconds = values.get(f"timing_s/{phase}")
-            if seconds is not None and (phase in ALWAYS_SHOWN or (whole and seconds >= whole / 10)):
-                phases.append(f"{label} {short_duration(seconds)}")
+        for shown, share in LEAST_SHARE.items():
+            for name, phase in PHASES.items():
+                seconds = values.get(f"timing_s/{name}") if phase.console == shown else None
+                if seconds is not None and (not share or (whole and seconds >= share * whole)):
+                    phases.append(f"{phase.label} {short_duration(seconds)}")
         if phases:
             parts.append(" ".join(phases))
         if "perf/throughput" in values:

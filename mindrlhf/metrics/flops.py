@@ -11,14 +11,10 @@ from dataclasses import dataclass
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.metrics.metric_set import MetricSet
 from mindrlhf.metrics.timer import COMPILE, STEP
+from mindrlhf.phases import PHASES
 from mindrlhf.types import Experience
 
-# Phase -> passes over a step's tokens, a forward pass counting as one and a backward pass as two.
-FORWARDS = {"gen": 1, "ref": 1, "old_log_prob": 1, "values": 1}
-UPDATES = {"update_actor": 3, "update_critic": 3}
-OF_CRITIC = ("values", "update_critic")
 MFU = "perf/mfu"
-SHOWN = {"update_actor": f"{MFU}/actor", "update_critic": f"{MFU}/critic", "gen": f"{MFU}/rollout"}
 
 
 def forward_flops(model: ModelConfig, prompt: int, responses: Sequence[int], times: int = 1) -> float:
@@ -43,8 +39,11 @@ def phase_flops(model: ModelConfig, groups: Sequence[tuple], iterations: int) ->
     iterations: passes of updates over the groups.
     """
     policy, critic = (sum(forward_flops(kind, *group) for group in groups) for kind in (model, model.as_critic()))
-    passes = FORWARDS | {phase: count * iterations for phase, count in UPDATES.items()}
-    return {phase: count * (critic if phase in OF_CRITIC else policy) for phase, count in passes.items()}
+    return {
+        name: phase.passes * (iterations if phase.kind == "update" else 1) * (critic if phase.critic else policy)
+        for name, phase in PHASES.items()
+        if phase.passes
+    }
 
 
 @dataclass
@@ -76,8 +75,8 @@ class Utilization:
             if phase not in seconds:
                 continue
             whole += flops
-            if phase in SHOWN and COMPILE not in seconds:
-                metrics.add(SHOWN[phase], flops, seconds[phase] * self.ceiling)
+            if PHASES[phase].mfu and COMPILE not in seconds:
+                metrics.add(f"{MFU}/{PHASES[phase].mfu}", flops, seconds[phase] * self.ceiling)
         metrics.add(MFU, whole, seconds.get(STEP, 0.0) * self.ceiling)
 
     def within_ceiling(self, values: Mapping[str, float]) -> dict[str, float]:

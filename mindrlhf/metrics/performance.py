@@ -8,9 +8,8 @@ from pathlib import Path
 import psutil
 
 from mindrlhf.metrics.metric_set import MetricSet
+from mindrlhf.phases import PHASES
 from mindrlhf.units import GIB
-
-PHASES_PER_TOKEN = ("gen", "ref", "old_log_prob", "values", "adv", "update_critic", "update_actor")
 
 
 def resident_bytes() -> int:
@@ -44,7 +43,7 @@ def add_timings(
     """
     for phase, elapsed in seconds.items():
         metrics.add(f"timing_s/{phase}", elapsed)
-        if phase in PHASES_PER_TOKEN:
+        if phase in PHASES and PHASES[phase].per_token:
             tokens = response_tokens if phase == "gen" else total_tokens
             metrics.add(f"timing_per_token_ms/{phase}", 1000.0 * elapsed / ranks, tokens)
 

@@ -1,10 +1,11 @@
-"""Which parameters of a job play which role in its memory (`memory.residency`)."""
+"""Which parameters of a job play which role in its memory (`mindrlhf.phases`)."""
 
 from collections.abc import Sequence
 
 from mindrlhf.backend.memory import open_store
 from mindrlhf.job import Job
-from mindrlhf.memory.residency import (
+from mindrlhf.memory.residency import Residency, moving_roles
+from mindrlhf.phases import (
     CACHE,
     CRITIC,
     CRITIC_GRADIENTS,
@@ -15,8 +16,6 @@ from mindrlhf.memory.residency import (
     SHARED,
     TRAIN,
     VALIDATION_CACHE,
-    Residency,
-    moving_roles,
 )
 from mindrlhf.roles.critic import Critic
 from mindrlhf.roles.weights import Parameters

@@ -28,13 +28,14 @@ from mindrlhf.evaluation.validation import open_validation, read_validation, val
 from mindrlhf.files.settings_file import write_settings
 from mindrlhf.job import Job
 from mindrlhf.memory.batch_table import batch_table
-from mindrlhf.memory.residency import REFERENCE, Residency
+from mindrlhf.memory.residency import Residency
 from mindrlhf.metrics.flops import Utilization
 from mindrlhf.metrics.progress import Progress
 from mindrlhf.metrics.run_writers import open_writers
 from mindrlhf.metrics.timer import Timers
 from mindrlhf.models.decoder import Decoder
 from mindrlhf.models.initialize import build_parameters
+from mindrlhf.phases import REFERENCE
 from mindrlhf.records.response_writer import KeptResponses
 from mindrlhf.records.rollout_parts import RolloutParts
 from mindrlhf.records.rollout_record import read_rollout_record

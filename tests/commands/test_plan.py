@@ -10,8 +10,8 @@ import pytest
 
 from mindrlhf.cli import main
 from mindrlhf.configs.loading import load_grpo_config
-from mindrlhf.memory import residency
 from mindrlhf.metrics.flops import forward_flops
+from mindrlhf.phases import PHASES
 
 PAIRS = {
     "tiny": ("finetune_qwen2_tiny.yaml", "predict_qwen2_tiny.yaml", 1, 1_280_256),
@@ -52,7 +52,7 @@ def test_every_shipped_pair(planned, name):
     assert [rank["rank"] for rank in figures["ranks"]] == list(range(ranks))
     for rank in figures["ranks"]:
         assert rank["peak"] == max(rank["totals"].values()) == rank["totals"][rank["peak_phase"]]
-        assert set(rank["phases"]) <= set(residency.PHASES)
+        assert set(rank["phases"]) <= set(PHASES)
     moved = figures["reshard"]
     assert sum(moved["sends"].values()) == sum(moved["receives"].values()) == sum(moved["least"].values())
     assert (sum(moved["sends"].values()) > 0) == ("reshard" in figures["ranks"][0]["phases"])

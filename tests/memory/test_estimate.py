@@ -19,6 +19,7 @@ from mindrlhf.memory.estimate import Lengths, Work
 from mindrlhf.memory.remedies import compute_again, largest_peak, remedies
 from mindrlhf.models.chunks import chunk_count
 from mindrlhf.models.parameters import parameter_count, parameter_table
+from mindrlhf.phases import PHASES
 from mindrlhf.units import FLOAT32, GIB
 
 MODEL = ModelConfig(
@@ -94,11 +95,11 @@ def test_replicas_that_share_the_optimizer_have_its_moments_once():
 def test_a_phase_holds_what_it_needs_and_only_with_swap():
     plain, swapped = (work(settings=(f"memory.swap={swap}", "algorithm.beta=0.1")) for swap in (False, True))
     for phase, held in plain.rank_plan(0).phases.items():
-        scratch = residency.SCRATCH - residency.PHASES[phase].roles
+        scratch = residency.SCRATCH - PHASES[phase].needs.roles
         assert set(held) == set(plain.rank_plan(0).roles) - scratch
     plan = swapped.rank_plan(0)
     for phase, held in plan.phases.items():
-        assert set(held) == residency.PHASES[phase].roles & set(plan.roles)
+        assert set(held) == PHASES[phase].needs.roles & set(plan.roles)
     assert sum(plan.phases["ref"].values()) == plan.roles["reference"]
     assert plan.peak < plain.rank_plan(0).peak
 

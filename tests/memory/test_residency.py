@@ -9,9 +9,9 @@ import pytest
 
 from mindrlhf.backend.memory import FileStore, zero_parameter
 from mindrlhf.errors import UserError
-from mindrlhf.memory import residency as module
-from mindrlhf.memory.residency import CACHE, GRADIENTS, INFER, MOMENTS, REFERENCE, TRAIN, Needs, Residency, moving_roles
+from mindrlhf.memory.residency import Residency, moving_roles
 from mindrlhf.metrics.metric_set import MetricSet
+from mindrlhf.phases import CACHE, GRADIENTS, INFER, MOMENTS, PHASES, REFERENCE, TRAIN, Needs
 from mindrlhf.units import GIB
 
 MIB = 2**20
@@ -276,9 +276,10 @@ def test_a_role_in_parts_has_one_part_in_memory(moving):
 
 
 def test_every_role_has_a_phase_that_brings_it_and_one_that_does_not():
-    roles = {role for needs in module.PHASES.values() for role in needs.roles}
+    needed = [phase.needs for phase in PHASES.values()]
+    roles = {role for needs in needed for role in needs.roles}
     for role in roles:
-        users = [needs for needs in module.PHASES.values() if role in needs.roles]
-        others = [needs for needs in module.PHASES.values() if needs != Needs() and needs not in users]
+        users = [needs for needs in needed if role in needs.roles]
+        others = [needs for needs in needed if needs != Needs() and needs not in users]
         assert users
         assert others

@@ -1,0 +1,105 @@
+"""The phases of a step: timers, memory needs and labels. Pure Python.
+
+The names are those of timers; each phase says which weights it needs in memory, and how tables show it.
+A role is a set of parameters that come and go together (`memory.residency`).
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+SHARED, TRAIN, INFER = "shared_weights", "train_weights", "infer_weights"
+CACHE, VALIDATION_CACHE, REFERENCE = "kv_cache", "validation_kv_cache", "reference"
+GRADIENTS, MOMENTS = "gradients", "moments"
+CRITIC, CRITIC_GRADIENTS, CRITIC_MOMENTS = "critic", "critic_gradients", "critic_moments"
+POLICY = (SHARED, TRAIN)
+
+Kind = Literal["generate", "score", "update"]
+PASSES: dict[Kind, int] = {"generate": 1, "score": 1, "update": 3}  # a backward pass counts as two forward passes
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Roles that a phase uses.
+
+    A role in `writes` has other content afterwards. For a role in `parts` the phase says which part it needs next
+    (`Residency.use`), and writes that part.
+    """
+
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+    parts: tuple[str, ...] = ()
+
+    @property
+    def roles(self) -> set[str]:
+        return {*self.reads, *self.writes, *self.parts}
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One phase of a step.
+
+    label: short name in tables and on the console. kind: computation of the model, if any. per_token: its time is also
+    reported for each token. critic: it runs the critic and not the policy. console: the step's line names it always, if
+    it takes a tenth of the step, or never. mfu: last part of the metric of its utilization.
+
+    A phase without needs leaves memory as it is.
+    """
+
+    label: str
+    needs: Needs = field(default_factory=Needs)
+    kind: Kind | None = None
+    per_token: bool = False
+    critic: bool = False
+    console: Literal["always", "if long", "never"] = "if long"
+    mfu: str = ""
+
+    @property
+    def passes(self) -> int:
+        """Forward passes over a step's tokens; 0 where other tokens are computed, or none."""
+        return PASSES[self.kind] if self.kind and self.per_token else 0
+
+
+PHASES = {
+    "step": Phase("step", console="never"),
+    "gen": Phase(
+        "gen",
+        Needs(reads=(SHARED, INFER), writes=(CACHE,)),
+        "generate",
+        per_token=True,
+        console="always",
+        mfu="rollout",
+    ),
+    "reward": Phase("reward"),
+    "ref": Phase("ref", Needs(reads=(REFERENCE,)), "score", per_token=True),
+    "old_log_prob": Phase("old log-prob", Needs(reads=POLICY), "score", per_token=True),
+    "values": Phase("values", Needs(reads=(CRITIC,)), "score", per_token=True, critic=True, console="never"),
+    "adv": Phase("adv", per_token=True, console="never"),
+    "update_critic": Phase(
+        "train critic",
+        Needs(writes=(CRITIC, CRITIC_GRADIENTS), parts=(CRITIC_MOMENTS,)),
+        "update",
+        per_token=True,
+        critic=True,
+        console="never",
+        mfu="critic",
+    ),
+    "update_actor": Phase(
+        "train",
+        Needs(writes=(*POLICY, GRADIENTS), parts=(MOMENTS,)),
+        "update",
+        per_token=True,
+        console="always",
+        mfu="actor",
+    ),
+    "sync_ref": Phase("sync ref", Needs(reads=POLICY, writes=(REFERENCE,)), console="never"),
+    "reshard": Phase("reshard", Needs(reads=POLICY, writes=(INFER,))),
+    "compile": Phase("compile"),
+    "testing": Phase("eval", Needs(reads=(SHARED, INFER), writes=(VALIDATION_CACHE,)), "generate"),
+    "report": Phase("report"),
+    "save_checkpoint": Phase("save", Needs(reads=(*POLICY, MOMENTS, REFERENCE, CRITIC, CRITIC_MOMENTS))),
+    "export": Phase("export", Needs(reads=(*POLICY, CRITIC)), console="never"),
+    "load_checkpoint": Phase(
+        "load", Needs(writes=(*POLICY, INFER, MOMENTS, REFERENCE, CRITIC, CRITIC_MOMENTS)), console="never"
+    ),
+}
+ROLES = frozenset(role for phase in PHASES.values() for role in phase.needs.roles)
