@@ -1,4 +1,4 @@
-"""Held-out problems answered and judged: by `mindrlhf eval` alone, or beside the training."""
+"""Answers to held-out problems with their scores, in `mindrlhf eval` and during training."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from mindrlhf.types import Prompt, RolloutGroup
 
 @dataclass
 class Evaluator:
-    """One model on one set of problems.
+    """Evaluator of one model on one set of problems.
 
     prompts: this rank's share; ranks that generate together have the same. num_generations: answers to each.
     rewards: whose total is the score; None on ranks that leave that to another one. decode: token ids -> text without
@@ -36,7 +36,10 @@ class Evaluator:
     progress: Progress
 
     def __call__(self, step: int = 0) -> list[Answer]:
-        """Every answer of all ranks, by problem and sample; `step` keys the random numbers."""
+        """Generate every answer of all ranks, by problem and sample.
+
+        step: keys the random numbers.
+        """
         count = len(self.prompts) * self.num_generations
         with self.progress("evaluate", count, "answers") as advance:
             groups = self.engine.generate(self.prompts, self.num_generations, step, advance)
@@ -71,8 +74,9 @@ class Evaluator:
 
 
 def vote(completion: str) -> str | None:
-    """Find the answer in a form in which equal answers are equal texts, for maj@k; None without an answer.
+    """Normalise an answer for maj@k; None without an answer.
 
+    Equal answers get equal texts.
     The forms of GSM8K's reward are read: a stated number votes for its value, so that `18`, `18.0` and `$18` are one
     vote; a stated text (an expression of the countdown task) votes for itself without its spaces.
     """
@@ -85,7 +89,10 @@ def vote(completion: str) -> str | None:
 
 
 def reward_of(prompts: Sequence[Prompt], data: str | Path, advice: str) -> str:
-    """The name of the reward function that fits a dataset's task. advice: how else to name one."""
+    """Name the reward function that fits a dataset's task.
+
+    advice: another way to name one, for messages.
+    """
     task = prompts[0].fields["task"]
     if task not in TASKS:
         raise UserError(f"{data}: its task {task!r} has no reward function of its own; {advice}.")
@@ -93,6 +100,6 @@ def reward_of(prompts: Sequence[Prompt], data: str | Path, advice: str) -> str:
 
 
 def write_answers(path: Path, answers: Sequence[Answer]) -> None:
-    """One JSON object a line; the file appears whole or not at all."""
+    """Write one JSON object per answer, atomically."""
     with atomic_file(path) as temporary:
         temporary.write_bytes(json_lines(map(answer_row, answers)))

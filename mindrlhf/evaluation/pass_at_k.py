@@ -1,6 +1,6 @@
-"""How well problems are solved, from several answers to each: pass@k, maj@k, and whether two models differ.
+"""Accuracy from several answers per problem: pass@k, maj@k, and comparisons of models.
 
-Pure functions of what was answered; verl's names for the metrics. Expectations over the k answers that might have been
+Pure functions of answers; verl's names for the metrics. Expectations over the k answers that might have been
 drawn are exact, not estimated by resampling as in verl.
 """
 
@@ -41,13 +41,13 @@ class Answer:
 
     @property
     def solves(self) -> bool:
-        """Whether it is right; an answer that could not be scored is not."""
+        """True for a right answer; one that could not be scored is wrong."""
         return self.score >= SOLVED
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two models on the same problems, B against A.
+    """Comparison of two models on the same problems, B against A.
 
     problems: how many. difference: mean over problems of (share of right answers of B - that of A).
     low, high: 95% interval of it, by resampling problems. wins, losses: problems on which B has the larger or the
@@ -64,17 +64,19 @@ class Comparison:
 
 
 def pass_at_k(answers: int, right: int, k: int) -> float:
-    """Probability that one of k answers drawn from `answers`, of which `right` are right, is right.
+    """Probability that one of k answers drawn from `answers` is right.
 
+    right: number of right answers among them.
     Chen et al. 2021 (arXiv:2107.03374), equation 1: the unbiased estimate of pass@k.
     """
     return 1.0 - comb(answers - right, k) / comb(answers, k)
 
 
 def majority_at_k(votes: Sequence[str | None], right: Sequence[bool], k: int) -> float:
-    """Probability that the most frequent vote among k answers drawn from all is right; ties are broken by a fair draw.
+    """Probability that the most frequent vote of k drawn answers is right.
 
-    An answer without a vote (None) does not vote. Answers with one vote count as right in the share of them that is.
+    Ties are broken by a fair draw. An answer without a vote (None) does not vote. Answers with one vote count as
+    right in proportion to the right ones among them.
     """
     counts: dict[str, int] = {}
     solved: dict[str, int] = {}
@@ -93,7 +95,7 @@ def majority_at_k(votes: Sequence[str | None], right: Sequence[bool], k: int) ->
 
 @cache
 def _wins(mine: int, others: tuple[int, ...], silent: int, k: int) -> float:
-    """Probability that, of k answers drawn, a vote that `mine` answers have is the most frequent one.
+    """Probability that a vote with `mine` answers wins among k drawn answers.
 
     For each number t of its own answers drawn: ways[d, j] counts the ways to draw d answers from the others so that
     none of them has more than t and j of them have exactly t, which leaves this vote a chance of 1 / (1 + j).
@@ -118,7 +120,7 @@ def _wins(mine: int, others: tuple[int, ...], silent: int, k: int) -> float:
 
 
 def by_problem(answers: Iterable[Answer]) -> dict[tuple[str, int], list[Answer]]:
-    """(source, problem) -> its answers, in order."""
+    """Group answers by (source, problem), in order."""
     problems: dict[tuple[str, int], list[Answer]] = {}
     for answer in answers:
         problems.setdefault((answer.source, answer.id), []).append(answer)
@@ -126,11 +128,11 @@ def by_problem(answers: Iterable[Answer]) -> dict[tuple[str, int], list[Answer]]
 
 
 def evaluate(answers: Iterable[Answer]) -> dict[str, dict[str, float]]:
-    """For each data source: name -> value.
+    """Compute metrics for each data source: name -> value.
 
-    `problems`, `pass@1` (mean share of right answers), and with n answers to each `pass@k` and `maj@k` for k = 2, 4,
-    ... and n; `reward` (mean score of the answers that have one), `length` in tokens, `truncated`, `unscored` (shares).
-    Where the problems have different numbers of answers, k goes up to the smallest.
+    `problems`, `pass@1` (mean part of right answers), and with n answers to each `pass@k` and `maj@k` for k = 2, 4,
+    ... and n; `reward` (mean score of the answers that have one), `length` in tokens, `truncated`, `unscored`
+    (parts of all answers). Where the problems have different numbers of answers, k goes up to the smallest.
     """
     sources: dict[str, list[list[Answer]]] = {}
     for (source, _), group in by_problem(answers).items():
@@ -158,7 +160,7 @@ def _evaluate_source(groups: list[list[Answer]]) -> dict[str, float]:
 
 
 def validation_metrics(answers: Sequence[Answer]) -> dict[str, float]:
-    """`val-core/<source>/acc/mean@N` and, with N > 1 answers, `/best@N/mean` (pass@N) and `/maj@N/mean`.
+    """Compute `val-core/<source>/acc/mean@N` and, for N > 1, `best@N` and `maj@N`.
 
     The other k, the mean reward, length, truncated and unscored shares are `val-aux/...`: verl's two groups.
     """
@@ -181,13 +183,19 @@ def validation_metrics(answers: Sequence[Answer]) -> dict[str, float]:
 
 
 def ks(answers: int) -> list[int]:
-    """The k that are reported for so many answers: 1, 2, 4, ... below them, and their number."""
+    """List the reported k for a number of answers.
+
+    They are 1, 2, 4, ... below the number, and the number itself.
+    """
     powers = [1 << i for i in range(answers.bit_length()) if 1 << i < answers]
     return [*powers, answers]
 
 
 def compare(first: Iterable[Answer], second: Iterable[Answer]) -> Comparison:
-    """The second model against the first, over the problems of both. Raises `UserError` when they differ."""
+    """Compare the second model with the first over the same problems.
+
+    Raises `UserError` when the problems differ.
+    """
     shares = [
         {key: _mean(answer.solves for answer in group) for key, group in by_problem(side).items()}
         for side in (first, second)
@@ -207,19 +215,22 @@ def compare(first: Iterable[Answer], second: Iterable[Answer]) -> Comparison:
 
 
 def sign_test(wins: int, losses: int) -> float:
-    """Two-sided exact p of so many wins and losses if both are equally likely."""
+    """Compute the two-sided exact p of wins and losses under equal chances."""
     trials = wins + losses
     tail = sum(comb(trials, i) for i in range(min(wins, losses) + 1))
     return min(1.0, 2 * tail / 2**trials)
 
 
 def answer_row(answer: Answer) -> dict[str, Any]:
-    """An answer as one object of a JSONL file."""
+    """Convert an answer to one object of a JSONL file."""
     return dict(vars(answer))
 
 
 def read_answers(path) -> list[Answer]:
-    """The answers of a JSONL file that `answer_row` gave. Raises `UserError` when it is another kind of file."""
+    """Read the answers of a JSONL file with rows of `answer_row`.
+
+    Raises `UserError` for another kind of file.
+    """
     answers = []
     for number, row in enumerate(read_json_lines(path), start=1):
         values = row | {"score": float("nan") if row.get("score", "") is None else row.get("score")}
@@ -240,7 +251,7 @@ _ANSWER_KINDS = get_type_hints(Answer)
 
 
 def _is_a(value: Any, kind: Any) -> bool:
-    """Whether a value from JSON is of a field's type."""
+    """Test that a JSON value is of a field's type."""
     if kind is float:
         return is_number(value)
     return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))

@@ -1,4 +1,4 @@
-"""Held-out problems of a training run: read, checked, and answered every so many steps."""
+"""Held-out problems of a training run: reading, checks, periodic evaluation."""
 
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -27,10 +27,10 @@ SEED_SHIFT = 1 << 32
 
 @dataclass
 class Validation:
-    """An evaluator that is asked every so many steps of a run.
+    """Periodic evaluation in a run.
 
-    every: steps between two evaluations, the last of the run's `total` steps included; None for never. folder: where
-    the answers go as JSONL, a file for each step; None on ranks that write nothing.
+    every: steps between two evaluations, the last of the run's `total` steps included; None for never. folder: of
+    the answers as JSONL, a file for each step; None on ranks that write nothing.
     """
 
     evaluator: Evaluator
@@ -39,7 +39,7 @@ class Validation:
     folder: Path | None
 
     def due(self, step: int) -> bool:
-        """Whether the step is one of them."""
+        """Test that a step evaluates."""
         return self.every is not None and (step % self.every == 0 or step == self.total)
 
     @property
@@ -48,7 +48,7 @@ class Validation:
         return self.evaluator.engine.statistics.compile_s
 
     def __call__(self, step: int) -> dict[str, float]:
-        """verl's metrics (`validation_metrics`), the same on all ranks."""
+        """Evaluate; returns verl's metrics (`validation_metrics`), the same on all ranks."""
         answers = self.evaluator(step)
         if self.folder:
             write_answers(self.folder / f"step_{step:06d}.jsonl", answers)
@@ -56,7 +56,10 @@ class Validation:
 
 
 def read_validation(job: Job) -> list[Prompt]:
-    """The held-out problems, checked; empty when there are none. Raises `UserError`."""
+    """Read and check the held-out problems; empty when there are none.
+
+    Raises `UserError`.
+    """
     path = job.config.data.val_dataset
     if path is None:
         return []
@@ -67,7 +70,7 @@ def read_validation(job: Job) -> list[Prompt]:
 
 
 def validation_positions(job: Job, problems: list[Prompt]) -> int:
-    """The longest problem with the longest answer, in tokens; 0 without problems."""
+    """Tokens of the longest problem with the longest answer; 0 without problems."""
     if not problems:
         return 0
     bucket, sampling = job.config.train.length_bucket, job.config.validation.completed(job.config.rollout)
@@ -83,9 +86,10 @@ def open_validation(
     total: int,
     stack: ExitStack,
 ) -> Validation | None:
-    """What measures accuracy on held-out problems, each answered by one of the replicas that generate.
+    """Make the evaluation of held-out problems; None without problems.
 
-    None without problems. total: steps of the run. What has to be closed goes on `stack`.
+    Each problem is answered by one of the replicas that generate.
+    total: steps of the run. Objects to close go on `stack`.
     """
     if not problems:
         return None

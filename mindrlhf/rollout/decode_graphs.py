@@ -1,4 +1,4 @@
-"""The three compiled graphs of generation over one static key-value cache: prefill, admit, decode."""
+"""Graphs of generation over one static key-value cache: prefill, admit, decode."""
 
 from mindspore import ParameterTuple, ops
 
@@ -12,7 +12,10 @@ FUSED_TOKENS = 16
 
 
 class Cache:
-    """Keys and values of `slots` sequences of up to `size` positions: per layer [slots, K, size, D]."""
+    """Keys and values of `slots` sequences: per layer [slots, K, size, D].
+
+    size: most positions of a sequence.
+    """
 
     def __init__(self, layers: int, slots: int, kv_heads: int, size: int, head_dim: int, dtype: str = "float32"):
         self.slots, self.size = slots, size
@@ -28,7 +31,10 @@ class Cache:
 
 
 class Prefill(Graph):
-    """Prompts to keys and values: int32[N, P] -> 2 * layers tensors [N, K, P, D], keys and values in turn."""
+    """Graph from prompts int32[N, P] to keys and values.
+
+    The outputs are 2 * layers tensors [N, K, P, D], keys and values in turn.
+    """
 
     def __init__(self, decoder: Decoder):
         super().__init__()
@@ -42,10 +48,11 @@ class Prefill(Graph):
 
 
 class Admit(Graph):
-    """Copies prefilled prompts into slots: row `rows[i]` of the prefill into slot `slots[i]`, int32[A] each.
+    """Copy of prefilled prompts into slots: row `rows[i]` to slot `slots[i]`, int32[A] each.
 
-    longest: positions of the longest prompt; behind them one operator keeps something else, which padding must not hit.
-    What `Prefill` gave comes as single arguments: with a tuple, MindSpore would compile anew for each new one.
+    longest: positions of the longest prompt; positions beyond it may belong to the slot's own tokens and must not
+    be overwritten by padding. The outputs of `Prefill` come as single arguments: with a tuple, MindSpore would
+    compile again for each new one.
     """
 
     def __init__(self, cache: Cache, kernels, longest: int):
@@ -73,14 +80,16 @@ class Admit(Graph):
 
 
 class Decode(Graph):
-    """The next tokens of each slot, at most `tokens` of them: [B, n] token (-1 where there is none), behaviour and
-    policy log-prob (see `Sampler`).
+    """Graph that draws the next tokens of each slot, at most `tokens`.
 
-    ids, positions: int32[B], of the last token. remaining: int32[B], tokens that may still come, 0 in an empty slot.
-    banned: int32[B], in how many of the next tokens no stop token may come. leaders, prefixes: int32[B], the slot
-    that keeps the prompt and how many positions of it, if one operator draws several tokens; otherwise each slot has
-    all of its own. enough: int32[2], with how many slots going on none begins another token, and where in a slot its
-    own positions begin, if a prompt is kept elsewhere.
+    The outputs are [B, n] token (-1 for none), behaviour and policy log-prob (see `Sampler`).
+    ids, positions: int32[B], of the last token. remaining: int32[B], tokens that may still come, 0 in an empty
+    slot.
+    banned: int32[B], number of the next tokens without a stop token.
+    leaders, prefixes: int32[B], the slot that keeps the prompt and its positions of the prompt, if one operator
+    draws several tokens; otherwise each slot has all of its own.
+    enough: int32[2]: the number of active slots at which no new token begins, and the first own position of a slot,
+    if a prompt is kept elsewhere.
     uniform: [B, n]. seen: see `Sampler`.
     """
 

@@ -1,9 +1,10 @@
-"""The generation engine: a fixed number of slots over a static cache, refilled as sequences finish.
+"""Generation engine: a fixed number of slots over a static, refilled cache.
 
-A prompt is prefilled once, and its cache copied to the slots of its samples; or to one slot, where one operator decodes
-for all of them and reads it there. All tokens but the prompt's last are prefilled: the first decode step feeds that
-last token, so that prefill needs no logits. Random numbers depend on counters alone (`random.uniform`), so the same
-rollouts come out whatever the number of slots, the order of prompts, or the worker count.
+A slot takes the next sequence when one finishes. A prompt is prefilled once, and its cache copied to the slots of
+its samples; or to one slot, where one operator decodes for all of them and reads it there. All tokens but the
+prompt's last are prefilled: the first decode step feeds that last token, so that prefill needs no logits. Random
+numbers depend on counters alone (`random.uniform`), so the same rollouts come out whatever the number of slots, the
+order of prompts, or the worker count.
 
 Not here: paged caches, speculative decoding, prefix sharing between different prompts.
 """
@@ -28,8 +29,9 @@ from mindrlhf.types import Prompt, Rollout, RolloutGroup
 
 @dataclass
 class Statistics:
-    """Of the last `generate` call; those of several can be added. Seconds of wall time; compile_s is the part spent
-    building graphs.
+    """Statistics of the last `generate` call; add them to combine several.
+
+    Seconds are wall time; compile_s is the part spent building graphs.
     """
 
     prefill_s: float = 0.0
@@ -43,7 +45,7 @@ class Statistics:
 
 
 class _Samples:
-    """What is known of every requested sample, one row each."""
+    """State of every requested sample, one row each."""
 
     def __init__(self, prompts: Sequence[Prompt], generations: int, limit: int, seed: int, step: int):
         count = len(prompts) * generations
@@ -61,7 +63,7 @@ class _Samples:
 
 
 class Engine:
-    """Generates responses with one set of weights and one sampling rule.
+    """Generator of responses with one set of weights and one sampling rule.
 
     decoder: the model over its parameters; config: its shape; slots: sequences decoded at once; max_prompt: longest
     prompt in tokens; stop_ids: tokens that end a response; decode_text: token ids -> text, needed for stop strings
@@ -109,7 +111,7 @@ class Engine:
         step: int,
         progress: Callable[[int], None] | None = None,
     ) -> list[RolloutGroup]:
-        """`num_generations` responses to each prompt; `step` keys the random numbers.
+        """Generate `num_generations` responses to each prompt.
 
         progress(n) is called when n more responses are finished.
         """
@@ -151,7 +153,7 @@ class Engine:
         return tuple(part.asnumpy() for part in self._decode(*map(Tensor.from_numpy, inputs)))
 
     def _timed(self, part: str, key: tuple, graph, *inputs):
-        """Runs a graph; the first call of a shape counts as compiling."""
+        """Run a graph; the first call of a shape counts as compiling."""
         start = time.perf_counter()
         out = graph(*inputs)
         seconds = time.perf_counter() - start
@@ -164,7 +166,7 @@ class Engine:
 
 
 class _Run:
-    """One `generate` call: which sample sits in which slot, and what comes next."""
+    """State of one `generate` call: the sample of each slot, and waiting ones."""
 
     def __init__(self, engine: Engine, prompts, samples: _Samples, generations: int, progress):
         self.engine, self.prompts, self.samples, self.generations, self.progress = (
@@ -236,8 +238,9 @@ class _Run:
                 engine._seen[slot, ids] = 1.0
 
     def _keep_prompts(self, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Slots for the prompts that are not kept yet, and which prompts these are. There is always one free: every
-        kept prompt has a response in a slot, but the one whose turn it is.
+        """Assign slots to prompts without one; returns slots and prompts.
+
+        There is always a free slot: every kept prompt has a response in a slot, but the one whose turn it is.
         """
         new = np.unique(groups[self.keeper[groups] < 0])
         free = np.setdiff1d(np.arange(self.engine.slots), self.keeper)
@@ -245,7 +248,7 @@ class _Run:
         return self.keeper[new], new
 
     def _step(self) -> None:
-        """The next tokens of every slot, and what ends with them."""
+        """Decode the next tokens of every slot, and finish ended samples."""
         engine, samples = self.engine, self.samples
         active = np.flatnonzero(self.sample >= 0)
         rows = self.sample[active]
@@ -291,7 +294,10 @@ class _Run:
         self._retire(active, rows, stopped, said)
 
     def _first_said(self, row: int, count: int, more: int) -> int | None:
-        """Of `more` tokens after the first `count`, with how many of them a stop string has been said."""
+        """Count the next tokens until a stop string appears; None if none does.
+
+        The search covers `more` tokens after the first `count`.
+        """
         engine, tokens = self.engine, self.samples.tokens[row]
         for length in range(1, more + 1):
             text = engine.decode_text(tokens[: count + length].tolist())

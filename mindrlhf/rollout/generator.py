@@ -1,4 +1,4 @@
-"""Generation alone, without a training job: `mindrlhf generate`, and the same from Python.
+"""Generation without a training job: `mindrlhf generate`, and from Python.
 
     from mindrlhf.backend.process.launch import launch
     from mindrlhf.configs.grpo import SamplingSettings
@@ -33,10 +33,10 @@ LENGTH_BUCKET = 32
 
 
 class Generator:
-    """A model with its tokenizer that answers prompts under one sampling rule.
+    """Model with its tokenizer that answers prompts under one sampling rule.
 
     model: HF directory, or a training checkpoint. tokenizer: its own by default. slots: most responses generated at
-    once. seed: of what is drawn, together with a prompt's id and a response's index. where: names the prompts in
+    once. seed: keys the random numbers, together with a prompt's id and a response's index. where: names the prompts in
     messages. Raises UserError for a directory that is no model.
     """
 
@@ -65,11 +65,11 @@ class Generator:
         step: int = 0,
         progress: Callable[[int], None] | None = None,
     ) -> list[RolloutGroup]:
-        """`num_generations` responses to each prompt, in order; a text's id is its place.
+        """Generate `num_generations` responses to each prompt, in order.
 
-        step: also keys what is drawn; with the step, seed, settings and weights of a training step, the same comes out.
-        progress(n) is called when n more responses are finished. Raises UserError for prompts that the model or the
-        tokenizer cannot have.
+        A text's id is its place. step: also keys the random numbers; with the step, seed, settings and weights of a
+        training step, the responses are the same. progress(n) is called when n more responses are finished. Raises
+        UserError for prompts that the model or the tokenizer cannot have.
         """
         known = [self._encoded(i, prompt) if isinstance(prompt, str) else prompt for i, prompt in enumerate(prompts)]
         if not known:
@@ -77,7 +77,7 @@ class Generator:
         return self.engine(known, num_generations).generate(known, num_generations, step, progress)
 
     def engine(self, prompts: Sequence[Prompt], num_generations: int) -> "Engine":
-        """What generates so many responses to each of these prompts; the last one where it is large enough.
+        """Open an engine large enough for these prompts, or return the last one.
 
         Raises UserError as `generate`.
         """
@@ -88,12 +88,12 @@ class Generator:
         return self._engine
 
     def text(self, rollout: Rollout) -> str:
-        """A response without special tokens."""
+        """Decode a response without special tokens."""
         return self.tokenizer.decode(rollout.response_ids, skip_special_tokens=True)
 
     @property
     def statistics(self) -> "Statistics":
-        """Of the last `generate`."""
+        """Statistics of the last `generate`."""
         return self._engine.statistics
 
     def _encoded(self, place: int, text: str) -> Prompt:
@@ -124,7 +124,10 @@ class Generator:
 
 
 def language_model(path: str) -> ModelConfig:
-    """The architecture of an HF directory or a checkpoint that can generate. Raises UserError."""
+    """Read the architecture of a checkpoint that can generate.
+
+    It is an HF directory or a training checkpoint. Raises UserError.
+    """
     config = checkpoint_config(path)
     if config is None:
         raise UserError(f"{path}: has no config.json that describes the model; give an HF directory or a checkpoint.")
@@ -136,7 +139,10 @@ def language_model(path: str) -> ModelConfig:
 def check_prompts(
     prompts: Sequence[Prompt], model: ModelConfig, tokenizer: Tokenizer, max_new_tokens: int, where: str
 ) -> int:
-    """The longest prompt in tokens, when the model knows all ids and has room for an answer behind it."""
+    """Check that the model has room and ids for all prompts.
+
+    Returns the tokens of the longest one.
+    """
     check_token_ids(tokenizer, model, max(int(prompt.token_ids.max()) for prompt in prompts), where)
     longest = max(len(prompt.token_ids) for prompt in prompts)
     room = model.max_position_embeddings - longest

@@ -11,7 +11,7 @@ from mindrlhf.shapes import slot_count
 def open_engine(
     job: Job, decoder: Decoder, sampling: SamplingSettings, responses: int, longest: int, seed: int
 ) -> Engine:
-    """An engine of this rank, with no more slots than it has `responses` to give at a time.
+    """Open an engine of this rank with at most `responses` slots.
 
     longest: tokens of the longest prompt.
     """

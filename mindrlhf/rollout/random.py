@@ -1,17 +1,20 @@
-"""Counter-based random numbers: the same rollout comes out whatever the batch order, slot count or worker count."""
+"""Counter-based random numbers, independent of batch order, slots and workers."""
 
 import numpy as np
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-    """The finaliser of SplitMix64 (Steele, Lea & Flood 2014): a bijection of uint64 whose bits look independent."""
+    """Mix bits of uint64 by the finaliser of SplitMix64 (Steele, Lea & Flood 2014).
+
+    It is a bijection whose bits look independent.
+    """
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
 
 
 def uniform(seed: int, step: int, prompt_id, sample_index, position) -> np.ndarray:
-    """float32 in [0, 1 - 2^-23], a pure function of its five counters.
+    """Compute float32 in [0, 1 - 2^-23], a pure function of five counters.
 
     prompt_id, sample_index, position: integers or integer arrays, broadcast together. Only 23 bits are used, so that
     u * total stays strictly below total in float32, and the last token is never drawn by rounding.

@@ -1,6 +1,6 @@
-"""Drawing one token for each slot, inside the decode graph.
+"""Sampling of one token for each slot, inside the decode graph.
 
-Order of the filters: repetition penalty on the logits, temperature, top-k, top-p over what top-k left, min-p. One
+Order of the filters: repetition penalty on the logits, temperature, top-k, top-p over the rest of top-k, min-p. One
 uniform number a token: the draw is the inverse of the cumulative distribution, so a rollout depends on its counters
 alone. Tensor-parallel ranks each look at the logits of their own part of the vocabulary and draw the same token.
 """
@@ -22,7 +22,9 @@ TOP_P_RANGE = 40.0
 
 
 def block_size(vocabulary: int, ranks: int = 1) -> int:
-    """The divisor of a rank's part of the vocabulary nearest to the whole one's square root: the two-level search looks
+    """Find the block size of the two-level search in a rank's vocabulary.
+
+    It is the divisor of the rank's part nearest to the whole vocabulary's square root: the search looks
     at V/b + b numbers a row.
     """
     part = vocabulary // ranks
@@ -31,7 +33,7 @@ def block_size(vocabulary: int, ranks: int = 1) -> int:
 
 
 def draws_in_operator(settings: SamplingSettings, vocabulary: int, ranks: int) -> bool:
-    """Check whether the operator that decodes several tokens a call can draw with these settings.
+    """Test that the operator for several tokens can draw with these settings.
 
     ranks: those that share the vocabulary.
     """
@@ -40,8 +42,9 @@ def draws_in_operator(settings: SamplingSettings, vocabulary: int, ranks: int) -
 
 
 class Sampler(nn.Cell):
-    """logits float32[B, V], uniform float32[B] -> (token int32[B], behaviour log-prob, policy log-prob float32[B]).
+    """Sampler of tokens from logits float32[B, V] and uniform float32[B].
 
+    The outputs are token int32[B], behaviour log-prob and policy log-prob, float32[B].
     shards: the ranks that share the vocabulary, V / size logits each; every rank returns the same.
     The behaviour log-prob is that of the distribution drawn from; the policy log-prob has the temperature only.
     Temperature 0 takes the largest logit; its behaviour log-prob is 0 and its policy log-prob is at temperature 1.
@@ -76,16 +79,19 @@ class Sampler(nn.Cell):
         self.row_max = ops.ReduceMax(True)
 
     def _largest(self, scores):
-        """[B, V] -> [B, 1], over the whole vocabulary."""
+        """Take the maximum over the whole vocabulary: [B, V] -> [B, 1]."""
         top = self.row_max(scores, -1)
         return top if self.size == 1 else self.stack_ranks(top).max(0)
 
     def _total(self, weights):
-        """[B, V] -> [B, 1], over the whole vocabulary."""
+        """Sum over the whole vocabulary: [B, V] -> [B, 1]."""
         return self.reduce(weights.sum(-1, keepdims=True))
 
     def _own(self, token):
-        """Token ids within this rank's part, 0 for those of others, and float32 1 where they are its own: [B] each."""
+        """Convert token ids to this rank's part of the vocabulary.
+
+        Returns [B] ids, 0 for other ranks' tokens, and [B] float32, 1 for its own.
+        """
         if self.size == 1:
             return token, ops.ones_like(token).astype("float32")
         own = ops.logical_and(token >= self.first, token < self.end)
@@ -99,7 +105,7 @@ class Sampler(nn.Cell):
         return values[:, self.top_k - 1 : self.top_k]
 
     def _keep(self, scores):
-        """Scores with everything that top-k, top-p and min-p refuse set to MASKED."""
+        """Set scores that top-k, top-p and min-p refuse to MASKED."""
         top = self._largest(scores)
         if self.top_k:
             scores = ops.select(scores >= self._kth_largest(scores), scores, ops.full_like(scores, MASKED))
@@ -117,9 +123,10 @@ class Sampler(nn.Cell):
         return scores
 
     def _search(self, weights, uniform):
-        """Index of the first cumulative weight above uniform * total: among blocks first, then inside one.
+        """Find the first index whose cumulative weight exceeds uniform * total.
 
-        Returns it as int32[B], within this rank's part of the vocabulary, and whether it is there: float32[B].
+        It searches among blocks first, then inside one. Returns the index as int32[B], within this rank's part of
+        the vocabulary, and float32[B], 1 where it is in that part.
         """
         rows, blocks = weights.shape[0], weights.shape[1] // self.block
         weights = weights.reshape((rows, blocks, self.block))
@@ -138,7 +145,10 @@ class Sampler(nn.Cell):
         return (block + (inside <= rest).astype("int32").sum(-1)).astype("int32"), own
 
     def _draw(self, weights, uniform):
-        """Token int32[B] and its log-prob float32[B] under weights [B, V] that need not sum to 1."""
+        """Draw token int32[B] and log-prob float32[B] under weights [B, V].
+
+        The weights need not sum to 1.
+        """
         token, own = self._search(weights, uniform)
         weight = ops.gather_d(weights, 1, token.reshape((-1, 1))).reshape((-1,))
         total = weights.sum(-1)
@@ -165,7 +175,9 @@ class Sampler(nn.Cell):
         return numbers[0] - log_from_one(numbers[1])
 
     def construct(self, logits, uniform, ban_stop, seen):
-        """ban_stop: float32[B], 1 while a slot may not stop; seen: float32[B, V] (or [1, 1]), 1 at tokens already
+        """Draw one token for each slot.
+
+        ban_stop: float32[B], 1 while a slot may not stop. seen: float32[B, V] (or [1, 1]), 1 at tokens already
         there.
         """
         raw = logits * self.inverse

@@ -1,4 +1,4 @@
-"""From prompts to scored groups of responses: what a step learns from."""
+"""Generation and scoring of responses, the input of a step."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,12 +17,12 @@ from mindrlhf.types import Experience, Prompt, Rollout, RolloutGroup
 
 @dataclass
 class Rollouts:
-    """Generates responses to this rank's prompts, and scores them.
+    """Generator of scored responses to this rank's prompts.
 
     greedy: the engine of the most probable response, whose reward is ReMax's baseline; None where nothing needs it.
     rewards: None on ranks that leave scoring to another one of their replica. decode: token ids -> text without special
-    tokens. on_scored: is handed each table of rewards. on_progress: called while it generates, and may end that by
-    raising. statistics: of all generation since it was last set anew.
+    tokens. on_scored: called with each table of rewards. on_progress: called while it generates, and may end that by
+    raising. statistics: of all generation since they were last reset.
     """
 
     settings: RolloutSettings
@@ -37,7 +37,10 @@ class Rollouts:
     statistics: Statistics = field(default_factory=Statistics)
 
     def __call__(self, prompts: list[Prompt], step: int) -> list[Experience]:
-        """A scored group for each prompt, in order; nothing on a rank that does not score."""
+        """Generate and score a group for each prompt, in order.
+
+        Returns nothing on a rank that does not score.
+        """
         groups = self._generate(self.engine, prompts, self.settings.num_generations, step)
         greedy = self._generate(self.greedy, prompts, 1, step) if self.greedy else []
         return self._score(groups, greedy)
@@ -56,7 +59,10 @@ class Rollouts:
         return groups
 
     def _score(self, groups: list[RolloutGroup], greedy: list[RolloutGroup]) -> list[Experience]:
-        """A function that fails costs its sample, is counted, and is shown once."""
+        """Score samples; a function that fails costs its sample, and is shown once.
+
+        Failures are counted.
+        """
         if self.rewards is None:
             return []
         with self.timers("reward"):
@@ -83,6 +89,9 @@ class Rollouts:
 def reward_sample(
     decode: Callable[[Sequence[int]], str], prompt: Prompt, rollout: Rollout, max_new_tokens: int
 ) -> Sample:
-    """What reward functions are given of a response: both texts, the task's fields, and lengths in tokens."""
+    """Build a reward function's inputs for a response.
+
+    They are both texts, the task's fields, and lengths in tokens.
+    """
     told = {"response_length": str(len(rollout.response_ids)), "max_new_tokens": str(max_new_tokens)}
     return decode(prompt.token_ids), decode(rollout.response_ids), {**prompt.fields, **told}

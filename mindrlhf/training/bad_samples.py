@@ -1,7 +1,7 @@
-"""Which sample made an update's loss or gradient not finite.
+"""Search for the sample that made an update's loss or gradient non-finite.
 
-What went in and what came out of the graph is looked at first. Where all of that is finite, the gradient alone is not,
-and micro-batches run again with everything but some samples left out, half of those that remain each time.
+Inputs and outputs of the graph are tested first. Where all of them are finite, only the gradient is not,
+and micro-batches run again with all but some samples left out, half of those that remain each time.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +16,10 @@ from mindrlhf.types import TrainBatch
 
 @dataclass(frozen=True)
 class Culprit:
-    """One sample of an update. group: its index among the update's groups. reason: what is not finite, in words."""
+    """Sample that spoils an update.
+
+    group: its index among the update's groups. reason: the non-finite quantity, in words.
+    """
 
     group: int
     sample: int
@@ -29,9 +32,9 @@ def find_culprits(
     results: Sequence[MicroResult],
     is_finite: Callable[[TrainBatch], bool],
 ) -> list[Culprit]:
-    """The samples that are to blame; empty when none is by itself.
+    """Find the samples to blame; empty when none is by itself.
 
-    is_finite: runs a batch and says whether its loss and the norm of its gradients are finite. All ranks that share
+    is_finite: runs a batch and tests its loss and the norm of its gradients. All ranks that share
     the batches come to the same calls of it.
     """
     seen = [one for group in zip(micros, batches, results, strict=True) for one in _not_finite(*group)]
@@ -52,7 +55,7 @@ def find_culprits(
 
 
 def _not_finite(micro: MicroBatch, batch: TrainBatch, result: MicroResult) -> list[Culprit]:
-    """The samples of a micro-batch with a number that is not finite on one of their tokens."""
+    """Find the samples of a micro-batch with a non-finite number on their tokens."""
     arrays = {"weights": batch.weights, **batch.fields, "output": result.output, **result.metrics}
     found = []
     for row in range(len(micro.groups) * micro.samples):
@@ -65,7 +68,10 @@ def _not_finite(micro: MicroBatch, batch: TrainBatch, result: MicroResult) -> li
 
 
 def _search(members: Sequence[int], is_finite: Callable[[Sequence[int]], bool]) -> int | None:
-    """One member that is not finite by itself, by halving; None when each half is finite without the other."""
+    """Find one member that is not finite by itself, by halving.
+
+    None when each half is finite without the other.
+    """
     members = list(members)
     while len(members) > 1:
         half = len(members) // 2
@@ -79,7 +85,7 @@ def _search(members: Sequence[int], is_finite: Callable[[Sequence[int]], bool]) 
 
 
 def _only_groups(batch: TrainBatch, kept: Sequence[int]) -> TrainBatch:
-    """The batch with the other groups replaced by the first of those that are kept, without weight."""
+    """Replace all other groups of a batch by the first kept one, without weight."""
     count = len(batch.prefix_ids)
     samples = len(batch.input_ids) // count
     source = np.array([group if group in kept else kept[0] for group in range(count)])
@@ -90,7 +96,7 @@ def _only_groups(batch: TrainBatch, kept: Sequence[int]) -> TrainBatch:
 
 
 def _only_samples(batch: TrainBatch, kept: Sequence[int]) -> TrainBatch:
-    """The batch with the other samples of each group replaced by the first of those that are kept, without weight."""
+    """Replace other samples of each group by the first kept one, without weight."""
     count = len(batch.prefix_ids)
     samples = len(batch.input_ids) // count
     source = np.array([sample if sample in kept else kept[0] for sample in range(samples)])
@@ -99,7 +105,7 @@ def _only_samples(batch: TrainBatch, kept: Sequence[int]) -> TrainBatch:
 
 
 def _taken(batch: TrainBatch, rows: np.ndarray, replaced: np.ndarray) -> TrainBatch:
-    """The batch's completion rows in another order; those that were replaced have no weight."""
+    """Reorder the batch's completion rows; replaced rows get no weight."""
     weights = batch.weights[rows]
     weights[replaced] = 0.0
     return replace(

@@ -1,4 +1,4 @@
-"""From groups of sequences to the padded arrays that compiled graphs take, and back.
+"""Conversion of groups of sequences to padded arrays of compiled graphs, and back.
 
 Groups are sorted by length and cut by a token budget, and their lengths padded to multiples of a bucket, so that a
 handful of shapes compile. Micro-batches of one cut have equal numbers of groups; missing ones are padded with weight 0.
@@ -18,7 +18,7 @@ Rows = Sequence[Sequence[np.ndarray]]  # per group, per sample: float[R]
 
 @dataclass(frozen=True, eq=False)
 class SequenceGroup:
-    """A prompt and its responses as token ids: int32[P] and G arrays int32[R]."""
+    """Prompt and its responses as token ids: int32[P] and G arrays int32[R]."""
 
     prompt_ids: np.ndarray
     responses: tuple[np.ndarray, ...]
@@ -26,7 +26,7 @@ class SequenceGroup:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Which groups run together, and the padded sizes of their graph.
+    """Groups that run together, and the padded sizes of their graph.
 
     groups: indices into the list that was cut; count: N, groups including weight-0 padding; samples: G;
     prefix_size: P, prompt tokens but the last; response_size: R.
@@ -40,13 +40,14 @@ class MicroBatch:
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """(N, G, P, R): what decides which compiled graph runs."""
+        """Sizes (N, G, P, R); each combination is one compiled graph."""
         return self.count, self.samples, self.prefix_size, self.response_size
 
 
 def cut(groups: Sequence[SequenceGroup], max_tokens: int, bucket: int, least: int = 1) -> list[MicroBatch]:
-    """Cuts groups into micro-batches of at most `max_tokens` padded positions (at least one group each).
+    """Cut groups into micro-batches of at most `max_tokens` padded positions.
 
+    Each has at least one group.
     bucket: sizes are multiples of it, in tokens. least: the fewest micro-batches, if there are as many groups.
     """
     if not groups:
@@ -59,17 +60,20 @@ def cut(groups: Sequence[SequenceGroup], max_tokens: int, bucket: int, least: in
 def cut_alike(
     groups: int, prompt: int, samples: int, response: int, max_tokens: int, bucket: int, least: int = 1
 ) -> Sequence[MicroBatch]:
-    """`cut` of groups that all have a prompt and responses of these many tokens: what a step makes at most."""
+    """Cut equal groups with a prompt and responses of these lengths.
+
+    It gives the largest micro-batches of a step.
+    """
     return _cut([_padded((response,), prompt, bucket)] * groups, samples, max_tokens, least)
 
 
 def _padded(responses: Iterable[int], prompt: int, bucket: int) -> tuple[int, int]:
-    """Positions of a group's longest response and of its prompt, padded; from lengths in tokens."""
+    """Pad the lengths of a group's longest response and its prompt, in tokens."""
     return round_up(max(responses), bucket), padded_prefix(prompt, bucket)
 
 
 def _cut(sizes: Sequence[tuple[int, int]], samples: int, max_tokens: int, least: int) -> list[MicroBatch]:
-    """Micro-batches of groups that have `sizes` (`_padded`) and at most `samples` responses."""
+    """Cut groups with `sizes` (`_padded`) and at most `samples` responses."""
     order = sorted(range(len(sizes)), key=lambda index: (*sizes[index], index))
     longest_response, longest_prefix = (max(size[axis] for size in sizes) for axis in (0, 1))
     per_batch = max(1, max_tokens // (longest_prefix + samples * longest_response))
@@ -84,7 +88,7 @@ def _cut(sizes: Sequence[tuple[int, int]], samples: int, max_tokens: int, least:
 
 
 def spread(batch: MicroBatch, rows: Rows) -> np.ndarray:
-    """Per-group, per-sample float rows [R] -> float32[N*G, R] of a micro-batch, 0 on padding."""
+    """Pad per-group, per-sample float rows [R] to float32[N*G, R]; 0 on padding."""
     out = np.zeros((batch.count * batch.samples, batch.response_size), np.float32)
     for n, index in enumerate(batch.groups):
         for g, row in enumerate(rows[index]):
@@ -93,7 +97,7 @@ def spread(batch: MicroBatch, rows: Rows) -> np.ndarray:
 
 
 def collect(batch: MicroBatch, array: np.ndarray, groups: Sequence[SequenceGroup], into: list) -> None:
-    """The inverse of `spread`: writes into[index] = tuple of float32[R] for the groups of a micro-batch."""
+    """Undo `spread`: write into[index] = tuple of float32[R] for each group."""
     for n, index in enumerate(batch.groups):
         into[index] = tuple(
             array[n * batch.samples + g, : len(response)].copy() for g, response in enumerate(groups[index].responses)
@@ -106,7 +110,10 @@ def pad(
     weights: Rows | None = None,
     fields: Mapping[str, Rows] | None = None,
 ) -> TrainBatch:
-    """The arrays of one micro-batch; weights, 0 where left out, and fields are per group, per sample, float[R]."""
+    """Build the arrays of one micro-batch.
+
+    weights, fields: per group, per sample, float[R]; weights are 0 for left-out tokens.
+    """
     rows = batch.count * batch.samples
     prefix_ids = np.zeros((batch.count, batch.prefix_size), np.int32)
     prefix_lengths = np.zeros(batch.count, np.int32)

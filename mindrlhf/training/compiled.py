@@ -1,4 +1,4 @@
-"""A compiled graph over NumPy arrays, and the time that building it took."""
+"""Compiled graph over NumPy arrays, with its compilation time."""
 
 import time
 
@@ -7,9 +7,10 @@ from mindspore import Tensor, nn
 
 
 class Compiled:
-    """Runs a graph on arrays. MindSpore compiles at the first run with each combination of shapes.
+    """Graph with a count of compilation seconds.
 
-    seconds: what first runs have taken since `collect` was called last.
+    MindSpore compiles at the first run with each combination of shapes.
+    seconds: of first runs since the last call of `collect`.
     """
 
     def __init__(self, graph: nn.Cell):
@@ -18,7 +19,7 @@ class Compiled:
         self.seconds = 0.0
 
     def __call__(self, *arrays: np.ndarray):
-        """What the graph returns: tensors, as they come."""
+        """Run the graph; returns its tensors."""
         start = time.perf_counter()
         out = self._graph(*map(Tensor.from_numpy, arrays))
         shapes = tuple(array.shape for array in arrays)
@@ -28,6 +29,6 @@ class Compiled:
         return out
 
     def collect(self) -> float:
-        """The seconds so far; counts anew from here."""
+        """Return the seconds so far and set them to 0."""
         seconds, self.seconds = self.seconds, 0.0
         return seconds

@@ -1,6 +1,7 @@
-"""What training computes of each token: heads over a decoder, and the loss, as Cells for compiled graphs.
+"""Training graphs as Cells: heads over a decoder, and the loss.
 
-x is what the pipeline stage before gave, [rows, hidden]; the first stage, which begins with token ids, ignores it.
+x is the output of the previous pipeline stage, [rows, hidden]; the first stage, which begins with token ids,
+ignores it.
 """
 
 from mindspore import nn, ops
@@ -15,7 +16,10 @@ from mindrlhf.training.objective import Objective
 
 
 class Stage(nn.Cell):
-    """The layers of a decoder: (x, prefix_ids, prefix_lengths, input_ids, lengths) -> `Decoder.stage`'s result."""
+    """Layers of a decoder, with the result of `Decoder.stage`.
+
+    The inputs are (x, prefix_ids, prefix_lengths, input_ids, lengths).
+    """
 
     def __init__(self, decoder: Decoder):
         super().__init__(auto_prefix=False)
@@ -28,7 +32,7 @@ class Stage(nn.Cell):
 
 
 class PolicyLogProbs(nn.Cell):
-    """The head that gives (log_probs, entropy). entropy_gradient: see `TokenLogProbs`."""
+    """Head with outputs (log_probs, entropy). entropy_gradient: see `TokenLogProbs`."""
 
     def __init__(
         self,
@@ -52,7 +56,10 @@ class PolicyLogProbs(nn.Cell):
 
 
 class Values(nn.Cell):
-    """The head of a critic, which gives (values,): of each token, what is still to come before it is drawn."""
+    """Head of a critic with output (values,).
+
+    A token's value estimates the return before it is drawn.
+    """
 
     def __init__(self, decoder: Decoder):
         super().__init__(auto_prefix=False)
@@ -65,7 +72,7 @@ class Values(nn.Cell):
 
 
 class Loss(nn.Cell):
-    """Sum over tokens of weights * losses, the head's first output, and the values of the objective's metrics.
+    """Weighted sum of losses, the head's first output, and the objective's metrics.
 
     The metrics are in the objective's order: MindSpore would return a dictionary through Python. fields: the
     objective's, each float32[B, R].

@@ -1,7 +1,7 @@
-"""What is minimised: per-token objectives built from the pure functions of `algorithms`.
+"""Per-token objectives, built from the pure functions of `algorithms`.
 
-An objective's `losses` is a plain closure, because MindSpore's compiler follows those. What it does not need is not
-among its fields, and so never travels.
+An objective's `losses` is a plain closure, because MindSpore's compiler follows closures. Only its fields travel to
+the graph.
 """
 
 import functools
@@ -20,9 +20,9 @@ OWN = 1.0  # in `old_log_probs`, far above any log-prob: the update's own
 
 @dataclass(frozen=True)
 class Objective:
-    """A sum over tokens of `weights * losses`, for `training.graphs.Loss`.
+    """Loss as a sum over tokens of `weights * losses`, for `training.graphs.Loss`.
 
-    fields: names of the inputs float32[B, R] beside outputs and mask.
+    fields: names of further inputs float32[B, R] after outputs and mask.
     losses: (outputs, mask, *fields in their order) -> (losses [B, R], {metric name: values [B, R]}); outputs is the
         tuple that the head gives.
     """
@@ -32,7 +32,7 @@ class Objective:
 
     @functools.cached_property
     def metrics(self) -> tuple[str, ...]:
-        """Names of the metrics, in the order in which `losses` gives them: found by giving it one token."""
+        """Names of the metrics, in the order of `losses`, found with one token."""
         one = Tensor(np.ones((1, 1), np.float32))
         return tuple(self.losses((one, one), one, *(one for _ in self.fields))[1])
 
@@ -46,11 +46,13 @@ def policy_objective(
     correction: Callable | None = None,
     entropy_coef: float = 0.0,
 ) -> Objective:
-    """correction * policy_loss(now, old) + beta * KL(now || reference) - entropy_coef * entropy.
+    """Policy loss with importance weights, KL term and entropy bonus.
+
+    It is correction * policy_loss(now, old) + beta * KL(now || reference) - entropy_coef * entropy.
 
     on_policy: the batch is used for one update, so that the old policy is the one being updated: its log-probs are
-        those just computed, without gradient. They are also taken, token by token, where the field `old_log_probs` has
-        OWN. (Those that another graph gave for the same policy differ in their last digits, and the sign of that
+        the current ones, without gradient. They are also taken, token by token, where the field `old_log_probs` has
+        OWN. (Log-probs of the same policy from another graph differ in their last digits, and the sign of that
         difference would be kl_cov's gradient.)
     kl: an estimator of `algorithms.kl`, None for no KL term. beta: its weight; None where it changes during the run:
         the field `kl_coefficients` has it then.
@@ -99,7 +101,7 @@ def policy_objective(
 
 
 def value_objective(value_clip: float | None) -> Objective:
-    """The critic's clipped squared error; see `algorithms.value_loss`."""
+    """Make the critic's clipped squared error; see `algorithms.value_loss`."""
 
     def losses(outputs, mask, old_values, returns):
         return clipped_value_loss(outputs[0], old_values, returns, mask, value_clip=value_clip)

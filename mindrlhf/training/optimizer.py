@@ -1,6 +1,7 @@
-"""AdamW over accumulated gradients, in place, as two compiled graphs: the global norm, and the update.
+"""AdamW over accumulated gradients, in place, as two compiled graphs.
 
-Between them the host looks at the norm, so that a non-finite gradient never touches a weight.
+One computes the global norm, one the update. Between them the host looks at the norm, so that a non-finite gradient
+never touches a weight.
 """
 
 import math
@@ -19,7 +20,7 @@ from mindrlhf.parallel.buckets import buckets
 
 
 def zeros_like(parameters: list[Parameter], prefix: str) -> ParameterTuple:
-    """float32 zeros of each parameter's shape, named `prefix.name`."""
+    """Make float32 zeros of each parameter's shape, named `prefix.name`."""
     return ParameterTuple([zero_parameter(f"{prefix}.{p.name}", p.shape) for p in parameters])
 
 
@@ -36,9 +37,9 @@ class SquaredNorm(Graph):
 
 @dataclass(frozen=True)
 class ShardedNorm:
-    """How the squared norm of gradients is made up of what several ranks hold.
+    """Rule for the squared norm of gradients over several ranks.
 
-    counted: for each parameter, whether this rank's part enters the sum (of several ranks with the same part, one
+    counted: for each parameter, if this rank's part enters the sum (of several ranks with the same part, one
     does). sum: adds a number over the ranks that together hold the model.
     """
 
@@ -48,10 +49,11 @@ class ShardedNorm:
 
 @dataclass(frozen=True)
 class ReplicaShare:
-    """The rows of each parameter that this data-parallel replica updates, when replicas share that work.
+    """Rows of each parameter that this data-parallel replica updates.
 
+    The replicas divide that work.
     parameters: those rows as parameters of their own; the very parameter where all of its rows are updated here.
-    rows: where they lie. gather: writes every replica's rows into all replicas' parameters.
+    rows: their positions. gather: writes every replica's rows into all replicas' parameters.
     """
 
     parameters: Sequence[Parameter]
@@ -60,8 +62,9 @@ class ReplicaShare:
 
 
 class Apply(Graph):
-    """One AdamW update of all parameters and moments in place; the gradient buffers are zero afterwards.
+    """Update of all parameters and moments by AdamW, in place.
 
+    The gradient buffers are zero afterwards.
     rows: (first, end) of those rows of each gradient that belong to the parameter.
 
     The operators have no bias correction: w -= lr * (m / (sqrt(v) + eps) + decay * w). With
@@ -79,7 +82,7 @@ class Apply(Graph):
 
 
 class Discard(Graph):
-    """Zeroes the gradient buffers."""
+    """Graph that zeroes the gradient buffers."""
 
     def __init__(self, gradients: ParameterTuple):
         super().__init__()
@@ -93,7 +96,10 @@ class Discard(Graph):
 
 @dataclass(frozen=True)
 class UpdateResult:
-    """grad_norm: global L2 norm before clipping; applied: False for an update that was left out."""
+    """Outcome of an optimizer step.
+
+    grad_norm: global L2 norm before clipping; applied: False for an update that was left out.
+    """
 
     grad_norm: float
     learning_rate: float
@@ -101,17 +107,17 @@ class UpdateResult:
 
     @property
     def failed(self) -> bool:
-        """Whether it was left out because a gradient or the loss was not finite."""
+        """True for an update left out because of a non-finite gradient or loss."""
         return not math.isfinite(self.grad_norm)
 
     @property
     def empty(self) -> bool:
-        """Whether it was left out because no token was trained on."""
+        """True when it was left out because no token was trained on."""
         return not self.applied and not self.failed
 
 
 class AdamW:
-    """The optimizer: gradient buffers, both moments, the update counter.
+    """Optimizer: gradient buffers, both moments, the update counter.
 
     parameters: the float32 weights to train, or this rank's shards of them; specs: their rows of the parameter table
     (which of them decay). norm: how shards make up the norm of the whole model's gradients; None on a rank that holds
@@ -165,8 +171,9 @@ class AdamW:
         self._discard = Discard(self.gradients)
 
     def step(self, rate: float, empty: bool = False) -> UpdateResult:
-        """Clip, update with learning rate `rate`, and zero the gradients; skip it when the norm is not finite.
+        """Clip, update with learning rate `rate`, and zero the gradients.
 
+        A norm that is not finite skips the update.
         empty: no token was trained on; then nothing moves either, neither weights nor moments nor the counter.
         """
         norm = self.norm()
@@ -188,11 +195,11 @@ class AdamW:
         return UpdateResult(norm, rate, True)
 
     def state_dict(self) -> dict[str, int]:
-        """What the optimizer knows beside the moments."""
+        """Return the optimizer's state without the moments."""
         return {"updates": self.updates}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on from `state_dict`; the moments are arrays, and set through `first` and `second`."""
+        """Restore `state_dict`; the moments are set through `first` and `second`."""
         self.updates = state["updates"]
 
     def discard(self) -> None:
@@ -200,6 +207,6 @@ class AdamW:
         self._discard(Tensor(0.0))
 
     def norm(self) -> float:
-        """Global L2 norm of the gradients."""
+        """Compute the global L2 norm of the gradients."""
         squares = float(self._squares().asnumpy()) if self._squares else 0.0
         return (self._sum(squares) if self._sum else squares) ** 0.5

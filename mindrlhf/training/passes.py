@@ -1,7 +1,7 @@
-"""Passes over micro-batches by the stages of a pipeline, each with the layers of its own `Decoder`.
+"""Passes over micro-batches by pipeline stages, each with its layers' `Decoder`.
 
 A whole model is a pipeline of one stage. Activations and their gradients travel between neighbours from host to host;
-what the last stage computes is handed to all stages at the end. The schedule is 1F1B (`parallel.pipeline`).
+the last stage's results are handed to all stages at the end. The schedule is 1F1B (`parallel.pipeline`).
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ NEXT, BEFORE = 1, -1
 
 @dataclass(frozen=True, eq=False)
 class MicroResult:
-    """What one micro-batch gave.
+    """Result of one micro-batch.
 
     loss: its part of the loss. output: the head's first, the policy's log-probs or the critic's values. Arrays are
     float32[N*G, R], metrics by name.
@@ -41,13 +41,13 @@ class MicroResult:
 
     @classmethod
     def of_tensors(cls, objective: Objective, loss, output, metrics) -> "MicroResult":
-        """From what `training.graphs.Loss` of this objective returns."""
+        """Convert the outputs of `training.graphs.Loss` with this objective."""
         arrays = {name: values.asnumpy() for name, values in zip(objective.metrics, metrics, strict=True)}
         return cls(float(loss.asnumpy()), output.asnumpy(), arrays)
 
 
 class _Passes:
-    """What both kinds of pass need: compiled graphs, and what travels between neighbours."""
+    """Compiled graphs and messages of both kinds of pass."""
 
     def __init__(self, stage: Stage, axis: PipelineAxis):
         self.axis, self._decoder = axis, stage.decoder
@@ -62,19 +62,22 @@ class _Passes:
         return self._graphs[-1]
 
     def _input(self, batch: TrainBatch) -> np.ndarray:
-        """[rows, hidden] from the stage before; a placeholder in the first."""
+        """Receive [rows, hidden] from the previous stage; a placeholder in the first."""
         if self.axis.is_first:
             return np.zeros((1, 1), np.float32)
         return self.axis.receive(self._row_shape(batch), BEFORE)
 
     def _row_shape(self, batch: TrainBatch) -> tuple[int, int]:
-        """Shape of what travels between stages."""
+        """Shape of the messages between stages."""
         tokens = batch.prefix_ids.size + batch.input_ids.size
         return tokens // self._decoder.row_shares, self._decoder.hidden_size
 
 
 class Scores(_Passes):
-    """A head's first output for micro-batches, without gradients: float32[N*G, R] each, on every stage."""
+    """Pass that gives a head's first output, without gradients, on every stage.
+
+    The output is float32[N*G, R] for each micro-batch.
+    """
 
     def __init__(self, head: nn.Cell, axis: PipelineAxis):
         super().__init__(head.stage, axis)
@@ -92,7 +95,7 @@ class Scores(_Passes):
 
 
 class Gradients(_Passes):
-    """The loss of micro-batches, whose gradients are added to the optimizer's buffers."""
+    """Pass that adds the gradients of micro-batches to the optimizer's buffers."""
 
     def __init__(self, head: nn.Cell, objective: Objective, optimizer: AdamW, axis: PipelineAxis):
         super().__init__(head.stage, axis)
@@ -105,7 +108,10 @@ class Gradients(_Passes):
             self._backward = self._compiled(StageBackward(StageProduct(head.stage), *variables))
 
     def __call__(self, batches: Sequence[TrainBatch], done: Callable[[], None]) -> list[MicroResult]:
-        """Results of the last stage, on every stage. done: called after each micro-batch."""
+        """Run all micro-batches; returns the last stage's results on every stage.
+
+        done: called after each micro-batch.
+        """
         inputs: dict[int, np.ndarray] = {}
         results: list[MicroResult] = []
         for kind, index in one_forward_one_backward(self.axis.stage, self.axis.size, len(batches)):
@@ -122,7 +128,7 @@ class Gradients(_Passes):
         return self.axis.from_last(results)
 
     def _go_back(self, batch: TrainBatch, x: np.ndarray, results: list[MicroResult]):
-        """The gradient at x, as a tensor; the last stage appends the micro-batch's result."""
+        """Compute the gradient at x; the last stage appends the micro-batch's result."""
         if not self.axis.is_last:
             return self._backward(x, *token_fields(batch), self.axis.receive(self._row_shape(batch), NEXT))
         d_x, out = self._backward(x, *loss_fields(batch, self._objective.fields))
@@ -131,10 +137,10 @@ class Gradients(_Passes):
 
 
 def token_fields(batch: TrainBatch) -> tuple[np.ndarray, ...]:
-    """The inputs of a stage after x, in order."""
+    """List the inputs of a stage after x, in order."""
     return batch.prefix_ids, batch.prefix_lengths, batch.input_ids, batch.lengths
 
 
 def loss_fields(batch: TrainBatch, names: Sequence[str]) -> tuple[np.ndarray, ...]:
-    """The inputs of `Loss` after x with an objective of these fields, in order."""
+    """List the inputs of `Loss` after x with an objective's fields, in order."""
     return (*token_fields(batch), batch.targets, batch.mask, batch.weights, *(batch.fields[name] for name in names))

@@ -6,8 +6,9 @@ from mindrlhf.configs.grpo import OptimizerSettings
 
 
 def learning_rate(settings: OptimizerSettings, update: int, total_updates: int) -> float:
-    """The rate of update 0, 1, ...: linear warm-up over `warmup_steps`, then constant, linear or cosine to `min_lr`.
+    """Compute the rate of update 0, 1, ...: warm-up, then constant, linear or cosine.
 
+    The warm-up is linear over `warmup_steps`, the decay ends at `min_lr`.
     The last update of `total_updates` runs one step short of min_lr, so that no update is wasted at a rate of zero.
     """
     if update < settings.warmup_steps:

@@ -1,4 +1,4 @@
-"""What a head gives for whole groups under one set of weights, without gradients."""
+"""Scores of whole groups by a head under fixed weights, without gradients."""
 
 from collections.abc import Sequence
 
@@ -12,8 +12,9 @@ from mindrlhf.training.passes import Scores
 
 
 class Scorer:
-    """A head's first output at each response token: log p(token | prompt, earlier tokens), or the critic's value.
+    """A head's first output at each response token.
 
+    It is log p(token | prompt, earlier tokens), or the critic's value.
     axis: the pipeline whose stage the head's decoder is. compile_s: seconds of the last call that went into building
     graphs.
     """
@@ -24,7 +25,7 @@ class Scorer:
         self.compile_s = 0.0
 
     def __call__(self, groups: Sequence[SequenceGroup]) -> list[tuple[np.ndarray, ...]]:
-        """For each group, G arrays float32[R]."""
+        """Score each group; returns G arrays float32[R] for each."""
         out: list = [None] * len(groups)
         micros = cut(groups, self._settings.max_tokens_per_micro_batch, self._settings.length_bucket)
         for micro, output in zip(micros, self._scores([pad(micro, groups) for micro in micros]), strict=True):

@@ -1,9 +1,10 @@
-"""The compiled graphs of one pipeline stage; a whole model is a pipeline of one stage, its first and its last.
+"""Compiled graphs of one pipeline stage; a whole model is a one-stage pipeline.
 
+Its one stage is both first and last.
 Each stage but the last runs forward twice: a backward pass begins from the stage's input alone, so that between the
 passes of a micro-batch nothing else is kept (recomputation; Huang et al. 2019, arXiv:1811.06965, section 2.3).
 
-x is what the stage before gave, [rows, hidden]; the first stage, which begins with token ids, ignores it.
+x is the output of the previous stage, [rows, hidden]; the first stage, which begins with token ids, ignores it.
 """
 
 from mindspore import ParameterTuple, nn, ops
@@ -14,7 +15,10 @@ from mindrlhf.training.graphs import Loss, Stage
 
 
 class StageForward(Graph):
-    """Compute (x, prefix_ids, prefix_lengths, input_ids, lengths) -> [rows, hidden], the next stage's x."""
+    """Forward graph of a stage; its output [rows, hidden] is the next stage's x.
+
+    The inputs are (x, prefix_ids, prefix_lengths, input_ids, lengths).
+    """
 
     def __init__(self, stage: Stage):
         super().__init__()
@@ -25,7 +29,7 @@ class StageForward(Graph):
 
 
 class StageProduct(nn.Cell):
-    """The sum of output * d_output: its gradients are those of a loss whose gradient at the output is d_output."""
+    """Sum of output * d_output, whose gradient at the output is d_output."""
 
     def __init__(self, stage: Stage):
         super().__init__(auto_prefix=False)
@@ -36,9 +40,9 @@ class StageProduct(nn.Cell):
 
 
 class StageBackward(Graph):
-    """`StageForward`'s inputs and d_output [rows, hidden] -> the gradient at x, [rows, hidden].
+    """Backward graph: `StageForward`'s inputs and d_output -> gradient at x, [rows, hidden].
 
-    Adds the gradients of the stage's parameters into the buffers, in place.
+    Adds the gradients of the stage's parameters into the buffers, in place. d_output: [rows, hidden].
     """
 
     def __init__(self, product: StageProduct, parameters: ParameterTuple, gradients: ParameterTuple):
@@ -52,9 +56,9 @@ class StageBackward(Graph):
 
 
 class LastStageScores(Graph):
-    """A head's inputs -> its first output, float32[N*G, R].
+    """Graph from a head's inputs to its first output, float32[N*G, R].
 
-    The compiler leaves out what only other outputs need, such as the entropy.
+    The compiler leaves out computations for other outputs, such as the entropy.
     """
 
     def __init__(self, head: nn.Cell):
@@ -66,7 +70,10 @@ class LastStageScores(Graph):
 
 
 class LastStageBackward(Graph):
-    """`Loss`'s inputs -> (the gradient at x, what `Loss` returns); adds the gradients into the buffers, in place."""
+    """Backward graph of the last stage: `Loss`'s inputs -> (gradient at x, `Loss`'s outputs).
+
+    It adds the gradients into the buffers, in place.
+    """
 
     def __init__(self, loss: Loss, parameters: ParameterTuple, gradients: ParameterTuple):
         super().__init__()

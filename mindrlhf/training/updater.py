@@ -1,4 +1,4 @@
-"""One optimizer update from groups of sequences: micro-batches, gradients, reduction over ranks, AdamW."""
+"""Optimizer update from groups: micro-batches, gradients, reduction over ranks, AdamW."""
 
 import math
 import time
@@ -21,13 +21,13 @@ from mindrlhf.types import TrainBatch
 
 @dataclass(frozen=True, eq=False)
 class Update:
-    """What one update did, seen from this rank.
+    """Result of one update on this rank.
 
-    loss: this rank's share of the loss; the sum over data-parallel ranks is the loss.
+    loss: this rank's part of the loss; the sum over data-parallel ranks is the loss.
     metrics: name -> per group, G arrays float32[R]: the objective's per-token values.
-    weighted: name -> sum of weights * values of the same metrics: this rank's share, aggregated as the loss is.
-    outputs: per group, G arrays float32[R], what the head gave before the update: log-probs, or a critic's values.
-    compile_s: seconds that went into building graphs. optimizer_s: seconds of the optimizer beside that.
+    weighted: name -> sum of weights * values of the same metrics: this rank's part, aggregated as the loss is.
+    outputs: per group, G arrays float32[R], the head's before the update: log-probs, or a critic's values.
+    compile_s: seconds that went into building graphs. optimizer_s: seconds of the optimizer besides that.
     culprits: of this rank's samples, those to blame when the update was skipped.
     """
 
@@ -42,11 +42,11 @@ class Update:
 
 
 class Updater:
-    """Minimises one objective over the weights of a head and its decoder with one optimizer.
+    """Minimiser of one objective over a head and its decoder, with one optimizer.
 
-    head: see `training.graphs`; reduce_gradients: sums the gradient buffers over ranks in place, or None on a single
-    rank; axis: the pipeline whose stage the head's decoder is; least_micro_batches: into how many micro-batches groups
-    are cut at least, if there are as many groups.
+    head: see `training.graphs`; reduce_gradients: sums the gradient buffers over ranks in place, or None on a
+    single rank; axis: the pipeline whose stage the head's decoder is; least_micro_batches: the fewest
+    micro-batches, if there are as many groups.
     """
 
     def __init__(
@@ -75,11 +75,11 @@ class Updater:
         progress: Callable[[float], None] = lambda share: None,
         **fields: Rows,
     ) -> Update:
-        """One update from this rank's groups.
+        """Make one update from this rank's groups.
 
-        weights: see `algorithms.aggregation`, with denominators over all ranks. empty: they are 0 on all ranks, so that
-        figures are all there is to it: nothing moves. fields: those of the objective; others
-        are not used. progress: told, after each micro-batch, what share of them that was.
+        weights: see `algorithms.aggregation`, with denominators over all ranks. empty: they are 0 on all ranks, so
+        that only metrics are computed and nothing moves. fields: those of the objective; others are not used.
+        progress: called after each micro-batch with its part of all of them.
         """
         fields = {name: fields[name] for name in self._fields}
         settings = self._settings
@@ -112,7 +112,7 @@ class Updater:
         return Update(result, loss, metrics, weighted, outputs, compile_s, optimizer_s, culprits)
 
     def _is_finite(self, batch: TrainBatch) -> bool:
-        """Whether the loss and the gradients of one micro-batch by itself are; the gradients are zero afterwards."""
+        """Test one micro-batch's loss and gradients alone; zeroes the gradients."""
         (result,) = self._gradients([batch], lambda: None)
         norm = self.optimizer.norm()
         self.optimizer.discard()
