@@ -6,10 +6,9 @@ from pathlib import Path
 from mindrlhf.data.convert_problems import TRUNCATIONS, convert, convert_to_verl
 from mindrlhf.data.parquet import SUFFIX
 from mindrlhf.data.tasks import TASKS
-from mindrlhf.data.templates import BUILT_IN
+from mindrlhf.data.templates import NAMES
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
-from mindrlhf.models.families import DEFAULT
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,9 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="rows with other keys than the task's: question=problem ground_truth=solution.final; the task `fields` "
         "takes question, an optional ground_truth and answer, and keeps all other keys for reward functions",
     )
-    default = DEFAULT.chat.name
-    names = ", ".join(BUILT_IN)
-    prompt.add_argument("--template", default=default, help=f"{names}, or a jinja2 file (default {default})")
+    names = ", ".join(NAMES)
+    default = "(default: the chat of the tokenizer's model family, or the tokenizer's own)"
+    prompt.add_argument("--template", help=f"{names}, or a jinja2 file {default}")
     prompt.add_argument("--system_prompt", help='system prompt in place of the template\'s own; "" for none')
     length = parser.add_argument_group("lengths, in tokens")
     length.add_argument("--max_prompt_length", type=int, default=512, help="longest prompt (default 512)")

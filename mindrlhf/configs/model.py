@@ -82,7 +82,8 @@ class ModelConfig(Settings):
             raise unsupported(where, f"model_type is {brief(name)}")
         family = FAMILIES[name]
         _refuse_unsupported(raw, family, where)
-        values = {field: raw[key] for field, key in HF_KEYS.items() if raw.get(key) is not None}
+        given = {field: raw[key] for field, key in HF_KEYS.items() if raw.get(key) is not None}
+        values = {**family.hf_defaults, **given}
         for field in HF_NEEDED:
             if field not in values:
                 raise UserError(f"{where}: key {HF_KEYS[field]} is missing from the model configuration.")
@@ -101,7 +102,7 @@ class ModelConfig(Settings):
         if any(CRITIC in str(name) for name in _names(raw, "architectures", where)):
             values |= {"value_head": True, "tie_word_embeddings": False}
         if "head_dim" not in values:
-            values |= _head_dim(values, where) if family.head_dim is None else {"head_dim": family.head_dim}
+            values |= _head_dim(values, where)
         try:
             return cls.model_validate(values)
         except ValidationError as error:

@@ -165,7 +165,7 @@ class ModelSettings(Settings):
         if family is None:
             family = DEFAULT
             needed.append("type")
-        if family.head_dim is not None:
+        if "head_dim" in family.hf_defaults:
             needed.append("head_dim")
         missing = [key for key in needed if getattr(self, key) is None]
         if missing:

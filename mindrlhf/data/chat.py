@@ -14,7 +14,7 @@ from mindrlhf.data import chat_process
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.data.tokenizer_config import token_text
 from mindrlhf.errors import UserError
-from mindrlhf.models.families import DEFAULT
+from mindrlhf.models.families import CHATS, DEFAULT, Chat
 
 CPU_SECONDS = 20  # of a process that renders
 PER_PROCESS = 1000  # conversations
@@ -28,17 +28,20 @@ def render_messages(messages: Any, where: str, chat_template: str | None, **toke
     return render_conversations([(messages, where)], chat_template, **tokens)[0]
 
 
-def render_conversations(conversations: Sequence[Conversation], chat_template: str | None, **tokens: str) -> list[str]:
+def render_conversations(
+    conversations: Sequence[Conversation], chat_template: str | None, chat: Chat = DEFAULT.chat, **tokens: str
+) -> list[str]:
     """Render each conversation up to where the model answers its last message.
 
-    chat_template: jinja2 in HF's dialect; None is ChatML. tokens: further variables of a template,
+    chat_template: jinja2 in HF's dialect; None is the markup of `chat`. tokens: further variables of a template,
     `eos_token` for example. The template runs in a process with limits on time and memory.
     Raises UserError for malformed messages, and when the template fails or does not end.
     """
     for messages, where in conversations:
         _check(messages, where)
     if chat_template is None:
-        return [_plain_turns(messages) for messages, _ in conversations]
+        turns = ([(message["role"], message["content"]) for message in messages] for messages, _ in conversations)
+        return [chat.conversation(each) for each in turns]
     starts = range(0, len(conversations), PER_PROCESS)
     return [
         text
@@ -50,9 +53,10 @@ def render_conversations(conversations: Sequence[Conversation], chat_template: s
 def write_conversations(conversations: Sequence[Conversation], tokenizer: Tokenizer) -> list[str]:
     """Render conversations in the form that a tokenizer's model knows.
 
-    Raises UserError, besides, for a tokenizer that has neither a chat template nor ChatML's tokens.
+    Raises UserError, besides, for a tokenizer that has neither a chat template nor a family's chat tokens.
     """
-    if conversations and tokenizer.chat_template is None and tokenizer.token_to_id(DEFAULT.chat.before) is None:
+    chat = family_chat(tokenizer)
+    if conversations and tokenizer.chat_template is None and chat is None:
         raise UserError(
             f"{conversations[0][1]}: the tokenizer has no chat template and no {DEFAULT.chat.before} to write messages "
             "with; give the prompt as text."
@@ -60,11 +64,23 @@ def write_conversations(conversations: Sequence[Conversation], tokenizer: Tokeni
     named = {key: token_text(tokenizer.config.get(key)) for key in ("bos_token", "pad_token")}
     named["eos_token"] = tokenizer.id_to_token(tokenizer.eos_token_id)
     tokens = {key: token for key, token in named.items() if token is not None}
-    return render_conversations(conversations, tokenizer.chat_template, **tokens)
+    return render_conversations(conversations, tokenizer.chat_template, chat or DEFAULT.chat, **tokens)
 
 
-def _plain_turns(messages: Sequence[Mapping[str, str]]) -> str:
-    return DEFAULT.chat.conversation((message["role"], message["content"]) for message in messages)
+def family_chat(tokenizer: Tokenizer) -> Chat | None:
+    """Find the family whose markup a tokenizer's conversations have.
+
+    Its chat template decides, if it has one; otherwise its vocabulary.
+    """
+    own = tokenizer.chat_template
+    return next(
+        (
+            chat
+            for chat in CHATS.values()
+            if (tokenizer.token_to_id(chat.before) is not None if own is None else chat.before in own)
+        ),
+        None,
+    )
 
 
 def _rendered(conversations: Sequence[Conversation], template: str, tokens: Mapping[str, str]) -> Iterator[str]:

@@ -19,7 +19,6 @@ from mindrlhf.data.tasks.task import Task, TaskRow
 from mindrlhf.data.tasks.verl import record
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
-from mindrlhf.models.families import DEFAULT
 from mindrlhf.shapes import round_up
 
 TRUNCATIONS = ("error", "left", "right", "drop")
@@ -82,7 +81,7 @@ def convert(
     tokenizer: Tokenizer,
     *,
     task: str | None = None,
-    template: str = DEFAULT.chat.name,
+    template: str | None = None,
     system_prompt: str | None = None,
     max_prompt_length: int = 512,
     seq_length: int | None = None,

@@ -31,6 +31,8 @@ BUILT_IN = {
     "plain": (PLAIN, ""),
     "think": (DEFAULT.chat.template, THINK_SYSTEM),
 }
+OWN = "chat"  # the tokenizer's own chat template
+NAMES = (*BUILT_IN, OWN)
 
 
 class Template:
@@ -65,15 +67,15 @@ class Template:
             raise UserError(f"{self._where}: rendering fails ({type(error).__name__}: {error}).") from None
 
 
-def load_template(name: str, chat_template: str | None = None) -> Template:
+def load_template(name: str, chat_template: str | None = None, chat: Chat = DEFAULT.chat) -> Template:
     """Load a built-in template by name, or a jinja2 file by path.
 
     A last newline of a file is an editor's and is left out. `chat_template` is the tokenizer's own, if it has one:
     a family's chat then uses the system prompt that this model was trained with (Qwen2.5's base and instruct models
-    differ, Qwen3 has none).
+    differ, Qwen3 has none). chat: the markup for `think`.
     """
     if name in BUILT_IN:
-        source, system = BUILT_IN[name]
+        source, system = (chat.template, THINK_SYSTEM) if name == "think" else BUILT_IN[name]
         if name in CHATS and chat_template is not None:
             system = default_system_prompt(chat_template, CHATS[name])
         return Template(source, f"template {name}", system)
@@ -81,7 +83,7 @@ def load_template(name: str, chat_template: str | None = None) -> Template:
     try:
         source = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise UserError(f"--template {name}: neither one of {', '.join(BUILT_IN)} nor a file.") from None
+        raise UserError(f"--template {name}: neither one of {', '.join(NAMES)} nor a file.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"--template {name}: cannot be read as UTF-8 text ({error}).") from None
     return Template(source.removesuffix("\n"), str(path))

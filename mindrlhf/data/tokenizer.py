@@ -3,6 +3,7 @@
 Bare vocabulary files get Qwen2's text pipeline.
 """
 
+import json
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -140,11 +141,12 @@ class Tokenizer(ConfiguredTokenizer):
     def save(self, directory: str | Path) -> None:
         """Write the files that HF's classes load.
 
-        These are tokenizer.json, tokenizer_config.json, and for BPE vocab.json, merges.txt.
+        These are tokenizer.json and tokenizer_config.json; also vocab.json and merges.txt, where `from_files` would
+        cut text in the same way.
         """
         with atomic_files(directory) as stage:
             self._core.save(str(stage / "tokenizer.json"))
-            if isinstance(self._core.model, models.BPE):
+            if isinstance(self._core.model, models.BPE) and VOCABULARY.split in _splits(self._core):
                 self._core.model.save(str(stage))
             write_config(stage, self._complete_config())
 
@@ -177,6 +179,12 @@ def bare_core(model: models.BPE) -> tokenizers.Tokenizer:
 
 def _added(content: str, special: bool) -> AddedToken:
     return AddedToken(content, normalized=False, special=special)
+
+
+def _splits(core: tokenizers.Tokenizer) -> list[str]:
+    """List the regular expressions that cut text before the model."""
+    state = json.loads(core.pre_tokenizer.__getstate__()) if core.pre_tokenizer else {}
+    return [step["pattern"].get("Regex", "") for step in state.get("pretokenizers", [state]) if "pattern" in step]
 
 
 def _check_merges(core: tokenizers.Tokenizer, vocab_path: Path, merges_path: Path) -> None:

@@ -7,7 +7,7 @@ from tokenizers import AddedToken
 
 from mindrlhf.errors import UserError
 from mindrlhf.files.json import read_json, write_json
-from mindrlhf.models.families import DEFAULT
+from mindrlhf.models.families import DEFAULT, FAMILIES
 
 CONFIG_NAME = "tokenizer_config.json"
 TOKEN_KEYS = ("eos_token", "pad_token", "bos_token")
@@ -26,11 +26,12 @@ class ConfiguredTokenizer:
 
     @property
     def eos_token_id(self) -> int:
-        """Id of `eos_token`; without one, of the default family's end of text.
+        """Id of `eos_token`; without one, of a family's end of text.
 
         Raises UserError when there is neither.
         """
-        token = token_text(self.config.get("eos_token")) or DEFAULT.end_of_text
+        known = (family.end_of_text for family in FAMILIES.values() if self.token_to_id(family.end_of_text) is not None)
+        token = token_text(self.config.get("eos_token")) or next(known, DEFAULT.end_of_text)
         token_id = self.token_to_id(token)
         if token_id is None:
             raise UserError(f"{self._where}: end token {token} is not in it; name one as eos_token in {CONFIG_NAME}.")

@@ -99,3 +99,16 @@ def test_what_is_no_conversation(task, messages, message):
     row = {"prompt": messages, "ground_truth": "5", "reward_model": {"ground_truth": "5"}}
     with pytest.raises(ValueError, match=f"key 'prompt': {message}|key 'prompt' {message}"):
         TASKS[task].parse(row)
+
+
+def test_questions_are_written_by_a_foreign_chat_template(tmp_path, small, monkeypatch):
+    """A tokenizer with markup of its own (DeepSeek's, say) writes questions with it, unless another one is named."""
+    template = "{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %}[answer]"
+    monkeypatch.setattr(small, "config", small.config | {"chat_template": template})
+    rows = [{"question": "2 + 3?", "ground_truth": "5"}]
+    (text,), _ = texts(tmp_path, small, rows, task="fields")
+    assert text == "[user] 2 + 3?[answer]"
+    (text,), _ = texts(tmp_path, small, rows, task="fields", system_prompt="Add.", template="chat")
+    assert text == "[system] Add.[user] 2 + 3?[answer]"
+    (text,), _ = texts(tmp_path, small, rows, task="fields", template="qwen", system_prompt="")
+    assert text == turn("user", "2 + 3?") + "<|im_start|>assistant\n"

@@ -69,7 +69,7 @@ class Family:
     end_of_text: the end token of a tokenizer that names none.
     attention_bias: biases on the query, key and value projections.
     qk_norm: RMSNorm over each query and key head.
-    head_dim: the width of a head where a `config.json` gives none; None is hidden_size / num_heads.
+    hf_defaults: values, by our fields, of keys that a `config.json` leaves out, where not those of `ModelConfig`.
     without: boolean keys of a `config.json` that must not be true.
     hf_settings: further content of its `config.json`.
     mindformers: MindFormers' configuration class for this family alone, if it has one.
@@ -85,7 +85,7 @@ class Family:
     end_of_text: str
     attention_bias: bool = False
     qk_norm: bool = False
-    head_dim: int | None = None
+    hf_defaults: Mapping[str, object] = field(default_factory=dict)
     without: tuple[str, ...] = ()
     hf_settings: Mapping[str, object] = field(default_factory=dict)
     mindformers: str | None = None
