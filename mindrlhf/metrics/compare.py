@@ -1,7 +1,7 @@
-"""Whether two runs of one job agree, by the acceptance rules that are usual for ports of a training suite.
+"""Comparison of two runs of one job by the acceptance rules for ports.
 
 The mean absolute error of rewards is at most 4%, that of the loss at most 2%, over the steps that both runs have; the
-ratio of mean `perf/throughput` over the first 4 steps is stated beside them and decides nothing. An error is relative:
+ratio of mean `perf/throughput` over the first 4 steps is stated with them and decides nothing. An error is relative:
 mean |B - A| / mean |A|. A loss that is near 0 by construction (one update a batch, no KL term) is mostly rounding, and
 its relative error says little: the absolute one is given too.
 """
@@ -23,8 +23,10 @@ Rows = Sequence[Mapping[str, float]]
 
 @dataclass(frozen=True)
 class Agreement:
-    """Of one metric over `steps` shared steps. absolute: mean |B - A|. relative: that / mean |A|, inf where A is 0
-    throughout and B is not. zero: both are 0 throughout.
+    """Difference of one metric over `steps` shared steps.
+
+    absolute: mean |B - A|. relative: that / mean |A|, inf where A is 0 throughout and B is not. zero: both are 0
+    throughout.
     """
 
     metric: str
@@ -36,12 +38,15 @@ class Agreement:
 
     @property
     def holds(self) -> bool:
-        """Whether it is within the limit; NaN is not."""
+        """True when the difference is within the limit; NaN is not."""
         return self.relative <= self.limit
 
     @property
     def tells(self) -> bool:
-        """Whether it says anything: two runs whose metric is 0 throughout need have nothing else in common."""
+        """True unless both runs have the metric at 0 throughout.
+
+        Such runs need have nothing else in common.
+        """
         return not self.zero
 
     def __str__(self) -> str:
@@ -56,7 +61,10 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Comparison:
-    """throughput: mean of B / mean of A over the first steps, None where one of them has none."""
+    """Result of a comparison.
+
+    throughput: mean of B / mean of A over the first steps, None where one of them has none.
+    """
 
     reward: Agreement
     loss: Agreement
@@ -64,7 +72,7 @@ class Comparison:
 
     @property
     def holds(self) -> bool:
-        """Whether the runs agree: both metrics are within their limits, and the reward says something."""
+        """True when both metrics are within their limits and the reward is informative."""
         return self.reward.holds and self.loss.holds and self.reward.tells
 
     def __str__(self) -> str:
@@ -80,7 +88,10 @@ class Comparison:
 
 
 def compare(a: Rows, b: Rows) -> Comparison:
-    """Run B against run A. Raises UserError where they share no step with a reward or a loss."""
+    """Compare run B with run A.
+
+    Raises UserError where they share no step with a reward or a loss.
+    """
     loss = next((name for name in LOSSES if all(any(name in row for row in rows) for rows in (a, b))), LOSSES[0])
     return Comparison(_agreement(REWARD, a, b, REWARD_LIMIT), _agreement(loss, a, b, LOSS_LIMIT), _throughput(a, b))
 

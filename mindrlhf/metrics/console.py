@@ -1,4 +1,4 @@
-"""One line a step on the console, from which a person can tell whether the run learns and how fast it goes."""
+"""One console line per step that shows learning and speed."""
 
 import math
 import re
@@ -19,7 +19,7 @@ LEAST_SHARE = {"always": 0.0, "if long": 0.1}  # of a step, for a phase to be sh
 
 
 def short_number(value: float) -> str:
-    """Three digits or so: 0.43, 23.1, 3.2k, 1.5M; very small and very large numbers as 2.1e-06."""
+    """Format about three digits: 0.43, 23.1, 3.2k, 1.5M, 2.1e-06."""
     size = abs(value)
     if not math.isfinite(value):
         return str(value)
@@ -35,7 +35,7 @@ def short_number(value: float) -> str:
 
 
 def short_duration(seconds: float) -> str:
-    """0.4s, 12s, 3m12s, 1h02m."""
+    """Format seconds: 0.4s, 12s, 3m12s, 1h02m."""
     if not math.isfinite(seconds):
         return "-"
     if seconds < 9.95:
@@ -49,13 +49,17 @@ def short_duration(seconds: float) -> str:
 
 
 def full_line(step: int, values: Mapping[str, float]) -> str:
-    """Every metric in verl's form, for scripts that read it: `step:12 - actor/pg_loss:0.0123 - ...`."""
+    """Format every metric in verl's form, for scripts that read it.
+
+    The line is `step:12 - actor/pg_loss:0.0123 - ...`.
+    """
     return " - ".join([f"step:{step}", *(f"{name}:{value}" for name, value in values.items())])
 
 
 def trend(rewards: Sequence[float]) -> float | None:
-    """Mean of the last steps minus mean of the first ones: up to 10 at either end, never the same step on both sides.
+    """Compute the mean of the last steps minus that of the first.
 
+    It takes up to 10 steps at either end, never the same step on both sides.
     None with fewer than two steps. NaN steps are left out.
     """
     known = [reward for reward in rewards if not math.isnan(reward)]
@@ -66,10 +70,11 @@ def trend(rewards: Sequence[float]) -> float | None:
 
 
 class ConsoleWriter:
-    """Prints `step 12/200 | reward 0.43 (+0.02) | loss .. | kl .. | len 23.1 (clip 2%) | gen 0.4s train 0.8s | ...`.
+    """Writer of one line per step to the console.
 
+    It prints `step 12/200 | reward 0.43 (+0.02) | loss .. | kl .. | len 23.1 (clip 2%) | gen 0.4s train 0.8s | ...`.
     The number behind the reward is its trend since the start of the run (`trend`). Means of single reward functions
-    follow where there are several. What a step has no value for is left out. `acc` is accuracy on held-out data, in the
+    follow where there are several. A metric without a value is left out. `acc` is accuracy on held-out data, in the
     steps that measured it. `same reward 80%` warns of groups that teach nothing, from half of them on. `compile` is
     seconds of compiling graphs; `eta` leaves them out.
     """
@@ -81,8 +86,11 @@ class ConsoleWriter:
         verbose: bool = False,
         stream: TextIO | None = None,
     ):
-        """earlier_rewards: mean reward of each step before a resume, for the trend. verbose: `full_line` as well.
-        stream: standard output where none is given."""
+        """Begin with the rewards of earlier steps.
+
+        earlier_rewards: mean reward of each step before a resume, for the trend. verbose: `full_line` as well.
+        stream: standard output where none is given.
+        """
         self._total_steps = total_steps
         self._rewards = list(earlier_rewards)
         self._verbose = verbose
@@ -98,7 +106,7 @@ class ConsoleWriter:
             print(printable(full_line(step, values)), file=stream, flush=True)
 
     def close(self) -> None:
-        """Nothing to finish: every line is out when `write` returns."""
+        """Do nothing: every line is out when `write` returns."""
 
     def _learning(self, values: Mapping[str, float]) -> list[str]:
         parts = []
@@ -151,7 +159,7 @@ class ConsoleWriter:
 
 
 def _named(values: Mapping[str, float], prefix: str, suffix: str) -> dict[str, float]:
-    """What stands between prefix and suffix -> value, of the names that have both."""
+    """Collect the names with a prefix and a suffix: middle part -> value."""
     return {
         name.removeprefix(prefix).removesuffix(suffix): value
         for name, value in values.items()

@@ -1,6 +1,6 @@
-"""Known troubles of a run, recognised in its metrics and said in plain words, with what usually helps.
+"""Known problems of a run, recognised in its metrics, with usual remedies.
 
-A rule looks at how one metric went, step by step, and either has something to say or not. It is no proof: thresholds
+A rule looks at the values of one metric, step by step, and gives a hint or none. It is no proof: thresholds
 are where people who have run such training begin to worry.
 """
 
@@ -25,20 +25,26 @@ LOSS_SMALL = 1e-2
 
 @dataclass(frozen=True)
 class Course:
-    """first: the first finite values of a metric. last: its recent ones, the newest at the end, NaN included."""
+    """Values of a metric over a run.
+
+    first: its first finite values. last: its recent ones, the newest at the end, NaN included.
+    """
 
     first: Sequence[float]
     last: Sequence[float]
 
     def recent(self, count: int) -> float | None:
-        """Mean of the last `count` values; None with fewer, or where one is not finite."""
+        """Mean of the last `count` values; None with fewer or non-finite ones."""
         values = list(self.last)[-count:]
         return statistics.fmean(values) if len(values) == count and all(map(math.isfinite, values)) else None
 
 
 @dataclass(frozen=True)
 class Rule:
-    """looks_at: a metric; steps without it are passed over. says: its course -> words, or None. once: never again."""
+    """Rule for one metric.
+
+    looks_at: the metric; steps without it are ignored. says: its course -> words, or None. once: never again.
+    """
 
     name: str
     looks_at: str
@@ -142,7 +148,7 @@ RULES = (
 
 
 class Diagnosis:
-    """Looks at each step of a run and says what it has not said lately."""
+    """Observer of a run's steps that repeats no hint too soon."""
 
     def __init__(self, rules: Sequence[Rule] = RULES):
         self._rules = tuple(rules)
@@ -151,7 +157,10 @@ class Diagnosis:
         self._said: dict[str, int] = {}
 
     def look(self, step: int, values: Mapping[str, float]) -> list[Hint]:
-        """The hints of a step, none of them said in the `AGAIN_AFTER` steps before. Steps come in order."""
+        """Return the hints of a step; steps come in order.
+
+        None of them was given in the `AGAIN_AFTER` steps before.
+        """
         for metric, last in self._last.items():
             if metric in values:
                 last.append(values[metric])
@@ -170,6 +179,6 @@ class Diagnosis:
 
 
 def diagnose(rows: Sequence[Mapping[str, float]]) -> list[Hint]:
-    """The hints of a whole run. rows: a dict a step, with `step`."""
+    """Return the hints of a whole run. rows: a dict per step, with `step`."""
     diagnosis = Diagnosis()
     return [hint for row in rows for hint in diagnosis.look(int(row["step"]), row)]

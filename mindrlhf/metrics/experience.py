@@ -1,6 +1,6 @@
-"""Metrics of what was sampled and how it was rewarded, under verl's names.
+"""Metrics of rollouts and their rewards, under verl's names.
 
-Each function adds the rows it is given to a `MetricSet`. Where several ranks hold copies of the same rows (tensor and
+Each function adds its rows to a `MetricSet`. Where several ranks hold copies of the same rows (tensor and
 pipeline parallelism), only one of them adds its rows.
 """
 
@@ -16,7 +16,10 @@ NO_SPREAD = 1e-8  # rewards of a group that differ by less are equal
 
 
 def token_counts(experiences: Sequence[Experience]) -> tuple[int, int]:
-    """(response tokens, prompt and response tokens); a prompt counts once for each of its responses, as in verl."""
+    """Count (response tokens, prompt and response tokens).
+
+    A prompt counts once for each of its responses, as in verl.
+    """
     response = prompt = 0
     for experience in experiences:
         response += sum(len(rollout.response_ids) for rollout in experience.group.rollouts)
@@ -72,7 +75,9 @@ def add_rewards(metrics: MetricSet, experiences: Sequence[Experience]) -> None:
 
 
 def add_values(metrics: MetricSet, experiences: Sequence[Experience]) -> None:
-    """Add `critic/values/*` and `critic/returns/*` of experiences that have them, and standard deviations over tokens:
+    """Add `critic/values/*` and `critic/returns/*` of experiences that have them.
+
+    Standard deviations over tokens are added too:
     `critic/returns/std` and, of returns less values, `critic/return_error/std`.
     """
     for experience in experiences:
@@ -86,7 +91,10 @@ def add_values(metrics: MetricSet, experiences: Sequence[Experience]) -> None:
 
 
 def add_reward_troubles(metrics: MetricSet, failures: Mapping[str, int], timeouts: Mapping[str, int]) -> None:
-    """Add `reward/<function>/failures` and `/timeouts`: samples whose function raised, or was given up on."""
+    """Add `reward/<function>/failures` and `/timeouts`, counted in samples.
+
+    A failure raised; a timeout was given up.
+    """
     for kind, counts in (("failures", failures), ("timeouts", timeouts)):
         for function, count in counts.items():
             metrics.add_total(f"reward/{function}/{kind}", count)
@@ -95,8 +103,9 @@ def add_reward_troubles(metrics: MetricSet, failures: Mapping[str, int], timeout
 def add_log_prob_difference(
     metrics: MetricSet, rollouts: Sequence[Rollout], train_log_probs: Sequence[np.ndarray]
 ) -> None:
-    """Add how far the rollouts' log-probs lie from the train graph's, for the same tokens.
+    """Add the difference between log-probs of the rollouts and the train graph.
 
+    Both are of the same tokens.
     train_log_probs: one float32[R] for each rollout, without padding, natural logs.
     With d = train - behaviour, the distribution that the tokens were drawn from: `rollout_corr/kl` mean of -d and
     `rollout_corr/k3_kl` mean of exp(d) - d - 1, KL(rollout || train) in nats per token, as in verl.
@@ -122,8 +131,10 @@ def add_log_prob_difference(
 
 
 def add_experience(metrics: MetricSet, experiences: Sequence[Experience], max_prompt_length: int | None = None) -> None:
-    """Add everything that experiences tell by themselves: lengths, rewards, and, where the train graph's log-probs
-    are part of them (`old_log_probs`), their difference from the rollouts'."""
+    """Add all metrics of experiences: lengths, rewards, and log-prob differences.
+
+    The last need the train graph's log-probs (`old_log_probs`).
+    """
     add_lengths(metrics, experiences, max_prompt_length)
     add_rewards(metrics, experiences)
     add_values(metrics, experiences)

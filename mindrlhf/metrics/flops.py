@@ -1,8 +1,8 @@
-"""How much of the machine's matrix products a step makes use of: MFU against a measured ceiling.
+"""Model FLOPs utilization (MFU): matrix products against a measured ceiling.
 
 Counted are the products that the algorithm needs, as multiplications and additions: a prompt once for its group, a
 response token once a pass, no padding, nothing recomputed, and each attention over the positions that it sees. verl
-counts a prompt once for each of its responses and divides by the figure in the data sheet.
+counts a prompt once for each of its responses and divides by the number in the data sheet.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,8 +18,9 @@ MFU = "perf/mfu"
 
 
 def forward_flops(model: ModelConfig, prompt: int, responses: Sequence[int], times: int = 1) -> float:
-    """Of one forward pass over a group: a prompt of so many tokens and answers to it, logits at the answers only.
+    """Count the operations of one forward pass over a group.
 
+    The group is a prompt of `prompt` tokens and its answers; logits are computed at the answers only.
     times: answers of each length in `responses`.
     """
     attention = model.num_heads * model.head_dim
@@ -34,8 +35,9 @@ def forward_flops(model: ModelConfig, prompt: int, responses: Sequence[int], tim
 
 
 def phase_flops(model: ModelConfig, groups: Sequence[tuple], iterations: int) -> dict[str, float]:
-    """Phase -> operations of a step on groups, each as `forward_flops` takes it: (prompt, responses) or with times.
+    """Count a step's operations by phase.
 
+    Groups are given as `forward_flops` takes them: (prompt, responses) or with times.
     iterations: passes of updates over the groups.
     """
     policy, critic = (sum(forward_flops(kind, *group) for group in groups) for kind in (model, model.as_critic()))
@@ -48,11 +50,12 @@ def phase_flops(model: ModelConfig, groups: Sequence[tuple], iterations: int) ->
 
 @dataclass
 class Utilization:
-    """Adds `perf/mfu` and its parts to a step's metrics.
+    """Utilization of the machine: adds `perf/mfu` and its parts to a step's metrics.
 
-    model: the policy, and in all but its head the reference and the critic. ceiling: of this process, in floating-point
-    operations per second. iterations: passes of updates over a step's groups. exceeded: by what factor a phase has been
-    faster than that ceiling, which a busy machine may have held down when it was measured.
+    model: the policy, and in all but its head the reference and the critic. ceiling: of this process, in
+    floating-point operations per second. iterations: passes of updates over a step's groups. exceeded: the factor
+    by which a phase has been faster than that ceiling, which a busy machine may have held down when it was
+    measured.
     """
 
     model: ModelConfig
@@ -61,11 +64,11 @@ class Utilization:
     exceeded: float = 1.0
 
     def add(self, metrics: MetricSet, seconds: Mapping[str, float], experiences: Sequence[Experience]) -> None:
-        """Add `perf/mfu` of the whole step, and of generation and of each kind of update.
+        """Add `perf/mfu` of the step, of generation and of each kind of update.
 
-        seconds: phase -> seconds of this rank. experiences: this rank's own; none on a rank that shares the work on
-        another one's. What was generated and not trained on is not counted, nor what an earlier step has generated. A
-        rank that built a graph in this step is left out of the figures of phases: a graph's first run is booked as
+        seconds: phase -> seconds of this rank. experiences: this rank's own; none on a rank that computes a part of
+        another one's work. Responses that are not trained on are not counted, nor responses of earlier steps. A
+        rank that built a graph in this step is left out of the values of phases: a graph's first run is booked as
         compiling, and the phase's seconds lack it.
         """
         trained = phase_flops(self.model, [group_lengths(e) for e in experiences], self.iterations)
@@ -80,9 +83,10 @@ class Utilization:
         metrics.add(MFU, whole, seconds.get(STEP, 0.0) * self.ceiling)
 
     def within_ceiling(self, values: Mapping[str, float]) -> dict[str, float]:
-        """The values of a step, reduced over ranks, with a ceiling that is no lower than any rate seen so far.
+        """Scale a step's reduced values so that no rate exceeds the ceiling.
 
-        Shares of the machine are then 1 at most; those of earlier steps stay as they were written.
+        The ceiling is raised to the highest rate so far. Values are then 1 at most; those of earlier steps stay as
+        they were written.
         """
         shares = {name: value for name, value in values.items() if name.startswith(MFU)}
         self.exceeded = max((self.exceeded, *shares.values()))
@@ -90,6 +94,6 @@ class Utilization:
 
 
 def group_lengths(experience: Experience) -> tuple[int, list[int]]:
-    """Prompt tokens, and response tokens of each answer."""
+    """List prompt tokens, and response tokens of each answer."""
     group = experience.group
     return len(group.prompt.token_ids), [len(rollout.response_ids) for rollout in group.rollouts]

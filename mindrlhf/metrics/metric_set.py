@@ -32,7 +32,10 @@ def _divide(sums: Sums) -> float | None:
 
 
 def _merge_deviations(a: Sums, b: Sums) -> Sums:
-    """Chan, Golub and LeVeque 1979, "Updating formulae and a pairwise algorithm for computing sample variances"."""
+    """Merge two sums of squared deviations.
+
+    Chan, Golub and LeVeque 1979, "Updating formulae and a pairwise algorithm for computing sample variances".
+    """
     (count_a, mean_a, squares_a), (count_b, mean_b, squares_b) = a, b
     count, shift = count_a + count_b, mean_b - mean_a
     return count, mean_a + shift * count_b / count, squares_a + squares_b + shift * shift * count_a * count_b / count
@@ -59,7 +62,10 @@ def _selected(array: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
 
 
 class MetricSet:
-    """Named metrics of one step, not yet divided. A name keeps the kind (mean, total, extreme, std) it began with."""
+    """Named metrics of one step, not yet divided.
+
+    A name keeps the kind (mean, total, extreme, std) it began with.
+    """
 
     def __init__(self) -> None:
         self._entries: dict[str, tuple[str, Sums]] = {}
@@ -77,11 +83,11 @@ class MetricSet:
         self._entries[name] = (kind, sums if before is None else _KINDS[kind].merge(before, sums))
 
     def add(self, name: str, numerator: float, denominator: float = 1.0) -> None:
-        """Add to both sides of a mean; the result is (sum of numerators) / (sum of denominators)."""
+        """Add to the numerator and the denominator of a mean."""
         self._put(name, "ratio", (float(numerator), float(denominator)))
 
     def add_total(self, name: str, value: float) -> None:
-        """Add to a count that is summed over micro-batches and ranks and never divided."""
+        """Add to a count, which is summed and never divided."""
         self._put(name, "total", (float(value),))
 
     def add_max(self, name: str, value: float) -> None:
@@ -93,15 +99,19 @@ class MetricSet:
         self._put(name, "min", (float(value),))
 
     def add_values(self, name: str, array: np.ndarray, mask: np.ndarray | None = None) -> None:
-        """Add the elements of `array` (any shape) to a mean: all, or those where `mask` (same shape) is not 0.
+        """Add the elements of `array` to a mean, where `mask` is not 0.
 
-        What the mask leaves out is never touched, so NaN in padding cannot leak in.
+        Both have any, but the same, shape; without a mask all elements count.
+        An element outside of the mask is never touched, so NaN in padding cannot leak in.
         """
         values = _selected(array, mask)
         self.add(name, values.sum(), values.size)
 
     def add_std(self, name: str, array: np.ndarray, mask: np.ndarray | None = None) -> None:
-        """Add elements to an unbiased standard deviation (divisor n - 1); fewer than two elements give no result."""
+        """Add elements to an unbiased standard deviation (divisor n - 1).
+
+        Fewer than two elements give no result.
+        """
         values = _selected(array, mask)
         if values.size:
             with np.errstate(invalid="ignore"):  # inf - inf: the deviation is NaN, and shown as such
@@ -117,29 +127,32 @@ class MetricSet:
             self.add_min(f"{name}/min", values.min())
 
     def merge(self, other: "MetricSet") -> None:
-        """Add everything that `other` holds; associative and commutative up to float64 rounding."""
+        """Add all metrics of `other`; associative and commutative up to float64 rounding."""
         for name, (kind, sums) in other._entries.items():
             self._put(name, kind, sums)
 
     def results(self) -> dict[str, float]:
-        """Name -> value, divided now. A mean over nothing (0/0) is left out; NaN and inf in the data stay visible."""
+        """Divide now: name -> value.
+
+        A mean over nothing (0/0) is left out; NaN and inf in the data stay visible.
+        """
         values = {name: _KINDS[kind].value(sums) for name, (kind, sums) in self._entries.items()}
         return {name: value for name, value in values.items() if value is not None}
 
     def to_bytes(self) -> bytes:
-        """Everything held, exactly, for sending to another process."""
+        """Serialise all sums exactly, for sending to another process."""
         return json.dumps(self._entries).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "MetricSet":
-        """The inverse of `to_bytes`."""
+        """Restore the sums of `to_bytes`."""
         metrics = cls()
         metrics._entries = {name: (kind, tuple(sums)) for name, (kind, sums) in json.loads(data).items()}
         return metrics
 
 
 def reduce(metrics: MetricSet, all_gather: Callable[[bytes], list[bytes]]) -> MetricSet:
-    """What all ranks hold together, the same on each of them.
+    """Merge the metrics of all ranks; each gets the same.
 
     all_gather: hands over this rank's bytes and returns those of every rank, in rank order; lengths may differ
         between ranks, and so may the names.

@@ -13,14 +13,14 @@ from mindrlhf.units import GIB
 
 
 def resident_bytes() -> int:
-    """Memory of this process that is resident now (RSS)."""
+    """Read the resident memory (RSS) of this process now."""
     return psutil.Process().memory_info().rss
 
 
 def peak_resident_bytes() -> int:
-    """The most memory this process ever had resident.
+    """Read the highest resident memory that this process ever had.
 
-    Linux's own counter is read where there is one: `getrusage` would also count the process that started this one.
+    Linux's own counter is read if present: `getrusage` would also count the process that started this one.
     """
     status = Path("/proc/self/status")
     if status.exists():
@@ -54,8 +54,10 @@ def add_performance(
     """Add `perf/*` for one step of this rank.
 
     `perf/throughput` is tokens of all ranks / (seconds of a step x ranks), verl's definition.
-    `perf/cpu_memory_used_gb` is what the largest process has resident now, `perf/max_memory_allocated_gb` the largest
-    peak: of the device where the caller knows it, otherwise of the process. GB here means 1024**3 bytes, as in verl.
+    `perf/cpu_memory_used_gb` is the resident memory of the largest process now, `perf/max_memory_allocated_gb` the
+    largest
+    peak: of the device where the caller knows it, otherwise of the process. GB here means 1024**3 bytes, as in
+    verl.
 
     total_tokens: prompt and response tokens of this rank's own rows, prompts counted once for each of their responses.
     """

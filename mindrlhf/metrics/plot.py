@@ -32,10 +32,10 @@ Run = Mapping[str, tuple[np.ndarray, np.ndarray]]
 
 
 def smooth(values: np.ndarray, width: float) -> np.ndarray:
-    """Mean of each of values[n] and its neighbours, weighted by a Gaussian of `width` steps (standard deviation).
+    """Smooth values by a Gaussian of `width` steps (standard deviation).
 
     It looks to both sides, so that a rising curve is not shown late. NaN and infinities have no influence; where all
-    neighbours are such, the result is NaN.
+    neighbours are non-finite, the result is NaN.
     """
     reach = int(4 * width) + 1
     kernel = np.exp(-0.5 * (np.arange(-reach, reach + 1) / width) ** 2)
@@ -47,7 +47,7 @@ def smooth(values: np.ndarray, width: float) -> np.ndarray:
 
 
 def _read_run(path: Path) -> Run:
-    """Metric name -> (steps, values) of the steps that have it."""
+    """Read (steps, values) of each metric, of the steps that have it."""
     rows = read_metrics(path)
     names = {name for row in rows for name in row if name != "step"}
     run = {}
@@ -74,7 +74,7 @@ def _style(axes: Axes, title: str, unit: str) -> None:
 
 
 def _curves(axes: Axes, runs: Mapping[str, Run], metric: str, smoothing: float | None) -> None:
-    """The steps as they were, pale, and their smoothed course over them."""
+    """Draw the values of the steps, pale, and their smoothed curve."""
     for (label, run), colour in zip(runs.items(), _colours(runs), strict=True):
         if metric in run:
             steps, values = run[metric]
@@ -89,7 +89,10 @@ def _colours(runs: Mapping[str, Run]) -> list[str]:
 
 
 def _before_and_after(axes: Axes, runs: Mapping[str, Run], accuracy: Sequence[tuple[float, float]]) -> None:
-    """Two bars for each run: before in grey, after in the run's colour, each with its number."""
+    """Draw two bars for each run: before in grey, after in colour.
+
+    Each has its number.
+    """
     for index, ((before, after), colour) in enumerate(zip(accuracy, _colours(runs), strict=True)):
         for offset, value, shade in ((-0.2, before, "#BBBBBB"), (0.2, after, colour)):
             axes.bar(index + offset, value, width=0.36, color=shade)
@@ -102,7 +105,7 @@ def _before_and_after(axes: Axes, runs: Mapping[str, Run], accuracy: Sequence[tu
 
 
 def _panels(runs: Mapping[str, Run]) -> list[tuple[str, str, str]]:
-    """(title, unit, metric) of the small panels for which at least one run has a metric."""
+    """List (title, unit, metric) of the small panels with data."""
     panels = []
     for choices in PANELS:
         panels += [panel for panel in choices if any(panel[2] in run for run in runs.values())][:1]
@@ -117,11 +120,12 @@ def plot_runs(
     title: str | None = None,
     smoothing: float | None = None,
 ) -> Path:
-    """Draw reward, KL, response length and entropy by step, and return `output_png`, written whole or not at all.
+    """Draw reward, KL, response length and entropy by step; returns `output_png`.
 
+    The file is written whole or not at all.
     paths: `metrics.jsonl` of each run; a metric that no run has gets no panel.
     labels: a name for each run; the name of its folder by default.
-    accuracy: held-out accuracy (before, after) of each run, 0 to 1, drawn as bars beside the reward.
+    accuracy: held-out accuracy (before, after) of each run, 0 to 1, drawn as bars next to the reward.
     smoothing: width of `smooth` in steps; by default a fiftieth of the run, at least 1.
 
     Raises UserError for a file that is absent or not a metrics file.
@@ -158,8 +162,9 @@ def plot_runs(
 def plot_metric(
     panels: Mapping[str, Sequence[Path]], metric: str, output_png: Path, title: str | None = None, unit: str = ""
 ) -> Path:
-    """Draw one metric of many runs in panels, and return `output_png`, written whole or not at all.
+    """Draw one metric of many runs in panels; returns `output_png`.
 
+    The file is written whole or not at all.
     panels: title of a panel -> `metrics.jsonl` of its runs, called by the name of their folder; runs of the same name
     have the same colour in all panels. metric: its name, in which * stands for anything; of several that fit, the first
     in alphabetical order is drawn. It is drawn as it is, a point for each step that has it. unit: of the y axis.
@@ -194,7 +199,7 @@ def plot_metric(
 
 
 def _save(figure: Figure, title: str | None, output_png: Path) -> Path:
-    """Writes the figure under its title, whole or not at all, and returns `output_png`."""
+    """Write the figure under its title atomically; returns `output_png`."""
     if title:
         figure.suptitle(title, fontsize=13, fontweight="bold", color=INK)
     with atomic_file(output_png, durable=False) as temporary:
@@ -203,7 +208,7 @@ def _save(figure: Figure, title: str | None, output_png: Path) -> Path:
 
 
 def _read_metric(path: Path, pattern: str) -> tuple[np.ndarray, np.ndarray]:
-    """(steps, values) of the first metric that fits the pattern."""
+    """Read (steps, values) of the first metric that fits the pattern."""
     rows = read_metrics(path)
     names = sorted({name for row in rows for name in row if name != "step" and fnmatchcase(name, pattern)})
     if not names:

@@ -1,4 +1,4 @@
-"""Progress inside a phase: a bar on a terminal, a plain line every few seconds in a log."""
+"""Progress inside a phase: a terminal bar, or occasional lines in a log."""
 
 import sys
 import time
@@ -10,10 +10,11 @@ from mindrlhf.metrics.console import short_duration, short_number
 
 
 class Progress:
-    """`with progress("generate", 64, "responses") as advance: ... advance(3)` shows how far a phase is.
+    """Progress of a phase, as a context manager.
 
-    On a terminal a bar that goes away when the block ends; elsewhere (`msrun` writes its workers' output to files)
-    a line at most every `interval` seconds, so that a phase shorter than that prints nothing.
+    `with progress("generate", 64, "responses") as advance: ... advance(3)` shows a bar on a terminal that goes away
+    when the block ends; elsewhere (`msrun` writes its workers' output to files) a line at most every `interval`
+    seconds, so that a phase shorter than that prints nothing.
     """
 
     def __init__(
@@ -23,8 +24,11 @@ class Progress:
         interval: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
     ):
-        """enabled: False on ranks other than 0, and where nobody wants to see it. stream: standard output by default.
-        interval: seconds between plain lines."""
+        """Choose the output.
+
+        enabled: False on ranks other than 0, and where nobody wants to see it. stream: standard output by default.
+        interval: seconds between plain lines.
+        """
         self._enabled = enabled
         self._stream = stream or sys.stdout
         self._interval = interval
@@ -32,7 +36,10 @@ class Progress:
 
     @contextmanager
     def __call__(self, phase: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
-        """Show a phase of `total` units; the block gets the function that is told how many more are done."""
+        """Show a phase of `total` units; yields the function that advances it.
+
+        The function is called with the number of further units.
+        """
         if not self._enabled:
             yield lambda count: None
         elif self._stream.isatty():

@@ -1,4 +1,4 @@
-"""The writers of a run, by name, and where each of them writes in the run's output folder."""
+"""Writers of a run, by name, and their places in its output folder."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,9 +20,10 @@ def open_writers(
     verbose: bool = False,
     settings: Mapping[str, Any] | None = None,
 ) -> Writers:
-    """Open the loggers that are set: `metrics.jsonl`, `tensorboard/`, `wandb/`, `swanlab/` of `folder`.
+    """Open the writers that are set, in `folder`.
 
-    start_step: the first step this process will write. What the files hold from it on is cut off; 0 begins anew.
+    They write `metrics.jsonl`, `tensorboard/`, `wandb/`, `swanlab/`.
+    start_step: the first step this process will write. Later content of the files is cut off; 0 begins a new file.
     verbose: print every metric in verl's form as well.
     settings: of the run, which wandb and SwanLab show with it.
 

@@ -9,11 +9,11 @@ COMPILE = "compile"
 
 
 class Timers:
-    """`with timers("gen"): ...` adds the block's seconds to the phase `gen`.
+    """Timers of phases: `with timers("gen"): ...` adds the block's seconds.
 
     Blocks nest, and an outer phase includes its inner ones; a phase inside itself counts once.
 
-    on_phase: told of each block's phase when it begins, as part of it.
+    on_phase: called with each block's phase when it begins, as part of it.
     synchronize: called at the end of each block before the clock is read, where work is still running when the call
         that started it has returned.
     clock: seconds from any origin.
@@ -61,6 +61,9 @@ class Timers:
             self.add(phase, -seconds)
 
     def collect(self) -> dict[str, float]:
-        """Phase -> seconds since the last call, in the order in which they ended; starts anew."""
+        """Return seconds by phase since the last call, and set them to 0.
+
+        Phases are in the order in which they ended.
+        """
         seconds, self._seconds = self._seconds, {}
         return seconds

@@ -1,4 +1,4 @@
-"""Weights & Biases and SwanLab, for those who have installed them; neither is a dependency.
+"""Weights & Biases and SwanLab, both optional.
 
 A resumed job appears there as a run of its own, beginning with the step it resumed from.
 """
@@ -17,7 +17,7 @@ TRACKERS = {"wandb": ("dir", "name"), "swanlab": ("logdir", "experiment_name")} 
 
 
 class TrackerWriter:
-    """Writes to a run of wandb or SwanLab that has begun; both log and finish in the same words."""
+    """Writer to a started run of wandb or SwanLab, whose calls are equal."""
 
     def __init__(self, run: Any):
         self._run = run
@@ -52,7 +52,7 @@ def open_tracker(
 
 
 def check_installed(loggers: Sequence[str]) -> None:
-    """Raises UserError for a tracker among the loggers whose package cannot be imported."""
+    """Raise UserError for a logger whose package cannot be imported."""
     for name in loggers:
         if name in TRACKERS:
             _package(name)

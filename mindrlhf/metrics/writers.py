@@ -1,7 +1,7 @@
-"""Where the metrics of a step go: JSONL and TensorBoard files; `Writers` sends each step to all of them.
+"""Writers of a step's metrics: JSONL and TensorBoard files.
 
-Every writer gets the same values. A resumed run gives the step it starts with, and what the files hold from that step
-on (written after the last checkpoint) is cut off, so that no step is there twice.
+`Writers` sends each step to several. All get the same values. A resumed run gives the step it starts with, and the
+steps of the files from that one on (written after the last checkpoint) are cut off, so that no step is there twice.
 """
 
 import time
@@ -25,7 +25,10 @@ class Writer(Protocol):
 
 
 class Writers:
-    """Hands each step to several writers. A step that does not follow the one before is a ValueError."""
+    """Several writers as one.
+
+    A step that does not follow the one before is a ValueError.
+    """
 
     def __init__(self, writers: Sequence[Writer]):
         self._writers = tuple(writers)
@@ -40,7 +43,7 @@ class Writers:
             writer.write(step, values)
 
     def close(self) -> None:
-        """Close every writer, also when one of them cannot be; the first trouble is raised at the end."""
+        """Close every writer; the first error is raised at the end."""
         troubles = []
         for writer in self._writers:
             try:
@@ -58,12 +61,15 @@ class Writers:
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
-    """The steps of a metrics JSONL file, each with its `step`; null is read back as NaN."""
+    """Read the steps of a metrics JSONL file, with their `step`.
+
+    null is read back as NaN.
+    """
     return [_metrics(row, f"{path}, line {number}") for number, row in enumerate(read_json_lines(path), start=1)]
 
 
 def _metrics(row: Mapping[str, Any], where: str) -> dict[str, float]:
-    """One step of a metrics file. Raises UserError for what no run has written."""
+    """Parse one step of a metrics file. Raises UserError for another object."""
     step = row.get("step")
     if not isinstance(step, int) or isinstance(step, bool) or abs(step) > MOST_STEP:
         raise UserError(f"{where}: no `step` in it; give the metrics.jsonl of a run")
@@ -82,10 +88,16 @@ def _append_to(path: Path) -> TextIO:
 
 
 class JsonlWriter:
-    """One JSON object a line: `{"step": 12, "critic/rewards/mean": 0.43, ...}`; NaN and infinities are null."""
+    """Writer of one JSON object a line; NaN and infinities are null.
+
+    A line is `{"step": 12, "critic/rewards/mean": 0.43, ...}`.
+    """
 
     def __init__(self, path: Path, start_step: int = 0):
-        """Keep the lines of `path` before `start_step` (none of them by default) and append behind them."""
+        """Keep the lines of `path` before `start_step` and append to them.
+
+        By default none is kept.
+        """
         path = Path(path)
         earlier = read_metrics(path) if start_step and path.exists() else []
         kept = [row for row in earlier if row["step"] < start_step]
@@ -104,8 +116,9 @@ class JsonlWriter:
 
 
 class TensorBoardWriter:
-    """Scalars as TensorBoard event files. TensorBoard itself hides what an earlier run wrote from `start_step` on.
+    """Writer of scalars as TensorBoard event files.
 
+    TensorBoard itself hides an earlier run's steps from `start_step` on.
     Events go straight to the file: by way of the library's `SummaryWriter` each is sent to a thread, which takes three
     times as long as writing it.
     """
@@ -130,8 +143,9 @@ class TensorBoardWriter:
         return Event(wall_time=time.time(), step=step, **fields)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Add one event with a scalar for each value (an event for each takes four times as long); it is in the file
-        within a minute or a few steps.
+        """Add one event with all values of a step.
+
+        An event for each value takes four times as long. It is in the file within a minute or a few steps.
         """
         event = self._event(step)
         for name, value in values.items():

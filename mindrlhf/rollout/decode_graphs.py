@@ -83,8 +83,7 @@ class Decode(Graph):
     """Graph that draws the next tokens of each slot, at most `tokens`.
 
     The outputs are [B, n] token (-1 for none), behaviour and policy log-prob (see `Sampler`).
-    ids, positions: int32[B], of the last token. remaining: int32[B], tokens that may still come, 0 in an empty
-    slot.
+    ids, positions: int32[B], of the last token. remaining: int32[B], tokens still to come, 0 in an empty slot.
     banned: int32[B], number of the next tokens without a stop token.
     leaders, prefixes: int32[B], the slot that keeps the prompt and its positions of the prompt, if one operator
     draws several tokens; otherwise each slot has all of its own.
