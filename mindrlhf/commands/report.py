@@ -62,7 +62,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _read(args: argparse.Namespace, begun: bool = True) -> list:
-    labels = args.labels or run_labels(args.runs)
+    labels = run_labels(args.runs, args.labels)
     return [
         read_run(path, label, args.samples, args.sample_steps, begun)
         for path, label in zip(args.runs, labels, strict=True)

@@ -25,11 +25,11 @@ from mindrlhf.data.tasks import TASKS, chosen_task
 from mindrlhf.data.tasks.task import prompt_fields
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
+from mindrlhf.files.printable import printable
 from mindrlhf.rewards.process import Sample
 from mindrlhf.rewards.registry import SHIPPED
 from mindrlhf.rewards.runner import RewardRunner
 from mindrlhf.rewards.table import RewardTable
-from mindrlhf.rewards.worker import printable
 
 SHOWN_END = 48  # characters of a completion's end in the table: answers stand there
 SHOWN_COMPONENTS = 20
@@ -211,7 +211,7 @@ def _show(
         )
         given = {"prompt": failure.prompt, "completion": failure.completion, **failure.fields}
         for key, text in given.items():
-            console.print(Text.assemble((f"  {printable(key)}: ", "bold"), _lines(text[:SHOWN_INPUT])))
+            console.print(Text.assemble((f"  {printable(key)}: ", "bold"), printable(text[:SHOWN_INPUT], keep="\n\t")))
 
 
 def _table(*headers: str) -> Table:
@@ -222,11 +222,6 @@ def _components(components: Mapping[str, float]) -> str:
     given = [f"{key} {value:.4g}" for key, value in components.items() if not np.isnan(value)]
     more = [f"... {len(given) - SHOWN_COMPONENTS} more"] if len(given) > SHOWN_COMPONENTS else []
     return "\n".join(given[:SHOWN_COMPONENTS] + more)
-
-
-def _lines(text: str) -> str:
-    """Escape control characters except line breaks and tabs."""
-    return "".join(character if character in "\n\t" else printable(character) for character in text)
 
 
 def _end(text: str) -> str:

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from mindrlhf.errors import UserError
 from mindrlhf.files.printable import printable
+from mindrlhf.files.text import shortened
 from mindrlhf.metrics.report.run import RolloutGroupText, read_groups, run_folder
 from mindrlhf.records.rollout_dump import ROLLOUTS_FOLDER, rollout_steps
 
@@ -85,7 +86,4 @@ def _heading(row: dict) -> Text:
 
 def _text(text: str, full: bool) -> Text:
     """Shorten a text and escape its control characters."""
-    if not full and len(text) > SHOWN:
-        half = SHOWN // 2
-        text = f"{text[:half]} [... {len(text) - 2 * half} characters ...] {text[-half:]}"
-    return Text(printable(text, keep="\n\t"))
+    return Text(printable(text if full else shortened(text, SHOWN), keep="\n\t"))

@@ -11,6 +11,7 @@ import yaml
 
 from mindrlhf.configs.preset_files import is_preset, preset_file
 from mindrlhf.errors import UserError
+from mindrlhf.files.text import read_text
 
 BASE_KEY = "base_config"
 MOST_VALUES = 1_000_000  # of a file or setting, with all that its aliases stand for
@@ -80,14 +81,7 @@ def read_yaml(path: str | Path) -> Layer:
     Raises UserError when it is missing, unreadable, not YAML, not a mapping, or gives a key twice.
     """
     source = str(path)
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise UserError(f"{source}: there is no such file; give the path of a YAML file.") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{source}: not UTF-8 text (byte {error.start}); give a YAML file.") from None
-    except OSError as error:
-        raise UserError(f"{source}: cannot be read ({error.strerror}); give a readable YAML file.") from None
+    text = read_text(path, "a YAML file")
     try:
         loader = _Loader(text)
         node = loader.get_single_node()

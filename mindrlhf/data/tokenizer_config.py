@@ -7,6 +7,7 @@ from tokenizers import AddedToken
 
 from mindrlhf.errors import UserError
 from mindrlhf.files.json import read_json, write_json
+from mindrlhf.files.text import read_text
 from mindrlhf.models.families import DEFAULT, FAMILIES
 
 CONFIG_NAME = "tokenizer_config.json"
@@ -70,10 +71,7 @@ def read_config(folder: Path) -> dict[str, Any] | None:
     added_tokens(config, str(folder))
     chat_template = folder / "chat_template.jinja"
     if chat_template.is_file():
-        try:
-            config["chat_template"] = chat_template.read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            raise UserError(f"{chat_template}: cannot be read as UTF-8 text ({error}).") from None
+        config["chat_template"] = read_text(chat_template, "a jinja template")
     return config
 
 

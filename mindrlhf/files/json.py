@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 
 from mindrlhf.errors import UserError
+from mindrlhf.files.text import read_text
 
 MOST_LEVELS = 200  # of lists and groups inside each other: writers of values go no deeper
 
@@ -49,11 +50,7 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises `UserError` when it is missing, unreadable or not an object.
     """
     try:
-        content = parse_json(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{path}: the file does not exist.") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}).") from error
+        content = parse_json(read_text(path, "a JSON file"))
     except ValueError as error:
         raise UserError(f"{path}: is not valid JSON ({error}).") from error
     if not isinstance(content, dict):

@@ -13,6 +13,7 @@ from matplotlib.ticker import MaxNLocator
 from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import atomic_file
 from mindrlhf.metrics.console import REWARD
+from mindrlhf.metrics.report.run import run_labels
 from mindrlhf.metrics.writers import read_metrics
 
 # Okabe and Ito 2008: told apart by the colour-blind as well.
@@ -48,15 +49,19 @@ def smooth(values: np.ndarray, width: float) -> np.ndarray:
 
 def _read_run(path: Path) -> Run:
     """Read (steps, values) of each metric, of the steps that have it."""
-    rows = read_metrics(path)
-    names = {name for row in rows for name in row if name != "step"}
-    run = {}
-    for name in names:
-        points = [(row["step"], row[name]) for row in rows if name in row]
-        run[name] = tuple(np.array(column, dtype=np.float64) for column in zip(*points, strict=True))
-    if REWARD not in run:
-        raise UserError(f"{path} has no {REWARD}: give the metrics.jsonl of a run with at least one step")
-    return run
+    points: dict[str, list[tuple[float, float]]] = {}
+    for row in read_metrics(path):
+        for name in row.keys() - {"step"}:
+            points.setdefault(name, []).append((row["step"], row[name]))
+    return {name: tuple(np.array(pairs, np.float64).T) for name, pairs in points.items()}
+
+
+def _figure(width: float, height: float) -> Figure:
+    """Make an empty figure; sizes in inches."""
+    figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12)
+    return figure
 
 
 def _style(axes: Axes, title: str, unit: str) -> None:
@@ -131,14 +136,13 @@ def plot_runs(
     Raises UserError for a file that is absent or not a metrics file.
     """
     paths = [Path(path) for path in paths]
-    names = list(labels) if labels is not None else [path.resolve().parent.name for path in paths]
-    if len(set(names)) < len(paths):
-        names = [f"{name} ({index})" for index, name in enumerate(names, start=1)]
+    names = run_labels(paths, labels)
     runs = {name: _read_run(path) for name, path in zip(names, paths, strict=True)}
+    for run, path in zip(runs.values(), paths, strict=True):
+        if REWARD not in run:
+            raise UserError(f"{path} has no {REWARD}: give the metrics.jsonl of a run with at least one step")
     panels = _panels(runs)
-    figure = Figure(figsize=(10, 7 if panels else 4.2), layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
-    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12)
+    figure = _figure(10, 7 if panels else 4.2)
     rows = figure.add_gridspec(2, 1, height_ratios=(1.25, 1)) if panels else figure.add_gridspec(1, 1)
     upper = rows[0].subgridspec(1, 1 if accuracy is None else 2, width_ratios=None if accuracy is None else (2, 1))
     reward = figure.add_subplot(upper[0])
@@ -176,9 +180,7 @@ def plot_metric(
         for heading, paths in panels.items()
     }
     names = list(dict.fromkeys(name for runs in curves.values() for name in runs))
-    figure = Figure(figsize=(1 + 4.5 * len(curves), 4.6), layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
-    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12)
+    figure = _figure(1 + 4.5 * len(curves), 4.6)
     lines = {}
     for axes, (heading, runs) in zip(figure.subplots(1, len(curves), squeeze=False)[0], curves.items(), strict=True):
         _style(axes, heading, unit)
@@ -209,9 +211,8 @@ def _save(figure: Figure, title: str | None, output_png: Path) -> Path:
 
 def _read_metric(path: Path, pattern: str) -> tuple[np.ndarray, np.ndarray]:
     """Read (steps, values) of the first metric that fits the pattern."""
-    rows = read_metrics(path)
-    names = sorted({name for row in rows for name in row if name != "step" and fnmatchcase(name, pattern)})
+    run = _read_run(path)
+    names = sorted(name for name in run if fnmatchcase(name, pattern))
     if not names:
         raise UserError(f"{path} has no metric {pattern}: give one that the run has measured")
-    points = [(row["step"], row[names[0]]) for row in rows if names[0] in row]
-    return tuple(np.array(column, dtype=np.float64) for column in zip(*points, strict=True))
+    return run[names[0]]

@@ -24,6 +24,7 @@ from types import MappingProxyType
 from typing import Any
 
 from mindrlhf.errors import UserError
+from mindrlhf.files.printable import printable
 from mindrlhf.rewards.registry import RewardFunction, resolve
 
 MAX_REASON = 500  # characters of an error's text that are passed on
@@ -152,11 +153,6 @@ def _number(value: Any, key: Any = None) -> float:
 
 def _what(key: Any) -> str:
     return "it" if key is None else repr(key)
-
-
-def printable(text: str) -> str:
-    """Escape control characters and halves of surrogate pairs."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def _reason(error: BaseException) -> str:

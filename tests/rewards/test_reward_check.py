@@ -141,7 +141,7 @@ def test_escape_codes_are_shown_as_text(check, problems, tmp_path):
     assert code == 1
     assert "\x1b[2J" not in output
     assert "\x07" not in output
-    assert "completion: \\x1b[2Jred\\x07" in output
+    assert "completion: \\u001b[2Jred\\u0007" in output
 
 
 @pytest.mark.parametrize(

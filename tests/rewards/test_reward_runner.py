@@ -42,7 +42,7 @@ LOST = {
     "bare name": r"the component's name 'half \ud800' should be",
     "escape name": r"the component's name '\x1b[31mred' should be",
     "long name": "xxx' should be at most 200 characters",
-    "bad message": r"ValueError: half \ud800, red \x1b[31m, two\nlines (faults.py",
+    "bad message": r"ValueError: half \ud800, red \u001b[31m, two\u000alines (faults.py",
     "patch": "its process ended with exit code 1",
 }
 HUNG = ("hang", "spin", "deaf", "stop")

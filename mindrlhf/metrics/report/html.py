@@ -18,12 +18,14 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from mindrlhf.files.json import finite
 from mindrlhf.files.printable import printable
+from mindrlhf.files.text import shortened
 from mindrlhf.metrics.console import REWARD, TREND_STEPS, short_duration, short_number
 from mindrlhf.metrics.diagnosis import diagnose
 from mindrlhf.metrics.report.charts import COST, LEARNING, chart_data, curves
-from mindrlhf.metrics.report.run import Run, differing, shortened
+from mindrlhf.metrics.report.run import Run, differing
 
 PAGE = "mindrlhf.metrics.report"
+MOST_TEXT = 6000  # characters of one prompt or completion that a report shows
 # What HTML or a script's source reads in its own way, and halves of surrogate pairs, which UTF-8 cannot hold.
 ESCAPED = {code: f"\\u{code:04x}" for code in (*map(ord, "<>&\u2028\u2029"), *range(0xD800, 0xE000))}
 
@@ -59,9 +61,9 @@ def _run_data(run: Run) -> dict[str, Any]:
             {
                 "step": group.step,
                 "prompt_id": group.prompt_id,
-                "prompt": shortened(group.prompt),
+                "prompt": shortened(group.prompt, MOST_TEXT),
                 "ground_truth": group.ground_truth,
-                "samples": [{**row, "completion": shortened(row["completion"])} for row in group.samples],
+                "samples": [{**row, "completion": shortened(row["completion"], MOST_TEXT)} for row in group.samples],
             }
             for group in run.groups
         ],

@@ -13,8 +13,6 @@ from mindrlhf.metrics.run_writers import METRICS_FILE
 from mindrlhf.metrics.writers import read_metrics
 from mindrlhf.records.rollout_dump import ROLLOUTS_FOLDER, rollout_file, rollout_steps
 
-MOST_TEXT = 6000  # characters of one prompt or completion that a report shows
-
 
 @dataclass(frozen=True)
 class RolloutGroupText:
@@ -46,9 +44,9 @@ def run_folder(path: Path) -> Path:
     return path.parent if path.name == METRICS_FILE else path
 
 
-def run_labels(paths: Sequence[Path]) -> list[str]:
-    """A name for each run: that of its folder, numbered where two are called the same."""
-    names = [run_folder(path).resolve().name for path in paths]
+def run_labels(paths: Sequence[Path], labels: Sequence[str] | None = None) -> list[str]:
+    """Name each run by its label or its folder, numbered where two names are equal."""
+    names = list(labels or (run_folder(path).resolve().name for path in paths))
     if len(set(names)) == len(names):
         return names
     return [f"{name} ({number})" for number, name in enumerate(names, start=1)]
@@ -148,14 +146,6 @@ _ROLLOUT_KEYS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "ground_truth": (lambda value: value is None or _is_text(value), "text"),
 }
 _OPTIONAL_KEYS = ("rewards", "response_length", "ground_truth")
-
-
-def shortened(text: str) -> str:
-    """At most MOST_TEXT characters: the beginning and the end, where answers stand."""
-    if len(text) <= MOST_TEXT:
-        return text
-    half = MOST_TEXT // 2
-    return f"{text[:half]}\n[... {len(text) - 2 * half} characters ...]\n{text[-half:]}"
 
 
 def flatten(settings: Any, name: str = "") -> dict[str, str]:

@@ -1,0 +1,28 @@
+"""Text of files, and long texts for people."""
+
+from pathlib import Path
+
+from mindrlhf.errors import UserError
+
+
+def read_text(path: str | Path, kind: str) -> str:
+    """Read a UTF-8 file; UserError for a missing or unreadable one.
+
+    kind: right file in words with its article, for messages.
+    """
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError(f"{path}: there is no such file; give the path of {kind}.") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 text (byte {error.start}); give {kind}.") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); give {kind} that can be read.") from None
+
+
+def shortened(text: str, most: int) -> str:
+    """Shorten a text to its beginning and end, where answers stand."""
+    if len(text) <= most:
+        return text
+    half = most // 2
+    return f"{text[:half]}\n[... {len(text) - 2 * half} characters ...]\n{text[-half:]}"
