@@ -1,7 +1,6 @@
-"""All differences between device targets: kernels, collectives, memory, process start.
+"""Differences between device targets: kernels, collectives, memory, process start.
 
-`kernels(target)` gives what graphs are built from. Everything above this room is the same code on a
-laptop's CPU and on Ascend.
+`kernels(target)` gives the operators of graphs. All other rooms are the same code on a laptop's CPU and on Ascend.
 """
 
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ TARGETS = ("CPU", "Ascend")
 
 @dataclass(frozen=True)
 class Kernels:
-    """The operators that graphs are built from on a device target.
+    """Operators that graphs are built from on a device target.
 
     composed: a module with a function for everything (`rms_norm`, `rotary`, `group_attention`, ...), composed of
     MindSpore's operators. fused: the C++ operators (`backend.native`), or None.
@@ -27,12 +26,15 @@ class Kernels:
 
     @property
     def best(self) -> Any:
-        """The fused operators where there are any, for functions that both have."""
+        """Fused operators if available, for functions that both have."""
         return self.fused or self.composed
 
 
 def kernels(target: str) -> Kernels:
-    """Return those of a `context.device_target`; on CPU with fused operators where they can be built."""
+    """Return the kernels of a `context.device_target`.
+
+    On CPU they have fused operators where these can be built.
+    """
     if target == "CPU":
         from mindrlhf.backend import cpu
         from mindrlhf.backend.native.operators import operators
@@ -46,7 +48,7 @@ def kernels(target: str) -> Kernels:
 
 
 def operators_in_use(target: str) -> str:
-    """Which operators `kernels` gives there, for people."""
+    """Describe the operators of `kernels` for people."""
     if target != "CPU":
         return "MindSpore's fused ones"
     from mindrlhf.backend.native import library

@@ -4,7 +4,7 @@ from mindspore import ops
 
 
 def squared_norm(gradients):
-    """Sum of squares of all gradients, float32 scalar."""
+    """Sum the squares of all gradients to a float32 scalar."""
     parts = ()
     for gradient in gradients:
         parts += (ops.square(gradient).sum(),)
@@ -12,11 +12,12 @@ def squared_norm(gradients):
 
 
 def adamw(parameters, gradients, first, second, decays, rows, numbers):
-    """One update of all parameters and moments in place; the gradients are zero afterwards.
+    """Update all parameters and moments in place; zero the gradients.
 
-    decays: of each parameter, whether it does. rows: (first, end) of those rows of each gradient that belong to the
-    parameter. numbers: six float32 scalars, rate, beta1, beta2, epsilon, decay, and what gradients are multiplied by.
-    Computed is w -= rate * (m / (sqrt(v) + epsilon) + decay * w), without a correction of the moments' bias.
+    decays: for each parameter, True if weight decay applies. rows: (first, end) of those rows of each gradient that
+    belong to the parameter. numbers: six float32 scalars, rate, beta1, beta2, epsilon, decay, and the factor of the
+    gradients. Computed is w -= rate * (m / (sqrt(v) + epsilon) + decay * w), without a correction of the moments'
+    bias.
     """
     rate, beta1, beta2, eps, decay, scale = numbers
     done = rate

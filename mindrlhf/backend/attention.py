@@ -1,4 +1,4 @@
-"""Linear maps and attention composed of basic operators, for device targets that have nothing better.
+"""Linear maps and attention composed of basic operators, for targets without fused ones.
 
 Symbols: N prompts, G samples of each, P prefix positions, R completion positions, K key-value heads (on this rank),
 Q query heads per key-value head, D head_dim. Scores and softmax are float32.
@@ -14,18 +14,18 @@ MASKED = -1e30
 
 
 def linear(x, weight):
-    """x [T, in] -> [T, out] with weight [out, in], in the dtype of x."""
+    """Multiply x [T, in] by weight [out, in] to [T, out], in x's dtype."""
     return ops.MatMul(transpose_b=True)(x, weight.astype(x.dtype))
 
 
 def linear_bias(x, weight, bias):
-    """The same with a bias [out]."""
+    """Multiply x [T, in] by weight [out, in] and add bias [out]."""
     y = linear(x, weight)
     return y + expand(bias.astype(y.dtype), y.shape)
 
 
 def group_view(prefix_lengths, lengths, split, key_heads, query_heads):
-    """What `group_attention` needs to know of who sees whom, once for all layers.
+    """Describe visibility for `group_attention`, once for all layers.
 
     prefix_lengths: int32[N]; lengths: int32[N*G] of the completions, which operators that leave out padding need;
     split: (N, P, G, R), with G 0 for prompts alone.
@@ -38,8 +38,9 @@ def group_view(prefix_lengths, lengths, split, key_heads, query_heads):
 
 
 def group_attention(query, key, value, view, split, scale):
-    """Causal attention of prompts to themselves, and of completions to their shared prompt and themselves.
+    """Attend causally within prompts, and from completions to prompt and completion.
 
+    Completions of a prompt share it.
     query: [T, K * Q, D], of T = N*P + N*G*R tokens, the prompts' first, or of the completions' alone; key, value:
     [T, K, D]; view: from `group_view`. Returns [rows of query, K * Q * D].
 
@@ -65,13 +66,19 @@ def group_attention(query, key, value, view, split, scale):
 
 
 def causal_mask(length: int, queries_per_head: int) -> Tensor:
-    """float32[Q*L, L] added to scores: 0 where key <= query, MASKED elsewhere; the Q query heads are stacked."""
+    """Make a causal mask float32[Q*L, L] to add to scores.
+
+    It is 0 where key <= query, MASKED elsewhere; the Q query heads are stacked.
+    """
     mask = np.where(np.tril(np.ones((length, length), bool)), 0.0, MASKED).astype(np.float32)
     return Tensor(np.tile(mask, (queries_per_head, 1)))
 
 
 def key_mask(lengths, size: int):
-    """float32[N, size] added to scores: 0 at key positions below each length, MASKED at the others."""
+    """Make a length mask float32[N, size] to add to scores.
+
+    It is 0 at key positions below each length, MASKED at the others.
+    """
     allowed = ops.arange(0, size).reshape((1, size)) < lengths.reshape((-1, 1))
     return ops.select(
         allowed, ops.zeros_like(allowed.astype("float32")), ops.full_like(allowed.astype("float32"), MASKED)
@@ -79,7 +86,7 @@ def key_mask(lengths, size: int):
 
 
 def prefix_attention(query, key, value, mask, scale):
-    """Causal self-attention of the prompts.
+    """Attend causally within the prompts.
 
     query: [N, P, K, Q, D]; key, value: [N, P, K, D]; mask: [Q*P, P] from `causal_mask`. Returns [N, P, K, Q, D].
     """
@@ -94,8 +101,9 @@ def prefix_attention(query, key, value, mask, scale):
 
 
 def completion_attention(query, key, value, prefix_key, prefix_value, mask, prefix_mask, scale):
-    """Attention of completion rows to their shared prompt and, causally, to themselves, in one softmax.
+    """Attend from completion rows to shared prompt and completion, in one softmax.
 
+    The completion's part is causal.
     query: [N, G, R, K, Q, D]; key, value: [N, G, R, K, D]; prefix_key, prefix_value: [N, P, K, D];
     mask: [Q*R, R] from `causal_mask`; prefix_mask: [N, P] from `key_mask`. Returns [N, G, R, K, Q, D].
     """
@@ -119,7 +127,7 @@ def completion_attention(query, key, value, prefix_key, prefix_value, mask, pref
 
 
 def decode_view(positions, heads, size):
-    """What `decode_attention` needs to know of who sees whom, once for all layers.
+    """Describe visibility for `decode_attention`, once for all layers.
 
     positions: int32[B] of the tokens to come; heads, size: K and S of the caches.
     """
@@ -130,7 +138,7 @@ def decode_view(positions, heads, size):
 
 
 def decode_attention(query, key, value, key_cache, value_cache, view, scale):
-    """One new position of each slot: writes its key and value into the caches in place, and attends to them.
+    """Write one new position of each slot into the caches, and attend.
 
     query: [B, K * Q, D]; key, value: [B, K, D]; key_cache, value_cache: Parameters [B, K, S, D]; view: from
     `decode_view`. Returns [B, K * Q * D].

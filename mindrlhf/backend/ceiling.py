@@ -1,4 +1,4 @@
-"""The rate of matrix products that this process reaches on its device, measured once."""
+"""Rate of matrix products that this process reaches, measured once."""
 
 import time
 from functools import cache
@@ -11,10 +11,11 @@ ATTEMPTS, LEAST_S = 3, 0.05  # the best of so many, each of at least so many sec
 
 @cache
 def matmul_ceiling(device_target: str, dtype: str = "float32") -> float:
-    """Multiplications and additions per second of the best of a few products of square matrices; takes about 0.2 s.
+    """Measure floating-point operations per second of square matrix products.
 
+    It is the best of a few, and takes about 0.2 s.
     dtype: that of the weights in compute. Ranks of one host measure at about the same time, and each of them finds its
-    share of the host. The Ascend branch has not been run.
+    part of the host. The Ascend branch has not been run.
     """
     import mindspore
     from mindspore import Tensor
@@ -23,7 +24,7 @@ def matmul_ceiling(device_target: str, dtype: str = "float32") -> float:
     from mindrlhf.backend.compile.graph import Graph
 
     class Product(Graph):
-        """As the model's linear layers make it, in a graph like theirs."""
+        """Matrix product in a graph, as in the model's linear layers."""
 
         def __init__(self):
             super().__init__()

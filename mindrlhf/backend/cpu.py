@@ -21,14 +21,18 @@ COMPUTE_DTYPES = ("float32",)
 
 
 def rms_norm(x, weight, eps):
-    """x * weight / sqrt(mean(x^2) + eps) over the last axis (Zhang & Sennrich 2019, eq. 4). Shape and dtype of x."""
+    """Compute x * weight / sqrt(mean(x^2) + eps) over the last axis.
+
+    Source: Zhang & Sennrich 2019, eq. 4. Shape and dtype are those of x.
+    """
     scale = ops.rsqrt(ops.ReduceMean(True)(ops.square(x), -1) + eps)
     return x * expand(scale, x.shape) * expand(weight, x.shape)
 
 
 def rotary(x, cos, sin):
-    """Rotary position embedding on halves, as in HF's Qwen2 (Su et al. 2021, eq. 34 with pairs (i, i + d/2)).
+    """Rotate halves by position, as in HF's Qwen2 (Su et al. 2021, eq. 34).
 
+    The pairs are (i, i + d/2).
     x: [1, T, heads, d]; cos, sin: [1, T, 1, d], the angles of the d/2 frequencies written twice.
     """
     half = x.shape[-1] // 2
@@ -37,5 +41,5 @@ def rotary(x, cos, sin):
 
 
 def swiglu(gate, up):
-    """silu(gate) * up (Shazeer 2020, eq. 5)."""
+    """Compute silu(gate) * up (Shazeer 2020, eq. 5)."""
     return ops.silu(gate) * up

@@ -1,4 +1,4 @@
-"""Taking the memory of parameters away for a while and giving it back, without compiled graphs noticing.
+"""Temporary release of parameter memory, without compiled graphs noticing.
 
 On CPU a parameter's pages go back to the operating system and its content, where it is needed again, to a file: the
 parameter keeps its address, which compiled graphs know. On Ascend MindSpore moves it to host memory.
@@ -23,34 +23,42 @@ _MADV_POPULATE_WRITE = 23  # Linux 5.14; older ones refuse it
 
 
 class Store(Protocol):
-    """Where the parameters of one role go. `nbytes` of them move; what is too small to be worth it stays."""
+    """Store for the parameters of one role.
+
+    `nbytes` of them move; a parameter too small to be worth it stays.
+    """
 
     nbytes: int
 
     def put_away(self, keep: bool) -> None:
-        """Free the memory. keep: the content is needed again; otherwise the parameters are zero afterwards, or as they
+        """Free the memory.
+
+        keep: the content is needed again; otherwise the parameters are zero afterwards, or as they
         were put away before with `keep`.
         """
 
     def bring_back(self) -> None:
-        """Have the memory again, with the content that was kept last."""
+        """Take the memory again, with the content that was kept last."""
 
     def fill(self) -> None:
-        """Take the memory of all of it now, which is quicker than where it is touched first, bit by bit."""
+        """Take all memory now, which is quicker than page by page later."""
 
     def expect(self) -> None:
-        """Prepare, beside whatever runs, for `bring_back` to be quick; takes none of this process's memory."""
+        """Prefetch in the background so that `bring_back` is fast.
+
+        It takes none of this process's memory.
+        """
 
 
 def open_store(target: str, parameters: Sequence, folder: Path) -> Store:
-    """The store of a `context.device_target`; files go below `folder`."""
+    """Open the store of a `context.device_target`; files go below `folder`."""
     return AscendStore(parameters) if target == "Ascend" else FileStore(parameters, folder)
 
 
 class FileStore:
-    """On CPU: whole pages are given back (`madvise`), and their content is one file, which has no name and so is gone
-    with the process however it ends.
+    """Store on CPU: whole pages are given back (`madvise`), their content to a file.
 
+    The file has no name and so is gone with the process however it ends.
     The first and the last, incomplete, page of each parameter stay. Raises `UserError` when the file cannot be written;
     everything is still in memory then.
     """
@@ -85,7 +93,7 @@ class FileStore:
                 _advise(pages, _MADV_POPULATE_WRITE)
 
     def expect(self) -> None:
-        """The operating system reads the file into its own cache meanwhile."""
+        """Make the operating system read the file into its own cache."""
         if self._file is not None:
             os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_WILLNEED)
 
@@ -107,7 +115,10 @@ class FileStore:
             ) from None
 
     def _pages(self) -> list[np.ndarray]:
-        """The whole pages of each parameter, as bytes: views, taken anew because nothing says that they stay."""
+        """View the whole pages of each parameter as bytes.
+
+        The views are made again each time because nothing says that the pages stay.
+        """
         return [_whole_pages(parameter.asnumpy()) for parameter in self._parameters]
 
     def __del__(self):
@@ -117,7 +128,10 @@ class FileStore:
 
 
 class AscendStore:
-    """On Ascend: MindSpore's own move between device and host. By its documentation; not run on an NPU here."""
+    """Store on Ascend: MindSpore's own move between device and host.
+
+    It follows the documentation and has not been run on an NPU here.
+    """
 
     def __init__(self, parameters: Sequence):
         self._parameters = parameters
@@ -132,14 +146,17 @@ class AscendStore:
             parameter._load()
 
     def fill(self) -> None:
-        """Nothing: a device's memory is there or not."""
+        """Do nothing: a device's memory is there or not."""
 
     def expect(self) -> None:
-        """Nothing: host memory is the quick place already, and `_load` has no form that returns before it is done."""
+        """Do nothing: host memory is quick, and `_load` always waits."""
 
 
 def zero_parameter(name: str, shape: Sequence[int], dtype: str = "float32"):
-    """A Parameter of zeros, not trained; on CPU without memory until it is written to."""
+    """Make a Parameter of zeros, not trained.
+
+    On CPU it takes no memory until it is written to.
+    """
     import mindspore
     from mindspore import Parameter, Tensor
 
@@ -179,6 +196,6 @@ def _libc() -> ctypes.CDLL:
 
 
 def _advise(pages: np.ndarray, advice: int) -> int:
-    """`madvise`: 0, or the number of the error."""
+    """Call `madvise`; returns 0, or the number of the error."""
     failed = _libc().madvise(ctypes.c_void_p(pages.ctypes.data), ctypes.c_size_t(pages.nbytes), advice)
     return ctypes.get_errno() if failed else 0

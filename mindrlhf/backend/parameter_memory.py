@@ -1,7 +1,7 @@
-"""Reading and writing the numbers of parameters: the one way in and out of their memory.
+"""Reading and writing of parameters: the one way to their memory.
 
 On the CPU both happen in the parameter's own buffer, without a copy. On Ascend the host sees copies only, so a write
-goes back to the device; by MindSpore's documentation, not run on an NPU. Compiled graphs see what is written on both.
+goes back to the device; by MindSpore's documentation, not run on an NPU. Compiled graphs see written numbers on both.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,20 +15,24 @@ if TYPE_CHECKING:
 
 
 def read(parameter: "Parameter") -> np.ndarray:
-    """The numbers of a parameter, read-only: its own memory on the CPU, a copy on the host elsewhere."""
+    """Read the numbers of a parameter: its own memory on the CPU, read-only.
+
+    Elsewhere they are a copy on the host.
+    """
     numbers = parameter.asnumpy().view()
     numbers.flags.writeable = False
     return numbers
 
 
 def read_all(parameters: Mapping[str, "Parameter"]) -> dict[str, np.ndarray]:
-    """Read-only numbers of several parameters, by the same names."""
+    """Read the numbers of several parameters, by the same names; read-only."""
     return {name: read(parameter) for name, parameter in parameters.items()}
 
 
 def write(parameter: "Parameter", values: np.ndarray | float) -> None:
-    """Set all numbers of a parameter. values: an array of its shape, or one number for all.
+    """Set all numbers of a parameter.
 
+    values: an array of its shape, or one number for all.
     Raises ValueError for an array of another shape.
     """
     if np.ndim(values) and np.shape(values) != parameter.shape:
@@ -43,7 +47,10 @@ def write(parameter: "Parameter", values: np.ndarray | float) -> None:
 
 @contextmanager
 def rewriting(parameters: Mapping[str, "Parameter"]) -> Iterator[dict[str, np.ndarray]]:
-    """Writable arrays by name, with the parameters' numbers; they are the parameters' numbers after the block too."""
+    """Yield writable arrays by name; their content becomes the parameters'.
+
+    They begin with the parameters' numbers.
+    """
     if _in_place():
         yield {name: parameter.asnumpy() for name, parameter in parameters.items()}
         return
@@ -54,7 +61,10 @@ def rewriting(parameters: Mapping[str, "Parameter"]) -> Iterator[dict[str, np.nd
 
 
 def _send(parameter: "Parameter", array: np.ndarray) -> None:
-    """Copy an array to the device, where compiled graphs see it; what `set_data` gives a parameter they do not."""
+    """Copy an array to the device, in place.
+
+    Compiled graphs see it there; they do not see `set_data`.
+    """
     from mindspore import Tensor
 
     if array.size:
@@ -62,7 +72,7 @@ def _send(parameter: "Parameter", array: np.ndarray) -> None:
 
 
 def _in_place() -> bool:
-    """Whether `asnumpy` gives a parameter's own memory."""
+    """Test that `asnumpy` gives a parameter's own memory."""
     import mindspore
 
     return mindspore.get_context("device_target") == "CPU"

@@ -55,9 +55,8 @@ def add_performance(
 
     `perf/throughput` is tokens of all ranks / (seconds of a step x ranks), verl's definition.
     `perf/cpu_memory_used_gb` is the resident memory of the largest process now, `perf/max_memory_allocated_gb` the
-    largest
-    peak: of the device where the caller knows it, otherwise of the process. GB here means 1024**3 bytes, as in
-    verl.
+    highest peak: of the device where the caller knows it, otherwise of the process. GB here means 1024**3 bytes, as
+    in verl.
 
     total_tokens: prompt and response tokens of this rank's own rows, prompts counted once for each of their responses.
     """

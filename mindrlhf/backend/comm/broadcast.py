@@ -14,11 +14,11 @@ _tile = ops.Tile()
 
 @constexpr
 def repeats(shape: tuple[int, ...], wanted: tuple[int, ...]) -> tuple[int, ...]:
-    """How often `Tile` has to repeat each dimension; leading dimensions may be missing in `shape`."""
+    """Compute `Tile`'s repeats of each dimension; `shape` may lack leading ones."""
     missing = len(wanted) - len(shape)
     return tuple(size // (1 if i < missing else shape[i - missing]) for i, size in enumerate(wanted))
 
 
 def expand(x, shape):
-    """`x` repeated along its dimensions of size 1, and along those it lacks in front, to `shape`."""
+    """Repeat `x` along missing leading dimensions and those of size 1, to `shape`."""
     return _tile(x, repeats(x.shape, shape))

@@ -2,9 +2,9 @@
 
 Both targets offer `mindspore.mint.distributed` once `launch` has initialised their library (mccl, hccl), though it
 is documented for hccl first; on CPU each call used here was seen to be exact on the world and on smaller groups. The
-hccl side has not been run here. The one thing that differs (what can be summed natively) is avoided by gathering.
+hccl side has not been run here. The one difference (native sums of some dtypes) is avoided by gathering.
 
-What every call obeys: all ranks of a group call the same operations in the same order, with equal shapes and dtypes.
+All calls obey: all ranks of a group call the same operations in the same order, with equal shapes and dtypes.
 A group is a sequence of ascending global ranks (see `parallel.mesh.Mesh.group`) that contains the caller; None is all
 ranks. A group of one returns its argument itself and needs no MindSpore at all.
 """
@@ -61,15 +61,19 @@ class Collectives:
         return total.reshape(array.shape)
 
     def all_reduce_max(self, array: np.ndarray, group: Sequence[int] | None = None) -> np.ndarray:
-        """Elementwise maximum over the group; NaN wins. Any ordered dtype, bool too (then: any).
+        """Compute the elementwise maximum over the group; NaN wins.
 
+        It takes any ordered dtype, bool too (then: any).
         Gathers first (the native maximum drops a NaN or not depending on the order): meant for a few numbers.
         """
         ranks = self._ranks(group)
         return array if len(ranks) == 1 else self.all_gather(array, ranks).max(axis=0)
 
     def all_gather(self, array: np.ndarray, group: Sequence[int] | None = None) -> np.ndarray:
-        """Every rank's array, stacked in order of the group's ranks: [size, *shape], bit by bit, any plain dtype."""
+        """Stack every rank's array in the group's order: [size, *shape].
+
+        Bits are kept, for any plain dtype.
+        """
         ranks = self._ranks(group)
         if len(ranks) == 1:
             return array[np.newaxis]
@@ -86,7 +90,7 @@ class Collectives:
         return gathered.reshape(-1).view(array.dtype).reshape(len(ranks), *array.shape)
 
     def broadcast(self, array: np.ndarray, root: int, group: Sequence[int] | None = None) -> np.ndarray:
-        """The array of global rank `root`, bit by bit, any plain dtype.
+        """Send the array of global rank `root` to all, bit by bit.
 
         The other ranks give an array of the same shape and dtype, whose content is not used.
         """
@@ -111,7 +115,10 @@ class Collectives:
         self.all_reduce_sum(np.zeros(1, np.float32), group)
 
     def all_gather_object(self, value: Any, group: Sequence[int] | None = None) -> list[Any]:
-        """Every rank's picklable value, in order of the group's ranks. bytes pass unchanged."""
+        """Collect every rank's picklable value, in the group's order.
+
+        bytes pass unchanged.
+        """
         ranks = self._ranks(group)
         if len(ranks) == 1:
             return [value]
@@ -123,7 +130,10 @@ class Collectives:
         return [pickle.loads(row[:length].tobytes()) for row, length in zip(rows, lengths, strict=True)]
 
     def broadcast_object(self, value: Any, root: int, group: Sequence[int] | None = None) -> Any:
-        """The picklable value of global rank `root`; what the other ranks give is not used."""
+        """Send the picklable value of global rank `root` to all.
+
+        The other ranks' values are not used.
+        """
         ranks = self._ranks(group)
         if len(ranks) == 1:
             return value
@@ -134,11 +144,14 @@ class Collectives:
         return pickle.loads(self.broadcast(message, root, ranks).tobytes())
 
     def graph_group(self, group: Sequence[int] | None = None) -> str:
-        """MindSpore's name of the group, for communication operators inside compiled graphs."""
+        """Return MindSpore's name of the group, for communication in compiled graphs."""
         return _group_name(self._ranks(group), self.world.size)
 
     def peers(self) -> Peers:
-        """Messages between two ranks. Every rank makes the first call at the same time; later ones give the same."""
+        """Open connections between pairs of ranks.
+
+        Every rank makes the first call at the same time; later ones give the same.
+        """
         return _peers(self.world)
 
     def _ranks(self, group: Sequence[int] | None) -> tuple[int, ...]:
@@ -161,7 +174,10 @@ def _peers(world) -> Peers:
 
 @functools.cache
 def _group_name(ranks: tuple[int, ...], world_size: int) -> str:
-    """MindSpore's name for these ranks. The first use creates the group, which waits for the group's first rank."""
+    """Create MindSpore's group of these ranks once, and return its name.
+
+    The first use waits for the group's first rank.
+    """
     from mindspore import communication
 
     if len(ranks) == world_size:

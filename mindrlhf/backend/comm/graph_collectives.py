@@ -1,4 +1,4 @@
-"""Communication inside compiled graphs: the operators of tensor parallelism, with their own backward rules.
+"""Communication inside compiled graphs, with backward rules for tensor parallelism.
 
 Column- and row-parallel layers are joined by a pair of conjugate operators (Shoeybi et al. 2019, arXiv:1909.08053,
 section 3, f and g), or, where activations are split by sequence, by another such pair (Korthikanti et al. 2022,
@@ -19,16 +19,18 @@ from mindrlhf.backend.comm.collectives import Collectives
 
 
 def graph_all_reduce(collectives: Collectives, group: Sequence[int]) -> nn.Cell | ops.AllReduce:
-    """A callable `tensor -> sum over the group` for use in a Cell; the identity for a group of one.
+    """Return a function that sums a tensor over the group, for Cells.
 
+    It is the identity for a group of one.
     Its gradient is MindSpore's: the sum over the group of the incoming gradients.
     """
     return nn.Identity() if len(group) == 1 else ops.AllReduce(group=collectives.graph_group(group))
 
 
 class CopyToGroup(nn.Cell):
-    """Enters a parallel region: the identity forward, the sum over the group backward (f in arXiv:1909.08053).
+    """Entry of a parallel region: identity forward, sum over the group backward.
 
+    It is f in arXiv:1909.08053.
     Takes a tensor that is the same on each rank of the group.
     """
 
@@ -44,8 +46,9 @@ class CopyToGroup(nn.Cell):
 
 
 class ReduceFromGroup(nn.Cell):
-    """Leaves a parallel region: the sum over the group forward, the identity backward (g in arXiv:1909.08053).
+    """Exit of a parallel region: sum over the group forward, identity backward.
 
+    It is g in arXiv:1909.08053.
     Gives a tensor that is the same on each rank of the group.
     """
 
@@ -61,7 +64,10 @@ class ReduceFromGroup(nn.Cell):
 
 
 class StackOverGroup(nn.Cell):
-    """float32 [...] -> [size, ...]: every rank's tensor, in rank order; the same on each rank. Without a gradient."""
+    """Stack of every rank's float32 tensor: [...] -> [size, ...].
+
+    It is in rank order, the same on each rank, without a gradient.
+    """
 
     def __init__(self, collectives: Collectives, group: Sequence[int]):
         super().__init__()
@@ -74,9 +80,10 @@ class StackOverGroup(nn.Cell):
 
 
 class GatherRows(nn.Cell):
-    """Enters a parallel region from rows that are split: [T / size, ...] -> [T, ...] in rank order.
+    """Entry of a parallel region from rows that are split over ranks.
 
-    Backward, each rank's gradient of all rows is summed and every rank keeps its own rows.
+    [T / size, ...] -> [T, ...] in rank order. Backward, each rank's gradient of all rows is summed and every rank
+    keeps its own rows.
     """
 
     def __init__(self, collectives: Collectives, group: Sequence[int]):
@@ -92,9 +99,9 @@ class GatherRows(nn.Cell):
 
 
 class ScatterRows(nn.Cell):
-    """Leaves a parallel region to rows that are split: the sum of [T, ...] over the group, of which each rank keeps
-    its [T / size, ...].
+    """Exit of a parallel region to split rows.
 
+    [T, ...] is summed over the group, and each rank keeps its [T / size, ...].
     Backward, the gradients of all rows are gathered.
     """
 

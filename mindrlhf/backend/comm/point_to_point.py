@@ -1,9 +1,9 @@
-"""Messages between two ranks, on NumPy arrays: what pipeline stages and the online reshard exchange.
+"""Messages between two ranks, on NumPy arrays, for pipelines and online reshard.
 
 `Collectives.peers()` gives the right kind for the target: on CPU `SocketPeers`, ten times as fast as MindSpore's own
 send and receive there, on Ascend `LibraryPeers`.
 
-What every kind obeys: messages from one rank to another arrive in the order in which they were sent; the receiver
+All kinds obey: messages from one rank to another arrive in the order in which they were sent; the receiver
 knows their shape and dtype beforehand; one thread makes all calls.
 """
 
@@ -16,7 +16,7 @@ Messages = Mapping[int, Iterable[np.ndarray]]  # other rank -> arrays, in order
 
 
 class PeerGone(ConnectionError):
-    """Another rank's process is no more, although the job is not at its end."""
+    """Another rank's process ended before the job did."""
 
     def __init__(self, rank: int):
         super().__init__(
@@ -26,19 +26,23 @@ class PeerGone(ConnectionError):
 
 
 class Peers(Protocol):
-    """One rank's connections to all others."""
+    """Connections of one rank to all others."""
 
     def send(self, array: np.ndarray, to: int) -> None:
-        """Send to rank `to` and return at once, whether or not it is receiving: two ranks may both send first.
+        """Send to rank `to` and return at once, also before it receives.
 
+        Two ranks may both send first.
         array: any plain dtype and memory layout; copied, so that it may be changed afterwards.
         """
 
     def receive(self, into: np.ndarray, source: int) -> np.ndarray:
-        """Wait for the next message of rank `source`, write it into a C-contiguous array and return that array."""
+        """Wait for the next message of rank `source` and fill an array.
+
+        The array is C-contiguous; it is returned.
+        """
 
     def exchange(self, outgoing: Messages, incoming: Messages) -> None:
-        """Send to and receive from several ranks at the same time, without keeping copies of the messages.
+        """Send to and receive from several ranks at once, without copies.
 
         Returns when everything has been sent and received. The ranks that exchange with each other all call it; only
         the messages from one rank to another need to be in the same order on both.
@@ -50,18 +54,18 @@ class Peers(Protocol):
 
 
 def bytes_of(array: np.ndarray) -> memoryview:
-    """The bytes of a C-contiguous array, writable where it is; not a copy."""
+    """View the bytes of a C-contiguous array, writable if the array is."""
     if not array.flags.c_contiguous:
         raise ValueError("a message has to lie in one piece of memory")
     return memoryview(array.reshape(-1).view(np.uint8))
 
 
 class LibraryPeers:
-    """Peers on `mindspore.mint.distributed`, for Ascend's hccl; every rank builds it at the same time.
+    """Peers on `mindspore.mint.distributed`, for hccl; all ranks build it together.
 
-    hccl has not been run here. The same calls exist on CPU, where the tests run this class. An exchange goes over the
-    pairs of ranks in one order that all ranks share, lower rank sending first, because on hccl a send may wait until it
-    is received. Empty messages stay at home: MindSpore's receive hangs on them.
+    hccl has not been run here. The same calls exist on CPU, where the tests run this class. An exchange goes over
+    the pairs of ranks in one order that all ranks have in common, lower rank sending first, because on hccl a send
+    may wait until it is received. Empty messages stay at home: MindSpore's receive hangs on them.
     """
 
     def __init__(self, rank: int, size: int):
@@ -73,7 +77,7 @@ class LibraryPeers:
             communication.create_group("hccl_world_group", list(range(size)))  # the only name that send looks up
 
     def send(self, array: np.ndarray, to: int) -> None:
-        """As `Peers.send`, but waits until the message before to the same rank has been sent."""
+        """Send like `Peers.send`, after the previous message to the same rank is out."""
         from mindspore.mint import distributed
 
         if array.size == 0:
@@ -122,7 +126,7 @@ class LibraryPeers:
 
 
 def _tensor(array: np.ndarray):
-    """The bytes of a C-contiguous array as an int8 tensor."""
+    """Convert the bytes of a C-contiguous array to an int8 tensor."""
     from mindspore import Tensor
 
     return Tensor(np.frombuffer(bytes_of(array), np.int8))

@@ -1,5 +1,6 @@
-"""Messages between ranks over TCP: straight from one array's memory into the other's, on one host or several.
+"""Messages between ranks over TCP, from memory to memory without copies.
 
+The ranks may be on one host or several.
 Each message has its length before it, so that two ranks that have lost step find out. A rank that is gone is noticed
 at once when its process has ended, within half a minute when its host cannot be reached: by those who wait for a
 message from it, and by those who watch.
@@ -29,7 +30,7 @@ _HELLO_TIMEOUT_S = 5
 
 
 class SocketPeers:
-    """Peers over one stream socket to each of the other ranks; `connect_peers` makes them."""
+    """Peers over one socket to each other rank; `connect_peers` makes them."""
 
     def __init__(self, sockets: Mapping[int, socket.socket]):
         self._sockets = sockets
@@ -37,11 +38,14 @@ class SocketPeers:
         self._watching = True
 
     def watch(self, on_gone: Callable[[int], None]) -> None:
-        """Call `on_gone(rank)`, from a thread, as soon as the first of the other ranks is gone."""
+        """Call `on_gone(rank)`, from a thread, once another rank is gone.
+
+        It is called for the first of them only.
+        """
         threading.Thread(target=self._watch, args=(on_gone,), name="watch", daemon=True).start()
 
     def stop_watching(self) -> None:
-        """From now on ranks may go. All ranks call it, before any of them ends."""
+        """Stop watching; all ranks call it before any of them ends."""
         self._watching = False
 
     def _watch(self, on_gone: Callable[[int], None]) -> None:
@@ -54,7 +58,10 @@ class SocketPeers:
             on_gone(ranks[gone[0][0]])
 
     def send(self, array: np.ndarray, to: int) -> None:
-        """As `Peers.send`; what the network does not take at once is copied, and a thread sends it."""
+        """Send like `Peers.send`; a thread sends the rest that the network refuses.
+
+        The rest is copied.
+        """
         self._outboxes[to].put(_message(np.ascontiguousarray(array)))
 
     def receive(self, into: np.ndarray, source: int) -> np.ndarray:
@@ -79,7 +86,7 @@ class SocketPeers:
 
 
 def _advance_ready(selector: selectors.BaseSelector, key: selectors.SelectorKey, ready: int) -> None:
-    """Let a connection's generators take what steps they can, and wait only for those that have more to do."""
+    """Advance each connection's generators, and wait only for unfinished ones."""
     steps = key.data
     for event in [event for event in steps if event & ready]:
         if next(steps[event], "finished") == "finished":
@@ -91,7 +98,7 @@ def _advance_ready(selector: selectors.BaseSelector, key: selectors.SelectorKey,
 
 
 def _send(arrays: Iterable[np.ndarray], connection: socket.socket, to: int) -> Iterator[None]:
-    """Send arrays one after the other, never waiting: it stops before each attempt."""
+    """Send arrays in order without waiting; yields before each attempt."""
     for array in arrays:
         rest = _message(array)
         while rest:
@@ -100,7 +107,10 @@ def _send(arrays: Iterable[np.ndarray], connection: socket.socket, to: int) -> I
 
 
 def _receive(arrays: Iterable[np.ndarray], connection: socket.socket, source: int, flags: int = 0) -> Iterator[None]:
-    """Fill arrays one after the other; it stops before each attempt, which waits unless `flags` forbid it."""
+    """Fill arrays in order; yields before each attempt.
+
+    An attempt waits unless `flags` forbid it.
+    """
     for array in arrays:
         length = bytearray(_LENGTH.size)
         rest = [view for view in (memoryview(length), bytes_of(array)) if view.nbytes]
@@ -125,7 +135,7 @@ def _receive(arrays: Iterable[np.ndarray], connection: socket.socket, source: in
 
 
 class _Outbox:
-    """What one connection has not yet taken of the messages that were sent; a thread of its own sends it, in order."""
+    """Unsent rest of one connection's messages, with a thread that sends it."""
 
     def __init__(self, connection: socket.socket, to: int):
         self._connection, self._to = connection, to
@@ -176,12 +186,12 @@ class _Outbox:
 
 
 def _message(array: np.ndarray) -> list[memoryview]:
-    """Length and content, as they go over the wire."""
+    """Encode length and content for the wire."""
     return [memoryview(_LENGTH.pack(array.nbytes)), bytes_of(array)]
 
 
 def _send_some(rest: list[memoryview], connection: socket.socket, to: int) -> None:
-    """Send as much of `rest` as the connection takes without waiting, and drop it from there."""
+    """Send as much of `rest` as goes without waiting, and drop it."""
     try:
         _drop(rest, connection.sendmsg(rest, [], socket.MSG_DONTWAIT))
     except BlockingIOError:
@@ -191,7 +201,7 @@ def _send_some(rest: list[memoryview], connection: socket.socket, to: int) -> No
 
 
 def _drop(views: list[memoryview], count: int) -> None:
-    """Take `count` bytes from the front, and what is empty then."""
+    """Drop `count` bytes from the front, and empty buffers."""
     while views and count >= views[0].nbytes:
         count -= views.pop(0).nbytes
     if views:
@@ -199,7 +209,7 @@ def _drop(views: list[memoryview], count: int) -> None:
 
 
 def connect_peers(rank: int, gather: Callable[[Any], list[Any]]) -> SocketPeers:
-    """Connect this rank with all others; every rank calls it at the same time.
+    """Connect this rank with all others; all ranks call it at once.
 
     gather: every rank's picklable value, in rank order.
     """
@@ -232,7 +242,10 @@ def connect_peers(rank: int, gather: Callable[[Any], list[Any]]) -> SocketPeers:
 
 
 def _own_address() -> str:
-    """This host's address on the network of msrun's scheduler, where the other ranks are too."""
+    """Find this host's address on the network of msrun's scheduler.
+
+    The other ranks are on that network too.
+    """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # connecting it finds the route and sends nothing
         probe.connect((os.environ["MS_SCHED_HOST"], int(os.environ["MS_SCHED_PORT"])))
         return probe.getsockname()[0]
@@ -245,7 +258,10 @@ def _call(rank: int, host: str, port: int, secret: bytes) -> socket.socket:
 
 
 def _answer(server: socket.socket, secret: bytes) -> tuple[int | None, socket.socket]:
-    """The next rank that calls, and its connection; None where somebody else called."""
+    """Accept the next rank; returns it and its connection.
+
+    Returns None for a caller that is no rank.
+    """
     connection, (host, _) = server.accept()
     connection.settimeout(_HELLO_TIMEOUT_S)
     hello = np.empty(_HELLO.size, np.uint8)

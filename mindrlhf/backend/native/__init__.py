@@ -1,8 +1,8 @@
-"""Fused CPU operators in C++, built on this machine when they are first needed.
+"""Fused CPU operators in C++, built on this machine at first use.
 
-`library()` gives the built file, or why there is none; `operators` makes MindSpore operators of it, with the functions
-that `backend.cpu` has too. Where they cannot be built, `backend.cpu` is used, which is slower and gives the same
-numbers up to rounding.
+`library()` gives the built file, or the reason that there is none; `operators` makes MindSpore operators of it,
+with the functions that `backend.cpu` has too. Where they cannot be built, `backend.cpu` is used, which is slower
+and gives the same numbers up to rounding.
 """
 
 import ctypes
@@ -24,7 +24,10 @@ FLAGS = ("-O3", "-march=native", "-std=c++17", "-fno-math-errno", "-fno-trapping
 
 @dataclass(frozen=True)
 class Library:
-    """path: the built file, or None; problem: why there is none."""
+    """Built file, or the reason that it is missing.
+
+    path: None without a file. problem: the reason, None with a file.
+    """
 
     path: Path | None
     problem: str = ""
@@ -32,7 +35,10 @@ class Library:
 
 @functools.cache
 def library() -> Library:
-    """Builds the operators, if this user has not built the same on a machine like this one before (some seconds)."""
+    """Build the operators, unless this user has them for this machine.
+
+    Building takes some seconds.
+    """
     compiler = shutil.which("g++")
     if compiler is None:
         return Library(None, "g++ is not installed")
@@ -51,12 +57,15 @@ def library() -> Library:
 
 
 def _onednn() -> Path:
-    """The library of matrix products that comes with MindSpore, which is not imported for that."""
+    """Find MindSpore's library of matrix products without importing MindSpore."""
     return Path(importlib.util.find_spec("mindspore").origin).parent / "lib" / "libdnnl.so.3"
 
 
 def _build(compiler: str, path: Path) -> str | None:
-    """Compiles to `path`; several processes may do so at once. Returns what went wrong, if anything."""
+    """Compile to `path`; returns the error, if any.
+
+    Several processes may do so at once.
+    """
     with tempfile.TemporaryDirectory(dir=path.parent, prefix="build-") as folder:
         made = Path(folder) / path.name
         command = [compiler, *FLAGS, str(SOURCE), "-o", str(made), "-ldl"]
@@ -69,7 +78,7 @@ def _build(compiler: str, path: Path) -> str | None:
 
 
 def _fingerprint(source: bytes, compiler: str) -> str:
-    """Of all that the built file depends on: source, flags, compiler, and the instructions of this machine."""
+    """Digest of source, flags, compiler, and this machine's instructions."""
     version = subprocess.run([compiler, "--version"], capture_output=True).stdout
     instructions = {
         line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith(("flags", "Fea"))

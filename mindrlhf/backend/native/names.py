@@ -1,4 +1,4 @@
-"""The structs of `names.h`: how the C++ operators call their numbers and arrays."""
+"""Structs of `names.h`: the C++ operators' names of numbers and arrays."""
 
 import functools
 import re
@@ -27,7 +27,7 @@ def members(struct: str) -> tuple[str, ...]:
 
 
 def filled(struct: str, values: Mapping[str, float]) -> np.ndarray:
-    """Fill a struct of numbers, every member given by its name; returns its int32 words."""
+    """Fill a struct of numbers by member names; returns its int32 words."""
     fields = structs()[struct]
     if fields.keys() != values.keys():
         raise ValueError(f"{struct} has {', '.join(fields)}; given are {', '.join(values)}")

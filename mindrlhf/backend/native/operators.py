@@ -20,7 +20,10 @@ ATTENTION_WEIGHTS, FEED_FORWARD_WEIGHTS = names.members("AttentionWeights"), nam
 
 
 class Operators:
-    """The operators of the library at `path`. Shapes and dtypes are functions of those of the inputs."""
+    """Operators of the library at `path`.
+
+    Shapes and dtypes of results are functions of those of the inputs.
+    """
 
     COMPUTE_DTYPES = ("float32",)
 
@@ -70,37 +73,51 @@ class Operators:
         return self._rms_norm(x, weight, numbers_of("NormNumbers", (("epsilon", eps),)))
 
     def half(self, name: str, recompute: bool) -> "_Half":
-        """Return the half of a layer called "attention" or "feed_forward"; recompute: see `_Half`."""
+        """Return a half of a layer, "attention" or "feed_forward".
+
+        recompute: see `_Half`.
+        """
         return self._halves[name, recompute]
 
     def decode_attention(self, x, weights, places, numbers, key_cache, value_cache):
-        """The attention half for one new position of each slot, whose key and value are written to the caches.
+        """Run the attention half for one new position of each slot.
 
+        Keys and values are written to the caches.
         x: [B, hidden]; weights: in the order of `ATTENTION_WEIGHTS`; places: tables of cos and sin [positions, D], and
         positions int32[B]; numbers: of `HalfNumbers`; caches: [B, K, S, D]. Returns [B, hidden].
         """
         return self._decode_attention(x, *weights, *places, numbers_of("HalfNumbers", numbers), key_cache, value_cache)
 
     def decode_feed_forward(self, x, weights, numbers):
-        """The feed-forward half for one new position of each slot: [B, hidden] -> [B, hidden]."""
+        """Run the feed-forward half for one new position of each slot.
+
+        The map is [B, hidden] -> [B, hidden].
+        """
         return self._decode_feed_forward(x, *weights, numbers_of("HalfNumbers", numbers))
 
     def admit(self, slots, rows, limit, prefilled, caches):
-        """Row `rows[i]` of each of `prefilled` [N, K, P, D] into slot `slots[i]` of its cache [B, K, S, D]; int32[A]
-        each. What lies behind the first `limit` positions stays.
+        """Copy row `rows[i]` of prefilled caches to slot `slots[i]`, int32[A] each.
+
+        `prefilled` are [N, K, P, D], the caches [B, K, S, D]. Content behind the first `limit` positions stays.
         """
         return self._admit(slots, rows, numbers_of("AdmitNumbers", (("limit", limit),)), *prefilled, *caches)
 
     def decode_tokens(self, slots, uniform, stop_ids, table, angles, norm, head, layers, numbers):
-        """Up to n tokens of each slot, as `models.decoder.Decoder` and `rollout.sampling.Sampler` give them one by
-        one; a slot that draws a stop token is left out from there on.
+        """Draw up to n tokens of each slot.
 
-        slots: int32[B] each: the last token, its position, how many tokens may still come (0: nothing in this slot), in
-        how many of them no stop token may, the slot that keeps the prompt, and how many positions of it; and int32[2]:
-        with how many slots going on no further token is begun, and where behind the longest prompt a slot keeps what it
-        has of its own. uniform: [B, n]; stop_ids: int32[s], -1 for none; table: of embeddings
-        [V, hidden]; angles: tables of cos and sin [positions, D]; norm, head: the final norm's weight and [V, hidden];
-        layers: of each the attention half's weights, its caches, and the feed-forward half's weights, all in one row.
+        They are those that `models.decoder.Decoder` and `rollout.sampling.Sampler` give one by one; a slot that draws a
+        stop token is left out from there on.
+
+        slots: int32[B] each: the last token, its position, the number of tokens still to come (0: an empty slot),
+        the
+            number of them without a stop token, the slot that keeps the prompt, and its positions of the prompt; and
+            int32[2]: the number of active slots at which no further token is begun, and the first own position of a slot,
+            behind the longest prompt.
+        uniform: [B, n]; stop_ids: int32[s], -1 for none; table: of embeddings [V, hidden]; angles: tables of cos
+        and sin
+            [positions, D]; norm, head: the final norm's weight and [V, hidden].
+        layers: of each the attention half's weights, its caches, and the feed-forward half's weights, all in one
+        row.
         numbers: of `DecodeNumbers`.
 
         Returns token int32[B, n] (-1 where there is none), behaviour and policy log-probs [B, n].
@@ -125,13 +142,16 @@ def operators() -> Operators | None:
 
 @constexpr
 def numbers_of(struct, values):
-    """Make a struct of `names.h` a constant; values: pairs of a member's name and its value."""
+    """Make a struct of `names.h` a constant.
+
+    values: pairs of a member's name and its value.
+    """
     return Tensor(names.filled(struct, dict(values)))
 
 
 @constexpr
 def update_layout(rows, decays):
-    """int32[2 * n]: of each parameter the first of its rows, and whether it decays."""
+    """Describe parameters as int32[2 * n]: first row, and 1 for weight decay."""
     return Tensor(np.array([(first, decay) for (first, _), decay in zip(rows, decays, strict=True)], np.int32).ravel())
 
 
@@ -149,13 +169,13 @@ class _RmsNorm(nn.Cell):
 
 
 class _Half(nn.Cell):
-    """A half of a layer over all rows; padding is left out, and 0 in the output.
+    """Half of a layer over all rows; padding gives 0.
 
     x: [T, hidden]; weights: in the order of `ATTENTION_WEIGHTS` or `FEED_FORWARD_WEIGHTS`; places: the operator's other
     inputs, `HalfNumbers` last; buffers: one for each weight, to which its gradient is added, or `NONE`; trigger: of
     `models.weight`. Nothing before x gets a gradient before the weights have theirs. `forward` alone has no gradient.
 
-    Returns the half's output and what lies between. recompute: it keeps x alone, and is computed once more when its
+    Returns the half's output and intermediate arrays. recompute: it keeps x alone, and is computed once more when its
     gradient is asked for (Chen et al. 2016, arXiv:1604.06174).
     """
 

@@ -1,6 +1,6 @@
-"""Start and end of a process: one by itself, or one of the workers that `msrun` started.
+"""Start and end of a process, by itself or as an `msrun` worker.
 
-`msrun` tells its processes who they are through the environment: MS_ROLE (`MS_SCHED` for the one scheduler, which
+`msrun` describes its processes through the environment: MS_ROLE (`MS_SCHED` for the one scheduler, which
 runs the same script, `MS_WORKER` for the rest), MS_WORKER_NUM (over all hosts), RANK_ID (when it knows it),
 DEVICE_ID (counted on this host), MS_SCHED_HOST and MS_SCHED_PORT. Other launchers (mpirun, rank tables) are not
 supported. hccl has not been run here: the Ascend branch follows its documentation.
@@ -40,9 +40,11 @@ _ABORTING = threading.Lock()  # taken once and for all: one reason to end is tol
 
 @dataclass(frozen=True)
 class AscendOptions:
-    """What `context` of a model YAML says of the device. Follows MindSpore's documentation; not run on an NPU here.
+    """Device options from the `context` of a model YAML.
 
-    device_id: of a single process; msrun gives each worker its own. max_device_memory: `58GB`, say. jit_level: O0..O2.
+    They follow MindSpore's documentation and have not been run on an NPU here.
+    device_id: of a single process; msrun gives each worker its own. max_device_memory: for example `58GB`.
+    jit_level: O0..O2.
     """
 
     device_id: int | None = None
@@ -52,9 +54,9 @@ class AscendOptions:
 
 @dataclass(frozen=True)
 class World:
-    """Who this process is among all: `rank` in 0..size-1, on `device_target` CPU or Ascend.
+    """All processes of a job, seen from `rank` in 0..size-1.
 
-    Use it as a context manager around everything that communicates:
+    device_target: CPU or Ascend. Use it as a context manager around everything that communicates:
 
         with launch("CPU", worker_count=mesh.size) as world:
             train(world)
@@ -85,7 +87,7 @@ class World:
         time.sleep(ACKNOWLEDGEMENT_S)
 
     def abort(self, error: BaseException) -> None:
-        """Say what is wrong and end this process at once, from whichever thread."""
+        """Print the error and end this process at once, from any thread."""
         _ABORTING.acquire()
         code = 1
         if isinstance(error, UserError):
@@ -105,17 +107,23 @@ class World:
 
 
 def under_msrun() -> bool:
-    """Whether `msrun` started this process. Needs no MindSpore."""
+    """Test that `msrun` started this process. Needs no MindSpore."""
     return bool(os.environ.get("MS_ROLE"))
 
 
 def started_workers() -> int:
-    """How many processes this one is one of: 1, or what `msrun` started on all hosts. Needs no MindSpore."""
+    """Count the job's processes: 1, or `msrun`'s workers on all hosts.
+
+    Needs no MindSpore.
+    """
     return int(os.environ["MS_WORKER_NUM"]) if under_msrun() else 1
 
 
 def is_first_process() -> bool:
-    """Whether this is the one of msrun's processes that does what has to be done once, before anything is launched."""
+    """Test for the process that does one-off work before the launch.
+
+    It is one of msrun's processes, or the only one.
+    """
     return os.environ.get("MS_ROLE") != "MS_SCHED" and os.environ.get("RANK_ID", "0") == "0"
 
 
@@ -126,7 +134,7 @@ def launch(
     layout_source: str = "parallel_config",
     ascend: AscendOptions | None = None,
 ) -> World:
-    """Make this process ready to compute: threads, device, graph mode, communication.
+    """Prepare this process to compute: threads, device, graph mode, communication.
 
     Call it before anything imports MindSpore, whose import takes an unset OMP_NUM_THREADS for 1: here it becomes this
     host's cores divided among its workers. In msrun's scheduler process this function never returns.
@@ -165,7 +173,10 @@ def launch(
 
 
 def _schedule(size: int) -> None:
-    """Serve as msrun's scheduler until the workers are done; a single worker needs none."""
+    """Serve as msrun's scheduler until the workers end.
+
+    A single worker needs none.
+    """
     if size > 1:
         from mindspore import communication
 
@@ -174,7 +185,10 @@ def _schedule(size: int) -> None:
 
 
 def _join(init: Callable[[str], None], backend: str) -> None:
-    """Meet the other processes. UserError where not all have come within MS_TOPO_TIMEOUT."""
+    """Meet the other processes.
+
+    Raises UserError where not all have come within MS_TOPO_TIMEOUT.
+    """
     limit = os.environ.setdefault("MS_TOPO_TIMEOUT", str(START_TIMEOUT_S))
     try:
         init(backend)
@@ -212,7 +226,7 @@ def _choose_device(device_target: str, options: AscendOptions, alone: bool) -> N
 
 
 def _choose_threads(size: int, started_by_msrun: bool) -> None:
-    """Set OMP_NUM_THREADS to this host's cores divided among its workers, unless the user has set it."""
+    """Set OMP_NUM_THREADS to this host's cores per worker, unless it is set."""
     cores = os.sched_getaffinity(0)
     if not started_by_msrun:
         os.environ.setdefault("OMP_NUM_THREADS", str(len(cores)))

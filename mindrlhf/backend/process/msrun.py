@@ -1,4 +1,4 @@
-"""The `msrun` that started this process, as far as it is still there. Imports neither NumPy nor MindSpore."""
+"""The `msrun` process that started this one. Imports neither NumPy nor MindSpore."""
 
 import argparse
 import os
@@ -12,7 +12,7 @@ _NAMES = ("msrun", "mindspore.parallel.cluster.run")  # of the script, and of th
 
 @dataclass(frozen=True)
 class Msrun:
-    """What msrun was started with.
+    """Options that msrun was started with.
 
     joins: it waits for its workers (`--join=True`), and its end is the job's. local_workers: on this host, or None for
     all. cores: that it may use itself. environment: its own, before MindSpore's import added to it.
@@ -26,7 +26,10 @@ class Msrun:
 
 
 def find_msrun() -> Msrun | None:
-    """This process's msrun; None without one, or when it has gone, as it does at once with `--join=False`."""
+    """Find this process's msrun; None without one, or when it has gone.
+
+    With `--join=False` it goes at once.
+    """
     if not os.environ.get("MS_ROLE"):
         return None
     try:

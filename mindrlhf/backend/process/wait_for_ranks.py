@@ -1,4 +1,4 @@
-"""Whether every rank answers, within a time limit; the one that does not is named."""
+"""Check that every rank answers within a time limit; names one that does not."""
 
 import threading
 import time
@@ -13,10 +13,11 @@ LIMIT_S = 120.0
 
 
 def roll_call(collectives: Collectives, give_up: Callable[[BaseException], None], limit_s: float = LIMIT_S) -> float:
-    """Rank 0 hears from each rank in turn and answers all; every rank calls it. Returns this rank's seconds.
+    """Exchange a message between rank 0 and each other rank.
 
+    Every rank calls it. Returns this rank's seconds.
     give_up: called, from another thread, with a UserError when a rank has not answered for `limit_s`; it should end the
-    process, because a message that is being waited for cannot be called off.
+    process, because waiting for a message cannot be called off.
     """
     world, start = collectives.world, time.monotonic()
     if world.size == 1:
