@@ -1,11 +1,11 @@
-"""How the rows of large logits are cut, so that [tokens, vocabulary] is never held whole. Pure Python."""
+"""Row chunks of large logits, which are never held whole. Pure Python."""
 
 # Logits of one chunk: 64 Mi float32 numbers are 256 MiB. Beyond it, tokens are cut into chunks.
 CHUNK_NUMBERS = 64 * 2**20
 
 
 def chunk_count(tokens: int, vocabulary: int, limit: int = CHUNK_NUMBERS) -> int:
-    """Into how many equal chunks `tokens` rows are cut so that none holds more than `limit` logits."""
+    """Count the equal chunks of `tokens` rows with at most `limit` logits each."""
     chunk = max(1, min(tokens, limit // vocabulary))  # rows; at least one
     while tokens % chunk:
         chunk -= 1

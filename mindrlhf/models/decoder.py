@@ -1,4 +1,4 @@
-"""One dense decoder, in the forms that a GRPO step needs, over one set of parameters.
+"""Dense decoder over one set of parameters, in the forms of a GRPO step.
 
 - `Decoder.completions`: training and log-probs. The prompt is computed once per group; completion rows attend to the
   shared prompt keys and values and to themselves.
@@ -22,7 +22,7 @@ from mindrlhf.parallel.tensor_parallel import TensorParallel
 
 
 class ScaleGradient(nn.Cell):
-    """The identity, whose gradient is multiplied by `factor`."""
+    """Identity whose gradient is multiplied by `factor`."""
 
     def __init__(self, factor: float):
         super().__init__(auto_prefix=False)
@@ -36,7 +36,7 @@ class ScaleGradient(nn.Cell):
 
 
 class Embedding(nn.Cell):
-    """int32[T] -> [T, hidden] outside of the parallel regions, from the whole table or this rank's part of it.
+    """Lookup of token ids int32[T] -> [T, hidden], outside of the parallel regions.
 
     weight: [vocab, hidden], or [vocab / size, hidden] cut by vocabulary. tied: it is the head's weight too.
     """
@@ -64,12 +64,12 @@ class Embedding(nn.Cell):
 
 
 class Decoder(nn.Cell):
-    """The decoder up to the final norm, and the head's weight; or the layers of one pipeline stage.
+    """Decoder up to the final norm with the head's weight, or one stage's layers.
 
-    kernels: of `backend`. max_positions: how many positions the rotary table covers. compute_dtype: of
+    kernels: of `backend`. max_positions: number of positions of the rotary table. compute_dtype: of
     activations and caches; the parameters stay float32. shards: the tensor-parallel ranks that share the layers.
-    layers: those of this stage, all by default; `parameters` has no others. is_first, is_last: which stage that is.
-    recompute: whether going back computes each half of a layer again from its input; only fused halves can.
+    layers: those of this stage, all by default; `parameters` has no others. is_first, is_last: the stage's place.
+    recompute: the backward pass computes each half of a layer again from its input; only fused halves can.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Decoder(nn.Cell):
         self.sequence, self.shard, self.shard_count = shards.sequence, shards.rank, shards.size
 
     def _angles(self, positions):
-        """cos and sin [1, T, 1, D] at positions int32[T]."""
+        """Look up cos and sin [1, T, 1, D] at positions int32[T]."""
         shape = (1, -1, 1, self.cos.shape[1])
         return ops.gather(self.cos, positions, 0).reshape(shape), ops.gather(self.sin, positions, 0).reshape(shape)
 
@@ -135,11 +135,14 @@ class Decoder(nn.Cell):
         return cos, sin, self.group_view(prefix_lengths, lengths, split, self.kv_heads, self.heads)
 
     def _embed(self, ids):
-        """int32[T] -> [rows, hidden]."""
+        """Embed int32[T] -> [rows, hidden]."""
         return self.embed(ids).astype(self.dtype)
 
     def _final(self, x):
-        """[rows, hidden] -> final hidden states [T, hidden], inside the head's parallel region."""
+        """Normalise rows to final hidden states, inside the head's parallel region.
+
+        [rows, hidden] -> [T, hidden].
+        """
         return self.enter(self.final_norm(x))
 
     def _rows_from(self, x, start):
@@ -151,12 +154,17 @@ class Decoder(nn.Cell):
         return rows[self.shard * share : (self.shard + 1) * share]
 
     def with_head(self, hidden):
-        """Final hidden states, and the head's weight to read them with: [vocab, hidden], or this rank's rows of it."""
+        """Return final hidden states, and the head's weight to read them with.
+
+        The weight is [vocab, hidden], or this rank's rows of it.
+        """
         head, hidden = self.head(hidden)
         return hidden, head[self.head_first : self.head_end] if self.head_is_whole else head
 
     def completions(self, prefix_ids, prefix_lengths, input_ids, lengths):
-        """Shared-prompt forward (see `types.TrainBatch` for the split of prompt and completion).
+        """Run prompts and completions, with each prompt computed once.
+
+        `types.TrainBatch` has the split of prompt and completion.
 
         prefix_ids: int32[N, P]; prefix_lengths: int32[N]; input_ids: int32[N*G, R]; lengths: int32[N*G].
         Returns final hidden states [N*G*R, hidden] at the completion positions; behind the lengths they say nothing.
@@ -168,9 +176,9 @@ class Decoder(nn.Cell):
         return self._embed(ops.concat((prefix_ids.reshape((-1,)), input_ids.reshape((-1,)))))
 
     def stage(self, prefix_ids, prefix_lengths, input_ids, lengths, x):
-        """The layers of this stage on x [rows, hidden], the output of the stage before.
+        """Run this stage's layers on the previous stage's output x [rows, hidden].
 
-        Returns [rows, hidden], or from the last stage what `completions` returns.
+        Returns [rows, hidden], or from the last stage the result of `completions`.
         """
         n, p = prefix_ids.shape
         rows, r = input_ids.shape
@@ -194,7 +202,10 @@ class Decoder(nn.Cell):
         return self._final(self.last_layer(x, places, split, COMPLETIONS)[0])
 
     def prefill(self, prefix_ids):
-        """Keys and values of prompts: int32[N, P] -> per layer (key, value), each [N, K, P, D]."""
+        """Compute keys and values of prompts int32[N, P].
+
+        Returns, per layer, (key, value), each [N, K, P, D].
+        """
         n, p = prefix_ids.shape
         split, lengths = (n, p, 0, 0), ops.full((n,), p).astype("int32")
         places = self.places(ops.tile(ops.arange(0, p), (n,)), lengths, lengths, split)
@@ -206,11 +217,11 @@ class Decoder(nn.Cell):
         return (*cache, (self._by_head(key, n), self._by_head(value, n)))
 
     def _by_head(self, rows, n):
-        """[N * P, K * D] -> [N, K, P, D]"""
+        """Split heads: [N * P, K * D] -> [N, K, P, D]."""
         return rows.reshape((n, rows.shape[0] // n, self.kv_heads, -1)).transpose((0, 2, 1, 3))
 
     def decode(self, ids, positions, keys, values):
-        """One token of each slot: writes its key and value into the caches in place, and attends.
+        """Run one token of each slot, and write its key and value in place.
 
         ids, positions: int32[B]; keys, values: per layer a Parameter [B, K, S, D].
         Returns final hidden states [B, hidden].
@@ -229,7 +240,7 @@ class Decoder(nn.Cell):
         return (*self._angles(positions), self.decode_view(positions, heads, size))
 
     def decode_parameters(self, keys, values) -> tuple:
-        """List the layers' arrays for `decode_tokens`; made outside of the graph, where it costs nothing.
+        """List the layers' arrays for `decode_tokens`, outside of the graph.
 
         keys, values: as in `decode`.
         """
@@ -239,14 +250,15 @@ class Decoder(nn.Cell):
         )
 
     def decode_tokens(self, slots, uniform, stop_ids, inverse, greedy, layers):
-        """Several tokens of each slot with the fused operator of that name, which says what they are; only where
-        `decodes_tokens`. layers: of `decode_parameters`.
+        """Draw several tokens of each slot with the fused operator.
+
+        The operator of that name describes them. Only where `decodes_tokens`. layers: of `decode_parameters`.
         """
         numbers = (*self.numbers, ("inverse_temperature", inverse), ("greedy", greedy))
         table, norm, head = self.embed.weight.parameter, self.final_norm.weight.parameter, self.head.parameter
         return self.decode_fused(slots, uniform, stop_ids, table, (self.cos, self.sin), norm, head, layers, numbers)
 
     def logits(self, hidden):
-        """[T, hidden] -> float32[T, vocab], or of this rank's part of the vocabulary."""
+        """Compute logits: [T, hidden] -> float32[T, vocab], or this rank's part."""
         hidden, head = self.with_head(hidden)
         return self.linear(hidden, head).astype("float32")

@@ -1,8 +1,8 @@
-"""The two halves of a decoder layer: x + leave(attention(x)), then x + leave(feed_forward(x)).
+"""Halves of a decoder layer: x + leave(attention(x)), then x + leave(feed_forward(x)).
 
 Each half has one composed form, of MindSpore's operators, and at most one fused one, a C++ operator (`backend.native`):
 biases and norms of heads are data of a half. A half is one parallel region (Shoeybi et al. 2019, arXiv:1909.08053,
-section 3): its rank has some of the heads or of the inner columns, and `leave` sums what the ranks have. x is added by
+section 3): its rank has some of the heads or of the inner columns, and `leave` sums the ranks' parts. x is added by
 the first rank, before the sum, so that one operator does it.
 """
 
@@ -22,7 +22,10 @@ NO_ROWS, COMPLETIONS, ALL_ROWS = 0, 1, 2
 
 
 class Linear(nn.Cell):
-    """x [T, in] -> [T, out] with weight [out, in] and an optional bias [out], in the dtype of x."""
+    """Product x [T, in] -> [T, out], in the dtype of x.
+
+    The weight is [out, in], the optional bias [out].
+    """
 
     def __init__(self, weight: Parameter, bias: Parameter | None, kernels: Kernels):
         super().__init__(auto_prefix=False)
@@ -51,10 +54,10 @@ class Norm(nn.Cell):
 
 
 class Half(nn.Cell):
-    """A half's weights as an operator takes them, and the ends of its parallel region.
+    """Weights of a half for its operators, and its parallel region's ends.
 
-    weights: one for each of the operator's names, None where the model has no such. recompute: whether going back
-    computes the half again from its input; only the fused form can.
+    weights: one for each of the operator's names, None for an absent one. recompute: the backward pass computes the
+    half again from its input; only the fused form can.
     """
 
     def __init__(self, weights: Sequence[Weight | None], shards: TensorParallel, form: Any):
@@ -87,8 +90,9 @@ class Half(nn.Cell):
 
 
 class AttentionHalf(Half):
-    """x [rows, hidden] -> x + wo(attention(norm(x))) of the rows that are asked for; rows may be this rank's share of T
-    (`TensorParallel.sequence`).
+    """Half x [rows, hidden] -> x + wo(attention(norm(x))), for some rows.
+
+    Rows may be this rank's slice of T (`TensorParallel.sequence`).
     """
 
     def __init__(
@@ -123,7 +127,9 @@ class AttentionHalf(Half):
         self.decode_fused = kernels.fused and kernels.fused.decode_attention
 
     def construct(self, x, places, split, asking):
-        """places: of `Decoder`; split: (N, P, G, R); asking: the rows of the output.
+        """Run the half on all rows.
+
+        places: of `Decoder`; split: (N, P, G, R); asking: the rows of the output.
 
         Returns also the keys, ready for a cache, and the values of all T rows, [T, K * D].
         """
@@ -156,14 +162,20 @@ class AttentionHalf(Half):
         return sizes + rest
 
     def _heads(self, x, norm, heads, cos, sin):
-        """[T, heads * D] -> [T, heads, D], normed where the model does so, and rotated."""
+        """Split, norm and rotate heads: [T, heads * D] -> [T, heads, D].
+
+        Norms are applied if the model has them.
+        """
         x = x.reshape((1, -1, heads, self.head_dim))
         if norm is not None:
             x = norm(x)
         return self.rotary(x, cos, sin).reshape((-1, heads, self.head_dim))
 
     def decode(self, x, places, keys, values):
-        """One new position of each slot: [B, hidden] -> [B, hidden]; its key and value go into the caches in place."""
+        """Run one new position of each slot: [B, hidden] -> [B, hidden].
+
+        Its key and value go into the caches in place.
+        """
         x = self.enter(x)
         if self.fused:
             numbers = self.numbers(0, 0, 0, ALL_ROWS)
@@ -177,7 +189,7 @@ class AttentionHalf(Half):
 
 
 class FeedForwardHalf(Half):
-    """x [rows, hidden] -> x + w2(silu(w1(norm(x))) * w3(norm(x)))."""
+    """Half x [rows, hidden] -> x + w2(silu(w1(norm(x))) * w3(norm(x)))."""
 
     def __init__(
         self,
@@ -200,7 +212,10 @@ class FeedForwardHalf(Half):
         self.decode_fused = kernels.fused and kernels.fused.decode_feed_forward
 
     def construct(self, x, places, split, asking):
-        """places, split, asking: as in `AttentionHalf`; x has the rows that are asked for."""
+        """Run the half on the rows `asking`.
+
+        places, split, asking: as in `AttentionHalf`; x has only these rows.
+        """
         x = self.enter(x)
         if self.fused:
             numbers = numbers_of("HalfNumbers", self.numbers(split[1], split[2], split[3], asking))
@@ -217,7 +232,7 @@ class FeedForwardHalf(Half):
         return y + x if self.residual else y
 
     def decode(self, x):
-        """[B, hidden] -> [B, hidden], one row for each slot."""
+        """Run one row for each slot: [B, hidden] -> [B, hidden]."""
         x = self.enter(x)
         if self.fused:
             return self.leave(self.decode_fused(x, self.arrays, self.numbers(0, 0, 0, ALL_ROWS)))
@@ -225,7 +240,7 @@ class FeedForwardHalf(Half):
 
 
 class Layer(nn.Cell):
-    """One decoder layer."""
+    """Decoder layer of two halves."""
 
     def __init__(
         self,
@@ -241,12 +256,15 @@ class Layer(nn.Cell):
         self.attention, self.feed_forward = AttentionHalf(*given), FeedForwardHalf(*given)
 
     def construct(self, x, places, split, asking=ALL_ROWS):
-        """x [rows, hidden] -> the rows that are asked for, and keys and values of all: see `AttentionHalf`."""
+        """Run both halves on x [rows, hidden].
+
+        Returns the rows `asking`, and keys and values of all rows: see `AttentionHalf`.
+        """
         x, key, value = self.attention(x, places, split, asking)
         if asking == NO_ROWS:
             return x, key, value
         return self.feed_forward(x, places, split, asking), key, value
 
     def decode(self, x, places, keys, values):
-        """One new position of each slot: [B, hidden] -> [B, hidden]."""
+        """Run one new position of each slot: [B, hidden] -> [B, hidden]."""
         return self.feed_forward.decode(self.attention.decode(x, places, keys, values))

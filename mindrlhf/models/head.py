@@ -1,5 +1,6 @@
-"""What is read off the hidden states: log-probabilities of given tokens, without holding [tokens, vocabulary] when that
-is large, and a critic's values.
+"""Heads on hidden states: log-probs of given tokens, and a critic's values.
+
+[tokens, vocabulary] is never held whole when it is large.
 """
 
 import numpy as np
@@ -25,11 +26,13 @@ def log_from_one(x):
 
 
 class TokenLogProbs(nn.Cell):
-    """log softmax(hidden @ head^T / temperature)[target] and the entropy of that distribution, natural units, float32.
+    """Log-probs of targets and entropies, in nats and float32.
+
+    They are log softmax(hidden @ head^T / temperature)[target] and the entropy of that distribution.
 
     hidden [T, H], head [V, H], targets int32[T], used int32[T] -> log_probs float32[T], entropy float32[T]. used: 0 for
     tokens whose results nobody reads and whose gradients are 0, which may be left out; theirs are any finite numbers.
-    entropy_gradient: whether gradients go through the entropy; without, it is for reading only.
+    entropy_gradient: gradients go through the entropy; without, it is for reading only.
 
     fused: the operators of `backend.native`; None for compositions of basic operators.
     shards: the ranks that share the vocabulary, one block of head's rows each, in rank order. A rank has the logits
@@ -38,9 +41,9 @@ class TokenLogProbs(nn.Cell):
 
     One chunk keeps its logits from the forward pass. Several chunks keep nothing and multiply again in the backward
     pass: a third more work on the head, and memory of one chunk. Each waits for the one before (`ops.depend`): the
-    runtime begins with what depends on nothing, and would hold the logits of all of them. The gradients are written
-    out, with p the softmax: d log_prob / d logits = (onehot(target) - p) / temperature and d entropy / d logits =
-    -p (log p + entropy) / temperature.
+    runtime begins with operators that depend on nothing, and would hold the logits of all of them. The gradients
+    are written out, with p the softmax: d log_prob / d logits = (onehot(target) - p) / temperature and d entropy /
+    d logits = -p (log p + entropy) / temperature.
     """
 
     def __init__(
@@ -68,15 +71,18 @@ class TokenLogProbs(nn.Cell):
         self.scatter = ops.TensorScatterAdd()
 
     def _logits(self, hidden, head):
-        """Divided by the temperature."""
+        """Compute logits, divided by the temperature."""
         return self.forward_product(hidden, head.astype(hidden.dtype)).astype("float32") * self.inverse
 
     def _column(self, values, logits):
-        """[T] -> [T, V]"""
+        """Repeat [T] to [T, V]."""
         return expand(values.reshape((-1, 1)), logits.shape)
 
     def _place(self, targets, rows):
-        """Targets within this rank's rows, 0 for those of others, and float32 1 where they are its own."""
+        """Convert targets to this rank's rows.
+
+        Returns row indices, 0 for other ranks' targets, and float32, 1 for its own.
+        """
         if self.size == 1:
             return targets, ops.ones_like(targets).astype("float32")
         local = targets - self.rank * rows
@@ -84,7 +90,10 @@ class TokenLogProbs(nn.Cell):
         return ops.select(own, local, ops.zeros_like(local)), own.astype("float32")
 
     def _forward(self, hidden, head, targets, used):
-        """log_probs, entropy and log of the partition sum [T], and logits [T, V], which are for `_backward` alone."""
+        """Compute log_probs, entropy and log of the partition sum [T], and logits.
+
+        The logits [T, V] are for `_backward` alone.
+        """
         if self.fused:
             return self.fused_log_probs(hidden, head, targets, used, self.inverse_tensor)
         logits = self._logits(hidden, head)
@@ -125,7 +134,10 @@ class TokenLogProbs(nn.Cell):
         return d_hidden, self.head_product(d_logits, hidden).astype(head.dtype)
 
     def construct(self, hidden, head, targets, used):
-        """Returns (log_probs [T], entropy [T], log of the partition sum [T], kept logits [T, V] or an empty [0])."""
+        """Compute the results of the class, and arrays for the backward pass.
+
+        Returns (log_probs [T], entropy [T], log of the partition sum [T], kept logits [T, V] or an empty [0]).
+        """
         tokens = hidden.shape[0]
         size = tokens // chunk_count(tokens, head.shape[0], self.chunk_numbers)
         if size == tokens:
@@ -160,7 +172,7 @@ class TokenLogProbs(nn.Cell):
 
 
 class TokenValues(nn.Cell):
-    """hidden [T, H], head [1, H] -> values float32[T].
+    """Values of hidden states: [T, H], head [1, H] -> float32[T].
 
     shards: the ranks that share the head, one block of its columns each, in rank order; a rank reads its own columns of
     hidden, so that the gradient of hidden is its part of a sum, as it is in `TokenLogProbs`.

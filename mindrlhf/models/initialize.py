@@ -11,9 +11,10 @@ from mindrlhf.models.parameters import ParameterSpec
 
 
 def random_tensor(spec: ParameterSpec, config: ModelConfig, seed: int) -> np.ndarray:
-    """float32 of `spec.shape`: norms 1, biases 0, the rest normal with `initializer_range`, as HF initialises Qwen2.
+    """Draw the first values of a parameter, float32 of `spec.shape`.
 
-    Keyed by (seed, name), so that a parameter does not depend on which others are made, or in what order.
+    Norms are 1, biases 0, the rest normal with `initializer_range`, as HF initialises Qwen2.
+    Keyed by (seed, name), so that a parameter does not depend on the others or their order.
     """
     if spec.kind == "norm":
         return np.ones(spec.shape, np.float32)
@@ -28,7 +29,10 @@ def random_tensor(spec: ParameterSpec, config: ModelConfig, seed: int) -> np.nda
 def build_parameters(
     specs: Iterable[ParameterSpec], read: Callable[[ParameterSpec], np.ndarray]
 ) -> dict[str, Parameter]:
-    """Name -> float32 Parameter, in the order of `specs`; `read` gives each tensor, or the part of it that is held."""
+    """Create float32 parameters by name, in the order of `specs`.
+
+    read: gives each tensor, or the part of it that is held.
+    """
     return {
         spec.name: Parameter(Tensor(np.ascontiguousarray(read(spec), np.float32)), name=spec.name) for spec in specs
     }

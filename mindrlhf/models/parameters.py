@@ -1,4 +1,4 @@
-"""The one table of a model's parameters: names, shapes, how each is sharded, which layer it belongs to.
+"""Table of a model's parameters: names, shapes, sharding, layers.
 
 Everything that walks over weights (graphs, loading, saving, optimizer groups, layouts, the reshard planner) walks over
 this table, so that a parameter is described in one place only.
@@ -24,7 +24,7 @@ Place = int | Literal["first", "last", "ends"]
 
 @dataclass(frozen=True)
 class ParameterSpec:
-    """One parameter of the full, unsharded model.
+    """Parameter of the full, unsharded model.
 
     name: the name in MindFormers' `LlamaForCausalLM`, which is also ours.
     hf_name: the name in a Hugging Face checkpoint.
@@ -51,12 +51,15 @@ class ParameterSpec:
 
     @property
     def layer(self) -> int | None:
-        """Index of the decoder layer; None for the embedding, the final norm and the head."""
+        """Index of the decoder layer; None outside of the layers."""
         return self.place if isinstance(self.place, int) else None
 
     @property
     def decays(self) -> bool:
-        """Whether weight decay applies: to matrices and an untied head, not to biases, norms and embeddings."""
+        """True when weight decay applies: for matrices and an untied head.
+
+        It does not apply to biases, norms and embeddings.
+        """
         return self.kind in ("matrix", "head")
 
     @property
@@ -66,8 +69,9 @@ class ParameterSpec:
 
 
 def parameter_table(config: ModelConfig) -> tuple[ParameterSpec, ...]:
-    """All parameters in their fixed order: embedding, layers one after the other, final norm, head if untied.
+    """List all parameters in their fixed order.
 
+    It is: embedding, layers one after the other, final norm, head if untied.
     A critic's head reads one number off the hidden states, and is cut by their columns.
     """
     hidden, tied = config.hidden_size, config.tie_word_embeddings
@@ -93,22 +97,25 @@ def parameter_table(config: ModelConfig) -> tuple[ParameterSpec, ...]:
 
 
 def parameter_count(config: ModelConfig) -> int:
-    """Number of elements of all parameters; a tied head counts once."""
+    """Count the elements of all parameters; a tied head counts once."""
     return sum(spec.size for spec in parameter_table(config))
 
 
 def is_layer_weight(name: str) -> bool:
-    """Whether a name in a checkpoint is that of a decoder layer's weight or bias, of any model."""
+    """Test for a decoder layer's weight or bias, of any model, by name."""
     return name.startswith(_LAYERS) and name.endswith((".weight", ".bias"))
 
 
 def is_model_weight(name: str) -> bool:
-    """Whether a name in a checkpoint belongs to a language model, and not to an optimizer or a trainer."""
+    """Test for a language model's weight by its name in a checkpoint.
+
+    Other weights are an optimizer's or a trainer's.
+    """
     return name.startswith("model.") or name == HEAD
 
 
 def has_fused_projections(names: Iterable[str]) -> bool:
-    """Whether a checkpoint joins query, key and value in one matrix (MindFormers' `qkv_concat: True`)."""
+    """Test for joint query, key and value matrices (MindFormers' `qkv_concat: True`)."""
     return any(".w_qkv." in name for name in names)
 
 
@@ -118,7 +125,7 @@ def _at_layer(layer: int, rows: Iterable[ParameterSpec]) -> list[ParameterSpec]:
 
 
 def _layer_rows(config: ModelConfig) -> list[ParameterSpec]:
-    """The parameters of one decoder layer, under their names within it.
+    """List the parameters of one decoder layer, under their names within it.
 
     Column-parallel projections (query, key, value, gate, up) are cut by output, row-parallel ones (attention output,
     down) by input, so that one reduction closes each pair. Key and value projections are cut by whole heads.

@@ -6,8 +6,9 @@ from mindrlhf.configs.model import ModelConfig
 
 
 def inverse_frequencies(config: ModelConfig) -> np.ndarray:
-    """Compute the angle per position, float64[head_dim / 2]: theta^(-2i/d), scaled where the model says so.
+    """Compute each pair's angle per position: float64[head_dim / 2].
 
+    It is theta^(-2i/d), scaled where the model says so.
     Llama 3's scaling is that of Hugging Face's `rope_type: llama3`: a frequency that makes n full turns within the
     original context is divided by `factor` below low_freq_factor turns, kept above high_freq_factor turns, and
     interpolated in between.
@@ -23,9 +24,9 @@ def inverse_frequencies(config: ModelConfig) -> np.ndarray:
 
 
 def rotary_table(config: ModelConfig, positions: int) -> tuple[np.ndarray, np.ndarray]:
-    """Compute cos and sin, float32[positions, head_dim], of position * frequency, each frequency written twice.
+    """Compute cos and sin of position * frequency: float32[positions, head_dim].
 
-    Computed in float64 (Su et al. 2021, section 3.4.2).
+    Each frequency is written twice. Computed in float64 (Su et al. 2021, section 3.4.2).
     """
     frequencies = inverse_frequencies(config)
     angles = np.arange(positions)[:, None] * np.concatenate([frequencies, frequencies])[None]

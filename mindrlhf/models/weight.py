@@ -1,9 +1,9 @@
-"""A parameter as a graph reads it, whose gradient can go into a buffer as soon as it is known.
+"""Parameters in graphs, with gradients that go into buffers at once.
 
-`ops.value_and_grad(..., weights=parameters)` returns all gradients at the end, so that a second set of them, the size
-of the model, lies in memory until it is added to the buffers. Here each gradient is added where the backward pass comes
-upon it, and freed. What is differentiated instead is one number, the trigger, on which every weight pretends to depend:
-to know its gradient, the graph has to run all additions.
+`ops.value_and_grad(..., weights=parameters)` returns all gradients at the end, so that a second set of them, the
+size of the model, is in memory until it is added to the buffers. Here each gradient is added where the backward
+pass comes upon it, and freed. The graph is differentiated by one number instead, the trigger, on which every weight
+pretends to depend: to know its gradient, the graph has to run all additions.
 
 Untested on Ascend.
 """
@@ -15,8 +15,9 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 
 class _Collect(nn.Cell):
-    """(weight, x, buffer, trigger) -> (weight, x). Nothing before x in the graph gets a gradient before the weight's
-    is in the buffer.
+    """Identity (weight, x, buffer, trigger) -> (weight, x) that collects a gradient.
+
+    Nothing before x in the graph gets a gradient before the weight's is in the buffer.
 
     A Parameter may not be used in `bprop` but as an argument.
     """
@@ -30,8 +31,9 @@ class _Collect(nn.Cell):
 
 
 class _CollectRows(nn.Cell):
-    """(weight [V, H], ids int32[T], buffer, trigger) -> rows [T, H] of the weight; gradients go to rows of the buffer,
-    and a gradient [V, H] never exists.
+    """Lookup (weight [V, H], ids int32[T], buffer, trigger) -> rows [T, H].
+
+    Gradients go to rows of the buffer, and a gradient [V, H] never exists.
     """
 
     def __init__(self):
@@ -47,7 +49,7 @@ class _CollectRows(nn.Cell):
 
 
 class Weight(nn.Cell):
-    """One use of a parameter in a graph."""
+    """Use of a parameter in a graph."""
 
     def __init__(self, parameter: Parameter):
         super().__init__(auto_prefix=False)
@@ -59,28 +61,28 @@ class Weight(nn.Cell):
         return self.parameter.shape
 
     def construct(self, x):
-        """(the parameter, x): x is what the parameter will be combined with."""
+        """Return (the parameter, x), where x is combined with the parameter next."""
         if self.collects:
             return self.collect(self.parameter, x, self.buffer, self.trigger)
         return self.parameter, x
 
     def rows(self, ids):
-        """The parameter's rows of these indices."""
+        """Look up the parameter's rows of these indices."""
         if self.collects:
             return self.collect_rows(self.parameter, ids, self.buffer, self.trigger)
         return ops.gather(self.parameter, ids, 0)
 
     def collect_into(self, buffer: Parameter, trigger: Parameter) -> None:
-        """Let backward passes of graphs that are not compiled yet add the gradient to `buffer`."""
+        """Let later-compiled graphs add the gradient to `buffer` in backward passes."""
         self.collect, self.collect_rows = _Collect(), _CollectRows()
         self.buffer, self.trigger = buffer, trigger
         self.collects = True
 
 
 def collect_gradients(graph: nn.Cell, parameters: Sequence[Parameter], buffers: Sequence[Parameter]) -> ParameterTuple:
-    """Let the backward pass of `graph` add the gradient of each parameter to its buffer.
+    """Let the backward pass of `graph` add each parameter's gradient to its buffer.
 
-    Returns what to differentiate for that: the backward pass runs once the gradients of these are used.
+    Returns the arrays to differentiate by: the backward pass runs once their gradients are used.
     Raises ValueError where a parameter is not read through a `Weight`.
     """
     trigger = Parameter(Tensor(np.float32(0)), name="gradient.trigger")

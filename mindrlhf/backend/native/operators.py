@@ -108,16 +108,13 @@ class Operators:
         They are those that `models.decoder.Decoder` and `rollout.sampling.Sampler` give one by one; a slot that draws a
         stop token is left out from there on.
 
-        slots: int32[B] each: the last token, its position, the number of tokens still to come (0: an empty slot),
-        the
-            number of them without a stop token, the slot that keeps the prompt, and its positions of the prompt; and
-            int32[2]: the number of active slots at which no further token is begun, and the first own position of a slot,
-            behind the longest prompt.
-        uniform: [B, n]; stop_ids: int32[s], -1 for none; table: of embeddings [V, hidden]; angles: tables of cos
-        and sin
-            [positions, D]; norm, head: the final norm's weight and [V, hidden].
-        layers: of each the attention half's weights, its caches, and the feed-forward half's weights, all in one
-        row.
+        slots: int32[B] each: the last token, its position, the number of tokens still to come (0: an empty slot), the
+            number of them without a stop token, the slot that keeps the prompt, and its positions of the prompt;
+            and int32[2]: the number of active slots at which no further token is begun, and the first own position
+            of a slot, behind the longest prompt.
+        uniform: [B, n]; stop_ids: int32[s], -1 for none; table: of embeddings [V, hidden].
+        angles: tables of cos and sin [positions, D]; norm, head: the final norm's weight and [V, hidden].
+        layers: of each the attention half's weights, its caches, the feed-forward half's weights, all in one row.
         numbers: of `DecodeNumbers`.
 
         Returns token int32[B, n] (-1 where there is none), behaviour and policy log-probs [B, n].

@@ -1,4 +1,4 @@
-"""Description of a model family: the parts of the suite that differ between families, as data."""
+"""Description of a model family: its differences from other families, as data."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ class Chat:
         return f"{self.before}{role}{self.between}{content}{self.after}"
 
     def conversation(self, turns: Iterable[tuple[str, str]]) -> str:
-        """Text of (role, content) turns, up to the place where the model begins to answer."""
+        """Text of (role, content) turns, up to the beginning of an answer."""
         answer = f"{self.before}assistant{self.between}"
         return self.opening + "".join(self.turn(role, content) for role, content in turns) + answer
 
@@ -59,7 +59,7 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class Family:
-    """A dense decoder family.
+    """Dense decoder family.
 
     name: HF's `model_type`; also the name of the family's file.
     title: the names of its models, for messages.

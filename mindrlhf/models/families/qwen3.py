@@ -1,4 +1,7 @@
-"""Qwen3 (dense): no biases; each query and key head is normalised before the rotary embedding."""
+"""Qwen3 (dense): norms of query and key heads, no biases.
+
+The heads are normalised before the rotary embedding.
+"""
 
 from mindrlhf.models.families.family import Family
 from mindrlhf.models.families.qwen2 import CHATML
