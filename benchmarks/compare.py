@@ -289,7 +289,7 @@ def hidden_behind(prompts: Sequence[Sequence[int]], model, table, arrays: Mappin
 
     class Hidden(Graph):
         def __init__(self, decoder: Decoder):
-            super().__init__()
+            super().__init__("hidden")
             self.decoder = decoder
 
         def construct(self, *inputs):

@@ -111,6 +111,7 @@ class Decoder(nn.Cell):
         self.last_layer = made[-1] if ends_early else None
         self.kv_heads = made[0].attention.kv_heads if made else 1
         self.heads = made[0].attention.heads if made else 1
+        self.positions = max_positions
         cos, sin = rotary_table(config, max_positions)
         self.cos, self.sin = Tensor(cos), Tensor(sin)
         self.dtype = compute_dtype

@@ -37,7 +37,7 @@ class Prefill(Graph):
     """
 
     def __init__(self, decoder: Decoder):
-        super().__init__()
+        super().__init__("generate/prefill", decoder.positions)
         self.decoder = decoder
 
     def construct(self, prefix_ids):
@@ -56,7 +56,7 @@ class Admit(Graph):
     """
 
     def __init__(self, cache: Cache, kernels, longest: int):
-        super().__init__()
+        super().__init__("generate/admit", longest)
         self.keys, self.values, self.size = cache.keys, cache.values, cache.size
         self.put = ops.ScatterUpdate()
         self.fused = kernels.fused is not None
@@ -93,7 +93,7 @@ class Decode(Graph):
     """
 
     def __init__(self, decoder: Decoder, cache: Cache, sampler: Sampler):
-        super().__init__()
+        super().__init__("generate/decode", decoder.positions, sampler.rule)
         self.decoder, self.sampler = decoder, sampler
         self.keys, self.values = cache.keys, cache.values
         self.fused = decoder.decodes_tokens and sampler.simple

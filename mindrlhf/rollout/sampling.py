@@ -61,6 +61,7 @@ class Sampler(nn.Cell):
         shards = shards or TensorParallel()
         self.size, self.stack_ranks, self.reduce = shards.size, shards.stack, shards.reduce
         self.first, self.end = shards.share(vocabulary)
+        self.rule = f"{settings!r} {stop_ids}"  # tells samplers of a job apart
         self.greedy = settings.temperature == 0.0
         self.inverse = 1.0 if self.greedy else 1.0 / settings.temperature
         self.top_k = settings.top_k if settings.top_k < vocabulary else 0

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from mindrlhf import backend
 from mindrlhf.algorithms.losses import PolicyLoss
@@ -68,6 +69,8 @@ from mindrlhf.training.scoring import Scorer
 from mindrlhf.types import Experience, Prompt
 
 _log = logging.getLogger(__name__)
+
+NOT_COMPILED = ("data", "reward", "optimizer", "trainer")  # groups of settings
 
 
 def assemble(
@@ -225,12 +228,24 @@ def assemble(
 
 def open_graph_cache(job: Job, world: World) -> GraphCache | None:
     """This user's compiled graphs, of jobs of this size; None where there is no folder for them."""
-    contexts = [yaml.context.model_dump(mode="json") for yaml in (job.train, job.infer)]
     try:
-        return GraphCache(user_cache() / GRAPHS, world.rank, f"{world} {contexts}")
+        return GraphCache(user_cache() / GRAPHS, world.rank, f"{world} {graph_settings(job)}")
     except OSError as error:
         _log.warning("--enable_compile_cache: compiled graphs are not kept (%s)", error)
         return None
+
+
+def graph_settings(job: Job) -> dict[str, Any]:
+    """Select the settings that are compiled into graphs.
+
+    Prompts, rewards, rates and the length of a run are not, so that it may go on with others.
+    """
+    described = job.described()
+    described["grpo"] = {group: own for group, own in described["grpo"].items() if group not in NOT_COMPILED}
+    for yaml in ("train_yaml", "infer_yaml"):
+        del described[yaml]["path"]
+    del described["flags"]
+    return described
 
 
 def hf_files(job: Job, card: str) -> dict[str, bytes]:

@@ -28,7 +28,7 @@ class SquaredNorm(Graph):
     """Sum of squares of all gradients, float32 scalar."""
 
     def __init__(self, gradients: ParameterTuple, kernels):
-        super().__init__()
+        super().__init__("optimizer/norm")
         self.gradients, self.squared_norm = gradients, kernels.squared_norm
 
     def construct(self):
@@ -73,7 +73,7 @@ class Apply(Graph):
     """
 
     def __init__(self, parameters, gradients, first, second, decays: list[bool], rows: list[tuple[int, int]], kernels):
-        super().__init__()
+        super().__init__("optimizer/apply", tuple(decays), tuple(rows))
         self.parameters, self.gradients, self.first, self.second = parameters, gradients, first, second
         self.decays, self.rows, self.adamw = tuple(decays), tuple(rows), kernels.adamw
 
@@ -85,7 +85,7 @@ class Discard(Graph):
     """Graph that zeroes the gradient buffers."""
 
     def __init__(self, gradients: ParameterTuple):
-        super().__init__()
+        super().__init__("optimizer/discard")
         self.gradients = gradients
 
     def construct(self, done):

@@ -21,7 +21,7 @@ class StageForward(Graph):
     """
 
     def __init__(self, stage: Stage):
-        super().__init__()
+        super().__init__("train/forward", stage.decoder.positions)
         self.stage = stage
 
     def construct(self, x, prefix_ids, prefix_lengths, input_ids, lengths):
@@ -46,7 +46,7 @@ class StageBackward(Graph):
     """
 
     def __init__(self, product: StageProduct, parameters: ParameterTuple, gradients: ParameterTuple):
-        super().__init__()
+        super().__init__("train/backward", product.stage.decoder.positions)
         self.product = product
         self.run = ops.grad(product, 0, weights=collect_gradients(product, parameters, gradients))
 
@@ -62,7 +62,7 @@ class LastStageScores(Graph):
     """
 
     def __init__(self, head: nn.Cell):
-        super().__init__()
+        super().__init__("train/scores", type(head).__name__, head.decoder.positions)
         self.head = head
 
     def construct(self, x, prefix_ids, prefix_lengths, input_ids, lengths, targets):
@@ -76,7 +76,7 @@ class LastStageBackward(Graph):
     """
 
     def __init__(self, loss: Loss, parameters: ParameterTuple, gradients: ParameterTuple):
-        super().__init__()
+        super().__init__("train/loss", type(loss.head).__name__, loss.head.decoder.positions)
         self.loss = loss  # its parameters are this graph's, which a graph of the cache is given by name
         trigger = collect_gradients(loss, parameters, gradients)
         self.run = ops.value_and_grad(loss, 0, weights=trigger, has_aux=True)

@@ -3,7 +3,6 @@
 import shutil
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import mindspore
@@ -12,22 +11,11 @@ import pytest
 from mindspore import Parameter, Tensor, nn, ops
 
 from mindrlhf.backend.compile import graph_cache
-from mindrlhf.backend.compile.fingerprint import Unknown, fingerprint
 from mindrlhf.backend.compile.graph import Graph, kept_graphs
 from mindrlhf.backend.compile.graph_cache import GraphCache
+from mindrlhf.user_functions import load_function
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
-
-
-SCALE = 1.0
-
-
-def scaled(x):
-    return x * SCALE
-
-
-def shifted(x, by=1.0):
-    return x + by
 
 
 class Inner(nn.Cell):
@@ -40,79 +28,83 @@ class Inner(nn.Cell):
 
 
 class Net(Graph):
-    def __init__(self, factor=2.0, name="w", value=1.0, shape=(3,), by=1.0, table=(1, 2, 3), call=shifted):
-        super().__init__()
-        weight = Parameter(Tensor(np.full(shape, value, np.float32)), name=name)
-        self.inner = Inner(weight, factor)
-        self.table = Tensor(np.array(table, np.float32))
-        self.call = partial(call, by=by) if by != 1.0 else call
-        self.add = ops.Add()
+    def __init__(self, factor=2.0, name="w", value=1.0, shape=(3,), kind="net", constant=1):
+        super().__init__(kind, factor, constant)
+        self.inner = Inner(Parameter(Tensor(np.full(shape, value, np.float32)), name=name), factor)
 
     def construct(self, x):
-        return self.add(self.call(self.inner(x)), self.table)
+        return self.inner(x) + 1.0
 
 
-def test_graphs_made_alike_are_the_same():
-    assert fingerprint(Net()) == fingerprint(Net())
-    assert fingerprint(Net(value=1.0)) == fingerprint(Net(value=5.0)), "the numbers in a parameter are read at run time"
+def key(folder, settings="", rank=0, shapes=((2, 3),), **change) -> str:
+    return GraphCache(folder, rank, settings).key(Net(**change), shapes)
+
+
+def test_graphs_made_alike_have_one_key(tmp_path):
+    assert key(tmp_path) == key(tmp_path)
+    assert key(tmp_path, value=1.0) == key(tmp_path, value=5.0), "the numbers in a parameter are read at run time"
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        {"factor": 2.5},
-        {"factor": 2},
+        {"settings": "temperature 0.5"},
+        {"rank": 1},
+        {"shapes": ((4, 3),)},
+        {"kind": "another"},
+        {"constant": 2},
         {"name": "v"},
         {"shape": (1,)},
-        {"by": 3.0},
-        {"table": (1, 2, 4)},
-        {"call": lambda x: x},
     ],
     ids=lambda change: next(iter(change)),
 )
-def test_what_differs_is_told_apart(change):
-    assert fingerprint(Net(**change)) != fingerprint(Net())
+def test_a_change_is_another_key(tmp_path, change):
+    assert key(tmp_path, **change) != key(tmp_path)
 
 
-def test_what_functions_close_over_is_told_apart():
-    def closing(value):
-        return lambda x: x * value
-
-    one, same, other = (fingerprint(Net(call=closing(value))) for value in (1.5, 1.5, 2.5))
-    assert one == same != other
-
-
-def test_functions_of_one_line_are_told_apart():
-    calls = [lambda x: x + 1.0, lambda x: x + 2.0, lambda x: x - 1.0]
-    assert len({fingerprint(Net(call=call)) for call in calls}) == 3
+@pytest.fixture
+def fresh_code_digest():
+    graph_cache.code_digest.cache_clear()
+    yield
+    graph_cache.code_digest.cache_clear()
 
 
-def test_what_a_module_has_from_elsewhere_is_told_apart(monkeypatch):
-    before = fingerprint(Net(call=scaled))
-    monkeypatch.setitem(globals(), "SCALE", 4.0)
-    assert fingerprint(Net(call=scaled)) != before
+def test_other_code_of_the_package_is_another_key(tmp_path, monkeypatch, fresh_code_digest):
+    before = key(tmp_path)
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "loss.py").write_text("LIMIT = 1")
+    monkeypatch.setattr(graph_cache, "PACKAGE", package)
+    graph_cache.code_digest.cache_clear()
+    assert key(tmp_path) != before
 
 
-def test_compiling_changes_nothing():
+def test_another_content_of_a_users_loss_is_another_key(tmp_path, fresh_code_digest):
+    path = tmp_path / "loss.py"
+    keys = []
+    for content in ("def mine(): return 1", "def mine(): return 2"):
+        path.write_text(content)
+        sys.modules.pop(str(path), None)
+        load_function("loss", f"{path}:mine")
+        graph_cache.code_digest.cache_clear()
+        keys.append(key(tmp_path))
+    sys.modules.pop(str(path))
+    assert keys[0] != keys[1]
+
+
+def test_compiling_changes_nothing(tmp_path):
     mindspore.set_context(mode=mindspore.GRAPH_MODE, device_target="CPU")
-    net = Net()
-    before = fingerprint(net)
+    net, cache = Net(), GraphCache(tmp_path, 0)
+    before = cache.key(net, ())
     net(Tensor(X))
-    assert fingerprint(net) == before
-
-
-def test_what_nobody_knows_is_not_kept():
-    net = Net()
-    net.strange = iter(())
-    with pytest.raises(Unknown, match="iterator"):
-        fingerprint(net)
+    assert cache.key(net, ()) == before
 
 
 class Borrowing(Graph):
     """Reads a parameter that is none of its own: a graph from the cache would not find it."""
 
     def __init__(self, inner):
-        super().__init__()
+        super().__init__("borrowing")
         self.run = ops.value_and_grad(inner, 0)
 
     def construct(self, x):
@@ -164,7 +156,7 @@ def test_without_room_graphs_are_built_without_it(tmp_path, monkeypatch, caplog)
     monkeypatch.setattr(graph_cache.shutil, "disk_usage", lambda folder: usage._replace(free=2**20))
     with kept_graphs(GraphCache(tmp_path, 0)) as cache:
         for change in NETS.values():
-            expected = X * change.get("factor", 2.0) * change.get("value", 1.0) + 1 + np.array([1, 2, 3])
+            expected = X * change.get("factor", 2.0) * change.get("value", 1.0) + 1
             np.testing.assert_array_equal(Net(**change)(Tensor(X)).asnumpy(), expected)
     assert (cache.loaded, cache.stored, cache.left_out) == (0, 0, 3)
     assert [record.getMessage().count("1 MiB left") for record in caplog.records] == [1], "said once"

@@ -1,7 +1,10 @@
 """`--enable_compile_cache True`: a run started again takes its graphs from the folder, and gives the same numbers."""
 
 import re
+from functools import reduce
+from operator import getitem
 from pathlib import Path
+from types import SimpleNamespace
 
 import jobs
 import numpy as np
@@ -9,6 +12,7 @@ import pytest
 from workers import run_msrun
 
 from mindrlhf.backend.native import library
+from mindrlhf.trainer.build import graph_settings
 
 SETTINGS = ("algorithm.beta=0.1", "trainer.total_steps=2", "trainer.save_freq=1")
 SAME = ("actor/loss", "actor/kl_loss", "actor/grad_norm", "actor/entropy", "critic/rewards/mean")
@@ -108,3 +112,25 @@ def test_workers_have_graphs_of_their_own(task, tmp_path, cache, train, infer):
     assert_same(warm, without)
     assert left_out == 0
     assert found == (loaded + built, 0, 0)
+
+
+def test_keys_follow_settings_that_graphs_depend_on():
+    """Not where files are, nor how long a run goes on: it would build its graphs again after a resume."""
+
+    def settings(**changes) -> dict:
+        described = {
+            "grpo": {"algorithm": {"beta": 0.1}, "data": {}, "optimizer": {}, "reward": {}, "trainer": {}},
+            "train_yaml": {"path": "a.yaml", "parallel": {"model_parallel": 1}},
+            "infer_yaml": {"path": "b.yaml"},
+            "model": {"hidden_size": 64},
+            "flags": {},
+        }
+        for place, value in changes.items():
+            *groups, key = place.split("__")
+            reduce(getitem, groups, described)[key] = value
+        return graph_settings(SimpleNamespace(described=lambda: described))
+
+    for changed in ("grpo__algorithm__beta", "train_yaml__parallel__model_parallel", "model__hidden_size"):
+        assert settings(**{changed: 2}) != settings(), changed
+    for changed in ("grpo__trainer__total_steps", "grpo__data__val_dataset", "train_yaml__path", "flags__resume"):
+        assert settings(**{changed: 2}) == settings(), changed

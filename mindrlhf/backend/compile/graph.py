@@ -9,6 +9,8 @@ from mindspore.common.api import _cell_graph_executor
 
 from mindrlhf.backend.compile.graph_cache import GraphCache
 
+Constant = int | float | str | tuple
+
 
 class Graph(nn.Cell):
     """A Cell that is called by itself, and often: every decode step, every micro-batch.
@@ -20,13 +22,16 @@ class Graph(nn.Cell):
     When it compiles, MindSpore writes the name of the compiled graph (`compile_phase`) into all cells below, which only
     its automatic parallelism reads: two milliseconds for a model of four layers. Here it stays at the root.
 
-    cache: where all graphs of this process are kept for the next one, or None.
+    name: its kind, such as "generate/decode". constants: numbers and texts that are compiled into it and that do not
+    follow from the job's settings, such as tokens of the longest prompt. cache: where all graphs of this process are
+    kept for the next one, or None.
     """
 
     cache: GraphCache | None = None
 
-    def __init__(self):
+    def __init__(self, name: str, *constants: Constant):
         super().__init__(auto_prefix=False)
+        self.name, self.constants = name, constants
         self._known_phases: dict[tuple, str] = {}
 
     def __call__(self, *inputs: Tensor):

@@ -1,7 +1,8 @@
 """Compiled graphs on disk, so that a process started again need not build them: `--enable_compile_cache True`.
 
 MindSpore has such a cache, but finds a graph in it by how many were compiled before: two runs that compile in another
-order would each run the other graph's code. Here a graph is found by its `fingerprint` and the shapes of its inputs;
+order would each run the other graph's code. Here a graph is found by a digest of the code, the settings, the rank,
+the graph's name, its constants, its parameters' names and shapes, and its inputs' shapes (`GraphCache.key`).
 MindSpore's cache is opened for one compilation at a time, in a folder that holds this graph or none.
 
 A graph that comes back finds its parameters by name among those of its Cells (`parameters_dict`); one that is not there
@@ -15,6 +16,8 @@ import hashlib
 import logging
 import os
 import shutil
+import sys
+import sysconfig
 import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -25,12 +28,13 @@ import mindspore
 from mindspore import Tensor, nn
 from mindspore.graph.api import _cell_graph_executor
 
-from mindrlhf.backend.compile.fingerprint import Unknown, fingerprint
 from mindrlhf.backend.compile.user_cache import private_folder
+from mindrlhf.backend.native import library
 from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import atomic_file
 
 GRAPHS = "graphs"  # of `user_cache`
+PACKAGE = Path(__file__).resolve().parents[2]
 
 _log = logging.getLogger(__name__)
 
@@ -42,10 +46,10 @@ LIMIT_BYTES = 2**30
 
 
 class GraphCache:
-    """The graphs of a folder, as `<fingerprint>-<digest of the content>.mindir`.
+    """The graphs of a folder, as `<key>-<digest of the content>.mindir`.
 
-    settings: what else tells this process's graphs from others of the same make: its rank, MindSpore's context. limit:
-    bytes. loaded, stored, left_out: how many were found, were built and kept, or cannot be kept.
+    settings: of the job, and its size. limit: bytes. loaded, stored, left_out: how many graphs were found, were built
+    and kept, or cannot be kept.
 
     Several processes may use a folder at a time. What is damaged is built again.
     """
@@ -63,6 +67,12 @@ class GraphCache:
         counts = f"{self.loaded} from {self._folder}, {self.stored} built and kept there"
         return f"compiled graphs: {counts}" + (f", {self.left_out} built that cannot be kept" if self.left_out else "")
 
+    def key(self, graph: nn.Cell, shapes: tuple) -> str:
+        """Digest everything that a compiled graph follows from. Of a parameter only the numbers are left out."""
+        parameters = [(one.name, one.shape, str(one.dtype), one.requires_grad) for one in graph.get_parameters()]
+        parts = (code_digest(), self._settings, self._rank, graph.name, graph.constants, parameters, shapes)
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+
     def around(self, graph: nn.Cell, inputs: tuple) -> AbstractContextManager:
         """Around what compiles a graph if these are the first inputs with their shapes: from the folder, or for it."""
         compiled, shapes = self._compiled.setdefault(graph, set()), _shapes(inputs)
@@ -74,13 +84,13 @@ class GraphCache:
     @contextmanager
     def _opened_for(self, graph: nn.Cell, shapes: tuple) -> Iterator[None]:
         try:
-            key = fingerprint(graph, self._rank, self._settings, shapes)[:32]
+            key = self.key(graph, shapes)
             file = self._exchanged()
             content = self._read(key)
             if content is not None:
                 file.write_bytes(content)
-        except (Unknown, OSError) as reason:
-            if isinstance(reason, OSError) and not self.left_out:
+        except OSError as reason:
+            if not self.left_out:
                 _log.warning("a graph is built without the cache of compiled graphs (%s)", reason)
             self.left_out += 1
             yield
@@ -138,6 +148,24 @@ class GraphCache:
             path.unlink(missing_ok=True)
             total -= size
         return True
+
+
+@functools.cache
+def code_digest() -> str:
+    """Digest all code: of this package and its operators, of MindSpore and Python, and of a user's own modules."""
+    digest = hashlib.sha256(f"{mindspore.__version__} {sys.version} {library().path}".encode())
+    for path in sorted({*PACKAGE.rglob("*.py"), *_user_modules()}):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _user_modules() -> Iterator[Path]:
+    """List loaded modules that are not installed: a user's loss or advantage, and the modules that it imports."""
+    installed = [Path(sysconfig.get_paths()[name]).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    for module in list(sys.modules.values()):
+        path = Path(getattr(module, "__file__", None) or "-").resolve()
+        if path.suffix == ".py" and path.is_file() and not any(path.is_relative_to(folder) for folder in installed):
+            yield path
 
 
 @functools.cache
