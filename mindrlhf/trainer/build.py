@@ -13,7 +13,6 @@ from mindrlhf.backend.ceiling import matmul_ceiling
 from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.backend.compile.graph import kept_graphs
 from mindrlhf.backend.compile.graph_cache import GRAPHS, GraphCache
-from mindrlhf.backend.compile.user_cache import user_cache
 from mindrlhf.backend.process.launch import World
 from mindrlhf.checkpoint.hf import companion_files, generation_defaults
 from mindrlhf.checkpoint.model_card import card_of_run
@@ -27,6 +26,7 @@ from mindrlhf.data.stream import PromptStream
 from mindrlhf.errors import UserError
 from mindrlhf.evaluation.validation import open_validation, read_validation, validation_positions
 from mindrlhf.files.settings_file import write_settings
+from mindrlhf.files.user_cache import user_cache
 from mindrlhf.job import Job
 from mindrlhf.memory.batch_table import batch_table
 from mindrlhf.memory.residency import Residency

@@ -20,7 +20,7 @@ import phases
 import pytest
 
 from mindrlhf.backend.compile.graph_cache import GRAPHS
-from mindrlhf.backend.compile.user_cache import user_cache
+from mindrlhf.files.user_cache import user_cache
 
 STEPS = 5
 SETTINGS = (

@@ -28,10 +28,10 @@ import mindspore
 from mindspore import Tensor, nn
 from mindspore.graph.api import _cell_graph_executor
 
-from mindrlhf.backend.compile.user_cache import private_folder
 from mindrlhf.backend.native import library
 from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import atomic_file
+from mindrlhf.files.user_cache import private_folder
 
 GRAPHS = "graphs"  # of `user_cache`
 PACKAGE = Path(__file__).resolve().parents[2]

@@ -16,7 +16,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from mindrlhf.backend.compile.user_cache import user_cache
+from mindrlhf.files.user_cache import user_cache
 
 SOURCE = Path(__file__).with_name("kernels.cpp")  # includes the headers beside it
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-fPIC", "-shared")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from mindrlhf.backend.compile import user_cache as module
 from mindrlhf.backend.compile.graph_cache import GraphCache
-from mindrlhf.backend.compile.user_cache import Unsafe, private_folder, user_cache
+from mindrlhf.files import user_cache as module
+from mindrlhf.files.user_cache import Unsafe, private_folder, user_cache
 
 
 @pytest.fixture
