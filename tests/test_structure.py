@@ -16,8 +16,6 @@ LONGEST_FILE, LONGEST_FUNCTION = 400, 60  # lines
 LONG_FILES = {"mindrlhf.models.decoder": 454}
 LONG_FUNCTIONS = {
     "mindrlhf.trainer.build.assemble": 151,
-    "mindrlhf.data.convert_problems.convert": 63,
-    "mindrlhf.commands.train.add_arguments": 62,
 }
 
 

@@ -51,30 +51,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a verl command line, or YAML files of its keys: the settings go over --grpo_config, a report says what "
         "became of each key, and one that asks for what is not done here is refused",
     )
-    parser.add_argument(
-        "--output_dir", type=Path, help="metrics, TensorBoard events, rollouts (default: the folder of --save_ckpt_dir)"
-    )
-    parser.add_argument(
-        "--save_ckpt_dir",
-        type=Path,
-        default=DEFAULT_FOLDER,
-        help="checkpoints, and the trained model as an HF directory",
-    )
-    parser.add_argument("--save_data_file", type=Path, help="MindRecord of all rollouts with their rewards")
+    _add_outputs(parser)
+    _add_checkpoints(parser)
     parser.add_argument(
         "--use_parallel", type=boolean, default=None, metavar="True|False", help="expect to be started by msrun"
-    )
-    parser.add_argument("--load_sft_checkpoint_infer", help="weights; an HF directory, safetensors or .ckpt")
-    parser.add_argument("--load_sft_checkpoint_train", help="default: those of --load_sft_checkpoint_infer")
-    parser.add_argument("--load_ref_checkpoint", help="reference weights; default: those of training")
-    parser.add_argument(
-        "--load_critic_checkpoint", help="PPO's critic: one that a run has saved, or any model; default: as training"
-    )
-    parser.add_argument(
-        "--resume_training",
-        metavar="auto|PATH|never",
-        help="continue from the newest whole checkpoint of --save_ckpt_dir (auto or True), or from a step_N folder; "
-        "never or False begins anew (default: trainer.resume_mode)",
     )
     parser.add_argument(
         "--enable_compile_cache",
@@ -89,6 +69,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     # MindRLHF's two flags of its warm-up rollout; there is none here, and a command line that has them still works.
     parser.add_argument("--pre_num_generations", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--pre_store_data", type=int, help=argparse.SUPPRESS)
+
+
+def _add_outputs(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--output_dir", type=Path, help="metrics, TensorBoard events, rollouts (default: the folder of --save_ckpt_dir)"
+    )
+    parser.add_argument(
+        "--save_ckpt_dir",
+        type=Path,
+        default=DEFAULT_FOLDER,
+        help="checkpoints, and the trained model as an HF directory",
+    )
+    parser.add_argument("--save_data_file", type=Path, help="MindRecord of all rollouts with their rewards")
+
+
+def _add_checkpoints(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--load_sft_checkpoint_infer", help="weights; an HF directory, safetensors or .ckpt")
+    parser.add_argument("--load_sft_checkpoint_train", help="default: those of --load_sft_checkpoint_infer")
+    parser.add_argument("--load_ref_checkpoint", help="reference weights; default: those of training")
+    parser.add_argument(
+        "--load_critic_checkpoint", help="PPO's critic: one that a run has saved, or any model; default: as training"
+    )
+    parser.add_argument(
+        "--resume_training",
+        metavar="auto|PATH|never",
+        help="continue from the newest whole checkpoint of --save_ckpt_dir (auto or True), or from a step_N folder; "
+        "never or False begins anew (default: trainer.resume_mode)",
+    )
 
 
 def run(args: argparse.Namespace) -> None:

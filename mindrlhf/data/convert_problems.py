@@ -127,10 +127,17 @@ def convert(
             _record(row, chosen.name, max_prompt_length, width, pad) for row in bars.track(kept, description="writing")
         )
         write_columns(output, PROMPT_SCHEMA, records)
+    return _summary(output, kept, len(tokenised) - len(kept), truncated, max_prompt_length, width)
+
+
+def _summary(
+    output: str | Path, kept: Sequence[_TokenRow], dropped: int, truncated: int, max_prompt_length: int, width: int
+) -> ConversionSummary:
+    """Count the rows that a conversion kept."""
     return ConversionSummary(
         output=Path(output),
         rows=len(kept),
-        dropped=len(tokenised) - len(kept),
+        dropped=dropped,
         truncated=truncated,
         without_truth=sum(not row.row.ground_truth for row in kept),
         max_prompt_length=max_prompt_length,

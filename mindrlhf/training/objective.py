@@ -5,7 +5,7 @@ the graph.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,11 +68,7 @@ def policy_objective(
         "reference_log_probs": kl is not None,
         "kl_coefficients": kl is not None and beta is None,
     }
-    fields = tuple(name for name, is_wanted in wanted.items() if is_wanted)
-    # Numbers, because a graph knows no dictionaries of tensors; -1 where the field is not there.
-    old_at, selected_at, rollout_at, reference_at, coefficient_at = (
-        fields.index(name) if name in fields else -1 for name in list(wanted)[1:]
-    )
+    fields, (old_at, selected_at, rollout_at, reference_at, coefficient_at) = _places(wanted)
     estimate = kl_estimator(kl) if kl else None
 
     def losses(outputs, mask, *given):
@@ -98,6 +94,15 @@ def policy_objective(
         return total, metrics
 
     return Objective(fields, losses)
+
+
+def _places(wanted: dict[str, bool]) -> tuple[tuple[str, ...], Iterator[int]]:
+    """Names of the wanted fields, and the place of each name but the first among them; -1 for one that is not wanted.
+
+    Numbers, because a graph knows no dictionaries of tensors.
+    """
+    fields = tuple(name for name, is_wanted in wanted.items() if is_wanted)
+    return fields, (fields.index(name) if name in fields else -1 for name in list(wanted)[1:])
 
 
 def value_objective(value_clip: float | None) -> Objective:
