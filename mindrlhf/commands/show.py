@@ -12,7 +12,8 @@ from rich.text import Text
 from mindrlhf.errors import UserError
 from mindrlhf.files.printable import printable
 from mindrlhf.files.text import shortened
-from mindrlhf.metrics.report.run import RolloutGroupText, read_groups, run_folder
+from mindrlhf.metrics.report.run import RolloutGroupText, read_groups
+from mindrlhf.metrics.run_writers import run_folder
 from mindrlhf.records.rollout_dump import ROLLOUTS_FOLDER, rollout_steps
 
 SHOWN = 1200  # characters of one text, its beginning and its end

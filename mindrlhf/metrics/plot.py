@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import atomic_file
 from mindrlhf.metrics.console import REWARD
-from mindrlhf.metrics.report.run import run_labels
+from mindrlhf.metrics.run_writers import run_labels
 from mindrlhf.metrics.writers import read_metrics
 
 # Okabe and Ito 2008: told apart by the colour-blind as well.

@@ -1,6 +1,6 @@
 """Writers of a run, by name, and their places in its output folder."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,3 +51,16 @@ def open_writers(
         Writers(opened).close()
         raise
     return Writers(opened)
+
+
+def run_folder(path: Path) -> Path:
+    """Find the output folder of a run from the folder or its metrics file."""
+    return path.parent if path.name == METRICS_FILE else path
+
+
+def run_labels(paths: Sequence[Path], labels: Sequence[str] | None = None) -> list[str]:
+    """Name each run by its label or its folder, numbered where two names are equal."""
+    names = list(labels or (run_folder(path).resolve().name for path in paths))
+    if len(set(names)) == len(names):
+        return names
+    return [f"{name} ({number})" for number, name in enumerate(names, start=1)]

@@ -9,7 +9,8 @@ from run_folders import HOSTILE, make_run
 from mindrlhf.errors import UserError
 from mindrlhf.metrics.report.charts import MOST_POINTS, Chart, curves, resolve
 from mindrlhf.metrics.report.html import render, report_data, to_json
-from mindrlhf.metrics.report.run import differing, flatten, read_run, run_labels
+from mindrlhf.metrics.report.run import differing, flatten, read_run
+from mindrlhf.metrics.run_writers import run_labels
 
 
 @pytest.fixture(scope="module")

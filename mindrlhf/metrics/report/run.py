@@ -9,7 +9,7 @@ from typing import Any
 from mindrlhf.errors import UserError
 from mindrlhf.files.json import is_number, read_json_lines
 from mindrlhf.files.settings_file import read_settings
-from mindrlhf.metrics.run_writers import METRICS_FILE
+from mindrlhf.metrics.run_writers import METRICS_FILE, run_folder
 from mindrlhf.metrics.writers import read_metrics
 from mindrlhf.records.rollout_dump import ROLLOUTS_FOLDER, rollout_file, rollout_steps
 
@@ -37,19 +37,6 @@ class Run:
     groups: Sequence[RolloutGroupText]
     rollout_steps: Sequence[int]
     settings: Mapping[str, str]
-
-
-def run_folder(path: Path) -> Path:
-    """The output folder of a run, given as itself or as its metrics file."""
-    return path.parent if path.name == METRICS_FILE else path
-
-
-def run_labels(paths: Sequence[Path], labels: Sequence[str] | None = None) -> list[str]:
-    """Name each run by its label or its folder, numbered where two names are equal."""
-    names = list(labels or (run_folder(path).resolve().name for path in paths))
-    if len(set(names)) == len(names):
-        return names
-    return [f"{name} ({number})" for number, name in enumerate(names, start=1)]
 
 
 def read_run(path: Path, label: str, samples: int, most_steps: int, begun: bool = True) -> Run:
