@@ -59,7 +59,7 @@ def run_folder(path: Path) -> Path:
 
 
 def run_labels(paths: Sequence[Path], labels: Sequence[str] | None = None) -> list[str]:
-    """Name each run by its label or its folder, numbered where two names are equal."""
+    """Name each run by its label or its folder, and number equal names."""
     names = list(labels or (run_folder(path).resolve().name for path in paths))
     if len(set(names)) == len(names):
         return names
