@@ -5,7 +5,7 @@ Arrays are NumPy; nothing here knows a framework. A group is a group because its
 `Prompt` object, never because rows happen to be neighbours.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -32,13 +32,16 @@ class Prompt:
 
 @dataclass(frozen=True, eq=False)
 class Rollout:
-    """One sampled response.
+    """One response.
 
     prompt_id, sample_index: which prompt, and which of its G samples (0..G-1).
     response_ids: int32[R], R >= 1, including the stop token when the model ended by itself.
+    sampled: bool[R], the tokens that the policy drew. The others (a tool's answer, a user's turn) are context for the
+        tokens after them, and nothing is learned, counted or measured on them.
     behaviour_log_probs: float32[R], natural log of the probability of each token under the distribution
         it was really drawn from (temperature, top-k, top-p, min-p and repetition penalty applied).
     policy_log_probs: float32[R], the same under the policy with temperature only: what the train graph computes.
+        Both log-probs mean nothing on tokens that were not sampled.
     finish_reason: `eos` a stop token was drawn, `stop` a stop string appeared, `length` the token limit was hit.
     seed: the run's seed that keyed the random numbers.
     """
@@ -46,6 +49,7 @@ class Rollout:
     prompt_id: int
     sample_index: int
     response_ids: np.ndarray
+    sampled: np.ndarray
     behaviour_log_probs: np.ndarray
     policy_log_probs: np.ndarray
     finish_reason: FinishReason
@@ -67,8 +71,9 @@ class Experience:
     rewards: float32[G], the weighted sum over reward functions; NaN where every function abstained.
     rewards_by_function: name -> float32[G], unweighted; NaN where that function gave None or failed.
     advantages: float32[G] (one number for all tokens of a response) or G arrays float32[R]; 0 where the reward is NaN.
+    policy_step: the step (from 1) whose weights drew the group; below the current step for a group that was carried
+        over.
     trained: bool[G], the responses that enter the loss; None is all of them.
-    kept: left over from an earlier step, whose policy drew it and is its old policy.
     greedy_reward: of the most probable response to the prompt, NaN where it has none; None when nothing needs it.
     reference_log_probs: G arrays float32[R] from the reference model, or None when nothing needs them.
     old_log_probs: G arrays float32[R] of the policy before this step's first update, or None when the
@@ -81,8 +86,8 @@ class Experience:
     rewards: np.ndarray
     rewards_by_function: Mapping[str, np.ndarray]
     advantages: np.ndarray | tuple[np.ndarray, ...]
+    policy_step: int
     trained: np.ndarray | None = None
-    kept: bool = False
     greedy_reward: float | None = None
     reference_log_probs: tuple[np.ndarray, ...] | None = None
     old_log_probs: tuple[np.ndarray, ...] | None = None
@@ -91,25 +96,34 @@ class Experience:
 
     @property
     def lengths(self) -> np.ndarray:
-        """int64[G], response tokens."""
+        """int64[G], response tokens, sampled or not."""
         return np.array([len(rollout.response_ids) for rollout in self.group.rollouts])
 
     @property
-    def trained_lengths(self) -> np.ndarray:
-        """int64[G], response tokens that enter the loss: 0 for a response that is left out."""
-        return self.lengths if self.trained is None else self.lengths * self.trained
+    def sampled(self) -> tuple[np.ndarray, ...]:
+        """G arrays bool[R]."""
+        return tuple(rollout.sampled for rollout in self.group.rollouts)
 
     @property
-    def all_advantages(self) -> np.ndarray:
-        """float32[sum of R], of each token, one response after another."""
-        by_token = isinstance(self.advantages, tuple)
-        values = np.concatenate(self.advantages) if by_token else np.repeat(self.advantages, self.lengths)
-        return values.astype(np.float32, copy=False)
+    def sampled_lengths(self) -> np.ndarray:
+        """int64[G], sampled tokens."""
+        return np.array([np.count_nonzero(row) for row in self.sampled])
+
+    @property
+    def trained_tokens(self) -> tuple[np.ndarray, ...]:
+        """G arrays bool[R]: tokens that enter the loss, the sampled ones of the responses that are not left out."""
+        if self.trained is None:
+            return self.sampled
+        return tuple(row & left_in for row, left_in in zip(self.sampled, self.trained, strict=True))
 
     @property
     def token_advantages(self) -> tuple[np.ndarray, ...]:
         """G arrays float32[R]."""
-        return tuple(np.split(self.all_advantages, np.cumsum(self.lengths)[:-1]))
+        if isinstance(self.advantages, tuple):
+            return tuple(row.astype(np.float32, copy=False) for row in self.advantages)
+        return tuple(
+            np.full(length, value, np.float32) for length, value in zip(self.lengths, self.advantages, strict=True)
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,9 +136,10 @@ class TrainBatch:
 
     prefix_ids: int32[N, P]; prefix_lengths: int32[N], 0 <= length <= P.
     input_ids: int32[N*G, R]; targets: int32[N*G, R]; row n*G + g belongs to prefix n.
-    mask: float32[N*G, R], 1 on response tokens, 0 on the padding behind them.
+    lengths: int32[N*G], response tokens of each row: those that exist, and that later ones attend to.
+    mask: float32[N*G, R], 1 on sampled tokens, 0 on other tokens of a response and on the padding behind it.
     weights: float32[N*G, R], what each token's loss is multiplied with before the plain sum. It carries the whole
-        aggregation rule (global denominators included), is 0 on padding, and makes the sum over micro-batches
+        aggregation rule (global denominators included), is 0 where the mask is, and makes the sum over micro-batches
         and ranks the loss.
     fields: name -> float32[N*G, R], 0 on padding: what else the objective takes (advantages, old log-probs, ...).
     """
@@ -133,11 +148,20 @@ class TrainBatch:
     prefix_lengths: np.ndarray
     input_ids: np.ndarray
     targets: np.ndarray
+    lengths: np.ndarray
     mask: np.ndarray
     weights: np.ndarray
     fields: Mapping[str, np.ndarray]
 
-    @property
-    def lengths(self) -> np.ndarray:
-        """Response tokens of each row, int32[N*G]."""
-        return self.mask.sum(1).astype(np.int32)
+
+def taken(rows: Sequence[np.ndarray], masks: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Take the values of each row where its mask bool[R] is True, in order: [R] -> [n]."""
+    return [row[mask] for row, mask in zip(rows, masks, strict=True)]
+
+
+def put_back(rows: Sequence[np.ndarray], masks: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+    """Invert `taken`: [n] -> float32[R], 0 where a mask is False."""
+    out = tuple(np.zeros(mask.shape, np.float32) for mask in masks)
+    for whole, row, mask in zip(out, rows, masks, strict=True):
+        whole[mask] = row
+    return out

@@ -6,7 +6,6 @@ files: it is written last, and the folder gets its final name after that.
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +14,11 @@ from typing import Any
 from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import stays_below
 from mindrlhf.files.json import read_json, write_json
+from mindrlhf.files.naming import step_of
 
 MANIFEST_FILE = "manifest.json"
 FORMAT = "mindrlhf training checkpoint"
 VERSION = 1
-
-_STEP_FOLDER = re.compile(r"step_(\d{6,})")
 
 
 @dataclass(frozen=True)
@@ -121,17 +119,6 @@ def describe(path: Path) -> StoredFile:
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return StoredFile(file.tell(), digest)
-
-
-def step_folder(folder: Path, step: int) -> Path:
-    """Folder of a step's checkpoint: `<folder>/step_000020`."""
-    return folder / f"step_{step:06d}"
-
-
-def step_of(folder: Path) -> int | None:
-    """Parse the step in a checkpoint folder's name; None for another name."""
-    match = _STEP_FOLDER.fullmatch(folder.name)
-    return int(match[1]) if match else None
 
 
 def step_folders(folder: Path) -> list[Path]:

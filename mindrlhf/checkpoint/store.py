@@ -31,9 +31,7 @@ from mindrlhf.checkpoint.manifest import (
     Manifest,
     StoredFile,
     describe,
-    step_folder,
     step_folders,
-    step_of,
 )
 from mindrlhf.checkpoint.safetensors_file import write_safetensors
 from mindrlhf.checkpoint.training_state import ShardGroup, TrainingState, layout_to_json, writers
@@ -48,6 +46,7 @@ from mindrlhf.files.atomic import (
     temporary_name,
 )
 from mindrlhf.files.json import read_json, write_json
+from mindrlhf.files.naming import step_of, step_path
 from mindrlhf.parallel.layout import Layout
 
 STATE_FILE = "state.json"
@@ -142,7 +141,7 @@ class CheckpointStore:
         return self._writers[id(layout)][1]
 
     def _write(self, state: TrainingState, best: bool) -> None:
-        target = step_folder(self.folder, state.step)
+        target = step_path(self.folder, state.step)
         temporary = temporary_name(target, self._token)
         try:
             self._write_part(state, temporary)

@@ -10,11 +10,11 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from mindrlhf.errors import UserError
+from mindrlhf.files.naming import ROLLOUTS_FOLDER, step_files
 from mindrlhf.files.printable import printable
 from mindrlhf.files.text import shortened
 from mindrlhf.metrics.report.run import RolloutGroupText, read_groups
 from mindrlhf.metrics.run_writers import run_folder
-from mindrlhf.records.rollout_dump import ROLLOUTS_FOLDER, rollout_steps
 
 SHOWN = 1200  # characters of one text, its beginning and its end
 LEAST_WIDTH = 24  # of a column with a completion
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> None:
 
 def _groups(args: argparse.Namespace) -> Sequence[RolloutGroupText]:
     folder = run_folder(args.run) / ROLLOUTS_FOLDER
-    steps = rollout_steps(folder)
+    steps = list(step_files(folder))
     if not steps:
         raise UserError(f"{args.run}: has no rollouts; train with trainer.save_rollouts=True to keep them.")
     step = steps[-1] if args.step is None else args.step

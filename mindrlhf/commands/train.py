@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from mindrlhf.configs.preset_files import PREFIX, preset_names
-from mindrlhf.run.folders import DEFAULT_FOLDER
+from mindrlhf.files.naming import DEFAULT_FOLDER
 from mindrlhf.run.stop_signals import StopSignals
 
 

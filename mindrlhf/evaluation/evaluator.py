@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from mindrlhf.data.tasks import TASKS
 from mindrlhf.errors import UserError
 from mindrlhf.evaluation.pass_at_k import Answer, answer_row
@@ -66,7 +68,7 @@ class Evaluator:
                         answer=text,
                         score=float(next(scores)),
                         vote=vote(text),
-                        length=len(rollout.response_ids),
+                        length=int(np.count_nonzero(rollout.sampled)),
                         truncated=rollout.finish_reason == "length",
                     )
                 )

@@ -11,13 +11,13 @@ from mindrlhf.configs.validate import check_lengths
 from mindrlhf.data.mindrecord import read_prompts
 from mindrlhf.evaluation.evaluator import Evaluator, reward_of, write_answers
 from mindrlhf.evaluation.pass_at_k import validation_metrics
+from mindrlhf.files.naming import TEXT, VALIDATION_FOLDER, step_path
 from mindrlhf.job import Job
 from mindrlhf.metrics.progress import Progress
 from mindrlhf.models.decoder import Decoder
 from mindrlhf.rewards.runner import RewardRunner
 from mindrlhf.roles.part import Side
 from mindrlhf.rollout.open_engine import open_engine
-from mindrlhf.run.folders import VALIDATION
 from mindrlhf.shapes import longest_position
 from mindrlhf.types import Prompt
 
@@ -51,7 +51,7 @@ class Validation:
         """Evaluate; returns verl's metrics (`validation_metrics`), the same on all ranks."""
         answers = self.evaluator(step)
         if self.folder:
-            write_answers(self.folder / f"step_{step:06d}.jsonl", answers)
+            write_answers(step_path(self.folder, step, TEXT), answers)
         return validation_metrics(answers)
 
 
@@ -112,7 +112,7 @@ def open_validation(
         gather=lambda own: [answer for part in collectives.all_gather_object(own) for answer in part],
         progress=Progress(config.trainer.progress and rank == 0),
     )
-    folder = job.output / VALIDATION if rank == 0 else None
+    folder = job.output / VALIDATION_FOLDER if rank == 0 else None
     return Validation(evaluator, config.trainer.test_freq, total, folder)
 
 

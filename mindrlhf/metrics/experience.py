@@ -10,32 +10,33 @@ import numpy as np
 
 from mindrlhf.algorithms.mismatch import LOG_RATIO_LIMIT
 from mindrlhf.metrics.metric_set import MetricSet
-from mindrlhf.types import Experience, Rollout
+from mindrlhf.types import Experience, Rollout, taken
 
 NO_SPREAD = 1e-8  # rewards of a group that differ by less are equal
 
 
 def token_counts(experiences: Sequence[Experience]) -> tuple[int, int]:
-    """Count (response tokens, prompt and response tokens).
+    """Count (sampled tokens, all tokens of prompts and responses).
 
     A prompt counts once for each of its responses, as in verl.
     """
-    response = prompt = 0
+    sampled = total = 0
     for experience in experiences:
-        response += sum(len(rollout.response_ids) for rollout in experience.group.rollouts)
-        prompt += len(experience.group.prompt.token_ids) * len(experience.group.rollouts)
-    return response, prompt + response
+        sampled += int(experience.sampled_lengths.sum())
+        total += int((len(experience.group.prompt.token_ids) + experience.lengths).sum())
+    return sampled, total
 
 
 def add_lengths(metrics: MetricSet, experiences: Sequence[Experience], max_prompt_length: int | None = None) -> None:
-    """Add `response_length/*` and `prompt_length/*` in tokens, over responses.
+    """Add `response_length/*` (sampled tokens) and `prompt_length/*` in tokens, over responses.
 
     `response_length/clip_ratio` is the fraction that ended because the limit was hit, as the engine recorded it.
     `prompt_length/clip_ratio` is the fraction of prompts of `max_prompt_length` tokens or more, given when that is.
     """
     rollouts = [rollout for experience in experiences for rollout in experience.group.rollouts]
     prompts = [len(e.group.prompt.token_ids) for e in experiences for _ in e.group.rollouts]
-    metrics.add_summary("response_length", np.array([len(rollout.response_ids) for rollout in rollouts]))
+    lengths = [length for experience in experiences for length in experience.sampled_lengths]
+    metrics.add_summary("response_length", np.array(lengths))
     clipped = [rollout.finish_reason == "length" for rollout in rollouts]
     metrics.add_values("response_length/clip_ratio", np.array(clipped))
     metrics.add_summary("prompt_length", np.array(prompts))
@@ -65,7 +66,8 @@ def add_rewards(metrics: MetricSet, experiences: Sequence[Experience]) -> None:
         metrics.add_values(f"reward/{function}/mean", values, given)
         metrics.add_std(f"reward/{function}/std", values, given)
         metrics.add_total(f"reward/{function}/missing", np.count_nonzero(~given))
-    metrics.add_summary("critic/advantages", np.concatenate([experience.all_advantages for experience in experiences]))
+    advantages = [row for e in experiences for row in taken(e.token_advantages, e.sampled)]
+    metrics.add_summary("critic/advantages", np.concatenate(advantages))
     several = [experience.rewards.astype(np.float64) for experience in experiences if len(experience.rewards) > 1]
     scored = [rewards[~np.isnan(rewards)] for rewards in several]
     without = [rewards.size < 2 or rewards.max() - rewards.min() < NO_SPREAD for rewards in scored]
@@ -83,7 +85,9 @@ def add_values(metrics: MetricSet, experiences: Sequence[Experience]) -> None:
     for experience in experiences:
         if experience.values is None or experience.returns is None:
             continue
-        values, returns = np.concatenate(experience.values), np.concatenate(experience.returns)
+        values, returns = (
+            np.concatenate(taken(rows, experience.sampled)) for rows in (experience.values, experience.returns)
+        )
         metrics.add_summary("critic/values", values)
         metrics.add_summary("critic/returns", returns)
         metrics.add_std("critic/returns/std", returns)
@@ -105,7 +109,7 @@ def add_log_prob_difference(
 ) -> None:
     """Add the difference between log-probs of the rollouts and the train graph.
 
-    Both are of the same tokens.
+    Both are of the same sampled tokens.
     train_log_probs: one float32[R] for each rollout, without padding, natural logs.
     With d = train - behaviour, the distribution that the tokens were drawn from: `rollout_corr/kl` mean of -d and
     `rollout_corr/k3_kl` mean of exp(d) - d - 1, KL(rollout || train) in nats per token, as in verl.
@@ -114,9 +118,10 @@ def add_log_prob_difference(
     """
     if not rollouts:
         return
-    drawn = np.concatenate([rollout.behaviour_log_probs for rollout in rollouts], dtype=np.float64)
-    engine = np.concatenate([rollout.policy_log_probs for rollout in rollouts], dtype=np.float64)
-    train = np.concatenate(train_log_probs, dtype=np.float64)
+    sampled = np.concatenate([rollout.sampled for rollout in rollouts])
+    drawn = np.concatenate([rollout.behaviour_log_probs for rollout in rollouts], dtype=np.float64)[sampled]
+    engine = np.concatenate([rollout.policy_log_probs for rollout in rollouts], dtype=np.float64)[sampled]
+    train = np.concatenate(train_log_probs, dtype=np.float64)[sampled]
     log_ratio = np.clip(train - drawn, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     metrics.add_values("rollout_corr/kl", -log_ratio)
     metrics.add_values("rollout_corr/k3_kl", np.expm1(log_ratio) - log_ratio)

@@ -63,7 +63,9 @@ class Utilization:
     iterations: int
     exceeded: float = 1.0
 
-    def add(self, metrics: MetricSet, seconds: Mapping[str, float], experiences: Sequence[Experience]) -> None:
+    def add(
+        self, metrics: MetricSet, seconds: Mapping[str, float], experiences: Sequence[Experience], step: int
+    ) -> None:
         """Add `perf/mfu` of the step, of generation and of each kind of update.
 
         seconds: phase -> seconds of this rank. experiences: this rank's own; none on a rank that computes a part of
@@ -72,7 +74,8 @@ class Utilization:
         compiling, and the phase's seconds lack it.
         """
         trained = phase_flops(self.model, [group_lengths(e) for e in experiences], self.iterations)
-        answered = phase_flops(self.model, [group_lengths(e) for e in experiences if not e.kept], self.iterations)
+        drawn = [e for e in experiences if e.policy_step == step]
+        answered = phase_flops(self.model, [group_lengths(e) for e in drawn], self.iterations)
         whole = 0.0
         for phase, flops in (trained | {"gen": answered["gen"]}).items():
             if phase not in seconds:

@@ -13,7 +13,7 @@ from mindrlhf.trainer.kl_term import KLTerm, policy_log_probs
 from mindrlhf.training.batch import Rows, SequenceGroup
 from mindrlhf.training.objective import OWN
 from mindrlhf.training.updater import Update, Updater
-from mindrlhf.types import Experience
+from mindrlhf.types import Experience, put_back, taken
 
 _log = logging.getLogger(__name__)
 
@@ -68,10 +68,10 @@ class PolicyUpdates:
     def _selected(self, experiences: Sequence[Experience]) -> Rows:
         """The tokens that the loss chooses from the mini-batch of all ranks, of which each rank keeps its own."""
         rows = [
-            (log_probs[:length], advantages[:length])
+            pair
             for e in experiences
-            for log_probs, advantages, length in zip(
-                policy_log_probs(e), e.token_advantages, e.trained_lengths, strict=True
+            for pair in zip(
+                taken(policy_log_probs(e), e.trained_tokens), taken(e.token_advantages, e.trained_tokens), strict=True
             )
         ]
         parts = self._data_parallel.gather(rows)
@@ -79,7 +79,8 @@ class PolicyUpdates:
         seed = self._config.seed * 1_000_003 + self._count
         chosen = self._loss.select([log_probs for log_probs, _ in every], [given for _, given in every], seed)
         start = sum(len(part) for part in parts[: self._data_parallel.rank])
-        mine = iter(chosen[start : start + len(rows)])
+        masks = [mask for e in experiences for mask in e.trained_tokens]
+        mine = iter(put_back(chosen[start : start + len(rows)], masks))
         return [[next(mine) for _ in e.group.rollouts] for e in experiences]
 
 
@@ -107,19 +108,14 @@ def loss_weights(
     Responses that are left out have 0; denominators are over all ranks. aggregation: a name of
     `algorithms.aggregation.MODES`. limit: the constant that some of them divide by, in tokens.
     """
-    lengths = np.concatenate([np.zeros(0, np.int64), *(e.trained_lengths for e in experiences)])
-    totals = data_parallel.sum(batch_totals(lengths))
-
-    def row(length: int, trained: int) -> np.ndarray:
-        mask = np.zeros((1, length), np.float32)
-        mask[:, :trained] = 1.0
-        return token_weights(mask, aggregation, totals, max_tokens=limit)[0]
-
-    weights = [[row(*pair) for pair in zip(e.lengths, e.trained_lengths, strict=True)] for e in experiences]
+    masks = [e.trained_tokens for e in experiences]
+    totals = data_parallel.sum(batch_totals([np.count_nonzero(row) for rows in masks for row in rows]))
+    weights = [[token_weights(row[None], aggregation, totals, max_tokens=limit)[0] for row in rows] for rows in masks]
     return weights, int(totals[0])
 
 
 def sequences(experience: Experience) -> SequenceGroup:
-    """The token ids of a group."""
+    """The token ids of a group, and which of them were sampled."""
     group = experience.group
-    return SequenceGroup(group.prompt.token_ids, tuple(rollout.response_ids for rollout in group.rollouts))
+    responses = tuple(rollout.response_ids for rollout in group.rollouts)
+    return SequenceGroup(group.prompt.token_ids, responses, experience.sampled)

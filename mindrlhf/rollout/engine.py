@@ -140,6 +140,7 @@ class Engine:
                         prompt_id=prompt.id,
                         sample_index=int(samples.index[row]),
                         response_ids=samples.tokens[row, :n].copy(),
+                        sampled=np.ones(n, bool),
                         behaviour_log_probs=samples.behaviour[row, :n].copy(),
                         policy_log_probs=samples.policy[row, :n].copy(),
                         finish_reason=samples.reason[row],

@@ -43,7 +43,7 @@ class Rollouts:
         """
         groups = self._generate(self.engine, prompts, self.settings.num_generations, step)
         greedy = self._generate(self.greedy, prompts, 1, step) if self.greedy else []
-        return self._score(groups, greedy)
+        return self._score(groups, greedy, step)
 
     def _generate(self, engine: Engine, prompts: list[Prompt], samples: int, step: int) -> list[RolloutGroup]:
         count = len(prompts) * samples
@@ -58,7 +58,7 @@ class Rollouts:
         self.statistics += engine.statistics
         return groups
 
-    def _score(self, groups: list[RolloutGroup], greedy: list[RolloutGroup]) -> list[Experience]:
+    def _score(self, groups: list[RolloutGroup], greedy: list[RolloutGroup], step: int) -> list[Experience]:
         """Score samples; a function that fails costs its sample, and is shown once.
 
         Failures are counted.
@@ -80,6 +80,7 @@ class Rollouts:
                 totals[i],
                 {name: parts[i] for name, parts in by_function.items()},
                 np.zeros_like(totals[i]),
+                policy_step=step,
                 greedy_reward=float(totals[-1][i]) if greedy else None,
             )
             for i, group in enumerate(groups)
@@ -93,5 +94,5 @@ def reward_sample(
 
     They are both texts, the task's fields, and lengths in tokens.
     """
-    told = {"response_length": str(len(rollout.response_ids)), "max_new_tokens": str(max_new_tokens)}
+    told = {"response_length": str(np.count_nonzero(rollout.sampled)), "max_new_tokens": str(max_new_tokens)}
     return decode(prompt.token_ids), decode(rollout.response_ids), {**prompt.fields, **told}

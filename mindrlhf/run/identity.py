@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from mindrlhf.backend.comm.collectives import Collectives
-from mindrlhf.checkpoint.manifest import MANIFEST_FILE, step_folders, step_of
+from mindrlhf.checkpoint.manifest import MANIFEST_FILE, step_folders
 from mindrlhf.checkpoint.resume import Checkpoint, choose, locate
 from mindrlhf.errors import UserError
+from mindrlhf.files.naming import step_of
 from mindrlhf.files.printable import printable
 from mindrlhf.files.settings_file import versions
 from mindrlhf.job import Job

@@ -1,6 +1,5 @@
 """Where a run writes: looked at before any work, so that hours of training do not end at a bad path."""
 
-import re
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from mindrlhf.checkpoint.hf import check_replaceable
 from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import clean, make_folder
 from mindrlhf.files.folder_lock import lock_folders
-from mindrlhf.run.folders import CRITIC_FOLDER, MODEL_FOLDER, ROLLOUTS, VALIDATION
+from mindrlhf.files.naming import CRITIC_FOLDER, MODEL_FOLDER, ROLLOUTS_FOLDER, VALIDATION_FOLDER, step_files
 
 
 def prepare_outputs(save_ckpt_dir: Path, output_dir: Path | None, save_data_file: Path | None = None) -> Path:
@@ -45,7 +44,7 @@ def lock_outputs(
 def clean_outputs(collectives: Collectives, output: Path, save_ckpt_dir: Path, save_data_file: Path | None) -> None:
     """Rank 0 removes what runs that were killed left half-written in the places of the three flags; all wait for it."""
     if collectives.world.rank == 0:
-        folders = {output, output / ROLLOUTS, output / VALIDATION, save_ckpt_dir}
+        folders = {output, output / ROLLOUTS_FOLDER, output / VALIDATION_FOLDER, save_ckpt_dir}
         for folder in folders | ({save_data_file.parent} if save_data_file else set()):
             clean(folder)
     collectives.barrier()
@@ -53,8 +52,7 @@ def clean_outputs(collectives: Collectives, output: Path, save_ckpt_dir: Path, s
 
 def forget_after(output: Path, step: int) -> None:
     """Remove the JSONL files of steps that a resumed run does again."""
-    for folder in (output / ROLLOUTS, output / VALIDATION):
-        for path in folder.glob("step_*.jsonl"):
-            number = re.fullmatch(r"step_(\d+)\.jsonl", path.name)
-            if number and int(number[1]) > step:
+    for folder in (output / ROLLOUTS_FOLDER, output / VALIDATION_FOLDER):
+        for number, path in step_files(folder).items():
+            if number > step:
                 path.unlink()

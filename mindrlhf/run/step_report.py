@@ -23,13 +23,13 @@ from mindrlhf.metrics.flops import Utilization
 from mindrlhf.metrics.metric_set import MetricSet, reduce
 from mindrlhf.metrics.timer import STEP, Timers
 from mindrlhf.metrics.writers import Writers
-from mindrlhf.records.response_writer import KeptResponses
+from mindrlhf.records.writer import ResponseWriter
 from mindrlhf.reshard.online import ReshardStatistics
 from mindrlhf.rewards.table import RewardTable
 from mindrlhf.roles.part import Side
 from mindrlhf.rollout.engine import Statistics
 from mindrlhf.training.updater import Update
-from mindrlhf.types import Experience, Rollout
+from mindrlhf.types import Experience, Rollout, taken
 
 _log = logging.getLogger(__name__)
 
@@ -64,9 +64,9 @@ class StepReport:
     """Collects a step's metrics on every rank.
 
     training: the side whose replicas have rows of their own; one rank speaks for those with the same rows.
-    writers: on rank 0; None on the others. keeps: whether the run keeps its responses, and kept: on rank 0, who does.
-    corrects: show how far the rollout's distribution is from the trained one. longest_prompt: of the dataset, in
-    tokens. utilization: None leaves `perf/mfu` out.
+    writers: on rank 0; None on the others. keeps: whether the run keeps its responses. responses: on rank 0, their
+    writer. corrects: show how far the rollout's distribution is from the trained one. longest_prompt: of the dataset,
+    in tokens. utilization: None leaves `perf/mfu` out.
 
     finished: to be set when the run has done its last step.
     """
@@ -79,7 +79,7 @@ class StepReport:
         residency: Residency,
         writers: Writers | None,
         keeps: bool = False,
-        kept: KeptResponses | None = None,
+        responses: ResponseWriter | None = None,
         rows_per_epoch: int | None = None,
         longest_prompt: int | None = None,
         utilization: Utilization | None = None,
@@ -88,7 +88,7 @@ class StepReport:
         self._gather, self._ranks = collectives.all_gather_object, collectives.world.size
         self._replicas, self._own_rows = training.data_parallel.size, training.first_of_replica
         self._timers, self._residency, self._writers = timers, residency, writers
-        self._keeps, self._kept = keeps, kept
+        self._keeps, self._responses = keeps, responses
         self._rows_per_epoch, self._corrects = rows_per_epoch, corrects
         self._longest_prompt, self._utilization = longest_prompt, utilization
         self.finished = False
@@ -143,7 +143,7 @@ class StepReport:
         performance.add_timings(metrics, seconds, response_tokens, total_tokens, self._ranks)
         performance.add_performance(metrics, seconds.get(STEP, 0.0), total_tokens)
         if self._utilization:
-            self._utilization.add(metrics, seconds, experiences)
+            self._utilization.add(metrics, seconds, experiences, step)
         performance.add_training(metrics, step, position / self._rows_per_epoch if self._rows_per_epoch else 0.0)
         if generation is not None and generation.decode_s > 0:
             metrics.add("perf/generation_tokens_per_s", generation.tokens, generation.decode_s + generation.prefill_s)
@@ -161,8 +161,10 @@ class StepReport:
 
     def _mismatch(self, experiences: list[Experience], updates: list[Update]) -> dict[str, float]:
         """How far what was drawn from is from what is trained, over all ranks (`algorithms.mismatch`)."""
-        pairs = [(row, rollout.behaviour_log_probs) for rollout, row in first_scored(experiences, updates)]
-        sums = mismatch_sums([train for train, _ in pairs], [drawn for _, drawn in pairs])
+        pairs = first_scored(experiences, updates)
+        sampled = [rollout.sampled for rollout, _ in pairs]
+        drawn = taken([rollout.behaviour_log_probs for rollout, _ in pairs], sampled)
+        sums = mismatch_sums(taken([row for _, row in pairs], sampled), drawn)
         figures = mismatch_figures(sum(self._gather(sums)))
         return {f"rollout_corr/{name}": value for name, value in figures.items()}
 
@@ -186,20 +188,20 @@ class StepReport:
         """All ranks' responses; without what a step has computed of them, which is large and does not travel."""
         computed = {"reference_log_probs": None, "old_log_probs": None, "values": None, "returns": None}
         gathered = self._gather([replace(experience, **computed) for experience in experiences])
-        if self._kept:
-            self._kept.add(step, [experience for part in gathered for experience in part])
+        if self._responses:
+            self._responses.add(step, [experience for part in gathered for experience in part])
 
     def settle(self) -> None:
         """Returns when the responses of all steps so far are in files."""
-        if self._kept:
-            self._kept.settle()
+        if self._responses:
+            self._responses.flush()
 
     def close(self) -> None:
         """Closes the writers and puts the rollouts together."""
         if self._writers:
             self._writers.close()
-        if self._kept:
-            self._kept.close(self.finished)
+        if self._responses:
+            self._responses.close(self.finished)
 
 
 def first_scored(experiences: Sequence[Experience], updates: Sequence[Update]) -> list[tuple[Rollout, np.ndarray]]:

@@ -1,4 +1,7 @@
-"""The advantages of a step, over the groups of all ranks, so that none depends on how many ranks there are."""
+"""The advantages of a step, over the groups of all ranks, so that none depends on how many ranks there are.
+
+The methods are given sampled tokens only: for them a response has no others.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,7 +13,7 @@ from mindrlhf.configs.grpo import GRPOConfig
 from mindrlhf.parallel.data_parallel import DataParallel
 from mindrlhf.trainer.dynamic_sampling import has_spread
 from mindrlhf.trainer.kl_term import KLTerm
-from mindrlhf.types import Experience
+from mindrlhf.types import Experience, put_back, taken
 
 
 class StepAdvantages:
@@ -34,7 +37,11 @@ class StepAdvantages:
         returns = gae_with_returns(batch, **self._options)[1] if batch.values is not None else [None] * len(everything)
         pairs = self._data_parallel.share(list(zip(advantages, returns, strict=True)))
         return [
-            replace(e, advantages=as_arrays(given), returns=targets and tuple(np.float32(row) for row in targets))
+            replace(
+                e,
+                advantages=put_back(given, e.sampled) if isinstance(given, list) else given,
+                returns=targets and put_back(targets, e.sampled),
+            )
             for e, (given, targets) in zip(own, pairs, strict=True)
         ]
 
@@ -45,10 +52,10 @@ class StepAdvantages:
             penalties = self._kl.values(own)
             token_rewards = self._gathered([[-self._kl.coefficient * row for row in rows] for rows in penalties])
         if config.algorithm.uses_critic:
-            values = self._gathered([e.values for e in own])
+            values = self._gathered([taken(e.values, e.sampled) for e in own])
         return RewardBatch(
             rewards=[self._rewards(e) for e in everything],
-            lengths=[e.lengths for e in everything],
+            lengths=[e.sampled_lengths for e in everything],
             token_rewards=token_rewards,
             values=values,
             greedy_rewards=[np.nan if e.greedy_reward is None else e.greedy_reward for e in everything],
@@ -70,8 +77,3 @@ class StepAdvantages:
     def _gathered(self, own: list) -> list:
         """What each rank has of its groups, of all ranks in order."""
         return [rows for part in self._data_parallel.gather(own) for rows in part]
-
-
-def as_arrays(advantages: np.ndarray | list[np.ndarray]) -> np.ndarray | tuple[np.ndarray, ...]:
-    """One method's result for a group, as `types.Experience` has it."""
-    return tuple(advantages) if isinstance(advantages, list) else advantages

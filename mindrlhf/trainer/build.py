@@ -25,6 +25,7 @@ from mindrlhf.data.mindrecord import read_prompts
 from mindrlhf.data.stream import PromptStream
 from mindrlhf.errors import UserError
 from mindrlhf.evaluation.validation import open_validation, read_validation, validation_positions
+from mindrlhf.files.naming import CRITIC_FOLDER, MODEL_FOLDER, ROLLOUTS_FOLDER
 from mindrlhf.files.settings_file import write_settings
 from mindrlhf.files.user_cache import user_cache
 from mindrlhf.job import Job
@@ -37,9 +38,8 @@ from mindrlhf.metrics.timer import Timers
 from mindrlhf.models.decoder import Decoder
 from mindrlhf.models.initialize import build_parameters
 from mindrlhf.phases import REFERENCE
-from mindrlhf.records.response_writer import KeptResponses
-from mindrlhf.records.rollout_parts import RolloutParts
-from mindrlhf.records.rollout_record import read_rollout_record
+from mindrlhf.records.formats import read_record
+from mindrlhf.records.writer import RecordParts, ResponseWriter
 from mindrlhf.rewards.runner import RewardRunner
 from mindrlhf.roles.critic import open_critic
 from mindrlhf.roles.memory_roles import add_roles, open_residency
@@ -51,7 +51,6 @@ from mindrlhf.rollout.engine import Engine
 from mindrlhf.rollout.open_engine import open_engine
 from mindrlhf.rollout.scored import Rollouts
 from mindrlhf.run.checkpointer import Keeper, arrays_of, open_store, present
-from mindrlhf.run.folders import CRITIC_FOLDER, MODEL_FOLDER, ROLLOUTS
 from mindrlhf.run.identity import check_identity, find_checkpoint, run_identity
 from mindrlhf.run.outputs import clean_outputs, forget_after
 from mindrlhf.run.step_report import StepReport
@@ -81,7 +80,7 @@ def assemble(
     What has to be closed at the end goes on `stack`. signals: what may ask the run to stop.
     """
     config, algorithm = job.config, job.config.algorithm
-    recorded = read_rollout_record(job.args.replay) if job.args.replay else []
+    recorded = read_record(job.args.replay) if job.args.replay else []
     prompts = [] if job.args.replay else read_prompts(job.args.mind_dataset_dir, job.tokenizer)
     trained_on = prompts or [e.group.prompt for _, step in recorded for e in step]
     recorded = recorded[: config.trainer.total_steps]
@@ -269,7 +268,7 @@ def open_objective(config: GRPOConfig, loss: PolicyLoss) -> Objective:
     corrects = correction.level is not None
     return policy_objective(
         loss,
-        # Groups that were kept from the step before were drawn by another policy than the one being updated.
+        # Groups that are carried over from the step before were drawn by another policy than the one being updated.
         on_policy=algorithm.single_update and not config.dynamic_sampling.enabled,
         kl=algorithm.kl_estimator if in_loss else None,
         beta=algorithm.beta if algorithm.kl_target is None else None,
@@ -358,21 +357,21 @@ def open_report(
     config, output, file = job.config, Path(job.output), job.args.save_data_file
     ceiling = matmul_ceiling(collectives.world.device_target, job.train.model.compute_dtype)
     utilization = Utilization(job.model, ceiling, config.algorithm.num_iterations)
-    writers = kept = None
+    writers = responses = None
     records = file is not None and not config.trainer.val_only
-    folder = output / ROLLOUTS if config.trainer.save_rollouts else None
+    folder = output / ROLLOUTS_FOLDER if config.trainer.save_rollouts else None
     if collectives.world.rank == 0:
         tracking = config.trainer.model_copy(update={"loggers": ("console",)} if config.trainer.val_only else {})
         start = steps_done + 1 if steps_done else 0
         writers = open_writers(output, tracking, total, start, settings=config.model_dump(mode="json"))
-        recorded = RolloutParts(file, steps_done) if records else None
+        recorded = RecordParts(file, steps_done) if records else None
         if not config.trainer.val_only:
             write_settings(output, job.described())
             if steps_done:
                 forget_after(output, steps_done)
         if recorded and recorded.missing:
             print(f"{file}: the rollouts of steps 1 to {recorded.missing[-1]} are not beside it and are left out")
-        kept = KeptResponses(folder, recorded, job.tokenizer.decode) if folder or recorded else None
+        responses = ResponseWriter(folder, recorded, job.tokenizer.decode) if folder or recorded else None
     return StepReport(
         collectives,
         training,
@@ -380,7 +379,7 @@ def open_report(
         residency,
         writers,
         keeps=records or folder is not None,
-        kept=kept,
+        responses=responses,
         rows_per_epoch=rows or None,
         longest_prompt=longest,
         utilization=utilization,

@@ -14,8 +14,8 @@ from mindrlhf.configs.model_yaml import ModelYaml, load_model_yaml
 from mindrlhf.configs.validate import check_grpo
 from mindrlhf.configs.verl.translation import translate
 from mindrlhf.errors import UserError
+from mindrlhf.files.naming import DEFAULT_FOLDER
 from mindrlhf.job import Job
-from mindrlhf.run.folders import DEFAULT_FOLDER
 from mindrlhf.run.outputs import prepare_outputs
 
 

@@ -15,8 +15,8 @@ import numpy as np
 
 from mindrlhf.configs.grpo import GRPOConfig
 from mindrlhf.metrics.experience import NO_SPREAD
-from mindrlhf.records.rollout_bytes import pack_columns, unpack_columns
-from mindrlhf.records.rollout_record import from_rows, rows_of, to_columns
+from mindrlhf.records.formats import pack, unpack
+from mindrlhf.records.rows import experiences_of, rows_of
 from mindrlhf.types import Experience, Prompt
 
 _log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ class StepSampling:
         self._config = config
         self._size = config.data.prompts_per_step
         self.surplus: list[Experience] = []
-        self._kept: list[Experience] = []
+        self._with_spread: list[Experience] = []
         self._without: list[Experience] = []
         self._rounds = 0
         self._drawn: Counter[int] = Counter()  # prompt id -> how many times the step has drawn it
@@ -43,19 +43,16 @@ class StepSampling:
 
     def encode(self, surplus: tuple[Experience, ...]) -> bytes:
         """A snapshot as bytes."""
-        return pack_columns(to_columns(0, surplus))
+        newest = max((e.policy_step for e in surplus), default=0)
+        return pack(list(rows_of(newest, surplus)))
 
     def decode(self, content: bytes) -> None:
         """Go on from the bytes of a snapshot."""
-        self.surplus = [experience for _, group in from_rows(rows_of(unpack_columns(content))) for experience in group]
+        self.surplus = [experience for _, group in experiences_of(unpack(content)) for experience in group]
 
     def begin(self) -> None:
-        """A new step, which starts with the surplus of the one before: its old policy is the one that drew it."""
-        kept = [
-            replace(e, kept=True, old_log_probs=tuple(rollout.policy_log_probs for rollout in e.group.rollouts))
-            for e in self.surplus
-        ]
-        self._kept, self.surplus, self._without, self._rounds = kept, [], [], 0
+        """Start a new step with the surplus of the one before."""
+        self._with_spread, self.surplus, self._without, self._rounds = self.surplus, [], [], 0
         self._drawn.clear()
 
     def wanted(self) -> int:
@@ -63,7 +60,7 @@ class StepSampling:
         settings = self._config.dynamic_sampling
         if not settings.enabled:
             return 0 if self._rounds else self._size
-        if len(self._kept) >= self._size or self._rounds == settings.max_rounds:
+        if len(self._with_spread) >= self._size or self._rounds == settings.max_rounds:
             return 0
         return settings.prompts_per_round or self._size
 
@@ -80,14 +77,14 @@ class StepSampling:
         self._rounds += 1
         for experience in experiences:
             keeps = not self._config.dynamic_sampling.enabled or has_spread(experience, self._config)
-            (self._kept if keeps else self._without).append(experience)
+            (self._with_spread if keeps else self._without).append(experience)
 
     def take(self) -> tuple[list[Experience], Mapping[str, float]]:
         """The step's `prompts_per_step` experiences, and what sampling was like, by metric name.
 
         `sampling/missing` counts the places that groups without spread had to take.
         """
-        step, self.surplus = self._kept[: self._size], self._kept[self._size :]
+        step, self.surplus = self._with_spread[: self._size], self._with_spread[self._size :]
         missing = self._size - len(step)
         if not self._config.dynamic_sampling.enabled:
             return step, {}
@@ -135,3 +132,13 @@ def left_in(experiences: list[Experience], config: GRPOConfig) -> list[Experienc
             trained[:] = False
         marked.append(replace(experience, trained=trained))
     return marked
+
+
+def with_drawing_policy(experiences: list[Experience], step: int) -> list[Experience]:
+    """Set the old log-probs of groups that an earlier step's weights drew: those are their old policy."""
+    return [
+        replace(e, old_log_probs=tuple(rollout.policy_log_probs for rollout in e.group.rollouts))
+        if e.policy_step < step
+        else e
+        for e in experiences
+    ]

@@ -22,7 +22,7 @@ from mindrlhf.rollout.scored import Rollouts
 from mindrlhf.run.checkpointer import Keeper
 from mindrlhf.run.step_report import StepReport, StepResult
 from mindrlhf.trainer.advantages import StepAdvantages
-from mindrlhf.trainer.dynamic_sampling import StepSampling, left_in
+from mindrlhf.trainer.dynamic_sampling import StepSampling, left_in, with_drawing_policy
 from mindrlhf.trainer.kl_term import KLTerm
 from mindrlhf.training.schedule import learning_rate
 from mindrlhf.training.scoring import Scorer
@@ -77,7 +77,7 @@ class GRPOTrainer:
         self.keeper.finish()
 
     def replay(self, steps: Sequence[tuple[int, list[Experience]]]) -> None:
-        """Trains on recorded rollouts (`rollout_record`), as the run that made them did."""
+        """Trains on recorded rollouts (`records`), as the run that made them did."""
         for step, experiences in steps[self.keeper.first_step - 1 :]:
             with self.timers(STEP):
                 result = self.train(experiences, step)
@@ -127,7 +127,7 @@ class GRPOTrainer:
 
     def train(self, experiences: list[Experience], step: int, figures: dict[str, float] | None = None) -> StepResult:
         """Log-probs, values and updates of this rank's share; advantages over all experiences."""
-        experiences = left_in(experiences, self.config)
+        experiences = with_drawing_policy(left_in(experiences, self.config), step)
         own = self.with_log_probs(self.training.share(experiences))
         with self.timers("adv"):
             own = self.advantages(experiences, own)

@@ -9,7 +9,7 @@ from mindrlhf.algorithms.kl import kl_estimator
 from mindrlhf.algorithms.kl_controller import AdaptiveKLController, FixedKLController
 from mindrlhf.configs.algorithm import AlgorithmSettings
 from mindrlhf.parallel.data_parallel import DataParallel
-from mindrlhf.types import Experience
+from mindrlhf.types import Experience, taken
 
 
 class KLTerm:
@@ -41,11 +41,11 @@ class KLTerm:
             self.controller.coefficient = state["coefficient"]
 
     def values(self, experiences: Sequence[Experience]) -> list[list[np.ndarray]]:
-        """Per group, per sample: float32[R] in nats, of the policy that started the step."""
-        policy = [row for e in experiences for row in policy_log_probs(e)]
+        """Per group, per sample: float32 in nats of each sampled token, of the policy that started the step."""
+        policy = [row for e in experiences for row in taken(policy_log_probs(e), e.sampled)]
         if not policy:
             return []
-        reference = [row for e in experiences for row in e.reference_log_probs]
+        reference = [row for e in experiences for row in taken(e.reference_log_probs, e.sampled)]
         flat, other = (np.concatenate(rows).astype(np.float32)[None] for rows in (policy, reference))
         values = self._estimate(Tensor(flat), Tensor(other), Tensor(np.ones_like(flat))).asnumpy()[0]
         rows = iter(np.split(values, np.cumsum([len(row) for row in policy])[:-1]))

@@ -18,13 +18,13 @@ from mindrlhf.configs.sft import SFTConfig
 from mindrlhf.data.mindrecord import read_pairs
 from mindrlhf.data.stream import PromptStream
 from mindrlhf.data.tokenizer import Tokenizer
+from mindrlhf.files.naming import MODEL_FOLDER
 from mindrlhf.metrics import performance
 from mindrlhf.metrics.metric_set import MetricSet, reduce
 from mindrlhf.metrics.run_writers import open_writers
 from mindrlhf.metrics.timer import STEP, Timers
 from mindrlhf.roles.part import Side
 from mindrlhf.roles.weights import open_updater, save_model
-from mindrlhf.run.folders import MODEL_FOLDER
 from mindrlhf.shapes import longest_position
 from mindrlhf.training.batch import SequenceGroup
 from mindrlhf.training.graphs import PolicyLogProbs

@@ -112,6 +112,7 @@ def _taken(batch: TrainBatch, rows: np.ndarray, replaced: np.ndarray) -> TrainBa
         batch,
         input_ids=batch.input_ids[rows],
         targets=batch.targets[rows],
+        lengths=batch.lengths[rows],
         mask=batch.mask[rows],
         weights=weights,
         fields={name: array[rows] for name, array in batch.fields.items()},

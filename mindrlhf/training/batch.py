@@ -11,17 +11,21 @@ from functools import lru_cache
 import numpy as np
 
 from mindrlhf.shapes import padded_prefix, round_up
-from mindrlhf.types import TrainBatch
+from mindrlhf.types import TrainBatch, taken
 
 Rows = Sequence[Sequence[np.ndarray]]  # per group, per sample: float[R]
 
 
 @dataclass(frozen=True, eq=False)
 class SequenceGroup:
-    """Prompt and its responses as token ids: int32[P] and G arrays int32[R]."""
+    """Prompt and its responses as token ids: int32[P] and G arrays int32[R].
+
+    sampled: G arrays bool[R], the tokens that may be trained on; the others are context. None is all of them.
+    """
 
     prompt_ids: np.ndarray
     responses: tuple[np.ndarray, ...]
+    sampled: tuple[np.ndarray, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -104,6 +108,14 @@ def collect(batch: MicroBatch, array: np.ndarray, groups: Sequence[SequenceGroup
         )
 
 
+def collect_sampled(batch: MicroBatch, array: np.ndarray, groups: Sequence[SequenceGroup], into: list) -> None:
+    """Collect the values of sampled tokens only: shorter rows."""
+    collect(batch, array, groups, into)
+    for index in batch.groups:
+        if groups[index].sampled is not None:
+            into[index] = tuple(taken(into[index], groups[index].sampled))
+
+
 def pad(
     batch: MicroBatch,
     groups: Sequence[SequenceGroup],
@@ -118,7 +130,7 @@ def pad(
     prefix_ids = np.zeros((batch.count, batch.prefix_size), np.int32)
     prefix_lengths = np.zeros(batch.count, np.int32)
     input_ids, targets = (np.zeros((rows, batch.response_size), np.int32) for _ in range(2))
-    mask = np.zeros((rows, batch.response_size), np.float32)
+    lengths, mask = np.zeros(rows, np.int32), np.zeros((rows, batch.response_size), np.float32)
     for n, index in enumerate(batch.groups):
         group = groups[index]
         length = prefix_lengths[n] = len(group.prompt_ids) - 1
@@ -126,13 +138,15 @@ def pad(
         for g, response in enumerate(group.responses):
             row, size = n * batch.samples + g, len(response)
             input_ids[row, 0], input_ids[row, 1:size] = group.prompt_ids[-1], response[:-1]
-            targets[row, :size], mask[row, :size] = response, 1.0
+            targets[row, :size], lengths[row] = response, size
+            mask[row, :size] = 1.0 if group.sampled is None else group.sampled[g]
 
     return TrainBatch(
         prefix_ids=prefix_ids,
         prefix_lengths=prefix_lengths,
         input_ids=input_ids,
         targets=targets,
+        lengths=lengths,
         mask=mask,
         weights=np.zeros_like(mask) if weights is None else spread(batch, weights),
         fields={name: spread(batch, rows) for name, rows in (fields or {}).items()},

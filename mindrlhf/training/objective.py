@@ -85,12 +85,12 @@ def policy_objective(
             total = total * weights
             metrics["importance_weight_outside"] = corrected["importance_weight_outside"]
         metrics["pg_loss"] = total
-        metrics["entropy"] = entropy
+        metrics["entropy"] = ops.where(mask > 0, entropy, 0.0)
         if reference_at >= 0:
             metrics["kl"] = estimate(log_probs, given[reference_at], mask)
             total = total + (given[coefficient_at] if coefficient_at >= 0 else beta) * metrics["kl"]
         if entropy_coef > 0:
-            total = total - entropy_coef * ops.where(mask > 0, entropy, 0.0)
+            total = total - entropy_coef * metrics["entropy"]
         return total, metrics
 
     return Objective(fields, losses)

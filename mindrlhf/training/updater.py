@@ -12,7 +12,7 @@ from mindrlhf import backend
 from mindrlhf.configs.grpo import TrainSettings
 from mindrlhf.parallel.pipeline import WHOLE_MODEL, PipelineAxis
 from mindrlhf.training.bad_samples import Culprit, find_culprits
-from mindrlhf.training.batch import Rows, SequenceGroup, collect, cut, pad
+from mindrlhf.training.batch import Rows, SequenceGroup, collect, collect_sampled, cut, pad
 from mindrlhf.training.objective import Objective
 from mindrlhf.training.optimizer import AdamW, UpdateResult
 from mindrlhf.training.passes import Gradients
@@ -24,7 +24,7 @@ class Update:
     """Result of one update on this rank.
 
     loss: this rank's part of the loss; the sum over data-parallel ranks is the loss.
-    metrics: name -> per group, G arrays float32[R]: the objective's per-token values.
+    metrics: name -> per group, G arrays of float32: the objective's values of each sampled token.
     weighted: name -> sum of weights * values of the same metrics: this rank's part, aggregated as the loss is.
     outputs: per group, G arrays float32[R], the head's before the update: log-probs, or a critic's values.
     compile_s: seconds that went into building graphs. optimizer_s: seconds of the optimizer besides that.
@@ -94,7 +94,7 @@ class Updater:
             loss += passed.loss
             collect(micro, passed.output, groups, outputs)
             for name, array in passed.metrics.items():
-                collect(micro, array, groups, metrics.setdefault(name, [None] * len(groups)))
+                collect_sampled(micro, array, groups, metrics.setdefault(name, [None] * len(groups)))
                 weighted[name] = weighted.get(name, 0.0) + float((batch.weights * array).sum())
         if not math.isfinite(loss):
             # The gradient may be finite nevertheless, and other ranks have a loss of their own: through the sum of

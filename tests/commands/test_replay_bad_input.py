@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from mindrlhf.records.rollout_record import rows_of, to_columns, write_rollout_record
+from mindrlhf.records.formats import write_record
+from mindrlhf.records.rows import rows_of
 from mindrlhf.types import Experience, Prompt, Rollout, RolloutGroup
 
 
@@ -17,11 +18,11 @@ def record(tmp_path):
         experiences = []
         for prompt_id in range(2):
             prompt = Prompt(prompt_id, np.array([5, 6], np.int32), {"task": "arithmetic"})
-            rollouts = tuple(Rollout(prompt_id, i, ids, numbers, numbers, "length", 0) for i in range(2))
+            rollouts = tuple(Rollout(prompt_id, i, ids, numbers == 0, numbers, numbers, "length", 0) for i in range(2))
             rewards = np.array([0, 1], np.float32)
-            experiences.append(Experience(RolloutGroup(prompt, rollouts), rewards, {"gsm8k": rewards}, np.zeros(2)))
+            experiences.append(Experience(RolloutGroup(prompt, rollouts), rewards, {"gsm8k": rewards}, np.zeros(2), 1))
         path = tmp_path / "recorded.mindrecord"
-        write_rollout_record(path, rows_of(to_columns(1, experiences)))
+        write_record(path, rows_of(1, experiences))
         return path
 
     return write

@@ -4,8 +4,7 @@ import pytest
 from run_folders import make_run, rollout_rows
 
 from mindrlhf import cli
-from mindrlhf.files.json import json_lines
-from mindrlhf.records.rollout_dump import write_rollouts
+from mindrlhf.records.formats import write_text
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +42,7 @@ def test_texts_are_shown_as_they_are(run, capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("COLUMNS", "160")
     rows = rollout_rows(1, prompts=1, samples=1)
     rows[0] |= {"prompt": "[bold]not markup[/bold]", "completion": "\x1b[2Jgone" + "x" * 3000, "reward": float("nan")}
-    write_rollouts(tmp_path / "rollouts", 1, json_lines(rows))
+    write_text(tmp_path / "rollouts", 1, rows)
     text = show(capsys, tmp_path)
     assert "[bold]not markup[/bold]" in text
     assert "\x1b[2J" not in text
@@ -58,7 +57,7 @@ def test_no_text_of_a_row_steers_the_terminal(capsys, tmp_path):
     rows = rollout_rows(1, prompts=1, samples=2)
     for row in rows:
         row |= {"ground_truth": nasty, "prompt": nasty, "completion": nasty, "rewards": {nasty: 1.0, "b": None}}
-    write_rollouts(tmp_path / "rollouts", 1, json_lines(rows))
+    write_text(tmp_path / "rollouts", 1, rows)
     text = show(capsys, tmp_path)
     assert not {"\x1b", "\ud800", "\u202e"} & set(text)
     assert "expected \\u001b[2J" in text

@@ -11,7 +11,7 @@ from mindrlhf.configs.loading import load_grpo_config, load_sft_config
 from mindrlhf.configs.model_yaml import load_model_yaml
 from mindrlhf.configs.validate import check_grpo, check_lengths, check_sft
 from mindrlhf.data.mindrecord import read_prompts
-from mindrlhf.records.rollout_record import read_rollout_record
+from mindrlhf.records.formats import read_record
 
 PROMPT_TOKENS = 48  # no question of the task is longer
 
@@ -66,7 +66,7 @@ def test_every_step_of_it_works(root, tmp_path):
     assert not test & (demonstrations | train)
     assert "step 2/2 | reward" in done.stdout, "the worker's lines come to the console"
     assert len((out / "grpo" / "metrics.jsonl").read_text().splitlines()) == 2
-    assert len(read_rollout_record(out / "grpo" / "rollouts.mindrecord")) == 2
+    assert len(read_record(out / "grpo" / "rollouts.mindrecord")) == 2
     assert list((out / "grpo" / "tensorboard").iterdir())
     assert (out / "grpo" / "hf" / "config.json").exists()
     assert (out / "reward_curve.png").read_bytes().startswith(b"\x89PNG")

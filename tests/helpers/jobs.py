@@ -18,7 +18,7 @@ from safetensors.numpy import load_file
 
 from mindrlhf import cli
 from mindrlhf.metrics.writers import read_metrics
-from mindrlhf.records.rollout_record import read_rollout_record
+from mindrlhf.records.formats import read_record
 
 ROOT = Path(__file__).resolve().parents[2]
 ONE_STAGE = ROOT / "examples" / "qwen_grpo_tutorial" / "grpo_one_stage.py"
@@ -120,7 +120,7 @@ class Run:
     @cached_property
     def rollouts(self) -> list:
         """(step, experiences) as recorded by --save_data_file."""
-        return read_rollout_record(self.folder / "rollouts.mindrecord")
+        return read_record(self.folder / "rollouts.mindrecord")
 
     @property
     def responses(self) -> list[tuple[int, int, int, list[int]]]:

@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 
 from mindrlhf.files.json import json_lines
+from mindrlhf.files.naming import ROLLOUTS_FOLDER
 from mindrlhf.files.settings_file import SETTINGS_FILE
-from mindrlhf.records.rollout_dump import ROLLOUTS_FOLDER, write_rollouts
+from mindrlhf.records.formats import write_text
 
 # What a model may write, and what would happen to a page that took it for markup.
 HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>{{ 7 * 7 }} \u2028 \ud800"
@@ -55,7 +56,7 @@ def make_run(
     settings = {"grpo": {"optimizer": {"lr": lr}, "seed": seed, "rollout": {"num_generations": 4}}, "command": "train"}
     (folder / SETTINGS_FILE).write_text(json.dumps(settings))
     for step in range(1, steps + 1) if rollouts else ():
-        write_rollouts(folder / ROLLOUTS_FOLDER, step, json_lines(rollout_rows(step)))
+        write_text(folder / ROLLOUTS_FOLDER, step, rollout_rows(step))
     return folder
 
 

@@ -1,16 +1,18 @@
 """Experiences and data-parallel ranks for tests of a step's parts, without models and processes."""
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from mindrlhf.types import Experience, Prompt, Rollout, RolloutGroup
 
+LOG_PROBS = ("behaviour_log_probs", "policy_log_probs")
 
-def experience(prompt_id: int, rewards, lengths=None, finishes=None, **fields) -> Experience:
-    """A scored group; log-probs are drawn from the prompt's id. fields: of `Experience`; `functions` are its rewards by
-    function.
+
+def experience(prompt_id: int, rewards, lengths=None, finishes=None, policy_step: int = 1, **fields) -> Experience:
+    """A scored group, all tokens sampled; log-probs are drawn from the prompt's id. fields: of `Experience`;
+    `functions` are its rewards by function.
     """
     rng = np.random.default_rng([prompt_id, 17])
     rewards = np.array(rewards, np.float32)
@@ -21,6 +23,7 @@ def experience(prompt_id: int, rewards, lengths=None, finishes=None, **fields) -
             prompt_id=prompt_id,
             sample_index=index,
             response_ids=rng.integers(0, 50, length).astype(np.int32),
+            sampled=np.ones(length, bool),
             behaviour_log_probs=-rng.exponential(size=length).astype(np.float32),
             policy_log_probs=-rng.exponential(size=length).astype(np.float32),
             finish_reason=finish,
@@ -30,7 +33,32 @@ def experience(prompt_id: int, rewards, lengths=None, finishes=None, **fields) -
     )
     functions = {name: np.array(values, np.float32) for name, values in fields.pop("functions", {}).items()}
     group = RolloutGroup(Prompt(prompt_id, np.arange(4, dtype=np.int32)), rollouts)
-    return Experience(group, rewards, functions or {"gsm8k": rewards}, np.zeros_like(rewards), **fields)
+    return Experience(group, rewards, functions or {"gsm8k": rewards}, np.zeros_like(rewards), policy_step, **fields)
+
+
+def with_context(one: Experience, seed: int = 0) -> Experience:
+    """The same responses with tokens in between that nobody sampled; their log-probs and values are NaN."""
+    rng = np.random.default_rng([one.group.prompt.id, seed])
+    masks = [rng.permutation(np.arange(length + 1 + index) < length) for index, length in enumerate(one.lengths)]
+
+    def among(rows, rest=np.nan):
+        out = tuple(np.full(mask.shape, rest, row.dtype) for row, mask in zip(rows, masks, strict=True))
+        for whole, row, mask in zip(out, rows, masks, strict=True):
+            whole[mask] = row
+        return out
+
+    rollouts = one.group.rollouts
+    parts = {"response_ids": among([rollout.response_ids for rollout in rollouts], rest=7), "sampled": masks}
+    parts |= {name: among([getattr(rollout, name) for rollout in rollouts]) for name in LOG_PROBS}
+    changed = tuple(
+        replace(rollout, **{name: rows[index] for name, rows in parts.items()})
+        for index, rollout in enumerate(rollouts)
+    )
+    names = ("reference_log_probs", "old_log_probs", "values", "returns")
+    fields = {name: getattr(one, name) and among(getattr(one, name)) for name in names}
+    if isinstance(one.advantages, tuple):
+        fields["advantages"] = among(one.advantages)
+    return replace(one, group=replace(one.group, rollouts=changed), **fields)
 
 
 @dataclass(frozen=True)

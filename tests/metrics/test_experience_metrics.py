@@ -1,5 +1,8 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from step_parts import with_context
 
 from mindrlhf.metrics.experience import (
     add_experience,
@@ -16,7 +19,16 @@ def make_experience(prompt_id, prompt_length, lengths, finishes, rewards, by_fun
     rng = np.random.default_rng(prompt_id)
     log_probs = [-rng.random(length).astype(np.float32) for length in lengths]
     rollouts = tuple(
-        Rollout(prompt_id, index, np.arange(length, dtype=np.int32), log_probs[index], log_probs[index], finish, 0)
+        Rollout(
+            prompt_id,
+            index,
+            np.arange(length, dtype=np.int32),
+            np.ones(length, bool),
+            log_probs[index],
+            log_probs[index],
+            finish,
+            0,
+        )
         for index, (length, finish) in enumerate(zip(lengths, finishes, strict=True))
     )
     group = RolloutGroup(Prompt(prompt_id, np.arange(prompt_length, dtype=np.int32)), rollouts)
@@ -25,6 +37,7 @@ def make_experience(prompt_id, prompt_length, lengths, finishes, rewards, by_fun
         np.array(rewards, np.float32),
         {name: np.array(values, np.float32) for name, values in by_function.items()},
         np.array(advantages, np.float32),
+        policy_step=1,
         old_log_probs=None if shift is None else tuple(values + np.float32(shift) for values in log_probs),
     )
 
@@ -112,7 +125,7 @@ def test_difference_between_engine_and_train_graph(experiences):
 def test_the_kl_is_that_of_the_distribution_drawn_from():
     """With top-k, top-p or a penalty the behaviour log-probs are others than the engine's of the policy."""
     policy, behaviour = np.log(np.array([0.2, 0.4])), np.log(np.array([0.25, 0.8]))
-    rollout = Rollout(0, 0, np.array([1, 2]), behaviour, policy, "eos", 0)
+    rollout = Rollout(0, 0, np.array([1, 2]), np.ones(2, bool), behaviour, policy, "eos", 0)
     metrics = MetricSet()
     add_log_prob_difference(metrics, [rollout], [policy])
     values = metrics.results()
@@ -123,11 +136,25 @@ def test_the_kl_is_that_of_the_distribution_drawn_from():
 
 def test_absurd_log_probs_stay_finite():
     metrics, absurd = MetricSet(), np.array([-2000.0])
-    rollout = Rollout(0, 0, np.array([1]), absurd, absurd, "eos", 0)
+    rollout = Rollout(0, 0, np.array([1]), np.ones(1, bool), absurd, absurd, "eos", 0)
     add_log_prob_difference(metrics, [rollout], [np.array([-0.1])])
     values = metrics.results()
     assert values["rollout_corr/k3_kl"] == pytest.approx(np.exp(20.0) - 21)
     assert values["rollout_corr/log_prob_diff/max"] == pytest.approx(1999.9)
+
+
+@pytest.mark.parametrize("by_token", [False, True])
+def test_tokens_that_were_not_sampled_change_no_metric(experiences, by_token):
+    """Lengths, advantages, values and log-probs are of the others."""
+    rows = [tuple(np.linspace(0, 1, n, dtype=np.float32) for n in one.lengths) for one in experiences]
+    given = [
+        replace(one, values=row, returns=row, **({"advantages": row} if by_token else {}))
+        for one, row in zip(experiences, rows, strict=True)
+    ]
+    mixed = [with_context(one) for one in given]
+    assert results(mixed) == results(given)
+    sampled, total = token_counts(mixed)
+    assert (sampled, total) == (16, token_counts(given)[1] + 3 * (1 + 2))
 
 
 def test_a_group_at_a_time_is_the_same(experiences):

@@ -42,10 +42,10 @@ def test_a_forward_pass(model):
         assert forward_flops(model, prompt, responses) == plain_count(model, prompt, responses)
 
 
-def experience(prompt: int, responses: list[int], kept: bool = False) -> SimpleNamespace:
+def experience(prompt: int, responses: list[int], policy_step: int = 2) -> SimpleNamespace:
     rollouts = [SimpleNamespace(response_ids=np.zeros(length, np.int32)) for length in responses]
     group = SimpleNamespace(prompt=SimpleNamespace(token_ids=np.zeros(prompt)), rollouts=rollouts)
-    return SimpleNamespace(group=group, kept=kept)
+    return SimpleNamespace(group=group, policy_step=policy_step)
 
 
 def test_a_step_of_two_ranks():
@@ -54,7 +54,7 @@ def test_a_step_of_two_ranks():
     ranks = []
     for groups in ([(5, [3, 1])], [(4, [2, 6])]):
         metrics = MetricSet()
-        utilization.add(metrics, seconds, [experience(*group) for group in groups])
+        utilization.add(metrics, seconds, [experience(*group) for group in groups], 2)
         ranks.append(metrics)
     values = reduce(ranks[0], lambda own: [own, ranks[1].to_bytes()]).results()
     forward = plain_count(MODEL, 5, [3, 1]) + plain_count(MODEL, 4, [2, 6])
@@ -63,7 +63,7 @@ def test_a_step_of_two_ranks():
     assert values["perf/mfu"] == pytest.approx((1 + 1 + 6) * forward / (2 * 4.0 * 1e6))
     assert "perf/mfu/critic" not in values
     idle = MetricSet()
-    utilization.add(idle, seconds, [])
+    utilization.add(idle, seconds, [], 2)
     together = reduce(ranks[0], lambda own: [own, idle.to_bytes()]).results()
     alone = 8 * plain_count(MODEL, 5, [3, 1])
     assert together["perf/mfu"] == pytest.approx(alone / (2 * 4.0 * 1e6)), "idle ranks count"
@@ -73,8 +73,8 @@ def test_a_rank_that_built_a_graph_counts_in_the_whole_step_alone():
     """The graph's first run, which is inside `compile`, is missing from the seconds of its phase."""
     utilization = Utilization(MODEL, ceiling=1e6, iterations=1)
     building, running = MetricSet(), MetricSet()
-    utilization.add(building, {"gen": 1e-6, "compile": 3.0, "step": 4.0}, [experience(5, [3])])
-    utilization.add(running, {"gen": 1.0, "step": 4.0}, [experience(5, [3])])
+    utilization.add(building, {"gen": 1e-6, "compile": 3.0, "step": 4.0}, [experience(5, [3])], 2)
+    utilization.add(running, {"gen": 1.0, "step": 4.0}, [experience(5, [3])], 2)
     assert building.results().keys() == {"perf/mfu"}
     values = reduce(building, lambda own: [own, running.to_bytes()]).results()
     forward = plain_count(MODEL, 5, [3])
@@ -85,7 +85,7 @@ def test_a_rank_that_built_a_graph_counts_in_the_whole_step_alone():
 def test_the_critic_has_its_own_head():
     utilization = Utilization(MODEL, ceiling=1e6, iterations=1)
     metrics = MetricSet()
-    utilization.add(metrics, {"values": 1.0, "update_critic": 1.0, "step": 2.0}, [experience(5, [3])])
+    utilization.add(metrics, {"values": 1.0, "update_critic": 1.0, "step": 2.0}, [experience(5, [3])], 2)
     critic = plain_count(MODEL.as_critic(), 5, [3])
     assert metrics.results()["perf/mfu/critic"] == pytest.approx(3 * critic / 1e6)
     assert metrics.results()["perf/mfu"] == pytest.approx(4 * critic / 2e6)
@@ -104,7 +104,7 @@ def test_no_share_is_above_one():
 def test_what_an_earlier_step_generated_is_not_counted_again():
     utilization, metrics = Utilization(MODEL, ceiling=1e6, iterations=1), MetricSet()
     seconds = {"gen": 1.0, "update_actor": 1.0, "step": 2.0}
-    utilization.add(metrics, seconds, [experience(5, [3]), experience(4, [2, 6], kept=True)])
+    utilization.add(metrics, seconds, [experience(5, [3]), experience(4, [2, 6], policy_step=1)], 2)
     new, kept = plain_count(MODEL, 5, [3]), plain_count(MODEL, 4, [2, 6])
     assert metrics.results()["perf/mfu/rollout"] == pytest.approx(new / 1e6)
     assert metrics.results()["perf/mfu/actor"] == pytest.approx(3 * (new + kept) / 1e6)

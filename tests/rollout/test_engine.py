@@ -137,6 +137,7 @@ def test_shape_of_what_comes_out(subject, plain, groups):
             assert rollout.prompt_id == group.prompt.id
             assert rollout.seed == SEED
             assert rollout.response_ids.dtype == np.int32
+            assert rollout.sampled.tolist() == [True] * len(rollout.response_ids)
             for log_probs in (rollout.behaviour_log_probs, rollout.policy_log_probs):
                 assert log_probs.dtype == np.float32
                 assert log_probs.shape == rollout.response_ids.shape

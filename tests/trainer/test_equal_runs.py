@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from workers import run_msrun
 
+from mindrlhf.records.formats import read_record_rows, write_record
+
 TWO_RANKS = ("train_yaml.parallel_config.data_parallel=2", "infer_yaml.parallel_config.data_parallel=2")
 SETTINGS = (
     "algorithm.beta=0.1",
@@ -21,6 +23,7 @@ SETTINGS = (
     "train.length_bucket=48",  # one shape of graph: each more is compiled for seconds
     "train.max_tokens_per_micro_batch=240",  # one group
 )
+LOG_PROBS = ("behaviour_log_probs", "policy_log_probs")
 SAME = ("actor/loss", "actor/pg_loss", "actor/kl_loss", "actor/grad_norm", "actor/entropy", "critic/rewards/mean")
 
 
@@ -88,6 +91,31 @@ def test_a_replay_gives_the_same_update(task, first, tmp_path):
     for name, expected in first.weights.items():
         assert replayed.weights[name].tobytes() == expected.tobytes(), name
     assert not (tmp_path / "rollouts.mindrecord").exists()
+
+
+@pytest.mark.slow
+def test_a_replay_with_tokens_that_were_not_sampled(task, first, tmp_path):
+    """As a tool's answers would be: whatever their log-probs are, the run is the same; they count nowhere."""
+    runs = []
+    for name, rest in (("one", -0.5), ("other", -50.0)):
+        rows = []
+        for row in read_record_rows(first.folder / "rollouts.mindrecord"):
+            sampled = np.arange(len(row["response_ids"])) % 4 != 1
+            numbers = {key: np.where(sampled, row[key], np.float32(rest)) for key in LOG_PROBS}
+            rows.append(row | numbers | {"sampled": sampled})
+        (tmp_path / name).mkdir()
+        write_record(tmp_path / name / "mixed.mindrecord", rows)
+        replay = tmp_path / name / "mixed.mindrecord"
+        runs.append(train(task, tmp_path / name, "trainer.save_rollouts=True", replay=replay, mind_dataset_dir=None))
+    one, other = runs
+    for row, its in zip(one.metrics, other.metrics, strict=True):
+        same = [name for name in row if not name.startswith(("timing", "perf/"))]
+        assert [row[name] for name in same] == [its[name] for name in same]
+    for name, expected in one.weights.items():
+        assert other.weights[name].tobytes() == expected.tobytes(), name
+    lengths = [e.sampled_lengths for _, step in one.rollouts[:1] for e in step]
+    assert one.metrics[0]["response_length/mean"] == pytest.approx(np.mean(lengths))
+    assert one.column("actor/loss").tolist() != first.column("actor/loss").tolist()
 
 
 @pytest.mark.msrun

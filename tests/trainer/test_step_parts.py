@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from step_parts import Rank, experience, on_ranks
+from step_parts import Rank, experience, on_ranks, with_context
 
 from mindrlhf.algorithms.advantages import RewardBatch, compute_advantages, gae_with_returns
 from mindrlhf.algorithms.aggregation import MODES
@@ -16,10 +16,12 @@ from mindrlhf.metrics.progress import Progress
 from mindrlhf.metrics.timer import Timers
 from mindrlhf.roles.policy import PolicyUpdates, loss_weights
 from mindrlhf.roles.reference import Reference
+from mindrlhf.run.step_report import StepReport
 from mindrlhf.trainer.advantages import StepAdvantages
 from mindrlhf.trainer.dynamic_sampling import left_in
 from mindrlhf.trainer.grpo import GRPOTrainer
 from mindrlhf.trainer.kl_term import KLTerm
+from mindrlhf.types import put_back, taken
 
 
 @pytest.fixture
@@ -113,6 +115,19 @@ def test_advantages_of_a_step(step, name, overrides, size):
         assert all(one.returns is None for one in got)
 
 
+@pytest.mark.parametrize("name", ["grpo", "opo", "remax", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae"])
+def test_tokens_that_were_not_sampled_change_no_advantage(step, name):
+    by_token = ["algorithm.kl_in_reward=True"] if name in ("remax", "reinforce_plus_plus", "gae") else []
+    settings = load_grpo_config(None, [f"algorithm.advantage={name}", *by_token])
+    expected, got = (advantages(given, settings, 2) for given in (step, list(map(with_context, step))))
+    for one, other in zip(got, expected, strict=True):
+        assert_same_rows(taken(one.token_advantages, one.sampled), other.token_advantages)
+        assert all(np.isfinite(row).all() for row in one.token_advantages)
+        assert [len(row) for row in one.token_advantages] == one.lengths.tolist()
+        if name == "gae":
+            assert_same_rows(taken(one.returns, one.sampled), other.returns)
+
+
 def test_each_function_by_itself(step):
     functions = "reward.functions=[{name: gsm8k, weight: 2}, {name: format, weight: 0.5}]"
     settings = load_grpo_config(None, ["algorithm.normalize_functions=True", "algorithm.beta=0", functions])
@@ -183,6 +198,43 @@ def test_weights_do_not_depend_on_ranks_and_leave_responses_out(step, mode):
     )
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_tokens_that_were_not_sampled_have_no_weight(step, mode):
+    step[1] = replace(step[1], trained=np.array([True, False, True]))
+    step[2] = replace(step[2], trained=np.zeros(3, bool))
+    mixed = list(map(with_context, step))
+    (expected, tokens), (got, count) = (
+        on_ranks(1, lambda rank, given=given: loss_weights(given, mode, 11, rank))[0] for given in (step, mixed)
+    )
+    assert count == tokens
+    for one, rows, others in zip(mixed, got, expected, strict=True):
+        assert_same_rows(taken(rows, one.sampled), others)
+        assert not any(row.any() for row in taken(rows, [~mask for mask in one.sampled]))
+
+
+def test_tokens_that_were_not_sampled_do_not_steer(step):
+    settings = load_grpo_config(None, ["algorithm.kl_target=0.1", "algorithm.kl_in_reward=True"]).algorithm
+
+    def work(rank: Rank, given):
+        term = KLTerm(settings, rank)
+        return term.steer(rank.share(given)), term.coefficient
+
+    for size in (1, 2):
+        expected, got = (
+            on_ranks(size, lambda rank, given=given: work(rank, given))
+            for given in (step, list(map(with_context, step)))
+        )
+        assert got == expected
+        assert got[0][0]["actor/reward_kl_penalty"] > 0
+
+
+def test_tokens_that_were_not_sampled_do_not_count_as_mismatch(step):
+    report = SimpleNamespace(_gather=lambda sums: [sums])
+    expected, got = (StepReport._mismatch(report, given, []) for given in (step, list(map(with_context, step))))
+    assert got == expected
+    assert expected["rollout_corr/chi2_token"] != 0
+
+
 class Recorded:
     """Stands for an updater: keeps what it was given."""
 
@@ -206,13 +258,28 @@ def test_tokens_are_chosen_from_the_mini_batch_of_all_ranks(step, size):
 
     chosen = [row for part in on_ranks(size, work) for row in part]
     kept = [
-        (log_probs[:length], advantage)
+        (log_probs[mask], advantage)
         for one in marked
-        for log_probs, advantage, length in zip(one.old_log_probs, one.advantages, one.trained_lengths, strict=True)
+        for log_probs, advantage, mask in zip(one.old_log_probs, one.advantages, one.trained_tokens, strict=True)
     ]
     expected = select_kl_cov([row for row, _ in kept], [a for _, a in kept], 0, ratio=0.2)
     assert sum(row.sum() for row in expected) > 1
-    assert_same_rows(chosen, expected)
+    assert_same_rows(chosen, put_back(expected, [mask for one in marked for mask in one.trained_tokens]))
+
+
+def test_tokens_that_were_not_sampled_are_not_chosen(step):
+    settings = load_grpo_config(None, ["algorithm.policy_loss=kl_cov", "algorithm.kl_cov_ratio=0.2"])
+    marked = left_in([replace(one, advantages=one.rewards - 1) for one in step], settings)
+    mixed = list(map(with_context, marked))
+
+    def chosen(given):
+        updater = Recorded()
+        update = lambda rank: PolicyUpdates(settings, updater, settings.algorithm.loss(), rank, None)  # noqa: E731
+        on_ranks(1, lambda rank: update(rank)(given, 0.1, lambda share: None))
+        return updater.fields["selected"]
+
+    for one, rows, others in zip(mixed, chosen(mixed), chosen(marked), strict=True):
+        assert_same_rows(rows, put_back(others, one.sampled))
 
 
 def test_nothing_to_train_on_moves_nothing(step):

@@ -1,5 +1,6 @@
 """Cutting groups into padded micro-batches: every token exactly once, padding without weight, the budget kept."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mindrlhf.shapes import round_up
-from mindrlhf.training.batch import MicroBatch, SequenceGroup, collect, cut, pad, spread
+from mindrlhf.training.batch import MicroBatch, SequenceGroup, collect, collect_sampled, cut, pad, spread
 
 LENGTHS = st.tuples(st.integers(1, 40), st.lists(st.integers(1, 40), min_size=1, max_size=5))
 CASES = st.tuples(st.lists(LENGTHS, min_size=1, max_size=12), st.integers(1, 600), st.sampled_from([1, 4, 8, 32]))
@@ -79,6 +80,7 @@ def test_padded_arrays_hold_the_sequences_and_nothing_else(case):
                     np.testing.assert_array_equal(array[row, :size], values[index][g])
                 used[row, :size] = 1
         np.testing.assert_array_equal(batch.mask, used)
+        np.testing.assert_array_equal(batch.lengths, used.sum(1))
         for array in (batch.weights, *batch.fields.values(), batch.input_ids, batch.targets):
             assert (array[used == 0] == 0).all()
         assert not pad(micro, groups).weights.any()
@@ -87,6 +89,23 @@ def test_padded_arrays_hold_the_sequences_and_nothing_else(case):
         for name, dtype in (("prefix_ids", "int32"), ("input_ids", "int32"), ("targets", "int32"), ("mask", "float32")):
             assert getattr(batch, name).dtype == dtype
         assert batch.weights.shape == batch.targets.shape == (micro.count * micro.samples, micro.response_size)
+
+
+def test_the_mask_leaves_out_what_was_not_sampled():
+    """The tokens are in the batch all the same: later ones attend to them."""
+    [group] = groups_of([(3, [5, 2])])
+    mixed = replace(group, sampled=(np.array([True, False, False, True, True]), np.array([False, True])))
+    [micro] = cut([mixed], 100, 8)
+    batch, whole = pad(micro, [mixed]), pad(micro, [group])
+    np.testing.assert_array_equal(batch.mask[:, :5], [[1, 0, 0, 1, 1], [0, 1, 0, 0, 0]])
+    assert not batch.mask[:, 5:].any()
+    assert batch.mask.dtype == np.float32
+    for name in ("lengths", "input_ids", "targets", "prefix_ids", "prefix_lengths"):
+        np.testing.assert_array_equal(getattr(batch, name), getattr(whole, name))
+    assert batch.lengths.tolist() == [5, 2]
+    into = [None]
+    collect_sampled(micro, batch.targets, [mixed], into)
+    assert [row.tolist() for row in into[0]] == [group.responses[0][[0, 3, 4]].tolist(), [group.responses[1][1]]]
 
 
 @given(CASES)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mindrlhf.algorithms.losses import policy_loss
+from mindrlhf.algorithms.losses import POLICY_LOSSES, policy_loss
 from mindrlhf.algorithms.rollout_correction import importance_weights
 from mindrlhf.training.objective import NEGATIVE_LOG_LIKELIHOOD, OWN, policy_objective, value_objective
 
@@ -47,9 +47,10 @@ def compute():
 
 @pytest.fixture
 def arrays():
-    """By name; padding holds NaN where a graph would leave anything."""
+    """By name; NaN stands where anything may: on padding, and on tokens that were not sampled."""
     rng = np.random.default_rng(0)
     mask = (np.arange(SHAPE[1]) < np.array([7, 1, 4, 0])[:, None]).astype(np.float64)
+    mask[0, 2:4] = mask[2, 0] = 0.0  # tokens that were not sampled
     log_probs = -rng.exponential(size=SHAPE)
 
     def near(scale):
@@ -165,6 +166,26 @@ def test_a_loss_that_selects_gets_its_tokens(compute, arrays):
     log_ratio = arrays["log_probs"] - arrays["old_log_probs"]
     expected = -arrays["advantages"] * np.exp(log_ratio) + arrays["selected"] * np.abs(log_ratio)
     np.testing.assert_allclose(losses, masked(arrays, expected), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", POLICY_LOSSES)
+def test_a_row_is_trained_as_if_it_had_sampled_tokens_only(compute, arrays, name):
+    """Every policy loss with all that may be added to it: values, metrics and gradients."""
+    correction = importance_weights(level="sequence", mode="truncate", upper=1.1, lower=0.0)
+    kind = {"kl": "k3", "beta": 0.3, "correction": correction, "entropy_coef": 0.1}
+    objective = policy_objective(policy_loss(name), on_policy=False, **kind)
+    losses, metrics, slopes = run(compute, arrays, objective)
+    packed = {key: np.zeros(SHAPE) for key in arrays}
+    for row, mask in enumerate(arrays["mask"] > 0):
+        for key, array in arrays.items():
+            packed[key][row, : mask.sum()] = array[row, mask]
+    expected = run(compute, packed, objective)
+    assert metrics.keys() == expected[1].keys()
+    pairs = [(losses, expected[0]), *((metrics[key], expected[1][key]) for key in metrics)]
+    for got, other in [*pairs, *zip(slopes, expected[2], strict=True)]:
+        for row, mask in enumerate(arrays["mask"] > 0):
+            np.testing.assert_allclose(got[row, mask], other[row, : mask.sum()], rtol=2e-6, atol=1e-7)
+            assert not got[row, ~mask].any()
 
 
 def test_supervised(compute, arrays):

@@ -273,6 +273,44 @@ def test_layers_computed_again_give_the_same_bits(model, step, whole):
         assert subject.gradients[name].tobytes() == gradient.tobytes(), name
 
 
+def test_tokens_that_were_not_sampled_are_context_only(model, step):
+    """Whatever stands on them changes nothing; what they are changes what comes after them."""
+    rng = np.random.default_rng(3)
+    masks = [tuple(np.arange(len(r)) % 3 != 1 for r in group.responses) for group in step.groups]
+    groups = [replace(group, sampled=of) for group, of in zip(step.groups, masks, strict=True)]
+    objective = policy_objective(policy_loss("clip"), on_policy=False, kl="k3", beta=BETA, entropy_coef=0.1)
+
+    subject = Subject(model, objective, TEMPERATURE)
+
+    def update(groups, rest):
+        """rest: what stands in all inputs on tokens that were not sampled; their weight is 0."""
+        rows = {
+            name: [
+                tuple(np.where(mask, row, 0 if name == "weights" else rest) for row, mask in zip(*pair, strict=True))
+                for pair in zip(given, masks, strict=True)
+            ]
+            for name, given in step.rows.items()
+        }
+        done = subject.updater(groups, 0.0, **rows)
+        return done, dict(subject.gradients)
+
+    done, gradients = update(groups, 0.5)
+    for rest in (np.nan, -1e30):
+        same, others = update(groups, rest)
+        assert (same.loss, same.weighted) == (done.loss, done.weighted)
+        for name, gradient in gradients.items():
+            np.testing.assert_array_equal(others[name], gradient, err_msg=name)
+    for name, rows in done.metrics.items():
+        for of_group, of_masks in zip(rows, masks, strict=True):
+            assert [len(row) for row in of_group] == [mask.sum() for mask in of_masks], name
+    changed = [
+        replace(group, responses=tuple(np.where(mask, *pair) for mask, pair in zip(of, pairs, strict=True)))
+        for group, of in zip(groups, masks, strict=True)
+        for pairs in [[(ids, rng.integers(0, 64, len(ids)).astype(np.int32)) for ids in group.responses]]
+    ]
+    assert update(changed, 0.5)[0].loss != done.loss
+
+
 @pytest.mark.slow
 def test_layers_computed_again_are_not_kept():
     """Of 12 layers, in a process of its own each: they keep what one layer keeps, and their inputs."""

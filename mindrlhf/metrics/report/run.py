@@ -8,10 +8,10 @@ from typing import Any
 
 from mindrlhf.errors import UserError
 from mindrlhf.files.json import is_number, read_json_lines
+from mindrlhf.files.naming import ROLLOUTS_FOLDER, TEXT, step_files, step_path
 from mindrlhf.files.settings_file import read_settings
 from mindrlhf.metrics.run_writers import METRICS_FILE, run_folder
 from mindrlhf.metrics.writers import read_metrics
-from mindrlhf.records.rollout_dump import ROLLOUTS_FOLDER, rollout_file, rollout_steps
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def read_run(path: Path, label: str, samples: int, most_steps: int, begun: bool 
     rows = read_metrics(metrics) if metrics.is_file() else []
     # What lies there of later steps is of an earlier run in the same folder, which wrote more of them.
     done = rows[-1]["step"] if rows else 0
-    steps = [step for step in rollout_steps(folder / ROLLOUTS_FOLDER) if step <= done]
+    steps = [step for step in step_files(folder / ROLLOUTS_FOLDER) if step <= done]
     groups = sample_rollouts(folder / ROLLOUTS_FOLDER, steps, samples, most_steps)
     return Run(label, folder, rows, groups, steps, flatten(read_settings(folder)))
 
@@ -80,7 +80,7 @@ def sample_rollouts(folder: Path, steps: Sequence[int], samples: int, most_steps
 
 def read_groups(folder: Path, step: int) -> list[RolloutGroupText]:
     """The rollouts of a step by prompt, in the order of the file. Raises UserError for what no run has written."""
-    path = rollout_file(folder, step)
+    path = step_path(folder, step, TEXT)
     together: dict[int, list[dict[str, Any]]] = {}
     for number, row in enumerate(read_json_lines(path), start=1):
         _check_rollout(row, f"{path}, line {number}")

@@ -1,23 +1,27 @@
-"""Rollouts with rewards, written as a MindRecord and read back."""
+"""Rows of responses: what is made of experiences, and experiences of them again, through a MindRecord."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from mindrlhf.errors import UserError
-from mindrlhf.records.rollout_record import SCHEMA, read_rollout_record, rows_of, to_columns, write_rollout_record
+from mindrlhf.records.formats import read_record, write_record
+from mindrlhf.records.rows import SCHEMA, TEXT_KEYS, rows_of, text_row
 from mindrlhf.types import Experience, Prompt, Rollout, RolloutGroup
 
 NAN = float("nan")
 REASONS = ("eos", "length", "stop")
 
 
-def experience(prompt, lengths, rewards, by_function, seed=0):
+def experience(prompt, lengths, rewards, by_function, seed=0, policy_step=1):
     rng = np.random.default_rng([prompt.id, seed])
     rollouts = tuple(
         Rollout(
             prompt_id=prompt.id,
             sample_index=i,
             response_ids=rng.integers(0, 151936, n).astype(np.int32),
+            sampled=np.arange(n) % 4 != 2 if i else np.ones(n, bool),
             behaviour_log_probs=-rng.random(n).astype(np.float32),
             policy_log_probs=-rng.random(n).astype(np.float32) * 2,
             finish_reason=REASONS[i % 3],
@@ -31,6 +35,7 @@ def experience(prompt, lengths, rewards, by_function, seed=0):
         rewards=np.array(rewards, np.float32),
         rewards_by_function={name: np.array(values, np.float32) for name, values in by_function.items()},
         advantages=rng.random(count).astype(np.float32),
+        policy_step=policy_step,
         reference_log_probs=tuple(rollout.policy_log_probs for rollout in rollouts),
     )
 
@@ -52,14 +57,12 @@ def steps():
                 experience(second, (1, 8, 3), [NAN, NAN, NAN], {"gsm8k": [NAN] * 3, "format": [NAN] * 3}),
             ],
         ),
-        (4, [experience(first, (3, 3, 3), [0.0, 0.0, 0.0], {}, seed=2)]),
+        (4, [experience(first, (3, 3, 3), [0.0, 0.0, 0.0], {}, seed=2, policy_step=3)]),
     ]
 
 
 def write(path, steps):
-    return write_rollout_record(
-        path, [row for step, experiences in steps for row in rows_of(to_columns(step, experiences))]
-    )
+    return write_record(path, [row for step, experiences in steps for row in rows_of(step, experiences)])
 
 
 def assert_same(got: Experience, expected: Experience):
@@ -68,6 +71,7 @@ def assert_same(got: Experience, expected: Experience):
     for mine, its in [(prompt.token_ids, other.token_ids), (got.rewards, expected.rewards)]:
         assert mine.dtype == its.dtype
         np.testing.assert_array_equal(mine, its)
+    assert got.policy_step == expected.policy_step
     assert list(got.rewards_by_function) == list(expected.rewards_by_function)
     for name, values in expected.rewards_by_function.items():
         assert got.rewards_by_function[name].dtype == np.float32
@@ -79,7 +83,7 @@ def assert_same(got: Experience, expected: Experience):
             its.finish_reason,
             its.seed,
         )
-        for field in ("response_ids", "behaviour_log_probs", "policy_log_probs"):
+        for field in ("response_ids", "sampled", "behaviour_log_probs", "policy_log_probs"):
             assert getattr(mine, field).dtype == getattr(its, field).dtype
             np.testing.assert_array_equal(getattr(mine, field), getattr(its, field))
     # A replay computes these from its own settings.
@@ -90,7 +94,7 @@ def assert_same(got: Experience, expected: Experience):
 def test_what_is_read_is_what_was_written(tmp_path, steps):
     path = tmp_path / "rollouts.mindrecord"
     assert write(path, steps) == 12
-    back = read_rollout_record(path)
+    back = read_record(path)
     assert [step for step, _ in back] == [1, 4]
     for (_, got), (_, expected) in zip(back, steps, strict=True):
         assert len(got) == len(expected)
@@ -100,9 +104,9 @@ def test_what_is_read_is_what_was_written(tmp_path, steps):
 
 def test_groups_of_one_of_the_same_prompt_stay_apart(tmp_path, steps):
     prompt = steps[0][1][0].group.prompt
-    groups = [experience(prompt, (n,), [float(n)], {"f": [float(n)]}, seed=n) for n in (1, 2, 3)]
+    groups = [experience(prompt, (n,), [float(n)], {"f": [float(n)]}, seed=n, policy_step=0) for n in (1, 2, 3)]
     write(tmp_path / "one.mindrecord", [(0, groups)])
-    [(step, back)] = read_rollout_record(tmp_path / "one.mindrecord")
+    [(step, back)] = read_record(tmp_path / "one.mindrecord")
     assert step == 0
     assert [len(e.group.rollouts) for e in back] == [1, 1, 1]
     for mine, its in zip(back, groups, strict=True):
@@ -111,21 +115,39 @@ def test_groups_of_one_of_the_same_prompt_stay_apart(tmp_path, steps):
 
 def test_a_group_whose_first_samples_are_missing_is_not_joined_to_its_neighbour(tmp_path, steps):
     """Rows may have been filtered: another prompt begins another group, whatever its first sample index."""
-    rows = rows_of(to_columns(*steps[0]))
+    rows = list(rows_of(*steps[0]))
     kept = [rows[6], rows[7], *rows[5:6], rows[0]]  # prompt 2**40: 0 and 1; prompt 7: 2, then 0
-    write_rollout_record(tmp_path / "some.mindrecord", kept)
-    [(_, back)] = read_rollout_record(tmp_path / "some.mindrecord")
+    write_record(tmp_path / "some.mindrecord", kept)
+    [(_, back)] = read_record(tmp_path / "some.mindrecord")
     seen = [(e.group.prompt.id, [r.sample_index for r in e.group.rollouts]) for e in back]
     assert seen == [(2**40, [0, 1]), (7, [2]), (7, [0])]
 
 
 def test_rows_are_what_the_schema_says(steps):
-    rows = rows_of(to_columns(*steps[0]))
+    rows = list(rows_of(*steps[0]))
     assert len(rows) == 9
     for row in rows:
-        assert list(row) == list(SCHEMA)
+        assert set(SCHEMA) <= set(row)
     assert [row["sample_index"] for row in rows] == [0, 1, 2] * 3
     assert {row["step"] for row in rows} == {1}
+
+
+def test_one_row_has_both_forms(steps):
+    for row, bare in zip(
+        rows_of(*steps[0], decode=lambda ids: "+".join(map(str, ids))), rows_of(*steps[0]), strict=True
+    ):
+        text = text_row(row)
+        assert tuple(text) == TEXT_KEYS
+        for name in TEXT_KEYS[:3]:
+            assert text[name] == bare[name]
+        assert text["completion"] == "+".join(map(str, bare["response_ids"]))
+        assert text["response_length"] == bare["sampled"].sum() <= len(bare["response_ids"])
+
+
+def test_the_advantage_of_a_row_is_the_mean_over_sampled_tokens():
+    one = experience(Prompt(1, np.array([1], np.int32)), (3, 4), [0.0, 1.0], {})
+    one = replace(one, advantages=(np.arange(3, dtype=np.float32), np.array([1, 2, 50, 3], np.float32)))
+    assert [row["advantage"] for row in rows_of(1, [one], decode=str)] == [1.0, 2.0]
 
 
 def test_another_mindrecord_is_refused(tmp_path, steps):
@@ -133,14 +155,16 @@ def test_another_mindrecord_is_refused(tmp_path, steps):
 
     write_columns(tmp_path / "x.mindrecord", {"step": {"type": "int64"}}, [{"step": 1}])
     with pytest.raises(UserError, match="has no column prompt_id"):
-        read_rollout_record(tmp_path / "x.mindrecord")
+        read_record(tmp_path / "x.mindrecord")
     with pytest.raises(UserError, match="no such MindRecord"):
-        read_rollout_record(tmp_path / "absent.mindrecord")
+        read_record(tmp_path / "absent.mindrecord")
 
 
 @pytest.mark.parametrize(
     ("column", "value", "message"),
     [
+        ("sampled", np.ones(3, bool), "sampled has 3 values for 2 tokens"),
+        ("policy_step", 4, "policy_step is 4, which comes after the step"),
         ("fields", "[" * 300 + "]" * 300, "more than 200 levels"),
         ("fields", "[1]", "has no attribute 'values'"),
         ("fields", '{"task": 1}', "a task field is not text"),
@@ -149,21 +173,21 @@ def test_another_mindrecord_is_refused(tmp_path, steps):
         ("rewards_by_function", '{"other": 1}', "'f'"),
         ("finish_reason", "never", "finish_reason is 'never'"),
         ("response_ids", np.array([3, -1], np.int32), "a token id is not between"),
-        ("response_ids", np.array([3, 4, 5], np.int32), "behaviour_log_probs are not 3 finite numbers"),
+        ("response_ids", np.array([3, 4, 5], np.int32), "sampled has 2 values for 3 tokens"),
         ("prompt_ids", np.array([], np.int32), "a prompt or response is empty"),
         ("policy_log_probs", np.array([0, np.nan], np.float32), "policy_log_probs are not 2 finite numbers"),
     ],
 )
 def test_rows_that_no_run_wrote_are_refused(tmp_path, column, value, message):
     prompt = Prompt(7, np.array([1, 2], np.int32), {"task": "t"})
-    rows = rows_of(to_columns(3, [experience(prompt, (2, 2), [0.0, 1.0], {"f": [0.0, 1.0]})]))
-    write_rollout_record(tmp_path / "x.mindrecord", [rows[0], rows[1] | {column: value}])
+    rows = list(rows_of(3, [experience(prompt, (2, 2), [0.0, 1.0], {"f": [0.0, 1.0]})]))
+    write_record(tmp_path / "x.mindrecord", [rows[0], rows[1] | {column: value}])
     with pytest.raises(UserError, match=r"holds no rollouts that a run wrote \(step 3, prompt 7: ") as caught:
-        read_rollout_record(tmp_path / "x.mindrecord")
+        read_record(tmp_path / "x.mindrecord")
     assert message in str(caught.value)
 
 
 def test_steps_out_of_order_are_refused(tmp_path, steps):
     write(tmp_path / "x.mindrecord", steps[::-1])
     with pytest.raises(UserError, match=r"x\.mindrecord: holds no rollouts that a run wrote \(step 1 after step 4\)"):
-        read_rollout_record(tmp_path / "x.mindrecord")
+        read_record(tmp_path / "x.mindrecord")

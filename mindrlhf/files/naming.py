@@ -1,0 +1,30 @@
+"""Names of the folders and files that a run writes. Imports nothing that starts threads."""
+
+import re
+from pathlib import Path
+
+DEFAULT_FOLDER = Path("out/ckpt")  # of --save_ckpt_dir
+MODEL_FOLDER = "hf"  # of --save_ckpt_dir: the trained model
+CRITIC_FOLDER = "critic"  # of --save_ckpt_dir: PPO's trained critic
+ROLLOUTS_FOLDER = "rollouts"  # of the output folder: responses as JSONL by step
+VALIDATION_FOLDER = "validation"  # of the output folder: answers to held-out problems, likewise
+TEXT = ".jsonl"
+
+_STEP = re.compile(r"step_(\d{6,})")
+
+
+def step_path(folder: Path, step: int, suffix: str = "") -> Path:
+    """Name a step's file or folder: `<folder>/step_000012<suffix>`."""
+    return Path(folder) / f"step_{step:06d}{suffix}"
+
+
+def step_of(path: Path, suffix: str = "") -> int | None:
+    """Parse the step in the name of a file or folder; None for another name."""
+    match = _STEP.fullmatch(path.name.removesuffix(suffix)) if path.name.endswith(suffix) else None
+    return int(match[1]) if match else None
+
+
+def step_files(folder: Path, suffix: str = TEXT) -> dict[int, Path]:
+    """Map each step in a folder to its file, in order; empty where there is no such folder."""
+    found = {step_of(path, suffix): path for path in Path(folder).glob(f"step_*{suffix}")}
+    return {step: found[step] for step in sorted(step for step in found if step is not None)}

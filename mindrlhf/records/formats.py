@@ -1,0 +1,112 @@
+"""Rows of responses (`records.rows`) in files: JSONL for people, MindRecord for a replay, and bytes in between.
+
+All of them keep every number bit for bit. What versions before `policy_step` and `sampled` wrote is read too.
+"""
+
+import zipfile
+import zlib
+from collections.abc import Iterable, Sequence
+from io import BytesIO
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+
+from mindrlhf.data.mindrecord import read_columns, read_schema, write_columns
+from mindrlhf.errors import UserError
+from mindrlhf.files.atomic import atomic_file
+from mindrlhf.files.json import json_lines, parse_json
+from mindrlhf.files.naming import TEXT, step_path
+from mindrlhf.records.rows import ADDED, CARRIED, SCHEMA, Row, completed, experiences_of, text_row
+from mindrlhf.types import Experience
+
+_ARRAYS = [name for name, kind in SCHEMA.items() if "shape" in kind or kind["type"] == "bytes"]
+_FLOATS = [name for name, kind in SCHEMA.items() if kind == {"type": "float32"}]
+_PLAIN = [name for name in SCHEMA if name not in _ARRAYS]
+
+# The columns of each member of the archives that earlier versions packed, arrays apart.
+_EARLIER = {
+    "texts": ("finish_reason", "rewards_by_function", "fields"),
+    "whole": ("step", "prompt_id", "sample_index", "seed", CARRIED),
+    "floats": ("reward", "greedy_reward"),
+}
+
+
+def write_text(folder: Path, step: int, rows: Iterable[Row]) -> Path:
+    """Write a step's rows as JSONL and return the file, which appears whole or not at all."""
+    path = step_path(folder, step, TEXT)
+    content = json_lines(map(text_row, rows))
+    with atomic_file(path, durable=False) as temporary:
+        temporary.write_bytes(content)
+    return path
+
+
+def write_record(path: str | Path, rows: Iterable[Row]) -> int:
+    """Write rows as a MindRecord, atomically; returns how many there are."""
+    stored = ({name: row[name] for name in SCHEMA} | {"sampled": row["sampled"].tobytes()} for row in rows)
+    return write_columns(path, SCHEMA, stored)
+
+
+def read_record_rows(path: str | Path) -> list[dict[str, Any]]:
+    """Read the rows of a MindRecord in the order written. UserError as `read_columns`."""
+    missing = {*ADDED, CARRIED} - read_schema(path).keys()
+    columns = read_columns(path, [name for name in (*SCHEMA, CARRIED) if name not in missing])
+    for name in _FLOATS:
+        columns[name] = [float(value) for value in columns[name]]  # MindSpore reads 1.0 as the whole number 1
+    if "sampled" in columns:
+        columns["sampled"] = [np.frombuffer(value, np.uint8) > 0 for value in columns["sampled"]]
+    return _rows(columns)
+
+
+def read_record(path: str | Path) -> list[tuple[int, list[Experience]]]:
+    """Read (step, its experiences with zero advantages) in the order written. UserError as `read_columns`."""
+    try:
+        steps = experiences_of(read_record_rows(path))
+        for (earlier, _), (later, _) in pairwise(steps):
+            if later <= earlier:
+                raise ValueError(f"step {later} after step {earlier}")
+        return steps
+    except ValueError as error:
+        raise UserError(
+            f"{path}: holds no rollouts that a run wrote ({error}); give a file of --save_data_file."
+        ) from None
+
+
+def pack(rows: Sequence[Row]) -> bytes:
+    """Pack rows as an .npz archive: each array column in one piece, everything else as JSON."""
+    arrays = {name: [row[name] for row in rows] for name in _ARRAYS}
+    plain = {name: [row[name] for row in rows] for name in _PLAIN}  # NaN: null
+    plain["lengths"] = {name: list(map(len, values)) for name, values in arrays.items()}
+    parts = {name: np.concatenate(values) for name, values in arrays.items() if values}
+    buffer = BytesIO()
+    np.savez(buffer, plain=np.frombuffer(orjson.dumps(plain), np.uint8), **parts)
+    return buffer.getvalue()
+
+
+def unpack(content: bytes) -> list[dict[str, Any]]:
+    """Invert `pack`. Raises ValueError when the bytes are not what it gave."""
+    try:
+        with np.load(BytesIO(content), allow_pickle=False) as archive:
+            columns = parse_json(archive["plain"].tobytes()) if "plain" in archive else _earlier_columns(archive)
+            for name, lengths in columns.pop("lengths").items():
+                columns[name] = np.split(archive[name], np.cumsum(lengths)[:-1]) if lengths else []
+        for name in _FLOATS:
+            columns[name] = [np.nan if value is None else value for value in columns[name]]
+        return _rows(columns)
+    except (LookupError, TypeError, AttributeError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise ValueError(str(error)) from error
+
+
+def _earlier_columns(archive: np.lib.npyio.NpzFile) -> dict[str, Any]:
+    columns = dict(zip(_EARLIER["texts"], parse_json(archive["texts"].tobytes()), strict=True))
+    for member in ("whole", "floats"):
+        columns |= dict(zip(_EARLIER[member], archive[member].tolist(), strict=True))
+    arrays = [name for name in _ARRAYS if name != "sampled"]
+    return columns | {"lengths": dict(zip(arrays, archive["lengths"].tolist(), strict=True))}
+
+
+def _rows(columns: dict[str, list]) -> list[dict[str, Any]]:
+    rows = zip(*columns.values(), strict=True)
+    return [completed(dict(zip(columns, values, strict=True))) for values in rows]

@@ -1,0 +1,189 @@
+"""The record of responses: one row for each, from which every file of responses is made.
+
+`--save_data_file` (MindRecord) has the columns of SCHEMA: everything that training needs and generation made, so that
+`--replay` can train on it. `rollouts/` (JSONL) has the keys of TEXT_KEYS, for people. Advantages, reference and old
+log-probs are not in the MindRecord: a replay computes them from its own settings.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import groupby
+from typing import Any, get_args
+
+import numpy as np
+import orjson
+
+from mindrlhf.data.mindrecord import token_ids
+from mindrlhf.files.json import is_number, parse_json
+from mindrlhf.types import Experience, FinishReason, Prompt, Rollout, RolloutGroup, taken
+
+Row = Mapping[str, Any]
+
+SCHEMA = {
+    "step": {"type": "int64"},
+    "prompt_id": {"type": "int64"},
+    "sample_index": {"type": "int64"},
+    "seed": {"type": "int64"},
+    "policy_step": {"type": "int64"},  # below `step` for a group that was carried over
+    "finish_reason": {"type": "string"},
+    "reward": {"type": "float32"},
+    "greedy_reward": {"type": "float32"},  # of the most probable response to the prompt; NaN where nothing needed it
+    "rewards_by_function": {"type": "string"},  # JSON: name -> number, or null where the function gave none
+    "fields": {"type": "string"},  # JSON: the prompt's task fields
+    "prompt_ids": {"type": "int32", "shape": [-1]},
+    "response_ids": {"type": "int32", "shape": [-1]},
+    "sampled": {"type": "bytes"},  # bool[R], a byte each: the tokens that the policy drew
+    "behaviour_log_probs": {"type": "float32", "shape": [-1]},
+    "policy_log_probs": {"type": "float32", "shape": [-1]},
+}
+
+ADDED = ("policy_step", "sampled")  # columns that earlier versions did not write; they had CARRIED
+CARRIED = "kept"  # int64, 1 for a group that was carried over from an earlier step
+
+TEXT_KEYS = (
+    "step",
+    "prompt_id",
+    "sample_index",
+    "prompt",
+    "completion",
+    "ground_truth",  # None where the task has none
+    "reward",
+    "rewards",  # by function, unweighted
+    "advantage",  # mean over sampled tokens
+    "finish_reason",
+    "prompt_length",
+    "response_length",  # sampled tokens
+)
+
+
+def rows_of(
+    step: int, experiences: Iterable[Experience], decode: Callable[[np.ndarray], str] | None = None
+) -> Iterator[dict[str, Any]]:
+    """Yield a row for each response of a step, in order, with all columns of SCHEMA; `sampled` is bool[R].
+
+    decode: int32[n] token ids -> text, special tokens included; with it a row has TEXT_KEYS too.
+    """
+    for e in experiences:
+        prompt = e.group.prompt
+        by_function = {name: values.tolist() for name, values in e.rewards_by_function.items()}
+        rewards, advantages = e.rewards.tolist(), _mean_advantages(e)
+        shared = {
+            "step": step,
+            "prompt_id": int(prompt.id),
+            "policy_step": e.policy_step,
+            "greedy_reward": np.nan if e.greedy_reward is None else float(e.greedy_reward),
+            "fields": json.dumps(dict(prompt.fields)),
+            "prompt_ids": prompt.token_ids,
+        }
+        if decode:
+            shared |= {
+                "prompt": decode(prompt.token_ids),
+                "ground_truth": prompt.fields.get("ground_truth"),
+                "prompt_length": len(prompt.token_ids),
+            }
+        for index, rollout in enumerate(e.group.rollouts):
+            row = shared | {
+                "sample_index": int(rollout.sample_index),
+                "seed": rollout.seed,
+                "finish_reason": rollout.finish_reason,
+                "reward": rewards[index],
+                "rewards": {name: values[index] for name, values in by_function.items()},
+                "response_ids": rollout.response_ids,
+                "sampled": rollout.sampled,
+                "behaviour_log_probs": rollout.behaviour_log_probs,
+                "policy_log_probs": rollout.policy_log_probs,
+            }
+            row["rewards_by_function"] = orjson.dumps(row["rewards"]).decode()  # NaN: null
+            if decode:
+                row["completion"] = decode(rollout.response_ids)
+                row["advantage"] = advantages[index]
+                row["response_length"] = int(np.count_nonzero(rollout.sampled))
+            yield row
+
+
+def _mean_advantages(e: Experience) -> list[float]:
+    if not isinstance(e.advantages, tuple):
+        return e.advantages.tolist()
+    return [float(row.mean()) if row.size else 0.0 for row in taken(e.advantages, e.sampled)]
+
+
+def text_row(row: Row) -> dict[str, Any]:
+    """Select the keys that people read."""
+    return {name: row[name] for name in TEXT_KEYS}
+
+
+def completed(row: dict[str, Any]) -> dict[str, Any]:
+    """Complete a stored row to all columns of SCHEMA, whatever version wrote it."""
+    row.setdefault("policy_step", row["step"] - row.pop(CARRIED, 0))
+    row.setdefault("sampled", np.ones(len(row["response_ids"]), bool))
+    return {name: row[name] for name in SCHEMA}
+
+
+def experiences_of(rows: Iterable[Row]) -> list[tuple[int, list[Experience]]]:
+    """Invert `rows_of` over consecutive steps: (step, its experiences with zero advantages).
+
+    Raises ValueError, naming step and prompt, for a row that `rows_of` cannot have given.
+    """
+    steps = []
+    for step, members in groupby(rows, lambda row: row["step"]):
+        # A group ends where the sample index starts anew: the same prompt may come twice in a step.
+        groups: list[list[Row]] = []
+        for row in members:
+            if (
+                not groups
+                or row["sample_index"] <= groups[-1][-1]["sample_index"]
+                or row["prompt_id"] != groups[-1][0]["prompt_id"]
+            ):
+                groups.append([])
+            groups[-1].append(row)
+        steps.append((step, [_sound_experience(group) for group in groups]))
+    return steps
+
+
+def _sound_experience(rows: list[Row]) -> Experience:
+    try:
+        for row in rows:
+            _check(row)
+        return _experience(rows)
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        where = f"step {rows[0]['step']}, prompt {rows[0]['prompt_id']}"
+        raise ValueError(f"{where}: {error}") from None
+
+
+def _check(row: Row) -> None:
+    """Raise ValueError, or what a wrong type leads to, for values that no run writes."""
+    response = token_ids(row["response_ids"])
+    if not (len(response) and len(token_ids(row["prompt_ids"]))):
+        raise ValueError("a prompt or response is empty")
+    if row["sampled"].shape != response.shape:
+        raise ValueError(f"sampled has {row['sampled'].size} values for {len(response)} tokens")
+    for name in ("behaviour_log_probs", "policy_log_probs"):
+        if row[name].shape != response.shape or not np.isfinite(row[name][row["sampled"]]).all():
+            raise ValueError(f"{name} are not {len(response)} finite numbers, one for each token")
+    if row["finish_reason"] not in get_args(FinishReason):
+        raise ValueError(f"finish_reason is {row['finish_reason']!r:.40}")
+    if row["policy_step"] > row["step"]:
+        raise ValueError(f"policy_step is {row['policy_step']}, which comes after the step")
+    if not all(isinstance(text, str) for text in parse_json(row["fields"]).values()):
+        raise ValueError("a task field is not text")
+    if not all(value is None or is_number(value) for value in parse_json(row["rewards_by_function"]).values()):
+        raise ValueError("a function's reward is not a number")
+
+
+def _experience(rows: list[Row]) -> Experience:
+    first = rows[0]
+    prompt = Prompt(first["prompt_id"], first["prompt_ids"], parse_json(first["fields"]))
+    of_rollout = ("prompt_id", "sample_index", "response_ids", "sampled", "behaviour_log_probs", "policy_log_probs")
+    of_rollout += ("finish_reason", "seed")
+    by_function = [parse_json(row["rewards_by_function"]) for row in rows]
+    return Experience(
+        group=RolloutGroup(prompt, tuple(Rollout(**{name: row[name] for name in of_rollout}) for row in rows)),
+        rewards=np.array([row["reward"] for row in rows], np.float32),
+        rewards_by_function={
+            name: np.array([np.nan if given[name] is None else given[name] for given in by_function], np.float32)
+            for name in by_function[0]
+        },
+        advantages=np.zeros(len(rows), np.float32),
+        policy_step=first["policy_step"],
+        greedy_reward=first["greedy_reward"],
+    )

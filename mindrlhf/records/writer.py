@@ -1,0 +1,138 @@
+"""Writing the responses of a run while it trains: a thread, JSONL, and parts of a MindRecord.
+
+The MindRecord is put together from one part for each step when the run ends: a run that is killed loses none of the
+steps before its last checkpoint, and memory does not grow with the run.
+"""
+
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mindrlhf.errors import UserError
+from mindrlhf.files.atomic import atomic_file, clean
+from mindrlhf.files.naming import step_files, step_path
+from mindrlhf.records.formats import pack, read_record_rows, unpack, write_record, write_text
+from mindrlhf.records.rows import Row, rows_of
+from mindrlhf.types import Experience
+
+START_DELAY_S = 0.03
+PART = ".npz"
+
+
+class RecordParts:
+    """Parts by step in `FILE.parts`, alongside the MindRecord `FILE` that they will become."""
+
+    def __init__(self, file: Path, steps_done: int = 0):
+        """Keep the parts of the first `steps_done` steps, and remove all others.
+
+        Where the run had ended before, and is to go on, the steps are taken from its MindRecord.
+        Raises `UserError` when the folder cannot be read or written.
+        """
+        self.file = Path(file)
+        self.folder = self.file.with_name(f"{self.file.name}.parts")
+        clean(self.folder)
+        try:
+            for step, path in self._parts().items():
+                if step > steps_done:
+                    path.unlink()
+        except OSError as error:
+            raise UserError(f"{error.filename}: cannot be removed ({error.strerror}).") from error
+        if steps_done and self.file.is_file():
+            self._take_from_record(steps_done)
+        self.missing = [step for step in range(1, steps_done + 1) if step not in self._parts()]
+
+    def add(self, step: int, rows: Sequence[Row]) -> None:
+        """Keep a step's rows; they are in a file when this returns."""
+        with atomic_file(step_path(self.folder, step, PART), durable=False) as temporary:
+            temporary.write_bytes(pack(rows))
+
+    def merge(self, finished: bool) -> None:
+        """Write the MindRecord of all steps so far. finished: the parts are not needed any more."""
+        if self._parts():
+            write_record(self.file, self._rows())
+        if finished:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _rows(self) -> Iterator[dict[str, Any]]:
+        for path in self._parts().values():
+            yield from _read(path)
+
+    def _parts(self) -> dict[int, Path]:
+        return step_files(self.folder, PART)
+
+    def _take_from_record(self, steps_done: int) -> None:
+        have = self._parts()
+        if len(have) == steps_done:
+            return
+        steps: dict[int, list] = {}
+        for row in read_record_rows(self.file):
+            if row["step"] <= steps_done and row["step"] not in have:
+                steps.setdefault(row["step"], []).append(row)
+        for step, rows in steps.items():
+            self.add(step, rows)
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    try:
+        return unpack(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: is damaged ({error}); remove it, and its step is left out.") from error
+
+
+def _lower_priority() -> None:
+    """Lower this thread's priority (Linux only)."""
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+
+
+class ResponseWriter:
+    """Writes the responses of a run, on rank 0, in a thread: MindSpore lets other threads run while it computes.
+
+    The thread starts after a short delay, once the next step runs inside MindSpore and Python's lock is free.
+
+    folder: where a JSONL of each step goes, or None. record: the parts of the MindRecord, or None. decode: token
+    ids -> text.
+    """
+
+    def __init__(self, folder: Path | None, record: RecordParts | None, decode: Callable[[np.ndarray], str]):
+        self._folder, self._record, self._decode = folder, record, decode
+        self._thread = ThreadPoolExecutor(1, "responses", _lower_priority)
+        self._begun: Future | None = None
+        self._awaited = threading.Event()
+
+    def add(self, step: int, experiences: Sequence[Experience]) -> None:
+        """Begin to write a step's responses, in this order; those of the step before are in files by then."""
+        self.flush()
+        self._awaited.clear()
+        self._begun = self._thread.submit(self._write, step, experiences)
+
+    def flush(self) -> None:
+        """Block until everything added is in files; raises what stood in the way, `UserError` for a full disk."""
+        begun, self._begun = self._begun, None
+        self._awaited.set()
+        if begun:
+            begun.result()
+
+    def close(self, finished: bool) -> None:
+        """Put the record together. finished: the run has done its last step."""
+        try:
+            self.flush()
+        finally:
+            self._thread.shutdown()
+        if self._record:
+            self._record.merge(finished)
+
+    def _write(self, step: int, experiences: Sequence[Experience]) -> None:
+        self._awaited.wait(START_DELAY_S)
+        rows = list(rows_of(step, experiences, self._decode if self._folder else None))
+        if self._folder:
+            write_text(self._folder, step, rows)
+        if self._record:
+            self._record.add(step, rows)
