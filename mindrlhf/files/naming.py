@@ -1,4 +1,4 @@
-"""Names of the folders and files that a run writes. Imports nothing that starts threads."""
+"""Names of a run's folders and files. Imports nothing that starts threads."""
 
 import re
 from pathlib import Path
@@ -19,12 +19,12 @@ def step_path(folder: Path, step: int, suffix: str = "") -> Path:
 
 
 def step_of(path: Path, suffix: str = "") -> int | None:
-    """Parse the step in the name of a file or folder; None for another name."""
+    """Parse the step in a path's name; None for another name."""
     match = _STEP.fullmatch(path.name.removesuffix(suffix)) if path.name.endswith(suffix) else None
     return int(match[1]) if match else None
 
 
 def step_files(folder: Path, suffix: str = TEXT) -> dict[int, Path]:
-    """Map each step in a folder to its file, in order; empty where there is no such folder."""
+    """Map steps to their files in a folder, in order; empty without the folder."""
     found = {step_of(path, suffix): path for path in Path(folder).glob(f"step_*{suffix}")}
     return {step: found[step] for step in sorted(step for step in found if step is not None)}
