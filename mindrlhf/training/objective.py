@@ -54,8 +54,7 @@ def policy_objective(
         the current ones, without gradient. They are also taken, token by token, where the field `old_log_probs` has
         OWN. (Log-probs of the same policy from another graph differ in their last digits, and the sign of that
         difference would be kl_cov's gradient.)
-    kl: an estimator of `algorithms.kl`, None for no KL term. beta: its weight; None where it changes during the run:
-        the field `kl_coefficients` has it then.
+    kl: an estimator of `algorithms.kl`, None for no KL term. beta: its weight; None takes the field `kl_coefficients`.
     correction: importance weights for the rollout's distribution (`algorithms.rollout_correction`), or None.
     entropy_coef: the head has to give the entropy a gradient where this is not 0.
     """
