@@ -9,7 +9,7 @@ from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_names import SHAPE_FIELDS
 from mindrlhf.configs.problems import explain
 from mindrlhf.configs.rotary import Llama3Scaling, RotaryScaling
-from mindrlhf.configs.unsupported import CLASSES, MODEL_TYPES, unsupported
+from mindrlhf.configs.unsupported import CLASSES, MODEL_TYPES
 from mindrlhf.errors import UserError
 from mindrlhf.models.families import DEFAULT, FAMILIES, LLAMA_CLASS, LLAMA_TYPE, Family
 
@@ -160,8 +160,6 @@ class ModelSettings(Settings):
 
     def _alone(self, where: str) -> ModelConfig:
         needed, family = list(NEEDED), self.family
-        if family is None and self.is_llama_shape and self.hidden_size is not None:
-            raise unsupported(f"{where}: {GROUP}", "there is no qkv_has_bias: True", "a Llama model")
         if family is None:
             family = DEFAULT
             needed.append("type")

@@ -88,8 +88,8 @@ def test_damaged_configurations_are_named(tmp_path):
     (tmp_path / "config.json").write_bytes(b"\xff\xfe")
     with pytest.raises(UserError, match=r"config\.json: not UTF-8 text \(byte 0\)"):
         read_hf_config(tmp_path)
-    write_config(tmp_path, BASE | {"model_type": "llama"})
-    with pytest.raises(UserError, match=r"config\.json: model_type is 'llama'"):
+    write_config(tmp_path, BASE | {"model_type": "gemma"})
+    with pytest.raises(UserError, match=r"config\.json: model_type is 'gemma'"):
         read_hf_config(tmp_path)
 
 
@@ -139,7 +139,7 @@ def test_shards_stay_below_the_limit(tmp_path, config, tensors):
         assert len(arrays) == 1 or sum(array.nbytes for array in arrays.values()) <= limit
 
 
-@pytest.mark.parametrize("model", ["qwen2_tiny", "qwen3_tiny"])
+@pytest.mark.parametrize("model", ["qwen2_tiny", "qwen3_tiny", "llama3_tiny"])
 def test_golden_checkpoint_written_again(shared, tmp_path, model):
     folder = shared / "golden" / model
     config = read_hf_config(folder)

@@ -62,7 +62,7 @@ def save_sharded(folder, tensors, index=None):
     return files
 
 
-@pytest.mark.parametrize("model", ["qwen2_tiny", "qwen3_tiny"])
+@pytest.mark.parametrize("model", ["qwen2_tiny", "qwen3_tiny", "llama3_tiny"])
 def test_golden_checkpoints(shared, model):
     folder = shared / "golden" / model
     source = open_weights(folder, read_hf_config(folder))

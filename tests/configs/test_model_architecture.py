@@ -181,3 +181,22 @@ def test_the_scaling_of_llama_3_comes_from_the_yaml_or_agrees_with_the_checkpoin
 def test_a_bare_scaling_factor_scales_nothing(write):
     loaded = load_model_yaml(write(model_yaml(extend_method="None", scaling_factor=1.0)))
     assert loaded.architecture().rope_scaling is None
+
+
+@pytest.mark.parametrize("names", [{}, {"type": None, "model_type": "llama"}])
+@pytest.mark.parametrize("bias", [None, False])
+def test_a_llama_class_without_biases_is_a_llama(write, names, bias):
+    """MindFormers writes Qwen2 under the same class, with biases."""
+    model = load_model_yaml(write(model_yaml(qkv_has_bias=bias, **names))).architecture()
+    assert (model.family, model.attention_bias, model.qk_norm, model.head_dim) == ("llama", False, False, 16)
+    assert load_model_yaml(write(model_yaml(**names))).architecture().family == "qwen2"
+
+
+def test_a_llama_yaml_beside_its_checkpoint(write):
+    llama = HF.model_copy(update={"family": "llama", "attention_bias": False})
+    assert load_model_yaml(write(model_yaml(qkv_has_bias=None))).architecture(llama) == llama
+    message = refused(load_model_yaml(write(model_yaml())).architecture, llama)
+    assert "qkv_has_bias is True, and the checkpoint (config.json) says False" in message
+    message = refused(load_model_yaml(write(model_yaml(type="Qwen2Config", qkv_has_bias=None))).architecture, llama)
+    assert "describes a qwen2 model" in message
+    assert "is a llama model" in message

@@ -123,7 +123,7 @@ def test_absent_keys_mean_what_transformers_takes_them_for():
     assert (qwen3.head_dim, qwen3.attention_bias, qwen3.qk_norm) == (128, False, True)
 
 
-@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama"])
 def test_defaults_are_those_of_transformers(family):
     configuration = pytest.importorskip(f"transformers.models.{family}.configuration_{family}")
     theirs = getattr(configuration, f"{family.capitalize()}Config")(**{**SMALL, "model_type": family})
@@ -144,11 +144,13 @@ def test_defaults_are_those_of_transformers(family):
     ("changes", "words"),
     [
         (
-            {"model_type": "llama"},
-            "model_type is 'llama', and this model family is not supported; supported are Qwen2, Qwen2.5, Qwen3",
+            {"model_type": "gemma"},
+            "model_type is 'gemma', and this model family is not supported; supported are Qwen2, Qwen2.5, Qwen3",
         ),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu', and must be 'silu'"),
         ({"model_type": "qwen3", "attention_bias": True}, "attention_bias true is not supported with qwen3"),
+        ({"model_type": "llama", "attention_bias": True}, "attention_bias true is not supported with llama"),
+        ({"model_type": "llama", "mlp_bias": True}, "mlp_bias true is not supported with llama; use a checkpoint with"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0, and must be a whole number, at least 1"),
         ({"num_attention_heads": "four"}, "num_attention_heads is 'four', and must be a whole number, at least 1"),
         ({"hidden_size": 66}, "hidden_size 66 is not a multiple of num_attention_heads 4; give head_dim"),
@@ -172,17 +174,23 @@ def test_a_file_that_holds_no_object_is_refused():
 
 @pytest.mark.parametrize(
     "changes",
-    [{"eos_token_id": 7}, {"eos_token_id": [7, 8], "pad_token_id": 0}, {"model_type": "qwen3", "head_dim": 32}],
+    [
+        {"eos_token_id": 7},
+        {"eos_token_id": [7, 8], "pad_token_id": 0},
+        {"model_type": "qwen3", "head_dim": 32},
+        {"model_type": "llama"},
+    ],
 )
 def test_writing_and_reading_again_gives_the_same_model(changes):
     config = ModelConfig.from_hf({**SMALL, **changes}, "config.json")
     assert ModelConfig.from_hf(json.loads(json.dumps(config.to_hf())), "config.json") == config
 
 
-@pytest.mark.parametrize("name", ["qwen2_tiny", "qwen3_tiny"])
+@pytest.mark.parametrize("name", ["qwen2_tiny", "qwen3_tiny", "llama3_tiny"])
 def test_golden_checkpoints_are_read(shared, name):
     raw = json.loads((shared / "golden" / name / "config.json").read_text())
     config = ModelConfig.from_hf(raw, name)
     assert config.rope_theta == raw["rope_parameters"]["rope_theta"]
     assert config.head_dim == raw.get("head_dim", raw["hidden_size"] // raw["num_attention_heads"])
-    assert config.eos_token_ids == (raw["eos_token_id"],)
+    ends = raw["eos_token_id"]
+    assert config.eos_token_ids == (tuple(ends) if isinstance(ends, list) else (ends,))

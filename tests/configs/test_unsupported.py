@@ -8,13 +8,9 @@ from mindrlhf.checkpoint.hf import read_hf_config
 from mindrlhf.configs.model_yaml import load_model_yaml
 from mindrlhf.errors import UserError
 
-SUPPORTED = "is not supported; supported are Qwen2, Qwen2.5, Qwen3 (dense)."
+SUPPORTED = "is not supported; supported are Qwen2, Qwen2.5, Qwen3, Llama 3 (dense)."
 DENSE = "hidden_size: 4096, num_layers: 32, num_heads: 32, vocab_size: 32000, rms_norm_eps: 1.0e-5, theta: 10000.0"
 YAMLS = {
-    "llama": f"model_config: {{type: LlamaConfig, {DENSE}, multiple_of: 256, extend_method: None}}",
-    "llama, no biases": f"model_config: {{type: LlamaConfig, {DENSE}, qkv_has_bias: False}}",
-    "llama, by HF's name": f"model_config: {{model_type: llama, {DENSE}}}",
-    "llama with one expert": f"model_config: {{type: LlamaConfig, {DENSE}, moe_config: {{expert_num: 1}}}}",
     "mixtral": f"model_config: {{type: LlamaConfig, {DENSE}, moe_config: {{expert_num: 8, num_experts_chosen: 2}}}}",
     "glm": "model_config: {type: GLM32kConfig, num_layers: 40, padded_vocab_size: 151552, hidden_size: 4096}",
     "glm without a type": "model_config: {num_layers: 40, padded_vocab_size: 151552, ffn_hidden_size: 13696}",
@@ -63,7 +59,7 @@ def test_a_yaml_that_names_no_family_is_not_asked_for_biases(tmp_path):
     assert "qkv_has_bias" not in message
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3_moe", "qwen2_moe", "glm4", "deepseek_v3", "mistral", None, 5])
+@pytest.mark.parametrize("family", ["llama4", "qwen3_moe", "qwen2_moe", "glm4", "deepseek_v3", "mistral", None, 5])
 def test_a_config_json_of_another_family(tmp_path, family):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": family, "hidden_size": 64}))
     message = refused(read_hf_config, tmp_path)

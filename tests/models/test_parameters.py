@@ -19,7 +19,7 @@ TINY = {
 }
 
 
-@pytest.mark.parametrize("model", ["qwen2_tiny", "qwen3_tiny"])
+@pytest.mark.parametrize("model", ["qwen2_tiny", "qwen3_tiny", "llama3_tiny"])
 def test_table_is_exactly_what_a_checkpoint_holds(shared, model):
     folder = shared / "golden" / model
     with safe_open(folder / "model.safetensors", framework="np") as file:

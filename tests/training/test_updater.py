@@ -73,7 +73,7 @@ def assert_close(got, expected, tolerance, name=""):
     assert difference <= tolerance * np.linalg.norm(expected), f"{name}: {difference / np.linalg.norm(expected):.2e}"
 
 
-@pytest.mark.parametrize("name", ["qwen2_tiny", "qwen3_tiny"])
+@pytest.mark.parametrize("name", ["qwen2_tiny", "qwen3_tiny", "llama3_tiny"])
 def test_loss_log_probs_and_gradient_norms_are_the_stored_ones(shared, name):
     golden = Golden.load(shared / "golden" / name)
     subject = Subject(golden, NEGATIVE_LOG_LIKELIHOOD)

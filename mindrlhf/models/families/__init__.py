@@ -12,6 +12,7 @@ __all__ = ["CHATS", "DEFAULT", "FAMILIES", "LLAMA_CLASS", "LLAMA_TYPE", "VOCABUL
 _NAMES = (
     "qwen2",
     "qwen3",
+    "llama",
 )
 
 FAMILIES: Mapping[str, Family] = MappingProxyType({name: import_module(f"{__name__}.{name}").FAMILY for name in _NAMES})
