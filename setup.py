@@ -52,7 +52,7 @@ DEV = [
 setup(
     name="mindrlhf",
     version=re.search(r'__version__ = "(.+?)"', (HERE / "mindrlhf" / "__init__.py").read_text())[1],
-    description="GRPO training for Qwen-family models on MindSpore",
+    description="GRPO training for language models on MindSpore",
     long_description=(HERE / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",

@@ -44,7 +44,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="mindrlhf", description="GRPO training for Qwen-family models on MindSpore.")
+    parser = _Parser(prog="mindrlhf", description="GRPO training for language models on MindSpore.")
     parser.add_argument("--version", action="version", version=f"mindrlhf {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (_, summary) in COMMANDS.items():

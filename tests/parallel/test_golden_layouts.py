@@ -64,7 +64,7 @@ def greedy(golden: Golden, decoder) -> list[np.ndarray]:
     from mindrlhf.types import Prompt
 
     sampling = SamplingSettings(max_new_tokens=golden.greedy.shape[1], temperature=0.0)
-    engine = Engine(golden.config, decoder, sampling, 3, 19, (), 0)
+    engine = Engine(golden.config, decoder, sampling, 4, 19, (), 0)
     prompts = [Prompt(i, ids) for i, ids in enumerate(golden.sequences)]
     return [group.rollouts[0].response_ids for group in engine.generate(prompts, 1, 1)]
 
