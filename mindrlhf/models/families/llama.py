@@ -1,4 +1,4 @@
-"""Llama 3, 3.1, 3.2, 3.3 and models of their architecture: no biases, no norms of heads.
+"""Llama 3 and models of its architecture: no biases, no norms of heads.
 
 Llama 2's checkpoints have the same architecture; their chat markup is the tokenizer's own.
 """
