@@ -16,7 +16,6 @@ from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_yaml import ModelYaml
 from mindrlhf.memory.activations import (
     ITEMSIZE,
-    Micro,
     Stage,
     generate_bytes,
     score_bytes,
@@ -301,9 +300,9 @@ def pools(work: Work, rank: int) -> dict[str, int]:
             sizes = engines(work) if name == "gen" else validation_engines(work)
             found[name] = max(_engine_pool(work, infer, engine) for engine in sizes)
         elif phase.kind == "score":
-            found[name] = score_bytes(stage, _micro(score_micro(work)))
+            found[name] = score_bytes(stage, score_micro(work))
         elif phase.kind == "update":
-            found[name] = update_bytes(stage, _micro(update_micro(work)), in_flight)
+            found[name] = update_bytes(stage, update_micro(work), in_flight)
     return found
 
 
@@ -317,17 +316,13 @@ def _engine_pool(work: Work, stage: Stage, engine: EngineSize) -> int:
 def process_bytes(work: Work, rank: int) -> int:
     """What a CPU process has beside roles and activations: itself, its tokenizer, compiled graphs, kernels' tables."""
     stage, layers = _stage(work, work.train, work.trains[rank]), len(work.infers[rank].layers)
-    micro = _micro(update_micro(work))
+    micro = update_micro(work)
     each = FUSED_GRAPHS if work.fused else COMPOSED_GRAPHS
     kinds = [PHASES[phase].kind for phase in work.phases]
     graphs = each["first"] + each["generate"] * layers * kinds.count("generate")
     graphs += sum(each[kind] * kinds.count(kind) for kind in ("score", "update")) * stage.layers
     tables = kinds.count("update") * update_tables(stage, micro)
     return PROCESS + TOKENIZER_ROW * work.model.vocab_size + graphs + tables
-
-
-def _micro(batch: MicroBatch) -> Micro:
-    return Micro(*batch.shape)
 
 
 def _stage(work: Work, yaml: ModelYaml, part: Partition) -> Stage:

@@ -47,6 +47,21 @@ class MicroBatch:
         """Sizes (N, G, P, R); each combination is one compiled graph."""
         return self.count, self.samples, self.prefix_size, self.response_size
 
+    @property
+    def prompt_rows(self) -> int:
+        """Padded positions of all prompts."""
+        return self.count * self.prefix_size
+
+    @property
+    def response_rows(self) -> int:
+        """Padded positions of all responses."""
+        return self.count * self.samples * self.response_size
+
+    @property
+    def rows(self) -> int:
+        """Padded positions in all."""
+        return self.prompt_rows + self.response_rows
+
 
 def cut(groups: Sequence[SequenceGroup], max_tokens: int, bucket: int, least: int = 1) -> list[MicroBatch]:
     """Cut groups into micro-batches of at most `max_tokens` padded positions.
