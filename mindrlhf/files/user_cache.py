@@ -1,6 +1,6 @@
-"""Where what is built on this machine for this user is kept: operators and graphs.
+"""Private cache folder of this user and machine, for operators and graphs.
 
-What lies there is loaded as code, so nobody else may be able to put anything there.
+Its files are loaded as code, so nobody else may be able to write there.
 """
 
 import functools
@@ -14,14 +14,15 @@ _log = logging.getLogger(__name__)
 
 
 class Unsafe(OSError):
-    """Others than this user may write to a folder, or exchange it."""
+    """Folder that users other than this one may write to or exchange."""
 
 
 def user_cache() -> Path:
-    """$XDG_CACHE_HOME/mindrlhf, by default ~/.cache/mindrlhf; it exists, and only this user can write to it.
+    """Find or make the cache folder, writable by this user only.
 
-    Where that cannot be had, /tmp/mindrlhf-UID under the same condition, and else a folder of this process alone, which
-    goes with it. Raises OSError where there is none of them.
+    It is $XDG_CACHE_HOME/mindrlhf, by default ~/.cache/mindrlhf. Where that cannot be had, it is /tmp/mindrlhf-UID
+    under the same condition, and else a folder of this process alone, which goes with it. Raises OSError where
+    there is none of them.
     """
     chosen = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mindrlhf"
     for folder in (chosen, Path(tempfile.gettempdir()) / f"mindrlhf-{os.getuid()}"):
@@ -35,7 +36,7 @@ def user_cache() -> Path:
 
 
 def private_folder(path: Path) -> Path:
-    """Make a folder that only this user can write to, or check that it is one.
+    """Make or check a folder that only this user can write to.
 
     Raises `Unsafe` where others could put something there, OSError where this user cannot either.
     """

@@ -59,7 +59,7 @@ class Stage:
         return rows * self.model.hidden_size // (self.tp if self.sequence else 1)
 
     def inside(self, rows: int) -> int:
-        """Numbers of a half's input, which every rank has whole where operators are fused."""
+        """Numbers of a half's input, whole on every rank with fused operators."""
         return rows * self.model.hidden_size if self.fused else self.outside(rows)
 
     def probabilities(self, rows: int, positions: int) -> int:

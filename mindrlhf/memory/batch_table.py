@@ -1,11 +1,11 @@
-"""The batch arithmetic of a run as one table: prompts x samples -> updates x micro-batches."""
+"""Batch arithmetic of a run: prompts x samples -> updates x micro-batches."""
 
 from mindrlhf.configs.grpo import GRPOConfig
 from mindrlhf.training.batch import cut_alike
 
 
 def batch_table(config: GRPOConfig, train_ranks: int, infer_ranks: int, longest_prompt: int) -> str:
-    """One line for each quantity: over all data-parallel ranks, on one of them, and which settings make it.
+    """Format one line for each quantity: over all ranks, on one, its settings.
 
     train_ranks, infer_ranks: data-parallel ranks that train and that generate. longest_prompt: tokens.
     Micro-batches are those of an update whose prompts and responses all have the greatest length: shorter ones make

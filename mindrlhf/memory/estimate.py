@@ -1,7 +1,7 @@
-"""How much memory each rank of a job will need, from its settings alone. Pure Python.
+"""Memory of each rank of a job, from its settings alone. Pure Python.
 
-Roles and phases are those of `mindrlhf.phases`: what is counted here beforehand is what a run counts then
-(`swap/role_gb/*`, `swap/resident_gb/*`). Beside the roles stand estimates: the activations of graphs
+Roles and phases are those of `mindrlhf.phases`, and are counted here as in a run
+(`swap/role_gb/*`, `swap/resident_gb/*`). Estimates join the roles: the activations of graphs
 (`memory.activations`), and on CPU the process itself, its compiled graphs and its kernels' tables.
 """
 
@@ -53,7 +53,10 @@ TOKENIZER_ROW = 600  # bytes of a token in the tokenizer's tables
 
 @dataclass(frozen=True)
 class Lengths:
-    """The data's sizes: the longest prompt in tokens, and of held-out problems how many and their longest, or 0."""
+    """Sizes of the data.
+
+    They are the longest prompt in tokens, and of held-out problems the number and their longest, or 0.
+    """
 
     prompt: int
     problems: int = 0
@@ -62,7 +65,7 @@ class Lengths:
 
 @dataclass(frozen=True)
 class RankPlan:
-    """What one rank holds.
+    """Memory of one rank.
 
     roles: bytes of each. phases: phase -> role -> bytes in memory then; of a role in parts, its largest one. pools:
     phase -> bytes of activations. process: bytes of everything else on CPU; 0 on a device.
@@ -76,10 +79,10 @@ class RankPlan:
 
     @cached_property
     def totals(self) -> dict[str, int]:
-        """Phase -> bytes.
+        """Bytes in each phase.
 
         On CPU activations come from a pool that gives nothing back, so that it counts as large as any phase makes it. A
-        device has one pool for them and for roles, which shares out again what swap has put away.
+        device has one pool for them and for roles, which reuses the memory that swap has freed.
         """
         return {
             phase: sum(held.values()) + (self.process + self.pool if self.process else self.pools.get(phase, 0))
@@ -88,7 +91,7 @@ class RankPlan:
 
     @property
     def pool(self) -> int:
-        """Bytes of activations in the phase that has most of them."""
+        """Bytes of activations in the phase with the most."""
         return max(self.pools.values(), default=0)
 
     @property
@@ -97,16 +100,16 @@ class RankPlan:
 
     @property
     def peak(self) -> int:
-        """The most bytes at any time."""
+        """Most bytes at any time."""
         return self.totals[self.peak_phase]
 
 
 @dataclass(frozen=True)
 class Work:
-    """A job, as far as its memory goes.
+    """Sizes of a job that determine its memory.
 
     train, infer: of the same workers. trains, infers, critics: every rank's part of the model that trains, of the one
-    that generates, and of a critic's. fused: whether graphs have the fused operators of `backend.native`.
+    that generates, and of a critic's. fused: graphs have the fused operators of `backend.native`.
     """
 
     config: GRPOConfig
@@ -121,7 +124,10 @@ class Work:
 
     @classmethod
     def of(cls, config: GRPOConfig, model: ModelConfig, train: ModelYaml, infer: ModelYaml, lengths: Lengths) -> "Work":
-        """From the settings. Raises UserError where a layout does not divide the model."""
+        """Compute the sizes from the settings.
+
+        Raises UserError where a layout does not divide the model.
+        """
         pairs = ((train, model), (infer, model), (train, model.as_critic()))
         fused = train.context.device_target == "CPU" and library().path is not None
         return cls(config, model, train, infer, lengths, *(Partition.every_rank(*pair) for pair in pairs), fused)
@@ -132,18 +138,18 @@ class Work:
 
     @property
     def layouts(self) -> tuple[Layout, Layout]:
-        """Of training and of generation."""
+        """Layouts of training and of generation."""
         return self.trains[0].layout, self.infers[0].layout
 
     @cached_property
     def publishes(self) -> bool:
-        """Whether weights move after an update: the layouts differ."""
+        """True when weights move after an update, because the layouts differ."""
         train, infer = self.layouts
         return train != infer
 
     @cached_property
     def phases(self) -> tuple[str, ...]:
-        """Those of a run, in order."""
+        """Phases of a run, in order."""
         algorithm, trainer = self.config.algorithm, self.config.trainer
         happens = {
             "gen": True,
@@ -161,7 +167,7 @@ class Work:
         return tuple(phase for phase, wanted in happens.items() if wanted)
 
     def rank_plan(self, rank: int) -> RankPlan:
-        """What `rank` holds."""
+        """Plan the memory of `rank`."""
         parts = role_parts(self, rank)
         roles = {role: sum(sizes) for role, sizes in parts.items()}
         target = self.train.context.device_target
@@ -188,7 +194,10 @@ def device_limit(yaml: ModelYaml) -> int | None:
 
 
 def role_parts(work: Work, rank: int) -> dict[str, list[int]]:
-    """Role -> bytes of each of its parts on a rank; roles that it has nothing of are left out."""
+    """Compute the bytes of each part of a rank's roles.
+
+    Roles without a parameter on the rank are left out.
+    """
     config = work.config
     train, infer = work.trains[rank], work.infers[rank]
     shared = {spec.name for spec in infer.specs if train.slices(spec) == infer.slices(spec)}
@@ -214,7 +223,10 @@ def role_parts(work: Work, rank: int) -> dict[str, list[int]]:
 
 
 def _optimizer(part: Partition, in_blocks: bool) -> tuple[int, list[int]]:
-    """Bytes of the rows that a replica updates apart from the parameters, and of each block of moments."""
+    """Compute bytes of separately updated rows, and of each block of moments.
+
+    A replica updates the rows apart from the parameters.
+    """
     updated, apart, sizes = [], 0, []
     for spec in part.specs:
         shape = part.shape(spec)
@@ -229,7 +241,7 @@ def _optimizer(part: Partition, in_blocks: bool) -> tuple[int, list[int]]:
 
 @dataclass(frozen=True)
 class EngineSize:
-    """Of an engine: sequences decoded at once, tokens of its longest prompt and of its longest response."""
+    """Size of an engine: slots, and tokens of its longest prompt and response."""
 
     slots: int
     prompt: int
@@ -237,7 +249,7 @@ class EngineSize:
 
 
 def engines(work: Work) -> Iterator[EngineSize]:
-    """Those that answer a step's prompts on one rank."""
+    """List the engines that answer a step's prompts on one rank."""
     config, prompt = work.config, work.lengths.prompt
     for responses in round_responses(config, work.infer.parallel.data_parallel):
         if responses:
@@ -245,7 +257,10 @@ def engines(work: Work) -> Iterator[EngineSize]:
 
 
 def validation_engines(work: Work) -> Iterator[EngineSize]:
-    """The one that answers held-out problems; the first ranks have one problem more where they do not divide."""
+    """List the engine that answers held-out problems, if any.
+
+    The first ranks have one problem more where they do not divide.
+    """
     config, lengths = work.config, work.lengths
     if lengths.problems:
         sampling = config.validation.completed(config.rollout)
@@ -255,19 +270,19 @@ def validation_engines(work: Work) -> Iterator[EngineSize]:
 
 
 def cache_bytes(work: Work, rank: int, engine: EngineSize) -> int:
-    """Keys and values of an engine's slots on a rank."""
+    """Compute keys and values of an engine's slots on a rank."""
     stage = _stage(work, work.infer, work.infers[rank])
     positions = cache_positions(engine.prompt, engine.response, work.config.train.length_bucket)
     return 2 * stage.layers * engine.slots * stage.key * positions * stage.itemsize
 
 
 def score_micro(work: Work) -> MicroBatch:
-    """The largest micro-batch of a pass without gradients."""
+    """Find the largest micro-batch of a pass without gradients."""
     return _largest(work, work.config.data.prompts_per_step // work.train.parallel.data_parallel, 1)
 
 
 def update_micro(work: Work) -> MicroBatch:
-    """The largest micro-batch of an update."""
+    """Find the largest micro-batch of an update."""
     parallel = work.train.parallel
     groups = work.config.data.prompts_per_step // work.config.algorithm.updates_per_iteration // parallel.data_parallel
     return _largest(work, groups, parallel.micro_batch_num if parallel.pipeline_stage > 1 else 1)
@@ -287,7 +302,7 @@ def _largest(work: Work, groups: int, least: int) -> MicroBatch:
 
 
 def pools(work: Work, rank: int) -> dict[str, int]:
-    """Phase -> bytes of activations on a rank, where the phase has most of them."""
+    """Compute the peak bytes of activations on a rank in each phase."""
     found = {}
     train, infer = _stage(work, work.train, work.trains[rank]), _stage(work, work.infer, work.infers[rank])
     critic = _stage(work, work.train, work.critics[rank])
@@ -314,7 +329,10 @@ def _engine_pool(work: Work, stage: Stage, engine: EngineSize) -> int:
 
 
 def process_bytes(work: Work, rank: int) -> int:
-    """What a CPU process has beside roles and activations: itself, its tokenizer, compiled graphs, kernels' tables."""
+    """Bytes of a CPU process besides roles and activations.
+
+    They are itself, its tokenizer, compiled graphs, kernels' tables.
+    """
     stage, layers = _stage(work, work.train, work.trains[rank]), len(work.infers[rank].layers)
     micro = update_micro(work)
     each = FUSED_GRAPHS if work.fused else COMPOSED_GRAPHS

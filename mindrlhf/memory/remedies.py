@@ -1,4 +1,4 @@
-"""Which settings make a job fit that does not. Pure Python."""
+"""Settings that make a job fit. Pure Python."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -11,19 +11,25 @@ from mindrlhf.memory.estimate import Work, engines, update_micro
 
 @dataclass(frozen=True)
 class Remedy:
-    """A setting to change, as an override on the command line, and the largest peak of any rank with it, in bytes."""
+    """Setting that lowers the largest peak.
+
+    It is an override on the command line, and the largest peak of any rank with it, in bytes.
+    """
 
     setting: str
     peak: int
 
 
 def largest_peak(work: Work) -> int:
-    """Bytes of the rank that needs the most."""
+    """Compute the peak bytes of the rank that needs the most."""
     return max(plan.peak for plan in work.rank_plans())
 
 
 def remedies(work: Work) -> list[Remedy]:
-    """Settings that lower the largest peak, each by itself, the best first; behind them all of these together."""
+    """Find settings that lower the largest peak, the best first.
+
+    Each stands by itself; all of these together come last.
+    """
     now = largest_peak(work)
     single = [(setting, largest_peak(changed), change) for setting, changed, change in _candidates(work)]
     helping = sorted((item for item in single if item[1] < 0.99 * now), key=lambda item: item[1])
@@ -36,7 +42,7 @@ def remedies(work: Work) -> list[Remedy]:
 
 
 def _candidates(work: Work) -> Iterator[tuple]:
-    """(override, the job with it, what makes it of a job)."""
+    """List (override, the job with it, function that makes it of a job)."""
     config, micro = work.config, update_micro(work)
     tokens = micro.prefix_size + micro.samples * micro.response_size
     slots = max(engine.slots for engine in engines(work))
@@ -60,7 +66,7 @@ def _candidates(work: Work) -> Iterator[tuple]:
 
 
 def can_compute_again(work: Work) -> bool:
-    """Whether layers that keep their activations need not."""
+    """Test that recomputation would save activations."""
     if work.train.recompute.recompute or not work.fused or work.train.parallel.pipeline_stage > 1:
         return False
     try:
@@ -71,6 +77,6 @@ def can_compute_again(work: Work) -> bool:
 
 
 def compute_again(work: Work) -> Work:
-    """The job with layers that are computed again."""
+    """Change a job to compute its layers again."""
     train = work.train.model_copy(update={"recompute": RecomputeSettings(recompute=True)})
     return replace(work, train=train)

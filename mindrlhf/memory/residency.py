@@ -1,4 +1,4 @@
-"""Which weights, moments, gradients and caches are in memory during which phase of a step.
+"""Residency of weights, moments, gradients and caches by phase of a step.
 
 A role is a set of parameters that come and go together; a phase declares the roles that it reads and writes
 (`mindrlhf.phases`). When a phase begins, roles that it does not need are put away, and then its own are brought back;
@@ -26,8 +26,10 @@ FILLED = frozenset((GRADIENTS, CRITIC_GRADIENTS))
 
 
 def moving_roles(swap: bool, target: str) -> frozenset[str]:
-    """The roles that come and go. What holds nothing to keep does even without `memory.swap` on CPU, where giving it
-    back costs next to nothing; a device has no such call.
+    """List the roles that are swapped.
+
+    On CPU, roles without content to keep are swapped even without `memory.swap`, where releasing them
+    costs next to nothing; a device has no such call.
     """
     return ROLES if swap else SCRATCH if target == "CPU" else frozenset()
 
@@ -41,7 +43,7 @@ class _Role:
 
 
 class Residency:
-    """Moves roles when phases begin.
+    """Swapping of roles when phases begin.
 
     open_store: parameters -> where they go (`backend.memory.open_store`). moving: the roles that do, while the others
     stay in memory.
@@ -57,8 +59,9 @@ class Residency:
         self._followed_by: dict[str, str] = {}  # phase -> the one that came after it last
 
     def add(self, name: str, parameters: Iterable, zeros: bool = False) -> None:
-        """Put parameters under a role, and away until a phase needs them. A role may have parts, `role.0` and so on.
+        """Put parameters under a role, and away until a phase needs them.
 
+        A role may have parts, `role.0` and so on.
         zeros: they are all zero, which needs no file. Raises ValueError for a role that no phase uses.
         """
         parameters = list(parameters)
@@ -74,7 +77,7 @@ class Residency:
         self._put_away(name, role)
 
     def enter(self, phase: str) -> None:
-        """Have in memory what a phase needs, and of the rest nothing.
+        """Bring a phase's roles into memory and put the others away.
 
         Raises ValueError for a phase that `PHASES` lacks, which could find its parameters gone.
         """
@@ -99,7 +102,7 @@ class Residency:
     def use(self, part: str) -> None:
         """Have this part of a role in memory, and none of its others.
 
-        Raises ValueError in a phase that does not say that it uses the role in parts.
+        Raises ValueError in a phase that does not declare the role's use in parts.
         """
         if _role(part) not in self._moving:
             return
@@ -114,12 +117,14 @@ class Residency:
         self._count(start)
 
     def resident(self) -> dict[str, int]:
-        """Role -> bytes, of those in memory now."""
+        """Bytes of each role that is in memory now."""
         return {name: role.nbytes for name, role in self._roles.items() if role.resident}
 
     def report(self, metrics: MetricSet) -> None:
-        """Add `swap/*` of this rank since the last call: bytes moved, seconds, the most bytes of roles that each phase
-        had in memory, and the size of each role (`swap/role_gb/*`). Nothing where only scratch memory comes and goes.
+        """Add `swap/*` of this rank since the last call.
+
+        They are bytes moved, seconds, the most bytes of roles in memory in each phase, and the size of each role
+        (`swap/role_gb/*`). Nothing is added where only scratch memory comes and goes.
         """
         if all(_role(name) in SCRATCH for name in self._roles):
             return
@@ -136,7 +141,10 @@ class Residency:
         self._moved, self._seconds, self._resident = {"out": 0, "in": 0}, 0.0, {}
 
     def _expect_next(self) -> None:
-        """Read ahead what the next phase needs; of a role in parts all of them, which come one soon after another."""
+        """Read ahead the next phase's roles; all parts of a divided role.
+
+        The parts come one soon after another.
+        """
         following = self._followed_by.get(self._phase)
         wanted = PHASES[following].needs.roles if following else ()
         for name, role in self._roles.items():
@@ -158,12 +166,12 @@ class Residency:
             self._moved["in"] += 0 if _role(name) in SCRATCH else role.store.nbytes
 
     def _count(self, start: float) -> None:
-        """Book what was done since `start`."""
+        """Book the time and bytes since `start`."""
         self._seconds += time.perf_counter() - start
         held = sum(role.nbytes for role in self._roles.values() if role.resident)
         self._resident[self._phase] = max(self._resident.get(self._phase, 0), held)
 
 
 def _role(name: str) -> str:
-    """Of which role this is, or is a part."""
+    """Find the role of a name, or of a part's name."""
     return name.partition(".")[0]

@@ -1,4 +1,4 @@
-"""The root of a compiled graph."""
+"""Root of a compiled graph."""
 
 import ctypes
 from collections.abc import Iterator
@@ -13,18 +13,18 @@ Constant = int | float | str | tuple
 
 
 class Graph(nn.Cell):
-    """A Cell that is called by itself, and often: every decode step, every micro-batch.
+    """Cell that is called often: every decode step, every micro-batch.
 
-    A call of a Cell looks for all that may have changed in it since the graph was compiled, which takes longer than
-    many a graph. Here only shapes and dtypes of the tensors it is given may change: what they are known to lead to is
+    A call of a Cell looks for all possible changes in it since the graph was compiled, which takes longer than
+    many a graph. Here only shapes and dtypes of the tensors it is given may change: a graph of known shapes is
     run at once.
 
     When it compiles, MindSpore writes the name of the compiled graph (`compile_phase`) into all cells below, which only
     its automatic parallelism reads: two milliseconds for a model of four layers. Here it stays at the root.
 
-    name: its kind, such as "generate/decode". constants: numbers and texts that are compiled into it and that do not
-    follow from the job's settings, such as tokens of the longest prompt. cache: where all graphs of this process are
-    kept for the next one, or None.
+    name: its kind, such as "generate/decode". constants: numbers and texts that are compiled into it and that do
+    not follow from the job's settings, such as tokens of the longest prompt. cache: the graph cache of this process
+    for the next one, or None.
     """
 
     cache: GraphCache | None = None
@@ -45,7 +45,7 @@ class Graph(nn.Cell):
         return out
 
     def compile(self, *args, **kwargs):
-        """Compiles for these arguments if that is still to be done, and gives back the memory that it took."""
+        """Compile for these arguments unless that is done; return freed memory."""
         known = len(self.compile_cache)
         with Graph.cache.around(self, args) if Graph.cache else nullcontext():
             super().compile(*args, **kwargs)
@@ -63,7 +63,10 @@ class Graph(nn.Cell):
 
 @contextmanager
 def kept_graphs(cache: GraphCache | None) -> Iterator[GraphCache | None]:
-    """Graphs that are compiled meanwhile come from the cache, or go there. None: no such thing."""
+    """Use a cache for graphs that are compiled in the body.
+
+    None: no cache.
+    """
     Graph.cache = cache
     try:
         yield cache
@@ -72,7 +75,10 @@ def kept_graphs(cache: GraphCache | None) -> Iterator[GraphCache | None]:
 
 
 def _return_freed_memory() -> None:
-    """The C library keeps what was freed between what is still used: hundreds of MiB after a compilation."""
+    """Return freed memory from the C library to the system.
+
+    The library keeps freed pieces between used ones: hundreds of MiB after a compilation.
+    """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
     if trim:
         trim(0)

@@ -1,9 +1,10 @@
-"""Compiled graphs on disk, so that a process started again need not build them: `--enable_compile_cache True`.
+"""Cache of compiled graphs on disk, for restarted processes: `--enable_compile_cache True`.
 
-MindSpore has such a cache, but finds a graph in it by how many were compiled before: two runs that compile in another
-order would each run the other graph's code. Here a graph is found by a digest of the code, the settings, the rank,
-the graph's name, its constants, its parameters' names and shapes, and its inputs' shapes (`GraphCache.key`).
-MindSpore's cache is opened for one compilation at a time, in a folder that holds this graph or none.
+MindSpore has such a cache, but finds a graph in it by the number of graphs compiled before: two runs that compile
+in another order would each run the other graph's code. Here a graph is found by a digest of the code, the settings,
+the rank, the graph's name, its constants, its parameters' names and shapes, and its inputs' shapes
+(`GraphCache.key`). MindSpore's cache is opened for one compilation at a time, in a folder that holds this graph or
+none.
 
 A graph that comes back finds its parameters by name among those of its Cells (`parameters_dict`); one that is not there
 would be read from nowhere. So a graph is kept only if all of its parameters are.
@@ -46,12 +47,12 @@ LIMIT_BYTES = 2**30
 
 
 class GraphCache:
-    """The graphs of a folder, as `<key>-<digest of the content>.mindir`.
+    """Compiled graphs of a folder, as `<key>-<digest of the content>.mindir`.
 
-    settings: of the job, and its size. limit: bytes. loaded, stored, left_out: how many graphs were found, were built
-    and kept, or cannot be kept.
+    settings: of the job, and its size. limit: bytes. loaded, stored, left_out: numbers of graphs that were found,
+    that were built and kept, and that cannot be kept.
 
-    Several processes may use a folder at a time. What is damaged is built again.
+    Several processes may use a folder at a time. A damaged graph is built again.
     """
 
     _opened = 0  # how often MindSpore's cache was, in this process: it numbers its files so
@@ -68,13 +69,19 @@ class GraphCache:
         return f"compiled graphs: {counts}" + (f", {self.left_out} built that cannot be kept" if self.left_out else "")
 
     def key(self, graph: nn.Cell, shapes: tuple) -> str:
-        """Digest everything that a compiled graph follows from. Of a parameter only the numbers are left out."""
+        """Digest all that determines a compiled graph.
+
+        Of a parameter only the numbers are left out.
+        """
         parameters = [(one.name, one.shape, str(one.dtype), one.requires_grad) for one in graph.get_parameters()]
         parts = (code_digest(), self._settings, self._rank, graph.name, graph.constants, parameters, shapes)
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
     def around(self, graph: nn.Cell, inputs: tuple) -> AbstractContextManager:
-        """Around what compiles a graph if these are the first inputs with their shapes: from the folder, or for it."""
+        """Load or store the graph that the body compiles.
+
+        Inputs with known shapes compile nothing.
+        """
         compiled, shapes = self._compiled.setdefault(graph, set()), _shapes(inputs)
         if shapes in compiled:
             return nullcontext()
@@ -111,7 +118,10 @@ class GraphCache:
             self.left_out += 1
 
     def _exchanged(self) -> Path:
-        """The file by which MindSpore takes and gives the next graph. Raises OSError where there is no room for it."""
+        """File by which MindSpore takes and gives the next graph.
+
+        Raises OSError where there is no room for it.
+        """
         name = f"{os.environ.get('MS_ROLE', '')}compile_cache_{self._opened}.mindir"
         folder = Path(_exchange().name) / f"rank_{self._rank}" / "graph_cache"
         folder.mkdir(parents=True, exist_ok=True)
@@ -131,7 +141,7 @@ class GraphCache:
         return None
 
     def _write(self, key: str, content: bytes) -> bool:
-        """Whether there was room for it."""
+        """Write a graph; returns False without room for it."""
         try:
             with atomic_file(self._folder / _name(key, content), durable=False) as temporary:
                 temporary.write_bytes(content)
@@ -152,7 +162,10 @@ class GraphCache:
 
 @functools.cache
 def code_digest() -> str:
-    """Digest all code: of this package and its operators, of MindSpore and Python, and of a user's own modules."""
+    """Digest all code: this package, MindSpore, Python, and a user's modules.
+
+    The package's operators are included.
+    """
     digest = hashlib.sha256(f"{mindspore.__version__} {sys.version} {library().path}".encode())
     for path in sorted({*PACKAGE.rglob("*.py"), *_user_modules()}):
         digest.update(path.read_bytes())
@@ -160,7 +173,10 @@ def code_digest() -> str:
 
 
 def _user_modules() -> Iterator[Path]:
-    """List loaded modules that are not installed: a user's loss or advantage, and the modules that it imports."""
+    """List loaded modules that are not installed.
+
+    They are a user's loss or advantage, and the modules that it imports.
+    """
     installed = [Path(sysconfig.get_paths()[name]).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     for module in list(sys.modules.values()):
         path = Path(getattr(module, "__file__", None) or "-").resolve()
@@ -170,7 +186,10 @@ def _user_modules() -> Iterator[Path]:
 
 @functools.cache
 def _exchange() -> tempfile.TemporaryDirectory:
-    """Where MindSpore reads and writes. It takes the first folder that it is given for all of a process's graphs."""
+    """Folder of MindSpore's cache in this process.
+
+    MindSpore takes the first folder that it is given for all of a process's graphs.
+    """
     return tempfile.TemporaryDirectory(prefix="mindrlhf-graphs-")
 
 

@@ -1,4 +1,4 @@
-"""Which metrics a report draws, in which charts."""
+"""Charts of a report, with their metrics."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +13,9 @@ DIGITS = 6  # significant, of a number on the page
 
 @dataclass(frozen=True)
 class Chart:
-    """metrics: patterns of whole names, `without` some; a chart none of whose metrics a run has is left out.
+    """Chart of some metrics.
+
+    metrics: patterns of whole names, `without` some; a chart without any metric of a run is left out.
 
     stacked: areas on top of each other, one chart for each run; `remainder` is then the metric that they are parts of,
     together with the metric `apart`, which is not shown.
@@ -63,15 +65,16 @@ COST = (
 
 
 def resolve(chart: Chart, names: Iterable[str]) -> list[str]:
-    """The metrics of a chart among `names`, in the order of its patterns."""
+    """Select a chart's metrics among `names`, in the order of its patterns."""
     names = [name for name in names if name not in chart.without]
     found = [name for pattern in chart.metrics for name in names if re.fullmatch(pattern, name)]
     return list(dict.fromkeys(found))
 
 
 def curves(rows: Sequence[Mapping[str, float]]) -> tuple[list[int], dict[str, list[float | None]], int]:
-    """(steps, metric -> a value for each of them or None, how many steps one point is the mean of).
+    """Thin out the values of metrics for a chart.
 
+    Returns (steps, metric -> a value or None for each of them, number of steps in the mean of one point).
     A point of several steps stands at the last of them; values that are not finite are None, and not in a mean.
     """
     width = -(-len(rows) // MOST_POINTS) if rows else 1
@@ -87,7 +90,7 @@ def _mean(rows: Sequence[Mapping[str, float]], name: str) -> float | None:
 
 
 def chart_data(charts: Sequence[Chart], names: Iterable[str]) -> list[dict[str, Any]]:
-    """The charts that there are metrics for, as the page takes them."""
+    """Collect the data of all charts that have metrics, for the page."""
     names = list(names)
     found = [(chart, resolve(chart, names)) for chart in charts]
     return [{**vars(chart), "metrics": metrics} for chart, metrics in found if metrics]

@@ -1,6 +1,6 @@
-"""One HTML file that holds everything: data, styles and the script that draws.
+"""Self-contained HTML file of runs: data, styles and the drawing script.
 
-Nothing that a run wrote becomes markup. The data stand in a block of JSON in which `<`, `>` and `&` are written as
+No text of a run becomes markup. The data are in a block of JSON in which `<`, `>` and `&` are written as
 escapes, so that no text can end the block; the script puts texts on the page as text; and the page's own policy lets
 no other script run and nothing be loaded.
 """
@@ -31,7 +31,7 @@ ESCAPED = {code: f"\\u{code:04x}" for code in (*map(ord, "<>&\u2028\u2029"), *ra
 
 
 def report_data(runs: Sequence[Run]) -> dict[str, Any]:
-    """Everything that the page shows, as plain values."""
+    """Collect all data of the page as plain values."""
     shown = [_run_data(run) for run in runs]
     names = sorted({name for run in shown for name in run["metrics"]})
     return finite(
@@ -71,7 +71,7 @@ def _run_data(run: Run) -> dict[str, Any]:
 
 
 def summary(rows: Sequence[Mapping[str, float]]) -> list[tuple[str, str]]:
-    """What a run comes to: (name, value) pairs."""
+    """Summarise a run as (name, value) pairs."""
     if not rows:
         return [("steps", "none yet")]
 
@@ -101,12 +101,15 @@ def summary(rows: Sequence[Mapping[str, float]]) -> list[tuple[str, str]]:
 
 
 def to_json(data: Mapping[str, Any]) -> str:
-    """JSON that can stand inside a `<script>` element: no character of it means anything to HTML."""
+    """Format JSON for a `<script>` element, without characters special to HTML."""
     return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).translate(ESCAPED)
 
 
 def render(runs: Sequence[Run], refresh_s: float | None = None) -> str:
-    """Return the page as HTML. refresh_s: seconds until it reloads itself; None for a page that stays."""
+    """Return the page as HTML.
+
+    refresh_s: seconds until it reloads itself; None for a page that stays.
+    """
     script = (resources.files(PAGE) / "page" / "report.js").read_text(encoding="utf-8")
     style = (resources.files(PAGE) / "page" / "report.css").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

@@ -1,4 +1,4 @@
-"""What a run has left in its output folder, read for people: metrics by step, samples of its rollouts, its settings."""
+"""Outputs of a run for people: metrics, sampled rollouts, settings."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +16,10 @@ from mindrlhf.metrics.writers import read_metrics
 
 @dataclass(frozen=True)
 class RolloutGroupText:
-    """A prompt and answers to it. samples: rows of a rollout dump, without the prompt's own columns."""
+    """Prompt with its answers as text.
+
+    samples: rows of a rollout dump, without the prompt's own columns.
+    """
 
     step: int
     prompt_id: int
@@ -27,8 +30,10 @@ class RolloutGroupText:
 
 @dataclass(frozen=True)
 class Run:
-    """rows: a dict a step, with `step`. groups: see `sample_rollouts`. rollout_steps: the steps that have a dump.
-    settings: dotted name -> value as text, empty where the run left none.
+    """Outputs of one run.
+
+    rows: a dict a step, with `step`. groups: see `sample_rollouts`. rollout_steps: the steps that have a dump.
+    settings: dotted name -> value as text, empty without a settings file.
     """
 
     label: str
@@ -40,10 +45,10 @@ class Run:
 
 
 def read_run(path: Path, label: str, samples: int, most_steps: int, begun: bool = True) -> Run:
-    """A run from its folder or its metrics file.
+    """Read a run from its folder or its metrics file.
 
-    samples, most_steps: see `sample_rollouts`. begun: False lets a run through that has no metrics yet.
-    Raises UserError where there is no such run, or what it left cannot be read.
+    samples, most_steps: see `sample_rollouts`. begun: False accepts a run that has no metrics yet.
+    Raises UserError where there is no such run, or its files cannot be read.
     """
     folder = run_folder(Path(path))
     metrics = folder / METRICS_FILE
@@ -58,7 +63,7 @@ def read_run(path: Path, label: str, samples: int, most_steps: int, begun: bool 
 
 
 def sample_rollouts(folder: Path, steps: Sequence[int], samples: int, most_steps: int) -> list[RolloutGroupText]:
-    """Whole groups of evenly chosen steps, the first and the last included.
+    """Select whole groups of evenly chosen steps, with the first and last.
 
     samples: responses of a step, rounded up to whole groups; the groups are the first of their step, which is no
     choice by reward. most_steps: how many steps, at most.
@@ -99,7 +104,10 @@ def read_groups(folder: Path, step: int) -> list[RolloutGroupText]:
 
 
 def _check_rollout(row: Mapping[str, Any], where: str) -> None:
-    """Raises UserError for a row of a rollout dump that lacks something, or has a value of another kind."""
+    """Refuse rows of a rollout dump with missing or malformed values.
+
+    Raises UserError.
+    """
     for key, (kind, right) in _ROLLOUT_KEYS.items():
         if key not in row and key not in _OPTIONAL_KEYS:
             raise UserError(f"{where}: no `{key}` in it; give the rollouts that a run has written")
@@ -136,7 +144,10 @@ _OPTIONAL_KEYS = ("rewards", "response_length", "ground_truth")
 
 
 def flatten(settings: Any, name: str = "") -> dict[str, str]:
-    """Nested mappings as dotted names, everything else as text; lists stay whole."""
+    """Flatten nested mappings to dotted names with values as text.
+
+    Lists stay whole.
+    """
     if isinstance(settings, Mapping) and settings:
         return {
             key: value
@@ -147,7 +158,10 @@ def flatten(settings: Any, name: str = "") -> dict[str, str]:
 
 
 def differing(runs: Sequence[Run]) -> list[str]:
-    """Settings that are not the same in all runs that have left their settings, in order of their names."""
+    """List the settings that differ between runs, in order of their names.
+
+    Runs without settings do not count.
+    """
     known = [run.settings for run in runs if run.settings]
     names = sorted({name for settings in known for name in settings}, key=_by_number)
     return [name for name in names if len({settings.get(name) for settings in known}) > 1]
