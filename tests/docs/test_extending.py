@@ -36,11 +36,9 @@ from mindrlhf.configs.tracking import TrackingSettings
 from mindrlhf.data.parquet import read_rows
 from mindrlhf.data.templates import load_template
 from mindrlhf.metrics.run_writers import open_writers
-from mindrlhf.metrics.trackers import check_installed
 from mindrlhf.models.parameters import parameter_table
 
 status = cli.main(["data", "--dataset_type", "letters", "--file_path", "rows.jsonl", "--output_path", "rows.parquet"])
-check_installed(("mlflow",))
 writers = open_writers(Path("run"), TrackingSettings(loggers=("mlflow",), experiment_name="first"), 2)
 writers.write(1, {"val-core/pass@4": 0.5})
 writers.close()
