@@ -96,9 +96,10 @@ def policy_objective(
 
 
 def _places(wanted: dict[str, bool]) -> tuple[tuple[str, ...], Iterator[int]]:
-    """Names of the wanted fields, and the place of each name but the first among them; -1 for one that is not wanted.
+    """Select the wanted fields; returns names and the place of each input.
 
-    Numbers, because a graph knows no dictionaries of tensors.
+    Places are numbers, because a graph knows no dictionaries of tensors. The first name has no place; -1 stands for
+    a field that is not wanted.
     """
     fields = tuple(name for name, is_wanted in wanted.items() if is_wanted)
     return fields, (fields.index(name) if name in fields else -1 for name in list(wanted)[1:])

@@ -84,7 +84,10 @@ def sample_rollouts(folder: Path, steps: Sequence[int], samples: int, most_steps
 
 
 def read_groups(folder: Path, step: int) -> list[RolloutGroupText]:
-    """The rollouts of a step by prompt, in the order of the file. Raises UserError for what no run has written."""
+    """Read the rollouts of a step by prompt, in the order of the file.
+
+    Raises UserError for content that no run has written.
+    """
     path = step_path(folder, step, TEXT)
     together: dict[int, list[dict[str, Any]]] = {}
     for number, row in enumerate(read_json_lines(path), start=1):
