@@ -1,9 +1,9 @@
 """Activations of compiled graphs in bytes, from shapes alone. Pure Python.
 
-A half of a layer keeps its input and what its backward pass reads of its projections; recomputed, only its input. The
-factors were measured on MindSpore's CPU backend. Fused operators (`backend.native`) make again what is quickly made;
-compositions (`backend.composed`) keep it, attention's probabilities above all. Ascend is counted as compositions: upper
-bounds, not measured.
+A half of a layer keeps its input and the projections that its backward pass reads; recomputed, only its input. The
+factors were measured on MindSpore's CPU backend. Fused operators (`backend.native`) compute cheap tensors again;
+compositions (`backend.composed`) keep them, attention's probabilities above all. Ascend is counted as compositions:
+upper bounds, not measured.
 """
 
 from dataclasses import dataclass
@@ -20,9 +20,9 @@ TABLE = 16  # bytes that a composed kernel on CPU keeps for each number of a bro
 class Stage:
     """A rank's part of a model, as its graphs see it.
 
-    tp: tensor-parallel ranks. layers: of this pipeline stage. is_last: whether the head is here. sequence: rows outside
-    of the parallel regions are split. itemsize: bytes of an activation's number. fused: whether the kernels are those
-    of `backend.native`. recompute: whether halves are computed again from their inputs.
+    tp: tensor-parallel ranks. layers: of this pipeline stage. is_last: the head is here. sequence: rows outside
+    of the parallel regions are split. itemsize: bytes of an activation's number. fused: the kernels are those
+    of `backend.native`. recompute: halves are computed again from their inputs.
     """
 
     model: ModelConfig
@@ -51,7 +51,10 @@ class Stage:
 
     @property
     def vocabulary(self) -> int:
-        """Rows of the head's matrix here; 0 for a critic, which has one number for each token."""
+        """Rows of the head's matrix here; 0 for a critic.
+
+        A critic has one number for each token.
+        """
         return 0 if self.model.value_head else self.model.vocab_size // self.tp
 
     def outside(self, rows: int) -> int:
@@ -71,7 +74,10 @@ class Stage:
         return rows // chunk_count(rows, self.vocabulary) * self.vocabulary if self.vocabulary else 0
 
     def attention_kept(self, rows: int, asking: int, probabilities: int) -> int:
-        """Numbers that an attention half keeps: its input; queries and attended values, keys and values."""
+        """Numbers that an attention half keeps.
+
+        They are its input; queries and attended values, keys and values.
+        """
         projected = 2 * (asking * self.query + rows * self.key)
         if self.recompute:
             return self.inside(rows)
@@ -80,13 +86,16 @@ class Stage:
         return 5 * self.outside(rows) + (3 if self.model.qk_norm else 1) * projected + probabilities
 
     def feed_forward_kept(self, rows: int) -> int:
-        """Numbers that a feed-forward half keeps: its input, gate and up; composed also two products and the norm."""
+        """Numbers that a feed-forward half keeps: its input, gate and up.
+
+        A composed half also keeps two products and the norm.
+        """
         if self.recompute:
             return self.inside(rows)
         return self.inside(rows) + 2 * rows * self.inner if self.fused else 5 * (self.outside(rows) + rows * self.inner)
 
     def layer_alive(self, rows: int, probabilities: int) -> int:
-        """Most numbers of a forward pass in a layer: in its attention half or in its feed-forward half."""
+        """Most numbers of a forward pass in one half of a layer."""
         if self.fused:
             return 2 * self.inside(rows) + rows * max(2 * self.query + 3 * self.key, 2 * self.inner)
         attention = 3 * probabilities + rows * (2 * self.query + 4 * self.key)
@@ -94,8 +103,9 @@ class Stage:
 
 
 def update_bytes(stage: Stage, micro: MicroBatch, in_flight: int = 1) -> int:
-    """Bytes of an update where its backward pass begins: what all halves keep, and the first gradients.
+    """Bytes of an update at its peak, where the backward pass begins.
 
+    They are the kept numbers of all halves, and the first gradients.
     in_flight: micro-batches that a pipeline stage has begun and not finished, of which it keeps the input alone.
     """
     rows, near = micro.rows, micro.response_rows
@@ -119,7 +129,10 @@ def update_bytes(stage: Stage, micro: MicroBatch, in_flight: int = 1) -> int:
 
 
 def _head_update(stage: Stage, near: int) -> tuple[int, int]:
-    """Numbers that the head keeps, and most that its backward pass adds: gradients of logits and of its matrix."""
+    """Numbers that the head keeps, and the most that its backward pass adds.
+
+    These are gradients of logits and of its matrix.
+    """
     chunk, whole = stage.logits(near), _whole_logits(stage, near)
     matrix, fused = stage.vocabulary * stage.model.hidden_size, stage.fused and stage.tp == 1
     kept = (2 if stage.fused else 5) * stage.outside(near) + whole
@@ -129,12 +142,15 @@ def _head_update(stage: Stage, near: int) -> tuple[int, int]:
 
 
 def _whole_logits(stage: Stage, rows: int) -> int:
-    """Numbers of the logits where they are one chunk; several are multiplied again."""
+    """Numbers of one-chunk logits; several chunks are multiplied again."""
     return stage.logits(rows) if stage.logits(rows) == rows * stage.vocabulary else 0
 
 
 def update_tables(stage: Stage, micro: MicroBatch) -> int:
-    """Bytes of the tables that composed kernels of an update keep on CPU: of norms and of probabilities."""
+    """Bytes of the tables that composed kernels of an update keep on CPU.
+
+    The tables are those of norms and of probabilities.
+    """
     if stage.fused:
         return 0
     seen = stage.probabilities(micro.response_rows, micro.prefix_size + micro.response_size)
@@ -143,7 +159,7 @@ def update_tables(stage: Stage, micro: MicroBatch) -> int:
 
 
 def score_bytes(stage: Stage, micro: MicroBatch) -> int:
-    """Bytes of a pass without gradients where it has most: in a layer, or at the head."""
+    """Bytes of a pass without gradients at its peak, in a layer or the head."""
     near = micro.response_rows
     layer = stage.layer_alive(micro.rows, stage.probabilities(near, micro.prefix_size + micro.response_size))
     head = (1 if stage.fused and stage.tp == 1 else 3) * stage.logits(near) + stage.outside(near)
@@ -151,8 +167,9 @@ def score_bytes(stage: Stage, micro: MicroBatch) -> int:
 
 
 def generate_bytes(stage: Stage, prompts: int, prefix: int, slots: int, positions: int) -> int:
-    """Bytes of generation where it has most: prefilling `prompts` of `prefix` tokens, or a decode step.
+    """Bytes of generation at its peak.
 
+    The peak is prefilling `prompts` of `prefix` tokens, or a decode step.
     positions: of the cache, for each of its slots. Prefilled keys and values stay while their samples are admitted, and
     are there twice while their heads are put in order.
     """
