@@ -159,7 +159,7 @@ def update_tables(stage: Stage, micro: MicroBatch) -> int:
 
 
 def score_bytes(stage: Stage, micro: MicroBatch) -> int:
-    """Bytes of a pass without gradients at its peak, in a layer or the head."""
+    """Peak bytes of a pass without gradients, in a layer or the head."""
     near = micro.response_rows
     layer = stage.layer_alive(micro.rows, stage.probabilities(near, micro.prefix_size + micro.response_size))
     head = (1 if stage.fused and stage.tp == 1 else 3) * stage.logits(near) + stage.outside(near)
