@@ -155,7 +155,7 @@ def update_tables(stage: Stage, micro: MicroBatch) -> int:
         return 0
     seen = stage.probabilities(micro.response_rows, micro.prefix_size + micro.response_size)
     seen += stage.probabilities(micro.prompt_rows, micro.prefix_size)
-    return TABLE * stage.layers * (2 * stage.outside(micro.rows) + seen)
+    return TABLE * ((2 * stage.layers + 1) * stage.outside(micro.rows) + stage.layers * seen)
 
 
 def score_bytes(stage: Stage, micro: MicroBatch) -> int:

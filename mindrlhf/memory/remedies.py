@@ -1,7 +1,8 @@
 """Settings that make a job fit. Pure Python."""
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from mindrlhf.configs.model_yaml import RecomputeSettings
 from mindrlhf.configs.validate import check_recompute
@@ -31,38 +32,40 @@ def remedies(work: Work) -> list[Remedy]:
     Each stands by itself; all of these together come last.
     """
     now = largest_peak(work)
-    single = [(setting, largest_peak(changed), change) for setting, changed, change in _candidates(work)]
-    helping = sorted((item for item in single if item[1] < 0.99 * now), key=lambda item: item[1])
-    found = [Remedy(setting, peak) for setting, peak, _ in helping]
+    single = [(Remedy(setting, largest_peak(change(work))), change) for setting, change in _changes(work).items()]
+    helping = sorted((pair for pair in single if pair[0].peak < 0.99 * now), key=lambda pair: pair[0].peak)
+    found = [remedy for remedy, _ in helping]
     if len(helping) > 1:
-        for _, _, change in helping:
+        for _, change in helping:
             work = change(work)
         found.append(Remedy(" ".join(remedy.setting for remedy in found), largest_peak(work)))
     return found
 
 
-def _candidates(work: Work) -> Iterator[tuple]:
-    """List (override, the job with it, function that makes it of a job)."""
+def _changes(work: Work) -> dict[str, Callable[[Work], Work]]:
+    """Collect settings that may help: override -> the change that it makes to a job."""
     config, micro = work.config, update_micro(work)
-    tokens = micro.prefix_size + micro.samples * micro.response_size
-    slots = max(engine.slots for engine in engines(work))
     settings = {
-        ("memory", "swap"): True if not config.memory.swap else None,
-        ("train", "max_tokens_per_micro_batch"): tokens if micro.count > 1 else None,
-        ("rollout", "max_slots"): slots // 2 or None,
-        ("rollout", "max_new_tokens"): config.rollout.max_new_tokens // 2 or None,
+        "memory.swap": None if config.memory.swap else True,
+        "train.max_tokens_per_micro_batch": micro.rows // micro.count if micro.count > 1 else None,
+        "rollout.max_slots": max(engine.slots for engine in engines(work)) // 2 or None,
+        "rollout.max_new_tokens": config.rollout.max_new_tokens // 2 or None,
     }
-    for (group, key), value in settings.items():
-        if value is None:
-            continue
-
-        def change(job: Work, group=group, key=key, value=value) -> Work:
-            changed = getattr(job.config, group).model_copy(update={key: value})
-            return replace(job, config=job.config.model_copy(update={group: changed}))
-
-        yield f"{group}.{key}={value}", change(work), change
+    changes = {
+        f"{setting}={value}": partial(with_setting, setting=setting, value=value)
+        for setting, value in settings.items()
+        if value is not None
+    }
     if can_compute_again(work):
-        yield "train_yaml.recompute_config.recompute=True", compute_again(work), compute_again
+        changes["train_yaml.recompute_config.recompute=True"] = compute_again
+    return changes
+
+
+def with_setting(work: Work, setting: str, value: int) -> Work:
+    """Change one setting of a job: `group.key`."""
+    group, _, key = setting.partition(".")
+    changed = getattr(work.config, group).model_copy(update={key: value})
+    return replace(work, config=work.config.model_copy(update={group: changed}))
 
 
 def can_compute_again(work: Work) -> bool:
