@@ -1,8 +1,8 @@
-"""What is handed from room to room: one frozen dataclass for each thing, shapes and dtypes on each field.
+"""Data between rooms: frozen dataclasses with shapes and dtypes on each field.
 
 Symbols: P prompt tokens, R response tokens (true lengths, never padded), G samples of one prompt.
-Arrays are NumPy; nothing here knows a framework. A group is a group because its rollouts share one
-`Prompt` object, never because rows happen to be neighbours.
+Arrays are NumPy; nothing here knows a framework. A group is a group because its rollouts have one
+`Prompt` object in common, never because rows happen to be neighbours.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,8 +20,8 @@ class Prompt:
 
     id: the row index in its dataset; it keys the random numbers of its rollouts.
     token_ids: int32[P], P >= 1, without padding.
-    fields: task fields as text: `task`, `question`, `ground_truth`, and what the dataset adds.
-    occurrence: how many times the same step has drawn it before; 0 but where an epoch ends within a step.
+    fields: task fields as text: `task`, `question`, `ground_truth`, and further ones of the dataset.
+    occurrence: the number of times that the same step has drawn it before; 0 but where an epoch ends within a step.
     """
 
     id: int
@@ -34,13 +34,13 @@ class Prompt:
 class Rollout:
     """One response.
 
-    prompt_id, sample_index: which prompt, and which of its G samples (0..G-1).
+    prompt_id, sample_index: its prompt, and its index among the G samples (0..G-1).
     response_ids: int32[R], R >= 1, including the stop token when the model ended by itself.
     sampled: bool[R], the tokens that the policy drew. The others (a tool's answer, a user's turn) are context for the
         tokens after them, and nothing is learned, counted or measured on them.
     behaviour_log_probs: float32[R], natural log of the probability of each token under the distribution
         it was really drawn from (temperature, top-k, top-p, min-p and repetition penalty applied).
-    policy_log_probs: float32[R], the same under the policy with temperature only: what the train graph computes.
+    policy_log_probs: float32[R], the same under the policy with temperature only, as the train graph computes it.
         Both log-probs mean nothing on tokens that were not sampled.
     finish_reason: `eos` a stop token was drawn, `stop` a stop string appeared, `length` the token limit was hit.
     seed: the run's seed that keyed the random numbers.
@@ -58,7 +58,7 @@ class Rollout:
 
 @dataclass(frozen=True, eq=False)
 class RolloutGroup:
-    """A prompt and its G rollouts, in order of `sample_index`."""
+    """Prompt with its G rollouts, in order of `sample_index`."""
 
     prompt: Prompt
     rollouts: tuple[Rollout, ...]
@@ -66,7 +66,7 @@ class RolloutGroup:
 
 @dataclass(frozen=True, eq=False)
 class Experience:
-    """A scored group, ready to be trained on.
+    """Scored group, the input of training.
 
     rewards: float32[G], the weighted sum over reward functions; NaN where every function abstained.
     rewards_by_function: name -> float32[G], unweighted; NaN where that function gave None or failed.
@@ -78,8 +78,8 @@ class Experience:
     reference_log_probs: G arrays float32[R] from the reference model, or None when nothing needs them.
     old_log_probs: G arrays float32[R] of the policy before this step's first update, or None when the
         first update sees all of a step, and its own values are taken.
-    values, returns: G arrays float32[R], what the critic expected before each token at the start of the step, and what
-        it should have; None without a critic.
+    values, returns: G arrays float32[R], the critic's estimates before each token at the start of the step, and their
+        targets; None without a critic.
     """
 
     group: RolloutGroup
@@ -96,29 +96,32 @@ class Experience:
 
     @property
     def lengths(self) -> np.ndarray:
-        """int64[G], response tokens, sampled or not."""
+        """Response tokens, sampled or not: int64[G]."""
         return np.array([len(rollout.response_ids) for rollout in self.group.rollouts])
 
     @property
     def sampled(self) -> tuple[np.ndarray, ...]:
-        """G arrays bool[R]."""
+        """Masks of sampled tokens: G arrays bool[R]."""
         return tuple(rollout.sampled for rollout in self.group.rollouts)
 
     @property
     def sampled_lengths(self) -> np.ndarray:
-        """int64[G], sampled tokens."""
+        """Numbers of sampled tokens: int64[G]."""
         return np.array([np.count_nonzero(row) for row in self.sampled])
 
     @property
     def trained_tokens(self) -> tuple[np.ndarray, ...]:
-        """G arrays bool[R]: tokens that enter the loss, the sampled ones of the responses that are not left out."""
+        """Masks of the tokens that enter the loss: G arrays bool[R].
+
+        They are the sampled tokens of the responses that are not left out.
+        """
         if self.trained is None:
             return self.sampled
         return tuple(row & left_in for row, left_in in zip(self.sampled, self.trained, strict=True))
 
     @property
     def token_advantages(self) -> tuple[np.ndarray, ...]:
-        """G arrays float32[R]."""
+        """Advantage of each token: G arrays float32[R]."""
         if isinstance(self.advantages, tuple):
             return tuple(row.astype(np.float32, copy=False) for row in self.advantages)
         return tuple(
@@ -128,7 +131,7 @@ class Experience:
 
 @dataclass(frozen=True, eq=False)
 class TrainBatch:
-    """The padded arrays that one compiled train graph takes: N prompts, G responses each.
+    """Padded arrays of one compiled train graph: N prompts, G responses each.
 
     The prompt is split before its last token: `prefix` holds tokens 0..P-2, computed once per group; each
     completion row begins with the last prompt token and ends before the last response token, so that its R
@@ -138,10 +141,10 @@ class TrainBatch:
     input_ids: int32[N*G, R]; targets: int32[N*G, R]; row n*G + g belongs to prefix n.
     lengths: int32[N*G], response tokens of each row: those that exist, and that later ones attend to.
     mask: float32[N*G, R], 1 on sampled tokens, 0 on other tokens of a response and on the padding behind it.
-    weights: float32[N*G, R], what each token's loss is multiplied with before the plain sum. It carries the whole
+    weights: float32[N*G, R], the factor of each token's loss before the plain sum. It carries the whole
         aggregation rule (global denominators included), is 0 where the mask is, and makes the sum over micro-batches
         and ranks the loss.
-    fields: name -> float32[N*G, R], 0 on padding: what else the objective takes (advantages, old log-probs, ...).
+    fields: name -> float32[N*G, R], 0 on padding: further inputs of the objective (advantages, old log-probs, ...).
     """
 
     prefix_ids: np.ndarray
@@ -155,7 +158,10 @@ class TrainBatch:
 
 
 def taken(rows: Sequence[np.ndarray], masks: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Take the values of each row where its mask bool[R] is True, in order: [R] -> [n]."""
+    """Take the values of each row where its mask is True: [R] -> [n].
+
+    Masks are bool[R]; the order is kept.
+    """
     return [row[mask] for row, mask in zip(rows, masks, strict=True)]
 
 

@@ -1,6 +1,7 @@
-"""Rows of responses (`records.rows`) in files: JSONL for people, MindRecord for a replay, and bytes in between.
+"""File formats of response rows: JSONL, MindRecord, and bytes in between.
 
-All of them keep every number bit for bit. What versions before `policy_step` and `sampled` wrote is read too.
+The rows are those of `records.rows`; JSONL is for people, MindRecord for a replay.
+All of them keep every number bit for bit. Files of versions before `policy_step` and `sampled` are read too.
 """
 
 import zipfile
@@ -35,7 +36,7 @@ _EARLIER = {
 
 
 def write_text(folder: Path, step: int, rows: Iterable[Row]) -> Path:
-    """Write a step's rows as JSONL and return the file, which appears whole or not at all."""
+    """Write a step's rows as JSONL, atomically; returns the file."""
     path = step_path(folder, step, TEXT)
     content = json_lines(map(text_row, rows))
     with atomic_file(path, durable=False) as temporary:
@@ -44,13 +45,13 @@ def write_text(folder: Path, step: int, rows: Iterable[Row]) -> Path:
 
 
 def write_record(path: str | Path, rows: Iterable[Row]) -> int:
-    """Write rows as a MindRecord, atomically; returns how many there are."""
+    """Write rows as a MindRecord, atomically; returns their number."""
     stored = ({name: row[name] for name in SCHEMA} | {"sampled": row["sampled"].tobytes()} for row in rows)
     return write_columns(path, SCHEMA, stored)
 
 
 def read_record_rows(path: str | Path) -> list[dict[str, Any]]:
-    """Read the rows of a MindRecord in the order written. UserError as `read_columns`."""
+    """Read the rows of a MindRecord in order. UserError as `read_columns`."""
     missing = {*ADDED, CARRIED} - read_schema(path).keys()
     columns = read_columns(path, [name for name in (*SCHEMA, CARRIED) if name not in missing])
     for name in _FLOATS:
@@ -61,7 +62,10 @@ def read_record_rows(path: str | Path) -> list[dict[str, Any]]:
 
 
 def read_record(path: str | Path) -> list[tuple[int, list[Experience]]]:
-    """Read (step, its experiences with zero advantages) in the order written. UserError as `read_columns`."""
+    """Read (step, its experiences with zero advantages) in the order written.
+
+    UserError as `read_columns`.
+    """
     try:
         steps = experiences_of(read_record_rows(path))
         for (earlier, _), (later, _) in pairwise(steps):
@@ -75,7 +79,10 @@ def read_record(path: str | Path) -> list[tuple[int, list[Experience]]]:
 
 
 def pack(rows: Sequence[Row]) -> bytes:
-    """Pack rows as an .npz archive: each array column in one piece, everything else as JSON."""
+    """Pack rows as an .npz archive.
+
+    Each array column is one piece, everything else is JSON.
+    """
     arrays = {name: [row[name] for row in rows] for name in _ARRAYS}
     plain = {name: [row[name] for row in rows] for name in _PLAIN}  # NaN: null
     plain["lengths"] = {name: list(map(len, values)) for name, values in arrays.items()}
@@ -86,7 +93,7 @@ def pack(rows: Sequence[Row]) -> bytes:
 
 
 def unpack(content: bytes) -> list[dict[str, Any]]:
-    """Invert `pack`. Raises ValueError when the bytes are not what it gave."""
+    """Invert `pack`. Raises ValueError for other bytes."""
     try:
         with np.load(BytesIO(content), allow_pickle=False) as archive:
             columns = parse_json(archive["plain"].tobytes()) if "plain" in archive else _earlier_columns(archive)

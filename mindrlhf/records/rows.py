@@ -1,4 +1,4 @@
-"""The record of responses: one row for each, from which every file of responses is made.
+"""The record of responses: one row for each, the source of all files.
 
 `--save_data_file` (MindRecord) has the columns of SCHEMA: everything that training needs and generation made, so that
 `--replay` can train on it. `rollouts/` (JSONL) has the keys of TEXT_KEYS, for people. Advantages, reference and old
@@ -59,8 +59,9 @@ TEXT_KEYS = (
 def rows_of(
     step: int, experiences: Iterable[Experience], decode: Callable[[np.ndarray], str] | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Yield a row for each response of a step, in order, with all columns of SCHEMA; `sampled` is bool[R].
+    """Yield a row for each response of a step, in order.
 
+    It has all columns of SCHEMA; `sampled` is bool[R].
     decode: int32[n] token ids -> text, special tokens included; with it a row has TEXT_KEYS too.
     """
     for e in experiences:
@@ -113,7 +114,7 @@ def text_row(row: Row) -> dict[str, Any]:
 
 
 def completed(row: dict[str, Any]) -> dict[str, Any]:
-    """Complete a stored row to all columns of SCHEMA, whatever version wrote it."""
+    """Complete a stored row of any version to all columns of SCHEMA."""
     row.setdefault("policy_step", row["step"] - row.pop(CARRIED, 0))
     row.setdefault("sampled", np.ones(len(row["response_ids"]), bool))
     return {name: row[name] for name in SCHEMA}
@@ -151,7 +152,7 @@ def _sound_experience(rows: list[Row]) -> Experience:
 
 
 def _check(row: Row) -> None:
-    """Raise ValueError, or what a wrong type leads to, for values that no run writes."""
+    """Raise ValueError, or a wrong type's error, for values that no run writes."""
     response = token_ids(row["response_ids"])
     if not (len(response) and len(token_ids(row["prompt_ids"]))):
         raise ValueError("a prompt or response is empty")

@@ -1,7 +1,7 @@
-"""Writing the responses of a run while it trains: a thread, JSONL, and parts of a MindRecord.
+"""Writer of a run's responses: a thread, JSONL, and parts of a MindRecord.
 
-The MindRecord is put together from one part for each step when the run ends: a run that is killed loses none of the
-steps before its last checkpoint, and memory does not grow with the run.
+It works while the run trains. The MindRecord is put together from one part for each step when the run ends: a run
+that is killed loses none of the steps before its last checkpoint, and memory does not grow with the run.
 """
 
 import os
@@ -27,7 +27,7 @@ PART = ".npz"
 
 
 class RecordParts:
-    """Parts by step in `FILE.parts`, alongside the MindRecord `FILE` that they will become."""
+    """Parts by step in `FILE.parts`, which become the MindRecord `FILE`."""
 
     def __init__(self, file: Path, steps_done: int = 0):
         """Keep the parts of the first `steps_done` steps, and remove all others.
@@ -54,7 +54,10 @@ class RecordParts:
             temporary.write_bytes(pack(rows))
 
     def merge(self, finished: bool) -> None:
-        """Write the MindRecord of all steps so far. finished: the parts are not needed any more."""
+        """Write the MindRecord of all steps so far.
+
+        finished: the parts are not needed any more.
+        """
         if self._parts():
             write_record(self.file, self._rows())
         if finished:
@@ -93,11 +96,12 @@ def _lower_priority() -> None:
 
 
 class ResponseWriter:
-    """Writes the responses of a run, on rank 0, in a thread: MindSpore lets other threads run while it computes.
+    """Writer of a run's responses, on rank 0, in a thread.
 
+    MindSpore lets other threads run while it computes.
     The thread starts after a short delay, once the next step runs inside MindSpore and Python's lock is free.
 
-    folder: where a JSONL of each step goes, or None. record: the parts of the MindRecord, or None. decode: token
+    folder: of the JSONL of each step, or None. record: the parts of the MindRecord, or None. decode: token
     ids -> text.
     """
 
@@ -108,20 +112,29 @@ class ResponseWriter:
         self._awaited = threading.Event()
 
     def add(self, step: int, experiences: Sequence[Experience]) -> None:
-        """Begin to write a step's responses, in this order; those of the step before are in files by then."""
+        """Begin to write a step's responses, in this order.
+
+        Those of the step before are in files when it returns.
+        """
         self.flush()
         self._awaited.clear()
         self._begun = self._thread.submit(self._write, step, experiences)
 
     def flush(self) -> None:
-        """Block until everything added is in files; raises what stood in the way, `UserError` for a full disk."""
+        """Block until everything added is in files.
+
+        Raises the thread's error, `UserError` for a full disk.
+        """
         begun, self._begun = self._begun, None
         self._awaited.set()
         if begun:
             begun.result()
 
     def close(self, finished: bool) -> None:
-        """Put the record together. finished: the run has done its last step."""
+        """Put the record together.
+
+        finished: the run has done its last step.
+        """
         try:
             self.flush()
         finally:
