@@ -43,7 +43,7 @@ def remedies(work: Work) -> list[Remedy]:
 
 
 def _changes(work: Work) -> dict[str, Callable[[Work], Work]]:
-    """Collect settings that may help: override -> the change that it makes to a job."""
+    """Collect settings with possible savings: override -> change of a job."""
     config, micro = work.config, update_micro(work)
     settings = {
         "memory.swap": None if config.memory.swap else True,
