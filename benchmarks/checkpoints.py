@@ -67,19 +67,19 @@ def measure(args, work, folder: Path) -> tuple[dict[int, float], int]:
         stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
         job = check(parser.parse_intermixed_args(work.train))
         world = stack.enter_context(launch("CPU", worker_count=1))
-        from mindrlhf.run.stop import StopSignals
-        from mindrlhf.trainer.build import assemble
+        from mindrlhf.run.stop_signals import StopSignals
+        from mindrlhf.trainer.build import build
 
-        trainer = assemble(job, world, stack, StopSignals())[0]
+        trainer = build(job, world, stack, StopSignals())
         for step in range(1, args.steps + 1):
             start = time.perf_counter()
-            with trainer.timers("step"):
+            with trainer.run.timers("step"):
                 experiences, figures = trainer.collect(step)
                 result = trainer.train(experiences, step, figures)
                 trainer.reshard()
-            trainer.keeper.after_step(step, {}, result.updates)
+            trainer.run.checkpointer.after_step(step, {}, result.updates)
             seconds[step] = time.perf_counter() - start
-        trainer.keeper.finish()
+        trainer.run.checkpointer.finish()
         newest = max(folder.glob("step_*"))
         nbytes = sum(path.stat().st_size for path in newest.rglob("*") if path.is_file())
     return seconds, nbytes

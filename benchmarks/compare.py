@@ -213,6 +213,7 @@ def model_of(args: argparse.Namespace, name: str, job: ComparedJob) -> Path:
 
 def with_head_norms(folder: Path) -> Path:
     """A copy of a Qwen2 model folder in Qwen3's shape: norms of heads, drawn around 1, and no biases."""
+
     from mindrlhf.checkpoint.hf import CONFIG_FILE, read_hf_config
     from mindrlhf.checkpoint.safetensors_file import write_safetensors
     from mindrlhf.checkpoint.weight_files import SINGLE_FILE

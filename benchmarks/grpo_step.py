@@ -106,7 +106,7 @@ def measure(args: argparse.Namespace, work: Work) -> dict[str, Any]:
     """Runs the steps and the matrix products."""
     from mindrlhf.backend.process.launch import launch
     from mindrlhf.commands import train
-    from mindrlhf.run.stop import StopSignals
+    from mindrlhf.run.stop_signals import StopSignals
     from mindrlhf.trainer.check import check
 
     parser = argparse.ArgumentParser()
@@ -118,10 +118,10 @@ def measure(args: argparse.Namespace, work: Work) -> dict[str, Any]:
         job = check(parser.parse_intermixed_args(work.train))
         world = stack.enter_context(launch("CPU", worker_count=1))
         from mindrlhf.backend.ceiling import matmul_ceiling
-        from mindrlhf.run.stop import StopSignals
-        from mindrlhf.trainer.build import assemble
+        from mindrlhf.run.stop_signals import StopSignals
+        from mindrlhf.trainer.build import build
 
-        trainer = assemble(job, world, stack, StopSignals())[0]
+        trainer = build(job, world, stack, StopSignals())
         rows, logs = [], []
         for step in range(1, args.steps + 1):
             row, log = one_step(trainer, step, work, args)
@@ -161,14 +161,14 @@ def measure(args: argparse.Namespace, work: Work) -> dict[str, Any]:
 
 def one_step(trainer, step: int, work: Work, args: argparse.Namespace) -> tuple[Row, dict[str, float]]:
     """One step of the trainer, as its own loop has it, without writing metrics; and what it learnt."""
-    trainer.timers.collect()
+    trainer.run.timers.collect()
     start = Moment.now()
-    with trainer.timers("step"):
+    with trainer.run.timers("step"):
         experiences, figures = trainer.collect(step)
         result = trainer.train(experiences, step, figures)
         trainer.reshard()
     cores, others = Moment.now().cores_since(start)
-    seconds = trainer.timers.collect()
+    seconds = trainer.run.timers.collect()
     groups = [(len(e.group.prompt.token_ids), e.lengths.tolist()) for e in experiences]
     optim = sum(update.optimizer_s for update in result.updates)
     row = step_row(seconds, optim, groups)

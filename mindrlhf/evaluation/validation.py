@@ -4,7 +4,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.checkpoint.open import check_token_ids
 from mindrlhf.configs.grpo import RewardFunctionSettings
 from mindrlhf.configs.validate import check_lengths
@@ -14,9 +13,8 @@ from mindrlhf.evaluation.pass_at_k import validation_metrics
 from mindrlhf.files.naming import TEXT, VALIDATION_FOLDER, step_path
 from mindrlhf.job import Job
 from mindrlhf.metrics.progress import Progress
-from mindrlhf.models.decoder import Decoder
 from mindrlhf.rewards.runner import RewardRunner
-from mindrlhf.roles.part import Side
+from mindrlhf.roles.part import ModelPart
 from mindrlhf.rollout.open_engine import open_engine
 from mindrlhf.shapes import longest_position
 from mindrlhf.types import Prompt
@@ -78,13 +76,7 @@ def validation_positions(job: Job, problems: list[Prompt]) -> int:
 
 
 def open_validation(
-    job: Job,
-    decoder: Decoder,
-    problems: list[Prompt],
-    generating: Side,
-    collectives: Collectives,
-    total: int,
-    stack: ExitStack,
+    job: Job, generator: ModelPart, problems: list[Prompt], total: int, stack: ExitStack
 ) -> Validation | None:
     """Make the evaluation of held-out problems; None without problems.
 
@@ -93,18 +85,19 @@ def open_validation(
     """
     if not problems:
         return None
-    config, axis, rank = job.config, generating.data_parallel, collectives.world.rank
+    config, axis, collectives = job.config, generator.data_parallel, generator.collectives
+    rank = collectives.world.rank
     sampling = config.validation.completed(config.rollout)
     share = problems[axis.rank :: axis.size]
     name = sampling.reward or reward_of(problems, config.data.val_dataset, "set validation.reward")
     rewards = None
-    if generating.first_of_replica:
+    if generator.partition.first_of_replica:
         settings = config.reward.model_copy(update={"functions": (RewardFunctionSettings(name=name),)})
         rewards = stack.enter_context(RewardRunner(settings))
         rewards.check_ground_truths(problems, config.data.val_dataset)
     responses = len(share) * sampling.num_generations
     evaluator = Evaluator(
-        engine=open_engine(job, decoder, sampling, responses, _longest(problems), config.seed + SEED_SHIFT),
+        engine=open_engine(job, generator.decoder, sampling, responses, _longest(problems), config.seed + SEED_SHIFT),
         prompts=share,
         num_generations=sampling.num_generations,
         rewards=rewards,

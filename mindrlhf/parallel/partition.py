@@ -59,6 +59,11 @@ class Partition:
         ]
 
     @property
+    def first_of_replica(self) -> bool:
+        """Whether this rank speaks for all ranks that work on the same data."""
+        return self.coordinates.pp == 0 and self.coordinates.tp == 0
+
+    @property
     def coordinates(self) -> Coordinates:
         return self.mesh.coordinates(self.rank)
 

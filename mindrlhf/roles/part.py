@@ -1,72 +1,146 @@
-"""One of a rank's two sides in a job, training or generating: its part of the model, and whom it talks to."""
+"""One rank's part of a model: its shard, its process groups, its parameters, and what updates and saves them."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from mindspore import Parameter
 
+from mindrlhf import backend
 from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.backend.native import library
+from mindrlhf.checkpoint.finite import first_not_finite, spoiled
+from mindrlhf.checkpoint.hf import generation_defaults, save_hf
+from mindrlhf.checkpoint.open import hf_folder, stopping_config
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_yaml import ModelYaml
+from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
+from mindrlhf.memory.residency import Residency
 from mindrlhf.models.decoder import Decoder
+from mindrlhf.models.initialize import build_parameters
+from mindrlhf.models.parameters import ParameterSpec, parameter_table
 from mindrlhf.parallel.data_parallel import DataParallel
-from mindrlhf.parallel.gradients import ReduceGradients
+from mindrlhf.parallel.layout import Layout
 from mindrlhf.parallel.partition import Partition
 from mindrlhf.parallel.pipeline import PipelineAxis
 from mindrlhf.parallel.tensor_parallel import TensorParallel
+from mindrlhf.reshard.online import gather_full
+from mindrlhf.training.scoring import Scorer
+from mindrlhf.training.updater import Updater
+
+Parameters = dict[str, Parameter]
+Arrays = dict[str, tuple[Layout, Parameters]]
+MemoryRole = tuple[str, list[Parameter], bool]
 
 
-class Side:
-    """Built from one model YAML, by all ranks at the same time and in the same order: it makes their groups.
+class ModelPart:
+    """The part of a model that this rank holds under one model YAML.
 
-    collectives: of all ranks. partition: what this rank holds. data_parallel, shards, pipeline: its axes.
-    micro_batches: how many an update has at least, to keep the stages of a pipeline busy.
-    first_of_replica: whether of all ranks that work on the same data this one speaks for them.
+    All ranks make theirs at the same time and in the same order. `load` or `hold` gives it parameters.
+    partition: the shard. data_parallel, shards, pipeline: this rank's place on each axis. micro_batches: the least
+    number in an update, to keep the stages of a pipeline busy. max_positions: of the longest sequence.
     Raises `UserError` where the layout does not divide the model.
     """
 
-    def __init__(self, yaml: ModelYaml, model: ModelConfig, collectives: Collectives):
-        self._yaml, self.collectives = yaml, collectives
+    what = "model"  # for messages
+    scorer: Scorer | None = None
+    updater: Updater | None = None  # of a part that is trained
+    gradients_role = moments_role = ""  # of its optimizer, in memory
+
+    def __init__(self, yaml: ModelYaml, model: ModelConfig, collectives: Collectives, max_positions: int):
+        self.yaml, self.collectives, self._max_positions = yaml, collectives, max_positions
         rank = collectives.world.rank
         self.partition = Partition.of_yaml(yaml, model, rank)
         mesh = self.partition.mesh
         self.data_parallel = DataParallel(collectives, mesh.group(rank, "dp"))
-        sequence = self.partition.sequence
-        self.shards = TensorParallel(collectives, mesh.group(rank, "tp"), sequence=sequence)
+        self.shards = TensorParallel(collectives, mesh.group(rank, "tp"), sequence=self.partition.sequence)
         self.pipeline = PipelineAxis(collectives, mesh.group(rank, "pp"))
         self.micro_batches = yaml.parallel.micro_batch_num if mesh.pp > 1 else 1
-        place = self.partition.coordinates
-        self.first_of_replica = place.pp == 0 and place.tp == 0
+        self.parameters: Parameters = {}
 
-    def decoder(self, parameters: dict[str, Parameter], kernels, max_positions: int) -> Decoder:
-        """The graph of this rank's part of the model, over its parameters by name.
+    def load(self, read: Callable[[ParameterSpec], np.ndarray]) -> None:
+        """Build this rank's parameters from what `read` gives, and their decoder."""
+        self.hold(build_parameters(self.partition.specs, read))
+
+    def hold(self, parameters: Parameters) -> None:
+        """Take these parameters, by name, and build the decoder over them.
 
         Raises UserError where its layers should compute activations again and cannot.
         """
-        part, dtype = self.partition, self._yaml.model.compute_dtype
+        self.parameters = parameters
+        part, yaml = self.partition, self.yaml
         stage, last = part.coordinates.pp, part.mesh.pp - 1
-        again = self._yaml.recompute.recompute is True and last == 0
-        places = (self.shards, part.layers, stage == 0, stage == last, again)
-        decoder = Decoder(part.model, parameters, kernels, max_positions, dtype, *places)
-        if again and not decoder.fused:
+        recompute = yaml.recompute.recompute is True and last == 0
+        places = (self.shards, part.layers, stage == 0, stage == last, recompute)
+        kernels = backend.kernels(yaml.context.device_target)
+        self.decoder = Decoder(part.model, parameters, kernels, self._max_positions, yaml.model.compute_dtype, *places)
+        if recompute and not self.decoder.fused:
             raise UserError(
-                f"{self._yaml.path}: recompute_config.recompute is True, and only the fused operators compute layers "
+                f"{yaml.path}: recompute_config.recompute is True, and only the fused operators compute layers "
                 f"again, which are not there ({library().problem}); install g++ or set it to False."
             )
-        return decoder
-
-    def gradient_reducer(self, gradients) -> ReduceGradients | None:
-        """What sums gradient buffers over ranks in place when called; None where no rank shares any."""
-        groups = self.partition.gradient_groups()
-        wanted = self._yaml.parallel.gradient_aggregation_group
-        return ReduceGradients(gradients, groups, self.collectives, wanted) if groups else None
-
-    @property
-    def counted(self) -> list[bool]:
-        """For each parameter that this rank holds, whether its part enters sums over a replica's parameters."""
-        return [self.partition.counts(spec) for spec in self.partition.specs]
 
     def sum_over_replica(self, number: float) -> float:
-        """The sum over the ranks that together hold the model."""
+        """Sum a number over the ranks that together hold the model."""
         group = self.partition.mesh.group(self.partition.rank, "pp", "tp")
         return float(self.collectives.all_reduce_sum(np.array([number], np.float64), group)[0])
+
+    def memory_roles(self) -> Iterator[MemoryRole]:
+        """Yield (role, parameters, whether all of them are zero); roles as in `memory.residency`."""
+        yield from ()
+
+    def arrays(self) -> Arrays:
+        """Return kind -> (layout, parameters) of everything that training changes, for checkpoints."""
+        return {}
+
+    def counters(self) -> dict[str, Any]:
+        """Return name -> object with `state_dict` and `load_state_dict`, for checkpoints."""
+        return {}
+
+    def register(self, residency: Residency) -> None:
+        """Let the parameters leave memory in phases that do not need them."""
+        for role, parameters, zeros in self.memory_roles():
+            residency.add(role, parameters, zeros)
+        if self.updater:
+            self.updater.optimizer.before_block = lambda number: residency.use(f"{self.moments_role}.{number}")
+
+    def optimizer_roles(self) -> Iterator[MemoryRole]:
+        """Yield the roles of gradients and of each block of moments, which are used one after the other."""
+        optimizer = self.updater.optimizer
+        yield self.gradients_role, list(optimizer.gradients), True
+        for number, block in enumerate(optimizer.blocks):
+            moments = [moment[i] for i in block for moment in (optimizer.first, optimizer.second)]
+            yield f"{self.moments_role}.{number}", moments, True
+
+    def moment_arrays(self, prefix: str = "") -> Arrays:
+        """Return the optimizer's moments as `arrays` does."""
+        names, optimizer = [spec.name for spec in self.partition.specs], self.updater.optimizer
+        return {
+            f"{prefix}{kind}": (self.partition.optimizer_layout, dict(zip(names, moments, strict=True)))
+            for kind, moments in (("exp_avg", optimizer.first), ("exp_avg_sq", optimizer.second))
+        }
+
+    def save_hf(
+        self, directory: Path, tokenizer: Tokenizer, source: str | None = None, card: str | None = None
+    ) -> None:
+        """Write the whole model as an HF directory, from all ranks, a parameter at a time.
+
+        source: path of the first weights, whose sampling defaults are handed on. card: text of the model card.
+        Raises `UserError` on all ranks where a weight is not finite; the folder keeps its content then.
+        """
+        part = self.partition
+        weights = backend.read_all(self.parameters)
+        broken = first_not_finite(weights, part.layout.placements, self.collectives.all_reduce_max)
+        if broken:
+            raise UserError(f"{directory}: {spoiled(self.what, broken)}.")
+        gathered = gather_full(part.layout, self.collectives, self.parameters)
+        if part.rank:
+            for _ in gathered:
+                pass
+            return
+        tensors = ((spec, array) for spec, (_, array) in zip(parameter_table(part.model), gathered, strict=True))
+        config, generation = stopping_config(tokenizer, part.model), generation_defaults(source and hf_folder(source))
+        save_hf(directory, config, tensors, tokenizer=tokenizer, replace=True, generation=generation, card=card)
+        print(f"the {self.what} is in {directory}", flush=True)

@@ -1,121 +1,106 @@
-"""The policy's updates: mini-batches of a step with the weights and inputs that its objective takes."""
+"""The policy: the model that is trained, and whose weights generate."""
 
-import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+from mindspore import Parameter, Tensor
 
-from mindrlhf.algorithms.aggregation import batch_totals, token_weights
-from mindrlhf.algorithms.losses import PolicyLoss
-from mindrlhf.configs.grpo import GRPOConfig
-from mindrlhf.parallel.data_parallel import DataParallel
-from mindrlhf.trainer.kl_term import KLTerm, policy_log_probs
-from mindrlhf.training.batch import Rows, SequenceGroup
-from mindrlhf.training.objective import OWN
-from mindrlhf.training.updater import Update, Updater
-from mindrlhf.types import Experience, put_back, taken
+from mindrlhf.backend.comm.collectives import Collectives
+from mindrlhf.checkpoint.open import Weights, checkpoint_reader
+from mindrlhf.checkpoint.resume import Checkpoint
+from mindrlhf.checkpoint.training_state import WEIGHTS
+from mindrlhf.job import Job
+from mindrlhf.phases import GRADIENTS, INFER, MOMENTS, SHARED, TRAIN
+from mindrlhf.reshard.online import OnlineReshard, ReshardStatistics
+from mindrlhf.reshard.plan import plan
+from mindrlhf.roles.open_updater import open_updater
+from mindrlhf.roles.part import Arrays, MemoryRole, ModelPart, Parameters
+from mindrlhf.roles.policy_updates import PolicyUpdates, open_objective
+from mindrlhf.training.graphs import PolicyLogProbs
+from mindrlhf.training.scoring import Scorer
+from mindrlhf.training.updater import Update
+from mindrlhf.types import Experience
 
-_log = logging.getLogger(__name__)
 
-Advance = Callable[[float], None]
+class Policy(ModelPart):
+    """The model that is trained, in the training layout.
 
-
-class PolicyUpdates:
-    """One optimizer update from a mini-batch of this rank's experiences, together with the other ranks.
-
-    data_parallel: the training ranks' axis. kl: None without a KL term.
+    Its weights come from the checkpoint that a run continues, else from the job's policy path.
+    scorer: gives log-probs of the policy before a step's updates; None where the first update sees all of a step.
     """
 
-    def __init__(
-        self, config: GRPOConfig, updater: Updater, loss: PolicyLoss, data_parallel: DataParallel, kl: KLTerm | None
-    ):
-        self._config, self._updater, self._loss = config, updater, loss
-        self._data_parallel, self._kl = data_parallel, kl
-        self._aggregation = loss.aggregation or config.algorithm.aggregation
-        self._limit = config.algorithm.aggregation_tokens or config.rollout.max_new_tokens
-        self._count = 0
+    what = "trained model"
+    gradients_role, moments_role = GRADIENTS, MOMENTS
 
-    def __call__(self, experiences: Sequence[Experience], rate: float, progress: Advance) -> Update:
-        """experiences: with advantages and all log-probs; nothing moves where no token of any rank is trained on.
-        rate: learning rate. progress: see `Updater`.
+    def __init__(self, job: Job, collectives: Collectives, max_positions: int, checkpoint: Checkpoint | None = None):
+        loss = job.config.algorithm.loss()  # first, because it may refuse its options
+        super().__init__(job.train, job.model, collectives, max_positions)
+        config, algorithm, part = job.config, job.config.algorithm, self.partition
+        first = Weights(job.policy_path, job.model, config.seed)
+        self.load(checkpoint_reader(checkpoint, WEIGHTS, job.model, part) if checkpoint else first.reader(part))
+        temperature = config.rollout.temperature
+        head = PolicyLogProbs(self.decoder, temperature, entropy_gradient=algorithm.entropy_coef > 0)
+        objective, swap = open_objective(config, loss), config.memory.swap
+        self.updater = open_updater(self, head, objective, config.optimizer, config.train, swap)
+        self._updates = PolicyUpdates(config, self.updater, loss, self.data_parallel)
+        if algorithm.scores_old_policy:
+            self.scorer = Scorer(PolicyLogProbs(self.decoder, temperature), config.train, self.pipeline)
+        self._published: Parameters = {}
+        self._reshard: OnlineReshard | None = None
+        self._verify = config.rollout.verify_weights
+
+    def update(
+        self,
+        experiences: Sequence[Experience],
+        rate: float,
+        progress: Callable[[float], None],
+        kl_coefficient: float | None = None,
+    ) -> Update:
+        """Make one optimizer update, as `PolicyUpdates`."""
+        return self._updates(experiences, rate, progress, kl_coefficient)
+
+    def publish_to(self, generator: ModelPart) -> None:
+        """Give the weights to the part that generates; `publish` brings them up to date after an update.
+
+        A parameter of which this rank holds the same slice in both layouts is shared; nothing moves for it.
         """
-        weights, tokens = loss_weights(experiences, self._aggregation, self._limit, self._data_parallel)
-        fields = {
-            "advantages": [e.token_advantages for e in experiences],
-            "old_log_probs": [e.old_log_probs or [np.full(n, OWN) for n in e.lengths] for e in experiences],
-            "reference_log_probs": [e.reference_log_probs for e in experiences],
-            "rollout_log_probs": [[r.behaviour_log_probs for r in e.group.rollouts] for e in experiences],
-        }
-        if self._kl:
-            coefficient = np.float32(self._kl.coefficient)
-            fields["kl_coefficients"] = [[np.full(n, coefficient) for n in e.lengths] for e in experiences]
-        if self._loss.select:
-            fields["selected"] = self._selected(experiences)
-        self._count += 1
-        groups = [sequences(e) for e in experiences]
-        update = self._updater(groups, rate, weights=weights, empty=not tokens, progress=progress, **fields)
-        warn_of_culprits("policy", experiences, update)
-        return update
+        here, there = self.partition, generator.partition
+        self._published = self.parameters
+        if here.layout != there.layout:
+            self._published = {
+                spec.name: self.parameters[spec.name]
+                if here.slices(spec) == there.slices(spec)
+                else Parameter(
+                    Tensor(np.empty(there.shape(spec), np.float32)), name=f"infer.{spec.name}", requires_grad=False
+                )
+                for spec in there.specs
+            }
+            moves = plan(here.layout, there.layout)
+            self._reshard = OnlineReshard(moves, self.collectives, self.parameters, self._published)
+            self.publish()
+        generator.hold(self._published)
 
-    def state_dict(self) -> dict[str, int]:
-        """What a resumed run goes on with: the number that keys what a loss chooses at random."""
-        return {"count": self._count}
+    @property
+    def publishes(self) -> bool:
+        """Whether weights move between the layouts."""
+        return self._reshard is not None
 
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on from `state_dict`."""
-        self._count = state["count"]
+    def publish(self) -> ReshardStatistics:
+        """Bring the published weights up to date, where `publishes`."""
+        return self._reshard.run(self._verify)
 
-    def _selected(self, experiences: Sequence[Experience]) -> Rows:
-        """The tokens that the loss chooses from the mini-batch of all ranks, of which each rank keeps its own."""
-        rows = [
-            pair
-            for e in experiences
-            for pair in zip(
-                taken(policy_log_probs(e), e.trained_tokens), taken(e.token_advantages, e.trained_tokens), strict=True
-            )
-        ]
-        parts = self._data_parallel.gather(rows)
-        every = [row for part in parts for row in part]
-        seed = self._config.seed * 1_000_003 + self._count
-        chosen = self._loss.select([log_probs for log_probs, _ in every], [given for _, given in every], seed)
-        start = sum(len(part) for part in parts[: self._data_parallel.rank])
-        masks = [mask for e in experiences for mask in e.trained_tokens]
-        mine = iter(put_back(chosen[start : start + len(rows)], masks))
-        return [[next(mine) for _ in e.group.rollouts] for e in experiences]
+    def memory_roles(self) -> Iterator[MemoryRole]:
+        yield from self.optimizer_roles()
+        own, published = self.parameters.values(), self._published.values()
+        shared = {id(parameter) for parameter in own} & {id(parameter) for parameter in published}
+        apart = [parameter for parameter in own if id(parameter) not in shared]
+        yield SHARED, [parameter for parameter in own if id(parameter) in shared], False
+        yield TRAIN, [*apart, *self.updater.optimizer.own_rows], False
+        yield INFER, [parameter for parameter in published if id(parameter) not in shared], False
 
+    def arrays(self) -> Arrays:
+        return {WEIGHTS: (self.partition.layout, self.parameters), **self.moment_arrays()}
 
-def warn_of_culprits(what: str, experiences: Sequence[Experience], update: Update) -> None:
-    """Says, on the rank that has them, which samples made an update of `what` impossible."""
-    if not update.culprits:
-        return
-    first = update.culprits[0]
-    more = f" ({len(update.culprits) - 1} more samples like it)" if len(update.culprits) > 1 else ""
-    _log.warning(
-        "an update of the %s was skipped: prompt %d, sample %d: %s is not finite%s",
-        what,
-        experiences[first.group].group.prompt.id,
-        first.sample,
-        first.reason,
-        more,
-    )
-
-
-def loss_weights(
-    experiences: Sequence[Experience], aggregation: str, limit: int, data_parallel: DataParallel
-) -> tuple[Rows, int]:
-    """What each token's loss is multiplied with, and how many tokens of all ranks are trained on.
-
-    Responses that are left out have 0; denominators are over all ranks. aggregation: a name of
-    `algorithms.aggregation.MODES`. limit: the constant that some of them divide by, in tokens.
-    """
-    masks = [e.trained_tokens for e in experiences]
-    totals = data_parallel.sum(batch_totals([np.count_nonzero(row) for rows in masks for row in rows]))
-    weights = [[token_weights(row[None], aggregation, totals, max_tokens=limit)[0] for row in rows] for rows in masks]
-    return weights, int(totals[0])
-
-
-def sequences(experience: Experience) -> SequenceGroup:
-    """The token ids of a group, and which of them were sampled."""
-    group = experience.group
-    responses = tuple(rollout.response_ids for rollout in group.rollouts)
-    return SequenceGroup(group.prompt.token_ids, responses, experience.sampled)
+    def counters(self) -> Mapping[str, Any]:
+        return {"optimizer": self.updater.optimizer, "updates": self._updates}

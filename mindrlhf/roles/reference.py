@@ -1,49 +1,61 @@
 """The reference model: log-probs that the KL term is measured from, and how it follows the policy."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
-import numpy as np
 from mindspore import Parameter
 
 from mindrlhf import backend
-from mindrlhf.training.batch import SequenceGroup
+from mindrlhf.backend.comm.collectives import Collectives
+from mindrlhf.checkpoint.open import Weights
+from mindrlhf.checkpoint.training_state import REFERENCE_WEIGHTS
+from mindrlhf.job import Job
+from mindrlhf.phases import REFERENCE
+from mindrlhf.roles.part import Arrays, MemoryRole, ModelPart
+from mindrlhf.training.graphs import PolicyLogProbs
 from mindrlhf.training.scoring import Scorer
 
 
-class Reference:
-    """A frozen copy of the policy as it was, or one that is brought nearer to it every so many steps (TR-DPO,
-    Gorbatovski et al. 2024, arXiv:2404.09656, section 3).
+@dataclass(frozen=True)
+class Following:
+    """How a reference follows the policy (TR-DPO, Gorbatovski et al. 2024, arXiv:2404.09656, section 3).
 
-    parameters, policy: this rank's parts of both, by name. every: steps, 0 is never. share: of the policy in the
-    reference after a step that moves it; 1 replaces it.
+    every: steps; 0 is never. share: of the policy in the reference after a step that moves it; 1 replaces it.
     """
 
-    def __init__(
-        self,
-        scorer: Scorer,
-        parameters: Mapping[str, Parameter],
-        policy: Mapping[str, Parameter],
-        every: int = 0,
-        share: float = 1.0,
-    ):
-        self._scorer, self._parameters, self._policy = scorer, parameters, policy
-        self._every, self._share = every, share
-
-    def __call__(self, groups: Sequence[SequenceGroup]) -> list[tuple[np.ndarray, ...]]:
-        """For each group, G arrays float32[R]."""
-        return self._scorer(groups)
-
-    @property
-    def compile_s(self) -> float:
-        """Seconds of the last call that went into building graphs."""
-        return self._scorer.compile_s
+    every: int = 0
+    share: float = 1.0
 
     def due(self, step: int) -> bool:
-        """Whether it moves after the updates of `step`, counted from 1."""
-        return self._every > 0 and step % self._every == 0
+        """Tell whether the reference moves after the updates of `step`, counted from 1."""
+        return self.every > 0 and step % self.every == 0
 
-    def follow(self) -> None:
-        """Moves it towards the policy."""
-        for name, parameter in self._parameters.items():
-            mine, its = backend.read(parameter), backend.read(self._policy[name])
-            backend.write(parameter, its if self._share == 1.0 else self._share * its + (1.0 - self._share) * mine)
+    def move(self, reference: Mapping[str, Parameter], policy: Mapping[str, Parameter]) -> None:
+        """Move this rank's parameters of the reference towards those of the policy, by name."""
+        for name, parameter in reference.items():
+            mine, its = backend.read(parameter), backend.read(policy[name])
+            backend.write(parameter, its if self.share == 1.0 else self.share * its + (1.0 - self.share) * mine)
+
+
+class Reference(ModelPart):
+    """A copy of the policy's first weights, frozen or following the policy, in the training layout."""
+
+    what = "reference model"
+
+    def __init__(self, job: Job, collectives: Collectives, max_positions: int):
+        super().__init__(job.train, job.model, collectives, max_positions)
+        config, algorithm = job.config, job.config.algorithm
+        self.load(Weights(job.reference_path, job.model, config.seed).reader(self.partition))
+        head = PolicyLogProbs(self.decoder, config.rollout.temperature)
+        self.scorer = Scorer(head, config.train, self.pipeline)
+        self.following = Following(algorithm.reference_sync_steps, algorithm.reference_sync_share)
+
+    def follow(self, policy: ModelPart) -> None:
+        """Move towards the policy."""
+        self.following.move(self.parameters, policy.parameters)
+
+    def memory_roles(self) -> Iterator[MemoryRole]:
+        yield REFERENCE, list(self.parameters.values()), False
+
+    def arrays(self) -> Arrays:
+        return {REFERENCE_WEIGHTS: (self.partition.layout, self.parameters)} if self.following.every else {}

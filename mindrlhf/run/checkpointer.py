@@ -1,8 +1,9 @@
-"""Keeps a run: saves its state when that is due, and ends it in good order when it has to stop before its last step."""
+"""Checkpoints a run on schedule, and shuts it down cleanly when it has to stop early."""
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any, Protocol
 
@@ -24,18 +25,13 @@ from mindrlhf.checkpoint.training_state import (
 from mindrlhf.configs.grpo import TrainerSettings
 from mindrlhf.errors import UserError
 from mindrlhf.job import Job
-from mindrlhf.parallel.layout import Layout
-from mindrlhf.parallel.partition import Partition
-from mindrlhf.roles.critic import Critic
-from mindrlhf.roles.part import Side
-from mindrlhf.roles.weights import Parameters
+from mindrlhf.roles.part import Arrays
 from mindrlhf.run.stop import Agreement, Stopped
-from mindrlhf.training.optimizer import AdamW
 from mindrlhf.training.updater import Update
 
 
 class Stateful(Protocol):
-    """What has numbers of its own that a resumed run needs: the prompt stream, the optimizer, ..."""
+    """State of a few numbers that a resumed run needs: of the prompt stream, the optimizer, ..."""
 
     def state_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -44,26 +40,39 @@ class Stateful(Protocol):
         """Go on from them."""
 
 
-class Bulky(Protocol):
-    """What has more than a few numbers: encoded only when it is saved."""
+class Blob(Protocol):
+    """State too large for JSON; it is encoded only when a checkpoint is written."""
 
     def snapshot(self) -> Any:
-        """What will not change any more."""
+        """Return the state as it is now, in a form that later steps do not change."""
 
     def encode(self, snapshot: Any) -> bytes:
-        """A snapshot as bytes."""
+        """Turn a snapshot into bytes."""
 
     def decode(self, content: bytes) -> None:
-        """Go on from them."""
+        """Go on from the bytes of a snapshot."""
 
 
-class Keeper:
-    """Used by every rank at the same places.
+@dataclass(frozen=True)
+class Managed:
+    """Everything of this rank that a checkpoint holds.
 
-    groups: kind -> its layout, and this rank's parameters of it by the names of the layout.
-    counters, bulk: name -> what has state. run: see `TrainingState`; hf: the files of its HF folder, on rank 0.
-    timer: measures what saving costs the training, and has the arrays in memory. settle: returns when what is written
-    beside the training is there; a checkpoint vouches for it.
+    arrays: kind -> its layout, and this rank's parameters of it by the names of the layout. counters, blobs: by name.
+    run: see `TrainingState`. hf_files: of the checkpoint's HF folder, on rank 0.
+    """
+
+    arrays: Arrays
+    counters: Mapping[str, Stateful] = field(default_factory=dict)
+    blobs: Mapping[str, Blob] = field(default_factory=dict)
+    run: Mapping[str, Any] = field(default_factory=dict)
+    hf_files: Mapping[str, bytes] = field(default_factory=dict)
+
+
+class Checkpointer:
+    """Saves a run, restores it, and may end it; used by every rank at the same places, after `manage`.
+
+    saving: entered while arrays are read. It has them in memory, and blocks until background writes have finished,
+    because a checkpoint implies them.
     """
 
     def __init__(
@@ -72,21 +81,18 @@ class Keeper:
         total_steps: int,
         store: CheckpointStore,
         agreement: Agreement,
-        groups: Mapping[str, tuple[Layout, Parameters]],
-        counters: Mapping[str, Stateful],
-        bulk: Mapping[str, Bulky],
-        run: Mapping[str, Any],
-        hf: Mapping[str, bytes],
-        timer: Callable[[], AbstractContextManager],
-        settle: Callable[[], None],
+        saving: Callable[[], AbstractContextManager] = nullcontext,
     ):
         self._settings, self._total, self._store, self._agreement = settings, total_steps, store, agreement
-        self._groups, self._bulk, self._run, self._hf = groups, bulk, run, hf
-        self._timer, self._settle = timer, settle
+        self._saving = saving
         self._best, self._bad = Best(settings.save_best_metric, settings.save_best_mode), BadUpdates()
-        self._stateful = {**counters, "best": self._best, "bad_updates": self._bad}
         self._step, self._saved = 0, None  # steps done; the step of the last checkpoint
-        self._snapshot()
+
+    def manage(self, state: Managed) -> None:
+        """Take the state that checkpoints are to hold from now on."""
+        self._state = state
+        self._counters = {**state.counters, "best": self._best, "bad_updates": self._bad}
+        self._take_snapshot()
 
     @property
     def first_step(self) -> int:
@@ -96,29 +102,29 @@ class Keeper:
     def restore(self, checkpoint: Checkpoint, rank: int) -> None:
         """Go on from a checkpoint, in whatever layout it was written; the weights have been read already.
 
-        What the settings have added since it was written begins anew.
+        State that the settings have added since it was written begins anew.
         """
-        for kind, (layout, parameters) in self._groups.items():
+        for kind, (layout, parameters) in self._state.arrays.items():
             if kind not in (WEIGHTS, CRITIC_WEIGHTS) and kind in checkpoint.groups:
                 read = checkpoint.reader(kind, layout, rank)
                 for name, parameter in parameters.items():
                     backend.write(parameter, read(name))
-        for name, stateful in self._stateful.items():
+        for name, counter in self._counters.items():
             if name in checkpoint.counters:
                 with checkpoint.understood(f"counters.{name}"):
-                    check_alike(checkpoint.counters[name], stateful.state_dict())
-                    stateful.load_state_dict(checkpoint.counters[name])
-        for name, bulky in self._bulk.items():
+                    check_alike(checkpoint.counters[name], counter.state_dict())
+                    counter.load_state_dict(checkpoint.counters[name])
+        for name, blob in self._state.blobs.items():
             content = checkpoint.companion(name)
             if content is not None:
                 with checkpoint.understood(f"the file {name}"):
-                    bulky.decode(content)
+                    blob.decode(content)
         self._step = self._saved = checkpoint.step
         self._store.best_step = self._best.step
-        self._snapshot()
+        self._take_snapshot()
 
     def after_step(self, step: int, metrics: Mapping[str, float], updates: Sequence[Update]) -> None:
-        """The step is done and its metrics are written: save if it is due.
+        """Save if it is due; the step is done and its metrics are written.
 
         Raises `Stopped` when the run is asked to stop, `UserError` when it cannot go on; its state is saved then.
         """
@@ -126,7 +132,7 @@ class Keeper:
         bad = self._bad.count(updates)
         best = self._best.improved(metrics, step)
         self._step = step
-        self._snapshot()
+        self._take_snapshot()
         frequency = self._settings.save_freq
         if best or (frequency and (step % frequency == 0 or step == self._total)):
             self._save(best)
@@ -159,7 +165,7 @@ class Keeper:
         self._store.wait()
 
     def _leave(self) -> str:
-        """Save what there is, and say how to continue."""
+        """Save the state of the last step, and say how to continue."""
         if not self._step:
             return "before the first step was done, so there is nothing to save; start again with the same command."
         if self._saved != self._step:
@@ -171,16 +177,16 @@ class Keeper:
         )
 
     def _save(self, best: bool) -> None:
-        with self._timer():
-            self._settle()
+        state = self._state
+        with self._saving():
             groups = {
                 kind: ShardGroup(layout, backend.read_all(parameters))
-                for kind, (layout, parameters) in self._groups.items()
+                for kind, (layout, parameters) in state.arrays.items()
             }
             self._check_finite(groups)
-            files = {f"{HF_FOLDER}/{name}": content for name, content in self._hf.items()}
-            files |= {name: self._bulk[name].encode(kept) for name, kept in self._kept.items()}
-            self._store.save(TrainingState(self._step, groups, self._counters, self._run, files), best)
+            files = {f"{HF_FOLDER}/{name}": content for name, content in state.hf_files.items()}
+            files |= {name: state.blobs[name].encode(kept) for name, kept in self._blob_snapshots.items()}
+            self._store.save(TrainingState(self._step, groups, self._counts, state.run, files), best)
             self._saved = self._step
 
     def _check_finite(self, groups: Mapping[str, ShardGroup]) -> None:
@@ -191,10 +197,10 @@ class Keeper:
                 self._store.wait()
                 raise self._store.with_advice(UserError(f"step {self._step}: {spoiled(kind, name)}"))
 
-    def _snapshot(self) -> None:
+    def _take_snapshot(self) -> None:
         """Note everything but the arrays as it is after a step: the next one may be left half-way."""
-        self._counters = {name: stateful.state_dict() for name, stateful in self._stateful.items()}
-        self._kept = {name: bulky.snapshot() for name, bulky in self._bulk.items()}
+        self._counts = {name: counter.state_dict() for name, counter in self._counters.items()}
+        self._blob_snapshots = {name: blob.snapshot() for name, blob in self._state.blobs.items()}
 
 
 class Best:
@@ -237,7 +243,7 @@ class BadUpdates:
         self._in_row = 0
 
     def count(self, updates: Sequence[Update]) -> int:
-        """The most in a row that these updates make, those before them included."""
+        """Count the longest run of skipped updates, earlier steps included."""
         most = 0
         for update in updates:
             self._in_row = self._in_row + 1 if update.result.failed else 0
@@ -257,35 +263,8 @@ def any_validation(metrics: Mapping[str, float]) -> bool:
 
 
 def open_store(job: Job, collectives: Collectives) -> CheckpointStore:
-    """Where the run's checkpoints go; opened by all ranks at the same time."""
+    """Open the store of the run's checkpoints; all ranks do it at the same time."""
     settings, world = job.config.trainer, collectives.world
     token = collectives.broadcast_object(secrets.token_hex(4), root=0)
     folder, keep = job.args.save_ckpt_dir, settings.save_max_ckpt_num
     return CheckpointStore(folder, world.rank, world.size, token, keep, settings.async_save)
-
-
-def arrays_of(
-    training: Side, policy: Parameters, optimizer: AdamW, critic: Critic | None, reference: Parameters | None
-) -> dict[str, tuple[Layout, Parameters]]:
-    """Everything of a rank that training changes. reference: where it follows the policy, else None."""
-    part = training.partition
-    groups = {WEIGHTS: (part.layout, policy), **_moments("", part, optimizer)}
-    if critic:
-        groups[CRITIC_WEIGHTS] = (critic.side.partition.layout, critic.parameters)
-        groups |= _moments("critic_", critic.side.partition, critic.optimizer)
-    if reference:
-        groups[REFERENCE_WEIGHTS] = (part.layout, reference)
-    return groups
-
-
-def _moments(prefix: str, part: Partition, optimizer: AdamW) -> dict[str, tuple[Layout, Parameters]]:
-    names = [spec.name for spec in part.specs]
-    return {
-        f"{prefix}{kind}": (part.optimizer_layout, dict(zip(names, moments, strict=True)))
-        for kind, moments in (("exp_avg", optimizer.first), ("exp_avg_sq", optimizer.second))
-    }
-
-
-def present(**parts: Any) -> dict[str, Any]:
-    """Those that there are."""
-    return {name: part for name, part in parts.items() if part is not None}

@@ -1,6 +1,4 @@
-"""What one step was like: metrics under verl's names, reduced over ranks and written by rank 0; rollouts kept on
-request.
-"""
+"""The report of a step: metrics under verl's names, reduced over ranks, and responses; rank 0 writes both."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -9,7 +7,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from mindrlhf.algorithms.mismatch import mismatch_figures, mismatch_sums
+from mindrlhf.backend.ceiling import matmul_ceiling
 from mindrlhf.backend.comm.collectives import Collectives
+from mindrlhf.files.naming import ROLLOUTS_FOLDER
+from mindrlhf.files.settings_file import write_settings
+from mindrlhf.job import Job
 from mindrlhf.memory.residency import Residency
 from mindrlhf.metrics import performance
 from mindrlhf.metrics.diagnosis import Diagnosis
@@ -21,13 +23,15 @@ from mindrlhf.metrics.experience import (
 )
 from mindrlhf.metrics.flops import Utilization
 from mindrlhf.metrics.metric_set import MetricSet, reduce
+from mindrlhf.metrics.run_writers import open_writers
 from mindrlhf.metrics.timer import STEP, Timers
 from mindrlhf.metrics.writers import Writers
-from mindrlhf.records.writer import ResponseWriter
+from mindrlhf.parallel.partition import Partition
+from mindrlhf.records.writer import RecordParts, ResponseWriter
 from mindrlhf.reshard.online import ReshardStatistics
 from mindrlhf.rewards.table import RewardTable
-from mindrlhf.roles.part import Side
 from mindrlhf.rollout.engine import Statistics
+from mindrlhf.run.outputs import forget_after
 from mindrlhf.training.updater import Update
 from mindrlhf.types import Experience, Rollout, taken
 
@@ -52,7 +56,7 @@ CRITIC_NAMES = {
 
 @dataclass(frozen=True, eq=False)
 class StepResult:
-    """What a step did, seen from this rank: its share of the experiences, updates, and figures that all ranks share."""
+    """This rank's share of a step's experiences and updates, and the figures that all ranks share."""
 
     experiences: list[Experience]
     updates: list[Update]
@@ -61,12 +65,11 @@ class StepResult:
 
 
 class StepReport:
-    """Collects a step's metrics on every rank.
+    """Collects a step's metrics on every rank; rank 0 writes them after `open_outputs`.
 
-    training: the side whose replicas have rows of their own; one rank speaks for those with the same rows.
-    writers: on rank 0; None on the others. keeps: whether the run keeps its responses. responses: on rank 0, their
-    writer. corrects: show how far the rollout's distribution is from the trained one. longest_prompt: of the dataset,
-    in tokens. utilization: None leaves `perf/mfu` out.
+    training: this rank's shard; the replicas have rows of their own, and one rank speaks for those with the same rows.
+    records: the run writes its responses. corrects: show how far the rollout's distribution is from the trained one.
+    longest_prompt: of the dataset, in tokens. utilization: None leaves `perf/mfu` out.
 
     finished: to be set when the run has done its last step.
     """
@@ -74,26 +77,48 @@ class StepReport:
     def __init__(
         self,
         collectives: Collectives,
-        training: Side,
+        training: Partition,
         timers: Timers,
         residency: Residency,
-        writers: Writers | None,
-        keeps: bool = False,
-        responses: ResponseWriter | None = None,
+        records: bool = False,
         rows_per_epoch: int | None = None,
         longest_prompt: int | None = None,
         utilization: Utilization | None = None,
         corrects: bool = False,
     ):
         self._gather, self._ranks = collectives.all_gather_object, collectives.world.size
-        self._replicas, self._own_rows = training.data_parallel.size, training.first_of_replica
-        self._timers, self._residency, self._writers = timers, residency, writers
-        self._keeps, self._responses = keeps, responses
+        self._replicas, self._own_rows = training.mesh.dp, training.first_of_replica
+        self._timers, self._residency, self._records = timers, residency, records
+        self._writers: Writers | None = None
+        self._responses: ResponseWriter | None = None
         self._rows_per_epoch, self._corrects = rows_per_epoch, corrects
         self._longest_prompt, self._utilization = longest_prompt, utilization
         self.finished = False
         self._metrics, self._diagnosis = MetricSet(), Diagnosis()
         self.last: dict[str, float] = {}
+
+    def open_outputs(self, job: Job, total_steps: int, steps_done: int) -> None:
+        """Open the writers that `trainer.loggers` names; called on rank 0. The run's settings go alongside them.
+
+        steps_done: the outputs of later steps are forgotten; 0 begins anew.
+        """
+        config, settings, output = job.config, job.config.trainer, job.output
+        tracking = settings.model_copy(update={"loggers": ("console",)} if settings.val_only else {})
+        start = steps_done + 1 if steps_done else 0
+        self._writers = open_writers(output, tracking, total_steps, start, settings=config.model_dump(mode="json"))
+        if settings.val_only:
+            file = None
+        else:
+            file = job.args.save_data_file
+            write_settings(output, job.described())
+            if steps_done:
+                forget_after(output, steps_done)
+        recorded = RecordParts(file, steps_done) if file else None
+        if recorded and recorded.missing:
+            print(f"{file}: the rollouts of steps 1 to {recorded.missing[-1]} are not beside it and are left out")
+        if self._records:
+            folder = output / ROLLOUTS_FOLDER if settings.save_rollouts else None
+            self._responses = ResponseWriter(folder, recorded, job.tokenizer.decode)
 
     def add_reward_troubles(self, table: RewardTable) -> None:
         """Counts calls that gave no reward, and shows the first of each function with its input."""
@@ -156,8 +181,8 @@ class StepReport:
             self._writers.write(step, self.last)
             for hint in self._diagnosis.look(step, self.last):
                 _log.warning("hint at step %d: %s", step, hint.text)
-        if self._keeps:
-            self._keep(step, experiences)
+        if self._records:
+            self._record_responses(step, experiences)
 
     def _mismatch(self, experiences: list[Experience], updates: list[Update]) -> dict[str, float]:
         """How far what was drawn from is from what is trained, over all ranks (`algorithms.mismatch`)."""
@@ -184,20 +209,20 @@ class StepReport:
             else:
                 metrics.add_values(shown, np.concatenate([row for group in groups for row in group]))
 
-    def _keep(self, step: int, experiences: list[Experience]) -> None:
-        """All ranks' responses; without what a step has computed of them, which is large and does not travel."""
+    def _record_responses(self, step: int, experiences: list[Experience]) -> None:
+        """Record all ranks' responses; the arrays that a step has computed of them are large and do not travel."""
         computed = {"reference_log_probs": None, "old_log_probs": None, "values": None, "returns": None}
         gathered = self._gather([replace(experience, **computed) for experience in experiences])
         if self._responses:
             self._responses.add(step, [experience for part in gathered for experience in part])
 
-    def settle(self) -> None:
-        """Returns when the responses of all steps so far are in files."""
+    def flush(self) -> None:
+        """Block until the responses of all steps so far are in files."""
         if self._responses:
             self._responses.flush()
 
     def close(self) -> None:
-        """Closes the writers and puts the rollouts together."""
+        """Close the writers and merge the recorded rollouts."""
         if self._writers:
             self._writers.close()
         if self._responses:
@@ -221,3 +246,22 @@ def explained_variance(values: Mapping[str, float]) -> dict[str, float]:
     """`critic/vf_explained_var`, 1 - var(return - value) / var(return), from a step's standard deviations of both."""
     error, spread = values.get("critic/return_error/std"), values.get("critic/returns/std")
     return {"critic/vf_explained_var": 1.0 - (error / spread) ** 2} if error is not None and spread else {}
+
+
+def open_report(
+    job: Job, collectives: Collectives, timers: Timers, residency: Residency, rows: int, longest_prompt: int
+) -> StepReport:
+    """Open the report of a run; `open_outputs` begins to write it. rows: of the dataset, 0 for a replay."""
+    config, settings = job.config, job.config.trainer
+    ceiling = matmul_ceiling(collectives.world.device_target, job.train.model.compute_dtype)
+    return StepReport(
+        collectives,
+        Partition.of_yaml(job.train, job.model, collectives.world.rank),
+        timers,
+        residency,
+        records=settings.save_rollouts or (job.args.save_data_file is not None and not settings.val_only),
+        rows_per_epoch=rows or None,
+        longest_prompt=longest_prompt,
+        utilization=Utilization(job.model, ceiling, config.algorithm.num_iterations),
+        corrects=config.rollout_correction.level is not None,
+    )

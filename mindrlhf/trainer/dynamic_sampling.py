@@ -119,9 +119,10 @@ def has_spread(experience: Experience, config: GRPOConfig) -> bool:
     return scores.size > 1 and bool(np.ptp(scores) > NO_SPREAD)
 
 
-def left_in(experiences: list[Experience], config: GRPOConfig) -> list[Experience]:
-    """The experiences with their `trained`: without what was not scored, and, where the settings say so, without what
-    was cut off at the token limit and without groups that have no spread.
+def mark_trained(experiences: list[Experience], config: GRPOConfig) -> list[Experience]:
+    """Set `trained` on each experience.
+
+    Unscored responses are excluded; truncated ones and groups with equal rewards too, if configured.
     """
     marked = []
     for experience in experiences:

@@ -1,187 +1,171 @@
 """The GRPO loop. One step reads top to bottom like the algorithm (Shao et al. 2024, algorithm 1).
 
-What differs between the members of the family stands in the parts: which groups a step takes (`sampling`), advantages
-(`advantages`), the policy's loss (`policy`), a KL term (`kl_term`, `reference`), a critic (`critic`).
+What differs between the members of the family stands in the parts: which groups a step takes (`rollout.sampling`),
+advantages and the KL term (`credit`), the policy's loss (`parts.policy`), a reference and a critic (`parts`).
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from mindrlhf.configs.grpo import GRPOConfig, OptimizerSettings
-from mindrlhf.data.stream import PromptStream
-from mindrlhf.evaluation.validation import Validation
-from mindrlhf.metrics.progress import Progress
-from mindrlhf.metrics.timer import STEP, Timers
-from mindrlhf.parallel.data_parallel import DataParallel
-from mindrlhf.reshard.online import ReshardStatistics
-from mindrlhf.roles.critic import Critic
-from mindrlhf.roles.policy import Advance, PolicyUpdates, sequences
-from mindrlhf.roles.reference import Reference
+from mindrlhf.metrics.timer import STEP
+from mindrlhf.roles.parts import Parts
+from mindrlhf.roles.policy_updates import Advance, sequences
 from mindrlhf.rollout.engine import Statistics
-from mindrlhf.rollout.scored import Rollouts
-from mindrlhf.run.checkpointer import Keeper
-from mindrlhf.run.step_report import StepReport, StepResult
-from mindrlhf.trainer.advantages import StepAdvantages
-from mindrlhf.trainer.dynamic_sampling import StepSampling, left_in, with_drawing_policy
-from mindrlhf.trainer.kl_term import KLTerm
+from mindrlhf.run.run import Run
+from mindrlhf.run.step_report import StepResult
+from mindrlhf.run.training_data import TrainingData
+from mindrlhf.trainer.credit import Credit
+from mindrlhf.trainer.dynamic_sampling import mark_trained, with_drawing_policy
+from mindrlhf.trainer.rollout_phase import RolloutPhase
 from mindrlhf.training.schedule import learning_rate
-from mindrlhf.training.scoring import Scorer
 from mindrlhf.training.updater import Update
 from mindrlhf.types import Experience
 
 
-@dataclass
+@dataclass(frozen=True)
 class GRPOTrainer:
     """Everything a step needs, built by `trainer.build`; this class only says in which order it happens.
 
-    stream, rollouts, sampling: None for a replay. old: scores with the policy before a step's updates; None where the
-    first update sees all of a step, and takes its own values. reference, kl: None when beta is 0. critic: None without
-    one. publish: brings the updated weights to the graphs that generate; None where they are the same. generating,
-    training: which share of a step's prompts this rank answers, and of its experiences it trains on; the ranks that
-    share a replica have the same. gather: the experiences of all ranks, in order, from each one's own. total_steps:
-    length of the run, for schedules. keeper: saves the run, and may end it. validation: None without held-out problems.
+    rollout: None for a replay.
     """
 
     config: GRPOConfig
-    stream: PromptStream | None
-    rollouts: Rollouts | None
-    sampling: StepSampling | None
-    reference: Reference | None
-    old: Scorer | None
-    critic: Critic | None
-    advantages: StepAdvantages
-    policy: PolicyUpdates
-    kl: KLTerm | None
-    publish: Callable[[], ReshardStatistics] | None
-    generating: DataParallel
-    training: DataParallel
-    gather: Callable[[list[Experience]], list[Experience]]
-    report: StepReport
-    timers: Timers
-    progress: Progress
-    total_steps: int
-    keeper: Keeper
-    validation: Validation | None
+    data: TrainingData
+    parts: Parts
+    credit: Credit
+    rollout: RolloutPhase | None
+    run: Run
 
     def fit(self) -> None:
-        """Generates and trains until `total_steps` steps are done."""
-        if self.validation and self.config.trainer.val_before_train and self.keeper.first_step == 1:
+        """Generate and train until `total_steps` steps are done."""
+        run = self.run
+        if self.rollout.validation and self.config.trainer.val_before_train and run.first_step == 1:
             self.validate_only()
-        for step in range(self.keeper.first_step, self.total_steps + 1):
-            with self.timers(STEP):
+        for step in range(run.first_step, run.total_steps + 1):
+            with run.timers(STEP):
                 experiences, figures = self.collect(step)
                 result = self.train(experiences, step, figures)
                 self.reshard()
                 self.validate(step)
-            self.record(step, result, self.rollouts.statistics, self.stream.position)
-        self.keeper.finish()
+            self.record(step, result, self.rollout.generate.statistics, self.data.stream.position)
+        run.checkpointer.finish()
 
-    def replay(self, steps: Sequence[tuple[int, list[Experience]]]) -> None:
-        """Trains on recorded rollouts (`records`), as the run that made them did."""
-        for step, experiences in steps[self.keeper.first_step - 1 :]:
-            with self.timers(STEP):
+    def replay(self) -> None:
+        """Train on recorded rollouts (`records`), as the run that made them did."""
+        for step, experiences in self.data.recorded[self.run.first_step - 1 :]:
+            with self.run.timers(STEP):
                 result = self.train(experiences, step)
             self.record(step, result)
-        self.keeper.finish()
+        self.run.checkpointer.finish()
 
     def record(self, step: int, result: StepResult, generation: Statistics | None = None, position: int = 0) -> None:
-        """Metrics, rollouts and checkpoint of a step that is done. What that takes is part of the next step's time: its
-        own is in what is written here.
+        """Write metrics, rollouts and checkpoint of a step.
+
+        The time this takes is booked on the next step; this step's own time is among the metrics written here.
         """
-        with self.timers(STEP):
-            with self.timers("report"):
-                self.report.write(step, result, generation, position)
-            self.keeper.after_step(step, self.report.last, result.updates)
+        timers, report = self.run.timers, self.run.report
+        with timers(STEP):
+            with timers("report"):
+                report.write(step, result, generation, position)
+            self.run.checkpointer.after_step(step, report.last, result.updates)
 
     def validate_only(self) -> None:
-        """Accuracy on held-out problems of the weights as they are, before any further step."""
-        step = self.keeper.first_step - 1
-        with self.timers("testing"):
-            values = self.validation(step)
-        self.timers.collect()
-        self.report.write_validation(step, values)
+        """Measure accuracy on held-out problems before any further step."""
+        step = self.run.first_step - 1
+        with self.run.timers("testing"):
+            values = self.rollout.validation(step)
+        self.run.timers.collect()
+        self.run.report.write_validation(step, values)
 
     def validate(self, step: int) -> None:
-        """Accuracy on held-out problems, when it is due, as metrics of the step."""
-        if self.validation and self.validation.due(step):
-            with self.timers("testing"):
-                self.report.add_values(self.validation(step))
-                self.timers.compile(self.validation.compile_s)
+        """Measure accuracy on held-out problems, when it is due, as metrics of the step."""
+        validation, timers = self.rollout.validation, self.run.timers
+        if validation and validation.due(step):
+            with timers("testing"):
+                self.run.report.add_values(validation(step))
+                timers.compile(validation.compile_s)
 
     def reshard(self) -> None:
-        """The next step generates with the updated weights."""
-        if self.publish:
-            with self.timers("reshard"):
-                self.report.add_reshard(self.publish())
+        """Bring the updated weights to the graphs that generate."""
+        if self.parts.policy.publishes:
+            with self.run.timers("reshard"):
+                self.run.report.add_reshard(self.parts.policy.publish())
 
     def collect(self, step: int) -> tuple[list[Experience], dict[str, float]]:
-        """Generates and scores, in one round or, with dynamic sampling, in several; all ranks get all experiences."""
-        self.rollouts.statistics = Statistics()
-        self.sampling.begin()
-        while prompts := self.sampling.wanted():
-            own = self.generating.share(self.sampling.numbered(self.stream.next(prompts)))
-            scored = self.rollouts(own, step)
-            self.keeper.between_phases()
-            self.sampling.add(self.gather(scored))
-        return self.sampling.take()
+        """Generate and score, in one round or, with dynamic sampling, in several; all ranks get all experiences."""
+        sampling, generate = self.rollout.sampling, self.rollout.generate
+        generate.statistics = Statistics()
+        sampling.begin()
+        while prompts := sampling.wanted():
+            drawn = sampling.numbered(self.data.stream.next(prompts))
+            scored = generate(self.parts.generator.data_parallel.share(drawn), step)
+            self.run.checkpointer.between_phases()
+            sampling.add(self.run.gather(scored))
+        return sampling.take()
 
     def train(self, experiences: list[Experience], step: int, figures: dict[str, float] | None = None) -> StepResult:
-        """Log-probs, values and updates of this rank's share; advantages over all experiences."""
-        experiences = with_drawing_policy(left_in(experiences, self.config), step)
-        own = self.with_log_probs(self.training.share(experiences))
-        with self.timers("adv"):
-            own = self.advantages(experiences, own)
+        """Compute log-probs and values of this rank's share and advantages over all experiences; update."""
+        policy, reference = self.parts.policy, self.parts.reference
+        experiences = with_drawing_policy(mark_trained(experiences, self.config), step)
+        own = self.with_log_probs(policy.data_parallel.share(experiences))
+        with self.run.timers("adv"):
+            own = self.credit(experiences, own)
         critic_updates = self.update_critic(own, step)
         updates = self.update_policy(own, step)
-        figures = {**(figures or {}), **(self.kl.steer(own) if self.kl else {})}
-        if self.reference and self.reference.due(step):
-            with self.timers("sync_ref"):
-                self.reference.follow()
+        figures = {**(figures or {}), **self.credit.steer_kl(own)}
+        if reference and reference.following.due(step):
+            with self.run.timers("sync_ref"):
+                reference.follow(policy)
         return StepResult(own, updates, critic_updates, figures)
 
     def with_log_probs(self, experiences: list[Experience]) -> list[Experience]:
-        """With the reference's and the old policy's log-probs and the critic's values, where there are such and a group
-        kept from an earlier step does not have its own.
+        """Add reference log-probs, old log-probs and values where the run uses them.
+
+        A group from an earlier step keeps its own old log-probs.
         """
-        groups = [sequences(e) for e in experiences]
-        for phase, scorer, field in (
-            ("ref", self.reference, "reference_log_probs"),
-            ("old_log_prob", self.old, "old_log_probs"),
-            ("values", self.critic, "values"),
+        parts, timers, groups = self.parts, self.run.timers, [sequences(e) for e in experiences]
+        for phase, part, field in (
+            ("ref", parts.reference, "reference_log_probs"),
+            ("old_log_prob", parts.policy, "old_log_probs"),
+            ("values", parts.critic, "values"),
         ):
-            if scorer is not None:
-                with self.timers(phase):
-                    rows = scorer(groups)
-                    self.timers.compile(scorer.compile_s)
+            if part is not None and part.scorer is not None:
+                with timers(phase):
+                    rows = part.scorer(groups)
+                    timers.compile(part.scorer.compile_s)
                 experiences = [
                     replace(e, **{field: getattr(e, field) or row}) for e, row in zip(experiences, rows, strict=True)
                 ]
         return experiences
 
     def update_critic(self, experiences: list[Experience], step: int) -> list[Update]:
-        if self.critic is None:
+        """Make the critic's updates of a step; none without a critic."""
+        critic = self.parts.critic
+        if critic is None:
             return []
-        return self.update("update_critic", self.critic.update, self.critic.settings.optimizer, experiences, step)
+        return self.update("update_critic", critic.update, critic.settings.optimizer, experiences, step)
 
     def update_policy(self, experiences: list[Experience], step: int) -> list[Update]:
-        """Nothing while the critic warms up; the schedule counts from there.
+        """Make the policy's updates of a step; none while the critic warms up, and the schedule counts from there.
 
         Without a pass of its own, the old policy's log-probs are what the step's first update gave: it has seen all
         groups.
         """
         seen: list[Update] = []
+        policy, critic = self.parts.policy, self.parts.critic
 
         def one_update(part: Sequence[Experience], rate: float, advance: Advance) -> Update:
-            if seen and self.old is None:
+            if seen and policy.scorer is None:
                 part = [
                     replace(e, old_log_probs=e.old_log_probs or rows)
                     for e, rows in zip(part, seen[0].outputs, strict=True)
                 ]
-            seen.append(self.policy(part, rate, advance))
+            seen.append(policy.update(part, rate, advance, self.credit.kl_coefficient))
             return seen[-1]
 
-        waits = self.critic.settings.warmup_steps if self.critic else 0
-        return self.update("update_actor", one_update, self.config.optimizer, experiences, step, waits)
+        warmup_steps = critic.settings.warmup_steps if critic else 0
+        return self.update("update_actor", one_update, self.config.optimizer, experiences, step, warmup_steps)
 
     def update(
         self,
@@ -190,22 +174,22 @@ class GRPOTrainer:
         settings: OptimizerSettings,
         experiences: list[Experience],
         step: int,
-        waits: int = 0,
+        warmup_steps: int = 0,
     ) -> list[Update]:
-        """`num_iterations` passes over the step's groups, each in `updates_per_iteration` optimizer updates.
+        """Make `num_iterations` passes over the step's groups, each in `updates_per_iteration` optimizer updates.
 
-        A mini-batch is every so many groups: blocks of each rank's share would differ with the number of ranks.
-        waits: first steps without an update.
+        A mini-batch is every n-th group: blocks of each rank's share would differ with the number of ranks.
+        warmup_steps: first steps without an update.
         """
         parts = self.config.algorithm.updates_per_iteration
         per_step = self.config.algorithm.num_iterations * parts
-        done, total = (step - waits - 1) * per_step, (self.total_steps - waits) * per_step
+        done, total = ((steps - warmup_steps) * per_step for steps in (step - 1, self.run.total_steps))
         updates = []
         if done < 0:
             return updates
-        with self.timers(phase), self.progress("update", per_step, "updates") as advance:
+        with self.run.timers(phase), self.run.progress("update", per_step, "updates") as advance:
             for index in range(per_step):
                 rate = learning_rate(settings, done + index, total)
                 updates.append(one_update(experiences[index % parts :: parts], rate, advance))
-                self.timers.compile(updates[-1].compile_s)
+                self.run.timers.compile(updates[-1].compile_s)
         return updates

@@ -24,6 +24,7 @@ from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
 from mindrlhf.files.settings_file import versions
 from mindrlhf.job import Job
+from mindrlhf.memory.batch_table import batch_table
 from mindrlhf.memory.estimate import Lengths, Work, device_limit
 from mindrlhf.metrics.trackers import check_installed
 from mindrlhf.models.parameters import parameter_count
@@ -51,7 +52,10 @@ def preflight(job: Job, collectives: Collectives, prompts: Sequence[Prompt], rew
 
     prompts: of the dataset; none for a replay. rewards: on the ranks that score.
     """
-    world = collectives.world
+    world, longest = collectives.world, max((len(prompt.token_ids) for prompt in prompts), default=0)
+    if prompts and world.rank == 0:
+        sizes = [yaml.parallel.data_parallel for yaml in (job.train, job.infer)]
+        print(batch_table(job.config, *sizes, longest), flush=True)
     answered = roll_call(collectives, world.abort)
     folders = {job.output, job.args.save_ckpt_dir}
     for folder in folders:
@@ -73,7 +77,6 @@ def preflight(job: Job, collectives: Collectives, prompts: Sequence[Prompt], rew
         "disk": disk_line(job.args.save_ckpt_dir, *disk_needs(job.config, job.model)),
     }
     if prompts:
-        longest = max(len(prompt.token_ids) for prompt in prompts)
         lines["memory"] = memory_line(
             Work.of(job.config, job.model, job.train, job.infer, Lengths(longest)), everywhere
         )

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 
-from mindrlhf import backend
 from mindrlhf.algorithms.aggregation import batch_totals, token_weights
 from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.backend.process.launch import World
@@ -23,8 +22,8 @@ from mindrlhf.metrics import performance
 from mindrlhf.metrics.metric_set import MetricSet, reduce
 from mindrlhf.metrics.run_writers import open_writers
 from mindrlhf.metrics.timer import STEP, Timers
-from mindrlhf.roles.part import Side
-from mindrlhf.roles.weights import open_updater, save_model
+from mindrlhf.roles.open_updater import open_updater
+from mindrlhf.roles.part import ModelPart
 from mindrlhf.shapes import longest_position
 from mindrlhf.training.batch import SequenceGroup
 from mindrlhf.training.graphs import PolicyLogProbs
@@ -52,13 +51,11 @@ def fit(
     bucket = config.train.length_bucket
     longest = [max(len(part(g)) for g in groups) for part in (lambda g: g.prompt_ids, lambda g: g.responses[0])]
 
-    training = Side(yaml, model, Collectives(world))
-    data_parallel = training.data_parallel
-    parameters = Weights(args.load_sft_checkpoint_train, model, config.seed).parameters(training.partition)
-    positions = longest_position(*longest, bucket)
-    decoder = training.decoder(parameters, backend.kernels(yaml.context.device_target), positions)
-    head = PolicyLogProbs(decoder, temperature=1.0)
-    updater = open_updater(config.optimizer, config.train, head, NEGATIVE_LOG_LIKELIHOOD, parameters, training)
+    part = ModelPart(yaml, model, Collectives(world), longest_position(*longest, bucket))
+    part.what, data_parallel = "fine-tuned model", part.data_parallel
+    part.load(Weights(args.load_sft_checkpoint_train, model, config.seed).reader(part.partition))
+    head = PolicyLogProbs(part.decoder, temperature=1.0)
+    updater = open_updater(part, head, NEGATIVE_LOG_LIKELIHOOD, config.optimizer, config.train)
     stream = PromptStream(groups, config.data.pairs_per_step, config.data.shuffle, config.seed)
     timers = Timers()
     with ExitStack() as stack:
@@ -90,4 +87,4 @@ def fit(
     source = args.load_sft_checkpoint_train
     method = f"supervised fine-tuning on answers; {total} steps of {config.data.pairs_per_step} pairs"
     card = describe(source, method, args.mind_dataset_dir, f"{len(groups)} pairs", (), config).measured(values)
-    save_model(directory, parameters, training, tokenizer, "fine-tuned model", source, str(card))
+    part.save_hf(directory, tokenizer, source, str(card))

@@ -65,23 +65,22 @@ def run_grpo(args: argparse.Namespace, signals: StopSignals) -> None:
             list_unused(job.train)
             list_unused(job.infer, generating=True)
         # It imports MindSpore, which must not happen before `launch` has set what MindSpore reads when it starts.
-        from mindrlhf.trainer.build import assemble
+        from mindrlhf.trainer.build import build
 
         with ExitStack() as stack:
             stack.enter_context(lock_outputs(world, job.output, job.args.save_ckpt_dir, job.args.save_data_file))
-            trainer, recorded, save = assemble(job, world, stack, signals)
+            trainer = build(job, world, stack, signals)
             try:
-                trainer.keeper.between_phases()
+                trainer.run.checkpointer.between_phases()
                 if job.config.trainer.val_only:
                     trainer.validate_only()
                     return
-                if recorded:
-                    trainer.replay(recorded)
+                if trainer.data.recorded:
+                    trainer.replay()
                 else:
                     trainer.fit()
             except Stopped as stopped:
                 if world.rank == 0:
                     print(stopped, flush=True)
                 return
-            save()
-            trainer.report.finished = True
+            trainer.run.export(trainer.parts)

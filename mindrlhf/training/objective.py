@@ -46,9 +46,7 @@ def policy_objective(
     correction: Callable | None = None,
     entropy_coef: float = 0.0,
 ) -> Objective:
-    """Policy loss with importance weights, KL term and entropy bonus.
-
-    It is correction * policy_loss(now, old) + beta * KL(now || reference) - entropy_coef * entropy.
+    """Objective correction * policy_loss(now, old) + beta * KL(now || reference) - entropy_coef * entropy.
 
     on_policy: the batch is used for one update, so that the old policy is the one being updated: its log-probs are
         the current ones, without gradient. They are also taken, token by token, where the field `old_log_probs` has

@@ -36,14 +36,12 @@ class Outcome:
 def run(world, case: Case) -> Outcome:
     """On every rank, the same; `world` may be a single process."""
     import mindspore
-    from mindspore import Parameter, Tensor
 
-    from mindrlhf import backend
     from mindrlhf.algorithms.losses import policy_loss
     from mindrlhf.backend.comm.collectives import Collectives
     from mindrlhf.configs.grpo import OptimizerSettings, TrainSettings
-    from mindrlhf.roles.part import Side
-    from mindrlhf.roles.weights import open_updater
+    from mindrlhf.roles.open_updater import open_updater
+    from mindrlhf.roles.part import ModelPart
     from mindrlhf.training.graphs import PolicyLogProbs
     from mindrlhf.training.objective import policy_objective
     from mindrlhf.training.scoring import Scorer
@@ -51,18 +49,14 @@ def run(world, case: Case) -> Outcome:
     mindspore.set_context(mode=mindspore.GRAPH_MODE, device_target="CPU")
     model = SmallModel.random(**case.model)
     collectives = Collectives(world)
-    side = Side(model_yaml(case), model.config, collectives)
+    side = ModelPart(model_yaml(case), model.config, collectives, POSITIONS)
     part = side.partition
-    parameters = {
-        spec.name: Parameter(Tensor(np.ascontiguousarray(model.arrays[spec.name][part.slices(spec)])), name=spec.name)
-        for spec in part.specs
-    }
-    decoder = side.decoder(parameters, backend.kernels("CPU"), POSITIONS)
+    side.load(lambda spec: model.arrays[spec.name][part.slices(spec)])
     settings = OptimizerSettings(max_grad_norm=0.5, weight_decay=0.1, eps=1e-5)
     train = TrainSettings(max_tokens_per_micro_batch=80, length_bucket=16)
     objective = policy_objective(policy_loss("clip"), on_policy=False, kl="k3", beta=0.1)
-    head = PolicyLogProbs(decoder, TEMPERATURE)
-    updater = open_updater(settings, train, head, objective, parameters, side)
+    head = PolicyLogProbs(side.decoder, TEMPERATURE)
+    updater = open_updater(side, head, objective, settings, train)
     scorer = Scorer(head, train, side.pipeline)
 
     groups, rows = batch()
@@ -76,7 +70,7 @@ def run(world, case: Case) -> Outcome:
         losses.append(sum(side.data_parallel.gather(update.loss)))
         norms.append(update.result.grad_norm)
         entropies.append(flat(side.data_parallel.gather(update.metrics["entropy"])))
-    shards = collectives.all_gather_object({name: p.asnumpy() for name, p in parameters.items()})
+    shards = collectives.all_gather_object({name: p.asnumpy() for name, p in side.parameters.items()})
     return Outcome(losses, norms, scores, entropies, assembled(part.layout, shards))
 
 

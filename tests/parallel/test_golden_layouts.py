@@ -21,27 +21,22 @@ def on_rank(world, folder: str, layouts: list[dict]) -> list[dict]:
 
 def results(world, golden: Golden, case: Case) -> dict:
     """Log-probs, whole gradients by name, and where there is one stage the greedy tokens."""
-    from mindspore import Parameter, Tensor
-
-    from mindrlhf import backend
     from mindrlhf.backend.comm.collectives import Collectives
     from mindrlhf.configs.grpo import OptimizerSettings, TrainSettings
-    from mindrlhf.roles.part import Side
-    from mindrlhf.roles.weights import open_updater
+    from mindrlhf.roles.open_updater import open_updater
+    from mindrlhf.roles.part import ModelPart
     from mindrlhf.training.batch import SequenceGroup
     from mindrlhf.training.graphs import PolicyLogProbs
     from mindrlhf.training.objective import NEGATIVE_LOG_LIKELIHOOD
 
     collectives = Collectives(world)
-    side = Side(model_yaml(case), golden.config, collectives)
+    side = ModelPart(model_yaml(case), golden.config, collectives, 128)
     part = side.partition
-    shards = {spec.name: np.ascontiguousarray(golden.arrays[spec.name][part.slices(spec)]) for spec in part.specs}
-    parameters = {name: Parameter(Tensor(shard), name=name) for name, shard in shards.items()}
-    decoder = side.decoder(parameters, backend.kernels("CPU"), 128)
-    tokens = greedy(golden, decoder) if part.mesh.pp == 1 else None
-    head = PolicyLogProbs(decoder, 1.0)
+    side.load(lambda spec: golden.arrays[spec.name][part.slices(spec)])
+    tokens = greedy(golden, side.decoder) if part.mesh.pp == 1 else None
+    head = PolicyLogProbs(side.decoder, 1.0)
     train = TrainSettings(length_bucket=4)
-    updater = open_updater(OptimizerSettings(), train, head, NEGATIVE_LOG_LIKELIHOOD, parameters, side)
+    updater = open_updater(side, head, NEGATIVE_LOG_LIKELIHOOD, OptimizerSettings(), train)
     optimizer, step, gradients = updater.optimizer, updater.optimizer.step, {}
 
     def kept_step(*arguments):

@@ -17,7 +17,7 @@ from mindrlhf.checkpoint.store import CheckpointStore
 from mindrlhf.configs.grpo import TrainerSettings
 from mindrlhf.errors import UserError
 from mindrlhf.run import stop
-from mindrlhf.run.checkpointer import Keeper
+from mindrlhf.run.checkpointer import Checkpointer, Managed
 from mindrlhf.run.stop import Agreement, Stopped
 
 
@@ -44,7 +44,7 @@ class Counter:
 
 
 class Run:
-    """A keeper over small arrays that count the steps, and what may ask it to stop."""
+    """A checkpointer over small arrays that count the steps, and what may ask it to stop."""
 
     def __init__(self, folder, total=6, **settings):
         settings = TrainerSettings(**settings)
@@ -59,21 +59,23 @@ class Run:
         agreement = Agreement(self.signals, lambda flags: flags, True, settings.max_host_memory_gb)
         groups = self.groups = {kind: (layout_of(), named) for kind, named in self.parameters.items()}
         stateful, bulk, hf = {"counter": self.counter}, {"bulk": self.bulk}, {"config.json": b"{}"}
-        self.settled = []  # the checkpoints that there were each time
+        self.flushed = []  # the checkpoints that there were each time
 
-        def settle():
-            self.settled.append(self.steps())
+        def saving():
+            self.flushed.append(self.steps())
+            return nullcontext()
 
-        self.keeper = Keeper(settings, total, store, agreement, groups, stateful, bulk, {}, hf, nullcontext, settle)
+        self.checkpointer = Checkpointer(settings, total, store, agreement, saving)
+        self.checkpointer.manage(Managed(groups, stateful, bulk, {}, hf))
 
     def step(self, step, metrics=None, failed=False):
-        """What a step does: everything moves, then the keeper looks."""
+        """What a step does: everything moves, then the checkpointer looks."""
         for named in self.parameters.values():
             for parameter in named.values():
                 backend.write(parameter, backend.read(parameter) + 1)
         self.counter.value, self.bulk.value = step, 10 * step
         update = SimpleNamespace(result=SimpleNamespace(failed=failed))
-        self.keeper.after_step(step, metrics or {}, [update])
+        self.checkpointer.after_step(step, metrics or {}, [update])
 
     def steps(self):
         return sorted(int(path.name[5:]) for path in self.folder.glob("step_*"))
@@ -83,7 +85,7 @@ def test_saved_every_so_often_and_at_the_end(tmp_path):
     run = Run(tmp_path, total=7, save_freq=3)
     for step in range(1, 8):
         run.step(step)
-    run.keeper.finish()
+    run.checkpointer.finish()
     assert run.steps() == [3, 6, 7]
     never = Run(tmp_path / "none", total=2)
     never.step(1)
@@ -97,11 +99,11 @@ def test_a_resumed_run_has_everything(tmp_path, async_save):
     run = Run(tmp_path, save_freq=2, async_save=async_save)
     for step in (1, 2, 3, 4):
         run.step(step)
-    run.keeper.finish()
+    run.checkpointer.finish()
     other = Run(tmp_path, save_freq=2)
     checkpoint, _ = choose(locate(tmp_path))
-    other.keeper.restore(checkpoint, 0)
-    assert other.keeper.first_step == 5
+    other.checkpointer.restore(checkpoint, 0)
+    assert other.checkpointer.first_step == 5
     assert (other.counter.value, other.bulk.value) == (4, 40)
     for kind in ("exp_avg", "exp_avg_sq"):  # the weights are read when they are made
         for name, parameter in run.parameters[kind].items():
@@ -128,7 +130,7 @@ def test_counters_that_no_run_saves(tmp_path, name, state):
     checkpoint, _ = choose(locate(tmp_path))
     checkpoint.counters[name] = state
     with pytest.raises(UserError, match=rf"state\.json: does not hold what a run saves \(counters\.{name}: ValueError"):
-        run.keeper.restore(checkpoint, 0)
+        run.checkpointer.restore(checkpoint, 0)
 
 
 def test_a_bulky_state_that_no_run_saves(tmp_path):
@@ -137,7 +139,7 @@ def test_a_bulky_state_that_no_run_saves(tmp_path):
     checkpoint, _ = choose(locate(tmp_path))
     (checkpoint.folder / "bulk").write_bytes(b"no number")
     with pytest.raises(UserError, match=r"does not hold what a run saves \(the file bulk: ValueError"):
-        run.keeper.restore(checkpoint, 0)
+        run.checkpointer.restore(checkpoint, 0)
 
 
 @pytest.mark.parametrize(("mode", "kept"), [("max", 2), ("min", 3)])
@@ -153,8 +155,8 @@ def test_what_a_checkpoint_vouches_for_is_written_before_it(tmp_path):
     run = Run(tmp_path, save_freq=2, async_save=False, save_max_ckpt_num=9)
     for step in range(1, 5):
         run.step(step)
-    assert run.settled == [[], [2]]
-    run.keeper.finish()
+    assert run.flushed == [[], [2]]
+    run.checkpointer.finish()
 
 
 def test_a_best_metric_that_does_not_exist(tmp_path):
@@ -177,10 +179,10 @@ def test_a_step_that_is_left_half_way_is_not_saved(tmp_path):
     run = Run(tmp_path, save_freq=5)
     run.step(1)
     run.counter.value, run.bulk.value = 99, 99
-    run.keeper.within_phase()
+    run.checkpointer.within_phase()
     run.signals.wanted = True
     with pytest.raises(Stopped, match="after step 1 of 6"):
-        run.keeper.within_phase()
+        run.checkpointer.within_phase()
     checkpoint, _ = choose(locate(tmp_path))
     assert (checkpoint.step, checkpoint.counters["counter"], checkpoint.companion("bulk")) == (1, {"value": 1}, b"10")
 
@@ -189,7 +191,7 @@ def test_nothing_to_save_before_the_first_step(tmp_path):
     run = Run(tmp_path)
     run.signals.wanted = True
     with pytest.raises(Stopped, match="nothing to save; start again with the same command"):
-        run.keeper.between_phases()
+        run.checkpointer.between_phases()
     assert run.steps() == []
 
 
@@ -198,9 +200,9 @@ def test_updates_that_cannot_be_applied(tmp_path):
     run = Run(tmp_path, max_bad_updates=3, save_freq=1)
     for step, failed in enumerate((True, True, False, True, True), start=1):
         run.step(step, failed=failed)
-    run.keeper.finish()
+    run.checkpointer.finish()
     resumed = Run(tmp_path, max_bad_updates=3)
-    resumed.keeper.restore(choose(locate(tmp_path))[0], 0)
+    resumed.checkpointer.restore(choose(locate(tmp_path))[0], 0)
     with pytest.raises(UserError, match=r"step 6: 3 updates in a row were skipped.*after step 6 of 6 is saved"):
         resumed.step(6, failed=True)
     assert resumed.steps()[-1] == 6
@@ -226,7 +228,7 @@ def test_spoiled_weights_replace_no_good_ones(tmp_path, kind, value):
     assert jobs.files(tmp_path) == before
     run.signals.wanted = True
     with pytest.raises(UserError, match=r"lower optimizer\.lr"):  # a wish to stop saves it no more than a step does
-        run.keeper.between_phases()
+        run.checkpointer.between_phases()
 
 
 def test_the_first_parameter_of_all_ranks_is_named():

@@ -12,7 +12,7 @@ import pytest
 from workers import run_msrun
 
 from mindrlhf.backend.native import library
-from mindrlhf.trainer.build import graph_settings
+from mindrlhf.run.compile_cache import graph_settings
 
 SETTINGS = ("algorithm.beta=0.1", "trainer.total_steps=2", "trainer.save_freq=1")
 SAME = ("actor/loss", "actor/kl_loss", "actor/grad_norm", "actor/entropy", "critic/rewards/mean")

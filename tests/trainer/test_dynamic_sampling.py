@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from step_parts import experience
 
 from mindrlhf.configs.loading import load_grpo_config
-from mindrlhf.trainer.dynamic_sampling import StepSampling, has_spread, left_in, with_drawing_policy
+from mindrlhf.trainer.dynamic_sampling import StepSampling, has_spread, mark_trained, with_drawing_policy
 
 NAN = float("nan")
 
@@ -112,14 +112,14 @@ def test_running_out_trains_on_what_there_is_and_says_so(caplog):
     assert ids(step) == [3, 9, 0, 1], "groups without spread fill the step"
     assert figures["sampling/missing"] == 2
     assert "after 3 rounds of generation 2 of 4 groups have no spread: the step trains on the other 2" in caplog.text
-    assert [one.trained.tolist() for one in left_in(step, settings)] == [[True] * 2] * 2 + [[False] * 2] * 2
+    assert [one.trained.tolist() for one in mark_trained(step, settings)] == [[True] * 2] * 2 + [[False] * 2] * 2
 
 
 def test_nothing_but_groups_without_spread():
     settings = config("dynamic_sampling.max_rounds=2")
     step, figures = one_step(StepSampling(settings), Source([False]))
     assert len(step) == figures["sampling/missing"] == 4
-    assert not any(one.trained.any() for one in left_in(step, settings))
+    assert not any(one.trained.any() for one in mark_trained(step, settings))
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=40), st.integers(1, 6), st.integers(1, 9), st.integers(1, 4))
@@ -132,7 +132,7 @@ def test_every_step_is_full_and_no_group_is_lost_or_comes_twice(spread, size, pe
         step, figures = one_step(sampling, source)
         assert len(step) == size
         assert figures["sampling/rounds"] <= rounds
-        taught += [one.group.prompt.id for one in left_in(step, settings) if one.trained.any()]
+        taught += [one.group.prompt.id for one in mark_trained(step, settings) if one.trained.any()]
     expected = [i for i in range(source.drawn) if spread[i % len(spread)]]
     assert taught + ids(sampling.surplus) == expected
 
@@ -160,9 +160,9 @@ def test_spread_of_one_function_by_name():
     assert not has_spread(experience(0, [1, 0], functions={"gsm8k": [1, 0], "tidy": [1, 1]}), settings)
 
 
-def test_what_is_left_in():
+def test_what_is_mark_trained():
     one = experience(0, [1, 0, NAN], lengths=[2, 5, 3], finishes=["eos", "length", "stop"])
-    assert left_in([one], config(enabled=False))[0].trained.tolist() == [True, True, False]
-    masked = left_in([one], config("algorithm.mask_truncated=True", enabled=False))[0]
+    assert mark_trained([one], config(enabled=False))[0].trained.tolist() == [True, True, False]
+    masked = mark_trained([one], config("algorithm.mask_truncated=True", enabled=False))[0]
     assert masked.trained.tolist() == [True, False, False]
     assert [row.sum() for row in masked.trained_tokens] == [2, 0, 0]

@@ -1,6 +1,6 @@
 """Advantages, KL term, loss weights and token choice of a step: by definition, and the same on any number of ranks."""
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,13 +14,13 @@ from mindrlhf.algorithms.losses import policy_loss
 from mindrlhf.configs.loading import load_grpo_config
 from mindrlhf.metrics.progress import Progress
 from mindrlhf.metrics.timer import Timers
-from mindrlhf.roles.policy import PolicyUpdates, loss_weights
-from mindrlhf.roles.reference import Reference
+from mindrlhf.roles.parts import Parts
+from mindrlhf.roles.policy_updates import PolicyUpdates, loss_weights
+from mindrlhf.roles.reference import Following
 from mindrlhf.run.step_report import StepReport
-from mindrlhf.trainer.advantages import StepAdvantages
-from mindrlhf.trainer.dynamic_sampling import left_in
+from mindrlhf.trainer.credit import Credit, KLTerm
+from mindrlhf.trainer.dynamic_sampling import mark_trained
 from mindrlhf.trainer.grpo import GRPOTrainer
-from mindrlhf.trainer.kl_term import KLTerm
 from mindrlhf.types import put_back, taken
 
 
@@ -63,9 +63,8 @@ def advantages(step, settings, size):
     """The step with advantages, computed by `size` ranks of which each knows the log-probs of its own share only."""
 
     def work(rank: Rank):
-        kl = KLTerm(settings.algorithm, rank) if settings.algorithm.beta else None
         bare = [replace(one, values=None, reference_log_probs=None, old_log_probs=None) for one in step]
-        return StepAdvantages(settings, rank, kl)(bare, rank.share(step))
+        return Credit(settings, rank)(bare, rank.share(step))
 
     return [one for part in on_ranks(size, work) for one in part]
 
@@ -186,7 +185,7 @@ def test_weights_do_not_depend_on_ranks_and_leave_responses_out(step, mode):
         for one in step
         for rollouts in [one.group.rollouts]
     ]
-    marked = left_in(cut, settings)
+    marked = mark_trained(cut, settings)
     expected, tokens = on_ranks(1, lambda rank: loss_weights(marked, mode, 11, rank))[0]
     assert tokens == sum(one.lengths[[0, 2]].sum() for one in marked)
     for rows in expected:
@@ -247,12 +246,12 @@ class Recorded:
 def test_tokens_are_chosen_from_the_mini_batch_of_all_ranks(step, size):
     settings = load_grpo_config(None, ["algorithm.policy_loss=kl_cov", "algorithm.kl_cov_ratio=0.2"])
     loss = settings.algorithm.loss()
-    marked = left_in([replace(one, advantages=one.rewards - 1) for one in step], settings)
+    marked = mark_trained([replace(one, advantages=one.rewards - 1) for one in step], settings)
     marked[1] = replace(marked[1], trained=np.array([True, False, True]))
 
     def work(rank: Rank):
         updater = Recorded()
-        PolicyUpdates(settings, updater, loss, rank, None)(rank.share(marked), 0.1, lambda share: None)
+        PolicyUpdates(settings, updater, loss, rank)(rank.share(marked), 0.1, lambda share: None)
         assert updater.rate == 0.1
         return [row for rows in updater.fields["selected"] for row in rows]
 
@@ -269,12 +268,12 @@ def test_tokens_are_chosen_from_the_mini_batch_of_all_ranks(step, size):
 
 def test_tokens_that_were_not_sampled_are_not_chosen(step):
     settings = load_grpo_config(None, ["algorithm.policy_loss=kl_cov", "algorithm.kl_cov_ratio=0.2"])
-    marked = left_in([replace(one, advantages=one.rewards - 1) for one in step], settings)
+    marked = mark_trained([replace(one, advantages=one.rewards - 1) for one in step], settings)
     mixed = list(map(with_context, marked))
 
     def chosen(given):
         updater = Recorded()
-        update = lambda rank: PolicyUpdates(settings, updater, settings.algorithm.loss(), rank, None)  # noqa: E731
+        update = lambda rank: PolicyUpdates(settings, updater, settings.algorithm.loss(), rank)  # noqa: E731
         on_ranks(1, lambda rank: update(rank)(given, 0.1, lambda share: None))
         return updater.fields["selected"]
 
@@ -286,7 +285,7 @@ def test_nothing_to_train_on_moves_nothing(step):
     settings = load_grpo_config(None, [])
     updater = Recorded()
     left_out = [replace(one, trained=np.zeros(3, bool)) for one in step]
-    update = lambda rank: PolicyUpdates(settings, updater, policy_loss("clip"), rank, None)  # noqa: E731
+    update = lambda rank: PolicyUpdates(settings, updater, policy_loss("clip"), rank)  # noqa: E731
     on_ranks(1, lambda rank: update(rank)(left_out, 0.1, lambda share: None))
     assert updater.fields["empty"]
 
@@ -301,12 +300,12 @@ def test_the_reference_follows_every_so_many_steps(share, expected):
     mine, policy = (
         {"a": Parameter(Tensor(np.full(4, value, np.float32)), name=name)} for name, value in (("r", 1.0), ("p", 3.0))
     )
-    reference = Reference(None, mine, policy, every=3, share=share)
-    assert [reference.due(step) for step in range(1, 7)] == [False, False, True] * 2
-    reference.follow()
+    following = Following(every=3, share=share)
+    assert [following.due(step) for step in range(1, 7)] == [False, False, True] * 2
+    following.move(mine, policy)
     np.testing.assert_allclose(mine["a"].asnumpy(), expected)
     np.testing.assert_array_equal(policy["a"].asnumpy(), np.full(4, 3.0))
-    assert not Reference(None, mine, policy).due(3)
+    assert not Following().due(3)
 
 
 def test_later_passes_have_the_log_probs_that_the_first_update_gave(step):
@@ -315,14 +314,15 @@ def test_later_passes_have_the_log_probs_that_the_first_update_gave(step):
     fresh[1] = step[1]
     seen = []
 
-    def policy(part, rate, advance):
+    def update(part, rate, advance, kl_coefficient):
         seen.append([e.old_log_probs for e in part])
         outputs = [tuple(np.full(n, -float(len(seen)), np.float32) for n in e.lengths) for e in part]
         return SimpleNamespace(outputs=outputs, compile_s=0.0)
 
-    parts = dict.fromkeys(field.name for field in fields(GRPOTrainer))
-    parts |= {"config": load_grpo_config(None, ["algorithm.num_iterations=3"]), "policy": policy, "total_steps": 1}
-    trainer = GRPOTrainer(**parts | {"timers": Timers(), "progress": Progress(enabled=False)})
+    config = load_grpo_config(None, ["algorithm.num_iterations=3"])
+    parts = Parts(SimpleNamespace(scorer=None, update=update), None, None, None)
+    run = SimpleNamespace(total_steps=1, timers=Timers(), progress=Progress(enabled=False))
+    trainer = GRPOTrainer(config, None, parts, SimpleNamespace(kl_coefficient=None), None, run)
     assert len(trainer.update_policy(fresh, 1)) == 3
     first, *later = seen
     assert [rows is None for rows in first] == [True, False, True, True]

@@ -15,8 +15,7 @@ from step_parts import experience, on_ranks
 
 from mindrlhf.algorithms.aggregation import MODES
 from mindrlhf.configs.grpo import GRPOConfig, TrainSettings
-from mindrlhf.roles.policy import PolicyUpdates, sequences
-from mindrlhf.trainer.build import open_objective
+from mindrlhf.roles.policy_updates import PolicyUpdates, open_objective, sequences
 from mindrlhf.training.batch import cut
 from mindrlhf.training.graphs import PolicyLogProbs
 from mindrlhf.training.optimizer import AdamW
@@ -93,7 +92,7 @@ class Subject:
                 given.update(arguments, groups=groups)
                 return SimpleNamespace(culprits=())
 
-            PolicyUpdates(config, updater, self.loss, rank, kl=None)(rank.share(experiences), 0.0, lambda share: None)
+            PolicyUpdates(config, updater, self.loss, rank)(rank.share(experiences), 0.0, lambda share: None)
             return given
 
         cutter = self.cutters[size]

@@ -1,0 +1,69 @@
+"""The parts of a job's models that a rank holds."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from mindrlhf.backend.comm.collectives import Collectives
+from mindrlhf.checkpoint.resume import Checkpoint
+from mindrlhf.job import Job
+from mindrlhf.memory.residency import Residency
+from mindrlhf.roles.critic import Critic
+from mindrlhf.roles.part import Arrays, ModelPart
+from mindrlhf.roles.policy import Policy
+from mindrlhf.roles.reference import Reference
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Policy, reference and critic, and the policy in the layout that generates.
+
+    reference: None where beta is 0. critic: None without one. generator: None for a replay.
+    """
+
+    policy: Policy
+    reference: Reference | None
+    critic: Critic | None
+    generator: ModelPart | None
+
+    def __iter__(self) -> Iterator[ModelPart]:
+        return (part for part in (self.policy, self.critic, self.reference) if part is not None)
+
+    def arrays(self) -> Arrays:
+        """Return kind -> (layout, parameters) of everything that training changes."""
+        return {kind: group for part in self for kind, group in part.arrays().items()}
+
+    def counters(self) -> dict[str, Any]:
+        """Return name -> object with a state, of all parts."""
+        return {name: counter for part in self for name, counter in part.counters().items()}
+
+    def register(self, residency: Residency) -> None:
+        """Let the trained parts leave memory in phases that do not need them; `open_parts` did so for the reference."""
+        for part in (self.policy, self.critic):
+            if part is not None:
+                part.register(residency)
+
+
+def open_parts(
+    job: Job,
+    collectives: Collectives,
+    max_positions: int,
+    checkpoint: Checkpoint | None,
+    residency: Residency,
+    generates: bool,
+) -> Parts:
+    """Open the parts of a run; all ranks do it at the same time.
+
+    The reference goes first, and out of memory before the others are loaded. checkpoint: of the run that is continued.
+    generates: False for a replay.
+    """
+    algorithm, place = job.config.algorithm, (collectives, max_positions)
+    reference = Reference(job, *place) if algorithm.beta > 0 else None
+    if reference:
+        reference.register(residency)
+    policy = Policy(job, *place, checkpoint)
+    critic = Critic(job, *place, checkpoint) if algorithm.uses_critic else None
+    generator = ModelPart(job.infer, job.model, *place) if generates else None
+    if generator:
+        policy.publish_to(generator)
+    return Parts(policy, reference, critic, generator)

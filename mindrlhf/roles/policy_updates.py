@@ -1,0 +1,152 @@
+"""The policy's updates: mini-batches of a step with the weights and inputs that its objective takes."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from mindrlhf.algorithms.aggregation import batch_totals, token_weights
+from mindrlhf.algorithms.losses import PolicyLoss
+from mindrlhf.algorithms.rollout_correction import importance_weights
+from mindrlhf.configs.grpo import GRPOConfig
+from mindrlhf.parallel.data_parallel import DataParallel
+from mindrlhf.training.batch import Rows, SequenceGroup
+from mindrlhf.training.objective import OWN, Objective, policy_objective
+from mindrlhf.training.updater import Update, Updater
+from mindrlhf.types import Experience, put_back, taken
+
+_log = logging.getLogger(__name__)
+
+Advance = Callable[[float], None]
+
+
+class PolicyUpdates:
+    """Optimizer updates from mini-batches of this rank's experiences, together with the other ranks.
+
+    data_parallel: the training ranks' axis.
+    """
+
+    def __init__(self, config: GRPOConfig, updater: Updater, loss: PolicyLoss, data_parallel: DataParallel):
+        self._config, self._updater, self._loss, self._data_parallel = config, updater, loss, data_parallel
+        self._aggregation = loss.aggregation or config.algorithm.aggregation
+        self._limit = config.algorithm.aggregation_tokens or config.rollout.max_new_tokens
+        self._count = 0
+
+    def __call__(
+        self,
+        experiences: Sequence[Experience],
+        rate: float,
+        progress: Advance,
+        kl_coefficient: float | None = None,
+    ) -> Update:
+        """Make one update; nothing moves where no token of any rank is trained on.
+
+        experiences: with advantages and all log-probs. rate: learning rate. progress: see `Updater`.
+        kl_coefficient: None without a KL term.
+        """
+        weights, tokens = loss_weights(experiences, self._aggregation, self._limit, self._data_parallel)
+        fields = {
+            "advantages": [e.token_advantages for e in experiences],
+            "old_log_probs": [e.old_log_probs or [np.full(n, OWN) for n in e.lengths] for e in experiences],
+            "reference_log_probs": [e.reference_log_probs for e in experiences],
+            "rollout_log_probs": [[r.behaviour_log_probs for r in e.group.rollouts] for e in experiences],
+        }
+        if kl_coefficient is not None:
+            coefficient = np.float32(kl_coefficient)
+            fields["kl_coefficients"] = [[np.full(n, coefficient) for n in e.lengths] for e in experiences]
+        if self._loss.select:
+            fields["selected"] = self._selected(experiences)
+        self._count += 1
+        groups = [sequences(e) for e in experiences]
+        update = self._updater(groups, rate, weights=weights, empty=not tokens, progress=progress, **fields)
+        warn_of_bad_samples("policy", experiences, update)
+        return update
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the number that keys random choices of a loss, for a resumed run."""
+        return {"count": self._count}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go on from `state_dict`."""
+        self._count = state["count"]
+
+    def _selected(self, experiences: Sequence[Experience]) -> Rows:
+        """Choose tokens from the mini-batch of all ranks, as the loss does; each rank keeps its own."""
+        rows = [
+            pair
+            for e in experiences
+            for pair in zip(
+                taken(policy_log_probs(e), e.trained_tokens), taken(e.token_advantages, e.trained_tokens), strict=True
+            )
+        ]
+        parts = self._data_parallel.gather(rows)
+        every = [row for part in parts for row in part]
+        seed = self._config.seed * 1_000_003 + self._count
+        chosen = self._loss.select([log_probs for log_probs, _ in every], [given for _, given in every], seed)
+        start = sum(len(part) for part in parts[: self._data_parallel.rank])
+        masks = [mask for e in experiences for mask in e.trained_tokens]
+        mine = iter(put_back(chosen[start : start + len(rows)], masks))
+        return [[next(mine) for _ in e.group.rollouts] for e in experiences]
+
+
+def warn_of_bad_samples(what: str, experiences: Sequence[Experience], update: Update) -> None:
+    """Name the samples that made an update of `what` impossible, on the rank that has them."""
+    if not update.culprits:
+        return
+    first = update.culprits[0]
+    more = f" ({len(update.culprits) - 1} more samples like it)" if len(update.culprits) > 1 else ""
+    _log.warning(
+        "an update of the %s was skipped: prompt %d, sample %d: %s is not finite%s",
+        what,
+        experiences[first.group].group.prompt.id,
+        first.sample,
+        first.reason,
+        more,
+    )
+
+
+def loss_weights(
+    experiences: Sequence[Experience], aggregation: str, limit: int, data_parallel: DataParallel
+) -> tuple[Rows, int]:
+    """Return per-token loss weights, and the number of trained tokens over all ranks.
+
+    Responses that are left out have 0; denominators are over all ranks. aggregation: a name of
+    `algorithms.aggregation.MODES`. limit: the constant that some of them divide by, in tokens.
+    """
+    masks = [e.trained_tokens for e in experiences]
+    totals = data_parallel.sum(batch_totals([np.count_nonzero(row) for rows in masks for row in rows]))
+    weights = [[token_weights(row[None], aggregation, totals, max_tokens=limit)[0] for row in rows] for rows in masks]
+    return weights, int(totals[0])
+
+
+def sequences(experience: Experience) -> SequenceGroup:
+    """The token ids of a group, and which of them were sampled."""
+    group = experience.group
+    responses = tuple(rollout.response_ids for rollout in group.rollouts)
+    return SequenceGroup(group.prompt.token_ids, responses, experience.sampled)
+
+
+def policy_log_probs(experience: Experience) -> tuple[np.ndarray, ...]:
+    """Return G arrays float32[R] of the policy that started the step.
+
+    They are the train graph's where it has given some, else the engine's of the same distribution.
+    """
+    if experience.old_log_probs is not None:
+        return experience.old_log_probs
+    return tuple(rollout.policy_log_probs for rollout in experience.group.rollouts)
+
+
+def open_objective(config: GRPOConfig, loss: PolicyLoss) -> Objective:
+    """Build the objective that the policy's updates minimise."""
+    algorithm, correction = config.algorithm, config.rollout_correction
+    in_loss = algorithm.beta > 0 and not algorithm.kl_in_reward
+    corrects = correction.level is not None
+    return policy_objective(
+        loss,
+        # Groups that are carried over from the step before were drawn by another policy than the one being updated.
+        on_policy=algorithm.single_update and not config.dynamic_sampling.enabled,
+        kl=algorithm.kl_estimator if in_loss else None,
+        beta=algorithm.beta if algorithm.kl_target is None else None,
+        correction=importance_weights(**correction.model_dump()) if corrects else None,
+        entropy_coef=algorithm.entropy_coef,
+    )

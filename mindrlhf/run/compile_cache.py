@@ -1,0 +1,46 @@
+"""Compiled graphs of earlier runs, for this one."""
+
+import logging
+from contextlib import ExitStack
+from typing import Any
+
+from mindrlhf.backend.compile.graph import kept_graphs
+from mindrlhf.backend.compile.graph_cache import GRAPHS, GraphCache
+from mindrlhf.backend.process.launch import World
+from mindrlhf.files.user_cache import user_cache
+from mindrlhf.job import Job
+
+_log = logging.getLogger(__name__)
+
+NOT_COMPILED = ("data", "reward", "optimizer", "trainer")  # groups of settings
+
+
+def use_compile_cache(job: Job, world: World, stack: ExitStack) -> None:
+    """Take compiled graphs from this user's cache until `stack` closes, if `--enable_compile_cache` asks for it."""
+    if not job.args.enable_compile_cache:
+        return
+    cache = stack.enter_context(kept_graphs(open_graph_cache(job, world)))
+    if cache and world.rank == 0:
+        stack.callback(lambda: print(cache, flush=True))
+
+
+def open_graph_cache(job: Job, world: World) -> GraphCache | None:
+    """Open this user's compiled graphs, of jobs of this size; None where there is no folder for them."""
+    try:
+        return GraphCache(user_cache() / GRAPHS, world.rank, f"{world} {graph_settings(job)}")
+    except OSError as error:
+        _log.warning("--enable_compile_cache: compiled graphs are not kept (%s)", error)
+        return None
+
+
+def graph_settings(job: Job) -> dict[str, Any]:
+    """Select the settings that are compiled into graphs.
+
+    Prompts, rewards, rates and the length of a run are not, so that it may go on with others.
+    """
+    described = job.described()
+    described["grpo"] = {group: own for group, own in described["grpo"].items() if group not in NOT_COMPILED}
+    for yaml in ("train_yaml", "infer_yaml"):
+        del described[yaml]["path"]
+    del described["flags"]
+    return described

@@ -1,0 +1,136 @@
+"""The life of a run: its phases, metrics, responses and checkpoints, and its end."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from mindrlhf.backend.comm.collectives import Collectives
+from mindrlhf.backend.memory import open_store as open_memory_store
+from mindrlhf.checkpoint.hf import companion_files, generation_defaults
+from mindrlhf.checkpoint.model_card import card_of_run
+from mindrlhf.checkpoint.open import hf_folder, stopping_config
+from mindrlhf.checkpoint.resume import Checkpoint
+from mindrlhf.errors import UserError
+from mindrlhf.files.naming import CRITIC_FOLDER, MODEL_FOLDER
+from mindrlhf.job import Job
+from mindrlhf.memory.residency import Residency, moving_roles
+from mindrlhf.metrics.progress import Progress
+from mindrlhf.metrics.timer import Timers
+from mindrlhf.roles.parts import Parts
+from mindrlhf.run.checkpointer import Blob, Checkpointer, Managed, Stateful, open_store
+from mindrlhf.run.identity import check_identity, find_checkpoint, run_identity
+from mindrlhf.run.outputs import clean_outputs
+from mindrlhf.run.step_report import open_report
+from mindrlhf.run.stop import Agreement
+from mindrlhf.run.stop_signals import StopSignals
+from mindrlhf.run.training_data import TrainingData
+
+
+class Run:
+    """The life of a run, as one rank sees it.
+
+    collectives: of all ranks. checkpoint: the one that is continued, or None. timers, progress: of the phases.
+    residency: of the memory. report: metrics and responses. checkpointer: saves the run, and may end it.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        data: TrainingData,
+        collectives: Collectives,
+        checkpoint: Checkpoint | None,
+        signals: StopSignals,
+    ):
+        self._job, self._data, self.collectives, self.checkpoint = job, data, collectives, checkpoint
+        settings, world = job.config.trainer, collectives.world
+        self.residency = open_residency(job)
+        self.timers = Timers(on_phase=self.residency.enter)
+        self.progress = Progress(settings.progress and world.rank == 0)
+        self.report = open_report(job, collectives, self.timers, self.residency, data.rows, data.longest_prompt)
+        self.total_steps = data.total_steps
+        self._card = card_of_run(job, data.prompts, data.total_steps)
+        self._store = open_store(job, collectives)
+        limit = settings.max_host_memory_gb
+        agreement = Agreement(signals, collectives.all_reduce_max, world.size == 1, limit)
+        self.checkpointer = Checkpointer(settings, self.total_steps, self._store, agreement, self._saving)
+
+    @property
+    def first_step(self) -> int:
+        """The step to begin with."""
+        return self.checkpointer.first_step
+
+    def gather(self, local: list) -> list:
+        """Concatenate the items of all ranks, in rank order."""
+        return [item for part in self.collectives.all_gather_object(local) for item in part]
+
+    def begin(self, parts: Parts, counters: dict[str, Stateful], blobs: dict[str, Blob], stack: ExitStack) -> None:
+        """Go on from the checkpoint if there is one, and open the outputs; `stack` closes them.
+
+        counters, blobs: state to save besides that of the parts; None is left out. The outputs come last because they
+        cut what an earlier run wrote: mistakes in the input have been found by now.
+        """
+        job, world = self._job, self.collectives.world
+        parts.register(self.residency)
+        self.checkpointer.manage(
+            Managed(
+                parts.arrays(),
+                drop_none(parts.counters() | counters),
+                drop_none(blobs),
+                run_identity(job, self._data.prompts),
+                hf_files(job, str(self._card)) if world.rank == 0 else {},
+            )
+        )
+        if self.checkpoint:
+            with self.timers("load_checkpoint"):
+                self.checkpointer.restore(self.checkpoint, world.rank)
+        if world.rank == 0:
+            self.report.open_outputs(job, self.total_steps, self.first_step - 1)
+        stack.callback(self.report.close)
+
+    def export(self, parts: Parts) -> None:
+        """Write the trained models as HF directories; the run is done then."""
+        job, folder = self._job, self._job.args.save_ckpt_dir
+        card = str(self._card.measured(self.report.last))
+        try:
+            with self.timers("export"):
+                parts.policy.save_hf(folder / MODEL_FOLDER, job.tokenizer, job.policy_path, card)
+                if parts.critic:
+                    parts.critic.save_hf(folder / CRITIC_FOLDER, job.tokenizer)
+        except UserError as error:
+            raise self._store.with_advice(error) from None
+        self.report.finished = True
+
+    @contextmanager
+    def _saving(self) -> Iterator[None]:
+        """Book the time of a save, once the responses of all steps are in files."""
+        with self.timers("save_checkpoint"):
+            self.report.flush()
+            yield
+
+
+def continued_checkpoint(job: Job, data: TrainingData, collectives: Collectives) -> Checkpoint | None:
+    """Clean the outputs, and find and check the checkpoint that the run continues, if there is one."""
+    clean_outputs(collectives, job.output, job.args.save_ckpt_dir, job.args.save_data_file)
+    checkpoint = find_checkpoint(job, collectives)
+    if checkpoint:
+        check_identity(checkpoint, run_identity(job, data.prompts), collectives.world.rank)
+    return checkpoint
+
+
+def open_residency(job: Job) -> Residency:
+    """Open what moves weights out and in at the phases of a step."""
+    settings, target = job.config.memory, job.train.context.device_target
+    folder = settings.swap_dir or job.output / "swap"
+    moving = moving_roles(settings.swap, target)
+    return Residency(lambda parameters: open_memory_store(target, parameters, folder), moving)
+
+
+def hf_files(job: Job, card: str) -> dict[str, bytes]:
+    """Return everything of a Hugging Face folder but the weights, for checkpoints."""
+    generation = generation_defaults(job.policy_path and hf_folder(job.policy_path))
+    return companion_files(stopping_config(job.tokenizer, job.model), job.tokenizer, generation, card)
+
+
+def drop_none(entries: dict[str, Any]) -> dict[str, Any]:
+    """Drop the entries that are None."""
+    return {name: entry for name, entry in entries.items() if entry is not None}

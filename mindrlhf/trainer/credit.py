@@ -1,0 +1,148 @@
+"""The credit of each token: advantages over the groups of all ranks, and the KL term.
+
+The methods are given sampled tokens only: for them a response has no others.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+from mindspore import Tensor
+
+from mindrlhf.algorithms.advantages import RewardBatch, compute_advantages, gae_with_returns
+from mindrlhf.algorithms.kl import kl_estimator
+from mindrlhf.algorithms.kl_controller import AdaptiveKLController, FixedKLController
+from mindrlhf.configs.algorithm import AlgorithmSettings
+from mindrlhf.configs.grpo import GRPOConfig
+from mindrlhf.parallel.data_parallel import DataParallel
+from mindrlhf.roles.policy_updates import policy_log_probs
+from mindrlhf.trainer.dynamic_sampling import has_spread
+from mindrlhf.types import Experience, put_back, taken
+
+
+class Credit:
+    """Turn rewards, and where they are used KL and values, into advantages that no number of ranks changes.
+
+    data_parallel: the training ranks' axis. kl: None without a KL term.
+    """
+
+    def __init__(self, config: GRPOConfig, data_parallel: DataParallel):
+        self._config, self._data_parallel = config, data_parallel
+        algorithm = config.algorithm
+        self.kl = KLTerm(algorithm, data_parallel) if algorithm.beta > 0 else None
+        self._options = algorithm.options_of(algorithm.method)
+
+    @property
+    def kl_coefficient(self) -> float | None:
+        """The weight of the KL term now; None without one."""
+        return self.kl.coefficient if self.kl else None
+
+    def steer_kl(self, experiences: Sequence[Experience]) -> dict[str, float]:
+        """Adapt the KL term's weight after a step, as `KLTerm.steer`; return its metrics."""
+        return self.kl.steer(experiences) if self.kl else {}
+
+    def __call__(self, everything: Sequence[Experience], own: Sequence[Experience]) -> list[Experience]:
+        """Add advantages, and the critic's targets where there is a critic, to `own`.
+
+        everything: the step's experiences of all ranks, in order. own: this rank's share of them, with log-probs.
+        """
+        batch = self._batch(everything, own)
+        advantages = compute_advantages(self._config.algorithm.advantage, batch, **self._options)
+        returns = gae_with_returns(batch, **self._options)[1] if batch.values is not None else [None] * len(everything)
+        pairs = self._data_parallel.share(list(zip(advantages, returns, strict=True)))
+        return [
+            replace(
+                e,
+                advantages=put_back(given, e.sampled) if isinstance(given, list) else given,
+                returns=targets and put_back(targets, e.sampled),
+            )
+            for e, (given, targets) in zip(own, pairs, strict=True)
+        ]
+
+    def _batch(self, everything: Sequence[Experience], own: Sequence[Experience]) -> RewardBatch:
+        config = self._config
+        token_rewards = values = None
+        if self.kl and self.kl.in_reward:
+            penalties = self.kl.values(own)
+            token_rewards = self._gathered([[-self.kl.coefficient * row for row in rows] for rows in penalties])
+        if config.algorithm.uses_critic:
+            values = self._gathered([taken(e.values, e.sampled) for e in own])
+        return RewardBatch(
+            rewards=[self._rewards(e) for e in everything],
+            lengths=[e.sampled_lengths for e in everything],
+            token_rewards=token_rewards,
+            values=values,
+            greedy_rewards=[np.nan if e.greedy_reward is None else e.greedy_reward for e in everything],
+            rewards_by_function=[e.rewards_by_function for e in everything],
+            function_weights=self._weights(everything),
+        )
+
+    def _rewards(self, experience: Experience) -> np.ndarray:
+        """Without those of groups that only fill a step, which must not move any statistic."""
+        fills = self._config.dynamic_sampling.enabled and not has_spread(experience, self._config)
+        return np.full_like(experience.rewards, np.nan) if fills else experience.rewards
+
+    def _weights(self, everything: Sequence[Experience]) -> dict[str, float]:
+        """Reward function, by the name in the experiences -> weight; in both places they have the settings' order."""
+        names = everything[0].rewards_by_function if everything else ()
+        functions = self._config.reward.all_functions
+        return {name: function.weight for name, function in zip(names, functions, strict=False)}
+
+    def _gathered(self, own: list) -> list:
+        """What each rank has of its groups, of all ranks in order."""
+        return [rows for part in self._data_parallel.gather(own) for rows in part]
+
+
+class KLTerm:
+    """beta * KL(policy || reference), per token, with a beta that is fixed or steered.
+
+    controller: has the coefficient, which a resumed run has to begin with. in_reward: subtracted from the reward of
+    each token instead of being a part of the loss.
+    """
+
+    def __init__(self, settings: AlgorithmSettings, data_parallel: DataParallel):
+        self.in_reward = settings.kl_in_reward
+        self._data_parallel = data_parallel
+        self._estimate = kl_estimator(settings.kl_estimator)
+        self.controller: FixedKLController | AdaptiveKLController = FixedKLController(settings.beta)
+        if settings.kl_target is not None:
+            self.controller = AdaptiveKLController(settings.beta, settings.kl_target, settings.kl_horizon)
+
+    @property
+    def coefficient(self) -> float:
+        return self.controller.coefficient
+
+    def state_dict(self) -> dict[str, float]:
+        """Return the state that a resumed run goes on from."""
+        return {"coefficient": self.coefficient}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Go on from `state_dict`; a coefficient that is not steered stays that of the settings."""
+        if isinstance(self.controller, AdaptiveKLController):
+            self.controller.coefficient = state["coefficient"]
+
+    def values(self, experiences: Sequence[Experience]) -> list[list[np.ndarray]]:
+        """Per group, per sample: float32 in nats of each sampled token, of the policy that started the step."""
+        policy = [row for e in experiences for row in taken(policy_log_probs(e), e.sampled)]
+        if not policy:
+            return []
+        reference = [row for e in experiences for row in taken(e.reference_log_probs, e.sampled)]
+        flat, other = (np.concatenate(rows).astype(np.float32)[None] for rows in (policy, reference))
+        values = self._estimate(Tensor(flat), Tensor(other), Tensor(np.ones_like(flat))).asnumpy()[0]
+        rows = iter(np.split(values, np.cumsum([len(row) for row in policy])[:-1]))
+        return [[next(rows) for _ in e.group.rollouts] for e in experiences]
+
+    def steer(self, experiences: Sequence[Experience]) -> dict[str, float]:
+        """Adapts the coefficient to a step's KL per token, over all ranks; returns what the step had, by metric name.
+
+        experiences: this rank's, with log-probs.
+        """
+        figures = {"actor/kl_coef": self.coefficient}
+        if not (self.in_reward or isinstance(self.controller, AdaptiveKLController)):
+            return figures
+        rows = [row for rows in self.values(experiences) for row in rows]
+        sums = np.array([sum(float(row.sum()) for row in rows), sum(map(len, rows)), len(rows)])
+        total, tokens, samples = self._data_parallel.sum(sums)
+        kl = float(total / max(tokens, 1.0))
+        self.controller.update(kl, int(samples))
+        return {**figures, "actor/reward_kl_penalty": kl} if self.in_reward else figures

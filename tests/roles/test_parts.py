@@ -1,0 +1,86 @@
+"""Policy, reference and critic of one process: memory roles, arrays to save, publishing and export."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from sharded_updates import Case, model_yaml
+from small_model import POSITIONS, small_config
+
+from mindrlhf import backend, phases
+from mindrlhf.backend.comm.collectives import Collectives
+from mindrlhf.backend.process.launch import World
+from mindrlhf.configs.loading import load_grpo_config
+from mindrlhf.memory.residency import Residency
+
+SETTINGS = ("algorithm.advantage=gae", "algorithm.beta=0.1", "algorithm.updates_per_iteration=2")
+
+
+@pytest.fixture
+def opened(tmp_path):
+    """A function of settings: (parts, memory) of a job with random weights."""
+    import mindspore
+
+    from mindrlhf.roles.parts import open_parts
+
+    mindspore.set_context(mode=mindspore.GRAPH_MODE, device_target="CPU")
+    yaml = model_yaml(Case({}, {}))
+
+    def open_with(*settings: str, generates: bool = True):
+        paths = dict.fromkeys(("policy_path", "reference_path", "critic_path"))
+        job = SimpleNamespace(
+            config=load_grpo_config(None, [*SETTINGS, *settings]), model=small_config(), train=yaml, infer=yaml, **paths
+        )
+        memory = Residency(lambda parameters: backend.memory.open_store("CPU", parameters, tmp_path))
+        return open_parts(job, Collectives(World(0, 1, "CPU")), POSITIONS, None, memory, generates), memory
+
+    return open_with
+
+
+def test_every_parameter_is_in_memory_once(opened):
+    parts, memory = opened()
+    parts.register(memory)
+    assert not memory.resident(), "everything leaves memory until a phase needs it"
+    roles = [(name, p) for part in parts for name, parameters, _ in part.memory_roles() for p in parameters]
+    assert len({id(p) for _, p in roles}) == len(roles)
+    held = {id(p) for _, p in roles}
+    for part in parts:
+        assert {id(p) for _, named in part.arrays().values() for p in named.values()} <= held
+        assert {id(p) for p in part.parameters.values()} <= held
+    assert {name.partition(".")[0] for name, _ in roles} == {
+        *(phases.SHARED, phases.GRADIENTS, phases.MOMENTS, phases.REFERENCE),
+        *(phases.CRITIC, phases.CRITIC_GRADIENTS, phases.CRITIC_MOMENTS),
+    }
+
+
+def test_arrays_that_a_checkpoint_holds(opened):
+    parts, _ = opened()
+    kinds = ["model", "exp_avg", "exp_avg_sq", "critic", "critic_exp_avg", "critic_exp_avg_sq"]
+    assert list(parts.arrays()) == kinds
+    assert set(parts.counters()) == {"optimizer", "updates", "critic"}
+    for layout, parameters in parts.arrays().values():
+        assert list(parameters) == list(layout.placements)
+    following, _ = opened("algorithm.reference_sync_steps=2", "algorithm.advantage=grpo")
+    assert list(following.arrays()) == [*kinds[:3], "reference"]
+
+
+def test_equal_layouts_share_the_published_weights(opened):
+    parts, _ = opened("algorithm.updates_per_iteration=1")
+    assert not parts.policy.publishes
+    assert all(parts.generator.parameters[name] is p for name, p in parts.policy.parameters.items())
+    assert parts.policy.scorer is None, "the first update sees all of a step"
+    replay, memory = opened(generates=False)
+    assert replay.generator is None
+    replay.register(memory)
+    memory.enter("update_actor")
+    assert phases.TRAIN in memory.resident()
+
+
+def test_a_part_exports_its_weights(opened, tmp_path):
+    tokenizer = SimpleNamespace(eos_token_id=1, token_to_id=lambda token: None, save=lambda folder: None)
+    parts, _ = opened()
+    parts.critic.save_hf(tmp_path / "critic", tokenizer)
+    stored = load_file(tmp_path / "critic" / "model.safetensors")
+    for spec in parts.critic.partition.specs:
+        np.testing.assert_array_equal(stored[spec.hf_name], backend.read(parts.critic.parameters[spec.name]))
