@@ -6,7 +6,7 @@ from functools import cache
 import numpy as np
 
 SIZE = {"CPU": 1024, "Ascend": 8192}  # of the square matrices
-ATTEMPTS, LEAST_S = 3, 0.05  # the best of so many, each of at least so many seconds
+ATTEMPTS, LEAST_S = 3, 0.05  # best of ATTEMPTS runs of at least LEAST_S seconds
 
 
 @cache

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     prompt = parser.add_argument_group("prompts")
     prompt.add_argument(
-        "--dataset_type", help=f"task of the rows: {', '.join(TASKS)} (default: told from the first row, else gsm8k)"
+        "--dataset_type", help=f"task of the rows: {', '.join(TASKS)} (default: by the first row, else gsm8k)"
     )
     prompt.add_argument(
         "--fields",

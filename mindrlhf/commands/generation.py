@@ -18,7 +18,7 @@ def add_generation_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--num_generations", type=int, default=1, help="responses to each prompt (default 1); pass@k needs several"
     )
-    parser.add_argument("--limit", type=int, help="first so many prompts only")
+    parser.add_argument("--limit", type=int, help="take only this many prompts, the first ones")
     parser.add_argument("--seed", type=int, default=0, help="of the responses that are drawn (default 0)")
     parser.add_argument("--slots", type=int, default=64, help="responses generated at once (default 64)")
     parser.add_argument("--device_target", default="CPU", choices=("CPU", "Ascend"))

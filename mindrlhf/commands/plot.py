@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         action="append",
         metavar=("TITLE", "RUN"),
-        help="with --metric, in place of runs and given once for each panel: runs to draw beside one another",
+        help="with --metric, in place of runs and given once for each panel: runs to draw next to one another",
     )
     parser.add_argument("--title", help="line above the curves")
 

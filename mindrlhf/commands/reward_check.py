@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--data", required=True, help="prompt MindRecord, JSONL file, JSON array or parquet file")
     parser.add_argument(
-        "--dataset_type", help=f"task of JSON rows: {', '.join(TASKS)} (default: told from the first row, else gsm8k)"
+        "--dataset_type", help=f"task of JSON rows: {', '.join(TASKS)} (default: by the first row, else gsm8k)"
     )
     parser.add_argument("--rows", type=int, default=16, help="how many to try, from the first (default 16)")
     given = parser.add_mutually_exclusive_group()

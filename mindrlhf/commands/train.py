@@ -95,7 +95,7 @@ def _add_checkpoints(parser: argparse.ArgumentParser) -> None:
         "--resume_training",
         metavar="auto|PATH|never",
         help="continue from the newest whole checkpoint of --save_ckpt_dir (auto or True), or from a step_N folder; "
-        "never or False begins anew (default: trainer.resume_mode)",
+        "never or False begins a new run (default: trainer.resume_mode)",
     )
 
 

@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> None:
                 write_full(weights, target, advance)
             elif model is None:
                 raise UserError(
-                    f"{target}: a Hugging Face folder needs the model's configuration; put config.json beside the "
+                    f"{target}: a Hugging Face folder needs the model's configuration; put config.json next to the "
                     "source, name a model YAML, or give a file name that ends in .safetensors or .ckpt."
                 )
             else:

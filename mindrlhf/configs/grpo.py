@@ -87,7 +87,7 @@ class ValidationSettings(SamplingSettings):
         None, description="An answer ends when one of these texts appears in it; null is those of rollout."
     )
     limit: int | None = Field(
-        None, ge=1, description="First so many problems only; null takes all (verl data.val_max_samples)."
+        None, ge=1, description="Number of first problems to take; null takes all (verl data.val_max_samples)."
     )
     reward: str | None = Field(
         None, description="Reward function that gives 1 to what is right; null is the one of the dataset's task."
@@ -252,7 +252,7 @@ class TrainerSettings(TrackingSettings):
     )
     async_save: bool = Field(
         False,
-        description="Write checkpoints beside the training, from a copy in memory (verl checkpoint.async_save).",
+        description="Write checkpoints while training goes on, from a copy in memory (verl checkpoint.async_save).",
     )
     resume_mode: Literal["disable", "auto", "resume_path"] = Field(
         "disable",

@@ -71,7 +71,7 @@ class ModelConfig(Settings):
     def from_hf(cls, raw: dict[str, Any], where: str) -> "ModelConfig":
         """Read the content of an HF `config.json`; `where` names the file in messages.
 
-        Both spellings of the rotary settings are read: `rope_theta` beside `rope_scaling`, and `rope_parameters`.
+        Both spellings of the rotary settings are read: `rope_theta` with `rope_scaling`, and `rope_parameters`.
         Keys that are absent or null take `transformers`' defaults; absent key-value heads are as many as query heads.
         Raises UserError.
         """

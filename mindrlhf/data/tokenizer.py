@@ -155,7 +155,7 @@ class Tokenizer(ConfiguredTokenizer):
             str(token_id): {key: getattr(token, key) for key in ADDED_TOKEN_KEYS}
             for token_id, token in sorted(self._core.get_added_tokens_decoder().items())
         }
-        # HF cleans up spaces in decoded text unless it is told not to, and then decode(encode(x)) is not x.
+        # HF cleans up spaces in decoded text unless a flag forbids it, and then decode(encode(x)) is not x.
         known = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
         return known | self.config | {"added_tokens_decoder": added}
 

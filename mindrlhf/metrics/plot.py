@@ -16,7 +16,7 @@ from mindrlhf.metrics.console import REWARD
 from mindrlhf.metrics.run_writers import run_labels
 from mindrlhf.metrics.writers import read_metrics
 
-# Okabe and Ito 2008: told apart by the colour-blind as well.
+# Okabe and Ito 2008: the colour-blind can distinguish them, too.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 PANELS = (  # (title, what the y axis is, metric): of each place, the first that the runs have is drawn
     (

@@ -82,7 +82,7 @@ def parameter_table(config: ModelConfig) -> tuple[ParameterSpec, ...]:
             "model.embed_tokens.weight",
             kind="embedding",
             place="ends" if tied else "first",
-            inside=tied,  # as the head; looked up by ids, it lies outside
+            inside=tied,  # as the head; the lookup by ids is outside
             **table,
         )
     ]

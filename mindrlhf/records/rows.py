@@ -127,7 +127,7 @@ def experiences_of(rows: Iterable[Row]) -> list[tuple[int, list[Experience]]]:
     """
     steps = []
     for step, members in groupby(rows, lambda row: row["step"]):
-        # A group ends where the sample index starts anew: the same prompt may come twice in a step.
+        # A group ends where the sample index starts again: the same prompt may come twice in a step.
         groups: list[list[Row]] = []
         for row in members:
             if (

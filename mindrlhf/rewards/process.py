@@ -23,7 +23,7 @@ STOP_TIMEOUT_S = 1.0
 READ_BYTES = 1 << 16
 MAX_LINE_BYTES = 1 << 28  # of one reply; more is not read into the memory of the training
 STRAY = "its process sent what is no answer"
-# The modules of this process are found there too, and those of the working directory, as when a script lies in it.
+# The modules of this process are found there too, and those of the working directory, as for a script in it.
 _BOOTSTRAP = "import sys; sys.path[:] = sys.argv[1:]; from mindrlhf.rewards.worker import main; main()"
 
 Sample = tuple[str, str, Mapping[str, str]]

@@ -262,7 +262,7 @@ class _Run:
         remaining[active] = limit - counts
         banned[active] = np.maximum(engine.sampling.min_new_tokens - counts, 0)
         pending = min(engine._admit_size, len(samples.length) - self.next_sample)
-        enough = engine.slots - pending if pending else 0  # so many slots are worth refilling
+        enough = engine.slots - pending if pending else 0  # number of slots worth refilling
         enough = np.array([enough, engine.max_prompt], np.int32)
         leaders, prefixes = np.arange(engine.slots, dtype=np.int32), np.zeros(engine.slots, np.int32)
         if not engine.copies_prompts:

@@ -16,7 +16,7 @@ from mindrlhf.configs.grpo import SamplingSettings
 from mindrlhf.models.head import log_from_one
 from mindrlhf.parallel.tensor_parallel import TensorParallel
 
-# Halvings of the interval in which the top-p threshold lies: 40 nats wide, so the last is 4e-8 nats.
+# Halvings of the interval that contains the top-p threshold: 40 nats wide, so the last is 4e-8 nats.
 TOP_P_HALVINGS = 30
 TOP_P_RANGE = 40.0
 

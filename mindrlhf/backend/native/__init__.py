@@ -18,7 +18,7 @@ from pathlib import Path
 
 from mindrlhf.files.user_cache import user_cache
 
-SOURCE = Path(__file__).with_name("kernels.cpp")  # includes the headers beside it
+SOURCE = Path(__file__).with_name("kernels.cpp")  # includes the headers in its folder
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-fPIC", "-shared")
 
 

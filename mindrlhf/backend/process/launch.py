@@ -35,7 +35,7 @@ ACKNOWLEDGEMENT_S = 0.2
 # A rank that ends because another one is gone leaves `msrun` the time to notice that one first, and to name its error.
 FOLLOWING_S = 5
 
-_ABORTING = threading.Lock()  # taken once and for all: one reason to end is told
+_ABORTING = threading.Lock()  # taken once and for all: only one reason to end is printed
 
 
 @dataclass(frozen=True)

@@ -42,5 +42,5 @@ def find_msrun() -> Msrun | None:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--local_worker_num", type=int)
     parser.add_argument("--join")
-    told, _ = parser.parse_known_args(command)
-    return Msrun(parent.pid, told.join == "True", told.local_worker_num, cores, environment)
+    options, _ = parser.parse_known_args(command)
+    return Msrun(parent.pid, options.join == "True", options.local_worker_num, cores, environment)

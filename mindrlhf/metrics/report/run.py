@@ -55,7 +55,7 @@ def read_run(path: Path, label: str, samples: int, most_steps: int, begun: bool 
     if begun and not metrics.is_file():
         raise UserError(f"{path}: there is no {METRICS_FILE} in it; give the output folder of a run.")
     rows = read_metrics(metrics) if metrics.is_file() else []
-    # What lies there of later steps is of an earlier run in the same folder, which wrote more of them.
+    # Files of later steps are those of an earlier, longer run in the same folder.
     done = rows[-1]["step"] if rows else 0
     steps = [step for step in step_files(folder / ROLLOUTS_FOLDER) if step <= done]
     groups = sample_rollouts(folder / ROLLOUTS_FOLDER, steps, samples, most_steps)
