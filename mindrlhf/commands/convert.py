@@ -36,8 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=DTYPES, help="how numbers are stored (default: as they are in the source)")
     parser.add_argument(
         "--config_path",
-        help="model YAML, config.json or Hugging Face folder that describes the model (default: config.json next to the "
-        "weights)",
+        help="model YAML, config.json or Hugging Face folder that describes the model (default: config.json next to "
+        "the weights)",
     )
     parser.add_argument("--reverse", "--reversed", action="store_true", help="from the MindSpore file to Hugging Face")
 

@@ -60,7 +60,7 @@ class Partition:
 
     @property
     def first_of_replica(self) -> bool:
-        """Whether this rank speaks for all ranks that work on the same data."""
+        """True on the rank that speaks for all ranks with the same data."""
         return self.coordinates.pp == 0 and self.coordinates.tp == 0
 
     @property

@@ -1,4 +1,4 @@
-"""PPO's critic in a step: values before the updates, and its own updates towards the returns."""
+"""PPO's critic: values before a step's updates, and updates towards the returns."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -24,7 +24,9 @@ from mindrlhf.types import Experience
 
 
 class Critic(ModelPart):
-    """A transformer of the policy's shape with a value head, in the training layout, with its own optimizer.
+    """Transformer of the policy's shape with a value head and its own optimizer.
+
+    It has the training layout.
 
     Its weights come from the checkpoint that a run continues, else from `--load_critic_checkpoint`, by default the
     policy's; one without a value head gets one of zeros, so that the first values are 0. The loss is the mean over the
@@ -43,7 +45,10 @@ class Critic(ModelPart):
         self.scorer = Scorer(Values(self.decoder), train, self.pipeline)
 
     def update(self, experiences: Sequence[Experience], rate: float, progress: Callable[[float], None]) -> Update:
-        """Make one optimizer update from a mini-batch of this rank's experiences, which have values and returns."""
+        """Make one optimizer update from a mini-batch of this rank's experiences.
+
+        The experiences have values and returns.
+        """
         weights, tokens = loss_weights(experiences, "token-mean", 1, self.data_parallel)
         update = self.updater(
             [sequences(e) for e in experiences],

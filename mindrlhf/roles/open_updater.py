@@ -1,4 +1,4 @@
-"""The updater of a part: one optimizer over its shard, together with the other ranks."""
+"""Updater of a part: one optimizer over its shard and the other ranks'."""
 
 import numpy as np
 from mindspore import Parameter, Tensor, nn
@@ -45,7 +45,10 @@ def open_updater(
 
 
 def replica_share(part: ModelPart) -> ReplicaShare:
-    """Select the rows that this data-parallel replica updates, and plan how the others get them."""
+    """Select this data-parallel replica's rows, and plan their way to the others.
+
+    The replica updates these rows.
+    """
     shard, updated, rows = part.partition, {}, []
     for spec in shard.specs:
         parameter, own = part.parameters[spec.name], shard.updated_rows(spec)

@@ -1,4 +1,4 @@
-"""One rank's part of a model: its shard, its process groups, its parameters, and what updates and saves them."""
+"""One rank's part of a model: shard, process groups, parameters, updater, files."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -61,7 +61,7 @@ class ModelPart:
         self.parameters: Parameters = {}
 
     def load(self, read: Callable[[ParameterSpec], np.ndarray]) -> None:
-        """Build this rank's parameters from what `read` gives, and their decoder."""
+        """Build this rank's parameters with `read`, and their decoder."""
         self.hold(build_parameters(self.partition.specs, read))
 
     def hold(self, parameters: Parameters) -> None:
@@ -88,7 +88,7 @@ class ModelPart:
         return float(self.collectives.all_reduce_sum(np.array([number], np.float64), group)[0])
 
     def memory_roles(self) -> Iterator[MemoryRole]:
-        """Yield (role, parameters, whether all of them are zero); roles as in `memory.residency`."""
+        """Yield (role, parameters, True if all are zero); roles as in `memory.residency`."""
         yield from ()
 
     def arrays(self) -> Arrays:
@@ -107,7 +107,10 @@ class ModelPart:
             self.updater.optimizer.before_block = lambda number: residency.use(f"{self.moments_role}.{number}")
 
     def optimizer_roles(self) -> Iterator[MemoryRole]:
-        """Yield the roles of gradients and of each block of moments, which are used one after the other."""
+        """Yield the roles of gradients and of each block of moments.
+
+        The blocks are used one after the other.
+        """
         optimizer = self.updater.optimizer
         yield self.gradients_role, list(optimizer.gradients), True
         for number, block in enumerate(optimizer.blocks):
@@ -125,8 +128,9 @@ class ModelPart:
     def save_hf(
         self, directory: Path, tokenizer: Tokenizer, source: str | None = None, card: str | None = None
     ) -> None:
-        """Write the whole model as an HF directory, from all ranks, a parameter at a time.
+        """Write the whole model as an HF directory, one parameter at a time.
 
+        All ranks take part.
         source: path of the first weights, whose sampling defaults are handed on. card: text of the model card.
         Raises `UserError` on all ranks where a weight is not finite; the folder keeps its content then.
         """

@@ -1,4 +1,4 @@
-"""The parts of a job's models that a rank holds."""
+"""Parts of a job's models that a rank holds."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -38,7 +38,10 @@ class Parts:
         return {name: counter for part in self for name, counter in part.counters().items()}
 
     def register(self, residency: Residency) -> None:
-        """Let the trained parts leave memory in phases that do not need them; `open_parts` did so for the reference."""
+        """Let the trained parts leave memory in phases that do not need them.
+
+        `open_parts` did so for the reference.
+        """
         for part in (self.policy, self.critic):
             if part is not None:
                 part.register(residency)

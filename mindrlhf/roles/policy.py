@@ -1,4 +1,4 @@
-"""The policy: the model that is trained, and whose weights generate."""
+"""Policy: the trained model, whose weights also generate."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -24,7 +24,7 @@ from mindrlhf.types import Experience
 
 
 class Policy(ModelPart):
-    """The model that is trained, in the training layout.
+    """Trained model, in the training layout.
 
     Its weights come from the checkpoint that a run continues, else from the job's policy path.
     scorer: gives log-probs of the policy before a step's updates; None where the first update sees all of a step.
@@ -61,8 +61,9 @@ class Policy(ModelPart):
         return self._updates(experiences, rate, progress, kl_coefficient)
 
     def publish_to(self, generator: ModelPart) -> None:
-        """Give the weights to the part that generates; `publish` brings them up to date after an update.
+        """Give the weights to the part that generates.
 
+        `publish` brings them up to date after an update.
         A parameter of which this rank holds the same slice in both layouts is shared; nothing moves for it.
         """
         here, there = self.partition, generator.partition
@@ -83,7 +84,7 @@ class Policy(ModelPart):
 
     @property
     def publishes(self) -> bool:
-        """Whether weights move between the layouts."""
+        """True when weights move between the layouts."""
         return self._reshard is not None
 
     def publish(self) -> ReshardStatistics:

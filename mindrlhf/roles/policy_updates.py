@@ -1,4 +1,4 @@
-"""The policy's updates: mini-batches of a step with the weights and inputs that its objective takes."""
+"""The policy's updates from mini-batches of a step."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +21,7 @@ Advance = Callable[[float], None]
 
 
 class PolicyUpdates:
-    """Optimizer updates from mini-batches of this rank's experiences, together with the other ranks.
+    """Optimizer updates from mini-batches of all ranks' experiences.
 
     data_parallel: the training ranks' axis.
     """
@@ -71,7 +71,7 @@ class PolicyUpdates:
         self._count = state["count"]
 
     def _selected(self, experiences: Sequence[Experience]) -> Rows:
-        """Choose tokens from the mini-batch of all ranks, as the loss does; each rank keeps its own."""
+        """Choose tokens from all ranks' mini-batch; each rank keeps its own."""
         rows = [
             pair
             for e in experiences
@@ -90,7 +90,10 @@ class PolicyUpdates:
 
 
 def warn_of_bad_samples(what: str, experiences: Sequence[Experience], update: Update) -> None:
-    """Name the samples that made an update of `what` impossible, on the rank that has them."""
+    """Log the samples that made an update of `what` impossible.
+
+    The rank that has them does so.
+    """
     if not update.culprits:
         return
     first = update.culprits[0]
@@ -120,7 +123,7 @@ def loss_weights(
 
 
 def sequences(experience: Experience) -> SequenceGroup:
-    """The token ids of a group, and which of them were sampled."""
+    """Return the token ids of a group, and its masks of sampled tokens."""
     group = experience.group
     responses = tuple(rollout.response_ids for rollout in group.rollouts)
     return SequenceGroup(group.prompt.token_ids, responses, experience.sampled)

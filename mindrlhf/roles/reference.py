@@ -1,4 +1,4 @@
-"""The reference model: log-probs that the KL term is measured from, and how it follows the policy."""
+"""Reference model of the KL term, frozen or following the policy."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,8 +18,9 @@ from mindrlhf.training.scoring import Scorer
 
 @dataclass(frozen=True)
 class Following:
-    """How a reference follows the policy (TR-DPO, Gorbatovski et al. 2024, arXiv:2404.09656, section 3).
+    """Schedule by which a reference follows the policy (TR-DPO, Gorbatovski et al. 2024).
 
+    The source is arXiv:2404.09656, section 3.
     every: steps; 0 is never. share: of the policy in the reference after a step that moves it; 1 replaces it.
     """
 
@@ -27,18 +28,21 @@ class Following:
     share: float = 1.0
 
     def due(self, step: int) -> bool:
-        """Tell whether the reference moves after the updates of `step`, counted from 1."""
+        """Test that the reference moves after the updates of `step` (from 1)."""
         return self.every > 0 and step % self.every == 0
 
     def move(self, reference: Mapping[str, Parameter], policy: Mapping[str, Parameter]) -> None:
-        """Move this rank's parameters of the reference towards those of the policy, by name."""
+        """Move this rank's reference parameters towards the policy's, by name."""
         for name, parameter in reference.items():
             mine, its = backend.read(parameter), backend.read(policy[name])
             backend.write(parameter, its if self.share == 1.0 else self.share * its + (1.0 - self.share) * mine)
 
 
 class Reference(ModelPart):
-    """A copy of the policy's first weights, frozen or following the policy, in the training layout."""
+    """Copy of the policy's first weights, in the training layout.
+
+    It is frozen, or follows the policy.
+    """
 
     what = "reference model"
 

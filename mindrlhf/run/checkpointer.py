@@ -1,4 +1,4 @@
-"""Checkpoints a run on schedule, and shuts it down cleanly when it has to stop early."""
+"""Checkpoints of a run on schedule, and its clean end before the last step."""
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -31,31 +31,34 @@ from mindrlhf.training.updater import Update
 
 
 class Stateful(Protocol):
-    """State of a few numbers that a resumed run needs: of the prompt stream, the optimizer, ..."""
+    """Object with a small state that a resumed run needs.
+
+    Examples are the prompt stream and the optimizer.
+    """
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Return the state as plain JSON values."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from them."""
+        """Restore a state."""
 
 
 class Blob(Protocol):
-    """State too large for JSON; it is encoded only when a checkpoint is written."""
+    """State too large for JSON, encoded only when a checkpoint is written."""
 
     def snapshot(self) -> Any:
-        """Return the state as it is now, in a form that later steps do not change."""
+        """Copy the state into a form that later steps do not change."""
 
     def encode(self, snapshot: Any) -> bytes:
-        """Turn a snapshot into bytes."""
+        """Encode a snapshot as bytes."""
 
     def decode(self, content: bytes) -> None:
-        """Go on from the bytes of a snapshot."""
+        """Restore the state from a snapshot's bytes."""
 
 
 @dataclass(frozen=True)
 class Managed:
-    """Everything of this rank that a checkpoint holds.
+    """State of this rank in a checkpoint.
 
     arrays: kind -> its layout, and this rank's parameters of it by the names of the layout. counters, blobs: by name.
     run: see `TrainingState`. hf_files: of the checkpoint's HF folder, on rank 0.
@@ -69,8 +72,9 @@ class Managed:
 
 
 class Checkpointer:
-    """Saves a run, restores it, and may end it; used by every rank at the same places, after `manage`.
+    """Saver and restorer of a run, which may also end it.
 
+    Every rank uses it at the same places, after `manage`.
     saving: entered while arrays are read. It has them in memory, and blocks until background writes have finished,
     because a checkpoint implies them.
     """
@@ -100,9 +104,10 @@ class Checkpointer:
         return self._step + 1
 
     def restore(self, checkpoint: Checkpoint, rank: int) -> None:
-        """Go on from a checkpoint, in whatever layout it was written; the weights have been read already.
+        """Restore the state of a checkpoint in any layout, without the weights.
 
-        State that the settings have added since it was written begins anew.
+        The weights have been read already. State that the settings have added since the checkpoint was written
+        begins fresh.
         """
         for kind, (layout, parameters) in self._state.arrays.items():
             if kind not in (WEIGHTS, CRITIC_WEIGHTS) and kind in checkpoint.groups:
@@ -151,12 +156,15 @@ class Checkpointer:
             self.between_phases()
 
     def between_phases(self) -> None:
-        """Raises `Stopped` when any rank is asked to stop; the weights are still those of the last step's end."""
+        """Raise `Stopped` when any rank is asked to stop.
+
+        The weights are still those of the last step's end.
+        """
         if self._agreement.stop():
             raise Stopped(f"stopped: {self._leave()}")
 
     def within_phase(self) -> None:
-        """As `between_phases`, where no other rank waits for this one."""
+        """Raise `Stopped` as `between_phases`, where no other rank waits for this one."""
         if self._agreement.stop_now():
             raise Stopped(f"stopped: {self._leave()}")
 
@@ -190,7 +198,10 @@ class Checkpointer:
             self._saved = self._step
 
     def _check_finite(self, groups: Mapping[str, ShardGroup]) -> None:
-        """Raises `UserError` on all ranks where weights are spoiled, so that they push no good ones out."""
+        """Raise `UserError` on all ranks for non-finite weights.
+
+        They would push good checkpoints out.
+        """
         for kind in (WEIGHTS, CRITIC_WEIGHTS, REFERENCE_WEIGHTS):
             name = self._agreement.first_not_finite(groups[kind]) if kind in groups else None
             if name:
@@ -198,13 +209,19 @@ class Checkpointer:
                 raise self._store.with_advice(UserError(f"step {self._step}: {spoiled(kind, name)}"))
 
     def _take_snapshot(self) -> None:
-        """Note everything but the arrays as it is after a step: the next one may be left half-way."""
+        """Copy everything but the arrays after a step.
+
+        The next step may be left half-way.
+        """
         self._counts = {name: counter.state_dict() for name, counter in self._counters.items()}
         self._blob_snapshots = {name: blob.snapshot() for name, blob in self._state.blobs.items()}
 
 
 class Best:
-    """The best value of one metric so far. metric: None for no such thing; mode: max or min."""
+    """Best value of one metric so far.
+
+    metric: None for no metric; mode: max or min.
+    """
 
     def __init__(self, metric: str | None, mode: str):
         self._metric, self._sign = metric, {"max": 1.0, "min": -1.0}[mode]
@@ -212,7 +229,10 @@ class Best:
         self.step: int | None = None
 
     def improved(self, metrics: Mapping[str, float], step: int) -> bool:
-        """Whether this step is the best one so far. Raises `UserError` when there is no metric of that name."""
+        """Test that this step is the best one so far.
+
+        Raises `UserError` when there is no metric of that name.
+        """
         name = self._metric
         if name is None or (name not in metrics and name.startswith("val-") and not any_validation(metrics)):
             return False
@@ -231,13 +251,13 @@ class Best:
         return {"metric": self._metric, "value": self._value, "step": self.step}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Values of another metric are forgotten."""
+        """Restore a state; values of another metric are forgotten."""
         if state["metric"] == self._metric:
             self._value, self.step = state["value"], state["step"]
 
 
 class BadUpdates:
-    """How many updates in a row have been skipped because something was not finite."""
+    """Number of consecutive updates skipped for a non-finite loss or gradient."""
 
     def __init__(self) -> None:
         self._in_row = 0
@@ -258,12 +278,12 @@ class BadUpdates:
 
 
 def any_validation(metrics: Mapping[str, float]) -> bool:
-    """Whether the step measured accuracy."""
+    """Test that the step measured accuracy."""
     return any(name.startswith("val-") for name in metrics)
 
 
 def open_store(job: Job, collectives: Collectives) -> CheckpointStore:
-    """Open the store of the run's checkpoints; all ranks do it at the same time."""
+    """Open the run's checkpoint store; all ranks do so at once."""
     settings, world = job.config.trainer, collectives.world
     token = collectives.broadcast_object(secrets.token_hex(4), root=0)
     folder, keep = job.args.save_ckpt_dir, settings.save_max_ckpt_num

@@ -16,7 +16,10 @@ NOT_COMPILED = ("data", "reward", "optimizer", "trainer")  # groups of settings
 
 
 def use_compile_cache(job: Job, world: World, stack: ExitStack) -> None:
-    """Take compiled graphs from this user's cache until `stack` closes, if `--enable_compile_cache` asks for it."""
+    """Use this user's cache of compiled graphs until `stack` closes.
+
+    `--enable_compile_cache` asks for it.
+    """
     if not job.args.enable_compile_cache:
         return
     cache = stack.enter_context(kept_graphs(open_graph_cache(job, world)))
@@ -25,7 +28,10 @@ def use_compile_cache(job: Job, world: World, stack: ExitStack) -> None:
 
 
 def open_graph_cache(job: Job, world: World) -> GraphCache | None:
-    """Open this user's compiled graphs, of jobs of this size; None where there is no folder for them."""
+    """Open this user's compiled graphs, of jobs of this size.
+
+    None where there is no folder for them.
+    """
     try:
         return GraphCache(user_cache() / GRAPHS, world.rank, f"{world} {graph_settings(job)}")
     except OSError as error:

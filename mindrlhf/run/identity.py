@@ -1,4 +1,4 @@
-"""Which checkpoint a run goes on from, and whether it is one of this run."""
+"""Checkpoint that a run continues, and a check that it is the same run."""
 
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,9 +24,10 @@ _MATTERS = ("trainer.total_steps", "trainer.epochs")
 
 
 def find_checkpoint(job: Job, collectives: Collectives) -> Checkpoint | None:
-    """What `trainer.resume_mode` asks for, the same on all ranks, which share the checking; None to start anew.
+    """Find the checkpoint that `trainer.resume_mode` asks for, or None.
 
-    Raises `UserError` when there is none that can be used, and when what the run would write is in the way of
+    All ranks find the same and divide the work of checking it.
+    Raises `UserError` when there is none that can be used, and when the run's outputs would be in the way of
     checkpoints that it does not continue.
     """
     trainer, folder, rank = job.config.trainer, Path(job.args.save_ckpt_dir), collectives.world.rank
@@ -54,7 +55,7 @@ def find_checkpoint(job: Job, collectives: Collectives) -> Checkpoint | None:
 
 
 def run_identity(job: Job, prompts: Sequence[Prompt]) -> dict[str, Any]:
-    """What makes a run this one, as plain JSON values."""
+    """Describe a run's identity as plain JSON values."""
     fingerprint = truths = 0
     for prompt in prompts:
         fingerprint = zlib.crc32(np.int64(prompt.id).tobytes() + prompt.token_ids.tobytes(), fingerprint)
@@ -69,7 +70,10 @@ def run_identity(job: Job, prompts: Sequence[Prompt]) -> dict[str, Any]:
 
 
 def check_identity(checkpoint: Checkpoint, run: Mapping[str, Any], rank: int) -> None:
-    """Refuse a checkpoint of another model or other prompts; say what else has changed since it was written."""
+    """Refuse a checkpoint of another model or other prompts.
+
+    Other changes since it was written are logged.
+    """
     saved = checkpoint.run
     with checkpoint.understood("run"):
         _check_known(saved)
@@ -108,7 +112,7 @@ def _check_known(saved: Mapping[str, Any]) -> None:
 
 
 def _changes(saved: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """`group.key old -> new` of everything that matters."""
+    """List `group.key old -> new` of all relevant changes."""
     for key in sorted({*saved, *now}):
         old, new, name = saved.get(key), now.get(key), f"{prefix}{key}"
         if isinstance(old, Mapping) and isinstance(new, Mapping):
@@ -118,7 +122,7 @@ def _changes(saved: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "")
 
 
 def _check_not_in_the_way(folder: Path, checkpoint: Checkpoint, problems: list[str], present: list[Path]) -> None:
-    """What is saved from now on is neither mixed with another run's checkpoints nor with those of a branch left."""
+    """Refuse to mix new checkpoints with another run's or another branch's."""
     if present and checkpoint.folder.parent != folder.resolve():
         raise UserError(
             f"--save_ckpt_dir {folder}: holds checkpoints already ({present[0].name}), and {checkpoint.folder} is "

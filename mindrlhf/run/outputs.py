@@ -1,4 +1,4 @@
-"""Where a run writes: looked at before any work, so that hours of training do not end at a bad path."""
+"""Output paths, checked before training so that a bad path fails at once."""
 
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -13,9 +13,10 @@ from mindrlhf.files.naming import CRITIC_FOLDER, MODEL_FOLDER, ROLLOUTS_FOLDER, 
 
 
 def prepare_outputs(save_ckpt_dir: Path, output_dir: Path | None, save_data_file: Path | None = None) -> Path:
-    """Makes the folders of the three flags and returns the one for metrics: `output_dir`, or that of `save_ckpt_dir`.
+    """Make the folders of the three flags; returns the one for metrics.
 
-    Raises UserError when one cannot be made, or when what is to be written would take the place of something else.
+    It is `output_dir`, or that of `save_ckpt_dir`.
+    Raises UserError when one cannot be made, or when an output would take the place of something else.
     """
     output = output_dir or save_ckpt_dir.parent
     for folder in (output, save_ckpt_dir, save_data_file and save_data_file.parent):
@@ -31,9 +32,9 @@ def prepare_outputs(save_ckpt_dir: Path, output_dir: Path | None, save_data_file
 def lock_outputs(
     world: World, output: Path, save_ckpt_dir: Path, save_data_file: Path | None = None
 ) -> AbstractContextManager[None]:
-    """Keep other runs out of the places of the three flags; rank 0 holds the locks.
+    """Keep other runs out of the places of the three flags.
 
-    Entering it raises UserError where another run is writing.
+    Rank 0 holds the locks. Entering it raises UserError where another run is writing.
     """
     folders = {"--save_ckpt_dir": save_ckpt_dir, "--output_dir": output}
     if save_data_file:
@@ -42,7 +43,10 @@ def lock_outputs(
 
 
 def clean_outputs(collectives: Collectives, output: Path, save_ckpt_dir: Path, save_data_file: Path | None) -> None:
-    """Rank 0 removes what runs that were killed left half-written in the places of the three flags; all wait for it."""
+    """Remove half-written leftovers of killed runs in the places of three flags.
+
+    Rank 0 does so; all wait for it.
+    """
     if collectives.world.rank == 0:
         folders = {output, output / ROLLOUTS_FOLDER, output / VALIDATION_FOLDER, save_ckpt_dir}
         for folder in folders | ({save_data_file.parent} if save_data_file else set()):

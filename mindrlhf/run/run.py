@@ -1,4 +1,4 @@
-"""The life of a run: its phases, metrics, responses and checkpoints, and its end."""
+"""Life of a run: phases, metrics, responses, checkpoints, and its end."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -27,7 +27,7 @@ from mindrlhf.run.training_data import TrainingData
 
 
 class Run:
-    """The life of a run, as one rank sees it.
+    """Life of a run on one rank.
 
     collectives: of all ranks. checkpoint: the one that is continued, or None. timers, progress: of the phases.
     residency: of the memory. report: metrics and responses. checkpointer: saves the run, and may end it.
@@ -64,10 +64,11 @@ class Run:
         return [item for part in self.collectives.all_gather_object(local) for item in part]
 
     def begin(self, parts: Parts, counters: dict[str, Stateful], blobs: dict[str, Blob], stack: ExitStack) -> None:
-        """Go on from the checkpoint if there is one, and open the outputs; `stack` closes them.
+        """Go on from the checkpoint, if any, and open the outputs.
 
+        `stack` closes them.
         counters, blobs: state to save besides that of the parts; None is left out. The outputs come last because they
-        cut what an earlier run wrote: mistakes in the input have been found by now.
+        cut an earlier run's files: mistakes in the input have been found by now.
         """
         job, world = self._job, self.collectives.world
         parts.register(self.residency)
@@ -102,14 +103,14 @@ class Run:
 
     @contextmanager
     def _saving(self) -> Iterator[None]:
-        """Book the time of a save, once the responses of all steps are in files."""
+        """Book a save's time, once the responses of all steps are in files."""
         with self.timers("save_checkpoint"):
             self.report.flush()
             yield
 
 
 def continued_checkpoint(job: Job, data: TrainingData, collectives: Collectives) -> Checkpoint | None:
-    """Clean the outputs, and find and check the checkpoint that the run continues, if there is one."""
+    """Clean the outputs; find and check the checkpoint to continue, if any."""
     clean_outputs(collectives, job.output, job.args.save_ckpt_dir, job.args.save_data_file)
     checkpoint = find_checkpoint(job, collectives)
     if checkpoint:
@@ -118,7 +119,7 @@ def continued_checkpoint(job: Job, data: TrainingData, collectives: Collectives)
 
 
 def open_residency(job: Job) -> Residency:
-    """Open what moves weights out and in at the phases of a step."""
+    """Open the residency that swaps weights at the phases of a step."""
     settings, target = job.config.memory, job.train.context.device_target
     folder = settings.swap_dir or job.output / "swap"
     moving = moving_roles(settings.swap, target)

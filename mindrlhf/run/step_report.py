@@ -1,4 +1,7 @@
-"""The report of a step: metrics under verl's names, reduced over ranks, and responses; rank 0 writes both."""
+"""Report of a step: metrics under verl's names, and responses.
+
+Metrics are reduced over ranks; rank 0 writes both.
+"""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -56,7 +59,7 @@ CRITIC_NAMES = {
 
 @dataclass(frozen=True, eq=False)
 class StepResult:
-    """This rank's share of a step's experiences and updates, and the figures that all ranks share."""
+    """Results of a step: this rank's experiences and updates, and common values."""
 
     experiences: list[Experience]
     updates: list[Update]
@@ -65,7 +68,9 @@ class StepResult:
 
 
 class StepReport:
-    """Collects a step's metrics on every rank; rank 0 writes them after `open_outputs`.
+    """Collector of a step's metrics on every rank.
+
+    Rank 0 writes them after `open_outputs`.
 
     training: this rank's shard; the replicas have rows of their own, and one rank speaks for those with the same rows.
     records: the run writes its responses. corrects: show how far the rollout's distribution is from the trained one.
@@ -98,9 +103,10 @@ class StepReport:
         self.last: dict[str, float] = {}
 
     def open_outputs(self, job: Job, total_steps: int, steps_done: int) -> None:
-        """Open the writers that `trainer.loggers` names; called on rank 0. The run's settings go alongside them.
+        """Open the writers that `trainer.loggers` names, on rank 0.
 
-        steps_done: the outputs of later steps are forgotten; 0 begins anew.
+        The run's settings go alongside them.
+        steps_done: the outputs of later steps are forgotten; 0 begins new files.
         """
         config, settings, output = job.config, job.config.trainer, job.output
         tracking = settings.model_copy(update={"loggers": ("console",)} if settings.val_only else {})
@@ -121,7 +127,7 @@ class StepReport:
             self._responses = ResponseWriter(folder, recorded, job.tokenizer.decode)
 
     def add_reward_troubles(self, table: RewardTable) -> None:
-        """Counts calls that gave no reward, and shows the first of each function with its input."""
+        """Count calls without a reward; log each function's first with its input."""
         add_reward_troubles(self._metrics, table.failures, table.timeouts)
         for failure in table.first_failures:
             _log.warning(
@@ -132,24 +138,27 @@ class StepReport:
             )
 
     def add_reshard(self, done: ReshardStatistics) -> None:
-        """Bytes of all ranks, and bytes received per second of the ranks' time."""
+        """Add bytes of all ranks, and bytes received per second of ranks' time."""
         self._metrics.add_total("reshard/bytes_received", done.bytes_received)
         self._metrics.add_total("reshard/bytes_copied", done.bytes_copied)
         self._metrics.add_total("reshard/bytes_shared", done.bytes_shared)
         self._metrics.add("reshard/bytes_per_s", done.bytes_received, done.seconds)
 
     def add_values(self, values: Mapping[str, float]) -> None:
-        """Values of the step that are the same on all ranks."""
+        """Add values of the step that are the same on all ranks."""
         for name, value in values.items():
             self._metrics.add_max(name, value)
 
     def write_validation(self, step: int, values: Mapping[str, float]) -> None:
-        """What was measured after `step` and before the next one."""
+        """Write the accuracy measured between `step` and the next one."""
         if self._writers:
             self._writers.write(step, values)
 
     def write(self, step: int, result: StepResult, generation: Statistics | None = None, position: int = 0) -> None:
-        """The metrics of a step whose timers have just been closed; `position` counts the prompts drawn so far."""
+        """Write the metrics of a step whose timers have just been closed.
+
+        position: number of prompts drawn so far.
+        """
         if not self._own_rows:
             result = StepResult([], [], [], result.figures)
         experiences, updates = result.experiences, result.updates
@@ -185,7 +194,10 @@ class StepReport:
             self._record_responses(step, experiences)
 
     def _mismatch(self, experiences: list[Experience], updates: list[Update]) -> dict[str, float]:
-        """How far what was drawn from is from what is trained, over all ranks (`algorithms.mismatch`)."""
+        """Compute the distance of rollout and trained distribution over all ranks.
+
+        See `algorithms.mismatch`.
+        """
         pairs = first_scored(experiences, updates)
         sampled = [rollout.sampled for rollout, _ in pairs]
         drawn = taken([rollout.behaviour_log_probs for rollout, _ in pairs], sampled)
@@ -210,7 +222,10 @@ class StepReport:
                 metrics.add_values(shown, np.concatenate([row for group in groups for row in group]))
 
     def _record_responses(self, step: int, experiences: list[Experience]) -> None:
-        """Record all ranks' responses; the arrays that a step has computed of them are large and do not travel."""
+        """Record all ranks' responses.
+
+        Arrays that a step has computed of them are large and do not travel.
+        """
         computed = {"reference_log_probs": None, "old_log_probs": None, "values": None, "returns": None}
         gathered = self._gather([replace(experience, **computed) for experience in experiences])
         if self._responses:
@@ -230,8 +245,10 @@ class StepReport:
 
 
 def first_scored(experiences: Sequence[Experience], updates: Sequence[Update]) -> list[tuple[Rollout, np.ndarray]]:
-    """Responses with the train graph's log-probs of the policy that started the step: all of them where old log-probs
-    were computed, else those of the first mini-batch, which its update has seen.
+    """Select responses with log-probs of the policy that started the step.
+
+    The log-probs are the train graph's. All responses have them where old log-probs were computed, else those of
+    the first mini-batch, which its update has seen.
     """
     if not experiences:
         return []
@@ -243,7 +260,10 @@ def first_scored(experiences: Sequence[Experience], updates: Sequence[Update]) -
 
 
 def explained_variance(values: Mapping[str, float]) -> dict[str, float]:
-    """`critic/vf_explained_var`, 1 - var(return - value) / var(return), from a step's standard deviations of both."""
+    """Compute `critic/vf_explained_var`, 1 - var(return - value) / var(return).
+
+    Both come from a step's standard deviations.
+    """
     error, spread = values.get("critic/return_error/std"), values.get("critic/returns/std")
     return {"critic/vf_explained_var": 1.0 - (error / spread) ** 2} if error is not None and spread else {}
 
@@ -251,7 +271,10 @@ def explained_variance(values: Mapping[str, float]) -> dict[str, float]:
 def open_report(
     job: Job, collectives: Collectives, timers: Timers, residency: Residency, rows: int, longest_prompt: int
 ) -> StepReport:
-    """Open the report of a run; `open_outputs` begins to write it. rows: of the dataset, 0 for a replay."""
+    """Open the report of a run; `open_outputs` begins to write it.
+
+    rows: of the dataset, 0 for a replay.
+    """
     config, settings = job.config, job.config.trainer
     ceiling = matmul_ceiling(collectives.world.device_target, job.train.model.compute_dtype)
     return StepReport(

@@ -1,4 +1,7 @@
-"""Why a run ends before its last step: a signal, msrun's end, too much memory; agreed on by all ranks."""
+"""Early ends of a run, agreed on by all ranks.
+
+The reasons are a signal, msrun's end, or too much memory.
+"""
 
 from collections.abc import Callable
 
@@ -12,11 +15,14 @@ from mindrlhf.units import GIB
 
 
 class Stopped(Exception):
-    """The run ends here, in good order: its state is saved, and the message says how to go on."""
+    """Clean end of a run; the message says how to go on.
+
+    Its state is saved.
+    """
 
 
 class Agreement:
-    """What all ranks do together although one alone has seen the reason.
+    """Decisions that all ranks must take together although one has the reason.
 
     signals: this rank's. reduce_max: elementwise maximum over all ranks. alone: there is no other rank.
     memory_limit: GiB of this process; None is no limit.
@@ -33,19 +39,28 @@ class Agreement:
         self._alone = alone
 
     def stop(self) -> bool:
-        """Whether any rank is to stop; called by all ranks at the same place."""
+        """Test that any rank is to stop; all ranks call it together."""
         return bool(self._reduce_max(np.array([self._signals.wanted], np.float32))[0])
 
     def stop_now(self) -> bool:
-        """Whether this rank may leave a phase half-way, which others would wait for."""
+        """Test that this rank may leave a phase half-way.
+
+        Other ranks would wait for it.
+        """
         return self._alone and self._signals.wanted
 
     def first_not_finite(self, group: ShardGroup) -> str | None:
-        """Name of the first parameter with NaN or infinity on any rank, else None; called by all ranks as `stop`."""
+        """Name the first parameter with NaN or infinity on any rank, or None.
+
+        All ranks call it as `stop`.
+        """
         return first_not_finite(group.shards, group.layout.placements, self._reduce_max)
 
     def memory(self) -> float | None:
-        """GiB of the largest process when it is above the limit, else None; called by all ranks at the same place."""
+        """Memory of the largest process in GiB if above the limit, else None.
+
+        All ranks call it at the same place.
+        """
         if self._limit is None:
             return None
         used = float(self._reduce_max(np.array([resident_bytes() / GIB], np.float32))[0])

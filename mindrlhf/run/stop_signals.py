@@ -1,4 +1,7 @@
-"""SIGTERM and SIGINT as a wish to stop. Imports neither NumPy nor MindSpore: their import starts threads."""
+"""Handling of SIGTERM and SIGINT as a wish to stop.
+
+Imports neither NumPy nor MindSpore: their import starts threads.
+"""
 
 import ctypes
 import os
@@ -14,18 +17,20 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopSignals:
-    """SIGTERM and SIGINT as a wish to stop; a second one ends the process at once, as without this.
+    """Context in which SIGTERM and SIGINT are a wish to stop.
 
-    A context manager, for the main thread. Both signals are blocked in this thread and in all threads that it starts
-    from then on, and one thread alone waits for them, so that no handler interrupts anything. Handlers would not do:
-    MindSpore sets its own for SIGINT before each run of a graph (it sends SIGTERM) and from several threads at once
-    while it compiles kernels; its network threads take SIGINT for themselves; and a KeyboardInterrupt while MindSpore
-    is imported makes the interpreter abort when it ends. Enter it before NumPy is imported: threads that are there
-    already have nothing blocked, and what one of them receives comes by way of Python's handlers.
+    A second one ends the process at once. It is for the main thread. Both signals are blocked in this thread and in
+    all threads that it starts from then on, and one thread alone waits for them, so that no handler interrupts
+    anything. Handlers would not do: MindSpore sets its own for SIGINT before each run of a graph (it sends SIGTERM)
+    and from several threads at once while it compiles kernels; its network threads take SIGINT for themselves; and
+    a KeyboardInterrupt while MindSpore is imported makes the interpreter abort when it ends. Enter it before NumPy
+    is imported: threads that are there already have nothing blocked, and their signals come by way of Python's
+    handlers.
 
-    Processes that are started meanwhile inherit what is blocked; the ones that run others' code unblock it.
-    The end of an msrun that waits for its workers is a wish to stop too: it kills them with the first signal that it
-    minds, and dies of the others without a word to them. Its scheduler process has nothing to save, and is left alone.
+    Processes that are started meanwhile inherit the blocked signals; the ones that run others' code unblock them.
+    The end of an msrun that waits for its workers is a wish to stop too: msrun kills its workers on the signals
+    that it handles, and on any other it dies without telling them. Its scheduler process has nothing to save, and
+    is left alone.
     """
 
     def __init__(self) -> None:
@@ -56,7 +61,7 @@ class StopSignals:
 
     @property
     def wanted(self) -> bool:
-        """Whether the run is to stop."""
+        """True when the run is to stop."""
         if self.reason is None and self._launcher not in (None, os.getppid()):
             self.reason = "msrun has ended"
         return self.reason is not None
@@ -81,7 +86,7 @@ class StopSignals:
 
 
 def end_by(number: int) -> None:
-    """Let a signal end this process as it does where nobody minds it; from any thread."""
+    """End this process by a signal with its default effect, from any thread."""
     ctypes.CDLL(None).signal(number, None)  # `signal.signal` is for the main thread alone; None is the default
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (number,))
     signal.pthread_kill(threading.get_ident(), number)

@@ -1,4 +1,4 @@
-"""The data of a run, read and checked: prompts or recorded rollouts, and held-out problems."""
+"""Data of a run: prompts or recorded rollouts, and held-out problems, checked."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ Recorded = list[tuple[int, list[Experience]]]
 
 @dataclass(frozen=True)
 class TrainingData:
-    """Everything that a run reads.
+    """Data that a run reads.
 
     stream: of the dataset's prompts; None for a replay. recorded: (step, experiences) to replay; empty when the run
     generates. rows: of the dataset. prompts: of the dataset, or of the recorded steps. problems: held out.
@@ -55,7 +55,10 @@ def read_training_data(job: Job) -> TrainingData:
 
 
 def check_recorded(job: Job, recorded: Recorded) -> None:
-    """Check that a replay's rollouts fit this run: its steps divide, and the model can take its responses."""
+    """Check that a replay's rollouts fit this run.
+
+    Its steps have to divide, and the model has to have room for its responses.
+    """
     unit = job.train.parallel.data_parallel * job.config.algorithm.updates_per_iteration
     limit = job.config.rollout.max_new_tokens
     for step, experiences in recorded:
@@ -80,7 +83,7 @@ def check_recorded(job: Job, recorded: Recorded) -> None:
 
 
 def check_prompts(job: Job, prompts: list[Prompt]) -> int:
-    """Check the dataset against tokenizer and model; return the longest prompt in tokens."""
+    """Check the dataset against tokenizer and model; returns the longest prompt's tokens."""
     largest = max(int(prompt.token_ids.max()) for prompt in prompts)
     check_token_ids(job.tokenizer, job.model, largest, str(job.args.replay or job.args.mind_dataset_dir))
     longest = max(len(prompt.token_ids) for prompt in prompts)
@@ -90,7 +93,7 @@ def check_prompts(job: Job, prompts: list[Prompt]) -> int:
 
 
 def total_steps(config: GRPOConfig, rows: int) -> int:
-    """Return the steps of the run: as set, or as many as the epochs give."""
+    """Return the run's steps: as set, or as the epochs give."""
     if config.trainer.total_steps:
         return config.trainer.total_steps
     steps = config.trainer.epochs * rows // config.data.prompts_per_step

@@ -1,4 +1,4 @@
-"""A GRPO trainer from a checked job."""
+"""Building of a GRPO trainer from a checked job."""
 
 from contextlib import ExitStack
 
@@ -17,7 +17,7 @@ from mindrlhf.trainer.rollout_phase import open_rewards, open_rollout_phase
 
 
 def build(job: Job, world: World, stack: ExitStack, signals: StopSignals) -> GRPOTrainer:
-    """Build the trainer of a job: its data, the run's life, the parts of its models, and the rollout phase.
+    """Build the trainer of a job: data, run, models, and rollout phase.
 
     `stack` closes everything at the end. signals: may ask the run to stop.
     """

@@ -1,4 +1,4 @@
-"""From the command line to a checked job, before MindSpore is even imported."""
+"""Checking of a command line into a job, before MindSpore is imported."""
 
 import argparse
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from mindrlhf.run.outputs import prepare_outputs
 
 
 def check(args: argparse.Namespace) -> Job:
-    """Reads and checks all settings. Raises UserError."""
+    """Read and check all settings. Raises UserError."""
     args, config, train, infer = read_settings(args)
     infer_path = args.load_sft_checkpoint_infer
     policy_path = args.load_sft_checkpoint_train or infer_path
@@ -53,9 +53,9 @@ def check(args: argparse.Namespace) -> Job:
 
 
 def read_settings(args: argparse.Namespace) -> tuple[argparse.Namespace, GRPOConfig, ModelYaml, ModelYaml]:
-    """The flags with those of `--from-verl`, the run's settings, and the YAMLs that train and generate.
+    """Read flags, `--from-verl`, the run's settings, and both model YAMLs.
 
-    Raises UserError for what is wrong in one of them by itself.
+    Raises UserError for an error in one of them by itself.
     """
     overrides = split_overrides(args.overrides)
     if args.from_verl is not None:
@@ -67,7 +67,10 @@ def read_settings(args: argparse.Namespace) -> tuple[argparse.Namespace, GRPOCon
 
 
 def from_verl(args: argparse.Namespace, overrides: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Flags and overrides with those of `--from-verl` beneath them; the first process says what became of it."""
+    """Put flags and overrides of `--from-verl` beneath the given ones.
+
+    The first process reports the translation.
+    """
     translation = translate(args.from_verl)
     if is_first_process():
         print(translation, flush=True)
@@ -79,7 +82,7 @@ def from_verl(args: argparse.Namespace, overrides: list[str]) -> tuple[argparse.
 
 
 def with_resume(config: GRPOConfig, flag: str | None) -> GRPOConfig:
-    """The settings with what `--resume_training` says: auto or True, never or False, or a path."""
+    """Apply `--resume_training`: auto or True, never or False, or a path."""
     if flag is None:
         return config
     modes = {"auto": "auto", "true": "auto", "never": "disable", "false": "disable"}
@@ -92,7 +95,10 @@ def with_resume(config: GRPOConfig, flag: str | None) -> GRPOConfig:
 def check_same_architecture(
     path: str | None, stored: ModelConfig | None, model: ModelConfig, what: str, flag: str
 ) -> None:
-    """A checkpoint is of the architecture that is trained: shapes alone would not tell its rotary base."""
+    """Check that a checkpoint has the architecture that is trained.
+
+    Shapes alone would not tell its rotary base.
+    """
     for name in SHAPE_FIELDS.values() if stored else ():
         if name == "tie_word_embeddings" and stored.value_head:
             continue
@@ -105,7 +111,7 @@ def check_same_architecture(
 
 
 def check_is_no_critic(path: str | None, model: ModelConfig | None) -> None:
-    """What generates or is compared with has a vocabulary head."""
+    """Check that a generating or reference model has a vocabulary head."""
     if model is not None and model.value_head:
         raise UserError(
             f"{path}: is a critic, which has no vocabulary head; give it as --load_critic_checkpoint, and a language "
@@ -116,7 +122,7 @@ def check_is_no_critic(path: str | None, model: ModelConfig | None) -> None:
 def split_overrides(
     overrides: Sequence[str], yamls: Sequence[str] = ("train_yaml", "infer_yaml")
 ) -> dict[str, list[str]]:
-    """`train_yaml.group.key=value` and `infer_yaml.group.key=value` without their prefix; the rest under "".
+    """Split overrides by their prefix `train_yaml.` or `infer_yaml.`, or none.
 
     The prefix sends an override to a model YAML instead of the run's own settings.
     """

@@ -1,4 +1,4 @@
-"""The credit of each token: advantages over the groups of all ranks, and the KL term.
+"""Credit of each token: advantages over all ranks' groups, and the KL term.
 
 The methods are given sampled tokens only: for them a response has no others.
 """
@@ -21,7 +21,7 @@ from mindrlhf.types import Experience, put_back, taken
 
 
 class Credit:
-    """Turn rewards, and where they are used KL and values, into advantages that no number of ranks changes.
+    """Advantages from rewards, KL and values, independent of the number of ranks.
 
     data_parallel: the training ranks' axis. kl: None without a KL term.
     """
@@ -34,17 +34,20 @@ class Credit:
 
     @property
     def kl_coefficient(self) -> float | None:
-        """The weight of the KL term now; None without one."""
+        """Current weight of the KL term; None without one."""
         return self.kl.coefficient if self.kl else None
 
     def steer_kl(self, experiences: Sequence[Experience]) -> dict[str, float]:
-        """Adapt the KL term's weight after a step, as `KLTerm.steer`; return its metrics."""
+        """Adapt the KL term's weight after a step; returns its metrics.
+
+        See `KLTerm.steer`.
+        """
         return self.kl.steer(experiences) if self.kl else {}
 
     def __call__(self, everything: Sequence[Experience], own: Sequence[Experience]) -> list[Experience]:
-        """Add advantages, and the critic's targets where there is a critic, to `own`.
+        """Add advantages, and with a critic its targets, to `own`.
 
-        everything: the step's experiences of all ranks, in order. own: this rank's share of them, with log-probs.
+        everything: the step's experiences of all ranks, in order. own: those of this rank, with log-probs.
         """
         batch = self._batch(everything, own)
         advantages = compute_advantages(self._config.algorithm.advantage, batch, **self._options)
@@ -78,23 +81,29 @@ class Credit:
         )
 
     def _rewards(self, experience: Experience) -> np.ndarray:
-        """Without those of groups that only fill a step, which must not move any statistic."""
+        """Mask the rewards of groups that only fill a step.
+
+        They must not move any statistic.
+        """
         fills = self._config.dynamic_sampling.enabled and not has_spread(experience, self._config)
         return np.full_like(experience.rewards, np.nan) if fills else experience.rewards
 
     def _weights(self, everything: Sequence[Experience]) -> dict[str, float]:
-        """Reward function, by the name in the experiences -> weight; in both places they have the settings' order."""
+        """Weights of reward functions, by their names in the experiences.
+
+        Both places have the settings' order.
+        """
         names = everything[0].rewards_by_function if everything else ()
         functions = self._config.reward.all_functions
         return {name: function.weight for name, function in zip(names, functions, strict=False)}
 
     def _gathered(self, own: list) -> list:
-        """What each rank has of its groups, of all ranks in order."""
+        """Gather the ranks' values of their groups, in order."""
         return [rows for part in self._data_parallel.gather(own) for rows in part]
 
 
 class KLTerm:
-    """beta * KL(policy || reference), per token, with a beta that is fixed or steered.
+    """Penalty beta * KL(policy || reference) per token, with fixed or steered beta.
 
     controller: has the coefficient, which a resumed run has to begin with. in_reward: subtracted from the reward of
     each token instead of being a part of the loss.
@@ -117,12 +126,15 @@ class KLTerm:
         return {"coefficient": self.coefficient}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Go on from `state_dict`; a coefficient that is not steered stays that of the settings."""
+        """Restore a steered coefficient; a fixed one stays that of the settings."""
         if isinstance(self.controller, AdaptiveKLController):
             self.controller.coefficient = state["coefficient"]
 
     def values(self, experiences: Sequence[Experience]) -> list[list[np.ndarray]]:
-        """Per group, per sample: float32 in nats of each sampled token, of the policy that started the step."""
+        """Compute the KL of each sampled token: per group, per sample, float32 in nats.
+
+        It is of the policy that started the step.
+        """
         policy = [row for e in experiences for row in taken(policy_log_probs(e), e.sampled)]
         if not policy:
             return []
@@ -133,9 +145,9 @@ class KLTerm:
         return [[next(rows) for _ in e.group.rollouts] for e in experiences]
 
     def steer(self, experiences: Sequence[Experience]) -> dict[str, float]:
-        """Adapts the coefficient to a step's KL per token, over all ranks; returns what the step had, by metric name.
+        """Adapt the coefficient to a step's KL per token over all ranks.
 
-        experiences: this rank's, with log-probs.
+        Returns the step's values by metric name. experiences: this rank's, with log-probs.
         """
         figures = {"actor/kl_coef": self.coefficient}
         if not (self.in_reward or isinstance(self.controller, AdaptiveKLController)):

@@ -1,9 +1,9 @@
-"""Which groups a step trains on: those that were drawn, or, with dynamic sampling, those whose rewards differ.
+"""Dynamic sampling: a step trains on groups with differing rewards.
 
-DAPO (Yu et al. 2025, arXiv 2503.14476, section 3.2): groups without spread teach nothing, so further prompts are drawn
-until a step is full. Here the rounds are bounded, what is left over is kept for the next step, and a step that could
-not be filled trains on what there is: groups without spread take the missing places and stay out of the loss, so that
-the step keeps its size, its shapes and its division over ranks.
+DAPO (Yu et al. 2025, arXiv 2503.14476, section 3.2): groups without spread teach nothing, so further prompts are
+drawn until a step is full. Here the rounds are bounded, surplus groups are kept for the next step, and a step that
+could not be filled trains on the groups there are: groups without spread take the missing places and stay out of
+the loss, so that the step keeps its size, its shapes and its division over ranks.
 """
 
 import logging
@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 class StepSampling:
-    """The experiences of one step, collected round by round; the same on every rank.
+    """Experiences of one step, collected in rounds; the same on every rank.
 
     surplus: groups with spread that were not needed, oldest first: they go into the next step.
     """
@@ -38,16 +38,16 @@ class StepSampling:
         self._drawn: Counter[int] = Counter()  # prompt id -> how many times the step has drawn it
 
     def snapshot(self) -> tuple[Experience, ...]:
-        """What the next step would start with."""
+        """Copy the surplus that the next step would start with."""
         return tuple(self.surplus)
 
     def encode(self, surplus: tuple[Experience, ...]) -> bytes:
-        """A snapshot as bytes."""
+        """Encode a snapshot as bytes."""
         newest = max((e.policy_step for e in surplus), default=0)
         return pack(list(rows_of(newest, surplus)))
 
     def decode(self, content: bytes) -> None:
-        """Go on from the bytes of a snapshot."""
+        """Restore the surplus from a snapshot's bytes."""
         self.surplus = [experience for _, group in experiences_of(unpack(content)) for experience in group]
 
     def begin(self) -> None:
@@ -56,7 +56,10 @@ class StepSampling:
         self._drawn.clear()
 
     def wanted(self) -> int:
-        """Prompts to draw next, over all ranks; 0 when the step is full or no round is left."""
+        """Count the prompts to draw next, over all ranks.
+
+        It is 0 when the step is full or no round is left.
+        """
         settings = self._config.dynamic_sampling
         if not settings.enabled:
             return 0 if self._rounds else self._size
@@ -65,7 +68,10 @@ class StepSampling:
         return settings.prompts_per_round or self._size
 
     def numbered(self, prompts: Sequence[Prompt]) -> list[Prompt]:
-        """The prompts of a round, of all ranks, with their `occurrence` in the step, which keys their answers."""
+        """Set each prompt's `occurrence` in the step.
+
+        The prompts are those of a round on all ranks; the number keys their answers.
+        """
         numbered = []
         for prompt in prompts:
             numbered.append(replace(prompt, occurrence=self._drawn[prompt.id]))
@@ -73,14 +79,14 @@ class StepSampling:
         return numbered
 
     def add(self, experiences: list[Experience]) -> None:
-        """What came of one round, of all ranks."""
+        """Add the experiences of one round, of all ranks."""
         self._rounds += 1
         for experience in experiences:
             keeps = not self._config.dynamic_sampling.enabled or has_spread(experience, self._config)
             (self._with_spread if keeps else self._without).append(experience)
 
     def take(self) -> tuple[list[Experience], Mapping[str, float]]:
-        """The step's `prompts_per_step` experiences, and what sampling was like, by metric name.
+        """Return the step's experiences, and metrics of sampling by name.
 
         `sampling/missing` counts the places that groups without spread had to take.
         """
@@ -106,7 +112,10 @@ class StepSampling:
 
 
 def has_spread(experience: Experience, config: GRPOConfig) -> bool:
-    """Whether the scores that dynamic sampling looks at differ between responses that have one."""
+    """Test for differing scores in a group, among responses with a score.
+
+    The scores are those of `dynamic_sampling.metric`.
+    """
     metric = config.dynamic_sampling.metric
     if metric is not None:
         scores = experience.rewards_by_function[metric]
@@ -136,7 +145,10 @@ def mark_trained(experiences: list[Experience], config: GRPOConfig) -> list[Expe
 
 
 def with_drawing_policy(experiences: list[Experience], step: int) -> list[Experience]:
-    """Set the old log-probs of groups that an earlier step's weights drew: those are their old policy."""
+    """Set old log-probs of groups that an earlier step's weights drew.
+
+    Those weights are their old policy.
+    """
     return [
         replace(e, old_log_probs=tuple(rollout.policy_log_probs for rollout in e.group.rollouts))
         if e.policy_step < step

@@ -1,7 +1,7 @@
-"""The GRPO loop. One step reads top to bottom like the algorithm (Shao et al. 2024, algorithm 1).
+"""GRPO loop; a step reads like the algorithm (Shao et al. 2024, algorithm 1).
 
-What differs between the members of the family stands in the parts: which groups a step takes (`rollout.sampling`),
-advantages and the KL term (`credit`), the policy's loss (`parts.policy`), a reference and a critic (`parts`).
+Members of the family differ in the parts: the groups of a step (`rollout.sampling`), advantages and the KL term
+(`credit`), the policy's loss (`parts.policy`), a reference and a critic (`parts`).
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ from mindrlhf.types import Experience
 
 @dataclass(frozen=True)
 class GRPOTrainer:
-    """Everything a step needs, built by `trainer.build`; this class only says in which order it happens.
+    """Order of a step's phases; `trainer.build` makes the objects that do them.
 
     rollout: None for a replay.
     """
@@ -79,7 +79,7 @@ class GRPOTrainer:
         self.run.report.write_validation(step, values)
 
     def validate(self, step: int) -> None:
-        """Measure accuracy on held-out problems, when it is due, as metrics of the step."""
+        """Measure accuracy on held-out problems, if due; returns metrics of the step."""
         validation, timers = self.rollout.validation, self.run.timers
         if validation and validation.due(step):
             with timers("testing"):
@@ -93,7 +93,10 @@ class GRPOTrainer:
                 self.run.report.add_reshard(self.parts.policy.publish())
 
     def collect(self, step: int) -> tuple[list[Experience], dict[str, float]]:
-        """Generate and score, in one round or, with dynamic sampling, in several; all ranks get all experiences."""
+        """Generate and score, in one round or several; all ranks get all experiences.
+
+        Several rounds are those of dynamic sampling.
+        """
         sampling, generate = self.rollout.sampling, self.rollout.generate
         generate.statistics = Statistics()
         sampling.begin()
@@ -105,7 +108,10 @@ class GRPOTrainer:
         return sampling.take()
 
     def train(self, experiences: list[Experience], step: int, figures: dict[str, float] | None = None) -> StepResult:
-        """Compute log-probs and values of this rank's share and advantages over all experiences; update."""
+        """Compute log-probs, values and advantages, and update.
+
+        Log-probs and values are of this rank's experiences, advantages over all.
+        """
         policy, reference = self.parts.policy, self.parts.reference
         experiences = with_drawing_policy(mark_trained(experiences, self.config), step)
         own = self.with_log_probs(policy.data_parallel.share(experiences))
@@ -147,10 +153,10 @@ class GRPOTrainer:
         return self.update("update_critic", critic.update, critic.settings.optimizer, experiences, step)
 
     def update_policy(self, experiences: list[Experience], step: int) -> list[Update]:
-        """Make the policy's updates of a step; none while the critic warms up, and the schedule counts from there.
+        """Make the policy's updates of a step; none while the critic warms up.
 
-        Without a pass of its own, the old policy's log-probs are what the step's first update gave: it has seen all
-        groups.
+        The schedule counts from there. Without a pass of its own, the old policy's log-probs are the outputs of the
+        step's first update: it has seen all groups.
         """
         seen: list[Update] = []
         policy, critic = self.parts.policy, self.parts.critic
@@ -176,7 +182,7 @@ class GRPOTrainer:
         step: int,
         warmup_steps: int = 0,
     ) -> list[Update]:
-        """Make `num_iterations` passes over the step's groups, each in `updates_per_iteration` optimizer updates.
+        """Make `num_iterations` passes, each in `updates_per_iteration` optimizer updates.
 
         A mini-batch is every n-th group: blocks of each rank's share would differ with the number of ranks.
         warmup_steps: first steps without an update.

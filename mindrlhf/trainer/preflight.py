@@ -1,4 +1,7 @@
-"""What a job stands on, looked at before it begins. A failing point is one sentence; all else is one block."""
+"""Checks of the environment before a job: errors, or one summary.
+
+A failing point is one sentence.
+"""
 
 import logging
 import os
@@ -39,7 +42,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Here:
-    """What a rank has: its host, threads of each process, bytes of memory that are free on the host, FLOP/s."""
+    """Resources of a rank.
+
+    They are its host, threads of each process, bytes of memory that are free on the host, and FLOP/s.
+    """
 
     host: str
     threads: int
@@ -48,8 +54,9 @@ class Here:
 
 
 def preflight(job: Job, collectives: Collectives, prompts: Sequence[Prompt], rewards: RewardRunner | None) -> None:
-    """Look at everything on every rank; rank 0 prints the block. Raises UserError for what would fail later.
+    """Check the environment on every rank; rank 0 prints the summary.
 
+    Raises UserError for a point that would fail later.
     prompts: of the dataset; none for a replay. rewards: on the ranks that score.
     """
     world, longest = collectives.world, max((len(prompt.token_ids) for prompt in prompts), default=0)
@@ -86,7 +93,7 @@ def preflight(job: Job, collectives: Collectives, prompts: Sequence[Prompt], rew
 
 
 def operators_line(job: Job, target: str) -> str:
-    """The form of the layers' halves, and how many tokens decoding gives a call."""
+    """Describe the form of the layers' halves, and tokens per decode call."""
     settings, ranks = job.config.rollout, job.infer.parallel.model_parallel
     several = kernels(target).fused is not None and draws_in_operator(settings, job.model.vocab_size, ranks)
     tokens = f"up to {FUSED_TOKENS} tokens" if several else "one token"
@@ -99,7 +106,7 @@ def block(lines: Mapping[str, str]) -> str:
 
 
 def devices(target: str, everywhere: Iterable[Here], dtype: str) -> str:
-    """The hosts with their processes, threads, free memory, and measured matrix products."""
+    """Describe hosts: processes, threads, free memory, and measured matrix products."""
     hosts: dict[str, list[Here]] = {}
     for here in everywhere:
         hosts.setdefault(here.host, []).append(here)
@@ -112,8 +119,9 @@ def devices(target: str, everywhere: Iterable[Here], dtype: str) -> str:
 
 
 def memory_line(work: Work, everywhere: Sequence[Here]) -> str:
-    """The planned peak of the largest rank against what a rank may have: the device's limit, or its share of what is
-    free on its host.
+    """Compare the largest rank's planned peak with its limit.
+
+    The limit is the device's, or the rank's part of the free memory of its host.
     """
     fullest = max(work.rank_plans(), key=lambda plan: plan.peak)
     text = f"{size(fullest.peak)} planned at most for a process, in {fullest.peak_phase}"
@@ -128,7 +136,7 @@ def memory_line(work: Work, everywhere: Sequence[Here]) -> str:
 
 
 def check_writable(folder: Path) -> None:
-    """Raises UserError for a folder in which no file can be made."""
+    """Raise UserError for a folder in which no file can be made."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"0")
@@ -139,8 +147,9 @@ def check_writable(folder: Path) -> None:
 
 
 def disk_needs(config: GRPOConfig, model: ModelConfig) -> tuple[int, int]:
-    """(bytes without which nothing can be saved, bytes of all that the settings keep), rollouts not counted.
+    """Compute bytes of disk: the least for saving, and for all that is kept.
 
+    Rollouts are not counted.
     The exported model is one copy of the weights in float32, a checkpoint three: weights and two moments. One more than
     is kept is on the disk while it is written.
     """
@@ -153,7 +162,7 @@ def disk_needs(config: GRPOConfig, model: ModelConfig) -> tuple[int, int]:
 
 
 def disk_line(folder: Path, least: int, whole: int) -> str:
-    """Raises UserError where not even the least fits."""
+    """Compare free disk with the need; raises UserError below the least."""
     free = shutil.disk_usage(folder).free
     if free < least:
         raise UserError(
@@ -167,7 +176,10 @@ def disk_line(folder: Path, least: int, whole: int) -> str:
 
 
 def tokenizer_line(tokenizer: Tokenizer, model: ModelConfig) -> str:
-    """Its size against the model's (which `check_token_ids` has compared), and what ends an answer."""
+    """Describe the tokenizer's size, the model's, and the end tokens.
+
+    `check_token_ids` has compared the sizes.
+    """
     text = f"{tokenizer.size} tokens of the model's {model.vocab_size}"
     ends = stop_ids(tokenizer, model)
     if not ends:
@@ -176,7 +188,7 @@ def tokenizer_line(tokenizer: Tokenizer, model: ModelConfig) -> str:
 
 
 def try_reward(runner: RewardRunner, prompt: Prompt, decode: Callable[[Sequence[int]], str]) -> str:
-    """Score three answers to one row: its ground truth, a sentence that ends with it, and nothing.
+    """Score three answers to one row: truth, truth in a sentence, and nothing.
 
     A function that fails for all of them is a UserError: it would cost every sample of the run. One that fails for some
     is shown; that is a matter of the samples.

@@ -1,4 +1,4 @@
-"""The rollout phase of a step: which prompts are drawn, what answers and scores them, and validation."""
+"""Rollout phase of a step: prompts, answers, scores, and validation."""
 
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from mindrlhf.trainer.dynamic_sampling import StepSampling
 
 @dataclass(frozen=True)
 class RolloutPhase:
-    """Everything that a step generates with.
+    """Objects that a step generates with.
 
     sampling: chooses groups. generate: answers this rank's prompts and scores the answers. validation: None without
     held-out problems.
@@ -34,9 +34,10 @@ class RolloutPhase:
 
 
 def open_rewards(job: Job, data: TrainingData, collectives: Collectives, stack: ExitStack) -> RewardRunner | None:
-    """Start the reward processes; None on ranks that leave scoring to another one of their replica, and for a replay.
+    """Start the reward processes; None for a replay and on non-scoring ranks.
 
-    Raises `UserError` for rows without what the functions need. `stack` ends the processes.
+    Those leave scoring to another rank of their replica.
+    Raises `UserError` for rows that lack a field of the functions. `stack` ends the processes.
     """
     generating = Partition.of_yaml(job.infer, job.model, collectives.world.rank)
     if data.recorded or not generating.first_of_replica:
@@ -49,7 +50,7 @@ def open_rewards(job: Job, data: TrainingData, collectives: Collectives, stack: 
 def open_rollout_phase(
     job: Job, data: TrainingData, generator: ModelPart | None, rewards: RewardRunner | None, run: Run, stack: ExitStack
 ) -> RolloutPhase | None:
-    """Open what generates and scores; None for a replay, which has no generator."""
+    """Open generation and scoring; None for a replay, which has no generator."""
     if generator is None:
         return None
     engine, greedy = open_engines(job, generator, data.longest_prompt)
@@ -71,7 +72,7 @@ def open_rollout_phase(
 
 
 def open_engines(job: Job, generator: ModelPart, longest_prompt: int) -> tuple[Engine, Engine | None]:
-    """Open the engine of this rank's prompts, and a greedy one where the advantage needs that.
+    """Open this rank's engine, and a greedy one where the advantage needs it.
 
     Neither has more slots than there are responses to a round.
     """

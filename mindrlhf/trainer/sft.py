@@ -1,4 +1,7 @@
-"""Supervised fine-tuning with the machinery of GRPO: a pair is a group of one response, trained on -log p."""
+"""Supervised fine-tuning on GRPO's machinery.
+
+A pair is a group of one response, trained on -log p.
+"""
 
 import argparse
 from contextlib import ExitStack
@@ -40,8 +43,9 @@ def fit(
     output: Path,
     world: World,
 ) -> None:
-    """Token-mean cross-entropy on the answers of a MindRecord; the model is written as an HF directory at the end.
+    """Minimise the token-mean cross-entropy on a MindRecord's answers.
 
+    The model is written as an HF directory at the end.
     output: folder of the metrics.
     """
     groups = [SequenceGroup(prompt, (answer,)) for prompt, answer in read_pairs(args.mind_dataset_dir, tokenizer)]

@@ -1,4 +1,4 @@
-"""`mindrlhf train`: starts the processes of a job, runs it, and writes the trained model."""
+"""Start of a `mindrlhf train` job, from its processes to the trained model."""
 
 import argparse
 from contextlib import ExitStack
@@ -15,8 +15,9 @@ from mindrlhf.trainer.check import check, split_overrides
 
 
 def save_both_strategies(args: argparse.Namespace) -> None:
-    """`--only_save_strategy True`: MindSpore's strategy files of both layouts in the output folder, nothing else.
+    """Write MindSpore's strategy files of both layouts, and nothing else.
 
+    It serves `--only_save_strategy True`, with files in the output folder.
     It computes the layouts from the YAMLs and starts nothing, so one process does it for any number of ranks.
     """
     if not is_first_process():
@@ -32,8 +33,10 @@ def save_both_strategies(args: argparse.Namespace) -> None:
 
 
 def list_unused(yaml: ModelYaml, generating: bool = False) -> None:
-    """Says once which keys of a model YAML have no effect: those of MindFormers' own trainer, and those that were set
-    for another device or, in the YAML that generates, for training.
+    """Log once the keys of a model YAML without effect.
+
+    They are those of MindFormers' own trainer, and those set for another device or, in the YAML that generates, for
+    training.
     """
     unused = [*yaml.unused, *yaml.without_effect(generating)]
     if unused:
@@ -41,15 +44,15 @@ def list_unused(yaml: ModelYaml, generating: bool = False) -> None:
 
 
 def ascend_options(yaml: ModelYaml) -> AscendOptions:
-    """The device's options of a model YAML."""
+    """Read the device's options of a model YAML."""
     context = yaml.context
     return AscendOptions(context.device_id, context.max_device_memory, context.jit_level)
 
 
 def run_grpo(args: argparse.Namespace, signals: StopSignals) -> None:
-    """`mindrlhf train`: generate and train, or train on recorded rollouts; the trained model is written at the end.
+    """Generate and train, or train on recorded rollouts; write the trained model.
 
-    signals: what may ask the run to stop.
+    signals: may ask the run to stop.
     """
     if args.only_save_strategy:
         save_both_strategies(args)

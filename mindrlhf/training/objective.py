@@ -46,7 +46,9 @@ def policy_objective(
     correction: Callable | None = None,
     entropy_coef: float = 0.0,
 ) -> Objective:
-    """Objective correction * policy_loss(now, old) + beta * KL(now || reference) - entropy_coef * entropy.
+    """Make the policy's objective: loss with importance weights, KL and entropy terms.
+
+    It is correction * policy_loss(now, old) + beta * KL(now || reference) - entropy_coef * entropy.
 
     on_policy: the batch is used for one update, so that the old policy is the one being updated: its log-probs are
         the current ones, without gradient. They are also taken, token by token, where the field `old_log_probs` has
