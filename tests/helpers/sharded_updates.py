@@ -77,11 +77,12 @@ def run(world, case: Case) -> Outcome:
 def model_yaml(case: Case):
     """The settings of a layout, as from a file."""
     from mindrlhf.configs.model_settings import ModelSettings
-    from mindrlhf.configs.model_yaml import ModelYaml, ParallelSettings
+    from mindrlhf.configs.model_yaml import ContextSettings, ModelYaml, ParallelSettings
 
     layout = dict(case.layout)
     model = ModelSettings(offset=layout.pop("offset", 0), compute_dtype="float32")
-    return ModelYaml(path="layout.yaml", model=model, parallel=ParallelSettings(**{"micro_batch_num": 4} | layout))
+    parallel = ParallelSettings(**{"micro_batch_num": 4} | layout)
+    return ModelYaml(path="layout.yaml", model=model, parallel=parallel, context=ContextSettings(device_target="CPU"))
 
 
 def batch():
