@@ -20,7 +20,7 @@ def on_rank(world, folder: str, layouts: list[dict]) -> list[dict]:
 
 
 def results(world, golden: Golden, case: Case) -> dict:
-    """Log-probs, whole gradients by name, and where there is one stage the greedy tokens."""
+    """Log-probs, whole gradients by name, and the greedy tokens in a layout that can generate."""
     from mindrlhf.backend.comm.collectives import Collectives
     from mindrlhf.configs.grpo import OptimizerSettings, TrainSettings
     from mindrlhf.roles.open_updater import open_updater
@@ -33,7 +33,7 @@ def results(world, golden: Golden, case: Case) -> dict:
     side = ModelPart(model_yaml(case), golden.config, collectives, 128)
     part = side.partition
     side.load(lambda spec: golden.arrays[spec.name][part.slices(spec)])
-    tokens = greedy(golden, side.decoder) if part.mesh.pp == 1 else None
+    tokens = None if part.mesh.pp > 1 or part.sequence else greedy(golden, side.decoder)
     head = PolicyLogProbs(side.decoder, 1.0)
     train = TrainSettings(length_bucket=4)
     updater = open_updater(side, head, NEGATIVE_LOG_LIKELIHOOD, OptimizerSettings(), train)
@@ -59,7 +59,7 @@ def greedy(golden: Golden, decoder) -> list[np.ndarray]:
     from mindrlhf.types import Prompt
 
     sampling = SamplingSettings(max_new_tokens=golden.greedy.shape[1], temperature=0.0)
-    engine = Engine(golden.config, decoder, sampling, 4, 19, (), 0)
+    engine = Engine(golden.config, decoder, sampling, 3, 19, (), 0)
     prompts = [Prompt(i, ids) for i, ids in enumerate(golden.sequences)]
     return [group.rollouts[0].response_ids for group in engine.generate(prompts, 1, 1)]
 
