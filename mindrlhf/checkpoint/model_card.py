@@ -14,6 +14,7 @@ from mindrlhf.metrics.report.run import flatten
 from mindrlhf.types import Prompt
 
 BASE = "base_model: "
+START = "trainer.resume_"  # settings of a start, not of the run
 METRICS = ("critic/rewards/mean", "response_length/mean", "actor/kl_loss", "actor/entropy", "train/loss", "val-core/")
 
 
@@ -69,7 +70,9 @@ def describe(
     """
     defaults = flatten(type(settings)().model_dump(mode="json"))
     given = flatten(settings.model_dump(mode="json"))
-    changed = {name: value for name, value in given.items() if defaults.get(name) != value}
+    changed = {
+        name: value for name, value in given.items() if defaults.get(name) != value and not name.startswith(START)
+    }
     of = f" ({', '.join(sorted(set(tasks)))})" if any(tasks) else ""
     return ModelCard(base_name(path), method, f"{Path(file).name}: {count}{of}", changed)
 

@@ -75,7 +75,7 @@ class Run:
         self.checkpointer.manage(
             Managed(
                 parts.arrays(),
-                drop_none(parts.counters() | counters),
+                drop_none(parts.counters() | counters | {"report": self.report}),
                 drop_none(blobs),
                 run_identity(job, self._data.prompts),
                 hf_files(job, str(self._card)) if world.rank == 0 else {},

@@ -4,6 +4,7 @@ Metrics are reduced over ranks; rank 0 writes both.
 """
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -235,6 +236,14 @@ class StepReport:
         """Block until the responses of all steps so far are in files."""
         if self._responses:
             self._responses.flush()
+
+    def state_dict(self) -> dict[str, float]:
+        """Return the last step's finite metrics, for a run that goes on after its last step."""
+        return {name: value for name, value in self.last.items() if math.isfinite(value)}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Restore the last step's metrics."""
+        self.last = {name: float(value) for name, value in state.items()}
 
     def close(self) -> None:
         """Close the writers and merge the recorded rollouts."""
