@@ -13,6 +13,8 @@ from mindrlhf.rewards.runner import RewardRunner
 from mindrlhf.run import stop_signals
 from mindrlhf.run.stop_signals import SIGNALS, StopSignals
 
+# Of NumPy's library: with one it starts none that could take a signal.
+THREADS = {"OMP_NUM_THREADS": "2"}
 SLEEPER = """
 import time
 from mindrlhf.run.stop_signals import StopSignals
@@ -25,10 +27,19 @@ with StopSignals() as signals:
 """
 
 
+def test_the_command_imports_no_numpy_before_it_blocks_signals():
+    code = "import sys; from mindrlhf.commands import train; sys.exit('numpy' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_second_signal_stops_at_once(number):
     process = subprocess.Popen(
-        [sys.executable, "-c", SLEEPER], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ
+        [sys.executable, "-c", SLEEPER],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | THREADS,
     )
     assert process.stdout.readline() == "ready\n"
     process.send_signal(number)
@@ -77,7 +88,7 @@ def doubled(x):
 def test_a_signal_while_mindspore_is_at_work(tmp_path):
     """No thread takes Ctrl-C, and it is called by its name."""
     (tmp_path / "graph.py").write_text(GRAPH)
-    environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    environment = os.environ | THREADS | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
     command = [sys.executable, "-c", AT_WORK, str(tmp_path)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     if process.stdout.readline() == "ready\n":
