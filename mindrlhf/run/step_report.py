@@ -13,6 +13,7 @@ import numpy as np
 from mindrlhf.algorithms.mismatch import mismatch_figures, mismatch_sums
 from mindrlhf.backend.ceiling import matmul_ceiling
 from mindrlhf.backend.comm.collectives import Collectives
+from mindrlhf.checkpoint.model_card import METRICS
 from mindrlhf.files.naming import ROLLOUTS_FOLDER
 from mindrlhf.files.settings_file import write_settings
 from mindrlhf.job import Job
@@ -238,8 +239,8 @@ class StepReport:
             self._responses.flush()
 
     def state_dict(self) -> dict[str, float]:
-        """Return the last step's finite metrics, for a run that goes on after its last step."""
-        return {name: value for name, value in self.last.items() if math.isfinite(value)}
+        """Return the last step's metrics for the model card."""
+        return {name: value for name, value in self.last.items() if name.startswith(METRICS) and math.isfinite(value)}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
         """Restore the last step's metrics."""
