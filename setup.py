@@ -60,6 +60,7 @@ setup(
     package_data={
         "mindrlhf.backend.native": ["kernels.cpp", "*.h"],
         "mindrlhf.configs": ["presets/*.yaml"],
+        "mindrlhf.metrics": ["hints.yaml", "plot.mplstyle"],
         "mindrlhf.metrics.report": ["page/*"],
     },
     python_requires="==3.11.*",

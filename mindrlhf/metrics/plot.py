@@ -1,20 +1,20 @@
-"""Learning curves of one or several runs as one PNG."""
+"""Learning curves of one or several runs as one PNG; `plot.mplstyle` is their style."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import atomic_file
 from mindrlhf.metrics.console import REWARD
-from mindrlhf.metrics.run_writers import run_labels
-from mindrlhf.metrics.writers import read_metrics
+from mindrlhf.metrics.writers import read_metrics, run_labels
 
 # Okabe and Ito 2008: the colour-blind can distinguish them, too.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -27,7 +27,6 @@ PANELS = (  # (title, what the y axis is, metric): of each place, the first that
     (("Entropy", "nats per token", "actor/entropy"),),
 )
 STYLES = ("-", "--", ":")  # once all colours are taken
-INK, FAINT = "#333333", "#DDDDDD"
 
 Run = Mapping[str, tuple[np.ndarray, np.ndarray]]
 
@@ -56,65 +55,47 @@ def _read_run(path: Path) -> Run:
     return {name: tuple(np.array(pairs, np.float64).T) for name, pairs in points.items()}
 
 
-def _figure(width: float, height: float) -> Figure:
-    """Make an empty figure; sizes in inches."""
-    figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
-    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12)
-    return figure
+@contextmanager
+def _drawing(output_png: Path, title: str | None, width: float, height: float) -> Iterator[Figure]:
+    """Yield an empty figure, sizes in inches; write it whole, or not at all."""
+    with (
+        matplotlib.rc_context(fname=Path(__file__).with_name("plot.mplstyle")),
+        atomic_file(output_png, durable=False) as temporary,
+    ):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        yield figure
+        if title:
+            figure.suptitle(title)
+        figure.savefig(temporary, format="png")
 
 
-def _style(axes: Axes, title: str, unit: str) -> None:
-    axes.set_title(title, loc="left", fontsize=11, fontweight="bold", color=INK)
-    axes.set_ylabel(unit, fontsize=9, color=INK)
-    axes.set_xlabel("step", fontsize=9, color=INK)
+def _name(axes: Axes, title: str, unit: str) -> Axes:
+    axes.set(title=title, ylabel=unit, xlabel="step")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.grid(axis="y", color=FAINT, linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.tick_params(labelsize=9, colors=INK, length=0)
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
-    axes.spines["bottom"].set_color(FAINT)
-    axes.margins(x=0.02)
+    return axes
 
 
-def _curves(axes: Axes, runs: Mapping[str, Run], metric: str, smoothing: float | None) -> None:
+def _curves(axes: Axes, runs: Mapping[str, Run], metric: str) -> None:
     """Draw the values of the steps, pale, and their smoothed curve."""
-    for (label, run), colour in zip(runs.items(), _colours(runs), strict=True):
+    for index, (label, run) in enumerate(runs.items()):
         if metric in run:
             steps, values = run[metric]
+            colour = COLOURS[index % len(COLOURS)]
             axes.plot(steps, values, color=colour, alpha=0.25, linewidth=1)
-            width = max(1.0, len(steps) / 50) if smoothing is None else smoothing
+            smoothed = smooth(values, max(1.0, len(steps) / 50))
             marker = "o" if len(steps) == 1 else None  # a line of one point cannot be seen
-            axes.plot(steps, smooth(values, width), color=colour, linewidth=2, marker=marker, label=label)
+            axes.plot(steps, smoothed, color=colour, linewidth=2, marker=marker, label=label)
 
 
-def _colours(runs: Mapping[str, Run]) -> list[str]:
-    return [COLOURS[index % len(COLOURS)] for index in range(len(runs))]
-
-
-def _before_and_after(axes: Axes, runs: Mapping[str, Run], accuracy: Sequence[tuple[float, float]]) -> None:
-    """Draw two bars for each run: before in grey, after in colour.
-
-    Each has its number.
-    """
-    for index, ((before, after), colour) in enumerate(zip(accuracy, _colours(runs), strict=True)):
-        for offset, value, shade in ((-0.2, before, "#BBBBBB"), (0.2, after, colour)):
+def _before_and_after(axes: Axes, names: Sequence[str], accuracy: Sequence[tuple[float, float]]) -> None:
+    """Draw two bars with numbers for each run: before in grey, after in colour."""
+    for index, (before, after) in enumerate(accuracy):
+        for offset, value, shade in ((-0.2, before, "#BBBBBB"), (0.2, after, COLOURS[index % len(COLOURS)])):
             axes.bar(index + offset, value, width=0.36, color=shade)
-            axes.text(index + offset, value + 0.02, f"{value:.2f}", ha="center", fontsize=9, color=INK)
-    axes.set_xticks(range(len(runs)), list(runs) if len(runs) > 1 else [""])
-    axes.set_xlabel("before (grey) and after GRPO", fontsize=9, color=INK)
-    axes.set_xlim(-0.7, len(runs) - 0.3)
-    axes.set_ylim(0, 1.05)
+            axes.text(index + offset, value + 0.02, f"{value:.2f}", ha="center", fontsize=9)
+    axes.set_xticks(range(len(names)), names if len(names) > 1 else [""])
+    axes.set(xlabel="before (grey) and after GRPO", xlim=(-0.7, len(names) - 0.3), ylim=(0, 1.05))
     axes.set_yticks(np.linspace(0, 1, 6))
-
-
-def _panels(runs: Mapping[str, Run]) -> list[tuple[str, str, str]]:
-    """List (title, unit, metric) of the small panels with data."""
-    panels = []
-    for choices in PANELS:
-        panels += [panel for panel in choices if any(panel[2] in run for run in runs.values())][:1]
-    return panels
 
 
 def plot_runs(
@@ -123,7 +104,6 @@ def plot_runs(
     labels: Sequence[str] | None = None,
     accuracy: Sequence[tuple[float, float]] | None = None,
     title: str | None = None,
-    smoothing: float | None = None,
 ) -> Path:
     """Draw reward, KL, response length and entropy by step; returns `output_png`.
 
@@ -131,7 +111,6 @@ def plot_runs(
     paths: `metrics.jsonl` of each run; a metric that no run has gets no panel.
     labels: a name for each run; the name of its folder by default.
     accuracy: held-out accuracy (before, after) of each run, 0 to 1, drawn as bars next to the reward.
-    smoothing: width of `smooth` in steps; by default a fiftieth of the run, at least 1.
 
     Raises UserError for a file that is absent or not a metrics file.
     """
@@ -141,37 +120,30 @@ def plot_runs(
     for run, path in zip(runs.values(), paths, strict=True):
         if REWARD not in run:
             raise UserError(f"{path} has no {REWARD}: give the metrics.jsonl of a run with at least one step")
-    panels = _panels(runs)
-    figure = _figure(10, 7 if panels else 4.2)
-    rows = figure.add_gridspec(2, 1, height_ratios=(1.25, 1)) if panels else figure.add_gridspec(1, 1)
-    upper = rows[0].subgridspec(1, 1 if accuracy is None else 2, width_ratios=None if accuracy is None else (2, 1))
-    reward = figure.add_subplot(upper[0])
-    _style(reward, "Reward (mean of a step)", "reward")
-    _curves(reward, runs, REWARD, smoothing)
-    if len(runs) > 1:
-        reward.legend(frameon=False, fontsize=9, labelcolor=INK)
-    if accuracy is not None:
-        bars = figure.add_subplot(upper[1])
-        _style(bars, "Held-out accuracy", "")
-        _before_and_after(bars, runs, accuracy)
-    if panels:
-        lower = rows[1].subgridspec(1, len(panels))
-        for cell, (heading, unit, metric) in zip(lower, panels, strict=True):
-            axes = figure.add_subplot(cell)
-            _style(axes, heading, unit)
-            _curves(axes, runs, metric, smoothing)
-    return _save(figure, title, Path(output_png))
+    found = [[panel for panel in choices if any(panel[2] in run for run in runs.values())] for choices in PANELS]
+    panels = [place[0] for place in found if place]
+    with _drawing(output_png, title, 10, 7 if panels else 4.2) as figure:
+        rows = figure.add_gridspec(1 + bool(panels), 1, height_ratios=(1.25, 1)[: 1 + bool(panels)])
+        upper = rows[0].subgridspec(1, 1 + bool(accuracy), width_ratios=(2, 1)[: 1 + bool(accuracy)])
+        reward = _name(figure.add_subplot(upper[0]), "Reward (mean of a step)", "reward")
+        _curves(reward, runs, REWARD)
+        if len(runs) > 1:
+            reward.legend()
+        if accuracy:
+            _before_and_after(_name(figure.add_subplot(upper[1]), "Held-out accuracy", ""), names, accuracy)
+        cells = rows[1].subgridspec(1, len(panels)) if panels else ()
+        for cell, (heading, unit, metric) in zip(cells, panels, strict=True):
+            _curves(_name(figure.add_subplot(cell), heading, unit), runs, metric)
+    return output_png
 
 
-def plot_metric(
-    panels: Mapping[str, Sequence[Path]], metric: str, output_png: Path, title: str | None = None, unit: str = ""
-) -> Path:
+def plot_metric(panels: Mapping[str, Sequence[Path]], metric: str, output_png: Path, title: str | None = None) -> Path:
     """Draw one metric of many runs in panels; returns `output_png`.
 
     The file is written whole or not at all.
     panels: title of a panel -> `metrics.jsonl` of its runs, called by the name of their folder; runs of the same name
     have the same colour in all panels. metric: its name, in which * stands for anything; of several that fit, the first
-    in alphabetical order is drawn. It is drawn as it is, a point for each step that has it. unit: of the y axis.
+    in alphabetical order is drawn. It is drawn as it is, a point for each step that has it.
 
     Raises UserError for a file that is absent, not a metrics file, or without such a metric.
     """
@@ -180,32 +152,17 @@ def plot_metric(
         for heading, paths in panels.items()
     }
     names = list(dict.fromkeys(name for runs in curves.values() for name in runs))
-    figure = _figure(1 + 4.5 * len(curves), 4.6)
     lines = {}
-    for axes, (heading, runs) in zip(figure.subplots(1, len(curves), squeeze=False)[0], curves.items(), strict=True):
-        _style(axes, heading, unit)
-        for name, (steps, values) in runs.items():
-            index = names.index(name)
-            colour, style = COLOURS[index % len(COLOURS)], STYLES[index // len(COLOURS) % len(STYLES)]
-            (lines[name],) = axes.plot(steps, values, style, color=colour, linewidth=1.8, marker="o", markersize=3.5)
-    figure.legend(
-        [lines[name] for name in names],
-        names,
-        loc="outside lower center",
-        ncols=min(len(names), 4 * len(curves)),
-        frameon=False,
-        fontsize=9,
-        labelcolor=INK,
-    )
-    return _save(figure, title, Path(output_png))
-
-
-def _save(figure: Figure, title: str | None, output_png: Path) -> Path:
-    """Write the figure under its title atomically; returns `output_png`."""
-    if title:
-        figure.suptitle(title, fontsize=13, fontweight="bold", color=INK)
-    with atomic_file(output_png, durable=False) as temporary:
-        figure.savefig(temporary, format="png", dpi=120)
+    with _drawing(output_png, title, 1 + 4.5 * len(curves), 4.6) as figure:
+        row = figure.subplots(1, len(curves), squeeze=False)[0]
+        for axes, (heading, runs) in zip(row, curves.items(), strict=True):
+            _name(axes, heading, "")
+            for name, (steps, values) in runs.items():
+                turn, index = divmod(names.index(name), len(COLOURS))
+                look = {"linestyle": STYLES[turn % len(STYLES)], "marker": "o", "markersize": 3.5, "linewidth": 1.8}
+                (lines[name],) = axes.plot(steps, values, color=COLOURS[index], **look)
+        columns = min(len(names), 4 * len(curves))
+        figure.legend([lines[name] for name in names], names, loc="outside lower center", ncols=columns)
     return output_png
 
 
