@@ -8,7 +8,7 @@ import numpy as np
 
 from mindrlhf.data.tasks import TASKS
 from mindrlhf.errors import UserError
-from mindrlhf.evaluation.pass_at_k import Answer, answer_row
+from mindrlhf.evaluation.pass_at_k import Answer
 from mindrlhf.files.atomic import atomic_file
 from mindrlhf.files.json import json_lines
 from mindrlhf.metrics.progress import Progress
@@ -50,29 +50,25 @@ class Evaluator:
     def _judge(self, groups: Sequence[RolloutGroup]) -> list[Answer]:
         if self.rewards is None:
             return []
+        every = [(group.prompt, rollout) for group in groups for rollout in group.rollouts]
         limit = self.engine.sampling.max_new_tokens
-        samples = [reward_sample(self.decode, group.prompt, one, limit) for group in groups for one in group.rollouts]
-        scores = iter(self.rewards.score(samples).totals if samples else ())
-        answers = []
-        for group in groups:
-            fields = group.prompt.fields
-            for rollout in group.rollouts:
-                text = self.decode(rollout.response_ids)
-                answers.append(
-                    Answer(
-                        id=int(group.prompt.id),
-                        sample=int(rollout.sample_index),
-                        source=fields.get("data_source") or fields["task"],
-                        question=fields.get("question", ""),
-                        ground_truth=fields.get("ground_truth", ""),
-                        answer=text,
-                        score=float(next(scores)),
-                        vote=vote(text),
-                        length=int(np.count_nonzero(rollout.sampled)),
-                        truncated=rollout.finish_reason == "length",
-                    )
-                )
-        return answers
+        samples = [reward_sample(self.decode, prompt, rollout, limit) for prompt, rollout in every]
+        scores = self.rewards.score(samples).totals if samples else ()
+        return [
+            Answer(
+                id=int(prompt.id),
+                sample=int(rollout.sample_index),
+                source=prompt.fields.get("data_source") or prompt.fields["task"],
+                question=prompt.fields.get("question", ""),
+                ground_truth=prompt.fields.get("ground_truth", ""),
+                answer=text,
+                score=float(score),
+                vote=vote(text),
+                length=int(np.count_nonzero(rollout.sampled)),
+                truncated=rollout.finish_reason == "length",
+            )
+            for (prompt, rollout), (_, text, _), score in zip(every, samples, scores, strict=True)
+        ]
 
 
 def vote(completion: str) -> str | None:
@@ -104,4 +100,4 @@ def reward_of(prompts: Sequence[Prompt], data: str | Path, advice: str) -> str:
 def write_answers(path: Path, answers: Sequence[Answer]) -> None:
     """Write one JSON object per answer, atomically."""
     with atomic_file(path) as temporary:
-        temporary.write_bytes(json_lines(map(answer_row, answers)))
+        temporary.write_bytes(json_lines(map(vars, answers)))

@@ -4,16 +4,19 @@ Pure functions of answers; verl's names for the metrics. Expectations over the k
 drawn are exact, not estimated by resampling as in verl.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from math import comb
-from typing import Any, get_type_hints
+from math import comb, isnan
+from pathlib import Path
+from statistics import fmean
+from typing import get_type_hints
 
 import numpy as np
 
 from mindrlhf.errors import UserError
-from mindrlhf.files.json import is_number, read_json_lines
+from mindrlhf.files.json import is_a, read_json_lines
 
 SOLVED = 1.0  # a problem is solved by an answer with this score or more
 BOOTSTRAP_SAMPLES = 10_000
@@ -78,18 +81,13 @@ def majority_at_k(votes: Sequence[str | None], right: Sequence[bool], k: int) ->
     Ties are broken by a fair draw. An answer without a vote (None) does not vote. Answers with one vote count as
     right in proportion to the right ones among them.
     """
-    counts: dict[str, int] = {}
-    solved: dict[str, int] = {}
-    for value, correct in zip(votes, right, strict=True):
-        if value is not None:
-            counts[value] = counts.get(value, 0) + 1
-            solved[value] = solved.get(value, 0) + bool(correct)
-    silent = len(votes) - sum(counts.values())
+    counts = Counter(value for value in votes if value is not None)
+    solved = Counter(value for value, correct in zip(votes, right, strict=True) if correct and value is not None)
+    silent = len(votes) - counts.total()
     total = 0.0
-    for value in solved:
-        if solved[value]:
-            others = tuple(sorted(count for other, count in counts.items() if other != value))
-            total += solved[value] / counts[value] * _wins(counts[value], others, silent, k)
+    for value, number in solved.items():
+        others = tuple(sorted(count for other, count in counts.items() if other != value))
+        total += number / counts[value] * _wins(counts[value], others, silent, k)
     return total
 
 
@@ -142,20 +140,18 @@ def evaluate(answers: Iterable[Answer]) -> dict[str, dict[str, float]]:
 
 def _evaluate_source(groups: list[list[Answer]]) -> dict[str, float]:
     every = [answer for group in groups for answer in group]
-    scores = np.array([answer.score for answer in every])
-    scored = scores[~np.isnan(scores)]
+    scored = [answer.score for answer in every if not isnan(answer.score)]
     values = {"problems": float(len(groups))}
     for k in ks(min(map(len, groups))):
-        values[f"pass@{k}"] = _mean(pass_at_k(len(group), sum(a.solves for a in group), k) for group in groups)
+        values[f"pass@{k}"] = fmean(pass_at_k(len(group), sum(a.solves for a in group), k) for group in groups)
         if k > 1:
-            values[f"maj@{k}"] = _mean(
-                majority_at_k([a.vote for a in group], [a.solves for a in group], k) for group in groups
-            )
-    if scored.size:
-        values["reward"] = float(scored.mean())
-    values["length"] = _mean(answer.length for answer in every)
-    values["truncated"] = _mean(answer.truncated for answer in every)
-    values["unscored"] = float(np.isnan(scores).mean())
+            majority = (majority_at_k([a.vote for a in group], [a.solves for a in group], k) for group in groups)
+            values[f"maj@{k}"] = fmean(majority)
+    if scored:
+        values["reward"] = fmean(scored)
+    values["length"] = fmean(answer.length for answer in every)
+    values["truncated"] = fmean(answer.truncated for answer in every)
+    values["unscored"] = fmean(isnan(answer.score) for answer in every)
     return values
 
 
@@ -183,12 +179,8 @@ def validation_metrics(answers: Sequence[Answer]) -> dict[str, float]:
 
 
 def ks(answers: int) -> list[int]:
-    """List the reported k for a number of answers.
-
-    They are 1, 2, 4, ... below the number, and the number itself.
-    """
-    powers = [1 << i for i in range(answers.bit_length()) if 1 << i < answers]
-    return [*powers, answers]
+    """List the reported k: 1, 2, 4, ... and the number of answers."""
+    return [*(1 << i for i in range((answers - 1).bit_length())), answers]
 
 
 def compare(first: Iterable[Answer], second: Iterable[Answer]) -> Comparison:
@@ -197,7 +189,7 @@ def compare(first: Iterable[Answer], second: Iterable[Answer]) -> Comparison:
     Raises `UserError` when the problems differ.
     """
     shares = [
-        {key: _mean(answer.solves for answer in group) for key, group in by_problem(side).items()}
+        {key: fmean(answer.solves for answer in group) for key, group in by_problem(side).items()}
         for side in (first, second)
     ]
     if shares[0].keys() != shares[1].keys():
@@ -221,21 +213,15 @@ def sign_test(wins: int, losses: int) -> float:
     return min(1.0, 2 * tail / 2**trials)
 
 
-def answer_row(answer: Answer) -> dict[str, Any]:
-    """Convert an answer to one object of a JSONL file."""
-    return dict(vars(answer))
-
-
-def read_answers(path) -> list[Answer]:
-    """Read the answers of a JSONL file with rows of `answer_row`.
+def read_answers(path: str | Path) -> list[Answer]:
+    """Read the answers of a JSONL file, whose rows have the fields of `Answer`.
 
     Raises `UserError` for another kind of file.
     """
-    answers = []
+    kinds, answers = get_type_hints(Answer), []
     for number, row in enumerate(read_json_lines(path), start=1):
         values = row | {"score": float("nan") if row.get("score", "") is None else row.get("score")}
-        wrong = sorted(values.keys() ^ _ANSWER_KINDS.keys())
-        wrong += [name for name, kind in _ANSWER_KINDS.items() if name in values and not _is_a(values[name], kind)]
+        wrong = sorted(values.keys() ^ kinds.keys()) or [name for name in kinds if not is_a(values[name], kinds[name])]
         if wrong:
             raise UserError(
                 f"{path}, line {number}: is no answer of an evaluation (see its {wrong[0]:.80}); give what "
@@ -247,21 +233,7 @@ def read_answers(path) -> list[Answer]:
     return answers
 
 
-_ANSWER_KINDS = get_type_hints(Answer)
-
-
-def _is_a(value: Any, kind: Any) -> bool:
-    """Test that a JSON value is of a field's type."""
-    if kind is float:
-        return is_number(value)
-    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
-
-
-def _mean(values: Iterable[float]) -> float:
-    return float(np.mean(list(values)))
-
-
 def overall(values: Mapping[str, Mapping[str, float]], name: str) -> float:
     """Mean over all problems of a value by source."""
-    weights = [source["problems"] for source in values.values()]
-    return float(np.average([source[name] for source in values.values()], weights=weights))
+    problems = [source["problems"] for source in values.values()]
+    return fmean([source[name] for source in values.values()], weights=problems)

@@ -44,6 +44,18 @@ def is_number(value: Any) -> bool:
     return isinstance(value, float)
 
 
+def is_a(value: Any, kind: Any) -> bool:
+    """Test that a JSON value is of a type such as `str | None`.
+
+    A whole number is a float too. True and False are `bool` alone, and numbers beyond float64 nothing.
+    """
+    if isinstance(value, bool):
+        return kind is bool
+    if isinstance(value, int | float):
+        return is_number(value) and (isinstance(value, kind) or isinstance(0.0, kind))
+    return isinstance(value, kind)
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Read the JSON object in a UTF-8 file.
 

@@ -13,7 +13,6 @@ from mindrlhf.errors import UserError
 from mindrlhf.evaluation.evaluator import vote
 from mindrlhf.evaluation.pass_at_k import (
     Answer,
-    answer_row,
     compare,
     evaluate,
     ks,
@@ -207,9 +206,9 @@ def test_compare_pairs_by_problem():
 
 def test_answers_survive_a_file(tmp_path):
     given = [answer(0), answer(1, score=nan, voted=None, truncated=True)]
-    (tmp_path / "a.jsonl").write_bytes(json_lines(map(answer_row, given)))
+    (tmp_path / "a.jsonl").write_bytes(json_lines(map(vars, given)))
     read = read_answers(tmp_path / "a.jsonl")
-    assert [answer_row(one) for one in read] == [answer_row(given[0]), pytest.approx(answer_row(given[1]), nan_ok=True)]
+    assert [vars(one) for one in read] == [vars(given[0]), pytest.approx(vars(given[1]), nan_ok=True)]
     (tmp_path / "b.jsonl").write_text('{"step": 1}\n')
     with pytest.raises(UserError, match=r"b.jsonl, line 1: is no answer"):
         read_answers(tmp_path / "b.jsonl")

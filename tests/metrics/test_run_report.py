@@ -10,7 +10,7 @@ from mindrlhf.errors import UserError
 from mindrlhf.metrics.report.charts import MOST_POINTS, Chart, curves, resolve
 from mindrlhf.metrics.report.html import render, report_data, to_json
 from mindrlhf.metrics.report.run import differing, flatten, read_run
-from mindrlhf.metrics.run_writers import run_labels
+from mindrlhf.metrics.writers import run_labels
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,7 @@ def test_a_long_run_is_shown_as_means():
 
 def test_patterns_are_of_whole_names():
     names = ["timing_s/step", "timing_s/gen", "timing_s/ref", "val-core/a/acc/mean@1"]
-    chart = Chart("", "", ("timing_s/ref", "timing_s/.+"), without=("timing_s/step",))
+    chart = Chart("", "", ("timing_s/ref", "timing_s/.+"), remainder="timing_s/step")
     assert resolve(chart, names) == ["timing_s/ref", "timing_s/gen"]
     assert resolve(Chart("", "", ("timing_s",)), names) == []
 

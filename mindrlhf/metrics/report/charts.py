@@ -15,10 +15,10 @@ DIGITS = 6  # significant, of a number on the page
 class Chart:
     """Chart of some metrics.
 
-    metrics: patterns of whole names, `without` some; a chart without any metric of a run is left out.
+    metrics: patterns of whole names; a chart without any metric of a run is left out.
 
     stacked: areas on top of each other, one chart for each run; `remainder` is then the metric that they are parts of,
-    together with the metric `apart`, which is not shown.
+    together with the metric `apart`. Neither is shown.
     """
 
     title: str
@@ -27,7 +27,6 @@ class Chart:
     stacked: bool = False
     remainder: str | None = None
     apart: str | None = None
-    without: tuple[str, ...] = ()
 
 
 LEARNING = (
@@ -53,7 +52,6 @@ COST = (
         stacked=True,
         remainder="timing_s/step",
         apart="timing_s/compile",
-        without=("timing_s/step", "timing_s/compile"),
     ),
     Chart("Throughput", "tokens per second and process", ("perf/throughput",)),
     Chart("Share of the machine's ceiling (MFU)", "of measured matrix products", (r"perf/mfu(/.+)?",)),
@@ -66,9 +64,13 @@ COST = (
 
 def resolve(chart: Chart, names: Iterable[str]) -> list[str]:
     """Select a chart's metrics among `names`, in the order of its patterns."""
-    names = [name for name in names if name not in chart.without]
-    found = [name for pattern in chart.metrics for name in names if re.fullmatch(pattern, name)]
-    return list(dict.fromkeys(found))
+    names = [name for name in names if name not in (chart.remainder, chart.apart)]
+    return list(dict.fromkeys(name for pattern in chart.metrics for name in names if re.fullmatch(pattern, name)))
+
+
+def chart_data(charts: Sequence[Chart], names: Sequence[str]) -> list[dict[str, Any]]:
+    """Collect the data of all charts that have metrics, for the page."""
+    return [{**vars(chart), "metrics": metrics} for chart in charts if (metrics := resolve(chart, names))]
 
 
 def curves(rows: Sequence[Mapping[str, float]]) -> tuple[list[int], dict[str, list[float | None]], int]:
@@ -79,18 +81,11 @@ def curves(rows: Sequence[Mapping[str, float]]) -> tuple[list[int], dict[str, li
     """
     width = -(-len(rows) // MOST_POINTS) if rows else 1
     parts = [rows[start : start + width] for start in range(0, len(rows), width)]
-    names = sorted({name for row in rows for name in row if name != "step"})
-    steps = [int(part[-1]["step"]) for part in parts]
-    return steps, {name: [_mean(part, name) for part in parts] for name in names}, width
+    names = sorted({name for row in rows for name in row} - {"step"})
+    values = {name: [_mean(part, name) for part in parts] for name in names}
+    return [int(part[-1]["step"]) for part in parts], values, width
 
 
 def _mean(rows: Sequence[Mapping[str, float]], name: str) -> float | None:
     values = [row[name] for row in rows if name in row and np.isfinite(row[name])]
     return float(f"{np.mean(values):.{DIGITS}g}") if values else None
-
-
-def chart_data(charts: Sequence[Chart], names: Iterable[str]) -> list[dict[str, Any]]:
-    """Collect the data of all charts that have metrics, for the page."""
-    names = list(names)
-    found = [(chart, resolve(chart, names)) for chart in charts]
-    return [{**vars(chart), "metrics": metrics} for chart, metrics in found if metrics]

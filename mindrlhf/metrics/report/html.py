@@ -19,7 +19,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from mindrlhf.files.json import finite
 from mindrlhf.files.printable import printable
 from mindrlhf.files.text import shortened
-from mindrlhf.metrics.console import REWARD, TREND_STEPS, short_duration, short_number
+from mindrlhf.metrics.console import REWARD, ends, short_duration, short_number
 from mindrlhf.metrics.diagnosis import diagnose
 from mindrlhf.metrics.report.charts import COST, LEARNING, chart_data, curves
 from mindrlhf.metrics.report.run import Run, differing
@@ -59,10 +59,8 @@ def _run_data(run: Run) -> dict[str, Any]:
         "rollout_steps": len(run.rollout_steps),
         "groups": [
             {
-                "step": group.step,
-                "prompt_id": group.prompt_id,
+                **vars(group),
                 "prompt": shortened(group.prompt, MOST_TEXT),
-                "ground_truth": group.ground_truth,
                 "samples": [{**row, "completion": shortened(row["completion"], MOST_TEXT)} for row in group.samples],
             }
             for group in run.groups
@@ -72,31 +70,26 @@ def _run_data(run: Run) -> dict[str, Any]:
 
 def summary(rows: Sequence[Mapping[str, float]]) -> list[tuple[str, str]]:
     """Summarise a run as (name, value) pairs."""
-    if not rows:
-        return [("steps", "none yet")]
-
-    def column(name: str) -> list[float]:
-        return [row[name] for row in rows if name in row and row[name] == row[name]]
-
-    figures = [("steps", str(int(rows[-1]["step"])))]
-    rewards = column(REWARD)
-    if rewards:
-        window = max(1, min(TREND_STEPS, len(rewards) // 2))
-        first, last = statistics.fmean(rewards[:window]), statistics.fmean(rewards[-window:])
+    columns: dict[str, list[float]] = {}
+    for row in rows:
+        for name, value in row.items():
+            if value == value:  # not NaN
+                columns.setdefault(name, []).append(value)
+    figures = [("steps", str(int(rows[-1]["step"])) if rows else "none yet")]
+    if rewards := columns.get(REWARD):
+        first, last = ends(rewards)
         figures.append(("reward", f"{first:.3f} → {last:.3f}"))
-    for name in sorted({name for row in rows for name in row if name.startswith("val-core/") and "/acc/mean@" in name}):
-        accuracy = column(name)
+    for name in sorted(name for name in columns if name.startswith("val-core/") and "/acc/mean@" in name):
         label = name.removeprefix("val-core/").replace("/acc/", " ")
-        if accuracy:
-            figures.append((f"accuracy {label}", f"{accuracy[0]:.3f} → {accuracy[-1]:.3f}"))
-    seconds = [row["timing_s/step"] - row.get("timing_s/compile", 0.0) for row in rows if "timing_s/step" in row]
-    if seconds:
-        figures.append(("step, median", short_duration(statistics.median(seconds))))
-        figures.append(("all steps", short_duration(sum(column("timing_s/step")))))
-    if column("perf/throughput"):
-        figures.append(("tokens/s, median", short_number(statistics.median(column("perf/throughput")))))
-    if column("perf/max_memory_allocated_gb"):
-        figures.append(("peak memory", f"{max(column('perf/max_memory_allocated_gb')):.2f} GiB"))
+        figures.append((f"accuracy {label}", f"{columns[name][0]:.3f} → {columns[name][-1]:.3f}"))
+    if seconds := columns.get("timing_s/step"):
+        alone = [row["timing_s/step"] - row.get("timing_s/compile", 0.0) for row in rows if "timing_s/step" in row]
+        figures.append(("step, median", short_duration(statistics.median(alone))))
+        figures.append(("all steps", short_duration(sum(seconds))))
+    if throughput := columns.get("perf/throughput"):
+        figures.append(("tokens/s, median", short_number(statistics.median(throughput))))
+    if memory := columns.get("perf/max_memory_allocated_gb"):
+        figures.append(("peak memory", f"{max(memory):.2f} GiB"))
     return figures
 
 

@@ -1,17 +1,16 @@
 """Outputs of a run for people: metrics, sampled rollouts, settings."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mindrlhf.errors import UserError
-from mindrlhf.files.json import is_number, read_json_lines
+from mindrlhf.files.json import is_a, read_json_lines
 from mindrlhf.files.naming import ROLLOUTS_FOLDER, TEXT, step_files, step_path
 from mindrlhf.files.settings_file import read_settings
-from mindrlhf.metrics.run_writers import METRICS_FILE, run_folder
-from mindrlhf.metrics.writers import read_metrics
+from mindrlhf.metrics.writers import METRICS_FILE, read_metrics, run_folder
 
 
 @dataclass(frozen=True)
@@ -68,18 +67,15 @@ def sample_rollouts(folder: Path, steps: Sequence[int], samples: int, most_steps
     samples: responses of a step, rounded up to whole groups; the groups are the first of their step, which is no
     choice by reward. most_steps: how many steps, at most.
     """
-    chosen = steps
-    if len(steps) > most_steps:
-        last = len(steps) - 1
-        chosen = [steps[round(place * last / max(1, most_steps - 1))] for place in range(most_steps)]
+    count, last = min(most_steps, len(steps)), len(steps) - 1
+    chosen = [steps[round(place * last / max(1, count - 1))] for place in range(count)]
     groups = []
-    for step in dict.fromkeys(chosen):
-        count = 0
+    for step in chosen:
+        wanted = samples
         for group in read_groups(folder, step):
-            groups.append(group)
-            count += len(group.samples)
-            if count >= samples:
-                break
+            if wanted > 0:
+                groups.append(group)
+                wanted -= len(group.samples)
     return groups
 
 
@@ -106,44 +102,28 @@ def read_groups(folder: Path, step: int) -> list[RolloutGroupText]:
     ]
 
 
-def _check_rollout(row: Mapping[str, Any], where: str) -> None:
-    """Refuse rows of a rollout dump with missing or malformed values.
+# key -> (its kind, in words)
+_ROLLOUT_KEYS = {
+    "prompt_id": (int, "a whole number"),
+    "prompt": (str, "text"),
+    "completion": (str, "text"),
+    "reward": (float | None, "a number"),
+    "rewards": (dict | None, "a number for each function"),
+    "response_length": (int, "a whole number"),
+    "ground_truth": (str | None, "text"),
+}
+_OPTIONAL_KEYS = ("rewards", "response_length", "ground_truth")
 
-    Raises UserError.
-    """
+
+def _check_rollout(row: Mapping[str, Any], where: str) -> None:
+    """Raise UserError for a row of a rollout dump with missing or malformed values."""
     for key, (kind, right) in _ROLLOUT_KEYS.items():
         if key not in row and key not in _OPTIONAL_KEYS:
             raise UserError(f"{where}: no `{key}` in it; give the rollouts that a run has written")
-        if key in row and not kind(row[key]):
-            raise UserError(f"{where}: {key} is {row[key]!r:.80} where {right} belongs; restore or remove that line")
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_reward(value: Any) -> bool:
-    return value is None or is_number(value)
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-# key -> (whether a value is of its kind, the kind in words)
-_ROLLOUT_KEYS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "prompt_id": (_is_count, "a whole number"),
-    "prompt": (_is_text, "text"),
-    "completion": (_is_text, "text"),
-    "reward": (_is_reward, "a number"),
-    "rewards": (
-        lambda value: value is None or (isinstance(value, dict) and all(map(_is_reward, value.values()))),
-        "a number for each function",
-    ),
-    "response_length": (_is_count, "a whole number"),
-    "ground_truth": (lambda value: value is None or _is_text(value), "text"),
-}
-_OPTIONAL_KEYS = ("rewards", "response_length", "ground_truth")
+        value = row.get(key)
+        inner = value.values() if isinstance(value, dict) else ()
+        if key in row and not (is_a(value, kind) and all(is_a(one, float | None) for one in inner)):
+            raise UserError(f"{where}: {key} is {value!r:.80} where {right} belongs; restore or remove that line")
 
 
 def flatten(settings: Any, name: str = "") -> dict[str, str]:
