@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mindrlhf.errors import UserError
 from mindrlhf.metrics.plot import plot_metric, plot_runs
-from mindrlhf.metrics.run_writers import METRICS_FILE
+from mindrlhf.metrics.writers import METRICS_FILE
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

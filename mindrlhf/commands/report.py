@@ -12,7 +12,7 @@ from mindrlhf.files.atomic import atomic_file
 from mindrlhf.metrics.compare import compare
 from mindrlhf.metrics.report.html import render
 from mindrlhf.metrics.report.run import read_run
-from mindrlhf.metrics.run_writers import run_folder, run_labels
+from mindrlhf.metrics.writers import run_folder, run_labels
 
 FILE = "report.html"
 

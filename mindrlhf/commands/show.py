@@ -14,7 +14,7 @@ from mindrlhf.files.naming import ROLLOUTS_FOLDER, step_files
 from mindrlhf.files.printable import printable
 from mindrlhf.files.text import shortened
 from mindrlhf.metrics.report.run import RolloutGroupText, read_groups
-from mindrlhf.metrics.run_writers import run_folder
+from mindrlhf.metrics.writers import run_folder
 
 SHOWN = 1200  # characters of one text, its beginning and its end
 LEAST_WIDTH = 24  # of a column with a completion

@@ -8,14 +8,14 @@ its relative error says little: the absolute one is given too.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import numpy as np
 
 from mindrlhf.errors import UserError
-from mindrlhf.metrics.console import REWARD
+from mindrlhf.metrics.console import LOSSES, REWARD
 
 REWARD_LIMIT, LOSS_LIMIT = 0.04, 0.02
-LOSSES = ("actor/loss", "actor/pg_loss", "train/loss")
 THROUGHPUT, THROUGHPUT_STEPS = "perf/throughput", 4
 
 Rows = Sequence[Mapping[str, float]]
@@ -26,7 +26,7 @@ class Agreement:
     """Difference of one metric over `steps` shared steps.
 
     absolute: mean |B - A|. relative: that / mean |A|, inf where A is 0 throughout and B is not. zero: both are 0
-    throughout.
+    throughout; such runs need have nothing else in common.
     """
 
     metric: str
@@ -34,28 +34,19 @@ class Agreement:
     absolute: float
     relative: float
     limit: float
-    zero: bool = False
+    zero: bool
 
     @property
     def holds(self) -> bool:
         """True when the difference is within the limit; NaN is not."""
         return self.relative <= self.limit
 
-    @property
-    def tells(self) -> bool:
-        """True unless both runs have the metric at 0 throughout.
-
-        Such runs need have nothing else in common.
-        """
-        return not self.zero
-
     def __str__(self) -> str:
-        verdict = (
-            "DIFFERS" if not self.holds else "agrees" if self.tells else "0 throughout in both, which says nothing"
-        )
+        said = "agrees" if self.holds else "DIFFERS"
         return (
             f"{self.metric}: mean absolute error {self.relative:.2%} of mean |A| over {self.steps} steps "
-            f"(limit {self.limit:.0%}; {self.absolute:.3g} absolute): {verdict}"
+            f"(limit {self.limit:.0%}; {self.absolute:.3g} absolute): "
+            f"{'0 throughout in both, which says nothing' if self.zero else said}"
         )
 
 
@@ -73,18 +64,20 @@ class Comparison:
     @property
     def holds(self) -> bool:
         """True when both metrics are within their limits and the reward is informative."""
-        return self.reward.holds and self.loss.holds and self.reward.tells
+        return self.reward.holds and self.loss.holds and not self.reward.zero
 
     def __str__(self) -> str:
         lines = [str(self.reward), str(self.loss)]
         if self.throughput is not None:
             over = f"mean over the first {THROUGHPUT_STEPS} steps"
             lines.append(f"{THROUGHPUT}: B is {self.throughput:.3f} of A ({over}; no limit)")
-        undecided = self.reward.holds and self.loss.holds and not self.reward.tells
-        verdict = (
-            "it stays open whether the runs agree: compare steps with a reward" if undecided else "the runs DIFFER"
-        )
-        return "\n".join([*lines, "the runs agree" if self.holds else verdict])
+        if not (self.reward.holds and self.loss.holds):
+            lines.append("the runs DIFFER")
+        elif self.reward.zero:
+            lines.append("it stays open whether the runs agree: compare steps with a reward")
+        else:
+            lines.append("the runs agree")
+        return "\n".join(lines)
 
 
 def compare(a: Rows, b: Rows) -> Comparison:
@@ -93,7 +86,9 @@ def compare(a: Rows, b: Rows) -> Comparison:
     Raises UserError where they share no step with a reward or a loss.
     """
     loss = next((name for name in LOSSES if all(any(name in row for row in rows) for rows in (a, b))), LOSSES[0])
-    return Comparison(_agreement(REWARD, a, b, REWARD_LIMIT), _agreement(loss, a, b, LOSS_LIMIT), _throughput(a, b))
+    first, second = ([row[THROUGHPUT] for row in rows if THROUGHPUT in row][:THROUGHPUT_STEPS] for rows in (a, b))
+    throughput = fmean(second) / fmean(first) if second and any(first) else None
+    return Comparison(_agreement(REWARD, a, b, REWARD_LIMIT), _agreement(loss, a, b, LOSS_LIMIT), throughput)
 
 
 def _agreement(metric: str, a: Rows, b: Rows, limit: float) -> Agreement:
@@ -105,13 +100,3 @@ def _agreement(metric: str, a: Rows, b: Rows, limit: float) -> Agreement:
     absolute, size = float(np.abs(theirs - ours).mean()), float(np.abs(ours).mean())
     relative = absolute / size if size else (0.0 if absolute == 0 else float("inf"))
     return Agreement(metric, len(steps), absolute, relative, limit, zero=absolute == size == 0)
-
-
-def _throughput(a: Rows, b: Rows) -> float | None:
-    means = []
-    for rows in (a, b):
-        figures = [row[THROUGHPUT] for row in rows if THROUGHPUT in row][:THROUGHPUT_STEPS]
-        if not figures:
-            return None
-        means.append(float(np.mean(figures)))
-    return means[1] / means[0] if means[0] else None

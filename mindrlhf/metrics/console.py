@@ -5,17 +5,19 @@ import re
 import statistics
 import sys
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TextIO
 
 from mindrlhf.files.printable import printable
 from mindrlhf.phases import PHASES
 
 REWARD = "critic/rewards/mean"
+LOSSES = ("actor/loss", "actor/pg_loss", "train/loss")  # the first that a step has is shown
 ACCURACY = re.compile(r"val-core/(.+)/acc/mean@\d+")
 TREND_STEPS = 10  # steps at either end of the run that the trend compares, at most
 ETA_STEPS = 20  # recent steps whose median time the estimate of the remaining time uses
 LEAST_SHARE = {"always": 0.0, "if long": 0.1}  # of a step, for a phase to be shown
+FIGURES = {"loss": LOSSES, "kl": ("actor/kl_loss",), "entropy": ("actor/entropy",), "grad": ("actor/grad_norm",)}
 
 
 def short_number(value: float) -> str:
@@ -48,25 +50,19 @@ def short_duration(seconds: float) -> str:
     return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
 
 
-def full_line(step: int, values: Mapping[str, float]) -> str:
-    """Format every metric in verl's form, for scripts that read it.
-
-    The line is `step:12 - actor/pg_loss:0.0123 - ...`.
-    """
-    return " - ".join([f"step:{step}", *(f"{name}:{value}" for name, value in values.items())])
+def ends(values: Sequence[float]) -> tuple[float, float]:
+    """Compute the means of the first and the last steps, at most 10."""
+    window = max(1, min(TREND_STEPS, len(values) // 2))
+    return statistics.fmean(values[:window]), statistics.fmean(values[-window:])
 
 
 def trend(rewards: Sequence[float]) -> float | None:
-    """Compute the mean of the last steps minus that of the first.
-
-    It takes up to 10 steps at either end, never the same step on both sides.
-    None with fewer than two steps. NaN steps are left out.
-    """
+    """Compute the growth between the `ends` without NaN; None for one step."""
     known = [reward for reward in rewards if not math.isnan(reward)]
     if len(known) < 2:
         return None
-    window = min(TREND_STEPS, len(known) // 2)
-    return statistics.fmean(known[-window:]) - statistics.fmean(known[:window])
+    first, last = ends(known)
+    return last - first
 
 
 class ConsoleWriter:
@@ -79,66 +75,45 @@ class ConsoleWriter:
     seconds of compiling graphs; `eta` leaves them out.
     """
 
-    def __init__(
-        self,
-        total_steps: int,
-        earlier_rewards: Sequence[float] = (),
-        verbose: bool = False,
-        stream: TextIO | None = None,
-    ):
-        """Begin with the rewards of earlier steps.
+    def __init__(self, total_steps: int, earlier_rewards: Sequence[float] = (), stream: TextIO | None = None):
+        """Begin with the mean rewards of the steps before a resume, for the trend.
 
-        earlier_rewards: mean reward of each step before a resume, for the trend. verbose: `full_line` as well.
         stream: standard output where none is given.
         """
-        self._total_steps = total_steps
-        self._rewards = list(earlier_rewards)
-        self._verbose = verbose
-        self._stream = stream
+        self._total_steps, self._rewards, self._stream = total_steps, list(earlier_rewards), stream
         self._step_seconds: deque[float] = deque(maxlen=ETA_STEPS)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Print the line of one step."""
-        stream = self._stream or sys.stdout
-        parts = [f"step {step}/{self._total_steps}", *self._learning(values), *self._speed(step, values)]
-        print(printable(" | ".join(parts)), file=stream, flush=True)  # data sources name their accuracy
-        if self._verbose:
-            print(printable(full_line(step, values)), file=stream, flush=True)
+        line = " | ".join([f"step {step}/{self._total_steps}", *self._learning(values), *self._speed(step, values)])
+        print(printable(line), file=self._stream or sys.stdout, flush=True)  # data sources name their accuracy
 
     def close(self) -> None:
         """Do nothing: every line is out when `write` returns."""
 
-    def _learning(self, values: Mapping[str, float]) -> list[str]:
-        parts = []
+    def _learning(self, values: Mapping[str, float]) -> Iterator[str]:
         if REWARD in values:
             self._rewards.append(values[REWARD])
             change = trend(self._rewards)
-            parts.append(f"reward {values[REWARD]:.2f}" + ("" if change is None else f" ({change:+.2f})"))
-        functions = _named(values, "reward/", "/mean")
-        if len(functions) > 1:
-            parts.append(" ".join(f"{name} {value:.2f}" for name, value in functions.items()))
+            yield f"reward {values[REWARD]:.2f}" + ("" if change is None else f" ({change:+.2f})")
+        functions = [(re.fullmatch("reward/(.+)/mean", name), value) for name, value in values.items()]
+        means = [f"{name[1]} {value:.2f}" for name, value in functions if name]
+        if len(means) > 1:
+            yield " ".join(means)
         if values.get("group/zero_std_fraction", 0) >= 0.5:
-            parts.append(f"same reward {values['group/zero_std_fraction']:.0%}")
+            yield f"same reward {values['group/zero_std_fraction']:.0%}"
         for name, value in values.items():
             if accuracy := ACCURACY.fullmatch(name):
-                parts.append(f"acc {accuracy[1]} {value:.3f}")
-        for label, names in (
-            ("loss", ("actor/loss", "actor/pg_loss", "train/loss")),
-            ("kl", ("actor/kl_loss",)),
-            ("entropy", ("actor/entropy",)),
-            ("grad", ("actor/grad_norm",)),
-        ):
-            value = next((values[name] for name in names if name in values), None)
-            if value is not None:
-                parts.append(f"{label} {short_number(value)}")
+                yield f"acc {accuracy[1]} {value:.3f}"
+        for label, names in FIGURES.items():
+            found = [values[name] for name in names if name in values]
+            if found:
+                yield f"{label} {short_number(found[0])}"
         if "response_length/mean" in values:
             clip = values.get("response_length/clip_ratio")
-            length = f"len {values['response_length/mean']:.1f}"
-            parts.append(length if clip is None else f"{length} (clip {clip:.0%})")
-        return parts
+            yield f"len {values['response_length/mean']:.1f}" + ("" if clip is None else f" (clip {clip:.0%})")
 
-    def _speed(self, step: int, values: Mapping[str, float]) -> list[str]:
-        parts = []
+    def _speed(self, step: int, values: Mapping[str, float]) -> Iterator[str]:
         whole = values.get("timing_s/step")
         phases = []
         for shown, share in LEAST_SHARE.items():
@@ -147,21 +122,10 @@ class ConsoleWriter:
                 if seconds is not None and (not share or (whole and seconds >= share * whole)):
                     phases.append(f"{phase.label} {short_duration(seconds)}")
         if phases:
-            parts.append(" ".join(phases))
+            yield " ".join(phases)
         if "perf/throughput" in values:
-            parts.append(f"{short_number(values['perf/throughput'])} tok/s")
+            yield f"{short_number(values['perf/throughput'])} tok/s"
         if whole is not None:
             self._step_seconds.append(whole - values.get("timing_s/compile", 0.0))
             if step < self._total_steps:
-                remaining = statistics.median(self._step_seconds) * (self._total_steps - step)
-                parts.append(f"eta {short_duration(remaining)}")
-        return parts
-
-
-def _named(values: Mapping[str, float], prefix: str, suffix: str) -> dict[str, float]:
-    """Collect the names with a prefix and a suffix: middle part -> value."""
-    return {
-        name.removeprefix(prefix).removesuffix(suffix): value
-        for name, value in values.items()
-        if name.startswith(prefix) and name.endswith(suffix)
-    }
+                yield f"eta {short_duration(statistics.median(self._step_seconds) * (self._total_steps - step))}"

@@ -5,19 +5,12 @@ deviations). All of them merge in any grouping, so that no figure depends on how
 spread over ranks.
 """
 
-import json
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 
 Sums = tuple[float, ...]
-
-
-class _Kind(NamedTuple):
-    merge: Callable[[Sums, Sums], Sums]
-    value: Callable[[Sums], float | None]  # None: nothing was counted
 
 
 def _add(a: Sums, b: Sums) -> Sums:
@@ -46,13 +39,18 @@ def _deviation(sums: Sums) -> float | None:
     return math.sqrt(squares / (count - 1)) if count > 1 else None
 
 
+def _itself(sums: Sums) -> float:
+    return sums[0]
+
+
+# Kind -> (merges two sums, value of sums or None where nothing was counted).
 # np.maximum and np.minimum carry NaN whichever side it is on; Python's max and min do so on one side only.
-_KINDS = {
-    "ratio": _Kind(_add, _divide),
-    "total": _Kind(_add, lambda sums: sums[0]),
-    "max": _Kind(lambda a, b: (float(np.maximum(a[0], b[0])),), lambda sums: sums[0]),
-    "min": _Kind(lambda a, b: (float(np.minimum(a[0], b[0])),), lambda sums: sums[0]),
-    "std": _Kind(_merge_deviations, _deviation),
+_KINDS: dict[str, tuple[Callable[[Sums, Sums], Sums], Callable[[Sums], float | None]]] = {
+    "ratio": (_add, _divide),
+    "total": (_add, _itself),
+    "max": (lambda a, b: tuple(np.maximum(a, b).tolist()), _itself),
+    "min": (lambda a, b: tuple(np.minimum(a, b).tolist()), _itself),
+    "std": (_merge_deviations, _deviation),
 }
 
 
@@ -62,7 +60,7 @@ def _selected(array: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
 
 
 class MetricSet:
-    """Named metrics of one step, not yet divided.
+    """Named metrics of one step, not yet divided; picklable.
 
     A name keeps the kind (mean, total, extreme, std) it began with.
     """
@@ -70,33 +68,28 @@ class MetricSet:
     def __init__(self) -> None:
         self._entries: dict[str, tuple[str, Sums]] = {}
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._entries
-
-    def _put(self, name: str, kind: str, sums: Sums) -> None:
+    def _put(self, name: str, kind: str, *sums: float) -> None:
+        sums = tuple(map(float, sums))
         known, before = self._entries.get(name, (kind, None))
         if known != kind:
             raise ValueError(f"metric {name} was added as {known} before and as {kind} now: give it one kind")
-        self._entries[name] = (kind, sums if before is None else _KINDS[kind].merge(before, sums))
+        self._entries[name] = (kind, sums if before is None else _KINDS[kind][0](before, sums))
 
     def add(self, name: str, numerator: float, denominator: float = 1.0) -> None:
         """Add to the numerator and the denominator of a mean."""
-        self._put(name, "ratio", (float(numerator), float(denominator)))
+        self._put(name, "ratio", numerator, denominator)
 
     def add_total(self, name: str, value: float) -> None:
         """Add to a count, which is summed and never divided."""
-        self._put(name, "total", (float(value),))
+        self._put(name, "total", value)
 
     def add_max(self, name: str, value: float) -> None:
         """Keep the largest value (NaN wins over all)."""
-        self._put(name, "max", (float(value),))
+        self._put(name, "max", value)
 
     def add_min(self, name: str, value: float) -> None:
         """Keep the smallest value (NaN wins over all)."""
-        self._put(name, "min", (float(value),))
+        self._put(name, "min", value)
 
     def add_values(self, name: str, array: np.ndarray, mask: np.ndarray | None = None) -> None:
         """Add the elements of `array` to a mean, where `mask` is not 0.
@@ -108,15 +101,12 @@ class MetricSet:
         self.add(name, values.sum(), values.size)
 
     def add_std(self, name: str, array: np.ndarray, mask: np.ndarray | None = None) -> None:
-        """Add elements to an unbiased standard deviation (divisor n - 1).
-
-        Fewer than two elements give no result.
-        """
+        """Add elements to an unbiased standard deviation; fewer than two give none."""
         values = _selected(array, mask)
         if values.size:
             with np.errstate(invalid="ignore"):  # inf - inf: the deviation is NaN, and shown as such
                 mean = values.mean()
-                self._put(name, "std", (float(values.size), float(mean), float(np.square(values - mean).sum())))
+                self._put(name, "std", values.size, mean, np.square(values - mean).sum())
 
     def add_summary(self, name: str, array: np.ndarray, mask: np.ndarray | None = None) -> None:
         """Add elements to `name/mean`, `name/max` and `name/min`."""
@@ -129,35 +119,23 @@ class MetricSet:
     def merge(self, other: "MetricSet") -> None:
         """Add all metrics of `other`; associative and commutative up to float64 rounding."""
         for name, (kind, sums) in other._entries.items():
-            self._put(name, kind, sums)
+            self._put(name, kind, *sums)
 
     def results(self) -> dict[str, float]:
         """Divide now: name -> value.
 
         A mean over nothing (0/0) is left out; NaN and inf in the data stay visible.
         """
-        values = {name: _KINDS[kind].value(sums) for name, (kind, sums) in self._entries.items()}
+        values = {name: _KINDS[kind][1](sums) for name, (kind, sums) in self._entries.items()}
         return {name: value for name, value in values.items() if value is not None}
 
-    def to_bytes(self) -> bytes:
-        """Serialise all sums exactly, for sending to another process."""
-        return json.dumps(self._entries).encode()
 
-    @classmethod
-    def from_bytes(cls, data: bytes) -> "MetricSet":
-        """Restore the sums of `to_bytes`."""
-        metrics = cls()
-        metrics._entries = {name: (kind, tuple(sums)) for name, (kind, sums) in json.loads(data).items()}
-        return metrics
+def reduce(metrics: MetricSet, all_gather: Callable[[MetricSet], list[MetricSet]]) -> MetricSet:
+    """Merge the metrics of all ranks; their names may differ.
 
-
-def reduce(metrics: MetricSet, all_gather: Callable[[bytes], list[bytes]]) -> MetricSet:
-    """Merge the metrics of all ranks; each gets the same.
-
-    all_gather: hands over this rank's bytes and returns those of every rank, in rank order; lengths may differ
-        between ranks, and so may the names.
+    all_gather: hands over this rank's metrics and returns those of every rank, in rank order.
     """
     together = MetricSet()
-    for data in all_gather(metrics.to_bytes()):
-        together.merge(MetricSet.from_bytes(data))
+    for one in all_gather(metrics):
+        together.merge(one)
     return together

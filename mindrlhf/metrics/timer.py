@@ -13,20 +13,13 @@ class Timers:
 
     Blocks nest, and an outer phase includes its inner ones; a phase inside itself counts once.
 
-    on_phase: called with each block's phase when it begins, as part of it.
-    synchronize: called at the end of each block before the clock is read, where work is still running when the call
-        that started it has returned.
-    clock: seconds from any origin.
+    on_phase: called with each block's phase when it begins, as part of it. clock: seconds from any origin.
     """
 
     def __init__(
-        self,
-        synchronize: Callable[[], None] | None = None,
-        clock: Callable[[], float] = time.perf_counter,
-        on_phase: Callable[[str], None] | None = None,
+        self, clock: Callable[[], float] = time.perf_counter, on_phase: Callable[[str], None] = lambda phase: None
     ):
-        self._synchronize, self._on_phase = synchronize, on_phase
-        self._clock = clock
+        self._clock, self._on_phase = clock, on_phase
         self._seconds: dict[str, float] = {}
         self._open: list[str] = []
 
@@ -35,11 +28,8 @@ class Timers:
         self._open.append(phase)
         start = self._clock()
         try:
-            if self._on_phase:
-                self._on_phase(phase)
+            self._on_phase(phase)
             yield
-            if self._synchronize:
-                self._synchronize()
         finally:
             elapsed = self._clock() - start
             self._open.pop()
@@ -61,9 +51,6 @@ class Timers:
             self.add(phase, -seconds)
 
     def collect(self) -> dict[str, float]:
-        """Return seconds by phase since the last call, and set them to 0.
-
-        Phases are in the order in which they ended.
-        """
+        """Return seconds by phase since the last call, and begin again."""
         seconds, self._seconds = self._seconds, {}
         return seconds

@@ -41,7 +41,7 @@ def open_tracker(
     cannot begin: the reasons (no account, no network) have many types and become one sentence.
     """
     init, (folder_key, name_key) = _package(name).init, TRACKERS[name]
-    make_folder(Path(folder))
+    make_folder(folder)
     shown = {"project": tracking.project_name, name_key: tracking.experiment_name, "config": dict(settings or {})}
     try:
         run = init(**shown, **{folder_key: str(folder)}, mode="offline" if tracking.trackers_offline else None)

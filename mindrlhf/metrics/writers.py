@@ -1,18 +1,23 @@
-"""Writers of a step's metrics: JSONL and TensorBoard files.
+"""Writers of a step's metrics, and their places in a run's output folder.
 
-`Writers` sends each step to several. All get the same values. A resumed run gives the step it starts with, and the
-steps of the files from that one on (written after the last checkpoint) are cut off, so that no step is there twice.
+All get the same values. A resumed run gives the step it starts with, and the steps of the files from that one on
+(written after the last checkpoint) are cut off, so that no step is there twice.
 """
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, Protocol
 
+from mindrlhf.configs.tracking import TrackingSettings
 from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import atomic_file, make_folder
 from mindrlhf.files.json import is_number, json_line, json_lines, read_json_lines
+from mindrlhf.metrics.console import REWARD, ConsoleWriter
+from mindrlhf.metrics.trackers import open_tracker
 
+METRICS_FILE = "metrics.jsonl"
 MOST_STEP = 2**53  # whole numbers up to here are exact in float64; larger ones are read as that
 
 
@@ -24,18 +29,15 @@ class Writer(Protocol):
         """Finish the files; nothing is written afterwards."""
 
 
-class Writers:
-    """Several writers as one.
-
-    A step that does not follow the one before is a ValueError.
-    """
+class Writers(AbstractContextManager):
+    """Several writers as one."""
 
     def __init__(self, writers: Sequence[Writer]):
         self._writers = tuple(writers)
         self._step: int | None = None
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Record one step everywhere."""
+        """Record one step everywhere; ValueError for one that does not follow the last."""
         if self._step is not None and step <= self._step:
             raise ValueError(f"step {step} after step {self._step}: each step is written once, in order")
         self._step = step
@@ -43,33 +45,75 @@ class Writers:
             writer.write(step, values)
 
     def close(self) -> None:
-        """Close every writer; the first error is raised at the end."""
-        troubles = []
-        for writer in self._writers:
-            try:
-                writer.close()
-            except Exception as error:
-                troubles.append(error)
-        if troubles:
-            raise troubles[0]
-
-    def __enter__(self) -> "Writers":
-        return self
+        """Close every writer, whatever the others raise."""
+        with ExitStack() as stack:
+            for writer in self._writers:
+                stack.callback(writer.close)
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
 
-def read_metrics(path: Path) -> list[dict[str, float]]:
-    """Read the steps of a metrics JSONL file, with their `step`.
+def open_writers(
+    folder: Path,
+    tracking: TrackingSettings,
+    total_steps: int,
+    start_step: int = 0,
+    settings: Mapping[str, Any] | None = None,
+) -> Writers:
+    """Open the writers that are set, in `folder`.
 
-    null is read back as NaN.
+    They write `metrics.jsonl`, `tensorboard/`, `wandb/`, `swanlab/`.
+    start_step: the first step this process will write. Later content of the files is cut off; 0 begins a new file.
+    settings: of the run, which wandb and SwanLab show with it.
+
+    Raises UserError for a package that is not installed, or a folder that cannot be written; files of an earlier run
+    are then as they were.
+    """
+    folder = Path(folder)
+    metrics = folder / METRICS_FILE
+    rewards = [row[REWARD] for row in _earlier(metrics, start_step) if REWARD in row]
+    makers = {
+        "wandb": lambda: open_tracker("wandb", folder, tracking, settings),
+        "swanlab": lambda: open_tracker("swanlab", folder / "swanlab", tracking, settings),
+        "console": lambda: ConsoleWriter(total_steps, rewards),
+        "tensorboard": lambda: TensorBoardWriter(folder / "tensorboard", start_step),
+        "jsonl": lambda: JsonlWriter(metrics, start_step),
+    }
+    opened: list[Writer] = []
+    try:
+        # In this order: what may be missing or refuse comes first, what cuts an earlier run's file comes last.
+        for name, make in makers.items():
+            if name in tracking.loggers:
+                opened.append(make())
+    except BaseException:
+        Writers(opened).close()
+        raise
+    return Writers(opened)
+
+
+def run_folder(path: Path) -> Path:
+    """Find the output folder of a run from the folder or its metrics file."""
+    return path.parent if path.name == METRICS_FILE else path
+
+
+def run_labels(paths: Sequence[Path], labels: Sequence[str] | None = None) -> list[str]:
+    """Name each run by its label or its folder, and number equal names."""
+    names = list(labels or (run_folder(path).resolve().name for path in paths))
+    if len(set(names)) == len(names):
+        return names
+    return [f"{name} ({number})" for number, name in enumerate(names, start=1)]
+
+
+def read_metrics(path: Path) -> list[dict[str, float]]:
+    """Read the steps of a metrics JSONL file; null becomes NaN.
+
+    Raises UserError, naming the line, for anything else.
     """
     return [_metrics(row, f"{path}, line {number}") for number, row in enumerate(read_json_lines(path), start=1)]
 
 
 def _metrics(row: Mapping[str, Any], where: str) -> dict[str, float]:
-    """Parse one step of a metrics file. Raises UserError for another object."""
     step = row.get("step")
     if not isinstance(step, int) or isinstance(step, bool) or abs(step) > MOST_STEP:
         raise UserError(f"{where}: no `step` in it; give the metrics.jsonl of a run")
@@ -80,11 +124,10 @@ def _metrics(row: Mapping[str, Any], where: str) -> dict[str, float]:
     return {name: value if -MOST_STEP <= value <= MOST_STEP else float(value) for name, value in values.items()}
 
 
-def _append_to(path: Path) -> TextIO:
-    try:
-        return path.open("a", encoding="utf-8", newline="")
-    except OSError as error:
-        raise UserError(f"cannot write {path} ({error.strerror}): give a folder that can be written") from error
+def _earlier(path: Path, start_step: int) -> list[dict[str, float]]:
+    """Read the steps before `start_step`."""
+    rows = read_metrics(path) if start_step and path.exists() else []
+    return [row for row in rows if row["step"] < start_step]
 
 
 class JsonlWriter:
@@ -94,20 +137,18 @@ class JsonlWriter:
     """
 
     def __init__(self, path: Path, start_step: int = 0):
-        """Keep the lines of `path` before `start_step` and append to them.
-
-        By default none is kept.
-        """
-        path = Path(path)
-        earlier = read_metrics(path) if start_step and path.exists() else []
-        kept = [row for row in earlier if row["step"] < start_step]
+        """Keep the lines of `path` before `start_step` and append to them."""
+        content = json_lines(_earlier(path, start_step))
         with atomic_file(path, durable=False) as temporary:
-            temporary.write_bytes(json_lines(kept))
-        self._file = _append_to(path)
+            temporary.write_bytes(content)
+        try:
+            self._file = path.open("ab")
+        except OSError as error:
+            raise UserError(f"cannot write {path} ({error.strerror}): give a folder that can be written") from error
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Append one line; it is in the file when this returns."""
-        self._file.write(json_line({"step": step, **values}).decode())
+        self._file.write(json_line({"step": step, **values}))
         self._file.flush()
 
     def close(self) -> None:
@@ -127,27 +168,22 @@ class TensorBoardWriter:
 
     def __init__(self, folder: Path, start_step: int = 0):
         from tensorboardX.event_file_writer import EventsWriter
-        from tensorboardX.proto.event_pb2 import SessionLog
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
 
-        make_folder(Path(folder))
+        make_folder(folder)
         # The suffix keeps a run that is resumed within the same second from taking over the earlier run's file.
-        self._file = EventsWriter(str(Path(folder) / "events"), f".step{start_step}")
-        self._file.write_event(self._event(start_step, session_log=SessionLog(status=SessionLog.START)))
+        self._event, self._file = Event, EventsWriter(str(folder / "events"), f".step{start_step}")
+        start = SessionLog(status=SessionLog.START)
+        self._file.write_event(Event(wall_time=time.time(), step=start_step, session_log=start))
         self._file.flush()
         self._flushed = time.monotonic()
-
-    @staticmethod
-    def _event(step: int, **fields: Any):
-        from tensorboardX.proto.event_pb2 import Event
-
-        return Event(wall_time=time.time(), step=step, **fields)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Add one event with all values of a step.
 
         An event for each value takes four times as long. It is in the file within a minute or a few steps.
         """
-        event = self._event(step)
+        event = self._event(wall_time=time.time(), step=step)
         for name, value in values.items():
             event.summary.value.add(tag=name, simple_value=value)
         self._file.write_event(event)

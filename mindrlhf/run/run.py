@@ -20,7 +20,7 @@ from mindrlhf.roles.parts import Parts
 from mindrlhf.run.checkpointer import Blob, Checkpointer, Managed, Stateful, open_store
 from mindrlhf.run.identity import check_identity, find_checkpoint, run_identity
 from mindrlhf.run.outputs import clean_outputs
-from mindrlhf.run.step_report import open_report
+from mindrlhf.run.step_report import StepReport
 from mindrlhf.run.stop import Agreement
 from mindrlhf.run.stop_signals import StopSignals
 from mindrlhf.run.training_data import TrainingData
@@ -46,7 +46,7 @@ class Run:
         self.residency = open_residency(job)
         self.timers = Timers(on_phase=self.residency.enter)
         self.progress = Progress(settings.progress and world.rank == 0)
-        self.report = open_report(job, collectives, self.timers, self.residency, data.rows, data.longest_prompt)
+        self.report = StepReport(job, collectives, self.timers, self.residency, data.rows, data.longest_prompt)
         self.total_steps = data.total_steps
         self._card = card_of_run(job, data.prompts, data.total_steps)
         self._store = open_store(job, collectives)
@@ -85,7 +85,7 @@ class Run:
             with self.timers("load_checkpoint"):
                 self.checkpointer.restore(self.checkpoint, world.rank)
         if world.rank == 0:
-            self.report.open_outputs(job, self.total_steps, self.first_step - 1)
+            self.report.open_outputs(self.total_steps, self.first_step - 1)
         stack.callback(self.report.close)
 
     def export(self, parts: Parts) -> None:

@@ -18,7 +18,6 @@ from mindrlhf.files.naming import ROLLOUTS_FOLDER
 from mindrlhf.files.settings_file import write_settings
 from mindrlhf.job import Job
 from mindrlhf.memory.residency import Residency
-from mindrlhf.metrics import performance
 from mindrlhf.metrics.diagnosis import Diagnosis
 from mindrlhf.metrics.experience import (
     add_experience,
@@ -28,9 +27,9 @@ from mindrlhf.metrics.experience import (
 )
 from mindrlhf.metrics.flops import Utilization
 from mindrlhf.metrics.metric_set import MetricSet, reduce
-from mindrlhf.metrics.run_writers import open_writers
-from mindrlhf.metrics.timer import STEP, Timers
-from mindrlhf.metrics.writers import Writers
+from mindrlhf.metrics.performance import add_performance, add_training
+from mindrlhf.metrics.timer import Timers
+from mindrlhf.metrics.writers import Writers, open_writers
 from mindrlhf.parallel.partition import Partition
 from mindrlhf.records.writer import RecordParts, ResponseWriter
 from mindrlhf.reshard.online import ReshardStatistics
@@ -43,7 +42,7 @@ from mindrlhf.types import Experience, Rollout, taken
 _log = logging.getLogger(__name__)
 
 # Objective metric -> (verl's name, aggregated like the loss or averaged over tokens).
-ACTOR_NAMES = {
+NAMES = {
     "importance_weight_outside": ("rollout_corr/rollout_is_outside", False),
     "pg_loss": ("actor/pg_loss", True),
     "kl": ("actor/kl_loss", True),
@@ -51,8 +50,6 @@ ACTOR_NAMES = {
     "policy_kl": ("actor/ppo_kl", False),
     "clip_fraction": ("actor/pg_clipfrac", False),
     "dual_clip_fraction": ("actor/pg_clipfrac_lower", False),
-}
-CRITIC_NAMES = {
     "value": ("critic/vpred_mean", False),
     "value_error": ("critic/value_error", False),
     "value_clip_fraction": ("critic/vf_clipfrac", False),
@@ -72,61 +69,59 @@ class StepResult:
 class StepReport:
     """Collector of a step's metrics on every rank.
 
-    Rank 0 writes them after `open_outputs`.
+    Rank 0 writes them after `open_outputs`. The replicas that train have rows of their own, and one rank speaks for
+    those with the same rows.
 
-    training: this rank's shard; the replicas have rows of their own, and one rank speaks for those with the same rows.
-    records: the run writes its responses. corrects: show how far the rollout's distribution is from the trained one.
-    longest_prompt: of the dataset, in tokens. utilization: None leaves `perf/mfu` out.
-
+    rows: of the dataset, 0 for a replay. longest_prompt: of it, in tokens. last: the metrics of the last step.
     finished: to be set when the run has done its last step.
     """
 
     def __init__(
         self,
+        job: Job,
         collectives: Collectives,
-        training: Partition,
         timers: Timers,
         residency: Residency,
-        records: bool = False,
-        rows_per_epoch: int | None = None,
-        longest_prompt: int | None = None,
-        utilization: Utilization | None = None,
-        corrects: bool = False,
+        rows: int,
+        longest_prompt: int,
     ):
-        self._gather, self._ranks = collectives.all_gather_object, collectives.world.size
+        config, settings, world = job.config, job.config.trainer, collectives.world
+        training = Partition.of_yaml(job.train, job.model, world.rank)
+        ceiling = matmul_ceiling(world.device_target, job.train.model.compute_dtype)
+        self._job, self._gather, self._ranks = job, collectives.all_gather_object, world.size
         self._replicas, self._own_rows = training.mesh.dp, training.first_of_replica
-        self._timers, self._residency, self._records = timers, residency, records
+        self._timers, self._residency, self._rows, self._longest_prompt = timers, residency, rows, longest_prompt
+        self._records = settings.save_rollouts or (job.args.save_data_file is not None and not settings.val_only)
+        self._utilization = Utilization(job.model, ceiling, config.algorithm.num_iterations)
+        self._metrics, self._diagnosis = MetricSet(), Diagnosis()
         self._writers: Writers | None = None
         self._responses: ResponseWriter | None = None
-        self._rows_per_epoch, self._corrects = rows_per_epoch, corrects
-        self._longest_prompt, self._utilization = longest_prompt, utilization
-        self.finished = False
-        self._metrics, self._diagnosis = MetricSet(), Diagnosis()
         self.last: dict[str, float] = {}
+        self.finished = False
 
-    def open_outputs(self, job: Job, total_steps: int, steps_done: int) -> None:
+    def open_outputs(self, total_steps: int, steps_done: int) -> None:
         """Open the writers that `trainer.loggers` names, on rank 0.
 
         The run's settings go alongside them.
         steps_done: the outputs of later steps are forgotten; 0 begins new files.
         """
-        config, settings, output = job.config, job.config.trainer, job.output
+        job, settings, output = self._job, self._job.config.trainer, self._job.output
         tracking = settings.model_copy(update={"loggers": ("console",)} if settings.val_only else {})
         start = steps_done + 1 if steps_done else 0
-        self._writers = open_writers(output, tracking, total_steps, start, settings=config.model_dump(mode="json"))
-        if settings.val_only:
-            file = None
-        else:
-            file = job.args.save_data_file
+        self._writers = open_writers(output, tracking, total_steps, start, job.config.model_dump(mode="json"))
+        record = None
+        if not settings.val_only:
             write_settings(output, job.described())
             if steps_done:
                 forget_after(output, steps_done)
-        recorded = RecordParts(file, steps_done) if file else None
-        if recorded and recorded.missing:
-            print(f"{file}: the rollouts of steps 1 to {recorded.missing[-1]} are not beside it and are left out")
+            if file := job.args.save_data_file:
+                record = RecordParts(file, steps_done)
+                if record.missing:
+                    last = record.missing[-1]
+                    print(f"{file}: the rollouts of steps 1 to {last} are not beside it and are left out")
         if self._records:
             folder = output / ROLLOUTS_FOLDER if settings.save_rollouts else None
-            self._responses = ResponseWriter(folder, recorded, job.tokenizer.decode)
+            self._responses = ResponseWriter(folder, record, job.tokenizer.decode)
 
     def add_reward_troubles(self, table: RewardTable) -> None:
         """Count calls without a reward; log each function's first with its input."""
@@ -162,31 +157,27 @@ class StepReport:
         position: number of prompts drawn so far.
         """
         if not self._own_rows:
-            result = StepResult([], [], [], result.figures)
+            result = StepResult([], [], figures=result.figures)
         experiences, updates = result.experiences, result.updates
         metrics, self._metrics = self._metrics, MetricSet()
         seconds = self._timers.collect()
         self._residency.report(metrics)
-        response_tokens, total_tokens = token_counts(experiences)
         add_experience(metrics, experiences, self._longest_prompt)
         for update in updates:
-            self._add_update(metrics, update, "actor", "actor/loss", ACTOR_NAMES)
+            self._add_update(metrics, update, "actor", "actor/loss")
         for update in result.critic_updates:
-            self._add_update(metrics, update, "critic", "critic/vf_loss", CRITIC_NAMES)
+            self._add_update(metrics, update, "critic", "critic/vf_loss")
         if any(e.old_log_probs is None for e in experiences):  # else `add_experience` has taken them
             pairs = first_scored(experiences, updates)
             add_log_prob_difference(metrics, [rollout for rollout, _ in pairs], [train for _, train in pairs])
-        performance.add_timings(metrics, seconds, response_tokens, total_tokens, self._ranks)
-        performance.add_performance(metrics, seconds.get(STEP, 0.0), total_tokens)
-        if self._utilization:
-            self._utilization.add(metrics, seconds, experiences, step)
-        performance.add_training(metrics, step, position / self._rows_per_epoch if self._rows_per_epoch else 0.0)
+        add_performance(metrics, seconds, *token_counts(experiences), self._ranks)
+        self._utilization.add(metrics, seconds, experiences, step)
+        add_training(metrics, step, position / self._rows if self._rows else 0.0)
         if generation is not None and generation.decode_s > 0:
             metrics.add("perf/generation_tokens_per_s", generation.tokens, generation.decode_s + generation.prefill_s)
         values = reduce(metrics, self._gather).results()
-        self.last = {**(self._utilization.within_ceiling(values) if self._utilization else values), **result.figures}
-        self.last |= explained_variance(self.last)
-        if self._corrects:
+        self.last = self._utilization.within_ceiling(values) | result.figures | explained_variance(values)
+        if self._job.config.rollout_correction.level is not None:
             self.last |= self._mismatch(experiences, updates)
         if self._writers:
             self._writers.write(step, self.last)
@@ -196,10 +187,7 @@ class StepReport:
             self._record_responses(step, experiences)
 
     def _mismatch(self, experiences: list[Experience], updates: list[Update]) -> dict[str, float]:
-        """Compute the distance of rollout and trained distribution over all ranks.
-
-        See `algorithms.mismatch`.
-        """
+        """Compute `algorithms.mismatch` of rollout and trained distribution over all ranks."""
         pairs = first_scored(experiences, updates)
         sampled = [rollout.sampled for rollout, _ in pairs]
         drawn = taken([rollout.behaviour_log_probs for rollout, _ in pairs], sampled)
@@ -207,9 +195,7 @@ class StepReport:
         figures = mismatch_figures(sum(self._gather(sums)))
         return {f"rollout_corr/{name}": value for name, value in figures.items()}
 
-    def _add_update(
-        self, metrics: MetricSet, update: Update, role: str, loss: str, names: Mapping[str, tuple[str, bool]]
-    ) -> None:
+    def _add_update(self, metrics: MetricSet, update: Update, role: str, loss: str) -> None:
         share = 1.0 / self._replicas
         metrics.add(loss, update.loss, share)
         metrics.add(f"{role}/grad_norm", update.result.grad_norm)
@@ -217,17 +203,14 @@ class StepReport:
         metrics.add_total(f"{role}/skipped_updates", share * update.result.failed)
         metrics.add_total(f"{role}/empty_updates", share * update.result.empty)
         for name, groups in update.metrics.items():
-            shown, like_loss = names.get(name, (f"{role}/{name}", False))
+            shown, like_loss = NAMES.get(name, (f"{role}/{name}", False))
             if like_loss:
                 metrics.add(shown, update.weighted[name], share)
             else:
                 metrics.add_values(shown, np.concatenate([row for group in groups for row in group]))
 
     def _record_responses(self, step: int, experiences: list[Experience]) -> None:
-        """Record all ranks' responses.
-
-        Arrays that a step has computed of them are large and do not travel.
-        """
+        """Record all ranks' responses, without large arrays that a step has computed of them."""
         computed = {"reference_log_probs": None, "old_log_probs": None, "values": None, "returns": None}
         gathered = self._gather([replace(experience, **computed) for experience in experiences])
         if self._responses:
@@ -276,25 +259,3 @@ def explained_variance(values: Mapping[str, float]) -> dict[str, float]:
     """
     error, spread = values.get("critic/return_error/std"), values.get("critic/returns/std")
     return {"critic/vf_explained_var": 1.0 - (error / spread) ** 2} if error is not None and spread else {}
-
-
-def open_report(
-    job: Job, collectives: Collectives, timers: Timers, residency: Residency, rows: int, longest_prompt: int
-) -> StepReport:
-    """Open the report of a run; `open_outputs` begins to write it.
-
-    rows: of the dataset, 0 for a replay.
-    """
-    config, settings = job.config, job.config.trainer
-    ceiling = matmul_ceiling(collectives.world.device_target, job.train.model.compute_dtype)
-    return StepReport(
-        collectives,
-        Partition.of_yaml(job.train, job.model, collectives.world.rank),
-        timers,
-        residency,
-        records=settings.save_rollouts or (job.args.save_data_file is not None and not settings.val_only),
-        rows_per_epoch=rows or None,
-        longest_prompt=longest_prompt,
-        utilization=Utilization(job.model, ceiling, config.algorithm.num_iterations),
-        corrects=config.rollout_correction.level is not None,
-    )

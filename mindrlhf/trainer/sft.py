@@ -23,8 +23,8 @@ from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.files.naming import MODEL_FOLDER
 from mindrlhf.metrics import performance
 from mindrlhf.metrics.metric_set import MetricSet, reduce
-from mindrlhf.metrics.run_writers import open_writers
 from mindrlhf.metrics.timer import STEP, Timers
+from mindrlhf.metrics.writers import open_writers
 from mindrlhf.roles.open_updater import open_updater
 from mindrlhf.roles.part import ModelPart
 from mindrlhf.shapes import longest_position
@@ -81,8 +81,7 @@ def fit(
             metrics.add("actor/grad_norm", update.result.grad_norm)
             metrics.add("actor/lr", update.result.learning_rate)
             metrics.add_total("actor/skipped_updates", update.result.failed / data_parallel.size)
-            performance.add_timings(metrics, seconds, int(lengths.sum()), tokens, data_parallel.size)
-            performance.add_performance(metrics, seconds[STEP], tokens)
+            performance.add_performance(metrics, seconds, int(lengths.sum()), tokens, data_parallel.size)
             performance.add_training(metrics, step, stream.position / len(groups))
             values = reduce(metrics, data_parallel.gather).results()
             if writers:

@@ -35,7 +35,7 @@ from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.tracking import TrackingSettings
 from mindrlhf.data.parquet import read_rows
 from mindrlhf.data.templates import load_template
-from mindrlhf.metrics.run_writers import open_writers
+from mindrlhf.metrics.writers import open_writers
 from mindrlhf.models.parameters import parameter_table
 
 status = cli.main(["data", "--dataset_type", "letters", "--file_path", "rows.jsonl", "--output_path", "rows.parquet"])

@@ -1,11 +1,10 @@
 import io
 import math
-import re
 
 import numpy as np
 import pytest
 
-from mindrlhf.metrics.console import ConsoleWriter, full_line, short_duration, short_number, trend
+from mindrlhf.metrics.console import ConsoleWriter, short_duration, short_number, trend
 
 VALUES = {
     "critic/rewards/mean": 0.431,
@@ -69,14 +68,6 @@ def test_eta_follows_the_median_step():
     assert lines(*steps, total=13)[-1] == "step 3/13 | eta 20s"
 
 
-def test_verbose_adds_verls_line():
-    written = lines((12, VALUES), verbose=True)
-    assert written[1] == full_line(12, VALUES)
-    assert written[1].startswith("step:12 - critic/rewards/mean:0.431 - reward/gsm8k/mean:0.431 - ")
-    pairs = dict(re.findall(r"(\S+?):(\S+)", written[1]))
-    assert {name: float(value) for name, value in pairs.items()} == {"step": 12, **VALUES}
-
-
 def test_nan_is_shown_and_does_not_spoil_the_trend():
     steps = [(1, {"critic/rewards/mean": 0.5}), (2, {"critic/rewards/mean": math.nan, "actor/pg_loss": math.nan})]
     written = lines(*steps, (3, {"critic/rewards/mean": 0.75}))
@@ -130,10 +121,9 @@ def test_short_duration(seconds, text):
 
 def test_names_from_the_data_do_not_steer_the_terminal():
     values = {"critic/rewards/mean": 0.5, "val-core/\x1b[2J\ud800/acc/mean@1": 0.5}
-    line, full = lines((1, values), verbose=True)
-    for text in (line, full):
-        assert "\\u001b[2J\\ud800" in text
-        assert text.isprintable()
+    (line,) = lines((1, values))
+    assert "\\u001b[2J\\ud800" in line
+    assert line.isprintable()
 
 
 @pytest.mark.parametrize("seconds", [math.inf, -math.inf, math.nan])

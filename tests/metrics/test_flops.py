@@ -56,7 +56,7 @@ def test_a_step_of_two_ranks():
         metrics = MetricSet()
         utilization.add(metrics, seconds, [experience(*group) for group in groups], 2)
         ranks.append(metrics)
-    values = reduce(ranks[0], lambda own: [own, ranks[1].to_bytes()]).results()
+    values = reduce(ranks[0], lambda own: [own, ranks[1]]).results()
     forward = plain_count(MODEL, 5, [3, 1]) + plain_count(MODEL, 4, [2, 6])
     assert values["perf/mfu/rollout"] == pytest.approx(forward / (2 * 0.5 * 1e6))
     assert values["perf/mfu/actor"] == pytest.approx(2 * 3 * forward / (2 * 2.0 * 1e6))
@@ -64,7 +64,7 @@ def test_a_step_of_two_ranks():
     assert "perf/mfu/critic" not in values
     idle = MetricSet()
     utilization.add(idle, seconds, [], 2)
-    together = reduce(ranks[0], lambda own: [own, idle.to_bytes()]).results()
+    together = reduce(ranks[0], lambda own: [own, idle]).results()
     alone = 8 * plain_count(MODEL, 5, [3, 1])
     assert together["perf/mfu"] == pytest.approx(alone / (2 * 4.0 * 1e6)), "idle ranks count"
 
@@ -76,7 +76,7 @@ def test_a_rank_that_built_a_graph_counts_in_the_whole_step_alone():
     utilization.add(building, {"gen": 1e-6, "compile": 3.0, "step": 4.0}, [experience(5, [3])], 2)
     utilization.add(running, {"gen": 1.0, "step": 4.0}, [experience(5, [3])], 2)
     assert building.results().keys() == {"perf/mfu"}
-    values = reduce(building, lambda own: [own, running.to_bytes()]).results()
+    values = reduce(building, lambda own: [own, running]).results()
     forward = plain_count(MODEL, 5, [3])
     assert values["perf/mfu/rollout"] == pytest.approx(forward / (1.0 * 1e6))
     assert values["perf/mfu"] == pytest.approx(2 * forward / (2 * 4.0 * 1e6))

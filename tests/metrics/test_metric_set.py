@@ -1,4 +1,5 @@
 import math
+import pickle
 from itertools import pairwise
 
 import numpy as np
@@ -60,8 +61,7 @@ def test_result_does_not_depend_on_how_the_batch_was_cut(rows, places, random):
 def test_reduce_over_ranks_equals_one_process(rows, places):
     ranks = [filled(piece) for piece in cut(rows, places)]
     ranks.append(MetricSet())  # a rank without rows, such as one that only holds a copy
-    sent = [rank.to_bytes() for rank in ranks]
-    results = [reduce(rank, lambda own: [own if data == own else data for data in sent]).results() for rank in ranks]
+    results = [reduce(rank, lambda own: ranks).results() for rank in ranks]
     assert results[0] == pytest.approx(filled(rows).results(), rel=1e-9, abs=1e-9)
     assert all(result == results[0] for result in results), "every rank holds exactly the same"
 
@@ -70,15 +70,15 @@ def test_reduce_sends_what_this_rank_holds():
     metrics = filled([(1.0, True), (3.0, True)])
     received = []
     reduce(metrics, lambda own: received.append(own) or [own])
-    assert MetricSet.from_bytes(received[0]).results() == metrics.results()
+    assert [one.results() for one in received] == [metrics.results()]
 
 
-def test_bytes_round_trip_is_exact_with_nan_and_infinities():
+def test_what_travels_is_exact_with_nan_and_infinities():
     metrics = MetricSet()
     for name, value in (("nan", math.nan), ("inf", math.inf), ("-inf", -math.inf), ("third", 1 / 3)):
         metrics.add(name, value)
         metrics.add_max(f"max/{name}", value)
-    back = MetricSet.from_bytes(metrics.to_bytes()).results()
+    back = pickle.loads(pickle.dumps(metrics)).results()
     assert back == pytest.approx(metrics.results(), nan_ok=True, rel=0, abs=0)
     assert len(back) == 8
 
@@ -120,5 +120,3 @@ def test_a_name_keeps_its_kind():
     with pytest.raises(ValueError, match="x was added as ratio before and as max now"):
         metrics.add_max("x", 2.0)
     assert metrics.results() == {"x": 1.0}
-    assert "x" in metrics
-    assert len(metrics) == 1

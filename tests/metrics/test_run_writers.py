@@ -6,8 +6,7 @@ import pytest
 from mindrlhf.configs.loading import load_grpo_config
 from mindrlhf.configs.tracking import TrackingSettings
 from mindrlhf.errors import UserError
-from mindrlhf.metrics.run_writers import open_writers
-from mindrlhf.metrics.writers import read_metrics
+from mindrlhf.metrics.writers import open_writers, read_metrics
 
 
 def test_every_file_of_a_run_and_its_resume(tmp_path, capsys):

@@ -67,18 +67,6 @@ def test_time_of_a_block_that_raises_is_kept():
     assert timers.collect() == {"gen": 3.5}
 
 
-def test_work_still_running_is_waited_for():
-    clock = Clock()
-
-    def synchronize():
-        clock.now += 5
-
-    timers = Timers(synchronize=synchronize, clock=clock)
-    with timers("gen"):
-        clock.now += 1
-    assert timers.collect() == {"gen": 6.0}
-
-
 def test_agrees_with_an_outside_stopwatch():
     timers = Timers()
     start = time.perf_counter()
