@@ -9,6 +9,7 @@ import numpy as np
 
 from mindrlhf.checkpoint.hf import CONFIG_FILE, read_hf_config
 from mindrlhf.checkpoint.resume import Checkpoint, is_checkpoint, newest
+from mindrlhf.checkpoint.sharded_weights import open_sharded, rank_folders
 from mindrlhf.checkpoint.training_state import WEIGHTS
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.data.tokenizer import Tokenizer
@@ -17,7 +18,6 @@ from mindrlhf.models.families import FAMILIES
 from mindrlhf.models.parameters import ParameterSpec, parameter_table
 from mindrlhf.parallel.layout import full_layout
 from mindrlhf.parallel.partition import Partition
-from mindrlhf.reshard.sharded_weights import open_sharded, rank_folders
 
 
 def hf_folder(path: str | Path) -> Path | None:

@@ -12,15 +12,15 @@ import numpy as np
 
 from mindrlhf.checkpoint.manifest import MANIFEST_FILE, Manifest, describe, step_folders
 from mindrlhf.checkpoint.safetensors_file import index_safetensors
+from mindrlhf.checkpoint.sharded_weights import ShardedWeights
 from mindrlhf.checkpoint.store import BEST, HF_FOLDER, LATEST, STATE_FILE
 from mindrlhf.checkpoint.stored_tensor import StoredTensor
 from mindrlhf.checkpoint.training_state import WEIGHTS, layout_from_json
+from mindrlhf.checkpoint.transform import rank_reader
 from mindrlhf.errors import UserError
 from mindrlhf.files.json import read_json
 from mindrlhf.files.naming import step_of
 from mindrlhf.parallel.layout import Layout
-from mindrlhf.reshard.offline import rank_reader
-from mindrlhf.reshard.sharded_weights import ShardedWeights
 
 _log = logging.getLogger(__name__)
 

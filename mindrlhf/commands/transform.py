@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import get_args
 
 from mindrlhf.checkpoint.hf import CONFIG_FILE, read_hf_config
+from mindrlhf.checkpoint.sharded_weights import ShardedWeights, open_full, open_sharded, rank_folders
+from mindrlhf.checkpoint.transform import FileFormat, write_full, write_hf, write_ranks
 from mindrlhf.commands.train import boolean
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_yaml import ModelYaml, load_model_yaml
@@ -16,8 +18,6 @@ from mindrlhf.errors import UserError
 from mindrlhf.metrics.progress import Progress
 from mindrlhf.models.parameters import parameter_table
 from mindrlhf.parallel.layout import Layout, full_layout, yaml_layout
-from mindrlhf.reshard.offline import FileFormat, write_full, write_hf, write_ranks
-from mindrlhf.reshard.sharded_weights import ShardedWeights, open_full, open_sharded, rank_folders
 from mindrlhf.reshard.strategy import Strategy, parameters_only, read_strategy
 
 FILE_SUFFIXES = (".safetensors", ".ckpt")

@@ -13,12 +13,12 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from mindrlhf.backend import Kernels
 from mindrlhf.backend.comm.broadcast import expand
+from mindrlhf.backend.comm.graph_collectives import TensorParallel
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.models.halves import COMPLETIONS, NO_ROWS, Layer, Norm
 from mindrlhf.models.parameters import VALUE_HEAD
 from mindrlhf.models.rotary import rotary_table
 from mindrlhf.models.weight import Weight
-from mindrlhf.parallel.tensor_parallel import TensorParallel
 
 
 class ScaleGradient(nn.Cell):

@@ -12,10 +12,10 @@ from typing import Any
 from mindspore import Parameter, nn
 
 from mindrlhf.backend import Kernels
+from mindrlhf.backend.comm.graph_collectives import TensorParallel
 from mindrlhf.backend.native.operators import ATTENTION_WEIGHTS, FEED_FORWARD_WEIGHTS, NONE, numbers_of
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.models.weight import Weight
-from mindrlhf.parallel.tensor_parallel import TensorParallel
 
 # Which rows a half's output has: none that anybody reads, those of completions, or all.
 NO_ROWS, COMPLETIONS, ALL_ROWS = 0, 1, 2

@@ -8,9 +8,9 @@ from mindspore import Tensor, nn, ops
 from mindspore.ops import constexpr
 
 from mindrlhf.backend.comm.broadcast import expand
+from mindrlhf.backend.comm.graph_collectives import TensorParallel
 from mindrlhf.models import chunks
 from mindrlhf.models.chunks import CHUNK_NUMBERS
-from mindrlhf.parallel.tensor_parallel import TensorParallel
 
 chunk_count = constexpr(chunks.chunk_count)
 

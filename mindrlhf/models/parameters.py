@@ -10,7 +10,6 @@ from math import prod
 from typing import Literal
 
 from mindrlhf.configs.model import ModelConfig
-from mindrlhf.parallel.mesh import Axis
 
 EMBEDDING = "model.tok_embeddings.embedding_weight"
 FINAL_NORM = "model.norm_out.weight"
@@ -18,6 +17,7 @@ HEAD = "lm_head.weight"  # the same name in Hugging Face's checkpoints
 VALUE_HEAD = "value_head.weight"
 _LAYERS = "model.layers."  # the beginning of every layer's names, in both worlds
 
+Axis = Literal["pp", "dp", "tp"]  # of a mesh, the outermost first
 Kind = Literal["matrix", "bias", "norm", "embedding", "head"]
 Place = int | Literal["first", "last", "ends"]
 

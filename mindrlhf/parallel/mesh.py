@@ -6,10 +6,11 @@ Pure Python. A further axis is a further name in `AXES`, and a field with a leng
 from dataclasses import dataclass
 from itertools import product
 from math import prod
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
-Axis = Literal["pp", "dp", "tp"]
-AXES: tuple[Axis, ...] = get_args(Axis)  # the outermost first
+from mindrlhf.models.parameters import Axis
+
+AXES: tuple[Axis, ...] = get_args(Axis)
 STAGE_AXES = AXES[1:]  # of the ranks of one pipeline stage
 
 

@@ -9,6 +9,7 @@ from mindspore import Parameter
 
 from mindrlhf import backend
 from mindrlhf.backend.comm.collectives import Collectives
+from mindrlhf.backend.comm.graph_collectives import TensorParallel
 from mindrlhf.backend.native import library
 from mindrlhf.checkpoint.finite import first_not_finite, spoiled
 from mindrlhf.checkpoint.hf import generation_defaults, save_hf
@@ -25,7 +26,6 @@ from mindrlhf.parallel.data_parallel import DataParallel
 from mindrlhf.parallel.layout import Layout
 from mindrlhf.parallel.partition import Partition
 from mindrlhf.parallel.pipeline import PipelineAxis
-from mindrlhf.parallel.tensor_parallel import TensorParallel
 from mindrlhf.reshard.online import gather_full
 from mindrlhf.training.scoring import Scorer
 from mindrlhf.training.updater import Updater

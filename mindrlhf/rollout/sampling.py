@@ -12,9 +12,9 @@ from mindspore import Tensor, nn, ops
 
 from mindrlhf.backend.attention import MASKED
 from mindrlhf.backend.comm.broadcast import expand
+from mindrlhf.backend.comm.graph_collectives import TensorParallel
 from mindrlhf.configs.grpo import SamplingSettings
 from mindrlhf.models.head import log_from_one
-from mindrlhf.parallel.tensor_parallel import TensorParallel
 
 # Halvings of the interval that contains the top-p threshold: 40 nats wide, so the last is 4e-8 nats.
 TOP_P_HALVINGS = 30

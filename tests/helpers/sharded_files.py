@@ -10,6 +10,7 @@ from layouts import full_arrays, shards_of
 from mindrlhf.checkpoint.ckpt_file import write_ckpt
 from mindrlhf.checkpoint.hf import save_hf
 from mindrlhf.checkpoint.safetensors_file import write_safetensors
+from mindrlhf.checkpoint.sharded_weights import rank_folders
 from mindrlhf.checkpoint.weight_files import index_weights
 from mindrlhf.commands import transform
 from mindrlhf.configs.model import ModelConfig
@@ -17,7 +18,6 @@ from mindrlhf.errors import UserError
 from mindrlhf.models.parameters import parameter_table
 from mindrlhf.parallel.layout import model_layout
 from mindrlhf.parallel.mesh import Mesh
-from mindrlhf.reshard.sharded_weights import rank_folders
 from mindrlhf.reshard.strategy import save_strategies
 
 MODEL = ModelConfig(

@@ -13,10 +13,10 @@ from mindspore import GRAPH_MODE, Parameter, ParameterTuple, Tensor, nn, ops, se
 from small_model import SmallModel
 
 from mindrlhf.backend import Kernels, cpu, kernels, native
+from mindrlhf.backend.comm.graph_collectives import TensorParallel
 from mindrlhf.models.decoder import Decoder
 from mindrlhf.models.initialize import build_parameters
 from mindrlhf.models.weight import collect_gradients
-from mindrlhf.parallel.tensor_parallel import TensorParallel
 
 N, P, G, R = 2, 70, 2, 90  # more positions than one block of scores holds
 HIDDEN, ROWS = 32, N * P + N * G * R

@@ -6,8 +6,7 @@ arXiv:2205.05198, section 4.2.2, g and its conjugate). A plain `ops.AllReduce` d
 which counts each gradient size times when the ranks go on to compute the same loss; these do not.
 
 Only float32 sums exist on CPU, so gathering and scattering are made of them, exactly: x + 0 = x. All ranks must run the
-same communication in the same order: give them the same graph. The Ascend side uses the same operators and has not been
-run here.
+same communication in the same order. Not run on Ascend.
 """
 
 from collections.abc import Sequence
@@ -19,24 +18,27 @@ from mindrlhf.backend.comm.collectives import Collectives
 
 
 def graph_all_reduce(collectives: Collectives, group: Sequence[int]) -> nn.Cell | ops.AllReduce:
-    """Return a function that sums a tensor over the group, for Cells.
+    """Return a function for Cells that sums a tensor over the group, forward and backward.
 
     It is the identity for a group of one.
-    Its gradient is MindSpore's: the sum over the group of the incoming gradients.
     """
     return nn.Identity() if len(group) == 1 else ops.AllReduce(group=collectives.graph_group(group))
 
 
-class CopyToGroup(nn.Cell):
-    """Entry of a parallel region: identity forward, sum over the group backward.
-
-    It is f in arXiv:1909.08053.
-    Takes a tensor that is the same on each rank of the group.
-    """
+class _OverGroup(nn.Cell):
+    """Operator over a group, in which this rank has a place."""
 
     def __init__(self, collectives: Collectives, group: Sequence[int]):
         super().__init__()
         self.all_reduce = graph_all_reduce(collectives, group)
+        self.rank, self.size = group.index(collectives.world.rank), len(group)
+
+
+class CopyToGroup(_OverGroup):
+    """Entry of a parallel region: identity forward, sum backward (f in arXiv:1909.08053).
+
+    The tensor is the same on each rank of the group.
+    """
 
     def construct(self, x: Tensor) -> Tensor:
         return x
@@ -45,16 +47,8 @@ class CopyToGroup(nn.Cell):
         return (self.all_reduce(dout),)
 
 
-class ReduceFromGroup(nn.Cell):
-    """Exit of a parallel region: sum over the group forward, identity backward.
-
-    It is g in arXiv:1909.08053.
-    Gives a tensor that is the same on each rank of the group.
-    """
-
-    def __init__(self, collectives: Collectives, group: Sequence[int]):
-        super().__init__()
-        self.all_reduce = graph_all_reduce(collectives, group)
+class ReduceFromGroup(_OverGroup):
+    """Exit of a parallel region: sum forward, identity backward (g in arXiv:1909.08053)."""
 
     def construct(self, x: Tensor) -> Tensor:
         return self.all_reduce(x)
@@ -63,16 +57,12 @@ class ReduceFromGroup(nn.Cell):
         return (dout,)
 
 
-class StackOverGroup(nn.Cell):
-    """Stack of every rank's float32 tensor: [...] -> [size, ...].
-
-    It is in rank order, the same on each rank, without a gradient.
-    """
+class StackOverGroup(_OverGroup):
+    """Stack of every rank's float32 tensor, without a gradient: [...] -> [size, ...]."""
 
     def __init__(self, collectives: Collectives, group: Sequence[int]):
-        super().__init__()
-        self.all_reduce = graph_all_reduce(collectives, group)
-        self.own = Tensor(np.eye(len(group), dtype=np.float32)[group.index(collectives.world.rank)])
+        super().__init__(collectives, group)
+        self.own = Tensor(np.eye(self.size, dtype=np.float32)[self.rank])
 
     def construct(self, x: Tensor) -> Tensor:
         own = self.own.reshape((-1, *(1,) * x.ndim))
@@ -80,16 +70,14 @@ class StackOverGroup(nn.Cell):
 
 
 class GatherRows(nn.Cell):
-    """Entry of a parallel region from rows that are split over ranks.
+    """Entry of a parallel region from split rows: [T / size, ...] -> [T, ...] in rank order.
 
-    [T / size, ...] -> [T, ...] in rank order. Backward, each rank's gradient of all rows is summed and every rank
-    keeps its own rows.
+    Backward, gradients are summed, and each rank keeps those of its own rows.
     """
 
     def __init__(self, collectives: Collectives, group: Sequence[int]):
         super().__init__()
-        self.stack = StackOverGroup(collectives, group)
-        self.scatter = ScatterRows(collectives, group)
+        self.stack, self.scatter = StackOverGroup(collectives, group), ScatterRows(collectives, group)
 
     def construct(self, x: Tensor) -> Tensor:
         return self.stack(x).reshape((-1, *x.shape[1:]))
@@ -98,18 +86,15 @@ class GatherRows(nn.Cell):
         return (self.scatter(dout),)
 
 
-class ScatterRows(nn.Cell):
-    """Exit of a parallel region to split rows.
+class ScatterRows(_OverGroup):
+    """Exit of a parallel region to split rows: [T, ...] is summed, each rank keeps [T / size, ...].
 
-    [T, ...] is summed over the group, and each rank keeps its [T / size, ...].
     Backward, the gradients of all rows are gathered.
     """
 
     def __init__(self, collectives: Collectives, group: Sequence[int]):
-        super().__init__()
-        self.all_reduce = graph_all_reduce(collectives, group)
+        super().__init__(collectives, group)
         self.stack = StackOverGroup(collectives, group)
-        self.rank, self.size = group.index(collectives.world.rank), len(group)
 
     def construct(self, x: Tensor) -> Tensor:
         rows = x.shape[0] // self.size
@@ -117,3 +102,31 @@ class ScatterRows(nn.Cell):
 
     def bprop(self, x: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor]:
         return (self.stack(dout).reshape((-1, *dout.shape[1:])),)
+
+
+class TensorParallel:
+    """Tensor-parallel group of a graph; `TensorParallel()` is a rank by itself.
+
+    A layer's inputs enter its parallel region through `enter` and leave it through `leave`. Without `sequence` all
+    ranks hold all rows outside of the regions; with it (`use_seq_parallel`) each holds its slice of the rows, of norms
+    and of residuals, and the number of rows must be a multiple of `size`.
+    enter: rows outside -> [T, hidden] inside, the same on each rank. leave: partial sums [T, hidden] -> rows outside.
+    reduce: partial sums -> sums, the same on each rank. stack: [...] -> [size, ...], every rank's.
+    """
+
+    def __init__(self, collectives: Collectives | None = None, group: Sequence[int] = (0,), *, sequence: bool = False):
+        self.size = len(group)
+        self.sequence = sequence and self.size > 1
+        self.rank = 0
+        self.enter = self.leave = self.reduce = self.stack = nn.Identity()
+        if self.size == 1:
+            return
+        self.rank = tuple(group).index(collectives.world.rank)
+        enter, leave = (GatherRows, ScatterRows) if sequence else (CopyToGroup, ReduceFromGroup)
+        self.enter, self.leave = enter(collectives, group), leave(collectives, group)
+        self.reduce, self.stack = ReduceFromGroup(collectives, group), StackOverGroup(collectives, group)
+
+    def share(self, length: int) -> tuple[int, int]:
+        """Start and end of this rank's part of `length` equal things."""
+        step = length // self.size
+        return self.rank * step, (self.rank + 1) * step

@@ -32,12 +32,12 @@ from sharded_files import (
 from mindrlhf.checkpoint.ckpt_file import write_ckpt
 from mindrlhf.checkpoint.hf import read_hf_config
 from mindrlhf.checkpoint.safetensors_file import write_safetensors
+from mindrlhf.checkpoint.sharded_weights import open_full
+from mindrlhf.checkpoint.transform import write_ranks
 from mindrlhf.checkpoint.weight_files import index_weights
 from mindrlhf.errors import UserError
 from mindrlhf.models.parameters import parameter_table
 from mindrlhf.parallel.layout import full_layout
-from mindrlhf.reshard.offline import write_ranks
-from mindrlhf.reshard.sharded_weights import open_full
 from mindrlhf.reshard.strategy import save_strategies
 
 

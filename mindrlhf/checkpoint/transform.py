@@ -19,6 +19,7 @@ from mindrlhf.checkpoint.ckpt_file import write_ckpt
 from mindrlhf.checkpoint.encoding import StoredDtype
 from mindrlhf.checkpoint.hf import save_hf
 from mindrlhf.checkpoint.safetensors_file import write_safetensors
+from mindrlhf.checkpoint.sharded_weights import ShardedWeights
 from mindrlhf.checkpoint.stored_tensor import StoredTensor
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.errors import UserError
@@ -26,7 +27,6 @@ from mindrlhf.files.atomic import atomic_file, atomic_folder
 from mindrlhf.models.parameters import ParameterSpec, parameter_table
 from mindrlhf.parallel.layout import Layout, Shape, Slices, full_layout, sliced_shape
 from mindrlhf.reshard.plan import Transfer, plan
-from mindrlhf.reshard.sharded_weights import ShardedWeights
 
 FileFormat = Literal["safetensors", "ckpt"]
 Advance = Callable[[int], None]
