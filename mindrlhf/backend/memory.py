@@ -4,13 +4,14 @@ On CPU a parameter's pages go back to the operating system and its content, wher
 parameter keeps its address, which compiled graphs know. On Ascend MindSpore moves it to host memory.
 """
 
-import contextlib
 import ctypes
 import functools
 import mmap
 import os
 import tempfile
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
+from io import FileIO
 from pathlib import Path
 from typing import Protocol
 
@@ -23,10 +24,7 @@ _MADV_POPULATE_WRITE = 23  # Linux 5.14; older ones refuse it
 
 
 class Store(Protocol):
-    """Store for the parameters of one role.
-
-    `nbytes` of them move; a parameter too small to be worth it stays.
-    """
+    """Store for the parameters of one role, of which `nbytes` move."""
 
     nbytes: int
 
@@ -44,10 +42,7 @@ class Store(Protocol):
         """Take all memory now, which is quicker than page by page later."""
 
     def expect(self) -> None:
-        """Prefetch in the background so that `bring_back` is fast.
-
-        It takes none of this process's memory.
-        """
+        """Prefetch in the background, outside of this process's memory, for a fast `bring_back`."""
 
 
 def open_store(target: str, parameters: Sequence, folder: Path) -> Store:
@@ -56,9 +51,8 @@ def open_store(target: str, parameters: Sequence, folder: Path) -> Store:
 
 
 class FileStore:
-    """Store on CPU: whole pages are given back (`madvise`), their content to a file.
+    """Store on CPU: whole pages are given back (`madvise`), their content to a file without a name.
 
-    The file has no name and so is gone with the process however it ends.
     The first and the last, incomplete, page of each parameter stay. Raises `UserError` when the file cannot be written;
     everything is still in memory then.
     """
@@ -66,72 +60,58 @@ class FileStore:
     def __init__(self, parameters: Sequence, folder: Path):
         self._parameters, self._folder = parameters, folder
         self.nbytes = sum(pages.nbytes for pages in self._pages())
-        self._file: int | None = None
+        self._file: FileIO | None = None
 
     def put_away(self, keep: bool) -> None:
         if keep:
             self._write()
         for pages in self._pages():
-            if pages.nbytes:
-                _give_back(pages)
+            _give_back(pages)
 
     def bring_back(self) -> None:
-        if self._file is None:
-            return  # never kept: the pages come back as zeros when they are touched
-        offset = 0
-        for pages in self._pages():
-            rest = memoryview(pages)
-            while rest:
-                count = os.preadv(self._file, [rest[: 1 << 30]], offset)
-                if not count:
-                    raise OSError(f"{self._folder}: the swap file is shorter than what was written to it")
-                rest, offset = rest[count:], offset + count
+        if self._file:  # else never kept: the pages come back as zeros when they are touched
+            self._move(lambda file, content, offset: os.preadv(file, [content], offset))
 
     def fill(self) -> None:
         for pages in self._pages():
-            if pages.nbytes:
-                _advise(pages, _MADV_POPULATE_WRITE)
+            _advise(pages, _MADV_POPULATE_WRITE)
 
     def expect(self) -> None:
         """Make the operating system read the file into its own cache."""
-        if self._file is not None:
-            os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_WILLNEED)
+        if self._file:
+            os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
 
     def _write(self) -> None:
         try:
-            if self._file is None:
+            if not self._file:
                 self._folder.mkdir(parents=True, exist_ok=True)
-                self._file = _nameless(self._folder)
-            offset = 0
-            for pages in self._pages():
-                rest = memoryview(pages)
-                while rest:
-                    count = os.pwrite(self._file, rest[: 1 << 30], offset)
-                    rest, offset = rest[count:], offset + count
+                self._file = tempfile.TemporaryFile(dir=self._folder, buffering=0)  # noqa: SIM115
+                weakref.finalize(self, self._file.close)
+            self._move(lambda file, content, offset: os.pwrite(file, content, offset))
         except OSError as error:
             raise UserError(
                 f"memory.swap_dir: {self._folder} cannot take {self.nbytes / 1e9:.2f} GB ({error.strerror}); make room "
                 "there, give another folder, or set memory.swap to False."
             ) from None
 
+    def _move(self, some: Callable[[int, memoryview, int], int]) -> None:
+        """Read or write all pages with `some(file, content, offset)`, which returns the bytes it moved."""
+        offset = 0
+        for pages in self._pages():
+            rest = memoryview(pages)
+            while rest:
+                count = some(self._file.fileno(), rest[: 1 << 30], offset)
+                if not count:
+                    raise OSError(f"{self._folder}: the swap file is shorter than what was written to it")
+                rest, offset = rest[count:], offset + count
+
     def _pages(self) -> list[np.ndarray]:
-        """View the whole pages of each parameter as bytes.
-
-        The views are made again each time because nothing says that the pages stay.
-        """
+        """View the whole pages of each parameter as bytes, anew each time: nothing says that the pages stay."""
         return [_whole_pages(parameter.asnumpy()) for parameter in self._parameters]
-
-    def __del__(self):
-        if getattr(self, "_file", None) is not None:
-            with contextlib.suppress(OSError):
-                os.close(self._file)
 
 
 class AscendStore:
-    """Store on Ascend: MindSpore's own move between device and host.
-
-    It follows the documentation and has not been run on an NPU here.
-    """
+    """Store on Ascend: MindSpore's own move between device and host, not run on an NPU here."""
 
     def __init__(self, parameters: Sequence):
         self._parameters = parameters
@@ -153,28 +133,15 @@ class AscendStore:
 
 
 def zero_parameter(name: str, shape: Sequence[int], dtype: str = "float32"):
-    """Make a Parameter of zeros, not trained.
-
-    On CPU it takes no memory until it is written to.
-    """
+    """Make a Parameter of zeros, not trained; on CPU it takes no memory until it is written to."""
     import mindspore
     from mindspore import Parameter, Tensor
 
     zeros = Tensor(np.zeros(shape, np.float32), getattr(mindspore, dtype))
     parameter = Parameter(zeros, name=name, requires_grad=False)
     if mindspore.get_context("device_target") == "CPU":
-        pages = _whole_pages(parameter.asnumpy())
-        if pages.nbytes:
-            _give_back(pages)
+        _give_back(_whole_pages(parameter.asnumpy()))
     return parameter
-
-
-def _nameless(folder: Path) -> int:
-    file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 (its descriptor outlives it)
-    try:
-        return os.dup(file.fileno())
-    finally:
-        file.close()
 
 
 def _whole_pages(array: np.ndarray) -> np.ndarray:
@@ -185,17 +152,16 @@ def _whole_pages(array: np.ndarray) -> np.ndarray:
 
 
 def _give_back(pages: np.ndarray) -> None:
-    number = _advise(pages, _MADV_DONTNEED)
-    if number:
+    if number := _advise(pages, _MADV_DONTNEED):
         raise OSError(number, f"madvise: {os.strerror(number)}")
+
+
+def _advise(pages: np.ndarray, advice: int) -> int:
+    """Call `madvise`; returns 0, or the number of the error."""
+    failed = pages.nbytes and _libc().madvise(ctypes.c_void_p(pages.ctypes.data), ctypes.c_size_t(pages.nbytes), advice)
+    return ctypes.get_errno() if failed else 0
 
 
 @functools.cache
 def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
-
-
-def _advise(pages: np.ndarray, advice: int) -> int:
-    """Call `madvise`; returns 0, or the number of the error."""
-    failed = _libc().madvise(ctypes.c_void_p(pages.ctypes.data), ctypes.c_size_t(pages.nbytes), advice)
-    return ctypes.get_errno() if failed else 0

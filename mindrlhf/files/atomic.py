@@ -1,12 +1,9 @@
 """Atomic writing of files and folders: complete under the final name, or absent.
 
-The context managers hand out a temporary next to the final place to write into, bring it to the disk and rename it.
-Whatever goes wrong inside, the temporary is removed and an earlier file or folder is untouched. An `OSError` of the
-writing itself (disk full, no permission) becomes a `UserError` that names the destination; one about another file is
-passed on.
-
-A process killed outright (SIGKILL, power) leaves its hidden temporary `.NAME.XXXXXXXX.tmp` behind, which `clean`
-removes.
+The context managers hand out a temporary next to the final place, bring it to the disk and rename it. Whatever goes
+wrong, the temporary is removed and what was there before is untouched; a process that is killed outright leaves its
+hidden `.NAME.XXXXXXXX.tmp` behind, which `clean` removes. An `OSError` of the writing itself (disk full, no permission)
+becomes a `UserError` that names the destination; one about another file is passed on.
 """
 
 import errno
@@ -34,17 +31,14 @@ _LEFTOVER = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{8}\.(?:tmp(?:\.[^.]+)?|(?P<old
 
 @contextmanager
 def atomic_file(path: str | Path, durable: bool = True) -> Iterator[Path]:
-    """Yield a temporary path, renamed to `path` when the body succeeds.
+    """Yield a temporary path of the same suffix, renamed to `path` when the body succeeds.
 
-    The body creates the file; its name has the same suffix.
     An existing file is replaced, missing parent folders are made. Raises `UserError` when writing fails.
     durable: wait for the disk, so that the file also survives a power cut.
     """
     target = Path(path).resolve()
-    temporary = temporary_name(target)
-    try:
-        if target.is_dir():
-            raise UserError(f"{path}: is a folder, and a file is to be written there; give a file name.")
+    with _temporary(target, target) as temporary:
+        _refuse_folder(target)
         target.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
         if durable:
@@ -52,11 +46,6 @@ def atomic_file(path: str | Path, durable: bool = True) -> Iterator[Path]:
         os.replace(temporary, target)
         if durable:
             sync_folder(target.parent)
-    except OSError as error:
-        raise explained(error, target, temporary) from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink()
 
 
 @contextmanager
@@ -67,38 +56,35 @@ def atomic_files(folder: str | Path) -> Iterator[Path]:
     new and some old. Missing folders are made. Raises `UserError` when writing fails or a name is taken by a folder.
     """
     folder = Path(folder).resolve()
-    temporary = temporary_name(folder / "files")
-    try:
+    with _temporary(folder, folder / "files") as temporary:
         folder.mkdir(parents=True, exist_ok=True)
         temporary.mkdir()
         yield temporary
         files = sorted(temporary.iterdir())
         for file in files:
-            if (folder / file.name).is_dir():
-                raise UserError(f"{folder / file.name}: is a folder, and a file is to be written; choose another name.")
+            _refuse_folder(folder / file.name)
             sync(file)
         for file in files:
             os.replace(file, folder / file.name)
         sync_folder(folder)
-    except OSError as error:
-        raise explained(error, folder, temporary) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 @contextmanager
 def atomic_folder(path: str | Path, replace: bool = False) -> Iterator[Path]:
     """Yield a temporary folder, renamed to `path` when the body succeeds.
 
-    An existing folder that is not empty is refused, or with `replace` exchanged as a whole (nothing of it is kept)
-    once the new one is complete; between the two renames of that exchange the earlier one is called
-    `.NAME.XXXXXXXX.old`. Missing parent folders are made. Raises `UserError` when the place is refused or writing
-    fails.
+    An existing folder that is not empty is refused, or with `replace` exchanged as a whole; between the two renames of
+    that exchange the earlier one is called `.NAME.XXXXXXXX.old`. Missing parent folders are made. Raises `UserError`
+    when the place is refused or writing fails.
     """
     target = Path(path).resolve()
-    temporary = temporary_name(target)
-    try:
-        _check_folder(target, replace)
+    with _temporary(target, target) as temporary:
+        if target.exists() and not target.is_dir():
+            raise UserError(f"{target}: is a file, and a folder is to be written there; give another name.")
+        if target.exists() and target in (Path.cwd(), *Path.cwd().parents):
+            raise UserError(f"{target}: the current folder cannot be replaced; give the name of a folder inside it.")
+        if not replace and target.exists() and any(target.iterdir()):
+            raise UserError(f"{target}: the folder exists and is not empty; remove it or give another name.")
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary.mkdir()
         yield temporary
@@ -107,10 +93,31 @@ def atomic_folder(path: str | Path, replace: bool = False) -> Iterator[Path]:
                 sync(Path(folder, name))
             sync_folder(Path(folder))
         put_in_place(temporary, target)
+
+
+@contextmanager
+def _temporary(target: Path, name: Path) -> Iterator[Path]:
+    """Yield the temporary name of `name`; explain errors about `target`, and remove what is left."""
+    temporary = temporary_name(name)
+    try:
+        yield temporary
     except OSError as error:
         raise explained(error, target, temporary) from error
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        with suppress(OSError):
+            _remove(temporary)
+
+
+def _refuse_folder(target: Path) -> None:
+    if target.is_dir():
+        raise UserError(f"{target}: is a folder, and a file is to be written there; give a file name.")
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def clean(folder: str | Path) -> None:
@@ -123,14 +130,10 @@ def clean(folder: str | Path) -> None:
     try:
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():
             leftover = _LEFTOVER.fullmatch(path.name)
-            if leftover is None:
-                continue
-            if leftover["old"] and not (folder / leftover["name"]).exists():
+            if leftover and leftover["old"] and not (folder / leftover["name"]).exists():
                 os.rename(path, folder / leftover["name"])
-            elif path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
+            elif leftover:
+                _remove(path)
     except OSError as error:
         raise UserError(
             f"{error.filename}: a leftover that cannot be removed ({error.strerror}); remove it."
@@ -138,10 +141,7 @@ def clean(folder: str | Path) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder atomically; a missing folder is no error.
-
-    No part of it ever stands under its name.
-    """
+    """Remove a folder, if it is there; no part of it ever stands under its name."""
     doomed = temporary_name(path)
     with suppress(FileNotFoundError):
         os.rename(path, doomed)
@@ -153,25 +153,20 @@ def temporary_name(target: Path, token: str | None = None) -> Path:
 
     token: 8 hexadecimal digits that several processes writing one folder have agreed on; random without.
     """
-    token = token or secrets.token_hex(4)
-    return target.with_name(f".{target.stem}.{token}.tmp{target.suffix}")
+    return target.with_name(f".{target.stem}.{token or secrets.token_hex(4)}.tmp{target.suffix}")
 
 
 def put_in_place(temporary: Path, target: Path) -> None:
-    """Rename a complete folder to its final name, durably.
-
-    An existing folder of that name is exchanged. Returns when the renaming is on the disk.
-    """
-    if not target.exists() or not any(target.iterdir()):
-        os.rename(temporary, target)  # takes the place of an empty folder in one step
-        sync_folder(target.parent)
-        return
+    """Rename a complete folder to its final name, durably; an existing folder is exchanged."""
     earlier = target.with_name(f".{target.name}.{secrets.token_hex(4)}.old")
-    os.rename(target, earlier)
+    exchanged = target.exists() and any(target.iterdir())  # an empty folder gives its place in one step
+    if exchanged:
+        os.rename(target, earlier)
     try:
         os.rename(temporary, target)
     except OSError:
-        os.rename(earlier, target)
+        if exchanged:
+            os.rename(earlier, target)
         raise
     sync_folder(target.parent)
     shutil.rmtree(earlier, ignore_errors=True)
@@ -203,17 +198,6 @@ def explained(error: OSError, target: Path, temporary: Path) -> Exception:
     reason = error.strerror or str(error)
     advice = _ADVICE.get(error.errno, "check the path")
     return UserError(f"{target}: cannot be written ({reason}), and nothing was changed there; {advice}.")
-
-
-def _check_folder(target: Path, replace: bool) -> None:
-    if not target.exists():
-        return
-    if not target.is_dir():
-        raise UserError(f"{target}: is a file, and a folder is to be written there; give another name.")
-    if target in (Path.cwd(), *Path.cwd().parents):
-        raise UserError(f"{target}: the current folder cannot be replaced; give the name of a folder inside it.")
-    if not replace and any(target.iterdir()):
-        raise UserError(f"{target}: the folder exists and is not empty; remove it or give another name.")
 
 
 def make_folder(folder: Path) -> None:

@@ -1,7 +1,4 @@
-"""Locks on folders that one run at a time may write to.
-
-The kernel releases them when their holder dies.
-"""
+"""Locks on folders that one run at a time may write to; the kernel releases them when their holder dies."""
 
 import errno
 import fcntl
@@ -74,10 +71,7 @@ def _lock(path: Path, flag: str) -> int | None:
 
 
 def _stands(path: Path, file: int) -> bool:
-    """Test that an open file still has its name.
-
-    A holder that ends removes the file.
-    """
+    """Test that an open file still has its name: a holder that ends removes the file."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(file))
     except FileNotFoundError:
@@ -85,9 +79,5 @@ def _stands(path: Path, file: int) -> bool:
 
 
 def _release(path: Path, file: int) -> None:
-    """Remove the file while it is locked.
-
-    Another process that has opened it then finds out that it is not the lock any more.
-    """
-    path.unlink(missing_ok=True)
+    path.unlink(missing_ok=True)  # while it is locked: who has opened it finds out that it is the lock no more
     os.close(file)

@@ -4,6 +4,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,34 +15,24 @@ from mindrlhf.files.text import read_text
 
 MOST_LEVELS = 200  # of lists and groups inside each other: writers of values go no deeper
 
-_DECODER = json.JSONDecoder()
-
 
 def parse_json(text: str | bytes) -> Any:
     """Parse a JSON text.
 
-    Raises ValueError for broken syntax, endless nesting and numbers of endless length.
-    Broken syntax is a json.JSONDecodeError, with its place; bytes that are not UTF-8 are a UnicodeDecodeError.
+    Raises ValueError for endless nesting, numbers of endless length and broken syntax (a json.JSONDecodeError, with its
+    place, or a UnicodeDecodeError).
     """
-    return _read(lambda: (json.loads(text), 0))[0]
+    return _checked(lambda: (json.loads(text),))[0]
 
 
 def parse_json_at(text: str, position: int) -> tuple[Any, int]:
-    """Parse the JSON at a position of a text; returns (value, end position).
-
-    Errors as `parse_json`.
-    """
-    return _read(lambda: _DECODER.raw_decode(text, position))
+    """Parse the JSON at a position of a text; returns (value, end position). Errors as `parse_json`."""
+    return _checked(lambda: json.JSONDecoder().raw_decode(text, position))
 
 
 def is_number(value: Any) -> bool:
-    """Test that a JSON value is a number within float64.
-
-    NaN and infinities are; True and False are not.
-    """
-    if isinstance(value, int) and not isinstance(value, bool):
-        return abs(value) <= sys.float_info.max
-    return isinstance(value, float)
+    """Test that a JSON value is a number within float64, NaN or infinite; True and False are not."""
+    return isinstance(value, float) or (type(value) is int and abs(value) <= sys.float_info.max)
 
 
 def is_a(value: Any, kind: Any) -> bool:
@@ -57,10 +48,7 @@ def is_a(value: Any, kind: Any) -> bool:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read the JSON object in a UTF-8 file.
-
-    Raises `UserError` when it is missing, unreadable or not an object.
-    """
+    """Read the JSON object in a UTF-8 file; a UserError for anything else."""
     try:
         content = parse_json(read_text(path, "a JSON file"))
     except ValueError as error:
@@ -98,10 +86,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def json_line(fields: Mapping[str, Any]) -> bytes:
-    """Format one line of strictly valid JSON in UTF-8, with its newline.
-
-    NaN and infinities become null.
-    """
+    """Format one line of strict JSON in UTF-8, with its newline; NaN and infinities become null."""
     try:
         return orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY)
     except orjson.JSONEncodeError:  # whole numbers beyond 64 bits, halves of surrogate pairs
@@ -124,25 +109,21 @@ def finite(value: Any) -> Any:
     return value
 
 
-def _read(parse: Callable[[], tuple[Any, int]]) -> tuple[Any, int]:
+def _checked(parse: Callable[[], tuple]) -> tuple:
+    """Return (value, ...) that `parse` gives; a ValueError for what could not be written again."""
     deep = ValueError(f"lists and groups more than {MOST_LEVELS} levels deep")
     try:
-        value, end = parse()
+        parsed = parse()
     except (json.JSONDecodeError, UnicodeDecodeError):
         raise
     except RecursionError:
         raise deep from None
     except ValueError:  # Python's limit, whose message is advice to programmers
         raise ValueError("a number with thousands of digits") from None
-    level = [value]
-    for _ in range(MOST_LEVELS):
-        level = [inner for group in level for inner in _inside(group)]
+    level = [parsed]
+    for _ in range(MOST_LEVELS + 1):
+        inner = (one.values() if isinstance(one, dict) else one for one in level)
+        level = [one for one in chain.from_iterable(inner) if isinstance(one, dict | list)]
         if not level:
-            return value, end
+            return parsed
     raise deep
-
-
-def _inside(value: Any) -> list[Any]:
-    """List the lists and groups that a list or group holds."""
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return [item for item in items if isinstance(item, dict | list)]

@@ -1,7 +1,4 @@
-"""`settings.json` in a run's output folder: the settings at its start.
-
-It is for people and for comparing runs.
-"""
+"""`settings.json` in a run's output folder: the settings at its start, for people and for comparing runs."""
 
 import json
 import platform
@@ -30,10 +27,7 @@ def versions() -> dict[str, str]:
 
 
 def write_settings(folder: Path, settings: Mapping[str, Any]) -> Path:
-    """Write the settings and versions atomically.
-
-    settings: nested mappings of plain values; versions are added.
-    """
+    """Write nested settings of plain values, and the versions."""
     path = Path(folder) / SETTINGS_FILE
     text = json.dumps({**settings, "versions": versions()}, indent=1, ensure_ascii=False, default=str)
     with atomic_file(path) as temporary:
@@ -42,9 +36,6 @@ def write_settings(folder: Path, settings: Mapping[str, Any]) -> Path:
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """Read the file of `write_settings`; empty without a file.
-
-    Raises UserError for a file that cannot be read.
-    """
+    """Read the file of `write_settings`; empty without a file."""
     path = Path(folder) / SETTINGS_FILE
     return read_json(path) if path.is_file() else {}

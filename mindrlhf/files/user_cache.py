@@ -20,9 +20,8 @@ class Unsafe(OSError):
 def user_cache() -> Path:
     """Find or make the cache folder, writable by this user only.
 
-    It is $XDG_CACHE_HOME/mindrlhf, by default ~/.cache/mindrlhf. Where that cannot be had, it is /tmp/mindrlhf-UID
-    under the same condition, and else a folder of this process alone, which goes with it. Raises OSError where
-    there is none of them.
+    It is $XDG_CACHE_HOME/mindrlhf (by default ~/.cache/mindrlhf), else /tmp/mindrlhf-UID, else a folder that goes with
+    this process. Raises OSError where there is none of them.
     """
     chosen = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mindrlhf"
     for folder in (chosen, Path(tempfile.gettempdir()) / f"mindrlhf-{os.getuid()}"):
@@ -36,10 +35,7 @@ def user_cache() -> Path:
 
 
 def private_folder(path: Path) -> Path:
-    """Make or check a folder that only this user can write to.
-
-    Raises `Unsafe` where others could put something there, OSError where this user cannot either.
-    """
+    """Make or check a folder that only this user can write to; raises `Unsafe` or OSError."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     found, above = path.lstat(), path.parent.stat()
     if not stat.S_ISDIR(found.st_mode):

@@ -1,8 +1,7 @@
 """Plans that turn one layout into another: senders, receivers, parts. Pure Python.
 
-Nothing is moved here. `plan(source, destination)` is executed online between graphs (`online.py`) and over files
-(`checkpoint/transform.py`). Each rank keeps the parts that it holds already and gets everything else exactly once, so that the
-bytes moved are the least possible.
+A plan is executed online between graphs (`online.py`) and over files (`checkpoint/transform.py`). Each rank keeps the
+parts that it holds already and gets everything else exactly once, so that the bytes moved are the least possible.
 """
 
 from collections.abc import Callable, Iterator, Mapping

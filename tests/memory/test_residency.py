@@ -145,7 +145,7 @@ def test_what_the_next_phase_needs_is_read_ahead(tmp_path):
 
     moving = Residency(open_store)
     moving.add(TRAIN, [weight])
-    file = stores[0]._file
+    file = stores[0]._file.fileno()
 
     def at_hand() -> bool:
         """Whether the file's last page can be read without waiting for a disk."""

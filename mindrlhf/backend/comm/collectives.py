@@ -1,12 +1,9 @@
 """Communication between ranks on NumPy arrays, the same on CPU and Ascend.
 
-Both targets offer `mindspore.mint.distributed` once `launch` has initialised their library (mccl, hccl), though it
-is documented for hccl first; on CPU each call used here was seen to be exact on the world and on smaller groups. The
-hccl side has not been run here. The one difference (native sums of some dtypes) is avoided by gathering.
-
-All calls obey: all ranks of a group call the same operations in the same order, with equal shapes and dtypes.
-A group is a sequence of ascending global ranks (see `parallel.mesh.Mesh.group`) that contains the caller; None is all
-ranks. A group of one returns its argument itself and needs no MindSpore at all.
+Both targets offer `mindspore.mint.distributed` once `launch` has initialised their library (mccl, hccl); the hccl side
+has not been run here. All ranks of a group call the same operations in the same order, with equal shapes and dtypes. A
+group is a sequence of ascending global ranks that contains the caller; None is all ranks. A group of one returns its
+argument itself and needs no MindSpore at all.
 """
 
 import functools
@@ -27,10 +24,7 @@ SUMMABLE = ("float32", "int32", "int64")
 
 
 class Collectives:
-    """Collective operations of one rank.
-
-    world: anything with `rank` and `size` (see `launch.World`).
-    """
+    """Collective operations of one rank of a `launch.World`."""
 
     def __init__(self, world):
         self.world = world
@@ -39,8 +33,8 @@ class Collectives:
         """Sum over the group, the same bits on each of its ranks.
 
         array: float32, float64, int32 or int64, any shape; left as it is.
-        float32 is added in ring order (which ranks come first depends on the element), integers wrap around as in
-        NumPy. float64 is gathered and added in rank order, which moves size times the bytes: meant for a few numbers.
+        float32 is added in ring order (which ranks come first depends on the element), integers wrap around. float64 is
+        gathered and added in rank order, which moves size times the bytes: meant for a few numbers.
         """
         ranks = self._ranks(group)
         if len(ranks) == 1:
@@ -61,26 +55,24 @@ class Collectives:
         return total.reshape(array.shape)
 
     def all_reduce_max(self, array: np.ndarray, group: Sequence[int] | None = None) -> np.ndarray:
-        """Compute the elementwise maximum over the group; NaN wins.
+        """Compute the elementwise maximum over the group, of any ordered dtype; NaN wins.
 
-        It takes any ordered dtype, bool too (then: any).
-        Gathers first (the native maximum drops a NaN or not depending on the order): meant for a few numbers.
+        Gathers first (the native maximum may drop a NaN): meant for a few numbers.
         """
         ranks = self._ranks(group)
         return array if len(ranks) == 1 else self.all_gather(array, ranks).max(axis=0)
 
     def all_gather(self, array: np.ndarray, group: Sequence[int] | None = None) -> np.ndarray:
-        """Stack every rank's array in the group's order: [size, *shape].
-
-        Bits are kept, for any plain dtype.
-        """
+        """Stack every rank's array in the group's order, bit by bit, for any plain dtype: [size, *shape]."""
         ranks = self._ranks(group)
         if len(ranks) == 1:
             return array[np.newaxis]
         from mindspore import Tensor
         from mindspore.mint import distributed
 
-        data = _as_bytes(array)
+        if array.dtype.hasobject:
+            raise TypeError("an array of Python objects has no bytes to send: use all_gather_object")
+        data = np.ascontiguousarray(array).reshape(-1).view(np.int8)
         gathered = np.empty((len(ranks), data.size), np.int8)
         for part in _buckets(data):
             tensors = [Tensor(np.zeros_like(data[part])) for _ in ranks]
@@ -89,36 +81,12 @@ class Collectives:
                 row[part] = tensor.asnumpy()
         return gathered.reshape(-1).view(array.dtype).reshape(len(ranks), *array.shape)
 
-    def broadcast(self, array: np.ndarray, root: int, group: Sequence[int] | None = None) -> np.ndarray:
-        """Send the array of global rank `root` to all, bit by bit.
-
-        The other ranks give an array of the same shape and dtype, whose content is not used.
-        """
-        ranks = self._ranks(group)
-        if root not in ranks:
-            raise ValueError(f"rank {root} cannot broadcast to the group {ranks}, which lacks it")
-        if len(ranks) == 1:
-            return array
-        from mindspore import Tensor
-        from mindspore.mint import distributed
-
-        data = _as_bytes(array)
-        received = np.empty_like(data)
-        for part in _buckets(data):
-            tensor = Tensor(data[part])
-            distributed.broadcast(tensor, root, group=_group_name(ranks, self.world.size))
-            received[part] = tensor.asnumpy()
-        return received.view(array.dtype).reshape(array.shape)
-
     def barrier(self, group: Sequence[int] | None = None) -> None:
         """Return when every rank of the group has called it."""
         self.all_reduce_sum(np.zeros(1, np.float32), group)
 
     def all_gather_object(self, value: Any, group: Sequence[int] | None = None) -> list[Any]:
-        """Collect every rank's picklable value, in the group's order.
-
-        bytes pass unchanged.
-        """
+        """Collect every rank's picklable value, in the group's order."""
         ranks = self._ranks(group)
         if len(ranks) == 1:
             return [value]
@@ -130,28 +98,16 @@ class Collectives:
         return [pickle.loads(row[:length].tobytes()) for row, length in zip(rows, lengths, strict=True)]
 
     def broadcast_object(self, value: Any, root: int, group: Sequence[int] | None = None) -> Any:
-        """Send the picklable value of global rank `root` to all.
-
-        The other ranks' values are not used.
-        """
-        ranks = self._ranks(group)
-        if len(ranks) == 1:
-            return value
-        message = np.frombuffer(pickle.dumps(value if self.world.rank == root else None), np.uint8)
-        length = self.broadcast(np.array(message.size), root, ranks)
-        if self.world.rank != root:
-            message = np.zeros(length, np.uint8)
-        return pickle.loads(self.broadcast(message, root, ranks).tobytes())
+        """Send the picklable value of global rank `root` to all; the other ranks' values are not used."""
+        values = self.all_gather_object(value if self.world.rank == root else None, group)
+        return values[self._ranks(group).index(root)]
 
     def graph_group(self, group: Sequence[int] | None = None) -> str:
         """Return MindSpore's name of the group, for communication in compiled graphs."""
         return _group_name(self._ranks(group), self.world.size)
 
     def peers(self) -> Peers:
-        """Open connections between pairs of ranks.
-
-        Every rank makes the first call at the same time; later ones give the same.
-        """
+        """Open connections between pairs of ranks, once; every rank makes the first call at the same time."""
         return _peers(self.world)
 
     def _ranks(self, group: Sequence[int] | None) -> tuple[int, ...]:
@@ -174,10 +130,7 @@ def _peers(world) -> Peers:
 
 @functools.cache
 def _group_name(ranks: tuple[int, ...], world_size: int) -> str:
-    """Create MindSpore's group of these ranks once, and return its name.
-
-    The first use waits for the group's first rank.
-    """
+    """Create MindSpore's group of these ranks once, and return its name."""
     from mindspore import communication
 
     if len(ranks) == world_size:
@@ -185,12 +138,6 @@ def _group_name(ranks: tuple[int, ...], world_size: int) -> str:
     name = "ranks_" + hashlib.sha256(repr(ranks).encode()).hexdigest()[:16]
     communication.create_group(name, list(ranks))
     return name
-
-
-def _as_bytes(array: np.ndarray) -> np.ndarray:
-    if array.dtype.hasobject:
-        raise TypeError("an array of Python objects has no bytes to send: use all_gather_object or broadcast_object")
-    return np.ascontiguousarray(array).reshape(-1).view(np.int8)
 
 
 def _buckets(flat: np.ndarray) -> Iterator[slice]:

@@ -1,13 +1,11 @@
 """Messages between two ranks, on NumPy arrays, for pipelines and online reshard.
 
-`Collectives.peers()` gives the right kind for the target: on CPU `SocketPeers`, ten times as fast as MindSpore's own
-send and receive there, on Ascend `LibraryPeers`.
-
-All kinds obey: messages from one rank to another arrive in the order in which they were sent; the receiver
-knows their shape and dtype beforehand; one thread makes all calls.
+`Collectives.peers()` gives `SocketPeers` on CPU, ten times as fast as MindSpore's own send and receive there, and
+`LibraryPeers` on Ascend. Messages from one rank to another arrive in order; the receiver knows their shape and dtype
+beforehand; one thread makes all calls.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 import numpy as np
@@ -18,7 +16,7 @@ Messages = Mapping[int, Iterable[np.ndarray]]  # other rank -> arrays, in order
 class PeerGone(ConnectionError):
     """Another rank's process ended before the job did."""
 
-    def __init__(self, rank: int):
+    def __init__(self, rank: int | str):
         super().__init__(
             f"rank {rank} is gone: its process failed (its own log says why) or was killed (perhaps for lack of "
             "memory), or its host cannot be reached"
@@ -31,25 +29,18 @@ class Peers(Protocol):
     def send(self, array: np.ndarray, to: int) -> None:
         """Send to rank `to` and return at once, also before it receives.
 
-        Two ranks may both send first.
         array: any plain dtype and memory layout; copied, so that it may be changed afterwards.
         """
 
     def receive(self, into: np.ndarray, source: int) -> np.ndarray:
-        """Wait for the next message of rank `source` and fill an array.
-
-        The array is C-contiguous; it is returned.
-        """
+        """Wait for the next message of rank `source`, fill a C-contiguous array with it and return it."""
 
     def exchange(self, outgoing: Messages, incoming: Messages) -> None:
-        """Send to and receive from several ranks at once, without copies.
+        """Send to and receive from several ranks at once, without copies; returns when all is done.
 
-        Returns when everything has been sent and received. The ranks that exchange with each other all call it; only
-        the messages from one rank to another need to be in the same order on both.
-
-        outgoing: C-contiguous arrays; each must stay as it is until the next one is asked for.
-        incoming: C-contiguous arrays to be filled; the next one is asked for when one has been filled.
-        Both may be generators, so that an array exists only while it is on its way.
+        The ranks that exchange with each other all call it. Arrays are C-contiguous; outgoing ones stay as they are
+        until the next one is asked for, and incoming ones have been filled by then. Both may be generators, so that an
+        array exists only while it is on its way; other threads may run the outgoing ones.
         """
 
 
@@ -63,9 +54,9 @@ def bytes_of(array: np.ndarray) -> memoryview:
 class LibraryPeers:
     """Peers on `mindspore.mint.distributed`, for hccl; all ranks build it together.
 
-    hccl has not been run here. The same calls exist on CPU, where the tests run this class. An exchange goes over
-    the pairs of ranks in one order that all ranks have in common, lower rank sending first, because on hccl a send
-    may wait until it is received. Empty messages stay at home: MindSpore's receive hangs on them.
+    hccl has not been run here; the tests run this class on CPU. An exchange goes over the pairs of ranks in one order
+    that all ranks have in common, lower rank sending first, because on hccl a send may wait until it is received.
+    Empty messages stay at home: MindSpore's receive hangs on them.
     """
 
     def __init__(self, rank: int, size: int):
@@ -97,32 +88,23 @@ class LibraryPeers:
         return into
 
     def exchange(self, outgoing: Messages, incoming: Messages) -> None:
-        sending = {rank: self._send_each(arrays, rank) for rank, arrays in outgoing.items()}
-        receiving = {rank: self._receive_each(arrays, rank) for rank, arrays in incoming.items()}
-        others = sorted(sending.keys() | receiving.keys())
-        while others:
-            unfinished = []
-            for other in others:
-                steps = [sending.get(other, iter(())), receiving.get(other, iter(()))]
-                if self._rank > other:
-                    steps.reverse()
-                moved = [next(step, False) for step in steps]
-                if any(moved):
-                    unfinished.append(other)
-            others = unfinished
+        for other in sorted(outgoing.keys() | incoming.keys()):
+            if other < self._rank:
+                self._receive_all(incoming.get(other, ()), other)
+            self._send_all(outgoing.get(other, ()), other)
+            if other > self._rank:
+                self._receive_all(incoming.get(other, ()), other)
 
-    def _send_each(self, arrays: Iterable[np.ndarray], to: int) -> Iterator[bool]:
+    def _send_all(self, arrays: Iterable[np.ndarray], to: int) -> None:
         from mindspore.mint import distributed
 
         for array in arrays:
             if array.size:
                 distributed.send(_tensor(array), to)
-            yield True
 
-    def _receive_each(self, arrays: Iterable[np.ndarray], source: int) -> Iterator[bool]:
+    def _receive_all(self, arrays: Iterable[np.ndarray], source: int) -> None:
         for array in arrays:
             self.receive(array, source)
-            yield True
 
 
 def _tensor(array: np.ndarray):

@@ -1,6 +1,5 @@
-"""Messages between ranks over TCP, from memory to memory without copies.
+"""Messages between ranks over TCP, from memory to memory without copies, on one host or several.
 
-The ranks may be on one host or several.
 Each message has its length before it, so that two ranks that have lost step find out. A rank that is gone is noticed
 at once when its process has ended, within half a minute when its host cannot be reached: by those who wait for a
 message from it, and by those who watch.
@@ -10,12 +9,12 @@ import hmac
 import os
 import secrets
 import select
-import selectors
 import socket
 import struct
 import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -34,14 +33,11 @@ class SocketPeers:
 
     def __init__(self, sockets: Mapping[int, socket.socket]):
         self._sockets = sockets
-        self._outboxes = {rank: _Outbox(connection, rank) for rank, connection in sockets.items()}
+        self._sending: dict[int, _Sending] = {}  # the last one to each rank
         self._watching = True
 
     def watch(self, on_gone: Callable[[int], None]) -> None:
-        """Call `on_gone(rank)`, from a thread, once another rank is gone.
-
-        It is called for the first of them only.
-        """
+        """Call `on_gone(rank)`, from a thread, once the first other rank is gone."""
         threading.Thread(target=self._watch, args=(on_gone,), name="watch", daemon=True).start()
 
     def stop_watching(self) -> None:
@@ -58,131 +54,57 @@ class SocketPeers:
             on_gone(ranks[gone[0][0]])
 
     def send(self, array: np.ndarray, to: int) -> None:
-        """Send like `Peers.send`; a thread sends the rest that the network refuses.
-
-        The rest is copied.
-        """
-        self._outboxes[to].put(_message(np.ascontiguousarray(array)))
+        """Send like `Peers.send`; a thread sends the rest that the network does not take at once."""
+        rest, before = memoryview(b"".join(_message(np.ascontiguousarray(array)))), self._sending.get(to)
+        if before is None or not before.is_alive():
+            try:
+                with suppress(BlockingIOError):
+                    rest = rest[self._sockets[to].send(rest, socket.MSG_DONTWAIT) :]
+            except OSError as error:
+                raise PeerGone(to) from error
+        if rest:
+            self._start([rest], to)
 
     def receive(self, into: np.ndarray, source: int) -> np.ndarray:
-        for _ in _receive([into], self._sockets[source], source):
-            pass
-        return into
+        return _receive(into, self._sockets[source], source)
 
     def exchange(self, outgoing: Messages, incoming: Messages) -> None:
-        with selectors.DefaultSelector() as selector:
-            for rank in outgoing.keys() | incoming.keys():
-                connection, steps = self._sockets[rank], {}
-                if rank in outgoing:
-                    self._outboxes[rank].flush()
-                    steps[selectors.EVENT_WRITE] = _send(outgoing[rank], connection, rank)
-                if rank in incoming:
-                    steps[selectors.EVENT_READ] = _receive(incoming[rank], connection, rank, socket.MSG_DONTWAIT)
-                selector.register(connection, sum(steps), steps)
-                _advance_ready(selector, selector.get_key(connection), sum(steps))
-            while selector.get_map():
-                for key, ready in selector.select():
-                    _advance_ready(selector, key, ready)
+        for to, arrays in outgoing.items():
+            self._start(chain.from_iterable(map(_message, arrays)), to)
+        for source, arrays in incoming.items():
+            for array in arrays:
+                self.receive(array, source)
+        for to in outgoing:
+            self._sending[to].finish()
+
+    def _start(self, content: Iterable[memoryview], to: int) -> None:
+        self._sending[to] = _Sending(self._sockets[to], to, content, self._sending.get(to))
+        self._sending[to].start()
 
 
-def _advance_ready(selector: selectors.BaseSelector, key: selectors.SelectorKey, ready: int) -> None:
-    """Advance each connection's generators, and wait only for unfinished ones."""
-    steps = key.data
-    for event in [event for event in steps if event & ready]:
-        if next(steps[event], "finished") == "finished":
-            del steps[event]
-    if not steps:
-        selector.unregister(key.fileobj)
-    elif sum(steps) != key.events:
-        selector.modify(key.fileobj, sum(steps), steps)
+class _Sending(threading.Thread):
+    """Sends to one rank, after what was to be sent before."""
 
+    def __init__(self, connection: socket.socket, to: int, content: Iterable[memoryview], before: "_Sending | None"):
+        super().__init__(name=f"to rank {to}", daemon=True)
+        self._connection, self._to, self._content, self._before = connection, to, content, before
+        self._failure: BaseException | None = None
 
-def _send(arrays: Iterable[np.ndarray], connection: socket.socket, to: int) -> Iterator[None]:
-    """Send arrays in order without waiting; yields before each attempt."""
-    for array in arrays:
-        rest = _message(array)
-        while rest:
-            yield
-            _send_some(rest, connection, to)
+    def run(self) -> None:
+        try:
+            if self._before:
+                self._before.finish()
+                self._before = None
+            for piece in self._content:
+                self._connection.sendall(piece)
+        except BaseException as error:
+            self._failure = PeerGone(self._to) if isinstance(error, OSError) else error
 
-
-def _receive(arrays: Iterable[np.ndarray], connection: socket.socket, source: int, flags: int = 0) -> Iterator[None]:
-    """Fill arrays in order; yields before each attempt.
-
-    An attempt waits unless `flags` forbid it.
-    """
-    for array in arrays:
-        length = bytearray(_LENGTH.size)
-        rest = [view for view in (memoryview(length), bytes_of(array)) if view.nbytes]
-        received = 0
-        while rest:
-            yield
-            try:
-                count = connection.recvmsg_into(rest, 0, flags)[0]
-            except BlockingIOError:
-                continue
-            except OSError as error:
-                raise PeerGone(source) from error
-            if count == 0:
-                raise PeerGone(source)
-            if received < _LENGTH.size <= received + count and _LENGTH.unpack(length)[0] != array.nbytes:
-                raise RuntimeError(
-                    f"rank {source} sent a message of {_LENGTH.unpack(length)[0]} bytes where one of {array.nbytes} "
-                    "was due: the two ranks do not run the same steps"
-                )
-            received += count
-            _drop(rest, count)
-
-
-class _Outbox:
-    """Unsent rest of one connection's messages, with a thread that sends it."""
-
-    def __init__(self, connection: socket.socket, to: int):
-        self._connection, self._to = connection, to
-        self._waiting: deque[bytes] = deque()  # the first one may be half sent
-        self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
-        self._failure: PeerGone | None = None
-
-    def put(self, message: list[memoryview]) -> None:
-        with self._changed:
-            if self._failure:
-                raise self._failure
-            if not self._waiting:
-                _send_some(message, self._connection, self._to)
-            if not message:
-                return
-            self._waiting.append(b"".join(message))
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=f"to rank {self._to}", daemon=True)
-                self._thread.start()
-            self._changed.notify_all()
-
-    def flush(self) -> None:
-        """Wait until nothing is left."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._waiting)
-            if self._failure:
-                raise self._failure
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._waiting)
-                message = self._waiting[0]
-            failure = None
-            try:
-                self._connection.sendall(message)
-            except OSError:
-                failure = PeerGone(self._to)
-            with self._changed:
-                self._failure = failure
-                if failure:
-                    self._waiting.clear()
-                    self._changed.notify_all()
-                    return
-                self._waiting.popleft()
-                self._changed.notify_all()
+    def finish(self) -> None:
+        """Wait for the end; raises PeerGone, or the error of the content."""
+        self.join()
+        if self._failure:
+            raise self._failure
 
 
 def _message(array: np.ndarray) -> list[memoryview]:
@@ -190,22 +112,28 @@ def _message(array: np.ndarray) -> list[memoryview]:
     return [memoryview(_LENGTH.pack(array.nbytes)), bytes_of(array)]
 
 
-def _send_some(rest: list[memoryview], connection: socket.socket, to: int) -> None:
-    """Send as much of `rest` as goes without waiting, and drop it."""
-    try:
-        _drop(rest, connection.sendmsg(rest, [], socket.MSG_DONTWAIT))
-    except BlockingIOError:
-        return
-    except OSError as error:
-        raise PeerGone(to) from error
+def _receive(into: np.ndarray, connection: socket.socket, source: int | str) -> np.ndarray:
+    """Fill an array with the next message; raises RuntimeError for one of another length."""
+    content, length = bytes_of(into), bytearray(_LENGTH.size)
+    _fill(memoryview(length), connection, source)
+    if _LENGTH.unpack(length)[0] != into.nbytes:
+        raise RuntimeError(
+            f"rank {source} sent a message of {_LENGTH.unpack(length)[0]} bytes where one of {into.nbytes} "
+            "was due: the two ranks do not run the same steps"
+        )
+    _fill(content, connection, source)
+    return into
 
 
-def _drop(views: list[memoryview], count: int) -> None:
-    """Drop `count` bytes from the front, and empty buffers."""
-    while views and count >= views[0].nbytes:
-        count -= views.pop(0).nbytes
-    if views:
-        views[0] = views[0][count:]
+def _fill(rest: memoryview, connection: socket.socket, source: int | str) -> None:
+    while rest:
+        try:
+            count = connection.recv_into(rest)
+        except OSError as error:
+            raise PeerGone(source) from error
+        if count == 0:
+            raise PeerGone(source)
+        rest = rest[count:]
 
 
 def connect_peers(rank: int, gather: Callable[[Any], list[Any]]) -> SocketPeers:
@@ -242,10 +170,7 @@ def connect_peers(rank: int, gather: Callable[[Any], list[Any]]) -> SocketPeers:
 
 
 def _own_address() -> str:
-    """Find this host's address on the network of msrun's scheduler.
-
-    The other ranks are on that network too.
-    """
+    """Find this host's address on the network of msrun's scheduler, and so of the other ranks."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # connecting it finds the route and sends nothing
         probe.connect((os.environ["MS_SCHED_HOST"], int(os.environ["MS_SCHED_PORT"])))
         return probe.getsockname()[0]
@@ -258,21 +183,12 @@ def _call(rank: int, host: str, port: int, secret: bytes) -> socket.socket:
 
 
 def _answer(server: socket.socket, secret: bytes) -> tuple[int | None, socket.socket]:
-    """Accept the next rank; returns it and its connection.
-
-    Returns None for a caller that is no rank.
-    """
+    """Accept the next rank, or None for a caller that is no rank; returns its connection too."""
     connection, (host, _) = server.accept()
     connection.settimeout(_HELLO_TIMEOUT_S)
-    hello = np.empty(_HELLO.size, np.uint8)
-    try:
-        for _ in _receive([hello], connection, host):
-            pass
-    except (ConnectionError, RuntimeError):
-        connection.close()
-        return None, connection
-    rank, given = _HELLO.unpack(hello)
-    if not hmac.compare_digest(given, secret):
-        connection.close()
-        return None, connection
-    return rank, connection
+    with suppress(ConnectionError, RuntimeError):
+        rank, given = _HELLO.unpack(_receive(np.empty(_HELLO.size, np.uint8), connection, host))
+        if hmac.compare_digest(given, secret):
+            return rank, connection
+    connection.close()
+    return None, connection

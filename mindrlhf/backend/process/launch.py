@@ -1,9 +1,8 @@
 """Start and end of a process, by itself or as an `msrun` worker.
 
-`msrun` describes its processes through the environment: MS_ROLE (`MS_SCHED` for the one scheduler, which
-runs the same script, `MS_WORKER` for the rest), MS_WORKER_NUM (over all hosts), RANK_ID (when it knows it),
-DEVICE_ID (counted on this host), MS_SCHED_HOST and MS_SCHED_PORT. Other launchers (mpirun, rank tables) are not
-supported. hccl has not been run here: the Ascend branch follows its documentation.
+`msrun` describes its processes through the environment: MS_ROLE (`MS_SCHED` for the one scheduler, which runs the same
+script, `MS_WORKER` for the rest), MS_WORKER_NUM (over all hosts), RANK_ID (when it knows it), MS_SCHED_HOST and
+MS_SCHED_PORT. Other launchers are not supported. The Ascend branch has not been run.
 """
 
 import os
@@ -31,7 +30,6 @@ START_TIMEOUT_S = 600
 # takes that with it and the sender waits for its timeout. After the closing barrier only a few bytes are on the way.
 ACKNOWLEDGEMENT_S = 0.2
 
-
 # A rank that ends because another one is gone leaves `msrun` the time to notice that one first, and to name its error.
 FOLLOWING_S = 5
 
@@ -42,9 +40,7 @@ _ABORTING = threading.Lock()  # taken once and for all: only one reason to end i
 class AscendOptions:
     """Device options from the `context` of a model YAML.
 
-    They follow MindSpore's documentation and have not been run on an NPU here.
-    device_id: of a single process; msrun gives each worker its own. max_device_memory: for example `58GB`.
-    jit_level: O0..O2.
+    device_id: of a single process; msrun gives each worker its own. max_device_memory: `58GB`. jit_level: O0..O2.
     """
 
     device_id: int | None = None
@@ -54,19 +50,13 @@ class AscendOptions:
 
 @dataclass(frozen=True)
 class World:
-    """All processes of a job, seen from `rank` in 0..size-1.
-
-    device_target: CPU or Ascend. Use it as a context manager around everything that communicates:
-
-        with launch("CPU", worker_count=mesh.size) as world:
-            train(world)
+    """All processes of a job, seen from `rank` in 0..size-1; a context manager around all that communicates.
 
     Its end waits for all ranks, so that none exits while another still needs it. An exception on one of several
     ranks is printed with the rank's number and ends the process on the spot, with code 2 for a `UserError` and 1
     otherwise: an orderly exit would look to the scheduler like a finished worker and leave the other ranks waiting.
-    The other ranks notice (on CPU), say which one is gone, and end too, whatever they are doing; `msrun` itself ends
-    when its scheduler has noticed, within 35 s. The same happens when a process is killed.
-    With one process nothing of this happens and exceptions pass through.
+    The other ranks notice (on CPU), say which one is gone, and end too; `msrun` ends when its scheduler has noticed,
+    within 35 s. With one process exceptions pass through.
     """
 
     rank: int
@@ -89,18 +79,16 @@ class World:
     def abort(self, error: BaseException) -> None:
         """Print the error and end this process at once, from any thread."""
         _ABORTING.acquire()
-        code = 1
-        if isinstance(error, UserError):
-            code = 2
-            print(f"rank {self.rank} of {self.size}: {error}", file=sys.stderr)
-        elif isinstance(error, SystemExit) and isinstance(error.code, int):
+        code = 2 if isinstance(error, UserError) else 1
+        if isinstance(error, SystemExit) and isinstance(error.code, int):
             code = error.code
-        elif isinstance(error, PeerGone):
+        elif isinstance(error, UserError | PeerGone):
             print(f"rank {self.rank} of {self.size}: {error}", file=sys.stderr, flush=True)
-            time.sleep(FOLLOWING_S)
         else:
             print(f"rank {self.rank} of {self.size} failed:", file=sys.stderr)
             traceback.print_exception(error)
+        if isinstance(error, PeerGone):
+            time.sleep(FOLLOWING_S)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -112,18 +100,12 @@ def under_msrun() -> bool:
 
 
 def started_workers() -> int:
-    """Count the job's processes: 1, or `msrun`'s workers on all hosts.
-
-    Needs no MindSpore.
-    """
+    """Count the job's processes: 1, or `msrun`'s workers on all hosts. Needs no MindSpore."""
     return int(os.environ["MS_WORKER_NUM"]) if under_msrun() else 1
 
 
 def is_first_process() -> bool:
-    """Test for the process that does one-off work before the launch.
-
-    It is one of msrun's processes, or the only one.
-    """
+    """Test for the one process that does one-off work before the launch."""
     return os.environ.get("MS_ROLE") != "MS_SCHED" and os.environ.get("RANK_ID", "0") == "0"
 
 
@@ -139,13 +121,10 @@ def launch(
     Call it before anything imports MindSpore, whose import takes an unset OMP_NUM_THREADS for 1: here it becomes this
     host's cores divided among its workers. In msrun's scheduler process this function never returns.
 
-    device_target: `CPU` or `Ascend` (`context.device_target` of a model YAML).
-    worker_count: how many processes the layout needs, or None for any number.
-    layout_source: where that number comes from (file and key), for the message.
-    ascend: options of the device; without effect on CPU.
+    device_target: `CPU` or `Ascend`. worker_count: number of processes that the layout needs, or None for any.
+    layout_source: source of that number (file and key), for the message.
 
-    Raises UserError for another device_target, when the number of workers is not `worker_count`, and for Ascend
-    on a machine without NPU or CANN.
+    Raises UserError for another device_target, another number of workers, and Ascend without NPU or CANN.
     """
     role = os.environ.get("MS_ROLE")
     size = started_workers()
@@ -173,11 +152,8 @@ def launch(
 
 
 def _schedule(size: int) -> None:
-    """Serve as msrun's scheduler until the workers end.
-
-    A single worker needs none.
-    """
-    if size > 1:
+    """Serve as msrun's scheduler until the workers end."""
+    if size > 1:  # a single worker needs none
         from mindspore import communication
 
         _join(communication.init, "mccl")
@@ -185,10 +161,7 @@ def _schedule(size: int) -> None:
 
 
 def _join(init: Callable[[str], None], backend: str) -> None:
-    """Meet the other processes.
-
-    Raises UserError where not all have come within MS_TOPO_TIMEOUT.
-    """
+    """Meet the other processes; raises UserError where not all have come within MS_TOPO_TIMEOUT."""
     limit = os.environ.setdefault("MS_TOPO_TIMEOUT", str(START_TIMEOUT_S))
     try:
         init(backend)
@@ -228,19 +201,17 @@ def _choose_device(device_target: str, options: AscendOptions, alone: bool) -> N
 def _choose_threads(size: int, started_by_msrun: bool) -> None:
     """Set OMP_NUM_THREADS to this host's cores per worker, unless it is set."""
     cores = os.sched_getaffinity(0)
-    if not started_by_msrun:
-        os.environ.setdefault("OMP_NUM_THREADS", str(len(cores)))
-        return
     # Importing MindSpore sets an unset OMP_NUM_THREADS to 1, and msrun, which imports it, hands that on: what the user
     # wanted is in the environment that msrun itself was started with. Once msrun has gone, 1 counts as unset.
     msrun = find_msrun()
-    if msrun is None:
-        if os.environ.get("OMP_NUM_THREADS", "1") == "1":
-            os.environ["OMP_NUM_THREADS"] = str(max(1, len(cores) // size))
-        return
-    if "OMP_NUM_THREADS" in msrun.environment:
-        return
-    bound = cores != msrun.cores  # msrun has bound each worker to cores of its own
-    # The number of workers that msrun exports is that of all hosts; how many are here stands in its command line.
-    sharing = 1 if bound else msrun.local_workers or size
-    os.environ["OMP_NUM_THREADS"] = str(max(1, len(cores) // sharing))
+    if not started_by_msrun:
+        wanted, workers = "OMP_NUM_THREADS" in os.environ, 1
+    elif msrun is None:
+        wanted, workers = os.environ.get("OMP_NUM_THREADS", "1") != "1", size
+    else:
+        # msrun may have bound each worker to cores of its own. The number of workers that it exports is that of all
+        # hosts; how many are here stands in its command line.
+        wanted = "OMP_NUM_THREADS" in msrun.environment
+        workers = 1 if cores != msrun.cores else msrun.local_workers or size
+    if not wanted:
+        os.environ["OMP_NUM_THREADS"] = str(max(1, len(cores) // workers))
