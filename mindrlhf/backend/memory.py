@@ -51,7 +51,7 @@ def open_store(target: str, parameters: Sequence, folder: Path) -> Store:
 
 
 class FileStore:
-    """Store on CPU: whole pages are given back (`madvise`), their content to a file without a name.
+    """Store on CPU: pages go to a nameless file.
 
     The first and the last, incomplete, page of each parameter stay. Raises `UserError` when the file cannot be written;
     everything is still in memory then.
@@ -95,7 +95,7 @@ class FileStore:
             ) from None
 
     def _move(self, some: Callable[[int, memoryview, int], int]) -> None:
-        """Read or write all pages with `some(file, content, offset)`, which returns the bytes it moved."""
+        """Read or write all pages; `some(file, content, offset)` returns the bytes moved."""
         offset = 0
         for pages in self._pages():
             rest = memoryview(pages)
@@ -106,12 +106,12 @@ class FileStore:
                 rest, offset = rest[count:], offset + count
 
     def _pages(self) -> list[np.ndarray]:
-        """View the whole pages of each parameter as bytes, anew each time: nothing says that the pages stay."""
+        """View whole pages as bytes, anew each time because they may move."""
         return [_whole_pages(parameter.asnumpy()) for parameter in self._parameters]
 
 
 class AscendStore:
-    """Store on Ascend: MindSpore's own move between device and host, not run on an NPU here."""
+    """Store on Ascend: MindSpore's own move to the host; not run here."""
 
     def __init__(self, parameters: Sequence):
         self._parameters = parameters
@@ -133,7 +133,7 @@ class AscendStore:
 
 
 def zero_parameter(name: str, shape: Sequence[int], dtype: str = "float32"):
-    """Make a Parameter of zeros, not trained; on CPU it takes no memory until it is written to."""
+    """Make a Parameter of zeros, on CPU without memory until it is written to."""
     import mindspore
     from mindspore import Parameter, Tensor
 

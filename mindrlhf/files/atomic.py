@@ -31,7 +31,7 @@ _LEFTOVER = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{8}\.(?:tmp(?:\.[^.]+)?|(?P<old
 
 @contextmanager
 def atomic_file(path: str | Path, durable: bool = True) -> Iterator[Path]:
-    """Yield a temporary path of the same suffix, renamed to `path` when the body succeeds.
+    """Yield a temporary path, renamed to `path` when the body succeeds.
 
     An existing file is replaced, missing parent folders are made. Raises `UserError` when writing fails.
     durable: wait for the disk, so that the file also survives a power cut.
@@ -97,7 +97,7 @@ def atomic_folder(path: str | Path, replace: bool = False) -> Iterator[Path]:
 
 @contextmanager
 def _temporary(target: Path, name: Path) -> Iterator[Path]:
-    """Yield the temporary name of `name`; explain errors about `target`, and remove what is left."""
+    """Yield the temporary name of `name`, explain errors, remove what is left."""
     temporary = temporary_name(name)
     try:
         yield temporary
@@ -141,7 +141,7 @@ def clean(folder: str | Path) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder, if it is there; no part of it ever stands under its name."""
+    """Remove a folder; no part of it ever stands under its name."""
     doomed = temporary_name(path)
     with suppress(FileNotFoundError):
         os.rename(path, doomed)

@@ -1,4 +1,4 @@
-"""Locks on folders that one run at a time may write to; the kernel releases them when their holder dies."""
+"""Locks on folders for one run at a time, gone with their holder."""
 
 import errno
 import fcntl
@@ -71,7 +71,7 @@ def _lock(path: Path, flag: str) -> int | None:
 
 
 def _stands(path: Path, file: int) -> bool:
-    """Test that an open file still has its name: a holder that ends removes the file."""
+    """Test that an open file still has its name; its holder removes it."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(file))
     except FileNotFoundError:

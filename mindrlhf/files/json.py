@@ -26,12 +26,12 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def parse_json_at(text: str, position: int) -> tuple[Any, int]:
-    """Parse the JSON at a position of a text; returns (value, end position). Errors as `parse_json`."""
+    """Parse the JSON at a position of a text to (value, end)."""
     return _checked(lambda: json.JSONDecoder().raw_decode(text, position))
 
 
 def is_number(value: Any) -> bool:
-    """Test that a JSON value is a number within float64, NaN or infinite; True and False are not."""
+    """Test that a JSON value is a number within float64; booleans are none."""
     return isinstance(value, float) or (type(value) is int and abs(value) <= sys.float_info.max)
 
 
@@ -86,7 +86,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def json_line(fields: Mapping[str, Any]) -> bytes:
-    """Format one line of strict JSON in UTF-8, with its newline; NaN and infinities become null."""
+    """Format a line of strict JSON; NaN and infinities become null."""
     try:
         return orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY)
     except orjson.JSONEncodeError:  # whole numbers beyond 64 bits, halves of surrogate pairs
@@ -110,7 +110,7 @@ def finite(value: Any) -> Any:
 
 
 def _checked(parse: Callable[[], tuple]) -> tuple:
-    """Return (value, ...) that `parse` gives; a ValueError for what could not be written again."""
+    """Parse; a ValueError for what could not be written again."""
     deep = ValueError(f"lists and groups more than {MOST_LEVELS} levels deep")
     try:
         parsed = parse()

@@ -1,4 +1,4 @@
-"""`settings.json` in a run's output folder: the settings at its start, for people and for comparing runs."""
+"""`settings.json` in a run's output folder: the settings at its start."""
 
 import json
 import platform

@@ -35,7 +35,7 @@ def user_cache() -> Path:
 
 
 def private_folder(path: Path) -> Path:
-    """Make or check a folder that only this user can write to; raises `Unsafe` or OSError."""
+    """Make or check a private folder; raises `Unsafe` or OSError."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     found, above = path.lstat(), path.parent.stat()
     if not stat.S_ISDIR(found.st_mode):

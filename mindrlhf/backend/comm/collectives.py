@@ -63,7 +63,7 @@ class Collectives:
         return array if len(ranks) == 1 else self.all_gather(array, ranks).max(axis=0)
 
     def all_gather(self, array: np.ndarray, group: Sequence[int] | None = None) -> np.ndarray:
-        """Stack every rank's array in the group's order, bit by bit, for any plain dtype: [size, *shape]."""
+        """Stack every rank's array of a plain dtype, bit by bit: [size, *shape]."""
         ranks = self._ranks(group)
         if len(ranks) == 1:
             return array[np.newaxis]
@@ -98,7 +98,7 @@ class Collectives:
         return [pickle.loads(row[:length].tobytes()) for row, length in zip(rows, lengths, strict=True)]
 
     def broadcast_object(self, value: Any, root: int, group: Sequence[int] | None = None) -> Any:
-        """Send the picklable value of global rank `root` to all; the other ranks' values are not used."""
+        """Send the picklable value of global rank `root` to all."""
         values = self.all_gather_object(value if self.world.rank == root else None, group)
         return values[self._ranks(group).index(root)]
 
@@ -107,7 +107,7 @@ class Collectives:
         return _group_name(self._ranks(group), self.world.size)
 
     def peers(self) -> Peers:
-        """Open connections between pairs of ranks, once; every rank makes the first call at the same time."""
+        """Open connections between pairs of ranks; all ranks make the first call together."""
         return _peers(self.world)
 
     def _ranks(self, group: Sequence[int] | None) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ from mindrlhf.backend.comm.collectives import Collectives
 
 
 def graph_all_reduce(collectives: Collectives, group: Sequence[int]) -> nn.Cell | ops.AllReduce:
-    """Return a function for Cells that sums a tensor over the group, forward and backward.
+    """Return a sum over the group for Cells; backward it sums too.
 
     It is the identity for a group of one.
     """
@@ -70,7 +70,7 @@ class StackOverGroup(_OverGroup):
 
 
 class GatherRows(nn.Cell):
-    """Entry of a parallel region from split rows: [T / size, ...] -> [T, ...] in rank order.
+    """Entry of a parallel region: [T / size, ...] -> [T, ...].
 
     Backward, gradients are summed, and each rank keeps those of its own rows.
     """
@@ -87,7 +87,7 @@ class GatherRows(nn.Cell):
 
 
 class ScatterRows(_OverGroup):
-    """Exit of a parallel region to split rows: [T, ...] is summed, each rank keeps [T / size, ...].
+    """Exit of a parallel region: sum, and [T, ...] -> [T / size, ...].
 
     Backward, the gradients of all rows are gathered.
     """

@@ -33,10 +33,10 @@ class Peers(Protocol):
         """
 
     def receive(self, into: np.ndarray, source: int) -> np.ndarray:
-        """Wait for the next message of rank `source`, fill a C-contiguous array with it and return it."""
+        """Fill a C-contiguous array with the next message of rank `source`."""
 
     def exchange(self, outgoing: Messages, incoming: Messages) -> None:
-        """Send to and receive from several ranks at once, without copies; returns when all is done.
+        """Send to and receive from several ranks at once, without copies.
 
         The ranks that exchange with each other all call it. Arrays are C-contiguous; outgoing ones stay as they are
         until the next one is asked for, and incoming ones have been filled by then. Both may be generators, so that an

@@ -1,4 +1,4 @@
-"""Messages between ranks over TCP, from memory to memory without copies, on one host or several.
+"""Messages between ranks over TCP, on one host or several.
 
 Each message has its length before it, so that two ranks that have lost step find out. A rank that is gone is noticed
 at once when its process has ended, within half a minute when its host cannot be reached: by those who wait for a
@@ -54,7 +54,7 @@ class SocketPeers:
             on_gone(ranks[gone[0][0]])
 
     def send(self, array: np.ndarray, to: int) -> None:
-        """Send like `Peers.send`; a thread sends the rest that the network does not take at once."""
+        """Send like `Peers.send`; a thread sends what the network refuses."""
         rest, before = memoryview(b"".join(_message(np.ascontiguousarray(array)))), self._sending.get(to)
         if before is None or not before.is_alive():
             try:
@@ -170,7 +170,7 @@ def connect_peers(rank: int, gather: Callable[[Any], list[Any]]) -> SocketPeers:
 
 
 def _own_address() -> str:
-    """Find this host's address on the network of msrun's scheduler, and so of the other ranks."""
+    """Find this host's address on the network of msrun's scheduler."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # connecting it finds the route and sends nothing
         probe.connect((os.environ["MS_SCHED_HOST"], int(os.environ["MS_SCHED_PORT"])))
         return probe.getsockname()[0]
@@ -183,7 +183,7 @@ def _call(rank: int, host: str, port: int, secret: bytes) -> socket.socket:
 
 
 def _answer(server: socket.socket, secret: bytes) -> tuple[int | None, socket.socket]:
-    """Accept the next rank, or None for a caller that is no rank; returns its connection too."""
+    """Accept the next rank (None for a stranger) and its connection."""
     connection, (host, _) = server.accept()
     connection.settimeout(_HELLO_TIMEOUT_S)
     with suppress(ConnectionError, RuntimeError):

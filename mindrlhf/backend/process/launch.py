@@ -50,13 +50,12 @@ class AscendOptions:
 
 @dataclass(frozen=True)
 class World:
-    """All processes of a job, seen from `rank` in 0..size-1; a context manager around all that communicates.
+    """All processes of a job, seen from one; a context manager for communication.
 
-    Its end waits for all ranks, so that none exits while another still needs it. An exception on one of several
-    ranks is printed with the rank's number and ends the process on the spot, with code 2 for a `UserError` and 1
-    otherwise: an orderly exit would look to the scheduler like a finished worker and leave the other ranks waiting.
-    The other ranks notice (on CPU), say which one is gone, and end too; `msrun` ends when its scheduler has noticed,
-    within 35 s. With one process exceptions pass through.
+    The process is `rank` in 0..size-1. The end waits for all ranks, so that none exits while another still needs it. An
+    exception on one of several ranks is printed with its number and ends the process on the spot, with code 2 for a
+    `UserError` and 1 otherwise: an orderly exit would leave the others waiting. They notice (on CPU), say which one is
+    gone, and end too; `msrun` ends when its scheduler has noticed, within 35 s. One process passes exceptions through.
     """
 
     rank: int
