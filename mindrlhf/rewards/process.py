@@ -14,15 +14,15 @@ from pathlib import Path
 from selectors import EVENT_READ, EVENT_WRITE, PollSelector
 from typing import Any, NamedTuple
 
+import orjson
+
 import mindrlhf
-from mindrlhf.errors import UserError
 from mindrlhf.rewards.worker import FLOAT32_MAX
 
 START_TIMEOUT_S = 60.0  # for importing the functions' modules
 STOP_TIMEOUT_S = 1.0
 READ_BYTES = 1 << 16
 MAX_LINE_BYTES = 1 << 28  # of one reply; more is not read into the memory of the training
-STRAY = "its process sent what is no answer"
 # The modules of this process are found there too, and those of the working directory, as for a script in it.
 _BOOTSTRAP = "import sys; sys.path[:] = sys.argv[1:]; from mindrlhf.rewards.worker import main; main()"
 
@@ -34,10 +34,6 @@ class Call(NamedTuple):
 
     function: int
     sample: int
-
-
-class _NoReplyError(Exception):
-    """Output of a process that is no reply to its call."""
 
 
 @dataclass(frozen=True)
@@ -56,13 +52,13 @@ class Reply:
 
 
 class RewardProcess:
-    """Process that runs `worker.main` in a fresh interpreter.
+    """Process that runs `worker.main` in a fresh interpreter: a fork would inherit threads.
 
-    It is not forked, because this process may have threads.
     It leads a process group of its own, which Ctrl-C does not reach and which is ended as a whole.
 
     calls: its calls without a reply, in order; the first is under way.
     ready: its functions are imported. needs_ground_truth: for each function, if it fails for a row without one.
+    refusal: sentence of the UserError with which a function cannot be resolved.
     exited: nothing more will come from it; see `stop`. repeated: because it answered a call for a second time, which
     says nothing against the call under way.
     """
@@ -84,43 +80,31 @@ class RewardProcess:
         )
         for pipe in (self._process.stdin, self._process.stdout):
             os.set_blocking(pipe.fileno(), False)
-        self._timeout_s = timeout_s
-        self._deadline = time.monotonic() + START_TIMEOUT_S
+        self._timeout_s, self._deadline = timeout_s, time.monotonic() + START_TIMEOUT_S
         self._outbox, self._inbox = memoryview(b""), bytearray()
         self._answered = 0  # calls; a call's number is how many came before it
         self._functions = len(functions)
-        self._fault: str | None = None
+        self._stray = False  # it sent what is no reply to its call
         self.calls: deque[Call] = deque()
-        self.ready = False
         self.needs_ground_truth: list[bool] = []
-        self.exited = self.repeated = False
+        self.refusal: str | None = None
+        self.ready = self.exited = self.repeated = False
         self._post({"functions": functions, "timeout_s": timeout_s})
 
     @property
     def idle(self) -> bool:
         return self.ready and not self.calls
 
-    @property
-    def overdue(self) -> bool:
-        """True when the start or the call under way exceeds its time limit."""
-        return not self.idle and time.monotonic() >= self._deadline
-
     def alive(self) -> bool:
-        """Test that the process runs; one with unexpected output counts as ended.
-
-        Unexpected is any output of an idle process.
-        """
+        """Test that the process runs; output of an idle one is its end."""
         if self.idle:
             self.collect()
         return not self.exited and self._process.poll() is None
 
     def assign(self, calls: Sequence[Call], samples: Sequence[Sample]) -> None:
-        """Hand out calls; the process must be idle.
-
-        A sample's texts are sent once.
-        """
+        """Hand out calls; the process must be idle. A sample's texts are sent once."""
         places = {sample: place for place, sample in enumerate(dict.fromkeys(call.sample for call in calls))}
-        texts = [(samples[sample][0], samples[sample][1], dict(samples[sample][2])) for sample in places]
+        texts = [(*samples[sample][:2], dict(samples[sample][2])) for sample in places]
         numbered = [(number, call.function, places[call.sample]) for number, call in enumerate(calls, self._answered)]
         self.calls.extend(calls)
         self._deadline = time.monotonic() + self._timeout_s
@@ -129,73 +113,76 @@ class RewardProcess:
     def collect(self) -> list[tuple[Call, Reply]]:
         """Move data through the pipes; returns the calls answered since.
 
-        An end of the process shows as `exited`. Raises UserError when a function cannot be resolved.
+        An end of the process shows as `exited`.
         """
         self._write()
+        answered = []
         try:
             received = os.read(self._process.stdout.fileno(), READ_BYTES)
             self.exited = self.exited or not received
-        except BlockingIOError:
-            return []
-        answered = []
-        try:
             for line in self._lines(received):
+                message = orjson.loads(line)
                 if self.ready:
-                    reply = self._reply(line)
+                    reply = self._reply(message)
                     answered.append((self.calls.popleft(), reply))
                     self._answered += 1
                 else:
-                    self._greet(line)
+                    self._greet(message)
                 self._deadline = time.monotonic() + self._timeout_s
-        except _NoReplyError as error:
-            self._fault, self.exited = str(error), True
+        except BlockingIOError:
+            pass
+        except ValueError:
+            self._stray = self.exited = True
         return answered
 
     def _lines(self, received: bytes) -> list[bytes]:
-        """Split complete lines off `received`.
-
-        An incomplete line waits. Each byte is copied a fixed number of times.
-        """
+        """Split complete lines off `received`, in linear time; an incomplete line waits."""
         self._inbox.extend(received)
         if b"\n" not in received:
             if len(self._inbox) > MAX_LINE_BYTES:
-                raise _NoReplyError(f"its process sent an answer of more than {MAX_LINE_BYTES >> 20} MiB")
+                raise ValueError
             return []
         *lines, rest = bytes(self._inbox).split(b"\n")
         self._inbox = bytearray(rest)
         return lines
 
-    def _greet(self, line: bytes) -> None:
-        """Read the first line: the functions are imported, or an error."""
-        match _parsed(line):
+    def _greet(self, message: Any) -> None:
+        """Take the first message: the functions are imported, or an error."""
+        match message:
             case {"error": str(sentence)}:
-                raise UserError(sentence)
+                self.refusal, self.exited = sentence, True
             case {"needs_ground_truth": [*needs]} if len(needs) == self._functions:
                 self.needs_ground_truth, self.ready = [bool(needed) for needed in needs], True
             case _:
-                raise _NoReplyError(STRAY)
+                raise ValueError
 
-    def _reply(self, line: bytes) -> Reply:
+    def _reply(self, message: Any) -> Reply:
         """Validate the reply to the call under way.
 
         Anything may have written to the pipe, so nothing is taken on trust.
         """
-        match _parsed(line):
+        match message:
             case [int(number), float() | None as score, dict(components), float(seconds), str() | None as error]:
-                if number < self._answered:
-                    self.repeated = True
-                if number != self._answered or not self.calls:
-                    raise _NoReplyError("its process answered what nobody asked")
+                self.repeated = number < self._answered
                 values = [score or 0.0, seconds, *components.values()]
-                if not all(type(value) is float and abs(value) <= FLOAT32_MAX for value in values):
-                    raise _NoReplyError(STRAY)
-                return Reply(score, components, seconds, error)
-        raise _NoReplyError(STRAY)
+                finite = all(type(value) is float and abs(value) <= FLOAT32_MAX for value in values)
+                if finite and self.calls and number == self._answered:
+                    return Reply(score, components, seconds, error)
+        raise ValueError
 
-    def end_reason(self) -> str:
-        """Reason of the process's end, for people."""
-        if self._fault:
-            return self._fault
+    def loss(self) -> Reply | None:
+        """Make the reply that a hanging or dead process owes; None otherwise."""
+        if self.exited:
+            return Reply(error=self._end_reason())
+        if self.idle or time.monotonic() < self._deadline:
+            return None
+        if not self.ready:
+            return Reply(error=f"importing them takes longer than {START_TIMEOUT_S:g} s")
+        return Reply(error=f"it took longer than {self._timeout_s:g} s", seconds=self._timeout_s, timed_out=True)
+
+    def _end_reason(self) -> str:
+        if self.refusal or self._stray:
+            return self.refusal or "its process sent what is no answer"
         try:
             code = self._process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -206,10 +193,7 @@ class RewardProcess:
         return f"its process ended with exit code {code}" + (f" ({last})" if last else "")
 
     def stop(self) -> None:
-        """End the process and its children, at once if it is busy.
-
-        No zombie is left.
-        """
+        """End the process and its children, at once if it is busy."""
         self._process.stdin.close()
         self._process.stdout.close()
         if self.idle:  # the end of its input lets it leave by itself
@@ -226,29 +210,17 @@ class RewardProcess:
         self._write()
 
     def _write(self) -> None:
-        while self._outbox and not self.exited:
-            try:
-                written = os.write(self._process.stdin.fileno(), self._outbox)
-            except BlockingIOError:
-                return
-            except BrokenPipeError:
-                self.exited = True
-                return
-            self._outbox = self._outbox[written:]
-
-
-def _parsed(line: bytes) -> Any:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
-        raise _NoReplyError(STRAY) from None
+        try:
+            while self._outbox and not self.exited:
+                self._outbox = self._outbox[os.write(self._process.stdin.fileno(), self._outbox) :]
+        except BlockingIOError:
+            pass
+        except BrokenPipeError:
+            self.exited = True
 
 
 def wait(processes: Iterable[RewardProcess]) -> None:
-    """Sleep until a process answers, accepts more input, or is overdue.
-
-    Not all of them may be idle.
-    """
+    """Sleep until a process, not all idle, answers, accepts input, or is overdue."""
     with PollSelector() as selector:
         deadlines = []
         for process in processes:

@@ -3,7 +3,7 @@
 import inspect
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from mindrlhf.errors import UserError
@@ -29,14 +29,19 @@ COMPARING = frozenset({"gsm8k", "gsm8k_strict", "math", "countdown", "knights_an
 class RewardFunction:
     """Reward function bound to its arguments.
 
-    needs_ground_truth: it fails for a row without one.
+    values: of its leading parameters, from prompt, completion and fields. needs_ground_truth: it fails for a row
+    without one. defaults: fields of a row that lacks them.
     """
 
-    call: Callable[[str, str, Mapping[str, str]], Any]
-    needs_ground_truth: bool
+    function: Callable[..., Any]
+    args: Mapping[str, Any]
+    values: Callable[..., tuple[Any, ...]]
+    needs_ground_truth: bool = False
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self, prompt: str, completion: str, fields: Mapping[str, str]) -> Any:
-        return self.call(prompt, completion, fields)
+        fields = {**self.defaults, **fields} if self.defaults else fields
+        return self.function(*self.values(prompt, completion, fields), **self.args)
 
 
 def resolve(name: str, args: Mapping[str, Any] | None = None) -> RewardFunction:
@@ -53,18 +58,11 @@ def resolve(name: str, args: Mapping[str, Any] | None = None) -> RewardFunction:
             f"reward {name!r} is not known{nearest(name, SHIPPED)}; give one of {', '.join(SHIPPED)}, "
             "package.module:function, or path/file.py:function."
         )
-    function = load_function("reward", target)
-    return _bind(name, function, dict(args or {}))
-
-
-def _bind(name: str, function: Callable[..., Any], args: dict[str, Any]) -> RewardFunction:
-    def call(prompt: str, completion: str, fields: Mapping[str, str]) -> Any:
-        return function(prompt, completion, fields, **args)
-
+    function, args = load_function("reward", target), dict(args or {})
     try:
         signature = inspect.signature(function)
     except ValueError:  # some functions written in C have none: the first call tells
-        return RewardFunction(call, False)
+        return RewardFunction(function, args, _FORMS[_FULL])
     form = next((form for form in _FORMS if tuple(signature.parameters)[: len(form)] == form), _FULL)
     try:
         signature.bind(*form, **args)
@@ -72,17 +70,13 @@ def _bind(name: str, function: Callable[..., Any], args: dict[str, Any]) -> Rewa
         call = f"({', '.join([*form, *(f'{key}=...' for key in args)])})"
         raise UserError(f"reward {name!r}: the function cannot be called as {call}: {error}.") from None
     if form is _FULL:
-        return RewardFunction(call, name in COMPARING)
+        return RewardFunction(function, args, _FORMS[form], name in COMPARING)
     truth = signature.parameters["ground_truth"].default
-    absent = {} if truth is inspect.Parameter.empty else {"ground_truth": truth}
-
-    def call_form(prompt: str, completion: str, fields: Mapping[str, str]) -> Any:
-        return function(*_FORMS[form](completion, {**absent, **fields}), **args)
-
-    return RewardFunction(call_form, not absent)
+    defaults = {} if truth is inspect.Parameter.empty else {"ground_truth": truth}
+    return RewardFunction(function, args, _FORMS[form], not defaults, defaults)
 
 
-def _verl_values(completion: str, fields: Mapping[str, Any]) -> tuple[Any, ...]:
+def _verl_values(prompt: str, completion: str, fields: Mapping[str, Any]) -> tuple[Any, ...]:
     extra_info = json.loads(fields.get("extra_info", "{}"))
     return fields.get("data_source", fields.get("task", "")), completion, fields["ground_truth"], extra_info
 
@@ -90,7 +84,8 @@ def _verl_values(completion: str, fields: Mapping[str, Any]) -> tuple[Any, ...]:
 # Names of the leading parameters -> the values for them. A function with others is called as _FULL.
 _FULL = ("prompt", "completion", "fields")
 _FORMS: dict[tuple[str, ...], Callable[..., tuple[Any, ...]]] = {
-    ("completion", "ground_truth"): lambda completion, fields: (completion, fields["ground_truth"]),
+    _FULL: lambda *given: given,
+    ("completion", "ground_truth"): lambda prompt, completion, fields: (completion, fields["ground_truth"]),
     ("data_source", "solution_str", "ground_truth", "extra_info"): _verl_values,
     ("data_source", "solution_str", "ground_truth"): lambda *given: _verl_values(*given)[:3],
 }

@@ -9,14 +9,16 @@ import json
 import math
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
 from mindrlhf.configs.grpo import RewardSettings
 from mindrlhf.errors import UserError
-from mindrlhf.rewards.process import START_TIMEOUT_S, Call, Reply, RewardProcess, Sample, wait
-from mindrlhf.rewards.table import RewardFailure, RewardTable, build_columns
+from mindrlhf.rewards.process import Call, Reply, RewardProcess, Sample, wait
+from mindrlhf.rewards.table import RewardFailure, RewardTable, build_table
 from mindrlhf.types import Prompt
 from mindrlhf.user_functions import absolute
 
@@ -25,10 +27,8 @@ from mindrlhf.user_functions import absolute
 HOPELESS_AFTER = 3
 
 
-class RewardRunner:
-    """Pool of reward processes for one set of functions.
-
-    It is a context manager, for one thread at a time.
+class RewardRunner(AbstractContextManager):
+    """Pool of reward processes for one set of functions, not for several threads.
 
     names: of the functions in tables and metrics, in the settings' order: the shipped name, or the name
         after the colon, with `_2`, `_3`, ... for repeated ones.
@@ -40,12 +40,10 @@ class RewardRunner:
 
         Raises UserError when they cannot.
         """
+        functions = settings.all_functions
         self._settings = settings
-        self._functions = [
-            (absolute(function.name), _plain(function.name, function.args)) for function in settings.all_functions
-        ]
-        self._weights = [function.weight for function in settings.all_functions]
-        self.names = _labels(function.name for function in settings.all_functions)
+        self._functions = [(absolute(function.name), _plain(function.name, function.args)) for function in functions]
+        self.names = _labels(function.name for function in functions)
         self._reported: set[str] = set()
         self._closed = False
         self._processes: list[RewardProcess] = []
@@ -55,15 +53,14 @@ class RewardRunner:
                 wait(starting)
                 for process in starting:
                     process.collect()
-                    if process.exited or process.overdue:
-                        raise UserError(
-                            f"reward functions {', '.join(self.names)} do not load: {self._lost(process).error}."
-                        )
-            needs = self._processes[0].needs_ground_truth
-            self.comparing = tuple(name for name, needed in zip(self.names, needs, strict=True) if needed)
+                    if loss := process.loss():
+                        names = ", ".join(self.names)
+                        raise UserError(process.refusal or f"reward functions {names} do not load: {loss.error}.")
         except BaseException:
             self.close()
             raise
+        needs = self._processes[0].needs_ground_truth
+        self.comparing = tuple(name for name, needed in zip(self.names, needs, strict=True) if needed)
 
     def check_ground_truths(self, prompts: Iterable[Prompt], data: str | Path) -> None:
         """Refuse prompts that lack a ground truth some function needs.
@@ -88,18 +85,21 @@ class RewardRunner:
         except BaseException:  # an interrupt: what is under way belongs to no batch any more
             self._drop(process for process in self._processes if not process.idle)
             raise
-        columns = build_columns(
-            self.names, self._weights, len(samples), batch.replies, scoring=len(self._settings.functions)
-        )
-        return RewardTable(**columns, first_failures=self._first_failures(columns["errors"], samples))
+        replies = {
+            name: [batch.replies[Call(function, sample)] for sample in range(len(samples))]
+            for function, name in enumerate(self.names)
+        }
+        weights = [function.weight for function in self._settings.all_functions]
+        table = build_table(weights, replies, scoring=len(self._settings.functions))
+        new = {name: min(errors) for name, errors in table.errors.items() if errors and name not in self._reported}
+        self._reported.update(new)
+        failures = (RewardFailure(name, at, table.errors[name][at], *samples[at]) for name, at in new.items())
+        return replace(table, first_failures=tuple(failures))
 
     def close(self) -> None:
         """End all processes, without zombies. May be called again."""
         self._closed = True
         self._drop(self._processes)
-
-    def __enter__(self) -> "RewardRunner":
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
@@ -119,7 +119,7 @@ class RewardRunner:
             if broken is None:
                 self._start()
             elif not self._processes:
-                batch.fail_rest(f"its process could not be replaced: {broken}")
+                batch.give_up(f"its process could not be replaced: {broken}")
                 return
             for process in self._processes:
                 if process.idle and (calls := batch.take(self._settings.workers)):
@@ -128,42 +128,17 @@ class RewardRunner:
                 break
             wait(self._processes)
             for process in list(self._processes):
-                try:
-                    batch.answer(process.collect())
-                except UserError as error:
-                    broken = str(error)
-                    process.exited = True
-                if process.exited or process.overdue:
-                    reply = self._lost(process)
+                batch.answer(process.collect())
+                if loss := process.loss():
                     if process.repeated:
                         batch.put_back(process.calls)
                     elif process.calls:
-                        batch.lose(process.calls, reply)
+                        batch.lose(process.calls, loss)
                     elif not process.ready:
-                        broken = broken or reply.error
+                        broken = broken or loss.error
                     self._drop([process])
         if broken is None:
             self._start()  # replacements load while the caller goes on
-
-    def _lost(self, process: RewardProcess) -> Reply:
-        """Make the reply for the call of a hanging or dead process."""
-        if process.exited:
-            return Reply(error=process.end_reason())
-        if not process.ready:
-            return Reply(error=f"importing them takes longer than {START_TIMEOUT_S:g} s")
-        limit = self._settings.timeout_s
-        return Reply(error=f"it took longer than {limit:g} s", seconds=limit, timed_out=True)
-
-    def _first_failures(
-        self, errors: Mapping[str, Mapping[int, str]], samples: Sequence[Sample]
-    ) -> tuple[RewardFailure, ...]:
-        failures = []
-        for name in self.names:
-            if errors[name] and name not in self._reported:
-                self._reported.add(name)
-                sample = min(errors[name])
-                failures.append(RewardFailure(name, sample, errors[name][sample], *samples[sample]))
-        return tuple(failures)
 
 
 class _Batch:
@@ -181,42 +156,32 @@ class _Batch:
         return len(self.replies) < self._count
 
     def take(self, workers: int) -> list[Call]:
-        """Take the next calls for one of `workers` processes.
-
-        It is half of an equal part of the waiting calls, so that all processes end together.
-        """
-        share = math.ceil(len(self._waiting) / (2 * workers))
-        return [self._waiting.popleft() for _ in range(share)]
+        """Take half of one of `workers` equal parts, so that all processes end together."""
+        return [self._waiting.popleft() for _ in range(math.ceil(len(self._waiting) / (2 * workers)))]
 
     def answer(self, answered: Iterable[tuple[Call, Reply]]) -> None:
         for call, reply in answered:
             self.replies[call] = reply
             self._answered.add(call.function)
 
-    def put_back(self, calls: Sequence[Call]) -> None:
+    def put_back(self, calls: Iterable[Call]) -> None:
         """Queue calls again that a process did not begin."""
-        self._waiting.extendleft(reversed(calls))
+        self._waiting.extendleft(reversed(list(calls)))
 
     def lose(self, calls: Iterable[Call], reply: Reply) -> None:
-        """Store `reply` for the first of `calls` and queue the others again.
-
-        Their process hung or died in the first.
-        """
+        """Store `reply` for the first of `calls`; queue the others again."""
         call, *others = calls
         self.replies[call] = reply
-        self._losses[call.function] += 1
         self.put_back(others)
-        for function, losses in self._losses.items():
-            if losses >= HOPELESS_AFTER and function not in self._answered:
-                rest = [call for call in self._waiting if call.function == function]
-                self._give_up(rest, f"not tried: each of {losses} calls before it hung or ended its process")
+        self._losses[call.function] += 1
+        losses = self._losses[call.function]
+        if losses >= HOPELESS_AFTER and call.function not in self._answered:
+            self.give_up(f"not tried: each of {losses} calls before it hung or ended its process", call.function)
 
-    def fail_rest(self, reason: str) -> None:
-        """Give up all waiting calls."""
-        self._give_up(list(self._waiting), reason)
-
-    def _give_up(self, calls: Sequence[Call], reason: str) -> None:
-        self.replies.update((call, Reply(error=reason)) for call in calls)
+    def give_up(self, reason: str, function: int | None = None) -> None:
+        """Fail the waiting calls of a function, or all."""
+        given_up = [call for call in self._waiting if function in (None, call.function)]
+        self.replies.update((call, Reply(error=reason)) for call in given_up)
         self._waiting = deque(call for call in self._waiting if call not in self.replies)
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mindrlhf.rewards.process import Call, Reply
+from mindrlhf.rewards.process import Reply
 
 
 @dataclass(frozen=True)
@@ -43,38 +43,35 @@ class RewardTable:
     errors: Mapping[str, Mapping[int, str]]
     failures: Mapping[str, int]
     timeouts: Mapping[str, int]
-    first_failures: tuple[RewardFailure, ...]
+    first_failures: Sequence[RewardFailure] = ()
 
 
-def build_columns(
-    names: Sequence[str],
-    weights: Sequence[float],
-    count: int,
-    replies: Mapping[Call, Reply],
-    scoring: int | None = None,
-) -> dict:
-    """Build the fields of a RewardTable from replies, without `first_failures`.
+def build_table(weights: Sequence[float], replies: Mapping[str, Sequence[Reply]], scoring: int) -> RewardTable:
+    """Build a table, without `first_failures`, from the replies of each function.
 
-    count: number of samples.
-    scoring: only the first `scoring` functions can make a total; scores of the others are added to it. None is all.
+    scoring: the first `scoring` functions can make a total; scores of the others are added to it.
     """
-    columns: dict = {key: {} for key in ("by_function", "components", "seconds", "errors", "failures", "timeouts")}
-    total, scored = np.zeros(count), np.zeros(count, bool)
-    for index, (name, weight) in enumerate(zip(names, weights, strict=True)):
-        own = [replies[Call(index, sample)] for sample in range(count)]
-        scores = np.array([np.nan if reply.score is None else reply.score for reply in own], np.float32)
-        columns["by_function"][name] = scores
-        columns["components"][name] = _components(own)
-        columns["seconds"][name] = np.array([reply.seconds for reply in own], np.float32)
-        columns["errors"][name] = {sample: reply.error for sample, reply in enumerate(own) if reply.error is not None}
-        columns["timeouts"][name] = sum(reply.timed_out for reply in own)
-        columns["failures"][name] = len(columns["errors"][name]) - columns["timeouts"][name]
-        if weight:
-            given = ~np.isnan(scores)
-            total[given] += weight * scores[given].astype(np.float64)
-            if scoring is None or index < scoring:
-                scored |= given
-    return {"totals": np.where(scored, total, np.nan).astype(np.float32), **columns}
+    scores = {
+        name: np.array([np.nan if reply.score is None else reply.score for reply in own], np.float32)
+        for name, own in replies.items()
+    }
+    columns = np.stack([column.astype(np.float64) for column in scores.values()])
+    factors = np.array(weights)[:, None]
+    scored = ((factors != 0) & ~np.isnan(columns))[:scoring].any(axis=0)
+    errors = {
+        name: {i: reply.error for i, reply in enumerate(own) if reply.error is not None}
+        for name, own in replies.items()
+    }
+    timeouts = {name: sum(reply.timed_out for reply in own) for name, own in replies.items()}
+    return RewardTable(
+        totals=np.where(scored, (factors * np.nan_to_num(columns)).sum(axis=0), np.nan).astype(np.float32),
+        by_function=scores,
+        components={name: _components(own) for name, own in replies.items()},
+        seconds={name: np.array([reply.seconds for reply in own], np.float32) for name, own in replies.items()},
+        errors=errors,
+        failures={name: len(errors[name]) - timeouts[name] for name in replies},
+        timeouts=timeouts,
+    )
 
 
 def _components(replies: Sequence[Reply]) -> dict[str, np.ndarray]:

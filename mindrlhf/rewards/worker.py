@@ -44,20 +44,20 @@ def main() -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):  # what functions print is dropped, at the cost of nothing
         os.dup2(null, descriptor)
-    for file in (requests, replies):
-        os.register_at_fork(after_in_child=partial(_close, file.fileno()))
+    for pipe in (requests.fileno(), replies.fileno()):
+        os.register_at_fork(after_in_child=partial(os.closerange, pipe, pipe + 1))
     sys.argv[1:] = []
-    _die_first()
+    with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")  # a function's hunger for memory is to end this process, not the training
     setup = json.loads(requests.readline())
     own = os.getpid()
     try:
         functions = [resolve(name, args) for name, args in setup["functions"]]
+        greeting = {"needs_ground_truth": [function.needs_ground_truth for function in functions]}
     except UserError as error:
-        _end_child(own)
-        _send(replies, {"error": printable(str(error))})
-        return
+        greeting = {"error": printable(str(error))}
     _end_child(own)
-    _send(replies, {"needs_ground_truth": [function.needs_ground_truth for function in functions]})
+    _send(replies, greeting)
     # The other side ends a call that takes too long; should it have died itself, the kernel does, by the alarm signal.
     limit = 2 * setup["timeout_s"] + EXIT_S
     for line in requests:
@@ -71,25 +71,8 @@ def main() -> None:
     signal.setitimer(signal.ITIMER_REAL, EXIT_S)  # for threads that a function left behind
 
 
-def _die_first() -> None:
-    """Make the kernel end this process first when memory runs out.
-
-    A function's hunger is not to cost the training.
-    """
-    with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")
-
-
-def _close(descriptor: int) -> None:
-    with suppress(OSError):  # a function may have closed it
-        os.close(descriptor)
-
-
 def _end_child(own: int) -> None:
-    """End this process if it is a child that a function forked.
-
-    own: the id of the reward process.
-    """
+    """End this process if a function forked it from process `own`."""
     if os.getpid() != own:
         os._exit(0)
 
@@ -119,14 +102,14 @@ def outcome(returned: Any) -> tuple[float | None, dict[str, float]]:
     if returned is None:
         return None, {}
     if not isinstance(returned, Mapping):
-        return _number(returned), {}
+        return _number("it", returned), {}
     if "score" not in returned:
         raise ValueError(f"it returned a dict without 'score' (keys: {', '.join(map(str, returned)) or 'none'})")
-    score = returned["score"]
     if len(returned) > MAX_COMPONENTS:
         raise ValueError(f"it returned {len(returned)} components, and may return {MAX_COMPONENTS}")
-    components = {_name(key): _number(value, key) for key, value in returned.items() if key != "score"}
-    return None if score is None else _number(score, "score"), components
+    components = {_name(key): _number(repr(key), value) for key, value in returned.items() if key != "score"}
+    score = returned["score"]
+    return None if score is None else _number("'score'", score), components
 
 
 def _name(key: Any) -> str:
@@ -138,33 +121,21 @@ def _name(key: Any) -> str:
     return name
 
 
-def _number(value: Any, key: Any = None) -> float:
-    """Convert `value` to a float.
-
-    key: its key in a dict, None for a result without a dict.
-    """
+def _number(what: str, value: Any) -> float:
     if not hasattr(type(value), "__float__"):  # text has none
-        raise ValueError(f"{_what(key)} is {type(value).__name__} {_SHORT.repr(value)}, and not a number")
+        raise ValueError(f"{what} is {type(value).__name__} {_SHORT.repr(value)}, and not a number")
     number = float(value)
     if not abs(number) <= FLOAT32_MAX:
-        raise ValueError(f"{_what(key)} is {number}, and not a finite number")
+        raise ValueError(f"{what} is {number}, and not a finite number")
     return number
 
 
-def _what(key: Any) -> str:
-    return "it" if key is None else repr(key)
-
-
 def _reason(error: BaseException) -> str:
-    """Format `ValueError: message (file.py, line 3)`.
-
-    The line is the innermost one outside of this file.
-    """
+    """Format `ValueError: message (file.py, line 3)`, the innermost line outside of this file."""
     places = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    places = [(os.path.basename(file), line) for file, line in places if file != __file__]
-    where = f" ({places[-1][0]}, line {places[-1][1]})" if places else ""
+    places = [f" ({os.path.basename(file)}, line {line})" for file, line in places if file != __file__]
     try:
         message = str(error)
     except BaseException as second:
         message = f"(its text fails with {type(second).__name__})"
-    return printable(f"{type(error).__name__[:MAX_NAME]}: {message[:MAX_REASON]}{where}")
+    return printable(f"{type(error).__name__[:MAX_NAME]}: {message[:MAX_REASON]}{places[-1] if places else ''}")
