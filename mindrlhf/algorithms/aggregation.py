@@ -14,14 +14,7 @@ import numpy as np
 from mindrlhf.algorithms.methods import unknown_name
 
 TOTALS_SIZE = 3  # tokens, rows with at least one token, all rows
-
-MODES = {
-    "token-mean": "every token of the batch counts the same (DAPO, arXiv 2503.14476, eq. 8)",
-    "seq-mean-token-mean": "mean over a row's tokens, then over rows (GRPO, arXiv 2402.03300, eq. 3)",
-    "seq-mean-token-sum": "sum over a row's tokens, then mean over rows",
-    "seq-mean-token-sum-norm": "sum over all tokens / max_tokens, not divided by the number of rows (verl)",
-    "dr_grpo": "sum over all tokens / (all rows * max_tokens) (Dr. GRPO, TRL)",
-}
+MODES = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "dr_grpo")
 
 
 def batch_totals(lengths) -> np.ndarray:
@@ -36,12 +29,7 @@ def batch_totals(lengths) -> np.ndarray:
 
 
 def token_weights(
-    mask: np.ndarray,
-    mode: str,
-    totals: np.ndarray,
-    *,
-    max_tokens: int | None = None,
-    count_empty_rows: bool = False,
+    mask: np.ndarray, mode: str, totals: np.ndarray, *, max_tokens: int | None = None, count_empty_rows: bool = False
 ) -> np.ndarray:
     """Compute the weight of each token's loss.
 
@@ -53,22 +41,23 @@ def token_weights(
     count_empty_rows: divide the sequence means by all rows instead of the non-empty ones. `dr_grpo` always does.
     Returns float32[B, T], 0 outside the mask. Raises UserError for an unknown mode.
     """
-    if mode not in MODES:
-        raise unknown_name("aggregation", mode, MODES)
     mask = np.asarray(mask, np.float64)
     tokens, non_empty_rows, all_rows = (float(total) for total in totals)
     rows = all_rows if count_empty_rows else non_empty_rows
     if mode in ("seq-mean-token-sum-norm", "dr_grpo") and not max_tokens:
         raise ValueError(f"aggregation {mode} needs max_tokens, the constant it divides by")
-    if mode == "token-mean":
-        denominators = tokens
-    elif mode == "seq-mean-token-mean":
-        denominators = rows * np.maximum(mask.sum(axis=-1, keepdims=True), 1.0)
-    elif mode == "seq-mean-token-sum":
-        denominators = rows
-    elif mode == "seq-mean-token-sum-norm":
-        denominators = float(max_tokens)
-    else:
-        denominators = all_rows * max_tokens
+    match mode:
+        case "token-mean":  # DAPO, arXiv 2503.14476, eq. 8
+            denominators = tokens
+        case "seq-mean-token-mean":  # GRPO, arXiv 2402.03300, eq. 3
+            denominators = rows * np.maximum(mask.sum(axis=-1, keepdims=True), 1.0)
+        case "seq-mean-token-sum":
+            denominators = rows
+        case "seq-mean-token-sum-norm":  # verl
+            denominators = float(max_tokens)
+        case "dr_grpo":  # Dr. GRPO, TRL
+            denominators = all_rows * max_tokens
+        case _:
+            raise unknown_name("aggregation", mode, MODES)
     # A batch without a trained token has all denominators 0 and a mask of zeros: its loss is 0, not 0/0.
     return (mask / np.maximum(denominators, np.finfo(np.float64).tiny)).astype(np.float32)

@@ -27,10 +27,6 @@ def _k1(log_ratio):
     return log_ratio
 
 
-def _abs(log_ratio):
-    return ops.abs(log_ratio)
-
-
 def _k2(log_ratio):
     return 0.5 * log_ratio * log_ratio
 
@@ -43,7 +39,7 @@ def _low_var_kl(log_ratio):
     return ops.clamp(_k3(log_ratio), -LOW_VAR_KL_LIMIT, LOW_VAR_KL_LIMIT)
 
 
-ESTIMATORS = {"k1": _k1, "abs": _abs, "k2": _k2, "k3": _k3, "low_var_kl": _low_var_kl}
+ESTIMATORS = {"k1": _k1, "abs": ops.abs, "k2": _k2, "k3": _k3, "low_var_kl": _low_var_kl}
 
 
 def kl_estimator(name: str) -> Callable:
@@ -66,3 +62,13 @@ def kl_estimator(name: str) -> Callable:
         return ops.stop_gradient(estimate(log_ratio)) + (gradient_form - ops.stop_gradient(gradient_form))
 
     return kl
+
+
+def steered_coefficient(coefficient: float, kl: float, samples: int, target: float, horizon: int) -> float:
+    """Adapt a KL coefficient to a step's mean KL (Ziegler et al. 2019).
+
+    It grows while the KL is above the target. kl, target: in nats. samples: number of sequences over all ranks.
+    horizon: in samples; an update on n samples changes the coefficient by at most 0.2 * n / horizon of itself.
+    """
+    error = min(max(kl / target - 1.0, -0.2), 0.2)
+    return coefficient * (1.0 + error * samples / horizon)

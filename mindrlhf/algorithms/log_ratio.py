@@ -16,29 +16,18 @@ def masked_log_ratio(log_probs, other_log_probs, mask):
     return ops.clamp(difference, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
-def as_float(condition, mask):
-    """Convert a condition on response tokens to float32[B, T] of 0 and 1."""
-    return ops.where(condition, mask, 0.0)
-
-
-def sequence_log_ratio(log_probs, log_ratio, mask):
-    """Compute the sequence log-ratio of GSPO-token.
-
-    Every token has the row's mean log-ratio as value, and its own log-prob as gradient. The clamp bounds the part
-    of a token in the mean, but does not take its gradient away.
-    """
-    lengths = ops.clamp(mask.sum(-1, keepdims=True), 1.0)
-    mean = (log_ratio * mask).sum(-1, keepdims=True) / lengths
-    own = ops.where(mask > 0, log_probs, 0.0)
-    # The bracket is exactly 0.
-    return ops.stop_gradient(mean) + (own - ops.stop_gradient(own))
+def row_mean(values, mask):
+    """Compute the mean over each row's response tokens: float32[B, 1]."""
+    return (values * mask).sum(-1, keepdims=True) / ops.clamp(mask.sum(-1, keepdims=True), 1.0)
 
 
 def ratio_of(log_probs, log_ratio, mask, level):
     """Compute p/q per token, or the row's length-normalised ratio: float32[B, T].
 
-    level: "token" or "sequence".
+    log_probs: 0 on padding. level: "token", or "sequence" for GSPO-token: every token has the row's mean log-ratio as
+    value, and its own log-prob as gradient, also where the clamp bounds its part in the mean.
     """
     if level == "sequence":
-        return ops.exp(sequence_log_ratio(log_probs, log_ratio, mask))
+        # The bracket is exactly 0.
+        log_ratio = ops.stop_gradient(row_mean(log_ratio, mask)) + (log_probs - ops.stop_gradient(log_probs))
     return ops.exp(log_ratio)

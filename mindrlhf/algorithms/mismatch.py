@@ -1,7 +1,6 @@
 """Distance between the rollout's distribution and the trained one, over a step.
 
-Sums come first, so that ranks can add theirs; metrics follow from the sums. They carry the names that verl prints
-as `rollout_corr/...`.
+Sums come first, so that ranks can add theirs. The metrics have the names that verl prints as `rollout_corr/...`.
 """
 
 from collections.abc import Sequence
@@ -10,19 +9,11 @@ import numpy as np
 
 LOG_RATIO_LIMIT = 20.0  # exp(20) = 4.9e8: far outside any use, and its square is still finite in float32
 
-SUMS = (
-    "tokens",
-    "rows",
-    "weight",
-    "weight_squared",
-    "training_log_ppl",
-    "rollout_log_ppl",
-    "log_ppl_abs_diff",
-    "training_ppl",
-    "rollout_ppl",
-    "ppl_ratio",
-    "sequence_weight_squared",
+ROW_MEANS = (
+    *("training_log_ppl", "training_ppl", "rollout_log_ppl", "rollout_ppl"),
+    *("log_ppl_diff", "log_ppl_abs_diff", "ppl_ratio"),
 )
+SUMS = ("tokens", "rows", "weight", "weight_squared", "sequence_weight_squared", *ROW_MEANS)
 
 
 def mismatch_sums(log_probs: Sequence[np.ndarray], rollout_log_probs: Sequence[np.ndarray]) -> np.ndarray:
@@ -34,27 +25,19 @@ def mismatch_sums(log_probs: Sequence[np.ndarray], rollout_log_probs: Sequence[n
     sums = np.zeros(len(SUMS))
     for train, rollout in zip(log_probs, rollout_log_probs, strict=True):
         train, rollout = np.asarray(train, np.float64), np.asarray(rollout, np.float64)
-        if not train.size:
-            continue
-        log_ratio = np.clip(train - rollout, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-        weight = np.exp(log_ratio)
-        train_log_ppl, rollout_log_ppl = -train.mean(), -rollout.mean()
-        difference = np.clip(train_log_ppl - rollout_log_ppl, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-        sequence_weight = np.exp(np.clip(log_ratio.sum(), -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
-        sums += (
-            train.size,
-            1,
-            weight.sum(),
-            (weight**2).sum(),
-            train_log_ppl,
-            rollout_log_ppl,
-            abs(difference),
-            np.exp(min(train_log_ppl, LOG_RATIO_LIMIT)),
-            np.exp(min(rollout_log_ppl, LOG_RATIO_LIMIT)),
-            np.exp(difference),
-            sequence_weight**2,
-        )
+        if train.size:
+            log_ratio = _clamp(train - rollout)
+            weight, sequence_weight = np.exp(log_ratio), np.exp(_clamp(log_ratio.sum()))
+            sums[:5] += train.size, 1, weight.sum(), (weight**2).sum(), sequence_weight**2
+            train_ppl, rollout_ppl = -train.mean(), -rollout.mean()
+            difference = _clamp(train_ppl - rollout_ppl)
+            sums[5:9] += train_ppl, np.exp(_clamp(train_ppl)), rollout_ppl, np.exp(_clamp(rollout_ppl))
+            sums[9:] += train_ppl - rollout_ppl, abs(difference), np.exp(difference)
     return sums
+
+
+def _clamp(log_ratio):
+    return np.clip(log_ratio, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
 def mismatch_figures(sums: np.ndarray) -> dict[str, float]:
@@ -64,18 +47,12 @@ def mismatch_figures(sums: np.ndarray) -> dict[str, float]:
     training / rollout. chi2_*: mean squared weight - 1. rollout_is_mean, rollout_is_eff_sample_size: mean of the token
     weights, and (sum w)**2 / (n * sum w**2), 1 at best. The KL is in every run's metrics (`metrics.experience`).
     """
-    total = dict(zip(SUMS, (float(value) for value in sums), strict=True))
+    total = dict(zip(SUMS, sums.tolist(), strict=True))
     tokens, rows = total["tokens"], total["rows"]
     if not tokens:
         return {}
     return {
-        "training_ppl": total["training_ppl"] / rows,
-        "training_log_ppl": total["training_log_ppl"] / rows,
-        "rollout_ppl": total["rollout_ppl"] / rows,
-        "rollout_log_ppl": total["rollout_log_ppl"] / rows,
-        "log_ppl_diff": (total["training_log_ppl"] - total["rollout_log_ppl"]) / rows,
-        "log_ppl_abs_diff": total["log_ppl_abs_diff"] / rows,
-        "ppl_ratio": total["ppl_ratio"] / rows,
+        **{name: total[name] / rows for name in ROW_MEANS},
         "chi2_token": total["weight_squared"] / tokens - 1.0,
         "chi2_seq": total["sequence_weight_squared"] / rows - 1.0,
         "rollout_is_mean": total["weight"] / tokens,

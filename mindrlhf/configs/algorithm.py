@@ -124,8 +124,7 @@ class AlgorithmSettings(_OPTIONS):
 
         The method is an advantage or a policy loss.
         """
-        shipped = {option.name: option.setting for option in method.options.values() if option.setting}
-        given = {name: getattr(self, setting) for name, setting in shipped.items()}
+        given = {name: getattr(self, name) for name, option in method.options.items() if option.description}
         extra = self.advantage_options if method.what == ADVANTAGES.what else self.policy_loss_options
         return {name: value for name, value in given.items() if value is not None} | extra
 

@@ -36,12 +36,11 @@ def _check_options(algorithm: AlgorithmSettings, setting: str, methods: Methods)
     A policy loss of the user's own may import MindSpore: it is checked when it is made.
     """
     name = getattr(algorithm, setting)
-    own = {}
+    taken = {}
     if name in methods or methods is ADVANTAGES or not is_user_function(name):
         method = methods.find(name)
-        own = method.options
+        taken = method.options
         method.checked(algorithm.options_of(method))
-    taken = {option.setting for option in own.values()}
     for key, takers in methods.offered().items():
         if getattr(algorithm, key) is not None and key not in taken:
             raise UserError(

@@ -1,6 +1,6 @@
 """Credit of each token: advantages over all ranks' groups, and the KL term.
 
-The methods are given sampled tokens only: for them a response has no others.
+The methods are given sampled tokens only.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,8 +10,7 @@ import numpy as np
 from mindspore import Tensor
 
 from mindrlhf.algorithms.advantages import RewardBatch, compute_advantages, gae_with_returns
-from mindrlhf.algorithms.kl import kl_estimator
-from mindrlhf.algorithms.kl_controller import AdaptiveKLController, FixedKLController
+from mindrlhf.algorithms.kl import kl_estimator, steered_coefficient
 from mindrlhf.configs.algorithm import AlgorithmSettings
 from mindrlhf.configs.grpo import GRPOConfig
 from mindrlhf.parallel.data_parallel import DataParallel
@@ -28,9 +27,7 @@ class Credit:
 
     def __init__(self, config: GRPOConfig, data_parallel: DataParallel):
         self._config, self._data_parallel = config, data_parallel
-        algorithm = config.algorithm
-        self.kl = KLTerm(algorithm, data_parallel) if algorithm.beta > 0 else None
-        self._options = algorithm.options_of(algorithm.method)
+        self.kl = KLTerm(config.algorithm, data_parallel) if config.algorithm.beta > 0 else None
 
     @property
     def kl_coefficient(self) -> float | None:
@@ -38,10 +35,7 @@ class Credit:
         return self.kl.coefficient if self.kl else None
 
     def steer_kl(self, experiences: Sequence[Experience]) -> dict[str, float]:
-        """Adapt the KL term's weight after a step; returns its metrics.
-
-        See `KLTerm.steer`.
-        """
+        """Adapt the KL term's weight after a step; returns its metrics."""
         return self.kl.steer(experiences) if self.kl else {}
 
     def __call__(self, everything: Sequence[Experience], own: Sequence[Experience]) -> list[Experience]:
@@ -49,9 +43,10 @@ class Credit:
 
         everything: the step's experiences of all ranks, in order. own: those of this rank, with log-probs.
         """
-        batch = self._batch(everything, own)
-        advantages = compute_advantages(self._config.algorithm.advantage, batch, **self._options)
-        returns = gae_with_returns(batch, **self._options)[1] if batch.values is not None else [None] * len(everything)
+        algorithm, batch = self._config.algorithm, self._batch(everything, own)
+        options = algorithm.options_of(algorithm.method)
+        advantages = compute_advantages(algorithm.advantage, batch, **options)
+        returns = gae_with_returns(batch, **options)[1] if algorithm.uses_critic else [None] * len(everything)
         pairs = self._data_parallel.share(list(zip(advantages, returns, strict=True)))
         return [
             replace(
@@ -63,39 +58,27 @@ class Credit:
         ]
 
     def _batch(self, everything: Sequence[Experience], own: Sequence[Experience]) -> RewardBatch:
-        config = self._config
-        token_rewards = values = None
+        config, token_rewards, values = self._config, None, None
         if self.kl and self.kl.in_reward:
-            penalties = self.kl.values(own)
-            token_rewards = self._gathered([[-self.kl.coefficient * row for row in rows] for rows in penalties])
+            token_rewards = self._gathered(
+                [[-self.kl.coefficient * row for row in rows] for rows in self.kl.values(own)]
+            )
         if config.algorithm.uses_critic:
             values = self._gathered([taken(e.values, e.sampled) for e in own])
+        # Groups that only fill a step must not move any statistic.
+        fills = [config.dynamic_sampling.enabled and not has_spread(e, config) for e in everything]
+        names = everything[0].rewards_by_function if everything else ()  # in the settings' order
         return RewardBatch(
-            rewards=[self._rewards(e) for e in everything],
+            rewards=[e.rewards * np.nan if fill else e.rewards for e, fill in zip(everything, fills, strict=True)],
             lengths=[e.sampled_lengths for e in everything],
             token_rewards=token_rewards,
             values=values,
             greedy_rewards=[np.nan if e.greedy_reward is None else e.greedy_reward for e in everything],
             rewards_by_function=[e.rewards_by_function for e in everything],
-            function_weights=self._weights(everything),
+            function_weights={
+                name: function.weight for name, function in zip(names, config.reward.all_functions, strict=False)
+            },
         )
-
-    def _rewards(self, experience: Experience) -> np.ndarray:
-        """Mask the rewards of groups that only fill a step.
-
-        They must not move any statistic.
-        """
-        fills = self._config.dynamic_sampling.enabled and not has_spread(experience, self._config)
-        return np.full_like(experience.rewards, np.nan) if fills else experience.rewards
-
-    def _weights(self, everything: Sequence[Experience]) -> dict[str, float]:
-        """Weights of reward functions, by their names in the experiences.
-
-        Both places have the settings' order.
-        """
-        names = everything[0].rewards_by_function if everything else ()
-        functions = self._config.reward.all_functions
-        return {name: function.weight for name, function in zip(names, functions, strict=False)}
 
     def _gathered(self, own: list) -> list:
         """Gather the ranks' values of their groups, in order."""
@@ -105,21 +88,13 @@ class Credit:
 class KLTerm:
     """Penalty beta * KL(policy || reference) per token, with fixed or steered beta.
 
-    controller: has the coefficient, which a resumed run has to begin with. in_reward: subtracted from the reward of
-    each token instead of being a part of the loss.
+    in_reward: subtracted from the reward of each token instead of being a part of the loss.
     """
 
     def __init__(self, settings: AlgorithmSettings, data_parallel: DataParallel):
-        self.in_reward = settings.kl_in_reward
-        self._data_parallel = data_parallel
+        self._target, self._horizon, self._data_parallel = settings.kl_target, settings.kl_horizon, data_parallel
         self._estimate = kl_estimator(settings.kl_estimator)
-        self.controller: FixedKLController | AdaptiveKLController = FixedKLController(settings.beta)
-        if settings.kl_target is not None:
-            self.controller = AdaptiveKLController(settings.beta, settings.kl_target, settings.kl_horizon)
-
-    @property
-    def coefficient(self) -> float:
-        return self.controller.coefficient
+        self.coefficient, self.in_reward = settings.beta, settings.kl_in_reward
 
     def state_dict(self) -> dict[str, float]:
         """Return the state that a resumed run goes on from."""
@@ -127,13 +102,13 @@ class KLTerm:
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
         """Restore a steered coefficient; a fixed one stays that of the settings."""
-        if isinstance(self.controller, AdaptiveKLController):
-            self.controller.coefficient = state["coefficient"]
+        if self._target is not None:
+            self.coefficient = state["coefficient"]
 
     def values(self, experiences: Sequence[Experience]) -> list[list[np.ndarray]]:
-        """Compute the KL of each sampled token: per group, per sample, float32 in nats.
+        """Compute the KL of each sampled token for the policy that started the step.
 
-        It is of the policy that started the step.
+        Returns per group, per sample, float32 in nats.
         """
         policy = [row for e in experiences for row in taken(policy_log_probs(e), e.sampled)]
         if not policy:
@@ -150,11 +125,13 @@ class KLTerm:
         Returns the step's values by metric name. experiences: this rank's, with log-probs.
         """
         figures = {"actor/kl_coef": self.coefficient}
-        if not (self.in_reward or isinstance(self.controller, AdaptiveKLController)):
-            return figures
-        rows = [row for rows in self.values(experiences) for row in rows]
-        sums = np.array([sum(float(row.sum()) for row in rows), sum(map(len, rows)), len(rows)])
-        total, tokens, samples = self._data_parallel.sum(sums)
-        kl = float(total / max(tokens, 1.0))
-        self.controller.update(kl, int(samples))
-        return {**figures, "actor/reward_kl_penalty": kl} if self.in_reward else figures
+        if self.in_reward or self._target is not None:
+            rows = [row for rows in self.values(experiences) for row in rows]
+            sums = np.array([sum(float(row.sum()) for row in rows), sum(map(len, rows)), len(rows)])
+            total, tokens, samples = self._data_parallel.sum(sums)
+            kl = float(total / max(tokens, 1.0))
+            if self.in_reward:
+                figures["actor/reward_kl_penalty"] = kl
+            if self._target is not None:
+                self.coefficient = steered_coefficient(self.coefficient, kl, int(samples), self._target, self._horizon)
+        return figures

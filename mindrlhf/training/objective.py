@@ -80,9 +80,8 @@ def policy_objective(
         else:
             total, metrics = policy_loss(log_probs, old, given[0], mask)
         if rollout_at >= 0:
-            weights, corrected = correction(old, given[rollout_at], mask)
+            weights, metrics["importance_weight_outside"] = correction(old, given[rollout_at], mask)
             total = total * weights
-            metrics["importance_weight_outside"] = corrected["importance_weight_outside"]
         metrics["pg_loss"] = total
         metrics["entropy"] = ops.where(mask > 0, entropy, 0.0)
         if reference_at >= 0:

@@ -89,7 +89,7 @@ def test_verl_returns(golden, golden_batch):
 
 @pytest.mark.parametrize(("theirs", "std"), [("group(1e-4)", "group"), ("none", "none"), ("batch", "batch")])
 def test_trl_advantages(golden, golden_batch, theirs, std):
-    ours = np.concatenate(compute_advantages("grpo", golden_batch, std=std, eps=1e-4))
+    ours = np.concatenate(compute_advantages("grpo", golden_batch, advantage_std=std, advantage_eps=1e-4))
     np.testing.assert_allclose(ours, golden["trl.advantages"][theirs], rtol=0, atol=TOLERANCE)
 
 
@@ -135,11 +135,13 @@ mean = statistics.fmean
 DEFINITIONS = {
     ("grpo", ()): by_group(lambda r, group, others, batch: over(r - mean(group), stdev(group))),
     ("grpo", (("leave_one_out", True),)): by_group(lambda r, g, others, b: over(r - mean(others), stdev(others))),
-    ("grpo", (("std", "batch"),)): by_group(lambda r, group, others, batch: over(r - mean(group), stdev(batch))),
-    ("grpo", (("std", "batch"), ("leave_one_out", True))): by_group(
+    ("grpo", (("advantage_std", "batch"),)): by_group(
+        lambda r, group, others, batch: over(r - mean(group), stdev(batch))
+    ),
+    ("grpo", (("advantage_std", "batch"), ("leave_one_out", True))): by_group(
         lambda r, group, others, batch: over(r - mean(others), stdev(batch))
     ),
-    ("grpo", (("std", "none"),)): by_group(lambda r, group, others, batch: r - mean(group)),
+    ("grpo", (("advantage_std", "none"),)): by_group(lambda r, group, others, batch: r - mean(group)),
     ("dr_grpo", ()): by_group(lambda r, group, others, batch: r - mean(group)),
     ("rloo", ()): by_group(lambda r, group, others, batch: r - mean(others)),
     ("gpg", ()): by_group(
@@ -332,7 +334,7 @@ def test_gdpo_normalises_each_function_then_the_sum(scored):
             for row, group in zip(sums, total, strict=True)
         ]
         given = RewardBatch(total, rewards_by_function=by_function, function_weights=weights)
-        assert_same(compute_advantages("grpo", given, per_function=True), expected)
+        assert_same(compute_advantages("grpo", given, normalize_functions=True), expected)
 
 
 @pytest.mark.parametrize("name", ADVANTAGES)
@@ -386,7 +388,7 @@ def test_mistakes_are_named():
         compute_advantages("grop", batch)
     with pytest.raises(UserError, match=r"option of advantage grpo 'leave_one_ut': did you mean 'leave_one_out'"):
         compute_advantages("grpo", batch, leave_one_ut=True)
-    with pytest.raises(UserError, match=r"Option std .* of advantage grpo is 'bach'.*'batch'"):
-        compute_advantages("grpo", batch, std="bach")
+    with pytest.raises(UserError, match=r"Option advantage_std of advantage grpo is 'bach'.*'batch'"):
+        compute_advantages("grpo", batch, advantage_std="bach")
     with pytest.raises(ValueError, match=r"RewardBatch\.lengths"):
         compute_advantages("opo", batch)

@@ -39,7 +39,7 @@ TRL_NAMES = {
     "dapo": ("clip", {}, "token-mean"),
     "dr_grpo": ("clip", {}, "dr_grpo"),
     "luspo": ("clip", {}, "seq-mean-token-sum"),
-    "cispo": ("cispo", {"cap": "absolute", "epsilon_high": 5.0}, "token-mean"),
+    "cispo": ("cispo", {"cispo_cap": "absolute", "epsilon_high": 5.0}, "token-mean"),
     "sapo": ("sapo", {}, "seq-mean-token-mean"),
 }
 TRL_NOT_OFFERED = {"vespo"}
@@ -109,7 +109,7 @@ def test_trl_losses(golden, batch, compiled):
             continue
         compared += 1
         name, options, mode = TRL_NAMES[theirs]
-        options = options | ({"level": "sequence"} if level == "sequence" else {})
+        options = options | ({"importance_level": "sequence"} if level == "sequence" else {})
         options = options | ({"delta": 4.0} if extra == ["delta=4"] else {})
         old = None if extra == ["on-policy(no old)"] else batch["old_log_prob"]
         weights = weights_of(mask, mode, count_empty_rows=True)

@@ -1,10 +1,9 @@
-"""KL estimators against float64 NumPy, finite differences, and an exact KL; the coefficient's controllers."""
+"""KL estimators against float64 NumPy, finite differences, and an exact KL; a steered coefficient."""
 
 import numpy as np
 import pytest
 
-from mindrlhf.algorithms.kl import ESTIMATORS, kl_estimator
-from mindrlhf.algorithms.kl_controller import AdaptiveKLController, FixedKLController
+from mindrlhf.algorithms.kl import ESTIMATORS, kl_estimator, steered_coefficient
 from mindrlhf.errors import UserError
 
 NAMES = [*ESTIMATORS, *(f"{name}+" for name in ESTIMATORS)]
@@ -127,21 +126,8 @@ def test_unknown_estimator_is_named():
         kl_estimator("k33")
 
 
-def test_fixed_coefficient_stays():
-    controller = FixedKLController(0.1)
-    controller.update(kl=50.0, samples=64)
-    assert controller.coefficient == 0.1
-
-
-def test_adaptive_coefficient_follows_the_clipped_error():
-    controller = AdaptiveKLController(0.1, target=6.0, horizon=1000)
-    controller.update(kl=6.6, samples=100)
-    assert controller.coefficient == pytest.approx(0.1 * (1 + 0.1 * 0.1))
-    before = controller.coefficient
-    controller.update(kl=600.0, samples=100)
-    assert controller.coefficient == pytest.approx(before * 1.02)
-    before = controller.coefficient
-    controller.update(kl=0.0, samples=500)
-    assert controller.coefficient == pytest.approx(before * 0.9)
-    with pytest.raises(ValueError, match="target > 0"):
-        AdaptiveKLController(0.1, target=0.0, horizon=1000)
+def test_steered_coefficient_follows_the_clipped_error():
+    steer = {"target": 6.0, "horizon": 1000}
+    assert steered_coefficient(0.1, 6.6, 100, **steer) == pytest.approx(0.1 * (1 + 0.1 * 0.1))
+    assert steered_coefficient(0.1, 600.0, 100, **steer) == pytest.approx(0.1 * 1.02)
+    assert steered_coefficient(0.1, 0.0, 500, **steer) == pytest.approx(0.1 * 0.9)

@@ -78,10 +78,10 @@ CASES = {
     "gspo": ("gspo", {}, clip, {"low": 3e-4, "high": 4e-4, "level": "sequence"}),
     "cispo": ("cispo", {}, cispo, {}),
     "cispo floor": ("cispo", {"epsilon_low": 0.2, "epsilon_high": 0.3}, cispo, {"floor": 0.8, "ceiling": 1.3}),
-    "cispo absolute": ("cispo", {"cap": "absolute", "epsilon_high": 1.5}, cispo, {"ceiling": 1.5}),
-    "cispo sequence": ("cispo", {"level": "sequence"}, cispo, {"level": "sequence"}),
+    "cispo absolute": ("cispo", {"cispo_cap": "absolute", "epsilon_high": 1.5}, cispo, {"ceiling": 1.5}),
+    "cispo sequence": ("cispo", {"importance_level": "sequence"}, cispo, {"level": "sequence"}),
     "sapo": ("sapo", {}, sapo, {}),
-    "sapo sequence": ("sapo", {"level": "sequence"}, sapo, {"level": "sequence"}),
+    "sapo sequence": ("sapo", {"importance_level": "sequence"}, sapo, {"level": "sequence"}),
     "geo_mean": ("geo_mean", {}, geo_mean, {}),
     "gpg": ("gpg", {}, gpg, {}),
     "clip_cov": ("clip_cov", {}, clip_cov, {}),
@@ -239,6 +239,6 @@ def test_gspo_is_clip_at_sequence_level(rows, compile_loss):
     weights = rows["weights"]["seq-mean-token-mean"][:64]
     bounds = {"epsilon_low": 0.05, "epsilon_high": 0.1}
     gspo = compile_loss(policy_loss("gspo", bounds).losses)(*inputs, weights)
-    clipped = compile_loss(policy_loss("clip", bounds | {"level": "sequence"}).losses)(*inputs, weights)
+    clipped = compile_loss(policy_loss("clip", bounds | {"importance_level": "sequence"}).losses)(*inputs, weights)
     np.testing.assert_array_equal(gspo[1], clipped[1])
     np.testing.assert_array_equal(gspo[2], clipped[2])

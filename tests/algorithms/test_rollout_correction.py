@@ -11,15 +11,15 @@ from mindrlhf.errors import UserError
 
 
 def run(options, *arrays):
-    """Weights and metrics as NumPy, and the gradient of the weights' sum for the first array."""
+    """Weights and places outside the bounds as NumPy, and the gradient of the weights' sum for the first array."""
     import mindspore as ms
     from mindspore import ops
 
     correct = importance_weights(**RolloutCorrectionSettings(**{"level": "token", **options}).model_dump())
 
     def forward(log_probs, rollout_log_probs, mask):
-        weights, metrics = correct(log_probs, rollout_log_probs, mask)
-        return weights.sum() + 0.0 * ops.where(mask > 0, log_probs, 0.0).sum(), weights, metrics
+        weights, outside = correct(log_probs, rollout_log_probs, mask)
+        return weights.sum() + 0.0 * ops.where(mask > 0, log_probs, 0.0).sum(), weights, outside
 
     gradient = ops.value_and_grad(forward, 0, None, has_aux=True)
 
@@ -27,16 +27,16 @@ def run(options, *arrays):
     def step(log_probs, rollout_log_probs, mask):
         return gradient(log_probs, rollout_log_probs, mask)
 
-    (_, weights, metrics), grad = step(*(ms.Tensor(np.asarray(array, np.float32)) for array in arrays))
-    return weights.asnumpy(), {name: value.asnumpy() for name, value in metrics.items()}, grad.asnumpy()
+    (_, weights, outside), grad = step(*(ms.Tensor(np.asarray(array, np.float32)) for array in arrays))
+    return weights.asnumpy(), outside.asnumpy(), grad.asnumpy()
 
 
 @pytest.mark.parametrize("mode", ["truncate", "mask"])
 @pytest.mark.parametrize("level", ["token", "sequence"])
-def test_weights_and_diagnostics_on_1000_batches(level, mode, batches):
+def test_weights_and_bounds_on_1000_batches(level, mode, batches):
     arrays = [array.reshape(-1, array.shape[-1]) for array in (batches.log_probs, batches.rollout, batches.mask)]
     options = {"level": level, "mode": mode, "upper": 1.2, "lower": 0.9}
-    weights, metrics, grad = run(options, *arrays)
+    weights, outside, grad = run(options, *arrays)
     log_probs, rollout, mask = (array.astype(np.float64) for array in arrays)
     log_ratio = np.clip(np.where(mask > 0, log_probs - rollout, 0.0), -20, 20)
     log_weight = log_ratio if level == "token" else np.clip(log_ratio.sum(-1, keepdims=True), -20, 20)
@@ -47,10 +47,7 @@ def test_weights_and_diagnostics_on_1000_batches(level, mode, batches):
     np.testing.assert_allclose(weights[sure], expected[sure], rtol=1e-5)
     assert 0.05 < inside[mask > 0].mean() < 0.95
     assert not grad.any()
-    np.testing.assert_allclose(metrics["importance_weight"], raw * mask, rtol=2e-5)
-    np.testing.assert_array_equal(metrics["importance_weight_outside"][sure], (~inside * mask)[sure])
-    np.testing.assert_allclose(metrics["rollout_kl"], -log_ratio, rtol=1e-6, atol=4e-6)
-    np.testing.assert_allclose(metrics["rollout_k3_kl"], np.exp(log_ratio) - 1 - log_ratio, rtol=1e-5, atol=4e-6)
+    np.testing.assert_array_equal(outside[sure], (~inside * mask)[sure])
 
 
 @pytest.mark.parametrize("garbage", [np.nan, np.inf, -1e30])
@@ -58,12 +55,10 @@ def test_weights_and_diagnostics_on_1000_batches(level, mode, batches):
 def test_padding_reaches_nothing(level, garbage):
     mask = np.array([[1, 1, 0], [0, 0, 0]], np.float32)
     log_probs, rollout = np.where(mask > 0, -1.0, garbage), np.where(mask > 0, -1.1, -garbage)
-    weights, metrics, _ = run({"level": level}, log_probs, rollout, mask)
+    weights, outside, _ = run({"level": level}, log_probs, rollout, mask)
     expected = np.exp(0.1 if level == "token" else 0.2)
     np.testing.assert_allclose(weights, expected * mask, rtol=1e-6)
-    for values in metrics.values():
-        assert np.isfinite(values).all()
-        assert not values[mask == 0].any()
+    np.testing.assert_array_equal(outside, np.zeros(mask.shape))
 
 
 def test_mistakes_are_named():

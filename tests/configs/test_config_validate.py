@@ -307,7 +307,7 @@ def test_fine_tuning_is_checked_too():
         (["algorithm.advantage=dr_grpo", "algorithm.leave_one_out=True"], "(it belongs to grpo); remove it"),
         (
             ["algorithm.advantage=grpo_passk", "algorithm.advantage_std=batch"],
-            "(algorithm.advantage_std) of advantage grpo_passk is 'batch': Input should be 'group' or 'none'",
+            "Option advantage_std of advantage grpo_passk is 'batch': Input should be 'group' or 'none'",
         ),
         (["algorithm.normalize_functions=True", "algorithm.kl_in_reward=True"], "set kl_in_reward to False"),
         (

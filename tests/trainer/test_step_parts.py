@@ -137,7 +137,7 @@ def test_each_function_by_itself(step):
             rewards_by_function=[one.rewards_by_function for one in step],
             function_weights={"gsm8k": 2.0, "format": 0.5},
         ),
-        per_function=True,
+        normalize_functions=True,
     )
     assert_same_rows([one.advantages for one in advantages(step, settings, 2)], expected)
 
