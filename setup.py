@@ -59,7 +59,7 @@ setup(
     packages=find_packages(include=["mindrlhf", "mindrlhf.*"]),
     package_data={
         "mindrlhf.backend.native": ["kernels.cpp", "*.h"],
-        "mindrlhf.configs": ["presets/*.yaml"],
+        "mindrlhf.configs": ["*.yaml", "*/*.yaml"],
         "mindrlhf.metrics": ["hints.yaml", "plot.mplstyle"],
         "mindrlhf.metrics.report": ["page/*"],
     },

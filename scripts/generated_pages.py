@@ -27,7 +27,7 @@ from mindrlhf.configs.model_settings import ModelSettings
 from mindrlhf.configs.model_yaml import ContextSettings, ParallelSettings, RecomputeSettings
 from mindrlhf.configs.sft import SFTConfig
 from mindrlhf.configs.verl.table import ELSEWHERE, NEEDLESS, NOT_DONE
-from mindrlhf.configs.verl.translation import translate, words
+from mindrlhf.configs.verl.translation import translate
 
 YAML_GROUPS = {
     "model.model_config": ModelSettings,
@@ -294,6 +294,6 @@ TABLES: Mapping[str, Callable[[], list[str]]] = {
     "verl": lambda: _two_columns("verl", verl_rows()),
     "verl-elsewhere": lambda: _verl_table(ELSEWHERE, "here"),
     "verl-needless": lambda: _verl_table(NEEDLESS, "why"),
-    "verl-not-done": lambda: _verl_table({words(one): " ".join(one.asking) for one in NOT_DONE}, "not done"),
+    "verl-not-done": lambda: _verl_table({str(one): " ".join(one.asking) for one in NOT_DONE}, "not done"),
     "trl": lambda: _two_columns("TRL", trl_rows()),
 }

@@ -74,10 +74,11 @@ def test_an_unknown_preset_is_refused_by_its_nearest_name(tmp_path):
         load_grpo_config(tmp_path / "mine.yaml")
 
 
-def test_presets_are_part_of_what_is_installed(root, tmp_path):
+def test_data_files_are_part_of_what_is_installed(root, tmp_path):
     """As `pip install` copies the package."""
     command = [sys.executable, "setup.py", "-q", "build_py", "--build-lib", str(tmp_path)]
     subprocess.run([*command, "egg_info", "--egg-base", str(tmp_path)], cwd=root, check=True, timeout=60)
     installed = tmp_path / "mindrlhf" / "configs" / "presets"
     assert {file.stem for file in installed.glob("*.yaml")} == EXPECTED
+    assert (installed.parent / "verl" / "keys.yaml").is_file()
     assert yaml.safe_load((installed / "dapo.yaml").read_text())["algorithm"]["advantage"] == "grpo"

@@ -59,7 +59,7 @@ def test_every_command_and_flag_is_there(generated):
 
 
 def test_every_key_of_verl_is_in_its_table(generated):
-    """Every key that a rule reads is in the table of what is translated, or in another one."""
+    """Every key that a rule reads or that is copied is in the table of what is translated, or in another one."""
     constants = {
         node.value
         for rules in (algorithm_rules, run_rules)
@@ -68,6 +68,7 @@ def test_every_key_of_verl_is_in_its_table(generated):
     }
     groups = "actor|rollout|data|algorithm|critic|trainer|ref|model|custom_reward_function|reward_model"
     keys = {text for text in constants if re.fullmatch(rf"(?:{groups})(?:\.[a-z_0-9]+)+", text)}
+    keys |= {*table.COPIED.values(), *table.COPIED_OR_NULL.values(), *table.FLAGS.values()}
     assert len(keys) > 60
     translated = {key for names in generated.verl_rows() for key in names.split(", ")}
     known = translated | settings(GRPOConfig).keys() | table.VERL_DEFAULTS.keys() | table.FILE_DEFAULTS.keys()

@@ -1,27 +1,33 @@
 """Translation of verl's algorithm keys: batches, rollouts, advantage, loss, KL, optimizers.
 
-A rule reads keys, sets ours with `Result.put`, naming the keys that they follow from, and refuses unsupported ones.
+A rule reads keys of verl, sets ours with the keys that they follow from, and refuses unsupported values.
 """
 
 from mindrlhf.algorithms.advantages import ADVANTAGES
 from mindrlhf.algorithms.losses import POLICY_LOSSES
-from mindrlhf.configs.verl.result import Keys, Result
+from mindrlhf.configs.verl.command import Keys
+from mindrlhf.configs.verl.result import Translation
 from mindrlhf.errors import UserError
 
 ADVANTAGE_NAMES = {"grpo_vectorized": "grpo", "rloo_vectorized": "rloo", "gdpo": "grpo"}
 LOSS_NAMES = {"vanilla": "clip", "clip-cov": "clip_cov", "kl-cov": "kl_cov"}
 ESTIMATORS = {"kl": "k1", "mse": "k2", "k3": "low_var_kl"}  # verl's k3 is clamped: our low_var_kl
+KL = {  # switch -> coefficient, estimator
+    "actor.use_kl_loss": ("actor.kl_loss_coef", "actor.kl_loss_type"),
+    "algorithm.use_kl_in_reward": ("algorithm.kl_ctrl.kl_coef", "algorithm.kl_penalty"),
+}
 DECAYS = ("constant", "linear", "cosine")
 DECAY_KEYS = ("warmup_style", "lr_scheduler_type", "lr_decay_style")
+OWN_OPTIONS = {"clip_cov": ("clip_cov_ratio", "clip_cov_lb", "clip_cov_ub"), "kl_cov": ("kl_cov_ratio", "ppo_kl_coef")}
 METRICS = ("acc", "score")
 WITHOUT_LIMIT = 1_000_000  # rounds of dynamic sampling
 
 
-def _batch(keys: Keys, result: Result) -> None:
+def _batch(keys: Keys, result: Translation) -> None:
     size = "data.train_batch_size"
     if keys.first("data.gen_batch_size") and keys("algorithm.filter_groups.enable") is not True:
         size = "data.gen_batch_size"  # what verl draws for a step; dynamic sampling takes train_batch_size of them
-        result.needless["data.train_batch_size"] = "data.gen_batch_size goes before it in verl"
+        result.judge("needless", "data.gen_batch_size goes before it in verl", "data.train_batch_size")
     prompts, mini = keys.number(size), keys.number("actor.ppo_mini_batch_size")
     if "actor.ppo_mini_batch_size" not in keys.given:
         mini = min(mini, prompts)
@@ -31,12 +37,9 @@ def _batch(keys: Keys, result: Result) -> None:
         )
     result.put("data.prompts_per_step", prompts, size)
     result.put("algorithm.updates_per_iteration", prompts // mini, size, "actor.ppo_mini_batch_size")
-    result.copy("algorithm.num_iterations", "actor.ppo_epochs")
-    result.copy("data.shuffle", "data.shuffle")
-    result.copy("seed", "data.seed")
 
 
-def _micro_batch(keys: Keys, result: Result) -> None:
+def _micro_batch(keys: Keys, result: Translation) -> None:
     """Translate verl's micro-batch size, in tokens or rows, by process."""
     ours = "train.max_tokens_per_micro_batch"
     dynamic = keys.among("actor.use_dynamic_bsz")
@@ -58,22 +61,17 @@ def _response_length(keys: Keys) -> str:
     return keys.first("rollout.response_length") or "data.max_response_length"
 
 
-def _rollout(keys: Keys, result: Result) -> None:
+def _rollout(keys: Keys, result: Translation) -> None:
     result.copy("rollout.max_new_tokens", _response_length(keys))
-    result.copy("rollout.num_generations", "rollout.n")
+    sampled = keys.among("rollout.do_sample")
     if keys("rollout.do_sample") is False:
-        result.put("rollout.temperature", 0.0, "rollout.do_sample")
+        result.put("rollout.temperature", 0.0, *sampled)
     else:
-        result.put(
-            "rollout.temperature", keys("rollout.temperature"), "rollout.temperature", *keys.among("rollout.do_sample")
-        )
-    result.copy("rollout.top_k", "rollout.top_k", lambda k: max(0, k))
-    for name in ("top_p", "repetition_penalty"):
-        result.copy(f"rollout.{name}", f"rollout.{name}", float)
-    result.copy("rollout.max_slots", "rollout.max_num_seqs")
+        result.put("rollout.temperature", keys("rollout.temperature"), "rollout.temperature", *sampled)
+    result.put("rollout.top_k", keys.positive("rollout.top_k") or 0, "rollout.top_k")
 
 
-def _advantage(keys: Keys, result: Result) -> None:
+def _advantage(keys: Keys, result: Translation) -> None:
     name = keys("algorithm.adv_estimator")
     ours = ADVANTAGE_NAMES.get(name, name)
     if ours not in ADVANTAGES:
@@ -86,12 +84,12 @@ def _advantage(keys: Keys, result: Result) -> None:
     if ours in ("grpo", "grpo_passk") and (by_std in keys.given or keys(by_std) is False):
         result.put("algorithm.advantage_std", "group" if keys(by_std) else "none", by_std)
     if ours in ("gae", "reinforce_plus_plus"):
-        result.copy("algorithm.gamma", "algorithm.gamma", float)
+        result.copy("algorithm.gamma", "algorithm.gamma")
     if ours == "gae":
-        result.copy("algorithm.lam", "algorithm.lam", float)
+        result.copy("algorithm.lam", "algorithm.lam")
 
 
-def _loss(keys: Keys, result: Result) -> None:
+def _loss(keys: Keys, result: Translation) -> None:
     mode = "actor.policy_loss.loss_mode"
     ours = LOSS_NAMES.get(keys(mode), keys(mode))
     if ours not in POLICY_LOSSES:
@@ -101,17 +99,14 @@ def _loss(keys: Keys, result: Result) -> None:
     if ours not in ("gpg", "sapo", "kl_cov"):
         for side in ("low", "high"):
             theirs = keys.first(f"actor.clip_ratio_{side}") or "actor.clip_ratio"
-            result.put(f"algorithm.epsilon_{side}", float(keys.number(theirs)), theirs)
+            result.copy(f"algorithm.epsilon_{side}", theirs)
     if ours == "clip":
-        result.copy("algorithm.dual_clip", "actor.clip_ratio_c", float)
+        result.copy("algorithm.dual_clip", "actor.clip_ratio_c")
     if ours == "sapo":
         for side, name in (("positive", "tau_pos"), ("negative", "tau_neg")):
-            theirs = keys.first(f"actor.{name}", f"actor.policy_loss.{name}")
-            if theirs:
-                result.copy(f"algorithm.tau_{side}", theirs, float)
-    own = {"clip_cov": ("clip_cov_ratio", "clip_cov_lb", "clip_cov_ub"), "kl_cov": ("kl_cov_ratio", "ppo_kl_coef")}
-    for option in own.get(ours, ()):
-        result.copy(f"algorithm.{option}", f"actor.policy_loss.{option}", float)
+            result.copy(f"algorithm.tau_{side}", keys.first(f"actor.{name}", f"actor.policy_loss.{name}"))
+    for option in OWN_OPTIONS.get(ours, ()):
+        result.copy(f"algorithm.{option}", f"actor.policy_loss.{option}")
     defined = POLICY_LOSSES[ours].aggregation
     if defined:
         result.put("algorithm.aggregation", defined, mode)
@@ -119,59 +114,43 @@ def _loss(keys: Keys, result: Result) -> None:
         result.put("algorithm.aggregation", "token-mean", "actor.use_token_level_loss")
     else:
         result.copy("algorithm.aggregation", "actor.loss_agg_mode")
-    result.copy("algorithm.aggregation_tokens", "actor.loss_scale_factor")
-    result.copy("algorithm.entropy_coef", "actor.entropy_coeff", float)
 
 
-def _kl(keys: Keys, result: Result) -> None:
-    places = {
-        "actor.use_kl_loss": ("actor.kl_loss_coef", "actor.kl_loss_type"),
-        "algorithm.use_kl_in_reward": ("algorithm.kl_ctrl.kl_coef", "algorithm.kl_penalty"),
-    }
-    on = [switch for switch, (coefficient, _) in places.items() if keys(switch) is True and keys.number(coefficient)]
+def _kl(keys: Keys, result: Translation) -> None:
+    on = [switch for switch, (coefficient, _) in KL.items() if keys(switch) is True and keys.number(coefficient)]
     if len(on) == 2:
         raise UserError(
             "--from-verl: actor.use_kl_loss and algorithm.use_kl_in_reward are both True, and the KL term is in one "
             "place here; set one of them to False."
         )
-    for switch in keys.among(*places):
+    for switch in keys.among(*KL):
         if keys(switch) is True and switch not in on:
-            result.put("algorithm.beta", 0.0, switch, places[switch][0])
+            result.put("algorithm.beta", 0.0, switch, KL[switch][0])
     if not on:
-        result.put("algorithm.beta", 0.0, *places)
+        result.put("algorithm.beta", 0.0, *KL)
         return
-    (switch,), (other,) = on, (name for name in places if name not in on)
-    coefficient, kind = places[switch]
-    result.put("algorithm.beta", float(keys.number(coefficient)), coefficient, switch)
-    result.copy("algorithm.kl_estimator", kind, _estimator)
-    result.put("algorithm.kl_in_reward", switch == "algorithm.use_kl_in_reward", switch, *keys.among(other))
-    if switch == "algorithm.use_kl_in_reward" and keys("algorithm.kl_ctrl.type") == "adaptive":
-        result.put(
-            "algorithm.kl_target",
-            float(keys.number("algorithm.kl_ctrl.target_kl")),
-            "algorithm.kl_ctrl.target_kl",
-            "algorithm.kl_ctrl.type",
-        )
-        result.copy("algorithm.kl_horizon", "algorithm.kl_ctrl.horizon", int)
+    (switch,), (other,) = on, (name for name in KL if name not in on)
+    in_reward = switch == "algorithm.use_kl_in_reward"
+    coefficient, kind = KL[switch]
+    result.put("algorithm.beta", keys.number(coefficient), coefficient, switch)
+    name = str(keys(kind))
+    plain = name.removesuffix("+")
+    result.put("algorithm.kl_estimator", ESTIMATORS.get(plain, plain) + name[len(plain) :], kind)
+    result.put("algorithm.kl_in_reward", in_reward, switch, *keys.among(other))
+    if in_reward and keys("algorithm.kl_ctrl.type") == "adaptive":
+        target = "algorithm.kl_ctrl.target_kl"
+        result.put("algorithm.kl_target", keys.number(target), target, "algorithm.kl_ctrl.type")
+        result.copy("algorithm.kl_horizon", "algorithm.kl_ctrl.horizon")
 
 
-def _estimator(name: str) -> str:
-    plain = str(name).removesuffix("+")
-    return ESTIMATORS.get(plain, plain) + "+" * str(name).endswith("+")
-
-
-def _optimizers(keys: Keys, result: Result) -> None:
-    _optimizer(keys, result, "actor", "optimizer")
-
-
-def _optimizer(keys: Keys, result: Result, theirs: str, ours: str) -> None:
+def _optimizer(keys: Keys, result: Translation, theirs: str = "actor", ours: str = "optimizer") -> None:
     rate = keys.number(f"{theirs}.optim.lr")
-    result.put(f"{ours}.lr", float(rate), f"{theirs}.optim.lr")
-    result.copy(f"{ours}.weight_decay", f"{theirs}.optim.weight_decay", float)
-    for place, name in enumerate(("beta1", "beta2")):
-        result.copy(f"{ours}.{name}", f"{theirs}.optim.betas", lambda betas, place=place: float(betas[place]))
+    result.put(f"{ours}.lr", rate, f"{theirs}.optim.lr")
+    result.copy(f"{ours}.weight_decay", f"{theirs}.optim.weight_decay")
+    for name, beta in zip(("beta1", "beta2"), keys(f"{theirs}.optim.betas"), strict=False):
+        result.put(f"{ours}.{name}", beta, f"{theirs}.optim.betas")
     norm = keys.first(f"{theirs}.optim.clip_grad", f"{theirs}.optim.grad_clip") or f"{theirs}.grad_clip"
-    result.copy(f"{ours}.max_grad_norm", norm, float)
+    result.copy(f"{ours}.max_grad_norm", norm)
     _warm_up(keys, result, theirs, ours)
     style = keys.first(*(f"{theirs}.optim.{name}" for name in DECAY_KEYS))
     if style and keys(style) in DECAYS:
@@ -179,12 +158,12 @@ def _optimizer(keys: Keys, result: Result, theirs: str, ours: str) -> None:
     elif style:
         result.refused[style] = f"optimizer.lr_decay is one of {', '.join(DECAYS)}"
     if keys(f"{theirs}.optim.min_lr") is not None:
-        result.copy(f"{ours}.min_lr", f"{theirs}.optim.min_lr", float)
+        result.copy(f"{ours}.min_lr", f"{theirs}.optim.min_lr")
     else:
-        result.copy(f"{ours}.min_lr", f"{theirs}.optim.min_lr_ratio", lambda ratio: float(ratio * rate))
+        result.copy(f"{ours}.min_lr", f"{theirs}.optim.min_lr_ratio", lambda share: share * rate)
 
 
-def _warm_up(keys: Keys, result: Result, theirs: str, ours: str) -> None:
+def _warm_up(keys: Keys, result: Translation, theirs: str, ours: str) -> None:
     steps, share = f"{theirs}.optim.lr_warmup_steps", f"{theirs}.optim.lr_warmup_steps_ratio"
     if keys.positive(steps):
         result.copy(f"{ours}.warmup_steps", steps)
@@ -198,23 +177,22 @@ def _warm_up(keys: Keys, result: Result, theirs: str, ours: str) -> None:
         result.put(f"{ours}.warmup_steps", int(keys(share) * keys(total)), share, total)
 
 
-def _critic(keys: Keys, result: Result) -> None:
+def _critic(keys: Keys, result: Translation) -> None:
     if keys("algorithm.adv_estimator") != "gae":
-        for name in [*keys.below("critic"), *keys.among("trainer.critic_warmup")]:
-            result.needless[name] = "only the estimator gae has a critic"
+        result.judge("needless", "only the estimator gae has a critic", *keys.below("critic"), "trainer.critic_warmup")
         return
     _optimizer(keys, result, "critic", "critic.optimizer")
-    result.copy("critic.value_clip", "critic.cliprange_value", float)
+    result.copy("critic.value_clip", "critic.cliprange_value")
     result.copy("critic.warmup_steps", "trainer.critic_warmup")
     result.copy_flag("load_critic_checkpoint", "critic.model.path")
     for name in ("ppo_mini_batch_size", "ppo_epochs", "loss_agg_mode"):
-        if keys.first(f"critic.{name}"):
-            if keys(f"critic.{name}") != keys(f"actor.{name}"):
-                result.refused[f"critic.{name}"] = f"the critic has the actor's, {keys(f'actor.{name}')}"
-            result.needless[f"critic.{name}"] = "the critic has the actor's"
+        right = keys(f"actor.{name}")
+        if keys.first(f"critic.{name}") and keys(f"critic.{name}") != right:
+            result.refused[f"critic.{name}"] = f"the critic has the actor's, {right}"
+        result.judge("needless", "the critic has the actor's", f"critic.{name}")
 
 
-def _dapo(keys: Keys, result: Result) -> None:
+def _dapo(keys: Keys, result: Translation) -> None:
     groups = "algorithm.filter_groups"
     if keys(f"{groups}.enable") is not True:
         return
@@ -229,7 +207,7 @@ def _dapo(keys: Keys, result: Result) -> None:
         result.refused[metric] = f"groups are compared by {' or '.join(METRICS)}, without the overlong punishment"
 
 
-def _correction(keys: Keys, result: Result) -> None:
+def _correction(keys: Keys, result: Translation) -> None:
     group = "algorithm.rollout_correction"
     level, sampling = keys(f"{group}.rollout_is"), keys(f"{group}.rollout_rs")
     cap = keys.positive("actor.tis_imp_ratio_cap")
@@ -253,7 +231,7 @@ def _correction(keys: Keys, result: Result) -> None:
         result.refused[f"{group}.rollout_is"] = "rollout_correction.level is token or sequence"
     elif cap:
         result.put("rollout_correction.level", "token", "actor.tis_imp_ratio_cap")
-        result.put("rollout_correction.upper", float(cap), "actor.tis_imp_ratio_cap")
+        result.put("rollout_correction.upper", cap, "actor.tis_imp_ratio_cap")
 
 
 def _bound(text: str, name: str) -> float:
@@ -263,4 +241,4 @@ def _bound(text: str, name: str) -> float:
         raise UserError(f"--from-verl: {name} is {text!r}, and should be a number, or two with _ between.") from None
 
 
-RULES = (_batch, _micro_batch, _rollout, _advantage, _loss, _kl, _optimizers, _critic, _dapo, _correction)
+RULES = (_batch, _micro_batch, _rollout, _advantage, _loss, _kl, _optimizer, _critic, _dapo, _correction)

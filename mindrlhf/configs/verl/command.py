@@ -7,6 +7,7 @@ keys beneath the others (Hydra's `.hydra/config.yaml`, for example).
 import re
 import shlex
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,23 +22,48 @@ CONFIG_FLAGS = ("--config-name", "-cn", "--config-path", "-cp", "--config-dir", 
 OWN_CONFIG = re.compile(r"\w*(ppo|dapo)_(\w+_)?trainer(\.ya?ml)?")  # verl's own, whose defaults are known
 ENVIRONMENT = re.compile(r"[A-Z_][A-Z0-9_]*")
 WORDS = {"null": None, "true": True, "false": False}
-INTEGER = re.compile(r"[+-]?\d[\d_]*")
-FLOAT = re.compile(r"[+-]?(\d[\d_]*\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?(inf|nan)", re.IGNORECASE)
 REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 
 
 @dataclass(frozen=True)
-class Command:
-    """Keys of a verl command line, without POLICY.
+class Keys:
+    """Keys of a verl command line, without POLICY, with their values or verl's defaults.
 
     given: key -> value. from_files: the keys of them that a YAML file gave.
     """
 
     given: Mapping[str, Any]
-    from_files: frozenset[str]
+    from_files: frozenset[str] = frozenset()
+
+    def __call__(self, name: str) -> Any:
+        """Return the value, verl's default, or None."""
+        return self.given.get(name, VERL_DEFAULTS.get(name))
+
+    def number(self, name: str) -> float | int:
+        """Return the value. Raises UserError for one that is no number."""
+        value = self(name)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise UserError(f"--from-verl: {name} is {value!r}, and should be a number.")
+        return value
+
+    def positive(self, name: str) -> float | int | None:
+        """Return a number above 0; None for null, -1 and 0, which switch off."""
+        return None if self(name) is None or self.number(name) <= 0 else self.number(name)
+
+    def first(self, *names: str) -> str | None:
+        """Find the first of these keys that has a value."""
+        return next((name for name in names if self.given.get(name) not in (None, "")), None)
+
+    def among(self, *names: str) -> list[str]:
+        """Select the given ones of some keys."""
+        return [name for name in names if name in self.given]
+
+    def below(self, group: str) -> list[str]:
+        """Select the given keys of a group."""
+        return [name for name in self.given if name.startswith(f"{group}.")]
 
 
-def read_command(text: str) -> Command:
+def read_command(text: str) -> Keys:
     """Read the keys of a command line; words of another form are ignored.
 
     Raises UserError for a shell variable that was not expanded, a value or file that cannot be read, and a
@@ -55,15 +81,15 @@ def read_command(text: str) -> Command:
         if word.startswith("-") or ENVIRONMENT.fullmatch(name):
             continue
         if word.startswith("~"):
-            given.pop(key, None)
-            filed.pop(key, None)
+            for keys in (given, filed):
+                keys.pop(key, None)
         elif equals:
             given[key] = _value(name, value, filed | given)
         elif word.endswith(YAML_SUFFIXES):
             filed.update(_asked(read_yaml(word).values))
     if not given and not filed:
         raise UserError("--from-verl: there is no key=value in it; give the arguments of verl's main_ppo.")
-    return Command(filed | given, frozenset(filed.keys() - given.keys()))
+    return Keys(filed | given, frozenset(filed.keys() - given.keys()))
 
 
 def _without_config_flags(words: list[str]) -> Iterator[str]:
@@ -93,18 +119,17 @@ def _asked(group: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield from _asked(value, f"{key}.")
             continue
         follows = isinstance(value, str) and ("${" in value or value == "???")
-        defaults = [table[key] for table in (VERL_DEFAULTS, FILE_DEFAULTS) if key in table]
-        if value is not None and not follows and value not in defaults and name != "_target_":
+        default = (VERL_DEFAULTS | FILE_DEFAULTS).get(key)
+        if value not in (None, default) and not follows and name != "_target_":
             yield key, value
 
 
 def _value(name: str, text: str, given: Mapping[str, Any]) -> Any:
     """Parse a value as Hydra does: only true, false and null are special words."""
+    known = VERL_DEFAULTS | given
     found = REFERENCE.fullmatch(text)
-    if found:
-        key = found[1].removeprefix(POLICY)
-        if key in given or key in VERL_DEFAULTS:
-            return given.get(key, VERL_DEFAULTS.get(key))
+    if found and (key := found[1].removeprefix(POLICY)) in known:
+        return known[key]
     text = REFERENCE.sub(lambda part: str(given.get(part[1].removeprefix(POLICY), part[0])), text)
     if "$" in text:
         raise UserError(f"--from-verl: {name}={text} holds a shell variable; give its value.")
@@ -119,6 +144,7 @@ def _value(name: str, text: str, given: Mapping[str, Any]) -> Any:
         return text[1:-1]
     if text.lower() in WORDS:
         return WORDS[text.lower()]
-    if INTEGER.fullmatch(text) and len(text) < 100:
-        return int(text)
-    return float(text) if FLOAT.fullmatch(text) else text
+    for kind in (int, float) if len(text) < 100 else (float,):
+        with suppress(ValueError):
+            return kind(text)
+    return text

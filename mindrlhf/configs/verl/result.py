@@ -1,4 +1,4 @@
-"""Input and output of the translation rules: verl's keys and our settings."""
+"""Output of the translation rules: our settings, and the place of every key of verl."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -7,72 +7,41 @@ from typing import Any
 
 import yaml
 
-from mindrlhf.configs.verl.table import VERL_DEFAULTS
-from mindrlhf.errors import UserError
-
-
-@dataclass(frozen=True)
-class Keys:
-    """verl's keys with their given values, or the defaults."""
-
-    given: Mapping[str, Any]
-
-    def __call__(self, name: str) -> Any:
-        """Return the value, verl's default, or None."""
-        return self.given.get(name, VERL_DEFAULTS.get(name))
-
-    def number(self, name: str) -> float | int:
-        value = self(name)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise UserError(f"--from-verl: {name} is {value!r}, and should be a number.")
-        return value
-
-    def positive(self, name: str) -> float | int | None:
-        """Return a number above 0; None for null, -1 and 0, which switch off."""
-        return None if self(name) is None or self.number(name) <= 0 else self.number(name)
-
-    def first(self, *names: str) -> str | None:
-        """Find the first of these keys that has a value."""
-        return next((name for name in names if self.given.get(name) not in (None, "")), None)
-
-    def among(self, *names: str) -> list[str]:
-        """Select the given ones of some keys."""
-        return [name for name in names if name in self.given]
-
-    def below(self, *groups: str) -> list[str]:
-        """Select the given keys of groups."""
-        return [name for name in self.given if name.startswith(tuple(f"{group}." for group in groups))]
-
-    def source(self, name: str) -> str:
-        """Format `name=value`, and mark a default."""
-        return f"{name}={self(name)}" + ("" if name in self.given else " (verl's default)")
+from mindrlhf.configs.verl.command import Keys
 
 
 @dataclass
-class Result:
-    """Output of the rules.
+class Translation:
+    """A verl command line as settings of this suite.
 
-    overrides, flags, sources, commands: as in `translation.Translation`. used: the keys that overrides and flags follow
-    from. needless, elsewhere, refused: key -> words, of keys that a rule judges by their value.
+    Every key that it gives is in one of used, elsewhere, needless and unknown.
+    overrides: `group.key=value` each, for `load_grpo_config`.
+    flags: flag of `mindrlhf train`, without dashes -> value; a flag that is given goes before it.
+    sources: (ours, theirs) for people, one for each override and flag. used: verl's keys in them.
+    commands: commands that make the datasets that a flag or a setting names.
+    elsewhere: key -> its place. needless: key -> why it is needless. unknown: key of a file -> the nearest one.
+    refused: key -> why it is refused. judged: key -> arguments of `judge`.
     """
 
     keys: Keys
     overrides: list[str] = field(default_factory=list)
     flags: dict[str, str] = field(default_factory=dict)
     sources: list[tuple[str, str]] = field(default_factory=list)
-    commands: list[str] = field(default_factory=list)
     used: set[str] = field(default_factory=set)
-    needless: dict[str, str] = field(default_factory=dict)
+    commands: list[str] = field(default_factory=list)
     elsewhere: dict[str, str] = field(default_factory=dict)
+    needless: dict[str, str] = field(default_factory=dict)
+    unknown: dict[str, str] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
+    judged: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     def put(self, ours: str, value: Any, *theirs: str) -> None:
         """Set our key. theirs: the keys of verl that it follows from."""
         text = yaml.safe_dump(value, default_flow_style=True, width=1000).removesuffix("...\n").strip()
         self.overrides.append(f"{ours}={text}")
-        self._follows(f"{ours}={text}", *theirs)
+        self._follows(self.overrides[-1], *theirs)
 
-    def copy(self, ours: str, theirs: str, change: Callable[[Any], Any] = lambda value: value) -> None:
+    def copy(self, ours: str, theirs: str | None, change: Callable[[Any], Any] = lambda value: value) -> None:
         """Set our key if verl's key has a value; see `put`."""
         value = self.keys(theirs)
         if value is not None:
@@ -84,10 +53,39 @@ class Result:
         self._follows(f"--{name} {self.flags[name]}", theirs)
 
     def copy_flag(self, name: str, theirs: str) -> None:
-        """Set a flag if verl's key has a value; see `flag`."""
+        """Set a flag if verl's key has a value."""
         if self.keys(theirs):
             self.flag(name, str(self.keys(theirs)), theirs)
 
+    def judge(self, place: str, words: str, *theirs: str) -> None:
+        """Note where keys end without a setting: `elsewhere` or `needless`."""
+        self.judged.update(dict.fromkeys(theirs, (place, words)))
+
     def _follows(self, ours: str, *theirs: str) -> None:
         self.used.update(theirs)
-        self.sources.append((ours, ", ".join(self.keys.source(name) for name in theirs)))
+        shown = [f"{key}={self.keys(key)}" + " (verl's default)" * (key not in self.keys.given) for key in theirs]
+        self.sources.append((ours, ", ".join(shown)))
+
+    def __str__(self) -> str:
+        width = max(len(ours) for ours, _ in self.sources)
+        parts = {
+            "": [f"{ours:<{width}}  {theirs}" for ours, theirs in self.sources],
+            ", datasets to make before the run": self.commands,
+            ", done elsewhere": self._by_words(self.elsewhere),
+            ", needless here": self._by_words(self.needless),
+            ", unknown": [*self.unknown.values()],
+        }
+        titled = [[f"from verl{title}:", *(f"  {line}" for line in lines)] for title, lines in parts.items() if lines]
+        return "\n".join(line for lines in titled for line in lines)
+
+    def _by_words(self, table: Mapping[str, str]) -> list[str]:
+        """Format `words: key=value, key=value`; keys of a file are counted only."""
+        lines = []
+        for words in dict.fromkeys(table.values()):
+            keys = [key for key, found in table.items() if found == words]
+            shown = [f"{key}={self.keys(key)}" for key in keys if key not in self.keys.from_files]
+            counted = len(keys) - len(shown)
+            if counted:
+                shown.append(f"{counted} keys of the file" if counted > 1 else "a key of the file")
+            lines.append(f"{words}: {', '.join(shown)}")
+        return lines

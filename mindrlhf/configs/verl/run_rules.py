@@ -1,6 +1,6 @@
 """Translation of verl's run keys: data, validation, rewards, checkpoints, models, metrics.
 
-A rule reads keys, sets ours with `Result.put`, naming the keys that they follow from, and refuses unsupported ones.
+A rule reads keys of verl, sets ours with the keys that they follow from, and refuses unsupported values.
 """
 
 import os
@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any, get_args
 
 from mindrlhf.configs.tracking import Logger
-from mindrlhf.configs.verl.result import Keys, Result
+from mindrlhf.configs.verl.command import Keys
+from mindrlhf.configs.verl.result import Translation
 
 LOGGERS = {"file": "jsonl"}
 TRUNCATIONS = ("error", "left", "right")
 DATASET = ".mindrecord"
 
 
-def _data(keys: Keys, result: Result) -> None:
+def _data(keys: Keys, result: Translation) -> None:
     truncation = keys("data.truncation")
     if keys("data.filter_overlong_prompts") is True:
         truncation = "drop"
@@ -41,35 +42,29 @@ def _data(keys: Keys, result: Result) -> None:
                 f"mindrlhf data --file_path {shlex.join(files)} --dataset_type verl --output_path "
                 f"{shlex.quote(dataset)} --tokenizer_path {shlex.quote(tokenizer)} {options}"
             )
-    for name in ("max_prompt_length", "truncation", "filter_overlong_prompts", "prompt_key"):
-        result.elsewhere[f"data.{name}"] = f"{options} of `mindrlhf data`"
+    names = ("max_prompt_length", "truncation", "filter_overlong_prompts", "prompt_key")
+    result.judge("elsewhere", f"{options} of `mindrlhf data`", *(f"data.{name}" for name in names))
 
 
 def _dataset(files: list[str]) -> str:
     """Name the MindRecord for files of problems: same folder, same name."""
     stems = list(dict.fromkeys(Path(name).stem for name in files))
-    folder = (
-        Path(files[0]).parent if len(files) == 1 else Path(os.path.commonpath([Path(name).parent for name in files]))
-    )
-    return str(folder / f"{'_'.join(stems)}{DATASET}")
+    folder = os.path.commonpath([Path(name).parent for name in files])
+    return str(Path(folder, f"{'_'.join(stems)}{DATASET}"))
 
 
-def _validation(keys: Keys, result: Result) -> None:
+def _validation(keys: Keys, result: Translation) -> None:
     group = "rollout.val_kwargs"
-    result.copy("validation.num_generations", f"{group}.n")
     sampled = keys.among(f"{group}.do_sample")
     if keys(f"{group}.do_sample") is False:
         result.put("validation.temperature", 0.0, *sampled)
     elif keys.first(f"{group}.temperature"):
-        temperature = float(keys.number(f"{group}.temperature"))
-        result.put("validation.temperature", temperature, f"{group}.temperature", *sampled)
-    result.copy("validation.top_k", f"{group}.top_k", lambda k: max(0, k))
-    result.copy("validation.top_p", f"{group}.top_p", float)
-    if keys.given.get("data.val_max_samples") is not None:
-        result.put("validation.limit", keys.positive("data.val_max_samples"), "data.val_max_samples")
+        result.put("validation.temperature", keys(f"{group}.temperature"), f"{group}.temperature", *sampled)
+    if keys.among(f"{group}.top_k"):
+        result.put("validation.top_k", keys.positive(f"{group}.top_k") or 0, f"{group}.top_k")
 
 
-def _reward(keys: Keys, result: Result) -> None:
+def _reward(keys: Keys, result: Translation) -> None:
     for buffer in (
         "reward_model.overlong_buffer",
         "custom_reward_function.overlong_buffer",
@@ -79,13 +74,10 @@ def _reward(keys: Keys, result: Result) -> None:
         if keys(f"{buffer}.enable") is True:
             factor = keys(f"{buffer}.penalty_factor")
             used = keys.among(f"{buffer}.penalty_factor")
-            result.put("reward.overlong_factor", float(1.0 if factor is None else factor), f"{buffer}.enable", *used)
+            result.put("reward.overlong_factor", 1.0 if factor is None else factor, f"{buffer}.enable", *used)
             result.copy("reward.overlong_buffer", f"{buffer}.len")
-        if keys.among(f"{buffer}.log"):
-            result.needless[f"{buffer}.log"] = "the punishment is always a metric of its own"
-    workers = keys.first("reward.num_workers", "reward_model.num_workers")
-    if workers:
-        result.copy("reward.workers", workers)
+        result.judge("needless", "the punishment is always a metric of its own", f"{buffer}.log")
+    result.copy("reward.workers", keys.first("reward.num_workers", "reward_model.num_workers"))
     for group in ("reward.custom_reward_function", "custom_reward_function"):
         path = keys.first(f"{group}.path")
         if path:
@@ -99,7 +91,7 @@ def _reward(keys: Keys, result: Result) -> None:
     result.sources.append(("reward.functions", "as set here; verl has a rule of its own for each data_source"))
 
 
-def _memory(keys: Keys, result: Result) -> None:
+def _memory(keys: Keys, result: Translation) -> None:
     names = [
         name
         for name in keys.below("actor")
@@ -109,10 +101,7 @@ def _memory(keys: Keys, result: Result) -> None:
         result.put("memory.swap", any(keys(name) for name in names), *names)
 
 
-def _trainer(keys: Keys, result: Result) -> None:
-    if keys.given.get("trainer.total_training_steps") is not None:
-        result.put("trainer.total_steps", keys.positive("trainer.total_training_steps"), "trainer.total_training_steps")
-    result.copy("trainer.epochs", "trainer.total_epochs")
+def _trainer(keys: Keys, result: Translation) -> None:
     if keys.first("trainer.logger"):
         given = keys("trainer.logger")
         names = {LOGGERS.get(name, name) for name in ([given] if isinstance(given, str) else given)}
@@ -122,37 +111,19 @@ def _trainer(keys: Keys, result: Result) -> None:
         if missing:
             ours, theirs = result.sources.pop()
             result.sources.append((ours, f"{theirs} (not here: {', '.join(missing)}; jsonl has the same metrics)"))
-    for name in keys.among("trainer.project_name", "trainer.experiment_name"):
+    for name in ("trainer.project_name", "trainer.experiment_name"):
         result.copy(name, name, str)
     if keys("trainer.rollout_data_dir"):
         result.put("trainer.save_rollouts", True, "trainer.rollout_data_dir")
-    if "trainer.test_freq" in keys.given:
-        result.put("trainer.test_freq", keys.positive("trainer.test_freq"), "trainer.test_freq")
-    for name in keys.among("trainer.val_before_train", "trainer.val_only"):
-        result.copy(name, name, bool)
 
 
-def _checkpoints(keys: Keys, result: Result) -> None:
-    frequency = keys.positive("trainer.save_freq")
-    if "trainer.save_freq" in keys.given:
-        result.put("trainer.save_freq", frequency, "trainer.save_freq")
-    if frequency or "trainer.max_actor_ckpt_to_keep" in keys.given:
-        kept = keys.positive("trainer.max_actor_ckpt_to_keep")
-        result.put("trainer.save_max_ckpt_num", kept, "trainer.max_actor_ckpt_to_keep")
-    result.copy("trainer.async_save", "actor.checkpoint.async_save")
-    mode = keys("trainer.resume_mode")
-    result.put("trainer.resume_mode", mode, "trainer.resume_mode")
-    if mode == "resume_path":
+def _checkpoints(keys: Keys, result: Translation) -> None:
+    kept = "trainer.max_actor_ckpt_to_keep"
+    if keys.positive("trainer.save_freq") or kept in keys.given:
+        result.put("trainer.save_max_ckpt_num", keys.positive(kept), kept)
+    if keys("trainer.resume_mode") == "resume_path":
         result.copy("trainer.resume_from_path", "trainer.resume_from_path", lambda path: os.path.expanduser(str(path)))
-    result.copy_flag("save_ckpt_dir", "trainer.default_local_dir")
+    result.copy_flag("tokenizer_path", keys.first("data.tokenizer", "model.tokenizer_path"))
 
 
-def _models(keys: Keys, result: Result) -> None:
-    result.copy_flag("load_sft_checkpoint_infer", "model.path")
-    result.copy_flag("load_ref_checkpoint", "ref.model.path")
-    tokenizer = keys.first("data.tokenizer", "model.tokenizer_path")
-    if tokenizer:
-        result.copy_flag("tokenizer_path", tokenizer)
-
-
-RULES = (_data, _validation, _reward, _memory, _trainer, _checkpoints, _models)
+RULES = (_data, _validation, _reward, _memory, _trainer, _checkpoints)

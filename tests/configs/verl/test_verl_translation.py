@@ -66,10 +66,10 @@ def test_a_grpo_command():
     }
     assert translation.elsewhere.keys() == {"data.max_prompt_length", "trainer.n_gpus_per_node"}
     assert translation.needless.keys() == {"rollout.name"}
-    assert translation.commands == (
+    assert translation.commands == [
         "mindrlhf data --file_path train.parquet --dataset_type verl --output_path train.mindrecord "
         "--tokenizer_path models/Qwen2.5-7B --max_prompt_length 256 --truncation error",
-    )
+    ]
 
 
 def test_what_is_left_out_is_verls_default():
