@@ -5,9 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
-
-from mindrlhf.configs.yaml_file import KeyPath, Layer, dotted, parse_value
+from mindrlhf.configs.yaml_file import NOT_YAML, KeyPath, Layer, dotted, parse
 from mindrlhf.errors import UserError
 
 COMMAND_LINE = "command line"
@@ -44,14 +42,14 @@ class Layered:
 
         Without one it is that of the nearest group above.
         """
-        best, depth = self.layers[-1], 0
+        found = []
         for layer in reversed(self.layers):
-            reached, hides = _reach(layer.values, path)
-            if reached > depth:
-                best, depth = layer, reached
-            if reached == len(path) or hides:
+            depth, hides = _reach(layer.values, path)
+            found.append((depth, layer))
+            if hides:
                 break
-        return best.where(path[:depth])
+        depth, layer = max(found, key=lambda one: one[0])
+        return layer.where(path[:depth])
 
 
 def merge(layers: Iterable[Layer], overrides: Iterable[str] = ()) -> Layered:
@@ -67,8 +65,7 @@ def merge(layers: Iterable[Layer], overrides: Iterable[str] = ()) -> Layered:
     values = copy.deepcopy(values)
     for text in overrides:
         path, value = parse_override(text)
-        placed = _put(values, path, value)
-        for part in reversed(placed):
+        for part in reversed(_put(values, path, value)):
             value = {part: value}
         kept.append(Layer(COMMAND_LINE, value))
     return Layered(values, tuple(kept))
@@ -84,8 +81,8 @@ def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
     if not equals or not all(path):
         raise UserError(f"{COMMAND_LINE}: override {text!r} cannot be read; write group.key=value.")
     try:
-        return path, parse_value(raw)
-    except (yaml.YAMLError, ValueError, RecursionError):
+        return path, parse(raw)[0]
+    except NOT_YAML:
         raise UserError(
             f"{COMMAND_LINE}: the value of override {text!r} is not valid YAML; put text with special signs in quotes."
         ) from None
@@ -97,38 +94,32 @@ def _put(values: dict[str, Any], path: tuple[str, ...], value: Any) -> KeyPath:
     Returns the path, list indices as numbers.
     """
     target: Any = values
-    placed: KeyPath = ()
-    for depth, name in enumerate(path):
-        if isinstance(target, list):
-            part: str | int = _index(target, name, path, depth)
-            if part == len(target):
-                target.append({})
-        elif isinstance(target, dict):
-            part = name
-        else:
+    placed: list[str | int] = []
+    for depth, name in enumerate(path, 1):
+        whole, above = dotted(path), dotted(path[: depth - 1])
+        part: str | int = name
+        if isinstance(target, dict):
+            target.setdefault(part)
+        elif not isinstance(target, list):
             raise UserError(
-                f"{COMMAND_LINE}: override {dotted(path)} goes into {dotted(path[:depth])}, which is a value and no "
-                f"group; write {dotted(path[:depth])}=value."
+                f"{COMMAND_LINE}: override {whole} goes into {above}, which is a value and no group; write "
+                f"{above}=value."
             )
-        placed = (*placed, part)
-        if depth == len(path) - 1:
-            target[part] = value
-        elif isinstance(target, dict):
-            if target.get(part) is None:
-                target[part] = {}
-            target = target[part]
+        elif not name.isdecimal() or int(name) > len(target):
+            raise UserError(
+                f"{COMMAND_LINE}: override {whole} has {name!r} where {above} is a list of {len(target)}; give an "
+                f"index from 0 to {len(target)} ({len(target)} appends)."
+            )
         else:
-            target = target[part]
-    return placed
-
-
-def _index(target: list, name: str, path: tuple[str, ...], depth: int) -> int:
-    if not name.isdecimal() or int(name) > len(target):
-        raise UserError(
-            f"{COMMAND_LINE}: override {dotted(path)} has {name!r} where {dotted(path[:depth])} is a list of "
-            f"{len(target)}; give an index from 0 to {len(target)} ({len(target)} appends)."
-        )
-    return int(name)
+            part = int(name)
+            target += [None] * (part == len(target))
+        placed.append(part)
+        if depth == len(path):
+            target[part] = value
+        elif target[part] is None:
+            target[part] = {}
+        target = target[part]
+    return tuple(placed)
 
 
 def _reach(values: Any, path: KeyPath) -> tuple[int, bool]:

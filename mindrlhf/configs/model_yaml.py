@@ -9,7 +9,8 @@ import difflib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from types import MappingProxyType
+from typing import Any, Literal, NoReturn, TypeVar
 
 from pydantic import Field
 
@@ -27,6 +28,7 @@ from mindrlhf.configs.yaml_file import KeyPath, dotted, read_chain
 from mindrlhf.errors import UserError
 
 Group = TypeVar("Group", bound=Settings)
+NONE = MappingProxyType({})
 
 
 class ParallelSettings(Settings):
@@ -76,11 +78,10 @@ class ContextSettings(Settings):
 
 
 ASCEND_KEYS = ("device_id", "max_device_memory", "jit_level")
-TRAINING_KEYS = (
-    "micro_batch_num",
-    "gradient_aggregation_group",
-    "enable_parallel_optimizer",
-)
+TRAINING_KEYS = ("micro_batch_num", "gradient_aggregation_group", "enable_parallel_optimizer")
+# Groups of a model YAML that are ours, and those of MindRLHF's grpo_config.yaml.
+OWN_GROUPS = ("model", "parallel_config", "recompute_config", "context")
+MINDRLHF_GROUPS = ("rl_config", "actor_config", "ref_config", "reward_config", "generate_config")
 
 
 class ModelYaml(Settings):
@@ -125,43 +126,34 @@ def load_model_yaml(path: str | Path, overrides: Sequence[str] = ()) -> ModelYam
     """
     reader = _Reader(merge(read_chain(path), overrides), str(path))
     reader.check_kind()
-    model = reader.group(ModelSettings, ("model", "model_config"), keys.MODEL_UNUSED, SPELLINGS, keys.MODEL_FIXED)
-    parallel = reader.group(
-        ParallelSettings,
-        ("parallel_config",),
-        keys.PARALLEL_UNUSED,
-        borrowed={"enable_parallel_optimizer": ("parallel", "enable_parallel_optimizer")},
-    )
-    recompute = reader.group(RecomputeSettings, ("recompute_config",), keys.RECOMPUTE_UNUSED)
-    context = reader.group(
-        ContextSettings,
-        ("context",),
-        keys.CONTEXT_UNUSED,
-        borrowed={"jit_level": ("context", "jit_config", "jit_level")},
-    )
+    groups = {
+        "model": reader.group(ModelSettings, ("model", "model_config"), keys.MODEL_UNUSED, SPELLINGS, keys.MODEL_FIXED),
+        "parallel": reader.group(
+            ParallelSettings,
+            ("parallel_config",),
+            keys.PARALLEL_UNUSED,
+            elsewhere=(("parallel",), "enable_parallel_optimizer"),
+        ),
+        "recompute": reader.group(RecomputeSettings, ("recompute_config",), keys.RECOMPUTE_UNUSED),
+        "context": reader.group(
+            ContextSettings, ("context",), keys.CONTEXT_UNUSED, elsewhere=(("context", "jit_config"), "jit_level")
+        ),
+    }
     reader.rest()
-    return ModelYaml(
-        path=str(path),
-        model=model,
-        parallel=parallel,
-        recompute=recompute,
-        context=context,
-        unused=tuple(reader.unused),
-    )
-
-
-# Groups of MindRLHF's grpo_config.yaml.
-MINDRLHF_GROUPS = ("rl_config", "actor_config", "ref_config", "reward_config", "generate_config")
-OWN_GROUPS = ("model", "parallel_config", "recompute_config", "context")
+    return ModelYaml(path=str(path), **groups, unused=tuple(reader.unused))
 
 
 @dataclass
 class _Reader:
-    """Takes typed groups out of a merged YAML, collecting what is left over."""
+    """Reader of typed groups out of a merged YAML; it collects unused keys."""
 
     layered: Layered
     path: str
     unused: list[str] = field(default_factory=list)
+
+    def refuse(self, place: KeyPath, words: str) -> NoReturn:
+        """Raise UserError for the key at `place`."""
+        raise UserError(f"{self.layered.where(place)}: {words}")
 
     def mapping(self, path: KeyPath) -> Mapping[str, Any]:
         """Find the group at `path`; empty where it is absent or null."""
@@ -171,10 +163,7 @@ class _Reader:
             if values is None:
                 return {}
             if not isinstance(values, Mapping):
-                here = path[:depth]
-                raise UserError(
-                    f"{self.layered.where(here)}: {dotted(here)} is {brief(values)}, and must be a group of keys."
-                )
+                self.refuse(path[:depth], f"{dotted(path[:depth])} is {brief(values)}, and must be a group of keys.")
         return values
 
     def check_kind(self) -> None:
@@ -182,11 +171,11 @@ class _Reader:
         top = self.layered.values
         for key in MINDRLHF_GROUPS:
             if key in top:
-                raise UserError(
-                    f"{self.layered.where((key,))}: {key}: this is MindRLHF's file of GRPO settings and no model YAML; "
-                    "give the model YAMLs that it names (actor_config.model_config with --sft_path_train, "
-                    "generate_config.model_config with --sft_path_infer), and its settings by their names here with "
-                    "--grpo_config."
+                self.refuse(
+                    (key,),
+                    f"{key}: this is MindRLHF's file of GRPO settings and no model YAML; give the model YAMLs that it "
+                    "names (actor_config.model_config with --sft_path_train, generate_config.model_config with "
+                    "--sft_path_infer), and its settings by their names here with --grpo_config.",
                 )
         settings = self.mapping(("model", "model_config"))
         sign = sign_of_another(settings)
@@ -202,61 +191,49 @@ class _Reader:
         settings: type[Group],
         path: KeyPath,
         unused: Collection[str],
-        spellings: Mapping[str, str] | None = None,
-        fixed: Mapping[str, Collection[Any]] | None = None,
-        borrowed: Mapping[str, KeyPath] | None = None,
+        spellings: Mapping[str, str] = NONE,
+        fixed: Mapping[str, Collection[Any]] = NONE,
+        elsewhere: tuple[KeyPath, str] = ((), ""),
     ) -> Group:
-        """One typed group.
+        """Read one typed group.
 
-        unused: keys that MindFormers knows and that have no effect here.
-        spellings: other name -> field.
+        unused: keys that MindFormers knows and that have no effect here. spellings: other name -> field.
         fixed: key -> the only values that keep this suite's meaning.
-        borrowed: fields that MindFormers keeps elsewhere (outside the group, or in a group within) -> where.
+        elsewhere: (group, field) of a field that MindFormers keeps in another group, or in a group within, whose other
+        keys are unused.
         """
-        spellings, fixed, borrowed = spellings or {}, fixed or {}, borrowed or {}
-        own = set(settings.model_fields) - set(borrowed)
+        other, moved = elsewhere
+        own = settings.model_fields.keys() - {moved}
         values: dict[str, Any] = {}
         written: dict[str, KeyPath] = {}
         for key, value in self.mapping(path).items():
-            place = (*path, key)
-            name = spellings.get(key, key)
-            if any(place == other[: len(place)] for other in borrowed.values()):
-                self._note(place, borrowed.values())
-            elif name in own:
-                self._keep(values, written, name, place, value)
+            place, name = (*path, key), spellings.get(key, key)
+            if name in own and value is not None:
+                if values.get(name, value) != value:
+                    self.refuse(
+                        place,
+                        f"{dotted(place)} is {brief(value)}, and {dotted(written[name])}, another name of the same "
+                        f"setting, is {brief(values[name])}; keep one.",
+                    )
+                values[name], written[name] = value, place
             elif key in fixed:
                 self._require(place, value, fixed[key])
             elif key in unused:
                 self.unused.append(dotted(place))
-            else:
-                also = (*spellings, *fixed, *unused)
-                raise UserError(f"{self.layered.where(place)}: {unknown_name(str(key), own, dotted(path), also)}")
-        for name, place in borrowed.items():
-            self._keep(values, written, name, place, self.mapping(place[:-1]).get(place[-1]))
+            elif name not in own and place != other:
+                self.refuse(place, unknown_name(str(key), own, dotted(path), (*spellings, *fixed, *unused)))
+        for key, value in self.mapping(other).items() if other else ():
+            if key != moved:
+                self.unused.append(dotted((*other, key)))
+            elif value is not None:
+                values[moved], written[moved] = value, (*other, moved)
         return build(settings, values, self.layered, written)
-
-    def _keep(self, values: dict, written: dict, name: str, place: KeyPath, value: Any) -> None:
-        if value is None:
-            return
-        if name in values and values[name] != value:
-            raise UserError(
-                f"{self.layered.where(place)}: {dotted(place)} is {brief(value)}, and {dotted(written[name])}, another "
-                f"name of the same setting, is {brief(values[name])}; keep one."
-            )
-        values[name], written[name] = value, place
 
     def _require(self, place: KeyPath, value: Any, allowed: Collection[Any]) -> None:
         if value not in allowed:
             choices = " or ".join(repr(choice) for choice in allowed if choice is not None)
             right = f"set it to {choices}" if choices else "remove it"
-            raise UserError(
-                f"{self.layered.where(place)}: {dotted(place)} is {brief(value)}, which this suite does not compute; "
-                f"{right}."
-            )
-
-    def _note(self, path: KeyPath, read: Collection[KeyPath]) -> None:
-        """Note the keys of a group as unused, except for the key paths `read`."""
-        self.unused += [dotted((*path, key)) for key in self.mapping(path) if (*path, key) not in read]
+            self.refuse(place, f"{dotted(place)} is {brief(value)}, which this suite does not compute; {right}.")
 
     def rest(self) -> None:
         """Note keys outside of our groups; refuse misspelt group names."""
@@ -266,18 +243,13 @@ class _Reader:
             groups = ", ".join(OWN_GROUPS)
             raise UserError(f"{self.path}: none of the groups {groups} is in it; give a MindFormers model YAML{grpo}.")
         for key in top:
-            if key in OWN_GROUPS or key == "parallel":
-                continue
-            near = difflib.get_close_matches(str(key), OWN_GROUPS, n=1, cutoff=0.85)
-            if near:
-                raise UserError(
-                    f"{self.layered.where((key,))}: unknown group {dotted((key,))}; did you mean {near[0]}?"
-                )
-            self.unused.append(str(key))
+            if key not in (*OWN_GROUPS, "parallel"):
+                near = difflib.get_close_matches(str(key), OWN_GROUPS, n=1, cutoff=0.85)
+                if near:
+                    self.refuse((key,), f"unknown group {dotted((key,))}; did you mean {near[0]}?")
+                self.unused.append(str(key))
         for key in self.mapping(("model",)):
             if key in keys.MODEL_GROUP_UNUSED:
                 self.unused.append(f"model.{key}")
             elif key != "model_config":
-                known = unknown_name(str(key), ("model_config",), "model", keys.MODEL_GROUP_UNUSED)
-                raise UserError(f"{self.layered.where(('model', key))}: {known}")
-        self._note(("parallel",), (("parallel", "enable_parallel_optimizer"),))
+                self.refuse(("model", key), unknown_name(str(key), ("model_config",), "model", keys.MODEL_GROUP_UNUSED))

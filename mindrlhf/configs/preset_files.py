@@ -1,7 +1,4 @@
-"""Shipped algorithms as YAML files, named `preset:NAME`.
-
-The name stands wherever a file of GRPO settings is read.
-"""
+"""Shipped algorithms as YAML files: `preset:NAME` stands wherever a file of GRPO settings is read."""
 
 from pathlib import Path
 
@@ -16,13 +13,13 @@ def preset_names() -> tuple[str, ...]:
     return tuple(sorted(file.stem for file in FOLDER.glob("*.yaml")))
 
 
-def is_preset(text: str) -> bool:
-    """Test that a text is `preset:NAME` and no path."""
-    return text.startswith(PREFIX)
+def file_of(text: str, folder: Path = Path()) -> Path:
+    """Find the file of `preset:NAME`, or of a path relative to `folder`.
 
-
-def preset_file(text: str) -> Path:
-    """Find the file of `preset:NAME`. Raises UserError for an unknown name."""
+    Raises UserError for an unknown preset.
+    """
+    if not text.startswith(PREFIX):
+        return folder / text
     name = text.removeprefix(PREFIX)
     if name not in preset_names():
         raise unknown_name("preset", name, preset_names())

@@ -1,6 +1,5 @@
 """YAML files as mappings with line numbers, and chains of them by `base_config`."""
 
-import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -9,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from mindrlhf.configs.preset_files import is_preset, preset_file
+from mindrlhf.configs.preset_files import file_of
 from mindrlhf.errors import UserError
 from mindrlhf.files.text import read_text
 
@@ -20,10 +19,7 @@ KeyPath = tuple[str | int, ...]
 
 
 def dotted(path: KeyPath) -> str:
-    """Join a key path: `("reward", "functions", 0)` -> `reward.functions.0`.
-
-    The result is one line whatever the keys are.
-    """
+    """Join a key path in one line: `("reward", "functions", 0)` -> `reward.functions.0`."""
     return ".".join(text if text.isprintable() else repr(text) for text in map(str, path))
 
 
@@ -47,10 +43,7 @@ class Layer:
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader with keys as text, and `1e-6` as a number.
-
-    The number is YAML 1.2's form.
-    """
+    """PyYAML's safe loader with keys as text, and `1e-6` as a number, which is YAML 1.2's form."""
 
     def construct_mapping(self, node, deep=False):
         self.flatten_mapping(node)
@@ -60,47 +53,66 @@ class _Loader(yaml.SafeLoader):
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
 )
+NOT_YAML = (yaml.YAMLError, ValueError, RecursionError)  # ValueError: an impossible date
 
 
-def parse_value(text: str) -> Any:
-    """Parse one YAML value, as on the right of `key=value`.
+def parse(text: str) -> tuple[Any, dict[KeyPath, int]]:
+    """Parse a YAML document: its value, and the line of every key.
 
-    Raises yaml.YAMLError, or ValueError as `_check_size`.
+    Raises one of NOT_YAML; also for a key that is given twice in one group, for values that contain themselves by an
+    alias, and for more values than MOST_VALUES.
     """
-    loader = _Loader(text)
-    node = loader.get_single_node()
-    if node is None:
-        return None
-    _check_size(node)
-    return loader.construct_document(node)
+    root = yaml.compose(text, _Loader)
+    lines: dict[KeyPath, int] = {}
+    sizes: dict[int, int] = {}
+
+    def size(node: yaml.Node | None, path: KeyPath, mark: yaml.Mark | None) -> int:
+        known = sizes.get(id(node))
+        if known == 0:  # not yet counted: the node is inside of itself
+            raise yaml.MarkedYAMLError(None, None, f"{dotted(path)} contains itself; remove the alias", mark)
+        if known:
+            return known
+        sizes[id(node)] = 0
+        total = 1
+        for part, mark, below in _entries(node):
+            here = (*path, part)
+            if here in lines:
+                raise yaml.MarkedYAMLError(
+                    None, None, f"key {dotted((part,))} is given twice in its group; keep one", mark
+                )
+            lines[here] = mark.line + 1
+            total += size(below, here, mark)
+        sizes[id(node)] = total
+        return total
+
+    if size(root, (), None) > MOST_VALUES:
+        raise ValueError(f"it has more than {MOST_VALUES:,} values by its aliases")
+    return root and _Loader("").construct_document(root), lines
+
+
+def _entries(node: yaml.Node | None) -> Iterator[tuple[str | int, yaml.Mark, yaml.Node]]:
+    """List (key or index, position, node) of a mapping or a list."""
+    if isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            yield index, item.start_mark, item
+    elif isinstance(node, yaml.MappingNode):
+        for key, item in node.value:
+            yield str(key.value), key.start_mark, item
 
 
 def read_yaml(path: str | Path) -> Layer:
-    """Read one YAML file whose content is a mapping.
-
-    Raises UserError when it is missing, unreadable, not YAML, not a mapping, or gives a key twice.
-    """
-    source = str(path)
+    """Read one YAML file whose content is a mapping. Raises UserError."""
     text = read_text(path, "a YAML file")
     try:
-        loader = _Loader(text)
-        node = loader.get_single_node()
-        lines = {} if node is None else _lines(node, source)
-        if node is not None:
-            _check_size(node)
-        values = None if node is None else loader.construct_document(node)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        place = source if mark is None else f"{source}:{mark.line + 1}"
-        raise UserError(f"{place}: not valid YAML ({error.problem}); mend this line.") from None
-    except yaml.YAMLError as error:
-        raise UserError(f"{source}: not valid YAML ({str(error).splitlines()[0]}).") from None
-    except (ValueError, RecursionError) as error:  # an impossible date or number; thousands of nested brackets
-        raise UserError(f"{source}: not valid YAML ({error}).") from None
+        values, lines = parse(text)
+    except NOT_YAML as error:
+        mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise UserError(f"{path}{f':{mark.line + 1}' if mark else ''}: not valid YAML ({problem}).") from None
     if not isinstance(values, dict):
         what = "empty" if values is None else f"a {type(values).__name__}"
-        raise UserError(f"{source}: the file is {what}, and must hold `key: value` lines.")
-    return Layer(source, values, lines)
+        raise UserError(f"{path}: the file is {what}, and must hold `key: value` lines.")
+    return Layer(str(path), values, lines)
 
 
 def read_chain(path: str | Path) -> tuple[Layer, ...]:
@@ -111,81 +123,23 @@ def read_chain(path: str | Path) -> tuple[Layer, ...]:
     """
     chain: list[Layer] = []
     seen: list[Path] = []
-    current = preset_file(str(path)) if is_preset(str(path)) else Path(path)
+    current = file_of(str(path))
     while True:
         seen.append(current.resolve())
         layer = read_yaml(current)
-        base = layer.values.get(BASE_KEY)
-        values = {key: value for key, value in layer.values.items() if key != BASE_KEY}
+        values = dict(layer.values)
+        base = values.pop(BASE_KEY, None)
         chain.append(Layer(layer.source, values, layer.lines))
         if base is None:
             return tuple(reversed(chain))
-        place = layer.where((BASE_KEY,))
+        place = f"{layer.where((BASE_KEY,))}: {BASE_KEY}"
         if not isinstance(base, str):
-            raise UserError(f"{place}: {BASE_KEY} is {base!r}, and must be the path of one YAML file.")
+            raise UserError(f"{place} is {base!r}, and must be the path of one YAML file.")
         try:
-            current = preset_file(base) if is_preset(base) else current.parent / base
+            current = file_of(base, current.parent)
         except UserError as error:
-            raise UserError(f"{place}: {BASE_KEY}: {error}") from None
+            raise UserError(f"{place}: {error}") from None
         if current.resolve() in seen:
-            raise UserError(f"{place}: {BASE_KEY} {base} leads back to a file of the same chain; name another base.")
+            raise UserError(f"{place} {base} leads back to a file of the same chain; name another base.")
         if not current.is_file():
-            raise UserError(
-                f"{place}: {BASE_KEY} names {current}, which is no file; give a path relative to this file."
-            )
-
-
-def _check_size(root: yaml.Node) -> None:
-    """Raise ValueError for values that contain themselves or grow by aliases.
-
-    The limit is MOST_VALUES.
-    """
-    sizes: dict[int, float] = {}
-
-    def size(node: yaml.Node) -> float:
-        if id(node) not in sizes:
-            sizes[id(node)] = math.inf  # until it is known: whoever asks in between is inside of it
-            sizes[id(node)] = 1 + sum(size(below) for _, _, below in _entries(node))
-        return sizes[id(node)]
-
-    if size(root) > MOST_VALUES:
-        raise ValueError(f"it contains itself, or more than {MOST_VALUES:,} values by its aliases")
-
-
-def _lines(root: yaml.Node, source: str) -> dict[KeyPath, int]:
-    """Find the line of every key of a YAML document.
-
-    Raises UserError for a key that is given twice in one group, and for a group that contains itself by an alias.
-    """
-    lines: dict[KeyPath, int] = {}
-    above: list[int] = []
-    seen: set[int] = set()  # an anchored node is reached again through its aliases
-
-    def walk(node: yaml.Node, path: KeyPath) -> None:
-        if id(node) in above:
-            raise UserError(f"{source}:{lines.get(path, 1)}: {dotted(path)} contains itself; remove the alias.")
-        if id(node) in seen:
-            return
-        seen.add(id(node))
-        above.append(id(node))
-        own: set[str] = set()
-        for part, line, below in _entries(node):
-            if part in own:
-                raise UserError(f"{source}:{line}: key {dotted((part,))} is given twice in its group; keep one.")
-            own.add(part)
-            lines[(*path, part)] = line
-            walk(below, (*path, part))
-        above.pop()
-
-    walk(root, ())
-    return lines
-
-
-def _entries(node: yaml.Node) -> Iterator[tuple[str | int, int, yaml.Node]]:
-    """List (key or index, line, node) of a mapping or a list."""
-    if isinstance(node, yaml.SequenceNode):
-        for index, item in enumerate(node.value):
-            yield index, item.start_mark.line + 1, item
-    elif isinstance(node, yaml.MappingNode):
-        for key, item in node.value:
-            yield str(key.value), key.start_mark.line + 1, item
+            raise UserError(f"{place} names {current}, which is no file; give a path relative to this file.")

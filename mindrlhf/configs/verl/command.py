@@ -11,10 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
-
 from mindrlhf.configs.verl.table import FILE_DEFAULTS, POLICY, VERL_DEFAULTS
-from mindrlhf.configs.yaml_file import parse_value, read_yaml
+from mindrlhf.configs.yaml_file import NOT_YAML, parse, read_yaml
 from mindrlhf.errors import UserError
 
 YAML_SUFFIXES = (".yaml", ".yml")
@@ -135,8 +133,8 @@ def _value(name: str, text: str, given: Mapping[str, Any]) -> Any:
         raise UserError(f"--from-verl: {name}={text} holds a shell variable; give its value.")
     if text[:1] in ("[", "{"):
         try:
-            return parse_value(text)
-        except (yaml.YAMLError, ValueError, RecursionError):
+            return parse(text)[0]
+        except NOT_YAML:
             if "\\" in text:  # Hydra's escapes, in engine settings that have no rule
                 return text
             raise UserError(f"--from-verl: the value of {name}={text} cannot be read.") from None
