@@ -87,7 +87,7 @@ def expected(annotation: Any, info: FieldInfo | None = None) -> str:
     words = WORDS.get(origin or annotation, "a value")
     if annotation in (int, float) and info:
         bounds = [
-            f"{text} {_bound(getattr(item, name))}"
+            f"{text} {number(getattr(item, name))}"
             for kind, name, text in BOUNDS
             for item in info.metadata
             if isinstance(item, kind)
@@ -98,7 +98,8 @@ def expected(annotation: Any, info: FieldInfo | None = None) -> str:
     return words
 
 
-def _bound(value: float) -> str:
+def number(value: float) -> str:
+    """Format a number for a message."""
     return str(value) if isinstance(value, int) else f"{value:g}"
 
 

@@ -1,23 +1,30 @@
 """Checks across settings, before anything is built.
 
-Each failure is one sentence that names the remedy. A single value's type and range are checked where it is read
-(`loading.py`, `model_yaml.py`). Checks that need the data or the devices follow where those are known.
+A single value's type and range are checked where it is read, and the data and the devices where they are known.
 """
 
-from math import lcm
+from collections.abc import Iterable
+from math import inf, lcm
+from operator import attrgetter
 
 from mindrlhf.configs.grpo import GRPOConfig
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_names import SHAPE_FIELDS
 from mindrlhf.configs.model_settings import GROUP
 from mindrlhf.configs.model_yaml import ModelYaml
+from mindrlhf.configs.problems import number
 from mindrlhf.configs.sft import SFTConfig
 from mindrlhf.configs.validate_algorithm import check_algorithm
 from mindrlhf.errors import UserError
 
-# Advantages (`algorithms/advantages.py`) that compare the responses to one prompt with each other.
-
 DTYPE_KEYS = ("compute_dtype", "param_init_type", "layernorm_compute_type", "softmax_compute_type")
+# Pairs of settings of which the first must not be above the second; the first pair is that of fine-tuning too.
+ORDER = (
+    ("optimizer.min_lr", "optimizer.lr"),
+    ("rollout.min_new_tokens", "rollout.max_new_tokens"),
+    ("rollout_correction.lower", "rollout_correction.upper"),
+    ("reward.overlong_buffer", "rollout.max_new_tokens"),
+)
 
 
 def check_grpo(
@@ -41,13 +48,14 @@ def check_grpo(
     for yaml, model in ((train, train_model), (infer, infer_model)):
         check_dtypes(yaml)
         check_layout(yaml, model, workers)
-    check_training_layout(train, model, config.train.length_bucket)
+    check_training_layout(train, config.train.length_bucket)
     check_generating_layout(infer)
     check_same_model(train, infer, train_model, infer_model)
-    check_sampling(config)
-    check_algorithm(config, infer)
+    check_order(config, ORDER)
+    check_comparison(config)
+    check_algorithm(config.algorithm)
     check_batch(config, train, infer)
-    check_optimizer(config)
+    check_dynamic_sampling(config, infer)
     check_trainer(config)
 
 
@@ -58,26 +66,19 @@ def check_sft(config: SFTConfig, yaml: ModelYaml, model: ModelConfig, workers: i
     """
     check_dtypes(yaml)
     check_layout(yaml, model, workers)
-    check_training_layout(yaml, model, config.train.length_bucket)
-    check_optimizer(config)
-    pairs, ranks = config.data.pairs_per_step, yaml.parallel.data_parallel
-    if pairs % ranks:
-        raise UserError(
-            f"data.pairs_per_step is {pairs}, which the data_parallel {ranks} of {yaml.path} does not divide; "
-            f"set data.pairs_per_step to {_multiples(pairs, ranks)}."
-        )
+    check_training_layout(yaml, config.train.length_bucket)
+    check_order(config, ORDER[:1])
+    ranks = yaml.parallel.data_parallel
+    check_divides("data.pairs_per_step", config.data.pairs_per_step, ranks, f"the data_parallel {ranks} of {yaml.path}")
 
 
-def check_training_layout(yaml: ModelYaml, model: ModelConfig, length_bucket: int) -> None:
+def check_training_layout(yaml: ModelYaml, length_bucket: int) -> None:
     """Check `parallel_config` for training. Raises UserError."""
-    layout = yaml.parallel
     check_recompute(yaml)
-    if layout.use_seq_parallel and length_bucket % layout.model_parallel:
-        raise UserError(
-            f"train.length_bucket is {length_bucket}, and with use_seq_parallel of {yaml.path} rows are split over "
-            f"model_parallel {layout.model_parallel} ranks; set train.length_bucket to "
-            f"{_multiples(length_bucket, layout.model_parallel)}."
-        )
+    if yaml.parallel.use_seq_parallel:
+        ranks = yaml.parallel.model_parallel
+        name = f"the model_parallel {ranks} of {yaml.path}, which has use_seq_parallel,"
+        check_divides("train.length_bucket", length_bucket, ranks, name)
 
 
 def check_recompute(yaml: ModelYaml) -> None:
@@ -86,70 +87,66 @@ def check_recompute(yaml: ModelYaml) -> None:
     Pipeline stages can; without stages only the CPU's fused halves of layers can.
     With MindSpore 2.9's own (`Cell.recompute()`) some shapes fail to compile on CPU, with a topological cycle.
     """
-    recompute, layout = yaml.recompute.recompute, yaml.parallel
-    if not recompute:
-        return
+    recompute, target = yaml.recompute.recompute, yaml.context.device_target
     shown = list(recompute) if isinstance(recompute, tuple) else recompute
     where = f"{yaml.path}: recompute_config.recompute is {shown}"
-    if recompute is not True:
+    if recompute and recompute is not True:
         raise UserError(f"{where}, and all layers are computed again, not a number of them; set it to True.")
-    if layout.pipeline_stage > 1:
-        return
-    if yaml.context.device_target != "CPU":
+    if recompute and yaml.parallel.pipeline_stage == 1 and target != "CPU":
         raise UserError(
-            f"{where}, and with one pipeline stage layers on {yaml.context.device_target} keep their activations; set "
-            "it to False and lower train.max_tokens_per_micro_batch, or set parallel_config.pipeline_stage to 2 or "
-            "more: stages compute theirs again."
+            f"{where}, and with one pipeline stage layers on {target} keep their activations; set it to False and "
+            "lower train.max_tokens_per_micro_batch, or set parallel_config.pipeline_stage to 2 or more: stages "
+            "compute theirs again."
         )
 
 
 def check_generating_layout(yaml: ModelYaml) -> None:
     """Check `parallel_config` for generation. Raises UserError."""
+    where = f"{yaml.path}: parallel_config"
     if yaml.parallel.pipeline_stage != 1:
         raise UserError(
-            f"{yaml.path}: parallel_config.pipeline_stage is {yaml.parallel.pipeline_stage}, and generation runs in "
-            "one stage; set it to 1 and give the ranks to data_parallel or model_parallel."
+            f"{where}.pipeline_stage is {yaml.parallel.pipeline_stage}, and generation runs in one stage; set it to 1 "
+            "and give the ranks to data_parallel or model_parallel."
         )
     if yaml.parallel.use_seq_parallel:
         raise UserError(
-            f"{yaml.path}: parallel_config.use_seq_parallel is True, and generation has one position of each sequence "
-            "at a time, which cannot be split; set it to False."
+            f"{where}.use_seq_parallel is True, and generation has one position of each sequence at a time, which "
+            "cannot be split; set it to False."
         )
 
 
 def check_layout(yaml: ModelYaml, model: ModelConfig, workers: int) -> None:
     """Check that the layout takes all workers and divides the model. Raises UserError."""
-    layout = yaml.parallel
+    layout, where = yaml.parallel, f"{yaml.path}: parallel_config"
     if layout.workers != workers:
         raise UserError(
             f"{yaml.path}: data_parallel {layout.data_parallel} x model_parallel {layout.model_parallel} x "
             f"pipeline_stage {layout.pipeline_stage} is {layout.workers}, and the workers started are {workers}; start "
             f"{layout.workers} (msrun --worker_num={layout.workers}), or set parallel_config to a product of {workers}."
         )
-    tensor = layout.model_parallel
-    for key in ("num_heads", "hidden_size", "intermediate_size", "vocab_size"):
-        size = getattr(model, key)
-        if size % tensor:
-            raise UserError(
-                f"{yaml.path}: parallel_config.model_parallel {tensor} does not divide {key} {size}; "
-                f"set model_parallel to one of {_list(_tensor_ranks(model, tensor))}."
-            )
-    if model.num_kv_heads % tensor and tensor % model.num_kv_heads:
-        raise UserError(
-            f"{yaml.path}: parallel_config.model_parallel {tensor} and n_kv_heads {model.num_kv_heads} do not divide "
-            f"one another; set model_parallel to one of {_list(_tensor_ranks(model, tensor))}."
-        )
-    stages = layout.pipeline_stage
+    tensor, stages = layout.model_parallel, layout.pipeline_stage
+    if misfit := _misfit(model, tensor):
+        right = ", ".join(str(ranks) for ranks in range(1, tensor) if not _misfit(model, ranks))
+        raise UserError(f"{where}.model_parallel {tensor} {misfit}; set model_parallel to one of {right}.")
     if stages > model.num_layers:
         raise UserError(
-            f"{yaml.path}: parallel_config.pipeline_stage {stages} is more than the model's {model.num_layers} layers; "
-            f"set it to {model.num_layers} or fewer."
+            f"{where}.pipeline_stage {stages} is more than the model's {model.num_layers} layers; set it to "
+            f"{model.num_layers} or fewer."
         )
     if layout.micro_batch_num < stages:
         raise UserError(
-            f"{yaml.path}: parallel_config.micro_batch_num {layout.micro_batch_num} is fewer than pipeline_stage "
-            f"{stages}, which leaves stages without work; set it to {stages} or more."
+            f"{where}.micro_batch_num {layout.micro_batch_num} is fewer than pipeline_stage {stages}, which leaves "
+            f"stages without work; set it to {stages} or more."
         )
+
+
+def _misfit(model: ModelConfig, ranks: int) -> str:
+    """Explain why tensor-parallel ranks cannot share a model; empty where they can."""
+    for key in ("num_heads", "hidden_size", "intermediate_size", "vocab_size"):
+        if getattr(model, key) % ranks:
+            return f"does not divide {key} {getattr(model, key)}"
+    heads = model.num_kv_heads
+    return f"and n_kv_heads {heads} do not divide one another" if heads % ranks and ranks % heads else ""
 
 
 def check_dtypes(yaml: ModelYaml) -> None:
@@ -187,28 +184,45 @@ def check_same_model(train: ModelYaml, infer: ModelYaml, train_model: ModelConfi
             )
 
 
-def check_sampling(config: GRPOConfig) -> None:
-    """Check that sampling gives different responses to a prompt. Raises UserError.
+def check_order(config: GRPOConfig | SFTConfig, pairs: Iterable[tuple[str, str]]) -> None:
+    """Check that the first setting of each pair is not above the second. Raises UserError."""
+    for key, limit in pairs:
+        value, most = attrgetter(key)(config), attrgetter(limit)(config)
+        if None not in (value, most) and value > most:
+            shown = number(most)
+            raise UserError(f"{key} is {number(value)}, above {limit} {shown}; set it to {shown} or less.")
 
-    They have to differ only where the advantage compares them.
+
+def check_divides(key: str, value: int, divisor: int, name: str, unit: int | None = None) -> None:
+    """Check that a divisor, called `name`, divides a setting. Raises UserError.
+
+    unit: number whose multiples are right values, where it is another one.
+    """
+    if value % divisor:
+        unit = unit or divisor
+        below = value // unit * unit
+        right = f"{below} or {below + unit}" if below else unit
+        raise UserError(f"{key} is {value}, which {name} does not divide; set {key} to {right}.")
+
+
+def check_comparison(config: GRPOConfig) -> None:
+    """Check for different responses to a prompt, where the advantage compares them.
+
+    Raises UserError.
     """
     rollout, advantage = config.rollout, config.algorithm.advantage
-    if rollout.min_new_tokens > rollout.max_new_tokens:
+    if not config.algorithm.method.compares:
+        return
+    if rollout.num_generations == 1:
         raise UserError(
-            f"rollout.min_new_tokens is {rollout.min_new_tokens}, more than rollout.max_new_tokens "
-            f"{rollout.max_new_tokens}; set it to {rollout.max_new_tokens} or fewer."
+            f"rollout.num_generations is 1, and algorithm.advantage {advantage!r} compares the responses to one "
+            "prompt; set it to 2 or more."
         )
-    if config.algorithm.method.compares:
-        if rollout.num_generations == 1:
-            raise UserError(
-                f"rollout.num_generations is 1, and algorithm.advantage {advantage!r} compares the responses to one "
-                "prompt; set it to 2 or more."
-            )
-        if rollout.temperature == 0:
-            raise UserError(
-                f"rollout.temperature is 0 (greedy, or do_sample: False in the predict YAML), and algorithm.advantage "
-                f"{advantage!r} learns from different responses to one prompt; set it above 0, 1.0 for example."
-            )
+    if rollout.temperature == 0:
+        raise UserError(
+            f"rollout.temperature is 0 (greedy, or do_sample: False in the predict YAML), and algorithm.advantage "
+            f"{advantage!r} learns from different responses to one prompt; set it above 0, 1.0 for example."
+        )
 
 
 def check_batch(config: GRPOConfig, train: ModelYaml, infer: ModelYaml) -> None:
@@ -216,39 +230,45 @@ def check_batch(config: GRPOConfig, train: ModelYaml, infer: ModelYaml) -> None:
 
     The ranks are those that generate, and those that train.
     """
-    prompts, updates = config.data.prompts_per_step, config.algorithm.updates_per_iteration
+    updates = config.algorithm.updates_per_iteration
     train_ranks, infer_ranks = train.parallel.data_parallel, infer.parallel.data_parallel
-    unit = lcm(infer_ranks, train_ranks * updates)
-    fix = f"set data.prompts_per_step to {_multiples(prompts, unit)}"
-    for yaml, ranks in ((train, train_ranks), (infer, infer_ranks)):
-        if prompts % ranks:
-            raise UserError(
-                f"data.prompts_per_step is {prompts}, which the data_parallel {ranks} of {yaml.path} does not divide; "
-                f"{fix}."
-            )
-    if prompts % (train_ranks * updates):
-        over = f" x data_parallel {train_ranks} of {train.path}" if train_ranks > 1 else ""
+    over = f" x data_parallel {train_ranks} of {train.path}" if train_ranks > 1 else ""
+    for divisor, name in (
+        (train_ranks, f"the data_parallel {train_ranks} of {train.path}"),
+        (infer_ranks, f"the data_parallel {infer_ranks} of {infer.path}"),
+        (train_ranks * updates, f"algorithm.updates_per_iteration {updates}{over}"),
+    ):
+        unit = lcm(infer_ranks, train_ranks * updates)
+        check_divides("data.prompts_per_step", config.data.prompts_per_step, divisor, name, unit)
+
+
+def check_dynamic_sampling(config: GRPOConfig, infer: ModelYaml) -> None:
+    """Check that rounds of further prompts can fill a step. Raises UserError."""
+    sampling, prompts = config.dynamic_sampling, config.data.prompts_per_step
+    if not sampling.enabled:
+        return
+    if config.rollout.num_generations == 1:
         raise UserError(
-            f"data.prompts_per_step is {prompts}, which algorithm.updates_per_iteration {updates}{over} does not "
-            f"divide (mini-batches are cut between groups); {fix}, or change updates_per_iteration."
+            "dynamic_sampling.enabled asks for groups whose rewards differ, and rollout.num_generations is 1; "
+            "set it to 2 or more."
         )
-
-
-def check_optimizer(config: GRPOConfig | SFTConfig) -> None:
-    """Check that the learning rate decays downwards. Raises UserError."""
-    optimizer = config.optimizer
-    if optimizer.min_lr > optimizer.lr:
+    names = [function.name.rpartition(":")[2] for function in config.reward.all_functions]
+    if sampling.metric is not None and sampling.metric not in names:
         raise UserError(
-            f"optimizer.min_lr is {optimizer.min_lr:g}, above optimizer.lr {optimizer.lr:g}; set it to "
-            f"{optimizer.lr:g} or less."
+            f"dynamic_sampling.metric is {sampling.metric!r}, which is none of reward.functions; "
+            f"give one of {', '.join(names)}."
+        )
+    size, ranks = sampling.prompts_per_round or prompts, infer.parallel.data_parallel
+    check_divides("dynamic_sampling.prompts_per_round", size, ranks, f"the data_parallel {ranks} of {infer.path}")
+    if size * sampling.max_rounds < prompts:
+        raise UserError(
+            f"dynamic_sampling: {sampling.max_rounds} rounds of {size} prompts are fewer than data.prompts_per_step "
+            f"{prompts}; set max_rounds to {-(-prompts // size)} or more."
         )
 
 
 def check_trainer(config: GRPOConfig) -> None:
-    """Check that measuring has held-out problems and resuming has a path.
-
-    Raises UserError.
-    """
+    """Check for held-out problems to measure, and a path to resume from. Raises UserError."""
     trainer = config.trainer
     wanted = [key for key in ("val_only", "test_freq") if getattr(trainer, key)]
     if wanted and config.data.val_dataset is None:
@@ -274,32 +294,12 @@ def check_lengths(
     group: `rollout` or `validation`, whose max_new_tokens counts. Raises UserError.
     """
     most = (config.rollout if group == "rollout" else config.validation.completed(config.rollout)).max_new_tokens
-    limits = {f"{GROUP}.max_position_embedding": model.max_position_embeddings}
-    if yaml.model.seq_length is not None:
-        limits[f"{GROUP}.seq_length"] = yaml.model.seq_length
+    limits = {"max_position_embedding": model.max_position_embeddings, "seq_length": yaml.model.seq_length or inf}
     key, limit = min(limits.items(), key=lambda item: item[1])
-    needed = prompt_tokens + most
+    needed, room = prompt_tokens + most, limit - prompt_tokens
     if needed > limit:
-        room = limit - prompt_tokens
-        shorter = f"set {group}.max_new_tokens to {room} or fewer, or " if room > 0 else "use shorter prompts, or "
+        shorter = f"set {group}.max_new_tokens to {room} or fewer" if room > 0 else "use shorter prompts"
         raise UserError(
             f"{yaml.path}: prompts of up to {prompt_tokens} tokens with {group}.max_new_tokens {most} need {needed} "
-            f"positions, and {key} is {limit}; {shorter}raise {key.rpartition('.')[2]} to {needed} or more."
+            f"positions, and {GROUP}.{key} is {limit}; {shorter}, or raise {key} to {needed} or more."
         )
-
-
-def _multiples(value: int, unit: int) -> str:
-    """List the multiples of `unit` around `value`, in words."""
-    below = value // unit * unit
-    return f"{below} or {below + unit}" if below else str(unit)
-
-
-def _tensor_ranks(model: ModelConfig, most: int) -> list[int]:
-    """List tensor-parallel ranks below `most` that divide the model, 1 first."""
-    sizes = (model.num_heads, model.hidden_size, model.intermediate_size, model.vocab_size)
-    kv = model.num_kv_heads
-    return [n for n in range(1, most) if all(size % n == 0 for size in sizes) and (kv % n == 0 or n % kv == 0)]
-
-
-def _list(numbers: list[int]) -> str:
-    return ", ".join(map(str, numbers))
