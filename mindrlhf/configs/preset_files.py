@@ -1,4 +1,4 @@
-"""Shipped algorithms as YAML files: `preset:NAME` stands wherever a file of GRPO settings is read."""
+"""Shipped algorithms as YAML files, named `preset:NAME` wherever settings are read."""
 
 from pathlib import Path
 

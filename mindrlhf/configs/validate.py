@@ -185,7 +185,7 @@ def check_same_model(train: ModelYaml, infer: ModelYaml, train_model: ModelConfi
 
 
 def check_order(config: GRPOConfig | SFTConfig, pairs: Iterable[tuple[str, str]]) -> None:
-    """Check that the first setting of each pair is not above the second. Raises UserError."""
+    """Check that no first setting of a pair is above the second. Raises UserError."""
     for key, limit in pairs:
         value, most = attrgetter(key)(config), attrgetter(limit)(config)
         if None not in (value, most) and value > most:

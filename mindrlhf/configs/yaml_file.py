@@ -43,7 +43,7 @@ class Layer:
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader with keys as text, and `1e-6` as a number, which is YAML 1.2's form."""
+    """PyYAML's safe loader with keys as text, and YAML 1.2's `1e-6` as a number."""
 
     def construct_mapping(self, node, deep=False):
         self.flatten_mapping(node)

@@ -1,4 +1,4 @@
-"""Output of the translation rules: our settings, and the place of every key of verl."""
+"""Output of the translation rules: settings, and places of verl's keys."""
 
 import os
 from collections.abc import Callable, Mapping
