@@ -11,7 +11,7 @@ from mindrlhf.algorithms.rollout_correction import importance_weights
 from mindrlhf.configs.grpo import GRPOConfig
 from mindrlhf.parallel.data_parallel import DataParallel
 from mindrlhf.training.batch import Rows, SequenceGroup
-from mindrlhf.training.objective import OWN, Objective, policy_objective
+from mindrlhf.training.objective import CURRENT_POLICY, Objective, policy_objective
 from mindrlhf.training.updater import Update, Updater
 from mindrlhf.types import Experience, put_back, taken
 
@@ -47,7 +47,7 @@ class PolicyUpdates:
         weights, tokens = loss_weights(experiences, self._aggregation, self._limit, self._data_parallel)
         fields = {
             "advantages": [e.token_advantages for e in experiences],
-            "old_log_probs": [e.old_log_probs or [np.full(n, OWN) for n in e.lengths] for e in experiences],
+            "old_log_probs": [e.old_log_probs or [np.full(n, CURRENT_POLICY) for n in e.lengths] for e in experiences],
             "reference_log_probs": [e.reference_log_probs for e in experiences],
             "rollout_log_probs": [[r.behaviour_log_probs for r in e.group.rollouts] for e in experiences],
         }
@@ -94,10 +94,10 @@ def warn_of_bad_samples(what: str, experiences: Sequence[Experience], update: Up
 
     The rank that has them does so.
     """
-    if not update.culprits:
+    if not update.bad_samples:
         return
-    first = update.culprits[0]
-    more = f" ({len(update.culprits) - 1} more samples like it)" if len(update.culprits) > 1 else ""
+    first = update.bad_samples[0]
+    more = f" ({len(update.bad_samples) - 1} more samples like it)" if len(update.bad_samples) > 1 else ""
     _log.warning(
         "an update of the %s was skipped: prompt %d, sample %d: %s is not finite%s",
         what,

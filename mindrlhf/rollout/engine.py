@@ -185,9 +185,9 @@ class _Run:
         self.token = np.zeros(engine.slots, np.int32)
         self.position = np.zeros(engine.slots, np.int32)
         self.finished = 0
-        # Where responses read their prompt together: the slot that keeps it, of each prompt that is being answered. A
-        # slot keeps one prompt and one response, which need not belong together.
-        self.keeper = np.full(len(prompts), -1)
+        # Where responses read their prompt together: the slot that holds each prompt that is being answered; -1 is
+        # none. A slot holds one prompt and one response, which need not belong together.
+        self.prompt_slot = np.full(len(prompts), -1)
         self.unanswered = np.full(len(prompts), generations)
 
     def finish(self) -> None:
@@ -243,10 +243,10 @@ class _Run:
 
         There is always a free slot: every kept prompt has a response in a slot, but the one whose turn it is.
         """
-        new = np.unique(groups[self.keeper[groups] < 0])
-        free = np.setdiff1d(np.arange(self.engine.slots), self.keeper)
-        self.keeper[new] = free[: len(new)]
-        return self.keeper[new], new
+        new = np.unique(groups[self.prompt_slot[groups] < 0])
+        free = np.setdiff1d(np.arange(self.engine.slots), self.prompt_slot)
+        self.prompt_slot[new] = free[: len(new)]
+        return self.prompt_slot[new], new
 
     def _step(self) -> None:
         """Decode the next tokens of every slot, and finish ended samples."""
@@ -267,7 +267,7 @@ class _Run:
         leaders, prefixes = np.arange(engine.slots, dtype=np.int32), np.zeros(engine.slots, np.int32)
         if not engine.copies_prompts:
             groups, group = np.unique(samples.group[rows], return_inverse=True)
-            leaders[active] = self.keeper[samples.group[rows]]
+            leaders[active] = self.prompt_slot[samples.group[rows]]
             prefixes[active] = np.array([len(self.prompts[g].token_ids) - 1 for g in groups], np.int32)[group]
         slots = (self.token, self.position, remaining, banned, leaders, prefixes)
         inputs = (*slots, enough, numbers, engine._seen)
@@ -312,7 +312,7 @@ class _Run:
         if done.any():
             samples.reason[rows[done]] = np.select([stopped[done], said[done]], ["eos", "stop"], "length")
             np.subtract.at(self.unanswered, samples.group[rows[done]], 1)
-            self.keeper[self.unanswered == 0] = -1
+            self.prompt_slot[self.unanswered == 0] = -1
             slots = active[done]
             self.sample[slots], self.token[slots], self.position[slots] = -1, 0, 0
             self.finished += int(done.sum())

@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Here:
+class RankResources:
     """Resources of a rank.
 
     They are its host, threads of each process, bytes of memory that are free on the host, and FLOP/s.
@@ -69,8 +69,8 @@ def preflight(job: Job, collectives: Collectives, prompts: Sequence[Prompt], rew
         check_writable(folder)
     ceiling = matmul_ceiling(world.device_target, job.train.model.compute_dtype)
     threads = int(os.environ.get("OMP_NUM_THREADS", 1))
-    here = Here(socket.gethostname(), threads, psutil.virtual_memory().available, ceiling)
-    everywhere: list[Here] = collectives.all_gather_object(here)
+    here = RankResources(socket.gethostname(), threads, psutil.virtual_memory().available, ceiling)
+    everywhere: list[RankResources] = collectives.all_gather_object(here)
     if world.rank:
         return
     check_installed(job.config.trainer.loggers)
@@ -105,9 +105,9 @@ def block(lines: Mapping[str, str]) -> str:
     return "\n".join(["preflight:", *(f"  {name:<{width}}  {text}" for name, text in lines.items())])
 
 
-def devices(target: str, everywhere: Iterable[Here], dtype: str) -> str:
+def devices(target: str, everywhere: Iterable[RankResources], dtype: str) -> str:
     """Describe hosts: processes, threads, free memory, and measured matrix products."""
-    hosts: dict[str, list[Here]] = {}
+    hosts: dict[str, list[RankResources]] = {}
     for here in everywhere:
         hosts.setdefault(here.host, []).append(here)
     parts = [
@@ -118,7 +118,7 @@ def devices(target: str, everywhere: Iterable[Here], dtype: str) -> str:
     return f"{target}, " + "; ".join(parts)
 
 
-def memory_line(work: Work, everywhere: Sequence[Here]) -> str:
+def memory_line(work: Work, everywhere: Sequence[RankResources]) -> str:
     """Compare the largest rank's planned peak with its limit.
 
     The limit is the device's, or the rank's part of the free memory of its host.

@@ -15,7 +15,7 @@ from mindrlhf.types import TrainBatch
 
 
 @dataclass(frozen=True)
-class Culprit:
+class BadSample:
     """Sample that spoils an update.
 
     group: its index among the update's groups. reason: the non-finite quantity, in words.
@@ -26,12 +26,12 @@ class Culprit:
     reason: str
 
 
-def find_culprits(
+def find_bad_samples(
     micros: Sequence[MicroBatch],
     batches: Sequence[TrainBatch],
     results: Sequence[MicroResult],
     is_finite: Callable[[TrainBatch], bool],
-) -> list[Culprit]:
+) -> list[BadSample]:
     """Find the samples to blame; empty when none is by itself.
 
     is_finite: runs a batch and tests its loss and the norm of its gradients. All ranks that share
@@ -50,11 +50,11 @@ def find_culprits(
         alone = _only_groups(batch, [group])
         sample = _search(range(micro.samples), lambda kept, batch=alone: is_finite(_only_samples(batch, kept)))
         if sample is not None:
-            found.append(Culprit(micro.groups[group], sample, "its gradient"))
+            found.append(BadSample(micro.groups[group], sample, "its gradient"))
     return found
 
 
-def _not_finite(micro: MicroBatch, batch: TrainBatch, result: MicroResult) -> list[Culprit]:
+def _not_finite(micro: MicroBatch, batch: TrainBatch, result: MicroResult) -> list[BadSample]:
     """Find the samples of a micro-batch with a non-finite number on their tokens."""
     arrays = {"weights": batch.weights, **batch.fields, "output": result.output, **result.metrics}
     found = []
@@ -63,7 +63,7 @@ def _not_finite(micro: MicroBatch, batch: TrainBatch, result: MicroResult) -> li
         bad = [name.replace("_", " ") for name, array in arrays.items() if not np.isfinite(array[row][tokens]).all()]
         if bad:
             group, sample = divmod(row, micro.samples)
-            found.append(Culprit(micro.groups[group], sample, f"its {bad[0]}"))
+            found.append(BadSample(micro.groups[group], sample, f"its {bad[0]}"))
     return found
 
 

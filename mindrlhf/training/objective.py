@@ -15,7 +15,7 @@ from mindrlhf.algorithms.kl import kl_estimator
 from mindrlhf.algorithms.losses import PolicyLoss
 from mindrlhf.algorithms.value_loss import clipped_value_loss
 
-OWN = 1.0  # in `old_log_probs`, far above any log-prob: the update's own
+CURRENT_POLICY = 1.0  # in `old_log_probs`, far above any log-prob: take the policy that is updated
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ def policy_objective(
 
     on_policy: the batch is used for one update, so that the old policy is the one being updated: its log-probs are
         the current ones, without gradient. They are also taken, token by token, where the field `old_log_probs` has
-        OWN. (Log-probs of the same policy from another graph differ in their last digits, and the sign of that
-        difference would be kl_cov's gradient.)
+        CURRENT_POLICY. (Log-probs of the same policy from another graph differ in their last digits, and the sign of
+        that difference would be kl_cov's gradient.)
     kl: an estimator of `algorithms.kl`, None for no KL term. beta: its weight; None takes the field `kl_coefficients`.
     correction: importance weights for the rollout's distribution (`algorithms.rollout_correction`), or None.
     entropy_coef: the head has to give the entropy a gradient where this is not 0.
@@ -74,7 +74,7 @@ def policy_objective(
         log_probs, entropy = outputs
         old = ops.stop_gradient(log_probs)
         if old_at >= 0:
-            old = ops.where(given[old_at] > 0.5 * OWN, old, given[old_at])
+            old = ops.where(given[old_at] > 0.5 * CURRENT_POLICY, old, given[old_at])
         if selected_at >= 0:
             total, metrics = policy_loss(log_probs, old, given[0], mask, given[selected_at])
         else:

@@ -11,7 +11,7 @@ from mindspore import nn
 from mindrlhf import backend
 from mindrlhf.configs.grpo import TrainSettings
 from mindrlhf.parallel.pipeline import WHOLE_MODEL, PipelineAxis
-from mindrlhf.training.bad_samples import Culprit, find_culprits
+from mindrlhf.training.bad_samples import BadSample, find_bad_samples
 from mindrlhf.training.batch import Rows, SequenceGroup, collect, collect_sampled, cut, pad
 from mindrlhf.training.objective import Objective
 from mindrlhf.training.optimizer import AdamW, UpdateResult
@@ -28,7 +28,7 @@ class Update:
     weighted: name -> sum of weights * values of the same metrics: this rank's part, aggregated as the loss is.
     outputs: per group, G arrays float32[R], the head's before the update: log-probs, or a critic's values.
     compile_s: seconds that went into building graphs. optimizer_s: seconds of the optimizer besides that.
-    culprits: of this rank's samples, those to blame when the update was skipped.
+    bad_samples: of this rank's samples, those to blame when the update was skipped.
     """
 
     result: UpdateResult
@@ -38,7 +38,7 @@ class Update:
     outputs: list[tuple[np.ndarray, ...]]
     compile_s: float
     optimizer_s: float
-    culprits: Sequence[Culprit] = ()
+    bad_samples: Sequence[BadSample] = ()
 
 
 class Updater:
@@ -108,8 +108,8 @@ class Updater:
         if not self._optimizer_ran and result.applied:
             self._optimizer_ran = True
             compile_s, optimizer_s = compile_s + optimizer_s, 0.0
-        culprits = find_culprits(micros, batches, results, self._is_finite) if result.failed else ()
-        return Update(result, loss, metrics, weighted, outputs, compile_s, optimizer_s, culprits)
+        bad_samples = find_bad_samples(micros, batches, results, self._is_finite) if result.failed else ()
+        return Update(result, loss, metrics, weighted, outputs, compile_s, optimizer_s, bad_samples)
 
     def _is_finite(self, batch: TrainBatch) -> bool:
         """Test one micro-batch's loss and gradients alone; zeroes the gradients."""

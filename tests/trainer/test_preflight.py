@@ -17,7 +17,7 @@ from mindrlhf.metrics.trackers import check_installed
 from mindrlhf.models.parameters import parameter_count
 from mindrlhf.rewards.runner import RewardRunner
 from mindrlhf.trainer import preflight
-from mindrlhf.trainer.preflight import Here, block, check_writable, devices, disk_line, disk_needs, try_reward
+from mindrlhf.trainer.preflight import RankResources, block, check_writable, devices, disk_line, disk_needs, try_reward
 from mindrlhf.types import Prompt
 
 MODEL = ModelConfig(
@@ -83,7 +83,7 @@ def test_memory_that_will_not_do_is_said_before_the_run():
     yaml = ModelYaml(path="model.yaml", context={"device_target": "CPU"})
     work = Work.of(load_grpo_config(None, []), MODEL, yaml, yaml, Lengths(20))
     peak = work.rank_plan(0).peak
-    here = Here("a", 2, 4 * peak, 1e9)
+    here = RankResources("a", 2, 4 * peak, 1e9)
     assert "NOT ENOUGH" not in preflight.memory_line(work, [here] * 4)
     short = preflight.memory_line(work, [here] * 5)
     assert "planned at most for a process, in " in short
@@ -117,7 +117,11 @@ def test_a_folder_that_cannot_be_written(tmp_path):
 
 
 def test_devices_by_host():
-    ranks = [Here("a", 2, 8 << 30, 1e11), Here("a", 2, 7 << 30, 1e11), Here("b", 4, 16 << 30, 3e11)]
+    ranks = [
+        RankResources("a", 2, 8 << 30, 1e11),
+        RankResources("a", 2, 7 << 30, 1e11),
+        RankResources("b", 4, 16 << 30, 3e11),
+    ]
     assert devices("CPU", ranks, "float32") == (
         "CPU, a: 2 x 2 threads, 7.0 GiB of memory free, 200 GFLOP/s of float32 products; "
         "b: 1 x 4 threads, 16.0 GiB of memory free, 300 GFLOP/s of float32 products"

@@ -239,7 +239,7 @@ class Recorded:
 
     def __call__(self, groups, rate, **fields):
         self.rate, self.fields = rate, fields
-        return SimpleNamespace(culprits=())
+        return SimpleNamespace(bad_samples=())
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])

@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from mindrlhf.training.bad_samples import Culprit, find_culprits
+from mindrlhf.training.bad_samples import BadSample, find_bad_samples
 from mindrlhf.training.batch import SequenceGroup, cut, pad
 from mindrlhf.training.passes import MicroResult
 
@@ -47,21 +47,21 @@ def never(batch):
 @pytest.mark.parametrize("where", list(product(range(GROUPS), range(SAMPLES))))
 def test_a_gradient_alone_is_traced_to_its_sample(where):
     calls = []
-    assert find_culprits(*batches(bad=[where]), graph(calls)) == [Culprit(*where, "its gradient")]
+    assert find_bad_samples(*batches(bad=[where]), graph(calls)) == [BadSample(*where, "its gradient")]
     assert len(calls) < 14  # by halving
     assert len({(c.prefix_ids.shape, c.targets.shape) for c in calls}) <= len(batches()[0])  # no graph of a new shape
 
 
 def test_one_of_several_in_a_micro_batch_is_named():
-    ((group, sample),) = {(c.group, c.sample) for c in find_culprits(*batches(bad=[(1, 2), (1, 3)]), graph([]))}
+    ((group, sample),) = {(c.group, c.sample) for c in find_bad_samples(*batches(bad=[(1, 2), (1, 3)]), graph([]))}
     assert (group, sample) in ((1, 2), (1, 3))
 
 
 def test_nobody_alone_is_to_blame():
     micros, given, results = batches()
-    assert find_culprits(micros, given, results, lambda batch: True) == []
+    assert find_bad_samples(micros, given, results, lambda batch: True) == []
     whole = [id(batch) for batch in given]
-    assert find_culprits(micros, given, results, lambda batch: id(batch) not in whole) == []
+    assert find_bad_samples(micros, given, results, lambda batch: id(batch) not in whole) == []
 
 
 def test_what_went_in_is_seen_at_once():
@@ -70,12 +70,12 @@ def test_what_went_in_is_seen_at_once():
         rows[3][1][0] = np.nan
         return rows
 
-    assert find_culprits(*batches(advantages=spoiled), never) == [Culprit(3, 1, "its advantages")]
+    assert find_bad_samples(*batches(advantages=spoiled), never) == [BadSample(3, 1, "its advantages")]
 
 
 def test_what_came_out_is_seen_at_once_and_padding_does_not_count():
     micros, given, results = batches()
     results[0].output[given[0].mask == 0] = np.nan
     results[1].metrics["pg_loss"][2, 0] = np.inf
-    expected = Culprit(micros[1].groups[0], 2, "its pg loss")
-    assert find_culprits(micros, given, results, never) == [expected]
+    expected = BadSample(micros[1].groups[0], 2, "its pg loss")
+    assert find_bad_samples(micros, given, results, never) == [expected]

@@ -90,7 +90,7 @@ class Subject:
 
             def updater(groups, rate, **arguments):
                 given.update(arguments, groups=groups)
-                return SimpleNamespace(culprits=())
+                return SimpleNamespace(bad_samples=())
 
             PolicyUpdates(config, updater, self.loss, rank)(rank.share(experiences), 0.0, lambda share: None)
             return given

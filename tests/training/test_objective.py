@@ -5,7 +5,7 @@ import pytest
 
 from mindrlhf.algorithms.losses import POLICY_LOSSES, policy_loss
 from mindrlhf.algorithms.rollout_correction import importance_weights
-from mindrlhf.training.objective import NEGATIVE_LOG_LIKELIHOOD, OWN, policy_objective, value_objective
+from mindrlhf.training.objective import CURRENT_POLICY, NEGATIVE_LOG_LIKELIHOOD, policy_objective, value_objective
 
 SHAPE = (4, 7)
 
@@ -124,7 +124,7 @@ def test_on_policy_takes_its_own_log_probs_as_the_old_ones(compute, arrays):
 
 def test_old_log_probs_that_are_the_updates_own_token_by_token(compute, arrays):
     mixed = arrays["selected"] > 0
-    arrays["old_log_probs"] = np.where(mixed, OWN, arrays["old_log_probs"])
+    arrays["old_log_probs"] = np.where(mixed, CURRENT_POLICY, arrays["old_log_probs"])
     losses, _, (slope, _) = run(compute, arrays, policy_objective(policy_loss("clip"), on_policy=False))
     arrays["old_log_probs"] = np.where(mixed, arrays["log_probs"], arrays["old_log_probs"])
     value, value_slope = clipped(arrays)
