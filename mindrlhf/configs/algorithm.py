@@ -47,77 +47,44 @@ _OPTIONS = create_model(
 class AlgorithmSettings(_OPTIONS):
     """Advantage, loss and KL."""
 
-    advantage: str = Field("grpo", description="Advantage estimator (verl algorithm.adv_estimator).")
-    advantage_options: dict[str, Any] = Field(
-        {}, description="Options of an advantage of your own, `file.py:function`, by name."
-    )
-    policy_loss: str = Field("clip", description="Policy loss (verl actor.policy_loss.loss_mode, TRL loss_type).")
-    policy_loss_options: dict[str, Any] = Field(
-        {}, description="Options of a policy loss of your own, `file.py:function`, by name."
-    )
-    aggregation: str = Field(
-        "seq-mean-token-mean", description="How token losses become one number (verl actor.loss_agg_mode)."
-    )
-    aggregation_tokens: int | None = Field(
-        None,
-        ge=1,
-        description="Constant that seq-mean-token-sum-norm and dr_grpo divide by; null is rollout.max_new_tokens "
-        "(verl actor.loss_scale_factor).",
-    )
-    mask_truncated: bool = Field(
-        False,
-        description="Responses cut off at the token limit are not trained on (TRL mask_truncated_completions).",
-    )
-    entropy_coef: Float32 = Field(
-        0.0,
-        ge=0.0,
-        description="Weight of the entropy, subtracted from the loss (verl actor.entropy_coeff, TRL entropy_coef).",
-    )
-    kl_estimator: str = Field(
-        "k3",
-        description="KL estimator against the reference model (verl actor.kl_loss_type, algorithm.kl_penalty).",
-    )
-    beta: Float32 = Field(
-        0.01,
-        ge=0.0,
-        description="Weight of the KL term (verl actor.kl_loss_coef, TRL beta); 0 loads no reference model.",
-    )
-    kl_in_reward: bool = Field(
-        False,
-        description="Subtract the KL term from the reward of each token instead of adding it to the loss "
-        "(verl algorithm.use_kl_in_reward).",
-    )
-    kl_target: Float32 | None = Field(
-        None,
-        gt=0.0,
-        description="KL per token, in nats, that beta is steered to; null keeps beta fixed "
-        "(verl algorithm.kl_ctrl.target_kl with type adaptive).",
-    )
-    kl_horizon: int = Field(
-        10000,
-        ge=1,
-        description="With kl_target: responses over which beta may change by a fifth (verl algorithm.kl_ctrl.horizon).",
-    )
-    reference_sync_steps: int = Field(
-        0,
-        ge=0,
-        description="Steps between two updates of the reference model from the policy; 0 is never "
-        "(TRL sync_ref_model, ref_model_sync_steps).",
-    )
-    reference_sync_share: Float32 = Field(
-        1.0,
-        gt=0.0,
-        le=1.0,
-        description="Share of the policy in the reference model after such an update (TRL ref_model_mixup_alpha).",
-    )
-    num_iterations: int = Field(
-        1, ge=1, description="Passes over a step's rollouts (verl actor.ppo_epochs, TRL num_iterations)."
-    )
-    updates_per_iteration: int = Field(
-        1,
-        ge=1,
-        description="Optimizer updates of one pass (verl data.train_batch_size / actor.ppo_mini_batch_size).",
-    )
+    advantage: str = "grpo"
+    """Advantage estimator (verl algorithm.adv_estimator)."""
+    advantage_options: dict[str, Any] = {}
+    """Options of an advantage of your own, `file.py:function`, by name."""
+    policy_loss: str = "clip"
+    """Policy loss (verl actor.policy_loss.loss_mode, TRL loss_type)."""
+    policy_loss_options: dict[str, Any] = {}
+    """Options of a policy loss of your own, `file.py:function`, by name."""
+    aggregation: str = "seq-mean-token-mean"
+    """How token losses become one number (verl actor.loss_agg_mode)."""
+    aggregation_tokens: int | None = Field(None, ge=1)
+    """Constant that seq-mean-token-sum-norm and dr_grpo divide by; null is rollout.max_new_tokens (verl
+    actor.loss_scale_factor)."""
+    mask_truncated: bool = False
+    """Responses cut off at the token limit are not trained on (TRL mask_truncated_completions)."""
+    entropy_coef: Float32 = Field(0.0, ge=0.0)
+    """Weight of the entropy, subtracted from the loss (verl actor.entropy_coeff, TRL entropy_coef)."""
+    kl_estimator: str = "k3"
+    """KL estimator against the reference model (verl actor.kl_loss_type, algorithm.kl_penalty)."""
+    beta: Float32 = Field(0.01, ge=0.0)
+    """Weight of the KL term (verl actor.kl_loss_coef, TRL beta); 0 loads no reference model."""
+    kl_in_reward: bool = False
+    """Subtract the KL term from the reward of each token instead of adding it to the loss (verl
+    algorithm.use_kl_in_reward)."""
+    kl_target: Float32 | None = Field(None, gt=0.0)
+    """KL per token, in nats, that beta is steered to; null keeps beta fixed (verl algorithm.kl_ctrl.target_kl with type
+    adaptive)."""
+    kl_horizon: int = Field(10000, ge=1)
+    """With kl_target: responses over which beta may change by a fifth (verl algorithm.kl_ctrl.horizon)."""
+    reference_sync_steps: int = Field(0, ge=0)
+    """Steps between two updates of the reference model from the policy; 0 is never (TRL sync_ref_model,
+    ref_model_sync_steps)."""
+    reference_sync_share: Float32 = Field(1.0, gt=0.0, le=1.0)
+    """Share of the policy in the reference model after such an update (TRL ref_model_mixup_alpha)."""
+    num_iterations: int = Field(1, ge=1)
+    """Passes over a step's rollouts (verl actor.ppo_epochs, TRL num_iterations)."""
+    updates_per_iteration: int = Field(1, ge=1)
+    """Optimizer updates of one pass (verl data.train_batch_size / actor.ppo_mini_batch_size)."""
 
     def options_of(self, method: Method) -> dict[str, Any]:
         """Collect the given settings of the chosen method: option -> value.
@@ -165,45 +132,28 @@ class AlgorithmSettings(_OPTIONS):
 class RolloutCorrectionSettings(Settings):
     """Importance weights for rollouts drawn from another distribution than the trained one."""
 
-    level: Literal["token", "sequence"] | None = Field(
-        None,
-        description="Weight of each token, or the product over its row; null is no correction "
-        "(verl algorithm.rollout_correction.rollout_is, TRL vllm_importance_sampling_correction).",
-    )
-    mode: Literal["truncate", "mask"] = Field(
-        "truncate",
-        description="Weights beyond the bounds are set to the bound, or to 0 (TRL vllm_importance_sampling_mode).",
-    )
-    upper: Float32 = Field(
-        2.0,
-        gt=0.0,
-        description="Upper bound of the weight (verl algorithm.rollout_correction.rollout_is_threshold, "
-        "TRL vllm_importance_sampling_cap).",
-    )
-    lower: Float32 = Field(
-        0.0,
-        ge=0.0,
-        description="Lower bound of the weight (verl algorithm.rollout_correction.rollout_rs_threshold_lower).",
-    )
+    level: Literal["token", "sequence"] | None = None
+    """Weight of each token, or the product over its row; null is no correction (verl
+    algorithm.rollout_correction.rollout_is, TRL vllm_importance_sampling_correction)."""
+    mode: Literal["truncate", "mask"] = "truncate"
+    """Weights beyond the bounds are set to the bound, or to 0 (TRL vllm_importance_sampling_mode)."""
+    upper: Float32 = Field(2.0, gt=0.0)
+    """Upper bound of the weight (verl algorithm.rollout_correction.rollout_is_threshold, TRL
+    vllm_importance_sampling_cap)."""
+    lower: Float32 = Field(0.0, ge=0.0)
+    """Lower bound of the weight (verl algorithm.rollout_correction.rollout_rs_threshold_lower)."""
 
 
 class DynamicSamplingSettings(Settings):
     """DAPO's dynamic sampling: new groups replace those with equal rewards."""
 
-    enabled: bool = Field(
-        False, description="Draw further prompts for groups without spread (verl algorithm.filter_groups.enable)."
-    )
-    max_rounds: int = Field(
-        10,
-        ge=1,
-        description="Most rounds of generation for one step; then it trains on what there is "
-        "(verl algorithm.filter_groups.max_num_gen_batches).",
-    )
-    prompts_per_round: int | None = Field(
-        None, ge=1, description="Prompts of one round; null is data.prompts_per_step (verl data.gen_batch_size)."
-    )
-    metric: str | None = Field(
-        None,
-        description="Reward function whose scores have to differ in a group; null is the reward without the overlong "
-        "punishment (verl algorithm.filter_groups.metric).",
-    )
+    enabled: bool = False
+    """Draw further prompts for groups without spread (verl algorithm.filter_groups.enable)."""
+    max_rounds: int = Field(10, ge=1)
+    """Most rounds of generation for one step; then it trains on what there is (verl
+    algorithm.filter_groups.max_num_gen_batches)."""
+    prompts_per_round: int | None = Field(None, ge=1)
+    """Prompts of one round; null is data.prompts_per_step (verl data.gen_batch_size)."""
+    metric: str | None = None
+    """Reward function whose scores have to differ in a group; null is the reward without the overlong punishment (verl
+    algorithm.filter_groups.metric)."""

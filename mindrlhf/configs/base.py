@@ -1,6 +1,6 @@
 """Settings base class: frozen, unknown keys refused; and numbers within float32."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict
@@ -27,8 +27,16 @@ class Settings(BaseModel):
     """Group of settings, immutable.
 
     A key that is not declared is an error, and so are NaN and infinity.
-    Every field carries a one-line `description`: its meaning, its unit, and the same setting's name in verl and TRL
-    where they have one. The settings reference is generated from it.
+    Every field has a description, as a docstring below it or in its `Field`: its meaning, its unit, and the same
+    setting's name in verl and TRL where they have one. The settings reference is generated from it.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        """Make each description one line."""
+        for field in cls.model_fields.values():
+            field.description = field.description and " ".join(field.description.split())

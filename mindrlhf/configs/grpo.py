@@ -18,36 +18,33 @@ MAX_SEED = 2**62  # with what is added to it for validation it is kept as int64
 class DataSettings(Settings):
     """Selection of a step's prompts."""
 
-    prompts_per_step: int = Field(
-        8, ge=1, description="Prompts of one step over all data-parallel ranks (verl data.train_batch_size)."
-    )
-    shuffle: bool = Field(True, description="Draw prompts in a new order each epoch (verl data.shuffle).")
-    val_dataset: str | None = Field(
-        None, description="Prompt MindRecord of held-out problems; null measures no accuracy (verl data.val_files)."
-    )
+    prompts_per_step: int = Field(8, ge=1)
+    """Prompts of one step over all data-parallel ranks (verl data.train_batch_size)."""
+    shuffle: bool = True
+    """Draw prompts in a new order each epoch (verl data.shuffle)."""
+    val_dataset: str | None = None
+    """Prompt MindRecord of held-out problems; null measures no accuracy (verl data.val_files)."""
 
 
 class SamplingSettings(Settings):
     """Token sampling in rollouts, evaluation and `mindrlhf generate`."""
 
-    max_new_tokens: int = Field(
-        256, ge=1, description="Most tokens of a response (verl data.max_response_length, TRL max_completion_length)."
-    )
-    min_new_tokens: int = Field(0, ge=0, description="Stop tokens cannot be drawn before this many tokens.")
-    temperature: Float32 = Field(1.0, ge=0.0, description="Logits are divided by it; 0 is greedy.")
-    top_k: int = Field(0, ge=0, description="Draw from the k most probable tokens only; 0 is off (verl: -1 is off).")
-    top_p: Float32 = Field(
-        1.0, gt=0.0, le=1.0, description="Draw from the fewest tokens whose probability sums to p; 1 is off."
-    )
-    min_p: Float32 = Field(
-        0.0, ge=0.0, lt=1.0, description="Drop tokens below this share of the best one's probability; 0 is off."
-    )
-    repetition_penalty: Float32 = Field(
-        1.0,
-        gt=0.0,
-        description="Logits of tokens already seen are divided (positive) or multiplied by it; 1 is off.",
-    )
-    stop_strings: tuple[str, ...] = Field((), description="A response ends when one of these texts appears in it.")
+    max_new_tokens: int = Field(256, ge=1)
+    """Most tokens of a response (verl data.max_response_length, TRL max_completion_length)."""
+    min_new_tokens: int = Field(0, ge=0)
+    """Stop tokens cannot be drawn before this many tokens."""
+    temperature: Float32 = Field(1.0, ge=0.0)
+    """Logits are divided by it; 0 is greedy."""
+    top_k: int = Field(0, ge=0)
+    """Draw from the k most probable tokens only; 0 is off (verl: -1 is off)."""
+    top_p: Float32 = Field(1.0, gt=0.0, le=1.0)
+    """Draw from the fewest tokens whose probability sums to p; 1 is off."""
+    min_p: Float32 = Field(0.0, ge=0.0, lt=1.0)
+    """Drop tokens below this share of the best one's probability; 0 is off."""
+    repetition_penalty: Float32 = Field(1.0, gt=0.0)
+    """Logits of tokens already seen are divided (positive) or multiplied by it; 1 is off."""
+    stop_strings: tuple[str, ...] = ()
+    """A response ends when one of these texts appears in it."""
 
     @field_validator("stop_strings")
     @classmethod
@@ -60,38 +57,29 @@ class SamplingSettings(Settings):
 class RolloutSettings(SamplingSettings):
     """Generation of responses for training."""
 
-    num_generations: int = Field(
-        8, ge=1, description="Responses per prompt (verl actor_rollout_ref.rollout.n, TRL num_generations)."
-    )
-    max_slots: int = Field(
-        64, ge=1, description="Sequences decoded at once on one data-parallel rank (verl rollout.max_num_seqs)."
-    )
-    verify_weights: bool = Field(
-        False, description="Compare checksums of the weights that generate with the trained ones after each reshard."
-    )
+    num_generations: int = Field(8, ge=1)
+    """Responses per prompt (verl actor_rollout_ref.rollout.n, TRL num_generations)."""
+    max_slots: int = Field(64, ge=1)
+    """Sequences decoded at once on one data-parallel rank (verl rollout.max_num_seqs)."""
+    verify_weights: bool = False
+    """Compare checksums of the weights that generate with the trained ones after each reshard."""
 
 
 class ValidationSettings(SamplingSettings):
     """Generation and scoring for held-out problems (`data.val_dataset`)."""
 
-    max_new_tokens: int | None = Field(
-        None, ge=1, description="Most tokens of an answer; null is that of rollout (TRL max_completion_length)."
-    )
-    temperature: Float32 = Field(
-        0.0, ge=0.0, description="Logits are divided by it; 0 is greedy (verl rollout.val_kwargs.temperature)."
-    )
-    num_generations: int = Field(
-        1, ge=1, description="Answers to each problem, for pass@k and maj@k (verl rollout.val_kwargs.n)."
-    )
-    stop_strings: tuple[str, ...] | None = Field(
-        None, description="An answer ends when one of these texts appears in it; null is those of rollout."
-    )
-    limit: int | None = Field(
-        None, ge=1, description="Number of first problems to take; null takes all (verl data.val_max_samples)."
-    )
-    reward: str | None = Field(
-        None, description="Reward function that gives 1 to what is right; null is the one of the dataset's task."
-    )
+    max_new_tokens: int | None = Field(None, ge=1)
+    """Most tokens of an answer; null is that of rollout (TRL max_completion_length)."""
+    temperature: Float32 = Field(0.0, ge=0.0)
+    """Logits are divided by it; 0 is greedy (verl rollout.val_kwargs.temperature)."""
+    num_generations: int = Field(1, ge=1)
+    """Answers to each problem, for pass@k and maj@k (verl rollout.val_kwargs.n)."""
+    stop_strings: tuple[str, ...] | None = None
+    """An answer ends when one of these texts appears in it; null is those of rollout."""
+    limit: int | None = Field(None, ge=1)
+    """Number of first problems to take; null takes all (verl data.val_max_samples)."""
+    reward: str | None = None
+    """Reward function that gives 1 to what is right; null is the one of the dataset's task."""
 
     def completed(self, rollout: RolloutSettings) -> "ValidationSettings":
         """Fill in rollout settings for absent values."""
@@ -102,101 +90,83 @@ class ValidationSettings(SamplingSettings):
 class OptimizerSettings(Settings):
     """AdamW, its learning-rate schedule and gradient clipping."""
 
-    lr: Float32 = Field(
-        1e-6, ge=0.0, description="Learning rate after warm-up (verl actor.optim.lr, TRL learning_rate)."
-    )
-    min_lr: Float32 = Field(0.0, ge=0.0, description="Learning rate at the end of the decay.")
-    warmup_steps: int = Field(
-        0, ge=0, description="Optimizer updates of linear warm-up from 0 (verl actor.optim.lr_warmup_steps)."
-    )
-    lr_decay: Literal["constant", "linear", "cosine"] = Field(
-        "constant", description="Shape of the decay from lr to min_lr (verl actor.optim.warmup_style)."
-    )
-    beta1: Float32 = Field(0.9, ge=0.0, lt=1.0, description="AdamW's decay of the first moment (TRL adam_beta1).")
-    beta2: Float32 = Field(0.95, ge=0.0, lt=1.0, description="AdamW's decay of the second moment (TRL adam_beta2).")
-    eps: Float32 = Field(1e-8, gt=0.0, description="AdamW's epsilon (TRL adam_epsilon).")
-    weight_decay: Float32 = Field(
-        0.01,
-        ge=0.0,
-        description="Weight decay of matrices, not of biases, norms and embeddings (verl actor.optim.weight_decay).",
-    )
-    max_grad_norm: Float32 = Field(
-        1.0, ge=0.0, description="Gradients are scaled down to this global norm (verl actor.grad_clip); 0 is off."
-    )
+    lr: Float32 = Field(1e-6, ge=0.0)
+    """Learning rate after warm-up (verl actor.optim.lr, TRL learning_rate)."""
+    min_lr: Float32 = Field(0.0, ge=0.0)
+    """Learning rate at the end of the decay."""
+    warmup_steps: int = Field(0, ge=0)
+    """Optimizer updates of linear warm-up from 0 (verl actor.optim.lr_warmup_steps)."""
+    lr_decay: Literal["constant", "linear", "cosine"] = "constant"
+    """Shape of the decay from lr to min_lr (verl actor.optim.warmup_style)."""
+    beta1: Float32 = Field(0.9, ge=0.0, lt=1.0)
+    """AdamW's decay of the first moment (TRL adam_beta1)."""
+    beta2: Float32 = Field(0.95, ge=0.0, lt=1.0)
+    """AdamW's decay of the second moment (TRL adam_beta2)."""
+    eps: Float32 = Field(1e-8, gt=0.0)
+    """AdamW's epsilon (TRL adam_epsilon)."""
+    weight_decay: Float32 = Field(0.01, ge=0.0)
+    """Weight decay of matrices, not of biases, norms and embeddings (verl actor.optim.weight_decay)."""
+    max_grad_norm: Float32 = Field(1.0, ge=0.0)
+    """Gradients are scaled down to this global norm (verl actor.grad_clip); 0 is off."""
 
 
 class CriticSettings(Settings):
     """PPO's critic, for `algorithm.advantage: gae`: a second transformer with a value head."""
 
-    optimizer: OptimizerSettings = Field(
-        OptimizerSettings(lr=1e-5),
-        description="AdamW of the critic, its schedule and gradient clipping (verl critic.optim, critic.grad_clip).",
-    )
-    value_clip: Float32 | None = Field(
-        0.5,
-        gt=0.0,
-        description="A value's loss counts as if it had moved by at most this much in one step; null is off "
-        "(verl critic.cliprange_value).",
-    )
-    warmup_steps: int = Field(
-        0, ge=0, description="First steps in which the critic alone is trained (verl trainer.critic_warmup)."
-    )
+    optimizer: OptimizerSettings = OptimizerSettings(lr=1e-5)
+    """AdamW of the critic, its schedule and gradient clipping (verl critic.optim, critic.grad_clip)."""
+    value_clip: Float32 | None = Field(0.5, gt=0.0)
+    """A value's loss counts as if it had moved by at most this much in one step; null is off (verl
+    critic.cliprange_value)."""
+    warmup_steps: int = Field(0, ge=0)
+    """First steps in which the critic alone is trained (verl trainer.critic_warmup)."""
 
 
 class TrainSettings(Settings):
     """Division of an update into pieces that fit into memory."""
 
-    max_tokens_per_micro_batch: int = Field(
-        16384,
-        ge=1,
-        description="Padded tokens of a micro-batch, a shared prompt once (verl actor.ppo_max_token_len_per_gpu).",
-    )
-    length_bucket: int = Field(
-        32, ge=1, description="Lengths are padded to a multiple of this many tokens, so that few graphs compile."
-    )
+    max_tokens_per_micro_batch: int = Field(16384, ge=1)
+    """Padded tokens of a micro-batch, a shared prompt once (verl actor.ppo_max_token_len_per_gpu)."""
+    length_bucket: int = Field(32, ge=1)
+    """Lengths are padded to a multiple of this many tokens, so that few graphs compile."""
 
 
 class MemorySettings(Settings):
     """Memory by phase of a step."""
 
-    swap: bool = Field(
-        False,
-        description="Put away what a phase does not need: weights, moments, gradients, cache "
-        "(verl actor.fsdp_config.param_offload and optimizer_offload).",
-    )
-    swap_dir: Path | None = Field(
-        None, description="On CPU, where what is put away goes; null is <output>/swap. A local disk with room."
-    )
+    swap: bool = False
+    """Put away what a phase does not need: weights, moments, gradients, cache (verl actor.fsdp_config.param_offload and
+    optimizer_offload)."""
+    swap_dir: Path | None = None
+    """On CPU, where what is put away goes; null is <output>/swap. A local disk with room."""
 
 
 class RewardFunctionSettings(Settings):
     """Reward function with its arguments and weight."""
 
-    name: str = Field(description="A shipped function, `package.module:function`, or `path/file.py:function`.")
-    weight: Float32 = Field(1.0, description="Factor in the sum over reward functions (TRL reward_weights).")
-    args: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments handed to the function.")
+    name: str
+    """A shipped function, `package.module:function`, or `path/file.py:function`."""
+    weight: Float32 = 1.0
+    """Factor in the sum over reward functions (TRL reward_weights)."""
+    args: dict[str, Any] = {}
+    """Keyword arguments handed to the function."""
 
 
 class RewardSettings(Settings):
     """Scoring of responses."""
 
-    functions: tuple[RewardFunctionSettings, ...] = Field(
-        (RewardFunctionSettings(name="gsm8k"),), description="The reward is the weighted sum of these functions."
-    )
-    overlong_factor: Float32 = Field(
-        0.0,
-        ge=0.0,
-        description="Largest soft overlong punishment, DAPO's; 0 is off "
-        "(verl reward_model.overlong_buffer.enable, .penalty_factor).",
-    )
-    overlong_buffer: int | None = Field(
-        None,
-        ge=1,
-        description="Tokens before rollout.max_new_tokens over which the punishment grows; null is a fifth of all "
-        "(verl reward_model.overlong_buffer.len).",
-    )
-    timeout_s: float = Field(10.0, gt=0.0, description="Seconds that scoring one response may take.")
-    workers: int = Field(1, ge=1, le=1024, description="Reward processes on each rank.")
+    functions: tuple[RewardFunctionSettings, ...] = (RewardFunctionSettings(name="gsm8k"),)
+    """The reward is the weighted sum of these functions."""
+    overlong_factor: Float32 = Field(0.0, ge=0.0)
+    """Largest soft overlong punishment, DAPO's; 0 is off (verl reward_model.overlong_buffer.enable,
+    .penalty_factor)."""
+    overlong_buffer: int | None = Field(None, ge=1)
+    """Tokens before rollout.max_new_tokens over which the punishment grows; null is a fifth of all (verl
+    reward_model.overlong_buffer.len)."""
+    timeout_s: float = Field(10.0, gt=0.0)
+    """Seconds that scoring one response may take."""
+    workers: int = Field(1, ge=1, le=1024)
+    """Reward processes on each rank."""
 
     @field_validator("functions")
     @classmethod
@@ -217,96 +187,75 @@ class RewardSettings(Settings):
 class TrainerSettings(TrackingSettings):
     """Length of a run, and its outputs."""
 
-    total_steps: int | None = Field(
-        None,
-        ge=1,
-        description="Steps of the run, or of its record that are replayed; null is epochs x (rows / prompts_per_step) "
-        "(verl trainer.total_training_steps).",
-    )
-    epochs: int = Field(
-        1, ge=1, description="Passes over the prompts when total_steps is not given (verl trainer.total_epochs)."
-    )
-    save_rollouts: bool = Field(
-        False, description="Write each step's prompts, answers and rewards as JSONL to <output>/rollouts."
-    )
-    progress: bool = Field(True, description="Show progress bars on a terminal.")
-    save_freq: int | None = Field(
-        None,
-        ge=1,
-        description="Steps between checkpoints, the last step has one too; null writes none (verl trainer.save_freq, "
-        "TRL save_steps, MindRLHF save_ckpt_interval).",
-    )
-    save_max_ckpt_num: int | None = Field(
-        5,
-        ge=1,
-        description="Newest checkpoints that are kept; null keeps all (verl trainer.max_actor_ckpt_to_keep, TRL "
-        "save_total_limit, MindRLHF save_max_ckpt_num).",
-    )
-    save_best_metric: str | None = Field(
-        None,
-        description="Metric whose best step gets a checkpoint that is kept, val-core/gsm8k/acc/mean@1 for example "
-        "(TRL metric_for_best_model).",
-    )
-    save_best_mode: Literal["max", "min"] = Field(
-        "max", description="Whether a larger or a smaller save_best_metric is better (TRL greater_is_better)."
-    )
-    async_save: bool = Field(
-        False,
-        description="Write checkpoints while training goes on, from a copy in memory (verl checkpoint.async_save).",
-    )
-    resume_mode: Literal["disable", "auto", "resume_path"] = Field(
-        "disable",
-        description="auto continues from the newest whole checkpoint of --save_ckpt_dir, resume_path from "
-        "resume_from_path; --resume_training sets both (verl trainer.resume_mode).",
-    )
-    resume_from_path: str | None = Field(
-        None, description="A step_N folder, or a folder with some of them (verl trainer.resume_from_path)."
-    )
-    test_freq: int | None = Field(
-        None,
-        ge=1,
-        description="Steps between measuring accuracy on data.val_dataset, the last step included; null never does "
-        "(verl trainer.test_freq, TRL eval_steps).",
-    )
-    val_before_train: bool = Field(
-        True,
-        description="Measure accuracy on data.val_dataset before the first step too (verl trainer.val_before_train, "
-        "TRL eval_on_start).",
-    )
-    val_only: bool = Field(False, description="Measure accuracy on data.val_dataset and stop (verl trainer.val_only).")
-    max_bad_updates: int = Field(
-        5,
-        ge=1,
-        description="Updates in a row that may be skipped for a loss or gradient that is not finite; the run then "
-        "saves its state and stops.",
-    )
-    max_host_memory_gb: float | None = Field(
-        None,
-        gt=0.0,
-        description="GiB of memory of one process beyond which the run saves its state and stops; null is no limit "
-        "(MindRLHF host_memory_protection).",
-    )
+    total_steps: int | None = Field(None, ge=1)
+    """Steps of the run, or of its record that are replayed; null is epochs x (rows / prompts_per_step) (verl
+    trainer.total_training_steps)."""
+    epochs: int = Field(1, ge=1)
+    """Passes over the prompts when total_steps is not given (verl trainer.total_epochs)."""
+    save_rollouts: bool = False
+    """Write each step's prompts, answers and rewards as JSONL to <output>/rollouts."""
+    progress: bool = True
+    """Show progress bars on a terminal."""
+    save_freq: int | None = Field(None, ge=1)
+    """Steps between checkpoints, the last step has one too; null writes none (verl trainer.save_freq, TRL save_steps,
+    MindRLHF save_ckpt_interval)."""
+    save_max_ckpt_num: int | None = Field(5, ge=1)
+    """Newest checkpoints that are kept; null keeps all (verl trainer.max_actor_ckpt_to_keep, TRL save_total_limit,
+    MindRLHF save_max_ckpt_num)."""
+    save_best_metric: str | None = None
+    """Metric whose best step gets a checkpoint that is kept, val-core/gsm8k/acc/mean@1 for example (TRL
+    metric_for_best_model)."""
+    save_best_mode: Literal["max", "min"] = "max"
+    """Whether a larger or a smaller save_best_metric is better (TRL greater_is_better)."""
+    async_save: bool = False
+    """Write checkpoints while training goes on, from a copy in memory (verl checkpoint.async_save)."""
+    resume_mode: Literal["disable", "auto", "resume_path"] = "disable"
+    """auto continues from the newest whole checkpoint of --save_ckpt_dir, resume_path from resume_from_path;
+    --resume_training sets both (verl trainer.resume_mode)."""
+    resume_from_path: str | None = None
+    """A step_N folder, or a folder with some of them (verl trainer.resume_from_path)."""
+    test_freq: int | None = Field(None, ge=1)
+    """Steps between measuring accuracy on data.val_dataset, the last step included; null never does (verl
+    trainer.test_freq, TRL eval_steps)."""
+    val_before_train: bool = True
+    """Measure accuracy on data.val_dataset before the first step too (verl trainer.val_before_train, TRL
+    eval_on_start)."""
+    val_only: bool = False
+    """Measure accuracy on data.val_dataset and stop (verl trainer.val_only)."""
+    max_bad_updates: int = Field(5, ge=1)
+    """Updates in a row that may be skipped for a loss or gradient that is not finite; the run then saves its state and
+    stops."""
+    max_host_memory_gb: float | None = Field(None, gt=0.0)
+    """GiB of memory of one process beyond which the run saves its state and stops; null is no limit (MindRLHF
+    host_memory_protection)."""
 
 
 class GRPOConfig(Settings):
     """All settings of a GRPO run."""
 
-    seed: int = Field(0, ge=0, le=MAX_SEED, description="Seed of everything random in the run.")
-    data: DataSettings = Field(DataSettings(), description="Which prompts a step takes.")
-    rollout: RolloutSettings = Field(RolloutSettings(), description="How responses are generated.")
-    validation: ValidationSettings = Field(
-        ValidationSettings(), description="How held-out problems are answered and judged."
-    )
-    dynamic_sampling: DynamicSamplingSettings = Field(
-        DynamicSamplingSettings(), description="Which groups a step trains on."
-    )
-    algorithm: AlgorithmSettings = Field(AlgorithmSettings(), description="Advantage, loss and KL.")
-    rollout_correction: RolloutCorrectionSettings = Field(
-        RolloutCorrectionSettings(), description="Importance weights for the engine's distribution."
-    )
-    optimizer: OptimizerSettings = Field(OptimizerSettings(), description="AdamW, its schedule and gradient clipping.")
-    critic: CriticSettings = Field(CriticSettings(), description="The critic of PPO.")
-    train: TrainSettings = Field(TrainSettings(), description="How an update is cut into micro-batches.")
-    memory: MemorySettings = Field(MemorySettings(), description="What is in memory when.")
-    reward: RewardSettings = Field(RewardSettings(), description="What scores a response.")
-    trainer: TrainerSettings = Field(TrainerSettings(), description="How long to run and what to write.")
+    seed: int = Field(0, ge=0, le=MAX_SEED)
+    """Seed of everything random in the run."""
+    data: DataSettings = DataSettings()
+    """Which prompts a step takes."""
+    rollout: RolloutSettings = RolloutSettings()
+    """How responses are generated."""
+    validation: ValidationSettings = ValidationSettings()
+    """How held-out problems are answered and judged."""
+    dynamic_sampling: DynamicSamplingSettings = DynamicSamplingSettings()
+    """Which groups a step trains on."""
+    algorithm: AlgorithmSettings = AlgorithmSettings()
+    """Advantage, loss and KL."""
+    rollout_correction: RolloutCorrectionSettings = RolloutCorrectionSettings()
+    """Importance weights for the engine's distribution."""
+    optimizer: OptimizerSettings = OptimizerSettings()
+    """AdamW, its schedule and gradient clipping."""
+    critic: CriticSettings = CriticSettings()
+    """The critic of PPO."""
+    train: TrainSettings = TrainSettings()
+    """How an update is cut into micro-batches."""
+    memory: MemorySettings = MemorySettings()
+    """What is in memory when."""
+    reward: RewardSettings = RewardSettings()
+    """What scores a response."""
+    trainer: TrainerSettings = TrainerSettings()
+    """How long to run and what to write."""

@@ -10,33 +10,33 @@ from mindrlhf.configs.tracking import TrackingSettings
 class SFTDataSettings(Settings):
     """Selection of a step's pairs."""
 
-    pairs_per_step: int = Field(
-        32,
-        ge=1,
-        description="Pairs of one update over all data-parallel ranks (verl data.train_batch_size).",
-    )
-    shuffle: bool = Field(True, description="Draw pairs in a new order each epoch.")
+    pairs_per_step: int = Field(32, ge=1)
+    """Pairs of one update over all data-parallel ranks (verl data.train_batch_size)."""
+    shuffle: bool = True
+    """Draw pairs in a new order each epoch."""
 
 
 class SFTTrainerSettings(TrackingSettings):
     """Length of a run, and its outputs."""
 
-    total_steps: int | None = Field(
-        None, ge=1, description="Updates of the run; null is epochs x (rows / pairs_per_step) (TRL max_steps)."
-    )
-    epochs: int = Field(
-        1, ge=1, description="Passes over the pairs when total_steps is not given (TRL num_train_epochs)."
-    )
-    progress: bool = Field(True, description="Show progress bars on a terminal.")
+    total_steps: int | None = Field(None, ge=1)
+    """Updates of the run; null is epochs x (rows / pairs_per_step) (TRL max_steps)."""
+    epochs: int = Field(1, ge=1)
+    """Passes over the pairs when total_steps is not given (TRL num_train_epochs)."""
+    progress: bool = True
+    """Show progress bars on a terminal."""
 
 
 class SFTConfig(Settings):
     """All settings of a supervised fine-tuning run."""
 
-    seed: int = Field(0, ge=0, le=MAX_SEED, description="Seed of everything random in the run.")
-    data: SFTDataSettings = Field(SFTDataSettings(), description="Which pairs a step takes.")
-    optimizer: OptimizerSettings = Field(
-        OptimizerSettings(lr=1e-5), description="AdamW, its schedule and gradient clipping."
-    )
-    train: TrainSettings = Field(TrainSettings(), description="How an update is cut into micro-batches.")
-    trainer: SFTTrainerSettings = Field(SFTTrainerSettings(), description="How long to run and what to write.")
+    seed: int = Field(0, ge=0, le=MAX_SEED)
+    """Seed of everything random in the run."""
+    data: SFTDataSettings = SFTDataSettings()
+    """Which pairs a step takes."""
+    optimizer: OptimizerSettings = OptimizerSettings(lr=1e-5)
+    """AdamW, its schedule and gradient clipping."""
+    train: TrainSettings = TrainSettings()
+    """How an update is cut into micro-batches."""
+    trainer: SFTTrainerSettings = SFTTrainerSettings()
+    """How long to run and what to write."""

@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import field_validator
 
 from mindrlhf.configs.base import Settings
 
@@ -12,18 +12,15 @@ Logger = Literal["console", "jsonl", "tensorboard", "wandb", "swanlab"]
 class TrackingSettings(Settings):
     """Writers of each step's metrics."""
 
-    loggers: tuple[Logger, ...] = Field(
-        ("console", "jsonl", "tensorboard"),
-        description="What writes the metrics: console, jsonl (which `mindrlhf report` reads), tensorboard, wandb, "
-        "swanlab (verl trainer.logger, TRL report_to).",
-    )
-    project_name: str = Field("mindrlhf", description="Project of wandb and swanlab (verl trainer.project_name).")
-    experiment_name: str | None = Field(
-        None, description="Name of the run in wandb and swanlab; null is their choice (verl trainer.experiment_name)."
-    )
-    trackers_offline: bool = Field(
-        False, description="wandb and swanlab write below the output folder only, to be synchronised later."
-    )
+    loggers: tuple[Logger, ...] = ("console", "jsonl", "tensorboard")
+    """What writes the metrics: console, jsonl (which `mindrlhf report` reads), tensorboard, wandb, swanlab (verl
+    trainer.logger, TRL report_to)."""
+    project_name: str = "mindrlhf"
+    """Project of wandb and swanlab (verl trainer.project_name)."""
+    experiment_name: str | None = None
+    """Name of the run in wandb and swanlab; null is their choice (verl trainer.experiment_name)."""
+    trackers_offline: bool = False
+    """wandb and swanlab write below the output folder only, to be synchronised later."""
 
     @field_validator("loggers", mode="before")
     @classmethod
