@@ -6,19 +6,25 @@ No weights are loaded.
 import argparse
 import json
 import sys
+from dataclasses import asdict
+from typing import Any
 
 import psutil
 
 from mindrlhf.checkpoint.open import checkpoint_config, open_tokenizer
 from mindrlhf.commands import train
-from mindrlhf.commands.plan_tables import Report, show
-from mindrlhf.configs.validate import check_generating_layout, check_grpo, check_lengths
+from mindrlhf.commands.plan_tables import show
+from mindrlhf.configs.validate import check_grpo, check_lengths
 from mindrlhf.data.mindrecord import read_prompts
 from mindrlhf.errors import UserError
 from mindrlhf.memory.estimate import Lengths, Work, device_limit
-from mindrlhf.reshard.plan import plan
+from mindrlhf.memory.remedies import remedies
+from mindrlhf.metrics.flops import phase_flops
+from mindrlhf.models.parameters import parameter_count
+from mindrlhf.reshard.plan import Plan, plan
 from mindrlhf.rewards.runner import RewardRunner
 from mindrlhf.trainer.check import read_settings
+from mindrlhf.types import Prompt
 from mindrlhf.units import GIB
 
 
@@ -33,14 +39,46 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     args, work, source = read_work(args)
-    report = Report(work, plan(*work.layouts), source, *memory_limit(work))
+    limit, reason = memory_limit(work)
+    moved = plan(*work.layouts)
+    figures = plan_figures(work, moved, limit)
     if args.json:
-        json.dump(report.as_dict(), sys.stdout, indent=1)
+        json.dump(figures, sys.stdout, indent=1)
         print()
         return
-    show(report)
+    show(work, figures, source, reason)
     if args.every_transfer:
-        print(report.reshard.describe(every_transfer=True))
+        print(moved.describe(every_transfer=True))
+
+
+def plan_figures(work: Work, moved: Plan, limit: int | None) -> dict[str, Any]:
+    """Collect all numbers of a plan as plain values; bytes, operations and tokens as whole numbers.
+
+    Tokens and operations are the most of a step over all ranks; a prompt counts once. limit: see `memory_limit`.
+    """
+    config, prompt = work.config, work.lengths.prompt
+    prompts, samples, response = (
+        config.data.prompts_per_step,
+        config.rollout.num_generations,
+        config.rollout.max_new_tokens,
+    )
+    flops = phase_flops(work.model, [(prompt, [response], samples)], config.algorithm.num_iterations)
+    ranks = work.rank_plans()
+    fits = limit is None or max(rank.peak for rank in ranks) <= limit
+    return {
+        "parameters": parameter_count(work.model),
+        "train": work.train.parallel.model_dump(),
+        "infer": work.infer.parallel.model_dump(),
+        "longest_prompt": prompt,
+        "ranks": [asdict(rank) for rank in ranks],
+        "prompt_tokens": prompts * prompt,
+        "response_tokens": prompts * samples * response,
+        "flops": {phase: int(prompts * each) for phase, each in flops.items() if phase in work.phases},
+        "reshard": {"sends": moved.sent, "receives": moved.received, "least": moved.least},
+        "limit": limit,
+        "fits": fits,
+        "remedies": [] if fits else [asdict(remedy) for remedy in remedies(work)],
+    }
 
 
 def read_work(args: argparse.Namespace) -> tuple[argparse.Namespace, Work, str]:
@@ -52,7 +90,6 @@ def read_work(args: argparse.Namespace) -> tuple[argparse.Namespace, Work, str]:
     checkpoint = args.load_sft_checkpoint_train or args.load_sft_checkpoint_infer
     hf = checkpoint_config(checkpoint)
     models = [yaml.architecture(hf, checkpoint or "") for yaml in (train_yaml, infer_yaml)]
-    check_generating_layout(infer_yaml)
     if train_yaml.parallel.workers != infer_yaml.parallel.workers:
         raise UserError(
             f"{infer_yaml.path}: parallel_config is of {infer_yaml.parallel.workers} workers, and that of "
@@ -71,14 +108,14 @@ def read_lengths(args, config, yamls, model, checkpoint) -> tuple[Lengths, str]:
     tokenizer = None
     if args.tokenizer_path or args.vocab_path or checkpoint:
         tokenizer = open_tokenizer(args, checkpoint)
-    longest = [yaml.model.seq_length for yaml in yamls if yaml.model.seq_length]
-    left = min([model.max_position_embeddings, *longest]) - config.rollout.max_new_tokens
-    prompt, source = left, "what seq_length leaves; else --prompt_tokens"
     if args.prompt_tokens is not None:
         prompt, source = args.prompt_tokens, "--prompt_tokens"
     elif args.mind_dataset_dir:
-        prompts = read_prompts(args.mind_dataset_dir, tokenizer)
-        prompt, source = max(len(prompt.token_ids) for prompt in prompts), str(args.mind_dataset_dir)
+        prompt, source = _longest(read_prompts(args.mind_dataset_dir, tokenizer)), str(args.mind_dataset_dir)
+    else:
+        longest = [yaml.model.seq_length for yaml in yamls if yaml.model.seq_length]
+        prompt = min([model.max_position_embeddings, *longest]) - config.rollout.max_new_tokens
+        source = "what seq_length leaves; else --prompt_tokens"
     if prompt < 1:
         raise UserError(
             f"rollout.max_new_tokens is {config.rollout.max_new_tokens}, which leaves no room for a prompt; lower it, "
@@ -88,23 +125,22 @@ def read_lengths(args, config, yamls, model, checkpoint) -> tuple[Lengths, str]:
         check_lengths(config, yaml, model, prompt)
     problems = read_prompts(config.data.val_dataset, tokenizer) if config.data.val_dataset else []
     problems = problems[: config.validation.limit]
-    held_out = max((len(problem.token_ids) for problem in problems), default=0)
-    return Lengths(prompt, len(problems), held_out), source
+    return Lengths(prompt, len(problems), _longest(problems)), source
+
+
+def _longest(prompts: list[Prompt]) -> int:
+    return max((len(prompt.token_ids) for prompt in prompts), default=0)
 
 
 def memory_limit(work: Work) -> tuple[int | None, str]:
-    """Find the bytes that one process may have, and the limit's origin in words.
+    """Find the bytes that one process may have (None without a limit), and their origin in words.
 
-    None without a limit.
     On CPU it is this machine's free memory, shared by all processes.
     """
-    context = work.train.context
+    context, workers = work.train.context, len(work.trains)
     if context.device_target == "CPU":
         free = psutil.virtual_memory().available
-        workers = len(work.ranks)
         shared = f" for each of {workers} processes on this machine" if workers > 1 else " are free on this machine"
         return free // workers, f"{free / workers / GIB:.1f} GiB{shared}"
-    limit = device_limit(work.train)
-    if limit is None:
-        return None, "context.max_device_memory is not set"
-    return limit, f"context.max_device_memory is {context.max_device_memory}"
+    limit = context.max_device_memory
+    return device_limit(work.train), f"context.max_device_memory is {'not set' if limit is None else limit}"

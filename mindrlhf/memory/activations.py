@@ -1,19 +1,30 @@
 """Activations of compiled graphs in bytes, from shapes alone. Pure Python.
 
 A half of a layer keeps its input and the projections that its backward pass reads; recomputed, only its input. The
-factors were measured on MindSpore's CPU backend. Fused operators (`backend.native`) compute cheap tensors again;
-compositions (`backend.composed`) keep them, attention's probabilities above all. Ascend is counted as compositions:
-upper bounds, not measured.
+factors were measured on MindSpore's CPU backend: compositions (`backend.composed`) keep three times as much as fused
+operators (`backend.native`), and attention's probabilities. Ascend is counted as compositions: upper bounds, not
+measured.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.models.chunks import chunk_count
 from mindrlhf.training.batch import MicroBatch
 
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
+COMPOSED = 3  # times as many numbers kept by compositions
 TABLE = 16  # bytes that a composed kernel on CPU keeps for each number of a broadcast result
+
+
+class Engine(NamedTuple):
+    """Sizes of an engine: prompts prefilled at once and their padded tokens, slots and positions of its cache."""
+
+    prompts: int
+    prefix: int
+    slots: int
+    positions: int
 
 
 @dataclass(frozen=True)
@@ -22,7 +33,8 @@ class Stage:
 
     tp: tensor-parallel ranks. layers: of this pipeline stage. is_last: the head is here. sequence: rows outside
     of the parallel regions are split. itemsize: bytes of an activation's number. fused: the kernels are those
-    of `backend.native`. recompute: halves are computed again from their inputs.
+    of `backend.native`. recompute: halves are computed again from their inputs. query, key, inner, vocabulary: widths
+    here of query heads, of key or value heads, of a feed-forward half, and of the head (0 for a critic).
     """
 
     model: ModelConfig
@@ -36,25 +48,18 @@ class Stage:
 
     @property
     def query(self) -> int:
-        """Width of the query heads here."""
         return self.model.num_heads // self.tp * self.model.head_dim
 
     @property
     def key(self) -> int:
-        """Width of the key heads here, and of the value heads."""
         return max(1, self.model.num_kv_heads // self.tp) * self.model.head_dim
 
     @property
     def inner(self) -> int:
-        """Width of the feed-forward half here."""
         return self.model.intermediate_size // self.tp
 
     @property
     def vocabulary(self) -> int:
-        """Rows of the head's matrix here; 0 for a critic.
-
-        A critic has one number for each token.
-        """
         return 0 if self.model.value_head else self.model.vocab_size // self.tp
 
     def outside(self, rows: int) -> int:
@@ -73,33 +78,20 @@ class Stage:
         """Numbers of one chunk of logits."""
         return rows // chunk_count(rows, self.vocabulary) * self.vocabulary if self.vocabulary else 0
 
-    def attention_kept(self, rows: int, asking: int, probabilities: int) -> int:
-        """Numbers that an attention half keeps.
+    def head(self, rows: int) -> int:
+        """Numbers of one chunk of logits and of its softmax, which the fused head writes over it."""
+        return self.logits(rows) * (1 if self.fused and self.tp == 1 else 3)
 
-        They are its input; queries and attended values, keys and values.
-        """
-        projected = 2 * (asking * self.query + rows * self.key)
-        if self.recompute:
-            return self.inside(rows)
-        if self.fused:
-            return self.inside(rows) + projected
-        return 5 * self.outside(rows) + (3 if self.model.qk_norm else 1) * projected + probabilities
+    def kept(self, rows: int, near: int) -> int:
+        """Numbers that a layer keeps without probabilities; only `near` rows go on from its keys and values."""
+        inputs = self.inside(rows) + self.inside(near)
+        projections = 2 * (rows * self.key + near * (self.query + self.inner))
+        return inputs if self.recompute else (inputs + projections) * (1 if self.fused else COMPOSED)
 
-    def feed_forward_kept(self, rows: int) -> int:
-        """Numbers that a feed-forward half keeps: its input, gate and up.
-
-        A composed half also keeps two products and the norm.
-        """
-        if self.recompute:
-            return self.inside(rows)
-        return self.inside(rows) + 2 * rows * self.inner if self.fused else 5 * (self.outside(rows) + rows * self.inner)
-
-    def layer_alive(self, rows: int, probabilities: int) -> int:
+    def alive(self, rows: int, positions: int) -> int:
         """Most numbers of a forward pass in one half of a layer."""
-        if self.fused:
-            return 2 * self.inside(rows) + rows * max(2 * self.query + 3 * self.key, 2 * self.inner)
-        attention = 3 * probabilities + rows * (2 * self.query + 4 * self.key)
-        return 3 * self.outside(rows) + max(3 * rows * self.inner, attention)
+        numbers = 2 * self.inside(rows) + rows * max(2 * self.inner, 2 * self.query + 3 * self.key)
+        return numbers if self.fused else numbers * 3 // 2 + 3 * self.probabilities(rows, positions)
 
 
 def update_bytes(stage: Stage, micro: MicroBatch, in_flight: int = 1) -> int:
@@ -109,48 +101,33 @@ def update_bytes(stage: Stage, micro: MicroBatch, in_flight: int = 1) -> int:
     in_flight: micro-batches that a pipeline stage has begun and not finished, of which it keeps the input alone.
     """
     rows, near = micro.rows, micro.response_rows
-    # The rotation's angles of each head; fused operators read the table.
-    kept = 0 if stage.fused else 2 * (rows + near) * (stage.query + stage.key)
     of_near = 2 * stage.probabilities(near, micro.prefix_size + micro.response_size)
     of_far = stage.probabilities(micro.prompt_rows, micro.prefix_size)
-    full = stage.layers - stage.is_last
-    kept += full * (stage.attention_kept(rows, rows, of_near + of_far) + stage.feed_forward_kept(rows))
-    first, last_rows = 2 * stage.outside(rows), rows
-    if stage.is_last:  # of the last layer's prompts only keys and values go on
-        head, first = _head_update(stage, near)
-        kept += stage.attention_kept(rows, near, of_near) + stage.feed_forward_kept(near) + head
-        last_rows = near
-    if stage.fused:  # or in the last feed-forward half, when the logits are gone
-        again = stage.inside(last_rows) + 2 * last_rows * stage.inner - _whole_logits(stage, near) * stage.is_last
-        half = last_rows * stage.inner + 4 * stage.inside(last_rows) + (again if stage.recompute else 0)
-        first = max(first, half)
+    kept = (stage.layers - stage.is_last) * (stage.kept(rows, rows) + of_near + of_far)
+    last, logits, first = rows, 0, 0
+    if stage.is_last:
+        last, logits, first = near, *_head_update(stage, near)
+        kept += stage.kept(rows, near) + of_near + logits + 2 * stage.outside(near) * (1 if stage.fused else COMPOSED)
+    # Or the peak is in the last feed-forward half, which is computed again when the logits are gone.
+    again = stage.inside(last) + 2 * last * stage.inner - logits if stage.recompute else 0
+    first = max(first, last * stage.inner + 4 * stage.inside(last) + again)
     waiting = (in_flight - 1) * stage.outside(rows) * 4  # NumPy arrays in float32
     return (kept + first) * stage.itemsize + waiting
 
 
-def _head_update(stage: Stage, near: int) -> tuple[int, int]:
-    """Numbers that the head keeps, and the most that its backward pass adds.
+def _head_update(stage: Stage, rows: int) -> tuple[int, int]:
+    """Logits that the head keeps, and the most numbers that its backward pass adds.
 
-    These are gradients of logits and of its matrix.
+    Of several chunks none is kept, and their gradients of the matrix are summed.
     """
-    chunk, whole = stage.logits(near), _whole_logits(stage, near)
-    matrix, fused = stage.vocabulary * stage.model.hidden_size, stage.fused and stage.tp == 1
-    kept = (2 if stage.fused else 5) * stage.outside(near) + whole
-    if not whole:  # several chunks, whose gradients of the matrix are summed
-        return kept, chunk + 3 * matrix + (0 if fused else chunk)
-    return kept, matrix + stage.outside(near) if fused else chunk + max(chunk, matrix)
-
-
-def _whole_logits(stage: Stage, rows: int) -> int:
-    """Numbers of one-chunk logits; several chunks are multiplied again."""
-    return stage.logits(rows) if stage.logits(rows) == rows * stage.vocabulary else 0
+    chunk, matrix = stage.logits(rows), stage.vocabulary * stage.model.hidden_size
+    if chunk < rows * stage.vocabulary:
+        return 0, stage.head(rows) + 3 * matrix
+    return chunk, stage.head(rows) - chunk + matrix + stage.outside(rows)
 
 
 def update_tables(stage: Stage, micro: MicroBatch) -> int:
-    """Bytes of the tables that composed kernels of an update keep on CPU.
-
-    The tables are those of norms and of probabilities.
-    """
+    """Bytes of the tables for norms and probabilities that composed kernels of an update keep on CPU."""
     if stage.fused:
         return 0
     seen = stage.probabilities(micro.response_rows, micro.prefix_size + micro.response_size)
@@ -160,21 +137,24 @@ def update_tables(stage: Stage, micro: MicroBatch) -> int:
 
 def score_bytes(stage: Stage, micro: MicroBatch) -> int:
     """Peak bytes of a pass without gradients, in a layer or the head."""
-    near = micro.response_rows
-    layer = stage.layer_alive(micro.rows, stage.probabilities(near, micro.prefix_size + micro.response_size))
-    head = (1 if stage.fused and stage.tp == 1 else 3) * stage.logits(near) + stage.outside(near)
+    layer = stage.alive(micro.rows, micro.prefix_size + micro.response_size)
+    head = stage.head(micro.response_rows) + stage.outside(micro.response_rows)
     return max(layer, head if stage.is_last else 0) * stage.itemsize
 
 
-def generate_bytes(stage: Stage, prompts: int, prefix: int, slots: int, positions: int) -> int:
-    """Bytes of generation at its peak.
+def cache_bytes(stage: Stage, engine: Engine) -> int:
+    """Bytes of an engine's key-value cache."""
+    return 2 * stage.layers * engine.slots * stage.key * engine.positions * stage.itemsize
 
-    The peak is prefilling `prompts` of `prefix` tokens, or a decode step.
-    positions: of the cache, for each of its slots. Prefilled keys and values stay while their samples are admitted, and
-    are there twice while their heads are put in order.
+
+def generate_bytes(stage: Stage, engine: Engine) -> int:
+    """Bytes of generation at its peak: prefilling prompts, or a decode step.
+
+    Prefilled keys and values stay while their samples are admitted, and are there twice while their heads are put in
+    order.
     """
-    rows = prompts * prefix
+    rows = engine.prompts * engine.prefix
     filled = 2 * stage.layers * rows * stage.key
-    prefill = stage.layer_alive(rows, stage.probabilities(rows, prefix))
-    decode = max(stage.layer_alive(slots, stage.probabilities(slots, positions)), 4 * slots * stage.vocabulary)
-    return (filled + max(filled + prefill, decode)) * stage.itemsize
+    prefill = filled + stage.alive(rows, engine.prefix)
+    decode = max(stage.alive(engine.slots, engine.positions), 4 * engine.slots * stage.vocabulary)
+    return (filled + max(prefill, decode)) * stage.itemsize

@@ -1,51 +1,36 @@
 """Batch arithmetic of a run: prompts x samples -> updates x micro-batches."""
 
-from mindrlhf.configs.grpo import GRPOConfig
-from mindrlhf.training.batch import cut_alike
+from mindrlhf.memory.estimate import Work
 
 
-def batch_table(config: GRPOConfig, train_ranks: int, infer_ranks: int, longest_prompt: int) -> str:
+def batch_table(work: Work) -> str:
     """Format one line for each quantity: over all ranks, on one, its settings.
 
-    train_ranks, infer_ranks: data-parallel ranks that train and that generate. longest_prompt: tokens.
     Micro-batches are those of an update whose prompts and responses all have the greatest length: shorter ones make
     fewer. Settings that do not divide have been refused before (`configs.validate.check_batch`).
     """
-    algorithm, sampling, samples = config.algorithm, config.dynamic_sampling, config.rollout.num_generations
-    prompts, updates = config.data.prompts_per_step, algorithm.updates_per_iteration
-    each = prompts // updates
-    settings = config.train
-    limits = (settings.max_tokens_per_micro_batch, settings.length_bucket)
-    micro = cut_alike(each // train_ranks, longest_prompt, samples, config.rollout.max_new_tokens, *limits)
+    config, micro = work.config, work.micro_batches("update")
+    prompts, samples, drawn = config.data.prompts_per_step, config.rollout.num_generations, config.dynamic_sampling
+    iterations, updates = config.algorithm.num_iterations, config.algorithm.updates_per_iteration
+    trains, infers, each = work.train.parallel.data_parallel, work.infer.parallel.data_parallel, prompts // updates
+    tokens = f"train.max_tokens_per_micro_batch {config.train.max_tokens_per_micro_batch}"
     rows = [
         ("one step", "in all", "per rank", ""),
-        ("prompts", prompts, prompts // infer_ranks, "data.prompts_per_step"),
-        ("responses", prompts * samples, prompts * samples // infer_ranks, f"x rollout.num_generations {samples}"),
+        ("prompts", prompts, prompts // infers, "data.prompts_per_step"),
+        ("responses", prompts * samples, prompts * samples // infers, f"x rollout.num_generations {samples}"),
         (
             "updates",
-            algorithm.num_iterations * updates,
+            iterations * updates,
             "",
-            f"algorithm.num_iterations {algorithm.num_iterations} x updates_per_iteration {updates}",
+            f"algorithm.num_iterations {iterations} x updates_per_iteration {updates}",
         ),
-        ("  prompts", each, each // train_ranks, "of one update"),
-        ("  responses", each * samples, each * samples // train_ranks, "of one update"),
-        (
-            "  micro-batches",
-            len(micro) * train_ranks,
-            len(micro),
-            f"at most, {micro[0].count} prompts in each: train.max_tokens_per_micro_batch "
-            f"{settings.max_tokens_per_micro_batch}",
-        ),
+        ("  prompts", each, each // trains, "of one update"),
+        ("  responses", each * samples, each * samples // trains, "of one update"),
+        ("  micro-batches", len(micro) * trains, len(micro), f"at most, {micro[0].count} prompts in each: {tokens}"),
     ]
-    if sampling.enabled:
-        size = sampling.prompts_per_round or prompts
-        drawn = (
-            f"{size} to {size * sampling.max_rounds} prompts drawn: dynamic_sampling.max_rounds {sampling.max_rounds}"
-        )
-        rows.insert(3, ("  of rounds", sampling.max_rounds, "", f"at most, {drawn}"))
-    width = [max(len(str(row[column])) for row in rows) for column in range(3)]
-    lines = [
-        f"{what:<{width[0]}}  {whole!s:>{width[1]}}  {part!s:>{width[2]}}  {why}".rstrip()
-        for what, whole, part, why in rows
-    ]
-    return "\n".join(lines)
+    if drawn.enabled:
+        size, most = drawn.prompts_per_round or prompts, drawn.max_rounds
+        why = f"at most, {size} to {size * most} prompts drawn: dynamic_sampling.max_rounds {most}"
+        rows.insert(3, ("  of rounds", most, "", why))
+    whole, part = (max(len(str(row[column])) for row in rows) for column in (1, 2))
+    return "\n".join(f"{row[0]:<15}  {row[1]!s:>{whole}}  {row[2]!s:>{part}}  {row[3]}".rstrip() for row in rows)

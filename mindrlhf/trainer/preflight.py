@@ -60,9 +60,9 @@ def preflight(job: Job, collectives: Collectives, prompts: Sequence[Prompt], rew
     prompts: of the dataset; none for a replay. rewards: on the ranks that score.
     """
     world, longest = collectives.world, max((len(prompt.token_ids) for prompt in prompts), default=0)
-    if prompts and world.rank == 0:
-        sizes = [yaml.parallel.data_parallel for yaml in (job.train, job.infer)]
-        print(batch_table(job.config, *sizes, longest), flush=True)
+    work = Work.of(job.config, job.model, job.train, job.infer, Lengths(longest)) if prompts else None
+    if work and world.rank == 0:
+        print(batch_table(work), flush=True)
     answered = roll_call(collectives, world.abort)
     folders = {job.output, job.args.save_ckpt_dir}
     for folder in folders:
@@ -83,10 +83,8 @@ def preflight(job: Job, collectives: Collectives, prompts: Sequence[Prompt], rew
         "tokenizer": tokenizer_line(job.tokenizer, job.model),
         "disk": disk_line(job.args.save_ckpt_dir, *disk_needs(job.config, job.model)),
     }
-    if prompts:
-        lines["memory"] = memory_line(
-            Work.of(job.config, job.model, job.train, job.infer, Lengths(longest)), everywhere
-        )
+    if work:
+        lines["memory"] = memory_line(work, everywhere)
     if prompts and rewards:
         lines["reward"] = try_reward(rewards, prompts[0], lambda ids: job.tokenizer.decode(list(ids)))
     print(block(lines), flush=True)

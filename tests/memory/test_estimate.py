@@ -16,7 +16,7 @@ from mindrlhf.configs.model_yaml import ModelSettings, ModelYaml, ParallelSettin
 from mindrlhf.memory import activations, residency
 from mindrlhf.memory.activations import Stage, score_bytes, update_bytes, update_tables
 from mindrlhf.memory.estimate import Lengths, Work
-from mindrlhf.memory.remedies import compute_again, largest_peak, remedies
+from mindrlhf.memory.remedies import RECOMPUTE, largest_peak, remedies, with_settings
 from mindrlhf.models.chunks import chunk_count
 from mindrlhf.models.parameters import parameter_count, parameter_table
 from mindrlhf.phases import PHASES
@@ -192,14 +192,14 @@ def test_remedies_lower_the_peak_and_name_a_setting_that_does():
     job = work(lengths=Lengths(500), settings=("rollout.max_new_tokens=256",))
     now = largest_peak(job)
     found = remedies(job)
-    again = "train_yaml.recompute_config.recompute=True"
+    again = f"{RECOMPUTE}=True"
     assert (again in [remedy.setting for remedy in found]) == job.fused
     for remedy in found:
         assert remedy.peak < now
         settings = [setting for setting in remedy.setting.split() if setting != again]
         changed = work(lengths=Lengths(500), settings=("rollout.max_new_tokens=256", *settings))
         if again in remedy.setting:
-            changed = compute_again(changed)
+            changed = with_settings(changed, {RECOMPUTE: True})
         assert largest_peak(changed) == remedy.peak
 
 
