@@ -61,6 +61,7 @@ setup(
         "mindrlhf.backend.native": ["kernels.cpp", "*.h"],
         "mindrlhf.configs": ["*.yaml", "*/*.yaml"],
         "mindrlhf.metrics": ["hints.yaml", "plot.mplstyle"],
+        "mindrlhf.data.tasks": ["*.yaml"],
         "mindrlhf.metrics.report": ["page/*"],
     },
     python_requires="==3.11.*",

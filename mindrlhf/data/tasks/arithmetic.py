@@ -1,71 +1,18 @@
-"""Made-up arithmetic word problems in GSM8K's format.
-
-Whole numbers are small, problems have one or two steps, answers are short.
-"""
+"""Made-up arithmetic word problems in GSM8K's format: small whole numbers, one or two steps, short answers."""
 
 import operator
 import random
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import yaml
+
 from mindrlhf.data.tasks.gsm8k import parse
-from mindrlhf.data.tasks.synthesis import distinct
-from mindrlhf.data.tasks.task import Task
+from mindrlhf.data.tasks.task import Task, distinct
 from mindrlhf.errors import UserError
 
 OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
-NAMES = (
-    *("Ada", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gus", "Hana", "Ivan", "Jun"),
-    *("Kim", "Leo", "Mia", "Nora", "Omar", "Pia", "Ravi", "Sara", "Tom", "Zoe"),
-)
-ITEMS = (
-    *("apples", "balls", "books", "cards", "coins", "cups", "eggs", "hats", "keys", "kites"),
-    *("leaves", "maps", "nuts", "pears", "pens", "rings", "shells", "stamps", "stones", "toys"),
-)
-
-
-@dataclass(frozen=True)
-class Pattern:
-    """Question with places for two names, an item and numbers x, y, z.
-
-    steps: (left, operation, right) in order, each side one of x, y, z or r, the result of the step before.
-    """
-
-    text: str
-    steps: tuple[tuple[str, str, str], ...]
-
-    @property
-    def operations(self) -> set[str]:
-        return {operation for _, operation, _ in self.steps}
-
-
-PATTERNS = (
-    Pattern("{a} has {x} {items} and finds {y} more. How many {items} does {a} have now?", (("x", "+", "y"),)),
-    Pattern("{a} has {x} {items} and {b} has {y}. How many {items} do they have together?", (("x", "+", "y"),)),
-    Pattern("{a} had {x} {items} and gave {y} to {b}. How many {items} does {a} have left?", (("x", "-", "y"),)),
-    Pattern("{a} has {x} {items} and {b} has {y}. How many more {items} does {a} have than {b}?", (("x", "-", "y"),)),
-    Pattern("{a} has {x} bags with {y} {items} in each. How many {items} does {a} have?", (("x", "*", "y"),)),
-    Pattern(
-        "{a} has {x} {items}, finds {y} more and gives {z} to {b}. How many {items} does {a} have now?",
-        (("x", "+", "y"), ("r", "-", "z")),
-    ),
-    Pattern(
-        "{a} had {x} {items}, lost {y} and then bought {z}. How many {items} does {a} have now?",
-        (("x", "-", "y"), ("r", "+", "z")),
-    ),
-    Pattern(
-        "{a} has {x} {items}. {b} has {y} more than {a}. How many {items} do they have together?",
-        (("x", "+", "y"), ("x", "+", "r")),
-    ),
-    Pattern(
-        "{a} buys {x} boxes with {y} {items} in each and already had {z}. How many {items} does {a} have now?",
-        (("x", "*", "y"), ("r", "+", "z")),
-    ),
-    Pattern(
-        "{a} fills {x} boxes with {y} {items} each and gives away {z} {items}. How many {items} are left?",
-        (("x", "*", "y"), ("r", "-", "z")),
-    ),
-)
+TEXTS = yaml.safe_load(Path(__file__).with_name("arithmetic.yaml").read_text(encoding="utf-8"))
 
 
 def generate(
@@ -76,10 +23,10 @@ def generate(
     The same arguments give the same rows. The answer is the steps, then the result: `3+4=7 7-2=5 #### 5`. No number
     in a problem, results of steps included, is negative or above `max_number`; numbers given are 2 or more.
     operations: which of + - * to use. two_step_share: the fraction of problems with two steps.
-    UserError when there are no patterns, or fewer different questions than asked for.
+    UserError when no problems are left, or fewer different questions than asked for.
     """
-    usable = [pattern for pattern in PATTERNS if pattern.operations <= set(operations)]
-    by_steps = [[pattern for pattern in usable if len(pattern.steps) == steps] for steps in (1, 2)]
+    usable = [each for each in TEXTS["problems"] if {step.split()[1] for step in each["steps"]} <= set(operations)]
+    by_steps = [[each for each in usable if len(each["steps"]) == steps] for steps in (1, 2)]
     if max_number < 4 or not all(by_steps):
         raise UserError(
             f"--max_number {max_number} with --operations {operations} leaves no problems: "
@@ -88,13 +35,13 @@ def generate(
     rng = random.Random(seed)
 
     def draw() -> tuple[str, dict[str, Any]] | None:
-        pattern = rng.choice(by_steps[1] if rng.random() < two_step_share else by_steps[0])
-        # Drawn again until all results fit, so that every pattern is as frequent as any other.
+        problem = rng.choice(by_steps[1] if rng.random() < two_step_share else by_steps[0])
+        # Drawn again until all results fit, so that every problem is as frequent as any other.
         for _ in range(1000):
             numbers = {place: rng.randint(2, max_number) for place in "xyz"}
-            if worked := _work_out(pattern, numbers, max_number):
-                first, second = rng.sample(NAMES, 2)
-                question = pattern.text.format(a=first, b=second, items=rng.choice(ITEMS), **numbers)
+            if worked := _work_out(problem["steps"], numbers, max_number):
+                first, second = rng.sample(TEXTS["names"], 2)
+                question = problem["question"].format(a=first, b=second, items=rng.choice(TEXTS["items"]), **numbers)
                 return question, {"question": question, "answer": worked}
         return None
 
@@ -117,11 +64,11 @@ def demonstrations(rows: list[dict[str, Any]], careless_share: float, seed: int)
     return demonstrated
 
 
-def _work_out(pattern: Pattern, numbers: dict[str, int], max_number: int) -> str | None:
+def _work_out(steps: list[str], numbers: dict[str, int], max_number: int) -> str | None:
     """Work out the answer, or None when a result leaves 0..max_number."""
-    values = dict(numbers)
-    worked = []
-    for left, operation, right in pattern.steps:
+    values, worked = dict(numbers), []
+    for step in steps:
+        left, operation, right = step.split()
         result = OPERATIONS[operation](values[left], values[right])
         if not 0 <= result <= max_number:
             return None

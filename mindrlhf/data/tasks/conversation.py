@@ -13,23 +13,31 @@ def conversation_key(row: Mapping[str, Any]) -> str | None:
     return next((key for key in KEYS if isinstance(row.get(key), list)), None)
 
 
+def check_messages(messages: Any, name: str = "messages", place: str = "") -> None:
+    """Raise ValueError for anything else than messages; `name` and `place` begin its sentences."""
+    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
+        raise ValueError(f"{name} should be a list of messages with at least one, and is {messages!r:.80}")
+    for number, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
+            raise ValueError(
+                f"{place}message {number} should be an object with the texts role and content, and is {message!r:.80}"
+            )
+
+
 def checked(messages: Any, key: str) -> Messages:
     """Check a conversation and drop its null entries.
 
     Raises ValueError, naming `key`, for anything else than a conversation.
     """
-    if not isinstance(messages, list) or not messages:
-        raise ValueError(f"key {key!r} should be a list of messages with at least one, and is {messages!r:.80}")
+    check_messages(messages, f"key {key!r}", f"key {key!r}: ")
     for number, message in enumerate(messages):
-        place = f"key {key!r}: message {number}"
-        if not isinstance(message, Mapping) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
-            raise ValueError(f"{place} should be an object with the texts role and content, and is {message!r:.80}")
         try:
             (message["role"] + message["content"]).encode()
         except UnicodeEncodeError:
-            raise ValueError(f"{place} holds half of a surrogate pair, which is no character") from None
+            reason = "holds half of a surrogate pair, which is no character"
+            raise ValueError(f"key {key!r}: message {number} {reason}") from None
         if not message["content"].strip():
-            raise ValueError(f"{place} has no text")
+            raise ValueError(f"key {key!r}: message {number} has no text")
     if messages[-1]["role"] != "user":
         raise ValueError(f"key {key!r} should end with a user message, and ends with {messages[-1]['role']!r}")
     return [{name: value for name, value in message.items() if value is not None} for message in messages]

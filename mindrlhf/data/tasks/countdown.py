@@ -8,8 +8,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mindrlhf.data.tasks.synthesis import distinct
-from mindrlhf.data.tasks.task import Task, TaskRow, text_field
+from mindrlhf.data.tasks.task import Task, TaskRow, distinct, is_integer, optional_text
 
 
 def parse(row: Mapping[str, Any]) -> TaskRow:
@@ -19,14 +18,14 @@ def parse(row: Mapping[str, Any]) -> TaskRow:
     """
     key = "numbers" if "numbers" in row and "nums" not in row else "nums"
     numbers, target = row.get(key), row.get("target")
-    if not isinstance(numbers, list) or len(numbers) < 2 or not all(_is_integer(number) for number in numbers):
+    if not isinstance(numbers, list) or len(numbers) < 2 or not all(is_integer(number) for number in numbers):
         raise ValueError(f"key {key!r} should be a list of two or more integers, and is {numbers!r}")
-    if not _is_integer(target):
+    if not is_integer(target):
         raise ValueError(f"key 'target' should be an integer, and is {target!r}")
     listed = ", ".join(map(str, numbers))
     return TaskRow(
         question=f"Make {target} from the numbers {listed}. Use each number exactly once, with +, -, * and /.",
-        answer=text_field(row, "answer") if row.get("answer") else "",
+        answer=optional_text(row, "answer"),
         ground_truth=json.dumps({"target": target, "numbers": numbers}, separators=(",", ":")),
     )
 
@@ -61,12 +60,8 @@ def demonstrations(rows: list[dict[str, Any]], careless_share: float, seed: int)
     same arguments give the same rows.
     """
     rng = random.Random(f"careless {seed}")
-    sums = [f"<answer>{'+'.join(map(str, row['nums']))}</answer>" for row in rows]
-    careless = [rng.random() < careless_share for _ in rows]
-    return [
-        {**row, "answer": total if wrong else row["answer"]}
-        for row, total, wrong in zip(rows, sums, careless, strict=True)
-    ]
+    totals = [{**row, "answer": f"<answer>{'+'.join(map(str, row['nums']))}</answer>"} for row in rows]
+    return [total if rng.random() < careless_share else row for row, total in zip(rows, totals, strict=True)]
 
 
 def _combine(numbers: Sequence[int], rng: random.Random) -> tuple[int, str]:
@@ -87,10 +82,6 @@ def _combine(numbers: Sequence[int], rng: random.Random) -> tuple[int, str]:
         terms.append((results[operation], f"({left_text}{operation}{right_text})"))
     value, text = terms[0]
     return value, text[1:-1]
-
-
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 COUNTDOWN = Task(

@@ -1,12 +1,12 @@
 """A user's own rows, with keys of their choice for question and ground truth."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from mindrlhf.data.tasks.conversation import checked, conversation_key
-from mindrlhf.data.tasks.task import Task, TaskRow, text_field
+from mindrlhf.data.tasks.task import Task, TaskRow, optional_text, text_field
 from mindrlhf.errors import UserError
 
 OWN = ("question", "ground_truth", "answer")
@@ -24,18 +24,18 @@ def parse(row: Mapping[str, Any]) -> TaskRow:
     if key is not None and (key == "question" or row.get("question") is None):
         messages = checked(row[key], key)
         row = {name: value for name, value in row.items() if name != key} | {"question": messages[-1]["content"]}
-    texts = {key: value if isinstance(value, str) else _json(value) for key, value in row.items() if value is not None}
+    texts = {
+        key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+        for key, value in row.items()
+        if value is not None
+    }
     return TaskRow(
         question=text_field(texts, "question"),
-        answer=text_field(texts, "answer") if texts.get("answer") else "",
-        ground_truth=text_field(texts, "ground_truth") if texts.get("ground_truth") else "",
+        answer=optional_text(texts, "answer"),
+        ground_truth=optional_text(texts, "ground_truth"),
         extra={key: value for key, value in texts.items() if key not in OWN},
         messages=messages,
     )
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, default=str)
 
 
 def mapped(task: Task, pairs: Sequence[str]) -> Task:
@@ -50,18 +50,13 @@ def mapped(task: Task, pairs: Sequence[str]) -> Task:
         if not (key and equals and path):
             raise UserError(f"--fields {pair}: should be KEY=THEIRS, for example question=problem.")
         paths[key] = tuple(path.split("."))
-    return replace(task, parse=_renaming(task.parse, paths)) if paths else task
+    taken = {path[0] for path in paths.values() if len(path) == 1}
 
-
-def _renaming(
-    parse_row: Callable[[Mapping[str, Any]], TaskRow], paths: Mapping[str, tuple[str, ...]]
-) -> Callable[[Mapping[str, Any]], TaskRow]:
     def renamed(row: Mapping[str, Any]) -> TaskRow:
         named = {key: _at(row, path) for key, path in paths.items()}
-        taken = {path[0] for path in paths.values() if len(path) == 1}
-        return parse_row({**{key: value for key, value in row.items() if key not in taken}, **named})
+        return task.parse({key: value for key, value in row.items() if key not in taken} | named)
 
-    return renamed
+    return replace(task, parse=renamed) if paths else task
 
 
 def _at(row: Mapping[str, Any], path: tuple[str, ...]) -> Any:

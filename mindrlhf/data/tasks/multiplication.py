@@ -5,23 +5,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from mindrlhf.data.tasks.gsm8k import MARK
-from mindrlhf.data.tasks.synthesis import distinct
-from mindrlhf.data.tasks.task import Task, TaskRow, text_field
+from mindrlhf.data.tasks.task import Task, TaskRow, distinct, is_integer, optional_text
 from mindrlhf.errors import UserError
 
 
 def parse(row: Mapping[str, Any]) -> TaskRow:
     """Parse `factors`, two whole numbers, and an optional worked `answer`."""
     factors = row.get("factors")
-    if (
-        not isinstance(factors, list)
-        or len(factors) != 2
-        or not all(isinstance(factor, int) and not isinstance(factor, bool) for factor in factors)
-    ):
+    if not isinstance(factors, list) or len(factors) != 2 or not all(map(is_integer, factors)):
         raise ValueError(f"key 'factors' should be a list of two integers, and is {factors!r}")
     return TaskRow(
         question=f"What is {factors[0]} * {factors[1]}?",
-        answer=text_field(row, "answer") if row.get("answer") else "",
+        answer=optional_text(row, "answer"),
         ground_truth=str(factors[0] * factors[1]),
     )
 

@@ -1,10 +1,13 @@
-"""Tasks: the way from a source row to a question with a checkable answer."""
+"""Tasks: the way from a source row to a question with a checkable answer, and made-up rows."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from mindrlhf.data.tasks.conversation import Messages
+from mindrlhf.errors import UserError
+
+MISSES = 300  # draws in a row without a new problem after which there are taken to be no more
 
 
 @dataclass(frozen=True)
@@ -41,10 +44,7 @@ class Task:
 
 
 def prompt_fields(task: str, question: str, ground_truth: str, extra: Mapping[str, str]) -> dict[str, str]:
-    """Name a problem's texts as fields for reward functions.
-
-    Without a ground truth its field is absent.
-    """
+    """Name a problem's texts as fields for reward functions; without a ground truth its field is absent."""
     truth = {"ground_truth": ground_truth} if ground_truth else {}
     return {"task": task, "question": question, **truth, **extra}
 
@@ -64,3 +64,32 @@ def text_field(row: Mapping[str, Any], key: str) -> str:
     except UnicodeEncodeError:
         raise ValueError(f"key {key!r} holds half of a surrogate pair, which is no character") from None
     return value
+
+
+def optional_text(row: Mapping[str, Any], key: str) -> str:
+    """Return the text under `key`, or "" for an absent or empty one; raises as `text_field`."""
+    return text_field(row, key) if row.get(key) else ""
+
+
+def is_integer(value: Any) -> bool:
+    """Test for an int that is no bool."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def distinct(count: int, draw: Callable[[], tuple[Hashable, dict[str, Any]] | None], kind: str) -> list[dict[str, Any]]:
+    """Draw `count` source rows with different keys, in the order of drawing.
+
+    draw: gives (key, source row), or None when a draw came to nothing. UserError when new ones stop coming.
+    """
+    rows: dict[Hashable, dict[str, Any]] = {}
+    misses = 0
+    while len(rows) < count:
+        key, row = draw() or (None, {})
+        if key is not None and key not in rows:
+            rows[key], misses = row, 0
+        elif (misses := misses + 1) == MISSES:
+            raise UserError(
+                f"{count} different {kind} problems are asked for, and there are about {len(rows)} with these numbers: "
+                "raise --max_number or lower the sizes."
+            )
+    return list(rows.values())

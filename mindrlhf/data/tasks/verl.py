@@ -12,8 +12,6 @@ from mindrlhf.data.tasks.conversation import checked
 from mindrlhf.data.tasks.task import Task, TaskRow
 
 ABILITY = "math"  # what verl's users call problems like those of our own tasks
-
-
 # Our task -> the name and the instruction that verl's own files have; others keep ours.
 NAMED = {"gsm8k": ("openai/gsm8k", 'Let\'s think step by step and output the final answer after "####".')}
 
@@ -24,9 +22,8 @@ def parse(row: Mapping[str, Any]) -> TaskRow:
     The worked answer is `extra_info.answer`, where that is text. extra: data_source, ability, style, and extra_info as
     JSON text.
     """
-    messages = checked(row.get("prompt"), "prompt")
-    reward_model, extra_info = row.get("reward_model"), row.get("extra_info") or {}
-    reward_model = {} if reward_model is None else reward_model
+    messages, extra_info = checked(row.get("prompt"), "prompt"), row.get("extra_info") or {}
+    reward_model = {} if row.get("reward_model") is None else row["reward_model"]
     if not isinstance(reward_model, Mapping):
         raise ValueError(f"key 'reward_model' should be a group with a 'ground_truth', and is {reward_model!r}")
     truth = reward_model.get("ground_truth")
