@@ -21,7 +21,7 @@ from mindrlhf.configs.grpo import RewardFunctionSettings, RewardSettings
 from mindrlhf.data.mindrecord import read_pairs, read_prompts
 from mindrlhf.data.parquet import SUFFIX
 from mindrlhf.data.source import read_source
-from mindrlhf.data.tasks import TASKS, chosen_task
+from mindrlhf.data.tasks import TASKS, parse_rows
 from mindrlhf.data.tasks.task import prompt_fields
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
@@ -39,10 +39,7 @@ END_TOKENS = re.compile(r"(?:<\|\w+\|>)+$")  # rollout dumps keep them, reward f
 
 @dataclass(frozen=True)
 class _Row:
-    """Dataset row: id, prompt text, worked answer, and task fields.
-
-    The answer is "" when the row has none.
-    """
+    """Dataset row: id, prompt text, worked answer or "", and task fields."""
 
     id: int
     prompt: str
@@ -117,26 +114,23 @@ def _read_mindrecord(data: str, tokenizer: Tokenizer | None, references: bool) -
         return [_Row(prompt.id, prompt.fields["question"], "", prompt.fields) for prompt in prompts]
     pairs = read_pairs(data, tokenizer) if references else []  # without the rows that have no answer
     answers = {prompt_ids.tobytes(): answer_ids for prompt_ids, answer_ids in pairs}
-    rows = []
-    for prompt in prompts:
-        text = tokenizer.decode(prompt.token_ids)
-        answer = tokenizer.decode(answers.get(prompt.token_ids.tobytes(), ()), skip_special_tokens=True)
-        rows.append(_Row(prompt.id, text, answer, prompt.fields))
-    return rows
+    return [
+        _Row(
+            prompt.id,
+            tokenizer.decode(prompt.token_ids),
+            tokenizer.decode(answers.get(prompt.token_ids.tobytes(), ()), skip_special_tokens=True),
+            prompt.fields,
+        )
+        for prompt in prompts
+    ]
 
 
 def _read_json(data: str, task_name: str | None) -> list[_Row]:
-    sources = read_source(data)
-    task = chosen_task(task_name, (), sources[0].values)
-    rows = []
-    for index, source in enumerate(sources):
-        try:
-            row = task.parse(source.values)
-        except ValueError as error:
-            raise UserError(f"{source.where}: not a {task.name} row: {error}.") from None
-        fields = prompt_fields(task.name, row.question, row.ground_truth, row.extra)
-        rows.append(_Row(index, row.question, row.answer, fields))
-    return rows
+    task, parsed = parse_rows(read_source(data), task_name)
+    return [
+        _Row(i, row.question, row.answer, prompt_fields(task.name, row.question, row.ground_truth, row.extra))
+        for i, row in enumerate(parsed)
+    ]
 
 
 def _samples(
@@ -156,12 +150,9 @@ def _samples(
         )
     samples = []
     for row, completion in answered:
-        fields = dict(row.fields)
-        if tokenizer:
-            fields["response_length"] = str(len(tokenizer.encode(completion)))
-        if args.max_new_tokens is not None:
-            fields["max_new_tokens"] = str(args.max_new_tokens)
-        samples.append((row.prompt, completion, fields))
+        counted = {"response_length": str(len(tokenizer.encode(completion)))} if tokenizer else {}
+        limit = {} if args.max_new_tokens is None else {"max_new_tokens": str(args.max_new_tokens)}
+        samples.append((row.prompt, completion, {**row.fields, **counted, **limit}))
     return [row.id for row, _ in answered], samples
 
 
@@ -185,16 +176,14 @@ def _show(
     calls = _table("row", "completion", "function", "score", "components", "ms", "error")
     for index, (_, completion, _) in enumerate(samples):
         for place, name in enumerate(names):
-            components = {key: values[index] for key, values in table.components[name].items()}
             calls.add_row(
-                "" if place else str(ids[index]),
-                "" if place else Text(printable(_end(completion))),
+                *((str(ids[index]), Text(printable(_end(completion)))) if place == 0 else ("", "")),
                 Text(name),
                 _number(table.by_function[name][index]),
-                Text(_components(components)),
+                Text(_components({key: values[index] for key, values in table.components[name].items()})),
                 f"{1000 * table.seconds[name][index]:.2f}",
                 Text(table.errors[name].get(index, ""), style="red"),
-                end_section=place == len(names) - 1 and len(names) > 1,
+                end_section=place == len(names) - 1 > 0,
             )
     console.print(calls)
     summary = _table("function", "mean", "min", "max", "scored", "abstained", "failed", "timed out", "ms each")
@@ -206,9 +195,8 @@ def _show(
         summary.add_row(Text(name), *spread, *map(str, counts), f"{1000 * table.seconds[name].mean():.2f}")
     console.print(summary)
     for failure in table.first_failures:
-        console.print(
-            Text(f"{failure.function} failed on row {ids[failure.sample]}: {failure.reason}", style="bold red")
-        )
+        reason = f"{failure.function} failed on row {ids[failure.sample]}: {failure.reason}"
+        console.print(Text(reason, style="bold red"))
         given = {"prompt": failure.prompt, "completion": failure.completion, **failure.fields}
         for key, text in given.items():
             console.print(Text.assemble((f"  {printable(key)}: ", "bold"), printable(text[:SHOWN_INPUT], keep="\n\t")))

@@ -1,4 +1,4 @@
-"""Conversations as prompt text, by a tokenizer's chat template or ChatML.
+"""Conversations as prompt text, by a tokenizer's chat template or its model family's markup.
 
 Nothing here runs tools or images.
 """
@@ -6,11 +6,12 @@ Nothing here runs tools or images.
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mindrlhf.data import chat_process
+from mindrlhf.data.tasks.conversation import check_messages
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.data.tokenizer_config import token_text
 from mindrlhf.errors import UserError
@@ -38,16 +39,17 @@ def render_conversations(
     Raises UserError for malformed messages, and when the template fails or does not end.
     """
     for messages, where in conversations:
-        _check(messages, where)
+        try:
+            check_messages(messages)
+        except ValueError as error:
+            raise UserError(f"{where}: {error}.") from None
     if chat_template is None:
         turns = ([(message["role"], message["content"]) for message in messages] for messages, _ in conversations)
         return [chat.conversation(each) for each in turns]
-    starts = range(0, len(conversations), PER_PROCESS)
-    return [
-        text
-        for start in starts
-        for text in _rendered(conversations[start : start + PER_PROCESS], chat_template, tokens)
-    ]
+    texts = []
+    for start in range(0, len(conversations), PER_PROCESS):
+        texts += _rendered(conversations[start : start + PER_PROCESS], chat_template, tokens)
+    return texts
 
 
 def write_conversations(conversations: Sequence[Conversation], tokenizer: Tokenizer) -> list[str]:
@@ -68,22 +70,15 @@ def write_conversations(conversations: Sequence[Conversation], tokenizer: Tokeni
 
 
 def family_chat(tokenizer: Tokenizer) -> Chat | None:
-    """Find the family whose markup a tokenizer's conversations have.
-
-    Its chat template decides, if it has one; otherwise its vocabulary.
-    """
+    """Find the family whose markup a tokenizer's chat template, or else its vocabulary, has."""
     own = tokenizer.chat_template
-    return next(
-        (
-            chat
-            for chat in CHATS.values()
-            if (tokenizer.token_to_id(chat.before) is not None if own is None else chat.before in own)
-        ),
-        None,
-    )
+    for chat in CHATS.values():
+        if tokenizer.token_to_id(chat.before) is not None if own is None else chat.before in own:
+            return chat
+    return None
 
 
-def _rendered(conversations: Sequence[Conversation], template: str, tokens: Mapping[str, str]) -> Iterator[str]:
+def _rendered(conversations: Sequence[Conversation], template: str, tokens: Mapping[str, str]) -> list[str]:
     request = {
         "template": template,
         "tokens": tokens,
@@ -105,12 +100,4 @@ def _rendered(conversations: Sequence[Conversation], template: str, tokens: Mapp
     if "error" in answer:
         where = conversations[min(answer["conversation"], len(conversations) - 1)][1]
         raise UserError(f"{where}: the tokenizer's chat template fails ({answer['error']}).")
-    return iter(answer["texts"])
-
-
-def _check(messages: Any, where: str) -> None:
-    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
-        raise UserError(f'{where}: messages should be a list of {{"role": ..., "content": ...}} with at least one.')
-    for number, message in enumerate(messages):
-        if not isinstance(message, Mapping) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
-            raise UserError(f"{where}: message {number} should be an object with the texts role and content.")
+    return answer["texts"]

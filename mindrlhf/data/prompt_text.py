@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from mindrlhf.data.chat import family_chat, write_conversations
-from mindrlhf.data.tasks.conversation import Messages, system_prompt, with_system_prompt
+from mindrlhf.data.tasks.conversation import system_prompt, with_system_prompt
 from mindrlhf.data.tasks.task import TaskRow
 from mindrlhf.data.templates import OWN, load_template
 from mindrlhf.data.tokenizer import Tokenizer
@@ -33,33 +33,26 @@ def prompt_texts(
     rendering = load_template(markup.name if template == OWN else template, tokenizer.chat_template, markup)
     texts, conversations = [], []
     for row, where in zip(rows, places, strict=True):
-        messages = _as_message(row.question, instruction) if template == OWN and row.messages is None else row.messages
+        messages = row.messages
+        if messages is None and template == OWN:
+            text = f"{row.question}\n{instruction}" if instruction else row.question
+            messages = [{"role": "user", "content": text}]
         if messages is None:
             texts.append(rendering.render(row.question, instruction, system))
-        elif template in (*CHATS, OWN):  # the tokenizer's own chat template writes conversations
-            own = system if system is not None else system_prompt(messages)
-            if own is None and tokenizer.chat_template is None:
-                own = rendering.default_system
+            continue
+        own = system_prompt(messages)
+        if template in (*CHATS, OWN):  # the tokenizer's own chat template writes conversations
+            given = own if system is None else system
+            if given is None and tokenizer.chat_template is None:
+                given = rendering.default_system
             texts.append(None)
-            conversations.append((messages if own is None else with_system_prompt(messages, own), where))
+            conversations.append((messages if given is None else with_system_prompt(messages, given), where))
+        elif len(messages) > (1 if own is None else 2):
+            raise UserError(
+                f"{where}: has {len(messages)} messages, and --template {template} writes one question; leave "
+                "--template out, and the tokenizer's chat template writes them."
+            )
         else:
-            own = _one_question(messages, where, template)
             texts.append(rendering.render(row.question, "", own if system is None else system))
     written = iter(write_conversations(conversations, tokenizer))
     return [next(written) if text is None else text for text in texts]
-
-
-def _as_message(question: str, instruction: str) -> Messages:
-    """Make a conversation of one question."""
-    return [{"role": "user", "content": f"{question}\n{instruction}" if instruction else question}]
-
-
-def _one_question(messages: Messages, where: str, template: str) -> str | None:
-    """System prompt of a conversation with one question only."""
-    system = system_prompt(messages)
-    if len(messages) > (1 if system is None else 2):
-        raise UserError(
-            f"{where}: has {len(messages)} messages, and --template {template} writes one question; leave --template "
-            "out, and the tokenizer's chat template writes them."
-        )
-    return system

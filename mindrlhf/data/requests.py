@@ -1,6 +1,6 @@
 """Requests of `mindrlhf generate`: prompts of a JSONL, JSON, parquet or MindRecord file."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,21 +37,16 @@ def read_requests(path: str | Path, tokenizer: Tokenizer, limit: int | None = No
             for prompt in read_prompts(path, tokenizer)[:limit]
         ]
     rows = read_source(path)[:limit]
-    encoded = tokenizer.encode_batch(_texts(rows, tokenizer))
+    given = [_given(row) for row in rows]
+    conversations = [(value, row.where) for value, row in zip(given, rows, strict=True) if not isinstance(value, str)]
+    written = iter(write_conversations(conversations, tokenizer))
+    encoded = tokenizer.encode_batch([value if isinstance(value, str) else next(written) for value in given])
     requests = []
     for number, (row, ids) in enumerate(zip(rows, encoded, strict=True)):
         if not ids:
             raise UserError(f"{row.where}: the prompt is empty; give it a text.")
         requests.append(Request(Prompt(number, np.array(ids, np.int32)), row.values))
     return requests
-
-
-def _texts(rows: Sequence[SourceRow], tokenizer: Tokenizer) -> list[str]:
-    """Render the prompt of each row as text."""
-    given = [_given(row) for row in rows]
-    conversations = [(value, row.where) for value, row in zip(given, rows, strict=True) if not isinstance(value, str)]
-    written = iter(write_conversations(conversations, tokenizer))
-    return [value if isinstance(value, str) else next(written) for value in given]
 
 
 def _given(row: SourceRow) -> Any:

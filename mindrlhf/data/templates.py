@@ -14,6 +14,7 @@ import jinja2.sandbox
 
 from mindrlhf.data.chat import render_messages
 from mindrlhf.errors import UserError
+from mindrlhf.files.text import read_text
 from mindrlhf.models.families import CHATS, DEFAULT, Chat
 
 VARIABLES = ("question", "instruction", "system")
@@ -79,21 +80,16 @@ def load_template(name: str, chat_template: str | None = None, chat: Chat = DEFA
         if name in CHATS and chat_template is not None:
             system = default_system_prompt(chat_template, CHATS[name])
         return Template(source, f"template {name}", system)
-    path = Path(name)
-    try:
-        source = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise UserError(f"--template {name}: neither one of {', '.join(NAMES)} nor a file.") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--template {name}: cannot be read as UTF-8 text ({error}).") from None
-    return Template(source.removesuffix("\n"), str(path))
+    if not Path(name).exists():
+        raise UserError(f"--template {name}: neither one of {', '.join(NAMES)} nor a file.")
+    return Template(read_text(name, "a jinja2 template").removesuffix("\n"), name)
 
 
 def default_system_prompt(chat_template: str, chat: Chat = DEFAULT.chat) -> str:
-    """Find the system prompt that a chat template adds by itself.
+    """Find the system prompt that a chat template adds to a lone user message; "" is none.
 
-    It is the one for a lone user message; "" when the template writes none. chat: the markup that the template writes;
-    its system prompt stands in for a chat template that cannot be rendered here (another dialect).
+    chat: the markup that the template writes; its system prompt stands in for a chat template that cannot be rendered
+    here (another dialect).
     """
     try:
         text = render_messages([{"role": "user", "content": "?"}], "the question ?", chat_template)

@@ -3,13 +3,14 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mindrlhf.data.source import SourceRow
 from mindrlhf.data.tasks.arithmetic import ARITHMETIC
 from mindrlhf.data.tasks.conversation import conversation_key
 from mindrlhf.data.tasks.countdown import COUNTDOWN
 from mindrlhf.data.tasks.fields import FIELDS, mapped
 from mindrlhf.data.tasks.gsm8k import GSM8K
 from mindrlhf.data.tasks.multiplication import MULTIPLICATION
-from mindrlhf.data.tasks.task import Task
+from mindrlhf.data.tasks.task import Task, TaskRow
 from mindrlhf.data.tasks.verl import VERL
 from mindrlhf.errors import UserError
 
@@ -23,16 +24,25 @@ def get_task(name: str) -> Task:
     return TASKS[name]
 
 
-def chosen_task(name: str | None, fields: Sequence[str], row: Mapping[str, Any]) -> Task:
-    """Choose the task of a file's rows, with their own keys.
+def parse_rows(rows: Sequence[SourceRow], name: str | None, fields: Sequence[str] = ()) -> tuple[Task, list[TaskRow]]:
+    """Parse the rows of files by their task.
 
-    name: as given. Without one, `row`, the file's first, decides: verl's columns, a conversation or a ground truth that
-    `fields` names, else GSM8K. fields: see `mapped`. Raises UserError as `get_task` and `mapped`.
+    name: of the task. Without one, the first row decides: verl's columns, a conversation or a ground truth that
+    `fields` names, else GSM8K. fields: see `mapped`. Raises UserError, with its place, for a malformed row.
     """
-    if name is not None:
-        return mapped(get_task(name), fields)
-    theirs = dict(pair.partition("=")[::2] for pair in fields)
+    task = mapped(_task_of(rows[0].values, fields) if name is None else get_task(name), fields)
+    parsed = []
+    for row in rows:
+        try:
+            parsed.append(task.parse(row.values))
+        except ValueError as error:
+            raise UserError(f"{row.where}: not a {task.name} row: {error}.") from None
+    return task, parsed
+
+
+def _task_of(row: Mapping[str, Any], fields: Sequence[str]) -> Task:
     if "prompt" in row and {"data_source", "reward_model"} & set(row):
-        return mapped(VERL, fields)
+        return VERL
+    theirs = dict(pair.partition("=")[::2] for pair in fields)
     own = "ground_truth" in theirs or conversation_key(row) or isinstance(row.get(theirs.get("question")), list)
-    return mapped(FIELDS if own else GSM8K, fields)
+    return FIELDS if own else GSM8K
