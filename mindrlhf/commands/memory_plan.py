@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def plan_figures(work: Work, moved: Plan, limit: int | None) -> dict[str, Any]:
-    """Collect all numbers of a plan as plain values; bytes, operations and tokens as whole numbers.
+    """Collect all numbers of a plan as plain values.
 
     Tokens and operations are the most of a step over all ranks; a prompt counts once. limit: see `memory_limit`.
     """
@@ -133,9 +133,9 @@ def _longest(prompts: list[Prompt]) -> int:
 
 
 def memory_limit(work: Work) -> tuple[int | None, str]:
-    """Find the bytes that one process may have (None without a limit), and their origin in words.
+    """Find the bytes that one process may have, and their origin in words.
 
-    On CPU it is this machine's free memory, shared by all processes.
+    None without a limit. On CPU it is this machine's free memory, shared by all processes.
     """
     context, workers = work.train.context, len(work.trains)
     if context.device_target == "CPU":

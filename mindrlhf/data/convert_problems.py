@@ -175,7 +175,7 @@ def _tokenise(rows: Sequence[TaskRow], texts: Sequence[str], tokenizer: Tokenize
 def _fit(
     where: str, pair: TokenPair, max_prompt_length: int, seq_length: int | None, truncation: str
 ) -> TokenPair | None:
-    """Apply the length limits to a row; None drops it, and a row that fits comes back itself."""
+    """Apply the length limits: a row that fits comes back itself, None drops it."""
     prompt, answer = pair
     whole = len(prompt) + len(answer)
     if not prompt:

@@ -86,7 +86,7 @@ def load_template(name: str, chat_template: str | None = None, chat: Chat = DEFA
 
 
 def default_system_prompt(chat_template: str, chat: Chat = DEFAULT.chat) -> str:
-    """Find the system prompt that a chat template adds to a lone user message; "" is none.
+    """Find the system prompt that a chat template adds to a lone question.
 
     chat: the markup that the template writes; its system prompt stands in for a chat template that cannot be rendered
     here (another dialect).

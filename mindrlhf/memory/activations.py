@@ -19,7 +19,7 @@ TABLE = 16  # bytes that a composed kernel on CPU keeps for each number of a bro
 
 
 class Engine(NamedTuple):
-    """Sizes of an engine: prompts prefilled at once and their padded tokens, slots and positions of its cache."""
+    """Prompts prefilled at once, their padded tokens, slots and positions of the cache."""
 
     prompts: int
     prefix: int
@@ -79,11 +79,11 @@ class Stage:
         return rows // chunk_count(rows, self.vocabulary) * self.vocabulary if self.vocabulary else 0
 
     def head(self, rows: int) -> int:
-        """Numbers of one chunk of logits and of its softmax, which the fused head writes over it."""
+        """Numbers of a chunk of logits and, unless fused, of its softmax."""
         return self.logits(rows) * (1 if self.fused and self.tp == 1 else 3)
 
     def kept(self, rows: int, near: int) -> int:
-        """Numbers that a layer keeps without probabilities; only `near` rows go on from its keys and values."""
+        """Numbers that a layer keeps; only `near` rows leave its attention half."""
         inputs = self.inside(rows) + self.inside(near)
         projections = 2 * (rows * self.key + near * (self.query + self.inner))
         return inputs if self.recompute else (inputs + projections) * (1 if self.fused else COMPOSED)
@@ -127,7 +127,7 @@ def _head_update(stage: Stage, rows: int) -> tuple[int, int]:
 
 
 def update_tables(stage: Stage, micro: MicroBatch) -> int:
-    """Bytes of the tables for norms and probabilities that composed kernels of an update keep on CPU."""
+    """Bytes of the tables that composed kernels keep for norms and probabilities."""
     if stage.fused:
         return 0
     seen = stage.probabilities(micro.response_rows, micro.prefix_size + micro.response_size)

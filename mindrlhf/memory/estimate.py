@@ -43,7 +43,7 @@ TOKENIZER_ROW = 600  # bytes of a token in the tokenizer's tables
 
 @dataclass(frozen=True)
 class Lengths:
-    """Sizes of the data: tokens of the longest prompt, held-out problems, and tokens of their longest."""
+    """Tokens of the longest prompt, held-out problems, tokens of their longest."""
 
     prompt: int
     problems: int = 0
@@ -165,7 +165,7 @@ class Work:
         return [Engine(pool_size(count, config.rollout.num_generations), prefix, count, positions) for count in slots]
 
     def micro_batches(self, kind: str) -> Sequence[MicroBatch]:
-        """Cut the longest groups of a rank for a pass of `kind`, score or update; the largest come first."""
+        """Cut the longest groups for a pass of `kind` (score, update), largest first."""
         config, parallel = self.config, self.train.parallel
         groups, least = config.data.prompts_per_step // parallel.data_parallel, 1
         if kind == "update":
@@ -195,7 +195,7 @@ def device_limit(yaml: ModelYaml) -> int | None:
 
 
 def role_parts(work: Work, rank: int) -> dict[str, list[int]]:
-    """Compute the bytes of each part of a rank's roles; roles without a parameter there are left out."""
+    """Compute the bytes of each part of a rank's roles that are there."""
     config, swap = work.config, work.config.memory.swap
     train, infer = work.trains[rank], work.infers[rank]
     shared = [spec for spec in infer.specs if train.slices(spec) == infer.slices(spec)]
@@ -228,7 +228,7 @@ def _bytes(part: Partition, specs: Iterable[ParameterSpec]) -> int:
 
 
 def _optimizer(part: Partition, in_blocks: bool) -> tuple[int, list[int]]:
-    """Compute bytes of the rows that a replica updates apart from its parameters, and of each block of moments."""
+    """Compute bytes of separately updated rows, and of each block of moments."""
     sizes = [prod(part.shape(spec)) for spec in part.specs]
     updated = [prod(part.optimizer_layout.shape(part.rank, spec.name)) for spec in part.specs]
     apart = sum(own for own, size in zip(updated, sizes, strict=True) if own < size)

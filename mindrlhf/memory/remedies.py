@@ -12,7 +12,7 @@ RECOMPUTE = "train_yaml.recompute_config.recompute"
 
 @dataclass(frozen=True)
 class Remedy:
-    """Override on the command line, and the largest peak of any rank with it in bytes."""
+    """Override on the command line, and the largest peak with it in bytes."""
 
     setting: str
     peak: int

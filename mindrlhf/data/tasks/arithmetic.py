@@ -1,4 +1,4 @@
-"""Made-up arithmetic word problems in GSM8K's format: small whole numbers, one or two steps, short answers."""
+"""Made-up arithmetic word problems in GSM8K's format, of one or two steps."""
 
 import operator
 import random

@@ -1,4 +1,4 @@
-"""Tasks: the way from a source row to a question with a checkable answer, and made-up rows."""
+"""Tasks: the way from a source row to a question with a checkable answer."""
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
@@ -44,7 +44,7 @@ class Task:
 
 
 def prompt_fields(task: str, question: str, ground_truth: str, extra: Mapping[str, str]) -> dict[str, str]:
-    """Name a problem's texts as fields for reward functions; without a ground truth its field is absent."""
+    """Name a problem's texts as fields; a missing ground truth has none."""
     truth = {"ground_truth": ground_truth} if ground_truth else {}
     return {"task": task, "question": question, **truth, **extra}
 
@@ -67,7 +67,7 @@ def text_field(row: Mapping[str, Any], key: str) -> str:
 
 
 def optional_text(row: Mapping[str, Any], key: str) -> str:
-    """Return the text under `key`, or "" for an absent or empty one; raises as `text_field`."""
+    """Return the text under `key`, or "" without one; raises as `text_field`."""
     return text_field(row, key) if row.get(key) else ""
 
 
