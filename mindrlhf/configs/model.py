@@ -15,7 +15,6 @@ from mindrlhf.models.families import DEFAULT, FAMILIES, Family
 LAST_TOKEN_ID = 2**31 - 1  # ids are int32; -1 is how some checkpoints write that there is none
 
 CRITIC = "SequenceClassification"  # HF's class for a model with one number as its output
-HF_NEEDED = ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads")
 
 
 class ModelConfig(Settings):
@@ -33,7 +32,7 @@ class ModelConfig(Settings):
     num_kv_heads: int = Field(
         ge=1, description="Key and value heads; each serves num_heads / num_kv_heads query heads."
     )
-    head_dim: int = Field(ge=2, description="Width of one head.")
+    head_dim: int = Field(ge=1, description="Width of one head, even.")
     attention_bias: bool = Field(True, description="Biases of the query, key and value projections.")
     qk_norm: bool = Field(False, description="RMSNorm over each query and key head.")
     rms_norm_eps: Float32 = Field(1e-6, gt=0.0, description="Epsilon of RMSNorm.")
@@ -54,6 +53,18 @@ class ModelConfig(Settings):
     bos_token_id: int | None = Field(
         None, ge=-1, le=LAST_TOKEN_ID, description="Token that begins a text, where the model has one."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _derive(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Fill in num_kv_heads and head_dim, where they are absent, from the other sizes."""
+        heads, hidden = values.get("num_heads"), values.get("hidden_size")
+        derived = {"num_kv_heads": heads}
+        if "head_dim" not in values and isinstance(hidden, int) and isinstance(heads, int) and heads > 0:
+            if hidden % heads:
+                raise ValueError(f"hidden_size {hidden} is not a multiple of num_heads {heads}; give head_dim")
+            derived["head_dim"] = hidden // heads
+        return derived | values
 
     @model_validator(mode="after")
     def _divisible(self):
@@ -83,26 +94,21 @@ class ModelConfig(Settings):
         family = FAMILIES[name]
         _refuse_unsupported(raw, family, where)
         given = {field: raw[key] for field, key in HF_KEYS.items() if raw.get(key) is not None}
-        values = {**family.hf_defaults, **given}
-        for field in HF_NEEDED:
-            if field not in values:
-                raise UserError(f"{where}: key {HF_KEYS[field]} is missing from the model configuration.")
         rope_key, rope = _rope(raw, where)
-        rope_theta = rope.get("rope_theta", raw.get("rope_theta"))
-        eos = values.pop("eos_token_ids", [])
-        values |= {
+        theta = rope.get("rope_theta", raw.get("rope_theta"))
+        eos = given.get("eos_token_ids", [])
+        values = {
+            "attention_bias": family.attention_bias,
+            **family.hf_defaults,
+            **given,
             "family": name,
             "qk_norm": family.qk_norm,
-            "attention_bias": values.get("attention_bias", family.attention_bias),
-            "num_kv_heads": values.get("num_kv_heads", values["num_heads"]),
-            "rope_theta": 10000.0 if rope_theta is None else rope_theta,
+            "rope_theta": 10000.0 if theta is None else theta,
             "rope_scaling": rope,
             "eos_token_ids": eos if isinstance(eos, list) else [eos],
         }
         if any(CRITIC in str(name) for name in _names(raw, "architectures", where)):
             values |= {"value_head": True, "tie_word_embeddings": False}
-        if "head_dim" not in values:
-            values |= _head_dim(values, where)
         try:
             return cls.model_validate(values)
         except ValidationError as error:
@@ -117,27 +123,14 @@ class ModelConfig(Settings):
             "architectures": [f"{family.hf_class}For{kind}"],
             **({"num_labels": 1} if self.value_head else {}),
             "model_type": self.family,
-            "vocab_size": self.vocab_size,
-            "hidden_size": self.hidden_size,
-            "intermediate_size": self.intermediate_size,
-            "num_hidden_layers": self.num_layers,
-            "num_attention_heads": self.num_heads,
-            "num_key_value_heads": self.num_kv_heads,
-            "head_dim": self.head_dim,
+            **{key: getattr(self, field) for field, key in HF_KEYS.items() if field != "attention_bias"},
+            **({"rope_scaling": self.rope_scaling.to_hf()} if self.rope_scaling else {}),
+            "eos_token_id": eos[0] if len(eos) == 1 else (eos or None),
             "attention_dropout": 0.0,
             "hidden_act": "silu",
-            "rms_norm_eps": self.rms_norm_eps,
-            "rope_theta": self.rope_theta,
-            **({"rope_scaling": self.rope_scaling.to_hf()} if self.rope_scaling else {}),
-            "max_position_embeddings": self.max_position_embeddings,
-            "tie_word_embeddings": self.tie_word_embeddings,
-            "initializer_range": self.initializer_range,
             "use_cache": True,
-            **family.hf_settings,
-            "bos_token_id": self.bos_token_id,
-            "eos_token_id": eos[0] if len(eos) == 1 else (eos or None),
-            "pad_token_id": self.pad_token_id,
             "torch_dtype": "float32",
+            **family.hf_settings,
         }
 
 
@@ -176,18 +169,3 @@ def _refuse_unsupported(raw: dict[str, Any], family: Family, where: str) -> None
             raise UserError(
                 f"{where}: {key} true is not supported with {family.name}; use a checkpoint without biases."
             )
-
-
-def _head_dim(values: dict[str, Any], where: str) -> dict[str, int]:
-    """Divide hidden_size by num_heads for an absent head_dim.
-
-    Empty where these are no whole numbers, which the validation that follows will say.
-    """
-    hidden, heads = values["hidden_size"], values["num_heads"]
-    if not isinstance(hidden, int) or not isinstance(heads, int) or heads < 1:
-        return {}
-    if hidden % heads:
-        raise UserError(
-            f"{where}: hidden_size {hidden} is not a multiple of num_attention_heads {heads}; give head_dim."
-        )
-    return {"head_dim": hidden // heads}

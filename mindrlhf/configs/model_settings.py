@@ -92,18 +92,11 @@ class ModelSettings(Settings):
         return norms or next(filter(stated, FAMILIES.values()), None)
 
     @property
-    def is_llama_shape(self) -> bool:
-        """Tell whether the YAML names a Llama's shape and no other family."""
-        return self.stated_family is None and (self.type == LLAMA_CLASS or self.model_type == LLAMA_TYPE)
-
-    @property
     def family(self) -> Family | None:
         """The model family without a checkpoint; biases decide where the class is `LlamaConfig`."""
-        if self.stated_family is not None:
+        biases, llama = bool(self.qkv_has_bias), self.type == LLAMA_CLASS or self.model_type == LLAMA_TYPE
+        if self.stated_family or not (biases or llama):
             return self.stated_family
-        biases = bool(self.qkv_has_bias)
-        if not (biases or self.is_llama_shape):
-            return None
         return next((one for one in FAMILIES.values() if one.as_llama and one.attention_bias == biases), None)
 
     @property
@@ -138,7 +131,7 @@ class ModelSettings(Settings):
         return self._alone(where) if hf is None else self._beside(hf, where, hf_where)
 
     def _beside(self, hf: ModelConfig, where: str, hf_where: str) -> ModelConfig:
-        declared = {key: getattr(self, key) for key in SHAPE_FIELDS if getattr(self, key) is not None}
+        declared = _set({key: getattr(self, key) for key in SHAPE_FIELDS})
         if self.multiple_of is not None or self.ffn_dim_multiplier is not None:
             declared["intermediate_size"] = self.feed_forward_width(hf.hidden_size)
         for key, value in declared.items():
@@ -159,12 +152,8 @@ class ModelSettings(Settings):
         return hf.model_copy(update=changes)
 
     def _alone(self, where: str) -> ModelConfig:
-        needed, family = list(NEEDED), self.family
-        if family is None:
-            family = DEFAULT
-            needed.append("type")
-        if "head_dim" in family.hf_defaults:
-            needed.append("head_dim")
+        family = self.family or DEFAULT
+        needed = (*NEEDED, *(["type"] if self.family is None else []), *({"head_dim"} & family.hf_defaults.keys()))
         missing = [key for key in needed if getattr(self, key) is None]
         if missing:
             raise UserError(
@@ -174,30 +163,16 @@ class ModelSettings(Settings):
         for key, right in (("qkv_has_bias", family.attention_bias), ("qk_norm", family.qk_norm)):
             if getattr(self, key) not in (None, right):
                 raise UserError(f"{where}: {GROUP}.{key} is {not right}, and a {family.name} model has {right}.")
-        if self.head_dim is None and self.hidden_size % self.num_heads:
-            raise UserError(
-                f"{where}: {GROUP}.hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}; "
-                f"set hidden_size to a multiple of {self.num_heads}, or give head_dim."
-            )
         longest = self.max_position_embedding or self.seq_length
-        values = {
+        given = {field: getattr(self, key) for key, field in SHAPE_FIELDS.items()}
+        given |= {
             "family": family.name,
-            "vocab_size": self.vocab_size,
-            "hidden_size": self.hidden_size,
             "intermediate_size": self.feed_forward_width(self.hidden_size),
-            "num_layers": self.num_layers,
-            "num_heads": self.num_heads,
-            "num_kv_heads": self.n_kv_heads or self.num_heads,
-            "head_dim": self.head_dim or self.hidden_size // self.num_heads,
             "attention_bias": family.attention_bias,
             "qk_norm": family.qk_norm,
-            "rms_norm_eps": self.rms_norm_eps,
-            "rope_theta": self.theta,
-            "rope_scaling": self.scaling_factor,
-            "tie_word_embeddings": bool(self.tie_word_embeddings),
-            **({"max_position_embeddings": longest} if longest else {}),
-            **self._tokens_and_range(),
+            "max_position_embeddings": longest,
         }
+        values = _set(given) | self._tokens_and_range()
         try:
             return ModelConfig.model_validate(values)
         except ValidationError as error:
@@ -205,22 +180,15 @@ class ModelSettings(Settings):
 
     def _tokens_and_range(self) -> dict[str, Any]:
         """Collect the fields of ModelConfig that a YAML may set alongside any checkpoint."""
-        given = {
-            "eos_token_ids": self.eos_token_ids or None,
-            "pad_token_id": self.pad_token_id,
-            "bos_token_id": self.bos_token_id,
-            "initializer_range": self.initializer_range,
-        }
-        return {field: value for field, value in given.items() if value is not None}
+        names = ("pad_token_id", "bos_token_id", "initializer_range")
+        return _set({"eos_token_ids": self.eos_token_ids or None} | {name: getattr(self, name) for name in names})
 
     def sampling(self) -> dict[str, Any]:
         """Collect the YAML's sampling settings, under the names of `RolloutSettings`."""
-        given = {
-            "max_new_tokens": self.max_decode_length,
-            "min_new_tokens": self.min_decode_length,
-            "temperature": 0.0 if self.do_sample is False else self.temperature,
-            "top_k": self.top_k,
-            "top_p": self.top_p,
-            "repetition_penalty": self.repetition_penalty,
-        }
-        return {key: value for key, value in given.items() if value is not None}
+        given = {name: getattr(self, name) for name in ("temperature", "top_k", "top_p", "repetition_penalty")}
+        given |= {"max_new_tokens": self.max_decode_length, "min_new_tokens": self.min_decode_length}
+        return _set(given | ({"temperature": 0.0} if self.do_sample is False else {}))
+
+
+def _set(given: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in given.items() if value is not None}

@@ -153,7 +153,7 @@ def test_defaults_are_those_of_transformers(family):
         ({"model_type": "llama", "mlp_bias": True}, "mlp_bias true is not supported with llama; use a checkpoint with"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0, and must be a whole number, at least 1"),
         ({"num_attention_heads": "four"}, "num_attention_heads is 'four', and must be a whole number, at least 1"),
-        ({"hidden_size": 66}, "hidden_size 66 is not a multiple of num_attention_heads 4; give head_dim"),
+        ({"hidden_size": 66}, "hidden_size 66 is not a multiple of num_heads 4; give head_dim"),
         ({"num_key_value_heads": 3}, "num_heads 4 is not a multiple of num_kv_heads 3"),
         ({"head_dim": 15}, "head_dim 15 is odd"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan, and must be finite"),
@@ -164,7 +164,9 @@ def test_a_configuration_that_cannot_be_is_refused_under_its_hf_key(changes, wor
 
 
 def test_a_missing_key_is_named():
-    assert "key intermediate_size is missing" in refused({}, drop=["intermediate_size"])
+    assert "intermediate_size is missing, and must be a whole number, at least 1" in refused(
+        {}, drop=["intermediate_size"]
+    )
 
 
 def test_a_file_that_holds_no_object_is_refused():
