@@ -1,6 +1,5 @@
-"""Rendering of chat templates in a separate process with resource limits.
+"""Rendering of chat templates, which are others' programs, in a process with limits.
 
-A downloaded template is another's program.
 Reads {"template", "tokens", "conversations", "cpu_seconds"} as JSON and writes {"texts": [...]}, or
 {"conversation": index, "error": reason} for the first conversation that fails. Beyond a limit the kernel ends it.
 Imports nothing of the package: the file is run by its path.
@@ -20,7 +19,6 @@ MOST_OF_REASON = 200
 
 
 def main() -> None:
-    """Serve one request."""
     request = json.load(sys.stdin)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CPU, (request["cpu_seconds"],) * 2)
@@ -44,10 +42,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
-    """Make a jinja2 environment of HF's dialect.
-
-    Blocks leave no line behind, loops can be left. There is no loader, so nothing can be included.
-    """
+    """Make a jinja2 environment of HF's dialect, without a loader."""
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )

@@ -1,7 +1,7 @@
 """MindRecord files: atomic writing of columns, reading of prompts and answers.
 
-A MindRecord is a pair: the data `X` and its index `X.db`, which knows the name `X`; so a pair is moved together and
-never renamed. A prompt dataset has these columns:
+A MindRecord is a pair that is never renamed: the data `X` and its index `X.db`, which knows the name `X`. A prompt
+dataset has these columns:
 
 prompt_ids     int64[max_prompt_length]  prompt, padded on the right with the pad id
 pretrain_ids   int64[seq_length]         prompt, worked answer and end token, padded the same way
@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from mindrlhf.data.tasks.gsm8k import MARK, final_answer
+from mindrlhf.data.tasks.gsm8k import final_answer
 from mindrlhf.data.tasks.task import prompt_fields
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
@@ -44,12 +44,11 @@ PROMPT_SCHEMA = {
 
 
 def write_columns(path: str | Path, schema: Mapping[str, Mapping[str, Any]], rows: Iterable[Mapping[str, Any]]) -> int:
-    """Write rows as the MindRecord `path` (and `path`.db).
+    """Write rows as the MindRecord `path`, replacing an earlier one; returns their number.
 
-    Replaces an earlier file; returns the number of rows.
     schema: column -> {"type": ...} for scalars (int32, int64, float32, float64, string, bytes) or
     {"type": ..., "shape": [-1]} for arrays, as MindSpore's FileWriter takes it; alongside float scalars it needs an
-    integer or string column. Rows are consumed lazily; an array's dtype must be the schema's.
+    integer or string column. An array's dtype must be the schema's.
     Raises UserError when there are no rows or the file cannot be written, ValueError for a row unlike the schema.
     """
     from mindspore.mindrecord import FileWriter
@@ -57,31 +56,27 @@ def write_columns(path: str | Path, schema: Mapping[str, Mapping[str, Any]], row
     path = Path(path)
     count, pending = 0, iter(rows)
     with atomic_files(path.parent) as stage:
-        with _writing(path):
+        with _mindspore_errors(path):
             writer = FileWriter(str(stage / path.name), shard_num=1)
             writer.add_schema({column: dict(kind) for column, kind in schema.items()}, path.name)
             if index := _index_column(schema):
                 writer.add_index([index])
         while chunk := [dict(row) for row in islice(pending, ROWS_PER_WRITE)]:
-            given = len(chunk)
-            with _writing(path):
+            first, count = count, count + len(chunk)
+            with _mindspore_errors(path):
                 writer.write_raw_data(chunk)  # drops rows that do not fit, with no more than a log line
-            if len(chunk) != given:
-                raise ValueError(
-                    f"{path}: {given - len(chunk)} of rows {count}..{count + given - 1} do not fit the schema"
-                )
-            count += given
+            if lost := count - first - len(chunk):
+                raise ValueError(f"{path}: {lost} of rows {first}..{count - 1} do not fit the schema")
         if not count:
             raise UserError(f"{path}: there are no rows to write.")
-        with _writing(path):
+        with _mindspore_errors(path):
             writer.commit()
     return count
 
 
 def read_columns(path: str | Path, columns: Sequence[str] | None = None) -> dict[str, list[Any]]:
-    """Read columns of a MindRecord in row order.
+    """Read columns as lists of int, float, str or arrays of the column's dtype.
 
-    Each is a list of int, float, str or arrays of the column's dtype.
     columns: names to read; None reads all. Raises UserError when the file or its .db is missing, was renamed,
     is no MindRecord or a damaged one, has no rows, or lacks one of `columns`.
     """
@@ -94,7 +89,10 @@ def read_columns(path: str | Path, columns: Sequence[str] | None = None) -> dict
         raise UserError(f"{path}: has no column {', '.join(missing)}; it has {', '.join(found)}.")
     wanted = list(found if columns is None else columns)
     values: dict[str, list[Any]] = {column: [] for column in wanted}
-    with _reading(path), closing(FileReader(str(path), num_consumer=1, columns=wanted)) as reader:
+    with (
+        _mindspore_errors(path, reading=True),
+        closing(FileReader(str(path), num_consumer=1, columns=wanted)) as reader,
+    ):
         for row in reader.get_next():
             for column in wanted:
                 values[column].append(row[column])
@@ -109,27 +107,22 @@ def read_schema(path: str | Path) -> dict[str, dict[str, Any]]:
 
     path = Path(path)
     _check_pair(path)
-    with _reading(path), closing(FileReader(str(path), num_consumer=1)) as reader:
+    with _mindspore_errors(path, reading=True), closing(FileReader(str(path), num_consumer=1)) as reader:
         return reader.schema()
 
 
 def read_prompts(path: str | Path, tokenizer: Tokenizer | None = None) -> list[Prompt]:
     """Read the prompts of a dataset in row order.
 
-    `id` is the row of the source file.
-    `fields` holds task, question, ground_truth (where the row has one) and the extras. A file made by MindRLHF needs
-    the tokenizer: its question is the decoded prompt, its ground truth the text after `####` of the solution, or the
-    whole solution. UserError as `read_columns`.
+    `id` is the row of the source file; `fields` holds task, question, ground_truth (where the row has one) and the
+    extras. A file made by MindRLHF needs the tokenizer: its question is the decoded prompt, its ground truth the text
+    after `####` of the solution, or the whole solution. UserError as `read_columns`.
     """
     path = Path(path)
     if _made_by_mindrlhf(path):
         return [
-            Prompt(
-                id=row,
-                token_ids=prompt_ids,
-                fields=prompt_fields("mindrlhf", tokenizer.decode(prompt_ids), _truth(solution), {}),
-            )
-            for row, (prompt_ids, solution) in enumerate(_read_mindrlhf(path, tokenizer))
+            Prompt(row, ids, prompt_fields("mindrlhf", tokenizer.decode(ids), _truth(solution), {}))
+            for row, (ids, solution) in enumerate(_read_mindrlhf(path, tokenizer))
         ]
     columns = read_columns(path, PROMPT_COLUMNS)
     rows = (dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
@@ -137,10 +130,7 @@ def read_prompts(path: str | Path, tokenizer: Tokenizer | None = None) -> list[P
 
 
 def _prompt(row: Mapping[str, Any], where: str) -> Prompt:
-    """Turn a dataset's row into a prompt.
-
-    Raises UserError for a row that `mindrlhf data` has not written.
-    """
+    """Turn a dataset's row into a prompt, if `mindrlhf data` has written it."""
     try:
         length, extra = row["prompt_length"], parse_json(row["extra"])
         texts = [row[name] for name in ("task", "question", "ground_truth")]
@@ -173,11 +163,11 @@ def read_pairs(path: str | Path, tokenizer: Tokenizer | None = None) -> list[tup
             for prompt_ids, solution in _read_mindrlhf(path, tokenizer)
         ]
     columns = read_columns(path, ("pretrain_ids", "loss_mask", "prompt_length"))
-    pairs = []
-    for ids, mask, length in zip(columns["pretrain_ids"], columns["loss_mask"], columns["prompt_length"], strict=True):
-        answer_ids = ids[mask == 1].astype(np.int32)
-        if len(answer_ids):
-            pairs.append((ids[:length].astype(np.int32), answer_ids))
+    pairs = [
+        (ids[:length].astype(np.int32), ids[mask == 1].astype(np.int32))
+        for ids, mask, length in zip(*columns.values(), strict=True)
+        if np.any(mask == 1)
+    ]
     if not pairs:
         raise UserError(
             f"{path}: no row has a worked answer, and SFT trains on answers; convert a source that has them."
@@ -197,39 +187,37 @@ def _read_mindrlhf(path: Path, tokenizer: Tokenizer | None) -> list[tuple[np.nda
         raise UserError(f"{path}: was made by MindRLHF and holds token ids only; give the tokenizer it was made with.")
     columns = read_columns(path, ("prompt_ids", "pretrain_ids"))
     rows = []
-    for row, (prompt_ids, pretrain_ids) in enumerate(zip(columns["prompt_ids"], columns["pretrain_ids"], strict=True)):
-        prompt_ids = _without_padding(prompt_ids, tokenizer.pad_token_id)
-        if not len(prompt_ids):
+    for row, pair in enumerate(zip(*columns.values(), strict=True)):
+        ids, whole = (_without_padding(each, tokenizer.pad_token_id) for each in pair)
+        if not len(ids):
             raise UserError(f"{path}, row {row}: the prompt is nothing but padding; remove the row.")
         # As text, because the prompt's last token may have merged with the first of the solution.
-        text = tokenizer.decode(_without_padding(pretrain_ids, tokenizer.pad_token_id), skip_special_tokens=True)
-        solution = text.removeprefix(tokenizer.decode(prompt_ids, skip_special_tokens=True))
-        rows.append((prompt_ids, solution))
+        prompt, text = (tokenizer.decode(each, skip_special_tokens=True) for each in (ids, whole))
+        rows.append((ids, text.removeprefix(prompt)))
     return rows
 
 
 def _without_padding(ids: np.ndarray, pad_token_id: int) -> np.ndarray:
-    used = np.flatnonzero(ids != pad_token_id)
-    return ids[: used[-1] + 1 if len(used) else 0].astype(np.int32)
+    return ids[: np.flatnonzero(np.append(True, ids != pad_token_id))[-1]].astype(np.int32)
 
 
 def _truth(solution: str) -> str:
-    return final_answer(solution) if solution.rpartition(MARK)[2].strip() and MARK in solution else solution.strip()
+    try:
+        return final_answer(solution)
+    except ValueError:
+        return solution.strip()
 
 
 def _index_column(schema: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """Choose the column to index.
+    """Choose the column to index: an integer, or else a text.
 
     By default, MindSpore indexes every scalar and aborts the process at a float NaN.
     """
     scalars = {column: kind["type"] for column, kind in schema.items() if "shape" not in kind}
-    for types in (("int64", "int32"), ("string",)):
-        for column, kind in scalars.items():
-            if kind in types:
-                return column
-    if "float32" in scalars.values() or "float64" in scalars.values():
+    exact = [column for column, kind in scalars.items() if kind in ("int64", "int32", "string")]
+    if not exact and {"float32", "float64"} & set(scalars.values()):
         raise ValueError(f"a schema with float scalars needs an integer or string column too: {dict(schema)}")
-    return None
+    return min(exact, key=lambda column: scalars[column] == "string", default=None)
 
 
 def _check_pair(path: Path) -> None:
@@ -243,20 +231,17 @@ def _check_pair(path: Path) -> None:
     try:
         with path.open("rb") as file:
             head = file.read(9)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}).") from None
-    if len(head) < 9 or head[8:9] != b"{":  # eight bytes of length, then a JSON header
-        raise UserError(f"{path}: is not a MindRecord file; make one with `mindrlhf data`.")
-    if not database.is_file():
-        raise UserError(f"{path}: its index {database.name} is not beside it; move both files together.")
-    try:
+        if head[8:] != b"{":  # eight bytes of length, then a JSON header
+            raise UserError(f"{path}: is not a MindRecord file; make one with `mindrlhf data`.")
+        if not database.is_file():
+            raise UserError(f"{path}: its index {database.name} is not beside it; move both files together.")
         with database.open("rb") as file:
             if file.read(len(SQLITE_MAGIC)) != SQLITE_MAGIC:
                 raise sqlite3.DatabaseError
         with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as connection:
             names = [str(name) for (name,) in connection.execute("SELECT NAME FROM SHARD_NAME")]
     except OSError as error:
-        raise UserError(f"{database}: cannot be read ({error.strerror}).") from None
+        raise UserError(f"{error.filename}: cannot be read ({error.strerror}).") from None
     except sqlite3.Error:
         raise UserError(f"{database}: is not the index of a MindRecord file; write {path.name} again.") from None
     if path.name not in names:
@@ -267,35 +252,20 @@ def _check_pair(path: Path) -> None:
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    """Turn MindSpore's errors about a damaged file into one sentence.
+def _mindspore_errors(path: Path, reading: bool = False) -> Iterator[None]:
+    """Turn MindSpore's errors about a file into one sentence.
 
     A crafted schema makes its reader fail in ways of Python's: unknown types, shapes that do not fit.
     """
     from mindspore.mindrecord.common.exceptions import MindRecordException
 
+    crafted = (LookupError, TypeError, ValueError) if reading else ()
     try:
         yield
-    except (RuntimeError, MindRecordException, LookupError, TypeError, ValueError):
-        raise UserError(f"{path}: is damaged or cut short; write it again.") from None
-
-
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    """Turn MindSpore's writing errors into one sentence.
-
-    Examples are a full disk and a name that it does not take.
-    """
-    from mindspore.mindrecord.common.exceptions import MindRecordException
-
-    try:
-        yield
-    except (RuntimeError, MindRecordException) as error:
-        raise UserError(f"{path}: cannot be written as a MindRecord ({_first_line(error)}).") from None
-
-
-def _first_line(error: Exception) -> str:
-    """Extract the sentence in MindSpore's message, without banner and C++ stack."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    tagged = [line.removeprefix("[ERROR]").strip() for line in lines if line.startswith("[ERROR]")]
-    return (tagged or lines)[0].rstrip(".")
+    except (RuntimeError, MindRecordException, *crafted) as error:
+        if reading:
+            raise UserError(f"{path}: is damaged or cut short; write it again.") from None
+        lines = [line.strip() for line in str(error).splitlines()]  # a banner, the sentence, a C++ stack
+        tagged = [line.removeprefix("[ERROR]").strip() for line in lines if line.startswith("[ERROR]")]
+        reason = (tagged or lines)[0].rstrip(".")
+        raise UserError(f"{path}: cannot be written as a MindRecord ({reason}).") from None

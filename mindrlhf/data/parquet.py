@@ -11,10 +11,7 @@ SUFFIX = ".parquet"
 
 
 def read_rows(path: str | Path) -> list[dict[str, Any]]:
-    """Read all rows of a file with any columns.
-
-    Raises UserError when the file is missing or damaged.
-    """
+    """Read all rows of a file; UserError when it is missing or damaged."""
     import pyarrow  # takes a quarter of a second, which only parquet files are worth
     from pyarrow import parquet
 
@@ -28,10 +25,7 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
 
 
 def write_rows(path: str | Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write rows with the same columns, replacing an earlier file.
-
-    Raises UserError when it cannot be written.
-    """
+    """Write rows with the same columns; UserError when that fails."""
     import pyarrow
     from pyarrow import parquet
 

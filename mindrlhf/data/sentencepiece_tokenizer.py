@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from mindrlhf.data.tokenizer_config import ConfiguredTokenizer, read_config, write_config
+from mindrlhf.data.tokenizer_config import CONFIG_NAME, ConfiguredTokenizer, added_tokens, read_config
 from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import atomic_files
+from mindrlhf.files.json import write_json
 
 
 class SentencePieceTokenizer(ConfiguredTokenizer):
@@ -25,9 +26,7 @@ class SentencePieceTokenizer(ConfiguredTokenizer):
     def __init__(self, path: Path, config: dict[str, Any]):
         from sentencepiece import SentencePieceProcessor
 
-        self.config = config
-        self._where = str(path)
-        self._path = path
+        self.config, self._where, self._path = config, str(path), path
         self._pieces = SentencePieceProcessor()
         try:
             self._pieces.Load(str(path))
@@ -36,10 +35,10 @@ class SentencePieceTokenizer(ConfiguredTokenizer):
         count = self._pieces.GetPieceSize()
         self._special = {self._pieces.IdToPiece(i): i for i in range(count) if self._pieces.IsControl(i)}
         self._shown = set()  # added tokens that count as text when special ones are skipped
-        for token_id, entry in config.get("added_tokens_decoder", {}).items():
-            self._special[entry["content"]] = int(token_id)
-            if not entry.get("special", True):
-                self._shown.add(int(token_id))
+        for token_id, token in added_tokens(config, str(path)):
+            self._special[token.content] = token_id
+            if not token.special:
+                self._shown.add(token_id)
         self._special_by_id = {token_id: token for token, token_id in self._special.items()}
         # The longest first, so that a token which begins like another one wins.
         names = sorted(self._special, key=len, reverse=True)
@@ -47,10 +46,7 @@ class SentencePieceTokenizer(ConfiguredTokenizer):
 
     @classmethod
     def from_file(cls, path: str | Path) -> "SentencePieceTokenizer":
-        """Open a `tokenizer.model` and the `tokenizer_config.json` next to it.
-
-        Raises UserError when it is not one.
-        """
+        """Open a `tokenizer.model` and the `tokenizer_config.json` next to it."""
         path = Path(path)
         return cls(path, read_config(path.parent) or {"eos_token": "</s>"})
 
@@ -77,23 +73,18 @@ class SentencePieceTokenizer(ConfiguredTokenizer):
         return "".join(text)
 
     def token_to_id(self, token: str) -> int | None:
-        if token in self._special:
-            return self._special[token]
         token_id = self._pieces.PieceToId(token)
-        return token_id if self._pieces.IdToPiece(token_id) == token else None
+        return self._special.get(token, token_id if self._pieces.IdToPiece(token_id) == token else None)
 
     def id_to_token(self, token_id: int) -> str | None:
-        token_id = int(token_id)
-        if token_id in self._special_by_id:
-            return self._special_by_id[token_id]
-        return self._pieces.IdToPiece(token_id) if 0 <= token_id < self._pieces.GetPieceSize() else None
+        piece = self._pieces.IdToPiece(int(token_id)) if 0 <= token_id < self._pieces.GetPieceSize() else None
+        return self._special_by_id.get(int(token_id), piece)
 
     @property
     def size(self) -> int:
         return max([self._pieces.GetPieceSize() - 1, *self._special_by_id]) + 1
 
     def save(self, directory: str | Path) -> None:
-        """Write tokenizer.model and tokenizer_config.json."""
         with atomic_files(directory) as stage:
             shutil.copyfile(self._path, stage / "tokenizer.model")
-            write_config(stage, self.config)
+            write_json(stage / CONFIG_NAME, self.config)

@@ -35,12 +35,19 @@ def read_source(path: str | Path) -> list[SourceRow]:
         return [row for file in files for row in read_source(file)]
     if path.suffix == SUFFIX:
         rows = [SourceRow(row, f"{path}, row {index}") for index, row in enumerate(read_rows(path))]
-        if not rows:
-            raise UserError(f"{path}: holds no rows.")
-        return rows
+    else:
+        rows = _read_json(path)
+    if not rows:
+        raise UserError(f"{path}: holds no rows.")
+    return rows
+
+
+def _read_json(path: Path) -> list[SourceRow]:
     try:
         content = path.read_bytes()
         text = content.decode("utf-8-sig")
+        items = _array_items(text) if text.lstrip().startswith("[") else _line_items(text)
+        return [_row(values, f"{path}, line {line}") for line, values in items]
     except FileNotFoundError:
         raise UserError(f"{path}: no such file.") from None
     except OSError as error:
@@ -48,30 +55,19 @@ def read_source(path: str | Path) -> list[SourceRow]:
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
         raise UserError(f"{path}, line {line}: not UTF-8 text, and JSON or JSONL is.") from None
-    items = _array_items if text.lstrip().startswith("[") else _line_items
-    rows = []
-    try:
-        for line, values in items(text):
-            rows.append(SourceRow(_object(values, f"{path}, line {line}"), f"{path}, line {line}"))
     except json.JSONDecodeError as error:
         raise UserError(f"{path}, line {error.lineno}: not JSON ({error.msg}, column {error.colno}).") from None
-    if not rows:
-        raise UserError(f"{path}: holds no rows.")
-    return rows
 
 
-def _object(values: Any, where: str) -> dict[str, Any]:
-    """Check a row's values.
-
-    Raises UserError for anything but an object that can be written as UTF-8.
-    """
+def _row(values: Any, where: str) -> SourceRow:
+    """Check that a row is an object that can be written as UTF-8."""
     if not isinstance(values, dict):
         raise UserError(f"{where}: should be a JSON object, and is {json.dumps(values)[:40]}.")
     try:
         json.dumps(values, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise UserError(f"{where}: holds half of a surrogate pair, which is no character; remove it.") from None
-    return values
+    return SourceRow(values, where)
 
 
 def _line_items(text: str) -> Iterator[tuple[int, Any]]:
@@ -79,20 +75,18 @@ def _line_items(text: str) -> Iterator[tuple[int, Any]]:
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
-                values = parse_json(line)
+                yield number, parse_json(line)
             except ValueError as error:
                 located = _located(error, line, 0)
                 located.lineno = number
                 raise located from None
-            yield number, values
 
 
 def _array_items(text: str) -> Iterator[tuple[int, Any]]:
     """Decode the items of one JSON array, each with its line."""
     position = BLANK.match(text, text.index("[") + 1).end()
-    line, counted = 1, 0
-    closed = text.startswith("]", position)
-    while not closed:
+    line, counted, mark = 1, 0, text[position : position + 1]
+    while mark != "]":
         line, counted = line + text.count("\n", counted, position), position
         try:
             values, position = parse_json_at(text, position)
@@ -100,11 +94,11 @@ def _array_items(text: str) -> Iterator[tuple[int, Any]]:
             raise _located(error, text, position) from None
         yield line, values
         position = BLANK.match(text, position).end()
-        closed = text.startswith("]", position)
-        if not closed and not text.startswith(",", position):
-            raise json.JSONDecodeError("Expecting ',' or ']'", text, position)
-        if not closed:
+        mark = text[position : position + 1]
+        if mark == ",":
             position = BLANK.match(text, position + 1).end()
+        elif mark != "]":
+            raise json.JSONDecodeError("Expecting ',' or ']'", text, position)
     end = BLANK.match(text, position + 1).end()
     if end != len(text):
         raise json.JSONDecodeError("Extra data", text, end)

@@ -12,9 +12,8 @@ from mindrlhf.types import Prompt
 class PromptStream:
     """Stream of `prompts_per_step` prompts at a time, epoch after epoch.
 
-    The order of an epoch depends on (seed, epoch) alone, so the stream at a position is the same whatever was asked
-    before and however the steps were cut. No row comes twice before all have come once; a step may cross into
-    the next epoch.
+    The order of an epoch depends on (seed, epoch) alone, however the steps were cut. No row comes twice before all
+    have come once; a step may cross into the next epoch.
     """
 
     def __init__(self, prompts: Sequence[Prompt], prompts_per_step: int, shuffle: bool, seed: int):
@@ -22,10 +21,7 @@ class PromptStream:
             raise UserError("the prompt dataset holds no rows.")
         if prompts_per_step < 1:
             raise ValueError(f"prompts_per_step {prompts_per_step} is below 1")
-        self.prompts = prompts
-        self.prompts_per_step = prompts_per_step
-        self.shuffle = shuffle
-        self.seed = seed
+        self.prompts, self.prompts_per_step, self.shuffle, self.seed = prompts, prompts_per_step, shuffle, seed
         self.position = 0  # prompts given so far
         self._order = (-1, np.empty(0, np.int64))  # (epoch, its row order)
 
@@ -42,17 +38,11 @@ class PromptStream:
         return step
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the cursor, and the data and order that it is valid for.
-
-        All are plain values.
-        """
+        """Return the cursor, and the data and order that it is valid for."""
         return {"position": self.position, **self._identity()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved cursor.
-
-        Raises UserError when it was saved over other data or another order.
-        """
+        """Continue from a saved cursor; UserError for one of other data or order."""
         for key, value in self._identity().items():
             if state.get(key) != value:
                 raise UserError(

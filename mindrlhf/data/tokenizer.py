@@ -1,10 +1,7 @@
-"""Text to token ids and back, over the `tokenizers` package.
-
-Bare vocabulary files get Qwen2's text pipeline.
-"""
+"""Text to token ids and back; bare vocabulary files get Qwen2's text pipeline."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,18 +16,15 @@ from mindrlhf.data.tokenizer_config import (
     ConfiguredTokenizer,
     added_tokens,
     read_config,
-    write_config,
 )
 from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import atomic_files
+from mindrlhf.files.json import write_json
 from mindrlhf.models.families import VOCABULARY
 
 
 class Tokenizer(ConfiguredTokenizer):
-    """Encoder and decoder of text; the prompt template adds begin and end tokens.
-
-    Build it with `from_files`, `from_path`, or `from_bpe`. `config` is the content of `tokenizer_config.json`.
-    """
+    """Encoder and decoder of text; the prompt template adds begin and end tokens."""
 
     def __init__(self, core: tokenizers.Tokenizer, config: dict[str, Any], where: str):
         self._core = core
@@ -63,14 +57,12 @@ class Tokenizer(ConfiguredTokenizer):
         Special tokens come from `config`, or are Qwen2.5's own when it is None. `where` names the origin in messages.
         """
         core = bare_core(model)
-        vocab = core.get_vocab(with_added_tokens=False)
-        if max(vocab.values(), default=-1) != len(vocab) - 1:
-            raise UserError(
-                f"{where}: the ids are not 0 to {len(vocab) - 1} without gaps; give tokenizer.json instead."
-            )
+        ids = core.get_vocab(with_added_tokens=False).values()
+        if max(ids, default=-1) != len(ids) - 1:
+            raise UserError(f"{where}: the ids are not 0 to {len(ids) - 1} without gaps; give tokenizer.json instead.")
         if config is None:
-            core.add_tokens([_added(token, special=True) for token in VOCABULARY.control])
-            core.add_tokens([_added(token, special=False) for token in VOCABULARY.markup])
+            for tokens, special in ((VOCABULARY.control, True), (VOCABULARY.markup, False)):
+                core.add_tokens([AddedToken(token, normalized=False, special=special) for token in tokens])
             return cls(core, dict(VOCABULARY.config), where)
         added = added_tokens(config, where)
         core.add_tokens([token for _, token in added])
@@ -90,12 +82,11 @@ class Tokenizer(ConfiguredTokenizer):
         """
         path = _existing(path)
         if path.is_dir():
-            for name in ("tokenizer.json", "vocab.json", "tokenizer.model"):
-                if (path / name).is_file():
-                    return cls.from_path(path / name)
-            raise UserError(
-                f"{path}: holds no tokenizer; it should have tokenizer.json, vocab.json or tokenizer.model."
-            )
+            names = ("tokenizer.json", "vocab.json", "tokenizer.model")
+            found = next((path / name for name in names if (path / name).is_file()), None)
+            if found is None:
+                raise UserError(f"{path}: holds no tokenizer; it should have {', '.join(names[:2])} or {names[2]}.")
+            path = found
         if path.name in ("vocab.json", "merges.txt"):
             return cls.from_files(path.parent / "vocab.json", path.parent / "merges.txt")
         if path.suffix == ".model":
@@ -118,12 +109,9 @@ class Tokenizer(ConfiguredTokenizer):
         """Encode each text, on all cores."""
         return [encoding.ids for encoding in self._core.encode_batch_fast(list(texts), add_special_tokens=False)]
 
-    def decode(self, ids: Iterable[int] | np.ndarray, skip_special_tokens: bool = False) -> str:
-        """Decode ids to text.
-
-        Ids outside the vocabulary give nothing, broken UTF-8 gives U+FFFD.
-        """
-        return self._core.decode(_integers(ids), skip_special_tokens=skip_special_tokens)
+    def decode(self, ids: Sequence[int] | np.ndarray, skip_special_tokens: bool = False) -> str:
+        """Decode ids; ids outside the vocabulary give nothing, broken UTF-8 gives U+FFFD."""
+        return self._core.decode(np.asarray(ids).tolist(), skip_special_tokens=skip_special_tokens)
 
     def token_to_id(self, token: str) -> int | None:
         """Look up the id of a token; None outside the vocabulary."""
@@ -144,27 +132,21 @@ class Tokenizer(ConfiguredTokenizer):
         These are tokenizer.json and tokenizer_config.json; also vocab.json and merges.txt, where `from_files` would
         cut text in the same way.
         """
-        with atomic_files(directory) as stage:
-            self._core.save(str(stage / "tokenizer.json"))
-            if isinstance(self._core.model, models.BPE) and VOCABULARY.split in _splits(self._core):
-                self._core.model.save(str(stage))
-            write_config(stage, self._complete_config())
-
-    def _complete_config(self) -> dict[str, Any]:
         added = {
             str(token_id): {key: getattr(token, key) for key in ADDED_TOKEN_KEYS}
             for token_id, token in sorted(self._core.get_added_tokens_decoder().items())
         }
         # HF cleans up spaces in decoded text unless a flag forbids it, and then decode(encode(x)) is not x.
         known = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-        return known | self.config | {"added_tokens_decoder": added}
+        with atomic_files(directory) as stage:
+            self._core.save(str(stage / "tokenizer.json"))
+            if isinstance(self._core.model, models.BPE) and VOCABULARY.split in _splits(self._core):
+                self._core.model.save(str(stage))
+            write_json(stage / CONFIG_NAME, known | self.config | {"added_tokens_decoder": added})
 
 
 def bare_core(model: models.BPE) -> tokenizers.Tokenizer:
-    """Build Qwen2's pipeline around a byte-level BPE model, without special tokens.
-
-    It consists of NFC, Qwen2's split, and byte letters.
-    """
+    """Build Qwen2's pipeline around a BPE model: NFC, its split, and byte letters."""
     core = tokenizers.Tokenizer(model)
     core.normalizer = normalizers.NFC()
     core.pre_tokenizer = pre_tokenizers.Sequence(
@@ -177,27 +159,17 @@ def bare_core(model: models.BPE) -> tokenizers.Tokenizer:
     return core
 
 
-def _added(content: str, special: bool) -> AddedToken:
-    return AddedToken(content, normalized=False, special=special)
-
-
 def _splits(core: tokenizers.Tokenizer) -> list[str]:
-    """List the regular expressions that cut text before the model."""
     state = json.loads(core.pre_tokenizer.__getstate__()) if core.pre_tokenizer else {}
     return [step["pattern"].get("Regex", "") for step in state.get("pretokenizers", [state]) if "pattern" in step]
 
 
 def _check_merges(core: tokenizers.Tokenizer, vocab_path: Path, merges_path: Path) -> None:
-    """Raise UserError for a token of several letters that no merge makes.
-
-    Text would become other tokens.
-    """
-    lines = merges_path.read_text(encoding="utf-8").split("\n")
-    made = {"".join(line.split()) for line in lines}
+    """Raise UserError for a token of several letters that no merge makes."""
+    made = {"".join(line.split()) for line in merges_path.read_text(encoding="utf-8").split("\n")}
     added = {token.content for token in core.get_added_tokens_decoder().values()}
     longer = [token for token in core.get_vocab(with_added_tokens=False) if len(token) > 1 and token not in added]
-    missing = sum(token not in made for token in longer)
-    if missing:
+    if missing := sum(token not in made for token in longer):
         raise UserError(
             f"{merges_path}: lacks the merges of {missing:,} of the {len(longer):,} tokens in {vocab_path} that have "
             "several letters; the file is cut or of another model, so get it again."
@@ -209,7 +181,3 @@ def _existing(path: str | Path) -> Path:
     if not path.exists():
         raise UserError(f"{path}: no such tokenizer file or folder.")
     return path
-
-
-def _integers(ids: Iterable[int] | np.ndarray) -> list[int]:
-    return ids.tolist() if isinstance(ids, np.ndarray) else [int(token_id) for token_id in ids]

@@ -6,7 +6,7 @@ from typing import Any
 from tokenizers import AddedToken
 
 from mindrlhf.errors import UserError
-from mindrlhf.files.json import read_json, write_json
+from mindrlhf.files.json import read_json
 from mindrlhf.files.text import read_text
 from mindrlhf.models.families import DEFAULT, FAMILIES
 
@@ -27,11 +27,9 @@ class ConfiguredTokenizer:
 
     @property
     def eos_token_id(self) -> int:
-        """Id of `eos_token`; without one, of a family's end of text.
-
-        Raises UserError when there is neither.
-        """
-        known = (family.end_of_text for family in FAMILIES.values() if self.token_to_id(family.end_of_text) is not None)
+        """Id of `eos_token`, or of a family's end of text; UserError for neither."""
+        ends = (family.end_of_text for family in FAMILIES.values())
+        known = (token for token in ends if self.token_to_id(token) is not None)
         token = token_text(self.config.get("eos_token")) or next(known, DEFAULT.end_of_text)
         token_id = self.token_to_id(token)
         if token_id is None:
@@ -57,10 +55,7 @@ class ConfiguredTokenizer:
 
 
 def read_config(folder: Path) -> dict[str, Any] | None:
-    """Read a folder's `tokenizer_config.json`; None when absent.
-
-    The text of a `chat_template.jinja` in the folder becomes its `chat_template`.
-    """
+    """Read a folder's `tokenizer_config.json` with its `chat_template.jinja`, or None."""
     path = folder / CONFIG_NAME
     if not path.is_file():
         return None
@@ -75,11 +70,6 @@ def read_config(folder: Path) -> dict[str, Any] | None:
     return config
 
 
-def write_config(folder: Path, config: dict[str, Any]) -> None:
-    """Write `tokenizer_config.json`."""
-    write_json(folder / CONFIG_NAME, config)
-
-
 def token_text(token: str | dict[str, Any] | None) -> str | None:
     """Read a token of `tokenizer_config.json`: a string, or an object with `content`."""
     return token.get("content") if isinstance(token, dict) else token
@@ -88,10 +78,10 @@ def token_text(token: str | dict[str, Any] | None) -> str | None:
 def added_tokens(config: dict[str, Any], where: str) -> list[tuple[int, AddedToken]]:
     """List (id, token) of `added_tokens_decoder` in the order of ids."""
     try:
-        entries = sorted((int(token_id), entry) for token_id, entry in config.get("added_tokens_decoder", {}).items())
+        entries = {int(token_id): entry for token_id, entry in config.get("added_tokens_decoder", {}).items()}
         return [
             (token_id, AddedToken(**{key: entry[key] for key in ADDED_TOKEN_KEYS if key in entry}))
-            for token_id, entry in entries
+            for token_id, entry in sorted(entries.items())
         ]
     except (AttributeError, TypeError, ValueError, KeyError) as error:
         raise UserError(f"{where}: added_tokens_decoder in {CONFIG_NAME} is not as HF writes it ({error}).") from None

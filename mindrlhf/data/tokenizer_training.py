@@ -15,11 +15,8 @@ CHAT_TOKENS = VOCABULARY.control[:3]  # end of text, begin and end of a turn
 def train_tokenizer(texts: Iterable[str], size: int) -> Tokenizer:
     """Train a tokenizer of at most `size` ids on texts.
 
-    The ids are 256 bytes, merges learnt from `texts`, then `<|endoftext|>` (which pads),
-    `<|im_start|>` and `<|im_end|>` (which ends an answer).
-
-    It is smaller than `size` when the texts have no more pairs to merge. UserError when `size` is too small for the
-    bytes.
+    The ids are 256 bytes, merges learnt from `texts`, then `<|endoftext|>` (which pads), `<|im_start|>` and
+    `<|im_end|>` (which ends an answer). UserError when `size` is too small for the bytes.
     """
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     least = len(alphabet) + len(CHAT_TOKENS)
