@@ -21,7 +21,6 @@ REQUIRES = [
     "sympy>=1.13",  # what math-verify computes with, and the math reward limits; MindSpore and it choose the version
     "sentencepiece==0.2.3",  # `tokenizer.model` files
     "pydantic==2.14.3",  # settings
-    "annotated-types>=0.6",  # pydantic's constraints, named in messages; pydantic chooses the version
     "PyYAML==6.0.3",
     "orjson==3.11.5",  # metrics and responses as lines of JSON
     "jinja2==3.1.6",  # chat templates, the report's page

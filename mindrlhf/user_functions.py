@@ -27,7 +27,7 @@ def load_function(what: str, name: str) -> Callable:
     """
     place, _, function_name = name.rpartition(":")
     what = f"{what} {name!r}"
-    module = _load_file(what, place) if place.endswith(".py") else _load_module(what, place)
+    module = _load_module(what, place)
     function = getattr(module, function_name, None)
     if function is None:
         functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
@@ -52,39 +52,33 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f" (nearest: {found[0]!r})" if found else ""
 
 
-def _load_file(what: str, place: str) -> ModuleType:
+def _load_module(what: str, place: str) -> ModuleType:
     path = Path(place).absolute()
-    if not path.is_file():
+    if place.endswith(".py") and not path.is_file():
         raise UserError(f"{what}: there is no file {path}.")
-    module_name = str(path)  # no dotted name can be the same
-    if module_name in sys.modules:
-        return sys.modules[module_name]
-    spec = importlib.util.spec_from_file_location(module_name, path)
+    try:
+        return _load_file(path) if place.endswith(".py") else importlib.import_module(place)
+    except (Exception, SystemExit) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{place}.".startswith(f"{error.name}."):
+            raise UserError(f"{what}: there is no module {error.name!r} on the Python path.") from None
+        at = error if isinstance(error, SyntaxError) else traceback.extract_tb(error.__traceback__)[-1]
+        raise UserError(
+            f"{what}: importing {place} fails with {type(error).__name__}: {error} ({at.filename}, line {at.lineno})."
+        ) from None
+
+
+def _load_file(path: Path) -> ModuleType:
+    name = str(path)  # no dotted name can be the same
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module
+    sys.modules[name] = module
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))  # so that it can import its neighbours
     try:
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        del sys.modules[module_name]
-        raise _import_failed(what, place, error) from None
+    except BaseException:
+        del sys.modules[name]
+        raise
     return module
-
-
-def _load_module(what: str, place: str) -> ModuleType:
-    try:
-        return importlib.import_module(place)
-    except (Exception, SystemExit) as error:
-        if isinstance(error, ModuleNotFoundError) and error.name and f"{place}.".startswith(f"{error.name}."):
-            raise UserError(f"{what}: there is no module {error.name!r} on the Python path.") from None
-        raise _import_failed(what, place, error) from None
-
-
-def _import_failed(what: str, place: str, error: BaseException) -> UserError:
-    if isinstance(error, SyntaxError):
-        where = f"{error.filename}, line {error.lineno}"
-    else:
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{last.filename}, line {last.lineno}"
-    return UserError(f"{what}: importing {place} fails with {type(error).__name__}: {error} ({where}).")

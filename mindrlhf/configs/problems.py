@@ -6,7 +6,6 @@ import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-import annotated_types
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
@@ -14,12 +13,7 @@ from mindrlhf.configs.base import Settings
 from mindrlhf.configs.yaml_file import KeyPath, dotted
 
 WORDS = {bool: "True or False", int: "a whole number", float: "a number", str: "text", dict: "a group of keys"}
-BOUNDS = (
-    (annotated_types.Ge, "ge", "at least"),
-    (annotated_types.Gt, "gt", "above"),
-    (annotated_types.Le, "le", "at most"),
-    (annotated_types.Lt, "lt", "below"),
-)
+BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}  # of pydantic's constraints
 
 
 def explain(
@@ -86,12 +80,8 @@ def expected(annotation: Any, info: FieldInfo | None = None) -> str:
         return WORDS[dict]
     words = WORDS.get(origin or annotation, "a value")
     if annotation in (int, float) and info:
-        bounds = [
-            f"{text} {number(getattr(item, name))}"
-            for kind, name, text in BOUNDS
-            for item in info.metadata
-            if isinstance(item, kind)
-        ]
+        limits = [(text, getattr(item, sign, None)) for sign, text in BOUNDS.items() for item in info.metadata]
+        bounds = [f"{text} {number(limit)}" for text, limit in limits if limit is not None]
         words += f", {' and '.join(bounds)}" if bounds else ""
     if annotation is str and info and info.examples:
         words += f" like {' or '.join(map(repr, info.examples))}"
@@ -119,12 +109,6 @@ def _unknown_key(settings: type[Settings], path: KeyPath, key: str) -> str:
     return unknown_name(name, group.model_fields, key.rpartition(".")[0])
 
 
-def _unless_null(annotation: Any) -> Any:
-    """Take the group out of `group | None`."""
-    groups = [part for part in typing.get_args(annotation) if _is_group(part)]
-    return groups[0] if typing.get_origin(annotation) in (typing.Union, types.UnionType) and groups else annotation
-
-
 def _is_group(annotation: Any) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, Settings)
 
@@ -139,13 +123,13 @@ def _walk(settings: type[Settings], location: KeyPath) -> tuple[KeyPath, Any, Fi
     annotation: Any = settings
     info: FieldInfo | None = None
     for part in location:
-        annotation = _unless_null(annotation)
-        origin = typing.get_origin(annotation)
-        if _is_group(annotation):
-            info = annotation.model_fields.get(part)
+        inner = typing.get_args(annotation)
+        group = next(filter(_is_group, (annotation, *inner)), None)
+        if typing.get_origin(annotation) is tuple:
+            annotation, info = inner[0], None
+        elif group:
+            info = group.model_fields.get(part)
             annotation = info.annotation if info else None
-        elif origin is tuple:
-            annotation, info = typing.get_args(annotation)[0], None
         else:
             break
         path = (*path, part)
