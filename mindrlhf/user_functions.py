@@ -19,11 +19,10 @@ def is_user_function(name: str) -> bool:
 
 
 def load_function(what: str, name: str) -> Callable:
-    """Import the function called `name`.
+    """Import the function called `name`, a file relative to the working directory.
 
     what: its kind, for messages, such as `reward`.
-    A file is relative to the working directory. Raises UserError when there is no such file, module or function, and
-    when the import fails.
+    Raises UserError when there is no such file, module or function, and when the import fails.
     """
     place, _, function_name = name.rpartition(":")
     what = f"{what} {name!r}"
@@ -38,10 +37,7 @@ def load_function(what: str, name: str) -> Callable:
 
 
 def absolute(name: str) -> str:
-    """Make the path in `path/file.py:function` absolute; keep other names.
-
-    The name then means the same everywhere.
-    """
+    """Make the path in `path/file.py:function` absolute; keep other names."""
     place, colon, function_name = name.rpartition(":")
     return f"{Path(place).absolute()}:{function_name}" if colon and place.endswith(".py") else name
 

@@ -15,10 +15,7 @@ from mindrlhf.configs.base import Float32, Settings, within_float32
 
 
 def _field(takers: dict[str, Option]) -> tuple[Any, Any]:
-    """Make a setting's type and default from the methods' options.
-
-    The type is the first method's, the widest; the chosen method checks its own.
-    """
+    """Make a setting from the methods' options, with the first, widest type."""
     options = list(takers.values())
     annotation = options[0].annotation
     if float in _types(annotation):
@@ -87,10 +84,7 @@ class AlgorithmSettings(_OPTIONS):
     """Optimizer updates of one pass (verl data.train_batch_size / actor.ppo_mini_batch_size)."""
 
     def options_of(self, method: Method) -> dict[str, Any]:
-        """Collect the given settings of the chosen method: option -> value.
-
-        The method is an advantage or a policy loss.
-        """
+        """Collect the given settings of an advantage or a policy loss: option -> value."""
         given = {name: getattr(self, name) for name, option in method.options.items() if option.description}
         extra = self.advantage_options if method.what == ADVANTAGES.what else self.policy_loss_options
         return {name: value for name, value in given.items() if value is not None} | extra
@@ -101,10 +95,7 @@ class AlgorithmSettings(_OPTIONS):
         return ADVANTAGES.find(self.advantage)
 
     def loss(self) -> PolicyLoss:
-        """Make the chosen policy loss with its options; imports MindSpore.
-
-        Raises UserError as `policy_loss`.
-        """
+        """Make the chosen policy loss with its options, as `policy_loss` does; imports MindSpore."""
         return policy_loss(self.policy_loss, self.options_of(POLICY_LOSSES.find(self.policy_loss)))
 
     @property
@@ -114,18 +105,12 @@ class AlgorithmSettings(_OPTIONS):
 
     @property
     def single_update(self) -> bool:
-        """True when a step's rollouts are used for one update.
-
-        The policy that starts the update is then the one that is updated.
-        """
+        """True when a step's rollouts are used for one update."""
         return self.num_iterations * self.updates_per_iteration == 1
 
     @property
     def scores_old_policy(self) -> bool:
-        """True when the old policy's log-probs take a pass of their own.
-
-        They do when the step's first update does not see all of its rollouts.
-        """
+        """True when no update sees all rollouts: old log-probs take a pass."""
         return self.updates_per_iteration > 1
 
 

@@ -9,10 +9,7 @@ LARGEST, SMALLEST = (float(number) for number in (np.finfo(np.float32).max, np.f
 
 
 def within_float32(value: float) -> float:
-    """Check that float32 has a finite normal number, or 0, for the value.
-
-    Its reciprocal is then finite too.
-    """
+    """Check that float32 has a normal number, and its reciprocal, for the value."""
     if abs(value) > LARGEST:
         raise ValueError(f"{value:g} is beyond float32, which graphs compute in; give at most {LARGEST:.2e} in size")
     if 0 < abs(value) < SMALLEST:

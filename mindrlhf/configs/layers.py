@@ -12,10 +12,9 @@ COMMAND_LINE = "command line"
 
 
 def deep_merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge `over` into `base`: groups key by key, all else replaced whole.
+    """Merge copies: groups key by key, all else, lists too, replaced whole.
 
-    Lists are replaced, too. A group with nothing below it (`optimizer:`, which YAML reads as null) says nothing.
-    The arguments are not changed.
+    A group with nothing below it (`optimizer:`, which YAML reads as null) says nothing.
     """
     merged = dict(base)
     for key, value in over.items():
@@ -28,20 +27,13 @@ def deep_merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, An
 
 @dataclass(frozen=True)
 class Layered:
-    """Merged settings with their layers.
-
-    values: the result, nested mapping.
-    layers: the merged layers; later ones won.
-    """
+    """Merged settings (`values`, nested) with the layers they come from, in order."""
 
     values: Mapping[str, Any]
     layers: tuple[Layer, ...]
 
     def where(self, path: KeyPath) -> str:
-        """Find the origin of the value at `path`: `file.yaml:12`, `command line`.
-
-        Without one it is that of the nearest group above.
-        """
+        """Find the place of the value at `path`, or of the nearest group above."""
         found = []
         for layer in reversed(self.layers):
             depth, hides = _reach(layer.values, path)
@@ -72,10 +64,7 @@ def merge(layers: Iterable[Layer], overrides: Iterable[str] = ()) -> Layered:
 
 
 def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
-    """Parse `group.key=value` to (("group", "key"), value).
-
-    The value is read as YAML. Raises UserError.
-    """
+    """Parse `group.key=value` to (("group", "key"), value). Raises UserError."""
     key, equals, raw = text.partition("=")
     path = tuple(key.strip().split("."))
     if not equals or not all(path):
@@ -89,10 +78,7 @@ def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
 
 
 def _put(values: dict[str, Any], path: tuple[str, ...], value: Any) -> KeyPath:
-    """Set `value` at `path` inside `values`, making groups on the way.
-
-    Returns the path, list indices as numbers.
-    """
+    """Set `value` at `path`, making groups; returns the path with list indices as numbers."""
     target: Any = values
     placed: list[str | int] = []
     for depth, name in enumerate(path, 1):
@@ -125,8 +111,7 @@ def _put(values: dict[str, Any], path: tuple[str, ...], value: Any) -> KeyPath:
 def _reach(values: Any, path: KeyPath) -> tuple[int, bool]:
     """Count the parts of `path` in a layer; test for hidden lower layers.
 
-    A layer hides lower ones when the way leads through a list, or to a value where the path needs a group: both
-    replace them.
+    A list on the way, or a value in place of a group, does.
     """
     hides = False
     for depth, part in enumerate(path):

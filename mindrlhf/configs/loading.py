@@ -1,8 +1,7 @@
 """Loading of typed settings from YAML files and command-line overrides.
 
-Every mistake is one sentence. Order of precedence, lowest first: typed defaults, `defaults` from elsewhere (a
-predict YAML's sampling keys), the YAML files in the order given (each upon its own `base_config`), dotted
-overrides.
+Order of precedence, lowest first: typed defaults, `defaults` from elsewhere (a predict YAML's sampling keys), the YAML
+files in the order given (each upon its own `base_config`), dotted overrides.
 """
 
 import json
@@ -26,10 +25,7 @@ Group = TypeVar("Group", bound=Settings)
 def load_grpo_config(
     path: str | Path | None = None, overrides: Sequence[str] = (), defaults: Mapping[str, Any] | None = None
 ) -> GRPOConfig:
-    """Load the settings of a GRPO run; see `load_settings`.
-
-    defaults: `ModelYaml.sampling_defaults()` of the predict YAML.
-    """
+    """Load the settings of a GRPO run; see `load_settings`."""
     return load_settings(GRPOConfig, () if path is None else (path,), overrides, defaults)
 
 
@@ -44,9 +40,8 @@ def load_settings(
     overrides: Sequence[str] = (),
     defaults: Mapping[str, Any] | None = None,
 ) -> Group:
-    """Load typed settings from several layers.
+    """Load typed settings whose every field has a default, from several layers.
 
-    settings: a class whose every field has a default.
     paths: YAML files, later ones winning.
     overrides: `group.key=value` each, values read as YAML.
     defaults: nested mapping laid upon the typed defaults, beneath the files.
@@ -67,9 +62,8 @@ def build(
     layered: Layered,
     written: Mapping[str, KeyPath] | None = None,
 ) -> Group:
-    """Validate a nested mapping into typed settings.
+    """Validate a nested mapping strictly; only whole numbers become floats, and lists tuples.
 
-    Conversions are limited to whole numbers to floats and lists to tuples.
     layered: knows the origin of each value.
     written: field -> the key path in `layered`, where it is not the field's own name.
     """

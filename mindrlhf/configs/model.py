@@ -83,8 +83,7 @@ class ModelConfig(Settings):
         """Read the content of an HF `config.json`; `where` names the file in messages.
 
         Both spellings of the rotary settings are read: `rope_theta` with `rope_scaling`, and `rope_parameters`.
-        Keys that are absent or null take `transformers`' defaults; absent key-value heads are as many as query heads.
-        Raises UserError.
+        Keys that are absent or null take `transformers`' defaults. Raises UserError.
         """
         if not isinstance(raw, dict):
             raise UserError(f"{where}: the file must hold one JSON object, the model's configuration.")
@@ -135,10 +134,7 @@ class ModelConfig(Settings):
 
 
 def _rope(raw: dict[str, Any], where: str) -> tuple[str, dict[str, Any]]:
-    """Find the rotary settings and their key, one of two names.
-
-    Empty when there are none.
-    """
+    """Find the rotary settings and their key; empty when there are none."""
     for key in ("rope_parameters", "rope_scaling"):
         rope = raw.get(key)
         if rope and not isinstance(rope, dict):

@@ -120,9 +120,8 @@ class ModelSettings(Settings):
         return -(-int(2 * width / 3) // step) * step
 
     def architecture(self, hf: ModelConfig | None, where: str, hf_where: str = "config.json") -> ModelConfig:
-        """Combine this YAML with a checkpoint's configuration, if there is one.
+        """Combine this YAML with a checkpoint's configuration (`hf`), if there is one.
 
-        hf: from the checkpoint, or None when weights start at random or come without a configuration.
         where, hf_where: the two files' names in messages.
         Shape numbers in the YAML must equal the checkpoint's. Token ids and the range of initial weights are the YAML's
         where it gives them; of the two longest lengths the smaller holds.

@@ -1,8 +1,7 @@
-"""A MindFormers model YAML, read into typed settings: architecture, layout, recomputation and device context.
+"""MindFormers model YAMLs, read into typed settings.
 
 The groups `model.model_config`, `parallel_config`, `recompute_config` and `context` are ours: a key that is neither
-read here nor known to MindFormers is a mistake. Everything else in the file belongs to MindFormers' own trainer; it is
-accepted and listed in `ModelYaml.unused`.
+read here nor known to MindFormers is a mistake. All else belongs to MindFormers' own trainer and is listed as unused.
 """
 
 import difflib
@@ -95,10 +94,7 @@ class ModelYaml(Settings):
     unused: tuple[str, ...] = Field((), description="Keys of the file that have no effect here, dotted.")
 
     def without_effect(self, generating: bool) -> list[str]:
-        """List keys of the file without effect on this device or role.
-
-        `gradient_aggregation_group` and the like are common in files of either kind, so they are listed, not refused.
-        """
+        """List keys of the file without effect on this device or role."""
         names = []
         if self.context.device_target == "CPU":
             names += [f"context.{key}" for key in ASCEND_KEYS if key in self.context.model_fields_set]
@@ -121,8 +117,8 @@ def load_model_yaml(path: str | Path, overrides: Sequence[str] = ()) -> ModelYam
     """Read a MindFormers model YAML (and its `base_config` chain).
 
     overrides: dotted, with the file's own keys: `model.model_config.seq_length=2048`.
-    Raises UserError for a file that cannot be read, an unknown key in our groups, a wrong type or range, a value that
-    asks for another model than this suite computes, and a file without any of our groups.
+    Raises UserError, also for a value that asks for a model that this suite does not compute, and a file without our
+    groups.
     """
     reader = _Reader(merge(read_chain(path), overrides), str(path))
     reader.check_kind()
@@ -199,8 +195,7 @@ class _Reader:
 
         unused: keys that MindFormers knows and that have no effect here. spellings: other name -> field.
         fixed: key -> the only values that keep this suite's meaning.
-        elsewhere: (group, field) of a field that MindFormers keeps in another group, or in a group within, whose other
-        keys are unused.
+        elsewhere: (group, field) of a field that MindFormers keeps in another group, whose other keys are unused.
         """
         other, moved = elsewhere
         own = settings.model_fields.keys() - {moved}

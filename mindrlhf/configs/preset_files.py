@@ -14,10 +14,7 @@ def preset_names() -> tuple[str, ...]:
 
 
 def file_of(text: str, folder: Path = Path()) -> Path:
-    """Find the file of `preset:NAME`, or of a path relative to `folder`.
-
-    Raises UserError for an unknown preset.
-    """
+    """Find the file of `preset:NAME`, or of a path relative to `folder`. Raises UserError."""
     if not text.startswith(PREFIX):
         return folder / text
     name = text.removeprefix(PREFIX)

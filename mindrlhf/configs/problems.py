@@ -23,9 +23,8 @@ def explain(
     where: Callable[[KeyPath], str],
     written: Mapping[str, KeyPath] | None = None,
 ) -> str:
-    """Explain a failed validation in one sentence.
+    """Explain a failed validation in one sentence; an unknown key goes first.
 
-    An unknown key goes before other errors, because it may explain them.
     settings, values: the settings class, and the nested mapping that failed.
     where: a key path -> the place for the message (`file.yaml:12`).
     written: field of `settings` -> the key path under which the user wrote it, where that is another one.
@@ -52,10 +51,7 @@ def explain(
 
 
 def unknown_name(name: str, own: Iterable[str], prefix: str = "", also: Iterable[str] = ()) -> str:
-    """Explain that a group (dotted name `prefix`) lacks a key.
-
-    It names the nearest of the keys `own` and of those `also` accepted; where none is near, all of `own`.
-    """
+    """Explain that a group lacks a key, with the nearest of `own` and `also`."""
     dot = f"{prefix}." if prefix else ""
     near = difflib.get_close_matches(name, sorted({*own, *also}), n=1, cutoff=0.6)
     hint = f"did you mean {dot}{near[0]}?" if near else f"known here are {', '.join(sorted(own))}."
@@ -63,10 +59,7 @@ def unknown_name(name: str, own: Iterable[str], prefix: str = "", also: Iterable
 
 
 def expected(annotation: Any, info: FieldInfo | None = None) -> str:
-    """Describe a right value: `a whole number, at least 1`, `one of 'a', 'b'`.
-
-    info: has the bounds and examples of the value. That an optional key may be null goes without saying.
-    """
+    """Describe a right value: `a whole number, at least 1`, `one of 'a', 'b'`."""
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
         return expected(args[0], info)
@@ -114,10 +107,9 @@ def _is_group(annotation: Any) -> bool:
 
 
 def _walk(settings: type[Settings], location: KeyPath) -> tuple[KeyPath, Any, FieldInfo | None]:
-    """Follow pydantic's location to (key path, annotation, field).
+    """Follow pydantic's location to (key path, annotation, field), both None for an unknown key.
 
-    An unknown last key has neither annotation nor field. Pydantic appends the tag of a union's member to a
-    location; it is no key, and the walk ends before it.
+    Pydantic appends the tag of a union's member to a location; it is no key, and the walk ends before it.
     """
     path: KeyPath = ()
     annotation: Any = settings

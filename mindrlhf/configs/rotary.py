@@ -13,7 +13,7 @@ NO_SCALING, LLAMA3 = "default", "llama3"  # HF's `rope_type`
 class Llama3Scaling(Settings):
     """Llama 3's scaling, for contexts longer than the first training's.
 
-    Wavelengths beyond original_max_position_embeddings / low_freq_factor are stretched by `factor`, wavelengths below
+    Wavelengths beyond original_max_position_embeddings / low_freq_factor are stretched by `factor`, those below
     original_max_position_embeddings / high_freq_factor stay, and the part between is interpolated.
     """
 
@@ -36,10 +36,7 @@ class Llama3Scaling(Settings):
 
 
 def _read(value: Any) -> Any:
-    """Take the numbers out of HF's `rope_scaling` or `rope_parameters`, or MindFormers' `scaling_factor`.
-
-    A bare number, as in MindFormers' YAMLs, scales nothing.
-    """
+    """Take the numbers out of HF's or MindFormers' group; a bare number scales nothing."""
     if not isinstance(value, Mapping):
         return None if isinstance(value, int | float) else value
     kind = value.get("rope_type", value.get("type", LLAMA3 if "low_freq_factor" in value else NO_SCALING))

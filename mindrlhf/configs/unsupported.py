@@ -24,18 +24,12 @@ _OTHERS = MappingProxyType(
 
 
 def unsupported(where: str, found: str, kind: str = "this model family") -> UserError:
-    """Build the error for a model of another family.
-
-    found: a clause that says how the file shows it.
-    """
+    """Build the error for another model family; `found` says how the file shows it."""
     return UserError(f"{where}: {found}, and {kind} is not supported; {SUPPORTED}.")
 
 
 def sign_of_another(settings: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Find a key of a YAML's `model_config` that describes an unsupported family.
-
-    Returns (key, kind of model), or None.
-    """
+    """Find (key, kind of model) of an unsupported family in a YAML's `model_config`."""
     names = {"type": CLASSES, "model_type": MODEL_TYPES}
     for key, known in names.items():
         if isinstance(settings.get(key), str) and settings[key] not in known:

@@ -1,4 +1,4 @@
-"""Checks across settings, before anything is built.
+"""Checks across settings, before anything is built; each raises UserError.
 
 A single value's type and range are checked where it is read, and the data and the devices where they are known.
 """
@@ -38,7 +38,7 @@ def check_grpo(
     """Check the settings of a GRPO run against one another.
 
     train_model, infer_model: the architectures that the two YAMLs (and the checkpoint) give.
-    workers: processes that were started. Raises UserError.
+    workers: processes that were started.
     """
     if train.context.device_target != infer.context.device_target:
         raise UserError(
@@ -60,10 +60,7 @@ def check_grpo(
 
 
 def check_sft(config: SFTConfig, yaml: ModelYaml, model: ModelConfig, workers: int) -> None:
-    """Check the settings of a fine-tuning run against one another.
-
-    The arguments are those of `check_grpo`. Raises UserError.
-    """
+    """Check the settings of a fine-tuning run against one another, as `check_grpo`."""
     check_dtypes(yaml)
     check_layout(yaml, model, workers)
     check_training_layout(yaml, config.train.length_bucket)
@@ -73,7 +70,7 @@ def check_sft(config: SFTConfig, yaml: ModelYaml, model: ModelConfig, workers: i
 
 
 def check_training_layout(yaml: ModelYaml, length_bucket: int) -> None:
-    """Check `parallel_config` for training. Raises UserError."""
+    """Check `parallel_config` for training."""
     check_recompute(yaml)
     if yaml.parallel.use_seq_parallel:
         ranks = yaml.parallel.model_parallel
@@ -82,7 +79,7 @@ def check_training_layout(yaml: ModelYaml, length_bucket: int) -> None:
 
 
 def check_recompute(yaml: ModelYaml) -> None:
-    """Check that what is to be recomputed can be. Raises UserError.
+    """Check that what is to be recomputed can be.
 
     Pipeline stages can; without stages only the CPU's fused halves of layers can.
     With MindSpore 2.9's own (`Cell.recompute()`) some shapes fail to compile on CPU, with a topological cycle.
@@ -101,7 +98,7 @@ def check_recompute(yaml: ModelYaml) -> None:
 
 
 def check_generating_layout(yaml: ModelYaml) -> None:
-    """Check `parallel_config` for generation. Raises UserError."""
+    """Check `parallel_config` for generation."""
     where = f"{yaml.path}: parallel_config"
     if yaml.parallel.pipeline_stage != 1:
         raise UserError(
@@ -116,7 +113,7 @@ def check_generating_layout(yaml: ModelYaml) -> None:
 
 
 def check_layout(yaml: ModelYaml, model: ModelConfig, workers: int) -> None:
-    """Check that the layout takes all workers and divides the model. Raises UserError."""
+    """Check that the layout takes all workers and divides the model."""
     layout, where = yaml.parallel, f"{yaml.path}: parallel_config"
     if layout.workers != workers:
         raise UserError(
@@ -150,10 +147,7 @@ def _misfit(model: ModelConfig, ranks: int) -> str:
 
 
 def check_dtypes(yaml: ModelYaml) -> None:
-    """Check for float32 on CPU, which has no other matrix products.
-
-    Raises UserError.
-    """
+    """Check for float32 on CPU, which has no other matrix products."""
     if yaml.context.device_target != "CPU":
         return
     for key in DTYPE_KEYS:
@@ -166,10 +160,7 @@ def check_dtypes(yaml: ModelYaml) -> None:
 
 
 def check_same_model(train: ModelYaml, infer: ModelYaml, train_model: ModelConfig, infer_model: ModelConfig) -> None:
-    """Check that both YAMLs describe one architecture. Raises UserError.
-
-    The trained weights are the ones that generate.
-    """
+    """Check that both YAMLs describe one architecture."""
     if train_model.family != infer_model.family:
         raise UserError(
             f"{infer.path}: the model is a {infer_model.family}, and that of {train.path} a {train_model.family}; "
@@ -185,7 +176,7 @@ def check_same_model(train: ModelYaml, infer: ModelYaml, train_model: ModelConfi
 
 
 def check_order(config: GRPOConfig | SFTConfig, pairs: Iterable[tuple[str, str]]) -> None:
-    """Check that no first setting of a pair is above the second. Raises UserError."""
+    """Check that no first setting of a pair is above the second."""
     for key, limit in pairs:
         value, most = attrgetter(key)(config), attrgetter(limit)(config)
         if None not in (value, most) and value > most:
@@ -194,10 +185,7 @@ def check_order(config: GRPOConfig | SFTConfig, pairs: Iterable[tuple[str, str]]
 
 
 def check_divides(key: str, value: int, divisor: int, name: str, unit: int | None = None) -> None:
-    """Check that a divisor, called `name`, divides a setting. Raises UserError.
-
-    unit: number whose multiples are right values, where it is another one.
-    """
+    """Check that a divisor, called `name`, divides a setting; right are multiples of `unit`."""
     if value % divisor:
         unit = unit or divisor
         below = value // unit * unit
@@ -206,10 +194,7 @@ def check_divides(key: str, value: int, divisor: int, name: str, unit: int | Non
 
 
 def check_comparison(config: GRPOConfig) -> None:
-    """Check for different responses to a prompt, where the advantage compares them.
-
-    Raises UserError.
-    """
+    """Check for different responses to a prompt, where the advantage compares them."""
     rollout, advantage = config.rollout, config.algorithm.advantage
     if not config.algorithm.method.compares:
         return
@@ -226,10 +211,7 @@ def check_comparison(config: GRPOConfig) -> None:
 
 
 def check_batch(config: GRPOConfig, train: ModelYaml, infer: ModelYaml) -> None:
-    """Check that a step's prompts divide over ranks and updates. Raises UserError.
-
-    The ranks are those that generate, and those that train.
-    """
+    """Check that a step's prompts divide over all ranks and updates."""
     updates = config.algorithm.updates_per_iteration
     train_ranks, infer_ranks = train.parallel.data_parallel, infer.parallel.data_parallel
     over = f" x data_parallel {train_ranks} of {train.path}" if train_ranks > 1 else ""
@@ -243,7 +225,7 @@ def check_batch(config: GRPOConfig, train: ModelYaml, infer: ModelYaml) -> None:
 
 
 def check_dynamic_sampling(config: GRPOConfig, infer: ModelYaml) -> None:
-    """Check that rounds of further prompts can fill a step. Raises UserError."""
+    """Check that rounds of further prompts can fill a step."""
     sampling, prompts = config.dynamic_sampling, config.data.prompts_per_step
     if not sampling.enabled:
         return
@@ -268,7 +250,7 @@ def check_dynamic_sampling(config: GRPOConfig, infer: ModelYaml) -> None:
 
 
 def check_trainer(config: GRPOConfig) -> None:
-    """Check for held-out problems to measure, and a path to resume from. Raises UserError."""
+    """Check for held-out problems to measure, and a path to resume from."""
     trainer = config.trainer
     wanted = [key for key in ("val_only", "test_freq") if getattr(trainer, key)]
     if wanted and config.data.val_dataset is None:
@@ -291,7 +273,7 @@ def check_lengths(
     """Check that the longest prompt and response fit into the model.
 
     prompt_tokens: tokens of the longest prompt, or the limit that prompts are cut to.
-    group: `rollout` or `validation`, whose max_new_tokens counts. Raises UserError.
+    group: `rollout` or `validation`, whose max_new_tokens counts.
     """
     most = (config.rollout if group == "rollout" else config.validation.completed(config.rollout)).max_new_tokens
     limits = {"max_position_embedding": model.max_position_embeddings, "seq_length": yaml.model.seq_length or inf}

@@ -10,10 +10,7 @@ from mindrlhf.user_functions import is_user_function
 
 
 def check_algorithm(algorithm: AlgorithmSettings) -> None:
-    """Check names, options and requirements of the algorithm. Raises UserError.
-
-    Names are known, options belong to their methods, and a method has the inputs that it needs.
-    """
+    """Check names, options and requirements of the algorithm. Raises UserError."""
     if algorithm.aggregation not in MODES:
         raise unknown_name("aggregation", algorithm.aggregation, MODES)
     _check_options(algorithm, "advantage", ADVANTAGES)
@@ -35,10 +32,7 @@ def check_algorithm(algorithm: AlgorithmSettings) -> None:
 
 
 def _check_options(algorithm: AlgorithmSettings, setting: str, methods: Methods) -> None:
-    """Check the method named by `algorithm.<setting>` and its options.
-
-    A policy loss of the user's own may import MindSpore: it is checked when it is made.
-    """
+    """Check a method and its options; a user's policy loss is checked later."""
     name = getattr(algorithm, setting)
     taken = {}
     if name in methods or methods is ADVANTAGES or not is_user_function(name):

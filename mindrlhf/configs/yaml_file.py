@@ -25,11 +25,9 @@ def dotted(path: KeyPath) -> str:
 
 @dataclass(frozen=True)
 class Layer:
-    """Settings from one place.
+    """Settings from one place (`source`): a file's path, or `command line`.
 
-    source: the place as the user knows it: a file's path, or `command line`.
-    values: nested mapping, as written.
-    lines: key path -> line number, counted from 1, where the place has lines.
+    values: nested mapping, as written. lines: key path -> line number, from 1.
     """
 
     source: str
@@ -59,8 +57,7 @@ NOT_YAML = (yaml.YAMLError, ValueError, RecursionError)  # ValueError: an imposs
 def parse(text: str) -> tuple[Any, dict[KeyPath, int]]:
     """Parse a YAML document: its value, and the line of every key.
 
-    Raises one of NOT_YAML; also for a key that is given twice in one group, for values that contain themselves by an
-    alias, and for more values than MOST_VALUES.
+    Raises one of NOT_YAML, also for a key that is given twice, and for values without end by an alias.
     """
     root = yaml.compose(text, _Loader)
     lines: dict[KeyPath, int] = {}
@@ -118,8 +115,7 @@ def read_yaml(path: str | Path) -> Layer:
 def read_chain(path: str | Path) -> tuple[Layer, ...]:
     """Read a YAML file and its chain of `base_config` files, the base first.
 
-    Each is relative to the file that names it. `preset:NAME` stands for a shipped file in both places.
-    Raises UserError for a chain that comes back to a file, besides the errors of `read_yaml`.
+    Each is relative to the file that names it, or a `preset:NAME`, as the first may be. Raises UserError.
     """
     chain: list[Layer] = []
     seen: list[Path] = []

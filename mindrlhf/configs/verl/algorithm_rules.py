@@ -1,7 +1,4 @@
-"""Translation of verl's algorithm keys: batches, rollouts, advantage, loss, KL, optimizers.
-
-A rule reads keys of verl, sets ours with the keys that they follow from, and refuses unsupported values.
-"""
+"""Rules for verl's algorithm keys: batches, advantage, loss, KL, optimizers."""
 
 from mindrlhf.algorithms.advantages import ADVANTAGES
 from mindrlhf.algorithms.losses import POLICY_LOSSES

@@ -25,10 +25,7 @@ REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 
 @dataclass(frozen=True)
 class Keys:
-    """Keys of a verl command line, without POLICY, with their values or verl's defaults.
-
-    given: key -> value. from_files: the keys of them that a YAML file gave.
-    """
+    """Keys of a verl command line, without POLICY; `from_files` came from YAML files."""
 
     given: Mapping[str, Any]
     from_files: frozenset[str] = frozenset()
@@ -107,10 +104,7 @@ def _without_config_flags(words: list[str]) -> Iterator[str]:
 
 
 def _asked(group: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Select the keys of a YAML file that ask for something.
-
-    It drops defaults, nulls, and values that follow from others.
-    """
+    """Select the keys of a YAML file that ask for something."""
     for name, value in group.items():
         key = f"{prefix}{name}".removeprefix(POLICY)
         if isinstance(value, Mapping):

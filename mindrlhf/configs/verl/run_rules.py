@@ -1,7 +1,4 @@
-"""Translation of verl's run keys: data, validation, rewards, checkpoints, models, metrics.
-
-A rule reads keys of verl, sets ours with the keys that they follow from, and refuses unsupported values.
-"""
+"""Rules for verl's run keys: data, validation, rewards, metrics, checkpoints."""
 
 import os
 import shlex

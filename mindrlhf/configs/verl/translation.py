@@ -62,10 +62,7 @@ def _refuse(refused: Mapping[str, str], given: Mapping[str, Any]) -> None:
 
 
 def _place_others(result: Translation) -> None:
-    """Find a place for each given key that no setting follows from.
-
-    Raises UserError for a key of the command line that is not verl's; in a file it may come from another version.
-    """
+    """Find a place for each given key without a setting; refuse unknown ones."""
     for key, value in result.keys.given.items():
         if key in result.used:
             continue
