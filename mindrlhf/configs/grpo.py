@@ -10,6 +10,7 @@ from pydantic import Field, field_validator
 
 from mindrlhf.configs.algorithm import AlgorithmSettings, DynamicSamplingSettings, RolloutCorrectionSettings
 from mindrlhf.configs.base import Float32, Settings
+from mindrlhf.configs.lora import LoraSettings
 from mindrlhf.configs.tracking import TrackingSettings
 
 MAX_SEED = 2**62  # with what is added to it for validation it is kept as int64
@@ -249,6 +250,8 @@ class GRPOConfig(Settings):
     """Importance weights for the engine's distribution."""
     optimizer: OptimizerSettings = OptimizerSettings()
     """AdamW, its schedule and gradient clipping."""
+    lora: LoraSettings = LoraSettings()
+    """Low-rank adapters that train in place of the weights."""
     critic: CriticSettings = CriticSettings()
     """The critic of PPO."""
     train: TrainSettings = TrainSettings()

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from mindrlhf.configs.base import Float32, Settings
+from mindrlhf.configs.lora import Adapter
 from mindrlhf.configs.model_names import HF_KEYS
 from mindrlhf.configs.problems import brief, explain
 from mindrlhf.configs.rotary import RotaryScaling
@@ -43,6 +44,7 @@ class ModelConfig(Settings):
     value_head: bool = Field(
         False, description="The model is a critic: it ends in one number for each token and has no vocabulary head."
     )
+    adapter: Adapter | None = Field(None, description="Low-rank adapters, which train in place of the weights.")
     initializer_range: Float32 = Field(0.02, gt=0.0, description="Standard deviation of random initial weights.")
     eos_token_ids: tuple[Annotated[int, Field(ge=-1, le=LAST_TOKEN_ID)], ...] = Field(
         (), description="Tokens that end a response."
@@ -76,7 +78,12 @@ class ModelConfig(Settings):
 
     def as_critic(self) -> "ModelConfig":
         """Return the same transformer with a value head in place of its own."""
-        return self.model_copy(update={"value_head": True, "tie_word_embeddings": False})
+        return self.model_copy(update={"value_head": True, "tie_word_embeddings": False, "adapter": None})
+
+    @property
+    def base(self) -> "ModelConfig":
+        """The same model without adapters."""
+        return self.model_copy(update={"adapter": None})
 
     @classmethod
     def from_hf(cls, raw: dict[str, Any], where: str) -> "ModelConfig":

@@ -4,6 +4,7 @@ from pydantic import Field
 
 from mindrlhf.configs.base import Settings
 from mindrlhf.configs.grpo import MAX_SEED, OptimizerSettings, TrainSettings
+from mindrlhf.configs.lora import LoraSettings
 from mindrlhf.configs.tracking import TrackingSettings
 
 
@@ -36,6 +37,8 @@ class SFTConfig(Settings):
     """Which pairs a step takes."""
     optimizer: OptimizerSettings = OptimizerSettings(lr=1e-5)
     """AdamW, its schedule and gradient clipping."""
+    lora: LoraSettings = LoraSettings()
+    """Low-rank adapters that train in place of the weights."""
     train: TrainSettings = TrainSettings()
     """How an update is cut into micro-batches."""
     trainer: SFTTrainerSettings = SFTTrainerSettings()

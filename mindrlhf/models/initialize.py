@@ -13,16 +13,20 @@ from mindrlhf.models.parameters import ParameterSpec
 def random_tensor(spec: ParameterSpec, config: ModelConfig, seed: int) -> np.ndarray:
     """Draw the first values of a parameter, float32 of `spec.shape`.
 
-    Norms are 1, biases 0, the rest normal with `initializer_range`, as HF initialises Qwen2.
+    Norms are 1, biases 0, the rest normal with `initializer_range`, as HF initialises Qwen2. Of an adapter, A is as
+    `Adapter.init` says and B is 0, so that it adds nothing at first.
     Keyed by (seed, name), so that a parameter does not depend on the others or their order.
     """
     if spec.kind == "norm":
         return np.ones(spec.shape, np.float32)
-    if spec.kind == "bias":
+    if spec.kind in ("bias", "lora_b"):
         return np.zeros(spec.shape, np.float32)
     generator = np.random.Generator(np.random.Philox(key=(seed << 32) + zlib.crc32(spec.name.encode())))
+    rank, inputs = spec.shape[0], spec.shape[-1]
+    if spec.kind == "lora_a" and config.adapter.init == "kaiming":
+        return (generator.random(spec.shape, dtype=np.float32) * 2 - 1) / np.float32(np.sqrt(inputs))
     values = generator.standard_normal(spec.shape, dtype=np.float32)
-    values *= config.initializer_range
+    values *= 1 / rank if spec.kind == "lora_a" else config.initializer_range
     return values
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Literal
 
+from mindrlhf.configs.lora import Adapter
 from mindrlhf.configs.model import ModelConfig
 
 EMBEDDING = "model.tok_embeddings.embedding_weight"
@@ -18,7 +19,7 @@ VALUE_HEAD = "value_head.weight"
 _LAYERS = "model.layers."  # the beginning of every layer's names, in both worlds
 
 Axis = Literal["pp", "dp", "tp"]  # of a mesh, the outermost first
-Kind = Literal["matrix", "bias", "norm", "embedding", "head"]
+Kind = Literal["matrix", "bias", "norm", "embedding", "head", "lora_a", "lora_b"]
 Place = int | Literal["first", "last", "ends"]
 
 
@@ -36,6 +37,7 @@ class ParameterSpec:
     parts: the largest number of parts it is cut into; further ranks hold the same part. None is no limit.
     inside: used inside the parallel region of `tp`, where each rank computes a part of the gradient.
     trains: whether updates change it.
+    scale: factor of the product of an adapter's two matrices.
     """
 
     name: str
@@ -48,6 +50,7 @@ class ParameterSpec:
     parts: int | None = None
     inside: bool = True
     trains: bool = True
+    scale: float = 1.0
 
     @property
     def layer(self) -> int | None:
@@ -60,7 +63,17 @@ class ParameterSpec:
 
         It does not apply to biases, norms and embeddings.
         """
-        return self.kind in ("matrix", "head")
+        return self.kind in ("matrix", "head") or self.adapts
+
+    @property
+    def adapts(self) -> bool:
+        """True for a matrix of an adapter."""
+        return self.kind in ("lora_a", "lora_b")
+
+    @property
+    def hf_module(self) -> str:
+        """Path of the parameter's module in a Hugging Face model."""
+        return self.hf_name.rpartition(".lora_" if self.adapts else ".")[0]
 
     @property
     def size(self) -> int:
@@ -73,6 +86,7 @@ def parameter_table(config: ModelConfig) -> tuple[ParameterSpec, ...]:
 
     It is: embedding, layers one after the other, final norm, head if untied.
     A critic's head reads one number off the hidden states, and is cut by their columns.
+    An adapter's matrices follow the weight that they belong to, and nothing else trains then.
     """
     hidden, tied = config.hidden_size, config.tie_word_embeddings
     table = {"shape": (config.vocab_size, hidden), "axis": "tp", "dim": 0}
@@ -93,12 +107,17 @@ def parameter_table(config: ModelConfig) -> tuple[ParameterSpec, ...]:
         rows.append(ParameterSpec(VALUE_HEAD, "score.weight", (1, hidden), "head", "last", "tp", 1))
     elif not tied:
         rows.append(ParameterSpec(HEAD, HEAD, kind="head", place="last", **table))
-    return tuple(rows)
+    return tuple(rows) if config.adapter is None else _adapted(rows, config.adapter)
 
 
 def parameter_count(config: ModelConfig) -> int:
     """Count the elements of all parameters; a tied head counts once."""
     return sum(spec.size for spec in parameter_table(config))
+
+
+def trained_count(config: ModelConfig) -> int:
+    """Count the elements of the parameters that train."""
+    return sum(spec.size for spec in parameter_table(config) if spec.trains)
 
 
 def is_layer_weight(name: str) -> bool:
@@ -122,6 +141,25 @@ def has_fused_projections(names: Iterable[str]) -> bool:
 def _at_layer(layer: int, rows: Iterable[ParameterSpec]) -> list[ParameterSpec]:
     prefix = f"{_LAYERS}{layer}."
     return [replace(row, name=prefix + row.name, hf_name=prefix + row.hf_name, place=layer) for row in rows]
+
+
+def _adapted(rows: Iterable[ParameterSpec], adapter: Adapter) -> tuple[ParameterSpec, ...]:
+    """Freeze all rows, and put the adapters' rows behind those of their weights.
+
+    A [r, in] and B [out, r] are cut as the weight [out, in] is: A with its columns, B with its rows. Either is used
+    inside of the parallel region, so that a rank that holds the whole of one computes a part of its gradient.
+    """
+    adapted: list[ParameterSpec] = []
+    for row in rows:
+        adapted.append(replace(row, trains=False))
+        found = adapter.of(row.hf_module) if row.kind == "matrix" else None
+        if found:
+            (rank, scale), (outputs, inputs) = found, row.shape
+            for kind, letter, shape, dim in (("lora_a", "A", (rank, inputs), 1), ("lora_b", "B", (outputs, rank), 0)):
+                name, hf_name = f"{row.name.removesuffix('.weight')}.{kind}", f"{row.hf_module}.lora_{letter}.weight"
+                cut = {} if row.dim == dim else {"axis": None, "dim": None, "parts": None}
+                adapted.append(replace(row, name=name, hf_name=hf_name, shape=shape, kind=kind, scale=scale, **cut))
+    return tuple(adapted)
 
 
 def _layer_rows(config: ModelConfig) -> list[ParameterSpec]:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from small_model import small_config
 
+from mindrlhf.configs.lora import Adapter
 from mindrlhf.models.initialize import build_parameters, random_tensor
 from mindrlhf.models.parameters import parameter_table
 
@@ -31,6 +32,22 @@ def test_matrices_are_normal_with_the_configured_width():
         assert abs(values.mean()) < errors
         assert abs(values.std() - 1) < errors
         assert abs((np.abs(values) > 1.959964).mean() - 0.05) < errors  # a uniform distribution has none out there
+
+
+@pytest.mark.parametrize("init", ["kaiming", "gaussian"])
+def test_an_adapter_begins_as_in_peft(init):
+    config = CONFIG.model_copy(update={"adapter": Adapter(32, 1, init=init)})
+    for spec in parameter_table(config):
+        if spec.kind == "lora_b":
+            assert not random_tensor(spec, config, 7).any()
+        if spec.kind == "lora_a":
+            values, errors = random_tensor(spec, config, 7), 5 / np.sqrt(spec.size)
+            assert values.dtype == np.float32
+            width = 1 / 32 if init == "gaussian" else 1 / np.sqrt(3 * spec.shape[1])
+            assert abs(values.mean() / width) < errors
+            assert abs(values.std() / width - 1) < errors
+            largest = np.abs(values).max() / width
+            assert (largest > 2) if init == "gaussian" else (1.7 < largest <= np.sqrt(3) * (1 + 1e-6))
 
 
 def test_a_tensor_depends_on_seed_and_name_alone():

@@ -1,12 +1,15 @@
 """The parameter table against checkpoints, MindFormers' own naming and published sizes."""
 
+import json
+
 import numpy as np
 import pytest
 from safetensors import safe_open
 
 from mindrlhf.checkpoint.hf import read_hf_config
+from mindrlhf.configs.lora import Adapter
 from mindrlhf.configs.model import ModelConfig
-from mindrlhf.models.parameters import parameter_count, parameter_table
+from mindrlhf.models.parameters import parameter_count, parameter_table, trained_count
 
 TINY = {
     "vocab_size": 32,
@@ -81,6 +84,51 @@ def test_weight_decay_is_for_matrices_and_an_untied_head():
         "model.norm_out.weight",
     ):
         assert not decays[name]
+
+
+@pytest.mark.parametrize("name", ["qwen2_tiny", "qwen3_tiny"])
+def test_adapters_rows_are_exactly_what_peft_holds(shared, name):
+    folder = shared / "golden" / f"{name}_lora"
+    with safe_open(folder / "adapter_model.safetensors", framework="np") as file:
+        shapes = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118 - not a dict
+    raw = json.loads((folder / "adapter_config.json").read_text())
+    patterns = {key: raw[key] for key in ("rank_pattern", "alpha_pattern")}
+    adapter = Adapter(raw["r"], raw["lora_alpha"], raw["use_rslora"], tuple(raw["target_modules"]), **patterns)
+    base = read_hf_config(shared / "golden" / name)
+    table = parameter_table(base.model_copy(update={"adapter": adapter}))
+    assert {f"base_model.model.{spec.hf_name}": spec.shape for spec in table if spec.trains} == shapes
+    kept = [spec for spec in table if not spec.trains]
+    assert [(spec.name, spec.shape) for spec in kept] == [(s.name, s.shape) for s in parameter_table(base)]
+    for weight, a, b in zip(table, table[1:], table[2:], strict=False):
+        if a.kind == "lora_a":
+            assert (weight.kind, b.kind) == ("matrix", "lora_b")
+            assert (weight.hf_module, a.hf_module) == (b.hf_module,) * 2
+            assert (a.shape[1], b.shape[0]) == weight.shape[::-1]
+            assert a.scale == b.scale == adapter.of(a.hf_module)[1]
+            assert a.decays
+            assert b.decays
+
+
+def test_adapters_are_cut_as_their_weights():
+    config = ModelConfig(**TINY, adapter=Adapter(2, 4))
+    specs = {spec.name.removeprefix("model.layers.0."): spec for spec in parameter_table(config)}
+    cut = {name: (spec.axis, spec.dim, spec.parts) for name, spec in specs.items() if spec.layer == 0 and spec.adapts}
+    whole = (None, None, None)
+    assert cut["attention.wq.lora_a"] == cut["attention.wk.lora_a"] == cut["feed_forward.w1.lora_a"] == whole
+    assert cut["attention.wo.lora_b"] == cut["feed_forward.w2.lora_b"] == whole
+    assert cut["attention.wq.lora_b"] == cut["feed_forward.w3.lora_b"] == ("tp", 0, None)
+    assert cut["attention.wv.lora_b"] == ("tp", 0, config.num_kv_heads)
+    assert cut["attention.wo.lora_a"] == cut["feed_forward.w2.lora_a"] == ("tp", 1, None)
+    assert all(spec.inside for spec in specs.values() if spec.adapts)
+
+
+def test_trained_parameters_of_an_adapter():
+    adapter = Adapter(2, 4, target_modules=("v_proj", "down_proj"))
+    adapted = ModelConfig(**TINY, adapter=adapter)
+    assert trained_count(adapted) == 2 * (2 * (12 + 8) + 2 * (20 + 12))
+    assert parameter_count(adapted) == parameter_count(adapted.base) + trained_count(adapted)
+    assert trained_count(adapted.base) == parameter_count(adapted.base)
+    assert adapted.as_critic() == adapted.base.as_critic()
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3"])

@@ -1,0 +1,112 @@
+"""Low-rank adapters: settings of a run, and one adapter's modules with ranks and scales.
+
+An adapter adds scale * B A to the weight [out, in] of a linear module, with A [r, in] and B [out, r] (Hu et al. 2021,
+arXiv:2106.09685, section 4.1). Modules are matched by PEFT's rules. Not here: dropout, DoRA, adapters of the embedding
+and of the head.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import sqrt
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from mindrlhf.configs.base import Float32, Settings
+
+ALL_LINEAR = "all-linear"
+LAYERS = "model.layers."  # the beginning of the linear modules' paths, without the head's
+
+Modules = str | tuple[str, ...]
+Init = Literal["kaiming", "gaussian"]
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """Modules of one adapter, with their ranks and scales.
+
+    rank, alpha: of modules without a pattern of their own. use_rslora: scales are alpha / sqrt(rank), not alpha / rank
+    (Kalajdzievski 2023, arXiv:2312.03732). target_modules, exclude_modules: names, each the end of a module's path, or
+    one regular expression of whole paths; `all-linear` is every linear module of every layer. rank_pattern,
+    alpha_pattern: the end of a path, as a regular expression -> rank or alpha. init: the first values of A; those of B
+    are 0.
+    """
+
+    rank: int
+    alpha: float
+    use_rslora: bool = False
+    target_modules: Modules = ALL_LINEAR
+    exclude_modules: Modules = ()
+    rank_pattern: Mapping[str, int] = field(default_factory=dict)
+    alpha_pattern: Mapping[str, float] = field(default_factory=dict)
+    init: Init = "kaiming"
+
+    def of(self, hf_module: str) -> tuple[int, float] | None:
+        """Find rank and scale of a linear module by its Hugging Face path.
+
+        Returns None for a module without an adapter.
+        """
+        if _matches(self.exclude_modules, hf_module) or not _matches(self.target_modules, hf_module):
+            return None
+        rank = _by_pattern(self.rank_pattern, hf_module, self.rank)
+        alpha = _by_pattern(self.alpha_pattern, hf_module, self.alpha)
+        return rank, alpha / (sqrt(rank) if self.use_rslora else rank)
+
+
+class LoraSettings(Settings):
+    """Low-rank adapters that train in place of the weights."""
+
+    rank: int = Field(0, ge=0)
+    """Rank of the adapters; 0 trains all weights (verl model.lora_rank, TRL lora_r)."""
+    alpha: Float32 = Field(32.0, gt=0.0)
+    """Products are scaled by alpha / rank (verl model.lora_alpha, TRL lora_alpha)."""
+    dropout: Float32 = Field(0.0, ge=0.0, lt=1.0)
+    """Dropout of the adapters' inputs; only 0 is offered (TRL lora_dropout)."""
+    target_modules: Modules = ALL_LINEAR
+    """Names of the modules with adapters, or one regular expression of their whole paths; all-linear is every linear
+    module of the layers (verl model.target_modules, TRL lora_target_modules)."""
+    exclude_modules: Modules = ()
+    """Names, or one regular expression, of modules without adapters (verl model.exclude_modules)."""
+    use_rslora: bool = False
+    """Scale by alpha / sqrt(rank) instead (TRL use_rslora)."""
+    init: Init = "kaiming"
+    """First values of A: uniform within 1 / sqrt(inputs), or normal with deviation 1 / rank; B is 0."""
+    adapter_path: str | None = None
+    """Folder of an adapter in PEFT's format to start from (verl model.lora_adapter_path)."""
+    reference: Literal["base", "start"] = "base"
+    """Reference of the KL term: the model without adapters, or with those of the start."""
+
+    @field_validator("target_modules", "exclude_modules")
+    @classmethod
+    def _readable(cls, modules: Modules) -> Modules:
+        if isinstance(modules, str):
+            try:
+                re.compile(modules)
+            except re.error as error:
+                raise ValueError(f"{modules!r} is no regular expression ({error}); give a list of names") from None
+        return modules
+
+    @property
+    def enabled(self) -> bool:
+        """True when adapters train and the weights do not."""
+        return self.rank > 0 or self.adapter_path is not None
+
+    def adapter(self) -> Adapter:
+        """Describe a new adapter with these settings."""
+        return Adapter(
+            self.rank, self.alpha, self.use_rslora, self.target_modules, self.exclude_modules, init=self.init
+        )
+
+
+def _matches(modules: Modules, path: str) -> bool:
+    if modules == ALL_LINEAR:
+        return path.startswith(LAYERS)
+    if isinstance(modules, str):
+        return re.fullmatch(modules, path) is not None
+    return any(path == name or path.endswith(f".{name}") for name in modules)
+
+
+def _by_pattern(patterns: Mapping[str, float], path: str, default: float) -> float:
+    """Find the value of the first pattern that is the end of a path."""
+    return next((value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", path)), default)
