@@ -15,7 +15,7 @@ from mindrlhf.backend import Kernels
 from mindrlhf.backend.comm.broadcast import expand
 from mindrlhf.backend.comm.graph_collectives import TensorParallel
 from mindrlhf.configs.model import ModelConfig
-from mindrlhf.models.halves import COMPLETIONS, NO_ROWS, Layer, Norm
+from mindrlhf.models.halves import COMPLETIONS, NO_ROWS, Layer, Materials, Norm
 from mindrlhf.models.parameters import VALUE_HEAD
 from mindrlhf.models.rotary import rotary_table
 from mindrlhf.models.weight import Weight
@@ -103,7 +103,7 @@ class Decoder(nn.Cell):
             self.head = Weight(table if tied else parameters[VALUE_HEAD if config.value_head else "lm_head.weight"])
             self.head_first, self.head_end = shards.share(config.vocab_size)
             self.head_is_whole = shards.size > 1 and self.head.shape[0] == config.vocab_size
-        made = [Layer(config, i, parameters, kernels, shards, recompute) for i in numbers]
+        made = [Layer(Materials(config, f"model.layers.{i}.", parameters, kernels, shards, recompute)) for i in numbers]
         self.layers = nn.CellList(made, auto_prefix=False)
         # Of the last layer's prompt only keys and values are needed.
         ends_early = self.is_last and bool(made)

@@ -6,8 +6,8 @@ section 3): its rank has some of the heads or of the inner columns, and `leave` 
 the first rank, before the sum, so that one operator does it.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from mindspore import Parameter, nn
 
@@ -53,19 +53,45 @@ class Norm(nn.Cell):
         return self.rms_norm(x, weight, self.eps)
 
 
+@dataclass(frozen=True)
+class Materials:
+    """Everything that a layer's halves are built from.
+
+    prefix: the beginning of the layer's names among `parameters`. recompute: the backward pass computes a half again
+    from its input; only the fused form can.
+    """
+
+    config: ModelConfig
+    prefix: str
+    parameters: Mapping[str, Parameter]
+    kernels: Kernels
+    shards: TensorParallel
+    recompute: bool = False
+
+    def linear(self, name: str) -> Linear:
+        """Build the linear map of this name within the layer."""
+        name = f"{self.prefix}{name}"
+        return Linear(self.parameters[f"{name}.weight"], self.parameters.get(f"{name}.bias"), self.kernels)
+
+    def norm(self, name: str) -> Norm | None:
+        """Build the norm of this name within the layer; None where the model has none."""
+        weight = self.parameters.get(f"{self.prefix}{name}.weight")
+        return None if weight is None else Norm(weight, self.config.rms_norm_eps, self.kernels.composed.rms_norm)
+
+
 class Half(nn.Cell):
     """Weights of a half for its operators, and its parallel region's ends.
 
-    weights: one for each of the operator's names, None for an absent one. recompute: the backward pass computes the
-    half again from its input; only the fused form can.
+    weights: one for each of the operator's names, None for an absent one. name: that of the fused form.
     """
 
-    def __init__(self, weights: Sequence[Weight | None], shards: TensorParallel, form: Any):
+    def __init__(self, weights: Sequence[Weight | None], name: str, given: Materials):
         super().__init__(auto_prefix=False)
         self.weights = tuple(weights)
-        self.enter, self.leave = shards.enter, shards.leave
-        self.residual = shards.rank == 0
-        self.fused, self.form = form is not None, form
+        self.enter, self.leave = given.shards.enter, given.shards.leave
+        self.residual = given.shards.rank == 0
+        self.fused = given.kernels.fused is not None
+        self.form = given.kernels.fused.half(name, given.recompute) if self.fused else None
 
     @property
     def arrays(self) -> tuple:
@@ -95,36 +121,22 @@ class AttentionHalf(Half):
     Rows may be this rank's slice of T (`TensorParallel.sequence`).
     """
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        prefix: str,
-        parameters: dict[str, Parameter],
-        kernels: Kernels,
-        shards: TensorParallel,
-        recompute: bool,
-    ):
-        def linear(name):
-            return Linear(parameters[f"{prefix}{name}.weight"], parameters.get(f"{prefix}{name}.bias"), kernels)
-
-        def norm(name):
-            weight = parameters.get(f"{prefix}{name}.weight")
-            return None if weight is None else Norm(weight, config.rms_norm_eps, kernels.composed.rms_norm)
-
+    def __init__(self, given: Materials):
+        linear, norm = given.linear, given.norm
         before = norm("attention_norm")
         wq, wk, wv, wo = (linear(f"attention.{name}") for name in ("wq", "wk", "wv", "wo"))
         q_norm, k_norm = norm("attention.q_norm"), norm("attention.k_norm")
         named = {"norm": before.weight, "wq": wq.weight, "wk": wk.weight, "wv": wv.weight, "wo": wo.weight}
         named |= {"wq_bias": wq.bias, "wk_bias": wk.bias, "wv_bias": wv.bias}
         named |= {"q_norm": q_norm and q_norm.weight, "k_norm": k_norm and k_norm.weight}
-        form = kernels.fused and kernels.fused.half("attention", recompute)
-        super().__init__([named[name] for name in ATTENTION_WEIGHTS], shards, form)
+        super().__init__([named[name] for name in ATTENTION_WEIGHTS], "attention", given)
         self.norm, self.wq, self.wk, self.wv, self.wo, self.q_norm, self.k_norm = before, wq, wk, wv, wo, q_norm, k_norm
-        self.head_dim, self.scale, self.eps = config.head_dim, config.head_dim**-0.5, config.rms_norm_eps
-        self.heads, self.kv_heads = (one.weight.shape[0] // config.head_dim for one in (wq, wk))
-        self.rotary, self.attend = kernels.composed.rotary, kernels.composed.group_attention
-        self.decode_attention = kernels.composed.decode_attention
-        self.decode_fused = kernels.fused and kernels.fused.decode_attention
+        self.head_dim = given.config.head_dim
+        self.scale, self.eps = self.head_dim**-0.5, given.config.rms_norm_eps
+        self.heads, self.kv_heads = (one.weight.shape[0] // self.head_dim for one in (wq, wk))
+        composed, fused = given.kernels.composed, given.kernels.fused
+        self.rotary, self.attend = composed.rotary, composed.group_attention
+        self.decode_attention, self.decode_fused = composed.decode_attention, fused and fused.decode_attention
 
     def construct(self, x, places, split, asking):
         """Run the half on all rows.
@@ -191,25 +203,14 @@ class AttentionHalf(Half):
 class FeedForwardHalf(Half):
     """Half x [rows, hidden] -> x + w2(silu(w1(norm(x))) * w3(norm(x)))."""
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        prefix: str,
-        parameters: dict[str, Parameter],
-        kernels: Kernels,
-        shards: TensorParallel,
-        recompute: bool,
-    ):
-        norm = Norm(parameters[f"{prefix}ffn_norm.weight"], config.rms_norm_eps, kernels.composed.rms_norm)
-        w1, w2, w3 = (
-            Linear(parameters[f"{prefix}feed_forward.{name}.weight"], None, kernels) for name in ("w1", "w2", "w3")
-        )
+    def __init__(self, given: Materials):
+        norm = given.norm("ffn_norm")
+        w1, w2, w3 = (given.linear(f"feed_forward.{name}") for name in ("w1", "w2", "w3"))
         named = {"norm": norm.weight, "w1": w1.weight, "w3": w3.weight, "w2": w2.weight}
-        form = kernels.fused and kernels.fused.half("feed_forward", recompute)
-        super().__init__([named[name] for name in FEED_FORWARD_WEIGHTS], shards, form)
+        super().__init__([named[name] for name in FEED_FORWARD_WEIGHTS], "feed_forward", given)
         self.norm, self.w1, self.w2, self.w3 = norm, w1, w2, w3
-        self.swiglu, self.eps = kernels.composed.swiglu, config.rms_norm_eps
-        self.decode_fused = kernels.fused and kernels.fused.decode_feed_forward
+        self.swiglu, self.eps = given.kernels.composed.swiglu, given.config.rms_norm_eps
+        self.decode_fused = given.kernels.fused and given.kernels.fused.decode_feed_forward
 
     def construct(self, x, places, split, asking):
         """Run the half on the rows `asking`.
@@ -242,18 +243,9 @@ class FeedForwardHalf(Half):
 class Layer(nn.Cell):
     """Decoder layer of two halves."""
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        layer: int,
-        parameters: dict[str, Parameter],
-        kernels: Kernels,
-        shards: TensorParallel,
-        recompute: bool = False,
-    ):
+    def __init__(self, given: Materials):
         super().__init__(auto_prefix=False)
-        given = (config, f"model.layers.{layer}.", parameters, kernels, shards, recompute)
-        self.attention, self.feed_forward = AttentionHalf(*given), FeedForwardHalf(*given)
+        self.attention, self.feed_forward = AttentionHalf(given), FeedForwardHalf(given)
 
     def construct(self, x, places, split, asking=ALL_ROWS):
         """Run both halves on x [rows, hidden].
