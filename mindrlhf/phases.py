@@ -7,11 +7,15 @@ A role is a set of parameters that come and go together (`memory.residency`).
 from dataclasses import dataclass, field
 from typing import Literal
 
+# Of the policy: parameters that have the same part in both layouts, and those of one layout alone.
 SHARED, TRAIN, INFER = "shared_weights", "train_weights", "infer_weights"
+SHARED_BASE, TRAIN_BASE, INFER_BASE = "shared_base_weights", "train_base_weights", "infer_base_weights"
+POLICY_ROLES = {True: (SHARED, TRAIN, INFER), False: (SHARED_BASE, TRAIN_BASE, INFER_BASE)}  # by whether they train
 CACHE, VALIDATION_CACHE, REFERENCE = "kv_cache", "validation_kv_cache", "reference"
 GRADIENTS, MOMENTS = "gradients", "moments"
 CRITIC, CRITIC_GRADIENTS, CRITIC_MOMENTS = "critic", "critic_gradients", "critic_moments"
-POLICY = (SHARED, TRAIN)
+POLICY, BASE = (SHARED, TRAIN), (SHARED_BASE, TRAIN_BASE)
+GENERATING = (SHARED, INFER, SHARED_BASE, INFER_BASE)
 
 Kind = Literal["generate", "score", "update"]
 PASSES: dict[Kind, int] = {"generate": 1, "score": 1, "update": 3}  # a backward pass counts as two forward passes
@@ -63,15 +67,15 @@ PHASES = {
     "step": Phase("step", console="never"),
     "gen": Phase(
         "gen",
-        Needs(reads=(SHARED, INFER), writes=(CACHE,)),
+        Needs(reads=GENERATING, writes=(CACHE,)),
         "generate",
         per_token=True,
         console="always",
         mfu="rollout",
     ),
     "reward": Phase("reward"),
-    "ref": Phase("ref", Needs(reads=(REFERENCE,)), "score", per_token=True),
-    "old_log_prob": Phase("old log-prob", Needs(reads=POLICY), "score", per_token=True),
+    "ref": Phase("ref", Needs(reads=(REFERENCE, *BASE)), "score", per_token=True),
+    "old_log_prob": Phase("old log-prob", Needs(reads=(*POLICY, *BASE)), "score", per_token=True),
     "values": Phase("values", Needs(reads=(CRITIC,)), "score", per_token=True, critic=True, console="never"),
     "adv": Phase("adv", per_token=True, console="never"),
     "update_critic": Phase(
@@ -85,7 +89,7 @@ PHASES = {
     ),
     "update_actor": Phase(
         "train",
-        Needs(writes=(*POLICY, GRADIENTS), parts=(MOMENTS,)),
+        Needs(reads=BASE, writes=(*POLICY, GRADIENTS), parts=(MOMENTS,)),
         "update",
         per_token=True,
         console="always",
@@ -94,10 +98,10 @@ PHASES = {
     "sync_ref": Phase("sync ref", Needs(reads=POLICY, writes=(REFERENCE,)), console="never"),
     "reshard": Phase("reshard", Needs(reads=POLICY, writes=(INFER,))),
     "compile": Phase("compile"),
-    "testing": Phase("eval", Needs(reads=(SHARED, INFER), writes=(VALIDATION_CACHE,)), "generate"),
+    "testing": Phase("eval", Needs(reads=GENERATING, writes=(VALIDATION_CACHE,)), "generate"),
     "report": Phase("report"),
     "save_checkpoint": Phase("save", Needs(reads=(*POLICY, MOMENTS, REFERENCE, CRITIC, CRITIC_MOMENTS))),
-    "export": Phase("export", Needs(reads=(*POLICY, CRITIC)), console="never"),
+    "export": Phase("export", Needs(reads=(*POLICY, *BASE, CRITIC)), console="never"),
     "load_checkpoint": Phase(
         "load", Needs(writes=(*POLICY, INFER, MOMENTS, REFERENCE, CRITIC, CRITIC_MOMENTS)), console="never"
     ),

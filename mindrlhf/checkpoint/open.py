@@ -133,7 +133,23 @@ class Weights:
 def checkpoint_reader(
     checkpoint: Checkpoint, kind: str, model: ModelConfig, part: Partition | None = None
 ) -> Callable[[ParameterSpec], np.ndarray]:
-    """Return a reader of a training checkpoint's parameters, or one rank's parts."""
-    whole = full_layout({spec.name: spec.shape for spec in parameter_table(model)})
-    read = checkpoint.reader(kind, whole if part is None else part.layout, 0 if part is None else part.rank)
+    """Return a reader of a training checkpoint's parameters, or one rank's parts.
+
+    The parameters are those of `model` that train.
+    """
+    shapes = {spec.name: spec.shape for spec in parameter_table(model) if spec.trains}
+    layout = full_layout(shapes) if part is None else part.layout.only(shapes)
+    read = checkpoint.reader(kind, layout, 0 if part is None else part.rank)
     return lambda spec: read(spec.name)
+
+
+def continued_reader(checkpoint: Checkpoint, first: Weights, part: Partition) -> Callable[[ParameterSpec], np.ndarray]:
+    """Return a reader of one rank's parts of the policy of a run that goes on.
+
+    Parameters that do not train are still the first ones.
+    """
+    read = checkpoint_reader(checkpoint, WEIGHTS, part.model, part)
+    if part.trained_layout == part.layout:
+        return read
+    unchanged = first.reader(part)
+    return lambda spec: (read if spec.trains else unchanged)(spec)

@@ -50,9 +50,7 @@ class ShardedWeights:
 
     def only(self, names: Sequence[str]) -> "ShardedWeights":
         """Select some parameters, in the given order."""
-        layout = self.layout
-        placements = {name: layout.placements[name] for name in names}
-        return ShardedWeights(self.path, Layout(layout.stages, layout.stage_ranks, placements), self.ranks)
+        return ShardedWeights(self.path, self.layout.only(names), self.ranks)
 
 
 def open_full(path: Path, model: ModelConfig | None) -> ShardedWeights:

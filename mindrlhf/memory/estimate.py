@@ -98,8 +98,8 @@ class Work:
 
     @property
     def layouts(self) -> tuple[Layout, Layout]:
-        """Layouts of training and of generation."""
-        return self.trains[0].layout, self.infers[0].layout
+        """Layouts of what trains: in training and in generation."""
+        return self.trains[0].trained_layout, self.infers[0].trained_layout
 
     @cached_property
     def phases(self) -> tuple[str, ...]:
@@ -198,19 +198,15 @@ def role_parts(work: Work, rank: int) -> dict[str, list[int]]:
     """Compute the bytes of each part of a rank's roles that are there."""
     config, swap = work.config, work.config.memory.swap
     train, infer = work.trains[rank], work.infers[rank]
-    shared = [spec for spec in infer.specs if train.slices(spec) == infer.slices(spec)]
-    weights, both = _bytes(train, train.specs), _bytes(train, shared)
     apart, moments = _optimizer(train, swap)
     cache, held_out = (
         sum(cache_bytes(work.stage(work.infer, infer), engine) for engine in work.engines(phase))
         for phase in ("gen", "testing")
     )
     parts = {
-        phases.SHARED: [both],
-        phases.TRAIN: [weights - both + apart],
-        phases.INFER: [_bytes(infer, infer.specs) - both],
-        phases.REFERENCE: [weights if config.algorithm.beta > 0 else 0],
-        phases.GRADIENTS: [weights],
+        **_policy(train, infer, apart),
+        phases.REFERENCE: [_bytes(train, train.specs) if config.algorithm.beta > 0 else 0],
+        phases.GRADIENTS: [_bytes(train, train.trained)],
         phases.MOMENTS: moments,
         phases.CACHE: [cache],
         phases.VALIDATION_CACHE: [held_out],
@@ -223,14 +219,25 @@ def role_parts(work: Work, rank: int) -> dict[str, list[int]]:
     return {role: sizes for role, sizes in parts.items() if sum(sizes)}
 
 
+def _policy(train: Partition, infer: Partition, apart: int) -> dict[str, list[int]]:
+    """Compute the bytes of the policy's parameters in both layouts, by role."""
+    roles, kept_apart = {}, {True: apart, False: 0}
+    for trains, (shared, training, generating) in phases.POLICY_ROLES.items():
+        mine, theirs = ([spec for spec in part.specs if spec.trains == trains] for part in (train, infer))
+        both = _bytes(train, [spec for spec in theirs if train.slices(spec) == infer.slices(spec)])
+        roles |= {shared: [both], training: [_bytes(train, mine) - both + kept_apart[trains]]}
+        roles |= {generating: [_bytes(infer, theirs) - both]}
+    return roles
+
+
 def _bytes(part: Partition, specs: Iterable[ParameterSpec]) -> int:
     return sum(prod(part.shape(spec)) for spec in specs) * FLOAT32
 
 
 def _optimizer(part: Partition, in_blocks: bool) -> tuple[int, list[int]]:
     """Compute bytes of separately updated rows, and of each block of moments."""
-    sizes = [prod(part.shape(spec)) for spec in part.specs]
-    updated = [prod(part.optimizer_layout.shape(part.rank, spec.name)) for spec in part.specs]
+    sizes = [prod(part.shape(spec)) for spec in part.trained]
+    updated = [prod(part.optimizer_layout.shape(part.rank, spec.name)) for spec in part.trained]
     apart = sum(own for own, size in zip(updated, sizes, strict=True) if own < size)
     blocks = buckets(sizes, BLOCK_NUMBERS if in_blocks else sum(sizes))
     return apart * FLOAT32, [2 * FLOAT32 * sum(updated[index] for index in block) for block in blocks]

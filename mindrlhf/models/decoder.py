@@ -94,7 +94,7 @@ class Decoder(nn.Cell):
         self.linear = kernels.best.linear
         self.group_view, self.decode_view = kernels.composed.group_view, kernels.composed.decode_view
         self.hidden_size, self.row_shares = config.hidden_size, shards.size if shards.sequence else 1
-        tied = config.tie_word_embeddings
+        tied, self.head_trains = config.tie_word_embeddings, config.adapter is None
         table = parameters.get("model.tok_embeddings.embedding_weight")
         if self.is_first:
             self.embed = Embedding(table, config.vocab_size, tied, shards)

@@ -105,8 +105,8 @@ class Half(nn.Cell):
 
     @property
     def trigger(self) -> Parameter | None:
-        """The trigger of `models.weight`, if gradients are collected."""
-        return next((weight.trigger for weight in self.weights if weight is not None and weight.collects), None)
+        """The trigger of `models.weight`, if there are gradients."""
+        return next((weight.trigger for weight in self.weights if weight is not None and weight.passes), None)
 
     def run_fused(self, x, places):
         """Run the operator on x [T, hidden]; returns all of its outputs."""

@@ -32,7 +32,8 @@ class TokenLogProbs(nn.Cell):
 
     hidden [T, H], head [V, H], targets int32[T], used int32[T] -> log_probs float32[T], entropy float32[T]. used: 0 for
     tokens whose results nobody reads and whose gradients are 0, which may be left out; theirs are any finite numbers.
-    entropy_gradient: gradients go through the entropy; without, it is for reading only.
+    entropy_gradient: gradients go through the entropy; without, it is for reading only. head_trains: head gets a
+    gradient.
 
     fused: the operators of `backend.native`; None for compositions of basic operators.
     shards: the ranks that share the vocabulary, one block of head's rows each, in rank order. A rank has the logits
@@ -53,14 +54,16 @@ class TokenLogProbs(nn.Cell):
         shards: TensorParallel | None = None,
         entropy_gradient: bool = False,
         fused=None,
+        head_trains: bool = True,
     ):
         super().__init__(auto_prefix=False)
-        self.entropy_gradient = entropy_gradient
+        self.entropy_gradient, self.head_trains = entropy_gradient, head_trains
         shards = shards or TensorParallel()
         # Fused operators read whole rows of logits.
         self.fused = shards.size == 1 and fused is not None
         if self.fused:
-            self.fused_log_probs, self.fused_gradient = fused.token_log_probs, fused.token_log_probs_gradient
+            self.fused_log_probs = fused.token_log_probs
+            self.fused_gradient = fused.token_log_probs_gradient if head_trains else fused.token_log_probs_slope
             self.inverse_tensor = Tensor(np.array([1.0 / temperature], np.float32))
         self.rank, self.size, self.stack_ranks = shards.rank, shards.size, shards.stack
         self.inverse = 1.0 / temperature
@@ -117,6 +120,7 @@ class TokenLogProbs(nn.Cell):
         return picked - log_total, log_total - weighted / total, log_total
 
     def _backward(self, hidden, head, targets, used, logits, entropy, log_total, d_log_prob, d_entropy):
+        """Compute the gradients of hidden and head; of a head that does not train it is any array."""
         if self.fused:  # overwrites the logits
             slope = d_entropy if self.entropy_gradient else d_entropy * 0.0
             inputs = (hidden, head, targets, used, self.inverse_tensor)
@@ -131,7 +135,7 @@ class TokenLogProbs(nn.Cell):
         d_logits = self.scatter(d_logits, ops.stack((rows, local), 1), d_log_prob * own) * self.inverse
         d_logits = d_logits.astype(hidden.dtype)
         d_hidden = self.hidden_product(d_logits, head.astype(hidden.dtype))
-        return d_hidden, self.head_product(d_logits, hidden).astype(head.dtype)
+        return d_hidden, self.head_product(d_logits, hidden).astype(head.dtype) if self.head_trains else head
 
     def construct(self, hidden, head, targets, used):
         """Compute the results of the class, and arrays for the backward pass.
@@ -156,18 +160,19 @@ class TokenLogProbs(nn.Cell):
         if size == tokens:
             inputs = (hidden, head, targets, used, out[3], out[1], out[2], d_out[0], d_out[1])
             d_hidden, d_head = self._backward(*inputs)
-            return d_hidden, d_head, ops.zeros_like(targets), ops.zeros_like(used)
-        d_hiddens, d_head = (), ops.zeros_like(head)
+            return d_hidden, d_head if self.head_trains else head, ops.zeros_like(targets), ops.zeros_like(used)
+        d_hiddens, d_head = (), ops.zeros_like(head) if self.head_trains else head
         rows = (hidden, targets, used, out[1], out[2], d_out[0], d_out[1])
         for start in range(0, tokens, size):
-            before = d_head if start else d_out[0]
+            before = (d_head if self.head_trains else d_hiddens[-1]) if start else d_out[0]
             x, ids, some, entropy, log_total, d_log_prob, d_entropy = [
                 ops.depend(row[start : start + size], before) for row in rows
             ]
             logits = self._forward(x, head, ids, some)[3] if self.fused else self._logits(x, head)
             part = self._backward(x, head, ids, some, logits, entropy, log_total, d_log_prob, d_entropy)
             d_hiddens += (part[0],)
-            d_head = d_head + part[1]
+            if self.head_trains:
+                d_head = d_head + part[1]
         return ops.concat(d_hiddens), d_head, ops.zeros_like(targets), ops.zeros_like(used)
 
 

@@ -54,7 +54,7 @@ class Weight(nn.Cell):
     def __init__(self, parameter: Parameter):
         super().__init__(auto_prefix=False)
         self.parameter = parameter
-        self.collects = False
+        self.collects = self.passes = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -72,25 +72,30 @@ class Weight(nn.Cell):
             return self.collect_rows(self.parameter, ids, self.buffer, self.trigger)
         return ops.gather(self.parameter, ids, 0)
 
-    def collect_into(self, buffer: Parameter, trigger: Parameter) -> None:
-        """Let later-compiled graphs add the gradient to `buffer` in backward passes."""
-        self.collect, self.collect_rows = _Collect(), _CollectRows()
-        self.buffer, self.trigger = buffer, trigger
-        self.collects = True
+    def collect_into(self, buffer: Parameter | None, trigger: Parameter) -> None:
+        """Let later-compiled graphs add the gradient to `buffer` in backward passes.
+
+        None: the parameter does not train; gradients only pass by it.
+        """
+        self.trigger, self.passes = trigger, True
+        if buffer is not None:
+            self.collect, self.collect_rows = _Collect(), _CollectRows()
+            self.buffer, self.collects = buffer, True
 
 
 def collect_gradients(graph: nn.Cell, parameters: Sequence[Parameter], buffers: Sequence[Parameter]) -> ParameterTuple:
     """Let the backward pass of `graph` add each parameter's gradient to its buffer.
 
-    Returns the arrays to differentiate by: the backward pass runs once their gradients are used.
+    Returns the arrays to differentiate by: the backward pass runs once their gradients are used. Other parameters of
+    the graph do not train and have no gradient.
     Raises ValueError where a parameter is not read through a `Weight`.
     """
     trigger = Parameter(Tensor(np.float32(0)), name="gradient.trigger")
     by_parameter = {id(parameter): buffer for parameter, buffer in zip(parameters, buffers, strict=True)}
     found = set()
     for _, cell in graph.cells_and_names():
-        if isinstance(cell, Weight) and id(cell.parameter) in by_parameter:
-            cell.collect_into(by_parameter[id(cell.parameter)], trigger)
+        if isinstance(cell, Weight):
+            cell.collect_into(by_parameter.get(id(cell.parameter)), trigger)
             found.add(id(cell.parameter))
     missing = [parameter.name for parameter in parameters if id(parameter) not in found]
     if missing:

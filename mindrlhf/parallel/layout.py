@@ -6,8 +6,8 @@ model YAML or from a strategy file (`reshard/strategy.py`) alike. Optimizer stat
 ranks is a layout of its own, whose first dimension is cut along that axis too.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from math import prod
 
 from mindrlhf.configs.model import ModelConfig
@@ -104,6 +104,10 @@ class Layout:
     def shapes(self) -> dict[str, Shape]:
         """Full shape of every parameter."""
         return {name: placement.shape for name, placement in self.placements.items()}
+
+    def only(self, names: Iterable[str]) -> "Layout":
+        """Select some parameters, in the given order."""
+        return replace(self, placements={name: self.placements[name] for name in names})
 
     def slices(self, rank: int, name: str) -> Slices | None:
         """Compute the part of a parameter that `rank` holds.

@@ -72,6 +72,16 @@ class Partition:
         """Parameter table rows with a part on this rank, in table order."""
         return [spec for spec in parameter_table(self.model) if self.slices(spec) is not None]
 
+    @cached_property
+    def trained(self) -> list[ParameterSpec]:
+        """Those of `specs` that train."""
+        return [spec for spec in self.specs if spec.trains]
+
+    @cached_property
+    def trained_layout(self) -> Layout:
+        """Layout of the parameters that train."""
+        return self.layout.only(spec.name for spec in parameter_table(self.model) if spec.trains)
+
     def slices(self, spec: ParameterSpec, rank: int | None = None) -> Slices | None:
         """Compute the part of a parameter on a rank; this rank by default."""
         return self.layout.slices(self.rank if rank is None else rank, spec.name)
@@ -83,7 +93,7 @@ class Partition:
     @cached_property
     def optimizer_layout(self) -> Layout:
         """Layout of the optimizer's moments."""
-        return replica_sharded(self.layout) if self.shared_optimizer else self.layout
+        return replica_sharded(self.trained_layout) if self.shared_optimizer else self.trained_layout
 
     def updated_rows(self, spec: ParameterSpec) -> slice:
         """Rows of this rank's part of a parameter that this rank's optimizer updates."""
@@ -120,13 +130,13 @@ class Partition:
         )
 
     def gradient_groups(self) -> list[tuple[Group, list[int]]]:
-        """List (ranks, indices into `specs`) of the gradients to sum, free of deadlock.
+        """List (ranks, indices into `trained`) of the gradients to sum, free of deadlock.
 
         The order keeps two ranks from waiting for each other: within a stage before between stages, small
         tensor-parallel groups before large ones.
         """
         groups: dict[Group, list[int]] = {}
-        for index, spec in enumerate(self.specs):
+        for index, spec in enumerate(self.trained):
             groups.setdefault(self.gradient_group(spec), []).append(index)
 
         def breadth(group: Group) -> Sequence[int]:

@@ -67,7 +67,7 @@ class Critic(ModelPart):
         yield from self.optimizer_roles()
 
     def arrays(self) -> Arrays:
-        return {CRITIC_WEIGHTS: (self.partition.layout, self.parameters), **self.moment_arrays("critic_")}
+        return {**self.trained_arrays(CRITIC_WEIGHTS), **self.moment_arrays("critic_")}
 
     def counters(self) -> Mapping[str, Any]:
         return {"critic": self.updater.optimizer}

@@ -23,17 +23,17 @@ def open_updater(
     train_settings: TrainSettings,
     in_blocks: bool = False,
 ) -> Updater:
-    """Open an updater that minimises an objective over a part's parameters.
+    """Open an updater that minimises an objective over a part's parameters that train.
 
     head: see `training.graphs`, over the part's decoder. in_blocks: the optimizer's moments may come and go while it
     updates.
     """
     shard = part.partition
-    counted = [shard.counts(spec) for spec in shard.specs]
+    counted = [shard.counts(spec) for spec in shard.trained]
     optimizer = AdamW(
         optimizer_settings,
-        [part.parameters[spec.name] for spec in shard.specs],
-        shard.specs,
+        [part.parameters[spec.name] for spec in shard.trained],
+        shard.trained,
         ShardedNorm(counted, part.sum_over_replica) if shard.mesh.pp * shard.mesh.tp > 1 else None,
         replica_share(part) if shard.shared_optimizer else None,
         BLOCK_NUMBERS if in_blocks else None,
@@ -50,13 +50,13 @@ def replica_share(part: ModelPart) -> ReplicaShare:
     The replica updates these rows.
     """
     shard, updated, rows = part.partition, {}, []
-    for spec in shard.specs:
+    for spec in shard.trained:
         parameter, own = part.parameters[spec.name], shard.updated_rows(spec)
         rows.append(own)
         updated[spec.name] = parameter
         if own.stop - own.start < parameter.shape[0]:
             values = np.ascontiguousarray(backend.read(parameter)[own])
             updated[spec.name] = Parameter(Tensor(values), name=f"share.{spec.name}", requires_grad=False)
-    moves = plan(shard.optimizer_layout, shard.layout)
+    moves = plan(shard.optimizer_layout, shard.trained_layout)
     reshard = OnlineReshard(moves, part.collectives, updated, part.parameters)
     return ReplicaShare(list(updated.values()), rows, reshard.run)

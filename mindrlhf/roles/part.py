@@ -117,9 +117,14 @@ class ModelPart:
             moments = [moment[i] for i in block for moment in (optimizer.first, optimizer.second)]
             yield f"{self.moments_role}.{number}", moments, True
 
+    def trained_arrays(self, kind: str) -> Arrays:
+        """Return the parameters that train as `arrays` does."""
+        shard = self.partition
+        return {kind: (shard.trained_layout, {spec.name: self.parameters[spec.name] for spec in shard.trained})}
+
     def moment_arrays(self, prefix: str = "") -> Arrays:
         """Return the optimizer's moments as `arrays` does."""
-        names, optimizer = [spec.name for spec in self.partition.specs], self.updater.optimizer
+        names, optimizer = [spec.name for spec in self.partition.trained], self.updater.optimizer
         return {
             f"{prefix}{kind}": (self.partition.optimizer_layout, dict(zip(names, moments, strict=True)))
             for kind, moments in (("exp_avg", optimizer.first), ("exp_avg_sq", optimizer.second))

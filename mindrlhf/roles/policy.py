@@ -7,11 +7,13 @@ import numpy as np
 from mindspore import Parameter, Tensor
 
 from mindrlhf.backend.comm.collectives import Collectives
-from mindrlhf.checkpoint.open import Weights, checkpoint_reader
+from mindrlhf.checkpoint.open import Weights, continued_reader
 from mindrlhf.checkpoint.resume import Checkpoint
 from mindrlhf.checkpoint.training_state import WEIGHTS
 from mindrlhf.job import Job
-from mindrlhf.phases import GRADIENTS, INFER, MOMENTS, SHARED, TRAIN
+from mindrlhf.models.parameters import parameter_table
+from mindrlhf.parallel.layout import Layout
+from mindrlhf.phases import GRADIENTS, MOMENTS, POLICY_ROLES
 from mindrlhf.reshard.online import OnlineReshard, ReshardStatistics
 from mindrlhf.reshard.plan import plan
 from mindrlhf.roles.open_updater import open_updater
@@ -38,7 +40,7 @@ class Policy(ModelPart):
         super().__init__(job.train, job.model, collectives, max_positions)
         config, algorithm, part = job.config, job.config.algorithm, self.partition
         first = Weights(job.policy_path, job.model, config.seed)
-        self.load(checkpoint_reader(checkpoint, WEIGHTS, job.model, part) if checkpoint else first.reader(part))
+        self.load(continued_reader(checkpoint, first, part) if checkpoint else first.reader(part))
         temperature = config.rollout.temperature
         head = PolicyLogProbs(self.decoder, temperature, entropy_gradient=algorithm.entropy_coef > 0)
         objective, swap = open_objective(config, loss), config.memory.swap
@@ -63,7 +65,7 @@ class Policy(ModelPart):
     def publish_to(self, generator: ModelPart) -> None:
         """Give the weights to the part that generates.
 
-        `publish` brings them up to date after an update.
+        `publish` brings those that train up to date after an update.
         A parameter of which this rank holds the same slice in both layouts is shared; nothing moves for it.
         """
         here, there = self.partition, generator.partition
@@ -77,10 +79,15 @@ class Policy(ModelPart):
                 )
                 for spec in there.specs
             }
-            moves = plan(here.layout, there.layout)
-            self._reshard = OnlineReshard(moves, self.collectives, self.parameters, self._published)
+            self._reshard = self._open_reshard(here.layout, there.layout)
             self.publish()
+            if here.trained_layout != here.layout:
+                differ = here.trained_layout != there.trained_layout
+                self._reshard = self._open_reshard(here.trained_layout, there.trained_layout) if differ else None
         generator.hold(self._published)
+
+    def _open_reshard(self, here: Layout, there: Layout) -> OnlineReshard:
+        return OnlineReshard(plan(here, there), self.collectives, self.parameters, self._published)
 
     @property
     def publishes(self) -> bool:
@@ -93,15 +100,18 @@ class Policy(ModelPart):
 
     def memory_roles(self) -> Iterator[MemoryRole]:
         yield from self.optimizer_roles()
-        own, published = self.parameters.values(), self._published.values()
-        shared = {id(parameter) for parameter in own} & {id(parameter) for parameter in published}
-        apart = [parameter for parameter in own if id(parameter) not in shared]
-        yield SHARED, [parameter for parameter in own if id(parameter) in shared], False
-        yield TRAIN, [*apart, *self.updater.optimizer.own_rows], False
-        yield INFER, [parameter for parameter in published if id(parameter) not in shared], False
+        own, published = self.parameters, self._published
+        shared = {name for name in own if own[name] is published.get(name)}
+        trained = {spec.name for spec in parameter_table(self.partition.model) if spec.trains}
+        rows = {True: self.updater.optimizer.own_rows, False: []}
+        for trains, roles in POLICY_ROLES.items():
+            mine, theirs = ([name for name in side if (name in trained) == trains] for side in (own, published))
+            yield roles[0], [own[name] for name in mine if name in shared], False
+            yield roles[1], [*(own[name] for name in mine if name not in shared), *rows[trains]], False
+            yield roles[2], [published[name] for name in theirs if name not in shared], False
 
     def arrays(self) -> Arrays:
-        return {WEIGHTS: (self.partition.layout, self.parameters), **self.moment_arrays()}
+        return {**self.trained_arrays(WEIGHTS), **self.moment_arrays()}
 
     def counters(self) -> Mapping[str, Any]:
         return {"optimizer": self.updater.optimizer, "updates": self._updates}

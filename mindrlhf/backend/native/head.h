@@ -84,8 +84,8 @@ int token_log_probs(int, void **params, int *, int64_t **shapes, const char **, 
 }
 
 // Inputs of `token_log_probs`, then entropy, log of the partition sum, logits (overwritten), d_log_prob, d_entropy ->
-// d_hidden [T, H], d_head [V, H]
-int token_log_probs_gradient(int, void **params, int *, int64_t **shapes, const char **, void *, void *) {
+// d_hidden [T, H], d_head [V, H], or [1] without it
+int token_log_probs_gradient(int, void **params, int *ndims, int64_t **shapes, const char **, void *, void *) {
   using H = TokenHead;
   const H h(params, shapes);
   enum { ENTROPY = H::END, LOG_TOTAL, LOGITS, D_LOG_PROB, D_ENTROPY, D_HIDDEN, D_HEAD };
@@ -114,7 +114,8 @@ int token_log_probs_gradient(int, void **params, int *, int64_t **shapes, const 
     if (token > i) std::copy(d_hidden + i * h.hidden, d_hidden + (i + 1) * h.hidden, d_hidden + token * h.hidden);
   }
   std::fill(d_hidden, d_hidden + end * h.hidden, 0.0f);
-  weight_gradients({{h.count(), logits, h.rows, p[D_HEAD], h.vocabulary, h.hidden}}, false);
+  float *d_head = ndims[D_HEAD] == 2 ? p[D_HEAD] : nullptr;
+  weight_gradients({{h.count(), logits, h.rows, d_head, h.vocabulary, h.hidden}}, false);
   return 0;
 }
 

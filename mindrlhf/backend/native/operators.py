@@ -68,6 +68,9 @@ class Operators:
         self.token_log_probs_gradient = operator(
             "token_log_probs_gradient", lambda hidden, head, *_: (hidden, head), _float32s(2)
         )
+        self.token_log_probs_slope = operator(  # without the gradient of the head
+            "token_log_probs_gradient", lambda hidden, *_: (hidden, [1]), _float32s(2)
+        )
 
     def rms_norm(self, x, weight, eps):
         return self._rms_norm(x, weight, numbers_of("NormNumbers", (("epsilon", eps),)))
