@@ -144,7 +144,7 @@ def checkpoint_reader(
 
 
 def continued_reader(checkpoint: Checkpoint, first: Weights, part: Partition) -> Callable[[ParameterSpec], np.ndarray]:
-    """Return a reader of one rank's parts of the policy of a run that goes on.
+    """Return a reader of one rank's policy when a run continues.
 
     Parameters that do not train are still the first ones.
     """

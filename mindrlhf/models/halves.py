@@ -55,7 +55,7 @@ class Norm(nn.Cell):
 
 @dataclass(frozen=True)
 class Materials:
-    """Everything that a layer's halves are built from.
+    """Materials of one layer, from which its halves are built.
 
     prefix: the beginning of the layer's names among `parameters`. recompute: the backward pass computes a half again
     from its input; only the fused form can.
@@ -74,7 +74,7 @@ class Materials:
         return Linear(self.parameters[f"{name}.weight"], self.parameters.get(f"{name}.bias"), self.kernels)
 
     def norm(self, name: str) -> Norm | None:
-        """Build the norm of this name within the layer; None where the model has none."""
+        """Build the norm of this name within the layer; None without one."""
         weight = self.parameters.get(f"{self.prefix}{name}.weight")
         return None if weight is None else Norm(weight, self.config.rms_norm_eps, self.kernels.composed.rms_norm)
 

@@ -120,7 +120,10 @@ class TokenLogProbs(nn.Cell):
         return picked - log_total, log_total - weighted / total, log_total
 
     def _backward(self, hidden, head, targets, used, logits, entropy, log_total, d_log_prob, d_entropy):
-        """Compute the gradients of hidden and head; of a head that does not train it is any array."""
+        """Compute the gradients of hidden and head.
+
+        That of a head that does not train is any array.
+        """
         if self.fused:  # overwrites the logits
             slope = d_entropy if self.entropy_gradient else d_entropy * 0.0
             inputs = (hidden, head, targets, used, self.inverse_tensor)

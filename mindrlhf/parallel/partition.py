@@ -74,7 +74,7 @@ class Partition:
 
     @cached_property
     def trained(self) -> list[ParameterSpec]:
-        """Those of `specs` that train."""
+        """Rows of `specs` that train, in table order."""
         return [spec for spec in self.specs if spec.trains]
 
     @cached_property
