@@ -82,7 +82,7 @@ class ModelConfig(Settings):
 
     @property
     def base(self) -> "ModelConfig":
-        """The same model without adapters."""
+        """Architecture without adapters."""
         return self.model_copy(update={"adapter": None})
 
     @classmethod
