@@ -6,7 +6,8 @@
 
 Linear weights are [out, in] as in HF and MindFormers. The parameters are handed in by name (`parameters.py` has the
 table), so that graphs of equal layout share the same storage; they may be one tensor-parallel rank's shards of the
-layers of one pipeline stage. Not here: dropout, sliding windows, mixture of experts.
+layers of one pipeline stage. Matrices of adapters that `config` does not have are not used: `ModelConfig.base` is the
+same model with its adapters off. Not here: dropout, sliding windows, mixture of experts.
 """
 
 from mindspore import Parameter, Tensor, nn, ops
@@ -16,7 +17,7 @@ from mindrlhf.backend.comm.broadcast import expand
 from mindrlhf.backend.comm.graph_collectives import TensorParallel
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.models.halves import COMPLETIONS, NO_ROWS, Layer, Materials, Norm
-from mindrlhf.models.parameters import VALUE_HEAD
+from mindrlhf.models.parameters import VALUE_HEAD, adapter_scales
 from mindrlhf.models.rotary import rotary_table
 from mindrlhf.models.weight import Weight
 
@@ -103,7 +104,8 @@ class Decoder(nn.Cell):
             self.head = Weight(table if tied else parameters[VALUE_HEAD if config.value_head else "lm_head.weight"])
             self.head_first, self.head_end = shards.share(config.vocab_size)
             self.head_is_whole = shards.size > 1 and self.head.shape[0] == config.vocab_size
-        made = [Layer(Materials(config, f"model.layers.{i}.", parameters, kernels, shards, recompute)) for i in numbers]
+        given = config, parameters, kernels, shards, adapter_scales(config), recompute
+        made = [Layer(Materials(f"model.layers.{i}.", *given)) for i in numbers]
         self.layers = nn.CellList(made, auto_prefix=False)
         # Of the last layer's prompt only keys and values are needed.
         ends_early = self.is_last and bool(made)

@@ -1,15 +1,16 @@
 """Halves of a decoder layer: x + leave(attention(x)), then x + leave(feed_forward(x)).
 
 Each half has one composed form, of MindSpore's operators, and at most one fused one, a C++ operator (`backend.native`):
-biases and norms of heads are data of a half. A half is one parallel region (Shoeybi et al. 2019, arXiv:1909.08053,
-section 3): its rank has some of the heads or of the inner columns, and `leave` sums the ranks' parts. x is added by
-the first rank, before the sum, so that one operator does it.
+biases, norms of heads and adapters are data of a half. A half is one parallel region (Shoeybi et al. 2019,
+arXiv:1909.08053, section 3): its rank has some of the heads or of the inner columns, and `leave` sums the ranks'
+parts. x is added by the first rank, before the sum, so that one operator does it.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mindspore import Parameter, nn
+import numpy as np
+from mindspore import Parameter, Tensor, nn
 
 from mindrlhf.backend import Kernels
 from mindrlhf.backend.comm.graph_collectives import TensorParallel
@@ -21,24 +22,50 @@ from mindrlhf.models.weight import Weight
 NO_ROWS, COMPLETIONS, ALL_ROWS = 0, 1, 2
 
 
+class LowRank(nn.Cell):
+    """Low-rank adapter of a linear map.
+
+    It is x [T, in] -> scale * (x A^T) B^T [T, out] in the dtype of x, with A [rank, in] and B [out, rank].
+    """
+
+    def __init__(self, a: Parameter, b: Parameter, scale: float, kernels: Kernels):
+        super().__init__(auto_prefix=False)
+        self.a, self.b, self.scale, self.linear = Weight(a), Weight(b), scale, kernels.composed.linear
+
+    def construct(self, x):
+        a, x = self.a(x)
+        b, inner = self.b(self.linear(x, a))
+        return self.linear(inner, b) * self.scale
+
+
 class Linear(nn.Cell):
     """Product x [T, in] -> [T, out], in the dtype of x.
 
-    The weight is [out, in], the optional bias [out].
+    The weight is [out, in], the optional bias [out]; the output of the optional adapter is added.
     """
 
-    def __init__(self, weight: Parameter, bias: Parameter | None, kernels: Kernels):
+    def __init__(self, weight: Parameter, bias: Parameter | None, adapter: LowRank | None, kernels: Kernels):
         super().__init__(auto_prefix=False)
         self.weight = Weight(weight)
         self.bias = Weight(bias) if bias is not None else None
+        self.adapter = adapter
         self.linear, self.linear_bias = kernels.composed.linear, kernels.composed.linear_bias
 
     def construct(self, x):
+        y = self._product(x)
+        return y if self.adapter is None else y + self.adapter(x)
+
+    def _product(self, x):
         weight, x = self.weight(x)
         if self.bias is None:
             return self.linear(x, weight)
         bias, x = self.bias(x)
         return self.linear_bias(x, weight, bias)
+
+    def weights(self, name: str) -> dict[str, Weight | None]:
+        """Return the weights by their names among an operator's, for a map called `name`."""
+        a, b = (self.adapter.a, self.adapter.b) if self.adapter else (None, None)
+        return {name: self.weight, f"{name}_bias": self.bias, f"{name}_a": a, f"{name}_b": b}
 
 
 class Norm(nn.Cell):
@@ -57,21 +84,26 @@ class Norm(nn.Cell):
 class Materials:
     """Materials of one layer, from which its halves are built.
 
-    prefix: the beginning of the layer's names among `parameters`. recompute: the backward pass computes a half again
-    from its input; only the fused form can.
+    prefix: the beginning of the layer's names among `parameters`. scales: of the adapters in use, by the names of their
+    matrices; others among `parameters` are left out. recompute: the backward pass computes a half again from its input;
+    only the fused form can.
     """
 
-    config: ModelConfig
     prefix: str
+    config: ModelConfig
     parameters: Mapping[str, Parameter]
     kernels: Kernels
     shards: TensorParallel
+    scales: Mapping[str, float]
     recompute: bool = False
 
     def linear(self, name: str) -> Linear:
         """Build the linear map of this name within the layer."""
         name = f"{self.prefix}{name}"
-        return Linear(self.parameters[f"{name}.weight"], self.parameters.get(f"{name}.bias"), self.kernels)
+        a, b, adapter = f"{name}.lora_a", f"{name}.lora_b", None
+        if a in self.scales:
+            adapter = LowRank(self.parameters[a], self.parameters[b], self.scales[a], self.kernels)
+        return Linear(self.parameters[f"{name}.weight"], self.parameters.get(f"{name}.bias"), adapter, self.kernels)
 
     def norm(self, name: str) -> Norm | None:
         """Build the norm of this name within the layer; None without one."""
@@ -82,12 +114,26 @@ class Materials:
 class Half(nn.Cell):
     """Weights of a half for its operators, and its parallel region's ends.
 
-    weights: one for each of the operator's names, None for an absent one. name: that of the fused form.
+    name: that of the fused form. names: of its operator's arrays, the last of which are the adapters' scales. linears:
+    by name, in the order of the scales. others: further weights by name; None for an absent one.
     """
 
-    def __init__(self, weights: Sequence[Weight | None], name: str, given: Materials):
+    def __init__(
+        self,
+        name: str,
+        names: Sequence[str],
+        linears: Mapping[str, Linear],
+        others: Mapping[str, Weight | None],
+        given: Materials,
+    ):
         super().__init__(auto_prefix=False)
-        self.weights = tuple(weights)
+        named = dict(others)
+        for one, linear in linears.items():
+            named |= linear.weights(one)
+        self.weights = tuple(named[one] for one in names[:-1])
+        adapters = [linear.adapter for linear in linears.values()]
+        scales = [0.0 if adapter is None else adapter.scale for adapter in adapters]
+        self.scales = Tensor(np.array(scales, np.float32)) if any(scales) else NONE
         self.enter, self.leave = given.shards.enter, given.shards.leave
         self.residual = given.shards.rank == 0
         self.fused = given.kernels.fused is not None
@@ -96,12 +142,13 @@ class Half(nn.Cell):
     @property
     def arrays(self) -> tuple:
         """The weights as inputs of an operator."""
-        return tuple(NONE if weight is None else weight.parameter for weight in self.weights)
+        return (*(NONE if weight is None else weight.parameter for weight in self.weights), self.scales)
 
     @property
     def collected(self) -> tuple:
         """The buffers of the weights' gradients."""
-        return tuple(weight.buffer if weight is not None and weight.collects else NONE for weight in self.weights)
+        buffers = (weight.buffer if weight is not None and weight.collects else NONE for weight in self.weights)
+        return (*buffers, NONE)
 
     @property
     def trigger(self) -> Parameter | None:
@@ -122,18 +169,15 @@ class AttentionHalf(Half):
     """
 
     def __init__(self, given: Materials):
-        linear, norm = given.linear, given.norm
-        before = norm("attention_norm")
-        wq, wk, wv, wo = (linear(f"attention.{name}") for name in ("wq", "wk", "wv", "wo"))
-        q_norm, k_norm = norm("attention.q_norm"), norm("attention.k_norm")
-        named = {"norm": before.weight, "wq": wq.weight, "wk": wk.weight, "wv": wv.weight, "wo": wo.weight}
-        named |= {"wq_bias": wq.bias, "wk_bias": wk.bias, "wv_bias": wv.bias}
-        named |= {"q_norm": q_norm and q_norm.weight, "k_norm": k_norm and k_norm.weight}
-        super().__init__([named[name] for name in ATTENTION_WEIGHTS], "attention", given)
-        self.norm, self.wq, self.wk, self.wv, self.wo, self.q_norm, self.k_norm = before, wq, wk, wv, wo, q_norm, k_norm
+        norm, q_norm, k_norm = map(given.norm, ("attention_norm", "attention.q_norm", "attention.k_norm"))
+        linears = {name: given.linear(f"attention.{name}") for name in ("wq", "wk", "wv", "wo")}
+        others = {"norm": norm.weight, "q_norm": q_norm and q_norm.weight, "k_norm": k_norm and k_norm.weight}
+        super().__init__("attention", ATTENTION_WEIGHTS, linears, others, given)
+        self.norm, self.q_norm, self.k_norm = norm, q_norm, k_norm
+        self.wq, self.wk, self.wv, self.wo = linears.values()
         self.head_dim = given.config.head_dim
         self.scale, self.eps = self.head_dim**-0.5, given.config.rms_norm_eps
-        self.heads, self.kv_heads = (one.weight.shape[0] // self.head_dim for one in (wq, wk))
+        self.heads, self.kv_heads = (one.weight.shape[0] // self.head_dim for one in (self.wq, self.wk))
         composed, fused = given.kernels.composed, given.kernels.fused
         self.rotary, self.attend = composed.rotary, composed.group_attention
         self.decode_attention, self.decode_fused = composed.decode_attention, fused and fused.decode_attention
@@ -205,10 +249,10 @@ class FeedForwardHalf(Half):
 
     def __init__(self, given: Materials):
         norm = given.norm("ffn_norm")
-        w1, w2, w3 = (given.linear(f"feed_forward.{name}") for name in ("w1", "w2", "w3"))
-        named = {"norm": norm.weight, "w1": w1.weight, "w3": w3.weight, "w2": w2.weight}
-        super().__init__([named[name] for name in FEED_FORWARD_WEIGHTS], "feed_forward", given)
-        self.norm, self.w1, self.w2, self.w3 = norm, w1, w2, w3
+        linears = {name: given.linear(f"feed_forward.{name}") for name in ("w1", "w3", "w2")}
+        super().__init__("feed_forward", FEED_FORWARD_WEIGHTS, linears, {"norm": norm.weight}, given)
+        self.norm = norm
+        self.w1, self.w3, self.w2 = linears.values()
         self.swiglu, self.eps = given.kernels.composed.swiglu, given.config.rms_norm_eps
         self.decode_fused = given.kernels.fused and given.kernels.fused.decode_feed_forward
 

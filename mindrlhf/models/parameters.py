@@ -120,6 +120,11 @@ def trained_count(config: ModelConfig) -> int:
     return sum(spec.size for spec in parameter_table(config) if spec.trains)
 
 
+def adapter_scales(config: ModelConfig) -> dict[str, float]:
+    """Return the scales of all adapters by the names of their matrices."""
+    return {spec.name: spec.scale for spec in parameter_table(config) if spec.adapts}
+
+
 def is_layer_weight(name: str) -> bool:
     """Test for a decoder layer's weight or bias, of any model, by name."""
     return name.startswith(_LAYERS) and name.endswith((".weight", ".bias"))

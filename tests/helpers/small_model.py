@@ -10,6 +10,7 @@ import reference_model
 from safetensors.numpy import load_file
 
 from mindrlhf.checkpoint.hf import read_hf_config
+from mindrlhf.configs.lora import Adapter
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.models.parameters import parameter_table
 
@@ -67,8 +68,16 @@ class SmallModel:
 
     def logits(self, ids, arrays: dict[str, np.ndarray] | None = None) -> np.ndarray:
         """float64[S, vocab] of the oracle for one sequence; `arrays` replaces weights by our names."""
-        arrays = self.arrays | (arrays or {})
-        return reference_model.logits(self.config, {spec.hf_name: arrays[spec.name] for spec in self.specs}, ids)
+        return reference_model.logits(self.config, self.merged(self.arrays | (arrays or {})), ids)
+
+    def merged(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Weights by HF names, with the adapters' products added in float64."""
+        weights = {spec.hf_name: arrays[spec.name] for spec in self.specs if not spec.adapts}
+        for spec in self.specs:
+            if spec.kind == "lora_b":
+                name, a = f"{spec.hf_module}.weight", arrays[spec.name.removesuffix("b") + "a"]
+                weights[name] = weights[name] + spec.scale * (arrays[spec.name].astype(np.float64) @ a)
+        return weights
 
     def log_probs(self, prompt, response, temperature: float = 1.0, arrays=None) -> np.ndarray:
         """float64[R] of the oracle: log p of each response token."""
@@ -99,8 +108,8 @@ class Golden(SmallModel):
 
     @classmethod
     def load(cls, folder: Path) -> "Golden":
-        config = read_hf_config(folder)
-        stored = load_file(folder / "model.safetensors")
+        """A model's folder, or an adapter's beside the folder of its base."""
+        config, stored = read_adapted(folder) if (folder / "adapter_config.json").exists() else read_model(folder)
         data, summary = np.load(folder / "golden.npz"), json.loads((folder / "golden.json").read_text())
         masks = data["attention_mask"] == 1
         return cls(
@@ -111,5 +120,23 @@ class Golden(SmallModel):
             log_probs_of=[row[kept == 1] for row, kept in zip(data["token_logprobs"], data["valid"], strict=True)],
             greedy=data["greedy"],
             loss=summary["loss"],
-            grad_norms=summary["grad_norms"],
+            grad_norms={hf_name(key): norm for key, norm in summary["grad_norms"].items()},
         )
+
+
+def read_model(folder: Path) -> tuple[ModelConfig, dict[str, np.ndarray]]:
+    return read_hf_config(folder), load_file(folder / "model.safetensors")
+
+
+def read_adapted(folder: Path) -> tuple[ModelConfig, dict[str, np.ndarray]]:
+    raw = json.loads((folder / "adapter_config.json").read_text())
+    config, stored = read_model(folder.parent / raw["base_model_name_or_path"])
+    patterns = {key: raw[key] for key in ("rank_pattern", "alpha_pattern")}
+    adapter = Adapter(raw["r"], raw["lora_alpha"], raw["use_rslora"], tuple(raw["target_modules"]), **patterns)
+    own = {hf_name(key): array for key, array in load_file(folder / "adapter_model.safetensors").items()}
+    return config.model_copy(update={"adapter": adapter}), stored | own
+
+
+def hf_name(key: str) -> str:
+    """The parameter's name within the model, of PEFT's key or a name."""
+    return key.removeprefix("base_model.model.").replace(".default.", ".")

@@ -13,7 +13,9 @@ from mindrlhf.models.rotary import rotary_table
 SCALING = Llama3Scaling(factor=8, low_freq_factor=1, high_freq_factor=4, original_max_position_embeddings=64)
 
 
-@pytest.fixture(scope="module", params=["qwen2_tiny", "qwen3_tiny", "llama3_tiny"])
+@pytest.fixture(
+    scope="module", params=["qwen2_tiny", "qwen3_tiny", "llama3_tiny", "qwen2_tiny_lora", "qwen3_tiny_lora"]
+)
 def golden(request, shared) -> Golden:
     return Golden.load(shared / "golden" / request.param)
 

@@ -14,14 +14,20 @@ from small_model import SmallModel
 
 from mindrlhf.backend import Kernels, cpu, kernels, native
 from mindrlhf.backend.comm.graph_collectives import TensorParallel
+from mindrlhf.configs.lora import Adapter
 from mindrlhf.models.decoder import Decoder
 from mindrlhf.models.initialize import build_parameters
 from mindrlhf.models.weight import collect_gradients
 
 N, P, G, R = 2, 70, 2, 90  # more positions than one block of scores holds
 HIDDEN, ROWS = 32, N * P + N * G * R
-# (biases, norms of heads, rank)
-CASES = [(True, False, 0), (False, True, 0), (True, True, 1), (False, False, 1)]
+SOME = Adapter(4, 8, exclude_modules=("k_proj", "up_proj"), rank_pattern={"down_proj": 20}, alpha_pattern={"o_proj": 3})
+FEW = Adapter(2, 8, target_modules=("layers.0.self_attn.v_proj",))  # most halves have no trained weight
+# (biases, norms of heads, rank, adapter)
+CASES = [
+    *((True, False, 0, None), (False, True, 0, None), (True, True, 1, None), (False, False, 1, None)),
+    *((True, True, 0, Adapter(8, 8)), (True, False, 1, SOME), (False, True, 0, FEW)),
+]
 PADDED = ([P, 9], [R, 1, 0, 65])
 WHOLE = ([P] * N, [R] * (N * G))
 
@@ -70,13 +76,14 @@ class Subject:
 
     def __init__(self, used: Kernels, case, recompute: bool = False):
         set_context(mode=GRAPH_MODE, device_target="CPU")
-        bias, norms, rank = case
-        self.model = SmallModel.random(attention_bias=bias, qk_norm=norms)
+        bias, norms, rank, adapter = case
+        self.model = SmallModel.random(attention_bias=bias, qk_norm=norms, adapter=adapter)
         parameters = build_parameters(self.model.specs, lambda spec: self.model.arrays[spec.name])
         self.decoder = Decoder(
             self.model.config, parameters, used, P + R, shards=as_rank(rank), is_first=False, recompute=recompute
         )
-        self.names = [spec.name for spec in self.model.specs if spec.kind not in ("embedding", "head")]
+        inner = [spec for spec in self.model.specs if spec.kind not in ("embedding", "head")]
+        self.names = [spec.name for spec in inner if spec.trains]
         own = [parameters[name] for name in self.names]
         buffers = [Parameter(Tensor(np.zeros(one.shape, np.float32)), name=f"d.{one.name}") for one in own]
         self.buffers = ParameterTuple(buffers)
@@ -162,7 +169,7 @@ PRINT_BYTES = "from test_halves import *; print_bytes()"
 
 def print_bytes() -> None:
     digest = hashlib.sha256()
-    for array in Subject(kernels("CPU"), (True, True, 0))(PADDED).values():
+    for array in Subject(kernels("CPU"), (True, True, 0, Adapter(8, 8)))(PADDED).values():
         digest.update(array.tobytes())
     print(digest.hexdigest())
 

@@ -110,6 +110,8 @@ def assert_same(groups, others):
         ("qwen2_tiny", 2),
         ("qwen3_tiny", 5),
         ("llama3_tiny", 3),
+        ("qwen2_tiny_lora", 2),
+        ("qwen3_tiny_lora", 5),
         pytest.param("qwen2_tiny", 6, marks=pytest.mark.slow),
         pytest.param("qwen3_tiny", 1, marks=pytest.mark.slow),
     ],

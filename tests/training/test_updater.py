@@ -14,6 +14,7 @@ from mindrlhf import backend
 from mindrlhf.algorithms.losses import policy_loss
 from mindrlhf.backend import Kernels, cpu
 from mindrlhf.configs.grpo import OptimizerSettings, SamplingSettings, TrainSettings
+from mindrlhf.configs.lora import Adapter
 from mindrlhf.rollout.engine import Engine
 from mindrlhf.training.batch import SequenceGroup, cut
 from mindrlhf.training.graphs import PolicyLogProbs
@@ -41,7 +42,8 @@ class Subject:
         self, model, objective, temperature=1.0, max_tokens=WHOLE, bucket=4, optimizer=OPTIMIZER, recompute=False
     ):
         self.decoder, self.parameters = model.build(recompute=recompute)
-        self.optimizer = AdamW(optimizer, [self.parameters[spec.name] for spec in model.specs], model.specs)
+        trained = [spec for spec in model.specs if spec.trains]
+        self.optimizer = AdamW(optimizer, [self.parameters[spec.name] for spec in trained], trained)
         settings = TrainSettings(max_tokens_per_micro_batch=max_tokens, length_bucket=bucket)
         head = PolicyLogProbs(self.decoder, temperature)
         self.updater = Updater(head, objective, self.optimizer, settings, self._keep)
@@ -73,7 +75,7 @@ def assert_close(got, expected, tolerance, name=""):
     assert difference <= tolerance * np.linalg.norm(expected), f"{name}: {difference / np.linalg.norm(expected):.2e}"
 
 
-@pytest.mark.parametrize("name", ["qwen2_tiny", "qwen3_tiny", "llama3_tiny"])
+@pytest.mark.parametrize("name", ["qwen2_tiny", "qwen3_tiny", "llama3_tiny", "qwen2_tiny_lora", "qwen3_tiny_lora"])
 def test_loss_log_probs_and_gradient_norms_are_the_stored_ones(shared, name):
     golden = Golden.load(shared / "golden" / name)
     subject = Subject(golden, NEGATIVE_LOG_LIKELIHOOD)
@@ -83,17 +85,22 @@ def test_loss_log_probs_and_gradient_norms_are_the_stored_ones(shared, name):
     np.testing.assert_allclose(update.loss, golden.loss, rtol=1e-6)
     for (row,), expected in zip(update.outputs, golden.log_probs_of, strict=True):
         np.testing.assert_allclose(row, expected, rtol=0, atol=1e-5)
-    assert {spec.hf_name for spec in golden.specs} == set(golden.grad_norms)
-    for spec in golden.specs:
+    trained = [spec for spec in golden.specs if spec.trains]
+    assert {spec.hf_name for spec in trained} == set(golden.grad_norms)
+    for spec in trained:
         norm = np.linalg.norm(subject.gradients[spec.name].astype(np.float64))
         np.testing.assert_allclose(norm, golden.grad_norms[spec.hf_name], rtol=1e-4, err_msg=spec.name)
     total = np.sqrt(sum(norm**2 for norm in golden.grad_norms.values()))
     np.testing.assert_allclose(update.result.grad_norm, total, rtol=1e-5)
 
 
-def test_gradients_of_one_layer_are_slopes_of_the_oracle():
+ADAPTER = Adapter(4, 8, exclude_modules=("k_proj",), rank_pattern={"down_proj": 3}, alpha_pattern={"q_proj": 5})
+
+
+@pytest.mark.parametrize("adapter", [None, ADAPTER])
+def test_gradients_of_one_layer_are_slopes_of_the_oracle(adapter):
     """The oracle's loss in float64, moved a little along one random direction for each parameter."""
-    model = SmallModel.random(4, num_layers=1, vocab_size=32)
+    model = SmallModel.random(4, num_layers=1, vocab_size=32, adapter=adapter)
     groups = [SequenceGroup(g.prompt_ids % 32, tuple(r % 32 for r in g.responses)) for g in random_groups()]
     rng = np.random.default_rng(5)
     weights = rows_like(groups, rng.standard_normal)
@@ -109,7 +116,8 @@ def test_gradients_of_one_layer_are_slopes_of_the_oracle():
         )
 
     np.testing.assert_allclose(update.loss, loss({}), rtol=1e-5)
-    for spec in model.specs:
+    assert set(subject.gradients) == {spec.name for spec in model.specs if spec.trains}
+    for spec in (spec for spec in model.specs if spec.trains):
         direction, value = rng.standard_normal(spec.shape), model.arrays[spec.name].astype(np.float64)
         slope = (loss({spec.name: value + 1e-6 * direction}) - loss({spec.name: value - 1e-6 * direction})) / 2e-6
         gradient = subject.gradients[spec.name].astype(np.float64)

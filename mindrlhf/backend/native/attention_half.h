@@ -8,6 +8,7 @@
 
 #include "attention.h"
 #include "lanes.h"
+#include "low_rank.h"
 #include "matrix.h"
 #include "names.h"
 #include "team.h"
@@ -27,6 +28,7 @@ struct AttentionInputs {
 // What both begin with.
 struct AttentionHalf {
   AttentionInputs in;
+  AttentionAdapters adapters;
   Sequences sequences;
   int64_t hidden, width, key_width;
   Attention attention;
@@ -34,6 +36,7 @@ struct AttentionHalf {
 
   AttentionHalf(void **params, const int *ndims, int64_t **shapes)
       : in(arrays_at<AttentionInputs>(params, ndims, shapes)),
+        adapters(adapters_of(in.weights, shapes + INDEX(AttentionInputs, weights))),
         sequences(*in.numbers, in.lengths, shapes[INDEX(AttentionInputs, lengths)][0]),
         hidden(shapes[0][1]),
         width(shapes[INDEX(AttentionInputs, weights.wq)][0]),
@@ -74,17 +77,18 @@ int attention_half(int, void **params, int *ndims, int64_t **shapes, const char 
   const Sequences &s = h.sequences;
   const int64_t hidden = h.hidden, width = h.width;
   pieces(s.rows, h.piece, [&](int64_t first, int64_t m) {
-    Output memory = scratch(2 * m * hidden), normed = memory + m * hidden;
+    Output memory = scratch(2 * m * hidden + m * h.adapters.rank()), normed = memory + m * hidden, inner = normed + m * hidden;
     norm_rows(s.take(h.in.x, hidden, 0, first, m, memory), w.norm, h.in.numbers->epsilon, normed, m, hidden);
-    auto project = [&](Input weight, Input bias, Output target, int64_t size, int64_t begin) {
+    auto project = [&](Input weight, Input bias, const LowRank &adapter, Output target, int64_t size, int64_t begin) {
       if (begin >= m) return;
       Output own = target + (first + begin) * size;
       gemm('N', 'T', m - begin, size, hidden, 1, normed + begin * hidden, hidden, weight, hidden, 0, own, size);
+      adapter.add(normed + begin * hidden, m - begin, hidden, own, size, inner);
       add_bias(bias, own, m - begin, size, size);
     };
-    project(w.wk, w.wk_bias, out.key, h.key_width, 0);
-    project(w.wv, w.wv_bias, out.value, h.key_width, 0);
-    project(w.wq, w.wq_bias, out.query - s.skip * width, width, std::max<int64_t>(s.skip - first, 0));
+    project(w.wk, w.wk_bias, h.adapters.k, out.key, h.key_width, 0);
+    project(w.wv, w.wv_bias, h.adapters.v, out.value, h.key_width, 0);
+    project(w.wq, w.wq_bias, h.adapters.q, out.query - s.skip * width, width, std::max<int64_t>(s.skip - first, 0));
     h.prepare_keys(out.key, first, m, out.ready);
   });
   if (h.in.numbers->asking == 0) {
@@ -94,12 +98,14 @@ int attention_half(int, void **params, int *ndims, int64_t **shapes, const char 
   attend(h.attention, out.query, out.ready, out.value, out.attended);
   s.zero_unused(out.y, hidden, s.all_skip);
   pieces(s.asking(), h.asking_piece, [&](int64_t first, int64_t m) {
-    Output memory = scratch(2 * m * hidden), y = s.target(out.y, hidden, s.all_skip, s.skip + first, m, memory);
+    Output memory = scratch(2 * m * hidden + m * h.adapters.rank()), y = s.target(out.y, hidden, s.all_skip, s.skip + first, m, memory);
     if (h.in.numbers->residual) {
       Input x = s.take(h.in.x, hidden, 0, s.skip + first, m, memory + m * hidden);
       std::copy(x, x + m * hidden, y);
     }
-    gemm('N', 'T', m, hidden, width, 1, out.attended + first * width, width, w.wo, width, h.in.numbers->residual, y, hidden);
+    Input attended = out.attended + first * width;
+    gemm('N', 'T', m, hidden, width, 1, attended, width, w.wo, width, h.in.numbers->residual, y, hidden);
+    h.adapters.o.add(attended, m, width, y, hidden, memory + 2 * m * hidden);
     s.put(y, hidden, s.all_skip, s.skip + first, m, out.y);
   });
   return 0;
@@ -122,12 +128,18 @@ int attention_half_gradient(int, void **params, int *ndims, int64_t **shapes, co
   const Attention &a = h.attention;
   const int64_t hidden = h.hidden, width = h.width, key_width = h.key_width, asking = s.asking(), d = a.d();
   const bool residual = h.in.numbers->residual;
+  LowRankGradient q_map(h.adapters.q, asking), k_map(h.adapters.k, s.rows), v_map(h.adapters.v, s.rows);
+  LowRankGradient o_map(h.adapters.o, asking);
   Input d_y = s.adjacent(s.skip, asking) ? s.take(more.dy, hidden, s.all_skip, s.skip, asking, nullptr) : more.packed;
   pieces(s.rows, h.piece, [&](int64_t first, int64_t m) { h.prepare_keys(more.key, first, m, more.ready); });
   pieces(asking, h.asking_piece, [&](int64_t first, int64_t m) {
     Input own = s.take(more.dy, hidden, s.all_skip, s.skip + first, m, more.packed + first * hidden);
     if (d_y == more.packed && own != d_y + first * hidden) std::copy(own, own + m * hidden, more.packed + first * hidden);
-    gemm('N', 'N', m, width, hidden, 1, d_y + first * hidden, hidden, w.wo, width, 0, more.d_attended + first * width, width);
+    Output d_attended = more.d_attended + first * width;
+    gemm('N', 'N', m, width, hidden, 1, d_y + first * hidden, hidden, w.wo, width, 0, d_attended, width);
+    o_map.input(first, m, more.attended + first * width, width, 0, width, width);
+    o_map.output(first, m, d_y + first * hidden, hidden, 0, hidden);
+    o_map.add(first, m, d_attended, width, 0, width, width);
   });
   std::vector<float> q_norms(w.q_norm ? s.prompts * a.heads * d : 0);
   attend_gradient(a, more.query, more.ready, more.value, more.d_attended, more.d_key, more.d_value,
@@ -145,14 +157,18 @@ int attention_half_gradient(int, void **params, int *ndims, int64_t **shapes, co
     }
     Input x = s.take(h.in.x, hidden, 0, first, m, memory);
     norm_rows(x, w.norm, h.in.numbers->epsilon, more.normed + first * hidden, m, hidden);
-    auto back = [&](Input slope, Input weight, int64_t size, int64_t begin, float keep) {
-      gemm('N', 'N', m - begin, hidden, size, 1, slope + (first + begin) * size, size, weight, hidden, keep,
-           d_normed + begin * hidden, hidden);
+    // row: of `map` and slope, the one of the first of those from `begin` on.
+    auto back = [&](Input slope, Input weight, LowRankGradient &map, int64_t size, int64_t begin, int64_t row, float keep) {
+      Output own = d_normed + begin * hidden;
+      gemm('N', 'N', m - begin, hidden, size, 1, slope + row * size, size, weight, hidden, keep, own, hidden);
+      map.input(row, m - begin, more.normed + (first + begin) * hidden, hidden, 0, hidden, hidden);
+      map.output(row, m - begin, slope + row * size, size, 0, size);
+      map.add(row, m - begin, own, hidden, 0, hidden, hidden);
     };
-    back(more.d_key, w.wk, key_width, 0, 0);
-    back(more.d_value, w.wv, key_width, 0, 1);
+    back(more.d_key, w.wk, k_map, key_width, 0, first, 0);
+    back(more.d_value, w.wv, v_map, key_width, 0, first, 1);
     const int64_t begin = std::clamp<int64_t>(s.skip - first, 0, m), at = first + begin - s.skip;
-    back(more.query - s.skip * width, w.wq, width, begin, 1);
+    back(more.query, w.wq, q_map, width, begin, at, 1);
     Output dx = s.target(more.dx, hidden, 0, first, m, d_normed + m * hidden);
     std::fill(dx, dx + (residual ? begin : m) * hidden, 0.0f);
     if (residual) std::copy(d_y + at * hidden, d_y + (at + m - begin) * hidden, dx + begin * hidden);
@@ -162,7 +178,15 @@ int attention_half_gradient(int, void **params, int *ndims, int64_t **shapes, co
   weight_gradients({{asking, d_y, more.attended, more.buffers.wo, hidden, width},
                     {asking, more.query, more.normed + s.skip * hidden, more.buffers.wq, width, hidden},
                     {s.rows, more.d_key, more.normed, more.buffers.wk, key_width, hidden},
-                    {s.rows, more.d_value, more.normed, more.buffers.wv, key_width, hidden}},
+                    {s.rows, more.d_value, more.normed, more.buffers.wv, key_width, hidden},
+                    o_map.of_a(more.attended, width, more.buffers.wo_a),
+                    o_map.of_b(d_y, hidden, more.buffers.wo_b),
+                    q_map.of_a(more.normed + s.skip * hidden, hidden, more.buffers.wq_a),
+                    q_map.of_b(more.query, width, more.buffers.wq_b),
+                    k_map.of_a(more.normed, hidden, more.buffers.wk_a),
+                    k_map.of_b(more.d_key, key_width, more.buffers.wk_b),
+                    v_map.of_a(more.normed, hidden, more.buffers.wv_a),
+                    v_map.of_b(more.d_value, key_width, more.buffers.wv_b)},
                    true);
   add_rows(more.query, asking, width, more.buffers.wq_bias);
   add_rows(more.d_key, s.rows, key_width, more.buffers.wk_bias);

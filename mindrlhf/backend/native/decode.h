@@ -5,10 +5,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "decode_halves.h"
 #include "lanes.h"
+#include "low_rank.h"
 #include "names.h"
 #include "panels.h"
 #include "slots.h"
@@ -135,12 +137,16 @@ int decode_tokens(int nparam, void **params, int *ndims, int64_t **shapes, const
 
   std::vector<DecodeLayer> layer;
   std::vector<DecodeSizes> sizes;
+  std::vector<std::pair<AttentionAdapters, FeedForwardAdapters>> adapters;
   int64_t most = vocabulary;
   for (int i = 0, at = first_layer; i < layers; ++i, at += each) {
     auto rows = [&](int index) { return shapes[at + index][0]; };
-    layer.push_back(arrays_at<DecodeLayer>(params, ndims, shapes, at));
+    const DecodeLayer &own = layer.emplace_back(arrays_at<DecodeLayer>(params, ndims, shapes, at));
+    adapters.emplace_back(adapters_of(own.attention, shapes + at + INDEX(DecodeLayer, attention)),
+                          adapters_of(own.feed_forward, shapes + at + INDEX(DecodeLayer, feed_forward)));
     sizes.push_back({hidden, rows(INDEX(DecodeLayer, attention.wq)), rows(INDEX(DecodeLayer, attention.wk)),
-                     rows(INDEX(DecodeLayer, feed_forward.w1))});
+                     rows(INDEX(DecodeLayer, feed_forward.w1)),
+                     std::max(adapters.back().first.rank(), adapters.back().second.rank())});
     most = std::max(most, sizes.back().memory());
   }
   DecodeRows rows;
@@ -162,9 +168,9 @@ int decode_tokens(int nparam, void **params, int *ndims, int64_t **shapes, const
       const int64_t *cache = shapes[first_layer + i * each + INDEX(DecodeLayer, keys)];
       const Slots now{count, cache[1], sizes[i].width / sizes[i].key_width, cache[2], cache[3], in.call->own_start,
                       rows.slots.data(), rows.positions.data(), rows.leaders.data(), rows.prefixes.data()};
-      decode_attention(layer[i].attention, sizes[i], now, {in.cos, in.sin, cache[3], numbers.epsilon}, numbers.scale,
-                       rows.angles.data(), panels, x, x, layer[i].keys, layer[i].values, rest);
-      decode_feed_forward(layer[i].feed_forward, sizes[i], numbers.epsilon, panels, x, x, rest);
+      decode_attention(layer[i].attention, adapters[i].first, sizes[i], now, {in.cos, in.sin, cache[3], numbers.epsilon},
+                       numbers.scale, rows.angles.data(), panels, x, x, layer[i].keys, layer[i].values, rest);
+      decode_feed_forward(layer[i].feed_forward, adapters[i].second, sizes[i], numbers.epsilon, panels, x, x, rest);
     }
     norm_panels(panels, x, in.norm, numbers.epsilon, h, hidden);
     products(panels, h, hidden, {{in.head, nullptr, rest, vocabulary}});

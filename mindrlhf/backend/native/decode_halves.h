@@ -9,6 +9,7 @@
 
 #include "attention.h"
 #include "lanes.h"
+#include "low_rank.h"
 #include "matrix.h"
 #include "names.h"
 #include "panels.h"
@@ -17,24 +18,26 @@
 
 namespace {
 
-// What is put for one row of them in memory while a half is computed.
+// What is put for one row of them in memory while a half is computed. rank: the sum of a half's adapters.
 struct DecodeSizes {
-  int64_t hidden, width, key_width, inner;
+  int64_t hidden, width, key_width, inner, rank;
 
-  int64_t memory() const { return hidden + std::max(3 * width + 2 * key_width, inner); }
+  int64_t memory() const { return hidden + std::max(3 * width + 2 * key_width, inner) + rank; }
 };
 
 // Panels: to y [hidden], which may be x, the attention half's output for x [hidden] is added. keys, values: caches. The
 // angles of row i are those of position angles[i]. memory: DecodeSizes::memory() for each column.
-void decode_attention(const AttentionWeights<Input> &w, const DecodeSizes &sizes, const Slots &slots, const Heads &heads,
-                      float scale, const int32_t *angles, const Panels &panels, Input x, Output y, Output keys,
-                      Output values, Output memory) {
+void decode_attention(const AttentionWeights<Input> &w, const AttentionAdapters &maps, const DecodeSizes &sizes,
+                      const Slots &slots, const Heads &heads, float scale, const int32_t *angles, const Panels &panels,
+                      Input x, Output y, Output keys, Output values, Output memory) {
   const int64_t columns = panels.columns, hidden = sizes.hidden, width = sizes.width, key_width = sizes.key_width;
   Output h = memory, q = h + columns * hidden, attended = q + columns * width, turned = attended + columns * width;
-  Output k = turned + columns * width, v = k + columns * key_width;
+  Output k = turned + columns * width, v = k + columns * key_width, inner = v + columns * key_width;
+  PanelAdapter near[3], out[1];
   norm_panels(panels, x, w.norm, heads.epsilon, h, hidden);
+  inner_panels(panels, h, hidden, {maps.q, maps.k, maps.v}, inner, near);
   products(panels, h, hidden,
-           {{w.wq, w.wq_bias, q, width}, {w.wk, w.wk_bias, k, key_width}, {w.wv, w.wv_bias, v, key_width}});
+           {{w.wq, w.wq_bias, q, width, near}, {w.wk, w.wk_bias, k, key_width, near + 1}, {w.wv, w.wv_bias, v, key_width, near + 2}});
   auto before = [&](int64_t row, int64_t head) {
     Output own_q = q + row * width + head * slots.queries * slots.d, own_k = k + row * key_width + head * slots.d;
     heads.prepare(own_q, w.q_norm, angles[row], slots.queries, own_q);
@@ -42,15 +45,18 @@ void decode_attention(const AttentionWeights<Input> &w, const DecodeSizes &sizes
   };
   attend_slots(slots, q, k, v, keys, values, scale, attended, before);
   to_panels(panels, width, [=](int64_t row) { return attended + row * width; }, turned);
-  add_product(panels, turned, width, w.wo, y, hidden);
+  inner_panels(panels, turned, width, {maps.o}, inner, out);
+  add_product(panels, turned, width, w.wo, out[0], y, hidden);
 }
 
 // Panels: to y [hidden], which may be x, the feed-forward half's output for x [hidden] is added. memory: as above.
-void decode_feed_forward(const FeedForwardWeights<Input> &w, const DecodeSizes &sizes, float epsilon, const Panels &panels,
-                         Input x, Output y, Output memory) {
+void decode_feed_forward(const FeedForwardWeights<Input> &w, const FeedForwardAdapters &maps, const DecodeSizes &sizes,
+                         float epsilon, const Panels &panels, Input x, Output y, Output memory) {
   const int64_t hidden = sizes.hidden, inner = sizes.inner;
-  Output h = memory, act = h + panels.columns * hidden;
+  Output h = memory, act = h + panels.columns * hidden, low = act + panels.columns * inner;
+  PanelAdapter near[2], down[1];
   norm_panels(panels, x, w.norm, epsilon, h, hidden);
+  inner_panels(panels, h, hidden, {maps.gate, maps.up}, low, near);
   pieces(inner, kFewRows, [&](int64_t j, int64_t n) {
     Output up = scratch(n * kPanel);
     panels.each([&](int64_t first, int64_t count) {
@@ -58,10 +64,13 @@ void decode_feed_forward(const FeedForwardWeights<Input> &w, const DecodeSizes &
       Input own = h + first * hidden;
       gemm('N', 'N', n, count, hidden, 1, w.w1 + j * hidden, hidden, own, count, 0, gate, count);
       gemm('N', 'N', n, count, hidden, 1, w.w3 + j * hidden, hidden, own, count, 0, up, count);
+      near[0].add(j, n, first, count, gate, count);
+      near[1].add(j, n, first, count, up, count);
       gated(gate, up, gate, n * count);
     });
   });
-  add_product(panels, act, inner, w.w2, y, hidden);
+  inner_panels(panels, act, inner, {maps.down}, low, down);
+  add_product(panels, act, inner, w.w2, down[0], y, hidden);
 }
 
 // Rows [rows, hidden] to panels and, after body(panels, x, y, memory), y back to rows. residual: y begins as x, else as 0.
@@ -97,7 +106,9 @@ int decode_attention_half(int, void **params, int *ndims, int64_t **shapes, cons
   };
   const auto p = arrays_at<Arrays>(params, ndims, shapes);
   const int64_t *cache = shapes[INDEX(Arrays, keys)], rows = shapes[0][0];
-  const DecodeSizes sizes{shapes[0][1], shapes[INDEX(Arrays, weights.wq)][0], shapes[INDEX(Arrays, weights.wk)][0], 0};
+  const AttentionAdapters maps = adapters_of(p.weights, shapes + INDEX(Arrays, weights));
+  const DecodeSizes sizes{shapes[0][1], shapes[INDEX(Arrays, weights.wq)][0], shapes[INDEX(Arrays, weights.wk)][0], 0,
+                          maps.rank()};
   std::vector<int32_t> numbered(rows), zeros(rows, 0), angles(p.positions, p.positions + rows);
   std::iota(numbered.begin(), numbered.end(), 0);
   for (int32_t &angle : angles) angle = std::min<int32_t>(angle, shapes[INDEX(Arrays, cos)][0] - 1);
@@ -105,7 +116,8 @@ int decode_attention_half(int, void **params, int *ndims, int64_t **shapes, cons
                     numbered.data(), p.positions, numbered.data(), zeros.data()};
   const Heads heads{p.cos, p.sin, cache[3], p.numbers->epsilon};
   in_panels(p.x, rows, sizes, p.numbers->residual, p.y, [&](const Panels &panels, Input x, Output y, Output memory) {
-    decode_attention(p.weights, sizes, slots, heads, p.numbers->scale, angles.data(), panels, x, y, p.keys, p.values, memory);
+    decode_attention(p.weights, maps, sizes, slots, heads, p.numbers->scale, angles.data(), panels, x, y, p.keys, p.values,
+                     memory);
   });
   return 0;
 }
@@ -119,9 +131,10 @@ int decode_feed_forward_half(int, void **params, int *ndims, int64_t **shapes, c
     Output y;
   };
   const auto p = arrays_at<Arrays>(params, ndims, shapes);
-  const DecodeSizes sizes{shapes[0][1], 0, 0, shapes[INDEX(Arrays, weights.w1)][0]};
+  const FeedForwardAdapters maps = adapters_of(p.weights, shapes + INDEX(Arrays, weights));
+  const DecodeSizes sizes{shapes[0][1], 0, 0, shapes[INDEX(Arrays, weights.w1)][0], maps.rank()};
   in_panels(p.x, shapes[0][0], sizes, p.numbers->residual, p.y, [&](const Panels &panels, Input x, Output y, Output memory) {
-    decode_feed_forward(p.weights, sizes, p.numbers->epsilon, panels, x, y, memory);
+    decode_feed_forward(p.weights, maps, sizes, p.numbers->epsilon, panels, x, y, memory);
   });
   return 0;
 }

@@ -8,6 +8,7 @@
 
 #include "attention.h"
 #include "lanes.h"
+#include "low_rank.h"
 #include "matrix.h"
 #include "names.h"
 #include "team.h"
@@ -29,11 +30,13 @@ struct FeedForwardInputs {
 // What both begin with.
 struct FeedForwardHalf {
   FeedForwardInputs in;
+  FeedForwardAdapters adapters;
   Sequences sequences;
   int64_t rows, hidden, inner, piece;  // rows: packed; piece: rows of one
 
   FeedForwardHalf(void **params, const int *ndims, int64_t **shapes)
       : in(arrays_at<FeedForwardInputs>(params, ndims, shapes)),
+        adapters(adapters_of(in.weights, shapes + INDEX(FeedForwardInputs, weights))),
         sequences(*in.numbers, in.lengths, shapes[INDEX(FeedForwardInputs, lengths)][0]),
         rows(sequences.asking()),
         hidden(shapes[0][1]),
@@ -67,16 +70,20 @@ int feed_forward_half(int, void **params, int *ndims, int64_t **shapes, const ch
   const int64_t hidden = h.hidden, inner = h.inner;
   h.sequences.zero_unused(out.y, hidden, h.sequences.all_skip);
   pieces(h.rows, h.piece, [&](int64_t first, int64_t m) {
-    Output memory = scratch(m * (2 * hidden + inner)), normed = memory + m * hidden, act = normed + m * hidden;
+    Output memory = scratch(m * (2 * hidden + inner + h.adapters.rank())), normed = memory + m * hidden;
+    Output act = normed + m * hidden, low = act + m * inner;
     Input x = h.take(h.in.x, first, m, memory);
     Output gate = out.gate + first * inner, up = out.up + first * inner;
     norm_rows(x, w.norm, h.in.numbers->epsilon, normed, m, hidden);
     gemm('N', 'T', m, inner, hidden, 1, normed, hidden, w.w1, hidden, 0, gate, inner);
     gemm('N', 'T', m, inner, hidden, 1, normed, hidden, w.w3, hidden, 0, up, inner);
+    h.adapters.gate.add(normed, m, hidden, gate, inner, low);
+    h.adapters.up.add(normed, m, hidden, up, inner, low);
     gated(gate, up, act, m * inner);
     Output y = h.target(out.y, first, m, normed);
     if (h.in.numbers->residual) std::copy(x, x + m * hidden, y);
     gemm('N', 'T', m, hidden, inner, 1, act, inner, w.w2, inner, h.in.numbers->residual, y, hidden);
+    h.adapters.down.add(act, m, inner, y, hidden, low);
     h.put(y, first, m, out.y);
   });
   return 0;
@@ -98,6 +105,7 @@ int feed_forward_half_gradient(int, void **params, int *ndims, int64_t **shapes,
   const bool dense = h.sequences.adjacent(h.sequences.skip, h.rows);
   Input d_y = dense ? h.take(more.dy, 0, h.rows, nullptr) : more.packed;
   std::vector<float> norms(parts * hidden);
+  LowRankGradient gate_map(h.adapters.gate, h.rows), up_map(h.adapters.up, h.rows), down_map(h.adapters.down, h.rows);
   h.sequences.zero_unused(more.dx, hidden, h.sequences.all_skip);
   // A block of the weights serves several pieces while it is near.
   const int64_t block = (even(inner, kInner) + kLanes - 1) / kLanes * kLanes;
@@ -111,12 +119,16 @@ int feed_forward_half_gradient(int, void **params, int *ndims, int64_t **shapes,
       if (own != d_y + begin * hidden) std::copy(own, own + count * hidden, more.packed + begin * hidden);
     }
     norm_rows(x, w.norm, h.in.numbers->epsilon, more.normed + begin * hidden, count, hidden);
+    gate_map.input(begin, count, more.normed + begin * hidden, hidden, 0, hidden, hidden);
+    up_map.input(begin, count, more.normed + begin * hidden, hidden, 0, hidden, hidden);
+    down_map.output(begin, count, d_y + begin * hidden, hidden, 0, hidden);
     for (int64_t j = 0; j < inner; j += block) {
       const int64_t size = std::min(block, inner - j);
       for (int64_t first = begin; first < end; first += h.piece) {
         const int64_t m = std::min(h.piece, end - first), at = first * inner + j;
         Output gate = more.gate + at, up = more.up + at, own = d_normed + (first - begin) * hidden;
         gemm('N', 'N', m, size, hidden, 1, d_y + first * hidden, hidden, w.w2 + j, inner, 0, slope, size);
+        down_map.add(first, m, slope, size, j, size, inner);
         for (int64_t i = 0; i < m; ++i) {
           Output g = gate + i * inner, u = up + i * inner;
           gated(g, u, more.act + at + i * inner, size);
@@ -124,8 +136,13 @@ int feed_forward_half_gradient(int, void **params, int *ndims, int64_t **shapes,
         }
         gemm('N', 'N', m, hidden, size, 1, gate, inner, w.w1 + j * hidden, hidden, j > 0, own, hidden);
         gemm('N', 'N', m, hidden, size, 1, up, inner, w.w3 + j * hidden, hidden, 1, own, hidden);
+        down_map.input(first, m, more.act + at, inner, j, size, inner);
+        gate_map.output(first, m, gate, inner, j, size);
+        up_map.output(first, m, up, inner, j, size);
       }
     }
+    gate_map.add(begin, count, d_normed, hidden, 0, hidden, hidden);
+    up_map.add(begin, count, d_normed, hidden, 0, hidden, hidden);
     for (int64_t first = begin; first < end; first += h.piece) {
       const int64_t m = std::min(h.piece, end - first), at = (first - begin) * hidden;
       // Where rows lie apart they are put together in place of their slopes, which are not needed any more.
@@ -140,7 +157,13 @@ int feed_forward_half_gradient(int, void **params, int *ndims, int64_t **shapes,
   });
   weight_gradients({{h.rows, d_y, more.act, more.buffers.w2, hidden, inner},
                     {h.rows, more.gate, more.normed, more.buffers.w1, inner, hidden},
-                    {h.rows, more.up, more.normed, more.buffers.w3, inner, hidden}},
+                    {h.rows, more.up, more.normed, more.buffers.w3, inner, hidden},
+                    down_map.of_a(more.act, inner, more.buffers.w2_a),
+                    down_map.of_b(d_y, hidden, more.buffers.w2_b),
+                    gate_map.of_a(more.normed, hidden, more.buffers.w1_a),
+                    gate_map.of_b(more.gate, inner, more.buffers.w1_b),
+                    up_map.of_a(more.normed, hidden, more.buffers.w3_a),
+                    up_map.of_b(more.up, inner, more.buffers.w3_b)},
                    true);
   add_rows(norms.data(), parts, hidden, more.buffers.norm);
   return 0;

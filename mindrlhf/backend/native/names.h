@@ -38,16 +38,19 @@ struct UpdateNumbers {
   float rate, beta1, beta2, epsilon, decay, scale;
 };
 
-// norm [hidden]; wq [queries, hidden], wk, wv [keys, hidden], and their biases; norms of a head; wo [hidden, queries]
+// norm [hidden]; wq [queries, hidden], wk, wv [keys, hidden], and their biases; norms of a head; wo [hidden, queries];
+// adapters of the maps (see `LowRank`), and a scale for each of wq, wk, wv, wo
 template <typename Array>
 struct AttentionWeights {
   Array norm, wq, wk, wv, wq_bias, wk_bias, wv_bias, q_norm, k_norm, wo;
+  Array wq_a, wq_b, wk_a, wk_b, wv_a, wv_b, wo_a, wo_b, scales;
 };
 
-// norm [hidden]; w1, w3 [inner, hidden]: of gate and up; w2 [hidden, inner]
+// norm [hidden]; w1, w3 [inner, hidden]: of gate and up; w2 [hidden, inner]; adapters, and a scale for each of w1, w3, w2
 template <typename Array>
 struct FeedForwardWeights {
   Array norm, w1, w3, w2;
+  Array w1_a, w1_b, w3_a, w3_b, w2_a, w2_b, scales;
 };
 
 using Input = const float *;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "lanes.h"
+#include "low_rank.h"
 #include "matrix.h"
 #include "team.h"
 
@@ -81,12 +82,31 @@ void norm_panels(const Panels &panels, const float *x, const float *weight, floa
   });
 }
 
-// Of several products with the same x: weight [out, in], bias [out] or null, y [rows, out].
+// Of several products with the same x: weight [out, in], bias [out] or null, y [rows, out], adapter or null.
 struct Product {
   const float *weight, *bias;
   float *y;
   int64_t out;
+  const PanelAdapter *adapter = nullptr;
 };
+
+// The adapters of maps with the same x, panels [in]. memory: the sum of their ranks for each column.
+template <int N>
+void inner_panels(const Panels &panels, const float *x, int64_t in, const LowRank (&maps)[N], float *memory,
+                  PanelAdapter (&adapters)[N]) {
+  std::vector<std::pair<int, int64_t>> parts;
+  for (int i = 0; i < N; ++i) {
+    adapters[i] = {maps[i], memory};
+    memory += panels.columns * maps[i].rank;
+    if (maps[i].a) panels.each([&](int64_t first, int64_t) { parts.emplace_back(i, first); });
+  }
+  pieces(parts.size(), 1, [&](int64_t part, int64_t) {
+    const int64_t first = parts[part].second, width = std::min(kPanel, panels.columns - first);
+    const PanelAdapter &own = adapters[parts[part].first];
+    const int64_t rank = own.map.rank;
+    gemm('N', 'N', rank, width, in, 1, own.map.a, in, x + first * in, width, 0, own.inner + first * rank, width);
+  });
+}
 
 // x: panels. The columns of all products are shared out together.
 void products(const Panels &panels, const float *x, int64_t in, std::initializer_list<Product> list) {
@@ -100,6 +120,7 @@ void products(const Panels &panels, const float *x, int64_t in, std::initializer
     float *part_y = scratch(n * kPanel);
     panels.each([&](int64_t first, int64_t width) {
       gemm('N', 'N', n, width, in, 1, one.weight + j * in, in, x + first * in, width, 0, part_y, width);
+      if (one.adapter) one.adapter->add(j, n, first, width, part_y, width);
       float *y = one.y + first * one.out + j;
       const int64_t used = panels.used(first, width);
       from_panel(part_y, n, width, used, y, one.out);
@@ -108,11 +129,14 @@ void products(const Panels &panels, const float *x, int64_t in, std::initializer
   });
 }
 
-// x [in] and y [out]: panels; to y the product with weight [out, in] is added.
-void add_product(const Panels &panels, const float *x, int64_t in, const float *weight, float *y, int64_t out) {
+// x [in] and y [out]: panels; to y the product with weight [out, in] and its adapter is added.
+void add_product(const Panels &panels, const float *x, int64_t in, const float *weight, const PanelAdapter &adapter, float *y,
+                 int64_t out) {
   pieces(out, kFewRows, [&](int64_t j, int64_t n) {
     panels.each([&](int64_t first, int64_t width) {
-      gemm('N', 'N', n, width, in, 1, weight + j * in, in, x + first * in, width, 1, y + first * out + j * width, width);
+      float *part_y = y + first * out + j * width;
+      gemm('N', 'N', n, width, in, 1, weight + j * in, in, x + first * in, width, 1, part_y, width);
+      adapter.add(j, n, first, width, part_y, width);
     });
   });
 }
