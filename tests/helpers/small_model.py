@@ -29,7 +29,10 @@ def random_arrays(config: ModelConfig, seed: int = 0) -> dict[str, np.ndarray]:
     arrays = {}
     for spec in parameter_table(config):
         values = rng.standard_normal(spec.shape)
-        scale = {"norm": 0.2, "bias": 0.5, "embedding": 1.0}.get(spec.kind, 1.5 / np.sqrt(spec.shape[-1]))
+        width = 1 / np.sqrt(spec.shape[-1])
+        scale = {"norm": 0.2, "bias": 0.5, "embedding": 1.0, "lora_b": 0.5 / spec.scale * width}.get(
+            spec.kind, 1.5 * width
+        )
         arrays[spec.name] = (values * scale + (spec.kind == "norm")).astype(np.float32)
     return arrays
 
