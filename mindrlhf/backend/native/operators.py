@@ -185,7 +185,8 @@ class _Half(nn.Cell):
         self.first_kept, self.end_kept = kept.start, kept.stop
 
     def construct(self, x, weights, places, buffers, trigger):
-        x = ops.depend(x, buffers)  # the compiler may put something else in place of what is not used here
+        for buffer in buffers:  # the compiler may put something else in place of arrays that are not used here
+            x = ops.depend(x, buffer)  # one by one: a tuple of them would be copied
         return self.forward(x, *weights, *places)
 
     def bprop(self, x, weights, places, buffers, trigger, out, d_out):
