@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from mindrlhf.configs.preset_files import PREFIX, preset_names
+from mindrlhf.configs.yaml_file import PREFIX, preset_names
 from mindrlhf.files.naming import DEFAULT_FOLDER
 from mindrlhf.run.stop_signals import StopSignals
 

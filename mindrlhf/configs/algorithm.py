@@ -1,7 +1,7 @@
 """Typed settings of the algorithm: advantage, loss, KL, correction, dynamic sampling.
 
 A setting whose default is null belongs to some methods only, and is made from their signatures: null is the method's
-own value, and giving it to a method that has no such option is refused (`validate_algorithm.py`).
+own value, and giving it to a method that has no such option is refused (`validate.py`).
 """
 
 from typing import Annotated, Any, Literal, get_args

@@ -5,10 +5,9 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from mindrlhf.configs.base import Float32, Settings
-from mindrlhf.configs.model import ModelConfig
+from mindrlhf.configs.model import Llama3Scaling, ModelConfig, RotaryScaling
 from mindrlhf.configs.model_names import SHAPE_FIELDS
 from mindrlhf.configs.problems import explain
-from mindrlhf.configs.rotary import Llama3Scaling, RotaryScaling
 from mindrlhf.configs.unsupported import CLASSES, MODEL_TYPES
 from mindrlhf.errors import UserError
 from mindrlhf.models.families import DEFAULT, FAMILIES, LLAMA_CLASS, LLAMA_TYPE, Family

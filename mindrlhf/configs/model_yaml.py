@@ -13,7 +13,6 @@ from typing import Any, Literal, NoReturn, TypeVar
 
 from pydantic import Field
 
-from mindrlhf.configs import mindformers_keys as keys
 from mindrlhf.configs.base import Settings
 from mindrlhf.configs.grpo import GRPOConfig
 from mindrlhf.configs.layers import Layered, merge
@@ -23,11 +22,15 @@ from mindrlhf.configs.model_names import SPELLINGS
 from mindrlhf.configs.model_settings import ModelSettings
 from mindrlhf.configs.problems import brief, unknown_name
 from mindrlhf.configs.unsupported import has_experts, sign_of_another, unsupported
-from mindrlhf.configs.yaml_file import KeyPath, dotted, read_chain
+from mindrlhf.configs.yaml_file import KeyPath, dotted, read_chain, read_yaml
 from mindrlhf.errors import UserError
 
 Group = TypeVar("Group", bound=Settings)
 NONE = MappingProxyType({})
+_KEYS = read_yaml(Path(__file__).with_name("mindformers_keys.yaml")).values
+FIXED = _KEYS["model_fixed"]
+# Group -> keys of MindFormers without effect here.
+UNUSED = {group: frozenset(" ".join(keys.values()).split()) for group, keys in _KEYS["unused"].items()}
 
 
 class ParallelSettings(Settings):
@@ -123,17 +126,14 @@ def load_model_yaml(path: str | Path, overrides: Sequence[str] = ()) -> ModelYam
     reader = _Reader(merge(read_chain(path), overrides), str(path))
     reader.check_kind()
     groups = {
-        "model": reader.group(ModelSettings, ("model", "model_config"), keys.MODEL_UNUSED, SPELLINGS, keys.MODEL_FIXED),
+        "model": reader.group(ModelSettings, ("model", "model_config"), SPELLINGS, FIXED),
         "parallel": reader.group(
             ParallelSettings,
             ("parallel_config",),
-            keys.PARALLEL_UNUSED,
             elsewhere=(("parallel",), "enable_parallel_optimizer"),
         ),
-        "recompute": reader.group(RecomputeSettings, ("recompute_config",), keys.RECOMPUTE_UNUSED),
-        "context": reader.group(
-            ContextSettings, ("context",), keys.CONTEXT_UNUSED, elsewhere=(("context", "jit_config"), "jit_level")
-        ),
+        "recompute": reader.group(RecomputeSettings, ("recompute_config",)),
+        "context": reader.group(ContextSettings, ("context",), elsewhere=(("context", "jit_config"), "jit_level")),
     }
     reader.rest()
     return ModelYaml(path=str(path), **groups, unused=tuple(reader.unused))
@@ -186,19 +186,17 @@ class _Reader:
         self,
         settings: type[Group],
         path: KeyPath,
-        unused: Collection[str],
         spellings: Mapping[str, str] = NONE,
         fixed: Mapping[str, Collection[Any]] = NONE,
         elsewhere: tuple[KeyPath, str] = ((), ""),
     ) -> Group:
         """Read one typed group.
 
-        unused: keys that MindFormers knows and that have no effect here. spellings: other name -> field.
-        fixed: key -> the only values that keep this suite's meaning.
+        spellings: other name -> field. fixed: key -> the only values that keep this suite's meaning.
         elsewhere: (group, field) of a field that MindFormers keeps in another group, whose other keys are unused.
         """
         other, moved = elsewhere
-        own = settings.model_fields.keys() - {moved}
+        own, unused = settings.model_fields.keys() - {moved}, UNUSED[path[-1]]
         values: dict[str, Any] = {}
         written: dict[str, KeyPath] = {}
         for key, value in self.mapping(path).items():
@@ -244,7 +242,7 @@ class _Reader:
                     self.refuse((key,), f"unknown group {dotted((key,))}; did you mean {near[0]}?")
                 self.unused.append(str(key))
         for key in self.mapping(("model",)):
-            if key in keys.MODEL_GROUP_UNUSED:
+            if key in UNUSED["model"]:
                 self.unused.append(f"model.{key}")
             elif key != "model_config":
-                self.refuse(("model", key), unknown_name(str(key), ("model_config",), "model", keys.MODEL_GROUP_UNUSED))
+                self.refuse(("model", key), unknown_name(str(key), ("model_config",), "model", UNUSED["model"]))

@@ -1,4 +1,7 @@
-"""YAML files as mappings with line numbers, and chains of them by `base_config`."""
+"""YAML files as mappings with line numbers, chains of them, and presets.
+
+`preset:NAME` stands for a shipped algorithm wherever a file of GRPO settings is read.
+"""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -8,11 +11,13 @@ from typing import Any
 
 import yaml
 
-from mindrlhf.configs.preset_files import file_of
+from mindrlhf.algorithms.methods import unknown_name
 from mindrlhf.errors import UserError
 from mindrlhf.files.text import read_text
 
 BASE_KEY = "base_config"
+PREFIX = "preset:"
+FOLDER = Path(__file__).parent / "presets"
 MOST_VALUES = 1_000_000  # of a file or setting, with all that its aliases stand for
 
 KeyPath = tuple[str | int, ...]
@@ -110,6 +115,21 @@ def read_yaml(path: str | Path) -> Layer:
         what = "empty" if values is None else f"a {type(values).__name__}"
         raise UserError(f"{path}: the file is {what}, and must hold `key: value` lines.")
     return Layer(str(path), values, lines)
+
+
+def preset_names() -> tuple[str, ...]:
+    """List the names after `preset:`, sorted."""
+    return tuple(sorted(file.stem for file in FOLDER.glob("*.yaml")))
+
+
+def file_of(text: str, folder: Path = Path()) -> Path:
+    """Find the file of `preset:NAME`, or of a path relative to `folder`. Raises UserError."""
+    if not text.startswith(PREFIX):
+        return folder / text
+    name = text.removeprefix(PREFIX)
+    if name not in preset_names():
+        raise unknown_name("preset", name, preset_names())
+    return FOLDER / f"{name}.yaml"
 
 
 def read_chain(path: str | Path) -> tuple[Layer, ...]:

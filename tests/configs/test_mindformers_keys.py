@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from mindrlhf.configs import mindformers_keys as keys
 from mindrlhf.configs.model_names import SPELLINGS
 from mindrlhf.configs.model_settings import ModelSettings
-from mindrlhf.configs.model_yaml import ContextSettings, ParallelSettings, RecomputeSettings
+from mindrlhf.configs.model_yaml import FIXED, UNUSED, ContextSettings, ParallelSettings, RecomputeSettings
 
 
 def _arguments(module: str, name: str) -> set[str]:
@@ -34,15 +33,15 @@ def _arguments(module: str, name: str) -> set[str]:
     ],
 )
 def test_every_key_of_mindformers_model_classes_is_known(module, name):
-    known = {*ModelSettings.model_fields, *SPELLINGS, *keys.MODEL_FIXED, *keys.MODEL_UNUSED}
+    known = {*ModelSettings.model_fields, *SPELLINGS, *FIXED, *UNUSED["model_config"]}
     assert _arguments(module, name) <= known
 
 
 @pytest.mark.parametrize(
     ("name", "settings", "unused"),
     [
-        ("TransformerOpParallelConfig", ParallelSettings, keys.PARALLEL_UNUSED),
-        ("TransformerRecomputeConfig", RecomputeSettings, keys.RECOMPUTE_UNUSED),
+        ("TransformerOpParallelConfig", ParallelSettings, UNUSED["parallel_config"]),
+        ("TransformerRecomputeConfig", RecomputeSettings, UNUSED["recompute_config"]),
     ],
 )
 def test_every_key_of_mindformers_layout_classes_is_known(name, settings, unused):
@@ -51,10 +50,10 @@ def test_every_key_of_mindformers_layout_classes_is_known(name, settings, unused
 
 def test_no_key_is_both_read_and_unused():
     for settings, unused in (
-        (ModelSettings, {*keys.MODEL_UNUSED, *keys.MODEL_FIXED, *SPELLINGS}),
-        (ParallelSettings, keys.PARALLEL_UNUSED),
-        (RecomputeSettings, keys.RECOMPUTE_UNUSED),
-        (ContextSettings, keys.CONTEXT_UNUSED),
+        (ModelSettings, {*UNUSED["model_config"], *FIXED, *SPELLINGS}),
+        (ParallelSettings, UNUSED["parallel_config"]),
+        (RecomputeSettings, UNUSED["recompute_config"]),
+        (ContextSettings, UNUSED["context"]),
     ):
         assert not set(settings.model_fields) & set(unused)
     assert set(SPELLINGS.values()) <= set(ModelSettings.model_fields)

@@ -11,8 +11,8 @@ from mindrlhf.configs.loading import load_grpo_config
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_settings import ModelSettings
 from mindrlhf.configs.model_yaml import ContextSettings, ModelYaml, ParallelSettings
-from mindrlhf.configs.preset_files import FOLDER, preset_names
 from mindrlhf.configs.validate import check_grpo
+from mindrlhf.configs.yaml_file import FOLDER, preset_names
 from mindrlhf.errors import UserError
 
 MODEL = ModelConfig(

@@ -6,7 +6,7 @@ import reference_model
 from small_model import POSITIONS, Golden, SmallModel, log_softmax, small_config
 from whole_sequences import whole_sequences
 
-from mindrlhf.configs.rotary import Llama3Scaling
+from mindrlhf.configs.model import Llama3Scaling
 from mindrlhf.models.rotary import rotary_table
 
 # Of the eight frequencies at theta 1e6 some stay, one is between, and some are stretched.

@@ -10,8 +10,7 @@ from mindrlhf.commands.train import add_arguments
 from mindrlhf.configs.grpo import GRPOConfig
 from mindrlhf.configs.loading import load_grpo_config
 from mindrlhf.configs.model_yaml import ContextSettings, ModelYaml
-from mindrlhf.configs.validate import ORDER, check_dynamic_sampling, check_order
-from mindrlhf.configs.validate_algorithm import check_algorithm
+from mindrlhf.configs.validate import ORDER, check_algorithm, check_dynamic_sampling, check_order
 from mindrlhf.configs.verl.table import FILE_DEFAULTS, VERL_DEFAULTS
 from mindrlhf.configs.verl.translation import translate
 from mindrlhf.errors import UserError
