@@ -1,5 +1,7 @@
 """The one exception for mistakes that the user can correct."""
 
+from collections.abc import Mapping
+
 from mindrlhf.files.printable import printable
 
 MOST_CHARACTERS = 1200  # of a message, whatever it quotes
@@ -19,3 +21,10 @@ class UserError(Exception):
             return text
         half = MOST_CHARACTERS // 2
         return f"{text[:half]} [... {len(text) - 2 * half} characters ...] {text[-half:]}"
+
+
+def refuse(faults: Mapping[str, object]) -> None:
+    """Raise UserError with the first sentence whose condition holds: sentence -> condition."""
+    for sentence, holds in faults.items():
+        if holds:
+            raise UserError(sentence)

@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from mindrlhf.commands.train import add_model_arguments
 from mindrlhf.data.convert_problems import TRUNCATIONS, convert, convert_to_verl
 from mindrlhf.data.parquet import SUFFIX
 from mindrlhf.data.tasks import TASKS
@@ -26,11 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="MindRecord to write (and the same name with .db); in a folder it has the source's name; a name that ends "
         "in .parquet is written in verl's columns, without a tokenizer",
     )
-    files.add_argument("--vocab_path", help="vocab.json of the tokenizer")
-    files.add_argument("--merges_file_path", help="merges.txt of the tokenizer")
-    files.add_argument(
-        "--tokenizer_path", help="instead of these two: an HF directory, a tokenizer.json or a tokenizer.model"
-    )
+    add_model_arguments(files)
     prompt = parser.add_argument_group("prompts")
     prompt.add_argument(
         "--dataset_type", help=f"task of the rows: {', '.join(TASKS)} (default: by the first row, else gsm8k)"
@@ -64,37 +61,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Convert and print the summary."""
     if args.output_path.endswith(SUFFIX):
-        split = Path(args.output_path).stem
-        count = convert_to_verl(
-            args.file_path, args.output_path, task=args.dataset_type, fields=args.fields, split=split
-        )
+        named = {"task": args.dataset_type, "fields": args.fields, "split": Path(args.output_path).stem}
+        count = convert_to_verl(args.file_path, args.output_path, **named)
         print(f"{args.output_path}: {count} rows in verl's columns")
         return
-    summary = convert(
-        args.file_path,
-        _output(args),
-        _tokenizer(args),
-        task=args.dataset_type,
-        template=args.template,
-        system_prompt=args.system_prompt,
-        max_prompt_length=args.max_prompt_length,
-        seq_length=args.seq_length,
-        truncation=args.truncation,
-        pad_token_id=args.pad_token_id,
-        fields=args.fields,
-    )
-    print(summary)
-
-
-def _output(args: argparse.Namespace) -> Path:
-    """Choose the file to write.
-
-    In a folder, or a path that ends like one, it gets the first source's name.
-    """
     output = Path(args.output_path)
-    if not args.output_path.endswith("/") and not output.is_dir():
-        return output
-    return output / f"{Path(args.file_path[0]).resolve().stem}.mindrecord"
+    if args.output_path.endswith("/") or output.is_dir():
+        output /= f"{Path(args.file_path[0]).resolve().stem}.mindrecord"
+    same = ("template", "system_prompt", "max_prompt_length", "seq_length", "truncation", "pad_token_id", "fields")
+    named = {name: getattr(args, name) for name in same}
+    print(convert(args.file_path, output, _tokenizer(args), task=args.dataset_type, **named))
 
 
 def _tokenizer(args: argparse.Namespace) -> Tokenizer:

@@ -5,7 +5,7 @@ import argparse
 from mindrlhf.commands.train import add_model_arguments
 from mindrlhf.configs.grpo import SamplingSettings
 from mindrlhf.data.tokenizer import Tokenizer
-from mindrlhf.errors import UserError
+from mindrlhf.errors import refuse
 from mindrlhf.rollout.generator import Generator
 
 LEAST = {"num_generations": 1, "limit": 1, "slots": 1, "seed": 0}  # flag -> smallest value
@@ -26,20 +26,15 @@ def add_generation_arguments(parser: argparse.ArgumentParser) -> None:
 
 def check_generation(args: argparse.Namespace, sampling: SamplingSettings) -> None:
     """Raise UserError for flags out of range, and for settings that contradict each other."""
-    for flag, least in LEAST.items():
-        value = getattr(args, flag)
-        if value is not None and value < least:
-            raise UserError(f"--{flag} {value}: should be {least} or more.")
-    if sampling.min_new_tokens > sampling.max_new_tokens:
-        raise UserError(
-            f"min_new_tokens is {sampling.min_new_tokens}, more than max_new_tokens {sampling.max_new_tokens}; "
-            f"set it to {sampling.max_new_tokens} or fewer."
-        )
-    if args.num_generations > 1 and sampling.temperature == 0:
-        raise UserError(
-            f"--num_generations {args.num_generations}: with temperature 0 the responses are all the same; "
-            "set temperature above 0, or generate 1."
-        )
+    given = {flag: vars(args)[flag] for flag in LEAST if vars(args)[flag] is not None}
+    least, most = sampling.min_new_tokens, sampling.max_new_tokens
+    lengths = f"min_new_tokens is {least}, more than max_new_tokens {most}; set it to {most} or fewer."
+    same = (
+        f"--num_generations {args.num_generations}: with temperature 0 the responses are all the same; "
+        "set temperature above 0, or generate 1."
+    )
+    ranges = {f"--{flag} {n}: should be {LEAST[flag]} or more.": n < LEAST[flag] for flag, n in given.items()}
+    refuse(ranges | {lengths: least > most, same: args.num_generations > 1 and sampling.temperature == 0})
 
 
 def open_generator(

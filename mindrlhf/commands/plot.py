@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Iterable
 from pathlib import Path
 
-from mindrlhf.errors import UserError
+from mindrlhf.errors import refuse
 from mindrlhf.metrics.plot import plot_metric, plot_runs
 from mindrlhf.metrics.writers import METRICS_FILE
 
@@ -34,43 +34,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Draw, and print the file's name."""
+    panels = {title: runs for title, *runs in args.panel or ()}
+    count, labels, numbers = len(args.runs), len(args.labels or ()), len(args.accuracy or ())
+    uneven = numbers not in (0, 2 * count)
+    empty = next((title for title, runs in panels.items() if not runs), None)
     if args.metric:
-        _plot_metric(args)
+        faults = {
+            "--labels and --accuracy do not go with --metric; leave them out.": labels or numbers,
+            "--metric draws runs, or those of each --panel; give one of the two.": bool(panels) == bool(count),
+            f"--panel {empty} names no run; give its title, then its runs.": empty is not None,
+            "two --panel have the same title; give each its own.": len(panels) < len(args.panel or ()),
+        }
+    else:
+        faults = {
+            "--panel goes with --metric; give the metric to draw.": panels,
+            "there is no run to draw; give the output folder of one.": not count,
+            f"--labels has {labels} names for {count} runs; give one for each run.": labels not in (0, count),
+            f"--accuracy has {numbers} numbers for {count} runs; give two for each run: before and after.": uneven,
+        }
+    refuse(faults)
+    if args.metric:
+        drawn = {title: _metrics_files(map(Path, runs)) for title, runs in panels.items()}
+        print(plot_metric(drawn or {"": _metrics_files(args.runs)}, args.metric, args.output, title=args.title))
         return
-    if args.panel:
-        raise UserError("--panel goes with --metric; give the metric to draw.")
-    if not args.runs:
-        raise UserError("there is no run to draw; give the output folder of one.")
-    count = len(args.runs)
-    if args.labels and len(args.labels) != count:
-        raise UserError(f"--labels has {len(args.labels)} names for {count} runs; give one for each run.")
-    if args.accuracy and len(args.accuracy) != 2 * count:
-        raise UserError(
-            f"--accuracy has {len(args.accuracy)} numbers for {count} runs; give two for each run: before and after."
-        )
-    print(
-        plot_runs(
-            _metrics_files(args.runs),
-            args.output,
-            labels=args.labels,
-            accuracy=list(zip(args.accuracy[::2], args.accuracy[1::2], strict=True)) if args.accuracy else None,
-            title=args.title,
-        )
-    )
-
-
-def _plot_metric(args: argparse.Namespace) -> None:
-    if args.labels or args.accuracy:
-        raise UserError("--labels and --accuracy do not go with --metric; leave them out.")
-    if bool(args.panel) == bool(args.runs):
-        raise UserError("--metric draws runs, or those of each --panel; give one of the two.")
-    for title, *runs in args.panel or ():
-        if not runs:
-            raise UserError(f"--panel {title} names no run; give its title, then its runs.")
-    panels = {title: _metrics_files(map(Path, runs)) for title, *runs in args.panel or ()}
-    if args.panel and len(panels) < len(args.panel):
-        raise UserError("two --panel have the same title; give each its own.")
-    print(plot_metric(panels or {"": _metrics_files(args.runs)}, args.metric, args.output, title=args.title))
+    pairs = list(zip(args.accuracy[::2], args.accuracy[1::2], strict=True)) if args.accuracy else None
+    print(plot_runs(_metrics_files(args.runs), args.output, labels=args.labels, accuracy=pairs, title=args.title))
 
 
 def _metrics_files(runs: Iterable[Path]) -> list[Path]:

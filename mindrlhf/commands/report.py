@@ -1,13 +1,10 @@
-"""`mindrlhf report`: runs as one HTML file, or compared by the acceptance rules.
-
-The file is rewritten while the runs go on.
-"""
+"""`mindrlhf report`: runs as one HTML file, or compared by the acceptance rules."""
 
 import argparse
 from pathlib import Path
 from time import sleep
 
-from mindrlhf.errors import UserError
+from mindrlhf.errors import UserError, refuse
 from mindrlhf.files.atomic import atomic_file
 from mindrlhf.metrics.compare import compare
 from mindrlhf.metrics.report.html import render
@@ -36,11 +33,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write or compare; returns 1 where two compared runs do not agree.
-
-    Otherwise it returns 0.
-    """
-    _check(args)
+    """Write or compare; returns 1 where two compared runs do not agree, else 0."""
+    count, labels = len(args.runs), len(args.labels or ())
+    counts = "--samples and --sample_steps should be 1 or more, and --refresh between 0.5 and 3600 seconds."
+    refuse(
+        {
+            f"--labels has {labels} names for {count} runs; give one for each run.": labels not in (0, count),
+            f"--compare takes two runs, and {count} are given; give A and B.": args.compare and count != 2,
+            "--compare and --live do different things; give one of them.": args.compare and args.live,
+            counts: min(args.samples, args.sample_steps) < 1 or not 0.5 <= args.refresh <= 3600,
+        }
+    )
     if args.compare:
         return _compare(args)
     if args.live:
@@ -48,18 +51,6 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(_write(args))
     return 0
-
-
-def _check(args: argparse.Namespace) -> None:
-    count = len(args.runs)
-    if args.labels and len(args.labels) != count:
-        raise UserError(f"--labels has {len(args.labels)} names for {count} runs; give one for each run.")
-    if args.compare and count != 2:
-        raise UserError(f"--compare takes two runs, and {count} are given; give A and B.")
-    if args.compare and args.live:
-        raise UserError("--compare and --live do different things; give one of them.")
-    if args.samples < 1 or args.sample_steps < 1 or not 0.5 <= args.refresh <= 3600:
-        raise UserError("--samples and --sample_steps should be 1 or more, and --refresh between 0.5 and 3600 seconds.")
 
 
 def _read(args: argparse.Namespace, begun: bool = True) -> list:
@@ -71,10 +62,7 @@ def _read(args: argparse.Namespace, begun: bool = True) -> list:
 
 
 def _write(args: argparse.Namespace, live: bool = False) -> Path:
-    """Write the page and return its path.
-
-    live: the runs may have no metrics yet, and the page reloads itself.
-    """
+    """Write the page; live: it reloads itself, and runs may have no metrics yet."""
     output = args.output or run_folder(args.runs[0]) / FILE
     page = render(_read(args, begun=not live), args.refresh if live else None)
     with atomic_file(output, durable=not live) as temporary:

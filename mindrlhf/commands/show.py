@@ -34,10 +34,8 @@ def run(args: argparse.Namespace) -> None:
     """Print the groups, each with its prompt above its answers."""
     if args.prompts < 1 or args.samples < 1:
         raise UserError("--prompts and --samples should be 1 or more.")
-    groups = _groups(args)
-    console = Console()
-    for group in groups:
-        _show(console, group, args.samples, args.full)
+    for group in _groups(args):
+        _show(Console(), group, args.samples, args.full)
 
 
 def _groups(args: argparse.Namespace) -> Sequence[RolloutGroupText]:
@@ -48,14 +46,13 @@ def _groups(args: argparse.Namespace) -> Sequence[RolloutGroupText]:
     step = steps[-1] if args.step is None else args.step
     if step not in steps:
         raise UserError(f"--step {step}: {folder} has no such step; it has steps {steps[0]} to {steps[-1]}.")
-    groups = read_groups(folder, step)
+    groups = {group.prompt_id: group for group in read_groups(folder, step)}
     if args.prompt is None:
-        return groups[: args.prompts]
-    found = [group for group in groups if group.prompt_id == args.prompt]
-    if not found:
-        some = ", ".join(str(group.prompt_id) for group in groups[:20])
+        return list(groups.values())[: args.prompts]
+    if args.prompt not in groups:
+        some = ", ".join(map(str, list(groups)[:20]))
         raise UserError(f"--prompt {args.prompt}: is not in step {step}, which has {some}.")
-    return found
+    return [groups[args.prompt]]
 
 
 def _show(console: Console, group: RolloutGroupText, samples: int, full: bool) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mindrlhf.data.tasks import arithmetic, countdown, get_task, multiplication
 from mindrlhf.data.tokenizer_training import train_tokenizer
-from mindrlhf.errors import UserError
+from mindrlhf.errors import refuse
 from mindrlhf.files.atomic import atomic_files
 
 DEMONSTRATIONS = {"arithmetic": arithmetic.demonstrations, "countdown": countdown.demonstrations}
@@ -42,17 +42,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Write the files and print their names."""
     _validate(args)
-    count = args.train_size + args.test_size
-    if args.task == "arithmetic":
-        rows = arithmetic.generate(count, args.seed, args.max_number, args.operations, args.two_step_share)
-    elif args.task == "countdown":
-        rows = countdown.generate(count, args.seed, args.max_number, args.operands)
-    else:
-        rows = multiplication.generate(count, args.seed, args.max_number)
+    generate, special = {
+        "arithmetic": (arithmetic.generate, (args.operations, args.two_step_share)),
+        "countdown": (countdown.generate, (args.operands,)),
+        "multiplication": (multiplication.generate, ()),
+    }[args.task]
+    rows = generate(args.train_size + args.test_size, args.seed, args.max_number, *special)
     splits = {"train.jsonl": rows[: args.train_size], "test.jsonl": rows[args.train_size :]}
     if args.careless_share:
-        careless = DEMONSTRATIONS[args.task](splits["train.jsonl"], args.careless_share, args.seed)
-        splits["demonstrations.jsonl"] = careless
+        demonstrate = DEMONSTRATIONS[args.task]
+        splits["demonstrations.jsonl"] = demonstrate(splits["train.jsonl"], args.careless_share, args.seed)
     folder = Path(args.output_dir)
     with atomic_files(folder) as stage:
         for name, part in splits.items():
@@ -70,17 +69,16 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _validate(args: argparse.Namespace) -> None:
-    for flag in ("train_size", "test_size"):
-        if getattr(args, flag) < 1:
-            raise UserError(f"--{flag} {getattr(args, flag)}: should be 1 or more.")
-    for flag in ("two_step_share", "careless_share"):
-        if not 0 <= getattr(args, flag) <= 1:
-            raise UserError(f"--{flag} {getattr(args, flag)}: is a fraction, so it should be from 0 to 1.")
-    if args.careless_share and args.task not in DEMONSTRATIONS:
-        raise UserError(
-            f"--careless_share goes with --task {' or '.join(DEMONSTRATIONS)}, and the task is {args.task}; remove it."
-        )
-    if not set(args.operations) <= set(arithmetic.OPERATIONS):
-        raise UserError(f"--operations {args.operations}: should be some of + - *.")
-    if not all(2 <= operands <= 6 for operands in args.operands):
-        raise UserError(f"--operands {' '.join(map(str, args.operands))}: each should be from 2 to 6.")
+    given, careless = vars(args), f"--careless_share goes with --task {' or '.join(DEMONSTRATIONS)}, and the task is"
+    operands = " ".join(map(str, args.operands))
+    sizes = {f"--{flag} {given[flag]}: should be 1 or more.": given[flag] < 1 for flag in ("train_size", "test_size")}
+    shares = {
+        f"--{flag} {given[flag]}: is a fraction, so it should be from 0 to 1.": not 0 <= given[flag] <= 1
+        for flag in ("two_step_share", "careless_share")
+    }
+    others = {
+        f"{careless} {args.task}; remove it.": args.careless_share and args.task not in DEMONSTRATIONS,
+        f"--operations {args.operations}: should be some of + - *.": set(args.operations) - set(arithmetic.OPERATIONS),
+        f"--operands {operands}: each should be from 2 to 6.": min(args.operands) < 2 or max(args.operands) > 6,
+    }
+    refuse(sizes | shares | others)

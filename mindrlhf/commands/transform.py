@@ -1,7 +1,4 @@
-"""`mindrlhf transform`: weights in any layout to any other, between files.
-
-No training job is needed.
-"""
+"""`mindrlhf transform`: weights in any layout to any other, between files."""
 
 import argparse
 from pathlib import Path
@@ -10,11 +7,11 @@ from typing import get_args
 from mindrlhf.checkpoint.hf import CONFIG_FILE, read_hf_config
 from mindrlhf.checkpoint.sharded_weights import ShardedWeights, open_full, open_sharded, rank_folders
 from mindrlhf.checkpoint.transform import FileFormat, write_full, write_hf, write_ranks
-from mindrlhf.commands.train import boolean
+from mindrlhf.commands.train import BOOLEAN
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_yaml import ModelYaml, load_model_yaml
 from mindrlhf.configs.validate import check_same_model
-from mindrlhf.errors import UserError
+from mindrlhf.errors import UserError, refuse
 from mindrlhf.metrics.progress import Progress
 from mindrlhf.models.parameters import parameter_table
 from mindrlhf.parallel.layout import Layout, full_layout, yaml_layout
@@ -30,9 +27,8 @@ Wish = ModelYaml | Strategy | None  # what a user names a layout by; None is unc
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of `mindrlhf transform`."""
     add = parser.add_argument
-    add(
-        "--src_checkpoint", type=Path, required=True, help="folder with rank_R folders; uncut: HF folder or weight file"
-    )
+    source = "folder with rank_R folders; uncut: HF folder or weight file"
+    add("--src_checkpoint", type=Path, required=True, help=source)
     add("--dst_checkpoint", type=Path, help="new folder for rank_R folders; uncut: HF folder, .safetensors or .ckpt")
     add("--dst_checkpoint_dir", type=Path, help="as --dst_checkpoint, and an uncut checkpoint goes to rank_0 too")
     add("--src_strategy", type=Path, help=f"layout of the source: {_LAYOUT_HELP} (default: uncut)")
@@ -40,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--prefix", default="checkpoint_", help="rank R's file is rank_R/<prefix>R.<format> (default: %(default)s)")
     add("--output_format", choices=get_args(FileFormat), help="of rank files (default: the source's)")
     add("--transform_process_num", type=int, default=1, help="processes that write, each a rank's file at a time")
-    add("--transform_by_rank", type=boolean, default=False, metavar="True|False", help="only the file of --rank_id")
+    add("--transform_by_rank", **BOOLEAN, default=False, help="only the file of --rank_id")
     add("--rank_id", type=int, default=0, help="with --transform_by_rank: whose file to write")
     add("--world_size", type=int, help="how many ranks the layout to write must have (default: not checked)")
 
@@ -116,24 +112,19 @@ def _model(source: Path, origin: Wish, goal: Wish) -> ModelConfig | None:
 def _open(source: Path, origin: Wish, model: ModelConfig | None) -> ShardedWeights:
     """Open the source in the layout that the user names."""
     ranks = len(rank_folders(source))
-    if origin is None:
-        if ranks > 1:
-            raise UserError(
-                f"{source}: holds the parts of {ranks} ranks; name the layout that they were written in with "
-                "--src_strategy."
-            )
-        return open_full(source, model)
+    if origin is None and ranks > 1:
+        raise UserError(
+            f"{source}: holds the parts of {ranks} ranks; name the layout that they were written in with "
+            "--src_strategy."
+        )
     layout = yaml_layout(origin, model) if isinstance(origin, ModelYaml) else origin
-    if ranks or layout.size > 1:
-        return open_sharded(source, layout)
-    return open_full(source, model)
+    if layout is None or (not ranks and layout.size == 1):
+        return open_full(source, model)
+    return open_sharded(source, layout)
 
 
 def _chosen(weights: ShardedWeights, model: ModelConfig | None, goal: Wish) -> ShardedWeights:
-    """Select the model's parameters.
-
-    Where no configuration names them, optimizer state is included if the goal has a place for it.
-    """
+    """Select the model's parameters; without a model, also the goal's optimizer state."""
     shapes = weights.layout.shapes
     if model is None:
         kept = parameters_only(shapes) | (goal.shardings.keys() if isinstance(goal, Strategy) else shapes.keys())
@@ -158,29 +149,24 @@ def _layout(goal: Wish, model: ModelConfig | None, weights: ShardedWeights) -> L
 
 
 def _check_flags(args: argparse.Namespace, layout: Layout, uncut: bool) -> None:
-    """Check that flags about ranks and processes fit the output.
-
-    None of them is ignored.
-    """
-    if args.world_size not in (None, layout.size):
-        raise UserError(
-            f"--world_size is {args.world_size}, and the layout to write ({args.dst_strategy or 'uncut'}) has "
-            f"{layout.size} ranks; set it to {layout.size} or leave it out."
-        )
-    if args.transform_process_num < 1:
-        raise UserError(f"--transform_process_num is {args.transform_process_num}; set it to 1 or more.")
-    if args.rank_id and not args.transform_by_rank:
-        raise UserError(f"--rank_id is {args.rank_id}, which needs --transform_by_rank True; add that or leave it out.")
-    if not 0 <= args.rank_id < layout.size:
-        raise UserError(f"--rank_id is {args.rank_id}, and the layout to write has the ranks 0 to {layout.size - 1}.")
-    if uncut and (args.output_format or args.transform_by_rank or args.transform_process_num > 1):
-        raise UserError(
-            "--output_format, --transform_by_rank and --transform_process_num are about the files of ranks, and one "
-            "uncut checkpoint is to be written; leave them out or give --dst_strategy."
-        )
+    """Check that flags about ranks and processes fit the output."""
+    ranks, processes, rank = layout.size, args.transform_process_num, args.rank_id
+    alone = rank and not args.transform_by_rank
+    of_ranks = args.output_format or args.transform_by_rank or processes > 1
+    world = f"--world_size is {args.world_size}, and the layout to write ({args.dst_strategy or 'uncut'}) has {ranks}"
+    files = "--output_format, --transform_by_rank and --transform_process_num are about the files of ranks, and one"
+    refuse(
+        {
+            f"{world} ranks; set it to {ranks} or leave it out.": args.world_size not in (None, ranks),
+            f"--transform_process_num is {processes}; set it to 1 or more.": processes < 1,
+            f"--rank_id is {rank}, which needs --transform_by_rank True; add that or leave it out.": alone,
+            f"--rank_id is {rank}, and the layout to write has the ranks 0 to {ranks - 1}.": not 0 <= rank < ranks,
+            f"{files} uncut checkpoint is to be written; leave them out or give --dst_strategy.": uncut and of_ranks,
+        }
+    )
 
 
 def _file_format(weights: ShardedWeights) -> FileFormat:
     """Return the format of the source's files."""
-    tensors = next(tensors for tensors in weights.ranks if tensors)
-    return "ckpt" if next(iter(tensors.values())).file.suffix == ".ckpt" else "safetensors"
+    first = next(tensor for tensors in weights.ranks for tensor in tensors.values())
+    return "ckpt" if first.file.suffix == ".ckpt" else "safetensors"

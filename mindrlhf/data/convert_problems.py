@@ -16,7 +16,7 @@ from mindrlhf.data.tasks import parse_rows
 from mindrlhf.data.tasks.task import TaskRow
 from mindrlhf.data.tasks.verl import record
 from mindrlhf.data.tokenizer import Tokenizer
-from mindrlhf.errors import UserError
+from mindrlhf.errors import UserError, refuse
 from mindrlhf.metrics.progress import Progress
 from mindrlhf.shapes import round_up
 
@@ -143,16 +143,15 @@ def convert_to_verl(
     return len(rows)
 
 
-def _validate(max_prompt_length: int, seq_length: int | None, truncation: str) -> None:
-    if truncation not in TRUNCATIONS:
-        raise UserError(f"--truncation {truncation}: unknown; give one of {', '.join(TRUNCATIONS)}.")
-    if max_prompt_length < 1:
-        raise UserError(f"--max_prompt_length {max_prompt_length}: should be 1 or more.")
-    if seq_length is not None and seq_length <= max_prompt_length:
-        raise UserError(
-            f"--seq_length {seq_length}: holds the prompt and its answer, so it should be more than "
-            f"--max_prompt_length {max_prompt_length}."
-        )
+def _validate(prompt: int, whole: int | None, truncation: str) -> None:
+    room = f"--seq_length {whole}: holds the prompt and its answer, so it should be more than --max_prompt_length"
+    refuse(
+        {
+            f"--truncation {truncation}: unknown; give one of {', '.join(TRUNCATIONS)}.": truncation not in TRUNCATIONS,
+            f"--max_prompt_length {prompt}: should be 1 or more.": prompt < 1,
+            f"{room} {prompt}.": whole is not None and whole <= prompt,
+        }
+    )
 
 
 def _read(source: Sources) -> list[SourceRow]:
