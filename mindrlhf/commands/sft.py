@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from mindrlhf.backend.process.launch import launch, started_workers
+from mindrlhf.backend.process.launch import started_workers
 from mindrlhf.checkpoint.open import checkpoint_config, open_tokenizer
 from mindrlhf.commands.train import add_model_arguments
 from mindrlhf.configs.loading import load_sft_config
@@ -11,7 +11,7 @@ from mindrlhf.configs.model_yaml import load_model_yaml
 from mindrlhf.configs.validate import check_sft
 from mindrlhf.run.outputs import lock_outputs, prepare_outputs
 from mindrlhf.trainer.check import split_overrides
-from mindrlhf.trainer.start import ascend_options, list_unused
+from mindrlhf.trainer.start import launch_from, list_unused
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,12 +43,7 @@ def run(args: argparse.Namespace) -> None:
     check_sft(config, yaml, model, started_workers())
     tokenizer = open_tokenizer(args, checkpoint)
     output = prepare_outputs(args.save_ckpt_dir, args.output_dir)
-    with launch(
-        yaml.context.device_target,
-        worker_count=yaml.parallel.workers,
-        layout_source=f"{yaml.path}: parallel_config",
-        ascend=ascend_options(yaml),
-    ) as world:
+    with launch_from(yaml) as world:
         if world.rank == 0:
             list_unused(yaml)
         from mindrlhf.trainer.sft import fit

@@ -28,9 +28,7 @@ def check(args: argparse.Namespace) -> Job:
     critic_path = args.load_critic_checkpoint or policy_path
     workers = started_workers()
     if args.use_parallel and not under_msrun():
-        raise UserError(
-            "--use_parallel is True, and msrun did not start this process; start it with msrun, or set False."
-        )
+        raise UserError("--use_parallel is True without msrun; start it with msrun, or set it to False.")
     if args.use_parallel is False and workers > 1:
         raise UserError(f"--use_parallel is False, and msrun started {workers} workers; set it to True.")
     if not args.replay and not args.mind_dataset_dir:
@@ -41,22 +39,17 @@ def check(args: argparse.Namespace) -> Job:
     infer_model = infer.architecture(checkpoint_config(infer_path) or hf, infer_path or policy_path)
     check_grpo(config, train, infer, model, infer_model, workers)
     if config.algorithm.beta > 0:
-        reference = checkpoint_config(reference_path)
-        check_is_no_critic(reference_path, reference)
-        check_same_architecture(reference_path, reference, model, "reference model", "load_ref_checkpoint")
+        check_is_no_critic(reference_path, checkpoint_config(reference_path))
+        check_same_architecture(reference_path, model, "reference model", "load_ref_checkpoint")
     if config.algorithm.uses_critic:
-        critic = checkpoint_config(critic_path)
-        check_same_architecture(critic_path, critic, model, "critic", "load_critic_checkpoint")
+        check_same_architecture(critic_path, model, "critic", "load_critic_checkpoint")
     tokenizer = open_tokenizer(args, policy_path)
     output = prepare_outputs(args.save_ckpt_dir, args.output_dir, args.save_data_file)
     return Job(args, config, train, infer, model, tokenizer, policy_path, reference_path, critic_path, output)
 
 
 def read_settings(args: argparse.Namespace) -> tuple[argparse.Namespace, GRPOConfig, ModelYaml, ModelYaml]:
-    """Read flags, `--from-verl`, the run's settings, and both model YAMLs.
-
-    Raises UserError for an error in one of them by itself.
-    """
+    """Read flags, `--from-verl`, the run's settings, and both model YAMLs. Raises UserError."""
     overrides = split_overrides(args.overrides)
     if args.from_verl is not None:
         args, overrides[""] = from_verl(args, overrides[""])
@@ -67,10 +60,7 @@ def read_settings(args: argparse.Namespace) -> tuple[argparse.Namespace, GRPOCon
 
 
 def from_verl(args: argparse.Namespace, overrides: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Put flags and overrides of `--from-verl` beneath the given ones.
-
-    The first process reports the translation.
-    """
+    """Put flags and overrides of `--from-verl` beneath the given ones, and print them."""
     translation = translate(args.from_verl)
     if is_first_process():
         print(translation, flush=True)
@@ -92,13 +82,9 @@ def with_resume(config: GRPOConfig, flag: str | None) -> GRPOConfig:
     return config.model_copy(update={"trainer": trainer})
 
 
-def check_same_architecture(
-    path: str | None, stored: ModelConfig | None, model: ModelConfig, what: str, flag: str
-) -> None:
-    """Check that a checkpoint has the architecture that is trained.
-
-    Shapes alone would not tell its rotary base.
-    """
+def check_same_architecture(path: str | None, model: ModelConfig, what: str, flag: str) -> None:
+    """Check that a checkpoint has the architecture that is trained, rotary base included."""
+    stored = checkpoint_config(path)
     for name in SHAPE_FIELDS.values() if stored else ():
         if name == "tie_word_embeddings" and stored.value_head:
             continue
@@ -122,13 +108,12 @@ def check_is_no_critic(path: str | None, model: ModelConfig | None) -> None:
 def split_overrides(
     overrides: Sequence[str], yamls: Sequence[str] = ("train_yaml", "infer_yaml")
 ) -> dict[str, list[str]]:
-    """Split overrides by their prefix `train_yaml.` or `infer_yaml.`, or none.
-
-    The prefix sends an override to a model YAML instead of the run's own settings.
-    """
-    split: dict[str, list[str]] = {"": [], **{name: [] for name in yamls}}
+    """Split overrides by their prefix `train_yaml.` or `infer_yaml.`, or none for the run's own."""
+    split: dict[str, list[str]] = {name: [] for name in ("", *yamls)}
     for override in overrides:
         prefix, _, rest = override.partition(".")
-        name = prefix if prefix in yamls else ""
-        split[name].append(rest if name else override)
+        if prefix in yamls:
+            split[prefix].append(rest)
+        else:
+            split[""].append(override)
     return split

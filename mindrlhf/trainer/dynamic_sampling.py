@@ -56,10 +56,7 @@ class StepSampling:
         self._drawn.clear()
 
     def wanted(self) -> int:
-        """Count the prompts to draw next, over all ranks.
-
-        It is 0 when the step is full or no round is left.
-        """
+        """Count the prompts to draw next over all ranks; 0 ends the step."""
         settings = self._config.dynamic_sampling
         if not settings.enabled:
             return 0 if self._rounds else self._size
@@ -68,10 +65,7 @@ class StepSampling:
         return settings.prompts_per_round or self._size
 
     def numbered(self, prompts: Sequence[Prompt]) -> list[Prompt]:
-        """Set each prompt's `occurrence` in the step.
-
-        The prompts are those of a round on all ranks; the number keys their answers.
-        """
+        """Set `occurrence` of a round's prompts, those of all ranks."""
         numbered = []
         for prompt in prompts:
             numbered.append(replace(prompt, occurrence=self._drawn[prompt.id]))
@@ -86,53 +80,38 @@ class StepSampling:
             (self._with_spread if keeps else self._without).append(experience)
 
     def take(self) -> tuple[list[Experience], Mapping[str, float]]:
-        """Return the step's experiences, and metrics of sampling by name.
-
-        `sampling/missing` counts the places that groups without spread had to take.
-        """
+        """Return the step's experiences, and metrics of sampling by name."""
         step, self.surplus = self._with_spread[: self._size], self._with_spread[self._size :]
         missing = self._size - len(step)
         if not self._config.dynamic_sampling.enabled:
             return step, {}
         if missing:
             _log.warning(
-                "after %d rounds of generation %d of %d groups have no spread: the step trains on the other %d",
-                self._rounds,
-                missing,
-                self._size,
-                len(step),
+                f"after {self._rounds} rounds of generation {missing} of {self._size} groups have no spread: "
+                f"the step trains on the other {len(step)}"
             )
-        figures = {
+        return [*step, *self._without[:missing]], {
             "sampling/rounds": self._rounds,
             "sampling/dropped_groups": len(self._without),
             "sampling/surplus_groups": len(self.surplus),
-            "sampling/missing": missing,
+            "sampling/missing": missing,  # places that groups without spread had to take
         }
-        return [*step, *self._without[:missing]], figures
 
 
 def has_spread(experience: Experience, config: GRPOConfig) -> bool:
-    """Test for differing scores in a group, among responses with a score.
-
-    The scores are those of `dynamic_sampling.metric`.
-    """
-    metric = config.dynamic_sampling.metric
+    """Test for differing scores, of `dynamic_sampling.metric`, among responses with a score."""
+    scores, metric, factor = experience.rewards, config.dynamic_sampling.metric, config.reward.overlong_factor
     if metric is not None:
         scores = experience.rewards_by_function[metric]
-    elif config.reward.overlong_factor:
+    elif factor:
         *_, punishment = experience.rewards_by_function.values()
-        scores = experience.rewards - config.reward.overlong_factor * np.nan_to_num(punishment)
-    else:
-        scores = experience.rewards
+        scores = scores - factor * np.nan_to_num(punishment)
     scores = scores[np.isfinite(scores)]
     return scores.size > 1 and bool(np.ptp(scores) > NO_SPREAD)
 
 
 def mark_trained(experiences: list[Experience], config: GRPOConfig) -> list[Experience]:
-    """Set `trained` on each experience.
-
-    Unscored responses are excluded; truncated ones and groups with equal rewards too, if configured.
-    """
+    """Set `trained`: not unscored responses, nor truncated ones and equal groups, if configured."""
     marked = []
     for experience in experiences:
         trained = np.isfinite(experience.rewards)
@@ -145,10 +124,7 @@ def mark_trained(experiences: list[Experience], config: GRPOConfig) -> list[Expe
 
 
 def with_drawing_policy(experiences: list[Experience], step: int) -> list[Experience]:
-    """Set old log-probs of groups that an earlier step's weights drew.
-
-    Those weights are their old policy.
-    """
+    """Set old log-probs of groups that an earlier step's weights drew: their old policy."""
     return [
         replace(e, old_log_probs=tuple(rollout.policy_log_probs for rollout in e.group.rollouts))
         if e.policy_step < step

@@ -25,10 +25,7 @@ from mindrlhf.types import Experience
 
 @dataclass(frozen=True)
 class GRPOTrainer:
-    """Order of a step's phases; `trainer.build` makes the objects that do them.
-
-    rollout: None for a replay.
-    """
+    """Order of a step's phases. rollout: None for a replay."""
 
     config: GRPOConfig
     data: TrainingData
@@ -60,15 +57,12 @@ class GRPOTrainer:
         self.run.checkpointer.finish()
 
     def record(self, step: int, result: StepResult, generation: Statistics | None = None, position: int = 0) -> None:
-        """Write metrics, rollouts and checkpoint of a step.
-
-        The time this takes is booked on the next step; this step's own time is among the metrics written here.
-        """
-        timers, report = self.run.timers, self.run.report
-        with timers(STEP):
-            with timers("report"):
-                report.write(step, result, generation, position)
-            self.run.checkpointer.after_step(step, report.last, result.updates)
+        """Write metrics, rollouts and checkpoint of a step; booked on the next one."""
+        run = self.run
+        with run.timers(STEP):
+            with run.timers("report"):
+                run.report.write(step, result, generation, position)
+            run.checkpointer.after_step(step, run.report.last, result.updates)
 
     def validate_only(self) -> None:
         """Measure accuracy on held-out problems before any further step."""
@@ -79,7 +73,7 @@ class GRPOTrainer:
         self.run.report.write_validation(step, values)
 
     def validate(self, step: int) -> None:
-        """Measure accuracy on held-out problems, if due; returns metrics of the step."""
+        """Measure accuracy on held-out problems, if due."""
         validation, timers = self.rollout.validation, self.run.timers
         if validation and validation.due(step):
             with timers("testing"):
@@ -93,10 +87,7 @@ class GRPOTrainer:
                 self.run.report.add_reshard(self.parts.policy.publish())
 
     def collect(self, step: int) -> tuple[list[Experience], dict[str, float]]:
-        """Generate and score, in one round or several; all ranks get all experiences.
-
-        Several rounds are those of dynamic sampling.
-        """
+        """Generate and score, in several rounds with dynamic sampling; all ranks get all experiences."""
         sampling, generate = self.rollout.sampling, self.rollout.generate
         generate.statistics = Statistics()
         sampling.begin()
@@ -108,17 +99,13 @@ class GRPOTrainer:
         return sampling.take()
 
     def train(self, experiences: list[Experience], step: int, figures: dict[str, float] | None = None) -> StepResult:
-        """Compute log-probs, values and advantages, and update.
-
-        Log-probs and values are of this rank's experiences, advantages over all.
-        """
+        """Compute log-probs and values of this rank's share, advantages over all, and update."""
         policy, reference = self.parts.policy, self.parts.reference
         experiences = with_drawing_policy(mark_trained(experiences, self.config), step)
         own = self.with_log_probs(policy.data_parallel.share(experiences))
         with self.run.timers("adv"):
             own = self.credit(experiences, own)
-        critic_updates = self.update_critic(own, step)
-        updates = self.update_policy(own, step)
+        critic_updates, updates = self.update_critic(own, step), self.update_policy(own, step)
         figures = {**(figures or {}), **self.credit.steer_kl(own)}
         if reference and reference.following.due(step):
             with self.run.timers("sync_ref"):
@@ -126,17 +113,14 @@ class GRPOTrainer:
         return StepResult(own, updates, critic_updates, figures)
 
     def with_log_probs(self, experiences: list[Experience]) -> list[Experience]:
-        """Add reference log-probs, old log-probs and values where the run uses them.
-
-        A group from an earlier step keeps its own old log-probs.
-        """
+        """Add reference log-probs, old log-probs (but those that a group has), and values."""
         parts, timers, groups = self.parts, self.run.timers, [sequences(e) for e in experiences]
         for phase, part, field in (
             ("ref", parts.reference, "reference_log_probs"),
             ("old_log_prob", parts.policy, "old_log_probs"),
             ("values", parts.critic, "values"),
         ):
-            if part is not None and part.scorer is not None:
+            if part and part.scorer:
                 with timers(phase):
                     rows = part.scorer(groups)
                     timers.compile(part.scorer.compile_s)
@@ -148,25 +132,23 @@ class GRPOTrainer:
     def update_critic(self, experiences: list[Experience], step: int) -> list[Update]:
         """Make the critic's updates of a step; none without a critic."""
         critic = self.parts.critic
-        if critic is None:
-            return []
-        return self.update("update_critic", critic.update, critic.settings.optimizer, experiences, step)
+        return (
+            self.update("update_critic", critic.update, critic.settings.optimizer, experiences, step) if critic else []
+        )
 
     def update_policy(self, experiences: list[Experience], step: int) -> list[Update]:
         """Make the policy's updates of a step; none while the critic warms up.
 
-        The schedule counts from there. Without a pass of its own, the old policy's log-probs are the outputs of the
-        step's first update: it has seen all groups.
+        Without a pass of its own, the old policy's log-probs are the outputs of the step's first update: it has seen
+        all groups.
         """
         seen: list[Update] = []
         policy, critic = self.parts.policy, self.parts.critic
 
         def one_update(part: Sequence[Experience], rate: float, advance: Advance) -> Update:
             if seen and policy.scorer is None:
-                part = [
-                    replace(e, old_log_probs=e.old_log_probs or rows)
-                    for e, rows in zip(part, seen[0].outputs, strict=True)
-                ]
+                old = zip(part, seen[0].outputs, strict=True)
+                part = [replace(e, old_log_probs=e.old_log_probs or rows) for e, rows in old]
             seen.append(policy.update(part, rate, advance, self.credit.kl_coefficient))
             return seen[-1]
 
@@ -185,12 +167,11 @@ class GRPOTrainer:
         """Make `num_iterations` passes, each in `updates_per_iteration` optimizer updates.
 
         A mini-batch is every n-th group: blocks of each rank's share would differ with the number of ranks.
-        warmup_steps: first steps without an update.
+        warmup_steps: first steps without an update; the schedule counts from there.
         """
-        parts = self.config.algorithm.updates_per_iteration
+        parts, updates = self.config.algorithm.updates_per_iteration, []
         per_step = self.config.algorithm.num_iterations * parts
         done, total = ((steps - warmup_steps) * per_step for steps in (step - 1, self.run.total_steps))
-        updates = []
         if done < 0:
             return updates
         with self.run.timers(phase), self.run.progress("update", per_step, "updates") as advance:

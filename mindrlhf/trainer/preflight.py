@@ -1,7 +1,4 @@
-"""Checks of the environment before a job: errors, or one summary.
-
-A failing point is one sentence.
-"""
+"""Checks of the environment before a job: errors of one sentence, or one summary."""
 
 import logging
 import os
@@ -9,7 +6,7 @@ import shutil
 import socket
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,10 +39,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RankResources:
-    """Resources of a rank.
-
-    They are its host, threads of each process, bytes of memory that are free on the host, and FLOP/s.
-    """
+    """Host of a rank, threads, bytes of free memory there, and FLOP/s."""
 
     host: str
     threads: int
@@ -64,19 +58,18 @@ def preflight(job: Job, collectives: Collectives, prompts: Sequence[Prompt], rew
     if work and world.rank == 0:
         print(batch_table(work), flush=True)
     answered = roll_call(collectives, world.abort)
-    folders = {job.output, job.args.save_ckpt_dir}
-    for folder in folders:
+    for folder in {job.output, job.args.save_ckpt_dir}:
         check_writable(folder)
-    ceiling = matmul_ceiling(world.device_target, job.train.model.compute_dtype)
-    threads = int(os.environ.get("OMP_NUM_THREADS", 1))
-    here = RankResources(socket.gethostname(), threads, psutil.virtual_memory().available, ceiling)
-    everywhere: list[RankResources] = collectives.all_gather_object(here)
+    dtype, threads = job.train.model.compute_dtype, int(os.environ.get("OMP_NUM_THREADS", 1))
+    ceiling = matmul_ceiling(world.device_target, dtype)
+    own = RankResources(socket.gethostname(), threads, psutil.virtual_memory().available, ceiling)
+    ranks: list[RankResources] = collectives.all_gather_object(own)
     if world.rank:
         return
     check_installed(job.config.trainer.loggers)
     lines = {
         "versions": ", ".join(f"{name} {version}" for name, version in versions().items()),
-        "devices": devices(world.device_target, everywhere, job.train.model.compute_dtype),
+        "devices": devices(world.device_target, ranks, dtype),
         "operators": operators_line(job, world.device_target),
         "ranks": f"all {world.size} answered within {answered:.1f} s" if world.size > 1 else "one process",
         "model": f"{job.model.family}, {parameter_count(job.model):,} parameters",
@@ -84,7 +77,7 @@ def preflight(job: Job, collectives: Collectives, prompts: Sequence[Prompt], rew
         "disk": disk_line(job.args.save_ckpt_dir, *disk_needs(job.config, job.model)),
     }
     if work:
-        lines["memory"] = memory_line(work, everywhere)
+        lines["memory"] = memory_line(work, ranks)
     if prompts and rewards:
         lines["reward"] = try_reward(rewards, prompts[0], lambda ids: job.tokenizer.decode(list(ids)))
     print(block(lines), flush=True)
@@ -92,10 +85,9 @@ def preflight(job: Job, collectives: Collectives, prompts: Sequence[Prompt], rew
 
 def operators_line(job: Job, target: str) -> str:
     """Describe the form of the layers' halves, and tokens per decode call."""
-    settings, ranks = job.config.rollout, job.infer.parallel.model_parallel
-    several = kernels(target).fused is not None and draws_in_operator(settings, job.model.vocab_size, ranks)
-    tokens = f"up to {FUSED_TOKENS} tokens" if several else "one token"
-    return f"{operators_in_use(target)}; decoding {tokens} a call"
+    settings, tensor_ranks = job.config.rollout, job.infer.parallel.model_parallel
+    several = kernels(target).fused is not None and draws_in_operator(settings, job.model.vocab_size, tensor_ranks)
+    return f"{operators_in_use(target)}; decoding {f'up to {FUSED_TOKENS} tokens' if several else 'one token'} a call"
 
 
 def block(lines: Mapping[str, str]) -> str:
@@ -103,31 +95,24 @@ def block(lines: Mapping[str, str]) -> str:
     return "\n".join(["preflight:", *(f"  {name:<{width}}  {text}" for name, text in lines.items())])
 
 
-def devices(target: str, everywhere: Iterable[RankResources], dtype: str) -> str:
+def devices(target: str, ranks: Sequence[RankResources], dtype: str) -> str:
     """Describe hosts: processes, threads, free memory, and measured matrix products."""
-    hosts: dict[str, list[RankResources]] = {}
-    for here in everywhere:
-        hosts.setdefault(here.host, []).append(here)
-    parts = [
-        f"{host}: {len(ranks)} x {ranks[0].threads} threads, {min(here.memory for here in ranks) / GIB:.1f} GiB of "
-        f"memory free, {sum(here.ceiling for here in ranks) / 1e9:.0f} GFLOP/s of {dtype} products"
-        for host, ranks in hosts.items()
-    ]
-    return f"{target}, " + "; ".join(parts)
+    hosts = {host: [rank for rank in ranks if rank.host == host] for host in dict.fromkeys(rank.host for rank in ranks)}
+    return f"{target}, " + "; ".join(
+        f"{host}: {len(there)} x {there[0].threads} threads, {min(rank.memory for rank in there) / GIB:.1f} GiB of "
+        f"memory free, {sum(rank.ceiling for rank in there) / 1e9:.0f} GFLOP/s of {dtype} products"
+        for host, there in hosts.items()
+    )
 
 
-def memory_line(work: Work, everywhere: Sequence[RankResources]) -> str:
-    """Compare the largest rank's planned peak with its limit.
-
-    The limit is the device's, or the rank's part of the free memory of its host.
-    """
+def memory_line(work: Work, ranks: Sequence[RankResources]) -> str:
+    """Compare the largest planned peak with the device's, or host's, memory for it."""
     fullest = max(work.rank_plans(), key=lambda plan: plan.peak)
-    text = f"{size(fullest.peak)} planned at most for a process, in {fullest.peak_phase}"
+    limit = device_limit(work.train)
     if work.train.context.device_target == "CPU":
-        hosts = Counter(here.host for here in everywhere)
-        limit = min(here.memory // hosts[here.host] for here in everywhere)
-    else:
-        limit = device_limit(work.train)
+        processes = Counter(rank.host for rank in ranks)
+        limit = min(rank.memory // processes[rank.host] for rank in ranks)
+    text = f"{size(fullest.peak)} planned at most for a process, in {fullest.peak_phase}"
     if limit is None or fullest.peak <= limit:
         return text
     return f"{text}: NOT ENOUGH, {size(limit)} are there for each; `mindrlhf plan` says which settings help"
@@ -147,16 +132,13 @@ def check_writable(folder: Path) -> None:
 def disk_needs(config: GRPOConfig, model: ModelConfig) -> tuple[int, int]:
     """Compute bytes of disk: the least for saving, and for all that is kept.
 
-    Rollouts are not counted.
     The exported model is one copy of the weights in float32, a checkpoint three: weights and two moments. One more than
     is kept is on the disk while it is written.
     """
-    copies = 1 + config.algorithm.uses_critic
-    weights = FLOAT32 * parameter_count(model) * copies
+    weights = FLOAT32 * parameter_count(model) * (1 + config.algorithm.uses_critic)
     if config.trainer.save_freq is None:
         return weights, weights
-    kept = config.trainer.save_max_ckpt_num
-    return 4 * weights, weights * (1 + 3 * (1 if kept is None else kept + 1))
+    return 4 * weights, weights * (1 + 3 * (1 + (config.trainer.save_max_ckpt_num or 0)))
 
 
 def disk_line(folder: Path, least: int, whole: int) -> str:
@@ -174,10 +156,7 @@ def disk_line(folder: Path, least: int, whole: int) -> str:
 
 
 def tokenizer_line(tokenizer: Tokenizer, model: ModelConfig) -> str:
-    """Describe the tokenizer's size, the model's, and the end tokens.
-
-    `check_token_ids` has compared the sizes.
-    """
+    """Describe the tokenizer's size, the model's, and the end tokens."""
     text = f"{tokenizer.size} tokens of the model's {model.vocab_size}"
     ends = stop_ids(tokenizer, model)
     if not ends:
@@ -188,24 +167,20 @@ def tokenizer_line(tokenizer: Tokenizer, model: ModelConfig) -> str:
 def try_reward(runner: RewardRunner, prompt: Prompt, decode: Callable[[Sequence[int]], str]) -> str:
     """Score three answers to one row: truth, truth in a sentence, and nothing.
 
-    A function that fails for all of them is a UserError: it would cost every sample of the run. One that fails for some
-    is shown; that is a matter of the samples.
+    A function that fails for all of them is a UserError: it would cost every sample of the run.
     """
-    truth = prompt.fields.get("ground_truth", "")
-    text = decode(prompt.token_ids)
+    truth, text = prompt.fields.get("ground_truth", ""), decode(prompt.token_ids)
     fields = {**prompt.fields, "response_length": "1", "max_new_tokens": "1"}
-    answers = (truth, f"The answer is {truth}.", "")
-    table = runner.score([(text, answer, fields) for answer in answers])
+    table = runner.score([(text, answer, fields) for answer in (truth, f"The answer is {truth}.", "")])
     parts = []
-    for name in runner.names:
-        errors, scores = table.errors[name], table.by_function[name]
-        if len(errors) == len(answers):
-            reason = next(iter(errors.values()))
+    for name, scores in table.by_function.items():
+        errors = table.errors[name]
+        if len(errors) == len(scores):
             raise UserError(
-                f"reward.functions: {name} fails on the first row of the data, whatever the answer ({reason}); mend "
-                "it, and try it with `mindrlhf reward-check`."
+                f"reward.functions: {name} fails on the first row of the data, whatever the answer "
+                f"({next(iter(errors.values()))}); mend it, and try it with `mindrlhf reward-check`."
             )
-        shown = ", ".join("failed" if i in errors else _score(scores[i]) for i in range(len(answers)))
+        shown = ", ".join("failed" if i in errors else _score(score) for i, score in enumerate(scores))
         parts.append(f"{name} {shown} ({1000 * np.mean(table.seconds[name]):.1f} ms each)")
     for failure in table.first_failures:
         _log.warning("reward function %s failed in the preflight (%s)", failure.function, failure.reason)

@@ -22,11 +22,7 @@ from mindrlhf.trainer.dynamic_sampling import StepSampling
 
 @dataclass(frozen=True)
 class RolloutPhase:
-    """Objects that a step generates with.
-
-    sampling: chooses groups. generate: answers this rank's prompts and scores the answers. validation: None without
-    held-out problems.
-    """
+    """Objects that a step generates with. validation: None without held-out problems."""
 
     sampling: StepSampling
     generate: Rollouts
@@ -34,9 +30,8 @@ class RolloutPhase:
 
 
 def open_rewards(job: Job, data: TrainingData, collectives: Collectives, stack: ExitStack) -> RewardRunner | None:
-    """Start the reward processes; None for a replay and on non-scoring ranks.
+    """Start reward processes on the first rank of a replica; None for a replay.
 
-    Those leave scoring to another rank of their replica.
     Raises `UserError` for rows that lack a field of the functions. `stack` ends the processes.
     """
     generating = Partition.of_yaml(job.infer, job.model, collectives.world.rank)
@@ -53,12 +48,19 @@ def open_rollout_phase(
     """Open generation and scoring; None for a replay, which has no generator."""
     if generator is None:
         return None
-    engine, greedy = open_engines(job, generator, data.longest_prompt)
+    config, decoder = job.config, generator.decoder
+    # No engine has more slots than there are responses to a round; a greedy one where the advantage needs it.
+    responses, greedy_responses = round_responses(config, generator.data_parallel.size)
+    engine = open_engine(job, decoder, config.rollout, responses, data.longest_prompt, config.seed)
+    greedy = None
+    if greedy_responses:
+        sampling = config.rollout.model_copy(update={"temperature": 0.0})
+        greedy = open_engine(job, decoder, sampling, greedy_responses, data.longest_prompt, config.seed)
     validation = open_validation(job, generator, data.problems, data.total_steps, stack)
     _register_caches(run.residency, CACHE, engine, greedy)
     _register_caches(run.residency, VALIDATION_CACHE, validation and validation.evaluator.engine)
     rollouts = Rollouts(
-        job.config.rollout,
+        config.rollout,
         engine,
         greedy,
         rewards,
@@ -69,20 +71,6 @@ def open_rollout_phase(
         progress=run.progress,
     )
     return RolloutPhase(StepSampling(job.config), rollouts, validation)
-
-
-def open_engines(job: Job, generator: ModelPart, longest_prompt: int) -> tuple[Engine, Engine | None]:
-    """Open this rank's engine, and a greedy one where the advantage needs it.
-
-    Neither has more slots than there are responses to a round.
-    """
-    config, decoder = job.config, generator.decoder
-    responses, greedy_responses = round_responses(config, generator.data_parallel.size)
-    greedy = config.rollout.model_copy(update={"temperature": 0.0})
-    return (
-        open_engine(job, decoder, config.rollout, responses, longest_prompt, config.seed),
-        open_engine(job, decoder, greedy, greedy_responses, longest_prompt, config.seed) if greedy_responses else None,
-    )
 
 
 def _register_caches(residency: Residency, role: str, *engines: Engine | None) -> None:

@@ -3,7 +3,7 @@
 import argparse
 from contextlib import ExitStack
 
-from mindrlhf.backend.process.launch import AscendOptions, is_first_process, launch
+from mindrlhf.backend.process.launch import AscendOptions, World, is_first_process, launch
 from mindrlhf.checkpoint.open import checkpoint_config
 from mindrlhf.configs.model_yaml import ModelYaml, load_model_yaml
 from mindrlhf.parallel.layout import yaml_layout
@@ -15,10 +15,9 @@ from mindrlhf.trainer.check import check, split_overrides
 
 
 def save_both_strategies(args: argparse.Namespace) -> None:
-    """Write MindSpore's strategy files of both layouts, and nothing else.
+    """Write MindSpore's strategy files of both layouts, for `--only_save_strategy True`.
 
-    It serves `--only_save_strategy True`, with files in the output folder.
-    It computes the layouts from the YAMLs and starts nothing, so one process does it for any number of ranks.
+    The layouts follow from the YAMLs, so one process does it for any number of ranks.
     """
     if not is_first_process():
         return
@@ -28,25 +27,24 @@ def save_both_strategies(args: argparse.Namespace) -> None:
     for role, path in (("train", args.sft_path_train), ("infer", args.sft_path_infer)):
         yaml = load_model_yaml(path, overrides[f"{role}_yaml"])
         layout = yaml_layout(yaml, yaml.architecture(hf))
-        save_strategies(output / "strategy" / role, layout)
-        print(f"{output / 'strategy' / role}: strategy files of {layout.size} ranks", flush=True)
+        folder = output / "strategy" / role
+        save_strategies(folder, layout)
+        print(f"{folder}: strategy files of {layout.size} ranks", flush=True)
 
 
 def list_unused(yaml: ModelYaml, generating: bool = False) -> None:
-    """Log once the keys of a model YAML without effect.
-
-    They are those of MindFormers' own trainer, and those set for another device or, in the YAML that generates, for
-    training.
-    """
+    """Print the keys of a model YAML that have no effect here."""
     unused = [*yaml.unused, *yaml.without_effect(generating)]
     if unused:
         print(f"{yaml.path}: not used here: {', '.join(unused)}", flush=True)
 
 
-def ascend_options(yaml: ModelYaml) -> AscendOptions:
-    """Read the device's options of a model YAML."""
+def launch_from(yaml: ModelYaml) -> World:
+    """Start this process as a model YAML says: device, and number of workers."""
     context = yaml.context
-    return AscendOptions(context.device_id, context.max_device_memory, context.jit_level)
+    ascend = AscendOptions(context.device_id, context.max_device_memory, context.jit_level)
+    source = f"{yaml.path}: parallel_config"
+    return launch(context.device_target, worker_count=yaml.parallel.workers, layout_source=source, ascend=ascend)
 
 
 def run_grpo(args: argparse.Namespace, signals: StopSignals) -> None:
@@ -58,12 +56,7 @@ def run_grpo(args: argparse.Namespace, signals: StopSignals) -> None:
         save_both_strategies(args)
         return
     job = check(args)
-    with launch(
-        job.train.context.device_target,
-        worker_count=job.train.parallel.workers,
-        layout_source=f"{job.train.path}: parallel_config",
-        ascend=ascend_options(job.train),
-    ) as world:
+    with launch_from(job.train) as world:
         if world.rank == 0:
             list_unused(job.train)
             list_unused(job.infer, generating=True)
@@ -82,8 +75,7 @@ def run_grpo(args: argparse.Namespace, signals: StopSignals) -> None:
                     trainer.replay()
                 else:
                     trainer.fit()
+                trainer.run.export(trainer.parts)
             except Stopped as stopped:
                 if world.rank == 0:
                     print(stopped, flush=True)
-                return
-            trainer.run.export(trainer.parts)
