@@ -44,7 +44,7 @@ class Phase:
 
     label: short name in tables and on the console. kind: computation of the model, if any. per_token: its time is also
     reported for each token. critic: it runs the critic and not the policy. console: the step's line names it always, if
-    it takes a tenth of the step, or never. mfu: last part of the metric of its utilization.
+    it takes a tenth of the step, or never.
 
     A phase without needs leaves memory as it is.
     """
@@ -55,24 +55,22 @@ class Phase:
     per_token: bool = False
     critic: bool = False
     console: Literal["always", "if long", "never"] = "if long"
-    mfu: str = ""
 
     @property
     def passes(self) -> int:
         """Forward passes over a step's tokens; 0 where other tokens are computed, or none."""
         return PASSES[self.kind] if self.kind and self.per_token else 0
 
+    @property
+    def mfu(self) -> str | None:
+        """Last part of the metric of its utilization; None without one."""
+        names = {"generate": "rollout", "update": "critic" if self.critic else "actor"}
+        return names.get(self.kind) if self.passes else None
+
 
 PHASES = {
     "step": Phase("step", console="never"),
-    "gen": Phase(
-        "gen",
-        Needs(reads=GENERATING, writes=(CACHE,)),
-        "generate",
-        per_token=True,
-        console="always",
-        mfu="rollout",
-    ),
+    "gen": Phase("gen", Needs(reads=GENERATING, writes=(CACHE,)), "generate", per_token=True, console="always"),
     "reward": Phase("reward"),
     "ref": Phase("ref", Needs(reads=(REFERENCE, *BASE)), "score", per_token=True),
     "old_log_prob": Phase("old log-prob", Needs(reads=(*POLICY, *BASE)), "score", per_token=True),
@@ -85,7 +83,6 @@ PHASES = {
         per_token=True,
         critic=True,
         console="never",
-        mfu="critic",
     ),
     "update_actor": Phase(
         "train",
@@ -93,7 +90,6 @@ PHASES = {
         "update",
         per_token=True,
         console="always",
-        mfu="actor",
     ),
     "sync_ref": Phase("sync ref", Needs(reads=POLICY, writes=(REFERENCE,)), console="never"),
     "reshard": Phase("reshard", Needs(reads=POLICY, writes=(INFER,))),

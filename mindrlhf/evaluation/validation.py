@@ -1,13 +1,10 @@
-"""Held-out problems of a training run: reading, checks, periodic evaluation."""
+"""Periodic evaluation of a training run on held-out problems."""
 
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from mindrlhf.checkpoint.open import check_token_ids
 from mindrlhf.configs.grpo import RewardFunctionSettings
-from mindrlhf.configs.validate import check_lengths
-from mindrlhf.data.mindrecord import read_prompts
 from mindrlhf.evaluation.evaluator import Evaluator, reward_of, write_answers
 from mindrlhf.evaluation.pass_at_k import validation_metrics
 from mindrlhf.files.naming import TEXT, VALIDATION_FOLDER, step_path
@@ -16,7 +13,6 @@ from mindrlhf.metrics.progress import Progress
 from mindrlhf.rewards.runner import RewardRunner
 from mindrlhf.roles.part import ModelPart
 from mindrlhf.rollout.open_engine import open_engine
-from mindrlhf.shapes import longest_position
 from mindrlhf.types import Prompt
 
 # Rollouts of training and answers to a held-out problem of the same number and step do not share random numbers.
@@ -53,28 +49,6 @@ class Validation:
         return validation_metrics(answers)
 
 
-def read_validation(job: Job) -> list[Prompt]:
-    """Read and check the held-out problems; empty when there are none.
-
-    Raises `UserError`.
-    """
-    path = job.config.data.val_dataset
-    if path is None:
-        return []
-    problems = read_prompts(path, job.tokenizer)[: job.config.validation.limit]
-    check_token_ids(job.tokenizer, job.model, max(int(prompt.token_ids.max()) for prompt in problems), path)
-    check_lengths(job.config, job.infer, job.model, _longest(problems), "validation")
-    return problems
-
-
-def validation_positions(job: Job, problems: list[Prompt]) -> int:
-    """Tokens of the longest problem with the longest answer; 0 without problems."""
-    if not problems:
-        return 0
-    bucket, sampling = job.config.train.length_bucket, job.config.validation.completed(job.config.rollout)
-    return longest_position(_longest(problems), sampling.max_new_tokens, bucket)
-
-
 def open_validation(
     job: Job, generator: ModelPart, problems: list[Prompt], total: int, stack: ExitStack
 ) -> Validation | None:
@@ -95,9 +69,9 @@ def open_validation(
         settings = config.reward.model_copy(update={"functions": (RewardFunctionSettings(name=name),)})
         rewards = stack.enter_context(RewardRunner(settings))
         rewards.check_ground_truths(problems, config.data.val_dataset)
-    responses = len(share) * sampling.num_generations
+    responses, longest = len(share) * sampling.num_generations, max(len(prompt.token_ids) for prompt in problems)
     evaluator = Evaluator(
-        engine=open_engine(job, generator.decoder, sampling, responses, _longest(problems), config.seed + SEED_SHIFT),
+        engine=open_engine(job, generator.decoder, sampling, responses, longest, config.seed + SEED_SHIFT),
         prompts=share,
         num_generations=sampling.num_generations,
         rewards=rewards,
@@ -107,7 +81,3 @@ def open_validation(
     )
     folder = job.output / VALIDATION_FOLDER if rank == 0 else None
     return Validation(evaluator, config.trainer.test_freq, total, folder)
-
-
-def _longest(problems: list[Prompt]) -> int:
-    return max(len(prompt.token_ids) for prompt in problems)

@@ -1,17 +1,17 @@
 """Checkpoints of a run on schedule, and its clean end before the last step."""
 
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from math import isfinite
 from typing import Any, Protocol
 
 import numpy as np
 
 from mindrlhf import backend
 from mindrlhf.backend.comm.collectives import Collectives
-from mindrlhf.checkpoint.finite import spoiled
+from mindrlhf.checkpoint.finite import first_not_finite, spoiled
 from mindrlhf.checkpoint.resume import Checkpoint
 from mindrlhf.checkpoint.store import HF_FOLDER, CheckpointStore
 from mindrlhf.checkpoint.training_state import (
@@ -24,23 +24,19 @@ from mindrlhf.checkpoint.training_state import (
 )
 from mindrlhf.configs.grpo import TrainerSettings
 from mindrlhf.errors import UserError
-from mindrlhf.job import Job
+from mindrlhf.metrics.performance import resident_bytes
 from mindrlhf.roles.part import Arrays
-from mindrlhf.run.stop import Agreement, Stopped
+from mindrlhf.run.stop_signals import Stopped, StopSignals
 from mindrlhf.training.updater import Update
+from mindrlhf.units import GIB
 
 
 class Stateful(Protocol):
-    """Object with a small state that a resumed run needs.
+    """Object with a small state of plain JSON values that a resumed run needs."""
 
-    Examples are the prompt stream and the optimizer.
-    """
+    def state_dict(self) -> dict[str, Any]: ...
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state as plain JSON values."""
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
 class Blob(Protocol):
@@ -49,11 +45,10 @@ class Blob(Protocol):
     def snapshot(self) -> Any:
         """Copy the state into a form that later steps do not change."""
 
-    def encode(self, snapshot: Any) -> bytes:
-        """Encode a snapshot as bytes."""
+    def encode(self, snapshot: Any) -> bytes: ...
 
     def decode(self, content: bytes) -> None:
-        """Restore the state from a snapshot's bytes."""
+        """Restore the state from an encoded snapshot."""
 
 
 @dataclass(frozen=True)
@@ -84,11 +79,12 @@ class Checkpointer:
         settings: TrainerSettings,
         total_steps: int,
         store: CheckpointStore,
-        agreement: Agreement,
+        signals: StopSignals,
+        collectives: Collectives,
         saving: Callable[[], AbstractContextManager] = nullcontext,
     ):
-        self._settings, self._total, self._store, self._agreement = settings, total_steps, store, agreement
-        self._saving = saving
+        self._settings, self._total, self._store, self._saving = settings, total_steps, store, saving
+        self._signals, self._reduce_max, self._alone = signals, collectives.all_reduce_max, collectives.world.size == 1
         self._best, self._bad = Best(settings.save_best_metric, settings.save_best_mode), BadUpdates()
         self._step, self._saved = 0, None  # steps done; the step of the last checkpoint
 
@@ -146,27 +142,32 @@ class Checkpointer:
                 f"step {step}: {bad} updates in a row were skipped because a loss or gradient was not finite; lower "
                 f"optimizer.lr or look at the samples that were named, {self._leave()}"
             )
-        used = self._agreement.memory()
-        if used is not None:
+        limit = self._settings.max_host_memory_gb
+        used = 0.0 if limit is None else self._largest(resident_bytes() / GIB)
+        if limit is not None and used > limit:
             raise UserError(
-                f"step {step}: a process uses {used:.1f} GiB, and trainer.max_host_memory_gb is "
-                f"{self._settings.max_host_memory_gb:g}; free memory or raise the limit, {self._leave()}"
+                f"step {step}: a process uses {used:.1f} GiB, and trainer.max_host_memory_gb is {limit:g}; free memory "
+                f"or raise the limit, {self._leave()}"
             )
         if step < self._total:
             self.between_phases()
 
     def between_phases(self) -> None:
-        """Raise `Stopped` when any rank is asked to stop.
+        """Raise `Stopped` when any rank is asked to stop; all ranks call it together.
 
         The weights are still those of the last step's end.
         """
-        if self._agreement.stop():
+        if self._largest(self._signals.wanted):
             raise Stopped(f"stopped: {self._leave()}")
 
     def within_phase(self) -> None:
         """Raise `Stopped` as `between_phases`, where no other rank waits for this one."""
-        if self._agreement.stop_now():
+        if self._alone and self._signals.wanted:
             raise Stopped(f"stopped: {self._leave()}")
+
+    def _largest(self, value: float) -> float:
+        """Reduce to the largest of all ranks' values."""
+        return float(self._reduce_max(np.array([value], np.float32))[0])
 
     def finish(self) -> None:
         """Return when the last checkpoint is complete."""
@@ -203,10 +204,12 @@ class Checkpointer:
         They would push good checkpoints out.
         """
         for kind in (WEIGHTS, CRITIC_WEIGHTS, REFERENCE_WEIGHTS):
-            name = self._agreement.first_not_finite(groups[kind]) if kind in groups else None
-            if name:
-                self._store.wait()
-                raise self._store.with_advice(UserError(f"step {self._step}: {spoiled(kind, name)}"))
+            if kind in groups:
+                group = groups[kind]
+                name = first_not_finite(group.shards, group.layout.placements, self._reduce_max)
+                if name:
+                    self._store.wait()
+                    raise self._store.with_advice(UserError(f"step {self._step}: {spoiled(kind, name)}"))
 
     def _take_snapshot(self) -> None:
         """Copy everything but the arrays after a step.
@@ -234,18 +237,18 @@ class Best:
         Raises `UserError` when there is no metric of that name.
         """
         name = self._metric
-        if name is None or (name not in metrics and name.startswith("val-") and not any_validation(metrics)):
+        validated = any(other.startswith("val-") for other in metrics)
+        if name is None or (name not in metrics and name.startswith("val-") and not validated):
             return False
         if name not in metrics:
             near = get_close_matches(name, metrics, n=1, cutoff=0.4)
             hint = f"did you mean {near[0]}?" if near else f"this step has {', '.join(sorted(metrics))}."
             raise UserError(f"trainer.save_best_metric is {name}, and there is no such metric; {hint}")
         value = metrics[name]
-        better = self._value is None or self._sign * value > self._sign * self._value
-        if better and np.isfinite(value):
+        better = isfinite(value) and (self._value is None or self._sign * value > self._sign * self._value)
+        if better:
             self._value, self.step = value, step
-            return True
-        return False
+        return better
 
     def state_dict(self) -> dict[str, Any]:
         return {"metric": self._metric, "value": self._value, "step": self.step}
@@ -275,16 +278,3 @@ class BadUpdates:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._in_row = state["in_row"]
-
-
-def any_validation(metrics: Mapping[str, float]) -> bool:
-    """Test that the step measured accuracy."""
-    return any(name.startswith("val-") for name in metrics)
-
-
-def open_store(job: Job, collectives: Collectives) -> CheckpointStore:
-    """Open the run's checkpoint store; all ranks do so at once."""
-    settings, world = job.config.trainer, collectives.world
-    token = collectives.broadcast_object(secrets.token_hex(4), root=0)
-    folder, keep = job.args.save_ckpt_dir, settings.save_max_ckpt_num
-    return CheckpointStore(folder, world.rank, world.size, token, keep, settings.async_save)

@@ -16,27 +16,20 @@ NOT_COMPILED = ("data", "reward", "optimizer", "trainer")  # groups of settings
 
 
 def use_compile_cache(job: Job, world: World, stack: ExitStack) -> None:
-    """Use this user's cache of compiled graphs until `stack` closes.
+    """Use this user's graphs of jobs of this size until `stack` closes.
 
     `--enable_compile_cache` asks for it.
     """
     if not job.args.enable_compile_cache:
         return
-    cache = stack.enter_context(kept_graphs(open_graph_cache(job, world)))
-    if cache and world.rank == 0:
-        stack.callback(lambda: print(cache, flush=True))
-
-
-def open_graph_cache(job: Job, world: World) -> GraphCache | None:
-    """Open this user's compiled graphs, of jobs of this size.
-
-    None where there is no folder for them.
-    """
     try:
-        return GraphCache(user_cache() / GRAPHS, world.rank, f"{world} {graph_settings(job)}")
+        cache = GraphCache(user_cache() / GRAPHS, world.rank, f"{world} {graph_settings(job)}")
     except OSError as error:
         _log.warning("--enable_compile_cache: compiled graphs are not kept (%s)", error)
-        return None
+        return
+    stack.enter_context(kept_graphs(cache))
+    if world.rank == 0:
+        stack.callback(lambda: print(cache, flush=True))
 
 
 def graph_settings(job: Job) -> dict[str, Any]:

@@ -1,15 +1,17 @@
 """Life of a run: phases, metrics, responses, checkpoints, and its end."""
 
+import secrets
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from mindrlhf.backend.comm.collectives import Collectives
-from mindrlhf.backend.memory import open_store as open_memory_store
+from mindrlhf.backend.memory import open_store
 from mindrlhf.checkpoint.hf import companion_files, generation_defaults
 from mindrlhf.checkpoint.model_card import card_of_run
 from mindrlhf.checkpoint.open import hf_folder, stopping_config
 from mindrlhf.checkpoint.resume import Checkpoint
+from mindrlhf.checkpoint.store import CheckpointStore
 from mindrlhf.errors import UserError
 from mindrlhf.files.naming import CRITIC_FOLDER, MODEL_FOLDER
 from mindrlhf.job import Job
@@ -17,11 +19,10 @@ from mindrlhf.memory.residency import Residency, moving_roles
 from mindrlhf.metrics.progress import Progress
 from mindrlhf.metrics.timer import Timers
 from mindrlhf.roles.parts import Parts
-from mindrlhf.run.checkpointer import Blob, Checkpointer, Managed, Stateful, open_store
+from mindrlhf.run.checkpointer import Blob, Checkpointer, Managed, Stateful
 from mindrlhf.run.identity import check_identity, find_checkpoint, run_identity
 from mindrlhf.run.outputs import clean_outputs
 from mindrlhf.run.step_report import StepReport
-from mindrlhf.run.stop import Agreement
 from mindrlhf.run.stop_signals import StopSignals
 from mindrlhf.run.training_data import TrainingData
 
@@ -49,10 +50,10 @@ class Run:
         self.report = StepReport(job, collectives, self.timers, self.residency, data.rows, data.longest_prompt)
         self.total_steps = data.total_steps
         self._card = card_of_run(job, data.prompts, data.total_steps)
-        self._store = open_store(job, collectives)
-        limit = settings.max_host_memory_gb
-        agreement = Agreement(signals, collectives.all_reduce_max, world.size == 1, limit)
-        self.checkpointer = Checkpointer(settings, self.total_steps, self._store, agreement, self._saving)
+        token = collectives.broadcast_object(secrets.token_hex(4), root=0)
+        folder, keep = job.args.save_ckpt_dir, settings.save_max_ckpt_num
+        self._store = CheckpointStore(folder, world.rank, world.size, token, keep, settings.async_save)
+        self.checkpointer = Checkpointer(settings, self.total_steps, self._store, signals, collectives, self._saving)
 
     @property
     def first_step(self) -> int:
@@ -72,15 +73,10 @@ class Run:
         """
         job, world = self._job, self.collectives.world
         parts.register(self.residency)
-        self.checkpointer.manage(
-            Managed(
-                parts.arrays(),
-                drop_none(parts.counters() | counters | {"report": self.report}),
-                drop_none(blobs),
-                run_identity(job, self._data.prompts),
-                hf_files(job, str(self._card)) if world.rank == 0 else {},
-            )
-        )
+        counters = drop_none(parts.counters() | counters | {"report": self.report})
+        files = hf_files(job, str(self._card)) if world.rank == 0 else {}
+        identity = run_identity(job, self._data.prompts)
+        self.checkpointer.manage(Managed(parts.arrays(), counters, drop_none(blobs), identity, files))
         if self.checkpoint:
             with self.timers("load_checkpoint"):
                 self.checkpointer.restore(self.checkpoint, world.rank)
@@ -123,7 +119,7 @@ def open_residency(job: Job) -> Residency:
     settings, target = job.config.memory, job.train.context.device_target
     folder = settings.swap_dir or job.output / "swap"
     moving = moving_roles(settings.swap, target)
-    return Residency(lambda parameters: open_memory_store(target, parameters, folder), moving)
+    return Residency(lambda parameters: open_store(target, parameters, folder), moving)
 
 
 def hf_files(job: Job, card: str) -> dict[str, bytes]:

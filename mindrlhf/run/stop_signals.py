@@ -16,6 +16,10 @@ from mindrlhf.backend.process.msrun import find_msrun
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
+class Stopped(Exception):
+    """Clean end of a saved run; the message says how to go on."""
+
+
 class StopSignals:
     """Context in which SIGTERM and SIGINT are a wish to stop.
 

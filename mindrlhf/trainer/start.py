@@ -9,8 +9,7 @@ from mindrlhf.configs.model_yaml import ModelYaml, load_model_yaml
 from mindrlhf.parallel.layout import yaml_layout
 from mindrlhf.reshard.strategy import save_strategies
 from mindrlhf.run.outputs import lock_outputs
-from mindrlhf.run.stop import Stopped
-from mindrlhf.run.stop_signals import StopSignals
+from mindrlhf.run.stop_signals import Stopped, StopSignals
 from mindrlhf.trainer.check import check, split_overrides
 
 

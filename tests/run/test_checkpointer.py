@@ -16,9 +16,9 @@ from mindrlhf.checkpoint.resume import choose, locate
 from mindrlhf.checkpoint.store import CheckpointStore
 from mindrlhf.configs.grpo import TrainerSettings
 from mindrlhf.errors import UserError
-from mindrlhf.run import stop
+from mindrlhf.run import checkpointer
 from mindrlhf.run.checkpointer import Checkpointer, Managed
-from mindrlhf.run.stop import Agreement, Stopped
+from mindrlhf.run.stop_signals import Stopped
 
 
 class Counter:
@@ -44,9 +44,12 @@ class Counter:
 
 
 class Run:
-    """A checkpointer over small arrays that count the steps, and what may ask it to stop."""
+    """A checkpointer over small arrays that count the steps, and what may ask it to stop.
 
-    def __init__(self, folder, total=6, **settings):
+    others: there is another rank, which is asked to.
+    """
+
+    def __init__(self, folder, total=6, others=False, **settings):
         settings = TrainerSettings(**settings)
         self.signals = SimpleNamespace(wanted=False)
         self.parameters = {
@@ -56,7 +59,10 @@ class Run:
         self.counter, self.bulk = Counter(), Counter()
         self.folder = folder
         store = CheckpointStore(folder, 0, 1, TOKEN, settings.save_max_ckpt_num, settings.async_save)
-        agreement = Agreement(self.signals, lambda flags: flags, True, settings.max_host_memory_gb)
+        collectives = SimpleNamespace(
+            all_reduce_max=lambda own: np.maximum(own, 1.0) if others else own,
+            world=SimpleNamespace(size=2 if others else 1),
+        )
         groups = self.groups = {kind: (layout_of(), named) for kind, named in self.parameters.items()}
         stateful, bulk, hf = {"counter": self.counter}, {"bulk": self.bulk}, {"config.json": b"{}"}
         self.flushed = []  # the checkpoints that there were each time
@@ -65,7 +71,7 @@ class Run:
             self.flushed.append(self.steps())
             return nullcontext()
 
-        self.checkpointer = Checkpointer(settings, total, store, agreement, saving)
+        self.checkpointer = Checkpointer(settings, total, store, self.signals, collectives, saving)
         self.checkpointer.manage(Managed(groups, stateful, bulk, {}, hf))
 
     def step(self, step, metrics=None, failed=False):
@@ -247,18 +253,19 @@ def test_the_first_parameter_of_all_ranks_is_named():
 
 
 def test_too_much_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(stop, "resident_bytes", lambda: 3 << 30)
+    monkeypatch.setattr(checkpointer, "resident_bytes", lambda: 3 << 30)
     run = Run(tmp_path, max_host_memory_gb=4)
     run.step(1)
-    monkeypatch.setattr(stop, "resident_bytes", lambda: 5 << 30)
+    monkeypatch.setattr(checkpointer, "resident_bytes", lambda: 5 << 30)
     with pytest.raises(UserError, match=r"uses 5.0 GiB, and trainer.max_host_memory_gb is 4; .* is saved in"):
         run.step(2)
     assert run.steps() == [2]
 
 
-def test_one_rank_stops_all():
-    signals = SimpleNamespace(wanted=False)
-    others = Agreement(signals, lambda flags: np.maximum(flags, 1.0), False)
-    assert others.stop()
-    signals.wanted = True
-    assert not others.stop_now()  # the others would wait for this one
+def test_one_rank_stops_all(tmp_path):
+    run = Run(tmp_path, others=True)
+    run.signals.wanted = True
+    run.checkpointer.within_phase()  # the others would wait for this one
+    run.signals.wanted = False
+    with pytest.raises(Stopped):
+        run.checkpointer.between_phases()
