@@ -1,7 +1,6 @@
 """Metrics of rollouts and their rewards, under verl's names.
 
-Each function adds its rows to a `MetricSet`. Where several ranks hold copies of the same rows (tensor and
-pipeline parallelism), only one of them adds its rows.
+Where several ranks hold copies of the same rows (tensor and pipeline parallelism), only one of them adds its rows.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,32 +15,24 @@ NO_SPREAD = 1e-8  # rewards of a group that differ by less are equal
 
 
 def token_counts(experiences: Sequence[Experience]) -> tuple[int, int]:
-    """Count (sampled tokens, all tokens of prompts and responses).
-
-    A prompt counts once for each of its responses, as in verl.
-    """
-    sampled = total = 0
-    for experience in experiences:
-        sampled += int(experience.sampled_lengths.sum())
-        total += int((len(experience.group.prompt.token_ids) + experience.lengths).sum())
-    return sampled, total
+    """Count sampled tokens, and tokens of responses, each with its prompt, as verl."""
+    sampled = sum(int(e.sampled_lengths.sum()) for e in experiences)
+    return sampled, sum(int((len(e.group.prompt.token_ids) + e.lengths).sum()) for e in experiences)
 
 
-def add_lengths(metrics: MetricSet, experiences: Sequence[Experience], max_prompt_length: int | None = None) -> None:
+def add_lengths(metrics: MetricSet, experiences: Sequence[Experience], max_prompt_length: int) -> None:
     """Add `response_length/*` (sampled tokens) and `prompt_length/*` in tokens, over responses.
 
-    `response_length/clip_ratio` is the fraction that ended because the limit was hit, as the engine recorded it.
-    `prompt_length/clip_ratio` is the fraction of prompts of `max_prompt_length` tokens or more, given when that is.
+    The `clip_ratio` of responses is the fraction that ended because the limit was hit, as the engine recorded it; that
+    of prompts the fraction of `max_prompt_length` tokens or more.
     """
-    rollouts = [rollout for experience in experiences for rollout in experience.group.rollouts]
-    prompts = [len(e.group.prompt.token_ids) for e in experiences for _ in e.group.rollouts]
-    lengths = [length for experience in experiences for length in experience.sampled_lengths]
-    metrics.add_summary("response_length", np.array(lengths))
-    clipped = [rollout.finish_reason == "length" for rollout in rollouts]
+    pairs = [(e.group.prompt, rollout) for e in experiences for rollout in e.group.rollouts]
+    prompts = np.array([len(prompt.token_ids) for prompt, _ in pairs])
+    metrics.add_summary("response_length", np.array([length for e in experiences for length in e.sampled_lengths]))
+    clipped = [rollout.finish_reason == "length" for _, rollout in pairs]
     metrics.add_values("response_length/clip_ratio", np.array(clipped))
-    metrics.add_summary("prompt_length", np.array(prompts))
-    if max_prompt_length is not None:
-        metrics.add_values("prompt_length/clip_ratio", np.array(prompts) >= max_prompt_length)
+    metrics.add_summary("prompt_length", prompts)
+    metrics.add_values("prompt_length/clip_ratio", prompts >= max_prompt_length)
 
 
 def add_rewards(metrics: MetricSet, experiences: Sequence[Experience]) -> None:
@@ -56,10 +47,10 @@ def add_rewards(metrics: MetricSet, experiences: Sequence[Experience]) -> None:
     """
     if not experiences:
         return
-    rewards = np.concatenate([experience.rewards for experience in experiences], dtype=np.float64)
+    rewards = np.concatenate([e.rewards for e in experiences], dtype=np.float64)
     for name in ("critic/score", "critic/rewards"):
         metrics.add_summary(name, rewards, ~np.isnan(rewards))
-    for function in dict.fromkeys(name for experience in experiences for name in experience.rewards_by_function):
+    for function in dict.fromkeys(name for e in experiences for name in e.rewards_by_function):
         of = [e.rewards_by_function[function] for e in experiences if function in e.rewards_by_function]
         values = np.concatenate(of)
         given = ~np.isnan(values)
@@ -68,37 +59,27 @@ def add_rewards(metrics: MetricSet, experiences: Sequence[Experience]) -> None:
         metrics.add_total(f"reward/{function}/missing", np.count_nonzero(~given))
     advantages = [row for e in experiences for row in taken(e.token_advantages, e.sampled)]
     metrics.add_summary("critic/advantages", np.concatenate(advantages))
-    several = [experience.rewards.astype(np.float64) for experience in experiences if len(experience.rewards) > 1]
+    several = [e.rewards.astype(np.float64) for e in experiences if len(e.rewards) > 1]
     scored = [rewards[~np.isnan(rewards)] for rewards in several]
-    without = [rewards.size < 2 or rewards.max() - rewards.min() < NO_SPREAD for rewards in scored]
+    without = [rewards.size < 2 or np.ptp(rewards) < NO_SPREAD for rewards in scored]
     metrics.add("group/zero_std_fraction", sum(without), len(without))
     spreads = [rewards.std(ddof=1) for rewards in scored if rewards.size > 1]
     metrics.add("group/reward_std", sum(spreads), len(spreads))
 
 
 def add_values(metrics: MetricSet, experiences: Sequence[Experience]) -> None:
-    """Add `critic/values/*` and `critic/returns/*` of experiences that have them.
-
-    Standard deviations over tokens are added too:
-    `critic/returns/std` and, of returns less values, `critic/return_error/std`.
-    """
-    for experience in experiences:
-        if experience.values is None or experience.returns is None:
-            continue
-        values, returns = (
-            np.concatenate(taken(rows, experience.sampled)) for rows in (experience.values, experience.returns)
-        )
-        metrics.add_summary("critic/values", values)
-        metrics.add_summary("critic/returns", returns)
-        metrics.add_std("critic/returns/std", returns)
-        metrics.add_std("critic/return_error/std", returns - values)
+    """Add `critic/values/*`, `critic/returns/*` and `critic/return_error/std` over tokens."""
+    for e in experiences:
+        if e.values is not None and e.returns is not None:
+            values, returns = (np.concatenate(taken(rows, e.sampled)) for rows in (e.values, e.returns))
+            metrics.add_summary("critic/values", values)
+            metrics.add_summary("critic/returns", returns)
+            metrics.add_std("critic/returns/std", returns)
+            metrics.add_std("critic/return_error/std", returns - values)
 
 
 def add_reward_troubles(metrics: MetricSet, failures: Mapping[str, int], timeouts: Mapping[str, int]) -> None:
-    """Add `reward/<function>/failures` and `/timeouts`, counted in samples.
-
-    A failure raised; a timeout was given up.
-    """
+    """Add `reward/<function>/failures` (raised) and `/timeouts` (given up), in samples."""
     for kind, counts in (("failures", failures), ("timeouts", timeouts)):
         for function, count in counts.items():
             metrics.add_total(f"reward/{function}/{kind}", count)
@@ -107,10 +88,9 @@ def add_reward_troubles(metrics: MetricSet, failures: Mapping[str, int], timeout
 def add_log_prob_difference(
     metrics: MetricSet, rollouts: Sequence[Rollout], train_log_probs: Sequence[np.ndarray]
 ) -> None:
-    """Add the difference between log-probs of the rollouts and the train graph.
+    """Add differences between log-probs of the rollouts and the train graph.
 
-    Both are of the same sampled tokens.
-    train_log_probs: one float32[R] for each rollout, without padding, natural logs.
+    train_log_probs: one float32[R] for each rollout, of the same tokens.
     With d = train - behaviour, the distribution that the tokens were drawn from: `rollout_corr/kl` mean of -d and
     `rollout_corr/k3_kl` mean of exp(d) - d - 1, KL(rollout || train) in nats per token, as in verl.
     With d = train - policy, the same distribution computed by two graphs: `rollout_corr/log_prob_diff/{mean,max}` of
@@ -125,24 +105,19 @@ def add_log_prob_difference(
     log_ratio = np.clip(train - drawn, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     metrics.add_values("rollout_corr/kl", -log_ratio)
     metrics.add_values("rollout_corr/k3_kl", np.expm1(log_ratio) - log_ratio)
-    difference = train - engine
-    probabilities = np.abs(np.exp(train) - np.exp(engine))
-    for mean, largest, values in (
-        ("rollout_corr/log_prob_diff/mean", "rollout_corr/log_prob_diff/max", np.abs(difference)),
-        ("training/rollout_probs_diff_mean", "training/rollout_probs_diff_max", probabilities),
+    for name, values in (
+        ("rollout_corr/log_prob_diff/", np.abs(train - engine)),
+        ("training/rollout_probs_diff_", np.abs(np.exp(train) - np.exp(engine))),
     ):
-        metrics.add_values(mean, values)
-        metrics.add_max(largest, values.max())
+        metrics.add_values(f"{name}mean", values)
+        metrics.add_max(f"{name}max", values.max())
 
 
-def add_experience(metrics: MetricSet, experiences: Sequence[Experience], max_prompt_length: int | None = None) -> None:
-    """Add all metrics of experiences: lengths, rewards, and log-prob differences.
-
-    The last need the train graph's log-probs (`old_log_probs`).
-    """
+def add_experience(metrics: MetricSet, experiences: Sequence[Experience], max_prompt_length: int) -> None:
+    """Add all metrics of experiences; log-prob differences where there are old log-probs."""
     add_lengths(metrics, experiences, max_prompt_length)
     add_rewards(metrics, experiences)
     add_values(metrics, experiences)
-    both = [experience for experience in experiences if experience.old_log_probs is not None]
-    rollouts = [rollout for experience in both for rollout in experience.group.rollouts]
-    add_log_prob_difference(metrics, rollouts, [train for experience in both for train in experience.old_log_probs])
+    both = [e for e in experiences if e.old_log_probs is not None]
+    rollouts = [rollout for e in both for rollout in e.group.rollouts]
+    add_log_prob_difference(metrics, rollouts, [train for e in both for train in e.old_log_probs])

@@ -62,10 +62,7 @@ def read_record_rows(path: str | Path) -> list[dict[str, Any]]:
 
 
 def read_record(path: str | Path) -> list[tuple[int, list[Experience]]]:
-    """Read (step, its experiences with zero advantages) in the order written.
-
-    UserError as `read_columns`.
-    """
+    """Read (step, its experiences with zero advantages) in order. UserError as `read_columns`."""
     try:
         steps = experiences_of(read_record_rows(path))
         for (earlier, _), (later, _) in pairwise(steps):
@@ -79,10 +76,7 @@ def read_record(path: str | Path) -> list[tuple[int, list[Experience]]]:
 
 
 def pack(rows: Sequence[Row]) -> bytes:
-    """Pack rows as an .npz archive.
-
-    Each array column is one piece, everything else is JSON.
-    """
+    """Pack rows as an .npz archive: array columns, and JSON of all others."""
     arrays = {name: [row[name] for row in rows] for name in _ARRAYS}
     plain = {name: [row[name] for row in rows] for name in _PLAIN}  # NaN: null
     plain["lengths"] = {name: list(map(len, values)) for name, values in arrays.items()}

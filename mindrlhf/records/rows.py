@@ -7,6 +7,7 @@ log-probs are not in the MindRecord: a replay computes them from its own setting
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields
 from itertools import groupby
 from typing import Any, get_args
 
@@ -66,8 +67,6 @@ def rows_of(
     """
     for e in experiences:
         prompt = e.group.prompt
-        by_function = {name: values.tolist() for name, values in e.rewards_by_function.items()}
-        rewards, advantages = e.rewards.tolist(), _mean_advantages(e)
         shared = {
             "step": step,
             "prompt_id": int(prompt.id),
@@ -82,22 +81,15 @@ def rows_of(
                 "ground_truth": prompt.fields.get("ground_truth"),
                 "prompt_length": len(prompt.token_ids),
             }
-        for index, rollout in enumerate(e.group.rollouts):
-            row = shared | {
-                "sample_index": int(rollout.sample_index),
-                "seed": rollout.seed,
-                "finish_reason": rollout.finish_reason,
-                "reward": rewards[index],
-                "rewards": {name: values[index] for name, values in by_function.items()},
-                "response_ids": rollout.response_ids,
-                "sampled": rollout.sampled,
-                "behaviour_log_probs": rollout.behaviour_log_probs,
-                "policy_log_probs": rollout.policy_log_probs,
-            }
-            row["rewards_by_function"] = orjson.dumps(row["rewards"]).decode()  # NaN: null
+        rows = zip(e.group.rollouts, e.rewards.tolist(), _mean_advantages(e), strict=True)
+        for index, (rollout, reward, advantage) in enumerate(rows):
+            rewards = {name: float(values[index]) for name, values in e.rewards_by_function.items()}
+            row = vars(rollout) | shared | {"reward": reward, "rewards": rewards}
+            row["sample_index"] = int(rollout.sample_index)
+            row["rewards_by_function"] = orjson.dumps(rewards).decode()  # NaN: null
             if decode:
                 row["completion"] = decode(rollout.response_ids)
-                row["advantage"] = advantages[index]
+                row["advantage"] = advantage
                 row["response_length"] = int(np.count_nonzero(rollout.sampled))
             yield row
 
@@ -129,14 +121,12 @@ def experiences_of(rows: Iterable[Row]) -> list[tuple[int, list[Experience]]]:
     for step, members in groupby(rows, lambda row: row["step"]):
         # A group ends where the sample index starts again: the same prompt may come twice in a step.
         groups: list[list[Row]] = []
+        prompt, index = None, 0
         for row in members:
-            if (
-                not groups
-                or row["sample_index"] <= groups[-1][-1]["sample_index"]
-                or row["prompt_id"] != groups[-1][0]["prompt_id"]
-            ):
+            if row["prompt_id"] != prompt or row["sample_index"] <= index:
                 groups.append([])
             groups[-1].append(row)
+            prompt, index = row["prompt_id"], row["sample_index"]
         steps.append((step, [_sound_experience(group) for group in groups]))
     return steps
 
@@ -174,16 +164,13 @@ def _check(row: Row) -> None:
 def _experience(rows: list[Row]) -> Experience:
     first = rows[0]
     prompt = Prompt(first["prompt_id"], first["prompt_ids"], parse_json(first["fields"]))
-    of_rollout = ("prompt_id", "sample_index", "response_ids", "sampled", "behaviour_log_probs", "policy_log_probs")
-    of_rollout += ("finish_reason", "seed")
-    by_function = [parse_json(row["rewards_by_function"]) for row in rows]
+    rollouts = tuple(Rollout(**{field.name: row[field.name] for field in fields(Rollout)}) for row in rows)
+    given = [parse_json(row["rewards_by_function"]) for row in rows]
+    by_function = {name: [np.nan if one[name] is None else one[name] for one in given] for name in given[0]}
     return Experience(
-        group=RolloutGroup(prompt, tuple(Rollout(**{name: row[name] for name in of_rollout}) for row in rows)),
+        group=RolloutGroup(prompt, rollouts),
         rewards=np.array([row["reward"] for row in rows], np.float32),
-        rewards_by_function={
-            name: np.array([np.nan if given[name] is None else given[name] for given in by_function], np.float32)
-            for name in by_function[0]
-        },
+        rewards_by_function={name: np.array(values, np.float32) for name, values in by_function.items()},
         advantages=np.zeros(len(rows), np.float32),
         policy_step=first["policy_step"],
         greedy_reward=first["greedy_reward"],

@@ -7,9 +7,10 @@ that is killed loses none of the steps before its last checkpoint, and memory do
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,8 @@ class RecordParts:
     def __init__(self, file: Path, steps_done: int = 0):
         """Keep the parts of the first `steps_done` steps, and remove all others.
 
-        Where the run had ended before, and is to go on, the steps are taken from its MindRecord.
-        Raises `UserError` when the folder cannot be read or written.
+        Steps of a run that had ended come from its MindRecord. Raises `UserError` when the folder cannot be read or
+        written.
         """
         self.file = Path(file)
         self.folder = self.file.with_name(f"{self.file.name}.parts")
@@ -54,32 +55,21 @@ class RecordParts:
             temporary.write_bytes(pack(rows))
 
     def merge(self, finished: bool) -> None:
-        """Write the MindRecord of all steps so far.
-
-        finished: the parts are not needed any more.
-        """
-        if self._parts():
-            write_record(self.file, self._rows())
+        """Write the MindRecord of all steps; finished: its parts may go."""
+        if parts := self._parts():
+            write_record(self.file, chain.from_iterable(map(_read, parts.values())))
         if finished:
             shutil.rmtree(self.folder, ignore_errors=True)
-
-    def _rows(self) -> Iterator[dict[str, Any]]:
-        for path in self._parts().values():
-            yield from _read(path)
 
     def _parts(self) -> dict[int, Path]:
         return step_files(self.folder, PART)
 
     def _take_from_record(self, steps_done: int) -> None:
         have = self._parts()
-        if len(have) == steps_done:
-            return
-        steps: dict[int, list] = {}
-        for row in read_record_rows(self.file):
-            if row["step"] <= steps_done and row["step"] not in have:
-                steps.setdefault(row["step"], []).append(row)
-        for step, rows in steps.items():
-            self.add(step, rows)
+        if len(have) < steps_done:
+            for step, rows in groupby(read_record_rows(self.file), lambda row: row["step"]):
+                if step <= steps_done and step not in have:
+                    self.add(step, list(rows))
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
@@ -98,11 +88,8 @@ def _lower_priority() -> None:
 class ResponseWriter:
     """Writer of a run's responses, on rank 0, in a thread.
 
-    MindSpore lets other threads run while it computes.
-    The thread starts after a short delay, once the next step runs inside MindSpore and Python's lock is free.
-
-    folder: of the JSONL of each step, or None. record: the parts of the MindRecord, or None. decode: token
-    ids -> text.
+    The thread starts after a short delay, once the next step runs inside MindSpore and Python's lock is free. folder:
+    of the JSONL of each step, or None. record: the parts of the MindRecord, or None. decode: token ids -> text.
     """
 
     def __init__(self, folder: Path | None, record: RecordParts | None, decode: Callable[[np.ndarray], str]):
@@ -112,29 +99,20 @@ class ResponseWriter:
         self._awaited = threading.Event()
 
     def add(self, step: int, experiences: Sequence[Experience]) -> None:
-        """Begin to write a step's responses, in this order.
-
-        Those of the step before are in files when it returns.
-        """
+        """Begin to write a step's responses when the last step's are in files."""
         self.flush()
         self._awaited.clear()
         self._begun = self._thread.submit(self._write, step, experiences)
 
     def flush(self) -> None:
-        """Block until everything added is in files.
-
-        Raises the thread's error, `UserError` for a full disk.
-        """
+        """Block until all is in files. Raises the thread's error."""
         begun, self._begun = self._begun, None
         self._awaited.set()
         if begun:
             begun.result()
 
     def close(self, finished: bool) -> None:
-        """Put the record together.
-
-        finished: the run has done its last step.
-        """
+        """Put the record together; finished: the run has done its last step."""
         try:
             self.flush()
         finally:
