@@ -1,7 +1,6 @@
 // Draws the report from the JSON in #data. Texts from a run only ever go through textContent.
 "use strict";
 (() => {
-  const SVG = "http://www.w3.org/2000/svg";
   const COLOURS = 8;
   const DASHES = ["", "6 3", "2 3", "8 3 2 3"];
   const GROUPS_AT_ONCE = 8;
@@ -13,19 +12,13 @@
 
   const colour = (index) => `var(--c${index % COLOURS})`;
 
-  function element(name, attributes = {}, ...children) {
-    const made = document.createElement(name);
+  const maker = (language) => (name, attributes = {}, ...children) => {
+    const made = document.createElementNS(`http://www.w3.org/${language}`, name);
     for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
     made.append(...children);
     return made;
-  }
-
-  function shape(name, attributes, text) {
-    const made = document.createElementNS(SVG, name);
-    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-    if (text !== undefined) made.textContent = text;
-    return made;
-  }
+  };
+  const element = maker("1999/xhtml"), shape = maker("2000/svg");
 
   function number(value, digits = 4) {
     if (value === null || value === undefined) return "–";
@@ -67,13 +60,8 @@
   }
 
   function path(points) {
-    let text = "", open = false;
-    for (const [x, y] of points) {
-      if (y === null) continue; // a metric of every tenth step is still one curve
-      text += `${open ? "L" : "M"}${x.toFixed(1)},${y.toFixed(1)}`;
-      open = true;
-    }
-    return text;
+    const known = points.filter(([, y]) => y !== null); // a metric of every tenth step is still one curve
+    return known.map(([x, y], place) => `${place ? "L" : "M"}${x.toFixed(1)},${y.toFixed(1)}`).join("");
   }
 
   // One figure. series: {name, colour, dash, steps, values}; stacked: areas, each on top of the ones before it.
@@ -91,11 +79,8 @@
         const mark = element("i", stacked ? { class: "area" } : {});
         mark.style[stacked ? "background" : "borderTopColor"] = one.colour;
         if (one.dash) mark.style.borderTopStyle = "dashed";
-        const item = element("span", {}, mark, one.name);
-        const place = step === null ? lastOf(one.values) : places[index].get(step);
-        const value = place === undefined ? null : one.values[place];
-        item.append(" ", element("b", {}, number(value)));
-        legend.append(item);
+        const place = step === null ? one.values.findLastIndex((value) => value !== null) : places[index].get(step);
+        legend.append(element("span", {}, mark, one.name, " ", element("b", {}, number(one.values[place]))));
       });
     }
 
@@ -108,8 +93,7 @@
         ? stack(series, steps, places)
         : series.map((one) => ({ ...one, top: smoothed(one.values, weight) }));
       const known = curves.flatMap((one) => [...one.top, ...(one.below || one.values)]).filter((v) => v !== null);
-      let low = Math.min(...known), high = Math.max(...known);
-      if (!known.length) [low, high] = [0, 1];
+      let [low, high] = known.length ? [Math.min(...known), Math.max(...known)] : [0, 1];
       if (high - low < 1e-12 * Math.max(1, Math.abs(high))) {
         const room = Math.abs(high) * 0.1 || 1;
         low -= low === 0 ? 0 : room;
@@ -127,8 +111,7 @@
       for (const one of curves) {
         const points = (values) => one.steps.map((step, index) => [across(step), values[index] === null ? null : up(values[index])]);
         if (stacked) {
-          const under = points(one.below).reverse();
-          const edge = path([...points(one.top), ...under]);
+          const edge = path([...points(one.top), ...points(one.below).reverse()]);
           picture.append(shape("path", { class: "area", d: edge + "Z", style: `fill:${one.colour};stroke:${one.colour}` }));
           continue;
         }
@@ -159,11 +142,6 @@
     return box;
   }
 
-  function lastOf(values) {
-    for (let place = values.length - 1; place >= 0; place--) if (values[place] !== null) return place;
-    return undefined;
-  }
-
   function stack(series, steps, places) {
     let below = steps.map(() => 0);
     return series.map((one, index) => {
@@ -174,24 +152,19 @@
     });
   }
 
-  const shortName = (name, title) => (title ? name.replace(/^(timing_s|swap|perf|val-core|actor|reward)\//, "") : name);
+  const shortName = (name) => name.replace(/^(timing_s|swap|perf|val-core|actor|reward)\//, "");
+  const several = data.runs.length > 1;
 
   function lines(chart) {
-    const series = [];
-    data.runs.forEach((run, place) => {
-      const found = chart.metrics.filter((name) => run.metrics[name]);
-      found.forEach((name, index) => {
-        const many = chart.metrics.length > 1;
-        const parts = [data.runs.length > 1 ? run.label : "", many || data.runs.length === 1 ? shortName(name, true) : ""];
-        series.push({
-          name: parts.filter(Boolean).join(" · "),
-          colour: colour(data.runs.length > 1 ? place : chart.metrics.indexOf(name)),
-          dash: data.runs.length > 1 ? DASHES[index % DASHES.length] : "",
-          steps: run.steps,
-          values: run.metrics[name],
-        });
-      });
-    });
+    const series = data.runs.flatMap((run, place) =>
+      chart.metrics.filter((name) => run.metrics[name]).map((name, index) => ({
+        name: [...(several ? [run.label] : []), ...(several && chart.metrics.length === 1 ? [] : [shortName(name)])].join(" · "),
+        colour: colour(several ? place : chart.metrics.indexOf(name)),
+        dash: several ? DASHES[index % DASHES.length] : "",
+        steps: run.steps,
+        values: run.metrics[name],
+      })),
+    );
     return figure(chart.title, chart.unit, series, false);
   }
 
@@ -200,7 +173,7 @@
     const total = (values) => values.reduce((sum, value) => sum + (value ?? 0), 0);
     const found = chart.metrics.filter((name) => run.metrics[name] && total(run.metrics[name]) > 0);
     found.sort((a, b) => total(run.metrics[b]) - total(run.metrics[a]));
-    const parts = found.map((name) => ({ name: shortName(name, true), values: run.metrics[name] }));
+    const parts = found.map((name) => ({ name: shortName(name), values: run.metrics[name] }));
     const whole = chart.remainder && run.metrics[chart.remainder];
     if (whole) {
       const apart = run.metrics[chart.apart] ?? [];
@@ -208,7 +181,7 @@
       if (total(rest) > 0) parts.push({ name: "other", values: rest });
     }
     const series = parts.map((part, index) => ({ ...part, colour: colour(index), steps: run.steps }));
-    return figure(data.runs.length > 1 ? `${chart.title}: ${run.label}` : chart.title, chart.unit, series, true);
+    return figure(several ? `${chart.title}: ${run.label}` : chart.title, chart.unit, series, true);
   }
 
   function drawCharts(section, charts) {
@@ -258,7 +231,7 @@
   function drawRollouts() {
     const form = document.querySelector("#rollouts .filters");
     fill(form.elements.run, data.runs.map((run, place) => [place, run.label]));
-    form.elements.run.parentElement.hidden = data.runs.length < 2;
+    form.elements.run.parentElement.hidden = !several;
     const run = data.runs[Number(form.elements.run.value) || 0];
     const steps = [...new Set(run.groups.map((group) => group.step))];
     fill(form.elements.step, [["", "all"], ...steps.map((step) => [step, step])]);
@@ -268,14 +241,13 @@
     const bounded = low !== -Infinity || high !== Infinity;
     const rewards = run.groups.flatMap((group) => group.samples.map((row) => row.reward)).filter((reward) => reward !== null);
     const least = Math.min(...rewards), most = Math.max(...rewards);
-    const groups = [];
-    for (const group of run.groups) {
-      if (form.elements.step.value && group.step !== Number(form.elements.step.value)) continue;
+    const inStep = run.groups.filter((group) => !form.elements.step.value || group.step === Number(form.elements.step.value));
+    const groups = inStep.map((group) => {
       const asked = `${group.prompt}\n${group.ground_truth ?? ""}`.toLowerCase().includes(text);
       const samples = group.samples.filter((row) =>
         (row.reward === null ? !bounded : row.reward >= low && row.reward <= high) && (asked || row.completion.toLowerCase().includes(text)));
-      if (samples.length) groups.push({ ...group, samples });
-    }
+      return { ...group, samples };
+    }).filter((group) => group.samples.length);
     const count = groups.reduce((sum, group) => sum + group.samples.length, 0);
     byId("count").textContent = run.rollout_steps
       ? `${count} answers to ${groups.length} prompts; samples of ${steps.length} of ${run.rollout_steps} steps are in this report`
@@ -303,7 +275,6 @@
 
   function drawSettings() {
     const form = document.querySelector("#settings .filters");
-    const several = data.runs.length > 1;
     form.elements.differing.parentElement.hidden = !several;
     const text = form.elements.text.value.toLowerCase();
     const differing = new Set(data.differing);
@@ -320,22 +291,7 @@
     document.querySelector("#settings p").textContent = note;
   }
 
-  function drawAllCharts() {
-    drawCharts("learning", data.learning);
-    drawCharts("cost", data.cost);
-    drawAny();
-  }
-
-  function drawAll() {
-    drawRuns();
-    drawAllCharts();
-    drawRollouts();
-    drawSettings();
-  }
-
-  function redraw() {
-    for (const one of document.querySelectorAll("figure")) one.redraw();
-  }
+  const redraw = () => document.querySelectorAll("figure").forEach((one) => one.redraw());
 
   const rollouts = document.querySelector("#rollouts .filters"), settings = document.querySelector("#settings .filters");
   for (const form of [rollouts, settings]) form.addEventListener("submit", (event) => event.preventDefault());
@@ -344,7 +300,7 @@
     drawRollouts();
   });
   settings.addEventListener("input", drawSettings);
-  settings.elements.differing.checked = data.runs.length > 1 && data.differing.length > 0;
+  settings.elements.differing.checked = several && data.differing.length > 0;
   byId("more").addEventListener("click", () => {
     groupsShown += GROUPS_AT_ONCE;
     drawRollouts();
@@ -357,7 +313,12 @@
     width = document.body.clientWidth;
     redraw();
   }).observe(document.body);
-  drawAll();
+  drawRuns();
+  drawCharts("learning", data.learning);
+  drawCharts("cost", data.cost);
+  drawAny();
+  drawRollouts();
+  drawSettings();
 
   // A live page: the file is rewritten, and loaded again unless the reader does something just now. Fields and focus
   // outlive that in the state of the page's place in the browser's history; browsers keep the scroll position.
