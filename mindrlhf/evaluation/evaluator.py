@@ -38,10 +38,7 @@ class Evaluator:
     progress: Progress
 
     def __call__(self, step: int = 0) -> list[Answer]:
-        """Generate every answer of all ranks, by problem and sample.
-
-        step: keys the random numbers.
-        """
+        """Generate every answer of all ranks, by problem; step: keys the random numbers."""
         count = len(self.prompts) * self.num_generations
         with self.progress("evaluate", count, "answers") as advance:
             groups = self.engine.generate(self.prompts, self.num_generations, step, advance)
@@ -74,7 +71,6 @@ class Evaluator:
 def vote(completion: str) -> str | None:
     """Normalise an answer for maj@k; None without an answer.
 
-    Equal answers get equal texts.
     The forms of GSM8K's reward are read: a stated number votes for its value, so that `18`, `18.0` and `$18` are one
     vote; a stated text (an expression of the countdown task) votes for itself without its spaces.
     """
@@ -87,10 +83,7 @@ def vote(completion: str) -> str | None:
 
 
 def reward_of(prompts: Sequence[Prompt], data: str | Path, advice: str) -> str:
-    """Name the reward function that fits a dataset's task.
-
-    advice: another way to name one, for messages.
-    """
+    """Name the reward function of a dataset's task; advice: another way, for messages."""
     task = prompts[0].fields["task"]
     if task not in TASKS:
         raise UserError(f"{data}: its task {task!r} has no reward function of its own; {advice}.")

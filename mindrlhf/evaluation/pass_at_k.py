@@ -67,9 +67,8 @@ class Comparison:
 
 
 def pass_at_k(answers: int, right: int, k: int) -> float:
-    """Probability that one of k answers drawn from `answers` is right.
+    """Probability that one of k drawn answers is right.
 
-    right: number of right answers among them.
     Chen et al. 2021 (arXiv:2107.03374), equation 1: the unbiased estimate of pass@k.
     """
     return 1.0 - comb(answers - right, k) / comb(answers, k)
@@ -78,8 +77,8 @@ def pass_at_k(answers: int, right: int, k: int) -> float:
 def majority_at_k(votes: Sequence[str | None], right: Sequence[bool], k: int) -> float:
     """Probability that the most frequent vote of k drawn answers is right.
 
-    Ties are broken by a fair draw. An answer without a vote (None) does not vote. Answers with one vote count as
-    right in proportion to the right ones among them.
+    Ties are broken by a fair draw; None is no vote. Answers with one vote count as right in proportion to the right
+    ones.
     """
     counts = Counter(value for value in votes if value is not None)
     solved = Counter(value for value, correct in zip(votes, right, strict=True) if correct and value is not None)
@@ -184,10 +183,7 @@ def ks(answers: int) -> list[int]:
 
 
 def compare(first: Iterable[Answer], second: Iterable[Answer]) -> Comparison:
-    """Compare the second model with the first over the same problems.
-
-    Raises `UserError` when the problems differ.
-    """
+    """Compare the second model with the first; UserError when the problems differ."""
     shares = [
         {key: fmean(answer.solves for answer in group) for key, group in by_problem(side).items()}
         for side in (first, second)
@@ -214,10 +210,7 @@ def sign_test(wins: int, losses: int) -> float:
 
 
 def read_answers(path: str | Path) -> list[Answer]:
-    """Read the answers of a JSONL file, whose rows have the fields of `Answer`.
-
-    Raises `UserError` for another kind of file.
-    """
+    """Read a JSONL file of `Answer` rows; UserError for another kind of file."""
     kinds, answers = get_type_hints(Answer), []
     for number, row in enumerate(read_json_lines(path), start=1):
         values = row | {"score": float("nan") if row.get("score", "") is None else row.get("score")}

@@ -23,8 +23,8 @@ SEED_SHIFT = 1 << 32
 class Validation:
     """Periodic evaluation in a run.
 
-    every: steps between two evaluations, the last of the run's `total` steps included; None for never. folder: of
-    the answers as JSONL, a file for each step; None on ranks that write nothing.
+    every: steps between two evaluations, the last of the run's `total` steps included; None for never. folder: of the
+    answers as JSONL by step; None on ranks that write nothing.
     """
 
     evaluator: Evaluator
@@ -52,9 +52,8 @@ class Validation:
 def open_validation(
     job: Job, generator: ModelPart, problems: list[Prompt], total: int, stack: ExitStack
 ) -> Validation | None:
-    """Make the evaluation of held-out problems; None without problems.
+    """Make the evaluation of held-out problems, divided by replicas; None without problems.
 
-    Each problem is answered by one of the replicas that generate.
     total: steps of the run. Objects to close go on `stack`.
     """
     if not problems:

@@ -52,10 +52,7 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Result of a comparison.
-
-    throughput: mean of B / mean of A over the first steps, None where one of them has none.
-    """
+    """Result; throughput: mean of B / mean of A, first steps, or None."""
 
     reward: Agreement
     loss: Agreement
@@ -81,10 +78,7 @@ class Comparison:
 
 
 def compare(a: Rows, b: Rows) -> Comparison:
-    """Compare run B with run A.
-
-    Raises UserError where they share no step with a reward or a loss.
-    """
+    """Compare run B with run A; UserError where they share no step."""
     loss = next((name for name in LOSSES if all(any(name in row for row in rows) for rows in (a, b))), LOSSES[0])
     first, second = ([row[THROUGHPUT] for row in rows if THROUGHPUT in row][:THROUGHPUT_STEPS] for rows in (a, b))
     throughput = fmean(second) / fmean(first) if second and any(first) else None

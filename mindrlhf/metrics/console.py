@@ -68,18 +68,14 @@ def trend(rewards: Sequence[float]) -> float | None:
 class ConsoleWriter:
     """Writer of one line per step to the console.
 
-    It prints `step 12/200 | reward 0.43 (+0.02) | loss .. | kl .. | len 23.1 (clip 2%) | gen 0.4s train 0.8s | ...`.
-    The number behind the reward is its trend since the start of the run (`trend`). Means of single reward functions
-    follow where there are several. A metric without a value is left out. `acc` is accuracy on held-out data, in the
-    steps that measured it. `same reward 80%` warns of groups that teach nothing, from half of them on. `compile` is
-    seconds of compiling graphs; `eta` leaves them out.
+    `step 12/200 | reward 0.43 (+0.02) | loss .. | kl .. | len 23.1 (clip 2%) | gen 0.4s train 0.8s | ...`. The number
+    behind the reward is its `trend` since the start of the run. Means of single reward functions follow where there are
+    several. `acc` is accuracy on held-out data. `same reward 80%` warns of groups that teach nothing, from half of them
+    on. `compile` is seconds of compiling graphs; `eta` leaves them out. A metric without a value is left out.
     """
 
     def __init__(self, total_steps: int, earlier_rewards: Sequence[float] = (), stream: TextIO | None = None):
-        """Begin with the mean rewards of the steps before a resume, for the trend.
-
-        stream: standard output where none is given.
-        """
+        """Begin with the mean rewards of earlier steps; stream: standard output without."""
         self._total_steps, self._rewards, self._stream = total_steps, list(earlier_rewards), stream
         self._step_seconds: deque[float] = deque(maxlen=ETA_STEPS)
 

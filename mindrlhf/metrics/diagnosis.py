@@ -21,18 +21,13 @@ RULES: Mapping[str, Mapping] = yaml.safe_load((resources.files(__package__) / "h
 
 @dataclass(frozen=True)
 class Course:
-    """Values of a metric over a run.
-
-    steps: recent ones whose mean is `now`. first: its first finite values. last: its recent ones, the newest at the
-    end, NaN included.
-    """
+    """Values of a metric: its first finite ones, and the last."""
 
     steps: int
     first: list[float] = field(default_factory=list)
     last: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
 
     def add(self, value: float) -> None:
-        """Add the next step's value."""
         self.last.append(value)
         if len(self.first) < FIRST and math.isfinite(value):
             self.first.append(value)
@@ -84,10 +79,7 @@ class Diagnosis:
         self._said: dict[str, int] = {}
 
     def look(self, step: int, values: Mapping[str, float]) -> list[Hint]:
-        """Return the hints of a step; steps come in order.
-
-        None of them was given in the `AGAIN_AFTER` steps before.
-        """
+        """Return the hints of a step, none given less than `AGAIN_AFTER` steps before."""
         hints = []
         for name, rule in RULES.items():
             if rule["metric"] not in values:
@@ -102,6 +94,6 @@ class Diagnosis:
 
 
 def diagnose(rows: Sequence[Mapping[str, float]]) -> list[Hint]:
-    """Return the hints of a whole run. rows: a dict per step, with `step`."""
+    """Return the hints of a whole run; rows: a dict per step, with `step`."""
     diagnosis = Diagnosis()
     return [hint for row in rows for hint in diagnosis.look(int(row["step"]), row)]

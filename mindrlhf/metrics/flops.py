@@ -18,10 +18,9 @@ MFU = "perf/mfu"
 
 
 def forward_flops(model: ModelConfig, prompt: int, responses: Sequence[int], times: int = 1) -> float:
-    """Count the operations of one forward pass over a group.
+    """Count the operations of a forward pass over a prompt and its answers.
 
-    The group is a prompt of `prompt` tokens and its answers; logits are computed at the answers only.
-    times: answers of each length in `responses`.
+    Logits are computed at the answers only. prompt, responses: tokens. times: answers of each length.
     """
     attention = model.num_heads * model.head_dim
     keys = model.num_kv_heads * model.head_dim
@@ -37,8 +36,7 @@ def forward_flops(model: ModelConfig, prompt: int, responses: Sequence[int], tim
 def phase_flops(model: ModelConfig, groups: Sequence[tuple], iterations: int) -> dict[str, float]:
     """Count a step's operations by phase.
 
-    Groups are given as `forward_flops` takes them: (prompt, responses) or with times.
-    iterations: passes of updates over the groups.
+    groups: arguments of `forward_flops`. iterations: passes of updates over them.
     """
     policy, critic = (sum(forward_flops(kind, *group) for group in groups) for kind in (model, model.as_critic()))
     return {
@@ -52,10 +50,9 @@ def phase_flops(model: ModelConfig, groups: Sequence[tuple], iterations: int) ->
 class Utilization:
     """Utilization of the machine: adds `perf/mfu` and its parts to a step's metrics.
 
-    model: the policy, and in all but its head the reference and the critic. ceiling: of this process, in
-    floating-point operations per second. iterations: passes of updates over a step's groups. exceeded: the factor
-    by which a phase has been faster than that ceiling, which a busy machine may have held down when it was
-    measured.
+    model: the policy, and in all but its head the reference and the critic. ceiling: of this process, in floating-point
+    operations per second. iterations: passes of updates over a step's groups. exceeded: the factor by which a phase has
+    been faster than the ceiling, which a busy machine may have held down when it was measured.
     """
 
     model: ModelConfig
@@ -69,9 +66,8 @@ class Utilization:
         """Add `perf/mfu` of the step, of generation and of each kind of update.
 
         seconds: phase -> seconds of this rank. experiences: this rank's own; none on a rank that computes a part of
-        another one's work. Responses that are not trained on are not counted, nor responses of earlier steps. A
-        rank that built a graph in this step is left out of the values of phases: a graph's first run is booked as
-        compiling, and the phase's seconds lack it.
+        another one's work. Responses that are not trained on are not counted, nor responses of earlier steps. A rank
+        that built a graph in this step is left out of the values of phases, whose seconds lack the graph's first run.
         """
         trained = phase_flops(self.model, [group_lengths(e) for e in experiences], self.iterations)
         drawn = [e for e in experiences if e.policy_step == step]
@@ -86,17 +82,13 @@ class Utilization:
         metrics.add(MFU, whole, seconds.get(STEP, 0.0) * self.ceiling)
 
     def within_ceiling(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Scale a step's reduced values so that no rate exceeds the ceiling.
-
-        The ceiling is raised to the highest rate so far. Values are then 1 at most; those of earlier steps stay as
-        they were written.
-        """
+        """Scale reduced values to the highest rate so far; those of earlier steps stay."""
         shares = {name: value for name, value in values.items() if name.startswith(MFU)}
         self.exceeded = max((self.exceeded, *shares.values()))
         return {**values, **{name: value / self.exceeded for name, value in shares.items()}}
 
 
 def group_lengths(experience: Experience) -> tuple[int, list[int]]:
-    """List prompt tokens, and response tokens of each answer."""
+    """List the prompt's tokens, and those of each answer."""
     group = experience.group
     return len(group.prompt.token_ids), [len(rollout.response_ids) for rollout in group.rollouts]

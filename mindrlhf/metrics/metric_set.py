@@ -25,10 +25,7 @@ def _divide(sums: Sums) -> float | None:
 
 
 def _merge_deviations(a: Sums, b: Sums) -> Sums:
-    """Merge two sums of squared deviations.
-
-    Chan, Golub and LeVeque 1979, "Updating formulae and a pairwise algorithm for computing sample variances".
-    """
+    """Merge sums of squared deviations (Chan, Golub and LeVeque 1979)."""
     (count_a, mean_a, squares_a), (count_b, mean_b, squares_b) = a, b
     count, shift = count_a + count_b, mean_b - mean_a
     return count, mean_a + shift * count_b / count, squares_a + squares_b + shift * shift * count_a * count_b / count
@@ -60,10 +57,7 @@ def _selected(array: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
 
 
 class MetricSet:
-    """Named metrics of one step, not yet divided; picklable.
-
-    A name keeps the kind (mean, total, extreme, std) it began with.
-    """
+    """Named metrics of one step, not yet divided; a name keeps its kind."""
 
     def __init__(self) -> None:
         self._entries: dict[str, tuple[str, Sums]] = {}
@@ -94,7 +88,6 @@ class MetricSet:
     def add_values(self, name: str, array: np.ndarray, mask: np.ndarray | None = None) -> None:
         """Add the elements of `array` to a mean, where `mask` is not 0.
 
-        Both have any, but the same, shape; without a mask all elements count.
         An element outside of the mask is never touched, so NaN in padding cannot leak in.
         """
         values = _selected(array, mask)
@@ -122,19 +115,13 @@ class MetricSet:
             self._put(name, kind, *sums)
 
     def results(self) -> dict[str, float]:
-        """Divide now: name -> value.
-
-        A mean over nothing (0/0) is left out; NaN and inf in the data stay visible.
-        """
+        """Divide now: name -> value; a mean over nothing (0/0) is left out."""
         values = {name: _KINDS[kind][1](sums) for name, (kind, sums) in self._entries.items()}
         return {name: value for name, value in values.items() if value is not None}
 
 
 def reduce(metrics: MetricSet, all_gather: Callable[[MetricSet], list[MetricSet]]) -> MetricSet:
-    """Merge the metrics of all ranks; their names may differ.
-
-    all_gather: hands over this rank's metrics and returns those of every rank, in rank order.
-    """
+    """Merge the metrics of all ranks; all_gather: this rank's -> those of every rank."""
     together = MetricSet()
     for one in all_gather(metrics):
         together.merge(one)

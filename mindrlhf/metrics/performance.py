@@ -14,7 +14,7 @@ from mindrlhf.units import GIB
 
 
 def resident_bytes() -> int:
-    """Read the resident memory (RSS) of this process now."""
+    """Read the resident memory (RSS) of this process."""
     return psutil.Process().memory_info().rss
 
 
@@ -39,10 +39,8 @@ def add_performance(
     Times are means over ranks. Generation is divided by response tokens, every other phase by prompt and response
     tokens. `perf/throughput` is tokens of all ranks / (seconds of a step x ranks), `perf/cpu_memory_used_gb` the
     resident memory of the largest process now, `perf/max_memory_allocated_gb` its highest peak, in 1024**3 bytes.
-
-    seconds: phase -> seconds of this rank, from `Timers.collect`. response_tokens, total_tokens: of this rank's own
-    rows, prompts counted once for each of their responses; 0 on a rank that holds a copy of another one's rows.
-    ranks: how many ranks the metrics are reduced over.
+    seconds: phase -> seconds of this rank. response_tokens, total_tokens: see `token_counts`; 0 on a rank that holds a
+    copy of another one's rows. ranks: how many ranks the metrics are reduced over.
     """
     for phase, elapsed in seconds.items():
         metrics.add(f"timing_s/{phase}", elapsed)
@@ -58,6 +56,6 @@ def add_performance(
 
 
 def add_training(metrics: MetricSet, global_step: int, epoch: float) -> None:
-    """Add `training/global_step` and `training/epoch`, which are the same on all ranks."""
+    """Add `training/global_step` and `training/epoch`, the same on all ranks."""
     metrics.add_max("training/global_step", global_step)
     metrics.add_max("training/epoch", epoch)

@@ -32,10 +32,9 @@ Run = Mapping[str, tuple[np.ndarray, np.ndarray]]
 
 
 def smooth(values: np.ndarray, width: float) -> np.ndarray:
-    """Smooth values by a Gaussian of `width` steps (standard deviation).
+    """Smooth values by a Gaussian of `width` steps, to both sides.
 
-    It looks to both sides, so that a rising curve is not shown late. NaN and infinities have no influence; where all
-    neighbours are non-finite, the result is NaN.
+    NaN and infinities have no influence; where all neighbours are non-finite, the result is NaN.
     """
     reach = int(4 * width) + 1
     kernel = np.exp(-0.5 * (np.arange(-reach, reach + 1) / width) ** 2)
@@ -107,12 +106,9 @@ def plot_runs(
 ) -> Path:
     """Draw reward, KL, response length and entropy by step; returns `output_png`.
 
-    The file is written whole or not at all.
-    paths: `metrics.jsonl` of each run; a metric that no run has gets no panel.
-    labels: a name for each run; the name of its folder by default.
-    accuracy: held-out accuracy (before, after) of each run, 0 to 1, drawn as bars next to the reward.
-
-    Raises UserError for a file that is absent or not a metrics file.
+    paths: `metrics.jsonl` of each run; a metric that no run has gets no panel. labels: a name for each run; that of its
+    folder by default. accuracy: held-out accuracy (before, after) of each run, 0 to 1, drawn as bars next to the
+    reward. Raises UserError for a file that is absent or not a metrics file.
     """
     paths = [Path(path) for path in paths]
     names = run_labels(paths, labels)
@@ -140,12 +136,10 @@ def plot_runs(
 def plot_metric(panels: Mapping[str, Sequence[Path]], metric: str, output_png: Path, title: str | None = None) -> Path:
     """Draw one metric of many runs in panels; returns `output_png`.
 
-    The file is written whole or not at all.
     panels: title of a panel -> `metrics.jsonl` of its runs, called by the name of their folder; runs of the same name
     have the same colour in all panels. metric: its name, in which * stands for anything; of several that fit, the first
-    in alphabetical order is drawn. It is drawn as it is, a point for each step that has it.
-
-    Raises UserError for a file that is absent, not a metrics file, or without such a metric.
+    in alphabetical order is drawn, a point for each step that has it. Raises UserError for a file that is absent, not a
+    metrics file, or without such a metric.
     """
     curves = {
         heading: {Path(path).resolve().parent.name: _read_metric(Path(path), metric) for path in paths}

@@ -12,7 +12,6 @@ class Timers:
     """Timers of phases: `with timers("gen"): ...` adds the block's seconds.
 
     Blocks nest, and an outer phase includes its inner ones; a phase inside itself counts once.
-
     on_phase: called with each block's phase when it begins, as part of it. clock: seconds from any origin.
     """
 
@@ -43,8 +42,7 @@ class Timers:
     def compile(self, seconds: float) -> None:
         """Move seconds spent compiling from the open phases to the phase `compile`.
 
-        The phase `step` stays whole, so that the phases of a step and `compile` add up to it, and a first step's
-        `gen` can be compared with a later one's.
+        The phase `step` stays whole: the phases of a step and `compile` add up to it.
         """
         self.add(COMPILE, seconds)
         for phase in set(self._open) - {STEP}:

@@ -23,11 +23,9 @@ class TrackerWriter:
         self._run = run
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Log one step."""
         self._run.log(dict(values), step=step)
 
     def close(self) -> None:
-        """Finish the run."""
         self._run.finish()
 
 
@@ -37,8 +35,7 @@ def open_tracker(
     """Begin a run of a tracker that keeps its files in `folder`.
 
     settings: shown as the run's config. Offline runs are in `folder` only, for `wandb sync` or `swanlab sync` later;
-    otherwise WANDB_MODE or SWANLAB_MODE decides, as everywhere. Raises UserError where the package is absent or the run
-    cannot begin: the reasons (no account, no network) have many types and become one sentence.
+    otherwise WANDB_MODE or SWANLAB_MODE decides, as everywhere. Raises UserError where the run cannot begin.
     """
     init, (folder_key, name_key) = _package(name).init, TRACKERS[name]
     make_folder(folder)

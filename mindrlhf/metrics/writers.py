@@ -61,14 +61,11 @@ def open_writers(
     start_step: int = 0,
     settings: Mapping[str, Any] | None = None,
 ) -> Writers:
-    """Open the writers that are set, in `folder`.
+    """Open the writers that are set: `metrics.jsonl`, `tensorboard/`, ... in `folder`.
 
-    They write `metrics.jsonl`, `tensorboard/`, `wandb/`, `swanlab/`.
     start_step: the first step this process will write. Later content of the files is cut off; 0 begins a new file.
-    settings: of the run, which wandb and SwanLab show with it.
-
-    Raises UserError for a package that is not installed, or a folder that cannot be written; files of an earlier run
-    are then as they were.
+    settings: of the run, which wandb and SwanLab show with it. Raises UserError for a package that is not installed, or
+    a folder that cannot be written; files of an earlier run are then as they were.
     """
     folder = Path(folder)
     metrics = folder / METRICS_FILE
@@ -106,10 +103,7 @@ def run_labels(paths: Sequence[Path], labels: Sequence[str] | None = None) -> li
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
-    """Read the steps of a metrics JSONL file; null becomes NaN.
-
-    Raises UserError, naming the line, for anything else.
-    """
+    """Read the steps of a metrics file, null as NaN. Raises UserError."""
     return [_metrics(row, f"{path}, line {number}") for number, row in enumerate(read_json_lines(path), start=1)]
 
 
@@ -131,10 +125,7 @@ def _earlier(path: Path, start_step: int) -> list[dict[str, float]]:
 
 
 class JsonlWriter:
-    """Writer of one JSON object a line; NaN and infinities are null.
-
-    A line is `{"step": 12, "critic/rewards/mean": 0.43, ...}`.
-    """
+    """Writer of lines `{"step": 12, "critic/rewards/mean": 0.43, ...}`; NaN is null."""
 
     def __init__(self, path: Path, start_step: int = 0):
         """Keep the lines of `path` before `start_step` and append to them."""
@@ -152,16 +143,14 @@ class JsonlWriter:
         self._file.flush()
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 
 class TensorBoardWriter:
-    """Writer of scalars as TensorBoard event files.
+    """Writer of TensorBoard event files, which hide an earlier run's steps from `start_step` on.
 
-    TensorBoard itself hides an earlier run's steps from `start_step` on.
-    Events go straight to the file: by way of the library's `SummaryWriter` each is sent to a thread, which takes three
-    times as long as writing it.
+    Events go straight to the file: by way of the library's `SummaryWriter`, through a thread, each takes three times as
+    long.
     """
 
     FLUSH_SECONDS = 60.0  # brings the file to the disk, which may take as long as a short step
@@ -179,10 +168,7 @@ class TensorBoardWriter:
         self._flushed = time.monotonic()
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Add one event with all values of a step.
-
-        An event for each value takes four times as long. It is in the file within a minute or a few steps.
-        """
+        """Add a step's values as one event (one each takes four times as long)."""
         event = self._event(wall_time=time.time(), step=step)
         for name, value in values.items():
             event.summary.value.add(tag=name, simple_value=value)
@@ -192,5 +178,4 @@ class TensorBoardWriter:
             self._flushed = time.monotonic()
 
     def close(self) -> None:
-        """Close the event file."""
         self._file.close()

@@ -69,9 +69,8 @@ class Managed:
 class Checkpointer:
     """Saver and restorer of a run, which may also end it.
 
-    Every rank uses it at the same places, after `manage`.
-    saving: entered while arrays are read. It has them in memory, and blocks until background writes have finished,
-    because a checkpoint implies them.
+    Every rank uses it at the same places, after `manage`. saving: entered while arrays are read; it has them in memory,
+    and blocks until background writes have finished, because a checkpoint implies them.
     """
 
     def __init__(
@@ -100,11 +99,7 @@ class Checkpointer:
         return self._step + 1
 
     def restore(self, checkpoint: Checkpoint, rank: int) -> None:
-        """Restore the state of a checkpoint in any layout, without the weights.
-
-        The weights have been read already. State that the settings have added since the checkpoint was written
-        begins fresh.
-        """
+        """Restore a checkpoint in any layout, without weights; state it lacks begins fresh."""
         for kind, (layout, parameters) in self._state.arrays.items():
             if kind not in (WEIGHTS, CRITIC_WEIGHTS) and kind in checkpoint.groups:
                 read = checkpoint.reader(kind, layout, rank)
@@ -153,10 +148,7 @@ class Checkpointer:
             self.between_phases()
 
     def between_phases(self) -> None:
-        """Raise `Stopped` when any rank is asked to stop; all ranks call it together.
-
-        The weights are still those of the last step's end.
-        """
+        """Raise `Stopped` when any rank is asked to; the weights are the last step's."""
         if self._largest(self._signals.wanted):
             raise Stopped(f"stopped: {self._leave()}")
 
@@ -199,10 +191,7 @@ class Checkpointer:
             self._saved = self._step
 
     def _check_finite(self, groups: Mapping[str, ShardGroup]) -> None:
-        """Raise `UserError` on all ranks for non-finite weights.
-
-        They would push good checkpoints out.
-        """
+        """Raise `UserError` for bad weights, which would push good checkpoints out."""
         for kind in (WEIGHTS, CRITIC_WEIGHTS, REFERENCE_WEIGHTS):
             if kind in groups:
                 group = groups[kind]
@@ -212,19 +201,13 @@ class Checkpointer:
                     raise self._store.with_advice(UserError(f"step {self._step}: {spoiled(kind, name)}"))
 
     def _take_snapshot(self) -> None:
-        """Copy everything but the arrays after a step.
-
-        The next step may be left half-way.
-        """
+        """Copy everything but the arrays: the next step may be left half-way."""
         self._counts = {name: counter.state_dict() for name, counter in self._counters.items()}
         self._blob_snapshots = {name: blob.snapshot() for name, blob in self._state.blobs.items()}
 
 
 class Best:
-    """Best value of one metric so far.
-
-    metric: None for no metric; mode: max or min.
-    """
+    """Best value of one metric so far; mode: max or min."""
 
     def __init__(self, metric: str | None, mode: str):
         self._metric, self._sign = metric, {"max": 1.0, "min": -1.0}[mode]
@@ -232,10 +215,7 @@ class Best:
         self.step: int | None = None
 
     def improved(self, metrics: Mapping[str, float], step: int) -> bool:
-        """Test that this step is the best one so far.
-
-        Raises `UserError` when there is no metric of that name.
-        """
+        """Test that this step is the best so far. UserError without such a metric."""
         name = self._metric
         validated = any(other.startswith("val-") for other in metrics)
         if name is None or (name not in metrics and name.startswith("val-") and not validated):

@@ -16,10 +16,7 @@ NOT_COMPILED = ("data", "reward", "optimizer", "trainer")  # groups of settings
 
 
 def use_compile_cache(job: Job, world: World, stack: ExitStack) -> None:
-    """Use this user's graphs of jobs of this size until `stack` closes.
-
-    `--enable_compile_cache` asks for it.
-    """
+    """Use this user's graphs of equal jobs, if asked for, until `stack` closes."""
     if not job.args.enable_compile_cache:
         return
     try:

@@ -26,9 +26,8 @@ _MATTERS = ("trainer.total_steps", "trainer.epochs")
 def find_checkpoint(job: Job, collectives: Collectives) -> Checkpoint | None:
     """Find the checkpoint that `trainer.resume_mode` asks for, or None.
 
-    All ranks find the same and divide the work of checking it.
-    Raises `UserError` when there is none that can be used, and when the run's outputs would be in the way of
-    checkpoints that it does not continue.
+    All ranks find the same and divide the work of checking it. Raises `UserError` when there is none that can be used,
+    and when the run's outputs would be in the way of checkpoints that it does not continue.
     """
     trainer, folder, rank = job.config.trainer, Path(job.args.save_ckpt_dir), collectives.world.rank
     present = step_folders(folder)
@@ -70,10 +69,7 @@ def run_identity(job: Job, prompts: Sequence[Prompt]) -> dict[str, Any]:
 
 
 def check_identity(checkpoint: Checkpoint, run: Mapping[str, Any], rank: int) -> None:
-    """Refuse a checkpoint of another model or other prompts.
-
-    Other changes since it was written are logged.
-    """
+    """Refuse a checkpoint of another model or other prompts; log other changes."""
     saved = checkpoint.run
     with checkpoint.understood("run"):
         _check_known(saved)

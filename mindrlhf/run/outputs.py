@@ -15,7 +15,6 @@ from mindrlhf.files.naming import CRITIC_FOLDER, MODEL_FOLDER, ROLLOUTS_FOLDER, 
 def prepare_outputs(save_ckpt_dir: Path, output_dir: Path | None, save_data_file: Path | None = None) -> Path:
     """Make the folders of the three flags; returns the one for metrics.
 
-    It is `output_dir`, or that of `save_ckpt_dir`.
     Raises UserError when one cannot be made, or when an output would take the place of something else.
     """
     output = output_dir or save_ckpt_dir.parent
@@ -32,10 +31,7 @@ def prepare_outputs(save_ckpt_dir: Path, output_dir: Path | None, save_data_file
 def lock_outputs(
     world: World, output: Path, save_ckpt_dir: Path, save_data_file: Path | None = None
 ) -> AbstractContextManager[None]:
-    """Keep other runs out of the places of the three flags.
-
-    Rank 0 holds the locks. Entering it raises UserError where another run is writing.
-    """
+    """Keep other runs out of the outputs; UserError where one is writing."""
     folders = {"--save_ckpt_dir": save_ckpt_dir, "--output_dir": output}
     if save_data_file:
         folders["--save_data_file"] = save_data_file.parent
@@ -43,10 +39,7 @@ def lock_outputs(
 
 
 def clean_outputs(collectives: Collectives, output: Path, save_ckpt_dir: Path, save_data_file: Path | None) -> None:
-    """Remove half-written leftovers of killed runs in the places of three flags.
-
-    Rank 0 does so; all wait for it.
-    """
+    """Remove half-written leftovers of killed runs, on rank 0; all wait for it."""
     if collectives.world.rank == 0:
         folders = {output, output / ROLLOUTS_FOLDER, output / VALIDATION_FOLDER, save_ckpt_dir}
         for folder in folders | ({save_data_file.parent} if save_data_file else set()):

@@ -28,11 +28,7 @@ from mindrlhf.run.training_data import TrainingData
 
 
 class Run:
-    """Life of a run on one rank.
-
-    collectives: of all ranks. checkpoint: the one that is continued, or None. timers, progress: of the phases.
-    residency: of the memory. report: metrics and responses. checkpointer: saves the run, and may end it.
-    """
+    """Life of a run on one rank, from `checkpoint` if there is one."""
 
     def __init__(
         self,
@@ -65,9 +61,8 @@ class Run:
         return [item for part in self.collectives.all_gather_object(local) for item in part]
 
     def begin(self, parts: Parts, counters: dict[str, Stateful], blobs: dict[str, Blob], stack: ExitStack) -> None:
-        """Go on from the checkpoint, if any, and open the outputs.
+        """Go on from the checkpoint, if any, and open the outputs, which `stack` closes.
 
-        `stack` closes them.
         counters, blobs: state to save besides that of the parts; None is left out. The outputs come last because they
         cut an earlier run's files: mistakes in the input have been found by now.
         """

@@ -1,7 +1,4 @@
-"""Report of a step: metrics under verl's names, and responses.
-
-Metrics are reduced over ranks; rank 0 writes both.
-"""
+"""Report of a step: metrics over all ranks under verl's names, and responses."""
 
 import logging
 import math
@@ -67,11 +64,9 @@ class StepResult:
 
 
 class StepReport:
-    """Collector of a step's metrics on every rank.
+    """Collector of a step's metrics on every rank; rank 0 writes them after `open_outputs`.
 
-    Rank 0 writes them after `open_outputs`. The replicas that train have rows of their own, and one rank speaks for
-    those with the same rows.
-
+    One rank speaks for those that train on the same rows.
     rows: of the dataset, 0 for a replay. longest_prompt: of it, in tokens. last: the metrics of the last step.
     finished: to be set when the run has done its last step.
     """
@@ -100,11 +95,7 @@ class StepReport:
         self.finished = False
 
     def open_outputs(self, total_steps: int, steps_done: int) -> None:
-        """Open the writers that `trainer.loggers` names, on rank 0.
-
-        The run's settings go alongside them.
-        steps_done: the outputs of later steps are forgotten; 0 begins new files.
-        """
+        """Open the run's outputs on rank 0; those of steps after `steps_done` are forgotten."""
         job, settings, output = self._job, self._job.config.trainer, self._job.output
         tracking = settings.model_copy(update={"loggers": ("console",)} if settings.val_only else {})
         start = steps_done + 1 if steps_done else 0
@@ -152,10 +143,7 @@ class StepReport:
             self._writers.write(step, values)
 
     def write(self, step: int, result: StepResult, generation: Statistics | None = None, position: int = 0) -> None:
-        """Write the metrics of a step whose timers have just been closed.
-
-        position: number of prompts drawn so far.
-        """
+        """Write a step's metrics once its timers are closed; position: prompts drawn."""
         if not self._own_rows:
             result = StepResult([], [], figures=result.figures)
         experiences, updates = result.experiences, result.updates
@@ -238,10 +226,9 @@ class StepReport:
 
 
 def first_scored(experiences: Sequence[Experience], updates: Sequence[Update]) -> list[tuple[Rollout, np.ndarray]]:
-    """Select responses with log-probs of the policy that started the step.
+    """Select responses with the train graph's log-probs of the policy that began the step.
 
-    The log-probs are the train graph's. All responses have them where old log-probs were computed, else those of
-    the first mini-batch, which its update has seen.
+    All have them where old log-probs were computed, else those of the first mini-batch, which its update has seen.
     """
     if not experiences:
         return []
@@ -253,9 +240,6 @@ def first_scored(experiences: Sequence[Experience], updates: Sequence[Update]) -
 
 
 def explained_variance(values: Mapping[str, float]) -> dict[str, float]:
-    """Compute `critic/vf_explained_var`, 1 - var(return - value) / var(return).
-
-    Both come from a step's standard deviations.
-    """
+    """Compute `critic/vf_explained_var`, 1 - var(return - value) / var(return)."""
     error, spread = values.get("critic/return_error/std"), values.get("critic/returns/std")
     return {"critic/vf_explained_var": 1.0 - (error / spread) ** 2} if error is not None and spread else {}

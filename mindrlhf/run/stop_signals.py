@@ -1,7 +1,4 @@
-"""Handling of SIGTERM and SIGINT as a wish to stop.
-
-Imports neither NumPy nor MindSpore: their import starts threads.
-"""
+"""SIGTERM and SIGINT as a wish to stop. Imports no NumPy, which starts threads."""
 
 import ctypes
 import os

@@ -59,10 +59,7 @@ def read_training_data(job: Job) -> TrainingData:
 
 
 def check_recorded(job: Job, recorded: Recorded) -> None:
-    """Check that a replay's rollouts fit this run.
-
-    Its steps have to divide, and the model has to have room for its responses.
-    """
+    """Check that a replay's steps divide and its responses fit the model."""
     unit = job.train.parallel.data_parallel * job.config.algorithm.updates_per_iteration
     limit, vocabulary = job.config.rollout.max_new_tokens, job.model.vocab_size
     for step, experiences in recorded:
@@ -83,10 +80,7 @@ def check_recorded(job: Job, recorded: Recorded) -> None:
 
 
 def check_prompts(job: Job, prompts: list[Prompt], source: str | Path, *yamls: ModelYaml, of: str = "rollout") -> int:
-    """Check prompts against tokenizer and models; returns the longest one's tokens.
-
-    of: group of the settings that they are answered with.
-    """
+    """Check prompts for the settings of the group `of`; returns the longest one's tokens."""
     check_token_ids(job.tokenizer, job.model, max(int(prompt.token_ids.max()) for prompt in prompts), str(source))
     longest = max(len(prompt.token_ids) for prompt in prompts)
     for yaml in yamls:

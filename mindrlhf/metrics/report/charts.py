@@ -13,9 +13,7 @@ DIGITS = 6  # significant, of a number on the page
 
 @dataclass(frozen=True)
 class Chart:
-    """Chart of some metrics.
-
-    metrics: patterns of whole names; a chart without any metric of a run is left out.
+    """Chart of some metrics, given as patterns of whole names; left out without any.
 
     stacked: areas on top of each other, one chart for each run; `remainder` is then the metric that they are parts of,
     together with the metric `apart`. Neither is shown.
@@ -74,10 +72,10 @@ def chart_data(charts: Sequence[Chart], names: Sequence[str]) -> list[dict[str, 
 
 
 def curves(rows: Sequence[Mapping[str, float]]) -> tuple[list[int], dict[str, list[float | None]], int]:
-    """Thin out the values of metrics for a chart.
+    """Thin out the values of metrics: (steps, metric -> values, steps of one point).
 
-    Returns (steps, metric -> a value or None for each of them, number of steps in the mean of one point).
-    A point of several steps stands at the last of them; values that are not finite are None, and not in a mean.
+    A point is the mean of several steps and stands at the last of them. Values that are not finite are None, and not in
+    a mean.
     """
     width = -(-len(rows) // MOST_POINTS) if rows else 1
     parts = [rows[start : start + width] for start in range(0, len(rows), width)]

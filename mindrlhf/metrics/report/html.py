@@ -99,10 +99,7 @@ def to_json(data: Mapping[str, Any]) -> str:
 
 
 def render(runs: Sequence[Run], refresh_s: float | None = None) -> str:
-    """Return the page as HTML.
-
-    refresh_s: seconds until it reloads itself; None for a page that stays.
-    """
+    """Return the page as HTML; refresh_s: seconds until it reloads itself, if it does."""
     script = (resources.files(PAGE) / "page" / "report.js").read_text(encoding="utf-8")
     style = (resources.files(PAGE) / "page" / "report.css").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

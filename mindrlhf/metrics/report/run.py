@@ -15,10 +15,7 @@ from mindrlhf.metrics.writers import METRICS_FILE, read_metrics, run_folder
 
 @dataclass(frozen=True)
 class RolloutGroupText:
-    """Prompt with its answers as text.
-
-    samples: rows of a rollout dump, without the prompt's own columns.
-    """
+    """Prompt with its answers as text; samples: rows without the prompt's own columns."""
 
     step: int
     prompt_id: int
@@ -44,10 +41,9 @@ class Run:
 
 
 def read_run(path: Path, label: str, samples: int, most_steps: int, begun: bool = True) -> Run:
-    """Read a run from its folder or its metrics file.
+    """Read a run from its folder or its metrics file. Raises UserError.
 
     samples, most_steps: see `sample_rollouts`. begun: False accepts a run that has no metrics yet.
-    Raises UserError where there is no such run, or its files cannot be read.
     """
     folder = run_folder(Path(path))
     metrics = folder / METRICS_FILE
@@ -62,10 +58,9 @@ def read_run(path: Path, label: str, samples: int, most_steps: int, begun: bool 
 
 
 def sample_rollouts(folder: Path, steps: Sequence[int], samples: int, most_steps: int) -> list[RolloutGroupText]:
-    """Select whole groups of evenly chosen steps, with the first and last.
+    """Select the first groups of evenly chosen steps, the first and last step included.
 
-    samples: responses of a step, rounded up to whole groups; the groups are the first of their step, which is no
-    choice by reward. most_steps: how many steps, at most.
+    samples: responses of a step, rounded up to whole groups. most_steps: how many steps, at most.
     """
     count, last = min(most_steps, len(steps)), len(steps) - 1
     chosen = [steps[round(place * last / max(1, count - 1))] for place in range(count)]
@@ -80,10 +75,7 @@ def sample_rollouts(folder: Path, steps: Sequence[int], samples: int, most_steps
 
 
 def read_groups(folder: Path, step: int) -> list[RolloutGroupText]:
-    """Read the rollouts of a step by prompt, in the order of the file.
-
-    Raises UserError for content that no run has written.
-    """
+    """Read a step's rollouts by prompt; UserError for content that no run has written."""
     path = step_path(folder, step, TEXT)
     together: dict[int, list[dict[str, Any]]] = {}
     for number, row in enumerate(read_json_lines(path), start=1):
@@ -127,10 +119,7 @@ def _check_rollout(row: Mapping[str, Any], where: str) -> None:
 
 
 def flatten(settings: Any, name: str = "") -> dict[str, str]:
-    """Flatten nested mappings to dotted names with values as text.
-
-    Lists stay whole.
-    """
+    """Flatten nested mappings to dotted names with values as text; lists stay whole."""
     if isinstance(settings, Mapping) and settings:
         return {
             key: value
@@ -141,10 +130,7 @@ def flatten(settings: Any, name: str = "") -> dict[str, str]:
 
 
 def differing(runs: Sequence[Run]) -> list[str]:
-    """List the settings that differ between runs, in order of their names.
-
-    Runs without settings do not count.
-    """
+    """List the settings that differ between the runs that have settings, by name."""
     known = [run.settings for run in runs if run.settings]
     names = sorted({name for settings in known for name in settings}, key=_by_number)
     return [name for name in names if len({settings.get(name) for settings in known}) > 1]
