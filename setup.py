@@ -57,6 +57,7 @@ setup(
     license="Apache-2.0",
     packages=find_packages(include=["mindrlhf", "mindrlhf.*"]),
     package_data={
+        "mindrlhf.algorithms": ["options.yaml"],
         "mindrlhf.backend.native": ["kernels.cpp", "*.h"],
         "mindrlhf.configs": ["*.yaml", "*/*.yaml"],
         "mindrlhf.metrics": ["hints.yaml", "plot.mplstyle"],

@@ -21,28 +21,11 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field, PositiveFloat
 
-from mindrlhf.algorithms.methods import Method, Methods, Setting
+from mindrlhf.algorithms.methods import Method, Methods
 
 WHITEN_EPS = 1e-8  # added to the variance (verl, OpenRLHF)
 
-_STD = Setting(
-    "Standard deviation that an advantage is divided by (verl algorithm.norm_adv_by_std_in_grpo, TRL scale_rewards)."
-)
-Std = Annotated[Literal["group", "batch", "none"], _STD]
-GroupStd = Annotated[Literal["group", "none"], _STD]
-Eps = Annotated[PositiveFloat, Setting("Added to that standard deviation (verl: 1e-6, TRL: 1e-4).")]
-LeaveOneOut = Annotated[bool, Setting("Compare a response with the others of its group, without itself.")]
-NormalizeFunctions = Annotated[
-    bool,
-    Setting(
-        "Normalise each reward function in its group before the weighted sum, GDPO "
-        "(verl algorithm.adv_estimator=gdpo, TRL multi_objective_aggregation=normalize_then_sum)."
-    ),
-]
-Share = Annotated[float, Field(ge=0.0, le=1.0)]
-Gamma = Annotated[Share, Setting("Discount of later rewards (verl algorithm.gamma).")]
-Lambda = Annotated[Share, Setting("Lambda of gae, the generalised estimates (verl algorithm.lam).")]
-
+Part = Annotated[float, Field(ge=0.0, le=1.0)]
 Groups = list[np.ndarray]
 TokenGroups = list[list[np.ndarray]]
 
@@ -150,10 +133,10 @@ def _normalise(groups: Groups, std: str = "none", leave_one_out: bool = False, e
 def grpo(
     batch: RewardBatch,
     *,
-    advantage_std: Std = "group",
-    leave_one_out: LeaveOneOut = False,
-    normalize_functions: NormalizeFunctions = False,
-    advantage_eps: Eps = 1e-6,
+    advantage_std: Literal["group", "batch", "none"] = "group",
+    leave_one_out: bool = False,
+    normalize_functions: bool = False,
+    advantage_eps: PositiveFloat = 1e-6,
 ) -> Groups:
     """Group-normalised advantage (r - mean) / (std + eps) (DeepSeekMath, arXiv 2402.03300, section 4.1.2).
 
@@ -215,7 +198,9 @@ def gpg(batch: RewardBatch, *, f_norm: float = 1.0) -> Groups:
 
 
 @ADVANTAGES.register(compares=True)
-def grpo_passk(batch: RewardBatch, *, advantage_std: GroupStd = "group", advantage_eps: Eps = 1e-6) -> Groups:
+def grpo_passk(
+    batch: RewardBatch, *, advantage_std: Literal["group", "none"] = "group", advantage_eps: PositiveFloat = 1e-6
+) -> Groups:
     """Advantage of a group's best sample over its second best (arXiv 2503.19595).
 
     The best sample gets (best - second best) / (std + eps), all others 0.
@@ -281,7 +266,7 @@ def _discounted(rewards: np.ndarray, discount: float) -> np.ndarray:
 
 
 @ADVANTAGES.register()
-def reinforce_plus_plus(batch: RewardBatch, *, gamma: Gamma = 1.0) -> TokenGroups:
+def reinforce_plus_plus(batch: RewardBatch, *, gamma: Part = 1.0) -> TokenGroups:
     """Discounted future reward, whitened over the tokens of the batch (arXiv 2501.03262)."""
     return _whiten_rows([[_discounted(row, gamma) for row in rows] for rows in _token_rewards(batch)])
 
@@ -317,7 +302,7 @@ def gae_with_returns(batch: RewardBatch, gamma: float = 1.0, lam: float = 0.95) 
 
 
 @ADVANTAGES.register(uses_values=True)
-def gae(batch: RewardBatch, *, gamma: Gamma = 1.0, lam: Lambda = 0.95) -> TokenGroups:
+def gae(batch: RewardBatch, *, gamma: Part = 1.0, lam: Part = 0.95) -> TokenGroups:
     """Generalised advantage estimates, whitened over the tokens of the batch, as in PPO."""
     return _whiten_rows(gae_with_returns(batch, gamma, lam)[0])
 

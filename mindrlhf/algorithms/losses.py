@@ -24,57 +24,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from mindrlhf.algorithms.covariance import select_clip_cov, select_kl_cov
-from mindrlhf.algorithms.methods import Method, Methods, Setting
+from mindrlhf.algorithms.methods import Method, Methods
 
-EpsilonLow = Annotated[
-    NonNegativeFloat, Setting("The ratio is clipped at 1 - epsilon_low (verl actor.clip_ratio_low, TRL epsilon).")
-]
-EpsilonHigh = Annotated[
-    NonNegativeFloat,
-    Setting("The ratio is clipped at 1 + epsilon_high (verl actor.clip_ratio_high, TRL epsilon_high)."),
-]
 AboveOne = Annotated[float, Field(gt=1.0)]
-DualClip = Annotated[
-    AboveOne | None,
-    Setting(
-        "Bounds the loss of a negative advantage at this many times it; null is off "
-        "(verl actor.clip_ratio_c, there always on with 3)."
-    ),
-]
-Delta = Annotated[
-    AboveOne | None, Setting("Upper bound of the ratio for either sign of the advantage; null is off (TRL delta).")
-]
-Level = Annotated[
-    Literal["token", "sequence"],
-    Setting("Ratio of the token, or the length-normalised one of its row (TRL importance_sampling_level)."),
-]
-Cap = Annotated[
-    Literal["relative", "absolute"],
-    Setting(
-        "cispo: epsilon_high is `relative` to 1, or the `absolute` cap of the weight (verl: relative, TRL: absolute)."
-    ),
-]
-TauPositive = Annotated[
-    PositiveFloat,
-    Setting("sapo: temperature where the advantage is positive (verl actor.tau_pos, TRL sapo_temperature_pos)."),
-]
-TauNegative = Annotated[
-    PositiveFloat, Setting("sapo: temperature elsewhere (verl actor.tau_neg, TRL sapo_temperature_neg).")
-]
-Share = Annotated[float, Field(gt=0.0, le=1.0)]
-ClipCovRatio = Annotated[
-    Share, Setting("clip_cov: part of all tokens taken out of the gradient (verl actor.policy_loss.clip_cov_ratio).")
-]
-ClipCovLow = Annotated[
-    float, Setting("clip_cov: covariance from which a token may be taken (verl actor.policy_loss.clip_cov_lb).")
-]
-ClipCovHigh = Annotated[
-    float, Setting("clip_cov: covariance up to which one may (verl actor.policy_loss.clip_cov_ub).")
-]
-KLCovRatio = Annotated[
-    Share, Setting("kl_cov: part of all tokens that gets the penalty (verl actor.policy_loss.kl_cov_ratio).")
-]
-PPOKLCoef = Annotated[NonNegativeFloat, Setting("kl_cov: weight of the penalty (verl actor.policy_loss.ppo_kl_coef).")]
+Part = Annotated[float, Field(gt=0.0, le=1.0)]
+Level = Literal["token", "sequence"]
 
 
 @dataclass(frozen=True)
@@ -140,10 +94,10 @@ def _masked(formula: Callable) -> Callable:
 @POLICY_LOSSES.register()
 def clip(
     *,
-    epsilon_low: EpsilonLow = 0.2,
-    epsilon_high: EpsilonHigh = 0.2,
-    dual_clip: DualClip = None,
-    delta: Delta = None,
+    epsilon_low: NonNegativeFloat = 0.2,
+    epsilon_high: NonNegativeFloat = 0.2,
+    dual_clip: AboveOne | None = None,
+    delta: AboveOne | None = None,
     importance_level: Level = "token",
 ):
     """PPO's clipped surrogate (Schulman et al. 2017, eq. 7) with separate bounds.
@@ -184,7 +138,7 @@ def clip(
 
 
 @POLICY_LOSSES.register(aggregation="seq-mean-token-mean")
-def gspo(*, epsilon_low: EpsilonLow = 3e-4, epsilon_high: EpsilonHigh = 4e-4):
+def gspo(*, epsilon_low: NonNegativeFloat = 3e-4, epsilon_high: NonNegativeFloat = 4e-4):
     """GSPO: `clip` with the row's length-normalised ratio (arXiv 2507.18071).
 
     This is the paper's token form, which has the same value and gradient. The bounds are the paper's; they are
@@ -196,9 +150,9 @@ def gspo(*, epsilon_low: EpsilonLow = 3e-4, epsilon_high: EpsilonHigh = 4e-4):
 @POLICY_LOSSES.register()
 def cispo(
     *,
-    epsilon_low: EpsilonLow = 1.0,
-    epsilon_high: EpsilonHigh = 2.0,
-    cispo_cap: Cap = "relative",
+    epsilon_low: NonNegativeFloat = 1.0,
+    epsilon_high: NonNegativeFloat = 2.0,
+    cispo_cap: Literal["relative", "absolute"] = "relative",
     importance_level: Level = "token",
 ):
     """CISPO: -sg(clipped ratio) * A * log p (MiniMax-M1, arXiv 2506.13585).
@@ -225,7 +179,7 @@ def cispo(
 
 
 @POLICY_LOSSES.register(aggregation="seq-mean-token-mean")
-def sapo(*, tau_positive: TauPositive = 1.0, tau_negative: TauNegative = 1.05, importance_level: Level = "token"):
+def sapo(*, tau_positive: PositiveFloat = 1.0, tau_negative: PositiveFloat = 1.05, importance_level: Level = "token"):
     """SAPO: a soft gate in place of the clip (arXiv 2511.20347).
 
     The loss is -A * sigmoid(tau * (ratio - 1)) * 4 / tau, with tau_positive where A > 0 and tau_negative elsewhere.
@@ -244,7 +198,7 @@ def sapo(*, tau_positive: TauPositive = 1.0, tau_negative: TauNegative = 1.05, i
 
 
 @POLICY_LOSSES.register(aggregation="seq-mean-token-mean")
-def geo_mean(*, epsilon_low: EpsilonLow = 0.4, epsilon_high: EpsilonHigh = 0.4):
+def geo_mean(*, epsilon_low: NonNegativeFloat = 0.4, epsilon_high: NonNegativeFloat = 0.4):
     """GMPO: -A * geometric mean of the row's clipped token ratios (arXiv 2507.20673).
 
     epsilon_low, epsilon_high: bounds of the log-ratio, [-epsilon_low, epsilon_high], one-sided by the sign of A.
@@ -282,11 +236,11 @@ def gpg():
 @POLICY_LOSSES.register()
 def clip_cov(
     *,
-    epsilon_low: EpsilonLow = 0.2,
-    epsilon_high: EpsilonHigh = 0.2,
-    clip_cov_ratio: ClipCovRatio = 0.0002,
-    clip_cov_lb: ClipCovLow = 1.0,
-    clip_cov_ub: ClipCovHigh = 5.0,
+    epsilon_low: NonNegativeFloat = 0.2,
+    epsilon_high: NonNegativeFloat = 0.2,
+    clip_cov_ratio: Part = 0.0002,
+    clip_cov_lb: float = 1.0,
+    clip_cov_ub: float = 5.0,
 ):
     """Clip-Cov: `clip` without the gradient of some high-covariance tokens (arXiv 2505.22617).
 
@@ -308,7 +262,7 @@ def clip_cov(
 
 
 @POLICY_LOSSES.register()
-def kl_cov(*, kl_cov_ratio: KLCovRatio = 0.0002, ppo_kl_coef: PPOKLCoef = 1.0):
+def kl_cov(*, kl_cov_ratio: Part = 0.0002, ppo_kl_coef: NonNegativeFloat = 1.0):
     """KL-Cov: a KL penalty on high-covariance tokens in place of the clip (arXiv 2505.22617).
 
     The loss is -A * ratio, plus ppo_kl_coef * |log-ratio| on selected tokens.

@@ -9,24 +9,18 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Generic, NamedTuple, TypeVar, get_args
+from importlib import resources
+from inspect import Parameter
+from typing import Any, Generic, TypeVar
 
+import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from mindrlhf.errors import UserError
 from mindrlhf.user_functions import is_user_function, load_function
 
-
-class Setting(str):
-    """Description of an option that the settings offer, as metadata of its annotation."""
-
-
-class Option(NamedTuple):
-    """Option of a method; without a description the settings do not offer it."""
-
-    annotation: Any
-    default: Any
-    description: Setting | None
+# Options that the settings offer -> a sentence with verl's and TRL's names.
+DESCRIPTIONS: Mapping[str, str] = yaml.safe_load((resources.files(__package__) / "options.yaml").read_text("utf-8"))
 
 
 @dataclass(frozen=True)
@@ -38,17 +32,10 @@ class Method:
     function: Callable
 
     @property
-    def options(self) -> dict[str, Option]:
+    def options(self) -> dict[str, Parameter]:
         """Keyword-only parameters of the function, by name."""
-        return {
-            item.name: Option(
-                item.annotation,
-                item.default,
-                next((part for part in get_args(item.annotation) if isinstance(part, Setting)), None),
-            )
-            for item in inspect.signature(self.function).parameters.values()
-            if item.kind is inspect.Parameter.KEYWORD_ONLY
-        }
+        parameters = inspect.signature(self.function).parameters
+        return {name: item for name, item in parameters.items() if item.kind is Parameter.KEYWORD_ONLY}
 
     def checked(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Convert options to their declared types; UserError for an unknown or wrong one."""
@@ -106,14 +93,14 @@ class Methods(dict[str, Kind], Generic[Kind]):
         registered = self.get(function.__name__)
         return registered if registered and registered.function is function else self._kind(self.what, name, function)
 
-    def offered(self) -> dict[str, dict[str, Option]]:
+    def offered(self) -> dict[str, dict[str, Parameter]]:
         """Collect the options that the settings offer: option -> method name -> option."""
-        offered: dict[str, dict[str, Option]] = {}
-        for method in self.values():
-            for name, option in method.options.items():
-                if option.description:
-                    offered.setdefault(name, {})[method.name] = option
-        return offered
+        taken = {name for method in self.values() for name in method.options}
+        return {
+            name: {method.name: method.options[name] for method in self.values() if name in method.options}
+            for name in DESCRIPTIONS
+            if name in taken
+        }
 
 
 def unknown_name(what: str, name: str, known: Iterable[str]) -> UserError:

@@ -4,25 +4,26 @@ A setting whose default is null belongs to some methods only, and is made from t
 own value, and giving it to a method that has no such option is refused (`validate.py`).
 """
 
+from inspect import Parameter
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, Field, create_model
 
 from mindrlhf.algorithms.advantages import ADVANTAGES, AdvantageMethod
 from mindrlhf.algorithms.losses import POLICY_LOSSES, PolicyLoss, policy_loss
-from mindrlhf.algorithms.methods import Method, Option
+from mindrlhf.algorithms.methods import DESCRIPTIONS, Method
 from mindrlhf.configs.base import Float32, Settings, within_float32
 
 
-def _field(takers: dict[str, Option]) -> tuple[Any, Any]:
+def _field(name: str, takers: dict[str, Parameter]) -> tuple[Any, Any]:
     """Make a setting from the methods' options, with the first, widest type."""
     options = list(takers.values())
     annotation = options[0].annotation
     if float in _types(annotation):
         annotation = Annotated[annotation, AfterValidator(within_float32)]
-    own = {name: option.default for name, option in takers.items() if option.default is not None}
-    null = "off" if not own else ", ".join(f"{value} for {name}" for name, value in own.items())
-    text = options[0].description
+    own = {taker: option.default for taker, option in takers.items() if option.default is not None}
+    null = "off" if not own else ", ".join(f"{value} for {taker}" for taker, value in own.items())
+    text = DESCRIPTIONS[name]
     end = text.rfind(" (") if text.endswith(").") else len(text) - 1
     description = f"{text[:end]}; null is the method's own: {null}{text[end:]}" if own else text
     return annotation | None, Field(None, description=description)
@@ -37,7 +38,7 @@ def _types(annotation: Any) -> set[Any]:
 _OPTIONS = create_model(
     "MethodOptions",
     __base__=Settings,
-    **{name: _field(takers) for methods in (ADVANTAGES, POLICY_LOSSES) for name, takers in methods.offered().items()},
+    **{name: _field(name, takers) for of in (ADVANTAGES, POLICY_LOSSES) for name, takers in of.offered().items()},
 )
 
 
@@ -85,7 +86,7 @@ class AlgorithmSettings(_OPTIONS):
 
     def options_of(self, method: Method) -> dict[str, Any]:
         """Collect the given settings of an advantage or a policy loss: option -> value."""
-        given = {name: getattr(self, name) for name, option in method.options.items() if option.description}
+        given = {name: getattr(self, name) for name in method.options if name in DESCRIPTIONS}
         extra = self.advantage_options if method.what == ADVANTAGES.what else self.policy_loss_options
         return {name: value for name, value in given.items() if value is not None} | extra
 

@@ -9,6 +9,7 @@ import pytest
 from mindrlhf.algorithms.advantages import ADVANTAGES, RewardBatch, compute_advantages
 from mindrlhf.algorithms.aggregation import MODES
 from mindrlhf.algorithms.losses import POLICY_LOSSES, policy_loss
+from mindrlhf.algorithms.methods import DESCRIPTIONS
 from mindrlhf.configs.algorithm import AlgorithmSettings
 from mindrlhf.errors import UserError
 
@@ -101,7 +102,7 @@ def test_settings_offer_every_option_once_and_pass_a_users_own(tmp_path):
     assert settings.options_of(POLICY_LOSSES["clip"]) == {"epsilon_low": 0.1}
     for methods in (ADVANTAGES, POLICY_LOSSES):
         for method in methods.values():
-            for name, option in method.options.items():
-                if option.description:
+            for name in method.options:
+                if name in DESCRIPTIONS:
                     setting = AlgorithmSettings.model_fields[name]
-                    assert option.description.split(" (")[0].rstrip(".") in setting.description
+                    assert DESCRIPTIONS[name].split(" (")[0].rstrip(".") in setting.description
