@@ -13,7 +13,7 @@ import psutil
 
 from mindrlhf.checkpoint.open import checkpoint_config, open_tokenizer
 from mindrlhf.commands import train
-from mindrlhf.commands.plan_tables import show
+from mindrlhf.commands.plan_tables import plan_text
 from mindrlhf.configs.validate import check_grpo, check_lengths
 from mindrlhf.data.mindrecord import read_prompts
 from mindrlhf.errors import UserError
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    args, work, source = read_work(args)
+    work, source = read_work(args)
     limit, reason = memory_limit(work)
     moved = plan(*work.layouts)
     figures = plan_figures(work, moved, limit)
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> None:
         json.dump(figures, sys.stdout, indent=1)
         print()
         return
-    show(work, figures, source, reason)
+    print(plan_text(work, figures, source, reason))
     if args.every_transfer:
         print(moved.describe(every_transfer=True))
 
@@ -81,26 +81,24 @@ def plan_figures(work: Work, moved: Plan, limit: int | None) -> dict[str, Any]:
     }
 
 
-def read_work(args: argparse.Namespace) -> tuple[argparse.Namespace, Work, str]:
-    """Parse the flags into a job, its sizes, and the longest prompt's origin.
-
-    Raises UserError as `train` does.
-    """
+def read_work(args: argparse.Namespace) -> tuple[Work, str]:
+    """Read a job's sizes, and the longest prompt's origin; UserError as `train`."""
     args, config, train_yaml, infer_yaml = read_settings(args)
     checkpoint = args.load_sft_checkpoint_train or args.load_sft_checkpoint_infer
     hf = checkpoint_config(checkpoint)
     models = [yaml.architecture(hf, checkpoint or "") for yaml in (train_yaml, infer_yaml)]
-    if train_yaml.parallel.workers != infer_yaml.parallel.workers:
+    workers, others = train_yaml.parallel.workers, infer_yaml.parallel.workers
+    if workers != others:
         raise UserError(
-            f"{infer_yaml.path}: parallel_config is of {infer_yaml.parallel.workers} workers, and that of "
-            f"{train_yaml.path} of {train_yaml.parallel.workers}; both run on the same workers, so give equal products."
+            f"{infer_yaml.path}: parallel_config is of {others} workers, and that of {train_yaml.path} of {workers}; "
+            "both run on the same workers, so give equal products."
         )
-    check_grpo(config, train_yaml, infer_yaml, *models, train_yaml.parallel.workers)
+    check_grpo(config, train_yaml, infer_yaml, *models, workers)
     if not args.replay:
         with RewardRunner(config.reward.model_copy(update={"workers": 1})):
             pass  # it has found the functions, and they take their arguments
     lengths, source = read_lengths(args, config, [train_yaml, infer_yaml], models[0], checkpoint)
-    return args, Work.of(config, models[0], train_yaml, infer_yaml, lengths), source
+    return Work.of(config, models[0], train_yaml, infer_yaml, lengths), source
 
 
 def read_lengths(args, config, yamls, model, checkpoint) -> tuple[Lengths, str]:

@@ -1,5 +1,6 @@
 """Text of files, and long texts for people."""
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from mindrlhf.errors import UserError
@@ -26,3 +27,14 @@ def shortened(text: str, most: int) -> str:
         return text
     half = most // 2
     return f"{text[:half]}\n[... {len(text) - 2 * half} characters ...]\n{text[-half:]}"
+
+
+def aligned(rows: Iterable[Sequence[object]]) -> str:
+    """Align columns: the first to the left, the others to the right."""
+    cells = [[str(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = []
+    for first, *others in cells:
+        right = (cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))
+        lines.append("  ".join((first.ljust(widths[0]), *right)))
+    return "\n".join(lines)

@@ -1,9 +1,8 @@
 """Activations of compiled graphs in bytes, from shapes alone. Pure Python.
 
 A half of a layer keeps its input and the projections that its backward pass reads; recomputed, only its input. The
-factors were measured on MindSpore's CPU backend: compositions (`backend.composed`) keep three times as much as fused
-operators (`backend.native`), and attention's probabilities. Ascend is counted as compositions: upper bounds, not
-measured.
+factors were measured on CPU: compositions (`backend.composed`) keep three times as much as fused operators, and
+attention's probabilities. Ascend is counted as compositions: upper bounds, not measured.
 """
 
 from dataclasses import dataclass

@@ -1,5 +1,6 @@
 """Batch arithmetic of a run: prompts x samples -> updates x micro-batches."""
 
+from mindrlhf.files.text import aligned
 from mindrlhf.memory.estimate import Work
 
 
@@ -32,5 +33,5 @@ def batch_table(work: Work) -> str:
         size, most = drawn.prompts_per_round or prompts, drawn.max_rounds
         why = f"at most, {size} to {size * most} prompts drawn: dynamic_sampling.max_rounds {most}"
         rows.insert(3, ("  of rounds", most, "", why))
-    whole, part = (max(len(str(row[column])) for row in rows) for column in (1, 2))
-    return "\n".join(f"{row[0]:<15}  {row[1]!s:>{whole}}  {row[2]!s:>{part}}  {row[3]}".rstrip() for row in rows)
+    lines = aligned(row[:3] for row in rows).splitlines()
+    return "\n".join(f"{line}  {why}".rstrip() for line, (*_, why) in zip(lines, rows, strict=True))

@@ -1,8 +1,7 @@
 """Memory of each rank of a job, from its settings alone. Pure Python.
 
-Roles and phases are those of `mindrlhf.phases`, and are counted here as in a run
-(`swap/role_gb/*`, `swap/resident_gb/*`). Estimates join the roles: the activations of graphs
-(`memory.activations`), and on CPU the process itself, its compiled graphs and its kernels' tables.
+Roles are counted as in a run (`swap/role_gb/*`, `swap/resident_gb/*`). Estimates join them: the activations of graphs,
+and on CPU the process itself, its compiled graphs and its kernels' tables.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,16 +14,8 @@ from mindrlhf.backend.native import library
 from mindrlhf.configs.grpo import GRPOConfig
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_yaml import ModelYaml
-from mindrlhf.memory.activations import (
-    ITEMSIZE,
-    Engine,
-    Stage,
-    cache_bytes,
-    generate_bytes,
-    score_bytes,
-    update_bytes,
-    update_tables,
-)
+from mindrlhf.memory import activations
+from mindrlhf.memory.activations import Engine, Stage
 from mindrlhf.memory.residency import BLOCK_NUMBERS, moving_roles
 from mindrlhf.models.parameters import ParameterSpec
 from mindrlhf.parallel.buckets import buckets
@@ -72,8 +63,8 @@ class RankPlan:
 class Work:
     """Sizes of a job that determine its memory.
 
-    train, infer: of the same workers. trains, infers, critics: every rank's part of the model that trains, of the one
-    that generates, and of a critic's. fused: graphs have the fused operators of `backend.native`.
+    trains, infers, critics: every rank's part of the model that trains, of the one that generates, and of a critic's.
+    fused: graphs have the fused operators of `backend.native`.
     """
 
     config: GRPOConfig
@@ -88,10 +79,7 @@ class Work:
 
     @classmethod
     def of(cls, config: GRPOConfig, model: ModelConfig, train: ModelYaml, infer: ModelYaml, lengths: Lengths) -> "Work":
-        """Compute the sizes from the settings.
-
-        Raises UserError where a layout does not divide the model.
-        """
+        """Compute the sizes; UserError where a layout does not divide the model."""
         pairs = ((train, model), (infer, model), (train, model.as_critic()))
         fused = train.context.device_target == "CPU" and library().path is not None
         return cls(config, model, train, infer, lengths, *(Partition.every_rank(*pair) for pair in pairs), fused)
@@ -140,7 +128,7 @@ class Work:
                 for role, sizes in parts.items()
                 if role in needs.roles or role not in moving
             }
-        pools, process = activations(self, rank), process_bytes(self, rank) if target == "CPU" else 0
+        pools, process = pool_bytes(self, rank), process_bytes(self, rank) if target == "CPU" else 0
         stays = process + max(pools.values())
         totals = {
             phase: sum(roles.values()) + (stays if process else pools.get(phase, 0)) for phase, roles in held.items()
@@ -150,14 +138,12 @@ class Work:
         return RankPlan(rank, roles, held, pools, process, totals, totals[peak], peak)
 
     def engines(self, phase: str) -> list[Engine]:
-        """List the engines of one rank in the phase `gen` or `testing`.
-
-        The first ranks have one held-out problem more where they do not divide.
-        """
+        """List the engines of one rank in the phase `gen` or `testing`."""
         config, ranks = self.config, self.infer.parallel.data_parallel
         sampling, prompt, counts = config.rollout, self.lengths.prompt, round_responses(config, ranks)
         if phase == "testing":
             sampling, prompt = config.validation.completed(config.rollout), self.lengths.problem
+            # The first ranks have one held-out problem more where they do not divide.
             counts = (-(-self.lengths.problems // ranks) * sampling.num_generations,)
         bucket = config.train.length_bucket
         prefix, positions = padded_prefix(prompt, bucket), cache_positions(prompt, sampling.max_new_tokens, bucket)
@@ -182,7 +168,7 @@ class Work:
             len(part.layers),
             part.coordinates.pp == part.mesh.pp - 1,
             part.sequence,
-            ITEMSIZE[yaml.model.compute_dtype],
+            activations.ITEMSIZE[yaml.model.compute_dtype],
             self.fused,
             yaml.recompute.recompute is True and part.mesh.pp == 1,
         )
@@ -200,7 +186,7 @@ def role_parts(work: Work, rank: int) -> dict[str, list[int]]:
     train, infer = work.trains[rank], work.infers[rank]
     apart, moments = _optimizer(train, swap)
     cache, held_out = (
-        sum(cache_bytes(work.stage(work.infer, infer), engine) for engine in work.engines(phase))
+        sum(activations.cache_bytes(work.stage(work.infer, infer), engine) for engine in work.engines(phase))
         for phase in ("gen", "testing")
     )
     parts = {
@@ -243,7 +229,7 @@ def _optimizer(part: Partition, in_blocks: bool) -> tuple[int, list[int]]:
     return apart * FLOAT32, [2 * FLOAT32 * sum(updated[index] for index in block) for block in blocks]
 
 
-def activations(work: Work, rank: int) -> dict[str, int]:
+def pool_bytes(work: Work, rank: int) -> dict[str, int]:
     """Compute the peak bytes of activations on a rank in each phase."""
     found = {}
     train, critic = (work.stage(work.train, parts[rank]) for parts in (work.trains, work.critics))
@@ -253,11 +239,11 @@ def activations(work: Work, rank: int) -> dict[str, int]:
         phase = phases.PHASES[name]
         stage = critic if phase.critic else train
         if phase.kind == "generate":
-            found[name] = max(generate_bytes(infer, engine) for engine in work.engines(name))
+            found[name] = max(activations.generate_bytes(infer, engine) for engine in work.engines(name))
         elif phase.kind == "score":
-            found[name] = score_bytes(stage, work.micro_batches("score")[0])
+            found[name] = activations.score_bytes(stage, work.micro_batches("score")[0])
         elif phase.kind == "update":
-            found[name] = update_bytes(stage, work.micro_batches("update")[0], in_flight)
+            found[name] = activations.update_bytes(stage, work.micro_batches("update")[0], in_flight)
     return found
 
 
@@ -267,5 +253,5 @@ def process_bytes(work: Work, rank: int) -> int:
     each = FUSED_GRAPHS if work.fused else COMPOSED_GRAPHS
     kinds = [kind for phase in work.phases if (kind := phases.PHASES[phase].kind)]
     graphs = sum(each[kind] * (generating if kind == "generate" else stage.layers) for kind in kinds)
-    tables = kinds.count("update") * update_tables(stage, work.micro_batches("update")[0])
+    tables = kinds.count("update") * activations.update_tables(stage, work.micro_batches("update")[0])
     return PROCESS + TOKENIZER_ROW * work.model.vocab_size + each["first"] + graphs + tables
