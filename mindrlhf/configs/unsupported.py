@@ -1,7 +1,6 @@
 """Signs of unsupported model families in configuration files, and the error for them."""
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 from mindrlhf.errors import UserError
@@ -11,16 +10,14 @@ SUPPORTED = f"supported are {', '.join(family.title for family in FAMILIES.value
 CLASSES = (LLAMA_CLASS, *(family.mindformers for family in FAMILIES.values() if family.mindformers))
 MODEL_TYPES = tuple(sorted({LLAMA_TYPE, *FAMILIES}))
 
-_EXPERTS, _LATENT, _GLM = "a mixture of experts", "latent attention (DeepSeek)", "a GLM model"
-# Keys of model settings that only other families have -> what such a model is.
-_OTHERS = MappingProxyType(
-    {
-        **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "num_moe_experts"), _EXPERTS),
-        **dict.fromkeys(("expert_num", "moe_intermediate_size", "num_experts_per_tok"), _EXPERTS),
-        **dict.fromkeys(("kv_lora_rank", "q_lora_rank", "qk_rope_head_dim", "multi_latent_attention"), _LATENT),
-        **dict.fromkeys(("padded_vocab_size", "multi_query_group_num", "post_layer_norm"), _GLM),
-    }
-)
+_EXPERTS = "a mixture of experts"
+# Kind of model -> keys of model settings that only such models have.
+_OTHERS = {
+    _EXPERTS: "num_experts num_local_experts n_routed_experts num_moe_experts expert_num moe_intermediate_size "
+    "num_experts_per_tok",
+    "latent attention (DeepSeek)": "kv_lora_rank q_lora_rank qk_rope_head_dim multi_latent_attention",
+    "a GLM model": "padded_vocab_size multi_query_group_num post_layer_norm",
+}
 
 
 def unsupported(where: str, found: str, kind: str = "this model family") -> UserError:
@@ -30,14 +27,11 @@ def unsupported(where: str, found: str, kind: str = "this model family") -> User
 
 def sign_of_another(settings: Mapping[str, Any]) -> tuple[str, str] | None:
     """Find (key, kind of model) of an unsupported family in a YAML's `model_config`."""
-    names = {"type": CLASSES, "model_type": MODEL_TYPES}
-    for key, known in names.items():
+    for key, known in (("type", CLASSES), ("model_type", MODEL_TYPES)):
         if isinstance(settings.get(key), str) and settings[key] not in known:
             return key, "this model family"
-    found = next((key for key in _OTHERS if _is_set(settings.get(key))), None)
-    if found is not None:
-        return found, _OTHERS[found]
-    return ("moe_config", _EXPERTS) if has_experts(settings) else None
+    signs = ((key, kind) for kind, keys in _OTHERS.items() for key in keys.split() if _is_set(settings.get(key)))
+    return next(signs, ("moe_config", _EXPERTS) if has_experts(settings) else None)
 
 
 def has_experts(group: Mapping[str, Any]) -> bool:

@@ -15,7 +15,6 @@ KL = {  # switch -> coefficient, estimator
 }
 DECAYS = ("constant", "linear", "cosine")
 DECAY_KEYS = ("warmup_style", "lr_scheduler_type", "lr_decay_style")
-OWN_OPTIONS = {"clip_cov": ("clip_cov_ratio", "clip_cov_lb", "clip_cov_ub"), "kl_cov": ("kl_cov_ratio", "ppo_kl_coef")}
 METRICS = ("acc", "score")
 WITHOUT_LIMIT = 1_000_000  # rounds of dynamic sampling
 
@@ -50,16 +49,12 @@ def _micro_batch(keys: Keys, result: Translation) -> None:
     if name == "actor.ppo_micro_batch_size":  # of all processes
         processes = (keys.positive("trainer.n_gpus_per_node") or 8) * (keys.positive("trainer.nnodes") or 1)
         rows = max(1, rows // processes)
-    tokens = keys.number("data.max_prompt_length") + keys.number(_response_length(keys))
-    result.put(ours, rows * tokens, name, _response_length(keys), *dynamic)
-
-
-def _response_length(keys: Keys) -> str:
-    return keys.first("rollout.response_length") or "data.max_response_length"
+    length = keys.first("rollout.response_length") or "data.max_response_length"
+    tokens = keys.number("data.max_prompt_length") + keys.number(length)
+    result.put(ours, rows * tokens, name, length, *dynamic)
 
 
 def _rollout(keys: Keys, result: Translation) -> None:
-    result.copy("rollout.max_new_tokens", _response_length(keys))
     sampled = keys.among("rollout.do_sample")
     if keys("rollout.do_sample") is False:
         result.put("rollout.temperature", 0.0, *sampled)
@@ -80,10 +75,7 @@ def _advantage(keys: Keys, result: Translation) -> None:
     by_std = "algorithm.norm_adv_by_std_in_grpo"
     if ours in ("grpo", "grpo_passk") and (by_std in keys.given or keys(by_std) is False):
         result.put("algorithm.advantage_std", "group" if keys(by_std) else "none", by_std)
-    if ours in ("gae", "reinforce_plus_plus"):
-        result.copy("algorithm.gamma", "algorithm.gamma")
-    if ours == "gae":
-        result.copy("algorithm.lam", "algorithm.lam")
+    result.copy_with(ours)
 
 
 def _loss(keys: Keys, result: Translation) -> None:
@@ -95,15 +87,8 @@ def _loss(keys: Keys, result: Translation) -> None:
     result.put("algorithm.policy_loss", ours, mode)
     if ours not in ("gpg", "sapo", "kl_cov"):
         for side in ("low", "high"):
-            theirs = keys.first(f"actor.clip_ratio_{side}") or "actor.clip_ratio"
-            result.copy(f"algorithm.epsilon_{side}", theirs)
-    if ours == "clip":
-        result.copy("algorithm.dual_clip", "actor.clip_ratio_c")
-    if ours == "sapo":
-        for side, name in (("positive", "tau_pos"), ("negative", "tau_neg")):
-            result.copy(f"algorithm.tau_{side}", keys.first(f"actor.{name}", f"actor.policy_loss.{name}"))
-    for option in OWN_OPTIONS.get(ours, ()):
-        result.copy(f"algorithm.{option}", f"actor.policy_loss.{option}")
+            result.copy(f"algorithm.epsilon_{side}", f"actor.clip_ratio_{side} actor.clip_ratio")
+    result.copy_with(ours)
     defined = POLICY_LOSSES[ours].aggregation
     if defined:
         result.put("algorithm.aggregation", defined, mode)
@@ -142,12 +127,8 @@ def _kl(keys: Keys, result: Translation) -> None:
 
 def _optimizer(keys: Keys, result: Translation, theirs: str = "actor", ours: str = "optimizer") -> None:
     rate = keys.number(f"{theirs}.optim.lr")
-    result.put(f"{ours}.lr", rate, f"{theirs}.optim.lr")
-    result.copy(f"{ours}.weight_decay", f"{theirs}.optim.weight_decay")
     for name, beta in zip(("beta1", "beta2"), keys(f"{theirs}.optim.betas"), strict=False):
         result.put(f"{ours}.{name}", beta, f"{theirs}.optim.betas")
-    norm = keys.first(f"{theirs}.optim.clip_grad", f"{theirs}.optim.grad_clip") or f"{theirs}.grad_clip"
-    result.copy(f"{ours}.max_grad_norm", norm)
     _warm_up(keys, result, theirs, ours)
     style = keys.first(*(f"{theirs}.optim.{name}" for name in DECAY_KEYS))
     if style and keys(style) in DECAYS:
@@ -179,14 +160,17 @@ def _critic(keys: Keys, result: Translation) -> None:
         result.judge("needless", "only the estimator gae has a critic", *keys.below("critic"), "trainer.critic_warmup")
         return
     _optimizer(keys, result, "critic", "critic.optimizer")
-    result.copy("critic.value_clip", "critic.cliprange_value")
-    result.copy("critic.warmup_steps", "trainer.critic_warmup")
     result.copy_flag("load_critic_checkpoint", "critic.model.path")
     for name in ("ppo_mini_batch_size", "ppo_epochs", "loss_agg_mode"):
         right = keys(f"actor.{name}")
         if keys.first(f"critic.{name}") and keys(f"critic.{name}") != right:
             result.refused[f"critic.{name}"] = f"the critic has the actor's, {right}"
         result.judge("needless", "the critic has the actor's", f"critic.{name}")
+
+
+def _adapters(keys: Keys, result: Translation) -> None:
+    if keys.positive("model.lora_rank") or keys.first("model.lora_adapter_path"):
+        result.copy_with("adapters")
 
 
 def _dapo(keys: Keys, result: Translation) -> None:
@@ -238,4 +222,4 @@ def _bound(text: str, name: str) -> float:
         raise UserError(f"--from-verl: {name} is {text!r}, and should be a number, or two with _ between.") from None
 
 
-RULES = (_batch, _micro_batch, _rollout, _advantage, _loss, _kl, _optimizer, _critic, _dapo, _correction)
+RULES = (_batch, _micro_batch, _rollout, _advantage, _loss, _kl, _optimizer, _critic, _adapters, _dapo, _correction)

@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from mindrlhf.configs.verl.command import Keys
+from mindrlhf.configs.verl.table import COPIED_WITH
 
 
 @dataclass
@@ -41,11 +42,16 @@ class Translation:
         self.overrides.append(f"{ours}={text}")
         self._follows(self.overrides[-1], *theirs)
 
-    def copy(self, ours: str, theirs: str | None, change: Callable[[Any], Any] = lambda value: value) -> None:
-        """Set our key if verl's key has a value; see `put`."""
-        value = self.keys(theirs)
-        if value is not None:
-            self.put(ours, change(value), theirs)
+    def copy(self, ours: str, theirs: str, change: Callable[[Any], Any] = lambda value: value) -> None:
+        """Set our key if verl's key, the first given of `theirs`, has one."""
+        key = self.keys.first(*theirs.split()) or theirs.split()[-1]
+        if self.keys(key) is not None:
+            self.put(ours, change(self.keys(key)), key)
+
+    def copy_with(self, name: str) -> None:
+        """Copy the settings that go with an advantage, a policy loss or a feature."""
+        for ours, theirs in COPIED_WITH.get(name, {}).items():
+            self.copy(ours, theirs)
 
     def flag(self, name: str, value: str, theirs: str) -> None:
         """Set a flag of `mindrlhf train`."""
@@ -53,9 +59,10 @@ class Translation:
         self._follows(f"--{name} {self.flags[name]}", theirs)
 
     def copy_flag(self, name: str, theirs: str) -> None:
-        """Set a flag if verl's key has a value."""
-        if self.keys(theirs):
-            self.flag(name, str(self.keys(theirs)), theirs)
+        """Set a flag if one of verl's keys is given."""
+        key = self.keys.first(*theirs.split())
+        if key:
+            self.flag(name, str(self.keys(key)), key)
 
     def judge(self, place: str, words: str, *theirs: str) -> None:
         """Note where keys end without a setting: `elsewhere` or `needless`."""

@@ -74,7 +74,6 @@ def _reward(keys: Keys, result: Translation) -> None:
             result.put("reward.overlong_factor", 1.0 if factor is None else factor, f"{buffer}.enable", *used)
             result.copy("reward.overlong_buffer", f"{buffer}.len")
         result.judge("needless", "the punishment is always a metric of its own", f"{buffer}.log")
-    result.copy("reward.workers", keys.first("reward.num_workers", "reward_model.num_workers"))
     for group in ("reward.custom_reward_function", "custom_reward_function"):
         path = keys.first(f"{group}.path")
         if path:
@@ -120,7 +119,6 @@ def _checkpoints(keys: Keys, result: Translation) -> None:
         result.put("trainer.save_max_ckpt_num", keys.positive(kept), kept)
     if keys("trainer.resume_mode") == "resume_path":
         result.copy("trainer.resume_from_path", "trainer.resume_from_path", lambda path: os.path.expanduser(str(path)))
-    result.copy_flag("tokenizer_path", keys.first("data.tokenizer", "model.tokenizer_path"))
 
 
 RULES = (_data, _validation, _reward, _memory, _trainer, _checkpoints)

@@ -13,7 +13,9 @@ OFF = (None, False, 0, "", [], {})
 KEYS = read_yaml(Path(__file__).with_name("keys.yaml")).values
 VERL_DEFAULTS: Mapping[str, Any] = KEYS["defaults"]
 FILE_DEFAULTS: Mapping[str, Any] = KEYS["file_defaults"]
-COPIED, COPIED_OR_NULL, FLAGS = (KEYS[part] for part in ("copied", "copied_or_null", "flags"))
+COPIED, COPIED_WITH, COPIED_OR_NULL, FLAGS = (
+    KEYS[part] for part in ("copied", "copied_with", "copied_or_null", "flags")
+)
 NEEDLESS: Mapping[str, str] = KEYS["needless"]
 ELSEWHERE: Mapping[str, str] = KEYS["elsewhere"]
 

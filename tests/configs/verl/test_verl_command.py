@@ -63,7 +63,8 @@ def test_a_file_lies_beneath_the_keys(tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text(
         "actor_rollout_ref:\n"
-        "  model: {path: models/m, lora_rank: 0, lora_alpha: 16, enable_gradient_checkpointing: true}\n"
+        "  model: {path: models/m, lora_rank: 0, lora_alpha: 64, exclude_modules: x, use_liger: null,\n"
+        "          enable_gradient_checkpointing: true}\n"
         "  rollout: {n: 5, name: '???', multi_turn: {enable: false}, prompt_length: '${data.max_prompt_length}'}\n"
         "data: {image_key: images, train_files: null, train_batch_size: 16}\n"
         "reward_model: {enable: false}\n"
@@ -73,8 +74,8 @@ def test_a_file_lies_beneath_the_keys(tmp_path):
     command = read_command(f"{path} data.train_batch_size=32")
     assert command.given == {
         "model.path": "models/m",
-        "model.lora_rank": 0,
-        "model.lora_alpha": 16,
+        "model.lora_alpha": 64,
+        "model.exclude_modules": "x",
         "rollout.n": 5,
         "rollout.multi_turn.enable": False,
         "data.train_batch_size": 32,
@@ -88,11 +89,11 @@ def test_a_file_lies_beneath_the_keys(tmp_path):
     assert "trainer.save_freq=10" in translation.overrides
     assert translation.unknown.keys() == {"trainer.mine"}, "a file may come from another version: told, not refused"
     assert "from verl, unknown:\n  trainer.mine is no key of verl's" in str(translation)
-    assert "LoRA: not asked for: 2 keys of the file" in str(translation)
+    assert "no adapters of the policy are asked for: 2 keys of the file" in str(translation)
 
 
 def test_a_file_that_asks_for_what_is_not_done(tmp_path):
     path = tmp_path / "config.yaml"
-    path.write_text("actor_rollout_ref: {model: {lora_rank: 8}}\n")
-    with pytest.raises(UserError, match=r"not done here: model.lora_rank=8 \(LoRA"):
+    path.write_text("actor_rollout_ref: {rollout: {ignore_eos: True}}\n")
+    with pytest.raises(UserError, match=r"not done here: rollout.ignore_eos=True \(answers that go on"):
         translate(str(path))

@@ -212,7 +212,7 @@ def test_the_report_names_both_sides_and_every_group():
     ]
     assert any(line.startswith("mindrlhf data --file_path a.parquet ") for line in lines)
     assert any(line.startswith("msrun ") and line.endswith(": trainer.nnodes=2") for line in lines)
-    assert "LoRA: not asked for: model.lora_rank=0" in lines
+    assert "no adapters of the policy are asked for: model.lora_rank=0" in lines
     assert "msrun starts the workers, there is no Ray: ray_kwargs.ray_init.num_cpus=3" in lines
 
 
@@ -334,7 +334,8 @@ def test_the_aggregation_that_a_loss_is_defined_with():
 @pytest.mark.parametrize(
     ("command", "feature"),
     [
-        ("actor_rollout_ref.model.lora_rank=32 actor_rollout_ref.model.lora_alpha=16", "model.lora_rank=32 (LoRA"),
+        ("critic.model.lora_rank=32", "critic.model.lora_rank=32 (LoRA of the critic"),
+        ("actor_rollout_ref.model.lora.rank=32", "model.lora.rank=32 (LoRA of the critic, or under Megatron's keys"),
         ("reward.reward_model.enable=True", "reward.reward_model.enable=True (a reward model"),
         ("reward_model.enable=True", "reward_model.enable=True (a reward model"),
         ("actor_rollout_ref.rollout.multi_turn.enable=True", "rollout.multi_turn.enable=True (rollouts of several"),
@@ -354,6 +355,23 @@ def test_what_is_not_done_is_refused(command, feature):
     with pytest.raises(UserError) as refusal:
         translate(f"algorithm.adv_estimator=gae {command}")
     assert str(refusal.value).startswith(f"--from-verl: not done here: {feature}")
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("model.lora_alpha=64 model.target_modules=[q_proj]", (0, 32.0, "all-linear", (), None)),
+        ("model.lora_rank=8 model.target_modules=[q_proj]", (8, 16.0, ("q_proj",), (), None)),
+        (
+            "model.lora_rank=8 model.lora_alpha=64 model.exclude_modules=.*o_proj",
+            (8, 64.0, "all-linear", ".*o_proj", None),
+        ),
+        ("model.lora_adapter_path=a", (0, 16.0, "all-linear", (), "a")),
+    ],
+)
+def test_adapters(command, expected):
+    lora = settings(f"algorithm.adv_estimator=grpo {command}").lora
+    assert (lora.rank, lora.alpha, lora.target_modules, lora.exclude_modules, lora.adapter_path) == expected
 
 
 def test_a_share_of_steps_needs_their_number():
