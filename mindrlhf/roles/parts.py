@@ -65,6 +65,8 @@ def open_parts(
     if reference:
         reference.register(residency)
     policy = Policy(job, *place, checkpoint)
+    if reference:
+        reference.join(policy)
     critic = Critic(job, *place, checkpoint) if algorithm.uses_critic else None
     generator = ModelPart(job.infer, job.model, *place) if generates else None
     if generator:

@@ -10,6 +10,7 @@ from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.checkpoint.open import Weights
 from mindrlhf.checkpoint.training_state import REFERENCE_WEIGHTS
 from mindrlhf.job import Job
+from mindrlhf.models.initialize import build_parameters
 from mindrlhf.phases import REFERENCE
 from mindrlhf.roles.part import Arrays, MemoryRole, ModelPart
 from mindrlhf.training.graphs import PolicyLogProbs
@@ -41,25 +42,30 @@ class Following:
 class Reference(ModelPart):
     """Copy of the policy's first weights, in the training layout.
 
-    It is frozen, or follows the policy.
+    It is frozen, or follows the policy. It is complete once it has joined the policy.
     """
 
     what = "reference model"
 
     def __init__(self, job: Job, collectives: Collectives, max_positions: int):
         super().__init__(job.train, job.model, collectives, max_positions)
-        config, algorithm = job.config, job.config.algorithm
-        self.load(Weights(job.reference_path, job.model, config.seed).reader(self.partition))
-        head = PolicyLogProbs(self.decoder, config.rollout.temperature)
-        self.scorer = Scorer(head, config.train, self.pipeline)
+        algorithm, self._config = job.config.algorithm, job.config
+        reader = Weights(job.reference_path, job.model, job.config.seed).reader(self.partition)
+        self._own = build_parameters(self.partition.specs, reader)
         self.following = Following(algorithm.reference_sync_steps, algorithm.reference_sync_share)
+
+    def join(self, policy: ModelPart) -> None:
+        """Build the decoder; the policy has its weights by now."""
+        self.hold(self._own)
+        head = PolicyLogProbs(self.decoder, self._config.rollout.temperature)
+        self.scorer = Scorer(head, self._config.train, self.pipeline)
 
     def follow(self, policy: ModelPart) -> None:
         """Move towards the policy."""
-        self.following.move(self.parameters, policy.parameters)
+        self.following.move(self._own, policy.parameters)
 
     def memory_roles(self) -> Iterator[MemoryRole]:
-        yield REFERENCE, list(self.parameters.values()), False
+        yield REFERENCE, list(self._own.values()), False
 
     def arrays(self) -> Arrays:
-        return {REFERENCE_WEIGHTS: (self.partition.layout, self.parameters)} if self.following.every else {}
+        return {REFERENCE_WEIGHTS: (self.partition.layout, self._own)} if self.following.every else {}
