@@ -13,6 +13,7 @@ from mindrlhf.algorithms.losses import POLICY_LOSSES
 from mindrlhf.algorithms.methods import Methods, unknown_name
 from mindrlhf.configs.algorithm import AlgorithmSettings
 from mindrlhf.configs.grpo import GRPOConfig
+from mindrlhf.configs.lora import LoraSettings
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_names import SHAPE_FIELDS
 from mindrlhf.configs.model_settings import GROUP
@@ -62,6 +63,8 @@ def check_grpo(
     check_batch(config, train, infer)
     check_dynamic_sampling(config, infer)
     check_trainer(config)
+    check_lora(config.lora)
+    check_reference(config)
 
 
 def check_sft(config: SFTConfig, yaml: ModelYaml, model: ModelConfig, workers: int) -> None:
@@ -70,6 +73,7 @@ def check_sft(config: SFTConfig, yaml: ModelYaml, model: ModelConfig, workers: i
     check_layout(yaml, model, workers)
     check_training_layout(yaml, config.train.length_bucket)
     check_order(config, ORDER[:1])
+    check_lora(config.lora)
     ranks = yaml.parallel.data_parallel
     check_divides("data.pairs_per_step", config.data.pairs_per_step, ranks, f"the data_parallel {ranks} of {yaml.path}")
 
@@ -269,6 +273,36 @@ def check_trainer(config: GRPOConfig) -> None:
         raise UserError(
             f"trainer.resume_mode is {trainer.resume_mode} and trainer.resume_from_path is {trainer.resume_from_path}; "
             "a path goes with resume_path, or give --resume_training PATH."
+        )
+
+
+def check_lora(lora: LoraSettings) -> None:
+    """Check that settings of adapters have adapters, which are of a kind that is offered."""
+    changed = [name for name, field in LoraSettings.model_fields.items() if getattr(lora, name) != field.default]
+    if changed and not lora.enabled:
+        raise UserError(
+            f"lora.{changed[0]} is {getattr(lora, changed[0])!r}, and lora.rank 0 means that there are no adapters; "
+            f"set lora.rank, 16 for example, or remove lora.{changed[0]}."
+        )
+    if lora.dropout:
+        raise UserError(
+            f"lora.dropout is {lora.dropout:g}, and is not offered: the policy that is trained would not be the one "
+            "that generates; set it to 0."
+        )
+
+
+def check_reference(config: GRPOConfig) -> None:
+    """Check that a reference that follows adapters has adapters, and takes them whole."""
+    algorithm, reference = config.algorithm, config.lora.reference
+    if (
+        config.lora.enabled
+        and algorithm.reference_sync_steps
+        and (reference == "base" or algorithm.reference_sync_share != 1)
+    ):
+        raise UserError(
+            f"algorithm.reference_sync_steps is {algorithm.reference_sync_steps} with algorithm.reference_sync_share "
+            f"{algorithm.reference_sync_share:g} and lora.reference {reference}, and only a reference with adapters of "
+            "its own can follow, by taking the policy's; set lora.reference to start and reference_sync_share to 1."
         )
 
 

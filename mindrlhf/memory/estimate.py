@@ -191,7 +191,7 @@ def role_parts(work: Work, rank: int) -> dict[str, list[int]]:
     )
     parts = {
         **_policy(train, infer, apart),
-        phases.REFERENCE: [_bytes(train, train.specs) if config.algorithm.beta > 0 else 0],
+        phases.REFERENCE: [_bytes(train, _reference(config, train)) if config.algorithm.beta > 0 else 0],
         phases.GRADIENTS: [_bytes(train, train.trained)],
         phases.MOMENTS: moments,
         phases.CACHE: [cache],
@@ -203,6 +203,16 @@ def role_parts(work: Work, rank: int) -> dict[str, list[int]]:
         weights = _bytes(critic, critic.specs)
         parts |= {phases.CRITIC: [weights + apart], phases.CRITIC_GRADIENTS: [weights], phases.CRITIC_MOMENTS: moments}
     return {role: sizes for role, sizes in parts.items() if sum(sizes)}
+
+
+def _reference(config: GRPOConfig, train: Partition) -> list[ParameterSpec]:
+    """List the rows of a reference that starts from the policy's weights.
+
+    With adapters it shares all that do not train.
+    """
+    if train.model.adapter is None:
+        return train.specs
+    return train.trained if config.lora.reference == "start" else []
 
 
 def _policy(train: Partition, infer: Partition, apart: int) -> dict[str, list[int]]:

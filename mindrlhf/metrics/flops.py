@@ -36,11 +36,15 @@ def forward_flops(model: ModelConfig, prompt: int, responses: Sequence[int], tim
 def phase_flops(model: ModelConfig, groups: Sequence[tuple], iterations: int) -> dict[str, float]:
     """Count a step's operations by phase.
 
-    groups: arguments of `forward_flops`. iterations: passes of updates over them.
+    groups: arguments of `forward_flops`. iterations: passes of updates over them. Weights under adapters have no
+    products for gradients of their own.
     """
+    frozen = model.adapter is not None
     policy, critic = (sum(forward_flops(kind, *group) for group in groups) for kind in (model, model.as_critic()))
     return {
-        name: phase.passes * (iterations if phase.kind == "update" else 1) * (critic if phase.critic else policy)
+        name: (phase.passes - (frozen and phase.kind == "update" and not phase.critic))
+        * (iterations if phase.kind == "update" else 1)
+        * (critic if phase.critic else policy)
         for name, phase in PHASES.items()
         if phase.passes
     }

@@ -226,17 +226,26 @@ def yaml_layout(yaml: ModelYaml, model: ModelConfig) -> Layout:
     """Compute the layout that a model YAML asks for.
 
     model: the architecture that the YAML describes.
-    Raises `UserError`, naming the file and the key, where the layout does not divide the model.
+    Raises `UserError`, naming the file and the key, where the layout does not divide the model, and for adapters that
+    leave a pipeline stage without any.
     """
     parallel = yaml.parallel
     check_layout(yaml, model, parallel.workers)
-    return model_layout(
+    layout = model_layout(
         model,
         Mesh(dp=parallel.data_parallel, pp=parallel.pipeline_stage, tp=parallel.model_parallel),
         offset=yaml.model.offset,
         vocab_emb_dp=parallel.vocab_emb_dp,
         where=f"{yaml.path}: {GROUP}.offset",
     )
+    trained = [layout.placements[spec.name].shardings for spec in parameter_table(model) if spec.trains]
+    idle = set(range(layout.stages)).difference(*trained)
+    if idle:
+        raise UserError(
+            f"{yaml.path}: pipeline stage {min(idle)} has no adapter, and each stage must train something; give layers "
+            "of all stages adapters (lora.target_modules), or set parallel_config.pipeline_stage to 1."
+        )
+    return layout
 
 
 def split_layers(

@@ -79,7 +79,8 @@ def _reader(job: Job, part: Partition) -> Callable[[ParameterSpec], np.ndarray]:
     stored = checkpoint_config(path)
     if stored is not None and stored.value_head:
         return Weights(path, part.model, seed).reader(part)
-    read = Weights(path, job.model, seed).reader(Partition.of_yaml(job.train, job.model, part.rank))
+    model = job.model.base
+    read = Weights(path, model, seed).reader(Partition.of_yaml(job.train, model, part.rank))
 
     def read_or_zero(spec: ParameterSpec) -> np.ndarray:
         return np.zeros(part.shape(spec), np.float32) if spec.name == VALUE_HEAD else read(spec)

@@ -43,20 +43,25 @@ class Reference(ModelPart):
     """Copy of the policy's first weights, in the training layout.
 
     It is frozen, or follows the policy. It is complete once it has joined the policy.
+    Adapters leave all other weights as they are: a reference that starts from the policy's weights then reads the
+    policy's own, with the first adapters or with none, and has a copy of those adapters alone.
     """
 
     what = "reference model"
 
     def __init__(self, job: Job, collectives: Collectives, max_positions: int):
-        super().__init__(job.train, job.model, collectives, max_positions)
-        algorithm, self._config = job.config.algorithm, job.config
-        reader = Weights(job.reference_path, job.model, job.config.seed).reader(self.partition)
-        self._own = build_parameters(self.partition.specs, reader)
+        lora, algorithm, self._config = job.config.lora, job.config.algorithm, job.config
+        shares = job.model.adapter is not None and job.reference_path == job.policy_path
+        model = job.model if shares and lora.reference == "start" else job.model.base
+        super().__init__(job.train, model, collectives, max_positions)
+        weights = Weights(job.reference_path, model, job.config.seed)
+        own = [spec for spec in self.partition.specs if spec.adapts or not shares]
+        self._own = build_parameters(own, weights.reader(self.partition))
         self.following = Following(algorithm.reference_sync_steps, algorithm.reference_sync_share)
 
     def join(self, policy: ModelPart) -> None:
-        """Build the decoder; the policy has its weights by now."""
-        self.hold(self._own)
+        """Build the decoder over its own parameters, and the policy's for all others."""
+        self.hold({spec.name: {**policy.parameters, **self._own}[spec.name] for spec in self.partition.specs})
         head = PolicyLogProbs(self.decoder, self._config.rollout.temperature)
         self.scorer = Scorer(head, self._config.train, self.pipeline)
 
@@ -68,4 +73,4 @@ class Reference(ModelPart):
         yield REFERENCE, list(self._own.values()), False
 
     def arrays(self) -> Arrays:
-        return {REFERENCE_WEIGHTS: (self.partition.layout, self._own)} if self.following.every else {}
+        return self.trained_arrays(REFERENCE_WEIGHTS) if self.following.every else {}

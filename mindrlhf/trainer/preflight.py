@@ -27,7 +27,8 @@ from mindrlhf.job import Job
 from mindrlhf.memory.batch_table import batch_table
 from mindrlhf.memory.estimate import Lengths, Work, device_limit
 from mindrlhf.metrics.trackers import check_installed
-from mindrlhf.models.parameters import parameter_count
+from mindrlhf.models.adapters import adapter_line
+from mindrlhf.models.parameters import parameter_count, trained_count
 from mindrlhf.rewards.runner import RewardRunner
 from mindrlhf.rollout.decode_graphs import FUSED_TOKENS
 from mindrlhf.rollout.sampling import draws_in_operator
@@ -73,6 +74,7 @@ def preflight(job: Job, collectives: Collectives, prompts: Sequence[Prompt], rew
         "operators": operators_line(job, world.device_target),
         "ranks": f"all {world.size} answered within {answered:.1f} s" if world.size > 1 else "one process",
         "model": f"{job.model.family}, {parameter_count(job.model):,} parameters",
+        **({"adapters": adapter_line(job.model, job.config)} if job.model.adapter else {}),
         "tokenizer": tokenizer_line(job.tokenizer, job.model),
         "disk": disk_line(job.args.save_ckpt_dir, *disk_needs(job.config, job.model)),
     }
@@ -132,13 +134,14 @@ def check_writable(folder: Path) -> None:
 def disk_needs(config: GRPOConfig, model: ModelConfig) -> tuple[int, int]:
     """Compute bytes of disk: the least for saving, and for all that is kept.
 
-    The exported model is one copy of the weights in float32, a checkpoint three: weights and two moments. One more than
-    is kept is on the disk while it is written.
+    The exported model is one copy of the weights in float32, a checkpoint three of those that train: weights and two
+    moments. One more than is kept is on the disk while it is written.
     """
-    weights = FLOAT32 * parameter_count(model) * (1 + config.algorithm.uses_critic)
+    critic = parameter_count(model.base) if config.algorithm.uses_critic else 0
+    weights, trained = (FLOAT32 * (count(model) + critic) for count in (parameter_count, trained_count))
     if config.trainer.save_freq is None:
         return weights, weights
-    return 4 * weights, weights * (1 + 3 * (1 + (config.trainer.save_max_ckpt_num or 0)))
+    return weights + 3 * trained, weights + 3 * trained * (1 + (config.trainer.save_max_ckpt_num or 0))
 
 
 def disk_line(folder: Path, least: int, whole: int) -> str:

@@ -25,6 +25,7 @@ from mindrlhf.metrics import performance
 from mindrlhf.metrics.metric_set import MetricSet, reduce
 from mindrlhf.metrics.timer import STEP, Timers
 from mindrlhf.metrics.writers import open_writers
+from mindrlhf.models.adapters import adapter_line
 from mindrlhf.roles.open_updater import open_updater
 from mindrlhf.roles.part import ModelPart
 from mindrlhf.shapes import longest_position
@@ -65,6 +66,8 @@ def fit(
     with ExitStack() as stack:
         writers = None
         if world.rank == 0:
+            if model.adapter:
+                print(f"adapters: {adapter_line(model, config)}", flush=True)
             shown = config.model_dump(mode="json")
             writers = stack.enter_context(open_writers(output, config.trainer, total, settings=shown))
         for step in range(1, total + 1):

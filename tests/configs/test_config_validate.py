@@ -293,6 +293,9 @@ def test_fine_tuning_is_checked_too():
     assert message.endswith("set data.pairs_per_step to 4 or 6.")
 
 
+SYNC = ("algorithm.reference_sync_steps=5", "algorithm.reference_sync_share=0.5")
+
+
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
@@ -315,6 +318,13 @@ def test_fine_tuning_is_checked_too():
         ),
         (["algorithm.beta=0", "algorithm.kl_target=0.1"], "algorithm.kl_target is 0.1"),
         (["algorithm.beta=0", "algorithm.reference_sync_steps=5"], "or remove reference_sync_steps"),
+        (["lora.alpha=16"], "lora.alpha is 16.0, and lora.rank 0 means that there are no adapters; set lora.rank"),
+        (["lora.rank=4", "lora.dropout=0.1"], "lora.dropout is 0.1, and is not offered"),
+        (["lora.rank=4", "algorithm.reference_sync_steps=5"], "set lora.reference to start and reference_sync_share"),
+        (
+            ["lora.rank=4", "lora.reference=start", *SYNC],
+            "with algorithm.reference_sync_share 0.5 and lora.reference start",
+        ),
         (["rollout_correction.lower=3"], "above rollout_correction.upper 2; set it to 2 or less"),
         (
             ["algorithm.policy_loss=clip_cov", "algorithm.clip_cov_lb=5", "algorithm.clip_cov_ub=1"],

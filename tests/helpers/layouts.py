@@ -5,6 +5,7 @@ from math import lcm, prod
 import numpy as np
 from hypothesis import strategies as st
 
+from mindrlhf.configs.lora import Adapter
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.parallel.layout import Layout, Placement, Sharding, model_layout
 from mindrlhf.parallel.mesh import Mesh
@@ -25,6 +26,7 @@ def model_configs(draw, max_tp: int = 4, layers: int = 3) -> ModelConfig:
         attention_bias=draw(st.booleans()),
         qk_norm=draw(st.booleans()),
         tie_word_embeddings=draw(st.booleans()),
+        adapter=draw(st.sampled_from([None, Adapter(2, 4), Adapter(3, 4, exclude_modules=("k_proj", "down_proj"))])),
     )
 
 

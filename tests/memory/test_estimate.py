@@ -11,6 +11,7 @@ from workers import run_msrun
 
 from mindrlhf.cli import main
 from mindrlhf.configs.loading import load_grpo_config
+from mindrlhf.configs.lora import Adapter
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_yaml import ModelSettings, ModelYaml, ParallelSettings
 from mindrlhf.memory import activations, residency
@@ -18,7 +19,7 @@ from mindrlhf.memory.activations import Stage, score_bytes, update_bytes, update
 from mindrlhf.memory.estimate import Lengths, Work
 from mindrlhf.memory.remedies import RECOMPUTE, largest_peak, remedies, with_settings
 from mindrlhf.models.chunks import chunk_count
-from mindrlhf.models.parameters import parameter_count, parameter_table
+from mindrlhf.models.parameters import parameter_count, parameter_table, trained_count
 from mindrlhf.phases import PHASES
 from mindrlhf.training.batch import MicroBatch
 from mindrlhf.units import FLOAT32, GIB
@@ -91,6 +92,22 @@ def test_replicas_that_share_the_optimizer_have_its_moments_once():
     assert sums["moments"] == 2 * model
     # what each replica updates apart from its parameters, once more
     assert sums["train_weights"] == model
+
+
+@pytest.mark.parametrize("kept", ["base", "start"])
+def test_adapters_have_gradients_and_moments_alone_and_share_the_reference(kept):
+    model = MODEL.model_copy(update={"adapter": Adapter(4, 8)})
+    settings = ("algorithm.beta=0.1", "lora.rank=4", f"lora.reference={kept}")
+    sums = role_sums(work(settings=settings, model=model))
+    trained = trained_count(model) * FLOAT32
+    del sums["kv_cache"]
+    own = {"shared_weights": trained, "gradients": trained, "moments": 2 * trained}
+    own |= {"reference": trained} if kept == "start" else {}
+    assert sums == own | {"shared_base_weights": parameter_count(MODEL) * FLOAT32}
+    plain, adapted = (work(settings=settings[:1], model=one).rank_plan(0) for one in (MODEL, model))
+    assert adapted.peak < plain.peak
+    moved = work({"model_parallel": 2}, {"data_parallel": 2}, settings=settings, model=model)
+    assert set(moved.layouts[0].placements) == {spec.name for spec in parameter_table(model) if spec.trains}
 
 
 def test_a_phase_holds_what_it_needs_and_only_with_swap():

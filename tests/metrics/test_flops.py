@@ -5,8 +5,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from mindrlhf.configs.lora import Adapter
 from mindrlhf.configs.model import ModelConfig
-from mindrlhf.metrics.flops import Utilization, forward_flops
+from mindrlhf.metrics.flops import Utilization, forward_flops, phase_flops
 from mindrlhf.metrics.metric_set import MetricSet, reduce
 
 MODEL = ModelConfig(
@@ -40,6 +41,12 @@ def plain_count(model: ModelConfig, prompt: int, responses: list[int]) -> int:
 def test_a_forward_pass(model):
     for prompt, responses in ((5, [3, 1, 7]), (1, [1]), (4, [0, 2])):
         assert forward_flops(model, prompt, responses) == plain_count(model, prompt, responses)
+
+
+def test_adapters_leave_out_the_gradients_of_weights():
+    adapted = MODEL.model_copy(update={"adapter": Adapter(2, 4)})
+    plain, found = (phase_flops(model, [(5, [3, 1])], 2) for model in (MODEL, adapted))
+    assert found == plain | {"update_actor": plain["update_actor"] * 2 / 3}
 
 
 def experience(prompt: int, responses: list[int], policy_step: int = 2) -> SimpleNamespace:

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from layouts import full_arrays, model_configs, model_layouts, shardings, shards_of
 
+from mindrlhf.configs.lora import Adapter
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_settings import ModelSettings
 from mindrlhf.configs.model_yaml import ModelYaml, ParallelSettings
@@ -223,3 +224,14 @@ def test_what_cannot_be_a_layout_is_refused():
         layout.slices(5, HEAD)
     with pytest.raises(ValueError, match="rank 0 holds no part of lm_head"):
         layout.shape(0, HEAD)
+
+
+def test_a_pipeline_stage_without_adapters_is_refused():
+    parallel = ParallelSettings(pipeline_stage=2, micro_batch_num=2)
+    yaml = ModelYaml(path="train.yaml", model=ModelSettings(), parallel=parallel, context={"device_target": "CPU"})
+    model = MODEL.model_copy(update={"num_layers": 2, "adapter": Adapter(2, 4, target_modules=r".*layers\.0\..*")})
+    with pytest.raises(
+        UserError, match=r"train.yaml: pipeline stage 1 has no adapter, .* \(lora.target_modules\), or set"
+    ):
+        yaml_layout(yaml, model)
+    yaml_layout(yaml, model.model_copy(update={"adapter": Adapter(2, 4, target_modules=("v_proj",))}))

@@ -8,13 +8,17 @@ import sharded_updates
 from sharded_updates import Case, Outcome
 from workers import run_workers
 
+from mindrlhf.configs.lora import Adapter
+
 TIED = {"tie_word_embeddings": True}
 DP, TP, PP = "data_parallel", "model_parallel", "pipeline_stage"
 SEQUENCE, CUT = {"use_seq_parallel": True}, {"vocab_emb_dp": False}
 SHARED = {"enable_parallel_optimizer": True}
+ADAPTER = {"adapter": Adapter(4, 8, rank_pattern={"down_proj": 3})}
 FEW = {
     2: [
         Case({TP: 2} | SEQUENCE, TIED | {"qk_norm": True}),
+        Case({TP: 2}, ADAPTER),
         Case({PP: 2, "offset": (-1, 1)}, TIED | {"num_layers": 2}),  # no layer in the first stage
     ]
 }
@@ -27,9 +31,15 @@ MANY = {
         Case({PP: 2, "micro_batch_num": 2}, {}),
         Case({DP: 2, "gradient_aggregation_group": 1}, TIED),
         Case({DP: 2} | SHARED, {}),
+        Case({PP: 2}, TIED | ADAPTER),
+        Case({DP: 2} | SHARED, ADAPTER),
+        Case({TP: 2} | SEQUENCE | CUT, TIED | ADAPTER),
     ],
     4: [
         Case({TP: 4}, {}),  # two ranks share a key-value head
+        Case({TP: 4}, ADAPTER),
+        Case({TP: 2, PP: 2} | SEQUENCE, TIED | ADAPTER),
+        Case({DP: 2, TP: 2} | SHARED, ADAPTER),
         Case({TP: 4} | SEQUENCE, TIED | {"qk_norm": True}),
         Case({DP: 2, TP: 2} | SHARED, TIED),
         Case({TP: 2, PP: 2} | SEQUENCE, TIED),

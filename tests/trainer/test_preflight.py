@@ -9,12 +9,13 @@ import pytest
 from mindrlhf.backend.process.wait_for_ranks import roll_call
 from mindrlhf.configs.grpo import RewardSettings
 from mindrlhf.configs.loading import load_grpo_config
+from mindrlhf.configs.lora import Adapter
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_yaml import ModelYaml
 from mindrlhf.errors import UserError
 from mindrlhf.memory.estimate import Lengths, Work
 from mindrlhf.metrics.trackers import check_installed
-from mindrlhf.models.parameters import parameter_count
+from mindrlhf.models.parameters import parameter_count, trained_count
 from mindrlhf.rewards.runner import RewardRunner
 from mindrlhf.trainer import preflight
 from mindrlhf.trainer.preflight import RankResources, block, check_writable, devices, disk_line, disk_needs, try_reward
@@ -98,6 +99,10 @@ def test_disk(tmp_path, monkeypatch):
     assert disk_needs(load_grpo_config(None, []), MODEL) == (weights, weights)
     saving = ["trainer.save_freq=10", "trainer.save_max_ckpt_num=2"]
     assert disk_needs(load_grpo_config(None, saving), MODEL) == (4 * weights, weights + 9 * weights)
+    adapted = MODEL.model_copy(update={"adapter": Adapter(2, 4)})
+    trained, every = 4 * trained_count(adapted), 4 * parameter_count(adapted)
+    assert trained < every / 10
+    assert disk_needs(load_grpo_config(None, saving), adapted) == (every + 3 * trained, every + 9 * trained)
     critic = load_grpo_config(None, ["algorithm.advantage=gae"])
     assert disk_needs(critic, MODEL)[0] == 2 * weights
     monkeypatch.setattr(preflight.shutil, "disk_usage", lambda _: SimpleNamespace(free=4 * weights))

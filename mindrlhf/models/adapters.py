@@ -1,0 +1,21 @@
+"""Adapters in words, for the start of a run."""
+
+from mindrlhf.configs.grpo import GRPOConfig
+from mindrlhf.configs.model import ModelConfig
+from mindrlhf.configs.sft import SFTConfig
+from mindrlhf.models.parameters import parameter_count, trained_count
+
+FASTER = 10  # than all weights adapters learn, at their best rates (docs/lora.md)
+
+
+def adapter_line(model: ModelConfig, config: GRPOConfig | SFTConfig) -> str:
+    """Count the parameters that train, and judge the learning rate."""
+    trained, every, rate = trained_count(model), parameter_count(model), config.optimizer.lr
+    text = f"{trained:,} of {every:,} parameters train ({trained / every:.2%})"
+    usual = FASTER * type(config)().optimizer.lr
+    if rate >= usual:
+        return text
+    return (
+        f"{text}; LOW LEARNING RATE: optimizer.lr is {rate:g}, and adapters want about {FASTER} times that of training "
+        f"all weights, {usual:g} for example"
+    )

@@ -1,0 +1,21 @@
+"""What a run with adapters says of itself."""
+
+import pytest
+from small_model import small_config
+
+from mindrlhf.configs.grpo import GRPOConfig
+from mindrlhf.configs.lora import Adapter
+from mindrlhf.configs.sft import SFTConfig
+from mindrlhf.models.adapters import adapter_line
+
+MODEL = small_config(adapter=Adapter(4, 8, target_modules=("o_proj",)))  # 2 x 4 x (32 + 32) numbers
+
+
+@pytest.mark.parametrize(("config", "usual"), [(GRPOConfig(), 1e-5), (SFTConfig(), 1e-4)])
+def test_counts_and_the_learning_rate(config, usual):
+    counts = "512 of 20,672 parameters train (2.48%)"
+    slow = f"{counts}; LOW LEARNING RATE: optimizer.lr is {config.optimizer.lr:g}, and adapters want about 10 times"
+    assert adapter_line(MODEL, config).startswith(slow)
+    assert adapter_line(MODEL, config).endswith(f", {usual:g} for example")
+    faster = config.optimizer.model_copy(update={"lr": usual})
+    assert adapter_line(MODEL, config.model_copy(update={"optimizer": faster})) == counts
