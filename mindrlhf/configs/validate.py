@@ -277,7 +277,7 @@ def check_trainer(config: GRPOConfig) -> None:
 
 
 def check_lora(lora: LoraSettings) -> None:
-    """Check that settings of adapters have adapters, which are of a kind that is offered."""
+    """Check that adapters are on where they are set, and offered."""
     changed = [name for name, field in LoraSettings.model_fields.items() if getattr(lora, name) != field.default]
     if changed and not lora.enabled:
         raise UserError(
