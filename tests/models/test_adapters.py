@@ -13,7 +13,7 @@ MODEL = small_config(adapter=Adapter(4, 8, target_modules=("o_proj",)))  # 2 x 4
 
 @pytest.mark.parametrize(("config", "usual"), [(GRPOConfig(), 1e-5), (SFTConfig(), 1e-4)])
 def test_counts_and_the_learning_rate(config, usual):
-    counts = "512 of 20,672 parameters train (2.48%)"
+    counts = "512 of 20,256 parameters train (2.53%)"
     slow = f"{counts}; LOW LEARNING RATE: optimizer.lr is {config.optimizer.lr:g}, and adapters want about 10 times"
     assert adapter_line(MODEL, config).startswith(slow)
     assert adapter_line(MODEL, config).endswith(f", {usual:g} for example")
