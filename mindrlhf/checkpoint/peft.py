@@ -1,0 +1,197 @@
+"""PEFT's adapter folders: `adapter_config.json` and `adapter_model.safetensors`.
+
+What is written here loads in `peft`, `transformers` and vLLM; what they write loads here, as far as it is plain LoRA.
+"""
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from mindrlhf.checkpoint.encoding import STORAGE
+from mindrlhf.checkpoint.finite import all_finite
+from mindrlhf.checkpoint.hf import CARD_FILE, check_replaceable
+from mindrlhf.checkpoint.manifest import describe
+from mindrlhf.checkpoint.peft_config import PEFT_CONFIG_FILE, Base, peft_config, read_peft_config
+from mindrlhf.checkpoint.safetensors_file import index_safetensors, write_safetensors
+from mindrlhf.checkpoint.stored_tensor import StoredTensor
+from mindrlhf.configs.lora import Adapter, LoraSettings
+from mindrlhf.configs.model import ModelConfig
+from mindrlhf.configs.problems import brief
+from mindrlhf.errors import UserError
+from mindrlhf.files.atomic import atomic_folder
+from mindrlhf.files.json import write_json
+from mindrlhf.models.parameters import ParameterSpec, parameter_table
+
+PEFT_WEIGHTS_FILE = "adapter_model.safetensors"
+_PREFIX = "base_model.model."  # of PEFT's names, before Hugging Face's
+_NAME = re.compile(r"(?P<module>.+)\.lora_(?P<matrix>[AB])\.weight")
+
+
+@dataclass(frozen=True, eq=False)
+class StoredAdapter:
+    """Adapter of a folder, loaded and whole.
+
+    arrays: Hugging Face's module path with `.lora_A.weight` [r, in] or `.lora_B.weight` [out, r] -> float32.
+    """
+
+    folder: Path
+    adapter: Adapter
+    arrays: Mapping[str, np.ndarray]
+    base: Base
+
+    def check_fits(self, config: ModelConfig, model: str) -> None:
+        """Check that it is an adapter of a model with this configuration.
+
+        model: its name in messages. Raises `UserError` for a matrix that is missing, of another shape, or of a module
+        that the model does not have.
+        """
+        table = parameter_table(config.model_copy(update={"adapter": self.adapter}))
+        expected = {spec.hf_name: spec.shape for spec in table if spec.adapts}
+        advice = "give the base model that it was trained on"
+        for name, array in self.arrays.items():
+            if name not in expected:
+                raise UserError(f"{self.folder}: has {name}, and {model} has no such module to adapt; {advice}.")
+            if array.shape != expected[name]:
+                shapes = f"shape {list(array.shape)}, and {model} asks for {list(expected[name])}"
+                raise UserError(f"{self.folder}: {name} has {shapes}; {advice}.")
+        missing = [name for name in expected if name not in self.arrays]
+        if missing:
+            more = f" and {len(missing) - 1} more are missing" if len(missing) > 1 else " is missing"
+            raise UserError(
+                f"{self.folder}: {missing[0]}{more}, which its target_modules name in {model}; {advice}, or get the "
+                "adapter again."
+            )
+
+    def check_base(self, fingerprint: str, model: str) -> None:
+        """Check that a model is the base that the adapter was trained on.
+
+        Passes where the adapter does not say. Raises `UserError`, naming both.
+        """
+        if self.base.fingerprint not in (None, fingerprint):
+            raise UserError(
+                f"{self.folder}: was trained on {self.base.name}, whose weights are not those of {model} "
+                f"({self.base.fingerprint[:12]} and {fingerprint[:12]}); give that base model."
+            )
+
+    def merged(self, spec: ParameterSpec, weight: np.ndarray, index: tuple[slice, ...] | None = None) -> np.ndarray:
+        """Add the adapter's product to a weight of the base, in place; returns it.
+
+        weight: the part `index` of the parameter, float32; one without an adapter is left as it is.
+        """
+        found = self.adapter.of(spec.hf_module) if spec.kind == "matrix" else None
+        if found is not None:
+            rows, columns = index or (slice(None), slice(None))
+            first, second = (self.arrays[f"{spec.hf_module}.lora_{matrix}.weight"] for matrix in "AB")
+            weight += np.float32(found[1]) * (second[rows] @ first[:, columns])
+        return weight
+
+
+def is_adapter(path: str | Path | None) -> bool:
+    """Test for a folder with an adapter in PEFT's format."""
+    return path is not None and Path(path, PEFT_CONFIG_FILE).is_file()
+
+
+def adapter_of(settings: LoraSettings) -> Adapter | None:
+    """Describe the adapters of a run: those of `lora.adapter_path`, else new ones.
+
+    Returns None where adapters are off. Raises `UserError` for a setting that contradicts the adapter's folder.
+    """
+    if settings.adapter_path is None:
+        return settings.adapter() if settings.enabled else None
+    adapter, defaults = read_adapter(settings.adapter_path).adapter, LoraSettings()
+    for name in ("rank", "alpha", "use_rslora", "target_modules", "exclude_modules"):
+        ours, theirs = getattr(settings, name), getattr(adapter, name)
+        if ours not in (theirs, getattr(defaults, name)):
+            raise UserError(
+                f"lora.{name} is {brief(ours)}, and the adapter of lora.adapter_path {settings.adapter_path} has "
+                f"{brief(theirs)}; leave lora.{name} out."
+            )
+    return adapter
+
+
+def read_adapter(folder: str | Path) -> StoredAdapter:
+    """Read and check an adapter folder.
+
+    Raises `UserError` for a missing or damaged file, for a setting or a tensor that is not plain LoRA, for a matrix
+    without its partner or of another rank than the settings say, and for numbers that are not finite.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise UserError(f"{folder}: there is no such folder; give an adapter's, with its {PEFT_CONFIG_FILE}.")
+    adapter, base = read_peft_config(folder / PEFT_CONFIG_FILE)
+    file = folder / PEFT_WEIGHTS_FILE
+    if not file.is_file():
+        hint = " (a .bin file has to be converted to safetensors first)" if any(folder.glob("*.bin")) else ""
+        raise UserError(f"{folder}: has no {PEFT_WEIGHTS_FILE}{hint}; get the adapter again.")
+    tensors = index_safetensors(file)
+    if base.sha256 not in (None, describe(file).sha256):
+        raise UserError(f"{file}: is damaged (its checksum has changed); get the adapter again.")
+    arrays = {}
+    for name, tensor in tensors.items():
+        _check_tensor(adapter, tensor, tensors)
+        arrays[name.removeprefix(_PREFIX)] = tensor.read()
+        if not all_finite(arrays[name.removeprefix(_PREFIX)]):
+            raise UserError(f"{file}: {name} holds NaN or infinity; get an adapter that was trained without.")
+    if not arrays:
+        raise UserError(f"{file}: holds no tensor; get the adapter again.")
+    return StoredAdapter(folder, adapter, arrays, base)
+
+
+def _check_tensor(adapter: Adapter, tensor: StoredTensor, tensors: Mapping[str, StoredTensor]) -> None:
+    """Check one tensor's name, type and shape, and that its partner is there."""
+    file, name = tensor.file, tensor.name
+    parsed = _NAME.fullmatch(name.removeprefix(_PREFIX)) if name.startswith(_PREFIX) else None
+    if parsed is None:
+        raise UserError(
+            f"{file}: holds {name}, which is no matrix of plain LoRA (like {_PREFIX}model.layers.0.self_attn.q_proj"
+            ".lora_A.weight); save the adapter with PEFT's save_pretrained, without other trained modules."
+        )
+    found = adapter.of(parsed["module"])
+    if found is None:
+        raise UserError(
+            f"{file}: holds {name}, and target_modules of {PEFT_CONFIG_FILE} do not name it; get both files again."
+        )
+    if tensor.dtype not in STORAGE:
+        raise UserError(f"{file}: {name} is stored as {tensor.dtype}, and {', '.join(STORAGE)} can be read.")
+    rank_dim = 0 if parsed["matrix"] == "A" else 1
+    if len(tensor.shape) != 2 or tensor.shape[rank_dim] != found[0]:
+        raise UserError(
+            f"{file}: {name} has shape {list(tensor.shape)}, and {PEFT_CONFIG_FILE} gives it rank {found[0]}; get both "
+            "files again."
+        )
+    partner = f"{_PREFIX}{parsed['module']}.lora_{'B' if rank_dim == 0 else 'A'}.weight"
+    if partner not in tensors:
+        raise UserError(f"{file}: holds {name} without {partner}; get the adapter again.")
+
+
+def write_adapter(
+    folder: str | Path,
+    adapter: Adapter,
+    arrays: Mapping[str, np.ndarray],
+    base: Base,
+    dropout: float = 0.0,
+    card: str | None = None,
+    replaces: bool = False,
+) -> None:
+    """Write an adapter folder, which appears complete or not at all.
+
+    arrays: as of `StoredAdapter`. base: its sha256 is set here. card: text of the model card. replaces: exchange an
+    earlier folder as a whole; without it, and for one that holds anything but a model, a folder that is not empty is
+    refused. Raises `UserError` for a refused folder and when writing fails.
+    """
+    if replaces:
+        check_replaceable(Path(folder))
+    names = {f"{_PREFIX}{name}": array for name, array in sorted(arrays.items())}
+    with atomic_folder(folder, replaces) as temporary:
+        digest = hashlib.sha256()
+        layout = [(name, array.shape) for name, array in names.items()]
+        write_safetensors(temporary / PEFT_WEIGHTS_FILE, layout, names.values(), "float32", {"format": "pt"}, digest)
+        modules = [name.rpartition(".lora_")[0] for name in arrays]
+        content = peft_config(adapter, modules, replace(base, sha256=digest.hexdigest()), dropout)
+        write_json(temporary / PEFT_CONFIG_FILE, content)
+        if card is not None:
+            (temporary / CARD_FILE).write_text(card, encoding="utf-8")
