@@ -48,6 +48,11 @@ class ModelCard:
         return "\n".join(lines)
 
 
+def adapter_card(card: str) -> str:
+    """Make the card of the adapter from that of the model with it."""
+    return card.replace("library_name: transformers", "library_name: peft", 1)
+
+
 def card_of_run(job: Job, prompts: Sequence[Prompt], total: int) -> ModelCard:
     """Make the card of a GRPO run of `total` steps."""
     algorithm, config = job.config.algorithm, job.config

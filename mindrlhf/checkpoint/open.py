@@ -2,31 +2,42 @@
 
 import argparse
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from mindrlhf.checkpoint.adapted import base_path, checkpoint_adapter, merging_reader
+from mindrlhf.checkpoint.fingerprint import fingerprint
 from mindrlhf.checkpoint.hf import CONFIG_FILE, read_hf_config
+from mindrlhf.checkpoint.peft import StoredAdapter, is_adapter, read_adapter
+from mindrlhf.checkpoint.peft_config import Base
 from mindrlhf.checkpoint.resume import Checkpoint, is_checkpoint, newest
 from mindrlhf.checkpoint.sharded_weights import open_sharded, rank_folders
 from mindrlhf.checkpoint.training_state import WEIGHTS
+from mindrlhf.checkpoint.transform import rank_reader
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
 from mindrlhf.models.families import FAMILIES
 from mindrlhf.models.parameters import ParameterSpec, parameter_table
-from mindrlhf.parallel.layout import full_layout
+from mindrlhf.parallel.layout import Layout, Slices, full_layout
 from mindrlhf.parallel.partition import Partition
+
+Reader = Callable[[ParameterSpec], np.ndarray]
+Index = Callable[[ParameterSpec], Slices | None]
+_fingerprints: dict[tuple, str] = {}  # by this process: of the weights at a path, with seed and architecture
 
 
 def hf_folder(path: str | Path) -> Path | None:
     """Find the Hugging Face folder of a checkpoint, or None.
 
-    It is the path itself, or the folder within a training checkpoint.
+    It is the path itself, the folder within a training checkpoint, or that of an adapter's base model.
     """
     if (Path(path) / CONFIG_FILE).is_file():
         return Path(path)
+    if is_adapter(path):
+        return hf_folder(base_path(path))
     return newest(path, Checkpoint.verify_description).hf_folder if is_checkpoint(path) else None
 
 
@@ -92,47 +103,129 @@ def stopping_config(tokenizer: Tokenizer, model: ModelConfig) -> ModelConfig:
 
 @dataclass(frozen=True)
 class Weights:
-    """Origin of a role's parameters. path None: random from the seed."""
+    """Origin of a role's parameters. path None: random from the seed.
+
+    The path may be a training checkpoint in any layout; for a rank it may also hold one folder a rank, written in its
+    layout. An adapter in PEFT's format, or a checkpoint of adapters, is merged into its base model. adapter: a PEFT
+    folder over these weights; it gives the first adapters of a model that has some, and is merged otherwise.
+    """
 
     path: str | None
     model: ModelConfig
     seed: int
+    adapter: str | None = None
 
     def parameters(self, part: Partition | None = None) -> dict:
-        """Create float32 parameters by name: the whole model's, or one rank's.
-
-        The path may be a training checkpoint in any layout; with `part` it may also hold one folder a rank, written in
-        the layout of `part`.
-        """
+        """Create float32 parameters by name: the whole model's, or one rank's."""
         from mindrlhf.models.initialize import build_parameters
 
         return build_parameters(parameter_table(self.model) if part is None else part.specs, self.reader(part))
 
-    def reader(self, part: Partition | None = None) -> Callable[[ParameterSpec], np.ndarray]:
+    def reader(self, part: Partition | None = None) -> Reader:
         """Return a reader of whole parameters, or of one rank's parts.
 
-        See `parameters`.
+        Raises `UserError` where an adapter does not fit the model, or was trained on another base.
         """
-        from mindrlhf.checkpoint.weight_source import open_weights
-        from mindrlhf.models.initialize import random_tensor
+        index = _index(part)
+        weights, merged = self.split()
+        read = weights._stored(part, index) if merged is None else weights.merged(merged, part)
+        first = self._checked(read_adapter(self.adapter), part) if self.adapter else None
+        if self.model.adapter is None:
+            return merging_reader(read, first, index) if first else read
+        adapters = self._random(index) if first is None else lambda spec: first.arrays[spec.hf_name][index(spec) or ...]
+        return lambda spec: (adapters if spec.adapts else read)(spec)
 
-        def index(spec):
-            return None if part is None else part.slices(spec)
+    def base(self, part: Partition | None = None) -> Base:
+        """Name and fingerprint of these weights as the base of adapters.
+
+        The fingerprint is that of the first call in this process. part: as of `reader`.
+        """
+        key = self.path, self.seed, repr(self.model.base)
+        if key not in _fingerprints:
+            table = parameter_table(self.model.base)
+            _fingerprints[key] = fingerprint(table, self._sampler(part))
+        return Base(self.path and str(Path(self.path).resolve()), _fingerprints[key])
+
+    def merged(self, stored: StoredAdapter, part: Partition | None = None) -> Reader:
+        """Return a reader of these weights with an adapter merged into them.
+
+        Raises `UserError` as `reader`.
+        """
+        if self.path is not None and not Path(self.path).exists():
+            raise UserError(
+                f"{stored.folder}: is an adapter of {self.path}, and that base model is not there; put it back."
+            )
+        index = _index(part)
+        return merging_reader(self._stored(part, index), self._checked(stored, part), index)
+
+    def split(self) -> "tuple[Weights, StoredAdapter | None]":
+        """Split a path of adapters into the weights of its base and the adapter."""
+        plain = replace(self, model=self.model.base, adapter=None)
+        if is_adapter(self.path):
+            return replace(plain, path=base_path(self.path)), read_adapter(self.path)
+        stored = checkpoint_adapter(newest(self.path)) if self._is_checkpoint else None
+        if stored is None:
+            return plain, None
+        return replace(plain, path=stored.base.name, seed=newest(self.path).run["base"]["seed"]), stored
+
+    def _checked(self, stored: StoredAdapter, part: Partition | None) -> StoredAdapter:
+        """Check that an adapter is one of these weights."""
+        name = self.path or "a model of random weights"
+        stored.check_fits(self.model.base, name)
+        if stored.base.fingerprint is not None:
+            stored.check_base(self.base(part).fingerprint, name)
+        return stored
+
+    @property
+    def _is_checkpoint(self) -> bool:
+        return self.path is not None and not (Path(self.path) / CONFIG_FILE).is_file() and is_checkpoint(self.path)
+
+    def _stored(self, part: Partition | None, index: Index) -> Reader:
+        """Return a reader of weights that are no adapter."""
+        from mindrlhf.checkpoint.weight_source import open_weights
 
         if self.path is None:
-            return lambda spec: random_tensor(spec, self.model, self.seed)[index(spec) or ...]
-        if not (Path(self.path) / CONFIG_FILE).is_file() and is_checkpoint(self.path):
+            return self._random(index)
+        if self._is_checkpoint:
             return checkpoint_reader(newest(self.path), WEIGHTS, self.model, part)
         if part is not None and rank_folders(Path(self.path)):
-            tensors = open_sharded(Path(self.path), part.layout).ranks[part.rank]
+            tensors = open_sharded(Path(self.path), self._layout(part)).ranks[part.rank]
             return lambda spec: tensors[spec.name].read()
         source = open_weights(self.path, self.model)
         return lambda spec: source.read(spec, index(spec))
 
+    def _random(self, index: Index) -> Reader:
+        from mindrlhf.models.initialize import random_tensor
 
-def checkpoint_reader(
-    checkpoint: Checkpoint, kind: str, model: ModelConfig, part: Partition | None = None
-) -> Callable[[ParameterSpec], np.ndarray]:
+        return lambda spec: random_tensor(spec, self.model, self.seed)[index(spec) or ...]
+
+    def _sampler(self, part: Partition | None) -> Callable[[ParameterSpec, Slices], np.ndarray]:
+        """Return a reader of parts of whole parameters, for a fingerprint."""
+        from mindrlhf.checkpoint.weight_source import open_weights
+
+        if self.path is None:
+            drawn = np.frombuffer(f"{self.seed} {self.model.initializer_range}".encode(), np.uint8)
+            return lambda spec, index: drawn
+        if part is not None and not self._is_checkpoint and rank_folders(Path(self.path)):
+            layout = self._layout(part)
+            read = rank_reader(open_sharded(Path(self.path), layout), full_layout(layout.shapes), 0)
+            return lambda spec, index: read(spec.name)[index]
+        if self._is_checkpoint or is_adapter(self.path):
+            whole = replace(self, model=self.model.base, adapter=None).reader()
+            return lambda spec, index: whole(spec)[index]
+        return open_weights(self.path, self.model.base).read
+
+    def _layout(self, part: Partition) -> Layout:
+        """Layout of a rank's weights without adapters."""
+        return part.layout.only(spec.name for spec in parameter_table(self.model.base))
+
+
+def _index(part: Partition | None) -> Index:
+    """Return a function from parameters to the parts that a rank holds."""
+    return lambda spec: None if part is None else part.slices(spec)
+
+
+def checkpoint_reader(checkpoint: Checkpoint, kind: str, model: ModelConfig, part: Partition | None = None) -> Reader:
     """Return a reader of a training checkpoint's parameters, or one rank's parts.
 
     The parameters are those of `model` that train.
@@ -143,7 +236,7 @@ def checkpoint_reader(
     return lambda spec: read(spec.name)
 
 
-def continued_reader(checkpoint: Checkpoint, first: Weights, part: Partition) -> Callable[[ParameterSpec], np.ndarray]:
+def continued_reader(checkpoint: Checkpoint, first: Weights, part: Partition) -> Reader:
     """Return a reader of one rank's policy when a run continues.
 
     Parameters that do not train are still the first ones.
@@ -151,5 +244,5 @@ def continued_reader(checkpoint: Checkpoint, first: Weights, part: Partition) ->
     read = checkpoint_reader(checkpoint, WEIGHTS, part.model, part)
     if part.trained_layout == part.layout:
         return read
-    unchanged = first.reader(part)
+    unchanged = replace(first, adapter=None).reader(part)
     return lambda spec: (read if spec.trains else unchanged)(spec)

@@ -9,9 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
+from mindrlhf.checkpoint.adapted import base_path
 from mindrlhf.checkpoint.ckpt_file import write_ckpt
 from mindrlhf.checkpoint.encoding import StoredDtype
+from mindrlhf.checkpoint.fingerprint import fingerprint
 from mindrlhf.checkpoint.hf import CONFIG_FILE, read_hf_config, save_hf
+from mindrlhf.checkpoint.peft import StoredAdapter, is_adapter, read_adapter
 from mindrlhf.checkpoint.safetensors_file import write_safetensors
 from mindrlhf.checkpoint.weight_source import WeightSource, open_weights
 from mindrlhf.configs.model import ModelConfig
@@ -27,7 +30,11 @@ DTYPES: dict[str, StoredDtype] = {"fp32": "float32", "bf16": "bfloat16", "fp16":
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of `mindrlhf convert`."""
-    parser.add_argument("--torch_ckpt_dir", required=True, help="Hugging Face folder (written with --reverse)")
+    parser.add_argument(
+        "--torch_ckpt_dir",
+        required=True,
+        help="Hugging Face folder, or an adapter in PEFT's format, merged into its base (written with --reverse)",
+    )
     parser.add_argument(
         "--mindspore_ckpt_path",
         required=True,
@@ -39,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="model YAML, config.json or Hugging Face folder that describes the model (default: config.json next to "
         "the weights)",
     )
+    parser.add_argument("--adapter", help="adapter in PEFT's format, merged into the weights")
     parser.add_argument("--reverse", "--reversed", action="store_true", help="from the MindSpore file to Hugging Face")
 
 
@@ -49,14 +57,18 @@ def run(args: argparse.Namespace) -> None:
     """
     folder, file = Path(args.torch_ckpt_dir), _mindspore_file(args.mindspore_ckpt_path)
     origin, target = (file, folder) if args.reverse else (folder, file)
+    adapter = args.adapter
+    if adapter is None and is_adapter(origin):
+        origin, adapter = Path(base_path(origin)), origin
     config = _config(args.config_path, origin)
     source = open_weights(origin, config)
+    merged = _adapter(adapter, source, config) if adapter else None
     for stored in source.tensors.values():
         if target.resolve() in (stored.file.resolve(), *stored.file.resolve().parents):
             raise UserError(f"{target}: holds the weights that are to be read; give another output.")
     dtype = DTYPES[args.dtype] if args.dtype else source.dtype
     with Progress()("convert", len(source.table), "tensors") as advance:
-        tensors = _read(source, advance)
+        tensors = _read(source, merged, advance)
         if args.reverse:
             save_hf(folder, config, tensors, dtype)
         else:
@@ -89,9 +101,21 @@ def _config(config_path: str | None, weights: Path) -> ModelConfig:
     return read_hf_config(path.parent if path.name == CONFIG_FILE else path)
 
 
-def _read(source: WeightSource, advance: Callable[[int], None]) -> Iterator[tuple[ParameterSpec, np.ndarray]]:
+def _adapter(folder: str | Path, source: WeightSource, config: ModelConfig) -> StoredAdapter:
+    """Read an adapter, and check that it is one of these weights."""
+    stored = read_adapter(folder)
+    stored.check_fits(config, str(source.path))
+    if stored.base.fingerprint is not None:
+        stored.check_base(fingerprint(source.table, source.read), str(source.path))
+    return stored
+
+
+def _read(
+    source: WeightSource, merged: StoredAdapter | None, advance: Callable[[int], None]
+) -> Iterator[tuple[ParameterSpec, np.ndarray]]:
     for spec in source.table:
-        yield spec, source.read(spec)
+        weight = source.read(spec)
+        yield spec, weight if merged is None else merged.merged(spec, weight)
         advance(1)
 
 

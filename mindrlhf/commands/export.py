@@ -1,20 +1,24 @@
 """`mindrlhf export`: the model of a training checkpoint as a Hugging Face folder.
 
-The checkpoint may have any layout.
+The checkpoint may have any layout. One of adapters gives a folder in PEFT's format, or the merged model.
 """
 
 import argparse
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from mindrlhf.checkpoint.hf import CARD_FILE, generation_defaults, read_hf_config, save_hf
-from mindrlhf.checkpoint.open import checkpoint_reader
+from mindrlhf.checkpoint.model_card import adapter_card
+from mindrlhf.checkpoint.open import Weights, checkpoint_reader
+from mindrlhf.checkpoint.peft import StoredAdapter, write_adapter
 from mindrlhf.checkpoint.resume import Checkpoint, newest
 from mindrlhf.checkpoint.training_state import CRITIC_WEIGHTS, REFERENCE_WEIGHTS, WEIGHTS
 from mindrlhf.commands.convert import DTYPES
 from mindrlhf.data.tokenizer import Tokenizer
+from mindrlhf.errors import UserError
 from mindrlhf.metrics.progress import Progress
 from mindrlhf.models.parameters import ParameterSpec, parameter_table
 
@@ -28,6 +32,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--output", required=True, type=Path, help="Hugging Face folder to write")
     parser.add_argument("--dtype", choices=DTYPES, default="fp32", help="how numbers are stored (default fp32)")
+    parser.add_argument(
+        "--merge", action="store_true", help="of a run with adapters: the merged model (default: the adapter)"
+    )
+    parser.add_argument("--base", help="base model of the adapters (default: the path that the run had it at)")
     parser.add_argument("--role", choices=ROLES, default="policy", help="whose weights (default policy)")
 
 
@@ -39,8 +47,18 @@ def run(args: argparse.Namespace) -> None:
     checkpoint = newest(args.checkpoint)
     config = read_hf_config(checkpoint.hf_folder)
     config = config.as_critic() if args.role == "critic" else config
+    first, stored = Weights(str(checkpoint.folder), config, 0).split() if args.role == "policy" else (None, None)
+    if stored is None and (args.merge or args.base):
+        raise UserError(f"{checkpoint.folder}: holds whole weights of the {args.role}; leave out --merge and --base.")
+    if stored is not None and not args.merge:
+        _write_adapter(args, checkpoint, stored)
+        return
     tokenizer = Tokenizer.from_path(checkpoint.hf_folder)
-    read, table = checkpoint_reader(checkpoint, ROLES[args.role], config), parameter_table(config)
+    if stored is None:
+        read = checkpoint_reader(checkpoint, ROLES[args.role], config)
+    else:
+        read = replace(first, path=args.base or first.path).merged(stored)
+    table = parameter_table(config)
     with Progress()("export", len(table), "tensors") as advance:
         save_hf(
             args.output,
@@ -52,6 +70,14 @@ def run(args: argparse.Namespace) -> None:
             card=_card(checkpoint) if args.role == "policy" else None,
         )
     print(f"{args.output}: the {args.role} after step {checkpoint.step}, {len(table)} tensors, {DTYPES[args.dtype]}")
+
+
+def _write_adapter(args: argparse.Namespace, checkpoint: Checkpoint, stored: StoredAdapter) -> None:
+    """Write the adapter in PEFT's format."""
+    card = _card(checkpoint)
+    base = replace(stored.base, name=args.base or stored.base.name)
+    write_adapter(args.output, stored.adapter, stored.arrays, base, card=card and adapter_card(card))
+    print(f"{args.output}: the adapter after step {checkpoint.step}, {len(stored.arrays)} tensors, of {base.name}")
 
 
 def _card(checkpoint: Checkpoint) -> str | None:

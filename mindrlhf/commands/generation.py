@@ -13,7 +13,13 @@ LEAST = {"num_generations": 1, "limit": 1, "slots": 1, "seed": 0}  # flag -> sma
 
 def add_generation_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of model, tokenizer, amount and device."""
-    parser.add_argument("--model", required=True, help="HF directory, or a training checkpoint (step_N, latest, best)")
+    parser.add_argument(
+        "--model",
+        required=True,
+        help="HF directory, an adapter in PEFT's format (its base is where it says), or a training checkpoint (step_N, "
+        "latest, best)",
+    )
+    parser.add_argument("--adapter", help="adapter in PEFT's format, which --model is the base of")
     add_model_arguments(parser)
     parser.add_argument(
         "--num_generations", type=int, default=1, help="responses to each prompt (default 1); pass@k needs several"
@@ -40,7 +46,11 @@ def check_generation(args: argparse.Namespace, sampling: SamplingSettings) -> No
 def open_generator(
     args: argparse.Namespace, model: str, sampling: SamplingSettings, tokenizer: Tokenizer, where: str
 ) -> Generator:
-    """Open a generator with the flags' values. where: name of the prompts in messages."""
+    """Open a generator with the flags' values.
+
+    model: the path of --model, or of one that it is compared with, which has no adapter but its own. where: name of the
+    prompts in messages.
+    """
     return Generator(
         model,
         sampling,
@@ -49,4 +59,5 @@ def open_generator(
         seed=args.seed,
         device_target=args.device_target,
         where=where,
+        adapter=args.adapter if model == args.model else None,
     )

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from mindrlhf.backend.process.launch import started_workers
+from mindrlhf.checkpoint.adapted import with_adapters
 from mindrlhf.checkpoint.open import checkpoint_config, open_tokenizer
 from mindrlhf.commands.train import add_model_arguments
 from mindrlhf.configs.loading import load_sft_config
@@ -41,6 +42,7 @@ def run(args: argparse.Namespace) -> None:
     checkpoint = args.load_sft_checkpoint_train
     model = yaml.architecture(checkpoint_config(checkpoint), checkpoint or "")
     check_sft(config, yaml, model, started_workers())
+    model = with_adapters(model, config.lora, checkpoint)
     tokenizer = open_tokenizer(args, checkpoint)
     output = prepare_outputs(args.save_ckpt_dir, args.output_dir)
     with launch_from(yaml) as world:

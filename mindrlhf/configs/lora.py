@@ -74,6 +74,8 @@ class LoraSettings(Settings):
     """First values of A: uniform within 1 / sqrt(inputs), or normal with deviation 1 / rank; B is 0."""
     adapter_path: str | None = None
     """Folder of an adapter in PEFT's format to start from (verl model.lora_adapter_path)."""
+    save: Literal["adapter", "merged", "both"] = "both"
+    """Output of a run: the adapter in hf_adapter, the merged model in hf, or both."""
     reference: Literal["base", "start"] = "base"
     """Reference of the KL term: the model without adapters, or with those of the start."""
 

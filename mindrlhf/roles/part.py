@@ -1,5 +1,6 @@
 """One rank's part of a model: shard, process groups, parameters, updater, files."""
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,18 @@ from mindrlhf import backend
 from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.backend.comm.graph_collectives import TensorParallel
 from mindrlhf.backend.native import library
+from mindrlhf.checkpoint.adapted import split_adapter
 from mindrlhf.checkpoint.finite import first_not_finite, spoiled
 from mindrlhf.checkpoint.hf import generation_defaults, save_hf
-from mindrlhf.checkpoint.open import hf_folder, stopping_config
+from mindrlhf.checkpoint.model_card import adapter_card
+from mindrlhf.checkpoint.open import Weights, hf_folder, stopping_config
+from mindrlhf.checkpoint.peft import write_adapter
+from mindrlhf.configs.lora import LoraSettings
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_yaml import ModelYaml
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
+from mindrlhf.files.naming import ADAPTER_FOLDER
 from mindrlhf.memory.residency import Residency
 from mindrlhf.models.decoder import Decoder
 from mindrlhf.models.initialize import build_parameters
@@ -131,12 +137,18 @@ class ModelPart:
         }
 
     def save_hf(
-        self, directory: Path, tokenizer: Tokenizer, source: str | None = None, card: str | None = None
+        self,
+        directory: Path,
+        tokenizer: Tokenizer,
+        first: Weights | None = None,
+        card: str | None = None,
+        lora: LoraSettings | None = None,
     ) -> None:
         """Write the whole model as an HF directory, one parameter at a time.
 
         All ranks take part.
-        source: path of the first weights, whose sampling defaults are handed on. card: text of the model card.
+        first: the first weights, whose sampling defaults are handed on; the base of adapters. card: text of the model
+        card. lora: settings of adapters, which go to `hf_adapter` next to the directory, are merged, or both.
         Raises `UserError` on all ranks where a weight is not finite; the folder keeps its content then.
         """
         part = self.partition
@@ -144,12 +156,23 @@ class ModelPart:
         broken = first_not_finite(weights, part.layout.placements, self.collectives.all_reduce_max)
         if broken:
             raise UserError(f"{directory}: {spoiled(self.what, broken)}.")
-        gathered = gather_full(part.layout, self.collectives, self.parameters)
+        merges = part.model.adapter is None or lora.save != "adapter"
+        layout = part.layout if merges else part.trained_layout
+        gathered = gather_full(layout, self.collectives, self.parameters)
         if part.rank:
-            for _ in gathered:
-                pass
+            deque(gathered, 0)
             return
-        tensors = ((spec, array) for spec, (_, array) in zip(parameter_table(part.model), gathered, strict=True))
-        config, generation = stopping_config(tokenizer, part.model), generation_defaults(source and hf_folder(source))
-        save_hf(directory, config, tensors, tokenizer=tokenizer, replace=True, generation=generation, card=card)
-        print(f"the {self.what} is in {directory}", flush=True)
+        table = {spec.name: spec for spec in parameter_table(part.model)}
+        arrays: dict[str, np.ndarray] = {}
+        tensors = split_adapter(((table[name], array) for name, array in gathered), arrays)
+        if merges:
+            config = stopping_config(tokenizer, part.model.base)
+            generation = generation_defaults(first and first.path and hf_folder(first.path))
+            save_hf(directory, config, tensors, tokenizer=tokenizer, replace=True, generation=generation, card=card)
+            print(f"the {self.what} is in {directory}", flush=True)
+        else:
+            deque(tensors, 0)
+        if arrays and lora.save != "merged":
+            folder, own = directory.with_name(ADAPTER_FOLDER), card and adapter_card(card)
+            write_adapter(folder, part.model.adapter, arrays, first.base(part), lora.dropout, own, True)
+            print(f"the adapter of the {self.what} is in {folder}", flush=True)

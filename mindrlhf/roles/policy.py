@@ -39,7 +39,7 @@ class Policy(ModelPart):
         loss = job.config.algorithm.loss()  # first, because it may refuse its options
         super().__init__(job.train, job.model, collectives, max_positions)
         config, algorithm, part = job.config, job.config.algorithm, self.partition
-        first = Weights(job.policy_path, job.model, config.seed)
+        first = Weights(job.policy_path, job.model, config.seed, config.lora.adapter_path)
         self.load(continued_reader(checkpoint, first, part) if checkpoint else first.reader(part))
         temperature = config.rollout.temperature
         head = PolicyLogProbs(self.decoder, temperature, entropy_gradient=algorithm.entropy_coef > 0)

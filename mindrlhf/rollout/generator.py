@@ -35,9 +35,10 @@ LENGTH_BUCKET = 32
 class Generator:
     """Model with its tokenizer that answers prompts under one sampling rule.
 
-    model: HF directory, or a training checkpoint. tokenizer: its own by default. slots: most responses generated at
-    once. seed: keys the random numbers, together with a prompt's id and a response's index. where: names the prompts in
-    messages. Raises UserError for a directory that is no model.
+    model: HF directory, an adapter in PEFT's format, or a training checkpoint. tokenizer: its own by default. slots:
+    most responses generated at once. seed: keys the random numbers, together with a prompt's id and a response's index.
+    where: names the prompts in messages. adapter: one in PEFT's format, merged into the model. Raises UserError for a
+    directory that is no model.
     """
 
     def __init__(
@@ -50,11 +51,13 @@ class Generator:
         seed: int = 0,
         device_target: str = "CPU",
         where: str = "prompts",
+        adapter: str | None = None,
     ):
         self.model = language_model(model)
         self.tokenizer = tokenizer or Tokenizer.from_path(hf_folder(model))
         self.sampling = sampling
-        self._path, self._slots, self._seed, self._target, self._where = model, slots, seed, device_target, where
+        self._slots, self._target, self._where = slots, device_target, where
+        self._weights, self._seed = Weights(model, self.model, seed, adapter), seed
         self._parameters: dict | None = None
         self._engine: Engine | None = None
 
@@ -104,7 +107,7 @@ class Generator:
 
     def _open_engine(self, longest: int, slots: int) -> "Engine":
         if self._parameters is None:
-            self._parameters = Weights(self._path, self.model, self._seed).parameters()
+            self._parameters = self._weights.parameters()
         from mindrlhf.models.decoder import Decoder
         from mindrlhf.rollout.engine import Engine
 

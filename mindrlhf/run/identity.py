@@ -9,12 +9,14 @@ import numpy as np
 
 from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.checkpoint.manifest import MANIFEST_FILE, step_folders
+from mindrlhf.checkpoint.open import Weights
 from mindrlhf.checkpoint.resume import Checkpoint, choose, locate
 from mindrlhf.errors import UserError
 from mindrlhf.files.naming import step_of
 from mindrlhf.files.printable import printable
 from mindrlhf.files.settings_file import versions
 from mindrlhf.job import Job
+from mindrlhf.parallel.partition import Partition
 from mindrlhf.types import Prompt
 
 # Fields of the model that a run may change without becoming another one.
@@ -63,13 +65,20 @@ def run_identity(job: Job, prompts: Sequence[Prompt]) -> dict[str, Any]:
         "settings": job.config.model_dump(mode="json"),
         "model": job.model.model_dump(mode="json"),
         "prompts": {"count": len(prompts), "crc32": fingerprint, "ground_truths_crc32": truths},
+        "base": _base(job) if job.model.adapter else None,
         "reference": job.reference_path if job.config.algorithm.beta > 0 else None,
         "versions": versions(),
     }
 
 
+def _base(job: Job) -> dict[str, Any]:
+    """Describe the base model of the run's adapters, of which checkpoints hold no weights."""
+    base = Weights(job.policy_path, job.model, job.config.seed).base(Partition.of_yaml(job.train, job.model, 0))
+    return {"path": base.name, "seed": job.config.seed, "fingerprint": base.fingerprint}
+
+
 def check_identity(checkpoint: Checkpoint, run: Mapping[str, Any], rank: int) -> None:
-    """Refuse a checkpoint of another model or other prompts; log other changes."""
+    """Refuse a checkpoint of another model, base or prompts; log other changes."""
     saved = checkpoint.run
     with checkpoint.understood("run"):
         _check_known(saved)
@@ -80,6 +89,12 @@ def check_identity(checkpoint: Checkpoint, run: Mapping[str, Any], rank: int) ->
                 f"{checkpoint.folder}: is a checkpoint of a model with {field} {theirs}, and this run's has {ours}; "
                 "resume with the model YAMLs and weights of the interrupted run."
             )
+    theirs, ours = saved.get("base"), run["base"]
+    if theirs and ours and theirs["fingerprint"] != ours["fingerprint"]:
+        raise UserError(
+            f"{checkpoint.folder}: holds adapters of the base model {theirs.get('path')}, whose weights are not those "
+            f"of {ours['path']}; resume with the base model of the interrupted run."
+        )
     if any(saved["prompts"][key] != run["prompts"][key] for key in ("count", "crc32")):
         raise UserError(
             f"{checkpoint.folder}: was trained on other prompts ({saved['prompts']['count']} of them, and there are "
@@ -105,6 +120,9 @@ def _check_known(saved: Mapping[str, Any]) -> None:
             raise ValueError(f"{key} is {type(saved[key]).__name__}")
     if not isinstance(saved["reference"], str | None) or type(saved["prompts"]["count"]) is not int:
         raise ValueError("reference or prompts")
+    base = saved.get("base")  # absent in earlier checkpoints
+    if base is not None and not isinstance(base["fingerprint"], str):
+        raise ValueError(f"the base's fingerprint is {base['fingerprint']!r:.80}")
 
 
 def _changes(saved: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

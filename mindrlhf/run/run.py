@@ -9,7 +9,7 @@ from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.backend.memory import open_store
 from mindrlhf.checkpoint.hf import companion_files, generation_defaults
 from mindrlhf.checkpoint.model_card import card_of_run
-from mindrlhf.checkpoint.open import hf_folder, stopping_config
+from mindrlhf.checkpoint.open import Weights, hf_folder, stopping_config
 from mindrlhf.checkpoint.resume import Checkpoint
 from mindrlhf.checkpoint.store import CheckpointStore
 from mindrlhf.errors import UserError
@@ -85,7 +85,8 @@ class Run:
         card = str(self._card.measured(self.report.last))
         try:
             with self.timers("export"):
-                parts.policy.save_hf(folder / MODEL_FOLDER, job.tokenizer, job.policy_path, card)
+                first = Weights(job.policy_path, job.model, job.config.seed)
+                parts.policy.save_hf(folder / MODEL_FOLDER, job.tokenizer, first, card, job.config.lora)
                 if parts.critic:
                     parts.critic.save_hf(folder / CRITIC_FOLDER, job.tokenizer)
         except UserError as error:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mindrlhf.backend.process.launch import is_first_process, started_workers, under_msrun
+from mindrlhf.checkpoint.adapted import with_adapters
 from mindrlhf.checkpoint.open import checkpoint_config, open_tokenizer
 from mindrlhf.configs.grpo import GRPOConfig
 from mindrlhf.configs.loading import load_grpo_config
@@ -38,6 +39,7 @@ def check(args: argparse.Namespace) -> Job:
     model = train.architecture(hf, policy_path)
     infer_model = infer.architecture(checkpoint_config(infer_path) or hf, infer_path or policy_path)
     check_grpo(config, train, infer, model, infer_model, workers)
+    model = with_adapters(model, config.lora, policy_path)
     if config.algorithm.beta > 0:
         check_is_no_critic(reference_path, checkpoint_config(reference_path))
         check_same_architecture(reference_path, model, "reference model", "load_ref_checkpoint")

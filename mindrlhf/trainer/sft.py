@@ -58,7 +58,8 @@ def fit(
 
     part = ModelPart(yaml, model, Collectives(world), longest_position(*longest, bucket))
     part.what, data_parallel = "fine-tuned model", part.data_parallel
-    part.load(Weights(args.load_sft_checkpoint_train, model, config.seed).reader(part.partition))
+    first = Weights(args.load_sft_checkpoint_train, model, config.seed, config.lora.adapter_path)
+    part.load(first.reader(part.partition))
     head = PolicyLogProbs(part.decoder, temperature=1.0)
     updater = open_updater(part, head, NEGATIVE_LOG_LIKELIHOOD, config.optimizer, config.train)
     stream = PromptStream(groups, config.data.pairs_per_step, config.data.shuffle, config.seed)
@@ -90,7 +91,6 @@ def fit(
             if writers:
                 writers.write(step, values)
     directory = args.save_ckpt_dir / MODEL_FOLDER
-    source = args.load_sft_checkpoint_train
     method = f"supervised fine-tuning on answers; {total} steps of {config.data.pairs_per_step} pairs"
-    card = describe(source, method, args.mind_dataset_dir, f"{len(groups)} pairs", (), config).measured(values)
-    part.save_hf(directory, tokenizer, source, str(card))
+    card = describe(first.path, method, args.mind_dataset_dir, f"{len(groups)} pairs", (), config).measured(values)
+    part.save_hf(directory, tokenizer, first, str(card), config.lora)

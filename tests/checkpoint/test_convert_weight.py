@@ -12,6 +12,8 @@ from safetensors.numpy import load_file
 
 from mindrlhf.checkpoint.ckpt_file import index_ckpt
 from mindrlhf.checkpoint.hf import read_hf_config, save_hf
+from mindrlhf.checkpoint.peft import read_adapter, write_adapter
+from mindrlhf.checkpoint.peft_config import Base
 from mindrlhf.checkpoint.safetensors_file import index_safetensors
 from mindrlhf.checkpoint.weight_source import open_weights
 from mindrlhf.commands import convert
@@ -60,6 +62,23 @@ def test_there_and_back_is_exact(shared, tmp_path, model, kind, capsys):
         np.testing.assert_array_equal(written[name].view(np.uint32), array.view(np.uint32))
     assert read_hf_config(back) == config
     assert f"{back}: {len(expected)} tensors, " in capsys.readouterr().out
+
+
+def test_an_adapter_is_merged(shared, tmp_path):
+    base, adapter = shared / "golden" / "qwen2_tiny", shared / "golden" / "qwen2_tiny_lora"
+    expected, config = load_file(adapter / "merged" / "model.safetensors"), read_hf_config(base)
+    run("--torch_ckpt_dir", base, "--adapter", adapter, "--mindspore_ckpt_path", tmp_path / "m.ckpt")
+    merged = open_weights(tmp_path / "m.ckpt", config)
+    for spec in parameter_table(config):
+        np.testing.assert_allclose(merged.read(spec), expected[spec.hf_name], rtol=1e-6, atol=1e-6)
+    stored = read_adapter(adapter)
+    write_adapter(tmp_path / "own", stored.adapter, stored.arrays, Base(str(base)))
+    run("--torch_ckpt_dir", tmp_path / "own", "--mindspore_ckpt_path", tmp_path / "own.ckpt")
+    assert (tmp_path / "own.ckpt").read_bytes() == (tmp_path / "m.ckpt").read_bytes()
+    write_adapter(tmp_path / "other", stored.adapter, stored.arrays, Base("elsewhere", "0" * 64))
+    with pytest.raises(UserError, match="other: was trained on elsewhere, whose weights are not those"):
+        run("--torch_ckpt_dir", base, "--adapter", tmp_path / "other", "--mindspore_ckpt_path", tmp_path / "o.ckpt")
+    assert not (tmp_path / "o.ckpt").exists()
 
 
 @pytest.mark.parametrize("kind", ["ckpt", "safetensors"])

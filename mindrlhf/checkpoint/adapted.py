@@ -1,0 +1,105 @@
+"""Adapters that a model path is: PEFT folders, and training checkpoints of adapters."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from pydantic import TypeAdapter
+
+from mindrlhf.checkpoint.hf import read_hf_config
+from mindrlhf.checkpoint.peft import StoredAdapter, adapter_of, is_adapter, read_adapter
+from mindrlhf.checkpoint.peft_config import PEFT_CONFIG_FILE, Base, read_peft_config
+from mindrlhf.checkpoint.resume import Checkpoint
+from mindrlhf.checkpoint.training_state import WEIGHTS
+from mindrlhf.configs.lora import Adapter, LoraSettings
+from mindrlhf.configs.model import ModelConfig
+from mindrlhf.configs.problems import brief
+from mindrlhf.errors import UserError
+from mindrlhf.models.parameters import ParameterSpec, parameter_table
+from mindrlhf.parallel.layout import full_layout
+
+
+def base_path(folder: str | Path) -> str:
+    """Find the base model of a PEFT folder by the path that it names.
+
+    Raises `UserError` where that is no model here.
+    """
+    name = read_peft_config(Path(folder, PEFT_CONFIG_FILE))[1].name
+    if name is None or not Path(name).exists() or is_adapter(name):
+        state = "names no base model" if name is None else f"is an adapter of {name}, which is no model here"
+        raise UserError(f"{folder}: {state}; give the base model, and this folder as its adapter.")
+    return name
+
+
+def checkpoint_adapter(checkpoint: Checkpoint) -> StoredAdapter | None:
+    """Read the adapters of a training checkpoint; None for one of whole weights."""
+    with checkpoint.understood("run.model.adapter"):
+        saved = checkpoint.run.get("model", {}).get("adapter")
+        if saved is None:
+            return None
+        adapter, base = TypeAdapter(Adapter).validate_python(saved), checkpoint.run["base"]
+        recorded = Base(base["path"], base["fingerprint"])
+    model = read_hf_config(checkpoint.hf_folder).model_copy(update={"adapter": adapter})
+    rows = [spec for spec in parameter_table(model) if spec.adapts]
+    read = checkpoint.reader(WEIGHTS, full_layout({spec.name: spec.shape for spec in rows}), 0)
+    return StoredAdapter(checkpoint.folder, adapter, {spec.hf_name: read(spec.name) for spec in rows}, recorded)
+
+
+def with_adapters(model: ModelConfig, settings: LoraSettings, path: str | None) -> ModelConfig:
+    """Add the adapters of a run to its model, where the settings have some.
+
+    path: of the base model. Raises `UserError` for adapters that do not fit the model, or fit none of its modules.
+    """
+    adapter = adapter_of(settings)
+    if adapter is None:
+        return model
+    if is_adapter(path):
+        raise UserError(
+            f"{path}: is an adapter, and the settings of lora ask for one over it; give its base model, and {path} as "
+            "lora.adapter_path."
+        )
+    if settings.adapter_path is not None:
+        read_adapter(settings.adapter_path).check_fits(model, path or "the model")
+    model = model.model_copy(update={"adapter": adapter})
+    if not any(spec.adapts for spec in parameter_table(model)):
+        raise UserError(
+            f"lora.target_modules is {brief(adapter.target_modules)}, and without lora.exclude_modules that is no "
+            "module of the model; use all-linear, or names like q_proj and down_proj."
+        )
+    return model
+
+
+def split_adapter(
+    tensors: Iterable[tuple[ParameterSpec, np.ndarray]], arrays: dict[str, np.ndarray]
+) -> Iterator[tuple[ParameterSpec, np.ndarray]]:
+    """Merge adapters into the weights before them, and collect their matrices.
+
+    Yields the weights only, with their rows of the table without adapters. tensors: in the order of the table, where A
+    and B follow their weight; adapters alone are collected. arrays: filled by Hugging Face's names.
+    """
+    held: tuple[ParameterSpec, np.ndarray] | None = None
+    for spec, array in tensors:
+        if spec.adapts:
+            arrays[spec.hf_name] = array
+            if held is not None and spec.kind == "lora_b":
+                first = arrays[f"{spec.hf_module}.lora_A.weight"]
+                held = held[0], held[1] + np.float32(spec.scale) * (array @ first)
+        else:
+            if held is not None:
+                yield held
+            held = replace(spec, trains=True), array
+    if held is not None:
+        yield held
+
+
+def merging_reader(
+    read: Callable[[ParameterSpec], np.ndarray],
+    stored: StoredAdapter,
+    index: Callable[[ParameterSpec], tuple[slice, ...] | None],
+) -> Callable[[ParameterSpec], np.ndarray]:
+    """Return a reader of a base's parameters with an adapter merged into them.
+
+    index: the part of a parameter that `read` gives; None is the whole.
+    """
+    return lambda spec: stored.merged(spec, read(spec), index(spec))

@@ -1,0 +1,144 @@
+"""Runs with adapters, end to end: what they save and leave, where they begin, and that they go on bit for bit."""
+
+import json
+import random
+import re
+import shutil
+
+import jobs
+import numpy as np
+import phases
+import pytest
+from safetensors.numpy import load_file
+from small_model import random_arrays
+
+from mindrlhf.checkpoint.hf import read_hf_config, save_hf
+from mindrlhf.checkpoint.open import Weights
+from mindrlhf.checkpoint.peft import read_adapter
+from mindrlhf.checkpoint.weight_files import index_weights
+from mindrlhf.configs.model_yaml import load_model_yaml
+from mindrlhf.data.tokenizer import Tokenizer
+from mindrlhf.models.parameters import parameter_table
+
+STEPS = 4
+SETTINGS = (
+    *("lora.rank=4", "lora.alpha=8", "optimizer.lr=1e-2", "algorithm.beta=0", "algorithm.updates_per_iteration=2"),
+    *(f"trainer.total_steps={STEPS}", "trainer.save_freq=1", "trainer.loggers=[console, jsonl]"),
+    *("trainer.progress=False", "rollout.max_new_tokens=8", "data.prompts_per_step=8", "train.length_bucket=48"),
+)
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+@pytest.fixture(scope="module")
+def base(task, tmp_path_factory):
+    """An HF directory with random weights, which the runs begin with."""
+    return write_base(tmp_path_factory.mktemp("base") / "hf", task, 0)
+
+
+def write_base(folder, task, seed):
+    config = load_model_yaml(task.folder / "train.yaml").architecture()
+    arrays = random_arrays(config, seed)
+    tensors = ((spec, arrays[spec.name]) for spec in parameter_table(config))
+    save_hf(folder, config, tensors, tokenizer=Tokenizer.from_path(task.folder))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def argv(task, base):
+    def make(folder, *settings, **flags):
+        return task.train(folder, *SETTINGS, *settings, **{"load_sft_checkpoint_infer": base} | flags)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def whole(argv, tmp_path_factory):
+    """A run that was never stopped."""
+    folder = tmp_path_factory.mktemp("whole")
+    output = phases.to_the_end(argv(folder / "run"), folder / "phases")
+    assert "continue" not in output
+    return folder / "run"
+
+
+def test_the_adapter_on_its_base_is_the_merged_model(whole, base):
+    config, adapter = read_hf_config(base), whole / "ckpt" / "hf_adapter"
+    assert read_adapter(adapter).base.name == str(base.resolve())
+    merged, first = (load_file(at / "model.safetensors") for at in (whole / "ckpt" / "hf", base))
+    read, changed = Weights(str(adapter), config, 0).reader(), 0
+    for spec in parameter_table(config):
+        np.testing.assert_allclose(read(spec), merged[spec.hf_name], rtol=1e-6, atol=1e-7)
+        changed += not np.array_equal(first[spec.hf_name], merged[spec.hf_name])
+    assert changed == 7 * config.num_layers
+    assert "library_name: peft" in (adapter / "README.md").read_text()
+    assert "library_name: transformers" in (whole / "ckpt" / "hf" / "README.md").read_text()
+
+
+def test_checkpoints_hold_the_adapters_and_their_moments_alone(whole, base):
+    stored = read_adapter(whole / "ckpt" / "hf_adapter")
+    size = sum(array.size for array in stored.arrays.values())
+    for kind in ("model", *MOMENTS):
+        tensors = index_weights(whole / "ckpt" / f"step_{STEPS:06d}" / "rank_0" / f"{kind}.safetensors")
+        assert sum(int(np.prod(tensor.shape)) for tensor in tensors.values()) == size
+        assert all(name.endswith((".lora_a", ".lora_b")) for name in tensors)
+    state = json.loads((whole / "ckpt" / "latest").with_name(f"step_{STEPS:06d}").joinpath("state.json").read_text())
+    assert state["run"]["base"]["path"] == str(base.resolve())
+    assert state["run"]["base"]["fingerprint"] == stored.base.fingerprint
+
+
+def test_export_gives_the_adapter_or_the_merged_model(whole, tmp_path, capsys):
+    command = ["export", "--checkpoint", whole / "ckpt" / "latest", "--output"]
+    assert jobs.call([*command, tmp_path / "adapter"]) == 0
+    assert jobs.call([*command, tmp_path / "merged", "--merge"]) == 0
+    ours, theirs = (read_adapter(at) for at in (tmp_path / "adapter", whole / "ckpt" / "hf_adapter"))
+    assert (ours.adapter, ours.base) == (theirs.adapter, theirs.base)
+    assert all(np.array_equal(ours.arrays[name], theirs.arrays[name]) for name in theirs.arrays)
+    exported, left = (load_file(at / "model.safetensors") for at in (tmp_path / "merged", whole / "ckpt" / "hf"))
+    assert exported.keys() == left.keys()
+    for name in left:
+        np.testing.assert_allclose(exported[name], left[name], rtol=1e-6, atol=1e-7)
+
+
+def test_killed_and_resumed_it_is_the_same_run(argv, whole, tmp_path):
+    log, rng = tmp_path / "phases", random.Random(0)
+    again = argv(tmp_path / "run", resume_training="auto")
+    phases.kill_in(again, log, "save", 2, rng)
+    phases.kill_in(again, log, "update", 3, rng)
+    phases.to_the_end(again, log)
+    assert jobs.Run(tmp_path / "run").responses == jobs.Run(whole).responses
+    files = [path.relative_to(whole) for path in (whole / "ckpt").rglob("*.safetensors")]
+    assert len(files) == 2 + 3 * STEPS
+    for name in files:
+        assert (tmp_path / "run" / name).read_bytes() == (whole / name).read_bytes(), name
+
+
+def test_another_base_is_refused_at_resume(argv, whole, task, base, tmp_path):
+    shutil.copytree(whole, tmp_path / "run")
+    other = write_base(tmp_path / "other", task, 1)
+    done = jobs.start(argv(tmp_path / "run", resume_training="auto", load_sft_checkpoint_infer=other))
+    assert done.returncode == 2
+    found = re.search(r"holds adapters of the base model (\S+), whose weights are not those of (\S+);", done.stderr)
+    assert found.groups() == (str(base.resolve()), str(other.resolve()))
+
+
+def test_a_run_begins_with_an_adapter(argv, whole, tmp_path):
+    first = whole / "ckpt" / "hf_adapter"
+    rates = ("optimizer.lr=1e-30", "trainer.total_steps=1", "lora.save=adapter")
+    settings = [setting for setting in SETTINGS if not setting.startswith("lora.")]
+    arguments = [word for word in argv(tmp_path / "run") if word not in SETTINGS]
+    done = jobs.start([*arguments, *settings, *rates, f"lora.adapter_path={first}"])
+    assert done.returncode == 0, done.stdout + done.stderr
+    left = read_adapter(tmp_path / "run" / "ckpt" / "hf_adapter")
+    assert left.adapter == read_adapter(first).adapter
+    for name, array in read_adapter(first).arrays.items():
+        np.testing.assert_allclose(left.arrays[name], array, rtol=1e-6, atol=1e-20)
+    assert not (tmp_path / "run" / "ckpt" / "hf").exists()
+
+
+def test_fine_tuning_leaves_an_adapter(task, base, tmp_path):
+    done = jobs.start(task.sft(tmp_path, "lora.rank=2", "lora.save=both", load_sft_checkpoint_train=base))
+    assert done.returncode == 0, done.stdout + done.stderr
+    stored, config = read_adapter(tmp_path / "ckpt" / "hf_adapter"), read_hf_config(base)
+    stored.check_fits(config, "base")
+    merged, read = load_file(tmp_path / "ckpt" / "hf" / "model.safetensors"), Weights(str(base), config, 0).reader()
+    for spec in parameter_table(config):
+        np.testing.assert_allclose(stored.merged(spec, read(spec)), merged[spec.hf_name], rtol=1e-6, atol=1e-7)
