@@ -62,7 +62,10 @@ DATASETS = {
 
 @pytest.fixture(scope="session")
 def trained(prepared) -> Path:
-    """The same folder with what 20 steps of the tutorial's own command leave, also under the other names of runs."""
+    """The same folder with what 20 steps of the tutorial's own command leave, also under the other names of runs.
+
+    And one step of the command with adapters.
+    """
     command = next(c for c in documentation.commands("docs/tutorial.md") if c.begins("mindrlhf train "))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(prepared)
@@ -72,6 +75,8 @@ def trained(prepared) -> Path:
             Path(name).parent.mkdir(parents=True)
             Path(name).symlink_to(prepared / "out" / "gsm8k")
         shutil.copytree("out/gsm8k/ckpt", "out/ckpt")
+        adapters = next(c for c in documentation.commands("docs/lora.md") if c.begins("mindrlhf train "))
+        done(*adapters.words[1:], *documentation.SMALL, "trainer.total_steps=1", "trainer.loggers=[jsonl]")
     return prepared
 
 

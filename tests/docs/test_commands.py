@@ -34,6 +34,8 @@ NOT_HERE = {
     "bash scripts/quickstart.sh": "takes minutes; tests/examples/test_quickstart.py runs it",
     "for seed in 0 1 2; do bash scripts/quickstart.sh --seed $seed --out out/seed$seed; done": "as the line above",
     "bash scripts/learning_curves.sh": "takes half an hour; tests/scripts/test_learning_curves.py runs it",
+    "bash scripts/lora_grid.sh": "takes hours; tests/scripts/test_lora_grid.py runs it",
+    "vllm serve ": "needs vLLM",
     "source .venv/bin/activate": "the tests' environment is another one",
     "hf download ": "needs the network",
     "curl ": "needs the network",

@@ -25,6 +25,7 @@ YAML_GROUPS = {
 }
 FLAGS_ELSEWHERE = {
     *("--seed", "--out", "--steps", "--slow", "--dev", "--help", "--check"),  # of scripts/, the tests, ruff
+    *("--max-lora-rank", "--enable-lora", "--lora-modules"),  # of vLLM
     *("--node_rank", "--master_addr", "--master_port", "--worker_num", "--local_worker_num", "--log_dir"),  # of msrun
 }
 # Beginning of a metric -> what it takes besides one run with default settings.
