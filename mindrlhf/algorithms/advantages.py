@@ -1,14 +1,11 @@
-"""Advantages from rewards: one call shape for all methods, on whole batches.
+"""Advantages from rewards: one call shape for all methods, on whole batches, in float64.
 
-`compute_advantages` takes all groups of a step, gathered over the data-parallel ranks, so that no statistic depends on
-how prompts were spread. It returns one entry per group, in order, each with one entry per sample: a float32 number for
-all tokens of the response, or (token-level methods) a float32[R] array. Both can be assigned to a row `[:R]`.
-Computed in float64.
-
-The same for all methods:
+A method takes all groups of a step, gathered over the data-parallel ranks, so that no statistic depends on how prompts
+were spread. It returns one entry per group, each with one entry per sample: a number for all tokens of the response, or
+(token-level methods) an array [R]. Both can be assigned to a row `[:R]`.
 - A sample whose reward is not finite (NaN: every reward function abstained) is left out of every statistic and gets 0.
-- A group without spread gets exactly 0 from every method that has the group's own mean as baseline, and so does a group
-  with one valid sample. (verl keeps the raw reward of a single sample in `grpo`, `dr_grpo` and `rloo`; TRL gives 0.)
+- A group without spread, or with one valid sample, gets exactly 0 from every method that compares with the group's own
+  mean. (verl keeps the raw reward of a single sample in `grpo`, `dr_grpo` and `rloo`; TRL gives 0.)
 - Rewards per token (a KL penalty for instance) are added to the sample's reward; methods that are not token-level see
   their sum.
 """
@@ -34,8 +31,8 @@ TokenGroups = list[list[np.ndarray]]
 class AdvantageMethod(Method):
     """An advantage estimator.
 
-    compares: it compares the responses of a group, so that a group needs two. uses_values: it needs a critic.
-    uses_greedy: it needs the reward of a greedy response to each prompt.
+    compares: the responses of a group, so that it needs two. uses_values: of a critic. uses_greedy: the reward of a
+    greedy response to each prompt.
     """
 
     compares: bool = False
@@ -48,17 +45,14 @@ ADVANTAGES: Methods[AdvantageMethod] = Methods("advantage", AdvantageMethod)
 
 @dataclass(frozen=True, eq=False)
 class RewardBatch:
-    """Rewards, lengths and values of all groups of one step.
+    """Rewards, lengths and values of all groups of one step, as far as needed.
 
-    Outer sequences run over groups (sizes may differ), inner ones over a group's samples.
-
-    rewards: float[G] per group; NaN where a sample abstained.
-    lengths: int[G] per group, response tokens; for opo, reinforce_plus_plus(_baseline), remax, gae.
-    token_rewards: G arrays float[R] per group, added to the reward (which counts at the last token), or None.
-    values: G arrays float[R] per group, the critic's estimate before each token; for gae.
-    greedy_rewards: one number per group, the reward of the greedy response; for remax.
-    rewards_by_function: name -> float[G] per group, unweighted, NaN where a function abstained; function_weights:
-        name -> weight; both for `normalize_functions`.
+    rewards: float[G] per group; NaN where a sample abstained. lengths: int[G] per group, response tokens.
+    token_rewards: G arrays float[R] per group, added to the reward, which counts at the last token.
+    values: G arrays float[R] per group, the critic's estimate before each token.
+    greedy_rewards: one number per group, the reward of the greedy response.
+    rewards_by_function: name -> float[G] per group, unweighted, NaN where a function abstained. function_weights: name
+        -> weight.
     """
 
     rewards: Sequence[np.ndarray]
@@ -143,8 +137,8 @@ def grpo(
     advantage_std: the unbiased std of the "group"; "batch" for that of all rewards of the batch, the mean staying the
         group's; "none" for no division.
     leave_one_out: mean (and group std) over the other samples of the group; undivided where those do not differ.
-    normalize_functions: GDPO: each reward function is normalised by the options above, the weighted sum of these (a
-        function that abstained adds 0) is normalised once more by mean and std of the batch.
+    normalize_functions: GDPO: each reward function by the options above (0 where it abstained), then the weighted sum
+        by mean and std of the batch.
     """
     options = advantage_std, leave_one_out, advantage_eps
     if not normalize_functions:
@@ -188,8 +182,8 @@ def opo(batch: RewardBatch) -> Groups:
 def gpg(batch: RewardBatch, *, f_norm: float = 1.0) -> Groups:
     """Scaled reward minus the group's mean (GPG, arXiv 2504.02546).
 
-    The value is alpha * (r - mean of the group) / f_norm, alpha = samples / samples with a reward other than 0. In
-    the paper, alpha corrects for the part of the batch that gives no gradient; this measure of that part is verl's.
+    The value is alpha * (r - mean of the group) / f_norm, alpha = samples / samples with a reward other than 0: verl's
+    measure of the part of the batch that gives a gradient.
     """
     scores = batch.scores()
     pooled = _pooled(scores)
@@ -203,8 +197,8 @@ def grpo_passk(
 ) -> Groups:
     """Advantage of a group's best sample over its second best (arXiv 2503.19595).
 
-    The best sample gets (best - second best) / (std + eps), all others 0.
-    advantage_std: "group" or "none". Of several best samples the first is taken; the difference is 0 then.
+    All others get 0. The best sample gets (best - second best) / (std + eps); of several best ones the first, whose
+    difference is 0.
     """
 
     def rule(rewards):
@@ -218,8 +212,8 @@ def grpo_passk(
 def _whiten(values: list[np.ndarray], counts: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Compute (x - mean) / sqrt(var + 1e-8) over the batch; 0 for NaN.
 
-    values, counts: arrays of equal shapes, one per group or row; x[i] stands for counts[i] tokens. The variance is
-    unbiased. All results are 0 where fewer than two tokens are valid.
+    values, counts: arrays of equal shapes; x[i] stands for counts[i] tokens. The variance is unbiased. All results are
+    0 where fewer than two tokens are valid.
     """
     pooled, weights = (np.concatenate([np.zeros(0), *arrays]) for arrays in (values, counts))
     used = np.isfinite(pooled) & (weights > 0)
@@ -273,10 +267,7 @@ def reinforce_plus_plus(batch: RewardBatch, *, gamma: Part = 1.0) -> TokenGroups
 
 @ADVANTAGES.register(uses_greedy=True)
 def remax(batch: RewardBatch) -> TokenGroups:
-    """Future reward minus the reward of the greedy response (arXiv 2310.10505).
-
-    A group whose greedy response has no reward (NaN) gets 0.
-    """
+    """Future reward minus that of the greedy response, 0 without one (arXiv 2310.10505)."""
     groups = zip(_token_rewards(batch), batch.require("greedy_rewards"), strict=True)
     return [[np.nan_to_num(_discounted(row, 1.0) - float(baseline)) for row in rows] for rows, baseline in groups]
 
@@ -284,10 +275,8 @@ def remax(batch: RewardBatch) -> TokenGroups:
 def gae_with_returns(batch: RewardBatch, gamma: float = 1.0, lam: float = 0.95) -> tuple[TokenGroups, TokenGroups]:
     """Compute generalised advantage estimates and the critic's targets (Schulman et al. 2016, eq. 16).
 
-    The value after the last token is 0.
-
-    Returns (advantages, returns), each groups of float64[R] rows: advantages not whitened, NaN for a sample that
-    abstained; returns = advantages + values, and the values themselves for a sample that abstained.
+    The value after the last token is 0. Returns (advantages, returns), each groups of float64[R] rows: advantages not
+    whitened, NaN for a sample that abstained; returns = advantages + values, the values alone for such a sample.
     """
 
     def estimate(rewards, values):

@@ -1,12 +1,8 @@
 """Weights that aggregate per-token losses to one number: loss = sum(weights * losses).
 
-The weights are computed on the host. Their denominators are taken from the true lengths of the whole update batch,
-over all micro-batches and ranks, before anything is cut. A micro-batch's weighted sum is then its exact part of the
-loss: however the batch is cut, the plain sum over micro-batches and ranks (gradients too) is the same.
-
-Other suites differ on rows without a trained token (a masked truncated answer, for example): verl leaves these
-rows out of a sequence mean, which is the default here; TRL divides by all rows (`count_empty_rows=True`). Rows that
-only pad a micro-batch are in neither count, because they are in no `lengths`.
+Their denominators are taken on the host from the true lengths of the whole update batch, over all micro-batches and
+ranks, before anything is cut: however that is done, the plain sum over micro-batches and ranks (gradients too) is the
+same. Rows that only pad a micro-batch are in no `lengths`.
 """
 
 import numpy as np
@@ -20,9 +16,8 @@ MODES = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-to
 def batch_totals(lengths) -> np.ndarray:
     """Count tokens and rows of a batch, as denominators that ranks can sum.
 
-    lengths: int[B], trained tokens of each row (0 for a row that is masked as a whole), without rows that only pad.
-    Returns float64[3]: tokens, non-empty rows, all rows. Whole numbers: exact in float32 up to 2**24, so that one
-    float32 AllReduce may sum it.
+    lengths: int[B], trained tokens of each row (0 for a row that is masked as a whole). Returns float64[3]: tokens,
+    non-empty rows, all rows; exact in float32 up to 2**24.
     """
     lengths = np.asarray(lengths)
     return np.array([lengths.sum(), np.count_nonzero(lengths), lengths.size], np.float64)
@@ -31,15 +26,15 @@ def batch_totals(lengths) -> np.ndarray:
 def token_weights(
     mask: np.ndarray, mode: str, totals: np.ndarray, *, max_tokens: int | None = None, count_empty_rows: bool = False
 ) -> np.ndarray:
-    """Compute the weight of each token's loss.
+    """Compute the weight of each token's loss: float32[B, T], 0 outside the mask.
 
-    mask: float32[B, T], 1 on trained tokens; a row holds a whole response.
-    mode: a name of `MODES`.
+    mask: float32[B, T], 1 on trained tokens; a row holds a whole response. mode: a name of `MODES`.
     totals: float[3], `batch_totals` summed over all rows of the update batch.
     max_tokens: the constant of `seq-mean-token-sum-norm` (verl's `loss_scale_factor`) and of `dr_grpo` (TRL's
-        `max_completion_length`), in tokens. It is asked for rather than taken from T, which depends on the cut.
-    count_empty_rows: divide the sequence means by all rows instead of the non-empty ones. `dr_grpo` always does.
-    Returns float32[B, T], 0 outside the mask. Raises UserError for an unknown mode.
+        `max_completion_length`), in tokens; T would depend on the cut.
+    count_empty_rows: divide the sequence means by all rows (TRL, and `dr_grpo` always) instead of the non-empty ones
+        (verl).
+    Raises UserError for an unknown mode.
     """
     mask = np.asarray(mask, np.float64)
     tokens, non_empty_rows, all_rows = (float(total) for total in totals)

@@ -1,9 +1,8 @@
 """Token selection for Clip-Cov and KL-Cov (Cui et al. 2025, arXiv 2505.22617, section 4).
 
 A token's covariance is (A - mean A) * (log p - mean log p). Means and choice are over all trained tokens of an
-update batch, and are computed on the host: the caller gathers rows over micro-batches and ranks, so that nothing
-depends on the cut. verl chooses in each micro-batch, from the log-probs of that moment; here they are the ones that the
-update starts from, which is the same for the first update on a batch and a little older for later ones.
+update batch, on the host: the caller gathers rows over micro-batches and ranks. verl chooses in each micro-batch, from
+the log-probs of that moment; here they are the ones that the update starts from, a little older for later updates.
 """
 
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ import numpy as np
 
 
 def token_covariances(log_probs: Sequence[np.ndarray], advantages: Sequence) -> np.ndarray:
-    """float64[sum of R], rows one after the other.
+    """Covariance of each token: float64[sum of R], rows one after the other.
 
     log_probs: float[R] per row. advantages: per row one number for all its tokens, or float[R].
     """
@@ -23,10 +22,7 @@ def token_covariances(log_probs: Sequence[np.ndarray], advantages: Sequence) -> 
 
 
 def _first(chosen: np.ndarray, ratio: float, log_probs: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Mark the first of the chosen positions in the flat batch.
-
-    ratio: their number as a part of all tokens; at least one. Returns float32[R] per row, 1 there.
-    """
+    """Mark the first of the chosen positions in the flat batch: float32[R] per row."""
     lengths = [len(row) for row in log_probs]
     flat = np.zeros(sum(lengths), np.float32)
     flat[chosen[: max(int(ratio * flat.size), 1)]] = 1.0
@@ -49,8 +45,5 @@ def select_clip_cov(
 def select_kl_cov(
     log_probs: Sequence[np.ndarray], advantages: Sequence, seed: int, *, ratio: float
 ) -> list[np.ndarray]:
-    """Choose the tokens of highest covariance, the first of equal ones.
-
-    Arguments and result as in `select_clip_cov`; the seed is not used, nothing is drawn.
-    """
+    """Choose the tokens of highest covariance as `select_clip_cov` does; nothing is drawn."""
     return _first(np.argsort(-token_covariances(log_probs, advantages), kind="stable"), ratio, log_probs)

@@ -7,10 +7,9 @@ divergence", 2020):
     abs = |r|
     k2 = r**2 / 2             its gradient as a loss is the unbiased gradient of the reverse KL
     k3 = exp(-r) - 1 + r      unbiased, never negative; what GRPO (arXiv 2402.03300, eq. 4) adds to the loss
-    low_var_kl                k3 with the result clamped to +-10, as verl publishes it
+    low_var_kl                k3 with the result clamped to +-10, as verl publishes it, there also called k3
 
 A name that ends in `+` (`k3+`) has the value of that estimator and the gradient of k2 (straight-through).
-verl knows the two names `k3` and `low_var_kl` for the clamped form; TRL's k3 is unclamped, as is ours.
 """
 
 from collections.abc import Callable
@@ -46,7 +45,7 @@ def kl_estimator(name: str) -> Callable:
     """Return the estimator called `name`; call it before a graph is compiled.
 
     The result is a function (log_probs, reference_log_probs, mask), each float32[B, T], -> float32[B, T] in nats, 0 on
-    padding, whatever the padding holds. Raises UserError for an unknown name.
+    padding, whatever it holds. Raises UserError for an unknown name.
     """
     straight_through = name.endswith("+")
     if name.removesuffix("+") not in ESTIMATORS:
@@ -67,8 +66,8 @@ def kl_estimator(name: str) -> Callable:
 def steered_coefficient(coefficient: float, kl: float, samples: int, target: float, horizon: int) -> float:
     """Adapt a KL coefficient to a step's mean KL (Ziegler et al. 2019).
 
-    It grows while the KL is above the target. kl, target: in nats. samples: number of sequences over all ranks.
-    horizon: in samples; an update on n samples changes the coefficient by at most 0.2 * n / horizon of itself.
+    kl, target: in nats. samples: number of sequences over all ranks. horizon: in samples; an update on n samples
+    changes the coefficient by at most 0.2 * n / horizon of itself.
     """
     error = min(max(kl / target - 1.0, -0.2), 0.2)
     return coefficient * (1.0 + error * samples / horizon)

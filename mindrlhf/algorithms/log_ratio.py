@@ -6,11 +6,10 @@ from mindrlhf.algorithms.mismatch import LOG_RATIO_LIMIT
 
 
 def masked_log_ratio(log_probs, other_log_probs, mask):
-    """Compute log(p / q) per token, clamped to +-20, 0 on padding.
+    """Compute log(p / q) per token, clamped to +-20, 0 on padding: float32[B, T].
 
-    log_probs, other_log_probs: float32[B, T]; whatever stands on padding (NaN and inf too) reaches neither the value
-    nor the gradient, because `where` selects before anything is multiplied.
-    mask: float32[B, T], 1 on response tokens. Returns float32[B, T]; the gradient is 0 where the clamp acts.
+    log_probs, other_log_probs: float32[B, T]; whatever stands on padding (NaN and inf too) reaches neither value nor
+    gradient. mask: float32[B, T], 1 on response tokens. The gradient is 0 where the clamp acts.
     """
     difference = ops.where(mask > 0, log_probs - other_log_probs, 0.0)
     return ops.clamp(difference, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
@@ -25,7 +24,7 @@ def ratio_of(log_probs, log_ratio, mask, level):
     """Compute p/q per token, or the row's length-normalised ratio: float32[B, T].
 
     log_probs: 0 on padding. level: "token", or "sequence" for GSPO-token: every token has the row's mean log-ratio as
-    value, and its own log-prob as gradient, also where the clamp bounds its part in the mean.
+    value, and its own log-prob as gradient.
     """
     if level == "sequence":
         # The bracket is exactly 0.

@@ -4,16 +4,14 @@ Each registered function is called with its options, once, and returns the loss 
 
     losses(log_probs, old_log_probs, advantages, mask[, selected]) -> (losses, metrics)
 
-log_probs: float32[B, T] of the policy now, the gradient flows through it. old_log_probs: float32[B, T] of the policy
-that starts the update; `stop_gradient(log_probs)` when a batch is used once. advantages: float32[B, T].
-mask: float32[B, T], 1 on response tokens; a row holds a whole response. selected: float32[B, T], 1 on chosen tokens.
-losses: float32[B, T], not aggregated: the caller sums `weights * losses` with the weights of `aggregation.py`.
-metrics: name -> float32[B, T], one value per token, to be averaged over the mask by the caller.
-Both are 0 on padding, and so is the gradient, whatever stands there (NaN and inf too).
+All are float32[B, T]. log_probs: of the policy now, the gradient flows through it. old_log_probs: of the policy that
+starts the update; `stop_gradient(log_probs)` when a batch is used once. mask: 1 on response tokens; a row holds a whole
+response. selected: 1 on chosen tokens. losses: the caller sums `weights * losses` (`aggregation.py`). metrics: by name,
+to be averaged over the mask. Losses, metrics and gradient are 0 on padding, whatever stands there (NaN and inf too).
 
-Options are Python numbers or strings, fixed when the graph is compiled. The loss is a closure over them and never a
-`functools.partial`: MindSpore 2.9 then gives zeros for all gradients, without an error. MindSpore is imported when a
-loss is made, so that settings are checked without it.
+Options are fixed when the graph is compiled. The loss is a closure over them and never a `functools.partial`: MindSpore
+2.9 then gives zeros for all gradients, without an error. MindSpore is imported when a loss is made, so that settings
+are checked without it.
 """
 
 from collections.abc import Callable, Mapping
@@ -59,7 +57,7 @@ class PolicyLoss:
 
 
 def policy_loss(name: str, options: Mapping[str, Any] | None = None) -> PolicyLoss:
-    """Return the policy loss called `name`, with defaults for missing options.
+    """Return the policy loss called `name` with these options.
 
     Raises UserError for an unknown name, an option the method does not take, or a value that does not fit.
     """
@@ -102,15 +100,11 @@ def clip(
 ):
     """PPO's clipped surrogate (Schulman et al. 2017, eq. 7) with separate bounds.
 
-    epsilon_low, epsilon_high: the ratio is clipped to [1 - epsilon_low, 1 + epsilon_high]; two bounds are DAPO's (arXiv
-        2503.14476).
-    dual_clip: c > 1 bounds the loss of a negative advantage by -c * A (arXiv 1912.09729); None is off. verl's
-        vanilla loss always has it, with c = 3.
-    delta: caps the ratio itself, so also where the advantage is negative (INTELLECT-2, arXiv 2505.07291; TRL's
-        `delta`); give it above 1 + epsilon_high; None is off.
-    importance_level: "token", or "sequence" for the ratio of GSPO.
-    Metrics: clip_fraction (the clip acts), its parts clip_fraction_low and clip_fraction_high, and dual_clip_fraction
-    with `dual_clip`.
+    The separate bounds are DAPO's (arXiv 2503.14476).
+    dual_clip: c > 1 bounds the loss of a negative advantage by -c * A (arXiv 1912.09729).
+    delta: caps the ratio itself, so also where the advantage is negative (INTELLECT-2, arXiv 2505.07291); give it above
+        1 + epsilon_high.
+    Metrics: clip_fraction (the clip acts), its parts clip_fraction_low and clip_fraction_high, and dual_clip_fraction.
     """
     from mindspore import ops
 
@@ -141,8 +135,7 @@ def clip(
 def gspo(*, epsilon_low: NonNegativeFloat = 3e-4, epsilon_high: NonNegativeFloat = 4e-4):
     """GSPO: `clip` with the row's length-normalised ratio (arXiv 2507.18071).
 
-    This is the paper's token form, which has the same value and gradient. The bounds are the paper's; they are
-    tighter than PPO's because the ratio is a mean. Metrics as `clip`.
+    This is the paper's token form, with the same value and gradient, and the paper's bounds.
     """
     return clip(epsilon_low=epsilon_low, epsilon_high=epsilon_high, importance_level="sequence")
 
@@ -157,12 +150,9 @@ def cispo(
 ):
     """CISPO: -sg(clipped ratio) * A * log p (MiniMax-M1, arXiv 2506.13585).
 
-    Only a token's weight is clipped, so that every token keeps a gradient.
-
     cispo_cap: "relative" clips the ratio to [1 - epsilon_low, 1 + epsilon_high] (MiniMax-M1, verl); "absolute" to at
-        most epsilon_high, without a lower bound (ScaleRL, arXiv 2510.13786; TRL; 5.0 there), epsilon_low is not used.
-    importance_level: "token", or "sequence" for the ratio of GSPO.
-    Metrics: clip_fraction (the weight is clipped).
+        most epsilon_high, without a lower bound (ScaleRL, arXiv 2510.13786; TRL; 5.0 there).
+    Metrics: clip_fraction (the weight is clipped; every token keeps a gradient).
     """
     from mindspore import ops
 
@@ -182,8 +172,7 @@ def cispo(
 def sapo(*, tau_positive: PositiveFloat = 1.0, tau_negative: PositiveFloat = 1.05, importance_level: Level = "token"):
     """SAPO: a soft gate in place of the clip (arXiv 2511.20347).
 
-    The loss is -A * sigmoid(tau * (ratio - 1)) * 4 / tau, with tau_positive where A > 0 and tau_negative elsewhere.
-    importance_level: "token", or "sequence" for the ratio of GSPO.
+    The loss is -A * sigmoid(tau * (ratio - 1)) * 4 / tau.
     """
     from mindspore import ops
 
@@ -201,11 +190,10 @@ def sapo(*, tau_positive: PositiveFloat = 1.0, tau_negative: PositiveFloat = 1.0
 def geo_mean(*, epsilon_low: NonNegativeFloat = 0.4, epsilon_high: NonNegativeFloat = 0.4):
     """GMPO: -A * geometric mean of the row's clipped token ratios (arXiv 2507.20673).
 
-    epsilon_low, epsilon_high: bounds of the log-ratio, [-epsilon_low, epsilon_high], one-sided by the sign of A.
-    The row's one loss (with the row's mean advantage) stands at each of its tokens. verl takes the mean over all rows,
-    empty ones included.
-    Metrics: clip_fraction (the clip acts; verl also counts tokens that leave the range on the side where it does not),
-    its parts clip_fraction_low and clip_fraction_high.
+    The log-ratio is bounded to [-epsilon_low, epsilon_high], one-sided by the sign of A. The row's one loss (with the
+    row's mean advantage) stands at each of its tokens. verl takes the mean over all rows, empty ones included.
+    Metrics: clip_fraction (the clip acts; verl also counts tokens that leave the range on the other side), its parts
+    clip_fraction_low and clip_fraction_high.
     """
     from mindspore import ops
 
@@ -244,9 +232,7 @@ def clip_cov(
 ):
     """Clip-Cov: `clip` without the gradient of some high-covariance tokens (arXiv 2505.22617).
 
-    selected: float32[B, T], 1 on the tokens that `covariance.select_clip_cov` drew from the whole update batch. A
-    selected token that the clip already holds keeps its (constant) loss, as in verl. Metrics as `clip`, and
-    selected_fraction.
+    A selected token that the clip already holds keeps its (constant) loss, as in verl. Metrics: selected_fraction too.
     """
     from mindspore import ops
 
@@ -265,10 +251,7 @@ def clip_cov(
 def kl_cov(*, kl_cov_ratio: Part = 0.0002, ppo_kl_coef: NonNegativeFloat = 1.0):
     """KL-Cov: a KL penalty on high-covariance tokens in place of the clip (arXiv 2505.22617).
 
-    The loss is -A * ratio, plus ppo_kl_coef * |log-ratio| on selected tokens.
-
-    selected: float32[B, T], 1 on the tokens that `covariance.select_kl_cov` chose from the whole update batch.
-    Metrics: selected_fraction.
+    The loss is -A * ratio, plus ppo_kl_coef * |log-ratio| on selected tokens. Metrics: selected_fraction.
     """
     from mindspore import ops
 

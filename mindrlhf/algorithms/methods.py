@@ -81,9 +81,9 @@ class Methods(dict[str, Kind], Generic[Kind]):
         return add
 
     def find(self, name: str) -> Kind:
-        """Return the method called `name`, or a user's `file.py:function`.
+        """Return the method called `name`, or a user's `file.py:function`, without traits if not registered.
 
-        A user's function without a decorator has no traits. Raises UserError where no method has the name.
+        Raises UserError where no method has the name.
         """
         if name in self:
             return self[name]
@@ -104,10 +104,7 @@ class Methods(dict[str, Kind], Generic[Kind]):
 
 
 def unknown_name(what: str, name: str, known: Iterable[str]) -> UserError:
-    """Make the error for an unknown method: nearest name first, then all.
-
-    what: the kind of method (`policy loss`, `advantage`, ...).
-    """
+    """Make the error for an unknown method of the kind `what`, nearest name first."""
     known = sorted(known)
     if not known:
         return UserError(f"Unknown {what} {name!r}: there are none.")

@@ -19,8 +19,8 @@ SUMS = ("tokens", "rows", "weight", "weight_squared", "sequence_weight_squared",
 def mismatch_sums(log_probs: Sequence[np.ndarray], rollout_log_probs: Sequence[np.ndarray]) -> np.ndarray:
     """Sum log-ratios over rows into float64[len(SUMS)], for `mismatch_figures`.
 
-    Add the vectors of all ranks. log_probs, rollout_log_probs: float[R] per row, of the same tokens under the train
-    graph and the rollout's distribution. Rows without tokens count nowhere. Log-ratios are clamped to +-20.
+    log_probs, rollout_log_probs: float[R] per row, of the same tokens under the train graph and the rollout's
+    distribution. Rows without tokens count nowhere. Log-ratios are clamped to +-20.
     """
     sums = np.zeros(len(SUMS))
     for train, rollout in zip(log_probs, rollout_log_probs, strict=True):
@@ -41,11 +41,11 @@ def _clamp(log_ratio):
 
 
 def mismatch_figures(sums: np.ndarray) -> dict[str, float]:
-    """Compute a step's metrics from the summed vector; {} without tokens.
+    """Compute a step's metrics from the vectors' sum over ranks; {} without tokens.
 
     training_*, rollout_*: perplexity and its log, means over rows; log_ppl_diff: training - rollout; ppl_ratio: mean of
     training / rollout. chi2_*: mean squared weight - 1. rollout_is_mean, rollout_is_eff_sample_size: mean of the token
-    weights, and (sum w)**2 / (n * sum w**2), 1 at best. The KL is in every run's metrics (`metrics.experience`).
+    weights, and (sum w)**2 / (n * sum w**2), 1 at best.
     """
     total = dict(zip(SUMS, sums.tolist(), strict=True))
     tokens, rows = total["tokens"], total["rows"]

@@ -1,7 +1,4 @@
-"""The critic's loss per token, for compiled graphs (PPO; Schulman et al. 2016).
-
-It follows PPO's reference implementation.
-"""
+"""The critic's loss per token, for compiled graphs (PPO's reference; Schulman et al. 2016)."""
 
 from mindspore import ops
 
@@ -9,13 +6,11 @@ from mindspore import ops
 def clipped_value_loss(values, old_values, returns, mask, *, value_clip: float | None = 0.5):
     """Compute max((v - R)**2, (clip(v) - R)**2) / 2 per token.
 
-    clip(v) is v at most `value_clip` away from the old value.
-
-    values: float32[B, T] of the critic now, the gradient flows through it. old_values: float32[B, T] before the step's
-    first update. returns: float32[B, T], the targets of the values. mask: float32[B, T], 1 on response tokens.
-    value_clip: None is off: (v - R)**2 / 2.
-    Returns (losses, metrics), float32[B, T], 0 on padding whatever stands there, and so is the gradient. Metrics, one
-    value per token: value (v), value_error ((v - R)**2), and value_clip_fraction (1 where the clip takes the gradient).
+    All arrays are float32[B, T]. values: of the critic now, the gradient flows through it. old_values: before the
+    step's first update. returns: the targets. mask: 1 on response tokens. value_clip: how far clip(v) may be from the
+    old value; None is off: (v - R)**2 / 2.
+    Returns (losses, metrics), 0 on padding whatever stands there, and so is the gradient. Metrics, one value per token:
+    value (v), value_error ((v - R)**2), and value_clip_fraction (1 where the clip takes the gradient).
     """
     valid = mask > 0
     values = ops.where(valid, values, 0.0)

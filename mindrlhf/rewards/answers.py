@@ -1,7 +1,4 @@
-r"""Stated answers in completions: in `<answer>` tags, after `####`, or in `\boxed{}`.
-
-Only the text after the thinking counts.
-"""
+r"""Stated answers in completions, after the thinking: `<answer>` tags, `####`, or `\boxed{}`."""
 
 MARK = "####"
 _BOXES = (r"\boxed{", r"\fbox{")
@@ -10,8 +7,8 @@ _BOXES = (r"\boxed{", r"\fbox{")
 def stated(completion: str) -> str | None:
     r"""Find the text of the stated answer; None without any of the forms.
 
-    It is looked for in the last `<answer>...</answer>` after the thinking, or without one in all that follows the
-    thinking: the rest of the line after the last `####`, else the content of the last `\boxed{}`, else the tag's own.
+    After the thinking, in the last `<answer>...</answer>` if any: the rest of the line after the last `####`, else the
+    content of the last `\boxed{}`, else the tag's own.
     """
     text = after_thinking(completion)
     answer = tagged(text)
@@ -36,19 +33,13 @@ def tagged(text: str) -> str | None:
 
 
 def marked(text: str) -> str | None:
-    """Return the rest of the line after the last `####`, possibly empty.
-
-    This is GSM8K's form.
-    """
+    """Return the rest of the line after the last `####` (GSM8K), possibly empty."""
     _, mark, rest = text.rpartition(MARK)
     return rest.strip().partition("\n")[0].strip() if mark else None
 
 
 def boxed(text: str) -> str | None:
-    r"""Return the content of the last `\boxed{}` or `\fbox{}`, braces balanced.
-
-    None when it is never closed.
-    """
+    r"""Return the content of the last `\boxed{}` or `\fbox{}`; None if never closed."""
     start = max(text.rfind(box) + len(box) if box in text else -1 for box in _BOXES)
     if start < 0:
         return None

@@ -3,6 +3,7 @@
 import ast
 import json
 import operator
+from collections import Counter
 from collections.abc import Mapping
 from fractions import Fraction
 
@@ -12,6 +13,7 @@ MAX_LENGTH = 256  # characters of an expression; also bounds the depth of the tr
 _ALLOWED = frozenset("0123456789+-*/() ")
 _SIGNS = {r"\times": "*", r"\cdot": "*", r"\div": "/", "×": "*", "·": "*", "÷": "/", "\u2212": "-", "\n": " "}
 _OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
+_PREFIXES = {ast.UAdd: operator.pos, ast.USub: operator.neg}
 
 
 def countdown(
@@ -21,61 +23,46 @@ def countdown(
 
     The stated expression (see `answers.stated`) is evaluated in exact arithmetic.
     The ground truth is JSON, `{"target": 24, "numbers": [3, 8]}`. Each number may be used once, and with `use_all` (as
-    TinyZero's verifier has it) must be. format_score: for a well-formed expression that is wrong (TinyZero gives 0.1,
-    and gives it to any text in the tags).
+    TinyZero's verifier has it) must be. format_score: for a well-formed expression that is wrong (TinyZero gives 0.1).
     """
     problem = json.loads(fields["ground_truth"])
     answer = answers.stated(completion)
     solved = evaluate(answer) if answer is not None else None
     if solved is None:
         return 0.0
-    value, used = solved
-    left = [int(number) for number in problem["numbers"]]
-    for number in used:
-        if number not in left:
-            return format_score
-        left.remove(number)
-    right = value == Fraction(str(problem["target"])) and not (use_all and left)
-    return 1.0 if right else format_score
+    given, used = Counter(map(int, problem["numbers"])), Counter(solved[1])
+    fair = used == given if use_all else used <= given
+    return 1.0 if fair and solved[0] == Fraction(str(problem["target"])) else format_score
 
 
 def evaluate(expression: str) -> tuple[Fraction | None, list[int]] | None:
     """Evaluate an expression of whole numbers exactly; returns (value, its numbers).
 
-    The expression has + - * / and parentheses. None when it is anything else or longer than MAX_LENGTH; the value
-    is None when it divides by zero. The text is parsed, never run.
+    The expression has + - * / and parentheses; it is parsed, never run. None when it is anything else or longer than
+    MAX_LENGTH; the value is None when it divides by zero.
     """
     for sign, plain in _SIGNS.items():
         expression = expression.replace(sign, plain)
     expression = expression.strip()
     if not 0 < len(expression) <= MAX_LENGTH or not _ALLOWED.issuperset(expression):
         return None
+    numbers: list[int] = []
     try:
         tree = ast.parse(expression, mode="eval").body
-    except (SyntaxError, MemoryError, RecursionError):  # the parser's three ways to refuse deep nesting
-        return None
-    used: list[int] = []
-    try:
-        return _value(tree, used), used
+        return _value(tree, numbers), numbers
     except ZeroDivisionError:
-        return None, used
-    except _NotArithmeticError:
+        return None, numbers
+    except (ValueError, SyntaxError, MemoryError, RecursionError):  # the parser has three ways to refuse deep nesting
         return None
 
 
-class _NotArithmeticError(Exception):
-    pass
-
-
-def _value(node: ast.expr, used: list[int]) -> Fraction:
+def _value(node: ast.expr, numbers: list[int]) -> Fraction:
     match node:
         case ast.Constant(value=int(number)):
-            used.append(number)
+            numbers.append(number)
             return Fraction(number)
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -_value(operand, used)
-        case ast.UnaryOp(op=ast.UAdd(), operand=operand):
-            return _value(operand, used)
+        case ast.UnaryOp(op=sign, operand=operand) if type(sign) in _PREFIXES:
+            return _PREFIXES[type(sign)](_value(operand, numbers))
         case ast.BinOp(left=left, op=operation, right=right) if type(operation) in _OPERATIONS:
-            return _OPERATIONS[type(operation)](_value(left, used), _value(right, used))
-    raise _NotArithmeticError
+            return _OPERATIONS[type(operation)](_value(left, numbers), _value(right, numbers))
+    raise ValueError(node)

@@ -1,7 +1,4 @@
-r"""GSM8K's reward (Cobbe et al. 2021): 1 for the right final number.
-
-Both functions give 0 for anything else; `numbers` defines a number.
-"""
+r"""GSM8K's reward (Cobbe et al. 2021): 1 for the right final number, else 0."""
 
 from collections.abc import Mapping
 from fractions import Fraction
@@ -10,10 +7,7 @@ from mindrlhf.rewards import answers, numbers
 
 
 def gsm8k(prompt: str, completion: str, fields: Mapping[str, str]) -> float:
-    r"""Reward the number in the stated answer, else the last number.
-
-    The forms of a stated answer are in `answers.stated` (`####`, `\boxed{}`, `<answer>`).
-    """
+    r"""Reward the number in the stated answer (`answers.stated`), else the last number."""
     answer = answers.stated(completion)
     if answer is None:
         number = numbers.last(answers.after_thinking(completion))
@@ -23,10 +17,7 @@ def gsm8k(prompt: str, completion: str, fields: Mapping[str, str]) -> float:
 
 
 def gsm8k_strict(prompt: str, completion: str, fields: Mapping[str, str]) -> float:
-    """Reward only the form `#### N`, with the number alone on its line.
-
-    The last such line is taken.
-    """
+    """Reward only the form `#### N`, the number alone on its line."""
     answer = answers.marked(answers.after_thinking(completion))
     return float(answer is not None and numbers.parse(answer) == _ground_truth(fields))
 

@@ -27,10 +27,7 @@ def knights_and_knaves(prompt: str, completion: str, fields: Mapping[str, str]) 
 
 
 def claims(text: str) -> dict[str, set[str]]:
-    """Find the roles that a text gives to each lower-case name.
-
-    It reads `Zoey is a knight` and `Zoey: knight`.
-    """
+    """Find the roles in `Zoey is a knight` and `Zoey: knight`, by lower-case name."""
     found: dict[str, set[str]] = {}
     for name, role in _CLAIM.findall(text):
         found.setdefault(name.lower(), set()).add(role.lower())

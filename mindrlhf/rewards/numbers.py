@@ -52,10 +52,7 @@ _LATEX = (
 
 
 def parse(text: str) -> Fraction | None:
-    """Parse a text that is one number as a whole; None otherwise.
-
-    White space, `$...$` around it and a final full stop are allowed.
-    """
+    """Parse a text that is one number, in `$...$` or before a full stop."""
     found = _RUN.fullmatch(_signed(_plain(text).strip("$ \n")).rstrip("$ ."))
     return _value(found) if found else None
 
@@ -67,10 +64,10 @@ def equal(first: str, second: str) -> bool:
 
 
 def stated(answer: str) -> Fraction | None:
-    """Find the number that a short answer gives.
+    """Find the number that a short answer gives, the first after the last `=`.
 
-    Examples are `18`, `x = 18` and `$18 per day`: it is the first one after the last `=`. None when there is none,
-    and when it is an operand (`9 + 9`, `18 - 2`, `2^18`) or one of several (`18 19 20`).
+    Examples are `18`, `x = 18` and `$18 per day`. None when there is none, and when it is an operand (`9 + 9`, `18 -
+    2`, `2^18`) or one of several (`18 19 20`).
     """
     answer = _signed(_plain(answer).rpartition("=")[2].strip())
     found = _RUN.search(answer)
@@ -80,19 +77,13 @@ def stated(answer: str) -> Fraction | None:
 
 
 def last(text: str) -> Fraction | None:
-    """Find the last number in a text.
-
-    None when there is none, or when the last text with digits is no number (`1.2.3`).
-    """
+    """Find the last number in a text; None for a last one like `1.2.3`."""
     found = deque(_RUN.finditer(_plain(text)), maxlen=1)
     return _value(found[0]) if found else None
 
 
 def _plain(text: str) -> str:
-    r"""Replace LaTeX's and typography's forms of numbers by plain ones.
-
-    `¤` stands for other commands.
-    """
+    r"""Replace LaTeX's and typography's forms of numbers; `¤` stands for other commands."""
     text = text.translate(_TYPOGRAPHY)
     if "\\" not in text and "{,}" not in text:
         return text

@@ -59,15 +59,12 @@ class RewardProcess:
     calls: its calls without a reply, in order; the first is under way.
     ready: its functions are imported. needs_ground_truth: for each function, if it fails for a row without one.
     refusal: sentence of the UserError with which a function cannot be resolved.
-    exited: nothing more will come from it; see `stop`. repeated: because it answered a call for a second time, which
-    says nothing against the call under way.
+    exited: nothing more will come from it. repeated: because it answered a call for a second time, which says nothing
+    against the call under way.
     """
 
     def __init__(self, functions: Sequence[tuple[str, Mapping[str, Any]]], timeout_s: float):
-        """Start the process.
-
-        functions: (name, args) each. timeout_s: seconds for one call.
-        """
+        """Start the process. functions: (name, args) each. timeout_s: seconds for one call."""
         paths = [path or os.getcwd() for path in sys.path]
         paths += [str(Path(mindrlhf.__file__).parents[1]), os.getcwd()]
         self._process = subprocess.Popen(
@@ -102,19 +99,15 @@ class RewardProcess:
         return not self.exited and self._process.poll() is None
 
     def assign(self, calls: Sequence[Call], samples: Sequence[Sample]) -> None:
-        """Hand out calls; the process must be idle. A sample's texts are sent once."""
-        places = {sample: place for place, sample in enumerate(dict.fromkeys(call.sample for call in calls))}
-        texts = [(*samples[sample][:2], dict(samples[sample][2])) for sample in places]
-        numbered = [(number, call.function, places[call.sample]) for number, call in enumerate(calls, self._answered)]
+        """Hand out calls; the process must be idle."""
+        texts = [(*samples[call.sample][:2], dict(samples[call.sample][2])) for call in calls]
+        numbers = range(self._answered, self._answered + len(calls))
         self.calls.extend(calls)
         self._deadline = time.monotonic() + self._timeout_s
-        self._post({"samples": texts, "calls": numbered})
+        self._post([(number, call.function, *text) for number, call, text in zip(numbers, calls, texts, strict=True)])
 
     def collect(self) -> list[tuple[Call, Reply]]:
-        """Move data through the pipes; returns the calls answered since.
-
-        An end of the process shows as `exited`.
-        """
+        """Move data through the pipes; returns the calls answered since."""
         self._write()
         answered = []
         try:
@@ -157,10 +150,7 @@ class RewardProcess:
                 raise ValueError
 
     def _reply(self, message: Any) -> Reply:
-        """Validate the reply to the call under way.
-
-        Anything may have written to the pipe, so nothing is taken on trust.
-        """
+        """Validate the reply to a call: anything may have written to the pipe."""
         match message:
             case [int(number), float() | None as score, dict(components), float(seconds), str() | None as error]:
                 self.repeated = number < self._answered

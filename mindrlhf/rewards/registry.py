@@ -14,12 +14,12 @@ SHIPPED = {
     "gsm8k": "mindrlhf.rewards.gsm8k:gsm8k",
     "gsm8k_strict": "mindrlhf.rewards.gsm8k:gsm8k_strict",
     "math": "mindrlhf.rewards.math:math",
-    "format": "mindrlhf.rewards.format:format",
+    "format": "mindrlhf.rewards.form:format",
     "countdown": "mindrlhf.rewards.countdown:countdown",
     "knights_and_knaves": "mindrlhf.rewards.knights_and_knaves:knights_and_knaves",
-    "length": "mindrlhf.rewards.length:length",
-    "soft_overlong": "mindrlhf.rewards.length:soft_overlong",
-    "repetition_penalty": "mindrlhf.rewards.repetition:repetition_penalty",
+    "length": "mindrlhf.rewards.form:length",
+    "soft_overlong": "mindrlhf.rewards.form:soft_overlong",
+    "repetition_penalty": "mindrlhf.rewards.form:repetition_penalty",
 }
 # Of these, the ones that compare with a ground truth; a function of the user's says so by a parameter of that name.
 COMPARING = frozenset({"gsm8k", "gsm8k_strict", "math", "countdown", "knights_and_knaves"})
@@ -45,12 +45,11 @@ class RewardFunction:
 
 
 def resolve(name: str, args: Mapping[str, Any] | None = None) -> RewardFunction:
-    """Find a reward function by `name` and bind it to `args`.
+    """Find a reward function by `name` and bind it to `args`; imports its module.
 
-    The result is called as `resolve(...)(prompt, completion, fields)`.
     name: one of SHIPPED, `package.module:function`, or `path/file.py:function` (relative to the working directory).
-    Imports the function's module. UserError when there is no such name, file, module or function, when the import
-    fails, and when the function cannot take these arguments.
+    UserError when there is no such name, file, module or function, when the import fails, and when the function cannot
+    take these arguments.
     """
     target = SHIPPED.get(name, name)
     if not is_user_function(target):

@@ -1,8 +1,8 @@
 """Isolation of reward functions: a failure costs its sample and not the run.
 
 Functions run in processes of their own. A function that raises, returns no finite number, never returns, calls
-`sys.exit` or crashes the interpreter loses that one call, which is counted; a process that hangs or dies is
-replaced. Not limited: memory, and access to files and the network.
+`sys.exit` or crashes the interpreter loses that one call, which is counted; the process is replaced where it hangs or
+dies. Not limited: memory, and access to files and the network.
 """
 
 import json
@@ -31,15 +31,11 @@ class RewardRunner(AbstractContextManager):
     """Pool of reward processes for one set of functions, not for several threads.
 
     names: of the functions in tables and metrics, in the settings' order: the shipped name, or the name
-        after the colon, with `_2`, `_3`, ... for repeated ones.
-    comparing: names of the functions that need a ground truth.
+        after the colon, with `_2`, `_3`, ... for repeated ones. comparing: names of those that need a ground truth.
     """
 
     def __init__(self, settings: RewardSettings):
-        """Start the processes, and wait until they have imported the functions.
-
-        Raises UserError when they cannot.
-        """
+        """Start the processes and import the functions; raises UserError where that fails."""
         functions = settings.all_functions
         self._settings = settings
         self._functions = [(absolute(function.name), _plain(function.name, function.args)) for function in functions]
@@ -63,10 +59,7 @@ class RewardRunner(AbstractContextManager):
         self.comparing = tuple(name for name, needed in zip(self.names, needs, strict=True) if needed)
 
     def check_ground_truths(self, prompts: Iterable[Prompt], data: str | Path) -> None:
-        """Refuse prompts that lack a ground truth some function needs.
-
-        data: origin of the prompts, for messages.
-        """
+        """Refuse prompts, from `data`, that lack a ground truth some function needs."""
         lacking = next((prompt.id for prompt in prompts if "ground_truth" not in prompt.fields), None)
         if self.comparing and lacking is not None:
             raise UserError(

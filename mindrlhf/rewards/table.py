@@ -30,9 +30,8 @@ class RewardTable:
     by_function: function -> float32[N], unweighted; NaN where it abstained or failed.
     components: function -> component -> float32[N]; NaN where a sample has none.
     seconds: function -> float32[N], wall time inside the function (the limit, for a call that was given up).
-    errors: function -> sample index -> reason.
-    failures: function -> number of calls that raised, returned no finite number, or ended their process.
-    timeouts: function -> number of calls that took longer than the limit; not among `failures`.
+    errors: function -> sample index -> reason. failures, timeouts: function -> number of calls without a result, but
+        for abstentions; `timeouts` are those that took longer than the limit, `failures` all others.
     first_failures: for each function that failed for the first time since its runner was made, its lowest such sample.
     """
 

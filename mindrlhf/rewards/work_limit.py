@@ -1,8 +1,7 @@
-"""Limits on computer algebra, counted in operations and sizes, never in seconds.
+"""Limits on computer algebra, in operations and sizes: no score depends on a clock.
 
-So a score does not depend on how busy the machine is. Two things make algebra run away: one operation on enormous
-numbers, which nothing can interrupt, and ever more small operations. The first is refused before it is computed
-(`check_text`, `check_size`), the second is counted while it runs (`work_limit`).
+One operation on enormous numbers, which nothing can interrupt, is refused before it is computed (`check_text`,
+`check_size`); ever more small operations are counted while they run (`work_limit`).
 """
 
 import re
@@ -37,10 +36,7 @@ _COMBINATORIAL = (
 
 
 class TooMuchWorkError(BaseException):
-    """Work beyond the limits.
-
-    No `Exception`, because math-verify and sympy swallow those.
-    """
+    """Work beyond the limits; no `Exception`, because math-verify and sympy swallow those."""
 
 
 def check_text(text: str) -> None:
@@ -55,10 +51,7 @@ def check_text(text: str) -> None:
 
 
 def check_size(expressions: Iterable[Any]) -> None:
-    """Refuse parsed expressions whose numbers or terms would grow without bound.
-
-    They are not yet evaluated.
-    """
+    """Refuse parsed expressions whose numbers or terms would grow without bound."""
     for expression in expressions:
         if isinstance(expression, sympy.Basic | sympy.MatrixBase):
             for count, node in enumerate(sympy.preorder_traversal(expression)):
@@ -68,10 +61,7 @@ def check_size(expressions: Iterable[Any]) -> None:
 
 
 def bits(node: Any) -> float:
-    """Bound log2 of the numbers that evaluating `node` computes from above.
-
-    Symbols count as 2.
-    """
+    """Bound log2 of the numbers that evaluating `node` computes; symbols count as 2."""
     if not isinstance(node, sympy.Basic):
         return 1.0
     parts = [bits(part) for part in node.args]
@@ -122,10 +112,7 @@ def work_limit(events: int = MAX_EVENTS) -> Iterator[None]:
 
 
 def _forget() -> None:
-    """Clear the caches of sympy and math-verify.
-
-    An interrupted computation may have left half an answer there.
-    """
+    """Clear the caches of sympy and math-verify, which may hold half an answer."""
     clear_cache()
     parser.parse_latex_cached.cache_clear()
     parser.extract_latex.cache_clear()

@@ -1,12 +1,11 @@
 """Main program of a reward process: reads calls, calls functions, writes replies.
 
 Lines of JSON. First comes {"functions": [[name, args], ...], "timeout_s": seconds}, and is answered by
-{"needs_ground_truth": [bool, ...]}, or by {"error": sentence}. Then each {"samples": [[prompt, completion, fields],
-...], "calls": [[number, function, sample], ...]} is answered by one reply for each call, in order and at once, so that
-the other side knows which call is under way: [number, score or null, {component: number}, seconds, error or null].
+{"needs_ground_truth": [bool, ...]}, or by {"error": sentence}. Then each [[number, function, prompt, completion,
+fields], ...] is answered by one reply for each call, in order and at once, so that the other side knows which call is
+under way: [number, score or null, {component: number}, seconds, error or null].
 
 A function may fork: its child process never gets to the pipes, and ends where it returns from the function.
-
 Imports only the standard library and the functions' modules, so that starting takes milliseconds.
 """
 
@@ -61,10 +60,9 @@ def main() -> None:
     # The other side ends a call that takes too long; should it have died itself, the kernel does, by the alarm signal.
     limit = 2 * setup["timeout_s"] + EXIT_S
     for line in requests:
-        batch = json.loads(line)
-        for number, function, sample in batch["calls"]:
+        for number, function, *sample in json.loads(line):
             signal.setitimer(signal.ITIMER_REAL, limit)
-            reply = _call(functions[function], *batch["samples"][sample])
+            reply = _call(functions[function], *sample)
             _end_child(own)
             _send(replies, [number, *reply])
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -96,8 +94,8 @@ def _call(function: RewardFunction, prompt: str, completion: str, fields: dict[s
 def outcome(returned: Any) -> tuple[float | None, dict[str, float]]:
     """Convert a reward function's result to (score, components).
 
-    The score is None for an abstention. Raises ValueError when it is none of the forms of the contract (see the
-    room's docstring).
+    The score of an abstention is None. Raises ValueError when it is none of the forms of the contract (see the room's
+    docstring).
     """
     if returned is None:
         return None, {}

@@ -6,11 +6,9 @@ import sys
 
 import pytest
 
-from mindrlhf.rewards.format import format
+from mindrlhf.rewards.form import format, length, repetition_penalty, soft_overlong
 from mindrlhf.rewards.knights_and_knaves import knights_and_knaves
-from mindrlhf.rewards.length import length, soft_overlong
 from mindrlhf.rewards.math import math
-from mindrlhf.rewards.repetition import repetition_penalty
 from mindrlhf.rewards.work_limit import TooMuchWorkError, work_limit
 
 

@@ -1,0 +1,71 @@
+"""Rewards for a response's form: its tags, its length and its repetitions."""
+
+import re
+from collections.abc import Mapping
+
+_TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+# Words; in scripts without spaces, and for punctuation, single characters.
+_TOKEN = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9fff]+|[^\w\s]")
+
+
+def format(prompt: str, completion: str, fields: Mapping[str, str]) -> float:
+    """Reward 1 for `<think>...</think><answer>...</answer>`, else 0 (DeepSeek-R1, Guo et al. 2025, section 2.2).
+
+    Neither part may be empty, each tag stands once. A prompt that ends with `<think>` has opened the tag already.
+    """
+    text = "<think>" + completion if prompt.rstrip().endswith("<think>") else completion
+    if any(text.count(tag) != 1 for tag in _TAGS):
+        return 0.0
+    pieces = []
+    for tag in _TAGS:
+        piece, _, text = text.partition(tag)
+        pieces.append(piece.strip())
+    before, thought, between, answer = pieces
+    return float(bool(thought and answer) and not (before or between or text.strip()))
+
+
+def length(prompt: str, completion: str, fields: Mapping[str, str], target: int) -> float:
+    """Reward a response's distance from `target` tokens.
+
+    The reward is 1 at `target`, falls in proportion to the distance, and is 0 at none and from twice the target on.
+    """
+    if target < 1:
+        raise ValueError(f"length: target is {target}, and must be at least 1 token")
+    return max(0.0, 1.0 - abs(_tokens(fields, "response_length") - target) / target)
+
+
+def soft_overlong(
+    prompt: str, completion: str, fields: Mapping[str, str], buffer: int | None = None, factor: float = 1.0
+) -> float:
+    """Punish overlong responses softly (DAPO, Yu et al. 2025, eq. 13).
+
+    The result is 0 up to `max_new_tokens` - buffer tokens; from there a straight ramp leads to -factor at
+    `max_new_tokens`. buffer: tokens (the paper's L_cache, verl's overlong_buffer.len); None is a fifth of the limit.
+    """
+    limit = _tokens(fields, "max_new_tokens")
+    if buffer is None:
+        buffer = max(1, limit // 5)
+    if not 0 < buffer <= limit:
+        raise ValueError(f"soft_overlong: buffer is {buffer}, and must be between 1 and max_new_tokens, {limit}")
+    excess = _tokens(fields, "response_length") - (limit - buffer)
+    return -factor * min(max(excess / buffer, 0.0), 1.0)
+
+
+def _tokens(fields: Mapping[str, str], name: str) -> int:
+    if name not in fields:
+        raise ValueError(f"the field {name!r} (tokens) is missing: the trainer sets it, a file of rows has to carry it")
+    return int(fields[name])
+
+
+def repetition_penalty(
+    prompt: str, completion: str, fields: Mapping[str, str], ngram: int = 3, max_penalty: float = 1.0
+) -> float:
+    """Penalise repeated n-grams of words (Yeo et al. 2025).
+
+    The result is -max_penalty * (1 - distinct / all).
+    """
+    if ngram < 1:
+        raise ValueError(f"repetition_penalty: ngram is {ngram}, and must be at least 1 word")
+    words = _TOKEN.findall(completion.lower())
+    ngrams = list(zip(*(words[start:] for start in range(ngram)), strict=False))
+    return -max_penalty * (1.0 - len(set(ngrams)) / len(ngrams)) if ngrams else 0.0
