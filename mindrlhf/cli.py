@@ -68,14 +68,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return module.run(args) or 0
     except UserError as error:
-        print(f"mindrlhf {name}: {error}", file=sys.stderr)
-        return 2
+        reason = error
     except OSError as error:
         if error.filename is None:
             raise
         reason = UserError(f"{error.filename}: cannot be read or written ({error.strerror}).")
-        print(f"mindrlhf {name}: {reason}", file=sys.stderr)
-        return 2
+    print(f"mindrlhf {name}: {reason}", file=sys.stderr)
+    return 2
 
 
 if __name__ == "__main__":

@@ -14,25 +14,22 @@ from mindrlhf.errors import UserError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of `mindrlhf data`."""
-    files = parser.add_argument_group("files")
-    files.add_argument(
+    add = parser.add_argument
+    add(
         "--file_path",
         required=True,
         nargs="+",
         help="JSONL files, JSON arrays or parquet files of problems, or folders of JSONL files, one or more",
     )
-    files.add_argument(
+    add(
         "--output_path",
         required=True,
         help="MindRecord to write (and the same name with .db); in a folder it has the source's name; a name that ends "
         "in .parquet is written in verl's columns, without a tokenizer",
     )
-    add_model_arguments(files)
-    prompt = parser.add_argument_group("prompts")
-    prompt.add_argument(
-        "--dataset_type", help=f"task of the rows: {', '.join(TASKS)} (default: by the first row, else gsm8k)"
-    )
-    prompt.add_argument(
+    add_model_arguments(parser)
+    add("--dataset_type", help=f"task of the rows: {', '.join(TASKS)} (default: by the first row, else gsm8k)")
+    add(
         "--fields",
         nargs="+",
         default=(),
@@ -42,20 +39,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     names = ", ".join(NAMES)
     default = "(default: the chat of the tokenizer's model family, or the tokenizer's own)"
-    prompt.add_argument("--template", help=f"{names}, or a jinja2 file {default}")
-    prompt.add_argument("--system_prompt", help='system prompt in place of the template\'s own; "" for none')
-    length = parser.add_argument_group("lengths, in tokens")
-    length.add_argument("--max_prompt_length", type=int, default=512, help="longest prompt (default 512)")
-    length.add_argument(
-        "--seq_length", type=int, help="prompt, answer and end token (default: what the longest row needs)"
-    )
-    length.add_argument(
+    add("--template", help=f"{names}, or a jinja2 file {default}")
+    add("--system_prompt", help='system prompt in place of the template\'s own; "" for none')
+    add("--max_prompt_length", type=int, default=512, help="longest prompt in tokens (default 512)")
+    add("--seq_length", type=int, help="tokens of prompt, answer and end token (default: what the longest row needs)")
+    add(
         "--truncation",
         choices=TRUNCATIONS,
         default="error",
         help="for longer prompts: stop, cut the beginning, cut the end, or drop the row (default error)",
     )
-    length.add_argument("--pad_token_id", type=int, help="padding id (default: the tokenizer's)")
+    add("--pad_token_id", type=int, help="padding id (default: the tokenizer's)")
 
 
 def run(args: argparse.Namespace) -> None:

@@ -2,8 +2,9 @@
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,12 @@ from mindrlhf.checkpoint.open import open_tokenizer
 from mindrlhf.commands.generation import add_generation_arguments, check_generation, open_generator
 from mindrlhf.configs.grpo import RewardFunctionSettings, RewardSettings, SamplingSettings
 from mindrlhf.configs.loading import load_settings
+from mindrlhf.data.mindrecord import read_prompts
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.evaluation.pass_at_k import Answer, compare, evaluate, overall, read_answers
 from mindrlhf.files.atomic import make_folder
+from mindrlhf.metrics.progress import Progress
+from mindrlhf.rewards.runner import RewardRunner
 from mindrlhf.rollout.generator import language_model
 
 SAMPLING = {"max_new_tokens": 256, "temperature": 0.0, "top_p": 1.0, "top_k": 0}  # flag -> default: greedy
@@ -22,19 +26,19 @@ SAMPLING = {"max_new_tokens": 256, "temperature": 0.0, "top_p": 1.0, "top_k": 0}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of `mindrlhf eval`."""
+    add = parser.add_argument
     add_generation_arguments(parser)
-    parser.add_argument("--data", required=True, help="prompt MindRecord")
-    parser.add_argument(
+    add("--data", required=True, help="prompt MindRecord")
+    add(
         "--compare",
         help="a second model, or answers that --output wrote: how far --model is from it, with a paired test",
     )
-    parser.add_argument(
-        "--reward", help="reward function that says what is right (default: the one of the data's task)"
-    )
+    reward = "reward function that says what is right (default: the one of the data's task)"
+    add("--reward", help=reward)
     for name, default in SAMPLING.items():
         text = SamplingSettings.model_fields[name].description
-        parser.add_argument(f"--{name}", default=default, metavar="N", help=f"{text} Default: {default}.")
-    parser.add_argument("--output", type=Path, help="JSONL of every answer")
+        add(f"--{name}", default=default, metavar="N", help=f"{text} Default: {default}.")
+    add("--output", type=Path, help="JSONL of every answer")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -45,7 +49,7 @@ def run(args: argparse.Namespace) -> None:
     for path in models:
         language_model(path)
     tokenizers = [open_tokenizer(args, path) for path in models]
-    earlier = read_answers(args.compare) if args.compare and len(models) == 1 else None
+    earlier = [read_answers(args.compare)] if args.compare and len(models) == 1 else []
     if args.output:
         make_folder(args.output.parent)
     with launch(args.device_target, worker_count=1, layout_source="mindrlhf eval"):
@@ -56,31 +60,24 @@ def run(args: argparse.Namespace) -> None:
         write_answers(args.output, answers[0])
     result = _summary(answers[0])
     if args.compare:
-        other = answers[1] if earlier is None else earlier
-        result |= {"compared_with": {"model": args.compare, **_summary(other)}}
-        result |= {"comparison": {k: _rounded(v) for k, v in asdict(compare(other, answers[0])).items()}}
-    print(json.dumps(result))
+        other = (answers + earlier)[1]
+        result["compared_with"] = {"model": args.compare, **_summary(other)}
+        result["comparison"] = asdict(compare(other, answers[0]))
+    print(json.dumps(_rounded(result)))
 
 
 def _answers(args: argparse.Namespace, sampling: SamplingSettings, path: str, tokenizer: Tokenizer) -> list[Answer]:
     """Generate one model's answers."""
-    from mindrlhf.data.mindrecord import read_prompts
     from mindrlhf.evaluation.evaluator import Evaluator, reward_of
-    from mindrlhf.metrics.progress import Progress
-    from mindrlhf.rewards.runner import RewardRunner
 
     prompts = read_prompts(args.data, tokenizer)[: args.limit]
     generator = open_generator(args, path, sampling, tokenizer, args.data)
     name = args.reward or reward_of(prompts, args.data, "name one with --reward")
     engine = generator.engine(prompts, args.num_generations)
+    decode = partial(tokenizer.decode, skip_special_tokens=True)
     with RewardRunner(RewardSettings(functions=(RewardFunctionSettings(name=name),))) as rewards:
         rewards.check_ground_truths(prompts, args.data)
-        decode = _decoder(tokenizer)
         return Evaluator(engine, prompts, args.num_generations, rewards, decode, lambda own: own, Progress())()
-
-
-def _decoder(tokenizer: Tokenizer) -> Callable[[Sequence[int]], str]:
-    return lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True)
 
 
 def _summary(answers: Sequence[Answer]) -> dict[str, Any]:
@@ -88,15 +85,13 @@ def _summary(answers: Sequence[Answer]) -> dict[str, Any]:
     sources = evaluate(answers)
     names = [name for name in next(iter(sources.values())) if name.startswith(("pass@", "maj@")) and name != "pass@1"]
     shown = {"accuracy": "pass@1", **{n: n for n in names}, "mean_length": "length", "truncated": "truncated"}
-    result: dict[str, Any] = {title: _rounded(overall(sources, name)) for title, name in shown.items()}
+    result: dict[str, Any] = {title: overall(sources, name) for title, name in shown.items()}
     result["problems"] = int(sum(values["problems"] for values in sources.values()))
-    if len(sources) > 1:
-        result["sources"] = {
-            source: {name: _rounded(value) for name, value in values.items()} for source, values in sources.items()
-        }
-    return result
+    return result | ({"sources": sources} if len(sources) > 1 else {})
 
 
-def _rounded(value: float) -> float:
-    """Round to four significant digits."""
+def _rounded(value: Any) -> Any:
+    """Round numbers to four significant digits."""
+    if isinstance(value, dict):
+        return {key: _rounded(each) for key, each in value.items()}
     return float(f"{value:.4g}") if isinstance(value, float) else value

@@ -1,7 +1,6 @@
 """`mindrlhf generate`: responses to the prompts of a file."""
 
 import argparse
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,38 +9,39 @@ from mindrlhf.checkpoint.open import open_tokenizer
 from mindrlhf.commands.generation import add_generation_arguments, check_generation, open_generator
 from mindrlhf.configs.grpo import SamplingSettings
 from mindrlhf.configs.loading import load_settings
-from mindrlhf.data.requests import Request, read_requests
+from mindrlhf.data.requests import read_requests
 from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import atomic_file, make_folder
 from mindrlhf.files.json import json_lines
 from mindrlhf.metrics.progress import Progress
 from mindrlhf.rollout.generator import Generator, language_model
-from mindrlhf.types import Rollout, RolloutGroup
+from mindrlhf.types import Rollout
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of `mindrlhf generate`."""
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "overrides",
         nargs="*",
         metavar="key=value",
         help=f"how tokens are drawn: {', '.join(SamplingSettings.model_fields)}",
     )
     add_generation_arguments(parser)
-    parser.add_argument(
+    add(
         "--prompts",
         required=True,
         help="JSONL, JSON or parquet whose rows have prompt (text, or a list of messages) or messages, "
         "or a prompt MindRecord",
     )
-    parser.add_argument("--output", type=Path, required=True, help="JSONL: each row with its responses")
-    parser.add_argument(
+    add("--output", type=Path, required=True, help="JSONL: each row with its responses")
+    add(
         "--step",
         type=int,
         default=0,
         help="keys what is drawn together with the seed: a training step's number gives its responses (default 0)",
     )
-    parser.add_argument("--log_probs", action="store_true", help="also write token ids and their log-probs")
+    add("--log_probs", action="store_true", help="also write token ids and their log-probs")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -65,18 +65,20 @@ def _generate(args: argparse.Namespace, generator: Generator) -> None:
     with Progress()("generate", len(requests) * args.num_generations, "responses") as advance:
         prompts = [request.prompt for request in requests]
         groups = generator.generate(prompts, args.num_generations, args.step, advance)
+    rows = []
+    for request, group in zip(requests, groups, strict=True):
+        responses = [_response(rollout, generator.text(rollout), args.log_probs) for rollout in group.rollouts]
+        rows.append({"id": int(group.prompt.id), **request.row, "responses": responses})
     with atomic_file(args.output) as temporary:
-        rows = (
-            _row(request, group, generator, args.log_probs) for request, group in zip(requests, groups, strict=True)
-        )
         temporary.write_bytes(json_lines(rows))
-    print(f"{args.output}: {_throughput(groups, generator)}")
-
-
-def _row(request: Request, group: RolloutGroup, generator: Generator, log_probs: bool) -> dict[str, Any]:
-    """Join the request's own fields with its responses, in order."""
-    responses = [_response(rollout, generator.text(rollout), log_probs) for rollout in group.rollouts]
-    return {"id": int(group.prompt.id), **request.row, "responses": responses}
+    spent, count = generator.statistics, sum(len(group.rollouts) for group in groups)
+    seconds = spent.prefill_s + spent.decode_s  # without the one-off compilation
+    rate = f", {spent.tokens / seconds:,.0f} tokens/s" if seconds else ""
+    print(
+        f"{args.output}: {count:,} responses, {spent.tokens:,} tokens in {seconds:.2f} s{rate} "
+        f"(prefill {spent.prefill_s:.2f} s, decode {spent.decode_s:.2f} s in {spent.decode_steps:,} steps; "
+        f"compiling took {spent.compile_s:.1f} s more)"
+    )
 
 
 def _response(rollout: Rollout, text: str, log_probs: bool) -> dict[str, Any]:
@@ -92,16 +94,3 @@ def _response(rollout: Rollout, text: str, log_probs: bool) -> dict[str, Any]:
             "behaviour_log_probs": rollout.behaviour_log_probs.tolist(),
         }
     return response
-
-
-def _throughput(groups: Iterable[RolloutGroup], generator: Generator) -> str:
-    """Compute the rate of generation, without the one-off compilation."""
-    spent = generator.statistics
-    seconds = spent.prefill_s + spent.decode_s
-    responses = sum(len(group.rollouts) for group in groups)
-    rate = f", {spent.tokens / seconds:,.0f} tokens/s" if seconds else ""
-    return (
-        f"{responses:,} responses, {spent.tokens:,} tokens in {seconds:.2f} s{rate} "
-        f"(prefill {spent.prefill_s:.2f} s, decode {spent.decode_s:.2f} s in {spent.decode_steps:,} steps; "
-        f"compiling took {spent.compile_s:.1f} s more)"
-    )

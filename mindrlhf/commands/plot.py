@@ -11,25 +11,26 @@ from mindrlhf.metrics.writers import METRICS_FILE
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of `mindrlhf plot`."""
-    parser.add_argument("runs", nargs="*", type=Path, help=f"output folder of a run, or its {METRICS_FILE}")
-    parser.add_argument("--output", type=Path, required=True, help="PNG to write")
-    parser.add_argument("--labels", nargs="+", help="a name for each run (default: that of its folder)")
-    parser.add_argument(
+    add = parser.add_argument
+    add("runs", nargs="*", type=Path, help=f"output folder of a run, or its {METRICS_FILE}")
+    add("--output", type=Path, required=True, help="PNG to write")
+    add("--labels", nargs="+", help="a name for each run (default: that of its folder)")
+    add(
         "--accuracy",
         nargs="+",
         type=float,
         metavar="BEFORE AFTER",
         help="held-out accuracy before and after each run, 0 to 1",
     )
-    parser.add_argument("--metric", help="draw this metric alone, as it is; * stands for anything in its name")
-    parser.add_argument(
+    add("--metric", help="draw this metric alone, as it is; * stands for anything in its name")
+    add(
         "--panel",
         nargs="+",
         action="append",
         metavar=("TITLE", "RUN"),
         help="with --metric, in place of runs and given once for each panel: runs to draw next to one another",
     )
-    parser.add_argument("--title", help="line above the curves")
+    add("--title", help="line above the curves")
 
 
 def run(args: argparse.Namespace) -> None:

@@ -16,20 +16,19 @@ FILE = "report.html"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of `mindrlhf report`."""
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="output folder of a run")
-    parser.add_argument("--output", type=Path, help=f"file to write (default: {FILE} in the first run's folder)")
-    parser.add_argument("--labels", nargs="+", help="a name for each run (default: that of its folder)")
-    parser.add_argument("--samples", type=int, default=8, help="answers of each step to bring along (default 8)")
-    parser.add_argument("--sample_steps", type=int, default=40, help="steps to bring answers of, at most (default 40)")
-    parser.add_argument(
+    add = parser.add_argument
+    add("runs", nargs="+", type=Path, metavar="RUN", help="output folder of a run")
+    add("--output", type=Path, help=f"file to write (default: {FILE} in the first run's folder)")
+    add("--labels", nargs="+", help="a name for each run (default: that of its folder)")
+    add("--samples", type=int, default=8, help="answers of each step to bring along (default 8)")
+    add("--sample_steps", type=int, default=40, help="steps to bring answers of, at most (default 40)")
+    add(
         "--compare",
         action="store_true",
         help="state whether two runs agree (reward within 4%%, loss within 2%%): exit code 0, or 1 where they do not",
     )
-    parser.add_argument(
-        "--live", "--serve", action="store_true", help="rewrite the file while the runs go on; Ctrl-C ends it"
-    )
-    parser.add_argument("--refresh", type=float, default=5.0, help="seconds between rewrites of --live (default 5)")
+    add("--live", "--serve", action="store_true", help="rewrite the file while the runs go on; Ctrl-C ends it")
+    add("--refresh", type=float, default=5.0, help="seconds between rewrites of --live (default 5)")
 
 
 def run(args: argparse.Namespace) -> int:

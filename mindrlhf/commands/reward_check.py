@@ -1,6 +1,5 @@
 """`mindrlhf reward-check`: reward functions on rows of a dataset, before training.
 
-Completions come from the command line or a file, or are the rows' reference answers, which a right function rewards.
 Prompts are the bare questions unless a MindRecord and its tokenizer are given: no template is applied.
 """
 
@@ -49,7 +48,8 @@ class _Row:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of `mindrlhf reward-check`."""
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--reward",
         action="append",
         required=True,
@@ -57,11 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"{', '.join(SHIPPED)}, package.module:function or path/file.py:function, in quotes with its arguments: "
         "'length target=100'; may be given several times",
     )
-    parser.add_argument("--data", required=True, help="prompt MindRecord, JSONL file, JSON array or parquet file")
-    parser.add_argument(
-        "--dataset_type", help=f"task of JSON rows: {', '.join(TASKS)} (default: by the first row, else gsm8k)"
-    )
-    parser.add_argument("--rows", type=int, default=16, help="how many to try, from the first (default 16)")
+    add("--data", required=True, help="prompt MindRecord, JSONL file, JSON array or parquet file")
+    add("--dataset_type", help=f"task of JSON rows: {', '.join(TASKS)} (default: by the first row, else gsm8k)")
+    add("--rows", type=int, default=16, help="how many to try, from the first (default 16)")
     given = parser.add_mutually_exclusive_group()
     given.add_argument("--completion", help="one text for every row (default: the rows' reference answers)")
     given.add_argument(
@@ -69,20 +67,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='JSONL with {"completion": ...} for each row in order, or a rollout dump of a training run, whose rows '
         "are found by their prompt_id",
     )
-    parser.add_argument(
+    add(
         "--tokenizer_path",
         help="HF folder, tokenizer.json or tokenizer.model: reads the prompts and reference answers of a MindRecord, "
         "and counts response_length",
     )
-    parser.add_argument("--max_new_tokens", type=int, help="what functions find in the field of this name")
-    parser.add_argument("--timeout", type=float, default=10.0, help="seconds one call may take (default 10)")
+    add("--max_new_tokens", type=int, help="what functions find in the field of this name")
+    add("--timeout", type=float, default=10.0, help="seconds one call may take (default 10)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Score and print every call, each function's summary, and first failures.
-
-    Returns 1 when a function failed on every row, 0 otherwise.
-    """
+    """Score and print every call; returns 1 when a function failed on every row."""
     if args.rows < 1 or args.timeout <= 0:
         raise UserError(f"--rows {args.rows} --timeout {args.timeout:g}: both should be above 0.")
     functions = tuple(_function(text) for text in args.reward)
@@ -138,22 +133,21 @@ def _samples(
 ) -> tuple[list[int], list[Sample]]:
     """Collect (row id of each sample, the samples)."""
     if args.completions:
-        answered = _read_completions(args.completions, rows)[: args.rows]
+        answered = _read_completions(args.completions, rows)
     elif args.completion is not None:
-        answered = [(row, args.completion) for row in rows[: args.rows]]
+        answered = [(row, args.completion) for row in rows]
     else:
         answered = [(row, row.reference) for row in rows[: args.rows] if row.reference]
     if not answered:
-        raise UserError(
-            f"{args.data}: no row has a reference answer to try; give --completion or --completions"
-            + ("." if tokenizer else ", or --tokenizer_path when it is a MindRecord.")
-        )
-    samples = []
-    for row, completion in answered:
+        more = "" if tokenizer else ", or --tokenizer_path when it is a MindRecord"
+        raise UserError(f"{args.data}: no row has a reference answer to try; give --completion or --completions{more}.")
+    ids, samples = [], []
+    for row, completion in answered[: args.rows]:
         counted = {"response_length": str(len(tokenizer.encode(completion)))} if tokenizer else {}
         limit = {} if args.max_new_tokens is None else {"max_new_tokens": str(args.max_new_tokens)}
+        ids.append(row.id)
         samples.append((row.prompt, completion, {**row.fields, **counted, **limit}))
-    return [row.id for row, _ in answered], samples
+    return ids, samples
 
 
 def _read_completions(path: str, rows: Sequence[_Row]) -> list[tuple[_Row, str]]:

@@ -16,23 +16,20 @@ from mindrlhf.trainer.start import launch_from, list_unused
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "overrides",
         nargs="*",
         metavar="group.key=value",
         help="settings over --sft_config; train_yaml.group.key=value goes to the model YAML",
     )
-    parser.add_argument("--sft_path_train", required=True, help="model YAML of the training graph")
+    add("--sft_path_train", required=True, help="model YAML of the training graph")
     add_model_arguments(parser)
-    parser.add_argument("--mind_dataset_dir", required=True, help="MindRecord with prompts and answers")
-    parser.add_argument("--sft_config", help="YAML of fine-tuning settings")
-    parser.add_argument("--load_sft_checkpoint_train", help="weights to start from (default: random from the seed)")
-    parser.add_argument(
-        "--save_ckpt_dir", type=Path, default=Path("out/sft/ckpt"), help="the model goes to its subfolder hf"
-    )
-    parser.add_argument(
-        "--output_dir", type=Path, help="metrics and TensorBoard (default: the folder of --save_ckpt_dir)"
-    )
+    add("--mind_dataset_dir", required=True, help="MindRecord with prompts and answers")
+    add("--sft_config", help="YAML of fine-tuning settings")
+    add("--load_sft_checkpoint_train", help="weights to start from (default: random from the seed)")
+    add("--save_ckpt_dir", type=Path, default=Path("out/sft/ckpt"), help="the model goes to its subfolder hf")
+    add("--output_dir", type=Path, help="metrics and TensorBoard (default: the folder of --save_ckpt_dir)")
 
 
 def run(args: argparse.Namespace) -> None:

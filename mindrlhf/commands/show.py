@@ -22,12 +22,13 @@ LEAST_WIDTH = 24  # of a column with a completion
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of `mindrlhf show`."""
-    parser.add_argument("run", type=Path, metavar="RUN", help="output folder of a run")
-    parser.add_argument("--step", type=int, help="which step (default: the last one that has rollouts)")
-    parser.add_argument("--prompt", type=int, metavar="ID", help="this prompt only")
-    parser.add_argument("--prompts", type=int, default=4, help="how many prompts, from the first (default 4)")
-    parser.add_argument("--samples", type=int, default=8, help="how many answers to each, best first (default 8)")
-    parser.add_argument("--full", action="store_true", help=f"whole texts instead of {SHOWN} characters of each")
+    add = parser.add_argument
+    add("run", type=Path, metavar="RUN", help="output folder of a run")
+    add("--step", type=int, help="which step (default: the last one that has rollouts)")
+    add("--prompt", type=int, metavar="ID", help="this prompt only")
+    add("--prompts", type=int, default=4, help="how many prompts, from the first (default 4)")
+    add("--samples", type=int, default=8, help="how many answers to each, best first (default 8)")
+    add("--full", action="store_true", help=f"whole texts instead of {SHOWN} characters of each")
 
 
 def run(args: argparse.Namespace) -> None:

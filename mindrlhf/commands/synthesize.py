@@ -14,29 +14,24 @@ DEMONSTRATIONS = {"arithmetic": arithmetic.demonstrations, "countdown": countdow
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of `mindrlhf synthesize`."""
-    parser.add_argument("--task", choices=("arithmetic", "countdown", "multiplication"), default="arithmetic")
-    parser.add_argument("--output_dir", required=True, help="folder for train.jsonl, test.jsonl and tokenizer files")
-    parser.add_argument("--train_size", type=int, default=4000, help="problems in train.jsonl (default 4000)")
-    parser.add_argument("--test_size", type=int, default=400, help="held-out problems in test.jsonl (default 400)")
-    parser.add_argument("--seed", type=int, default=0, help="the same seed writes the same files (default 0)")
-    parser.add_argument("--max_number", type=int, default=99, help="largest number in a problem (default 99)")
-    parser.add_argument("--operations", default="+-*", help="arithmetic: which of + - * (default all)")
-    parser.add_argument(
-        "--two_step_share", type=float, default=0.5, help="arithmetic: fraction of two-step problems (default 0.5)"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("--task", choices=("arithmetic", "countdown", "multiplication"), default="arithmetic")
+    add("--output_dir", required=True, help="folder for train.jsonl, test.jsonl and tokenizer files")
+    add("--train_size", type=int, default=4000, help="problems in train.jsonl (default 4000)")
+    add("--test_size", type=int, default=400, help="held-out problems in test.jsonl (default 400)")
+    add("--seed", type=int, default=0, help="the same seed writes the same files (default 0)")
+    add("--max_number", type=int, default=99, help="largest number in a problem (default 99)")
+    add("--operations", default="+-*", help="arithmetic: which of + - * (default all)")
+    add("--two_step_share", type=float, default=0.5, help="arithmetic: fraction of two-step problems (default 0.5)")
+    add(
         "--careless_share",
         type=float,
         default=0.0,
         help="also write demonstrations.jsonl, the training problems with worked answers of which this fraction is "
         "careless: two-step arithmetic stops after the first step, countdown adds all numbers (default 0: no file)",
     )
-    parser.add_argument(
-        "--operands", type=int, nargs="+", default=[3, 4], help="countdown: how many numbers (default 3 4)"
-    )
-    parser.add_argument(
-        "--tokenizer_vocab_size", type=int, help="also train a tokenizer of this size on the training problems"
-    )
+    add("--operands", type=int, nargs="+", default=[3, 4], help="countdown: how many numbers (default 3 4)")
+    add("--tokenizer_vocab_size", type=int, help="also train a tokenizer of this size on the training problems")
 
 
 def run(args: argparse.Namespace) -> None:
