@@ -5,7 +5,7 @@ own value, and giving it to a method that has no such option is refused (`valida
 """
 
 from inspect import Parameter
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, create_model
 
@@ -18,21 +18,13 @@ from mindrlhf.configs.base import Float32, Settings, within_float32
 def _field(name: str, takers: dict[str, Parameter]) -> tuple[Any, Any]:
     """Make a setting from the methods' options, with the first, widest type."""
     options = list(takers.values())
-    annotation = options[0].annotation
-    if float in _types(annotation):
-        annotation = Annotated[annotation, AfterValidator(within_float32)]
+    annotation = Annotated[options[0].annotation, AfterValidator(within_float32)]
     own = {taker: option.default for taker, option in takers.items() if option.default is not None}
     null = "off" if not own else ", ".join(f"{value} for {taker}" for taker, value in own.items())
     text = DESCRIPTIONS[name]
     end = text.rfind(" (") if text.endswith(").") else len(text) - 1
     description = f"{text[:end]}; null is the method's own: {null}{text[end:]}" if own else text
     return annotation | None, Field(None, description=description)
-
-
-def _types(annotation: Any) -> set[Any]:
-    """List all types in an annotation."""
-    inner = get_args(annotation)
-    return {annotation} | {one for part in inner if not isinstance(annotation, str) for one in _types(part)}
 
 
 _OPTIONS = create_model(

@@ -8,8 +8,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict
 LARGEST, SMALLEST = (float(number) for number in (np.finfo(np.float32).max, np.finfo(np.float32).smallest_normal))
 
 
-def within_float32(value: float) -> float:
-    """Check that float32 has a normal number, and its reciprocal, for the value."""
+def within_float32(value: Any) -> Any:
+    """Check that float32 has a normal number, and its reciprocal, for a value that is a float."""
+    if not isinstance(value, float):
+        return value
     if abs(value) > LARGEST:
         raise ValueError(f"{value:g} is beyond float32, which graphs compute in; give at most {LARGEST:.2e} in size")
     if 0 < abs(value) < SMALLEST:

@@ -125,18 +125,16 @@ def load_model_yaml(path: str | Path, overrides: Sequence[str] = ()) -> ModelYam
     """
     reader = _Reader(merge(read_chain(path), overrides), str(path))
     reader.check_kind()
-    groups = {
-        "model": reader.group(ModelSettings, ("model", "model_config"), SPELLINGS, FIXED),
-        "parallel": reader.group(
-            ParallelSettings,
-            ("parallel_config",),
-            elsewhere=(("parallel",), "enable_parallel_optimizer"),
+    return ModelYaml(
+        path=str(path),
+        model=reader.group(ModelSettings, ("model", "model_config"), SPELLINGS, FIXED),
+        parallel=reader.group(
+            ParallelSettings, ("parallel_config",), elsewhere=(("parallel",), "enable_parallel_optimizer")
         ),
-        "recompute": reader.group(RecomputeSettings, ("recompute_config",)),
-        "context": reader.group(ContextSettings, ("context",), elsewhere=(("context", "jit_config"), "jit_level")),
-    }
-    reader.rest()
-    return ModelYaml(path=str(path), **groups, unused=tuple(reader.unused))
+        recompute=reader.group(RecomputeSettings, ("recompute_config",)),
+        context=reader.group(ContextSettings, ("context",), elsewhere=(("context", "jit_config"), "jit_level")),
+        unused=reader.rest(),
+    )
 
 
 @dataclass
@@ -228,8 +226,8 @@ class _Reader:
             right = f"set it to {choices}" if choices else "remove it"
             self.refuse(place, f"{dotted(place)} is {brief(value)}, which this suite does not compute; {right}.")
 
-    def rest(self) -> None:
-        """Note keys outside of our groups; refuse misspelt group names."""
+    def rest(self) -> tuple[str, ...]:
+        """List all unused keys, those outside of our groups too; refuse misspelt group names."""
         top = self.layered.values
         if not any(name in top for name in OWN_GROUPS):
             grpo = " (GRPO settings go to --grpo_config)" if set(top) & set(GRPOConfig.model_fields) else ""
@@ -246,3 +244,4 @@ class _Reader:
                 self.unused.append(f"model.{key}")
             elif key != "model_config":
                 self.refuse(("model", key), unknown_name(str(key), ("model_config",), "model", UNUSED["model"]))
+        return tuple(self.unused)

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
-from mindrlhf.configs.verl import algorithm_rules, run_rules
 from mindrlhf.configs.verl.command import read_command
 from mindrlhf.configs.verl.result import Translation
+from mindrlhf.configs.verl.rules import RULES
 from mindrlhf.configs.verl.table import COPIED, COPIED_OR_NULL, FLAGS, NOT_DONE, PLACES, Feature
 from mindrlhf.errors import UserError
 
@@ -33,7 +33,7 @@ def translate(text: str) -> Translation:
             result.put(ours, keys.positive(theirs), theirs)
     for ours, theirs in FLAGS.items():
         result.copy_flag(ours, theirs)
-    for rule in (*run_rules.RULES, *algorithm_rules.RULES):
+    for rule in RULES:
         rule(keys, result)
     _refuse(result.refused, keys.given)
     _place_others(result)
