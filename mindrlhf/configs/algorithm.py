@@ -12,13 +12,13 @@ from pydantic import AfterValidator, Field, create_model
 from mindrlhf.algorithms.advantages import ADVANTAGES, AdvantageMethod
 from mindrlhf.algorithms.losses import POLICY_LOSSES, PolicyLoss, policy_loss
 from mindrlhf.algorithms.methods import DESCRIPTIONS, Method
-from mindrlhf.configs.base import Float32, Settings, within_float32
+from mindrlhf.configs.base import Float32, Settings, representable
 
 
 def _field(name: str, takers: dict[str, Parameter]) -> tuple[Any, Any]:
     """Make a setting from the methods' options, with the first, widest type."""
     options = list(takers.values())
-    annotation = Annotated[options[0].annotation, AfterValidator(within_float32)]
+    annotation = Annotated[options[0].annotation, AfterValidator(representable)]
     own = {taker: option.default for taker, option in takers.items() if option.default is not None}
     null = "off" if not own else ", ".join(f"{value} for {taker}" for taker, value in own.items())
     text = DESCRIPTIONS[name]

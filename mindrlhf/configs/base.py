@@ -8,8 +8,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict
 LARGEST, SMALLEST = (float(number) for number in (np.finfo(np.float32).max, np.finfo(np.float32).smallest_normal))
 
 
-def within_float32(value: Any) -> Any:
-    """Check that float32 has a normal number, and its reciprocal, for a value that is a float."""
+def representable(value: Any) -> Any:
+    """Check that float32 has a normal number, and its reciprocal, for a float."""
     if not isinstance(value, float):
         return value
     if abs(value) > LARGEST:
@@ -19,7 +19,7 @@ def within_float32(value: Any) -> Any:
     return value
 
 
-Float32 = Annotated[float, AfterValidator(within_float32)]
+Float32 = Annotated[float, AfterValidator(representable)]
 
 
 class Settings(BaseModel):

@@ -1,4 +1,4 @@
-"""Rules of the translation: each reads keys of verl, and sets ours or refuses values."""
+"""Rules of the translation, each from keys of verl to ours."""
 
 import os
 import shlex
