@@ -51,10 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Convert one tensor at a time.
-
-    Without a change of dtype every number stays bit for bit the same.
-    """
+    """Convert one tensor at a time; without a change of dtype bit for bit."""
     folder, file = Path(args.torch_ckpt_dir), _mindspore_file(args.mindspore_ckpt_path)
     origin, target = (file, folder) if args.reverse else (folder, file)
     adapter = args.adapter

@@ -1,7 +1,4 @@
-"""`mindrlhf plan`: memory, work and messages of a training job, from its flags.
-
-No weights are loaded.
-"""
+"""`mindrlhf plan`: memory, work and messages of a training job, without weights."""
 
 import argparse
 import json

@@ -1,4 +1,1 @@
-"""Prompt data: tasks, tokenizer, prompt templates, MindRecord files, the prompt stream.
-
-This room knows of models the text settings of their families alone.
-"""
+"""Prompt data: tasks, tokenizer, prompt templates, MindRecord files, the prompt stream."""

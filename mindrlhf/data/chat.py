@@ -1,7 +1,4 @@
-"""Conversations as prompt text, by a tokenizer's chat template or its model family's markup.
-
-Nothing here runs tools or images.
-"""
+"""Conversations as prompt text, by a chat template or a family's markup."""
 
 import json
 import subprocess
@@ -53,10 +50,7 @@ def render_conversations(
 
 
 def write_conversations(conversations: Sequence[Conversation], tokenizer: Tokenizer) -> list[str]:
-    """Render conversations in the form that a tokenizer's model knows.
-
-    Raises UserError, besides, for a tokenizer that has neither a chat template nor a family's chat tokens.
-    """
+    """Render conversations as a tokenizer's model knows them; UserError without a form."""
     chat = family_chat(tokenizer)
     if conversations and tokenizer.chat_template is None and chat is None:
         raise UserError(

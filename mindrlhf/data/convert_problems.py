@@ -134,10 +134,7 @@ def convert_to_verl(
     fields: Sequence[str] = (),
     split: str = "train",
 ) -> int:
-    """Write problems as a parquet file in verl's columns; returns their number.
-
-    Arguments and errors as `convert`.
-    """
+    """Write problems in verl's columns as parquet; returns their number."""
     chosen, rows = parse_rows(_read(source), task, fields)
     write_rows(output, [record(index, row, chosen, split) for index, row in enumerate(rows)])
     return len(rows)

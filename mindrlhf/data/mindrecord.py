@@ -209,10 +209,7 @@ def _truth(solution: str) -> str:
 
 
 def _index_column(schema: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """Choose the column to index: an integer, or else a text.
-
-    By default, MindSpore indexes every scalar and aborts the process at a float NaN.
-    """
+    """Choose a column to index; MindSpore would index floats and abort at NaN."""
     scalars = {column: kind["type"] for column, kind in schema.items() if "shape" not in kind}
     exact = [column for column, kind in scalars.items() if kind in ("int64", "int32", "string")]
     if not exact and {"float32", "float64"} & set(scalars.values()):
@@ -221,10 +218,7 @@ def _index_column(schema: Mapping[str, Mapping[str, Any]]) -> str | None:
 
 
 def _check_pair(path: Path) -> None:
-    """Refuse files that MindSpore cannot open or would confuse.
-
-    MindSpore would raise a C++ trace, or, for a renamed file, return another file's rows.
-    """
+    """Refuse files that MindSpore cannot open, or would take for others."""
     database = path.with_name(path.name + ".db")
     if not path.is_file():
         raise UserError(f"{path}: no such MindRecord file.")
@@ -253,10 +247,7 @@ def _check_pair(path: Path) -> None:
 
 @contextmanager
 def _mindspore_errors(path: Path, reading: bool = False) -> Iterator[None]:
-    """Turn MindSpore's errors about a file into one sentence.
-
-    A crafted schema makes its reader fail in ways of Python's: unknown types, shapes that do not fit.
-    """
+    """Turn MindSpore's errors about a file into one sentence."""
     from mindspore.mindrecord.common.exceptions import MindRecordException
 
     crafted = (LookupError, TypeError, ValueError) if reading else ()

@@ -57,10 +57,7 @@ class Template:
         self.default_system = default_system
 
     def render(self, question: str, instruction: str = "", system: str | None = None) -> str:
-        """Render the prompt text.
-
-        system: None means the template's default, "" none at all.
-        """
+        """Render the prompt; system: None is the template's default, "" none at all."""
         system = self.default_system if system is None else system
         try:
             return self._template.render(question=question, instruction=instruction, system=system)
@@ -86,11 +83,7 @@ def load_template(name: str, chat_template: str | None = None, chat: Chat = DEFA
 
 
 def default_system_prompt(chat_template: str, chat: Chat = DEFAULT.chat) -> str:
-    """Find the system prompt that a chat template adds to a lone question.
-
-    chat: the markup that the template writes; its system prompt stands in for a chat template that cannot be rendered
-    here (another dialect).
-    """
+    """Find the system prompt that a chat template adds to a lone question."""
     try:
         text = render_messages([{"role": "user", "content": "?"}], "the question ?", chat_template)
     except UserError:

@@ -76,10 +76,7 @@ class Tokenizer(ConfiguredTokenizer):
 
     @classmethod
     def from_path(cls, path: str | Path) -> "Tokenizer":
-        """Open an HF directory or one of its tokenizer files.
-
-        These are tokenizer.json, or vocab.json with merges.txt, or tokenizer.model.
-        """
+        """Open an HF directory, a tokenizer.json, a vocab.json or a tokenizer.model."""
         path = _existing(path)
         if path.is_dir():
             names = ("tokenizer.json", "vocab.json", "tokenizer.model")

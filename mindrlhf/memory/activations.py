@@ -94,9 +94,8 @@ class Stage:
 
 
 def update_bytes(stage: Stage, micro: MicroBatch, in_flight: int = 1) -> int:
-    """Bytes of an update at its peak, where the backward pass begins.
+    """Bytes of an update where its backward pass begins: kept numbers and gradients.
 
-    They are the kept numbers of all halves, and the first gradients.
     in_flight: micro-batches that a pipeline stage has begun and not finished, of which it keeps the input alone.
     """
     rows, near = micro.rows, micro.response_rows

@@ -80,10 +80,7 @@ class Residency:
         self._put_away(self._parts[name])
 
     def enter(self, phase: str) -> None:
-        """Bring a phase's roles into memory and put the others away.
-
-        Raises ValueError for a phase that `PHASES` lacks, which could find its parameters gone.
-        """
+        """Bring a phase's roles into memory; ValueError for one that `PHASES` lacks."""
         if phase not in PHASES:
             raise ValueError(f"PHASES does not say what the phase {phase!r} needs")
         needs = PHASES[phase].needs
@@ -107,10 +104,7 @@ class Residency:
         self._count(start)
 
     def use(self, name: str) -> None:
-        """Have this part of a role in memory, and none of its others.
-
-        Raises ValueError in a phase that does not declare the role's use in parts.
-        """
+        """Have this part of a role in memory alone; ValueError outside its phases."""
         role = _role(name)
         if role not in self._moving:
             return

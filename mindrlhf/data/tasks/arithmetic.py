@@ -20,7 +20,7 @@ def generate(
 ) -> list[dict[str, Any]]:
     """Generate `count` source rows `{question, answer}` with different questions.
 
-    The same arguments give the same rows. The answer is the steps, then the result: `3+4=7 7-2=5 #### 5`. No number
+    The answer is the steps, then the result: `3+4=7 7-2=5 #### 5`. No number
     in a problem, results of steps included, is negative or above `max_number`; numbers given are 2 or more.
     operations: which of + - * to use. two_step_share: the fraction of problems with two steps.
     UserError when no problems are left, or fewer different questions than asked for.
@@ -49,10 +49,9 @@ def generate(
 
 
 def demonstrations(rows: list[dict[str, Any]], careless_share: float, seed: int) -> list[dict[str, Any]]:
-    """Generate the same questions with a careless solver's answers, for the warm start.
+    """Answer the same questions carelessly: a part of those with two steps after one.
 
-    Of the problems with more than one step, the part `careless_share` is answered after the first step: `3+4=7 ####
-    7` where `3+4=7 7-2=5 #### 5` is right. The same arguments give the same rows.
+    `3+4=7 #### 7` where `3+4=7 7-2=5 #### 5` is right.
     """
     rng = random.Random(f"careless {seed}")
     demonstrated = []

@@ -25,10 +25,7 @@ def check_messages(messages: Any, name: str = "messages", place: str = "") -> No
 
 
 def checked(messages: Any, key: str) -> Messages:
-    """Check a conversation and drop its null entries.
-
-    Raises ValueError, naming `key`, for anything else than a conversation.
-    """
+    """Check a conversation and drop its null entries; ValueError names `key`."""
     check_messages(messages, f"key {key!r}", f"key {key!r}: ")
     for number, message in enumerate(messages):
         try:

@@ -1,7 +1,4 @@
-"""Countdown (the task of TinyZero): reach a target from the given numbers.
-
-Each number is used exactly once, with + - * /.
-"""
+"""Countdown (TinyZero's task): reach a target, using each given number once."""
 
 import json
 import random
@@ -33,10 +30,9 @@ def parse(row: Mapping[str, Any]) -> TaskRow:
 def generate(count: int, seed: int, max_number: int = 99, operands: Sequence[int] = (3, 4)) -> list[dict[str, Any]]:
     """Generate `count` different solvable problems as source rows `{nums, target, answer}`.
 
-    The same arguments give the same rows.
-    max_number: largest number given, and largest target. operands: possible counts of numbers in a problem.
-    Two problems with the same numbers in another order are the same problem. They come in random order: those with few
-    numbers run out first, and a part of the list is to be like the rest. UserError when there are too few.
+    max_number: largest number given, and largest target. operands: possible counts of numbers in a problem. Numbers in
+    another order are the same problem. UserError when there are too few. They come in random order: those with few
+    numbers run out first, and a part of the list is to be like the rest.
     """
     rng = random.Random(seed)
 
@@ -54,21 +50,14 @@ def generate(count: int, seed: int, max_number: int = 99, operands: Sequence[int
 
 
 def demonstrations(rows: list[dict[str, Any]], careless_share: float, seed: int) -> list[dict[str, Any]]:
-    """Generate the same problems with a careless solver's answers, for the warm start.
-
-    The part `careless_share` of the problems is answered by adding all the numbers, whatever the target is. The
-    same arguments give the same rows.
-    """
+    """Answer the same problems carelessly: a part of them by adding all the numbers."""
     rng = random.Random(f"careless {seed}")
     totals = [{**row, "answer": f"<answer>{'+'.join(map(str, row['nums']))}</answer>"} for row in rows]
     return [total if rng.random() < careless_share else row for row, total in zip(rows, totals, strict=True)]
 
 
 def _combine(numbers: Sequence[int], rng: random.Random) -> tuple[int, str]:
-    """Join the numbers by random operations; returns (value, expression).
-
-    All results are whole and not negative.
-    """
+    """Join the numbers by random operations without fractions; returns (value, expression)."""
     terms = [(number, str(number)) for number in numbers]
     while len(terms) > 1:
         rng.shuffle(terms)

@@ -15,9 +15,8 @@ OWN = ("question", "ground_truth", "answer")
 def parse(row: Mapping[str, Any]) -> TaskRow:
     """Parse `question`, and optional `ground_truth` and worked `answer`.
 
-    Any other key becomes a field.
-    The question is text or a conversation; a conversation may also stand under `prompt` or `messages`.
-    A value that is not text becomes JSON text: a ground truth of 12 is `12`.
+    Any other key becomes a field. The question is text or a conversation, which may also stand under `prompt` or
+    `messages`. A value that is not text becomes JSON text.
     """
     messages = None
     key = "question" if isinstance(row.get("question"), list) else conversation_key(row)

@@ -1,7 +1,4 @@
-"""GSM8K: grade-school word problems with answers ending in `#### N`.
-
-Source: Cobbe et al. 2021.
-"""
+"""GSM8K (Cobbe et al. 2021): word problems with answers ending in `#### N`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,10 +8,7 @@ from mindrlhf.rewards.answers import MARK
 
 
 def final_answer(answer: str) -> str:
-    """Extract the text after the last `####`, without commas and white space.
-
-    Raises ValueError when it is missing or empty.
-    """
+    """Extract the text after the last `####`; ValueError without one."""
     _, mark, tail = answer.rpartition(MARK)
     number = "".join(tail.replace(",", "").split())
     if not mark or not number:

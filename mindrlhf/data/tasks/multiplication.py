@@ -24,9 +24,7 @@ def parse(row: Mapping[str, Any]) -> TaskRow:
 def generate(count: int, seed: int, max_number: int = 99) -> list[dict[str, Any]]:
     """Generate `count` different products as source rows `{factors, answer}`.
 
-    The same arguments give the same rows.
-    max_number: largest factor; the least is 2. Factors in another order are the same problem. UserError when there are
-    too few.
+    max_number: largest factor; the least is 2. Factors in another order are the same. UserError when there are too few.
     """
     if max_number < 2:
         raise UserError(f"--max_number {max_number}: multiplication needs factors of 2 or more.")
@@ -40,10 +38,7 @@ def generate(count: int, seed: int, max_number: int = 99) -> list[dict[str, Any]
 
 
 def _worked(first: int, second: int) -> str:
-    """Work out an answer: `12*34=12*30+12*4=360+48=408 #### 408`.
-
-    With one digit that is not 0: `12*30=360 #### 360`.
-    """
+    """Work out an answer: `12*34=12*30+12*4=360+48=408 #### 408`, or `12*30=360 #### 360`."""
     digits = str(second)
     parts = [int(digit) * 10 ** (len(digits) - place - 1) for place, digit in enumerate(digits) if digit != "0"]
     steps = [f"{first}*{second}"]

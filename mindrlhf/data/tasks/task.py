@@ -14,11 +14,8 @@ MISSES = 300  # draws in a row without a new problem after which there are taken
 class TaskRow:
     """Problem of a task.
 
-    question: the problem as the user turn states it; of a conversation its last message.
-    answer: a full worked answer for a warm start, "" when the source has none.
-    ground_truth: the reference for the reward function, "" when the source has none.
-    extra: further text fields for reward functions.
-    messages: the conversation, where the row has one; its last message is the question.
+    question: as the user turn states it; of a conversation its last message. answer: worked, for a warm start, or "".
+    ground_truth: for the reward function, or "". extra: its further text fields. messages: the row's conversation.
     """
 
     question: str
@@ -32,9 +29,8 @@ class TaskRow:
 class Task:
     """Kind of problem: its parser, instruction and reward.
 
-    instruction: the default sentence after the question that asks for an answer format ("" for none).
-    reward: the name of the reward function that fits it.
-    parse: source row (a JSON object) -> TaskRow; raises ValueError, naming the fault, for a malformed row.
+    instruction: the default sentence after the question that asks for an answer format, or "". reward: name of the
+    function that fits it. parse: source row (a JSON object) -> TaskRow; ValueError names the fault of a malformed row.
     """
 
     name: str
@@ -50,10 +46,7 @@ def prompt_fields(task: str, question: str, ground_truth: str, extra: Mapping[st
 
 
 def text_field(row: Mapping[str, Any], key: str) -> str:
-    """Return the non-empty text under `key`.
-
-    Raises ValueError when there is none, or when it cannot be written as UTF-8.
-    """
+    """Return the non-empty text under `key`; ValueError without one in UTF-8."""
     if key not in row:
         raise ValueError(f"key {key!r} is missing (found: {', '.join(map(repr, row)) or 'none'})")
     value = row[key]
