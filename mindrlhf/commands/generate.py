@@ -63,12 +63,12 @@ def run(args: argparse.Namespace) -> None:
 def _generate(args: argparse.Namespace, generator: Generator) -> None:
     requests = read_requests(args.prompts, generator.tokenizer, args.limit)
     with Progress()("generate", len(requests) * args.num_generations, "responses") as advance:
-        prompts = [request.prompt for request in requests]
+        prompts = [prompt for prompt, _ in requests]
         groups = generator.generate(prompts, args.num_generations, args.step, advance)
     rows = []
-    for request, group in zip(requests, groups, strict=True):
+    for (prompt, row), group in zip(requests, groups, strict=True):
         responses = [_response(rollout, generator.text(rollout), args.log_probs) for rollout in group.rollouts]
-        rows.append({"id": int(group.prompt.id), **request.row, "responses": responses})
+        rows.append({"id": int(prompt.id), **row, "responses": responses})
     with atomic_file(args.output) as temporary:
         temporary.write_bytes(json_lines(rows))
     spent, count = generator.statistics, sum(len(group.rollouts) for group in groups)

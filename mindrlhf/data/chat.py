@@ -49,8 +49,12 @@ def render_conversations(
     return texts
 
 
-def write_conversations(conversations: Sequence[Conversation], tokenizer: Tokenizer) -> list[str]:
-    """Render conversations as a tokenizer's model knows them; UserError without a form."""
+def write_prompts(prompts: Sequence[Conversation], tokenizer: Tokenizer) -> list[str]:
+    """Render conversations as a tokenizer's model knows them; a text stays as it is.
+
+    Raises UserError, besides, for a tokenizer that has neither a chat template nor a family's chat tokens.
+    """
+    conversations = [each for each in prompts if not isinstance(each[0], str)]
     chat = family_chat(tokenizer)
     if conversations and tokenizer.chat_template is None and chat is None:
         raise UserError(
@@ -60,7 +64,8 @@ def write_conversations(conversations: Sequence[Conversation], tokenizer: Tokeni
     named = {key: token_text(tokenizer.config.get(key)) for key in ("bos_token", "pad_token")}
     named["eos_token"] = tokenizer.id_to_token(tokenizer.eos_token_id)
     tokens = {key: token for key, token in named.items() if token is not None}
-    return render_conversations(conversations, tokenizer.chat_template, chat or DEFAULT.chat, **tokens)
+    written = iter(render_conversations(conversations, tokenizer.chat_template, chat or DEFAULT.chat, **tokens))
+    return [prompt if isinstance(prompt, str) else next(written) for prompt, _ in prompts]
 
 
 def family_chat(tokenizer: Tokenizer) -> Chat | None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from mindrlhf.data.chat import family_chat, write_conversations
+from mindrlhf.data.chat import family_chat, write_prompts
 from mindrlhf.data.tasks.conversation import system_prompt, with_system_prompt
 from mindrlhf.data.tasks.task import TaskRow
 from mindrlhf.data.templates import OWN, load_template
@@ -31,28 +31,25 @@ def prompt_texts(
     if template is None:
         template = OWN if chat is None and tokenizer.chat_template else markup.name
     rendering = load_template(markup.name if template == OWN else template, tokenizer.chat_template, markup)
-    texts, conversations = [], []
+    prompts = []
     for row, where in zip(rows, places, strict=True):
         messages = row.messages
         if messages is None and template == OWN:
             text = f"{row.question}\n{instruction}" if instruction else row.question
             messages = [{"role": "user", "content": text}]
+        own = None if messages is None else system_prompt(messages)
+        given = own if system is None else system
         if messages is None:
-            texts.append(rendering.render(row.question, instruction, system))
-            continue
-        own = system_prompt(messages)
-        if template in (*CHATS, OWN):  # the tokenizer's own chat template writes conversations
-            given = own if system is None else system
+            prompts.append((rendering.render(row.question, instruction, system), where))
+        elif template in (*CHATS, OWN):  # the tokenizer's own chat template writes conversations
             if given is None and tokenizer.chat_template is None:
                 given = rendering.default_system
-            texts.append(None)
-            conversations.append((messages if given is None else with_system_prompt(messages, given), where))
+            prompts.append((messages if given is None else with_system_prompt(messages, given), where))
         elif len(messages) > (1 if own is None else 2):
             raise UserError(
                 f"{where}: has {len(messages)} messages, and --template {template} writes one question; leave "
                 "--template out, and the tokenizer's chat template writes them."
             )
         else:
-            texts.append(rendering.render(row.question, "", own if system is None else system))
-    written = iter(write_conversations(conversations, tokenizer))
-    return [next(written) if text is None else text for text in texts]
+            prompts.append((rendering.render(row.question, "", given), where))
+    return write_prompts(prompts, tokenizer)

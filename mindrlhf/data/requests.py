@@ -1,26 +1,20 @@
 """Requests of `mindrlhf generate`: prompts of a JSONL, JSON, parquet or MindRecord file."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from mindrlhf.data.chat import write_conversations
+from mindrlhf.data.chat import write_prompts
 from mindrlhf.data.mindrecord import read_prompts
 from mindrlhf.data.source import SourceRow, read_source
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
 from mindrlhf.types import Prompt
 
-
-@dataclass(frozen=True, eq=False)
-class Request:
-    """Prompt and its source row, whose fields return with the responses."""
-
-    prompt: Prompt
-    row: Mapping[str, Any]
+Request = tuple[Prompt, Mapping[str, Any]]
+"""Prompt and its source row, whose fields return with the responses."""
 
 
 def read_requests(path: str | Path, tokenizer: Tokenizer, limit: int | None = None) -> list[Request]:
@@ -32,21 +26,15 @@ def read_requests(path: str | Path, tokenizer: Tokenizer, limit: int | None = No
     """
     path = Path(path)
     if path.suffix == ".mindrecord" or path.with_name(path.name + ".db").is_file():
-        return [
-            Request(prompt, {"prompt": tokenizer.decode(prompt.token_ids), **prompt.fields})
-            for prompt in read_prompts(path, tokenizer)[:limit]
-        ]
+        prompts = read_prompts(path, tokenizer)[:limit]
+        return [(prompt, {"prompt": tokenizer.decode(prompt.token_ids), **prompt.fields}) for prompt in prompts]
     rows = read_source(path)[:limit]
-    given = [_given(row) for row in rows]
-    conversations = [(value, row.where) for value, row in zip(given, rows, strict=True) if not isinstance(value, str)]
-    written = iter(write_conversations(conversations, tokenizer))
-    encoded = tokenizer.encode_batch([value if isinstance(value, str) else next(written) for value in given])
-    requests = []
-    for number, (row, ids) in enumerate(zip(rows, encoded, strict=True)):
+    encoded = tokenizer.encode_batch(write_prompts([(_given(row), row.where) for row in rows], tokenizer))
+    for row, ids in zip(rows, encoded, strict=True):
         if not ids:
             raise UserError(f"{row.where}: the prompt is empty; give it a text.")
-        requests.append(Request(Prompt(number, np.array(ids, np.int32)), row.values))
-    return requests
+    prompts = [Prompt(number, np.array(ids, np.int32)) for number, ids in enumerate(encoded)]
+    return [(prompt, row.values) for prompt, row in zip(prompts, rows, strict=True)]
 
 
 def _given(row: SourceRow) -> Any:
