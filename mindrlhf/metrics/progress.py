@@ -33,19 +33,12 @@ class Progress:
         if not self.enabled:
             yield lambda count: None
         elif stream.isatty():
-            from rich import progress
+            from rich import progress as rich
             from rich.console import Console
 
-            columns = (
-                progress.TextColumn("{task.description:>10}"),
-                progress.BarColumn(),
-                progress.MofNCompleteColumn(),
-                progress.TextColumn(unit),
-                progress.TimeElapsedColumn(),
-                progress.TextColumn("left"),
-                progress.TimeRemainingColumn(),
-            )
-            with progress.Progress(*columns, console=Console(file=stream), transient=True) as bar:
+            counted = ("{task.description:>10}", rich.BarColumn(), rich.MofNCompleteColumn(), unit)
+            times = (rich.TimeElapsedColumn(), "left", rich.TimeRemainingColumn())
+            with rich.Progress(*counted, *times, console=Console(file=stream), transient=True) as bar:
                 task = bar.add_task(phase, total=total)
                 yield lambda count: bar.advance(task, count)
         else:

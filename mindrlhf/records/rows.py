@@ -1,8 +1,11 @@
 """The record of responses: one row for each, the source of all files.
 
 `--save_data_file` (MindRecord) has the columns of SCHEMA: everything that training needs and generation made, so that
-`--replay` can train on it. `rollouts/` (JSONL) has the keys of TEXT_KEYS, for people. Advantages, reference and old
-log-probs are not in the MindRecord: a replay computes them from its own settings.
+`--replay` can train on it. `policy_step` is below `step` for a group that was carried over. `greedy_reward` is of the
+most probable response, NaN where nothing needed it. `rewards_by_function` and the prompt's `fields` are JSON; `sampled`
+is a byte for each token. A replay computes advantages, reference and old log-probs from its own settings.
+`rollouts/` (JSONL) has TEXT_KEYS, for people: `rewards` are by function, unweighted; `advantage` is the mean over
+sampled tokens; `response_length` is their number.
 """
 
 import json
@@ -20,41 +23,22 @@ from mindrlhf.types import Experience, FinishReason, Prompt, Rollout, RolloutGro
 
 Row = Mapping[str, Any]
 
+_INTEGER, _FLOAT, _TEXT = {"type": "int64"}, {"type": "float32"}, {"type": "string"}
+_IDS, _NUMBERS = {"type": "int32", "shape": [-1]}, {"type": "float32", "shape": [-1]}
 SCHEMA = {
-    "step": {"type": "int64"},
-    "prompt_id": {"type": "int64"},
-    "sample_index": {"type": "int64"},
-    "seed": {"type": "int64"},
-    "policy_step": {"type": "int64"},  # below `step` for a group that was carried over
-    "finish_reason": {"type": "string"},
-    "reward": {"type": "float32"},
-    "greedy_reward": {"type": "float32"},  # of the most probable response to the prompt; NaN where nothing needed it
-    "rewards_by_function": {"type": "string"},  # JSON: name -> number, or null where the function gave none
-    "fields": {"type": "string"},  # JSON: the prompt's task fields
-    "prompt_ids": {"type": "int32", "shape": [-1]},
-    "response_ids": {"type": "int32", "shape": [-1]},
-    "sampled": {"type": "bytes"},  # bool[R], a byte each: the tokens that the policy drew
-    "behaviour_log_probs": {"type": "float32", "shape": [-1]},
-    "policy_log_probs": {"type": "float32", "shape": [-1]},
+    **dict.fromkeys(("step", "prompt_id", "sample_index", "seed", "policy_step"), _INTEGER),
+    "finish_reason": _TEXT,
+    **dict.fromkeys(("reward", "greedy_reward"), _FLOAT),
+    **dict.fromkeys(("rewards_by_function", "fields"), _TEXT),
+    **dict.fromkeys(("prompt_ids", "response_ids"), _IDS),
+    "sampled": {"type": "bytes"},
+    **dict.fromkeys(("behaviour_log_probs", "policy_log_probs"), _NUMBERS),
 }
-
 ADDED = ("policy_step", "sampled")  # columns that earlier versions did not write; they had CARRIED
 CARRIED = "kept"  # int64, 1 for a group that was carried over from an earlier step
 
-TEXT_KEYS = (
-    "step",
-    "prompt_id",
-    "sample_index",
-    "prompt",
-    "completion",
-    "ground_truth",  # None where the task has none
-    "reward",
-    "rewards",  # by function, unweighted
-    "advantage",  # mean over sampled tokens
-    "finish_reason",
-    "prompt_length",
-    "response_length",  # sampled tokens
-)
+TEXT_KEYS = ("step", "prompt_id", "sample_index", "prompt", "completion", "ground_truth")
+TEXT_KEYS += ("reward", "rewards", "advantage", "finish_reason", "prompt_length", "response_length")
 
 
 def rows_of(

@@ -206,17 +206,18 @@ class Checkpointer:
         self._blob_snapshots = {name: blob.snapshot() for name, blob in self._state.blobs.items()}
 
 
+@dataclass
 class Best:
     """Best value of one metric so far; mode: max or min."""
 
-    def __init__(self, metric: str | None, mode: str):
-        self._metric, self._sign = metric, {"max": 1.0, "min": -1.0}[mode]
-        self._value: float | None = None
-        self.step: int | None = None
+    metric: str | None
+    mode: str
+    value: float | None = None
+    step: int | None = None
 
     def improved(self, metrics: Mapping[str, float], step: int) -> bool:
         """Test that this step is the best so far. UserError without such a metric."""
-        name = self._metric
+        name = self.metric
         validated = any(other.startswith("val-") for other in metrics)
         if name is None or (name not in metrics and name.startswith("val-") and not validated):
             return False
@@ -224,37 +225,37 @@ class Best:
             near = get_close_matches(name, metrics, n=1, cutoff=0.4)
             hint = f"did you mean {near[0]}?" if near else f"this step has {', '.join(sorted(metrics))}."
             raise UserError(f"trainer.save_best_metric is {name}, and there is no such metric; {hint}")
-        value = metrics[name]
-        better = isfinite(value) and (self._value is None or self._sign * value > self._sign * self._value)
+        sign, value = 1 if self.mode == "max" else -1, metrics[name]
+        better = isfinite(value) and (self.value is None or sign * value > sign * self.value)
         if better:
-            self._value, self.step = value, step
+            self.value, self.step = value, step
         return better
 
     def state_dict(self) -> dict[str, Any]:
-        return {"metric": self._metric, "value": self._value, "step": self.step}
+        return {"metric": self.metric, "value": self.value, "step": self.step}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state; values of another metric are forgotten."""
-        if state["metric"] == self._metric:
-            self._value, self.step = state["value"], state["step"]
+        if state["metric"] == self.metric:
+            self.value, self.step = state["value"], state["step"]
 
 
+@dataclass
 class BadUpdates:
     """Number of consecutive updates skipped for a non-finite loss or gradient."""
 
-    def __init__(self) -> None:
-        self._in_row = 0
+    in_row: int = 0
 
     def count(self, updates: Sequence[Update]) -> int:
         """Count the longest run of skipped updates, earlier steps included."""
         most = 0
         for update in updates:
-            self._in_row = self._in_row + 1 if update.result.failed else 0
-            most = max(most, self._in_row)
+            self.in_row = self.in_row + 1 if update.result.failed else 0
+            most = max(most, self.in_row)
         return most
 
     def state_dict(self) -> dict[str, Any]:
-        return {"in_row": self._in_row}
+        return {"in_row": self.in_row}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._in_row = state["in_row"]
+        self.in_row = state["in_row"]

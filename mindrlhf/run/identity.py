@@ -82,33 +82,31 @@ def check_identity(checkpoint: Checkpoint, run: Mapping[str, Any], rank: int) ->
     saved = checkpoint.run
     with checkpoint.understood("run"):
         _check_known(saved)
+
+    def refusal(problem: str, right: str) -> UserError:
+        return UserError(f"{checkpoint.folder}: {problem}; resume with the {right} of the interrupted run.")
+
     for field, ours in run["model"].items():
         theirs = saved["model"].get(field)
         if theirs != ours and field not in _OPEN_FIELDS:
-            raise UserError(
-                f"{checkpoint.folder}: is a checkpoint of a model with {field} {theirs}, and this run's has {ours}; "
-                "resume with the model YAMLs and weights of the interrupted run."
-            )
+            problem = f"is a checkpoint of a model with {field} {theirs}, and this run's has {ours}"
+            raise refusal(problem, "model YAMLs and weights")
     theirs, ours = saved.get("base"), run["base"]
     if theirs and ours and theirs["fingerprint"] != ours["fingerprint"]:
-        raise UserError(
-            f"{checkpoint.folder}: holds adapters of the base model {theirs.get('path')}, whose weights are not those "
-            f"of {ours['path']}; resume with the base model of the interrupted run."
-        )
-    if any(saved["prompts"][key] != run["prompts"][key] for key in ("count", "crc32")):
-        raise UserError(
-            f"{checkpoint.folder}: was trained on other prompts ({saved['prompts']['count']} of them, and there are "
-            f"{run['prompts']['count']} now); resume with the dataset of the interrupted run."
-        )
-    truths = run["prompts"]["ground_truths_crc32"]
-    if saved["prompts"].get("ground_truths_crc32", truths) != truths:  # earlier checkpoints say nothing of them
-        raise UserError(
-            f"{checkpoint.folder}: was trained on the same prompts with other ground truths; resume with the dataset "
-            "of the interrupted run."
-        )
-    changes = list(_changes(saved["settings"], run["settings"]))
-    changes += [f"{name} {saved[name]} -> {run[name]}" for name in ("reference",) if saved[name] != run[name]]
-    changes += list(_changes(saved["versions"], {name: run["versions"].get(name) for name in saved["versions"]}))
+        base = f"holds adapters of the base model {theirs.get('path')}, whose weights are not those of {ours['path']}"
+        raise refusal(base, "base model")
+    prompts, now = saved["prompts"], run["prompts"]
+    if any(prompts[key] != now[key] for key in ("count", "crc32")):
+        counts = f"{prompts['count']} of them, and there are {now['count']} now"
+        raise refusal(f"was trained on other prompts ({counts})", "dataset")
+    truths = now["ground_truths_crc32"]
+    if prompts.get("ground_truths_crc32", truths) != truths:  # earlier checkpoints say nothing of them
+        raise refusal("was trained on the same prompts with other ground truths", "dataset")
+    changes = [
+        *_changes(saved["settings"], run["settings"]),
+        *_changes({"reference": saved["reference"]}, {"reference": run["reference"]}),
+        *_changes(saved["versions"], {name: run["versions"].get(name) for name in saved["versions"]}),
+    ]
     if changes:
         _say(rank, f"resuming with changes, so that the run is not the one it would have been: {'; '.join(changes)}")
 

@@ -43,7 +43,7 @@ class Run:
         self.residency = open_residency(job)
         self.timers = Timers(on_phase=self.residency.enter)
         self.progress = Progress(settings.progress and world.rank == 0)
-        self.report = StepReport(job, collectives, self.timers, self.residency, data.rows, data.longest_prompt)
+        self.report = StepReport(job, data, collectives, self.timers, self.residency)
         self.total_steps = data.total_steps
         self._card = card_of_run(job, data.prompts, data.total_steps)
         token = collectives.broadcast_object(secrets.token_hex(4), root=0)
@@ -76,7 +76,7 @@ class Run:
             with self.timers("load_checkpoint"):
                 self.checkpointer.restore(self.checkpoint, world.rank)
         if world.rank == 0:
-            self.report.open_outputs(self.total_steps, self.first_step - 1)
+            self.report.open_outputs(self.first_step - 1)
         stack.callback(self.report.close)
 
     def export(self, parts: Parts) -> None:

@@ -16,12 +16,7 @@ from mindrlhf.files.settings_file import write_settings
 from mindrlhf.job import Job
 from mindrlhf.memory.residency import Residency
 from mindrlhf.metrics.diagnosis import Diagnosis
-from mindrlhf.metrics.experience import (
-    add_experience,
-    add_log_prob_difference,
-    add_reward_troubles,
-    token_counts,
-)
+from mindrlhf.metrics.experience import add_experience, add_log_prob_difference, add_reward_troubles, token_counts
 from mindrlhf.metrics.flops import Utilization
 from mindrlhf.metrics.metric_set import MetricSet, reduce
 from mindrlhf.metrics.performance import add_performance, add_training
@@ -33,6 +28,7 @@ from mindrlhf.reshard.online import ReshardStatistics
 from mindrlhf.rewards.table import RewardTable
 from mindrlhf.rollout.engine import Statistics
 from mindrlhf.run.outputs import forget_after
+from mindrlhf.run.training_data import TrainingData
 from mindrlhf.training.updater import Update
 from mindrlhf.types import Experience, Rollout, taken
 
@@ -66,26 +62,17 @@ class StepResult:
 class StepReport:
     """Collector of a step's metrics on every rank; rank 0 writes them after `open_outputs`.
 
-    One rank speaks for those that train on the same rows.
-    rows: of the dataset, 0 for a replay. longest_prompt: of it, in tokens. last: the metrics of the last step.
-    finished: to be set when the run has done its last step.
+    One rank speaks for those that train on the same rows. last: the metrics of the last step. finished: to be set when
+    the run has done its last step.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        collectives: Collectives,
-        timers: Timers,
-        residency: Residency,
-        rows: int,
-        longest_prompt: int,
-    ):
+    def __init__(self, job: Job, data: TrainingData, collectives: Collectives, timers: Timers, residency: Residency):
         config, settings, world = job.config, job.config.trainer, collectives.world
         training = Partition.of_yaml(job.train, job.model, world.rank)
         ceiling = matmul_ceiling(world.device_target, job.train.model.compute_dtype)
-        self._job, self._gather, self._ranks = job, collectives.all_gather_object, world.size
+        self._job, self._data, self._gather, self._ranks = job, data, collectives.all_gather_object, world.size
         self._replicas, self._own_rows = training.mesh.dp, training.first_of_replica
-        self._timers, self._residency, self._rows, self._longest_prompt = timers, residency, rows, longest_prompt
+        self._timers, self._residency = timers, residency
         self._records = settings.save_rollouts or (job.args.save_data_file is not None and not settings.val_only)
         self._utilization = Utilization(job.model, ceiling, config.algorithm.num_iterations)
         self._metrics, self._diagnosis = MetricSet(), Diagnosis()
@@ -94,12 +81,12 @@ class StepReport:
         self.last: dict[str, float] = {}
         self.finished = False
 
-    def open_outputs(self, total_steps: int, steps_done: int) -> None:
+    def open_outputs(self, steps_done: int) -> None:
         """Open the run's outputs on rank 0; those of steps after `steps_done` are forgotten."""
         job, settings, output = self._job, self._job.config.trainer, self._job.output
         tracking = settings.model_copy(update={"loggers": ("console",)} if settings.val_only else {})
-        start = steps_done + 1 if steps_done else 0
-        self._writers = open_writers(output, tracking, total_steps, start, job.config.model_dump(mode="json"))
+        total, start = self._data.total_steps, steps_done + 1 if steps_done else 0
+        self._writers = open_writers(output, tracking, total, start, job.config.model_dump(mode="json"))
         record = None
         if not settings.val_only:
             write_settings(output, job.described())
@@ -118,18 +105,13 @@ class StepReport:
         """Count calls without a reward; log each function's first with its input."""
         add_reward_troubles(self._metrics, table.failures, table.timeouts)
         for failure in table.first_failures:
-            _log.warning(
-                "reward function %s failed (%s); the sample counts as unscored, and this is shown once. Completion: %r",
-                failure.function,
-                failure.reason,
-                failure.completion[:200],
-            )
+            what = f"reward function {failure.function} failed ({failure.reason}); the sample counts as unscored"
+            _log.warning("%s, and this is shown once. Completion: %r", what, failure.completion[:200])
 
     def add_reshard(self, done: ReshardStatistics) -> None:
         """Add bytes of all ranks, and bytes received per second of ranks' time."""
-        self._metrics.add_total("reshard/bytes_received", done.bytes_received)
-        self._metrics.add_total("reshard/bytes_copied", done.bytes_copied)
-        self._metrics.add_total("reshard/bytes_shared", done.bytes_shared)
+        for name in ("bytes_received", "bytes_copied", "bytes_shared"):
+            self._metrics.add_total(f"reshard/{name}", getattr(done, name))
         self._metrics.add("reshard/bytes_per_s", done.bytes_received, done.seconds)
 
     def add_values(self, values: Mapping[str, float]) -> None:
@@ -150,7 +132,7 @@ class StepReport:
         metrics, self._metrics = self._metrics, MetricSet()
         seconds = self._timers.collect()
         self._residency.report(metrics)
-        add_experience(metrics, experiences, self._longest_prompt)
+        add_experience(metrics, experiences, self._data.longest_prompt)
         for update in updates:
             self._add_update(metrics, update, "actor", "actor/loss")
         for update in result.critic_updates:
@@ -160,7 +142,7 @@ class StepReport:
             add_log_prob_difference(metrics, [rollout for rollout, _ in pairs], [train for _, train in pairs])
         add_performance(metrics, seconds, *token_counts(experiences), self._ranks)
         self._utilization.add(metrics, seconds, experiences, step)
-        add_training(metrics, step, position / self._rows if self._rows else 0.0)
+        add_training(metrics, step, position / max(self._data.rows, 1))
         if generation is not None and generation.decode_s > 0:
             metrics.add("perf/generation_tokens_per_s", generation.tokens, generation.decode_s + generation.prefill_s)
         values = reduce(metrics, self._gather).results()

@@ -79,11 +79,8 @@ class StopSignals:
             end_by(number)
         self._received, self.reason = True, f"{signal.Signals(number).name} was received"
         with suppress(OSError):  # a terminal that is gone
-            print(
-                f"{self.reason}: saving the state and stopping; again, and it stops at once",
-                file=sys.stderr,
-                flush=True,
-            )
+            said = f"{self.reason}: saving the state and stopping; again, and it stops at once"
+            print(said, file=sys.stderr, flush=True)
 
 
 def end_by(number: int) -> None:
