@@ -42,12 +42,10 @@ def short_duration(seconds: float) -> str:
         return "-"
     if seconds < 9.95:
         return f"{seconds:.1f}s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
-    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    minutes, seconds = divmod(round(seconds), 60)
+    if not minutes:
+        return f"{seconds}s"
+    return f"{minutes}m{seconds:02d}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02d}m"
 
 
 def ends(values: Sequence[float]) -> tuple[float, float]:

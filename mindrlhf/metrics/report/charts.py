@@ -1,11 +1,13 @@
-"""Charts of a report, with their metrics."""
+"""Charts of a report (`page/charts.yaml`), with their metrics."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from typing import Any
 
 import numpy as np
+import yaml
 
 MOST_POINTS = 1500  # of one curve; longer runs are shown as means over several steps
 DIGITS = 6  # significant, of a number on the page
@@ -27,36 +29,9 @@ class Chart:
     apart: str | None = None
 
 
-LEARNING = (
-    Chart("Reward", "mean of a step", ("critic/rewards/mean",)),
-    Chart("Accuracy on held-out problems", "share right", (r"val-core/.+/acc/mean@\d+",)),
-    Chart("Reward by function", "mean of a step", (r"reward/.+/mean",)),
-    Chart("KL to the reference model", "nats per token", ("actor/kl_loss", "actor/reward_kl_penalty")),
-    Chart("Entropy", "nats per token", ("actor/entropy",)),
-    Chart("Response length", "tokens", ("response_length/mean",)),
-    Chart("Clip fraction", "share of tokens", ("actor/pg_clipfrac", "actor/pg_clipfrac_lower")),
-    Chart("Truncated responses", "share of responses", ("response_length/clip_ratio",)),
-    Chart("Groups that all score the same", "share of groups", ("group/zero_std_fraction",)),
-    Chart("Loss", "policy loss", ("actor/loss", "train/loss")),
-    Chart("Gradient norm", "before clipping", ("actor/grad_norm", "train/grad_norm")),
-    Chart("Rollout against training", "k3 KL, nats per token", ("rollout_corr/k3_kl",)),
-    Chart("Value loss of the critic", "critic", ("critic/vf_loss",)),
-)
-COST = (
-    Chart(
-        "Time by phase",
-        "seconds of a step, compiling left out",
-        (r"timing_s/.+",),
-        stacked=True,
-        remainder="timing_s/step",
-        apart="timing_s/compile",
-    ),
-    Chart("Throughput", "tokens per second and process", ("perf/throughput",)),
-    Chart("Share of the machine's ceiling (MFU)", "of measured matrix products", (r"perf/mfu(/.+)?",)),
-    Chart("Memory by role", "GiB of a process", (r"swap/role_gb/.+",), stacked=True),
-    Chart("Memory of roles that each phase holds", "GiB of a process", (r"swap/resident_gb/.+",)),
-    Chart("Moved out and in", "GiB", ("swap/out_gb", "swap/in_gb")),
-    Chart("Memory of the largest process", "GiB", ("perf/cpu_memory_used_gb", "perf/max_memory_allocated_gb")),
+LEARNING, COST = (
+    tuple(Chart(**{**chart, "metrics": tuple(chart["metrics"])}) for chart in section)
+    for section in yaml.safe_load((resources.files(__package__) / "page" / "charts.yaml").read_text("utf-8")).values()
 )
 
 

@@ -10,11 +10,10 @@ import hashlib
 import json
 import statistics
 from collections.abc import Mapping, Sequence
-from functools import cache
 from importlib import resources
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, StrictUndefined
 
 from mindrlhf.files.json import finite
 from mindrlhf.files.printable import printable
@@ -24,7 +23,6 @@ from mindrlhf.metrics.diagnosis import diagnose
 from mindrlhf.metrics.report.charts import COST, LEARNING, chart_data, curves
 from mindrlhf.metrics.report.run import Run, differing
 
-PAGE = "mindrlhf.metrics.report"
 MOST_TEXT = 6000  # characters of one prompt or completion that a report shows
 # What HTML or a script's source reads in its own way, and halves of surrogate pairs, which UTF-8 cannot hold.
 ESCAPED = {code: f"\\u{code:04x}" for code in (*map(ord, "<>&\u2028\u2029"), *range(0xD800, 0xE000))}
@@ -100,21 +98,13 @@ def to_json(data: Mapping[str, Any]) -> str:
 
 def render(runs: Sequence[Run], refresh_s: float | None = None) -> str:
     """Return the page as HTML; refresh_s: seconds until it reloads itself, if it does."""
-    script = (resources.files(PAGE) / "page" / "report.js").read_text(encoding="utf-8")
-    style = (resources.files(PAGE) / "page" / "report.css").read_text(encoding="utf-8")
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return _template().render(
+    page = resources.files(__package__) / "page"
+    script, style, template = ((page / f"report.{kind}").read_text("utf-8") for kind in ("js", "css", "html.jinja"))
+    environment = Environment(autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True)
+    return environment.from_string(template).render(
         title=printable(", ".join(run.label for run in runs)),
         data=to_json({**report_data(runs), "refresh_s": refresh_s}),
         script=script,
         style=style,
-        script_hash=digest,
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
-
-
-@cache
-def _template():
-    environment = Environment(
-        loader=PackageLoader(PAGE, "page"), autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True
-    )
-    return environment.get_template("report.html.jinja")

@@ -121,11 +121,8 @@ def _check_rollout(row: Mapping[str, Any], where: str) -> None:
 def flatten(settings: Any, name: str = "") -> dict[str, str]:
     """Flatten nested mappings to dotted names with values as text; lists stay whole."""
     if isinstance(settings, Mapping) and settings:
-        return {
-            key: value
-            for own, inner in settings.items()
-            for key, value in flatten(inner, f"{name}.{own}" if name else str(own)).items()
-        }
+        inner = [flatten(value, f"{name}.{key}" if name else str(key)) for key, value in settings.items()]
+        return {key: value for group in inner for key, value in group.items()}
     return {name: "null" if settings is None else str(settings)} if name else {}
 
 
