@@ -1,6 +1,7 @@
 """Mathematical answers, compared by math-verify (sympy) within limits on the work."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 
 import math_verify
 from sympy import Basic, nan, oo, zoo
@@ -23,23 +24,18 @@ def math(prompt: str, completion: str, fields: Mapping[str, str]) -> float:
     answer = answers.stated(completion)
     if answer is not None and (answer.strip() == gold.strip() or numbers.equal(answer, gold)):
         return 1.0
-    try:
-        with work_limit():
-            expected = _parse(_boxed(gold))
-    except TooMuchWorkError:
-        expected = []
+    expected: list = []
+    with suppress(TooMuchWorkError), work_limit():
+        expected = _parse(_boxed(gold))
     if not expected:
         raise ValueError(f"math-verify cannot read the ground truth {gold[:80]!r}")
     text = answers.after_thinking(completion)[-MAX_TEXT:] if answer is None else _boxed(answer)
-    try:
-        with work_limit():
-            found = _parse(text)
-            if _infinite(found) and not _infinite(expected):  # math-verify finds \infty^{\infty} equal to 18
-                return 0.0
+    with suppress(TooMuchWorkError), work_limit():
+        found = _parse(text)
+        if _infinite(expected) or not _infinite(found):  # math-verify finds \infty^{\infty} equal to 18
             # No time limits inside: math-verify's own need the alarm signal, and the reward runner has one.
             return float(math_verify.verify(expected, found, timeout_seconds=None))
-    except TooMuchWorkError:
-        return 0.0
+    return 0.0
 
 
 def _parse(text: str) -> list:

@@ -112,21 +112,13 @@ def _value(run: re.Match[str]) -> Fraction | None:
     parts = _VALUE.fullmatch(value)
     if not parts:
         return None
+    plain = {name: re.sub(rf"[,{_SPACES}]", "", text) for name, text in parts.groupdict().items() if text}
+    exponent = int(plain.get("exponent", 0))
+    if abs(exponent) > MAX_EXPONENT:
+        return None
     try:
-        number = _exact(parts["numerator"] or parts["whole"])
-        if parts["denominator"]:
-            number /= _exact(parts["denominator"])
-        elif parts["part"]:
-            number += Fraction(parts["part"])
-        elif parts["exponent"]:
-            exponent = int(parts["exponent"])
-            if abs(exponent) > MAX_EXPONENT:
-                return None
-            number *= Fraction(10) ** exponent
+        number = Fraction(plain.get("whole") or plain["numerator"]) + Fraction(plain.get("part", 0))
+        number = number * Fraction(10) ** exponent / Fraction(plain.get("denominator", 1))
     except ZeroDivisionError:
         return None
     return -number if sign == "-" else number
-
-
-def _exact(decimal: str) -> Fraction:
-    return Fraction(re.sub(rf"[,{_SPACES}]", "", decimal))

@@ -114,13 +114,8 @@ class RewardProcess:
             received = os.read(self._process.stdout.fileno(), READ_BYTES)
             self.exited = self.exited or not received
             for line in self._lines(received):
-                message = orjson.loads(line)
-                if self.ready:
-                    reply = self._reply(message)
-                    answered.append((self.calls.popleft(), reply))
-                    self._answered += 1
-                else:
-                    self._greet(message)
+                if reply := self._receive(orjson.loads(line)):
+                    answered.append(reply)
                 self._deadline = time.monotonic() + self._timeout_s
         except BlockingIOError:
             pass
@@ -139,25 +134,25 @@ class RewardProcess:
         self._inbox = bytearray(rest)
         return lines
 
-    def _greet(self, message: Any) -> None:
-        """Take the first message: the functions are imported, or an error."""
-        match message:
-            case {"error": str(sentence)}:
-                self.refusal, self.exited = sentence, True
-            case {"needs_ground_truth": [*needs]} if len(needs) == self._functions:
-                self.needs_ground_truth, self.ready = [bool(needed) for needed in needs], True
-            case _:
-                raise ValueError
+    def _receive(self, message: Any) -> tuple[Call, Reply] | None:
+        """Validate the first message, or the reply to the call under way.
 
-    def _reply(self, message: Any) -> Reply:
-        """Validate the reply to a call: anything may have written to the pipe."""
+        Anything may have written to the pipe.
+        """
         match message:
+            case {"error": str(sentence)} if not self.ready:
+                self.refusal, self.exited = sentence, True
+                return None
+            case {"needs_ground_truth": [*needs]} if not self.ready and len(needs) == self._functions:
+                self.needs_ground_truth, self.ready = [bool(needed) for needed in needs], True
+                return None
             case [int(number), float() | None as score, dict(components), float(seconds), str() | None as error]:
-                self.repeated = number < self._answered
+                self.repeated = 0 <= number < self._answered
                 values = [score or 0.0, seconds, *components.values()]
                 finite = all(type(value) is float and abs(value) <= FLOAT32_MAX for value in values)
                 if finite and self.calls and number == self._answered:
-                    return Reply(score, components, seconds, error)
+                    self._answered += 1
+                    return self.calls.popleft(), Reply(score, components, seconds, error)
         raise ValueError
 
     def loss(self) -> Reply | None:
