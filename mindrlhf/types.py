@@ -1,8 +1,7 @@
 """Data between rooms: frozen dataclasses with shapes and dtypes on each field.
 
-Symbols: P prompt tokens, R response tokens (true lengths, never padded), G samples of one prompt.
-Arrays are NumPy; nothing here knows a framework. A group is a group because its rollouts have one
-`Prompt` object in common, never because rows happen to be neighbours.
+Symbols: P prompt tokens, R response tokens (true lengths, never padded), G samples of one prompt. Arrays are NumPy. A
+group is a group because its rollouts have one `Prompt` object in common, never because rows are neighbours.
 """
 
 from collections.abc import Mapping, Sequence
@@ -111,10 +110,7 @@ class Experience:
 
     @property
     def trained_tokens(self) -> tuple[np.ndarray, ...]:
-        """Masks of the tokens that enter the loss: G arrays bool[R].
-
-        They are the sampled tokens of the responses that are not left out.
-        """
+        """Masks of the sampled tokens that enter the loss: G arrays bool[R]."""
         if self.trained is None:
             return self.sampled
         return tuple(row & left_in for row, left_in in zip(self.sampled, self.trained, strict=True))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -11,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from selectors import EVENT_READ, EVENT_WRITE, PollSelector
 from typing import Any, NamedTuple
 
 import orjson
@@ -100,11 +100,13 @@ class RewardProcess:
 
     def assign(self, calls: Sequence[Call], samples: Sequence[Sample]) -> None:
         """Hand out calls; the process must be idle."""
-        texts = [(*samples[call.sample][:2], dict(samples[call.sample][2])) for call in calls]
-        numbers = range(self._answered, self._answered + len(calls))
+        numbered = [
+            (number, call.function, *samples[call.sample][:2], dict(samples[call.sample][2]))
+            for number, call in enumerate(calls, self._answered)
+        ]
         self.calls.extend(calls)
         self._deadline = time.monotonic() + self._timeout_s
-        self._post([(number, call.function, *text) for number, call, text in zip(numbers, calls, texts, strict=True)])
+        self._post(numbered)
 
     def collect(self) -> list[tuple[Call, Reply]]:
         """Move data through the pipes; returns the calls answered since."""
@@ -206,12 +208,10 @@ class RewardProcess:
 
 def wait(processes: Iterable[RewardProcess]) -> None:
     """Sleep until a process, not all idle, answers, accepts input, or is overdue."""
-    with PollSelector() as selector:
-        deadlines = []
-        for process in processes:
-            selector.register(process._process.stdout, EVENT_READ)
-            if process._outbox:
-                selector.register(process._process.stdin, EVENT_WRITE)
-            if not process.idle:
-                deadlines.append(process._deadline)
-        selector.select(max(0.0, min(deadlines) - time.monotonic()))
+    processes, poll = list(processes), select.poll()
+    for process in processes:
+        poll.register(process._process.stdout, select.POLLIN)
+        if process._outbox:
+            poll.register(process._process.stdin, select.POLLOUT)
+    deadline = min(process._deadline for process in processes if not process.idle)
+    poll.poll(max(0.0, 1000.0 * (deadline - time.monotonic())))

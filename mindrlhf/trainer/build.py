@@ -17,9 +17,9 @@ from mindrlhf.trainer.rollout_phase import open_rewards, open_rollout_phase
 
 
 def build(job: Job, world: World, stack: ExitStack, signals: StopSignals) -> GRPOTrainer:
-    """Build the trainer of a job: data, run, models, and rollout phase.
+    """Build the trainer of a job; `stack` closes everything at the end.
 
-    `stack` closes everything at the end. signals: may ask the run to stop.
+    signals: may ask the run to stop.
     """
     data = read_training_data(job)
     collectives = Collectives(world)

@@ -1,7 +1,4 @@
-"""Credit of each token: advantages over all ranks' groups, and the KL term.
-
-The methods are given sampled tokens only.
-"""
+"""Credit of each sampled token: advantages over all ranks' groups, and the KL term."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -28,15 +25,6 @@ class Credit:
     def __init__(self, config: GRPOConfig, data_parallel: DataParallel):
         self._config, self._data_parallel = config, data_parallel
         self.kl = KLTerm(config.algorithm, data_parallel) if config.algorithm.beta > 0 else None
-
-    @property
-    def kl_coefficient(self) -> float | None:
-        """Current weight of the KL term; None without one."""
-        return self.kl.coefficient if self.kl else None
-
-    def steer_kl(self, experiences: Sequence[Experience]) -> dict[str, float]:
-        """Adapt the KL term's weight after a step; returns its metrics."""
-        return self.kl.steer(experiences) if self.kl else {}
 
     def __call__(self, everything: Sequence[Experience], own: Sequence[Experience]) -> list[Experience]:
         """Add advantages, and with a critic its targets, to `own`.

@@ -1,9 +1,8 @@
 """Dynamic sampling: a step trains on groups with differing rewards.
 
 DAPO (Yu et al. 2025, arXiv 2503.14476, section 3.2): groups without spread teach nothing, so further prompts are
-drawn until a step is full. Here the rounds are bounded, surplus groups are kept for the next step, and a step that
-could not be filled trains on the groups there are: groups without spread take the missing places and stay out of
-the loss, so that the step keeps its size, its shapes and its division over ranks.
+drawn until a step is full. Here the rounds are bounded, surplus groups are kept for the next step, and groups without
+spread take the missing places but stay out of the loss, so that the step keeps its size and its division over ranks.
 """
 
 import logging
@@ -38,7 +37,7 @@ class StepSampling:
         self._drawn: Counter[int] = Counter()  # prompt id -> how many times the step has drawn it
 
     def snapshot(self) -> tuple[Experience, ...]:
-        """Copy the surplus that the next step would start with."""
+        """Copy the surplus."""
         return tuple(self.surplus)
 
     def encode(self, surplus: tuple[Experience, ...]) -> bytes:

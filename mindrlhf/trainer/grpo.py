@@ -4,7 +4,7 @@ Members of the family differ in the parts: the groups of a step (`rollout.sampli
 (`credit`), the policy's loss (`parts.policy`), a reference and a critic (`parts`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mindrlhf.configs.grpo import GRPOConfig, OptimizerSettings
@@ -52,7 +52,7 @@ class GRPOTrainer:
         """Train on recorded rollouts (`records`), as the run that made them did."""
         for step, experiences in self.data.recorded[self.run.first_step - 1 :]:
             with self.run.timers(STEP):
-                result = self.train(experiences, step)
+                result = self.train(experiences, step, {})
             self.record(step, result)
         self.run.checkpointer.finish()
 
@@ -86,7 +86,7 @@ class GRPOTrainer:
             with self.run.timers("reshard"):
                 self.run.report.add_reshard(self.parts.policy.publish())
 
-    def collect(self, step: int) -> tuple[list[Experience], dict[str, float]]:
+    def collect(self, step: int) -> tuple[list[Experience], Mapping[str, float]]:
         """Generate and score, in several rounds with dynamic sampling; all ranks get all experiences."""
         sampling, generate = self.rollout.sampling, self.rollout.generate
         generate.statistics = Statistics()
@@ -98,7 +98,7 @@ class GRPOTrainer:
             sampling.add(self.run.gather(scored))
         return sampling.take()
 
-    def train(self, experiences: list[Experience], step: int, figures: dict[str, float] | None = None) -> StepResult:
+    def train(self, experiences: list[Experience], step: int, figures: Mapping[str, float]) -> StepResult:
         """Compute log-probs and values of this rank's share, advantages over all, and update."""
         policy, reference = self.parts.policy, self.parts.reference
         experiences = with_drawing_policy(mark_trained(experiences, self.config), step)
@@ -106,7 +106,8 @@ class GRPOTrainer:
         with self.run.timers("adv"):
             own = self.credit(experiences, own)
         critic_updates, updates = self.update_critic(own, step), self.update_policy(own, step)
-        figures = {**(figures or {}), **self.credit.steer_kl(own)}
+        if self.credit.kl:
+            figures = {**figures, **self.credit.kl.steer(own)}
         if reference and reference.following.due(step):
             with self.run.timers("sync_ref"):
                 reference.follow(policy)
@@ -143,13 +144,13 @@ class GRPOTrainer:
         all groups.
         """
         seen: list[Update] = []
-        policy, critic = self.parts.policy, self.parts.critic
+        policy, critic, kl = self.parts.policy, self.parts.critic, self.credit.kl
 
         def one_update(part: Sequence[Experience], rate: float, advance: Advance) -> Update:
             if seen and policy.scorer is None:
                 old = zip(part, seen[0].outputs, strict=True)
                 part = [replace(e, old_log_probs=e.old_log_probs or rows) for e, rows in old]
-            seen.append(policy.update(part, rate, advance, self.credit.kl_coefficient))
+            seen.append(policy.update(part, rate, advance, kl.coefficient if kl else None))
             return seen[-1]
 
         warmup_steps = critic.settings.warmup_steps if critic else 0

@@ -51,8 +51,8 @@ class RankResources:
 def preflight(job: Job, collectives: Collectives, prompts: Sequence[Prompt], rewards: RewardRunner | None) -> None:
     """Check the environment on every rank; rank 0 prints the summary.
 
-    Raises UserError for a point that would fail later.
-    prompts: of the dataset; none for a replay. rewards: on the ranks that score.
+    Raises UserError for a point that would fail later. prompts: of the dataset; none for a replay. rewards: on the
+    ranks that score.
     """
     world, longest = collectives.world, max((len(prompt.token_ids) for prompt in prompts), default=0)
     work = Work.of(job.config, job.model, job.train, job.infer, Lengths(longest)) if prompts else None
@@ -134,8 +134,8 @@ def check_writable(folder: Path) -> None:
 def disk_needs(config: GRPOConfig, model: ModelConfig) -> tuple[int, int]:
     """Compute bytes of disk: the least for saving, and for all that is kept.
 
-    The exported model is one copy of the weights in float32, a checkpoint three of those that train: weights and two
-    moments. One more than is kept is on the disk while it is written.
+    The exported model is one copy of the weights in float32, a checkpoint three: weights and two moments. One more than
+    is kept is on the disk while it is written. Rollouts are not counted.
     """
     critic = parameter_count(model.base) if config.algorithm.uses_critic else 0
     weights, trained = (FLOAT32 * (count(model) + critic) for count in (parameter_count, trained_count))

@@ -1,7 +1,4 @@
-"""Supervised fine-tuning on GRPO's machinery.
-
-A pair is a group of one response, trained on -log p.
-"""
+"""Supervised fine-tuning on GRPO's machinery: groups of one response, trained on -log p."""
 
 import argparse
 from contextlib import ExitStack
@@ -44,9 +41,8 @@ def fit(
     output: Path,
     world: World,
 ) -> None:
-    """Minimise the token-mean cross-entropy on a MindRecord's answers.
+    """Minimise the token-mean cross-entropy on a MindRecord's answers; write the model.
 
-    The model is written as an HF directory at the end.
     output: folder of the metrics.
     """
     groups = [SequenceGroup(prompt, (answer,)) for prompt, answer in read_pairs(args.mind_dataset_dir, tokenizer)]

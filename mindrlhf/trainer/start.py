@@ -14,10 +14,7 @@ from mindrlhf.trainer.check import check, split_overrides
 
 
 def save_both_strategies(args: argparse.Namespace) -> None:
-    """Write MindSpore's strategy files of both layouts, for `--only_save_strategy True`.
-
-    The layouts follow from the YAMLs, so one process does it for any number of ranks.
-    """
+    """Write MindSpore's strategy files of both layouts, for `--only_save_strategy True`."""
     if not is_first_process():
         return
     overrides = split_overrides(args.overrides)
@@ -47,10 +44,7 @@ def launch_from(yaml: ModelYaml) -> World:
 
 
 def run_grpo(args: argparse.Namespace, signals: StopSignals) -> None:
-    """Generate and train, or train on recorded rollouts; write the trained model.
-
-    signals: may ask the run to stop.
-    """
+    """Generate and train, or train on recorded rollouts; write the trained model."""
     if args.only_save_strategy:
         save_both_strategies(args)
         return
