@@ -54,7 +54,6 @@ step() {
 common=(
     data.prompts_per_step=32 rollout.num_generations=8 rollout.max_new_tokens=32 rollout.max_slots=256
     algorithm.beta=0 optimizer.warmup_steps=5 train.length_bucket=16 trainer.save_freq=20 trainer.save_max_ckpt_num=1
-    lora.save=merged
 )
 # Of a task: its problems, the steps of its warm start and of its runs, and what is right.
 declare -A problems=(
@@ -107,7 +106,8 @@ prepare() {
 
 # train RANK FACTOR: one run of $task and $seed, and its accuracy.
 train() {
-    local run=$folder/$(run_name "$1" "$2") rate
+    local run=$folder/$(run_name "$1" "$2") rate adapters=()
+    (($1)) && adapters=(lora.rank="$1" lora.save=merged)
     [[ -f $run/accuracy.json ]] && return
     rate=$(awk -v rank="$1" -v factor="$2" 'BEGIN { printf "%.3g", 2e-4 * factor * (rank > 0 ? 10 : 1) }')
     step "$task, seed $seed: $(run_name "$1" "$2"), rate $rate"
@@ -115,7 +115,7 @@ train() {
         mindrlhf train --sft_path_infer "$models/predict_qwen2_tiny.yaml" \
             --sft_path_train "$models/finetune_qwen2_tiny.yaml" --load_sft_checkpoint_infer "$folder/warm_start/hf" \
             --mind_dataset_dir "$folder/data/train.mindrecord" --save_ckpt_dir "$run" --output_dir "$run" \
-            "reward.functions=[{name: ${reward[$task]}}]" seed="$seed" lora.rank="$1" optimizer.lr="$rate" \
+            "reward.functions=[{name: ${reward[$task]}}]" seed="$seed" optimizer.lr="$rate" "${adapters[@]}" \
             trainer.resume_mode=auto trainer.total_steps="${steps:-${training[$task]}}" "${common[@]}"
     fi
     evaluate "$run/hf" "$run/accuracy.json"

@@ -16,7 +16,7 @@ from pydantic import Field, field_validator
 from mindrlhf.configs.base import Float32, Settings
 
 ALL_LINEAR = "all-linear"
-LAYERS = "model.layers."  # the beginning of the linear modules' paths, without the head's
+LAYERS = "model.layers."  # the beginning of every layer's names, in Hugging Face's checkpoints and ours
 
 Modules = str | tuple[str, ...]
 Init = Literal["kaiming", "gaussian"]

@@ -9,14 +9,13 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Literal
 
-from mindrlhf.configs.lora import Adapter
+from mindrlhf.configs.lora import LAYERS, Adapter
 from mindrlhf.configs.model import ModelConfig
 
 EMBEDDING = "model.tok_embeddings.embedding_weight"
 FINAL_NORM = "model.norm_out.weight"
 HEAD = "lm_head.weight"  # the same name in Hugging Face's checkpoints
 VALUE_HEAD = "value_head.weight"
-_LAYERS = "model.layers."  # the beginning of every layer's names, in both worlds
 
 Axis = Literal["pp", "dp", "tp"]  # of a mesh, the outermost first
 Kind = Literal["matrix", "bias", "norm", "embedding", "head", "lora_a", "lora_b"]
@@ -127,7 +126,7 @@ def adapter_scales(config: ModelConfig) -> dict[str, float]:
 
 def is_layer_weight(name: str) -> bool:
     """Test for a decoder layer's weight or bias, of any model, by name."""
-    return name.startswith(_LAYERS) and name.endswith((".weight", ".bias"))
+    return name.startswith(LAYERS) and name.endswith((".weight", ".bias"))
 
 
 def is_model_weight(name: str) -> bool:
@@ -144,7 +143,7 @@ def has_fused_projections(names: Iterable[str]) -> bool:
 
 
 def _at_layer(layer: int, rows: Iterable[ParameterSpec]) -> list[ParameterSpec]:
-    prefix = f"{_LAYERS}{layer}."
+    prefix = f"{LAYERS}{layer}."
     return [replace(row, name=prefix + row.name, hf_name=prefix + row.hf_name, place=layer) for row in rows]
 
 

@@ -54,7 +54,7 @@ class Reference(ModelPart):
         shares = job.model.adapter is not None and job.reference_path == job.policy_path
         model = job.model if shares and lora.reference == "start" else job.model.base
         super().__init__(job.train, model, collectives, max_positions)
-        weights = Weights(job.reference_path, model, job.config.seed)
+        weights = Weights(job.reference_path, model, job.config.seed, model.adapter and lora.adapter_path)
         own = [spec for spec in self.partition.specs if spec.adapts or not shares]
         self._own = build_parameters(own, weights.reader(self.partition))
         self.following = Following(algorithm.reference_sync_steps, algorithm.reference_sync_share)

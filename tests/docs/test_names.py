@@ -13,7 +13,7 @@ from mindrlhf.configs.loading import load_grpo_config
 from mindrlhf.configs.model_settings import ModelSettings
 from mindrlhf.configs.model_yaml import ContextSettings, ParallelSettings, RecomputeSettings
 from mindrlhf.configs.sft import SFTConfig
-from mindrlhf.configs.verl.table import ELSEWHERE, NEEDLESS
+from mindrlhf.configs.verl.table import ELSEWHERE, NEEDLESS, NOT_DONE
 from mindrlhf.metrics.report.charts import COST, LEARNING
 
 PAGES = documentation.pages()
@@ -52,6 +52,7 @@ def keys() -> set[str]:
     ours = settings(GRPOConfig) | settings(SFTConfig)
     verl = {key for names in generated.verl_rows() for key in names.split(", ")}
     verl |= set(" ".join((*ELSEWHERE.values(), *NEEDLESS.values())).split())
+    verl |= {key for feature in NOT_DONE for key in feature.asking}
     verl |= {name for text in ours.values() for name in re.findall(r"(?:verl|,) ([a-z_]+(?:\.[a-z_]+)+)", text)}
     groups = {key.rpartition(".")[0] for key in {*ours, *verl}}
     for name, group in YAML_GROUPS.items():

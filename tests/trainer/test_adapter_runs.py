@@ -120,18 +120,21 @@ def test_another_base_is_refused_at_resume(argv, whole, task, base, tmp_path):
     assert found.groups() == (str(base.resolve()), str(other.resolve()))
 
 
-def test_a_run_begins_with_an_adapter(argv, whole, tmp_path):
+@pytest.mark.parametrize("reference", ["base", "start"])
+def test_a_run_begins_with_an_adapter(argv, whole, tmp_path, reference):
     first = whole / "ckpt" / "hf_adapter"
-    rates = ("optimizer.lr=1e-30", "trainer.total_steps=1", "lora.save=adapter")
+    rates = ("optimizer.lr=1e-30", "trainer.total_steps=1", "lora.save=adapter", "algorithm.beta=0.1")
     settings = [setting for setting in SETTINGS if not setting.startswith("lora.")]
     arguments = [word for word in argv(tmp_path / "run") if word not in SETTINGS]
-    done = jobs.start([*arguments, *settings, *rates, f"lora.adapter_path={first}"])
+    done = jobs.start([*arguments, *settings, *rates, f"lora.adapter_path={first}", f"lora.reference={reference}"])
     assert done.returncode == 0, done.stdout + done.stderr
     left = read_adapter(tmp_path / "run" / "ckpt" / "hf_adapter")
     assert left.adapter == read_adapter(first).adapter
     for name, array in read_adapter(first).arrays.items():
         np.testing.assert_allclose(left.arrays[name], array, rtol=1e-6, atol=1e-20)
     assert not (tmp_path / "run" / "ckpt" / "hf").exists()
+    kl = jobs.Run(tmp_path / "run").column("actor/kl_loss")[-1]
+    assert kl > 1e-3 if reference == "base" else abs(kl) < 1e-6
 
 
 def test_fine_tuning_leaves_an_adapter(task, base, tmp_path):

@@ -26,6 +26,18 @@ DECAYS = ("constant", "linear", "cosine")
 DECAY_KEYS = ("warmup_style", "lr_scheduler_type", "lr_decay_style")
 METRICS = ("acc", "score")
 WITHOUT_LIMIT = 1_000_000  # rounds of dynamic sampling
+ADAPTER = tuple(f"model.{name}" for name in ("lora_rank", "lora_alpha", "target_modules", "exclude_modules"))
+MEGATRON_ADAPTER = "model.lora"
+# Megatron's names of modules, joined or one by one -> Hugging Face's.
+MEGATRON_MODULES = {
+    "linear_qkv": ("q_proj", "k_proj", "v_proj"),
+    **{f"linear_{letter}": (f"{letter}_proj",) for letter in "qkv"},
+    "linear_proj": ("o_proj",),
+    "linear_fc1": ("gate_proj", "up_proj"),
+    "linear_fc1_gate": ("gate_proj",),
+    "linear_fc1_up": ("up_proj",),
+    "linear_fc2": ("down_proj",),
+}
 
 
 def _data(keys: Keys, result: Translation) -> None:
@@ -285,8 +297,33 @@ def _critic(keys: Keys, result: Translation) -> None:
 
 
 def _adapters(keys: Keys, result: Translation) -> None:
-    if keys.positive("model.lora_rank") or keys.first("model.lora_adapter_path"):
+    path = keys.first("model.lora_adapter_path", f"{MEGATRON_ADAPTER}.adapter_path")
+    if path:
+        result.copy("lora.adapter_path", path)
+        others = (*ADAPTER, *keys.below(MEGATRON_ADAPTER))
+        result.judge("needless", f"the adapter of {path} has its own", *others)
+    elif keys.positive("model.lora_rank"):
         result.copy_with("adapters")
+    elif keys.positive(f"{MEGATRON_ADAPTER}.rank"):
+        _megatron_adapters(keys, result)
+
+
+def _megatron_adapters(keys: Keys, result: Translation) -> None:
+    group = MEGATRON_ADAPTER
+    result.judge("needless", "A is drawn uniformly, B is 0, both are float32", *keys.below(group))
+    if keys(f"{group}.type") not in (None, "lora", "canonical_lora"):
+        result.refused[f"{group}.type"] = "adapters are plain LoRA here"
+    if keys(f"{group}.dropout"):
+        result.refused[f"{group}.dropout"] = "adapters have no dropout here"
+    result.copy_with("megatron_adapters")
+    for name in ("target_modules", "exclude_modules"):
+        given = keys(f"{group}.{name}") or []
+        names = [given] if isinstance(given, str) else given
+        unknown = [one for one in names if one not in MEGATRON_MODULES]
+        if unknown:
+            result.refused[f"{group}.{name}"] = f"{unknown[0]} is not among {', '.join(MEGATRON_MODULES)}"
+        elif names:
+            result.put(f"lora.{name}", [one for joined in names for one in MEGATRON_MODULES[joined]], f"{group}.{name}")
 
 
 def _dapo(keys: Keys, result: Translation) -> None:

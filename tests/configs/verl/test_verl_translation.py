@@ -335,7 +335,10 @@ def test_the_aggregation_that_a_loss_is_defined_with():
     ("command", "feature"),
     [
         ("critic.model.lora_rank=32", "critic.model.lora_rank=32 (LoRA of the critic"),
-        ("actor_rollout_ref.model.lora.rank=32", "model.lora.rank=32 (LoRA of the critic, or under Megatron's keys"),
+        ("critic.model.lora.rank=32", "critic.model.lora.rank=32 (LoRA of the critic"),
+        ("model.lora.rank=32 model.lora.type=dora", "model.lora.type=dora (adapters are plain LoRA here"),
+        ("model.lora.rank=32 model.lora.dropout=0.1", "model.lora.dropout=0.1 (adapters have no dropout here"),
+        ("model.lora.rank=8 model.lora.target_modules=[router]", "model.lora.target_modules=['router'] (router is"),
         ("reward.reward_model.enable=True", "reward.reward_model.enable=True (a reward model"),
         ("reward_model.enable=True", "reward_model.enable=True (a reward model"),
         ("actor_rollout_ref.rollout.multi_turn.enable=True", "rollout.multi_turn.enable=True (rollouts of several"),
@@ -366,7 +369,14 @@ def test_what_is_not_done_is_refused(command, feature):
             "model.lora_rank=8 model.lora_alpha=64 model.exclude_modules=.*o_proj",
             (8, 64.0, "all-linear", ".*o_proj", None),
         ),
-        ("model.lora_adapter_path=a", (0, 16.0, "all-linear", (), "a")),
+        ("model.lora_adapter_path=a model.lora_rank=64", (0, 32.0, "all-linear", (), "a")),
+        ("model.lora.rank=8", (8, 32.0, "all-linear", (), None)),
+        (
+            "model.lora.type=canonical_lora model.lora.rank=8 model.lora.alpha=4 model.lora.target_modules=[linear_qkv,"
+            "linear_fc1_up] model.lora.exclude_modules=[linear_fc2] model.lora.lora_A_init_method=kaiming",
+            (8, 4.0, ("q_proj", "k_proj", "v_proj", "up_proj"), ("down_proj",), None),
+        ),
+        ("model.lora.adapter_path=a", (0, 32.0, "all-linear", (), "a")),
     ],
 )
 def test_adapters(command, expected):
