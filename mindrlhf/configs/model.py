@@ -14,10 +14,8 @@ from mindrlhf.errors import UserError
 from mindrlhf.models.families import DEFAULT, FAMILIES, Family
 
 LAST_TOKEN_ID = 2**31 - 1  # ids are int32; -1 is how some checkpoints write that there is none
-
+TokenId = Annotated[int, Field(ge=-1, le=LAST_TOKEN_ID)]
 CRITIC = "SequenceClassification"  # HF's class for a model with one number as its output
-
-
 NO_SCALING, LLAMA3 = "default", "llama3"  # HF's `rope_type`
 
 
@@ -74,9 +72,7 @@ class ModelConfig(Settings):
     intermediate_size: int = Field(ge=1, description="Width of the feed-forward layer.")
     num_layers: int = Field(ge=1, description="Decoder layers.")
     num_heads: int = Field(ge=1, description="Query heads.")
-    num_kv_heads: int = Field(
-        ge=1, description="Key and value heads; each serves num_heads / num_kv_heads query heads."
-    )
+    num_kv_heads: int = Field(ge=1, description="Key and value heads, each for num_heads / num_kv_heads query heads.")
     head_dim: int = Field(ge=1, description="Width of one head, even.")
     attention_bias: bool = Field(True, description="Biases of the query, key and value projections.")
     qk_norm: bool = Field(False, description="RMSNorm over each query and key head.")
@@ -85,20 +81,12 @@ class ModelConfig(Settings):
     rope_scaling: RotaryScaling = Field(None, description="Llama 3's scaling of the rotary frequencies; null is none.")
     max_position_embeddings: int = Field(32768, ge=1, description="Longest sequence, in tokens.")
     tie_word_embeddings: bool = Field(False, description="The head is the embedding's own matrix.")
-    value_head: bool = Field(
-        False, description="The model is a critic: it ends in one number for each token and has no vocabulary head."
-    )
+    value_head: bool = Field(False, description="The model is a critic: its head gives one number for each token.")
     adapter: Adapter | None = Field(None, description="Low-rank adapters, which train in place of the weights.")
     initializer_range: Float32 = Field(0.02, gt=0.0, description="Standard deviation of random initial weights.")
-    eos_token_ids: tuple[Annotated[int, Field(ge=-1, le=LAST_TOKEN_ID)], ...] = Field(
-        (), description="Tokens that end a response."
-    )
-    pad_token_id: int | None = Field(
-        None, ge=-1, le=LAST_TOKEN_ID, description="Token that fills up rows; carries no weight anywhere."
-    )
-    bos_token_id: int | None = Field(
-        None, ge=-1, le=LAST_TOKEN_ID, description="Token that begins a text, where the model has one."
-    )
+    eos_token_ids: tuple[TokenId, ...] = Field((), description="Tokens that end a response.")
+    pad_token_id: TokenId | None = Field(None, description="Token that fills up rows; carries no weight anywhere.")
+    bos_token_id: TokenId | None = Field(None, description="Token that begins a text, where the model has one.")
 
     @model_validator(mode="before")
     @classmethod
@@ -206,13 +194,10 @@ def _names(raw: dict[str, Any], key: str, where: str) -> list[Any]:
 def _refuse_unsupported(raw: dict[str, Any], family: Family, where: str) -> None:
     """Raise UserError for settings that make another model than this suite computes."""
     if raw.get("use_sliding_window") or "sliding_attention" in _names(raw, "layer_types", where):
-        raise UserError(
-            f"{where}: use_sliding_window true is not supported; set it to false, and every layer to full_attention."
-        )
+        right = "set it to false, and every layer to full_attention"
+        raise UserError(f"{where}: use_sliding_window true is not supported; {right}.")
     if raw.get("hidden_act", "silu") != "silu":
         raise UserError(f"{where}: hidden_act is {raw['hidden_act']!r}, and must be 'silu'.")
     for key in family.without:
         if raw.get(key):
-            raise UserError(
-                f"{where}: {key} true is not supported with {family.name}; use a checkpoint without biases."
-            )
+            raise UserError(f"{where}: {key} true is not supported with {family.name}; take one without biases.")

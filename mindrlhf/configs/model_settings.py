@@ -45,9 +45,7 @@ class ModelSettings(Settings):
     rms_norm_eps: Float32 | None = Field(None, gt=0.0, description="Epsilon of RMSNorm.")
     theta: Float32 | None = Field(None, gt=0.0, description="Base of the rotary embedding's frequencies.")
     extend_method: Literal["None", "LLAMA3"] | None = Field(None, description="Scaling of the rotary frequencies.")
-    scaling_factor: RotaryScaling = Field(
-        None, description="Numbers of Llama 3's scaling; a bare number has no effect."
-    )
+    scaling_factor: RotaryScaling = Field(None, description="Numbers of Llama 3's scaling; a bare one has no effect.")
     max_position_embedding: int | None = Field(None, ge=1, description="Longest sequence the model may see, in tokens.")
     tie_word_embeddings: bool | None = Field(None, description="The head is the embedding's own matrix.")
     initializer_range: Float32 | None = Field(None, gt=0.0, description="Standard deviation of random initial weights.")
@@ -55,13 +53,9 @@ class ModelSettings(Settings):
     pad_token_id: int | None = Field(None, description="Token that fills up rows.")
     bos_token_id: int | None = Field(None, description="Token that begins a text.")
     seq_length: int | None = Field(None, ge=1, description="Longest prompt and response together, in tokens.")
-    offset: int | tuple[int, ...] = Field(
-        0, description="Layers more or fewer than the even share, for each pipeline stage."
-    )
+    offset: int | tuple[int, ...] = Field(0, description="Layers more or fewer than the even share, by pipeline stage.")
     compute_dtype: DType = Field("float32", description="Dtype of matrix products (LlamaConfig's default is float16).")
-    param_init_type: DType = Field(
-        "float32", description="Dtype that weights are kept in (LlamaConfig's default is float16)."
-    )
+    param_init_type: DType = Field("float32", description="Dtype of weights (LlamaConfig's default is float16).")
     layernorm_compute_type: DType = Field("float32", description="Dtype of RMSNorm.")
     softmax_compute_type: DType = Field("float32", description="Dtype of the attention's softmax.")
     max_decode_length: int | None = Field(None, ge=1, description="Most tokens of a response (max_new_tokens).")

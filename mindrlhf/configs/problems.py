@@ -62,7 +62,7 @@ def expected(annotation: Any, info: FieldInfo | None = None) -> str:
     """Describe a right value: `a whole number, at least 1`, `one of 'a', 'b'`."""
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
-        return expected(args[0], info)
+        return expected(args[0], next((item for item in args if isinstance(item, FieldInfo)), info))
     if origin in (typing.Union, types.UnionType):
         return " or ".join(expected(part, info) for part in args if part is not type(None))
     if origin is typing.Literal:

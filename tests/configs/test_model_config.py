@@ -150,7 +150,7 @@ def test_defaults_are_those_of_transformers(family):
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu', and must be 'silu'"),
         ({"model_type": "qwen3", "attention_bias": True}, "attention_bias true is not supported with qwen3"),
         ({"model_type": "llama", "attention_bias": True}, "attention_bias true is not supported with llama"),
-        ({"model_type": "llama", "mlp_bias": True}, "mlp_bias true is not supported with llama; use a checkpoint with"),
+        ({"model_type": "llama", "mlp_bias": True}, "mlp_bias true is not supported with llama; take one without"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0, and must be a whole number, at least 1"),
         ({"num_attention_heads": "four"}, "num_attention_heads is 'four', and must be a whole number, at least 1"),
         ({"hidden_size": 66}, "hidden_size 66 is not a multiple of num_heads 4; give head_dim"),

@@ -10,14 +10,14 @@ from mindrlhf.configs.yaml_file import read_yaml
 POLICY = "actor_rollout_ref."
 OFF = (None, False, 0, "", [], {})
 
-KEYS = read_yaml(Path(__file__).with_name("keys.yaml")).values
-VERL_DEFAULTS: Mapping[str, Any] = KEYS["defaults"]
-FILE_DEFAULTS: Mapping[str, Any] = KEYS["file_defaults"]
+_FACTS = read_yaml(Path(__file__).with_name("keys.yaml")).values
+VERL_DEFAULTS: Mapping[str, Any] = _FACTS["defaults"]
+FILE_DEFAULTS: Mapping[str, Any] = _FACTS["file_defaults"]
 COPIED, COPIED_WITH, COPIED_OR_NULL, FLAGS = (
-    KEYS[part] for part in ("copied", "copied_with", "copied_or_null", "flags")
+    _FACTS[part] for part in ("copied", "copied_with", "copied_or_null", "flags")
 )
-NEEDLESS: Mapping[str, str] = KEYS["needless"]
-ELSEWHERE: Mapping[str, str] = KEYS["elsewhere"]
+NEEDLESS: Mapping[str, str] = _FACTS["needless"]
+ELSEWHERE: Mapping[str, str] = _FACTS["elsewhere"]
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def _feature(row: Mapping[str, Any]) -> Feature:
     return Feature(row["name"], row.get("instead", ""), asking, (*asking, *row.get("keys", "").split()))
 
 
-NOT_DONE = tuple(map(_feature, KEYS["not_done"]))
+NOT_DONE = tuple(map(_feature, _FACTS["not_done"]))
 # (where a key ends, words for the report, patterns of keys): the first that has the key counts.
 PLACES = (
     *(("elsewhere", words, keys.split()) for words, keys in ELSEWHERE.items()),
