@@ -1,7 +1,7 @@
 """The jobs that are compared: their work, how the peer does it best, and what ratio ours / peer is wanted."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 GROWTH = (4, 8, 16, 32)  # samples of a prompt
 
@@ -99,3 +99,10 @@ JOBS: dict[str, ComparedJob] = {
         steps=7,
     ),
 }  # fmt: skip
+# The peer's script has to take --lora-rank as ours does: adapters of all linear modules, with alpha twice the rank.
+JOBS["qwen2.5-0.5b-lora"] = replace(
+    JOBS["qwen2.5-0.5b"],
+    what="the same with adapters of rank 16 on both sides",
+    work={**JOBS["qwen2.5-0.5b"].work, "--lora-rank": "16"},
+    goals={"step": 0.60},
+)

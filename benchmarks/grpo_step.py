@@ -72,6 +72,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     group.add_argument("--num-iterations", type=int, default=1, help="passes over a step's responses")
     group.add_argument("--beta", type=float, default=0.04, help="of the KL term; 0: no reference model")
     group.add_argument("--lr", type=float, default=1e-4)
+    group.add_argument("--lora-rank", type=int, default=0, help="of adapters of all linear modules; 0: none")
     group.add_argument("--temperature", type=float, default=1.0)
     group.add_argument("--top-p", type=float, default=1.0)
     group.add_argument("--top-k", type=int, default=0)
@@ -172,7 +173,8 @@ def one_step(trainer, step: int, work: Work, args: argparse.Namespace) -> tuple[
     groups = [(len(e.group.prompt.token_ids), e.lengths.tolist()) for e in experiences]
     optim = sum(update.optimizer_s for update in result.updates)
     row = step_row(seconds, optim, groups)
-    row |= needed_operations(work, groups, args.num_iterations, "ref" in seconds, "old_log_prob" in seconds)
+    updates = args.num_iterations * (2 if args.lora_rank else 3)  # passes; weights under adapters have no gradients
+    row |= needed_operations(work, groups, updates, "ref" in seconds, "old_log_prob" in seconds)
     row |= {"cpu_util": cores, "others": others}
     log = {
         "reward": statistics.mean(float(reward) for e in experiences for reward in e.rewards),
@@ -205,12 +207,12 @@ def step_row(seconds: Mapping[str, float], optim: float, groups: Sequence[tuple[
     return row
 
 
-def needed_operations(work: Work, groups, iterations: int, reference: bool, old: bool) -> Row:
+def needed_operations(work: Work, groups, updates: int, reference: bool, old: bool) -> Row:
     """Billions of operations that each phase needs at least; see `metrics.flops`."""
     from mindrlhf.metrics.flops import forward_flops
 
     forward = sum(forward_flops(work.model, *group) for group in groups) / 1e9
-    row = {"gen_gflop": forward, "logprob_gflop": forward * (reference + old), "train_gflop": 3 * forward * iterations}
+    row = {"gen_gflop": forward, "logprob_gflop": forward * (reference + old), "train_gflop": forward * updates}
     return row | {"step_gflop": sum(row.values())}
 
 

@@ -81,6 +81,8 @@ def _settings(args: argparse.Namespace) -> list[str]:
         "trainer.progress": False,
         "reward.functions": json.dumps([{"name": f"{REWARD}:digits"}]),
     }
+    if args.lora_rank:
+        settings |= {"lora.rank": args.lora_rank, "lora.alpha": 2 * args.lora_rank}
     if args.micro_batch:
         settings["train.max_tokens_per_micro_batch"] = args.micro_batch
     return [f"{name}={value}" for name, value in settings.items()]

@@ -125,6 +125,18 @@ def test_gradients_of_one_layer_are_slopes_of_the_oracle(adapter):
         np.testing.assert_allclose((gradient * direction).sum(), slope, rtol=0, atol=error, err_msg=spec.name)
 
 
+def test_updates_with_adapters_lower_the_loss_and_leave_everything_else():
+    model = SmallModel.random(4, vocab_size=32, adapter=ADAPTER)
+    groups = [SequenceGroup(g.prompt_ids % 32, tuple(r % 32 for r in g.responses)) for g in random_groups()]
+    weights = rows_like(groups, lambda n: np.full(n, 1 / sum(len(r) for g in groups for r in g.responses)))
+    subject = Subject(model, NEGATIVE_LOG_LIKELIHOOD, bucket=16)
+    losses = [subject.updater(groups, 1e-2, weights=weights).loss for _ in range(20)]
+    assert losses[-1] < 0.7 * losses[0]
+    for spec in model.specs:
+        same = subject.weights()[spec.name].tobytes() == model.arrays[spec.name].tobytes()
+        assert same != spec.trains, spec.name
+
+
 class Step:
     """The inputs of a GRPO update on `LENGTHS`, off policy, with a reference model that differs."""
 
