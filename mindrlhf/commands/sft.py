@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     overrides = split_overrides(args.overrides, ("train_yaml",))
     yaml = load_model_yaml(args.sft_path_train, overrides["train_yaml"])
-    config = load_sft_config(args.sft_config, overrides[""])
+    config = load_sft_config(args.sft_config, overrides[""], yaml.adapter_defaults())
     checkpoint = args.load_sft_checkpoint_train
     model = yaml.architecture(checkpoint_config(checkpoint), checkpoint or "")
     check_sft(config, yaml, model, started_workers())

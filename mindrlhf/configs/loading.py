@@ -29,9 +29,11 @@ def load_grpo_config(
     return load_settings(GRPOConfig, () if path is None else (path,), overrides, defaults)
 
 
-def load_sft_config(path: str | Path | None = None, overrides: Sequence[str] = ()) -> SFTConfig:
+def load_sft_config(
+    path: str | Path | None = None, overrides: Sequence[str] = (), defaults: Mapping[str, Any] | None = None
+) -> SFTConfig:
     """Load the settings of a supervised fine-tuning run; see `load_settings`."""
-    return load_settings(SFTConfig, () if path is None else (path,), overrides)
+    return load_settings(SFTConfig, () if path is None else (path,), overrides, defaults)
 
 
 def load_settings(

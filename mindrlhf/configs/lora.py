@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import sqrt
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
@@ -17,6 +17,16 @@ from mindrlhf.configs.base import Float32, Settings
 
 ALL_LINEAR = "all-linear"
 LAYERS = "model.layers."  # the beginning of every layer's names, in Hugging Face's checkpoints and ours
+# MindFormers' path of a linear module within a layer, and its name in Hugging Face's models.
+MINDFORMERS = {
+    "attention.wq": "q_proj",
+    "attention.wk": "k_proj",
+    "attention.wv": "v_proj",
+    "attention.wo": "o_proj",
+    "feed_forward.w1": "gate_proj",
+    "feed_forward.w3": "up_proj",
+    "feed_forward.w2": "down_proj",
+}
 
 Modules = str | tuple[str, ...]
 Init = Literal["kaiming", "gaussian"]
@@ -99,6 +109,43 @@ class LoraSettings(Settings):
         return Adapter(
             self.rank, self.alpha, self.use_rslora, self.target_modules, self.exclude_modules, init=self.init
         )
+
+
+class PetSettings(Settings):
+    """Low-rank adapters in MindFormers' names (`pet_config`, `lora_config`)."""
+
+    pet_type: Literal["lora"] = "lora"
+    """Kind of adapters."""
+    lora_rank: int = Field(8, ge=1)
+    """lora.rank."""
+    lora_alpha: Float32 = Field(16.0, gt=0.0)
+    """lora.alpha."""
+    lora_dropout: Float32 = Field(0.0, ge=0.0, lt=1.0)
+    """lora.dropout (MindFormers' default is 0.01)."""
+    target_modules: str
+    """Regular expression of the beginning of MindFormers' module paths, for lora.target_modules."""
+    exclude_layers: None = None
+    """Must be absent; lora.exclude_modules excludes modules."""
+
+    @field_validator("target_modules")
+    @classmethod
+    def _matching(cls, pattern: str) -> str:
+        if not _translated(pattern):
+            raise ValueError(f"{pattern!r} matches none of {', '.join(MINDFORMERS)}; write .*wq|.*wv for example")
+        return pattern
+
+    def settings(self) -> dict[str, Any]:
+        """Convert to settings of `LoraSettings`."""
+        numbers = {"rank": self.lora_rank, "alpha": self.lora_alpha, "dropout": self.lora_dropout}
+        return {**numbers, "target_modules": _translated(self.target_modules)}
+
+
+def _translated(pattern: str) -> list[str]:
+    """List Hugging Face's names of the modules that a pattern of MindFormers' matches."""
+    try:
+        return [name for path, name in MINDFORMERS.items() if re.match(pattern, f"{LAYERS}0.{path}")]
+    except re.error:
+        return []
 
 
 def _matches(modules: Modules, path: str) -> bool:

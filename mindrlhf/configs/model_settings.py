@@ -5,6 +5,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from mindrlhf.configs.base import Float32, Settings
+from mindrlhf.configs.lora import PetSettings
 from mindrlhf.configs.model import Llama3Scaling, ModelConfig, RotaryScaling
 from mindrlhf.configs.model_names import SHAPE_FIELDS
 from mindrlhf.configs.problems import explain
@@ -64,6 +65,7 @@ class ModelSettings(Settings):
     top_k: int | None = Field(None, ge=0, description="rollout.top_k.")
     top_p: Float32 | None = Field(None, gt=0.0, le=1.0, description="rollout.top_p.")
     repetition_penalty: Float32 | None = Field(None, gt=0.0, description="rollout.repetition_penalty.")
+    pet_config: PetSettings | None = Field(None, description="Low-rank adapters: settings of lora.")
     do_sample: bool | None = Field(None, description="False draws the most probable token: temperature 0.")
 
     @model_validator(mode="after")

@@ -17,6 +17,7 @@ from mindrlhf.configs.base import Settings
 from mindrlhf.configs.grpo import GRPOConfig
 from mindrlhf.configs.layers import Layered, merge
 from mindrlhf.configs.loading import build
+from mindrlhf.configs.lora import PetSettings
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_names import SPELLINGS
 from mindrlhf.configs.model_settings import ModelSettings
@@ -94,6 +95,7 @@ class ModelYaml(Settings):
     parallel: ParallelSettings = Field(ParallelSettings(), description="`parallel_config`.")
     recompute: RecomputeSettings = Field(RecomputeSettings(), description="`recompute_config`.")
     context: ContextSettings = Field(ContextSettings(), description="`context`.")
+    lora: PetSettings | None = Field(None, description="`lora_config`, or `model.model_config.pet_config`.")
     unused: tuple[str, ...] = Field((), description="Keys of the file that have no effect here, dotted.")
 
     def without_effect(self, generating: bool) -> list[str]:
@@ -115,6 +117,11 @@ class ModelYaml(Settings):
         sampling = self.model.sampling()
         return {"rollout": sampling} if sampling else {}
 
+    def adapter_defaults(self) -> dict[str, Any]:
+        """Collect a finetune YAML's adapters, for the `defaults` of the run's settings."""
+        given = self.lora or self.model.pet_config
+        return {"lora": given.settings()} if given else {}
+
 
 def load_model_yaml(path: str | Path, overrides: Sequence[str] = ()) -> ModelYaml:
     """Read a MindFormers model YAML (and its `base_config` chain).
@@ -133,6 +140,7 @@ def load_model_yaml(path: str | Path, overrides: Sequence[str] = ()) -> ModelYam
         ),
         recompute=reader.group(RecomputeSettings, ("recompute_config",)),
         context=reader.group(ContextSettings, ("context",), elsewhere=(("context", "jit_config"), "jit_level")),
+        lora=reader.group(PetSettings, ("lora_config",)) if reader.mapping(("lora_config",)) else None,
         unused=reader.rest(),
     )
 
@@ -194,7 +202,7 @@ class _Reader:
         elsewhere: (group, field) of a field that MindFormers keeps in another group, whose other keys are unused.
         """
         other, moved = elsewhere
-        own, unused = settings.model_fields.keys() - {moved}, UNUSED[path[-1]]
+        own, unused = settings.model_fields.keys() - {moved}, UNUSED.get(path[-1], ())
         values: dict[str, Any] = {}
         written: dict[str, KeyPath] = {}
         for key, value in self.mapping(path).items():
@@ -234,7 +242,7 @@ class _Reader:
             groups = ", ".join(OWN_GROUPS)
             raise UserError(f"{self.path}: none of the groups {groups} is in it; give a MindFormers model YAML{grpo}.")
         for key in top:
-            if key not in (*OWN_GROUPS, "parallel"):
+            if key not in (*OWN_GROUPS, "parallel", "lora_config"):
                 near = difflib.get_close_matches(str(key), OWN_GROUPS, n=1, cutoff=0.85)
                 if near:
                     self.refuse((key,), f"unknown group {dotted((key,))}; did you mean {near[0]}?")

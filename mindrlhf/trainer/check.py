@@ -57,7 +57,8 @@ def read_settings(args: argparse.Namespace) -> tuple[argparse.Namespace, GRPOCon
         args, overrides[""] = from_verl(args, overrides[""])
     train = load_model_yaml(args.sft_path_train, overrides["train_yaml"])
     infer = load_model_yaml(args.sft_path_infer, overrides["infer_yaml"])
-    config = load_grpo_config(args.grpo_config, overrides[""], infer.sampling_defaults())
+    defaults = {**infer.sampling_defaults(), **train.adapter_defaults()}
+    config = load_grpo_config(args.grpo_config, overrides[""], defaults)
     return args, with_resume(config, args.resume_training), train, infer
 
 

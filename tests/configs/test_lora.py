@@ -3,10 +3,12 @@
 from math import sqrt
 
 import pytest
+from small_model import small_config
 
 from mindrlhf.configs.loading import load_grpo_config, load_sft_config
-from mindrlhf.configs.lora import Adapter
+from mindrlhf.configs.lora import MINDFORMERS, Adapter
 from mindrlhf.errors import UserError
+from mindrlhf.models.parameters import parameter_table
 
 QUERY, DOWN, HEAD = "model.layers.0.self_attn.q_proj", "model.layers.11.mlp.down_proj", "lm_head"
 
@@ -77,3 +79,10 @@ def test_adapters_are_off_by_default_and_on_with_a_rank_or_a_folder(load):
 def test_mistakes_are_refused(override, message):
     with pytest.raises(UserError, match=message):
         load_grpo_config(None, [override])
+
+
+def test_names_of_mindformers_are_those_of_the_parameter_table():
+    table = parameter_table(small_config())
+    matrices = [spec for spec in table if spec.kind == "matrix" and spec.layer == 0]
+    names = {spec.name.split(".0.")[1].removesuffix(".weight"): spec.hf_module.rpartition(".")[2] for spec in matrices}
+    assert names == MINDFORMERS

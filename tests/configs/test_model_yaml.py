@@ -3,7 +3,8 @@
 import pytest
 import yaml
 
-from mindrlhf.configs.loading import load_grpo_config
+from mindrlhf.configs.loading import load_grpo_config, load_sft_config
+from mindrlhf.configs.lora import Adapter
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_yaml import load_model_yaml
 from mindrlhf.errors import UserError
@@ -202,6 +203,9 @@ def test_hf_spellings_and_qwen3(write):
     assert loaded.unused == ()
 
 
+PET = {"lora_rank": 4, "lora_alpha": 8, "target_modules": ".*wq|.*w2"}
+
+
 @pytest.mark.parametrize(
     ("group", "content", "message"),
     [
@@ -239,7 +243,18 @@ def test_hf_spellings_and_qwen3(write):
             {"scaling_factor": LLAMA3 | {"factor": 0.5}},
             "{group}.scaling_factor.factor is 0.5, and must be a number, at least 1.",
         ),
-        ("model.model_config", {"pet_config": {"pet_type": "lora"}}, "does not compute; remove it."),
+        ("model.model_config", {"pet_config": {"pet_type": "lora"}}, "pet_config.target_modules is missing, and"),
+        ("model.model_config", {"pet_config": PET | {"pet_type": "ptuning2"}}, "must be 'lora'."),
+        (
+            "model.model_config",
+            {"pet_config": PET | {"target_modules": ".*dense"}},
+            "'.*dense' matches none of attention.",
+        ),
+        (
+            "model.model_config",
+            {"pet_config": PET | {"freeze_include": ["*"]}},
+            "unknown key model.model_config.pet_config.",
+        ),
         ("model.model_config", {"eos_token_id": "x"}, "must be a whole number or a list (each entry a whole number)."),
         (
             "parallel_config",
@@ -342,3 +357,16 @@ def test_keys_that_are_set_for_another_device_or_for_training(tmp_path):
     assert yaml.without_effect(generating=True) == generating
     file.write_text(file.read_text().replace("CPU", "Ascend"))
     assert load_model_yaml(file).without_effect(generating=False) == []
+
+
+@pytest.mark.parametrize("group", ["pet_config", "lora_config"])
+def test_adapters_of_mindformers_are_defaults_of_the_run(write, group):
+    given = {"pet_config": PET | {"pet_type": "lora"}} if group == "pet_config" else {}
+    content = model_yaml(**given)
+    content |= {"lora_config": PET} if group == "lora_config" else {}
+    loaded = load_model_yaml(write(content))
+    assert not loaded.unused
+    config = load_grpo_config(None, ["lora.alpha=32"], loaded.adapter_defaults())
+    assert config.lora.adapter() == Adapter(4, 32, target_modules=("q_proj", "down_proj"))
+    assert load_sft_config(None, (), loaded.adapter_defaults()).lora.alpha == 8
+    assert load_model_yaml(write(model_yaml())).adapter_defaults() == {}
