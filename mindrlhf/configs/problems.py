@@ -98,12 +98,17 @@ def _unknown_key(settings: type[Settings], path: KeyPath, key: str) -> str:
     elsewhere = [leaf for leaf in _leaves(settings) if leaf.rpartition(".")[2] == name]
     if elsewhere:
         return f"unknown key {key}; did you mean {elsewhere[0]}?"
-    _, group, _ = _walk(settings, path[:-1])
-    return unknown_name(name, group.model_fields, key.rpartition(".")[0])
+    _, annotation, _ = _walk(settings, path[:-1])
+    return unknown_name(name, _group_of(annotation).model_fields, key.rpartition(".")[0])
 
 
 def _is_group(annotation: Any) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, Settings)
+
+
+def _group_of(annotation: Any) -> type[Settings] | None:
+    """Find the group of an annotation that may allow something else too."""
+    return next(filter(_is_group, (annotation, *typing.get_args(annotation))), None)
 
 
 def _walk(settings: type[Settings], location: KeyPath) -> tuple[KeyPath, Any, FieldInfo | None]:
@@ -115,10 +120,9 @@ def _walk(settings: type[Settings], location: KeyPath) -> tuple[KeyPath, Any, Fi
     annotation: Any = settings
     info: FieldInfo | None = None
     for part in location:
-        inner = typing.get_args(annotation)
-        group = next(filter(_is_group, (annotation, *inner)), None)
+        group = _group_of(annotation)
         if typing.get_origin(annotation) is tuple:
-            annotation, info = inner[0], None
+            annotation, info = typing.get_args(annotation)[0], None
         elif group:
             info = group.model_fields.get(part)
             annotation = info.annotation if info else None
