@@ -5,7 +5,7 @@ from pathlib import Path
 
 from mindrlhf.commands.train import add_model_arguments
 from mindrlhf.data.convert_problems import TRUNCATIONS, convert, convert_to_verl
-from mindrlhf.data.parquet import SUFFIX
+from mindrlhf.data.source import PARQUET
 from mindrlhf.data.tasks import TASKS
 from mindrlhf.data.templates import NAMES
 from mindrlhf.data.tokenizer import Tokenizer
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Convert and print the summary."""
-    if args.output_path.endswith(SUFFIX):
+    if args.output_path.endswith(PARQUET):
         named = {"task": args.dataset_type, "fields": args.fields, "split": Path(args.output_path).stem}
         count = convert_to_verl(args.file_path, args.output_path, **named)
         print(f"{args.output_path}: {count} rows in verl's columns")

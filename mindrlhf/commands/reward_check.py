@@ -18,8 +18,7 @@ from rich.text import Text
 
 from mindrlhf.configs.grpo import RewardFunctionSettings, RewardSettings
 from mindrlhf.data.mindrecord import read_pairs, read_prompts
-from mindrlhf.data.parquet import SUFFIX
-from mindrlhf.data.source import read_source
+from mindrlhf.data.source import PARQUET, read_source
 from mindrlhf.data.tasks import TASKS, parse_rows
 from mindrlhf.data.tasks.task import prompt_fields
 from mindrlhf.data.tokenizer import Tokenizer
@@ -82,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"--rows {args.rows} --timeout {args.timeout:g}: both should be above 0.")
     functions = tuple(_function(text) for text in args.reward)
     tokenizer = Tokenizer.from_path(args.tokenizer_path) if args.tokenizer_path else None
-    if Path(args.data).suffix in (".jsonl", ".json", SUFFIX):
+    if Path(args.data).suffix in (".jsonl", ".json", PARQUET):
         rows = _read_json(args.data, args.dataset_type)
     else:
         rows = _read_mindrecord(args.data, tokenizer, references=args.completion is None and args.completions is None)

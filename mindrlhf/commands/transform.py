@@ -51,8 +51,20 @@ def run(args: argparse.Namespace) -> None:
     weights = _chosen(_open(source, origin, model), model, goal)
     layout = _layout(goal, model, weights)
     _check_flags(args, layout, uncut)
-    if not uncut:
-        with Progress()("transform", 1 if args.transform_by_rank else layout.size, "files") as advance:
+    whole_model = uncut and target.suffix not in FILE_SUFFIXES
+    if whole_model and model is None:
+        raise UserError(
+            f"{target}: a Hugging Face folder needs the model's configuration; put config.json next to the source, "
+            "name a model YAML, or give a file name that ends in .safetensors or .ckpt."
+        )
+    files = 1 if args.transform_by_rank else layout.size
+    count, unit = (len(layout.placements), "tensors") if uncut else (files, "files")
+    with Progress()("transform", count, unit) as advance:
+        if whole_model:
+            write_hf(weights, model, target, advance)
+        elif uncut:
+            write_full(weights, target, advance)
+        else:
             write_ranks(
                 weights,
                 layout,
@@ -63,17 +75,6 @@ def run(args: argparse.Namespace) -> None:
                 processes=args.transform_process_num,
                 only_rank=args.rank_id if args.transform_by_rank else None,
             )
-    else:
-        with Progress()("transform", len(layout.placements), "tensors") as advance:
-            if target.suffix in FILE_SUFFIXES:
-                write_full(weights, target, advance)
-            elif model is None:
-                raise UserError(
-                    f"{target}: a Hugging Face folder needs the model's configuration; put config.json next to the "
-                    "source, name a model YAML, or give a file name that ends in .safetensors or .ckpt."
-                )
-            else:
-                write_hf(weights, model, target, advance)
     dtypes = ", ".join(sorted(set(weights.dtypes.values())))
     of_ranks = "uncut" if uncut else f"rank {args.rank_id}" if args.transform_by_rank else f"{layout.size} ranks"
     print(f"{target}: {of_ranks}, {len(layout.placements)} parameters, {dtypes}")

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from mindrlhf.data.mindrecord import PROMPT_SCHEMA, write_columns
-from mindrlhf.data.parquet import write_rows
 from mindrlhf.data.prompt_text import prompt_texts
-from mindrlhf.data.source import SourceRow, read_source
+from mindrlhf.data.source import SourceRow, read_source, write_parquet
 from mindrlhf.data.tasks import parse_rows
 from mindrlhf.data.tasks.task import TaskRow
 from mindrlhf.data.tasks.verl import record
@@ -136,7 +135,7 @@ def convert_to_verl(
 ) -> int:
     """Write problems in verl's columns as parquet; returns their number."""
     chosen, rows = parse_rows(_read(source), task, fields)
-    write_rows(output, [record(index, row, chosen, split) for index, row in enumerate(rows)])
+    write_parquet(output, [record(index, row, chosen, split) for index, row in enumerate(rows)])
     return len(rows)
 
 

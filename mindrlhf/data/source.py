@@ -2,15 +2,16 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mindrlhf.data.parquet import SUFFIX, read_rows
 from mindrlhf.errors import UserError
+from mindrlhf.files.atomic import atomic_files
 from mindrlhf.files.json import parse_json, parse_json_at
 
+PARQUET = ".parquet"
 BLANK = re.compile(r"[ \t\r\n]*")
 
 
@@ -33,8 +34,8 @@ def read_source(path: str | Path) -> list[SourceRow]:
         if not files:
             raise UserError(f"{path}: the folder holds no JSONL file (*.jsonl); give a file.")
         return [row for file in files for row in read_source(file)]
-    if path.suffix == SUFFIX:
-        rows = [SourceRow(row, f"{path}, row {index}") for index, row in enumerate(read_rows(path))]
+    if path.suffix == PARQUET:
+        rows = [SourceRow(row, f"{path}, row {index}") for index, row in enumerate(read_parquet(path))]
     else:
         rows = _read_json(path)
     if not rows:
@@ -107,3 +108,28 @@ def _array_items(text: str) -> Iterator[tuple[int, Any]]:
 def _located(error: ValueError, text: str, position: int) -> json.JSONDecodeError:
     """Add a place to errors of `parse_json` that have none."""
     return error if isinstance(error, json.JSONDecodeError) else json.JSONDecodeError(str(error), text, position)
+
+
+def read_parquet(path: str | Path) -> list[dict[str, Any]]:
+    """Read all rows of a file; UserError when it is missing or damaged."""
+    import pyarrow  # takes a quarter of a second, which only parquet files are worth
+    from pyarrow import parquet
+
+    try:
+        return parquet.read_table(path).to_pylist()
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file.") from None
+    except (OSError, pyarrow.ArrowException) as error:
+        reason = str(error).strip().splitlines()[0].rstrip(".")
+        raise UserError(f"{path}: is not a parquet file that can be read ({reason}).") from None
+
+
+def write_parquet(path: str | Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write rows with the same columns; UserError when that fails."""
+    import pyarrow
+    from pyarrow import parquet
+
+    path = Path(path)
+    table = pyarrow.Table.from_pylist([dict(row) for row in rows])
+    with atomic_files(path.parent) as stage:
+        parquet.write_table(table, stage / path.name)

@@ -6,7 +6,7 @@ import pytest
 
 from mindrlhf.data.convert_problems import convert
 from mindrlhf.data.mindrecord import read_prompts
-from mindrlhf.data.parquet import write_rows
+from mindrlhf.data.source import write_parquet
 from mindrlhf.data.tasks import TASKS
 from mindrlhf.errors import UserError
 from mindrlhf.models.families.qwen2 import CHATML
@@ -24,7 +24,7 @@ def texts(tmp_path, tokenizer, rows, name="rows.jsonl", **arguments):
     """The prompts of a conversion, decoded."""
     path = tmp_path / name
     if path.suffix == ".parquet":
-        write_rows(path, rows)
+        write_parquet(path, rows)
     else:
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     convert(path, tmp_path / "out.mindrecord", tokenizer, progress=False, **arguments)

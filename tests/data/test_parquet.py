@@ -6,8 +6,7 @@ from pyarrow import parquet
 
 from mindrlhf.data.convert_problems import convert, convert_to_verl
 from mindrlhf.data.mindrecord import read_pairs, read_prompts
-from mindrlhf.data.parquet import read_rows, write_rows
-from mindrlhf.data.source import read_source
+from mindrlhf.data.source import read_parquet, read_source, write_parquet
 from mindrlhf.data.tasks import TASKS
 from mindrlhf.errors import UserError
 
@@ -64,7 +63,7 @@ def test_several_files_become_one_dataset(file, small, tmp_path):
 def test_what_is_written_is_what_was_read(file, tmp_path):
     again = tmp_path / "again.parquet"
     assert convert_to_verl(file, again, task="verl") == 3
-    before, after = read_rows(file), read_rows(again)
+    before, after = read_parquet(file), read_parquet(again)
     assert after == before
     assert list(after[0]) == ["data_source", "prompt", "ability", "reward_model", "extra_info"]
 
@@ -96,7 +95,7 @@ def test_the_command_writes_and_reads(file, run_command, small, tmp_path, capsys
 
 def test_any_columns_with_a_field_map(small, tmp_path):
     path = tmp_path / "own.parquet"
-    write_rows(path, [{"problem": "q", "meta": {"final": 7}, "level": 2}])
+    write_parquet(path, [{"problem": "q", "meta": {"final": 7}, "level": 2}])
     output = tmp_path / "c.mindrecord"
     pairs = ("question=problem", "ground_truth=meta.final")
     convert(path, output, small, task="fields", template="plain", fields=pairs, progress=False)

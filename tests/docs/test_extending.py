@@ -33,7 +33,7 @@ import mlflow
 from mindrlhf import cli
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.tracking import TrackingSettings
-from mindrlhf.data.parquet import read_rows
+from mindrlhf.data.source import read_parquet
 from mindrlhf.data.templates import load_template
 from mindrlhf.metrics.writers import open_writers
 from mindrlhf.models.parameters import parameter_table
@@ -48,7 +48,7 @@ model = ModelConfig.from_hf({"model_type": "seed_oss", "tie_word_embeddings": Fa
 written = model.to_hf()
 found = {
     "status": status,
-    "rows": list(read_rows("rows.parquet")),
+    "rows": list(read_parquet("rows.parquet")),
     "calls": mlflow.calls,
     "architectures": written["architectures"],
     "same": ModelConfig.from_hf(written, "config.json") == model,
