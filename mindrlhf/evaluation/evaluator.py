@@ -91,6 +91,5 @@ def reward_of(prompts: Sequence[Prompt], data: str | Path, advice: str) -> str:
 
 
 def write_answers(path: Path, answers: Sequence[Answer]) -> None:
-    """Write one JSON object per answer, atomically."""
     with atomic_file(path) as temporary:
         temporary.write_bytes(json_lines(map(vars, answers)))

@@ -1,7 +1,6 @@
 """Accuracy from several answers per problem: pass@k, maj@k, and comparisons of models.
 
-Pure functions of answers; verl's names for the metrics. Expectations over the k answers that might have been
-drawn are exact, not estimated by resampling as in verl.
+verl's names for the metrics. Expectations over the k answers that might have been drawn are exact, not resampled.
 """
 
 from collections import Counter
@@ -117,7 +116,6 @@ def _wins(mine: int, others: tuple[int, ...], silent: int, k: int) -> float:
 
 
 def by_problem(answers: Iterable[Answer]) -> dict[tuple[str, int], list[Answer]]:
-    """Group answers by (source, problem), in order."""
     problems: dict[tuple[str, int], list[Answer]] = {}
     for answer in answers:
         problems.setdefault((answer.source, answer.id), []).append(answer)

@@ -33,7 +33,6 @@ class Validation:
     folder: Path | None
 
     def due(self, step: int) -> bool:
-        """Test that a step evaluates."""
         return self.every is not None and (step % self.every == 0 or step == self.total)
 
     @property

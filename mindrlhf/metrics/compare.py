@@ -1,9 +1,8 @@
 """Comparison of two runs of one job by the acceptance rules for ports.
 
-The mean absolute error of rewards is at most 4%, that of the loss at most 2%, over the steps that both runs have; the
-ratio of mean `perf/throughput` over the first 4 steps is stated with them and decides nothing. An error is relative:
-mean |B - A| / mean |A|. A loss that is near 0 by construction (one update a batch, no KL term) is mostly rounding, and
-its relative error says little: the absolute one is given too.
+The mean absolute error of rewards is at most 4% of mean |A|, that of the loss at most 2%, over the steps that both runs
+have; the ratio of mean `perf/throughput` over the first 4 steps decides nothing. A loss that is near 0 by construction
+(one update a batch, no KL term) is mostly rounding: its absolute error is given too.
 """
 
 from collections.abc import Mapping, Sequence

@@ -78,7 +78,6 @@ class ConsoleWriter:
         self._step_seconds: deque[float] = deque(maxlen=ETA_STEPS)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Print the line of one step."""
         line = " | ".join([f"step {step}/{self._total_steps}", *self._learning(values), *self._speed(step, values)])
         print(printable(line), file=self._stream or sys.stdout, flush=True)  # data sources name their accuracy
 

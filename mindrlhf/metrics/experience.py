@@ -40,10 +40,9 @@ def add_rewards(metrics: MetricSet, experiences: Sequence[Experience]) -> None:
 
     Score and rewards are the same number: a KL term in the reward is shown by itself (`actor/reward_kl_penalty`).
     Rewards that are NaN (every function abstained) are left out. The mean advantage is over tokens, as in verl.
-    `reward/<function>/missing` counts the samples that the function gave no value for.
-    `group/zero_std_fraction` is the fraction of groups whose rewards do not differ, and which so teach nothing; it is
-    left out where prompts have one response each (PPO), which has no others to be compared with.
-    `group/reward_std` the mean over groups of the unbiased standard deviation within a group.
+    `reward/<function>/missing` counts the samples that the function gave no value for. `group/zero_std_fraction` is of
+    groups whose rewards do not differ and so teach nothing, left out where prompts have one response each (PPO);
+    `group/reward_std` the mean of their unbiased standard deviations.
     """
     if not experiences:
         return

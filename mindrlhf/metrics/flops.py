@@ -1,8 +1,8 @@
 """Model FLOPs utilization (MFU): matrix products against a measured ceiling.
 
 Counted are the products that the algorithm needs, as multiplications and additions: a prompt once for its group, a
-response token once a pass, no padding, nothing recomputed, and each attention over the positions that it sees. verl
-counts a prompt once for each of its responses and divides by the number in the data sheet.
+response token once a pass, no padding, nothing recomputed, attention over the positions that it sees. verl counts a
+prompt once for each response and divides by the number in the data sheet.
 """
 
 from collections.abc import Mapping, Sequence

@@ -14,7 +14,6 @@ from mindrlhf.units import GIB
 
 
 def resident_bytes() -> int:
-    """Read the resident memory (RSS) of this process."""
     return psutil.Process().memory_info().rss
 
 

@@ -75,7 +75,6 @@ def _name(axes: Axes, title: str, unit: str) -> Axes:
 
 
 def _curves(axes: Axes, runs: Mapping[str, Run], metric: str) -> None:
-    """Draw the values of the steps, pale, and their smoothed curve."""
     for index, (label, run) in enumerate(runs.items()):
         if metric in run:
             steps, values = run[metric]

@@ -12,12 +12,10 @@ from mindrlhf.metrics.console import short_duration, short_number
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of a phase, as a context manager.
+    """Progress of a phase: `with progress("generate", 64, "responses") as advance: ... advance(3)`.
 
-    `with progress("generate", 64, "responses") as advance: ... advance(3)` shows a bar on a terminal that goes away
-    when the block ends; elsewhere (`msrun` writes its workers' output to files) a line at most every `interval`
-    seconds, so that a phase shorter than that prints nothing.
-
+    It is a bar on a terminal that goes away when the block ends; elsewhere (`msrun` writes its workers' output to
+    files) a line at most every `interval` seconds, so that a shorter phase prints nothing.
     enabled: False on ranks other than 0, and where nobody wants to see it. stream: standard output by default.
     """
 

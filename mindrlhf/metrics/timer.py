@@ -36,7 +36,6 @@ class Timers:
                 self.add(phase, elapsed)
 
     def add(self, phase: str, seconds: float) -> None:
-        """Add seconds that were measured elsewhere."""
         self._seconds[phase] = self._seconds.get(phase, 0.0) + seconds
 
     def compile(self, seconds: float) -> None:

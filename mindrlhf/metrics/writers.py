@@ -1,7 +1,6 @@
 """Writers of a step's metrics, and their places in a run's output folder.
 
-All get the same values. A resumed run gives the step it starts with, and the steps of the files from that one on
-(written after the last checkpoint) are cut off, so that no step is there twice.
+A resumed run cuts off the steps of the files from its first one on: no step is there twice.
 """
 
 import time
@@ -119,7 +118,6 @@ def _metrics(row: Mapping[str, Any], where: str) -> dict[str, float]:
 
 
 def _earlier(path: Path, start_step: int) -> list[dict[str, float]]:
-    """Read the steps before `start_step`."""
     rows = read_metrics(path) if start_step and path.exists() else []
     return [row for row in rows if row["step"] < start_step]
 

@@ -36,7 +36,6 @@ _EARLIER = {
 
 
 def write_text(folder: Path, step: int, rows: Iterable[Row]) -> Path:
-    """Write a step's rows as JSONL, atomically; returns the file."""
     path = step_path(folder, step, TEXT)
     content = json_lines(map(text_row, rows))
     with atomic_file(path, durable=False) as temporary:

@@ -1,7 +1,7 @@
-"""Writer of a run's responses: a thread, JSONL, and parts of a MindRecord.
+"""Writer of a run's responses while it trains: JSONL, and parts of a MindRecord.
 
-It works while the run trains. The MindRecord is put together from one part for each step when the run ends: a run
-that is killed loses none of the steps before its last checkpoint, and memory does not grow with the run.
+The MindRecord is put together from one part for each step when the run ends: a run that is killed loses none of the
+steps before its last checkpoint, and memory does not grow with the run.
 """
 
 import os
@@ -80,7 +80,6 @@ def _read(path: Path) -> list[dict[str, Any]]:
 
 
 def _lower_priority() -> None:
-    """Lower this thread's priority (Linux only)."""
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
 

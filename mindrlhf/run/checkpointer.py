@@ -95,7 +95,6 @@ class Checkpointer:
 
     @property
     def first_step(self) -> int:
-        """The step to begin with."""
         return self._step + 1
 
     def restore(self, checkpoint: Checkpoint, rank: int) -> None:
@@ -158,7 +157,6 @@ class Checkpointer:
             raise Stopped(f"stopped: {self._leave()}")
 
     def _largest(self, value: float) -> float:
-        """Reduce to the largest of all ranks' values."""
         return float(self._reduce_max(np.array([value], np.float32))[0])
 
     def finish(self) -> None:

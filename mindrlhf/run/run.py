@@ -53,7 +53,6 @@ class Run:
 
     @property
     def first_step(self) -> int:
-        """The step to begin with."""
         return self.checkpointer.first_step
 
     def gather(self, local: list) -> list:
@@ -125,5 +124,4 @@ def hf_files(job: Job, card: str) -> dict[str, bytes]:
 
 
 def drop_none(entries: dict[str, Any]) -> dict[str, Any]:
-    """Drop the entries that are None."""
     return {name: entry for name, entry in entries.items() if entry is not None}

@@ -187,7 +187,6 @@ class StepReport:
             self._responses.add(step, [experience for part in gathered for experience in part])
 
     def flush(self) -> None:
-        """Block until the responses of all steps so far are in files."""
         if self._responses:
             self._responses.flush()
 
@@ -196,11 +195,9 @@ class StepReport:
         return {name: value for name, value in self.last.items() if name.startswith(METRICS) and math.isfinite(value)}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Restore the last step's metrics."""
         self.last = {name: float(value) for name, value in state.items()}
 
     def close(self) -> None:
-        """Close the writers and merge the recorded rollouts."""
         if self._writers:
             self._writers.close()
         if self._responses:

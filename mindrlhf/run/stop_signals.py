@@ -20,18 +20,14 @@ class Stopped(Exception):
 class StopSignals:
     """Context in which SIGTERM and SIGINT are a wish to stop.
 
-    A second one ends the process at once. It is for the main thread. Both signals are blocked in this thread and in
-    all threads that it starts from then on, and one thread alone waits for them, so that no handler interrupts
-    anything. Handlers would not do: MindSpore sets its own for SIGINT before each run of a graph (it sends SIGTERM)
-    and from several threads at once while it compiles kernels; its network threads take SIGINT for themselves; and
-    a KeyboardInterrupt while MindSpore is imported makes the interpreter abort when it ends. Enter it before NumPy
-    is imported: threads that are there already have nothing blocked, and their signals come by way of Python's
-    handlers.
-
-    Processes that are started meanwhile inherit the blocked signals; the ones that run others' code unblock them.
-    The end of an msrun that waits for its workers is a wish to stop too: msrun kills its workers on the signals
-    that it handles, and on any other it dies without telling them. Its scheduler process has nothing to save, and
-    is left alone.
+    A second one ends the process at once. Enter it in the main thread, before NumPy is imported: threads that are there
+    already have nothing blocked. Both signals are blocked in this thread and in all that it starts, and one thread
+    alone waits for them. Handlers would not do: MindSpore sets its own for SIGINT before each run of a graph (it sends
+    SIGTERM) and from several threads at once while it compiles kernels; its network threads take SIGINT for themselves;
+    and a KeyboardInterrupt while MindSpore is imported makes the interpreter abort when it ends.
+    Processes that are started meanwhile inherit the blocked signals; the ones that run others' code unblock them. The
+    end of an msrun that waits for its workers is a wish to stop too: on signals that it does not handle it dies without
+    telling them. Its scheduler process has nothing to save, and is left alone.
     """
 
     def __init__(self) -> None:
@@ -62,7 +58,6 @@ class StopSignals:
 
     @property
     def wanted(self) -> bool:
-        """True when the run is to stop."""
         if self.reason is None and self._launcher not in (None, os.getppid()):
             self.reason = "msrun has ended"
         return self.reason is not None

@@ -22,9 +22,9 @@ Recorded = list[tuple[int, list[Experience]]]
 class TrainingData:
     """Data that a run reads.
 
-    stream: of the dataset's prompts; None for a replay. recorded: (step, experiences) to replay; empty when the run
-    generates. rows: of the dataset. prompts: of the dataset, or of the recorded steps. problems: held out.
-    longest_prompt: tokens. max_positions: of the longest sequence, padded.
+    stream: of prompts; None for a replay. recorded: (step, experiences) to replay; empty when the run generates. rows:
+    of the dataset. prompts: of the dataset, or recorded. problems: held out. longest_prompt: tokens. max_positions:
+    padded.
     """
 
     stream: PromptStream | None

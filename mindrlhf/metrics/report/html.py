@@ -1,8 +1,7 @@
 """Self-contained HTML file of runs: data, styles and the drawing script.
 
-No text of a run becomes markup. The data are in a block of JSON in which `<`, `>` and `&` are written as
-escapes, so that no text can end the block; the script puts texts on the page as text; and the page's own policy lets
-no other script run and nothing be loaded.
+No text of a run becomes markup: the data are JSON in which `<`, `>` and `&` are written as escapes, the script puts
+texts on the page as text, and the page's own policy lets no other script run and nothing be loaded.
 """
 
 import base64
