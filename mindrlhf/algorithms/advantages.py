@@ -22,7 +22,7 @@ from mindrlhf.algorithms.methods import Method, Methods
 
 WHITEN_EPS = 1e-8  # added to the variance (verl, OpenRLHF)
 
-Part = Annotated[float, Field(ge=0.0, le=1.0)]
+Discount = Annotated[float, Field(ge=0.0, le=1.0)]
 Groups = list[np.ndarray]
 TokenGroups = list[list[np.ndarray]]
 
@@ -260,7 +260,7 @@ def _discounted(rewards: np.ndarray, discount: float) -> np.ndarray:
 
 
 @ADVANTAGES.register()
-def reinforce_plus_plus(batch: RewardBatch, *, gamma: Part = 1.0) -> TokenGroups:
+def reinforce_plus_plus(batch: RewardBatch, *, gamma: Discount = 1.0) -> TokenGroups:
     """Discounted future reward, whitened over the tokens of the batch (arXiv 2501.03262)."""
     return _whiten_rows([[_discounted(row, gamma) for row in rows] for rows in _token_rewards(batch)])
 
@@ -291,7 +291,7 @@ def gae_with_returns(batch: RewardBatch, gamma: float = 1.0, lam: float = 0.95) 
 
 
 @ADVANTAGES.register(uses_values=True)
-def gae(batch: RewardBatch, *, gamma: Part = 1.0, lam: Part = 0.95) -> TokenGroups:
+def gae(batch: RewardBatch, *, gamma: Discount = 1.0, lam: Discount = 0.95) -> TokenGroups:
     """Generalised advantage estimates, whitened over the tokens of the batch, as in PPO."""
     return _whiten_rows(gae_with_returns(batch, gamma, lam)[0])
 

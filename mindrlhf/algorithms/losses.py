@@ -25,7 +25,7 @@ from mindrlhf.algorithms.covariance import select_clip_cov, select_kl_cov
 from mindrlhf.algorithms.methods import Method, Methods
 
 AboveOne = Annotated[float, Field(gt=1.0)]
-Part = Annotated[float, Field(gt=0.0, le=1.0)]
+Share = Annotated[float, Field(gt=0.0, le=1.0)]
 Level = Literal["token", "sequence"]
 
 
@@ -226,7 +226,7 @@ def clip_cov(
     *,
     epsilon_low: NonNegativeFloat = 0.2,
     epsilon_high: NonNegativeFloat = 0.2,
-    clip_cov_ratio: Part = 0.0002,
+    clip_cov_ratio: Share = 0.0002,
     clip_cov_lb: float = 1.0,
     clip_cov_ub: float = 5.0,
 ):
@@ -248,7 +248,7 @@ def clip_cov(
 
 
 @POLICY_LOSSES.register()
-def kl_cov(*, kl_cov_ratio: Part = 0.0002, ppo_kl_coef: NonNegativeFloat = 1.0):
+def kl_cov(*, kl_cov_ratio: Share = 0.0002, ppo_kl_coef: NonNegativeFloat = 1.0):
     """KL-Cov: a KL penalty on high-covariance tokens in place of the clip (arXiv 2505.22617).
 
     The loss is -A * ratio, plus ppo_kl_coef * |log-ratio| on selected tokens. Metrics: selected_fraction.
