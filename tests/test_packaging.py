@@ -66,3 +66,13 @@ def test_all_cpp_sources_are_packaged(root):
         left += set(included) - found
     assert "team.h" in found
     assert found <= packaged
+
+
+def test_all_data_files_are_packaged(root):
+    calls = [node for node in ast.walk(ast.parse((root / "setup.py").read_text())) if isinstance(node, ast.keyword)]
+    (patterns,) = (ast.literal_eval(node.value) for node in calls if node.arg == "package_data")
+    folders = {root / name.replace(".", "/"): globs for name, globs in patterns.items()}
+    packaged = {path for folder, globs in folders.items() for pattern in globs for path in folder.glob(pattern)}
+    files = {path for path in (root / "mindrlhf").rglob("*.*") if path.is_file() and path.suffix not in (".py", ".pyc")}
+    assert root / "mindrlhf/metrics/hints.yaml" in files
+    assert files <= packaged
