@@ -1,18 +1,22 @@
 """`manifest.json`: size and checksum of every file of a training checkpoint.
 
-It also has a checksum of itself. A checkpoint is whole exactly when its manifest is there and agrees with the
-files: it is written last, and the folder gets its final name after that.
+A checkpoint is whole exactly when its manifest is there and agrees with the files: it is written last, and the folder
+gets its final name after that.
 """
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, StrictInt, StrictStr, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
 
 from mindrlhf.errors import UserError
-from mindrlhf.files.atomic import stays_below
+from mindrlhf.files.atomic import stays_below, sync
 from mindrlhf.files.json import read_json, write_json
 from mindrlhf.files.naming import step_of
 
@@ -21,36 +25,42 @@ FORMAT = "mindrlhf training checkpoint"
 VERSION = 1
 
 
+def _inside(name: str) -> str:
+    if not stays_below(name):
+        raise ValueError("not a path inside of its folder")
+    return name
+
+
 @dataclass(frozen=True)
 class StoredFile:
-    """One file: its size in bytes and its SHA-256 in hexadecimal digits."""
+    """One file: its size and its SHA-256 in hexadecimal digits."""
 
-    size: int
-    sha256: str
+    bytes: StrictInt
+    sha256: StrictStr
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """List of a checkpoint's files.
+    """List of a checkpoint's files, or of those that one rank has written.
 
-    step: steps done. files: path below the folder -> file.
+    step: steps done. files: path below the checkpoint -> file.
     """
 
-    step: int
-    files: Mapping[str, StoredFile]
+    step: Annotated[StrictInt, Field(ge=0)]
+    files: dict[Annotated[str, AfterValidator(_inside)], StoredFile]
 
     def write(self, folder: Path) -> None:
-        """Write it into the folder; not atomic by itself."""
-        files = {name: {"bytes": file.size, "sha256": file.sha256} for name, file in sorted(self.files.items())}
+        """Write it into the folder, complete or not at all."""
+        files = {name: asdict(file) for name, file in sorted(self.files.items())}
         content = {"format": FORMAT, "version": VERSION, "step": self.step, "files": files}
-        write_json(folder / MANIFEST_FILE, {**content, "sha256": _digest(content)})
+        unfinished = folder / f".{MANIFEST_FILE}"
+        write_json(unfinished, {**content, "sha256": _digest(content)})
+        sync(unfinished)
+        os.replace(unfinished, folder / MANIFEST_FILE)
 
     @classmethod
     def read(cls, folder: Path) -> "Manifest":
-        """Read the manifest of a checkpoint.
-
-        Raises `UserError` for a manifest that is missing, damaged or another step's.
-        """
+        """Read a manifest; a UserError for one that is missing, damaged or another step's."""
         path = folder / MANIFEST_FILE
         if not path.exists():
             raise UserError(
@@ -60,62 +70,38 @@ class Manifest:
         content = read_json(path)
         if content.get("format") != FORMAT:
             raise UserError(f"{path}: is not the manifest of a training checkpoint; give a step_N folder of a run.")
-        claimed = content.pop("sha256", None)
-        if claimed != _digest(content):
+        if content.pop("sha256", None) != _digest(content):
             raise UserError(f"{path}: is damaged (its checksum does not fit its content); use an earlier checkpoint.")
-        version = content.get("version")
-        if version != VERSION:
+        if content.get("version") != VERSION:
             raise UserError(
-                f"{path}: was written in version {version} of the format, and this suite reads {VERSION}; "
-                "use the version of the suite that wrote it."
+                f"{path}: was written in version {content.get('version')} of the format, and this suite reads "
+                f"{VERSION}; use the version of the suite that wrote it."
             )
-        step = content.get("step")
-        if type(step) is not int or step < 0:
-            raise UserError(f"{path}: names no step ({step!r}); use an earlier checkpoint.")
-        if step_of(folder) not in (None, step):
-            raise UserError(f"{folder}: holds the checkpoint of step {step}; give the folder its own name back.")
-        return cls(step, _stored_files(path, content.get("files")))
+        try:
+            manifest = TypeAdapter(cls).validate_python({key: content.get(key) for key in ("step", "files")})
+        except ValidationError as error:
+            (found, *_) = error.errors()
+            place = ".".join(map(str, found["loc"]))
+            raise UserError(f"{path}: {place}: {found['msg']}; use an earlier checkpoint.") from None
+        if step_of(folder) not in (None, manifest.step):
+            raise UserError(
+                f"{folder}: holds the checkpoint of step {manifest.step}; give the folder its own name back."
+            )
+        return manifest
 
     def verify(self, folder: Path, names: Sequence[str]) -> None:
-        """Compare the files `names` with the manifest.
-
-        Raises `UserError`, naming the file, when one of them is missing or not as it was written.
-        """
-        for name in names:
-            path, expected = folder / name, self.files[name]
+        """Compare files with the manifest; a UserError names one that differs."""
+        for path in (folder / name for name in names):
             try:
-                size = path.stat().st_size
-                if size != expected.size:
-                    state = f"has {size} bytes where {expected.size} were written"
-                    raise UserError(f"{path}: is damaged (it {state}); use an earlier checkpoint.")
-                if describe(path).sha256 != expected.sha256:
-                    raise UserError(f"{path}: is damaged (its checksum has changed); use an earlier checkpoint.")
-            except FileNotFoundError:
-                raise UserError(f"{path}: is missing from the checkpoint; use an earlier checkpoint.") from None
+                found = describe(path)
             except OSError as error:
                 raise UserError(f"{path}: cannot be read ({error.strerror}); use an earlier checkpoint.") from error
-
-
-def _stored_files(path: Path, listed: Any) -> dict[str, StoredFile]:
-    """Parse the file list of a manifest.
-
-    Raises `UserError` for a file outside of its folder, and for anything but a list of files.
-    """
-    if not isinstance(listed, dict):
-        raise UserError(f"{path}: lists no files; use an earlier checkpoint.")
-    files = {}
-    for name, file in listed.items():
-        if not stays_below(name):
-            raise UserError(f"{path}: lists {name!r}, which is not a path inside of its folder; do not use it.")
-        size, digest = (file.get(key) for key in ("bytes", "sha256")) if isinstance(file, dict) else (None, None)
-        if type(size) is not int or type(digest) is not str:
-            raise UserError(f"{path}: says no size or checksum of {name}; use an earlier checkpoint.")
-        files[name] = StoredFile(size, digest)
-    return files
+            if found != self.files[path.relative_to(folder).as_posix()]:
+                raise UserError(f"{path}: is damaged (its checksum has changed); use an earlier checkpoint.")
 
 
 def describe(path: Path) -> StoredFile:
-    """Compute size and checksum of a file as it is now."""
+    """Compute size and checksum of a file."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return StoredFile(file.tell(), digest)

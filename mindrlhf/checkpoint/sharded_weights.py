@@ -1,23 +1,20 @@
 """Weights in files, whole or one file per rank, checked against their layout."""
 
-import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 from mindrlhf.checkpoint.encoding import STORAGE, StoredDtype
 from mindrlhf.checkpoint.stored_tensor import StoredTensor
 from mindrlhf.checkpoint.weight_files import index_weights
-from mindrlhf.checkpoint.weight_source import open_weights
+from mindrlhf.checkpoint.weight_source import common_dtype, note_unused, open_weights
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.errors import UserError
 from mindrlhf.models.parameters import is_model_weight
-from mindrlhf.parallel.layout import Layout, Shape, full_layout
+from mindrlhf.parallel.layout import Layout, Shape, full_layout, sliced_shape
 from mindrlhf.reshard.strategy import Strategy
-
-_log = logging.getLogger(__name__)
 
 _RANK_FOLDER = re.compile(r"rank_(\d+)")
 
@@ -26,9 +23,8 @@ Tensors = Mapping[str, StoredTensor]
 
 @dataclass(frozen=True, eq=False)
 class ShardedWeights:
-    """Weights of one model in the files of one or several ranks.
+    """Weights in the files of ranks: complete, of the right shapes, not loaded.
 
-    All parts are present and of the right shape; none is loaded.
     path: as the user gave it. layout: the parts of each rank. ranks: for each rank, parameter -> its stored part.
     """
 
@@ -38,36 +34,29 @@ class ShardedWeights:
 
     @cached_property
     def dtypes(self) -> dict[str, StoredDtype]:
-        """Narrowest dtype that holds each parameter exactly.
-
-        It is the stored one, or float32 where ranks differ.
-        """
-        found = {}
-        for name in self.layout.placements:
-            stored = {tensors[name].dtype for tensors in self.ranks if name in tensors}
-            found[name] = stored.pop() if len(stored) == 1 else "float32"
-        return found
+        """Narrowest dtype that holds each parameter exactly."""
+        return {
+            name: common_dtype(tensors[name] for tensors in self.ranks if name in tensors)
+            for name in self.layout.placements
+        }
 
     def only(self, names: Sequence[str]) -> "ShardedWeights":
         """Select some parameters, in the given order."""
-        return ShardedWeights(self.path, self.layout.only(names), self.ranks)
+        return replace(self, layout=self.layout.only(names))
 
 
 def open_full(path: Path, model: ModelConfig | None) -> ShardedWeights:
-    """Open weights that are not cut: a file, or a folder.
+    """Open weights that are not cut: a file, or a folder of weight files.
 
-    A folder holds weight files or is a Hugging Face folder.
     With `model` they are checked against it, and Hugging Face names become ours. Raises `UserError`.
     """
-    tensors = index_weights(path) if model is None else open_weights(path, model).tensors
-    tensors = _floating(path, [tensors])[0] if model is None else tensors
+    tensors = open_weights(path, model).tensors if model else _floating(path, [index_weights(path)])[0]
     return ShardedWeights(path, full_layout({name: tensor.shape for name, tensor in tensors.items()}), [tensors])
 
 
 def open_sharded(path: Path, layout: Layout | Strategy) -> ShardedWeights:
-    """Open weights in folders `rank_0`, `rank_1`, ..., one rank's part in each.
+    """Open weights in folders `rank_0`, `rank_1`, ..., under our names.
 
-    The names are ours.
     Raises `UserError` when a rank is missing or there are more than the layout has, when a rank lacks a parameter or
     holds it in another shape than the layout says, and when the files hold parameters of another model.
     """
@@ -94,8 +83,8 @@ def rank_folders(path: Path) -> dict[int, Path]:
     """Find each rank's folder `rank_R`; empty when `path` is no folder."""
     if not path.is_dir():
         return {}
-    matches = [(_RANK_FOLDER.fullmatch(folder.name), folder) for folder in path.iterdir() if folder.is_dir()]
-    return {int(match[1]): folder for match, folder in matches if match}
+    found = {folder: _RANK_FOLDER.fullmatch(folder.name) for folder in path.iterdir() if folder.is_dir()}
+    return {int(match[1]): folder for folder, match in found.items() if match}
 
 
 def _full_shapes(strategy: Strategy, ranks: Sequence[Tensors]) -> dict[str, Shape]:
@@ -121,21 +110,14 @@ def _check_rank(folder: Path, layout: Layout, rank: int, tensors: Tensors) -> No
             f"{folder}: lacks {lacking[0]}{more} that the layout puts on rank {rank}; give the layout that the "
             "checkpoint was written in."
         )
-    for name in held:
-        tensor, shape = tensors[name], layout.shape(rank, name)
-        if tensor.shape != shape:
-            raise UserError(
-                f"{tensor.file}: the part of {name} has shape {list(tensor.shape)}, and the layout gives rank {rank} "
-                f"one of {list(shape)}; give the layout that the checkpoint was written in."
-            )
-        if tensor.dtype not in STORAGE:
-            raise UserError(f"{tensor.file}: {name} is stored as {tensor.dtype}, and {', '.join(STORAGE)} can be read.")
+    for name, part in held.items():
+        tensors[name].check(sliced_shape(part))
 
 
 def _floating(path: Path, ranks: Sequence[Tensors]) -> list[Tensors]:
     """Drop the counters (`global_step`, ...) that training stores with the weights."""
     dropped = {name for tensors in ranks for name, tensor in tensors.items() if tensor.dtype not in STORAGE}
-    _note(path, dropped)
+    note_unused(path, dropped)
     return [{name: tensor for name, tensor in tensors.items() if name not in dropped} for tensors in ranks]
 
 
@@ -148,10 +130,4 @@ def _check_unused(path: Path, layout: Layout, ranks: Sequence[Tensors]) -> None:
             f"{path}: holds {foreign[0]}, which the layout does not know; give the layout that the checkpoint was "
             "written in."
         )
-    _note(path, unused)
-
-
-def _note(path: Path, unused: set[str]) -> None:
-    if unused:
-        shown = ", ".join(sorted(unused)[:5]) + (", ..." if len(unused) > 5 else "")
-        _log.warning("%s: %d tensors are no weights of the model and are left out: %s", path, len(unused), shown)
+    note_unused(path, unused)

@@ -10,14 +10,13 @@
             rank_0/model.safetensors    the parts of the weights that rank 0 wrote, under our names
             rank_0/exp_avg.safetensors  ... and of each moment
 
-Every rank writes its parts into one hidden temporary folder and says so there; rank 0 waits for
-all of them, writes the manifest, renames the folder, and only then turns the pointers and removes old checkpoints. The
-folder has to be on a disk that all ranks see.
+Every rank writes its parts, and a manifest of them, into one hidden temporary folder; rank 0 waits for all of them,
+writes the manifest, renames the folder, and only then turns the pointers and removes old checkpoints. The folder has to
+be on a disk that all ranks see.
 """
 
 import hashlib
 import json
-import os
 import threading
 import time
 from collections.abc import Mapping
@@ -26,15 +25,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mindrlhf.checkpoint.manifest import (
-    MANIFEST_FILE,
-    Manifest,
-    StoredFile,
-    describe,
-    step_folders,
-)
+from mindrlhf.checkpoint.manifest import MANIFEST_FILE, Manifest, StoredFile, describe, step_folders
 from mindrlhf.checkpoint.safetensors_file import write_safetensors
-from mindrlhf.checkpoint.training_state import ShardGroup, TrainingState, layout_to_json, writers
+from mindrlhf.checkpoint.training_state import ShardGroup, TrainingState, layout_to_json
 from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import (
     atomic_file,
@@ -45,14 +38,11 @@ from mindrlhf.files.atomic import (
     sync_folder,
     temporary_name,
 )
-from mindrlhf.files.json import read_json, write_json
 from mindrlhf.files.naming import step_of, step_path
-from mindrlhf.parallel.layout import Layout
 
 STATE_FILE = "state.json"
 HF_FOLDER = "hf"  # of a checkpoint: the model's configuration and tokenizer
 LATEST, BEST = "latest", "best"
-PART_FILE = "part.json"  # a rank's list of its files; gone once the manifest is written
 POLL_S = 0.02
 PART_TIMEOUT_S = 3600.0  # another rank may be writing to a slow disk for long
 
@@ -80,31 +70,25 @@ class CheckpointStore:
         self._keep, self._asynchronous, self.best_step = keep, asynchronous, best_step
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
-        self._writers: dict[int, tuple[Layout, tuple[str, ...]]] = {}
 
     def save(self, state: TrainingState, best: bool = False) -> None:
         """Write the checkpoint of a step, replacing one of the same step.
 
         Returns when this rank's arrays may change again: without `asynchronous` when its files are written, and on rank
-        0 when the checkpoint is complete. best: it is the best one so far.
-        Raises `UserError` when writing fails; checkpoints that were there before are whole then.
+        0 when the checkpoint is complete. best: it is the best one so far. Raises `UserError` when writing fails.
         """
         self.wait()
-        mine = replace(
-            state,
-            groups={
-                kind: ShardGroup(group.layout, {name: group.shards[name] for name in self._names(group.layout)})
-                for kind, group in state.groups.items()
-            },
-        )
+        groups = {}
+        for kind, group in state.groups.items():
+            mine = {name: group.shards[name] for name in group.layout.writers[self._rank]}
+            if self._asynchronous:
+                mine = {name: array.copy() for name, array in mine.items()}
+            groups[kind] = ShardGroup(group.layout, mine)
+        mine = replace(state, groups=groups)
         if not self._asynchronous:
             self._write(mine, best)
             return
-        groups = {
-            kind: replace(group, shards={name: array.copy() for name, array in group.shards.items()})
-            for kind, group in mine.groups.items()
-        }
-        self._thread = threading.Thread(target=self._try, args=(replace(mine, groups=groups), best), daemon=True)
+        self._thread = threading.Thread(target=self._try, args=(mine, best), daemon=True)
         self._thread.start()
 
     def check(self) -> None:
@@ -134,12 +118,6 @@ class CheckpointStore:
         except BaseException as error:
             self._failure = error
 
-    def _names(self, layout: Layout) -> tuple[str, ...]:
-        """List the parts of a layout that this rank writes; cached per layout."""
-        if id(layout) not in self._writers:
-            self._writers[id(layout)] = (layout, writers(layout)[self._rank])  # the layout too, so that its id stays
-        return self._writers[id(layout)][1]
-
     def _write(self, state: TrainingState, best: bool) -> None:
         target = step_path(self.folder, state.step)
         temporary = temporary_name(target, self._token)
@@ -158,7 +136,7 @@ class CheckpointStore:
             raise self.with_advice(known) if isinstance(known, UserError) else known from error
 
     def _write_part(self, state: TrainingState, temporary: Path) -> None:
-        """Write this rank's files, and last the list of them."""
+        """Write this rank's files, and last the manifest of them."""
         folder = temporary / f"rank_{self._rank}"
         folder.mkdir(parents=True, exist_ok=True)
         files = {}
@@ -170,10 +148,7 @@ class CheckpointStore:
                 write_safetensors(path, shapes, group.shards.values(), "float32", {"format": "ms"}, digest)
                 sync(path)
                 files[f"{folder.name}/{path.name}"] = StoredFile(path.stat().st_size, digest.hexdigest())
-        listed = {name: {"bytes": file.size, "sha256": file.sha256} for name, file in files.items()}
-        unfinished = folder / f".{PART_FILE}"
-        write_json(unfinished, {"files": listed})
-        os.rename(unfinished, folder / PART_FILE)
+        Manifest(state.step, files).write(folder)
 
     def _complete(self, state: TrainingState, temporary: Path, target: Path) -> None:
         """Write rank 0's files and the manifest, then rename the folder."""
@@ -187,17 +162,13 @@ class CheckpointStore:
         for rank in range(self._size):
             files |= self._part(temporary / f"rank_{rank}")
         Manifest(state.step, files).write(temporary)
-        sync(temporary / MANIFEST_FILE)
         for folder in (*(path for path in temporary.iterdir() if path.is_dir()), temporary):
             sync_folder(folder)
         put_in_place(temporary, target)
 
-    def _part(self, folder: Path) -> dict[str, StoredFile]:
-        """Collect the files of one rank once they are all there.
-
-        The rank's list is removed, and its folder if it wrote nothing.
-        """
-        path = folder / PART_FILE
+    def _part(self, folder: Path) -> Mapping[str, StoredFile]:
+        """Take the manifest of one rank once it is there."""
+        path = folder / MANIFEST_FILE
         deadline = time.monotonic() + PART_TIMEOUT_S
         while not path.exists():
             if time.monotonic() > deadline:
@@ -206,7 +177,7 @@ class CheckpointStore:
                     "that all ranks share."
                 )
             time.sleep(POLL_S)
-        files = {name: StoredFile(file["bytes"], file["sha256"]) for name, file in read_json(path)["files"].items()}
+        files = Manifest.read(folder).files
         path.unlink()
         if not files:
             folder.rmdir()
@@ -238,11 +209,5 @@ def _state_json(state: TrainingState) -> bytes:
         if layout not in layouts:
             layouts.append(layout)
         groups[kind] = layouts.index(layout)
-    content: Mapping[str, Any] = {
-        "step": state.step,
-        "counters": state.counters,
-        "run": state.run,
-        "groups": groups,
-        "layouts": layouts,
-    }
+    content = {"step": state.step, "counters": state.counters, "run": state.run, "groups": groups, "layouts": layouts}
     return json.dumps(content, ensure_ascii=False).encode()

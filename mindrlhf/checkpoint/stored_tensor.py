@@ -14,8 +14,8 @@ from mindrlhf.errors import UserError
 class StoredTensor:
     """One tensor of a weight file, not loaded.
 
-    dtype: the stored type by its NumPy name (`float32`, `bfloat16`, ...); only the types of `STORAGE` can be read.
-    segments: (offset, size) in bytes, within the file; several when the format cuts a large tensor into pieces.
+    dtype: the stored type by its NumPy name. segments: (offset, size) in bytes, within the file; several when the
+    format cuts a large tensor into pieces.
     """
 
     file: Path
@@ -28,12 +28,8 @@ class StoredTensor:
         """Read the tensor, or the part `index`, as an own contiguous float32 array.
 
         Only the pages of that part are read from the file (all pages if the tensor has several segments).
-        Raises `UserError` for a type that is not a floating-point type of `STORAGE`, or when the file cannot be read.
         """
-        if self.dtype not in STORAGE:
-            raise UserError(
-                f"{self.file}: tensor {self.name} is stored as {self.dtype}, and only {', '.join(STORAGE)} can be read."
-            )
+        self.check()
         try:
             pieces = [
                 np.memmap(self.file, STORAGE[self.dtype], "r", offset, (size // STORAGE[self.dtype].itemsize,))
@@ -44,6 +40,20 @@ class StoredTensor:
         # As plain arrays: slices of a memmap would keep its class, and with it the whole file mapped.
         flat = np.asarray(pieces[0]) if len(pieces) == 1 else np.concatenate(pieces)
         return decode(flat.reshape(self.shape)[index or ()], self.dtype)
+
+    def check(self, shape: tuple[int, ...] | None = None) -> None:
+        """Raise a UserError for a type that cannot be read, or another shape."""
+        here = f"{self.file}: tensor {self.name}"
+        if self.dtype not in STORAGE:
+            raise UserError(
+                f"{here} is stored as {self.dtype}, and {', '.join(STORAGE)} can be read; give weights that are not "
+                "quantised."
+            )
+        if shape not in (None, self.shape):
+            raise UserError(
+                f"{here} has shape {list(self.shape)}, and {list(shape)} is needed; give the weights and the "
+                "configuration of one model, and the layout that they were written in."
+            )
 
 
 def stored_size(dtype: str, shape: tuple[int, ...]) -> int | None:

@@ -6,7 +6,7 @@ Random numbers need no state: rollouts are keyed by (seed, step, prompt, sample,
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import isfinite, prod
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -64,22 +64,6 @@ def check_alike(saved: Any, own: Any) -> None:
     wrong = type(saved) not in kinds or (isinstance(saved, float) and not isfinite(saved))
     if wrong or (number and (saved < 0 <= own or saved > 1 << 53)):
         raise ValueError(f"{saved!r:.80} stands where a run has {own!r:.80}")
-
-
-def writers(layout: Layout) -> tuple[tuple[str, ...], ...]:
-    """Assign every distinct part to one rank that writes it.
-
-    Returns, for each rank, the names of its parts. Of several holders of a part the one with least to write gets
-    it. All ranks come to the same result.
-    """
-    written = [0] * layout.size
-    names: list[list[str]] = [[] for _ in range(layout.size)]
-    for name in layout.placements:
-        for part, ranks in layout.holders(name).items():
-            rank = min(ranks, key=lambda rank: (written[rank], rank))
-            names[rank].append(name)
-            written[rank] += prod(stop - start for start, stop in part)
-    return tuple(tuple(mine) for mine in names)
 
 
 def layout_to_json(layout: Layout) -> dict[str, Any]:

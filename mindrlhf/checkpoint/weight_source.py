@@ -1,13 +1,13 @@
 """A model's weight files, checked against its configuration and read by tensor."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from mindrlhf.checkpoint.encoding import STORAGE, StoredDtype
+from mindrlhf.checkpoint.encoding import StoredDtype
 from mindrlhf.checkpoint.stored_tensor import StoredTensor
 from mindrlhf.checkpoint.weight_files import index_weights
 from mindrlhf.configs.model import ModelConfig
@@ -30,10 +30,8 @@ _BLOCK_ELEMENTS = 1 << 24  # how much of two tensors is compared at a time
 class WeightSource:
     """Weights of one model: complete, of the right shapes, not loaded.
 
-    path: as the user gave it.
-    table: the model's parameters.
-    tensors: our name -> stored tensor.
-    unused: names in the files that the model has no use for.
+    path: as the user gave it. table: the model's parameters. tensors: our name -> stored tensor. unused: names in the
+    files that the model has no use for.
     """
 
     path: Path
@@ -43,18 +41,11 @@ class WeightSource:
 
     @property
     def dtype(self) -> StoredDtype:
-        """Narrowest dtype that holds every tensor exactly.
-
-        It is the stored one, or float32 where tensors differ.
-        """
-        dtypes = {tensor.dtype for tensor in self.tensors.values()}
-        return dtypes.pop() if len(dtypes) == 1 else "float32"
+        """Narrowest dtype that holds every tensor exactly."""
+        return common_dtype(self.tensors.values())
 
     def read(self, spec: ParameterSpec, index: tuple[slice, ...] | None = None) -> np.ndarray:
-        """Read a parameter, or the part `index`, as an own contiguous float32 array.
-
-        The conversion is exact.
-        """
+        """Read a parameter, or the part `index`, as an own contiguous float32 array."""
         return self.tensors[spec.name].read(index)
 
 
@@ -72,24 +63,24 @@ def open_weights(path: str | Path, config: ModelConfig) -> WeightSource:
     table = parameter_table(config)
     names = _names_in_files(path, table, stored)
     for spec in table:
-        tensor = stored[names[spec.name]]
-        if tensor.shape != spec.shape:
-            raise UserError(
-                f"{tensor.file}: tensor {tensor.name} has shape {list(tensor.shape)}, and the model's configuration "
-                f"asks for {list(spec.shape)}; give the weights and the configuration of one model."
-            )
-        if tensor.dtype not in STORAGE:
-            raise UserError(
-                f"{tensor.file}: tensor {tensor.name} is stored as {tensor.dtype}, and {', '.join(STORAGE)} can be "
-                "read; give weights that are not quantised."
-            )
-    used = set(names.values())
-    unused = tuple(sorted(name for name in stored if name not in used))
+        stored[names[spec.name]].check(spec.shape)
+    unused = tuple(sorted(stored.keys() - names.values()))
     _check_unused(config, stored, names, unused)
-    if unused:
-        shown = ", ".join(unused[:5]) + (", ..." if len(unused) > 5 else "")
-        _log.warning("%s: %d tensors are not part of the model and are not used: %s", path, len(unused), shown)
+    note_unused(path, unused)
     return WeightSource(path, table, {spec.name: stored[names[spec.name]] for spec in table}, unused)
+
+
+def common_dtype(tensors: Iterable[StoredTensor]) -> StoredDtype:
+    """Find the narrowest dtype that holds all tensors exactly."""
+    dtypes = {tensor.dtype for tensor in tensors}
+    return dtypes.pop() if len(dtypes) == 1 else "float32"
+
+
+def note_unused(path: Path, names: Collection[str]) -> None:
+    """Log the tensors of files that are no weights of the model."""
+    if names:
+        shown = ", ".join(sorted(names)[:5]) + (", ..." if len(names) > 5 else "")
+        _log.warning("%s: %d tensors are not part of the model and are not used: %s", path, len(names), shown)
 
 
 def _names_in_files(path: Path, table: tuple[ParameterSpec, ...], stored: Mapping[str, StoredTensor]) -> dict[str, str]:
@@ -115,7 +106,7 @@ def _names_in_files(path: Path, table: tuple[ParameterSpec, ...], stored: Mappin
 def _check_unused(
     config: ModelConfig, stored: Mapping[str, StoredTensor], names: Mapping[str, str], unused: tuple[str, ...]
 ) -> None:
-    """Refuse files whose extra tensors mean another model than the configuration says."""
+    """Refuse files whose extra tensors mean another model."""
     for name in unused:
         if is_layer_weight(name):
             raise UserError(

@@ -8,6 +8,7 @@ ranks is a layout of its own, whose first dimension is cut along that axis too.
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 
 from mindrlhf.configs.model import ModelConfig
@@ -99,6 +100,21 @@ class Layout:
     def size(self) -> int:
         """Number of ranks."""
         return self.stages * self.stage_ranks
+
+    @cached_property
+    def writers(self) -> tuple[tuple[str, ...], ...]:
+        """Names of the parts that each rank writes: each part has one writer.
+
+        Of several holders it is the one with least to write. All ranks come to the same result.
+        """
+        written = [0] * self.size
+        names: list[list[str]] = [[] for _ in range(self.size)]
+        for name in self.placements:
+            for part, ranks in self.holders(name).items():
+                rank = min(ranks, key=lambda rank: (written[rank], rank))
+                names[rank].append(name)
+                written[rank] += prod(stop - start for start, stop in part)
+        return tuple(map(tuple, names))
 
     @property
     def shapes(self) -> dict[str, Shape]:

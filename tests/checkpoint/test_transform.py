@@ -134,7 +134,7 @@ def test_optimizer_state_goes_along_where_both_strategies_have_a_place(tmp_path,
         "--dst_checkpoint", tmp_path / "hf",
     )  # fmt: skip
     assert len(index_weights(tmp_path / "hf")) == len(ARRAYS)
-    assert f"{len(ARRAYS)} tensors are no weights of the model and are left out: adam_m.lm_head" in caplog.text
+    assert f"{len(ARRAYS)} tensors are not part of the model and are not used: adam_m.lm_head" in caplog.text
 
 
 def test_several_processes_write_the_same(tmp_path, monkeypatch):
