@@ -9,6 +9,7 @@ Not done: encrypted files; the checksum that MindSpore appends on request is ski
 
 import mmap
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,6 @@ _VARINT, _BYTES = 0, 2  # wire types
 def index_ckpt(path: Path) -> dict[str, StoredTensor]:
     """Index the tensors of a `.ckpt` file by name.
 
-    Raises `UserError` when the file is not a `.ckpt`, damaged or truncated.
     Entries that are no tensors of numbers (text, map parameters) are listed with their type name or left out.
     """
     tensors: dict[str, StoredTensor] = {}
@@ -38,11 +38,12 @@ def index_ckpt(path: Path) -> dict[str, StoredTensor]:
                 end -= _CHECKSUM_BYTES
             for field, span in _fields(data, 0, end):
                 if field != 1:
-                    raise _Damage(f"unknown field {field}")
+                    raise ValueError(f"unknown field {field}")
                 entry = _entry(path, data, *span)
                 if entry is not None:
                     earlier = tensors.get(entry.name)
-                    tensors[entry.name] = entry if earlier is None else _joined(earlier, entry)
+                    pieces = () if earlier is None else earlier.segments
+                    tensors[entry.name] = replace(earlier or entry, segments=pieces + entry.segments)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}).") from error
     except ValueError as error:  # also an empty file, which cannot be mapped
@@ -58,10 +59,7 @@ def index_ckpt(path: Path) -> dict[str, StoredTensor]:
 def write_ckpt(
     path: Path, tensors: Iterable[tuple[str, np.ndarray]], dtype: StoredDtype | Mapping[str, StoredDtype]
 ) -> None:
-    """Write (name, floating-point array) pairs one at a time; not atomic by itself.
-
-    dtype: stored dtype, one for all or name -> dtype.
-    """
+    """Write (name, floating-point array) pairs one at a time; not atomic by itself."""
     with path.open("wb") as file:
         for name, array in tensors:
             stored = dtype if isinstance(dtype, str) else dtype[name]
@@ -74,10 +72,6 @@ def write_ckpt(
                 value = _field(1, len(name.encode())) + name.encode() + _field(2, len(tensor) + len(piece)) + tensor
                 file.write(_field(1, len(value) + len(piece)) + value)
                 file.write(piece)
-
-
-class _Damage(ValueError):
-    """Bytes that violate the format."""
 
 
 def _entry(path: Path, data: mmap.mmap, start: int, end: int) -> StoredTensor | None:
@@ -99,48 +93,38 @@ def _entry(path: Path, data: mmap.mmap, start: int, end: int) -> StoredTensor | 
         elif field == 3:
             content = value
     if content is None:
-        raise _Damage(f"incomplete tensor {name}")
+        raise ValueError(f"incomplete tensor {name}")
     shape = () if dims == [0] else tuple(dims)  # how MindSpore writes a number without dimensions
     return StoredTensor(path, name, dtype.lower(), shape, ((content[0], content[1] - content[0]),))
-
-
-def _joined(first: StoredTensor, more: StoredTensor) -> StoredTensor:
-    return StoredTensor(first.file, first.name, first.dtype, first.shape, first.segments + more.segments)
 
 
 def _fields(
     data: mmap.mmap, start: int, end: int, number_fields: tuple[int, ...] = ()
 ) -> Iterator[tuple[int, int | tuple[int, int]]]:
-    """Parse the fields of a message in data[start:end].
-
-    Yields (field number, value): numbers in `number_fields`, else (start, end) of bytes.
-    """
+    """Yield (field number, value) in data[start:end]: numbers in `number_fields`, else (start, end)."""
     while start < end:
         key, start = _read_varint(data, start, end)
         value, start = _read_varint(data, start, end)
         field, wire_type = key >> 3, key & 7
         if wire_type != (_VARINT if field in number_fields else _BYTES):
-            raise _Damage(f"field {field} is of the wrong kind")
+            raise ValueError(f"field {field} is of the wrong kind")
         if wire_type == _VARINT:
             yield field, value
         else:
             if start + value > end:
-                raise _Damage(f"{start + value - end} bytes are missing at the end")
+                raise ValueError(f"{start + value - end} bytes are missing at the end")
             yield field, (start, start + value)
             start += value
 
 
 def _read_varint(data: mmap.mmap, start: int, end: int) -> tuple[int, int]:
-    """Read a varint; returns (number, position after it).
-
-    A byte holds seven bits, least significant first; its eighth bit says that more bytes follow.
-    """
+    """Read a varint to (number, position after it)."""
     value = 0
     for position in range(start, min(start + 10, end)):
         value |= (data[position] & 0x7F) << (7 * (position - start))
         if data[position] < 0x80:
             return value, position + 1
-    raise _Damage("a number without end")
+    raise ValueError("a number without end")
 
 
 def _varint(value: int) -> bytes:

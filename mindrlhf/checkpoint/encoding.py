@@ -1,7 +1,6 @@
-"""Conversion of float32, float16 and bfloat16 numbers in weight files to float32.
+"""Conversion between float32 and the numbers in weight files: float32, float16, bfloat16.
 
-It goes both ways. NumPy has no bfloat16: it is the upper half of a float32, so it is handled here as its bits in
-uint16.
+NumPy has no bfloat16: it is the upper half of a float32, and handled here as its bits in uint16.
 """
 
 from typing import Literal
@@ -19,10 +18,7 @@ _BLOCK = 1 << 16  # elements rounded at a time: the temporaries stay in the cach
 
 
 def decode(raw: np.ndarray, dtype: StoredDtype) -> np.ndarray:
-    """Convert stored numbers to an own contiguous float32 array; exact.
-
-    The stored array has dtype `STORAGE[dtype]` and any shape.
-    """
+    """Convert numbers of `STORAGE[dtype]` to an own contiguous float32 array; exact."""
     if dtype != "bfloat16":
         return raw.astype(np.float32, order="C")
     bits = raw.astype(np.uint32, order="C")
@@ -31,9 +27,8 @@ def decode(raw: np.ndarray, dtype: StoredDtype) -> np.ndarray:
 
 
 def encode(array: np.ndarray, dtype: StoredDtype, name: str) -> np.ndarray:
-    """Convert a float array to stored numbers: contiguous, dtype `STORAGE[dtype]`.
+    """Round a float array to contiguous `STORAGE[dtype]`: to nearest, ties to even.
 
-    Numbers are rounded to nearest, ties to even.
     Raises `UserError`, naming the tensor `name`, when a finite number is too large for float16.
     """
     array = np.ascontiguousarray(array, dtype=np.float32)

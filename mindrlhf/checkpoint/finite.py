@@ -6,10 +6,7 @@ import numpy as np
 
 
 def all_finite(array: np.ndarray) -> bool:
-    """Test that a float32 array has no NaN or infinity, without a copy.
-
-    It takes as long as reading the array.
-    """
+    """Test that a float32 array has no NaN or infinity, without a copy."""
     with np.errstate(over="ignore", invalid="ignore"):
         total = array.sum()  # NaN and infinity survive a sum; a sum may also overflow by itself
     return bool(np.isfinite(total)) or bool(np.isfinite(array).all())
@@ -20,9 +17,8 @@ def first_not_finite(
 ) -> str | None:
     """Name the first parameter that is not finite on any rank, or None.
 
-    All ranks get the same result.
     arrays: name -> this rank's part. names: of the whole model's parameters, in order. reduce_max: elementwise maximum
-    over all ranks, which all call this at the same place.
+    over all ranks.
     """
     names = list(names)
     own = (place for place, name in enumerate(names) if name in arrays and not all_finite(arrays[name]))
@@ -31,10 +27,7 @@ def first_not_finite(
 
 
 def spoiled(what: str, name: str) -> str:
-    """Explain that non-finite weights are not written.
-
-    what: the owner of the weights; name: the first non-finite parameter.
-    """
+    """Explain that non-finite weights of an owner are not written."""
     return (
         f"the {what}'s parameter {name} holds NaN or infinity, so nothing is written over what was saved before; lower "
         "optimizer.lr, and look at the gradient norms of the last steps"

@@ -34,9 +34,8 @@ class SavableTokenizer(Protocol):
 def read_hf_config(directory: str | Path) -> ModelConfig:
     """Read the model configuration of a Hugging Face folder.
 
-    The files are `config.json` and, where present, `generation_config.json`.
-    Stop tokens are those of both files, in that order (Qwen2.5-Instruct names one in the first and two in the second);
-    the padding and beginning tokens are taken from the second where the first has none.
+    Stop tokens are those of `config.json` and `generation_config.json`, in that order (Qwen2.5-Instruct names one and
+    two); padding and beginning tokens come from the second where the first has none.
     Raises `UserError` when a file is missing, damaged or describes a model that this suite does not know.
     """
     config_file, generation_file = Path(directory, CONFIG_FILE), Path(directory, GENERATION_FILE)
@@ -60,10 +59,7 @@ def _is_token_id(value: Any) -> bool:
 
 
 def generation_defaults(directory: str | Path | None) -> dict[str, Any]:
-    """Read a folder's sampling defaults from `generation_config.json`.
-
-    Returns {} without a folder or the file.
-    """
+    """Read a folder's sampling defaults; {} without a folder or the file."""
     path = directory and Path(directory, GENERATION_FILE)
     return read_json(path) if path and path.is_file() else {}
 
@@ -79,66 +75,53 @@ def save_hf(
     generation: Mapping[str, Any] | None = None,
     card: str | None = None,
 ) -> None:
-    """Write a model folder for `transformers` and `open_weights`, tensor by tensor.
+    """Write a model folder, complete or not at all, tensor by tensor.
 
-    Only one tensor is in memory at a time.
     tensors: (spec, full float32 array) for every parameter, in the order of `parameter_table(config)`.
-    dtype: dtype of the stored numbers; float32 is rounded to nearest, ties to even.
-    max_shard_bytes: a new file begins where a tensor would take one beyond this size.
-    replace: exchange an earlier model folder of that name, as a whole, once the new one is complete; without it, and
-        for a folder that holds anything else, a folder that is not empty is refused.
+    dtype: of the stored numbers. max_shard_bytes: a new file begins where a tensor would take one beyond this size.
+    replace: exchange an earlier model folder as a whole; without it, and for a folder that holds anything else, a
+        folder that is not empty is refused.
     generation: sampling defaults to hand on (`generation_defaults`); the tokens that end a response are the config's.
     card: text of the model card.
-    The folder appears complete or not at all. Raises `UserError` for a refused folder, a full disk or missing
-    permission, and for a value too large for float16; `ValueError` when `tensors` is not the table.
+    Raises `UserError` for a refused folder, a full disk or missing permission, and for a value too large for float16;
+    `ValueError` when `tensors` is not the table.
     """
     if replace:
         check_replaceable(Path(directory))
     table = parameter_table(config)
     with atomic_folder(directory, replace) as folder:
-        _write_companions(folder, config, dtype, tokenizer, generation, card)
+        for name, content in companion_files(config, tokenizer, generation, card, dtype).items():
+            (folder / name).write_bytes(content)
         _write_shards(folder, table, _checked(table, tensors), dtype, max_shard_bytes)
 
 
 def companion_files(
     config: ModelConfig,
-    tokenizer: SavableTokenizer,
+    tokenizer: SavableTokenizer | None,
     generation: Mapping[str, Any] | None = None,
     card: str | None = None,
+    dtype: StoredDtype = "float32",
 ) -> dict[str, bytes]:
     """Build the files of a model folder except its weights: name -> content.
 
     The arguments are those of `save_hf`.
     """
-    with TemporaryDirectory() as folder:
-        _write_companions(Path(folder), config, "float32", tokenizer, generation, card)
-        return {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
-
-
-def _write_companions(
-    folder: Path,
-    config: ModelConfig,
-    dtype: StoredDtype,
-    tokenizer: SavableTokenizer | None,
-    generation: Mapping[str, Any] | None,
-    card: str | None,
-) -> None:
     tokens = {"bos_token_id": config.bos_token_id, "eos_token_id": list(config.eos_token_ids) or None}
     tokens["pad_token_id"] = config.pad_token_id
     known = {name: value for name, value in tokens.items() if value is not None}
-    write_json(folder / CONFIG_FILE, {**config.to_hf(), "torch_dtype": dtype})
-    write_json(folder / GENERATION_FILE, {**tokens, **(generation or {}), **known})
-    if card is not None:
-        (folder / CARD_FILE).write_text(card, encoding="utf-8")
-    if tokenizer is not None:
-        tokenizer.save(folder)
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        write_json(folder / CONFIG_FILE, {**config.to_hf(), "torch_dtype": dtype})
+        write_json(folder / GENERATION_FILE, {**tokens, **(generation or {}), **known})
+        if card is not None:
+            (folder / CARD_FILE).write_text(card, encoding="utf-8")
+        if tokenizer is not None:
+            tokenizer.save(folder)
+        return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
 def check_replaceable(directory: Path) -> None:
-    """Check that `save_hf(replace=True)` will replace nothing or a model folder only.
-
-    Raises `UserError` for a folder with other files; callers can find out before they have something to save.
-    """
+    """Check that `save_hf(replace=True)` will replace nothing or a model folder only."""
     if not directory.exists():
         return
     if not directory.is_dir():
@@ -178,8 +161,7 @@ def _write_shards(
         layout = [(spec.hf_name, spec.shape) for spec in shard]
         write_safetensors(folder / name, layout, arrays, dtype, {"format": "pt"})
         weight_map |= {spec.hf_name: name for spec in shard}
-    if next(arrays, None) is not None:
-        raise ValueError("more tensors were given than the model has")
+    next(arrays, None)  # raises ValueError for more tensors than the model has
     if len(shards) > 1:
         total = sum(spec.size for spec in table) * width
         write_json(folder / INDEX_FILE, {"metadata": {"total_size": total}, "weight_map": weight_map})

@@ -69,9 +69,9 @@ def card_of_run(job: Job, prompts: Sequence[Prompt], total: int) -> ModelCard:
 def describe(
     path: str | None, method: str, file: Path | str, count: str, tasks: Sequence[str], settings: Settings
 ) -> ModelCard:
-    """Make the card of a run from its first weights and its data.
+    """Make the card of a run from its first weights `path` and its data.
 
-    path: the weights that the run starts from. count, tasks: rows of the dataset file, and their tasks.
+    count, tasks: rows of the dataset file, and their tasks.
     """
     defaults = flatten(type(settings)().model_dump(mode="json"))
     given = flatten(settings.model_dump(mode="json"))
@@ -83,10 +83,7 @@ def describe(
 
 
 def base_name(path: str | None) -> str | None:
-    """Find a model's name: from the card in its folder, else the folder's.
-
-    The card knows where the model came from.
-    """
+    """Find a model's name: from the card in its folder, else the folder's."""
     if path is None:
         return None
     card = (hf_folder(path) or Path(path)) / CARD_FILE

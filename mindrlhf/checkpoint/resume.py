@@ -29,7 +29,7 @@ _verified: set[tuple[Path, str]] = set()  # by this process: folder, and the che
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """Training checkpoint with a sound manifest; `verify` checks its files."""
+    """Training checkpoint with a sound manifest."""
 
     folder: Path
     manifest: Manifest
@@ -41,10 +41,7 @@ class Checkpoint:
         return cls(folder, Manifest.read(folder))
 
     def verify(self, part: int = 0, parts: int = 1) -> None:
-        """Check the content of the files, or of every `parts`-th of them.
-
-        Raises `UserError`, naming the bad file.
-        """
+        """Check the content of the files, or of every `parts`-th of them."""
         self.manifest.verify(self.folder, sorted(self.manifest.files)[part::parts])
 
     def verify_once(self) -> None:
@@ -55,12 +52,8 @@ class Checkpoint:
             _verified.add(key)
 
     def verify_description(self) -> None:
-        """Check the files that describe the model, not its weights.
-
-        These are its configuration and tokenizer.
-        """
-        names = [name for name in sorted(self.manifest.files) if name.startswith(f"{HF_FOLDER}/")]
-        self.manifest.verify(self.folder, names)
+        """Check the model's configuration and tokenizer, not its weights."""
+        self.manifest.verify(self.folder, [name for name in self.manifest.files if name.startswith(f"{HF_FOLDER}/")])
 
     @property
     def step(self) -> int:
@@ -78,10 +71,7 @@ class Checkpoint:
 
     @contextmanager
     def understood(self, key: str) -> Iterator[None]:
-        """Turn errors about the content of `state.json` into a `UserError`.
-
-        The message names the key.
-        """
+        """Turn errors about the content of a key of `state.json` into a `UserError`."""
         try:
             yield
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
@@ -117,10 +107,7 @@ class Checkpoint:
         return tuple(self.state["groups"])
 
     def weights(self, kind: str = WEIGHTS) -> ShardedWeights:
-        """Open the stored arrays of one kind.
-
-        Raises `UserError` when the checkpoint has none of this kind.
-        """
+        """Open the stored arrays of one kind; a UserError where there are none."""
         if kind not in self.groups:
             raise UserError(
                 f"{self.folder}: holds {', '.join(self.groups)}, and no {kind}; give a checkpoint that does."
@@ -140,10 +127,7 @@ class Checkpoint:
         return ShardedWeights(self.folder, layout, ranks)
 
     def reader(self, kind: str, layout: Layout, rank: int) -> Callable[[str], np.ndarray]:
-        """Return a reader of the parameter parts that `rank` holds in `layout`.
-
-        The checkpoint may have been written in any other layout. Raises `UserError` when it has other parameters.
-        """
+        """Return a reader of the parts that `rank` holds in any layout."""
         weights = self.weights(kind)
         theirs, ours = weights.layout.shapes, layout.shapes
         if theirs != ours:
@@ -158,8 +142,7 @@ class Checkpoint:
 def locate(path: str | Path) -> list[Path]:
     """List the checkpoints that a path may mean, in order of preference.
 
-    A `step_N` folder or one of the files `latest` and `best` mean one checkpoint; a folder of checkpoints means the
-    newest that is whole. Raises `UserError` when there is nothing of the kind.
+    A `step_N` folder and the files `latest` and `best` mean one checkpoint; a folder of checkpoints means the newest.
     """
     path = Path(path)
     if path.is_file() and path.name in (LATEST, BEST):
@@ -173,10 +156,7 @@ def locate(path: str | Path) -> list[Path]:
 
 
 def _pointed(pointer: Path) -> Path:
-    """Find the checkpoint that `latest` or `best` names.
-
-    The checksum in the pointer tells a damaged name from another step's.
-    """
+    """Find the checkpoint that `latest` or `best` names, with the checksum that stands there."""
     try:
         name, checksum = pointer.read_text(encoding="utf-8").split()
     except (OSError, ValueError):
@@ -200,7 +180,6 @@ def newest(path: str | Path, check: Callable[[Checkpoint], None] = Checkpoint.ve
     """Return the first sound checkpoint of a path; report damaged ones before it.
 
     check: raises `UserError` for a damaged one; `Checkpoint.verify_description` where no weights are read.
-    Raises `UserError` when none is sound.
     """
     checkpoint, problems = choose(locate(path), check=check)
     for problem in problems:

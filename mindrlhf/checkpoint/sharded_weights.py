@@ -36,7 +36,7 @@ class ShardedWeights:
     def dtypes(self) -> dict[str, StoredDtype]:
         """Narrowest dtype that holds each parameter exactly."""
         return {
-            name: common_dtype(tensors[name] for tensors in self.ranks if name in tensors)
+            name: common_dtype(tensors[name].dtype for tensors in self.ranks if name in tensors)
             for name in self.layout.placements
         }
 

@@ -33,11 +33,10 @@ class ShardGroup:
 class TrainingState:
     """State of a run between two steps, on one rank.
 
-    step: steps done. groups: kind -> arrays; the names become file names.
-    The rest is rank 0's, and not looked at on the others.
-    counters: plain JSON values that are set again on resume (data cursor, optimizer updates, ...).
-    run: plain JSON values that say which run this is (settings, model, versions).
-    companions: path in the checkpoint -> content of further files (tokenizer, the model's configuration, ...).
+    All but step and groups is rank 0's.
+    step: steps done. groups: kind -> arrays; the kinds become file names. counters: plain JSON values to set again on
+    resume (data cursor, optimizer updates). run: plain JSON values that describe the run (settings, model, versions).
+    companions: path in the checkpoint -> content of further files (tokenizer, the model's configuration).
     """
 
     step: int
@@ -82,10 +81,7 @@ def layout_to_json(layout: Layout) -> dict[str, Any]:
 
 
 def layout_from_json(content: dict[str, Any]) -> Layout:
-    """Convert JSON values of `layout_to_json` back to a layout.
-
-    Any of several errors is raised for other content.
-    """
+    """Convert JSON values of `layout_to_json` back; any of several errors for others."""
     shardings = [
         Sharding(_counts(entry["grid"]), tuple(_counts(axes) for axes in entry["cuts"]))
         for entry in content["shardings"]

@@ -1,11 +1,10 @@
-"""The planner over files: weights of any layout to files of any other.
+"""The planner over files: weights of any layout to any other, without a job.
 
-It works part by part, without MindSpore or a job. Each output file is written front to back, each tensor put
-together from exactly the parts that it needs, so that about one tensor is in memory, whatever the size of the
-model. Outputs appear complete or not at all; sources are only read.
+Each output file is written front to back, each tensor put together from exactly the parts that it needs, so that about
+one tensor is in memory. Outputs appear complete or not at all; sources are only read.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -21,12 +20,13 @@ from mindrlhf.checkpoint.hf import save_hf
 from mindrlhf.checkpoint.safetensors_file import write_safetensors
 from mindrlhf.checkpoint.sharded_weights import ShardedWeights
 from mindrlhf.checkpoint.stored_tensor import StoredTensor
+from mindrlhf.checkpoint.weight_source import common_dtype
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import atomic_file, atomic_folder
-from mindrlhf.models.parameters import ParameterSpec, parameter_table
+from mindrlhf.models.parameters import parameter_table
 from mindrlhf.parallel.layout import Layout, Shape, Slices, full_layout, sliced_shape
-from mindrlhf.reshard.plan import Transfer, plan
+from mindrlhf.reshard.plan import Plan, plan
 
 FileFormat = Literal["safetensors", "ckpt"]
 Advance = Callable[[int], None]
@@ -46,18 +46,15 @@ def write_ranks(
     """Write `rank_R/<prefix>R.<file_format>` for every rank of `layout`, or for `only_rank`.
 
     The folder, or the one rank's folder within it, appears when it is complete; one that is not empty is refused.
-    processes: number of files written at the same time, each a rank's. advance: called with each finished file.
-    Raises `UserError` for a refused folder and when writing fails.
+    processes: that write, each a rank's file at a time. advance: called with each finished file.
     """
-    incoming = plan(weights.layout, layout).incoming
-    ranks = range(layout.size) if only_rank is None else [only_rank]
+    pieces = plan(weights.layout, layout)
     with atomic_folder(folder if only_rank is None else folder / f"rank_{only_rank}") as temporary:
         jobs = []
-        for rank in ranks:
+        for rank in range(layout.size) if only_rank is None else [only_rank]:
             place = temporary / f"rank_{rank}" if only_rank is None else temporary
             place.mkdir(exist_ok=True)
-            shapes = {name: sliced_shape(part) for name, part in layout.shards(rank)}
-            jobs.append(_File(place / f"{prefix}{rank}.{file_format}", _assemblies(weights, shapes, incoming(rank))))
+            jobs.append(_File(place / f"{prefix}{rank}.{file_format}", _assemblies(weights, pieces, rank)))
         if processes > 1 and len(jobs) > 1:
             _write_in_processes(jobs, min(processes, len(jobs)), advance, folder)
         else:
@@ -67,21 +64,15 @@ def write_ranks(
 
 
 def rank_reader(weights: ShardedWeights, layout: Layout, rank: int) -> Callable[[str], np.ndarray]:
-    """Return a reader of the parameter parts that `rank` holds, in float32.
-
-    layout: the layout to read into.
-    """
-    shapes = {name: sliced_shape(part) for name, part in layout.shards(rank)}
-    assemblies = _assemblies(weights, shapes, plan(weights.layout, layout).incoming(rank))
-    by_name = {assembly.name: assembly for assembly in assemblies}
+    """Return a reader of the float32 parts that `rank` holds in `layout`."""
+    by_name = {assembly.name: assembly for assembly in _assemblies(weights, plan(weights.layout, layout), rank)}
     return lambda name: by_name[name].read()
 
 
 def write_full(weights: ShardedWeights, file: Path, advance: Advance) -> None:
-    """Write all weights into one `.safetensors` or `.ckpt` file under our names.
+    """Write all weights into one new `.safetensors` or `.ckpt` file under our names.
 
-    An existing file is refused. advance: called with each tensor. Raises `UserError` for a refused file and when
-    writing fails.
+    advance: called with each tensor. Raises `UserError` for an existing file and when writing fails.
     """
     if file.exists():
         raise UserError(f"{file}: exists already; remove it or give another name.")
@@ -90,18 +81,9 @@ def write_full(weights: ShardedWeights, file: Path, advance: Advance) -> None:
 
 
 def write_hf(weights: ShardedWeights, model: ModelConfig, folder: Path, advance: Advance) -> None:
-    """Write a Hugging Face folder; otherwise as `write_full`.
-
-    `weights` holds the parameters of `model`, in the table's order.
-    """
-
-    def tensors() -> Iterator[tuple[ParameterSpec, np.ndarray]]:
-        for spec, assembly in zip(parameter_table(model), _gathered(weights), strict=True):
-            yield spec, assembly.read()
-            advance(1)
-
-    dtypes = set(weights.dtypes.values())
-    save_hf(folder, model, tensors(), dtypes.pop() if len(dtypes) == 1 else "float32")
+    """Write a Hugging Face folder of the parameters of a model, in table order."""
+    tensors = zip(parameter_table(model), _read(_gathered(weights), advance), strict=True)
+    save_hf(folder, model, tensors, common_dtype(weights.dtypes.values()))
 
 
 @dataclass(frozen=True)
@@ -117,10 +99,7 @@ class _Assembly:
     parts: tuple[tuple[StoredTensor, Slices, Slices], ...]
 
     def read(self) -> np.ndarray:
-        """Read the tensor in float32, with at most one more part in memory.
-
-        A part that is all of the tensor is not copied.
-        """
+        """Read the tensor in float32, with at most one more part in memory."""
         if len(self.parts) == 1:
             stored, taken, _ = self.parts[0]
             return stored.read(taken)
@@ -140,46 +119,41 @@ class _File:
     def write(self, advance: Advance = lambda count: None) -> None:
         """Write it; not atomic by itself."""
         dtypes = {tensor.name: tensor.dtype for tensor in self.tensors}
-        arrays = self._arrays(advance)
+        arrays = _read(self.tensors, advance)
         if self.path.suffix == ".ckpt":
             write_ckpt(self.path, zip(dtypes, arrays, strict=True), dtypes)
         else:
             shapes = [(tensor.name, tensor.shape) for tensor in self.tensors]
             write_safetensors(self.path, shapes, arrays, dtypes, {"format": "ms"})
 
-    def _arrays(self, advance: Advance) -> Iterator[np.ndarray]:
-        for tensor in self.tensors:
-            yield tensor.read()
-            advance(1)
+
+def _read(tensors: Sequence[_Assembly], advance: Advance) -> Iterator[np.ndarray]:
+    for tensor in tensors:
+        yield tensor.read()
+        advance(1)
 
 
-def _assemblies(
-    weights: ShardedWeights, shapes: Mapping[str, Shape], incoming: Mapping[str, Sequence[Transfer]]
-) -> list[_Assembly]:
-    """List the tensors of a rank with these shapes, and their stored parts."""
-    dtypes = weights.dtypes
+def _assemblies(weights: ShardedWeights, plan: Plan, rank: int) -> list[_Assembly]:
+    """List the tensors that a rank gets, and their stored parts."""
+    incoming, dtypes = plan.incoming(rank), weights.dtypes
     return [
         _Assembly(
             name,
-            shape,
+            sliced_shape(part),
             dtypes[name],
             tuple((weights.ranks[t.source][name], t.source_slices, t.destination_slices) for t in incoming[name]),
         )
-        for name, shape in shapes.items()
+        for name, part in plan.destination.shards(rank)
     ]
 
 
 def _gathered(weights: ShardedWeights) -> list[_Assembly]:
     """List the full parameters and their stored parts."""
-    shapes = weights.layout.shapes
-    return _assemblies(weights, shapes, plan(weights.layout, full_layout(shapes)).incoming(0))
+    return _assemblies(weights, plan(weights.layout, full_layout(weights.layout.shapes)), 0)
 
 
 def _write_in_processes(jobs: list[_File], processes: int, advance: Advance, folder: Path) -> None:
-    """Write files in fresh processes.
-
-    This process may have threads (the progress bar), and threads do not survive a fork.
-    """
+    """Write files in fresh processes: the progress bar's thread does not survive a fork."""
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
         try:
             for done in as_completed([pool.submit(job.write) for job in jobs]):

@@ -42,7 +42,7 @@ class WeightSource:
     @property
     def dtype(self) -> StoredDtype:
         """Narrowest dtype that holds every tensor exactly."""
-        return common_dtype(self.tensors.values())
+        return common_dtype(tensor.dtype for tensor in self.tensors.values())
 
     def read(self, spec: ParameterSpec, index: tuple[slice, ...] | None = None) -> np.ndarray:
         """Read a parameter, or the part `index`, as an own contiguous float32 array."""
@@ -70,10 +70,10 @@ def open_weights(path: str | Path, config: ModelConfig) -> WeightSource:
     return WeightSource(path, table, {spec.name: stored[names[spec.name]] for spec in table}, unused)
 
 
-def common_dtype(tensors: Iterable[StoredTensor]) -> StoredDtype:
-    """Find the narrowest dtype that holds all tensors exactly."""
-    dtypes = {tensor.dtype for tensor in tensors}
-    return dtypes.pop() if len(dtypes) == 1 else "float32"
+def common_dtype(dtypes: Iterable[StoredDtype]) -> StoredDtype:
+    """Find the narrowest dtype that holds the numbers of all dtypes exactly."""
+    (first, *others) = set(dtypes)
+    return "float32" if others else first
 
 
 def note_unused(path: Path, names: Collection[str]) -> None:
