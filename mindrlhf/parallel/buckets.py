@@ -4,10 +4,7 @@ from collections.abc import Sequence
 
 
 def buckets(sizes: Sequence[int], limit: int) -> tuple[tuple[int, ...], ...]:
-    """Group consecutive indices into buckets of at most `limit` in total.
-
-    An item larger than `limit` has a bucket of its own.
-    """
+    """Group consecutive indices into buckets of at most `limit`, or one item."""
     groups: list[list[int]] = []
     filled = 0
     for index, size in enumerate(sizes):

@@ -10,10 +10,7 @@ from mindrlhf.errors import UserError
 
 
 class DataParallel:
-    """One rank's place on the data-parallel axis.
-
-    rank, size: position on the axis. group: the global ranks along it, ascending.
-    """
+    """One rank's place among `group`, the global ranks along the data-parallel axis."""
 
     def __init__(self, collectives: Collectives, group: Sequence[int]):
         self._collectives, self._group = collectives, tuple(group)
@@ -21,10 +18,7 @@ class DataParallel:
         self.rank = self._group.index(collectives.world.rank)
 
     def share(self, items: Sequence) -> list:
-        """Select this rank's contiguous block of a step's items.
-
-        Raises UserError where the items cannot be divided equally.
-        """
+        """Select this rank's contiguous block of a step's items, equal on all ranks."""
         count, rest = divmod(len(items), self.size)
         if rest:
             raise UserError(

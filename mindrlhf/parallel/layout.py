@@ -1,14 +1,13 @@
 """Layouts: the part of every parameter that each rank holds. Pure Python.
 
-The planner, the graphs and the file tools all use this file. A stage's ranks form a grid, and a parameter's
-dimensions are cut along axes of that grid. This is MindSpore's own way of saying it, so that a layout comes from a
-model YAML or from a strategy file (`reshard/strategy.py`) alike. Optimizer state that is sharded over data-parallel
-ranks is a layout of its own, whose first dimension is cut along that axis too.
+A stage's ranks form a grid, and a parameter's dimensions are cut along its axes. This is MindSpore's own way of
+saying it, so that a layout comes from a model YAML or from a strategy file (`reshard/strategy.py`) alike.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 from math import prod
 
 from mindrlhf.configs.model import ModelConfig
@@ -30,7 +29,6 @@ class Sharding:
 
     grid: lengths of the grid's axes; the stage's ranks are its points in row-major order (the "device matrix").
     cuts: for each dimension of the tensor the axes that cut it, the outermost first; () where it stays whole.
-        Ranks that differ only along axes that cut nothing hold the same part.
     """
 
     grid: tuple[int, ...]
@@ -42,10 +40,7 @@ class Sharding:
         return tuple(prod(self.grid[axis] for axis in axes) for axes in self.cuts)
 
     def slices(self, rank: int, shape: Shape) -> Slices:
-        """Compute the part of a tensor that `rank` holds.
-
-        shape: of the full tensor. rank: counted within the stage.
-        """
+        """Compute the part of a tensor of full `shape` that the stage's `rank` holds."""
         place = [0] * len(self.grid)
         for axis in reversed(range(len(self.grid))):
             rank, place[axis] = divmod(rank, self.grid[axis])
@@ -61,11 +56,7 @@ class Sharding:
 
 @dataclass(frozen=True)
 class Placement:
-    """Stages that hold one parameter, and its sharding in each.
-
-    shape: of the full parameter. shardings: pipeline stage -> sharding over its ranks. The
-    parameter is absent in other stages; the ranks of each stage listed hold all of it together.
-    """
+    """Full shape of a parameter, and its sharding in its pipeline stages."""
 
     shape: Shape
     shardings: Mapping[int, Sharding]
@@ -126,10 +117,7 @@ class Layout:
         return replace(self, placements={name: self.placements[name] for name in names})
 
     def slices(self, rank: int, name: str) -> Slices | None:
-        """Compute the part of a parameter that `rank` holds.
-
-        Returns None where the parameter is in other stages.
-        """
+        """Compute the part of a parameter that `rank` holds; None in other stages."""
         if not 0 <= rank < self.size:
             raise ValueError(f"rank {rank} is outside of a layout of {self.size} ranks")
         stage, local = divmod(rank, self.stage_ranks)
@@ -154,10 +142,7 @@ class Layout:
         return found
 
     def shape(self, rank: int, name: str) -> Shape:
-        """Shape of the part that `rank` holds.
-
-        Raises ValueError where the rank holds no part.
-        """
+        """Shape of the part that `rank` holds; ValueError where it holds none."""
         held = self.slices(rank, name)
         if held is None:
             raise ValueError(f"rank {rank} holds no part of {name}")
@@ -199,8 +184,7 @@ def model_layout(
     offset: see `split_layers`; `where` is its name in messages. vocab_emb_dp: every tensor-parallel rank holds the
     whole embedding; otherwise it is cut by vocabulary. An untied head is always cut, so that no rank ever has all
     logits (MindFormers leaves it whole with vocab_emb_dp: its checkpoints are read by their strategy files).
-    Raises `UserError` for an offset that does not fit; ValueError where the mesh does not divide the model, which
-    `yaml_layout` explains to the user.
+    Raises ValueError where the mesh does not divide the model, which `yaml_layout` explains to the user.
     """
     heads, tp = model.num_kv_heads, mesh.tp
     if model.num_heads % tp or (heads % tp and tp % heads):
@@ -215,35 +199,24 @@ def model_layout(
 
 
 def replica_sharded(layout: Layout) -> Layout:
-    """Compute the layout of optimizer state sharded over data-parallel ranks.
-
-    The first dimension of every parameter of a `model_layout` is cut over the replicas too, where it is divisible.
-    """
-
+    """Cut first dimensions over the data-parallel ranks too, where they divide them."""
     replicas = STAGE_AXES.index("dp")
 
     def shared(sharding: Sharding, shape: Shape) -> Sharding:
         cut = Sharding(sharding.grid, ((*sharding.cuts[0], replicas), *sharding.cuts[1:]))
         return cut if shape[0] % cut.parts[0] == 0 else sharding
 
-    return Layout(
-        layout.stages,
-        layout.stage_ranks,
-        {
-            name: Placement(
-                place.shape, {stage: shared(sharding, place.shape) for stage, sharding in place.shardings.items()}
-            )
-            for name, place in layout.placements.items()
-        },
-    )
+    placements = {
+        name: Placement(place.shape, {stage: shared(old, place.shape) for stage, old in place.shardings.items()})
+        for name, place in layout.placements.items()
+    }
+    return replace(layout, placements=placements)
 
 
 def yaml_layout(yaml: ModelYaml, model: ModelConfig) -> Layout:
-    """Compute the layout that a model YAML asks for.
+    """Compute the layout that a model YAML asks for, or raise a UserError.
 
-    model: the architecture that the YAML describes.
-    Raises `UserError`, naming the file and the key, where the layout does not divide the model, and for adapters that
-    leave a pipeline stage without any.
+    Adapters that leave a pipeline stage without any are refused too.
     """
     parallel = yaml.parallel
     check_layout(yaml, model, parallel.workers)
@@ -289,19 +262,17 @@ def split_layers(
         )
     counts = [base + extra for extra in offsets]
     for stage, count in enumerate(counts):
-        if count < (0 if stage in (0, stages - 1) else 1):
+        if count < (0 < stage < stages - 1):
             raise UserError(
                 f"{where} is {shown}, which leaves stage {stage} with {count} of the {num_layers} layers; "
                 f"set it to {example} or another list with the sum {rest}."
             )
-    starts = [sum(counts[:stage]) for stage in range(stages)]
-    return tuple(range(start, start + count) for start, count in zip(starts, counts, strict=True))
+    return tuple(range(end - count, end) for count, end in zip(counts, accumulate(counts), strict=True))
 
 
 def _sharding(spec: ParameterSpec, mesh: Mesh, vocab_emb_dp: bool) -> Sharding:
-    """Compute the sharding of a parameter over a stage's ranks.
+    """Compute the sharding of a parameter over a stage's ranks, a grid of `STAGE_AXES`.
 
-    The grid has one axis for each of `STAGE_AXES`.
     If a parameter has fewer parts than its axis has ranks, that axis is split in two: parts, and ranks alike.
     """
     grid = [mesh.lengths[axis] for axis in STAGE_AXES]

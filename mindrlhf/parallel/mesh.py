@@ -27,8 +27,7 @@ class Mesh:
     """Mesh of `pp` stages, `dp` replicas and `tp` shards over ranks 0..size-1.
 
     rank = (pp*DP + dp)*TP + tp: tensor-parallel neighbours are adjacent ranks, because they talk most; pipeline
-    stages are farthest apart. A train mesh and an infer mesh cover the same ranks. Groups are tuples of ranks in
-    ascending order.
+    stages are farthest apart. Groups are tuples of ranks in ascending order.
     """
 
     dp: int = 1
@@ -60,10 +59,7 @@ class Mesh:
         return Coordinates(**indices)
 
     def rank(self, **indices: int) -> int:
-        """Find the rank at these coordinates; an omitted axis counts as 0.
-
-        Raises ValueError for coordinates outside of the mesh.
-        """
+        """Find the rank at these coordinates; an omitted axis counts as 0."""
         rank = 0
         for axis, length in self.lengths.items():
             index = indices.pop(axis, 0)
@@ -75,12 +71,9 @@ class Mesh:
         return rank
 
     def group(self, rank: int, *axes: Axis) -> tuple[int, ...]:
-        """List the ranks that differ from `rank` along `axes` only.
+        """List the ranks that differ from `rank` along `axes` only, itself included.
 
-        The group includes `rank` itself; all axes together give every rank.
-
-        `group(rank, "tp")` shares one layer's shards, `group(rank, "dp")` averages gradients,
-        `group(rank, "dp", "tp")` is the whole pipeline stage.
+        `group(rank, "tp")` shares one layer's shards, `group(rank, "dp", "tp")` is the whole pipeline stage.
         """
         here = self.coordinates(rank)
         choices = [
@@ -90,8 +83,5 @@ class Mesh:
         return tuple(self.rank(**Coordinates(*place)._asdict()) for place in product(*choices))
 
     def groups(self, *axes: Axis) -> list[tuple[int, ...]]:
-        """List every group along `axes`, ordered by first rank.
-
-        Each rank is in exactly one group.
-        """
+        """List every group along `axes`, ordered by first rank."""
         return sorted({self.group(rank, *axes) for rank in range(self.size)})

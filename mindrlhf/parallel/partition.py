@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_yaml import ModelYaml
@@ -33,10 +34,7 @@ class Partition:
 
     @classmethod
     def of_yaml(cls, yaml: ModelYaml, model: ModelConfig, rank: int) -> "Partition":
-        """Compute the part of `rank` under a model YAML.
-
-        Raises `UserError` where the layout does not divide the model.
-        """
+        """Compute the part of `rank` under a model YAML."""
         return cls.every_rank(yaml, model)[rank]
 
     @classmethod
@@ -123,17 +121,14 @@ class Partition:
             for place in map(self.mesh.coordinates, self.twins(spec))
             if place.tp == here.tp or self.sequence or spec.inside
         ]
-        return tuple(
-            sorted(
-                rank for place in members for rank in self.mesh.group(self.mesh.rank(pp=place.pp, tp=place.tp), "dp")
-            )
-        )
+        replicas = (self.mesh.group(self.mesh.rank(pp=place.pp, tp=place.tp), "dp") for place in members)
+        return tuple(sorted(chain.from_iterable(replicas)))
 
     def gradient_groups(self) -> list[tuple[Group, list[int]]]:
-        """List (ranks, indices into `trained`) of the gradients to sum, free of deadlock.
+        """List (ranks, indices into `trained`) of the gradients to sum.
 
-        The order keeps two ranks from waiting for each other: within a stage before between stages, small
-        tensor-parallel groups before large ones.
+        The order keeps ranks from waiting for each other: within a stage before between stages, small tensor-parallel
+        groups before large ones.
         """
         groups: dict[Group, list[int]] = {}
         for index, spec in enumerate(self.trained):

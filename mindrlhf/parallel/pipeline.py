@@ -18,20 +18,18 @@ def one_forward_one_backward(stage: int, stages: int, micro_batches: int) -> Ite
     most `stages - stage` micro-batches are under way in a stage at any time.
     """
     ahead = min(stages - stage - 1, micro_batches)
-    for index in range(ahead):
-        yield "forward", index
-    for index in range(ahead, micro_batches):
-        yield "forward", index
-        yield "backward", index - ahead
-    for index in range(micro_batches - ahead, micro_batches):
-        yield "backward", index
+    for index in range(micro_batches + ahead):
+        if index < micro_batches:
+            yield "forward", index
+        if index >= ahead:
+            yield "backward", index - ahead
 
 
 class PipelineAxis:
     """One rank's place on the pipeline axis, and its messages to neighbouring stages.
 
-    stage, size: position on the axis. group: the global ranks along it, first stage first. Arrays are float32. All
-    ranks of the world build their axis at the same time. `PipelineAxis()` is a whole model on one rank.
+    group: the global ranks along it, first stage first. Arrays are float32. All ranks of the world build their axis at
+    the same time. `PipelineAxis()` is a whole model on one rank.
     """
 
     def __init__(self, collectives: Collectives | None = None, group: Sequence[int] = (0,)):

@@ -1,11 +1,9 @@
 """The planner between running graphs: weights change their layout in memory, without files.
 
 Every rank reads its own parts of the source layout and writes its own parts of the destination layout in place, so
-that compiled graphs, which keep the addresses of their parameters, see the new weights. A box that is one piece
-of memory is sent from its place and received in its place; any other is packed or unpacked on the way.
-
-The numbers are read and written through `backend`: in the parameters' own memory on the CPU, as copies on the host on
-Ascend, where that has not been run.
+that compiled graphs see the new weights. A box that is one piece of memory is sent from its place and received in its
+place; any other is packed or unpacked on the way. On Ascend, where that has not been run, numbers are copied to the
+host and back.
 """
 
 import time
@@ -38,8 +36,7 @@ class ReshardError(RuntimeError):
 class ReshardStatistics:
     """Bytes and seconds of a reshard on one rank.
 
-    bytes_copied: within the rank. bytes_shared: in parameters that serve both layouts, and so stayed in place.
-    seconds: wall time, waiting for other ranks included, verification not.
+    bytes_copied: within the rank. bytes_shared: of parameters that serve both layouts. seconds: without verification.
     """
 
     bytes_sent: int
@@ -52,7 +49,7 @@ class ReshardStatistics:
 class OnlineReshard:
     """One rank's part in executing a plan, any number of times.
 
-    Every rank makes one at the same time. plan: the same on every rank. bucket_bytes: the largest message, likewise.
+    Every rank makes one at the same time, with the same plan and bucket_bytes (the largest message).
     source, destination: every parameter that this rank holds in the one and in the other layout, all of one dtype. A
     parameter that is in both stays as it is. Raises ValueError for parameters that are not as the plan's layouts say.
     """
@@ -86,10 +83,7 @@ class OnlineReshard:
         }
 
     def run(self, verify: bool = False) -> ReshardStatistics:
-        """Fill the destination; every rank calls it and returns once it is complete.
-
-        verify: call the method `verify` afterwards.
-        """
+        """Fill the destination; every rank calls it. verify: call `verify` afterwards."""
         start = time.perf_counter()
         with backend.rewriting({name: self.destination[name] for name in self._filled}) as arrays:
             self._share.move(self._peers, self._given(), arrays)
@@ -99,9 +93,9 @@ class OnlineReshard:
         return ReshardStatistics(**self._bytes, seconds=seconds)
 
     def verify(self) -> None:
-        """Compare the CRC-32 of everything at its destination with its source's.
+        """Compare checksums (CRC-32) of sources and destinations; every rank calls it.
 
-        Every rank calls it. Raises ReshardError on the ranks that hold other numbers.
+        Raises ReshardError on the ranks that hold other numbers.
         """
         share, source = self._share, self._given()
         sums = {rank: np.empty(len(pieces), np.uint32) for rank, pieces in share.incoming.items()}
@@ -131,8 +125,7 @@ def gather_full(
     """Gather full parameters on rank 0, one after the other, in table order.
 
     Yields (name, full parameter) on rank 0 and (name, None) on the others; every rank goes through all of it.
-    shards: all parts that this rank holds. Rank 0's arrays are read-only; on CPU a parameter that is whole there is
-    not copied. Raises ValueError for parameters that are not the layout's.
+    shards: all parts that this rank holds. Rank 0's arrays are read-only, and on CPU not copied where they are whole.
     """
     rank, itemsize = collectives.world.rank, np.dtype(dtype).itemsize
     _check(shards, layout, rank, itemsize)
@@ -156,10 +149,7 @@ def gather_full(
 
 @dataclass(frozen=True)
 class _Share:
-    """Copies, outgoing and incoming transfers of one rank, in the plan's order.
-
-    Outgoing and incoming transfers are listed by the other rank.
-    """
+    """Copies, outgoing and incoming transfers (by the other rank) of one rank."""
 
     copies: Sequence[Transfer]
     outgoing: Mapping[int, Sequence[Transfer]]
@@ -195,10 +185,7 @@ def _packed(pieces: Sequence[Transfer], source: Arrays) -> Iterator[np.ndarray]:
 
 
 def _unpacked(pieces: Sequence[Transfer], destination: Arrays) -> Iterator[np.ndarray]:
-    """Yield buffers for incoming messages.
-
-    A piece that is not contiguous gets its content when the next buffer is asked for.
-    """
+    """Yield buffers for incoming messages; a piece gets its content with the next."""
     for piece in pieces:
         target = _box(destination[piece.parameter], piece.destination_slices)
         if target.flags.c_contiguous:

@@ -5,7 +5,7 @@ parts that it holds already and gets everything else exactly once, so that the b
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise, product
 from math import prod
@@ -19,7 +19,6 @@ class Transfer:
 
     source, destination: ranks; equal for a copy within the rank.
     source_slices, destination_slices: the box in the coordinates of each rank's part, not of the full parameter.
-    nbytes: its size.
     """
 
     parameter: str
@@ -36,10 +35,7 @@ class Transfer:
         )
 
     def split(self, limit: int) -> Iterator["Transfer"]:
-        """Cut into pieces of at most `limit` bytes, in memory order.
-
-        A piece has at least one element; a transfer within the limit is its own only piece.
-        """
+        """Cut into pieces of at most `limit` bytes, or one element, in memory order."""
         shape = sliced_shape(self.source_slices)
         dim = next((dim for dim, size in enumerate(shape) if size > 1), None)
         if self.nbytes <= limit or dim is None:
@@ -49,13 +45,11 @@ class Transfer:
         step = max(1, limit // row)
         for start in range(0, shape[dim], step):
             stop = min(start + step, shape[dim])
-            piece = Transfer(
-                self.parameter,
-                self.source,
-                _rows(self.source_slices, dim, start, stop),
-                self.destination,
-                _rows(self.destination_slices, dim, start, stop),
-                row * (stop - start),
+            piece = replace(
+                self,
+                source_slices=_rows(self.source_slices, dim, start, stop),
+                destination_slices=_rows(self.destination_slices, dim, start, stop),
+                nbytes=row * (stop - start),
             )
             yield from piece.split(limit)
 
@@ -66,8 +60,7 @@ class Plan:
 
     transfers: between different ranks, ordered by parameter (table order), source, place in the parameter, destination:
         every rank makes the same list, and a box that goes to several ranks has its transfers together.
-    copies: within a rank, free of communication; where both ends are the rank's whole part, storage may be shared.
-    itemsize: bytes of one element.
+    copies: within a rank. itemsize: bytes of one element.
     """
 
     source: Layout
@@ -79,25 +72,16 @@ class Plan:
     @cached_property
     def sent(self) -> dict[int, int]:
         """Source rank -> bytes that it sends."""
-        total = dict.fromkeys(range(self.source.size), 0)
-        for transfer in self.transfers:
-            total[transfer.source] += transfer.nbytes
-        return total
+        return self._moved(self.source, lambda transfer: transfer.source)
 
     @cached_property
     def received(self) -> dict[int, int]:
         """Destination rank -> bytes that it receives."""
-        total = dict.fromkeys(range(self.destination.size), 0)
-        for transfer in self.transfers:
-            total[transfer.destination] += transfer.nbytes
-        return total
+        return self._moved(self.destination, lambda transfer: transfer.destination)
 
     @cached_property
     def least(self) -> dict[int, int]:
-        """Least bytes that each destination rank must receive under any plan.
-
-        These are the bytes of its parts that it does not hold before.
-        """
+        """Least bytes that each destination rank must receive under any plan."""
         return self._missing(lambda name, part: box_of(part))
 
     @cached_property
@@ -110,10 +94,7 @@ class Plan:
         return self._by_destination.get(rank, {})
 
     def describe(self, every_transfer: bool = False) -> str:
-        """Format bytes per rank, with the least possible and an all-gather's.
-
-        The transfers follow one by one if asked for.
-        """
+        """Format bytes per rank, and every transfer if asked for."""
         figures = {
             "holds before": _held(self.source, self.itemsize),
             "holds after": _held(self.destination, self.itemsize),
@@ -122,13 +103,11 @@ class Plan:
             "least possible": self.least,
             "all-gather": self.all_gather,
         }
-        ranks = range(max(self.source.size, self.destination.size))
+        columns = figures.values()
         rows = [("bytes", *figures)]
-        for rank in ranks:
-            rows.append(
-                (f"rank {rank}", *(f"{column[rank]:,}" if rank in column else "-" for column in figures.values()))
-            )
-        rows.append(("all", *(f"{sum(column.values()):,}" for column in figures.values())))
+        for rank in range(max(self.source.size, self.destination.size)):
+            rows.append((f"rank {rank}", *(f"{column[rank]:,}" if rank in column else "-" for column in columns)))
+        rows.append(("all", *(f"{sum(column.values()):,}" for column in columns)))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = [
             f"{len(self.destination.placements)} parameters from {self.source.size} to {self.destination.size} ranks: "
@@ -144,6 +123,13 @@ class Plan:
             parts.setdefault(transfer.destination, {}).setdefault(transfer.parameter, []).append(transfer)
         return parts
 
+    def _moved(self, layout: Layout, rank: Callable[[Transfer], int]) -> dict[int, int]:
+        """Sum the bytes of the transfers by a rank of each."""
+        total = dict.fromkeys(range(layout.size), 0)
+        for transfer in self.transfers:
+            total[rank(transfer)] += transfer.nbytes
+        return total
+
     def _missing(self, wanted: Callable[[str, Slices], Box]) -> dict[int, int]:
         """Sum the bytes of `wanted(name, its part)` that each destination rank lacks."""
         total = dict.fromkeys(range(self.destination.size), 0)
@@ -156,13 +142,12 @@ class Plan:
 
 
 def plan(source: Layout, destination: Layout, itemsize: int = 4) -> Plan:
-    """Plan the transfers that turn `source` into `destination`.
+    """Plan the transfers that turn `source` into `destination`, layouts of the same parameters.
 
-    Ranks of the same number are the same rank. A destination rank copies the parts that it holds already; the rest
-    comes, piece by piece, from the one of its holders that has sent the least so far, and of several from the
-    nearest: the one with the smallest exclusive or of the two numbers, which prefers the same host and lets equal
-    positions in two groups of ranks pair up.
-    itemsize: bytes of one element. Raises ValueError when the layouts are not of the same parameters.
+    A destination rank copies the parts that it holds already; the rest comes, piece by piece, from the one of its
+    holders that has sent the least so far, and of several from the nearest: the one with the smallest exclusive or of
+    the two numbers, which prefers the same host and lets equal positions in two groups of ranks pair up.
+    itemsize: bytes of one element.
     """
     if source.shapes != destination.shapes:
         name, shape = min(set(source.shapes.items()) ^ set(destination.shapes.items()))
@@ -195,9 +180,8 @@ def plan(source: Layout, destination: Layout, itemsize: int = 4) -> Plan:
 
 @dataclass(frozen=True)
 class _Piece:
-    """Box of a parameter that one destination rank needs in one piece.
+    """Box that one destination rank needs, whole in each of its holders.
 
-    It is whole in each of its holders.
     rank, part: the destination rank and all that it gets of the parameter. holders: source rank -> its part.
     """
 

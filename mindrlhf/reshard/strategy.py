@@ -32,8 +32,7 @@ _MERGED_NAME = re.compile(r"(\d+)-(.+)")
 class Strategy:
     """Layout in one job's strategy files, without shapes.
 
-    path: as the user gave it. stages, stage_ranks: as in `Layout`.
-    shardings: parameter -> pipeline stage -> sharding over the stage's ranks.
+    path: as the user gave it. shardings: parameter -> pipeline stage -> sharding over the stage's ranks.
     """
 
     path: Path
@@ -79,11 +78,10 @@ def parameters_only(names: Collection[str]) -> set[str]:
 
 
 def save_strategies(folder: str | Path, layout: Layout) -> list[Path]:
-    """Write a layout as MindSpore's strategy files, one for each rank.
+    """Write a layout as MindSpore's strategy files, one for each rank; returns their paths.
 
-    Returns their paths by rank. Ranks of a stage have the same content, as a job of MindFormers leaves it. An
-    earlier folder of strategy files is replaced as a whole; one with anything else in it is refused. Raises
-    `UserError` for that and when writing fails.
+    Ranks of a stage have the same content, as a job of MindFormers leaves it. An earlier folder of strategy files is
+    replaced as a whole; one with anything else in it is refused.
     """
     folder = Path(folder)
     if folder.is_dir():
@@ -100,7 +98,7 @@ def save_strategies(folder: str | Path, layout: Layout) -> list[Path]:
 
 
 def read_strategy(path: str | Path) -> Strategy:
-    """Read a strategy file, or a folder with the files of all ranks.
+    """Read a strategy file, or a folder with all ranks' files.
 
     A single file is merged, or of a job without pipeline stages.
     Raises `UserError` for a path without strategy files, a damaged file, files that contradict one another, and a
