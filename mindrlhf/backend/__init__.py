@@ -17,8 +17,7 @@ TARGETS = ("CPU", "Ascend")
 class Kernels:
     """Operators that graphs are built from on a device target.
 
-    composed: a module with a function for everything (`rms_norm`, `rotary`, `group_attention`, ...), composed of
-    MindSpore's operators. fused: the C++ operators (`backend.native`), or None.
+    composed: a module with all of them, made of MindSpore's. fused: the C++ operators (`backend.native`), or None.
     """
 
     composed: ModuleType
@@ -31,10 +30,7 @@ class Kernels:
 
 
 def kernels(target: str) -> Kernels:
-    """Return the kernels of a `context.device_target`.
-
-    On CPU they have fused operators where these can be built.
-    """
+    """Return the kernels of a `context.device_target`."""
     if target == "CPU":
         from mindrlhf.backend import cpu
         from mindrlhf.backend.native.operators import operators

@@ -1,8 +1,4 @@
-"""Kernels on Ascend: the fused operators, by their documented API.
-
-Written without a device at hand: untested on Ascend. `backend/cpu.py` has the same functions, and the
-tests exercise all other rooms through it.
-"""
+"""Kernels on Ascend: the fused operators, by their documented API; untested on a device."""
 
 from mindspore import ops
 
@@ -20,25 +16,18 @@ COMPUTE_DTYPES = ("bfloat16", "float16", "float32")
 
 
 def rms_norm(x, weight, eps):
-    """Normalise by the RMS of the last axis, fused (`ops.rms_norm`).
-
-    Untested on the device.
-    """
+    """Normalise by the RMS of the last axis, fused."""
     return ops.rms_norm(x, weight.astype(x.dtype), eps)[0]
 
 
 def rotary(x, cos, sin):
-    """Rotate halves by position, fused (`ops.rotary_position_embedding`).
+    """Rotate halves by position, fused: mode 0 with layout BSND and 1S1D.
 
-    Mode 0 with layout BSND and 1S1D.
-    x: [1, T, heads, d]; cos, sin: [1, T, 1, d]. Untested on the device.
+    x: [1, T, heads, d]; cos, sin: [1, T, 1, d].
     """
     return ops.rotary_position_embedding(x, cos.astype(x.dtype), sin.astype(x.dtype), 0)
 
 
 def swiglu(gate, up):
-    """Compute silu(gate) * up, fused; `ops.swiglu` takes both in one array.
-
-    Untested on the device.
-    """
+    """Compute silu(gate) * up, fused."""
     return ops.swiglu(ops.concat((gate, up), -1), -1)

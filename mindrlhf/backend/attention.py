@@ -38,14 +38,11 @@ def group_view(prefix_lengths, lengths, split, key_heads, query_heads):
 
 
 def group_attention(query, key, value, view, split, scale):
-    """Attend causally within prompts, and from completions to prompt and completion.
+    """Attend causally within prompts, and from completions to their shared prompt and themselves.
 
-    Completions of a prompt share it.
     query: [T, K * Q, D], of T = N*P + N*G*R tokens, the prompts' first, or of the completions' alone; key, value:
-    [T, K, D]; view: from `group_view`. Returns [rows of query, K * Q * D].
-
-    Right padding of a prompt needs no mask of its own there: a real position never looks ahead, and nothing reads the
-    padded ones.
+    [T, K, D]; view: from `group_view`. Returns [rows of query, K * Q * D]. Right padding of a prompt needs no mask of
+    its own: a real position never looks ahead, and nothing reads the padded ones.
     """
     n, p, g, r = split
     heads, d = key.shape[1:]
@@ -66,23 +63,16 @@ def group_attention(query, key, value, view, split, scale):
 
 
 def causal_mask(length: int, queries_per_head: int) -> Tensor:
-    """Make a causal mask float32[Q*L, L] to add to scores.
-
-    It is 0 where key <= query, MASKED elsewhere; the Q query heads are stacked.
-    """
+    """Make a causal mask float32[Q*L, L] to add to scores."""
     mask = np.where(np.tril(np.ones((length, length), bool)), 0.0, MASKED).astype(np.float32)
     return Tensor(np.tile(mask, (queries_per_head, 1)))
 
 
 def key_mask(lengths, size: int):
-    """Make a length mask float32[N, size] to add to scores.
-
-    It is 0 at key positions below each length, MASKED at the others.
-    """
+    """Make a length mask float32[N, size] to add to scores."""
     allowed = ops.arange(0, size).reshape((1, size)) < lengths.reshape((-1, 1))
-    return ops.select(
-        allowed, ops.zeros_like(allowed.astype("float32")), ops.full_like(allowed.astype("float32"), MASKED)
-    )
+    numbers = allowed.astype("float32")
+    return ops.select(allowed, ops.zeros_like(numbers), ops.full_like(numbers, MASKED))
 
 
 def prefix_attention(query, key, value, mask, scale):
@@ -101,9 +91,8 @@ def prefix_attention(query, key, value, mask, scale):
 
 
 def completion_attention(query, key, value, prefix_key, prefix_value, mask, prefix_mask, scale):
-    """Attend from completion rows to shared prompt and completion, in one softmax.
+    """Attend from completion rows to shared prompt and, causally, completion, in one softmax.
 
-    The completion's part is causal.
     query: [N, G, R, K, Q, D]; key, value: [N, G, R, K, D]; prefix_key, prefix_value: [N, P, K, D];
     mask: [Q*R, R] from `causal_mask`; prefix_mask: [N, P] from `key_mask`. Returns [N, G, R, K, Q, D].
     """

@@ -11,9 +11,8 @@ ATTEMPTS, LEAST_S = 3, 0.05  # best of ATTEMPTS runs of at least LEAST_S seconds
 
 @cache
 def matmul_ceiling(device_target: str, dtype: str = "float32") -> float:
-    """Measure floating-point operations per second of square matrix products.
+    """Measure floating-point operations per second of square matrix products, in about 0.2 s.
 
-    It is the best of a few, and takes about 0.2 s.
     dtype: that of the weights in compute. Ranks of one host measure at about the same time, and each of them finds its
     part of the host. The Ascend branch has not been run.
     """
@@ -24,8 +23,6 @@ def matmul_ceiling(device_target: str, dtype: str = "float32") -> float:
     from mindrlhf.backend.compile.graph import Graph
 
     class Product(Graph):
-        """Matrix product in a graph, as in the model's linear layers."""
-
         def __init__(self):
             super().__init__("ceiling")
             self.linear = kernels(device_target).best.linear

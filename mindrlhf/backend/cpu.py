@@ -30,9 +30,8 @@ def rms_norm(x, weight, eps):
 
 
 def rotary(x, cos, sin):
-    """Rotate halves by position, as in HF's Qwen2 (Su et al. 2021, eq. 34).
+    """Rotate the pairs (i, i + d/2) by position (Su et al. 2021).
 
-    The pairs are (i, i + d/2).
     x: [1, T, heads, d]; cos, sin: [1, T, 1, d], the angles of the d/2 frequencies written twice.
     """
     half = x.shape[-1] // 2

@@ -1,7 +1,7 @@
 """Reading and writing of parameters: the one way to their memory.
 
-On the CPU both happen in the parameter's own buffer, without a copy. On Ascend the host sees copies only, so a write
-goes back to the device; by MindSpore's documentation, not run on an NPU. Compiled graphs see written numbers on both.
+On the CPU both happen in the parameter's own buffer. On Ascend the host sees copies only, so a write goes back to the
+device; not run there. Compiled graphs see written numbers on both.
 
 NumPy is imported on use: its threads must not start before `run.stop_signals` has blocked the signals in them.
 """
@@ -16,10 +16,7 @@ if TYPE_CHECKING:
 
 
 def read(parameter: "Parameter") -> "np.ndarray":
-    """Read the numbers of a parameter: its own memory on the CPU, read-only.
-
-    Elsewhere they are a copy on the host.
-    """
+    """Read a parameter: its own memory on the CPU, read-only, else a copy."""
     numbers = parameter.asnumpy().view()
     numbers.flags.writeable = False
     return numbers
@@ -31,49 +28,29 @@ def read_all(parameters: Mapping[str, "Parameter"]) -> "dict[str, np.ndarray]":
 
 
 def write(parameter: "Parameter", values: "np.ndarray | float") -> None:
-    """Set all numbers of a parameter.
-
-    values: an array of its shape, or one number for all.
-    Raises ValueError for an array of another shape.
-    """
+    """Set a parameter to an array of its shape, or one number."""
     import numpy as np
 
     if np.ndim(values) and np.shape(values) != parameter.shape:
         raise ValueError(f"{parameter.name} has shape {list(parameter.shape)}, not {list(np.shape(values))}")
-    if _in_place():
-        parameter.asnumpy()[...] = values
-    else:
-        array = np.empty_like(parameter.asnumpy())
-        array[...] = values
-        _send(parameter, array)
+    with rewriting({"": parameter}) as arrays:
+        arrays[""][...] = values
 
 
 @contextmanager
 def rewriting(parameters: Mapping[str, "Parameter"]) -> "Iterator[dict[str, np.ndarray]]":
-    """Yield writable arrays by name; their content becomes the parameters'.
-
-    They begin with the parameters' numbers.
-    """
-    import numpy as np
-
-    if _in_place():
-        yield {name: parameter.asnumpy() for name, parameter in parameters.items()}
-        return
-    arrays = {name: np.array(parameter.asnumpy()) for name, parameter in parameters.items()}
-    yield arrays
-    for name, parameter in parameters.items():
-        _send(parameter, arrays[name])
-
-
-def _send(parameter: "Parameter", array: "np.ndarray") -> None:
-    """Copy an array to the device, in place.
-
-    Compiled graphs see it there; they do not see `set_data`.
-    """
+    """Yield writable arrays by name, with the parameters' numbers; their content becomes the parameters'."""
     from mindspore import Tensor
 
-    if array.size:
-        parameter.copy_(Tensor(array))
+    arrays = {name: parameter.asnumpy() for name, parameter in parameters.items()}
+    if _in_place():
+        yield arrays
+        return
+    arrays = {name: array.copy() for name, array in arrays.items()}
+    yield arrays
+    for name, parameter in parameters.items():
+        if arrays[name].size:
+            parameter.copy_(Tensor(arrays[name]))  # compiled graphs see this; they do not see `set_data`
 
 
 def _in_place() -> bool:

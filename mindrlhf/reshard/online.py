@@ -130,10 +130,7 @@ def gather_full(
     rank, itemsize = collectives.world.rank, np.dtype(dtype).itemsize
     _check(shards, layout, rank, itemsize)
     peers = collectives.peers()
-    made = plan(layout, full_layout(layout.shapes), itemsize)
-    transfers: dict[str, list[Transfer]] = {}
-    for transfer in (*made.copies, *made.transfers):
-        transfers.setdefault(transfer.parameter, []).append(transfer)
+    transfers = plan(layout, full_layout(layout.shapes), itemsize).incoming(0)
 
     def gathered(name: str, shape: Shape) -> np.ndarray | None:
         if rank == 0 and name in shards and shards[name].shape == shape:

@@ -98,8 +98,6 @@ def check_buckets(collectives: Collectives, group: tuple[int, ...]) -> None:
 
 
 def check_refusals(collectives: Collectives) -> None:
-    with pytest.raises(TypeError, match="bool"):
-        collectives.all_reduce_sum(np.ones(2, bool))
     with pytest.raises(TypeError, match="object"):
         collectives.all_gather(np.array([None]))
     with pytest.raises(ValueError, match="not in tuple"):
@@ -225,8 +223,8 @@ def test_four_workers_and_all_groups_of_their_meshes():
 def test_a_group_of_one_is_the_identity():
     collectives = Collectives(World(rank=0, size=1, device_target="CPU"))
     array = contribution(0, "float32")
-    assert collectives.all_reduce_sum(array) is array
-    assert collectives.all_reduce_max(array) is array
+    assert_same_bits(collectives.all_reduce_sum(array), array)
+    assert_same_bits(collectives.all_reduce_max(array), array)
     assert_same_bits(collectives.all_gather(array, [0]), array[np.newaxis])
     assert collectives.all_gather_object({"a": 1}) == [{"a": 1}]
     assert collectives.broadcast_object(b"\x00\xff", 0) == b"\x00\xff"

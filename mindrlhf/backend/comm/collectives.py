@@ -2,8 +2,8 @@
 
 Both targets offer `mindspore.mint.distributed` once `launch` has initialised their library (mccl, hccl); the hccl side
 has not been run here. All ranks of a group call the same operations in the same order, with equal shapes and dtypes. A
-group is a sequence of ascending global ranks that contains the caller; None is all ranks. A group of one returns its
-argument itself and needs no MindSpore at all.
+group is a sequence of ascending global ranks that contains the caller; None is all ranks. A group of one needs no
+MindSpore at all.
 """
 
 import functools
@@ -20,8 +20,6 @@ from mindrlhf.backend.comm.tcp import SocketPeers, connect_peers
 # Larger transfers are cut: throughput on CPU falls above a few MB (it grows whole copies of each message).
 BUCKET_BYTES = 4 << 20
 
-SUMMABLE = ("float32", "int32", "int64")
-
 
 class Collectives:
     """Collective operations of one rank of a `launch.World`."""
@@ -30,37 +28,15 @@ class Collectives:
         self.world = world
 
     def all_reduce_sum(self, array: np.ndarray, group: Sequence[int] | None = None) -> np.ndarray:
-        """Sum over the group, the same bits on each of its ranks.
+        """Add the group's arrays in rank order: the same bits on each rank.
 
-        array: float32, float64, int32 or int64, any shape; left as it is.
-        float32 is added in ring order (which ranks come first depends on the element), integers wrap around. float64 is
-        gathered and added in rank order, which moves size times the bytes: meant for a few numbers.
+        Moves size times the bytes: meant for a few numbers, as `all_reduce_max` is.
         """
-        ranks = self._ranks(group)
-        if len(ranks) == 1:
-            return array
-        if array.dtype == np.float64:
-            return self.all_gather(array, ranks).sum(axis=0)
-        if array.dtype.name not in SUMMABLE:
-            raise TypeError(f"cannot sum {array.dtype} over ranks: convert it to float32, float64, int32 or int64")
-        from mindspore import Tensor
-        from mindspore.mint import distributed
-
-        flat = np.ascontiguousarray(array).reshape(-1)
-        total = np.empty_like(flat)
-        for part in _buckets(flat):
-            tensor = Tensor(flat[part])
-            distributed.all_reduce(tensor, group=_group_name(ranks, self.world.size))
-            total[part] = tensor.asnumpy()
-        return total.reshape(array.shape)
+        return self.all_gather(array, group).sum(axis=0, dtype=array.dtype)
 
     def all_reduce_max(self, array: np.ndarray, group: Sequence[int] | None = None) -> np.ndarray:
-        """Compute the elementwise maximum over the group, of any ordered dtype; NaN wins.
-
-        Gathers first (the native maximum may drop a NaN): meant for a few numbers.
-        """
-        ranks = self._ranks(group)
-        return array if len(ranks) == 1 else self.all_gather(array, ranks).max(axis=0)
+        """Compute the elementwise maximum over the group, of any ordered dtype; NaN wins."""
+        return self.all_gather(array, group).max(axis=0)
 
     def all_gather(self, array: np.ndarray, group: Sequence[int] | None = None) -> np.ndarray:
         """Stack every rank's array of a plain dtype, bit by bit: [size, *shape]."""
@@ -83,7 +59,7 @@ class Collectives:
 
     def barrier(self, group: Sequence[int] | None = None) -> None:
         """Return when every rank of the group has called it."""
-        self.all_reduce_sum(np.zeros(1, np.float32), group)
+        self.all_gather(np.zeros(1, np.int8), group)
 
     def all_gather_object(self, value: Any, group: Sequence[int] | None = None) -> list[Any]:
         """Collect every rank's picklable value, in the group's order."""

@@ -15,16 +15,13 @@ Constant = int | float | str | tuple
 class Graph(nn.Cell):
     """Cell that is called often: every decode step, every micro-batch.
 
-    A call of a Cell looks for all possible changes in it since the graph was compiled, which takes longer than
-    many a graph. Here only shapes and dtypes of the tensors it is given may change: a graph of known shapes is
-    run at once.
+    A call of a Cell looks for all possible changes in it since the graph was compiled, which takes longer than many a
+    graph. Here only shapes and dtypes of its tensors may change: a graph of known shapes is run at once. MindSpore also
+    writes the name of the compiled graph (`compile_phase`) into all cells below, which only its automatic parallelism
+    reads: two milliseconds for a model of four layers. Here it stays at the root.
 
-    When it compiles, MindSpore writes the name of the compiled graph (`compile_phase`) into all cells below, which only
-    its automatic parallelism reads: two milliseconds for a model of four layers. Here it stays at the root.
-
-    name: its kind, such as "generate/decode". constants: numbers and texts that are compiled into it and that do
-    not follow from the job's settings, such as tokens of the longest prompt. cache: the graph cache of this process
-    for the next one, or None.
+    name: its kind, such as "generate/decode". constants: numbers and texts that are compiled into it and that do not
+    follow from the job's settings, such as tokens of the longest prompt. cache: see `kept_graphs`.
     """
 
     cache: GraphCache | None = None
@@ -63,10 +60,7 @@ class Graph(nn.Cell):
 
 @contextmanager
 def kept_graphs(cache: GraphCache | None) -> Iterator[GraphCache | None]:
-    """Use a cache for graphs that are compiled in the body.
-
-    None: no cache.
-    """
+    """Use a cache, if any, for graphs that are compiled in the body."""
     Graph.cache = cache
     try:
         yield cache
@@ -75,10 +69,7 @@ def kept_graphs(cache: GraphCache | None) -> Iterator[GraphCache | None]:
 
 
 def _return_freed_memory() -> None:
-    """Return freed memory from the C library to the system.
-
-    The library keeps freed pieces between used ones: hundreds of MiB after a compilation.
-    """
+    """Return freed memory to the system: hundreds of MiB after a compilation."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
     if trim:
         trim(0)

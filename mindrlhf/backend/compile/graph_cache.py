@@ -1,15 +1,11 @@
 """Cache of compiled graphs on disk, for restarted processes: `--enable_compile_cache True`.
 
-MindSpore has such a cache, but finds a graph in it by the number of graphs compiled before: two runs that compile
-in another order would each run the other graph's code. Here a graph is found by a digest of the code, the settings,
-the rank, the graph's name, its constants, its parameters' names and shapes, and its inputs' shapes
-(`GraphCache.key`). MindSpore's cache is opened for one compilation at a time, in a folder that holds this graph or
-none.
+MindSpore has such a cache, but finds a graph in it by the number of graphs compiled before: two runs that compile in
+another order would each run the other graph's code. Here a graph is found by a digest of all that determines it
+(`GraphCache.key`). MindSpore's cache is opened for one compilation at a time, in a folder with this graph or none.
 
 A graph that comes back finds its parameters by name among those of its Cells (`parameters_dict`); one that is not there
-would be read from nowhere. So a graph is kept only if all of its parameters are.
-
-Follows MindSpore's documentation on Ascend too; run on CPU only.
+would be read from nowhere. So a graph is kept only if all of its parameters are. Run on CPU only.
 """
 
 import functools
@@ -50,9 +46,7 @@ class GraphCache:
     """Compiled graphs of a folder, as `<key>-<digest of the content>.mindir`.
 
     settings: of the job, and its size. limit: bytes. loaded, stored, left_out: numbers of graphs that were found,
-    that were built and kept, and that cannot be kept.
-
-    Several processes may use a folder at a time. A damaged graph is built again.
+    that were built and kept, and that cannot be kept. Processes may share a folder. A damaged graph is built again.
     """
 
     _opened = 0  # how often MindSpore's cache was, in this process: it numbers its files so
@@ -69,19 +63,13 @@ class GraphCache:
         return f"compiled graphs: {counts}" + (f", {self.left_out} built that cannot be kept" if self.left_out else "")
 
     def key(self, graph: nn.Cell, shapes: tuple) -> str:
-        """Digest all that determines a compiled graph.
-
-        Of a parameter only the numbers are left out.
-        """
+        """Digest all that determines a compiled graph: code, settings, names and shapes."""
         parameters = [(one.name, one.shape, str(one.dtype), one.requires_grad) for one in graph.get_parameters()]
         parts = (code_digest(), self._settings, self._rank, graph.name, graph.constants, parameters, shapes)
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
     def around(self, graph: nn.Cell, inputs: tuple) -> AbstractContextManager:
-        """Load or store the graph that the body compiles.
-
-        Inputs with known shapes compile nothing.
-        """
+        """Load or store the graph that the body compiles, if any."""
         compiled, shapes = self._compiled.setdefault(graph, set()), _shapes(inputs)
         if shapes in compiled:
             return nullcontext()
@@ -118,10 +106,7 @@ class GraphCache:
             self.left_out += 1
 
     def _exchanged(self) -> Path:
-        """File by which MindSpore takes and gives the next graph.
-
-        Raises OSError where there is no room for it.
-        """
+        """File of the next graph; OSError without room for it."""
         name = f"{os.environ.get('MS_ROLE', '')}compile_cache_{self._opened}.mindir"
         folder = Path(_exchange().name) / f"rank_{self._rank}" / "graph_cache"
         folder.mkdir(parents=True, exist_ok=True)
@@ -162,10 +147,7 @@ class GraphCache:
 
 @functools.cache
 def code_digest() -> str:
-    """Digest all code: this package, MindSpore, Python, and a user's modules.
-
-    The package's operators are included.
-    """
+    """Digest all code: this package and its operators, MindSpore, Python, a user's modules."""
     digest = hashlib.sha256(f"{mindspore.__version__} {sys.version} {library().path}".encode())
     for path in sorted({*PACKAGE.rglob("*.py"), *_user_modules()}):
         digest.update(path.read_bytes())
@@ -173,10 +155,7 @@ def code_digest() -> str:
 
 
 def _user_modules() -> Iterator[Path]:
-    """List loaded modules that are not installed.
-
-    They are a user's loss or advantage, and the modules that it imports.
-    """
+    """List loaded modules that are not installed: a user's loss, and what it imports."""
     installed = [Path(sysconfig.get_paths()[name]).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     for module in list(sys.modules.values()):
         path = Path(getattr(module, "__file__", None) or "-").resolve()
@@ -186,10 +165,7 @@ def _user_modules() -> Iterator[Path]:
 
 @functools.cache
 def _exchange() -> tempfile.TemporaryDirectory:
-    """Folder of MindSpore's cache in this process.
-
-    MindSpore takes the first folder that it is given for all of a process's graphs.
-    """
+    """Folder of MindSpore's cache, which takes the first that it is given."""
     return tempfile.TemporaryDirectory(prefix="mindrlhf-graphs-")
 
 

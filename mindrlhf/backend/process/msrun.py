@@ -14,8 +14,8 @@ _NAMES = ("msrun", "mindspore.parallel.cluster.run")  # of the script, and of th
 class Msrun:
     """Options that msrun was started with.
 
-    joins: it waits for its workers (`--join=True`), and its end is the job's. local_workers: on this host, or None for
-    all. cores: that it may use itself. environment: its own, before MindSpore's import added to it.
+    joins: it waits for its workers, and its end is the job's. local_workers: on this host, or None for all. cores: that
+    it may use itself. environment: its own, before MindSpore's import added to it.
     """
 
     pid: int
@@ -26,10 +26,7 @@ class Msrun:
 
 
 def find_msrun() -> Msrun | None:
-    """Find this process's msrun; None without one, or when it has gone.
-
-    With `--join=False` it goes at once.
-    """
+    """Find this process's msrun; None without one, or when it has gone."""
     if not os.environ.get("MS_ROLE"):
         return None
     try:

@@ -13,9 +13,8 @@ LIMIT_S = 120.0
 
 
 def roll_call(collectives: Collectives, give_up: Callable[[BaseException], None], limit_s: float = LIMIT_S) -> float:
-    """Exchange a message between rank 0 and each other rank.
+    """Exchange a message between rank 0 and each other rank; returns this rank's seconds.
 
-    Every rank calls it. Returns this rank's seconds.
     give_up: called, from another thread, with a UserError when a rank has not answered for `limit_s`; it should end the
     process, because waiting for a message cannot be called off.
     """
