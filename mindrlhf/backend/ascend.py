@@ -12,8 +12,6 @@ from mindrlhf.backend.attention import (  # noqa: F401
     linear_bias,
 )
 
-COMPUTE_DTYPES = ("bfloat16", "float16", "float32")
-
 
 def rms_norm(x, weight, eps):
     """Normalise by the RMS of the last axis, fused."""

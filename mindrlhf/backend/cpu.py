@@ -17,8 +17,6 @@ from mindrlhf.backend.attention import (  # noqa: F401
 )
 from mindrlhf.backend.comm.broadcast import expand
 
-COMPUTE_DTYPES = ("float32",)
-
 
 def rms_norm(x, weight, eps):
     """Compute x * weight / sqrt(mean(x^2) + eps) over the last axis.

@@ -128,9 +128,7 @@ def check_replaceable(directory: Path) -> None:
         raise UserError(f"{directory}: is a file, and a folder is to be written there; give another name.")
     for path in directory.iterdir():
         if not path.is_file() or not any(path.match(pattern) for pattern in _OWN_FILES):
-            raise UserError(
-                f"{path}: is no part of a model, so its folder is not replaced; give the name of a new folder."
-            )
+            raise UserError(f"{path}: is no part of a model, so its folder is not replaced; give a new folder.")
 
 
 def _checked(

@@ -63,20 +63,15 @@ class Manifest:
         """Read a manifest; a UserError for one that is missing, damaged or another step's."""
         path = folder / MANIFEST_FILE
         if not path.exists():
-            raise UserError(
-                f"{folder}: is not a whole training checkpoint (it has no {MANIFEST_FILE}); give a step_N folder that "
-                "a run has written."
-            )
+            raise UserError(f"{folder}: is no whole checkpoint (no {MANIFEST_FILE}); give a step_N folder of a run.")
         content = read_json(path)
         if content.get("format") != FORMAT:
             raise UserError(f"{path}: is not the manifest of a training checkpoint; give a step_N folder of a run.")
         if content.pop("sha256", None) != _digest(content):
             raise UserError(f"{path}: is damaged (its checksum does not fit its content); use an earlier checkpoint.")
-        if content.get("version") != VERSION:
-            raise UserError(
-                f"{path}: was written in version {content.get('version')} of the format, and this suite reads "
-                f"{VERSION}; use the version of the suite that wrote it."
-            )
+        version = content.get("version")
+        if version != VERSION:
+            raise UserError(f"{path}: was written in version {version} of the format; use one of version {VERSION}.")
         try:
             manifest = TypeAdapter(cls).validate_python({key: content.get(key) for key in ("step", "files")})
         except ValidationError as error:
@@ -84,9 +79,7 @@ class Manifest:
             place = ".".join(map(str, found["loc"]))
             raise UserError(f"{path}: {place}: {found['msg']}; use an earlier checkpoint.") from None
         if step_of(folder) not in (None, manifest.step):
-            raise UserError(
-                f"{folder}: holds the checkpoint of step {manifest.step}; give the folder its own name back."
-            )
+            raise UserError(f"{folder}: holds the checkpoint of step {manifest.step}; give the folder its name back.")
         return manifest
 
     def verify(self, folder: Path, names: Sequence[str]) -> None:

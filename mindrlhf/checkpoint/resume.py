@@ -109,9 +109,7 @@ class Checkpoint:
     def weights(self, kind: str = WEIGHTS) -> ShardedWeights:
         """Open the stored arrays of one kind; a UserError where there are none."""
         if kind not in self.groups:
-            raise UserError(
-                f"{self.folder}: holds {', '.join(self.groups)}, and no {kind}; give a checkpoint that does."
-            )
+            raise UserError(f"{self.folder}: holds {', '.join(self.groups)}, and no {kind}; give one that does.")
         with self.understood(f"the layout of {kind}"):
             layout = layout_from_json(self.state["layouts"][self.state["groups"][kind]])
         files = [self.folder / f"rank_{rank}" / f"{kind}.safetensors" for rank in range(layout.size)]
@@ -133,8 +131,7 @@ class Checkpoint:
         if theirs != ours:
             name, shape = min(set(theirs.items()) ^ set(ours.items()))
             raise UserError(
-                f"{self.folder}: is a checkpoint of another model ({name} {list(shape)} is in one of the two only); "
-                "give a checkpoint of this run's model."
+                f"{self.folder}: is a checkpoint of another model ({name} {list(shape)} is in one of the two only)."
             )
         return rank_reader(weights, layout, rank)
 

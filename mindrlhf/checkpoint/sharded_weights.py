@@ -18,6 +18,8 @@ from mindrlhf.reshard.strategy import Strategy
 
 _RANK_FOLDER = re.compile(r"rank_(\d+)")
 
+_ADVICE = "give the layout that the checkpoint was written in"
+
 Tensors = Mapping[str, StoredTensor]
 
 
@@ -66,8 +68,7 @@ def open_sharded(path: Path, layout: Layout | Strategy) -> ShardedWeights:
         state = f"has no folder rank_{missing[0]}" if missing else f"holds rank_{max(found)}"
         alone = "" if found else " (weights that are not cut need no layout)"
         raise UserError(
-            f"{path}: {state}, and the layout is one of {layout.size} ranks; give the folder with rank_0 to "
-            f"rank_{layout.size - 1} and the layout that they were written in{alone}."
+            f"{path}: {state}, and the layout is one of {layout.size} ranks; give the folder with all ranks{alone}."
         )
     ranks = [index_weights(found[rank]) for rank in range(layout.size)]
     if isinstance(layout, Strategy):
@@ -106,10 +107,7 @@ def _check_rank(folder: Path, layout: Layout, rank: int, tensors: Tensors) -> No
     lacking = [name for name in held if name not in tensors]
     if lacking:
         more = f" and {len(lacking) - 1} more weights" if len(lacking) > 1 else ""
-        raise UserError(
-            f"{folder}: lacks {lacking[0]}{more} that the layout puts on rank {rank}; give the layout that the "
-            "checkpoint was written in."
-        )
+        raise UserError(f"{folder}: lacks {lacking[0]}{more} that the layout puts on rank {rank}; {_ADVICE}.")
     for name, part in held.items():
         tensors[name].check(sliced_shape(part))
 
@@ -126,8 +124,5 @@ def _check_unused(path: Path, layout: Layout, ranks: Sequence[Tensors]) -> None:
     unused = {name for tensors in ranks for name in tensors if name not in layout.placements}
     foreign = sorted(name for name in unused if is_model_weight(name))
     if foreign:
-        raise UserError(
-            f"{path}: holds {foreign[0]}, which the layout does not know; give the layout that the checkpoint was "
-            "written in."
-        )
+        raise UserError(f"{path}: holds {foreign[0]}, which the layout does not know; {_ADVICE}.")
     note_unused(path, unused)

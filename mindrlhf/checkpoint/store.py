@@ -173,8 +173,7 @@ class CheckpointStore:
         while not path.exists():
             if time.monotonic() > deadline:
                 raise UserError(
-                    f"{folder}: has not been written within {PART_TIMEOUT_S:g} s; --save_ckpt_dir must be on a disk "
-                    "that all ranks share."
+                    f"{folder}: was not written in {PART_TIMEOUT_S:g} s; use a folder on a disk that all ranks share."
                 )
             time.sleep(POLL_S)
         files = Manifest.read(folder).files

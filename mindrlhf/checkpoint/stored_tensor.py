@@ -45,14 +45,10 @@ class StoredTensor:
         """Raise a UserError for a type that cannot be read, or another shape."""
         here = f"{self.file}: tensor {self.name}"
         if self.dtype not in STORAGE:
-            raise UserError(
-                f"{here} is stored as {self.dtype}, and {', '.join(STORAGE)} can be read; give weights that are not "
-                "quantised."
-            )
+            raise UserError(f"{here} is stored as {self.dtype}, and {', '.join(STORAGE)} can be read.")
         if shape not in (None, self.shape):
             raise UserError(
-                f"{here} has shape {list(self.shape)}, and {list(shape)} is needed; give the weights and the "
-                "configuration of one model, and the layout that they were written in."
+                f"{here} has shape {list(self.shape)} in place of {list(shape)}; give weights and layout of one model."
             )
 
 

@@ -67,31 +67,23 @@ def check_alike(saved: Any, own: Any) -> None:
 
 def layout_to_json(layout: Layout) -> dict[str, Any]:
     """Convert a layout to JSON values; parameters share equal shardings."""
-    known: dict[tuple, int] = {}
+    known: dict[Sharding, int] = {}
     placements = {}
     for name, placement in layout.placements.items():
-        stages = {
-            str(stage): known.setdefault((sharding.grid, sharding.cuts), len(known))
-            for stage, sharding in placement.shardings.items()
-        }
+        stages = {str(stage): known.setdefault(each, len(known)) for stage, each in placement.shardings.items()}
         placements[name] = {"shape": list(placement.shape), "stages": stages}
-    shardings = [{"grid": list(grid), "cuts": [list(axes) for axes in cuts]} for grid, cuts in known]
+    shardings = [{"grid": list(each.grid), "cuts": list(map(list, each.cuts))} for each in known]
     sizes = {"stages": layout.stages, "stage_ranks": layout.stage_ranks}
     return {**sizes, "shardings": shardings, "placements": placements}
 
 
 def layout_from_json(content: dict[str, Any]) -> Layout:
     """Convert JSON values of `layout_to_json` back; any of several errors for others."""
-    shardings = [
-        Sharding(_counts(entry["grid"]), tuple(_counts(axes) for axes in entry["cuts"]))
-        for entry in content["shardings"]
-    ]
-    placements = {
-        name: Placement(
-            _counts(entry["shape"]), {int(stage): shardings[index] for stage, index in entry["stages"].items()}
-        )
-        for name, entry in content["placements"].items()
-    }
+    shardings = [Sharding(_counts(entry["grid"]), tuple(map(_counts, entry["cuts"]))) for entry in content["shardings"]]
+    placements = {}
+    for name, entry in content["placements"].items():
+        stages = {int(stage): shardings[index] for stage, index in entry["stages"].items()}
+        placements[name] = Placement(_counts(entry["shape"]), stages)
     stages, stage_ranks = _counts([content["stages"], content["stage_ranks"]])
     if not 0 < stages * stage_ranks <= MAX_RANKS:
         raise ValueError(f"{stages} stages of {stage_ranks} ranks")

@@ -161,8 +161,7 @@ def _write_in_processes(jobs: list[_File], processes: int, advance: Advance, fol
                 advance(1)
         except BrokenProcessPool:
             raise UserError(
-                f"{folder}: a process that was writing it was killed, perhaps for lack of memory, and nothing was "
-                "changed there; set --transform_process_num to fewer."
+                f"{folder}: a process was killed, perhaps for lack of memory; set --transform_process_num to fewer."
             ) from None
         finally:
             pool.shutdown(cancel_futures=True)

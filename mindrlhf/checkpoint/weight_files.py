@@ -45,9 +45,7 @@ def _index_folder(folder: Path) -> dict[str, StoredTensor]:
         return index_ckpt(checkpoints[0])
     if ranks := _visible(folder, "rank_*"):
         if len(ranks) > 1:
-            raise UserError(
-                f"{folder}: holds the shards of {len(ranks)} ranks; merge them with tools/transform_checkpoint.py."
-            )
+            raise UserError(f"{folder}: holds {len(ranks)} ranks; merge them with tools/transform_checkpoint.py.")
         return index_weights(ranks[0])
     hint = " (PyTorch .bin files have to be converted to safetensors first)" if _visible(folder, "*.bin") else ""
     raise UserError(f"{folder}: holds no .safetensors and no .ckpt file{hint}; give the folder with the weights.")
@@ -61,14 +59,10 @@ def _index_shards(index_file: Path) -> dict[str, StoredTensor]:
     shards = {}
     for shard in sorted(set(weight_map.values())):
         if not stays_below(shard):
-            raise UserError(
-                f"{index_file}: names {shard!r}, which is not a file inside of its folder; get the model from a source "
-                "that you trust."
-            )
-        file = index_file.parent / shard
-        if not file.is_file():
+            raise UserError(f"{index_file}: names {shard!r}, which is not a file inside of its folder; do not use it.")
+        if not (index_file.parent / shard).is_file():
             raise UserError(f"{index_file}: names {shard}, and that file is not beside it; get the missing shard.")
-        shards[shard] = index_safetensors(file)
+        shards[shard] = index_safetensors(index_file.parent / shard)
     for name, shard in weight_map.items():
         if name not in shards[shard]:
             raise UserError(f"{index_file}: says that {name} is in {shard}, and it is not; get both files again.")
@@ -79,12 +73,10 @@ def _index_together(files: list[Path]) -> dict[str, StoredTensor]:
     """Index several files without an index file; each tensor must be unique."""
     tensors: dict[str, StoredTensor] = {}
     for file in files:
-        for name, tensor in index_safetensors(file).items():
-            if name in tensors:
-                raise UserError(
-                    f"{file.parent}: {name} is in both {tensors[name].file.name} and {file.name}; give one of them."
-                )
-            tensors[name] = tensor
+        found = index_safetensors(file)
+        for name in found.keys() & tensors.keys():
+            raise UserError(f"{file.parent}: {name} is in both {tensors[name].file.name} and {file.name}; give one.")
+        tensors |= found
     return tensors
 
 

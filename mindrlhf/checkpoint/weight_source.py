@@ -114,10 +114,7 @@ def _check_unused(
                 f"{config.num_layers} layers) has no such weight; give the weights and the configuration of one model."
             )
     if HEAD in unused and not _equal(stored[HEAD], stored[names[EMBEDDING]]):
-        raise UserError(
-            f"{stored[HEAD].file}: {HEAD} differs from the embedding, and the configuration says "
-            "tie_word_embeddings: true; set it to false."
-        )
+        raise UserError(f"{stored[HEAD].file}: {HEAD} differs from the embedding; drop tie_word_embeddings: true.")
 
 
 def _equal(first: StoredTensor, second: StoredTensor) -> bool:

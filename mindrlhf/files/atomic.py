@@ -135,9 +135,7 @@ def clean(folder: str | Path) -> None:
             elif leftover:
                 _remove(path)
     except OSError as error:
-        raise UserError(
-            f"{error.filename}: a leftover that cannot be removed ({error.strerror}); remove it."
-        ) from error
+        raise UserError(f"{error.filename}: cannot be removed ({error.strerror}); remove this leftover.") from error
 
 
 def remove_folder(path: Path) -> None:
@@ -205,9 +203,7 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(
-            f"cannot create the folder {folder} ({error.strerror}): give one that can be written"
-        ) from error
+        raise UserError(f"cannot create the folder {folder} ({error.strerror}): give one that can be written") from None
 
 
 def stays_below(name: str) -> bool:

@@ -45,7 +45,7 @@ def _lock(path: Path, flag: str) -> int | None:
         except OSError as error:
             raise UserError(
                 f"{path.parent}: cannot be locked ({error.strerror}); give {flag} a folder that you may write to."
-            ) from error
+            ) from None
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _stands(path, file):

@@ -21,10 +21,7 @@ class DataParallel:
         """Select this rank's contiguous block of a step's items, equal on all ranks."""
         count, rest = divmod(len(items), self.size)
         if rest:
-            raise UserError(
-                f"a step has {len(items)} groups, which {self.size} data-parallel workers do not divide; "
-                "start a number of workers that does."
-            )
+            raise UserError(f"a step has {len(items)} groups, which {self.size} data-parallel workers do not divide.")
         return list(items[self.rank * count : (self.rank + 1) * count])
 
     def sum(self, array: np.ndarray) -> np.ndarray:

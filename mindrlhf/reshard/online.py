@@ -65,8 +65,7 @@ class OnlineReshard:
         rank = collectives.world.rank
         before = _check(source, plan.source, rank, plan.itemsize)
         after = _check(destination, plan.destination, rank, plan.itemsize)
-        given = [*(source[name] for name in before), *(destination[name] for name in after)]
-        dtypes = {str(parameter.dtype) for parameter in given}
+        dtypes = {str(source[name].dtype) for name in before} | {str(destination[name].dtype) for name in after}
         if len(dtypes) > 1:
             raise ValueError(f"source and destination are to be of one dtype, not of {' and '.join(sorted(dtypes))}")
         shared = {name for name in before & after if source[name] is destination[name]}
@@ -156,12 +155,13 @@ class _Share:
     def of(cls, rank: int, transfers: Iterable[Transfer], limit: int) -> "_Share":
         share = cls([], {}, {})
         for transfer in transfers:
+            pieces = transfer.split(limit)
             if transfer.source == transfer.destination == rank:
-                share.copies.extend(transfer.split(limit))
+                share.copies.extend(pieces)
             elif transfer.source == rank:
-                share.outgoing.setdefault(transfer.destination, []).extend(transfer.split(limit))
+                share.outgoing.setdefault(transfer.destination, []).extend(pieces)
             elif transfer.destination == rank:
-                share.incoming.setdefault(transfer.source, []).extend(transfer.split(limit))
+                share.incoming.setdefault(transfer.source, []).extend(pieces)
         return share
 
     def move(self, peers: Peers, source: Arrays, destination: Arrays) -> None:
@@ -185,11 +185,9 @@ def _unpacked(pieces: Sequence[Transfer], destination: Arrays) -> Iterator[np.nd
     """Yield buffers for incoming messages; a piece gets its content with the next."""
     for piece in pieces:
         target = _box(destination[piece.parameter], piece.destination_slices)
-        if target.flags.c_contiguous:
-            yield target
-        else:
-            message = np.empty(target.shape, target.dtype)
-            yield message
+        message = target if target.flags.c_contiguous else np.empty(target.shape, target.dtype)
+        yield message
+        if message is not target:
             target[...] = message
 
 
@@ -210,10 +208,9 @@ def _check(shards: Shards, layout: Layout, rank: int, itemsize: int) -> set[str]
     """Check that a rank's parameters are complete and have the right shapes."""
     held = dict(layout.shards(rank)) if rank < layout.size else {}
     for name, part in held.items():
-        shape = sliced_shape(part)
         if name not in shards:
             raise ValueError(f"rank {rank} holds a part of {name}, which is not given")
-        parameter = shards[name]
+        parameter, shape = shards[name], sliced_shape(part)
         if (parameter.shape, parameter.itemsize) != (shape, itemsize):
             raise ValueError(
                 f"{name}: rank {rank} holds {list(shape)} of {itemsize} bytes each, "

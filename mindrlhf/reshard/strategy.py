@@ -12,7 +12,7 @@ Not read: the JSON form of these files; the uneven cuts of an embedding (`param_
 """
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -22,9 +22,6 @@ from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import atomic_folder
 from mindrlhf.parallel.layout import Layout, Placement, Shape, Sharding
 
-FILE_NAME = "ckpt_strategy_rank_{rank}.ckpt"
-
-_FILE_PATTERN = re.compile(r"ckpt_strategy_rank_\d+\.ckpt")
 _MERGED_NAME = re.compile(r"(\d+)-(.+)")
 
 
@@ -46,9 +43,8 @@ class Strategy:
         return self.stages * self.stage_ranks
 
     def layout(self, shapes: Mapping[str, Shape], what: str) -> Layout:
-        """Compute the layout of parameters of these full shapes, in their order.
+        """Compute the layout of parameters of these full shapes, named `what`, in their order.
 
-        what: name of the parameters in messages.
         Raises `UserError` where the strategy is of another model: a parameter is missing on either side (but for
         optimizer state, which a strategy may list and the shapes need not have), or a shape cannot be cut that way.
         """
@@ -61,14 +57,11 @@ class Strategy:
         if absent:
             raise UserError(f"{self.path}: is about {_some(absent)}, which {what} lacks; {advice}.")
         placements = {name: Placement(tuple(shape), self.shardings[name]) for name, shape in shapes.items()}
-        for name, placement in placements.items():
-            for sharding in placement.shardings.values():
-                shape, parts = placement.shape, sharding.parts
+        for name, shape in shapes.items():
+            for parts in (sharding.parts for sharding in self.shardings[name].values()):
                 if len(shape) != len(parts) or any(size % count for size, count in zip(shape, parts, strict=True)):
-                    raise UserError(
-                        f"{self.path}: cuts {name} into {list(parts)} parts, which does not fit its shape "
-                        f"{list(shape)} in {what}; {advice}."
-                    )
+                    cuts = f"cuts {name} into {list(parts)} parts, which does not fit its shape {list(shape)}"
+                    raise UserError(f"{self.path}: {cuts} in {what}; {advice}.")
         return Layout(self.stages, self.stage_ranks, placements)
 
 
@@ -84,16 +77,14 @@ def save_strategies(folder: str | Path, layout: Layout) -> list[Path]:
     replaced as a whole; one with anything else in it is refused.
     """
     folder = Path(folder)
-    if folder.is_dir():
-        for path in folder.iterdir():
-            if not _FILE_PATTERN.fullmatch(path.name):
-                raise UserError(f"{path}: is no strategy file, so its folder is not replaced; give another folder.")
-    names = [FILE_NAME.format(rank=rank) for rank in range(layout.size)]
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if not re.fullmatch(r"ckpt_strategy_rank_\d+\.ckpt", path.name):
+            raise UserError(f"{path}: is no strategy file, so its folder is not replaced; give another folder.")
+    names = [f"ckpt_strategy_rank_{rank}.ckpt" for rank in range(layout.size)]
     with atomic_folder(folder, replace=True) as temporary:
-        for stage in range(layout.stages):
-            content = _message(layout, stage).SerializeToString()
-            for rank in range(stage * layout.stage_ranks, (stage + 1) * layout.stage_ranks):
-                (temporary / names[rank]).write_bytes(content)
+        contents = [_message(layout, stage).SerializeToString() for stage in range(layout.stages)]
+        for rank, name in enumerate(names):
+            (temporary / name).write_bytes(contents[rank // layout.stage_ranks])
     return [folder / name for name in names]
 
 
@@ -108,24 +99,24 @@ def read_strategy(path: str | Path) -> Strategy:
     shardings: dict[str, dict[int, Sharding]] = {}
     seen: set[bytes] = set()
     for file in _files(path):
-        content = _content(file)
+        try:
+            content = file.read_bytes()
+        except OSError as error:
+            raise UserError(f"{file}: cannot be read ({error.strerror}).") from error
         if content in seen:  # ranks of one stage
             continue
         seen.add(content)
         for name, stage, sharding in _entries(file, content):
             if shardings.setdefault(name, {}).setdefault(stage, sharding) != sharding:
                 raise UserError(
-                    f"{file}: cuts {name} of pipeline stage {stage} in another way than the files before it in the "
-                    "folder; give the files of one job."
+                    f"{file}: cuts {name} of pipeline stage {stage} in another way; give the files of one job."
                 )
     counts = {prod(each.grid) for stages in shardings.values() for each in stages.values()}
     if len(counts) != 1:
         raise UserError(f"{path}: its parameters lie on {sorted(counts)} ranks of a stage; give the files of one job.")
     found = sorted({stage for stages in shardings.values() for stage in stages})
     if found != list(range(len(found))):
-        raise UserError(
-            f"{path}: has the pipeline stages {found} only; give the folder with the strategy files of all ranks."
-        )
+        raise UserError(f"{path}: has the pipeline stages {found} only; give the folder with the files of all ranks.")
     return Strategy(path, len(found), counts.pop(), shardings)
 
 
@@ -139,14 +130,7 @@ def _files(path: Path) -> list[Path]:
     return files
 
 
-def _content(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise UserError(f"{file}: cannot be read ({error.strerror}).") from error
-
-
-def _entries(file: Path, content: bytes) -> list[tuple[str, int, Sharding]]:
+def _entries(file: Path, content: bytes) -> Iterator[tuple[str, int, Sharding]]:
     """List (parameter, pipeline stage, sharding) of all entries of a file."""
     from google.protobuf.message import DecodeError
     from mindspore.train.node_strategy_pb2 import ParallelStrategyMap
@@ -160,12 +144,10 @@ def _entries(file: Path, content: bytes) -> list[tuple[str, int, Sharding]]:
         raise UserError(f"{file}: holds no parameter's layout; give the strategy file of a parallel job.")
     operators = message.parallel_strategy_item
     own_stage = operators[0].parallel_strategys.stage if operators else 0
-    entries = []
     for item in message.parallel_layout_item:
         merged = _MERGED_NAME.fullmatch(item.param_name)
         stage, name = (int(merged[1]), merged[2]) if merged else (own_stage, item.param_name)
-        entries.append((name, stage, _sharding(file, name, item.parallel_layouts)))
-    return entries
+        yield name, stage, _sharding(file, name, item.parallel_layouts)
 
 
 def _sharding(file: Path, name: str, layout: Any) -> Sharding:
@@ -182,9 +164,8 @@ def _sharding(file: Path, name: str, layout: Any) -> Sharding:
     axes = [axis for each in cuts for axis in each]
     if not all(0 <= axis < len(grid) for axis in axes) or len(set(axes)) < len(axes):
         raise UserError(f"{file}: the tensor map of {name} does not fit its device matrix {list(grid)}; get it again.")
-    if layout.opt_weight_shard_size:
-        return _with_optimizer_shards(file, name, Sharding(grid, cuts), layout.opt_weight_shard_size)
-    return Sharding(grid, cuts)
+    whole, parts = Sharding(grid, cuts), layout.opt_weight_shard_size
+    return _with_optimizer_shards(file, name, whole, parts) if parts else whole
 
 
 def _with_optimizer_shards(file: Path, name: str, sharding: Sharding, parts: int) -> Sharding:
@@ -211,9 +192,7 @@ def _with_optimizer_shards(file: Path, name: str, sharding: Sharding, parts: int
         parts //= grid[axis]
         chosen.insert(0, axis)
     if parts > 1 or not cuts:
-        raise UserError(
-            f"{file}: the optimizer shards of {name} do not fit its device matrix {list(sharding.grid)}; get it again."
-        )
+        raise UserError(f"{file}: the optimizer shards of {name} do not fit its device matrix {list(sharding.grid)}.")
     return Sharding(tuple(grid), ((*cuts[0], *chosen), *cuts[1:]))
 
 
@@ -247,5 +226,4 @@ def _tensor_map(name: str, sharding: Sharding) -> list[int]:
 
 def _some(names: list[str]) -> str:
     """Format the first of some names, and the number of the others."""
-    more = len(names) - 3
-    return ", ".join(names[:3]) + (f" and {more} more" if more > 0 else "")
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if names[3:] else "")

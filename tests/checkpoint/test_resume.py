@@ -103,7 +103,7 @@ def test_a_checkpoint_under_anothers_name(copy):
     (copy / "step_000010").rename(copy / "step_000030")
     checkpoint, problems = choose(locate(copy))
     assert checkpoint.step == 20
-    assert "step_000030: holds the checkpoint of step 10; give the folder its own name back" in problems[0]
+    assert "step_000030: holds the checkpoint of step 10; give the folder its name back" in problems[0]
 
 
 def rewrite(folder, change):
@@ -118,7 +118,7 @@ def rewrite(folder, change):
 def test_foreign_manifests(copy):
     folder = copy / "step_000010"
     rewrite(folder, lambda content: content.update(version=2))
-    with pytest.raises(UserError, match="was written in version 2 of the format, and this suite reads 1"):
+    with pytest.raises(UserError, match="was written in version 2 of the format; use one of version 1"):
         Checkpoint.open(folder)
     rewrite(folder, lambda content: content.update(format="another suite's"))
     with pytest.raises(UserError, match="is not the manifest of a training checkpoint"):

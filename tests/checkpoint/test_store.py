@@ -130,7 +130,7 @@ def test_asynchronous_ranks_wait_for_one_another(tmp_path):
 
 def test_a_rank_that_never_writes_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(store_module, "PART_TIMEOUT_S", 0.1)
-    with pytest.raises(UserError, match=r"rank_1: has not been written .* on a disk that all ranks share"):
+    with pytest.raises(UserError, match=r"rank_1: was not written in .* on a disk that all ranks share"):
         stores(tmp_path, 2)[0].save(states(1, dp=2)[0])
     assert names(tmp_path) == []
 

@@ -32,7 +32,7 @@ class Collectives:
 
         Moves size times the bytes: meant for a few numbers, as `all_reduce_max` is.
         """
-        return self.all_gather(array, group).sum(axis=0, dtype=array.dtype)
+        return functools.reduce(np.add, self.all_gather(array, group))
 
     def all_reduce_max(self, array: np.ndarray, group: Sequence[int] | None = None) -> np.ndarray:
         """Compute the elementwise maximum over the group, of any ordered dtype; NaN wins."""

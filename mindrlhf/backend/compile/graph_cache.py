@@ -136,12 +136,11 @@ class GraphCache:
         for path in self._folder.glob("*.mindir"):
             with suppress(OSError):  # another process may have removed it
                 found.append((path.stat().st_mtime_ns, path.stat().st_size, path))
-        total = sum(size for _, size, _ in found)
-        for _, size, path in sorted(found):
-            if total <= self._limit:
-                break
-            path.unlink(missing_ok=True)
-            total -= size
+        total = 0
+        for _, size, path in sorted(found, reverse=True):
+            total += size
+            if total > self._limit:
+                path.unlink(missing_ok=True)
         return True
 
 

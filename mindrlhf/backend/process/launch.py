@@ -183,8 +183,7 @@ def _choose_device(device_target: str, options: AscendOptions, alone: bool) -> N
 
     if device_target == "Ascend" and not ascend.is_available():
         raise UserError(
-            "context.device_target is Ascend, but MindSpore finds no NPU with CANN on this machine: "
-            "use the CPU overlay of the model YAML, or set context.device_target to CPU"
+            "context.device_target is Ascend, and there is no NPU with CANN here: use the CPU overlay of the model YAML"
         )
     # MindSpore refuses to set again what it has begun to use, even to the same.
     if (mindspore.get_current_device().device_target, device_target) != ("CPU", "CPU"):
