@@ -10,7 +10,7 @@ import numpy as np
 from mindrlhf.checkpoint.encoding import STORAGE, StoredDtype
 from mindrlhf.checkpoint.safetensors_file import write_safetensors
 from mindrlhf.checkpoint.weight_files import INDEX_FILE, SINGLE_FILE
-from mindrlhf.configs.model import LAST_TOKEN_ID, ModelConfig
+from mindrlhf.configs.model import ModelConfig
 from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import atomic_folder
 from mindrlhf.files.json import read_json, write_json
@@ -19,6 +19,7 @@ from mindrlhf.models.parameters import ParameterSpec, parameter_table
 CONFIG_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
 CARD_FILE = "README.md"
+FILLERS = ("pad_token_id", "bos_token_id")
 
 # What a folder written here can hold; one with anything else in it is somebody's, and never replaced.
 _OWN_FILES = (CARD_FILE, "*.json", "*.safetensors", "merges.txt", "tokenizer.model")
@@ -38,24 +39,14 @@ def read_hf_config(directory: str | Path) -> ModelConfig:
     two); padding and beginning tokens come from the second where the first has none.
     Raises `UserError` when a file is missing, damaged or describes a model that this suite does not know.
     """
-    config_file, generation_file = Path(directory, CONFIG_FILE), Path(directory, GENERATION_FILE)
-    config = ModelConfig.from_hf(read_json(config_file), str(config_file))
-    if not generation_file.exists():
-        return config
-    generation = read_json(generation_file)
-    eos = generation.get("eos_token_id")
-    more = eos if isinstance(eos, list) else [] if eos is None else [eos]
-    if not all(_is_token_id(token) for token in more):
-        raise UserError(f"{generation_file}: eos_token_id is {eos!r:.60}; a token id or a list of them is needed.")
-    changes = {"eos_token_ids": tuple(dict.fromkeys((*config.eos_token_ids, *more)))}
-    for key in ("pad_token_id", "bos_token_id"):
-        if getattr(config, key) is None and _is_token_id(generation.get(key)):
-            changes[key] = generation[key]
-    return config.model_copy(update=changes)
-
-
-def _is_token_id(value: Any) -> bool:
-    return type(value) is int and -1 <= value <= LAST_TOKEN_ID
+    file = Path(directory, CONFIG_FILE)
+    raw, generation = read_json(file), generation_defaults(directory)
+    config = ModelConfig.from_hf(raw, str(file))
+    tokens = {key: generation[key] for key in ("eos_token_id", *FILLERS) if generation.get(key) is not None}
+    more = ModelConfig.from_hf({**raw, **tokens}, str(file.with_name(GENERATION_FILE)))
+    ends = tuple(dict.fromkeys((*config.eos_token_ids, *more.eos_token_ids)))
+    gaps = {key: getattr(more, key) for key in FILLERS if getattr(config, key) is None}
+    return config.model_copy(update={"eos_token_ids": ends, **gaps})
 
 
 def generation_defaults(directory: str | Path | None) -> dict[str, Any]:

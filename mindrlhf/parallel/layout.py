@@ -249,21 +249,13 @@ def split_layers(
     base, rest = divmod(num_layers, stages)
     example = [1] * rest + [0] * (stages - rest)
     offsets = (0,) * stages if offset == 0 else offset
-    shown = offset if isinstance(offset, int) else list(offset)
-    if isinstance(offsets, int) or len(offsets) != stages:
-        raise UserError(f"{where} is {shown}, and must be a list of {stages} numbers, one for each stage: {example}.")
-    if sum(offsets) != rest:
+    counts = [] if isinstance(offsets, int) else [base + extra for extra in offsets]
+    if len(counts) != stages or sum(counts) != num_layers or min(counts) < 0 or 0 in counts[1:-1]:
+        shown = offset if isinstance(offset, int) else list(offset)
         raise UserError(
-            f"{where} is {shown}, which adds up to {sum(offsets)}, and {num_layers} layers on {stages} stages leave a "
-            f"remainder of {rest}; set it to {example} or another list with that sum."
+            f"{where} is {shown}, and {num_layers} layers on {stages} stages ask for a list of {stages} numbers with "
+            f"the sum {rest}, like {example}, that leaves layers to every stage between the first and the last."
         )
-    counts = [base + extra for extra in offsets]
-    for stage, count in enumerate(counts):
-        if count < (0 < stage < stages - 1):
-            raise UserError(
-                f"{where} is {shown}, which leaves stage {stage} with {count} of the {num_layers} layers; "
-                f"set it to {example} or another list with the sum {rest}."
-            )
     return tuple(range(end - count, end) for count, end in zip(counts, accumulate(counts), strict=True))
 
 

@@ -17,9 +17,9 @@ STAGE_AXES = AXES[1:]  # of the ranks of one pipeline stage
 class Coordinates(NamedTuple):
     """Position of one rank: an index from 0 along each axis of `AXES`."""
 
-    pp: int
-    dp: int
-    tp: int
+    pp: int = 0
+    dp: int = 0
+    tp: int = 0
 
 
 @dataclass(frozen=True)
@@ -61,13 +61,10 @@ class Mesh:
     def rank(self, **indices: int) -> int:
         """Find the rank at these coordinates; an omitted axis counts as 0."""
         rank = 0
-        for axis, length in self.lengths.items():
-            index = indices.pop(axis, 0)
+        for index, (axis, length) in zip(Coordinates(**indices), self.lengths.items(), strict=True):
             if not 0 <= index < length:
                 raise ValueError(f"{axis} index {index} is outside of an axis of {length}")
             rank = rank * length + index
-        if indices:
-            raise ValueError(f"a mesh has the axes {', '.join(AXES)}, not {', '.join(indices)}")
         return rank
 
     def group(self, rank: int, *axes: Axis) -> tuple[int, ...]:

@@ -146,12 +146,12 @@ def test_offset_moves_layers_between_stages(layers, stages, offset, expected):
 @pytest.mark.parametrize(
     ("layers", "stages", "offset", "match"),
     [
-        (7, 2, 0, r"offset is 0, which adds up to 0, and 7 layers on 2 stages leave a remainder of 1; .*\[1, 0\]"),
-        (7, 2, 1, r"offset is 1, and must be a list of 2 numbers"),
-        (8, 2, (1, 0), r"offset is \[1, 0\], which adds up to 1.* remainder of 0"),
-        (8, 2, (1, 0, -1), r"must be a list of 2 numbers, one for each stage: \[0, 0\]"),
-        (6, 3, (1, -2, 1), r"leaves stage 1 with 0 of the 6 layers; set it to \[0, 0, 0\]"),
-        (4, 2, (-3, 3), r"leaves stage 0 with -1 of the 4 layers"),
+        (7, 2, 0, r"offset is 0, and 7 layers on 2 stages ask for a list of 2 numbers with the sum 1, like \[1, 0\]"),
+        (7, 2, 1, r"offset is 1, and .* a list of 2 numbers"),
+        (8, 2, (1, 0), r"offset is \[1, 0\], and .* the sum 0, like \[0, 0\]"),
+        (8, 2, (1, 0, -1), r"a list of 2 numbers with the sum 0, like \[0, 0\]"),
+        (6, 3, (1, -2, 1), r"like \[0, 0, 0\], that leaves layers to every stage between"),
+        (4, 2, (-3, 3), r"offset is \[-3, 3\], and 4 layers on 2 stages"),
     ],
 )
 def test_offset_that_does_not_fit_is_refused(layers, stages, offset, match):
