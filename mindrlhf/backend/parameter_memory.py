@@ -23,7 +23,6 @@ def read(parameter: "Parameter") -> "np.ndarray":
 
 
 def read_all(parameters: Mapping[str, "Parameter"]) -> "dict[str, np.ndarray]":
-    """Read the numbers of several parameters, by the same names; read-only."""
     return {name: read(parameter) for name, parameter in parameters.items()}
 
 

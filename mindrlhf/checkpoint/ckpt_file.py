@@ -137,5 +137,4 @@ def _varint(value: int) -> bytes:
 
 
 def _field(number: int, length: int) -> bytes:
-    """Encode the start of a field of `length` bytes."""
     return _varint(number << 3 | _BYTES) + _varint(length)

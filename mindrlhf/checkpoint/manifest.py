@@ -94,7 +94,6 @@ class Manifest:
 
 
 def describe(path: Path) -> StoredFile:
-    """Compute size and checksum of a file."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return StoredFile(file.tell(), digest)

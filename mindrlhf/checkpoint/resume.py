@@ -57,7 +57,6 @@ class Checkpoint:
 
     @property
     def step(self) -> int:
-        """Steps done."""
         return self.manifest.step
 
     @cached_property
@@ -84,17 +83,14 @@ class Checkpoint:
 
     @property
     def counters(self) -> dict[str, Any]:
-        """Counters that the store was given."""
         return self.state["counters"]
 
     @property
     def run(self) -> dict[str, Any]:
-        """Description of the run that the store was given."""
         return self.state["run"]
 
     @property
     def hf_folder(self) -> Path:
-        """The folder with the model's configuration and tokenizer."""
         return self.folder / HF_FOLDER
 
     def companion(self, name: str) -> bytes | None:
@@ -103,7 +99,6 @@ class Checkpoint:
 
     @property
     def groups(self) -> tuple[str, ...]:
-        """Kinds of arrays that it holds."""
         return tuple(self.state["groups"])
 
     def weights(self, kind: str = WEIGHTS) -> ShardedWeights:

@@ -102,7 +102,6 @@ def _full_shapes(strategy: Strategy, ranks: Sequence[Tensors]) -> dict[str, Shap
 
 
 def _check_rank(folder: Path, layout: Layout, rank: int, tensors: Tensors) -> None:
-    """Check that one rank has its part of every parameter of the layout."""
     held = dict(layout.shards(rank))
     lacking = [name for name in held if name not in tensors]
     if lacking:

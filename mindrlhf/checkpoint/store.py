@@ -92,7 +92,6 @@ class CheckpointStore:
         self._thread.start()
 
     def check(self) -> None:
-        """Raise the error of a failed asynchronous write."""
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
@@ -136,7 +135,6 @@ class CheckpointStore:
             raise self.with_advice(known) if isinstance(known, UserError) else known from error
 
     def _write_part(self, state: TrainingState, temporary: Path) -> None:
-        """Write this rank's files, and last the manifest of them."""
         folder = temporary / f"rank_{self._rank}"
         folder.mkdir(parents=True, exist_ok=True)
         files = {}
@@ -187,7 +185,6 @@ class CheckpointStore:
             temporary.write_text(f"{target.name}\n{describe(target / MANIFEST_FILE).sha256}\n", encoding="utf-8")
 
     def _remove_old(self) -> None:
-        """Remove all checkpoints but the newest `keep` and the best."""
         if self._keep is None:
             return
         for old in [path for path in step_folders(self.folder) if step_of(path) != self.best_step][self._keep :]:

@@ -148,7 +148,6 @@ def _assemblies(weights: ShardedWeights, plan: Plan, rank: int) -> list[_Assembl
 
 
 def _gathered(weights: ShardedWeights) -> list[_Assembly]:
-    """List the full parameters and their stored parts."""
     return _assemblies(weights, plan(weights.layout, full_layout(weights.layout.shapes)), 0)
 
 

@@ -52,7 +52,6 @@ def _index_folder(folder: Path) -> dict[str, StoredTensor]:
 
 
 def _index_shards(index_file: Path) -> dict[str, StoredTensor]:
-    """Index the tensors of an index file, each in the shard that it names."""
     weight_map = read_json(index_file).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
         raise UserError(f"{index_file}: has no weight_map from tensor to file name; get the file again.")

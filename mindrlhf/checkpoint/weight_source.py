@@ -41,7 +41,6 @@ class WeightSource:
 
     @property
     def dtype(self) -> StoredDtype:
-        """Narrowest dtype that holds every tensor exactly."""
         return common_dtype(tensor.dtype for tensor in self.tensors.values())
 
     def read(self, spec: ParameterSpec, index: tuple[slice, ...] | None = None) -> np.ndarray:
@@ -106,7 +105,6 @@ def _names_in_files(path: Path, table: tuple[ParameterSpec, ...], stored: Mappin
 def _check_unused(
     config: ModelConfig, stored: Mapping[str, StoredTensor], names: Mapping[str, str], unused: tuple[str, ...]
 ) -> None:
-    """Refuse files whose extra tensors mean another model."""
     for name in unused:
         if is_layer_weight(name):
             raise UserError(
@@ -118,7 +116,6 @@ def _check_unused(
 
 
 def _equal(first: StoredTensor, second: StoredTensor) -> bool:
-    """Compare the numbers of two tensors, a few rows at a time."""
     if first.shape != second.shape:
         return False
     rows = max(1, _BLOCK_ELEMENTS // max(1, first.shape[1]))

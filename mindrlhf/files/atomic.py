@@ -180,7 +180,6 @@ def sync(path: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Bring the names in a folder to the disk."""
     with suppress(OSError):  # some network file systems know no fsync of a folder
         sync(path)
 

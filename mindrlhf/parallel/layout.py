@@ -36,7 +36,6 @@ class Sharding:
 
     @property
     def parts(self) -> tuple[int, ...]:
-        """Number of parts along each dimension."""
         return tuple(prod(self.grid[axis] for axis in axes) for axes in self.cuts)
 
     def slices(self, rank: int, shape: Shape) -> Slices:
@@ -86,7 +85,6 @@ class Layout:
 
     @property
     def size(self) -> int:
-        """Number of ranks."""
         return self.stages * self.stage_ranks
 
     @cached_property
@@ -106,7 +104,6 @@ class Layout:
 
     @property
     def shapes(self) -> dict[str, Shape]:
-        """Full shape of every parameter."""
         return {name: placement.shape for name, placement in self.placements.items()}
 
     def only(self, names: Iterable[str]) -> "Layout":
@@ -147,7 +144,6 @@ class Layout:
 
 
 def box_of(slices: Slices) -> Box:
-    """Convert slices to (start, stop) pairs."""
     return tuple((part.start, part.stop) for part in slices)
 
 
@@ -274,7 +270,6 @@ def _sharding(spec: ParameterSpec, mesh: Mesh, vocab_emb_dp: bool) -> Sharding:
 
 
 def _stages(spec: ParameterSpec, layers: tuple[range, ...]) -> list[int]:
-    """Find the pipeline stages that hold a parameter."""
     last = len(layers) - 1
     ends = {"first": [0], "last": [last], "ends": [0, last]}
     return ends.get(spec.place) or [stage for stage, held in enumerate(layers) if spec.place in held]

@@ -46,7 +46,6 @@ class Mesh:
 
     @property
     def size(self) -> int:
-        """Number of ranks."""
         return prod(self.lengths.values())
 
     def coordinates(self, rank: int) -> Coordinates:

@@ -34,7 +34,6 @@ class Partition:
 
     @classmethod
     def of_yaml(cls, yaml: ModelYaml, model: ModelConfig, rank: int) -> "Partition":
-        """Compute the part of `rank` under a model YAML."""
         return cls.every_rank(yaml, model)[rank]
 
     @classmethod
@@ -85,12 +84,10 @@ class Partition:
         return self.layout.slices(self.rank if rank is None else rank, spec.name)
 
     def shape(self, spec: ParameterSpec) -> Shape:
-        """Shape of the part that this rank holds."""
         return self.layout.shape(self.rank, spec.name)
 
     @cached_property
     def optimizer_layout(self) -> Layout:
-        """Layout of the optimizer's moments."""
         return replica_sharded(self.trained_layout) if self.shared_optimizer else self.trained_layout
 
     def updated_rows(self, spec: ParameterSpec) -> slice:

@@ -45,7 +45,6 @@ class PipelineAxis:
         self._peers.send(array, self._group[self.stage + step])
 
     def receive(self, shape: tuple[int, ...], step: Literal[1, -1]) -> np.ndarray:
-        """Receive from the next stage (1) or the previous one (-1)."""
         return self._peers.receive(np.empty(shape, np.float32), self._group[self.stage + step])
 
     def from_last(self, value: Any) -> Any:

@@ -71,12 +71,10 @@ class Plan:
 
     @cached_property
     def sent(self) -> dict[int, int]:
-        """Source rank -> bytes that it sends."""
         return self._moved(self.source, lambda transfer: transfer.source)
 
     @cached_property
     def received(self) -> dict[int, int]:
-        """Destination rank -> bytes that it receives."""
         return self._moved(self.destination, lambda transfer: transfer.destination)
 
     @cached_property
@@ -212,7 +210,6 @@ def _pieces(source: Layout, destination: Layout, name: str) -> list[_Piece]:
 
 
 def _held(layout: Layout, itemsize: int) -> dict[int, int]:
-    """Bytes that each rank holds."""
     return {
         rank: sum(prod(sliced_shape(part)) for _, part in layout.shards(rank)) * itemsize for rank in range(layout.size)
     }
@@ -223,7 +220,6 @@ def _size(box: Box) -> int:
 
 
 def _overlap(first: Box, second: Box) -> int:
-    """Count the elements in both boxes."""
     return prod(max(0, min(a[1], b[1]) - max(a[0], b[0])) for a, b in zip(first, second, strict=True))
 
 

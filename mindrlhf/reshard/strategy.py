@@ -39,7 +39,6 @@ class Strategy:
 
     @property
     def size(self) -> int:
-        """Number of ranks."""
         return self.stages * self.stage_ranks
 
     def layout(self, shapes: Mapping[str, Shape], what: str) -> Layout:
@@ -151,7 +150,6 @@ def _entries(file: Path, content: bytes) -> Iterator[tuple[str, int, Sharding]]:
 
 
 def _sharding(file: Path, name: str, layout: Any) -> Sharding:
-    """Convert a parameter's `ParallelLayouts` to a `Sharding`."""
     grid, maps = tuple(layout.dev_matrix[0].dim or (1,)) if layout.dev_matrix else (), layout.tensor_map
     # One map has a number for each dimension; several have the axes of one dimension each.
     dims = [[number] for number in maps[0].dim] if len(maps) == 1 else [list(each.dim) for each in maps]
@@ -193,7 +191,6 @@ def _with_optimizer_shards(file: Path, name: str, sharding: Sharding, parts: int
 
 
 def _message(layout: Layout, stage: int) -> Any:
-    """Build the `ParallelStrategyMap` of one pipeline stage."""
     from mindspore.train.node_strategy_pb2 import ParallelStrategyMap
 
     message = ParallelStrategyMap(current_stage=1)
@@ -221,5 +218,4 @@ def _tensor_map(name: str, sharding: Sharding) -> list[int]:
 
 
 def _some(names: list[str]) -> str:
-    """Format the first of some names, and the number of the others."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if names[3:] else "")

@@ -74,12 +74,10 @@ class Collectives:
         return [pickle.loads(row[:length].tobytes()) for row, length in zip(rows, lengths, strict=True)]
 
     def broadcast_object(self, value: Any, root: int, group: Sequence[int] | None = None) -> Any:
-        """Send the picklable value of global rank `root` to all."""
         values = self.all_gather_object(value if self.world.rank == root else None, group)
         return values[self._ranks(group).index(root)]
 
     def graph_group(self, group: Sequence[int] | None = None) -> str:
-        """Return MindSpore's name of the group, for communication in compiled graphs."""
         return _group_name(self._ranks(group), self.world.size)
 
     def peers(self) -> Peers:

@@ -108,7 +108,6 @@ class _Sending(threading.Thread):
 
 
 def _message(array: np.ndarray) -> list[memoryview]:
-    """Encode length and content for the wire."""
     return [memoryview(_LENGTH.pack(array.nbytes)), bytes_of(array)]
 
 

@@ -151,7 +151,6 @@ def launch(
 
 
 def _schedule(size: int) -> None:
-    """Serve as msrun's scheduler until the workers end."""
     if size > 1:  # a single worker needs none
         from mindspore import communication
 
