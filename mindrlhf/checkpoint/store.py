@@ -29,15 +29,7 @@ from mindrlhf.checkpoint.manifest import MANIFEST_FILE, Manifest, StoredFile, de
 from mindrlhf.checkpoint.safetensors_file import write_safetensors
 from mindrlhf.checkpoint.training_state import ShardGroup, TrainingState, layout_to_json
 from mindrlhf.errors import UserError
-from mindrlhf.files.atomic import (
-    atomic_file,
-    explained,
-    put_in_place,
-    remove_folder,
-    sync,
-    sync_folder,
-    temporary_name,
-)
+from mindrlhf.files.atomic import atomic_file, explained, put_in_place, remove_folder, sync, sync_folder, temporary_name
 from mindrlhf.files.naming import step_of, step_path
 
 STATE_FILE = "state.json"
