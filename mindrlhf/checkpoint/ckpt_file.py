@@ -11,6 +11,7 @@ import mmap
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -40,13 +41,14 @@ def index_ckpt(path: Path) -> dict[str, StoredTensor]:
                 if field != 1:
                     raise ValueError(f"unknown field {field}")
                 entry = _entry(path, data, *span)
-                if entry is not None:
-                    earlier = tensors.get(entry.name)
-                    pieces = () if earlier is None else earlier.segments
-                    tensors[entry.name] = replace(earlier or entry, segments=pieces + entry.segments)
+                if entry and entry.name in tensors:
+                    earlier = tensors[entry.name]
+                    entry = replace(earlier, segments=earlier.segments + entry.segments)
+                if entry:
+                    tensors[entry.name] = entry
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}).") from error
-    except ValueError as error:  # also an empty file, which cannot be mapped
+    except (ValueError, TypeError) as error:  # also an empty file, which cannot be mapped; a number for bytes
         raise UserError(f"{path}: not a MindSpore .ckpt, or damaged or truncated ({error}); get it again.") from error
     for tensor in tensors.values():
         needed = stored_size(tensor.dtype, tensor.shape)
@@ -76,45 +78,31 @@ def write_ckpt(
 
 def _entry(path: Path, data: mmap.mmap, start: int, end: int) -> StoredTensor | None:
     """Read one entry as a one-segment tensor; None without a plain tensor."""
-    name, tensor = "", None
-    for field, span in _fields(data, start, end):
-        if field == 1:
-            name = data[slice(*span)].decode()
-        elif field == 2:
-            tensor = span
-    if tensor is None:
+    entry = dict(_fields(data, start, end))
+    if 2 not in entry:
         return None
-    dims, dtype, content = [], "", None
-    for field, value in _fields(data, *tensor, number_fields=(1,)):
-        if field == 1:
-            dims.append(value)
-        elif field == 2:
-            dtype = data[slice(*value)].decode()
-        elif field == 3:
-            content = value
-    if content is None:
+    name = data[slice(*entry.get(1, (0, 0)))].decode()
+    fields = list(_fields(data, *entry[2]))
+    dims, rest = [int(value) for field, value in fields if field == 1], dict(fields)
+    if 3 not in rest:
         raise ValueError(f"incomplete tensor {name}")
+    dtype, (begin, stop) = data[slice(*rest.get(2, (0, 0)))].decode().lower(), rest[3]
     shape = () if dims == [0] else tuple(dims)  # how MindSpore writes a number without dimensions
-    return StoredTensor(path, name, dtype.lower(), shape, ((content[0], content[1] - content[0]),))
+    return StoredTensor(path, name, dtype, shape, ((begin, stop - begin),))
 
 
-def _fields(
-    data: mmap.mmap, start: int, end: int, number_fields: tuple[int, ...] = ()
-) -> Iterator[tuple[int, int | tuple[int, int]]]:
-    """Yield (field number, value) in data[start:end]: numbers in `number_fields`, else (start, end)."""
+def _fields(data: mmap.mmap, start: int, end: int) -> Iterator[tuple[int, Any]]:
+    """Yield (field number, value) in data[start:end]: a number, or (start, end) of bytes."""
     while start < end:
         key, start = _read_varint(data, start, end)
         value, start = _read_varint(data, start, end)
-        field, wire_type = key >> 3, key & 7
-        if wire_type != (_VARINT if field in number_fields else _BYTES):
-            raise ValueError(f"field {field} is of the wrong kind")
-        if wire_type == _VARINT:
-            yield field, value
-        else:
-            if start + value > end:
-                raise ValueError(f"{start + value - end} bytes are missing at the end")
-            yield field, (start, start + value)
-            start += value
+        if key & 7 == _BYTES:
+            value, start = (start, start + value), start + value
+        elif key & 7 != _VARINT:
+            raise ValueError(f"field {key >> 3} is of the wrong kind")
+        if start > end:
+            raise ValueError(f"{start - end} bytes are missing at the end")
+        yield key >> 3, value
 
 
 def _read_varint(data: mmap.mmap, start: int, end: int) -> tuple[int, int]:
