@@ -39,7 +39,7 @@ def encode(array: np.ndarray, dtype: StoredDtype, name: str) -> np.ndarray:
             half = array.astype(STORAGE[dtype])
         if np.any(np.isinf(half) & np.isfinite(array)):
             largest = np.max(np.abs(array[np.isfinite(array)]))
-            raise UserError(f"{name}: {largest:g} is beyond float16's largest, 65504; write bfloat16 or float32.")
+            raise UserError(f"{name}: the value {largest:g} is beyond float16's 65504; write bfloat16 or float32.")
         return half
     return array.astype(STORAGE[dtype], copy=False)
 

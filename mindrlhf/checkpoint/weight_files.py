@@ -45,7 +45,7 @@ def _index_folder(folder: Path) -> dict[str, StoredTensor]:
         return index_ckpt(checkpoints[0])
     if ranks := _visible(folder, "rank_*"):
         if len(ranks) > 1:
-            raise UserError(f"{folder}: holds {len(ranks)} ranks; merge them with tools/transform_checkpoint.py.")
+            raise UserError(f"{folder}: holds the shards of {len(ranks)} ranks; use tools/transform_checkpoint.py.")
         return index_weights(ranks[0])
     hint = " (PyTorch .bin files have to be converted to safetensors first)" if _visible(folder, "*.bin") else ""
     raise UserError(f"{folder}: holds no .safetensors and no .ckpt file{hint}; give the folder with the weights.")

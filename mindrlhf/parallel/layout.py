@@ -79,7 +79,9 @@ class Layout:
                 raise ValueError(f"{name}: no stage holds it")
             for stage, sharding in placement.shardings.items():
                 if not 0 <= stage < self.stages or prod(sharding.grid) != self.stage_ranks:
-                    raise ValueError(f"{name}: grid {sharding.grid} on stage {stage} of {self.stage_ranks} ranks")
+                    raise ValueError(
+                        f"{name}: {sharding.grid}, stage {stage}: not {self.stages} stages of {self.stage_ranks} ranks"
+                    )
                 if any(size % parts for size, parts in zip(placement.shape, sharding.parts, strict=True)):
                     raise ValueError(f"{name}: shape {placement.shape} cannot be cut into {sharding.parts} parts")
 

@@ -95,7 +95,7 @@ def broken(name):
         (broken("missing rank"), r"cut: has no folder rank_3, and the layout is one of 8 ranks; give the folder with"),
         (broken("missing file"), r"rank_3: holds no \.safetensors and no \.ckpt file"),
         (broken("missing weight"), r"rank_5: lacks lm_head\.weight that the layout puts on rank 5"),
-        (broken("wrong shape"), r"old_5\.safetensors: tensor lm_head\.weight has shape \[5, 16\], .* \[4, 16\]"),
+        (broken("wrong shape"), r"old_5\.safetensors: tensor lm_head\.weight has shape \[5, 16\] in place of \[4"),
         (
             broken("other type"),
             r"old_5\.safetensors: tensor lm_head\.weight is stored as I8, and float32, float16",
