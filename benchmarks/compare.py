@@ -216,8 +216,7 @@ def with_head_norms(folder: Path) -> Path:
 
     from mindrlhf.checkpoint.hf import CONFIG_FILE, read_hf_config
     from mindrlhf.checkpoint.safetensors_file import write_safetensors
-    from mindrlhf.checkpoint.weight_files import SINGLE_FILE
-    from mindrlhf.checkpoint.weight_source import open_weights
+    from mindrlhf.checkpoint.weight_source import SINGLE_FILE, open_weights
     from mindrlhf.models.parameters import parameter_table
 
     before = read_hf_config(folder)
@@ -247,8 +246,7 @@ def ending_earlier(folder: Path, probability: float) -> Path:
     """
     from mindrlhf.checkpoint.hf import read_hf_config
     from mindrlhf.checkpoint.safetensors_file import write_safetensors
-    from mindrlhf.checkpoint.weight_files import SINGLE_FILE
-    from mindrlhf.checkpoint.weight_source import open_weights
+    from mindrlhf.checkpoint.weight_source import SINGLE_FILE, open_weights
     from mindrlhf.data.tokenizer import Tokenizer
     from mindrlhf.models.parameters import parameter_table
 

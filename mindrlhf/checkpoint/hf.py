@@ -9,7 +9,7 @@ import numpy as np
 
 from mindrlhf.checkpoint.encoding import STORAGE, StoredDtype
 from mindrlhf.checkpoint.safetensors_file import write_safetensors
-from mindrlhf.checkpoint.weight_files import INDEX_FILE, SINGLE_FILE
+from mindrlhf.checkpoint.weight_source import INDEX_FILE, SINGLE_FILE
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import atomic_folder

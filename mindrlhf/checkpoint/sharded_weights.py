@@ -8,8 +8,7 @@ from pathlib import Path
 
 from mindrlhf.checkpoint.encoding import STORAGE, StoredDtype
 from mindrlhf.checkpoint.stored_tensor import StoredTensor
-from mindrlhf.checkpoint.weight_files import index_weights
-from mindrlhf.checkpoint.weight_source import common_dtype, note_unused, open_weights
+from mindrlhf.checkpoint.weight_source import common_dtype, index_weights, note_unused, open_weights
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.errors import UserError
 from mindrlhf.models.parameters import is_model_weight

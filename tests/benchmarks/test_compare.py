@@ -19,7 +19,7 @@ from comparison_jobs import JOBS
 from comparison_table import as_outcome, markdown
 
 from mindrlhf.checkpoint.hf import read_hf_config, save_hf
-from mindrlhf.checkpoint.weight_files import index_weights
+from mindrlhf.checkpoint.weight_source import index_weights
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.data.tokenizer_training import train_tokenizer
 from mindrlhf.errors import UserError

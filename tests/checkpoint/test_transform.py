@@ -34,7 +34,7 @@ from mindrlhf.checkpoint.hf import read_hf_config
 from mindrlhf.checkpoint.safetensors_file import write_safetensors
 from mindrlhf.checkpoint.sharded_weights import open_full
 from mindrlhf.checkpoint.transform import write_ranks
-from mindrlhf.checkpoint.weight_files import index_weights
+from mindrlhf.checkpoint.weight_source import index_weights
 from mindrlhf.errors import UserError
 from mindrlhf.models.parameters import parameter_table
 from mindrlhf.parallel.layout import full_layout

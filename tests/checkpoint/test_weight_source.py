@@ -10,8 +10,7 @@ from safetensors.numpy import load_file, save_file
 
 from mindrlhf.checkpoint.ckpt_file import write_ckpt
 from mindrlhf.checkpoint.hf import read_hf_config
-from mindrlhf.checkpoint.weight_files import index_weights
-from mindrlhf.checkpoint.weight_source import open_weights
+from mindrlhf.checkpoint.weight_source import index_weights, open_weights
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.errors import UserError
 from mindrlhf.models.parameters import parameter_table

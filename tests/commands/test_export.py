@@ -11,7 +11,7 @@ from training_states import save, stores
 from mindrlhf.checkpoint.encoding import decode, encode
 from mindrlhf.checkpoint.hf import companion_files, read_hf_config
 from mindrlhf.checkpoint.training_state import ShardGroup, TrainingState
-from mindrlhf.checkpoint.weight_files import index_weights
+from mindrlhf.checkpoint.weight_source import index_weights
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.models.parameters import parameter_table
 from mindrlhf.parallel.layout import model_layout
