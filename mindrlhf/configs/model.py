@@ -14,7 +14,7 @@ from mindrlhf.errors import UserError
 from mindrlhf.models.families import DEFAULT, FAMILIES, Family
 
 LAST_TOKEN_ID = 2**31 - 1  # ids are int32; -1 is how some checkpoints write that there is none
-TokenId = Annotated[int, Field(ge=-1, le=LAST_TOKEN_ID)]
+TokenId = Annotated[int, Field(ge=-1, le=LAST_TOKEN_ID, strict=True)]
 CRITIC = "SequenceClassification"  # HF's class for a model with one number as its output
 NO_SCALING, LLAMA3 = "default", "llama3"  # HF's `rope_type`
 

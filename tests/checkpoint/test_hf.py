@@ -79,9 +79,10 @@ def test_padding_of_the_generation_config_fills_a_gap(tmp_path):
 def test_damaged_configurations_are_named(tmp_path):
     with pytest.raises(UserError, match=r"config\.json: there is no such file"):
         read_hf_config(tmp_path)
-    write_config(tmp_path, BASE, {"eos_token_id": ["<eos>"]})
-    with pytest.raises(UserError, match=r"generation_config\.json: eos_token_id is \['<eos>'\]"):
-        read_hf_config(tmp_path)
+    for wrong in ("<eos>", True, 2**40):
+        write_config(tmp_path, BASE, {"eos_token_id": [wrong]})
+        with pytest.raises(UserError, match=rf"generation_config\.json: eos_token_id.0 is '?{wrong}'?, and must be a"):
+            read_hf_config(tmp_path)
     (tmp_path / "generation_config.json").write_text("{")
     with pytest.raises(UserError, match=r"generation_config\.json: is not valid JSON"):
         read_hf_config(tmp_path)

@@ -195,7 +195,7 @@ def test_layout_of_a_yaml():
 @pytest.mark.parametrize(
     ("settings", "match"),
     [
-        (yaml(pipeline_stage=2, micro_batch_num=2), r"train\.yaml: model\.model_config\.offset is 0, which adds up"),
+        (yaml(pipeline_stage=2, micro_batch_num=2), r"train\.yaml: model\.model_config\.offset is 0, and 5 layers"),
         (
             yaml(pipeline_stage=6, micro_batch_num=6),
             r"train\.yaml: .*pipeline_stage 6 is more than the model's 5 layers",

@@ -17,7 +17,7 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
@@ -68,16 +68,15 @@ class GraphCache:
         parts = (code_digest(), self._settings, self._rank, graph.name, graph.constants, parameters, shapes)
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
-    def around(self, graph: nn.Cell, inputs: tuple) -> AbstractContextManager:
-        """Load or store the graph that the body compiles, if any."""
-        compiled, shapes = self._compiled.setdefault(graph, set()), _shapes(inputs)
-        if shapes in compiled:
-            return nullcontext()
-        compiled.add(shapes)
-        return self._opened_for(graph, shapes)
-
     @contextmanager
-    def _opened_for(self, graph: nn.Cell, shapes: tuple) -> Iterator[None]:
+    def around(self, graph: nn.Cell, inputs: tuple) -> Iterator[None]:
+        """Load or store the graph that the body compiles, if any."""
+        compiled = self._compiled.setdefault(graph, set())
+        shapes = tuple((i.shape, str(i.dtype)) if isinstance(i, Tensor) else repr(i) for i in inputs)
+        if shapes in compiled:
+            yield
+            return
+        compiled.add(shapes)
         try:
             key = self.key(graph, shapes)
             file = self._exchanged()
@@ -170,10 +169,6 @@ def _exchange() -> tempfile.TemporaryDirectory:
 
 def _name(key: str, content: bytes) -> str:
     return f"{key}-{hashlib.sha256(content).hexdigest()[:16]}.mindir"
-
-
-def _shapes(inputs: tuple) -> tuple:
-    return tuple((i.shape, str(i.dtype)) if isinstance(i, Tensor) else repr(i) for i in inputs)
 
 
 def _owns_its_parameters(graph: nn.Cell) -> bool:
