@@ -54,11 +54,8 @@ def plan_figures(work: Work, moved: Plan, limit: int | None) -> dict[str, Any]:
     Tokens and operations are the most of a step over all ranks; a prompt counts once. limit: see `memory_limit`.
     """
     config, prompt = work.config, work.lengths.prompt
-    prompts, samples, response = (
-        config.data.prompts_per_step,
-        config.rollout.num_generations,
-        config.rollout.max_new_tokens,
-    )
+    prompts, rollout = config.data.prompts_per_step, config.rollout
+    samples, response = rollout.num_generations, rollout.max_new_tokens
     flops = phase_flops(work.model, [(prompt, [response], samples)], config.algorithm.num_iterations)
     ranks = work.rank_plans()
     fits = limit is None or max(rank.peak for rank in ranks) <= limit
@@ -80,36 +77,28 @@ def plan_figures(work: Work, moved: Plan, limit: int | None) -> dict[str, Any]:
 
 def read_work(args: argparse.Namespace) -> tuple[Work, str]:
     """Read a job's sizes, and the longest prompt's origin; UserError as `train`."""
-    args, config, train_yaml, infer_yaml = read_settings(args)
+    args, config, *yamls = read_settings(args)
     checkpoint = args.load_sft_checkpoint_train or args.load_sft_checkpoint_infer
     hf = checkpoint_config(checkpoint)
-    models = [yaml.architecture(hf, checkpoint or "") for yaml in (train_yaml, infer_yaml)]
-    workers, others = train_yaml.parallel.workers, infer_yaml.parallel.workers
+    models = [yaml.architecture(hf, checkpoint or "") for yaml in yamls]
+    workers, others = (yaml.parallel.workers for yaml in yamls)
     if workers != others:
         raise UserError(
-            f"{infer_yaml.path}: parallel_config is of {others} workers, and that of {train_yaml.path} of {workers}; "
-            "both run on the same workers, so give equal products."
+            f"{yamls[1].path}: parallel_config is of {others} workers, and that of {yamls[0].path} of {workers}; both "
+            "run on the same workers, so give equal products."
         )
-    check_grpo(config, train_yaml, infer_yaml, *models, workers)
+    check_grpo(config, *yamls, *models, workers)
     if not args.replay:
         with RewardRunner(config.reward.model_copy(update={"workers": 1})):
             pass  # it has found the functions, and they take their arguments
-    lengths, source = read_lengths(args, config, [train_yaml, infer_yaml], models[0], checkpoint)
-    return Work.of(config, models[0], train_yaml, infer_yaml, lengths), source
-
-
-def read_lengths(args, config, yamls, model, checkpoint) -> tuple[Lengths, str]:
-    """Read the data's sizes, and the longest prompt's origin in words."""
-    tokenizer = None
-    if args.tokenizer_path or args.vocab_path or checkpoint:
-        tokenizer = open_tokenizer(args, checkpoint)
+    tokenizer = open_tokenizer(args, checkpoint) if args.tokenizer_path or args.vocab_path or checkpoint else None
     if args.prompt_tokens is not None:
         prompt, source = args.prompt_tokens, "--prompt_tokens"
     elif args.mind_dataset_dir:
         prompt, source = _longest(read_prompts(args.mind_dataset_dir, tokenizer)), str(args.mind_dataset_dir)
     else:
-        longest = [yaml.model.seq_length for yaml in yamls if yaml.model.seq_length]
-        prompt = min([model.max_position_embeddings, *longest]) - config.rollout.max_new_tokens
+        positions = [models[0].max_position_embeddings, *(yaml.model.seq_length for yaml in yamls)]
+        prompt = min(filter(None, positions)) - config.rollout.max_new_tokens
         source = "what seq_length leaves; else --prompt_tokens"
     if prompt < 1:
         raise UserError(
@@ -117,10 +106,10 @@ def read_lengths(args, config, yamls, model, checkpoint) -> tuple[Lengths, str]:
             "or raise seq_length."
         )
     for yaml in yamls:
-        check_lengths(config, yaml, model, prompt)
+        check_lengths(config, yaml, models[0], prompt)
     problems = read_prompts(config.data.val_dataset, tokenizer) if config.data.val_dataset else []
     problems = problems[: config.validation.limit]
-    return Lengths(prompt, len(problems), _longest(problems)), source
+    return Work.of(config, models[0], *yamls, Lengths(prompt, len(problems), _longest(problems))), source
 
 
 def _longest(prompts: list[Prompt]) -> int:

@@ -44,14 +44,10 @@ def rank_table(work: Work, figures: dict[str, Any]) -> str:
     """Make one row for consecutive ranks with the same numbers."""
     cells = []
     for train, infer, plan in zip(work.trains, work.infers, figures["ranks"], strict=True):
-        held = [
-            text
-            for part in (train, infer)
-            for text in (
-                f"layers {part.layers.start}-{part.layers.stop - 1}",
-                f"{sum(prod(part.shape(spec)) for spec in part.specs):,}",
-            )
-        ]
+        held = []
+        for part in (train, infer):
+            numbers = sum(prod(part.shape(spec)) for spec in part.specs)
+            held += [f"layers {part.layers.start}-{part.layers.stop - 1}", f"{numbers:,}"]
         moved = [size(nbytes[train.rank]) if nbytes[train.rank] else "-" for nbytes in figures["reshard"].values()]
         cells.append([*held, *moved, size(plan["peak"])])
     rows = [["ranks", "train", "numbers", "generate", "numbers", *figures["reshard"], "peak"]]
