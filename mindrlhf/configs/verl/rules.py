@@ -10,9 +10,9 @@ from mindrlhf.algorithms.losses import POLICY_LOSSES
 from mindrlhf.configs.tracking import Logger
 from mindrlhf.configs.verl.command import Keys
 from mindrlhf.configs.verl.result import Translation
+from mindrlhf.configs.verl.table import COPIED_WITH, MEGATRON_MODULES
 from mindrlhf.errors import UserError
 
-LOGGERS = {"file": "jsonl"}
 TRUNCATIONS = ("error", "left", "right")
 DATASET = ".mindrecord"
 ADVANTAGE_NAMES = {"grpo_vectorized": "grpo", "rloo_vectorized": "rloo", "gdpo": "grpo"}
@@ -26,18 +26,7 @@ DECAYS = ("constant", "linear", "cosine")
 DECAY_KEYS = ("warmup_style", "lr_scheduler_type", "lr_decay_style")
 METRICS = ("acc", "score")
 WITHOUT_LIMIT = 1_000_000  # rounds of dynamic sampling
-ADAPTER = tuple(f"model.{name}" for name in ("lora_rank", "lora_alpha", "target_modules", "exclude_modules"))
 MEGATRON_ADAPTER = "model.lora"
-# Megatron's names of modules, joined or one by one -> Hugging Face's.
-MEGATRON_MODULES = {
-    "linear_qkv": ("q_proj", "k_proj", "v_proj"),
-    **{f"linear_{letter}": (f"{letter}_proj",) for letter in "qkv"},
-    "linear_proj": ("o_proj",),
-    "linear_fc1": ("gate_proj", "up_proj"),
-    "linear_fc1_gate": ("gate_proj",),
-    "linear_fc1_up": ("up_proj",),
-    "linear_fc2": ("down_proj",),
-}
 
 
 def _data(keys: Keys, result: Translation) -> None:
@@ -126,7 +115,7 @@ def _memory(keys: Keys, result: Translation) -> None:
 def _trainer(keys: Keys, result: Translation) -> None:
     if keys.first("trainer.logger"):
         given = keys("trainer.logger")
-        names = {LOGGERS.get(name, name) for name in ([given] if isinstance(given, str) else given)}
+        names = {"jsonl" if name == "file" else name for name in ([given] if isinstance(given, str) else given)}
         ours = [name for name in get_args(Logger) if name in {"console", "jsonl", *names}]
         result.put("trainer.loggers", ours, "trainer.logger")
         missing = sorted(names - set(ours))
@@ -300,7 +289,7 @@ def _adapters(keys: Keys, result: Translation) -> None:
     path = keys.first("model.lora_adapter_path", f"{MEGATRON_ADAPTER}.adapter_path")
     if path:
         result.copy("lora.adapter_path", path)
-        others = (*ADAPTER, *keys.below(MEGATRON_ADAPTER))
+        others = (*COPIED_WITH["adapters"].values(), *keys.below(MEGATRON_ADAPTER))
         result.judge("needless", f"the adapter of {path} has its own", *others)
     elif keys.positive("model.lora_rank"):
         result.copy_with("adapters")
@@ -323,7 +312,8 @@ def _megatron_adapters(keys: Keys, result: Translation) -> None:
         if unknown:
             result.refused[f"{group}.{name}"] = f"{unknown[0]} is not among {', '.join(MEGATRON_MODULES)}"
         elif names:
-            result.put(f"lora.{name}", [one for joined in names for one in MEGATRON_MODULES[joined]], f"{group}.{name}")
+            ours = [one for joined in names for one in MEGATRON_MODULES[joined].split()]
+            result.put(f"lora.{name}", ours, f"{group}.{name}")
 
 
 def _dapo(keys: Keys, result: Translation) -> None:
