@@ -96,7 +96,10 @@ class ModelConfig(Settings):
         derived = {"num_kv_heads": heads}
         if "head_dim" not in values and isinstance(hidden, int) and isinstance(heads, int) and heads > 0:
             if hidden % heads:
-                raise ValueError(f"hidden_size {hidden} is not a multiple of num_heads {heads}; give head_dim")
+                raise ValueError(
+                    f"hidden_size {hidden} is not a multiple of num_heads {heads}; set hidden_size to a multiple of "
+                    f"{heads}, or give head_dim"
+                )
             derived["head_dim"] = hidden // heads
         return derived | values
 

@@ -137,7 +137,7 @@ def test_the_rule_is_what_llama_70b_was_published_with(write):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"hidden_size": 66}, "hidden_size 66 is not a multiple of num_heads 4; give head_dim"),
+        ({"hidden_size": 66}, "hidden_size 66 is not a multiple of num_heads 4; set hidden_size to a multiple of 4"),
         ({"n_kv_heads": 3}, "num_heads 4 is not a multiple of num_kv_heads 3"),
         ({"head_dim": 15}, "head_dim 15 is odd"),
         ({"type": "Qwen2Config", "qkv_has_bias": False}, "qkv_has_bias is False, and a qwen2 model has True"),

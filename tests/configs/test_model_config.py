@@ -153,7 +153,7 @@ def test_defaults_are_those_of_transformers(family):
         ({"model_type": "llama", "mlp_bias": True}, "mlp_bias true is not supported with llama; take one without"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0, and must be a whole number, at least 1"),
         ({"num_attention_heads": "four"}, "num_attention_heads is 'four', and must be a whole number, at least 1"),
-        ({"hidden_size": 66}, "hidden_size 66 is not a multiple of num_heads 4; give head_dim"),
+        ({"hidden_size": 66}, "hidden_size 66 is not a multiple of num_heads 4; set hidden_size to a multiple of 4"),
         ({"num_key_value_heads": 3}, "num_heads 4 is not a multiple of num_kv_heads 3"),
         ({"head_dim": 15}, "head_dim 15 is odd"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan, and must be finite"),
