@@ -155,7 +155,7 @@ def test_checkpoint_of_another_model(task, output, refused, model):
         ("context.device_targt=CPU", ("unknown key context.device_targt", "device_target")),
         ("model.model_config.num_layers=two", ("model.model_config.num_layers", "two")),
         ("parallel_config.data_parallel=[1]", ("parallel_config.data_parallel", "[1]")),
-        ("model.model_config.num_heads=5", ("hidden_size 32 is not a multiple of num_heads 5", "multiple of 5")),
+        ("model.model_config.num_heads=5", ("hidden_size 32 is not a multiple of num_heads 5", "give head_dim")),
         ("model.model_config.n_kv_heads=3", ("num_heads", "4", "3")),
         ("model.model_config.compute_dtype=bfloat16", ("compute_dtype", "bfloat16", "set compute_dtype: float32")),
         ("parallel_config.model_parallel=2", ("is 2, and the workers started are 1", "msrun --worker_num=2")),
