@@ -74,7 +74,7 @@ fi
 export GLOG_v="${GLOG_v:-3}" # 3: errors only
 
 # run_name RANK FACTOR: folder of a run below that of its task and seed.
-run_name() { [[ $1 == 0 ]] && echo "full_x$2" || echo "rank$1_x$2"; }
+run_name() { if [[ $1 == 0 ]]; then echo "full_x$2"; else echo "rank$1_x$2"; fi; }
 
 # evaluate MODEL FILE: greedy accuracy on the held-out problems, kept in FILE.
 evaluate() {
@@ -101,14 +101,14 @@ prepare() {
             --save_ckpt_dir "$folder/warm_start" --output_dir "$folder/warm_start" seed="$seed" \
             trainer.total_steps="${warm_steps:-${warming[$task]}}"
     fi
-    [[ -f $folder/before.json ]] || evaluate "$folder/warm_start/hf" "$folder/before.json"
+    if [[ ! -f $folder/before.json ]]; then evaluate "$folder/warm_start/hf" "$folder/before.json"; fi
 }
 
 # train RANK FACTOR: one run of $task and $seed, and its accuracy.
 train() {
     local run=$folder/$(run_name "$1" "$2") rate adapters=()
-    (($1)) && adapters=(lora.rank="$1" lora.save=merged)
-    [[ -f $run/accuracy.json ]] && return
+    if [[ -f $run/accuracy.json ]]; then return; fi
+    if (($1)); then adapters=(lora.rank="$1" lora.save=merged); fi
     rate=$(awk -v rank="$1" -v factor="$2" 'BEGIN { printf "%.3g", 2e-4 * factor * (rank > 0 ? 10 : 1) }')
     step "$task, seed $seed: $(run_name "$1" "$2"), rate $rate"
     if [[ ! -f $run/hf/config.json ]]; then
@@ -135,7 +135,7 @@ table() {
                     if [[ $rank == before ]]; then file=$folder/before.json; else
                         file=$folder/$(run_name "$rank" "$factor")/accuracy.json
                     fi
-                    [[ -f $file ]] && files+=("$file")
+                    if [[ -f $file ]]; then files+=("$file"); fi
                 done
                 ((${#files[@]})) || continue
                 accuracies "${files[@]}" | awk -v task="$task" -v rank="$rank" -v factor="$factor" '
@@ -147,7 +147,7 @@ table() {
                         name = rank == "before" ? "warm start" : rank == 0 ? "full" : "rank " rank
                         printf "%-12s %-10s %-8s %.3f +- %.3f  (%s )\n", task, name, rate, mean, spread, all
                     }'
-                [[ $rank == before ]] && break
+                if [[ $rank == before ]]; then break; fi
             done
         done
     done

@@ -8,6 +8,7 @@ from typing import Any
 
 import psutil
 
+from mindrlhf.checkpoint.adapted import with_adapters
 from mindrlhf.checkpoint.open import checkpoint_config, open_tokenizer
 from mindrlhf.commands import train
 from mindrlhf.commands.plan_tables import plan_text
@@ -109,7 +110,8 @@ def read_work(args: argparse.Namespace) -> tuple[Work, str]:
         check_lengths(config, yaml, models[0], prompt)
     problems = read_prompts(config.data.val_dataset, tokenizer) if config.data.val_dataset else []
     problems = problems[: config.validation.limit]
-    return Work.of(config, models[0], *yamls, Lengths(prompt, len(problems), _longest(problems))), source
+    model = with_adapters(models[0], config.lora, checkpoint)
+    return Work.of(config, model, *yamls, Lengths(prompt, len(problems), _longest(problems))), source
 
 
 def _longest(prompts: list[Prompt]) -> int:

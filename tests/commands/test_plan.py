@@ -60,6 +60,15 @@ def test_every_shipped_pair(planned, name):
     assert sum(rank["roles"]["gradients"] for rank in figures["ranks"]) >= 4 * parameters
 
 
+def test_adapters_have_gradients_and_moments_alone(planned):
+    """Rank 16 on the seven projections of 24 layers."""
+    (full,), (adapted,) = (planned("0.5b", "algorithm.beta=0.1", *more)["ranks"] for more in ((), ("lora.rank=16",)))
+    trained = 24 * 16 * (2 * (896 + 896) + 2 * (896 + 128) + 3 * (896 + 4864))
+    assert (adapted["roles"]["gradients"], adapted["roles"]["moments"]) == (4 * trained, 8 * trained)
+    assert adapted["roles"].get("reference", 0) == 0
+    assert adapted["peak"] < full["peak"]
+
+
 def test_tokens_and_operations_are_those_of_the_metrics(planned, flags):
     from mindrlhf.configs.model_yaml import load_model_yaml
 
