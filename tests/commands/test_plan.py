@@ -44,6 +44,15 @@ def planned(flags, capsys):
     return of
 
 
+def test_adapters_take_less_than_half_of_the_memory(planned):
+    step = ("rollout.max_new_tokens=64", "data.prompts_per_step=2", "rollout.num_generations=4", "algorithm.beta=0.04")
+    whole, adapted = (planned("0.5b", "--prompt_tokens", "64", *step, *more) for more in ((), ("lora.rank=16",)))
+    assert adapted["parameters"] - whole["parameters"] == 8_798_208
+    assert adapted["ranks"][0]["peak"] < 0.45 * whole["ranks"][0]["peak"]
+    assert adapted["flops"]["update_actor"] == pytest.approx(2 / 3 * whole["flops"]["update_actor"])
+    assert "reference" not in adapted["ranks"][0]["roles"]
+
+
 @pytest.mark.parametrize("name", PAIRS)
 def test_every_shipped_pair(planned, name):
     _, _, ranks, parameters = PAIRS[name]

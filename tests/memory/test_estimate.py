@@ -227,8 +227,16 @@ TWO_RANKS = (
 )
 
 
+ADAPTERS = ("lora.rank=4", "lora.reference=start")
+
+
 @pytest.mark.parametrize(
-    ("workers", "layouts"), [(1, ()), pytest.param(2, TWO_RANKS, marks=[pytest.mark.slow, pytest.mark.msrun])]
+    ("workers", "layouts"),
+    [
+        *((1, ()), (1, ADAPTERS)),
+        pytest.param(2, TWO_RANKS, marks=[pytest.mark.slow, pytest.mark.msrun]),
+        pytest.param(2, (*TWO_RANKS, *ADAPTERS), marks=[pytest.mark.slow, pytest.mark.msrun]),
+    ],
 )
 def test_a_run_counts_what_was_planned(tmp_path, capsys, workers, layouts):
     """Roles and phases of a job with swap, of the rank that has most of each, and the peak of memory."""

@@ -12,6 +12,7 @@ SETTINGS = (
     "train.length_bucket=48",
     "trainer.total_steps=3",
 )
+ADAPTERS = ("lora.rank=4", "lora.reference=start")
 LAYOUTS = (
     "train_yaml.parallel_config.model_parallel=2",
     "infer_yaml.parallel_config.data_parallel=2",
@@ -30,11 +31,16 @@ def train(task, folder, workers: int, *settings: str) -> jobs.Run:
 
 
 @pytest.mark.parametrize(
-    ("workers", "layouts"), [(1, ()), pytest.param(2, LAYOUTS, marks=[pytest.mark.slow, pytest.mark.msrun])]
+    ("workers", "settings"),
+    [
+        *((1, ()), (1, ADAPTERS)),
+        pytest.param(2, LAYOUTS, marks=[pytest.mark.slow, pytest.mark.msrun]),
+        pytest.param(2, (*LAYOUTS, *ADAPTERS), marks=[pytest.mark.slow, pytest.mark.msrun]),
+    ],
 )
-def test_swap_changes_nothing_but_memory(task, tmp_path, workers, layouts):
-    plain = train(task, tmp_path / "plain", workers, *layouts)
-    swapped = train(task, tmp_path / "swapped", workers, *layouts, "memory.swap=True")
+def test_swap_changes_nothing_but_memory(task, tmp_path, workers, settings):
+    plain = train(task, tmp_path / "plain", workers, *settings)
+    swapped = train(task, tmp_path / "swapped", workers, *settings, "memory.swap=True")
     assert swapped.responses == plain.responses
     assert {name: w.tobytes() for name, w in swapped.weights.items()} == {
         name: w.tobytes() for name, w in plain.weights.items()
