@@ -45,7 +45,11 @@ def test_swap_changes_nothing_but_memory(task, tmp_path, workers, settings):
     assert {name: w.tobytes() for name, w in swapped.weights.items()} == {
         name: w.tobytes() for name, w in plain.weights.items()
     }
-    assert (swapped.column("swap/out_gb")[1:] > 0).all()
+    if "lora.rank=4" in settings:  # the base is written once, and such adapters are less than a page
+        assert not swapped.column("swap/out_gb")[1:].any()
+        assert swapped.column("swap/in_gb")[1:].any()
+    else:
+        assert (swapped.column("swap/out_gb")[1:] > 0).all()
     held = {phase: swapped.column(f"swap/resident_gb/{phase}")[-1] for phase in ("gen", "ref", "update_actor")}
     assert held["ref"] < min(held["gen"], held["update_actor"])
     assert not list((tmp_path / "swapped" / "swap").iterdir())
