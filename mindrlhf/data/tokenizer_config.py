@@ -30,21 +30,18 @@ class ConfiguredTokenizer:
         """Id of `eos_token`, or of a family's end of text; UserError for neither."""
         ends = (family.end_of_text for family in FAMILIES.values())
         known = (token for token in ends if self.token_to_id(token) is not None)
-        token = token_text(self.config.get("eos_token")) or next(known, DEFAULT.end_of_text)
-        token_id = self.token_to_id(token)
-        if token_id is None:
-            raise UserError(f"{self._where}: end token {token} is not in it; name one as eos_token in {CONFIG_NAME}.")
-        return token_id
+        return self._known_id("end", token_text(self.config.get("eos_token")) or next(known, DEFAULT.end_of_text))
 
     @property
     def pad_token_id(self) -> int:
         """Id of `pad_token`, or the end token's without a configured one."""
         token = token_text(self.config.get("pad_token"))
-        if token is None:
-            return self.eos_token_id
+        return self.eos_token_id if token is None else self._known_id("pad", token)
+
+    def _known_id(self, kind: str, token: str) -> int:
         token_id = self.token_to_id(token)
         if token_id is None:
-            raise UserError(f"{self._where}: pad token {token} of {CONFIG_NAME} is not in the vocabulary.")
+            raise UserError(f"{self._where}: {kind} token {token} is not in it; name another in {CONFIG_NAME}.")
         return token_id
 
     @property
