@@ -30,10 +30,7 @@ _fingerprints: dict[tuple, str] = {}  # by this process: of the weights at a pat
 
 
 def hf_folder(path: str | Path) -> Path | None:
-    """Find the Hugging Face folder of a checkpoint, or None.
-
-    It is the path itself, the folder within a training checkpoint, or that of an adapter's base model.
-    """
+    """Find the Hugging Face folder of a checkpoint or adapter, or None."""
     if (Path(path) / CONFIG_FILE).is_file():
         return Path(path)
     if is_adapter(path):
@@ -52,10 +49,7 @@ def checkpoint_config(path: str | None) -> ModelConfig | None:
 
 
 def open_tokenizer(args: argparse.Namespace, checkpoint: str | None) -> Tokenizer:
-    """Open the tokenizer that the flags name, or the checkpoint's own.
-
-    The flags are `--vocab_path` and `--merges_file_path`, or `--tokenizer_path`.
-    """
+    """Open the tokenizer that the flags name, or the checkpoint's own."""
     if args.vocab_path or args.merges_file_path:
         if not (args.vocab_path and args.merges_file_path):
             raise UserError("--vocab_path and --merges_file_path belong together; give both, or --tokenizer_path.")
@@ -66,10 +60,7 @@ def open_tokenizer(args: argparse.Namespace, checkpoint: str | None) -> Tokenize
 
 
 def check_token_ids(tokenizer: Tokenizer, model: ModelConfig, largest: int, where: str) -> None:
-    """Check that all token ids are rows of the model's embedding.
-
-    largest: the largest token id of the dataset `where`. The tokenizer's ids are checked too.
-    """
+    """Check that tokenizer and dataset `where` fit the model's embedding."""
     if tokenizer.size > model.vocab_size:
         raise UserError(
             f"the tokenizer has {tokenizer.size} tokens and the model's vocab_size is {model.vocab_size}; "
@@ -83,20 +74,14 @@ def check_token_ids(tokenizer: Tokenizer, model: ModelConfig, largest: int, wher
 
 
 def stop_ids(tokenizer: Tokenizer, model: ModelConfig) -> tuple[int, ...]:
-    """Collect the tokens that end a response.
-
-    They are the model's, the tokenizer's end of text, and the family's.
-    """
+    """Collect the tokens that end a response: the model's, the tokenizer's, the family's."""
     ends = map(tokenizer.token_to_id, FAMILIES[model.family].end_tokens)
     own = {*model.eos_token_ids, tokenizer.eos_token_id, *ends}
     return tuple(sorted(i for i in own if i is not None and i < model.vocab_size))
 
 
 def stopping_config(tokenizer: Tokenizer, model: ModelConfig) -> ModelConfig:
-    """Add all tokens that end a response to the model's configuration.
-
-    An exported model then stops as in training.
-    """
+    """Add all tokens that end a response to the model's configuration, for export."""
     every = (*model.eos_token_ids, *stop_ids(tokenizer, model))
     return model.model_copy(update={"eos_token_ids": tuple(dict.fromkeys(every))})
 
@@ -226,10 +211,7 @@ def _index(part: Partition | None) -> Index:
 
 
 def checkpoint_reader(checkpoint: Checkpoint, kind: str, model: ModelConfig, part: Partition | None = None) -> Reader:
-    """Return a reader of a training checkpoint's parameters, or one rank's parts.
-
-    The parameters are those of `model` that train.
-    """
+    """Return a reader of a training checkpoint's trained parameters, or one rank's parts."""
     shapes = {spec.name: spec.shape for spec in parameter_table(model) if spec.trains}
     layout = full_layout(shapes) if part is None else part.layout.only(shapes)
     read = checkpoint.reader(kind, layout, 0 if part is None else part.rank)
@@ -237,10 +219,7 @@ def checkpoint_reader(checkpoint: Checkpoint, kind: str, model: ModelConfig, par
 
 
 def continued_reader(checkpoint: Checkpoint, first: Weights, part: Partition) -> Reader:
-    """Return a reader of one rank's policy when a run continues.
-
-    Parameters that do not train are still the first ones.
-    """
+    """Return a reader of one rank's policy when a run continues."""
     read = checkpoint_reader(checkpoint, WEIGHTS, part.model, part)
     if part.trained_layout == part.layout:
         return read

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 
-from mindrlhf.checkpoint.encoding import STORAGE
 from mindrlhf.checkpoint.finite import all_finite
 from mindrlhf.checkpoint.hf import CARD_FILE, check_replaceable
 from mindrlhf.checkpoint.manifest import describe
@@ -155,8 +154,7 @@ def _check_tensor(adapter: Adapter, tensor: StoredTensor, tensors: Mapping[str, 
         raise UserError(
             f"{file}: holds {name}, and target_modules of {PEFT_CONFIG_FILE} do not name it; get both files again."
         )
-    if tensor.dtype not in STORAGE:
-        raise UserError(f"{file}: {name} is stored as {tensor.dtype}, and {', '.join(STORAGE)} can be read.")
+    tensor.check()
     rank_dim = 0 if parsed["matrix"] == "A" else 1
     if len(tensor.shape) != 2 or tensor.shape[rank_dim] != found[0]:
         raise UserError(
