@@ -32,7 +32,7 @@ def start(argv: Sequence[object], log: Path, workers: int = 0) -> subprocess.Pop
         msrun = [Path(sys.executable).with_name("msrun"), f"--worker_num={workers}", f"--local_worker_num={workers}"]
         command = [*msrun, f"--master_port={free_port()}", f"--log_dir={log.parent / 'msrun'}", "--join=True"]
         command += [__file__, *map(str, argv)]
-    environment = {"OMP_NUM_THREADS": "1", "GLOG_v": "3", "PYTHONPATH": str(ROOT), "PHASE_LOG": str(log)}
+    environment = {"OMP_NUM_THREADS": "2", "GLOG_v": "3", "PYTHONPATH": str(ROOT), "PHASE_LOG": str(log)}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     with log.with_suffix(".out").open("a") as output:
         return subprocess.Popen(
