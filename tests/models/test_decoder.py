@@ -6,6 +6,7 @@ import reference_model
 from small_model import POSITIONS, Golden, SmallModel, log_softmax, small_config
 from whole_sequences import whole_sequences
 
+from mindrlhf.backend import Kernels, cpu
 from mindrlhf.configs.model import Llama3Scaling
 from mindrlhf.models.rotary import rotary_table
 
@@ -33,8 +34,8 @@ def plain_logits():
         def construct(self, ids):
             return self.decoder.logits(whole_sequences(self.decoder, ids))
 
-    def compiled(model):
-        graph = Plain(model.build()[0])
+    def compiled(model, kernels=None):
+        graph = Plain(model.build(kernels=kernels)[0])
         return lambda ids: graph(Tensor(ids.astype(np.int32))).asnumpy().reshape((*ids.shape, -1))
 
     return compiled
@@ -87,6 +88,14 @@ def test_plain_form_gives_the_stored_logits_whatever_the_padding(golden, plain_l
         next_ids = golden.sequences[row][1:]
         log_probs = log_softmax(got)[np.arange(len(next_ids)), next_ids]
         np.testing.assert_allclose(log_probs, golden.log_probs_of[row], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["qwen2_tiny_lora", "qwen3_tiny_lora"])
+def test_compositions_give_the_stored_logits_of_adapters(shared, plain_logits, name):
+    golden = Golden.load(shared / "golden" / name)
+    got = plain_logits(golden, Kernels(cpu))(right_padded(golden.sequences, np.zeros))
+    for row, logits in enumerate(golden.logits_of):
+        np.testing.assert_allclose(got[row, : len(logits)], logits, rtol=0, atol=2e-5)
 
 
 def test_shared_prompt_form_gives_the_stored_logits(golden, completion_logits):

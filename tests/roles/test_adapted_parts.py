@@ -125,3 +125,9 @@ def test_equal_layouts_share_the_base_and_the_adapters(opened):
     parts, _ = opened()
     assert not parts.policy.publishes
     assert all(parts.generator.parameters[name] is p for name, p in parts.policy.parameters.items())
+
+
+def test_a_critic_trains_all_of_its_weights(opened):
+    parts, _ = opened("algorithm.advantage=gae")
+    trained = sum(parameter.size for parameter in parts.critic.updater.optimizer.gradients)
+    assert trained == trained_count(MODEL.as_critic()) > trained_count(MODEL)

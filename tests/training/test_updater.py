@@ -125,6 +125,35 @@ def test_gradients_of_one_layer_are_slopes_of_the_oracle(adapter):
         np.testing.assert_allclose((gradient * direction).sum(), slope, rtol=0, atol=error, err_msg=spec.name)
 
 
+@pytest.mark.parametrize("started", [False, True])
+def test_gradients_of_adapters_are_projections_of_the_weights_own(started):
+    """d loss / d B = s dW A^T and d loss / d A = s B^T dW, with dW that of the merged weight; B is 0 at the start.
+
+    Rank and alpha are the inputs' number, so that A takes nothing away.
+    """
+    adapter = Adapter(32, 32, target_modules=("q_proj", "o_proj", "up_proj"))
+    model = SmallModel.random(6, num_layers=1, vocab_size=32, adapter=adapter)
+    zeros = {spec.name: model.arrays[spec.name] * np.float32(started) for spec in model.specs if spec.kind == "lora_b"}
+    model = SmallModel(model.config, model.arrays | zeros)
+    merged, base = model.merged(model.arrays), [spec for spec in model.specs if not spec.adapts]
+    whole = SmallModel(model.config.base, {spec.name: merged[spec.hf_name].astype(np.float32) for spec in base})
+    groups = [SequenceGroup(g.prompt_ids % 32, tuple(r % 32 for r in g.responses)) for g in random_groups()]
+    weights = rows_like(groups, np.random.default_rng(5).standard_normal)
+    subjects = [Subject(one, NEGATIVE_LOG_LIKELIHOOD, bucket=16) for one in (model, whole)]
+    for subject in subjects:
+        subject.updater(groups, 0.0, weights=weights)
+    found, own = (subject.gradients for subject in subjects)
+    checked = 0
+    for spec in model.specs:
+        if spec.adapts:
+            name = spec.name.rpartition(".")[0]
+            a, b, slope = model.arrays[f"{name}.lora_a"], model.arrays[f"{name}.lora_b"], own[f"{name}.weight"]
+            expected = spec.scale * (slope @ a.T if spec.kind == "lora_b" else b.T @ slope)
+            assert_close(found[spec.name], expected, 1e-5 if expected.any() else 0, spec.name)
+            checked += expected.any()
+    assert checked == (6 if started else 3)
+
+
 def test_updates_with_adapters_lower_the_loss_and_leave_everything_else():
     model = SmallModel.random(4, vocab_size=32, adapter=ADAPTER)
     groups = [SequenceGroup(g.prompt_ids % 32, tuple(r % 32 for r in g.responses)) for g in random_groups()]
