@@ -19,6 +19,7 @@ FEW = {
     2: [
         Case({TP: 2} | SEQUENCE, TIED | {"qk_norm": True}),
         Case({TP: 2}, ADAPTER),
+        Case({PP: 2}, TIED | ADAPTER),
         Case({PP: 2, "offset": (-1, 1)}, TIED | {"num_layers": 2}),  # no layer in the first stage
     ]
 }
@@ -31,7 +32,6 @@ MANY = {
         Case({PP: 2, "micro_batch_num": 2}, {}),
         Case({DP: 2, "gradient_aggregation_group": 1}, TIED),
         Case({DP: 2} | SHARED, {}),
-        Case({PP: 2}, TIED | ADAPTER),
         Case({DP: 2} | SHARED, ADAPTER),
         Case({TP: 2} | SEQUENCE | CUT, TIED | ADAPTER),
     ],
