@@ -85,6 +85,21 @@ def test_an_adapter_of_peft_comes_back_as_it_was(shared, tmp_path, base):
     assert (again.adapter, again.base.name) == (stored.adapter, base)
 
 
+@pytest.mark.parametrize("base", GOLDEN)
+def test_peft_loads_what_is_written_here(shared, tmp_path, base):
+    torch, transformers, peft = (pytest.importorskip(name) for name in ("torch", "transformers", "peft"))
+    stored = read_adapter(golden_adapter(shared, base))
+    write_adapter(tmp_path / "a", stored.adapter, stored.arrays, Base(base, "ab" * 32))
+    model = transformers.AutoModelForCausalLM.from_pretrained(shared / "golden" / base, torch_dtype=torch.float32)
+    model = peft.PeftModel.from_pretrained(model, tmp_path / "a")
+    golden = np.load(golden_adapter(shared, base) / "golden.npz")
+    names = ("input_ids", "attention_mask", "position_ids")
+    with torch.no_grad():
+        logits = model(**{name: torch.from_numpy(golden[name].astype(np.int64)) for name in names}).logits.numpy()
+    real = golden["attention_mask"] == 1
+    np.testing.assert_allclose(logits[real], golden["logits"][real], atol=1e-5)
+
+
 def test_part_of_a_weight_gets_its_part_of_the_product(shared):
     stored, config = read_adapter(golden_adapter(shared, "qwen3_tiny")), read_hf_config(shared / "golden/qwen3_tiny")
     weights = open_weights(shared / "golden/qwen3_tiny", config)

@@ -4,6 +4,7 @@ import json
 import random
 import re
 import shutil
+from dataclasses import replace
 
 import jobs
 import numpy as np
@@ -11,6 +12,7 @@ import phases
 import pytest
 from safetensors.numpy import load_file
 from small_model import random_arrays
+from workers import run_msrun
 
 from mindrlhf.checkpoint.hf import read_hf_config, save_hf
 from mindrlhf.checkpoint.open import Weights
@@ -135,6 +137,46 @@ def test_a_run_begins_with_an_adapter(argv, whole, tmp_path, reference):
     assert not (tmp_path / "run" / "ckpt" / "hf").exists()
     kl = jobs.Run(tmp_path / "run").column("actor/kl_loss")[-1]
     assert kl > 1e-3 if reference == "base" else abs(kl) < 1e-6
+
+
+@pytest.mark.parametrize(("train", "infer"), [("tp2", "dp2"), ("pp2", "tp2")])
+def test_adapters_of_two_layouts_are_gathered(argv, whole, tmp_path, train, infer):
+    """Each rank reads its part of the adapter of one process, and rank 0 writes it again."""
+    first, settings = whole / "ckpt" / "hf_adapter", [setting for setting in SETTINGS if "lora." not in setting]
+    arguments = [word for word in argv(tmp_path / "run") if word not in SETTINGS]
+    layouts = (*jobs.layout("train", train), *jobs.layout("infer", infer))
+    own = ("optimizer.lr=1e-30", "trainer.total_steps=1", f"lora.adapter_path={first}")
+    done = run_msrun(2, [jobs.ONE_STAGE, *map(str, arguments[1:]), *settings, *layouts, *own], timeout=500)
+    assert done.returncode == 0, done
+    left, stored = read_adapter(tmp_path / "run" / "ckpt" / "hf_adapter"), read_adapter(first)
+    assert left.base == replace(stored.base, sha256=left.base.sha256)
+    for name, array in stored.arrays.items():
+        np.testing.assert_allclose(left.arrays[name], array, rtol=1e-6, atol=1e-20)
+    ours, theirs = (load_file(at / "ckpt" / "hf" / "model.safetensors") for at in (tmp_path / "run", whole))
+    for name in theirs:
+        np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-6, atol=1e-7)
+
+
+def test_every_form_of_the_model_generates_the_same(whole, base, tmp_path):
+    """The base with the adapter, the adapter by itself, the merged model, and the training checkpoint."""
+    folder = whole / "ckpt"
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "What is 3 plus 4?"}\n{"prompt": "2 and 5"}\n')
+    forms = {
+        "base": (base, "--adapter", folder / "hf_adapter"),
+        "alone": (folder / "hf_adapter",),
+        "merged": (folder / "hf",),
+        "checkpoint": (folder / "latest",),
+    }
+    answers = {}
+    for name, model in forms.items():
+        output = tmp_path / f"{name}.jsonl"
+        flags = ("--prompts", tmp_path / "prompts.jsonl", "--output", output, "max_new_tokens=8", "temperature=0")
+        assert jobs.call(["generate", "--model", *model, *flags, "--log_probs"]) == 0
+        rows = [json.loads(line)["responses"][0] for line in output.read_text().splitlines()]
+        answers[name] = [row["token_ids"] for row in rows]
+        log_probs = [row["log_probs"] for row in rows]
+        np.testing.assert_allclose(log_probs, answers.setdefault("log_probs", log_probs), atol=1e-5)
+    assert all(answers[name] == answers["merged"] for name in forms)
 
 
 def test_fine_tuning_leaves_an_adapter(task, base, tmp_path):
