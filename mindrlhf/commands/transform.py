@@ -4,10 +4,12 @@ import argparse
 from pathlib import Path
 from typing import get_args
 
+from mindrlhf.checkpoint.adapted import with_adapters
 from mindrlhf.checkpoint.hf import CONFIG_FILE, read_hf_config
 from mindrlhf.checkpoint.sharded_weights import ShardedWeights, open_full, open_sharded, rank_folders
 from mindrlhf.checkpoint.transform import FileFormat, write_full, write_hf, write_ranks
 from mindrlhf.commands.train import BOOLEAN
+from mindrlhf.configs.lora import LoraSettings
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_yaml import ModelYaml, load_model_yaml
 from mindrlhf.configs.validate import check_same_model
@@ -57,6 +59,11 @@ def run(args: argparse.Namespace) -> None:
             f"{target}: a Hugging Face folder needs the model's configuration; put config.json next to the source, "
             "name a model YAML, or give a file name that ends in .safetensors or .ckpt."
         )
+    if whole_model and model.adapter:
+        raise UserError(
+            f"{target}: the model YAML has adapters, and a Hugging Face folder of a model has none; give a file name "
+            "that ends in .safetensors or .ckpt."
+        )
     files = 1 if args.transform_by_rank else layout.size
     count, unit = (len(layout.placements), "tensors") if uncut else (files, "files")
     with Progress()("transform", count, unit) as advance:
@@ -100,14 +107,19 @@ def _read_wish(path: Path | None) -> Wish:
 
 
 def _model(source: Path, origin: Wish, goal: Wish) -> ModelConfig | None:
-    """Read the model of the YAMLs and the weights' `config.json`, or None."""
+    """Read the model of the YAMLs and the weights' `config.json`, or None.
+
+    It has the adapters that one of the YAMLs names.
+    """
     config_file = (source if source.is_dir() else source.parent) / CONFIG_FILE
     hf = read_hf_config(config_file.parent) if config_file.is_file() else None
     yamls = [wish for wish in (origin, goal) if isinstance(wish, ModelYaml)]
     models = [yaml.architecture(hf, str(config_file)) for yaml in yamls]
     if len(yamls) == 2:
         check_same_model(*yamls, *models)
-    return models[0] if models else hf
+    adapters = [LoraSettings(**yaml.adapter_defaults().get("lora", {})) for yaml in yamls]
+    found = [with_adapters(model, lora, None) for model, lora in zip(models, adapters, strict=True)]
+    return max(found, key=lambda model: model.adapter is not None, default=hf)
 
 
 def _open(source: Path, origin: Wish, model: ModelConfig | None) -> ShardedWeights:

@@ -1,5 +1,6 @@
 """`mindrlhf transform`: every kind of source to every kind of destination, against cutting full tensors in NumPy."""
 
+import json
 import multiprocessing
 import shutil
 import subprocess
@@ -9,7 +10,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
-from layouts import shards_of
+from layouts import full_arrays, shards_of
 from sharded_files import (
     ARRAYS,
     ARRAYS_TIED,
@@ -20,6 +21,7 @@ from sharded_files import (
     layout_of,
     listing,
     read_ranks,
+    refuse,
     run,
     strategy_goal,
     write_full_file,
@@ -35,6 +37,7 @@ from mindrlhf.checkpoint.safetensors_file import write_safetensors
 from mindrlhf.checkpoint.sharded_weights import open_full
 from mindrlhf.checkpoint.transform import write_ranks
 from mindrlhf.checkpoint.weight_source import index_weights
+from mindrlhf.configs.lora import Adapter
 from mindrlhf.errors import UserError
 from mindrlhf.models.parameters import parameter_table
 from mindrlhf.parallel.layout import full_layout
@@ -90,6 +93,23 @@ def test_tied_embedding_in_two_stages_and_uneven_stages(tmp_path, vocab_emb_dp):
         "--dst_checkpoint", tmp_path / "back",
     )  # fmt: skip
     assert (tmp_path / "back/model.safetensors").read_bytes() == (tmp_path / "hf/model.safetensors").read_bytes()
+
+
+def test_adapters_that_a_model_yaml_names_go_along(tmp_path):
+    adapter = Adapter(2, 16, target_modules=("q_proj", "down_proj"))
+    model = MODEL.model_copy(update={"adapter": adapter})
+    goal, arrays = layout_of(model, tp=2, pp=2), full_arrays(layout_of(model))
+    assert len(arrays) == len(ARRAYS) + 4 * MODEL.num_layers
+    yaml = write_yaml(tmp_path / "d.yaml", tp=2, pp=2)
+    named = {"lora_config": {"lora_rank": 2, "target_modules": ".*wq|.*w2"}}
+    yaml.write_text(json.dumps(json.loads(yaml.read_text()) | named))
+    source = write_full_file(tmp_path / "full.safetensors", arrays)
+    run("--src_checkpoint", source, "--dst_strategy", yaml, "--dst_checkpoint", tmp_path / "cut")
+    assert_shards(read_ranks(tmp_path / "cut"), shards_of(goal, arrays))
+    back = ["--src_checkpoint", tmp_path / "cut", "--src_strategy", yaml, "--dst_checkpoint"]
+    run(*back, tmp_path / "back.safetensors")
+    assert (tmp_path / "back.safetensors").read_bytes() == source.read_bytes()
+    refuse([*back, tmp_path / "hf"], "the model YAML has adapters, .* ends in .safetensors or .ckpt")
 
 
 @pytest.mark.parametrize("file_format", ["ckpt", "safetensors"])
