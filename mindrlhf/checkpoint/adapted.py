@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 from mindrlhf.checkpoint.hf import read_hf_config
 from mindrlhf.checkpoint.peft import StoredAdapter, adapter_of, is_adapter, read_adapter
 from mindrlhf.checkpoint.peft_config import PEFT_CONFIG_FILE, Base, read_peft_config
-from mindrlhf.checkpoint.resume import Checkpoint
+from mindrlhf.checkpoint.resume import Checkpoint, is_checkpoint, newest
 from mindrlhf.checkpoint.training_state import WEIGHTS
 from mindrlhf.configs.lora import Adapter, LoraSettings
 from mindrlhf.configs.model import ModelConfig
@@ -54,10 +54,10 @@ def with_adapters(model: ModelConfig, settings: LoraSettings, path: str | None) 
     adapter = adapter_of(settings)
     if adapter is None:
         return model
-    if is_adapter(path):
+    if is_adapter(path) or _holds_adapters(path):
         raise UserError(
-            f"{path}: is an adapter, and the settings of lora ask for one over it; give its base model, and {path} as "
-            "lora.adapter_path."
+            f"{path}: is an adapter, and the settings of lora ask for one over it; give its base model, and it in "
+            "PEFT's format as lora.adapter_path, or a merged model (mindrlhf export)."
         )
     if settings.adapter_path is not None:
         read_adapter(settings.adapter_path).check_fits(model, path or "the model")
@@ -68,6 +68,13 @@ def with_adapters(model: ModelConfig, settings: LoraSettings, path: str | None) 
             "module of the model; use all-linear, or names like q_proj and down_proj."
         )
     return model
+
+
+def _holds_adapters(path: str | None) -> bool:
+    """Test for a training checkpoint of adapters."""
+    if path is None or not is_checkpoint(path):
+        return False
+    return newest(path, Checkpoint.verify_description).run.get("model", {}).get("adapter") is not None
 
 
 def split_adapter(

@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from training_states import save, stores
 
-from mindrlhf.checkpoint.adapted import checkpoint_adapter, split_adapter
+from mindrlhf.checkpoint.adapted import checkpoint_adapter, split_adapter, with_adapters
 from mindrlhf.checkpoint.hf import companion_files, read_hf_config
 from mindrlhf.checkpoint.open import Weights, checkpoint_config, hf_folder
 from mindrlhf.checkpoint.peft import adapter_of, read_adapter, write_adapter
@@ -146,6 +146,20 @@ def test_a_base_that_is_not_here_is_said_to_be(own, tmp_path):
         (copied / PEFT_CONFIG_FILE).write_text(json.dumps(settings | {"base_model_name_or_path": name}))
         with pytest.raises(UserError, match=f"copied: {words}.*; give the base model"):
             checkpoint_config(str(copied))
+
+
+def test_an_adapter_over_an_adapter_is_refused(golden, own, trained):
+    config, lora = read_hf_config(golden[0]), LoraSettings(rank=4)
+    for path in (own, trained / "latest"):
+        with pytest.raises(UserError, match=r"is an adapter, and the settings of lora ask for one over it; give its"):
+            with_adapters(config, lora, str(path))
+    assert with_adapters(config, lora, str(golden[0])).adapter.rank == 4
+    assert with_adapters(config, LoraSettings(), str(own)) == config
+    with pytest.raises(UserError, match=r"lora\.target_modules is \('query',\), and .* that is no module of the model"):
+        with_adapters(config, LoraSettings(rank=4, target_modules=("query",)), None)
+    short = config.model_copy(update={"num_layers": 1})
+    with pytest.raises(UserError, match=r"has model\.layers\.1\..*, and short has no such module to adapt"):
+        with_adapters(short, LoraSettings(adapter_path=str(own)), "short")
 
 
 def test_a_random_base_is_told_by_its_seed(golden):
