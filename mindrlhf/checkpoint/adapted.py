@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from mindrlhf.checkpoint.hf import read_hf_config
-from mindrlhf.checkpoint.peft import StoredAdapter, adapter_of, is_adapter, read_adapter
+from mindrlhf.checkpoint.peft import StoredAdapter, is_adapter, product, read_adapter
 from mindrlhf.checkpoint.peft_config import PEFT_CONFIG_FILE, Base, read_peft_config
 from mindrlhf.checkpoint.resume import Checkpoint, is_checkpoint, newest
 from mindrlhf.checkpoint.training_state import WEIGHTS
@@ -51,16 +51,19 @@ def with_adapters(model: ModelConfig, settings: LoraSettings, path: str | None) 
 
     path: of the base model. Raises `UserError` for adapters that do not fit the model, or fit none of its modules.
     """
-    adapter = adapter_of(settings)
-    if adapter is None:
+    if not settings.enabled:
         return model
+    stored = None if settings.adapter_path is None else read_adapter(settings.adapter_path)
+    if stored is not None:
+        stored.check_agrees(settings)
     if is_adapter(path) or _holds_adapters(path):
         raise UserError(
             f"{path}: is an adapter, and the settings of lora ask for one over it; give its base model, and it in "
             "PEFT's format as lora.adapter_path, or a merged model (mindrlhf export)."
         )
-    if settings.adapter_path is not None:
-        read_adapter(settings.adapter_path).check_fits(model, path or "the model")
+    if stored is not None:
+        stored.check_fits(model, path or "the model")
+    adapter = settings.adapter() if stored is None else stored.adapter
     model = model.model_copy(update={"adapter": adapter})
     if not any(spec.adapts for spec in parameter_table(model)):
         raise UserError(
@@ -90,8 +93,7 @@ def split_adapter(
         if spec.adapts:
             arrays[spec.hf_name] = array
             if held is not None and spec.kind == "lora_b":
-                first = arrays[f"{spec.hf_module}.lora_A.weight"]
-                held = held[0], held[1] + np.float32(spec.scale) * (array @ first)
+                held = held[0], held[1] + product(spec.scale, arrays[f"{spec.hf_module}.lora_A.weight"], array)
         else:
             if held is not None:
                 yield held

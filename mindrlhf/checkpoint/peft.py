@@ -76,6 +76,20 @@ class StoredAdapter:
                 f"({self.base.fingerprint[:12]} and {fingerprint[:12]}); give that base model."
             )
 
+    def check_agrees(self, settings: LoraSettings) -> None:
+        """Check that no setting of a run contradicts this adapter.
+
+        Settings with their default values do not. Raises `UserError` that names the first that does.
+        """
+        defaults = LoraSettings()
+        for name in ("rank", "alpha", "use_rslora", "target_modules", "exclude_modules"):
+            ours, theirs = getattr(settings, name), getattr(self.adapter, name)
+            if ours not in (theirs, getattr(defaults, name)):
+                raise UserError(
+                    f"lora.{name} is {brief(ours)}, and the adapter of lora.adapter_path {settings.adapter_path} has "
+                    f"{brief(theirs)}; leave lora.{name} out."
+                )
+
     def merged(self, spec: ParameterSpec, weight: np.ndarray, index: tuple[slice, ...] | None = None) -> np.ndarray:
         """Add the adapter's product to a weight of the base, in place; returns it.
 
@@ -85,31 +99,21 @@ class StoredAdapter:
         if found is not None:
             rows, columns = index or (slice(None), slice(None))
             first, second = (self.arrays[f"{spec.hf_module}.lora_{matrix}.weight"] for matrix in "AB")
-            weight += np.float32(found[1]) * (second[rows] @ first[:, columns])
+            weight += product(found[1], first[:, columns], second[rows])
         return weight
+
+
+def product(scale: float, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Compute scale * B A: what merging adds to a weight.
+
+    first: A float32[rank, in]; second: B float32[out, rank]. Returns float32[out, in].
+    """
+    return np.float32(scale) * (second @ first)
 
 
 def is_adapter(path: str | Path | None) -> bool:
     """Test for a folder with an adapter in PEFT's format."""
     return path is not None and Path(path, PEFT_CONFIG_FILE).is_file()
-
-
-def adapter_of(settings: LoraSettings) -> Adapter | None:
-    """Describe the adapters of a run: those of `lora.adapter_path`, else new ones.
-
-    Returns None where adapters are off. Raises `UserError` for a setting that contradicts the adapter's folder.
-    """
-    if settings.adapter_path is None:
-        return settings.adapter() if settings.enabled else None
-    adapter, defaults = read_adapter(settings.adapter_path).adapter, LoraSettings()
-    for name in ("rank", "alpha", "use_rslora", "target_modules", "exclude_modules"):
-        ours, theirs = getattr(settings, name), getattr(adapter, name)
-        if ours not in (theirs, getattr(defaults, name)):
-            raise UserError(
-                f"lora.{name} is {brief(ours)}, and the adapter of lora.adapter_path {settings.adapter_path} has "
-                f"{brief(theirs)}; leave lora.{name} out."
-            )
-    return adapter
 
 
 def read_adapter(folder: str | Path) -> StoredAdapter:

@@ -11,7 +11,7 @@ from training_states import save, stores
 from mindrlhf.checkpoint.adapted import checkpoint_adapter, split_adapter, with_adapters
 from mindrlhf.checkpoint.hf import companion_files, read_hf_config
 from mindrlhf.checkpoint.open import Weights, checkpoint_config, hf_folder
-from mindrlhf.checkpoint.peft import adapter_of, read_adapter, write_adapter
+from mindrlhf.checkpoint.peft import read_adapter, write_adapter
 from mindrlhf.checkpoint.peft_config import PEFT_CONFIG_FILE
 from mindrlhf.checkpoint.resume import newest
 from mindrlhf.checkpoint.training_state import ShardGroup, TrainingState
@@ -184,7 +184,12 @@ def test_merging_a_stream_of_rows(golden):
 
 
 def test_settings_of_a_run_and_of_its_first_adapter(golden):
-    _, folder, _ = golden
+    base, folder, _ = golden
+    config = read_hf_config(base)
+
+    def adapter_of(settings):
+        return with_adapters(config, settings, str(base)).adapter
+
     assert adapter_of(LoraSettings()) is None
     assert adapter_of(LoraSettings(rank=4)).rank == 4
     assert adapter_of(LoraSettings(adapter_path=str(folder))) == read_adapter(folder).adapter
