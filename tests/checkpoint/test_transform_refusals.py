@@ -1,12 +1,11 @@
 """`mindrlhf transform`: what is wrong is said in one sentence, and nothing is written or changed."""
 
-import resource
 import shutil
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
+from bad_places import file_size_limit
 from layouts import shards_of
 from sharded_files import (
     ARRAYS,
@@ -25,17 +24,6 @@ from sharded_files import (
 
 from mindrlhf.errors import UserError
 from mindrlhf.reshard.strategy import save_strategies
-
-
-@contextmanager
-def file_size_limit(nbytes):
-    """Writing beyond `nbytes` fails, in processes that are started meanwhile too."""
-    earlier = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, earlier[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, earlier)
 
 
 @pytest.mark.parametrize("more", [[], ["--transform_process_num", 2]])

@@ -1,6 +1,6 @@
 """A decoder's final hidden states with every row a whole sequence and nothing shared: an oracle of its other forms."""
 
-from mindspore import ops
+from mindspore import Tensor, nn, ops
 
 
 def whole_sequences(decoder, ids):
@@ -12,3 +12,18 @@ def whole_sequences(decoder, ids):
     for layer in decoder.layers:
         x = layer(x, places, split)[0]
     return decoder.final_norm(x)
+
+
+class _Logits(nn.Cell):
+    def __init__(self, decoder):
+        super().__init__(auto_prefix=False)
+        self.decoder = decoder
+
+    def construct(self, ids):
+        return self.decoder.logits(whole_sequences(self.decoder, ids))
+
+
+def compiled_logits(model, kernels=None):
+    """A small model's compiled form of whole sequences: (int[B, S]) -> float32[B, S, vocab]."""
+    graph = _Logits(model.build(kernels=kernels)[0])
+    return lambda ids: graph(Tensor(ids.astype("int32"))).asnumpy().reshape((*ids.shape, -1))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import reference_model
 from small_model import POSITIONS, Golden, SmallModel, log_softmax, small_config
-from whole_sequences import whole_sequences
+from whole_sequences import compiled_logits
 
 from mindrlhf.backend import Kernels, cpu
 from mindrlhf.configs.model import Llama3Scaling
@@ -19,26 +19,6 @@ SCALING = Llama3Scaling(factor=8, low_freq_factor=1, high_freq_factor=4, origina
 )
 def golden(request, shared) -> Golden:
     return Golden.load(shared / "golden" / request.param)
-
-
-@pytest.fixture(scope="module")
-def plain_logits():
-    """Compiles a model's plain form: (int32[B, S]) -> float32[B, S, vocab]."""
-    from mindspore import Tensor, nn
-
-    class Plain(nn.Cell):
-        def __init__(self, decoder):
-            super().__init__(auto_prefix=False)
-            self.decoder = decoder
-
-        def construct(self, ids):
-            return self.decoder.logits(whole_sequences(self.decoder, ids))
-
-    def compiled(model, kernels=None):
-        graph = Plain(model.build(kernels=kernels)[0])
-        return lambda ids: graph(Tensor(ids.astype(np.int32))).asnumpy().reshape((*ids.shape, -1))
-
-    return compiled
 
 
 @pytest.fixture(scope="module")
@@ -76,8 +56,8 @@ def test_the_oracle_gives_the_stored_logits(golden):
         np.testing.assert_allclose(golden.logits(sequence), logits, rtol=0, atol=2e-5)
 
 
-def test_plain_form_gives_the_stored_logits_whatever_the_padding(golden, plain_logits):
-    run = plain_logits(golden)
+def test_plain_form_gives_the_stored_logits_whatever_the_padding(golden):
+    run = compiled_logits(golden)
     rng = np.random.default_rng(1)
     clean = run(right_padded(golden.sequences, np.zeros))
     noisy = run(right_padded(golden.sequences, lambda shape: rng.integers(0, golden.config.vocab_size, shape)))
@@ -91,9 +71,9 @@ def test_plain_form_gives_the_stored_logits_whatever_the_padding(golden, plain_l
 
 
 @pytest.mark.parametrize("name", ["qwen2_tiny_lora", "qwen3_tiny_lora"])
-def test_compositions_give_the_stored_logits_of_adapters(shared, plain_logits, name):
+def test_compositions_give_the_stored_logits_of_adapters(shared, name):
     golden = Golden.load(shared / "golden" / name)
-    got = plain_logits(golden, Kernels(cpu))(right_padded(golden.sequences, np.zeros))
+    got = compiled_logits(golden, Kernels(cpu))(right_padded(golden.sequences, np.zeros))
     for row, logits in enumerate(golden.logits_of):
         np.testing.assert_allclose(got[row, : len(logits)], logits, rtol=0, atol=2e-5)
 

@@ -1,25 +1,13 @@
 """scripts/learning_curves.sh: refusals, and two short runs from nothing to the figure (slow)."""
 
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-from workers import ROOT
+from shell_scripts import assert_refused, run_script
 
 from mindrlhf.metrics.writers import read_metrics
 
-SCRIPT = ROOT / "scripts" / "learning_curves.sh"
-
-
-def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
-    """The script, started in `folder`, with the `mindrlhf` of this environment."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = os.environ | {"PATH": path, "PYTHONPATH": str(ROOT)}
-    command = ["bash", str(SCRIPT), *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=1100)
+SCRIPT = "learning_curves.sh"
 
 
 @pytest.mark.parametrize(
@@ -33,18 +21,14 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
     ],
 )
 def test_a_wrong_option_is_refused_before_anything_is_done(tmp_path, arguments, message):
-    done = run(tmp_path, *arguments)
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"learning_curves.sh: {message}; give --tasks NAMES")
-    assert done.stdout == ""
-    assert list(tmp_path.iterdir()) == []
+    assert_refused(SCRIPT, tmp_path, arguments, message)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_every_step_of_it_works_and_none_is_done_twice(tmp_path):
     few = ("--tasks", "countdown", "--presets", "dapo ppo", "--steps", "2", "--warm_steps", "2", "--out", "here")
-    done = run(tmp_path, *few)
+    done = run_script(SCRIPT, tmp_path, *few)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = re.findall(r"^countdown +(dapo|ppo) +([\d.]+) ([\d.]+)$", done.stdout, re.MULTILINE)
     assert [name for name, *_ in lines] == ["dapo", "ppo"]
@@ -56,7 +40,7 @@ def test_every_step_of_it_works_and_none_is_done_twice(tmp_path):
         assert measured == {0: float(before), 2: float(after)}
     figure = tmp_path / "here" / "learning_curves.png"
     assert figure.read_bytes().startswith(b"\x89PNG")
-    again = run(tmp_path, *few)
+    again = run_script(SCRIPT, tmp_path, *few)
     assert again.returncode == 0
     assert "warm start" not in again.stdout
     assert "step 2/2" not in again.stdout
