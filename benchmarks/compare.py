@@ -184,9 +184,11 @@ def sides_of(args: argparse.Namespace, job: ComparedJob, model: Path) -> list[Si
     script = Path(__file__).with_name("grpo_step.py")
     ours = [sys.executable, str(script), *work, "--micro-batch", str(job.tokens)]
     sides = [Side(OURS, lambda path: [*ours, "--json", str(path), *args.ours])]
+    wrapper = [str(Path(__file__).with_name("peer_lora.py"))] if "--lora-rank" in job.work else []
     for number, python in enumerate(args.peer_python, 1):
         for micro in job.micro_batches:
-            peer = [python, str(args.peer_script), *work, *job.peer, "--tuned-malloc", "--micro-batch", str(micro)]
+            peer = [python, *wrapper, str(args.peer_script), *work, *job.peer, "--tuned-malloc"]
+            peer += ["--micro-batch", str(micro)]
             name = f"peer {number}, micro-batch {micro}"
             sides.append(Side(name, lambda path, peer=peer: [*peer, "--json", str(path)]))
     return sides

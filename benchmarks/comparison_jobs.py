@@ -8,7 +8,7 @@ GROWTH = (4, 8, 16, 32)  # samples of a prompt
 
 @dataclass(frozen=True)
 class ComparedJob:
-    """One job, in flags that both scripts know.
+    """One job, in flags that both scripts know; the peer's knows --lora-rank through `peer_lora.py`.
 
     what: for the table. model: flags that the peer's script builds the model and its prompts with. work: flags of the
     measured runs. peer: flags of the peer alone. micro_batches: of the peer, in completions: it is measured with each,
@@ -99,7 +99,7 @@ JOBS: dict[str, ComparedJob] = {
         steps=7,
     ),
 }  # fmt: skip
-# The peer's script has to take --lora-rank as ours does: adapters of all linear modules, with alpha twice the rank.
+# Both sides: adapters of all linear modules with alpha twice the rank; `peer_lora.py` adds them to the peer's script.
 JOBS["qwen2.5-0.5b-lora"] = replace(
     JOBS["qwen2.5-0.5b"],
     what="the same with adapters of rank 16 on both sides",

@@ -14,9 +14,11 @@ from workers import ROOT
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import compare
+import grpo_step
 from compare import OURS, BusyError, Run, Side
 from comparison_jobs import JOBS
 from comparison_table import as_outcome, markdown
+from work import prepare
 
 from mindrlhf.checkpoint.hf import read_hf_config, save_hf
 from mindrlhf.checkpoint.weight_source import index_weights
@@ -168,6 +170,26 @@ def test_both_scripts_get_the_same_work(peer, tmp_path):
     assert [command[0] for command in peers] == [sys.executable, "other"]
     for command in peers:
         assert command[2:-2] == [*shared, "--tuned-malloc", "--micro-batch", "8"]
+
+
+def test_both_sides_get_adapters(peer, tmp_path):
+    """The two jobs of this shape differ in nothing else, and the model that is built has no adapters."""
+    argv = ["--peer-python", "python", "--peer-script", str(peer), "--output", str(tmp_path)]
+    args, flags = compare.arguments(argv), ["--lora-rank", "16"]
+
+    def commands(name):
+        return [side.command(tmp_path / "run.json") for side in compare.sides_of(args, JOBS[name], tmp_path)]
+
+    (ours, theirs), (plain_ours, plain_theirs) = map(commands, ("qwen2.5-0.5b-lora", "qwen2.5-0.5b"))
+    assert theirs[:3] == ["python", str(ROOT / "benchmarks" / "peer_lora.py"), str(peer)]
+    for command, plain in ((ours, plain_ours), (theirs, plain_theirs)):
+        place = command.index("--lora-rank")
+        assert command[place : place + 2] == flags
+        rest = command[:place] + command[place + 2 :]
+        assert [part for part in rest if not part.endswith("peer_lora.py")] == plain
+    settings = prepare(grpo_step.arguments(["--bpe-vocab", "300", "--dataset-size", "2", *flags]), tmp_path).train
+    assert {"lora.rank=16", "lora.alpha=32", "algorithm.beta=0.04"} <= set(settings)
+    assert "--lora-rank" not in JOBS["qwen2.5-0.5b-lora"].model
 
 
 def test_models_are_built_once_and_given_ones_used_where_they_fit(peer, tmp_path):
