@@ -1,8 +1,8 @@
-"""Settings in layers: later ones win, and each value knows its origin."""
+"""Settings in layers: later ones win, and each value knows its place."""
 
 import copy
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from mindrlhf.configs.yaml_file import NOT_YAML, KeyPath, Layer, dotted, parse
@@ -25,42 +25,26 @@ def deep_merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, An
     return merged
 
 
-@dataclass(frozen=True)
-class Layered:
-    """Merged settings (`values`, nested) with the layers they come from, in order."""
-
-    values: Mapping[str, Any]
-    layers: tuple[Layer, ...]
-
-    def where(self, path: KeyPath) -> str:
-        """Find the place of the value at `path`, or of the nearest group above."""
-        found = []
-        for layer in reversed(self.layers):
-            depth, hides = _reach(layer.values, path)
-            found.append((depth, layer))
-            if hides:
-                break
-        depth, layer = max(found, key=lambda one: one[0])
-        return layer.where(path[:depth])
-
-
-def merge(layers: Iterable[Layer], overrides: Iterable[str] = ()) -> Layered:
+def merge(layers: Iterable[Layer], overrides: Iterable[str] = ()) -> Layer:
     """Merge settings in order, then apply dotted overrides (`group.key=value`).
 
     An override may reach into a list by index (`reward.functions.0.weight=2`); the index after the last appends.
     Raises UserError for an override that cannot be read or placed.
     """
-    kept = list(layers)
+    layers, places = list(layers), {}
     values: dict[str, Any] = {}
-    for layer in kept:
+    for layer in layers:
         values = deep_merge(values, layer.values)
     values = copy.deepcopy(values)
     for text in overrides:
         path, value = parse_override(text)
-        for part in reversed(_put(values, path, value)):
+        path = _put(values, path, value)
+        for part in reversed(path):
             value = {part: value}
-        kept.append(Layer(COMMAND_LINE, value))
-    return Layered(values, tuple(kept))
+        layers.append(Layer(value, {path[:depth]: COMMAND_LINE for depth in range(len(path) + 1)}))
+    for layer in layers:
+        places = {path: place for path, place in places.items() if not _hides(layer.values, path)} | layer.places
+    return Layer(values, places)
 
 
 def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
@@ -72,54 +56,39 @@ def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
     try:
         return path, parse(raw)[0]
     except NOT_YAML:
-        raise UserError(
-            f"{COMMAND_LINE}: the value of override {text!r} is not valid YAML; put text with special signs in quotes."
-        ) from None
+        raise UserError(f"{COMMAND_LINE}: override {text!r} is not valid YAML; put special signs in quotes.") from None
 
 
 def _put(values: dict[str, Any], path: tuple[str, ...], value: Any) -> KeyPath:
     """Set `value` at `path`, making groups; returns the path with list indices as numbers."""
     target: Any = values
-    placed: list[str | int] = []
-    for depth, name in enumerate(path, 1):
-        whole, above = dotted(path), dotted(path[: depth - 1])
-        part: str | int = name
-        if isinstance(target, dict):
+    placed: KeyPath = ()
+    for part, after in pairwise((*path, None)):
+        problem, above = f"{COMMAND_LINE}: override {dotted(path)}", dotted(placed)
+        if isinstance(target, list):
+            count = len(target)
+            if not part.isdecimal() or int(part) > count:
+                right = f"an index from 0 to {count} ({count} appends)"
+                raise UserError(f"{problem} has {part!r} where {above} is a list of {count}; give {right}.")
+            part = int(part)
+            target.extend([None] * (part + 1 - count))
+        elif isinstance(target, dict):
             target.setdefault(part)
-        elif not isinstance(target, list):
-            raise UserError(
-                f"{COMMAND_LINE}: override {whole} goes into {above}, which is a value and no group; write "
-                f"{above}=value."
-            )
-        elif not name.isdecimal() or int(name) > len(target):
-            raise UserError(
-                f"{COMMAND_LINE}: override {whole} has {name!r} where {above} is a list of {len(target)}; give an "
-                f"index from 0 to {len(target)} ({len(target)} appends)."
-            )
         else:
-            part = int(name)
-            target += [None] * (part == len(target))
-        placed.append(part)
-        if depth == len(path):
+            raise UserError(f"{problem} goes into {above}, which is a value and no group; write {above}=value.")
+        placed = (*placed, part)
+        if after is None:
             target[part] = value
         elif target[part] is None:
             target[part] = {}
         target = target[part]
-    return tuple(placed)
+    return placed
 
 
-def _reach(values: Any, path: KeyPath) -> tuple[int, bool]:
-    """Count the parts of `path` in a layer; test for hidden lower layers.
-
-    A list on the way, or a value in place of a group, does.
-    """
-    hides = False
-    for depth, part in enumerate(path):
-        if isinstance(values, list):
-            values, hides = dict(enumerate(values)), True
+def _hides(values: Any, path: KeyPath) -> bool:
+    """Tell whether a layer has a value or a list above a path."""
+    for part in path:
         if not isinstance(values, Mapping):
-            return depth, values is not None
-        if part not in values:
-            return depth, hides
-        values = values[part]
-    return len(path), hides
+            return values is not None
+        values = values.get(part)
+    return False

@@ -6,6 +6,7 @@ files in the order given (each upon its own `base_config`), dotted overrides.
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,7 +14,7 @@ from pydantic import ValidationError
 
 from mindrlhf.configs.base import Settings
 from mindrlhf.configs.grpo import GRPOConfig
-from mindrlhf.configs.layers import Layered, merge
+from mindrlhf.configs.layers import merge
 from mindrlhf.configs.problems import explain
 from mindrlhf.configs.sft import SFTConfig
 from mindrlhf.configs.yaml_file import KeyPath, Layer, read_chain
@@ -49,28 +50,24 @@ def load_settings(
     defaults: nested mapping laid upon the typed defaults, beneath the files.
     Raises UserError for a file that cannot be read, an unknown key, a wrong type and a value out of range.
     """
-    layers = [Layer("typed defaults", settings().model_dump(mode="json"))]
-    if defaults:
-        layers.append(Layer("defaults", defaults))
-    for path in paths:
-        layers += read_chain(path)
-    layered = merge(layers, overrides)
-    return build(settings, layered.values, layered)
+    lowest = [Layer(values, {(): "defaults"}) for values in (settings().model_dump(mode="json"), defaults or {})]
+    merged = merge((*lowest, *chain.from_iterable(map(read_chain, paths))), overrides)
+    return build(settings, merged.values, merged)
 
 
 def build(
     settings: type[Group],
     values: Mapping[str, Any],
-    layered: Layered,
+    layer: Layer,
     written: Mapping[str, KeyPath] | None = None,
 ) -> Group:
     """Validate a nested mapping strictly; only whole numbers become floats, and lists tuples.
 
-    layered: knows the origin of each value.
-    written: field -> the key path in `layered`, where it is not the field's own name.
+    layer: knows the place of each value.
+    written: field -> the key path in `layer`, where it is not the field's own name.
     """
     try:
         # JSON mode is pydantic's only strict mode that takes a list for a tuple.
         return settings.model_validate_json(json.dumps(values, default=str), strict=True)
     except ValidationError as error:
-        raise UserError(explain(settings, error, values, layered.where, written)) from None
+        raise UserError(explain(settings, error, values, layer.where, written)) from None

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from mindrlhf.configs.base import Settings
 from mindrlhf.configs.grpo import GRPOConfig
-from mindrlhf.configs.layers import Layered, merge
+from mindrlhf.configs.layers import merge
 from mindrlhf.configs.loading import build
 from mindrlhf.configs.lora import PetSettings
 from mindrlhf.configs.model import ModelConfig
@@ -23,7 +23,7 @@ from mindrlhf.configs.model_names import SPELLINGS
 from mindrlhf.configs.model_settings import ModelSettings
 from mindrlhf.configs.problems import brief, unknown_name
 from mindrlhf.configs.unsupported import has_experts, sign_of_another, unsupported
-from mindrlhf.configs.yaml_file import KeyPath, dotted, read_chain, read_yaml
+from mindrlhf.configs.yaml_file import KeyPath, Layer, dotted, read_chain, read_yaml
 from mindrlhf.errors import UserError
 
 Group = TypeVar("Group", bound=Settings)
@@ -149,7 +149,7 @@ def load_model_yaml(path: str | Path, overrides: Sequence[str] = ()) -> ModelYam
 class _Reader:
     """Reader of typed groups out of a merged YAML; it collects unused keys."""
 
-    layered: Layered
+    layered: Layer
     path: str
     unused: list[str] = field(default_factory=list)
 

@@ -4,8 +4,8 @@
 """
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,19 +30,17 @@ def dotted(path: KeyPath) -> str:
 
 @dataclass(frozen=True)
 class Layer:
-    """Settings from one place (`source`): a file's path, or `command line`.
+    """Nested settings, as written, with their places.
 
-    values: nested mapping, as written. lines: key path -> line number, from 1.
+    places: key path -> `file.yaml:12`; () -> the place of all keys without one.
     """
 
-    source: str
-    values: Mapping[str, Any]
-    lines: Mapping[KeyPath, int] = field(default_factory=dict)
+    values: dict[str, Any]
+    places: Mapping[KeyPath, str]
 
     def where(self, path: KeyPath) -> str:
-        """Find a key's place: `file.yaml:12`, or the source without a line."""
-        line = self.lines.get(path)
-        return self.source if line is None else f"{self.source}:{line}"
+        """Find the place of the value at `path`, or of the nearest group above."""
+        return next(self.places[path[:depth]] for depth in range(len(path), -1, -1) if path[:depth] in self.places)
 
 
 class _Loader(yaml.SafeLoader):
@@ -71,7 +69,8 @@ def parse(text: str) -> tuple[Any, dict[KeyPath, int]]:
     def size(node: yaml.Node | None, path: KeyPath, mark: yaml.Mark | None) -> int:
         known = sizes.get(id(node))
         if known == 0:  # not yet counted: the node is inside of itself
-            raise yaml.MarkedYAMLError(None, None, f"{dotted(path)} contains itself; remove the alias", mark)
+            problem = f"{dotted(path)} contains itself; remove the alias"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
         if known:
             return known
         sizes[id(node)] = 0
@@ -79,9 +78,8 @@ def parse(text: str) -> tuple[Any, dict[KeyPath, int]]:
         for part, mark, below in _entries(node):
             here = (*path, part)
             if here in lines:
-                raise yaml.MarkedYAMLError(
-                    None, None, f"key {dotted((part,))} is given twice in its group; keep one", mark
-                )
+                problem = f"key {dotted((part,))} is given twice in its group; keep one"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
             lines[here] = mark.line + 1
             total += size(below, here, mark)
         sizes[id(node)] = total
@@ -92,14 +90,12 @@ def parse(text: str) -> tuple[Any, dict[KeyPath, int]]:
     return root and _Loader("").construct_document(root), lines
 
 
-def _entries(node: yaml.Node | None) -> Iterator[tuple[str | int, yaml.Mark, yaml.Node]]:
+def _entries(node: yaml.Node | None) -> list[tuple[str | int, yaml.Mark, yaml.Node]]:
     """List (key or index, position, node) of a mapping or a list."""
-    if isinstance(node, yaml.SequenceNode):
-        for index, item in enumerate(node.value):
-            yield index, item.start_mark, item
-    elif isinstance(node, yaml.MappingNode):
-        for key, item in node.value:
-            yield str(key.value), key.start_mark, item
+    if isinstance(node, yaml.MappingNode):
+        return [(str(key.value), key.start_mark, item) for key, item in node.value]
+    items = node.value if isinstance(node, yaml.SequenceNode) else ()
+    return [(index, item.start_mark, item) for index, item in enumerate(items)]
 
 
 def read_yaml(path: str | Path) -> Layer:
@@ -114,7 +110,7 @@ def read_yaml(path: str | Path) -> Layer:
     if not isinstance(values, dict):
         what = "empty" if values is None else f"a {type(values).__name__}"
         raise UserError(f"{path}: the file is {what}, and must hold `key: value` lines.")
-    return Layer(str(path), values, lines)
+    return Layer(values, {(): str(path)} | {key: f"{path}:{line}" for key, line in lines.items()})
 
 
 def preset_names() -> tuple[str, ...]:
@@ -122,40 +118,34 @@ def preset_names() -> tuple[str, ...]:
     return tuple(sorted(file.stem for file in FOLDER.glob("*.yaml")))
 
 
-def file_of(text: str, folder: Path = Path()) -> Path:
-    """Find the file of `preset:NAME`, or of a path relative to `folder`. Raises UserError."""
-    if not text.startswith(PREFIX):
-        return folder / text
-    name = text.removeprefix(PREFIX)
-    if name not in preset_names():
-        raise unknown_name("preset", name, preset_names())
-    return FOLDER / f"{name}.yaml"
-
-
 def read_chain(path: str | Path) -> tuple[Layer, ...]:
     """Read a YAML file and its chain of `base_config` files, the base first.
 
     Each is relative to the file that names it, or a `preset:NAME`, as the first may be. Raises UserError.
     """
-    chain: list[Layer] = []
-    seen: list[Path] = []
-    current = file_of(str(path))
-    while True:
-        seen.append(current.resolve())
-        layer = read_yaml(current)
-        values = dict(layer.values)
-        base = values.pop(BASE_KEY, None)
-        chain.append(Layer(layer.source, values, layer.lines))
-        if base is None:
-            return tuple(reversed(chain))
-        place = f"{layer.where((BASE_KEY,))}: {BASE_KEY}"
-        if not isinstance(base, str):
-            raise UserError(f"{place} is {base!r}, and must be the path of one YAML file.")
-        try:
-            current = file_of(base, current.parent)
-        except UserError as error:
-            raise UserError(f"{place}: {error}") from None
-        if current.resolve() in seen:
-            raise UserError(f"{place} {base} leads back to a file of the same chain; name another base.")
-        if not current.is_file():
-            raise UserError(f"{place} names {current}, which is no file; give a path relative to this file.")
+    return _chain(_file_of(str(path)), ())
+
+
+def _file_of(text: str, folder: Path = Path(), where: str = "") -> Path:
+    if not text.startswith(PREFIX):
+        return folder / text
+    name = text.removeprefix(PREFIX)
+    if name not in preset_names():
+        raise UserError(f"{where}{unknown_name('preset', name, preset_names())}")
+    return FOLDER / f"{name}.yaml"
+
+
+def _chain(file: Path, above: tuple[Path, ...]) -> tuple[Layer, ...]:
+    layer, seen = read_yaml(file), (*above, file.resolve())
+    base = layer.values.pop(BASE_KEY, None)
+    if base is None:
+        return (layer,)
+    place = f"{layer.where((BASE_KEY,))}: {BASE_KEY}"
+    if not isinstance(base, str):
+        raise UserError(f"{place} is {base!r}, and must be the path of one YAML file.")
+    below = _file_of(base, file.parent, f"{place}: ")
+    if below.resolve() in seen:
+        raise UserError(f"{place} {base} leads back to a file of the same chain; name another base.")
+    if not below.is_file():
+        raise UserError(f"{place} names {below}, which is no file; give a path relative to this file.")
+    return (*_chain(below, seen), layer)

@@ -77,7 +77,7 @@ def test_overrides_are_read_as_yaml():
 
 
 def test_overrides_reach_into_lists_and_append():
-    base = Layer("file", {"reward": {"functions": [{"name": "x", "weight": 1}]}})
+    base = Layer({"reward": {"functions": [{"name": "x", "weight": 1}]}}, {})
     layered = merge([base], ["reward.functions.0.weight=2", "reward.functions.1.name=y", "new.group.key=3"])
     assert layered.values == {
         "reward": {"functions": [{"name": "x", "weight": 2}, {"name": "y"}]},
@@ -100,16 +100,20 @@ def test_overrides_reach_into_lists_and_append():
 )
 def test_an_override_that_cannot_be_placed_is_refused(override, words):
     with pytest.raises(UserError) as caught:
-        merge([Layer("file", {"list": [{"x": 0}], "value": 5})], [override])
+        merge([Layer({"list": [{"x": 0}], "value": 5}, {})], [override])
     message = str(caught.value)
     assert message.startswith("command line: ")
     for word in words:
         assert word in message
 
 
+def placed(file, values, lines):
+    return Layer(values, {(): file} | {path: f"{file}:{line}" for path, line in lines.items()})
+
+
 def test_a_value_knows_the_place_that_gave_it():
-    base = Layer("base.yaml", {"a": {"x": 1, "y": 1}}, {("a", "x"): 2, ("a", "y"): 3, ("a",): 1})
-    top = Layer("top.yaml", {"a": {"x": 2}}, {("a", "x"): 7, ("a",): 6})
+    base = placed("base.yaml", {"a": {"x": 1, "y": 1}}, {("a", "x"): 2, ("a", "y"): 3, ("a",): 1})
+    top = placed("top.yaml", {"a": {"x": 2}}, {("a", "x"): 7, ("a",): 6})
     layered = merge([base, top], ["b.0=1"])
     assert layered.where(("a", "x")) == "top.yaml:7"
     assert layered.where(("a", "y")) == "base.yaml:3"
@@ -118,8 +122,8 @@ def test_a_value_knows_the_place_that_gave_it():
 
 
 def test_a_list_hides_the_list_below_it_and_an_override_only_its_own_entry():
-    base = Layer("base.yaml", {"list": [{"x": 1, "y": 1}]}, {("list", 0, "y"): 2})
-    top = Layer("top.yaml", {"list": [{"x": 2}]}, {("list", 0): 4, ("list", 0, "x"): 4})
+    base = placed("base.yaml", {"list": [{"x": 1, "y": 1}]}, {("list", 0, "y"): 2})
+    top = placed("top.yaml", {"list": [{"x": 2}]}, {("list", 0): 4, ("list", 0, "x"): 4})
     assert merge([base, top]).where(("list", 0, "y")) == "top.yaml:4"
     assert merge([base], ["list.0.x=5"]).where(("list", 0, "y")) == "base.yaml:2"
     assert merge([base], ["list.0.x=5"]).where(("list", 0, "x")) == COMMAND_LINE

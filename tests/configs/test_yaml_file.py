@@ -24,7 +24,8 @@ def test_every_key_knows_its_line(tmp_path):
     layer = read_yaml(path)
     assert layer.where(("group", "key")) == f"{path}:3"
     assert layer.where(("group", "list", 0, "weight")) == f"{path}:7"
-    assert layer.where(("group", "absent")) == str(path)
+    assert layer.where(("group", "absent")) == f"{path}:2"
+    assert layer.where(("absent",)) == str(path)
 
 
 def test_keys_are_text_as_written(tmp_path):
@@ -87,7 +88,7 @@ def test_a_chain_of_bases_is_relative_to_each_file(tmp_path):
     top = written(tmp_path, "top.yaml", "base_config: deep/middle.yaml\nx: 3\n")
     chain = read_chain(top)
     assert [layer.values for layer in chain] == [{"x": 1}, {"x": 2}, {"x": 3}]
-    assert chain[-1].source == str(top)
+    assert chain[-1].where(()) == str(top)
 
 
 def test_a_circle_of_bases_is_refused(tmp_path):
