@@ -234,7 +234,7 @@ def with_head_norms(folder: Path) -> Path:
     def drawn(spec):
         return (1 + 0.1 * rng.standard_normal(spec.shape)).astype(np.float32)
 
-    ordered = (weights.read(spec, None) if spec.name in known else drawn(spec) for spec in table)
+    ordered = (weights.read(spec.name) if spec.name in known else drawn(spec) for spec in table)
     layout = [(spec.hf_name, spec.shape) for spec in table]
     write_safetensors(copy / SINGLE_FILE, layout, ordered, "float32", {"format": "pt"})
     return copy
@@ -259,7 +259,7 @@ def ending_earlier(folder: Path, probability: float) -> Path:
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("*.safetensors"))
     weights, table = open_weights(str(folder), model), parameter_table(model)
-    arrays = {spec.name: weights.read(spec, None) for spec in table}
+    arrays = {spec.name: weights.read(spec.name) for spec in table}
     (embedding,) = (spec.name for spec in table if spec.kind == "embedding")
     ends = list(model.eos_token_ids)
     prompts = [row["ids"] for row in loaded_prompts(folder, Tokenizer.from_path(folder))[:ENDING_PROMPTS]]

@@ -28,9 +28,8 @@ from mindrlhf import backend
 from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.backend.process.launch import World, launch
 from mindrlhf.checkpoint.safetensors_file import write_safetensors
-from mindrlhf.checkpoint.sharded_weights import open_sharded
 from mindrlhf.checkpoint.transform import write_ranks
-from mindrlhf.checkpoint.weight_source import index_weights
+from mindrlhf.checkpoint.weight_source import index_weights, open_sharded
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.files.atomic import atomic_folder
 from mindrlhf.parallel.layout import Layout, model_layout, sliced_shape

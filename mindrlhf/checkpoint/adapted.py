@@ -17,7 +17,6 @@ from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.problems import brief
 from mindrlhf.errors import UserError
 from mindrlhf.models.parameters import ParameterSpec, parameter_table
-from mindrlhf.parallel.layout import full_layout
 
 
 def base_path(folder: str | Path) -> str:
@@ -42,8 +41,8 @@ def checkpoint_adapter(checkpoint: Checkpoint) -> StoredAdapter | None:
         recorded = Base(base["path"], base["fingerprint"])
     model = read_hf_config(checkpoint.hf_folder).model_copy(update={"adapter": adapter})
     rows = [spec for spec in parameter_table(model) if spec.adapts]
-    read = checkpoint.reader(WEIGHTS, full_layout({spec.name: spec.shape for spec in rows}), 0)
-    return StoredAdapter(checkpoint.folder, adapter, {spec.hf_name: read(spec.name) for spec in rows}, recorded)
+    weights = checkpoint.weights(WEIGHTS, {spec.name: spec.shape for spec in rows})
+    return StoredAdapter(checkpoint.folder, adapter, {spec.hf_name: weights.read(spec.name) for spec in rows}, recorded)
 
 
 def with_adapters(model: ModelConfig, settings: LoraSettings, path: str | None) -> ModelConfig:

@@ -13,15 +13,14 @@ from mindrlhf.checkpoint.hf import CONFIG_FILE, read_hf_config
 from mindrlhf.checkpoint.peft import StoredAdapter, is_adapter, read_adapter
 from mindrlhf.checkpoint.peft_config import Base
 from mindrlhf.checkpoint.resume import Checkpoint, is_checkpoint, newest
-from mindrlhf.checkpoint.sharded_weights import open_sharded, rank_folders
 from mindrlhf.checkpoint.training_state import WEIGHTS
-from mindrlhf.checkpoint.transform import rank_reader
+from mindrlhf.checkpoint.weight_source import WeightSource, open_sharded, open_weights, rank_folders
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
 from mindrlhf.models.families import FAMILIES
 from mindrlhf.models.parameters import ParameterSpec, parameter_table
-from mindrlhf.parallel.layout import Layout, Slices, full_layout
+from mindrlhf.parallel.layout import Slices
 from mindrlhf.parallel.partition import Partition
 
 Reader = Callable[[ParameterSpec], np.ndarray]
@@ -167,42 +166,35 @@ class Weights:
 
     def _stored(self, part: Partition | None, index: Index) -> Reader:
         """Return a reader of weights that are no adapter."""
-        from mindrlhf.checkpoint.weight_source import open_weights
-
         if self.path is None:
             return self._random(index)
+        source = self._source(part)
+        return lambda spec: source.read(spec.name, index(spec))
+
+    def _source(self, part: Partition | None) -> WeightSource:
+        """Open weights that are no adapter and not random."""
+        shapes = {spec.name: spec.shape for spec in parameter_table(self.model)}
         if self._is_checkpoint:
-            return checkpoint_reader(newest(self.path), WEIGHTS, self.model, part)
+            return newest(self.path).weights(WEIGHTS, shapes)
         if part is not None and rank_folders(Path(self.path)):
-            tensors = open_sharded(Path(self.path), self._layout(part)).ranks[part.rank]
-            return lambda spec: tensors[spec.name].read()
-        source = open_weights(self.path, self.model)
-        return lambda spec: source.read(spec, index(spec))
+            return open_sharded(Path(self.path), part.layout.only(shapes))
+        return open_weights(self.path, self.model)
 
     def _random(self, index: Index) -> Reader:
         from mindrlhf.models.initialize import random_tensor
 
         return lambda spec: random_tensor(spec, self.model, self.seed)[index(spec) or ...]
 
-    def _sampler(self, part: Partition | None) -> Callable[[ParameterSpec, Slices], np.ndarray]:
+    def _sampler(self, part: Partition | None) -> Callable[[str, Slices], np.ndarray]:
         """Return a reader of parts of whole parameters, for a fingerprint."""
-        from mindrlhf.checkpoint.weight_source import open_weights
-
+        plain, stored = self.split()
         if self.path is None:
             drawn = np.frombuffer(f"{self.seed} {self.model.initializer_range}".encode(), np.uint8)
-            return lambda spec, index: drawn
-        if part is not None and not self._is_checkpoint and rank_folders(Path(self.path)):
-            layout = self._layout(part)
-            read = rank_reader(open_sharded(Path(self.path), layout), full_layout(layout.shapes), 0)
-            return lambda spec, index: read(spec.name)[index]
-        if self._is_checkpoint or is_adapter(self.path):
-            whole = replace(self, model=self.model.base, adapter=None).reader()
-            return lambda spec, index: whole(spec)[index]
-        return open_weights(self.path, self.model.base).read
-
-    def _layout(self, part: Partition) -> Layout:
-        """Layout of a rank's weights without adapters."""
-        return part.layout.only(spec.name for spec in parameter_table(self.model.base))
+            return lambda name, index: drawn
+        if stored is not None:
+            specs, merged = {spec.name: spec for spec in parameter_table(plain.model)}, plain.merged(stored)
+            return lambda name, index: merged(specs[name])[index]
+        return plain._source(part).read
 
 
 def _index(part: Partition | None) -> Index:
@@ -212,10 +204,9 @@ def _index(part: Partition | None) -> Index:
 
 def checkpoint_reader(checkpoint: Checkpoint, kind: str, model: ModelConfig, part: Partition | None = None) -> Reader:
     """Return a reader of a training checkpoint's trained parameters, or one rank's parts."""
-    shapes = {spec.name: spec.shape for spec in parameter_table(model) if spec.trains}
-    layout = full_layout(shapes) if part is None else part.layout.only(shapes)
-    read = checkpoint.reader(kind, layout, 0 if part is None else part.rank)
-    return lambda spec: read(spec.name)
+    weights = checkpoint.weights(kind, {spec.name: spec.shape for spec in parameter_table(model) if spec.trains})
+    index = _index(part)
+    return lambda spec: weights.read(spec.name, index(spec))
 
 
 def continued_reader(checkpoint: Checkpoint, first: Weights, part: Partition) -> Reader:

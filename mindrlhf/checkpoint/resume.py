@@ -1,26 +1,22 @@
 """Checkpoints to resume from: finding, checking and reading them into any layout."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from mindrlhf.checkpoint.manifest import MANIFEST_FILE, Manifest, describe, step_folders
 from mindrlhf.checkpoint.safetensors_file import index_safetensors
-from mindrlhf.checkpoint.sharded_weights import ShardedWeights
 from mindrlhf.checkpoint.store import BEST, HF_FOLDER, LATEST, STATE_FILE
-from mindrlhf.checkpoint.stored_tensor import StoredTensor
 from mindrlhf.checkpoint.training_state import WEIGHTS, layout_from_json
-from mindrlhf.checkpoint.transform import rank_reader
+from mindrlhf.checkpoint.weight_source import WeightSource
 from mindrlhf.errors import UserError
 from mindrlhf.files.json import read_json
 from mindrlhf.files.naming import step_of
-from mindrlhf.parallel.layout import Layout
+from mindrlhf.parallel.layout import Shape
 
 _log = logging.getLogger(__name__)
 
@@ -101,34 +97,24 @@ class Checkpoint:
     def groups(self) -> tuple[str, ...]:
         return tuple(self.state["groups"])
 
-    def weights(self, kind: str = WEIGHTS) -> ShardedWeights:
-        """Open the stored arrays of one kind; a UserError where there are none."""
+    def weights(self, kind: str = WEIGHTS, shapes: Mapping[str, Shape] | None = None) -> WeightSource:
+        """Open the stored arrays of one kind.
+
+        shapes: the full shapes that they must have. Raises `UserError` for a kind that is absent, and for other shapes.
+        """
         if kind not in self.groups:
             raise UserError(f"{self.folder}: holds {', '.join(self.groups)}, and no {kind}; give one that does.")
         with self.understood(f"the layout of {kind}"):
             layout = layout_from_json(self.state["layouts"][self.state["groups"][kind]])
-        files = [self.folder / f"rank_{rank}" / f"{kind}.safetensors" for rank in range(layout.size)]
-        stored = [index_safetensors(file) if file.exists() else {} for file in files]
-        ranks: list[dict[str, StoredTensor]] = [{} for _ in range(layout.size)]
-        for name in layout.placements:
-            for ranks_with_it in layout.holders(name).values():
-                tensor = next((stored[rank][name] for rank in ranks_with_it if name in stored[rank]), None)
-                if tensor is None or tensor.shape != layout.shape(ranks_with_it[0], name):
-                    raise self._strange(f"rank {ranks_with_it[0]} has no such part of {name} in {kind}.safetensors")
-                for rank in ranks_with_it:
-                    ranks[rank][name] = tensor
-        return ShardedWeights(self.folder, layout, ranks)
-
-    def reader(self, kind: str, layout: Layout, rank: int) -> Callable[[str], np.ndarray]:
-        """Return a reader of the parts that `rank` holds in any layout."""
-        weights = self.weights(kind)
-        theirs, ours = weights.layout.shapes, layout.shapes
-        if theirs != ours:
-            name, shape = min(set(theirs.items()) ^ set(ours.items()))
+        if shapes not in (None, layout.shapes):
+            name, shape = min(layout.shapes.items() ^ shapes.items())
             raise UserError(
                 f"{self.folder}: is a checkpoint of another model ({name} {list(shape)} is in one of the two only)."
             )
-        return rank_reader(weights, layout, rank)
+        files = [self.folder / f"rank_{rank}" / f"{kind}.safetensors" for rank in range(layout.size)]
+        ranks = [index_safetensors(file) if file.exists() else {} for file in files]
+        with self.understood(f"the layout of {kind}"):
+            return WeightSource.of(self.folder, layout, ranks)
 
 
 def locate(path: str | Path) -> list[Path]:

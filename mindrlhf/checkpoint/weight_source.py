@@ -1,15 +1,17 @@
-"""Weight files of a path, checked against a model and read by tensor."""
+"""Weight files of a path, whole or cut over ranks, checked against a model."""
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
-from mindrlhf.checkpoint.ckpt_file import index_ckpt
-from mindrlhf.checkpoint.encoding import StoredDtype
-from mindrlhf.checkpoint.safetensors_file import index_safetensors
+from mindrlhf.checkpoint.ckpt_file import index_ckpt, write_ckpt
+from mindrlhf.checkpoint.encoding import STORAGE, StoredDtype
+from mindrlhf.checkpoint.safetensors_file import index_safetensors, write_safetensors
 from mindrlhf.checkpoint.stored_tensor import StoredTensor
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.errors import UserError
@@ -21,15 +23,196 @@ from mindrlhf.models.parameters import (
     ParameterSpec,
     has_fused_projections,
     is_layer_weight,
+    is_model_weight,
     parameter_table,
 )
+from mindrlhf.parallel.layout import (
+    Box,
+    Layout,
+    Shape,
+    Slices,
+    box_of,
+    box_shape,
+    full_layout,
+    inside,
+    overlap,
+    sliced_shape,
+)
+from mindrlhf.reshard.strategy import Strategy
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
+Tensors = Mapping[str, StoredTensor]
+
 _log = logging.getLogger(__name__)
 
+_RANK_FOLDER = re.compile(r"rank_(\d+)")
 _BLOCK_ELEMENTS = 1 << 24  # how much of two tensors is compared at a time
+_ADVICE = "give the layout that the checkpoint was written in"
+
+
+@dataclass(frozen=True, eq=False)
+class WeightSource:
+    """Weights in files: complete, of the right shapes, not loaded.
+
+    path: as the user gave it. shapes: of whole parameters. parts: parameter -> place in it -> part, each once.
+    """
+
+    path: Path
+    shapes: Mapping[str, Shape]
+    parts: Mapping[str, Mapping[Box, StoredTensor]]
+
+    @classmethod
+    def of(cls, path: Path, layout: Layout, ranks: Sequence[Tensors]) -> "WeightSource":
+        """Take each part of a layout from the first holder that has it.
+
+        Raises LookupError for one that none of them has in its shape.
+        """
+        parts: dict[str, dict[Box, StoredTensor]] = {name: {} for name in layout.placements}
+        for name, found in parts.items():
+            for box, holders in layout.holders(name).items():
+                tensor = next((ranks[rank][name] for rank in holders if name in ranks[rank]), None)
+                if tensor is None or tensor.shape != box_shape(box):
+                    raise LookupError(f"rank {holders[0]} has no such part of {name}")
+                found[box] = tensor
+        return cls(path, layout.shapes, parts)
+
+    @cached_property
+    def dtypes(self) -> dict[str, StoredDtype]:
+        """Narrowest dtype that holds each parameter exactly."""
+        return {name: common_dtype(tensor.dtype for tensor in parts.values()) for name, parts in self.parts.items()}
+
+    @property
+    def dtype(self) -> StoredDtype:
+        return common_dtype(self.dtypes.values())
+
+    @property
+    def files(self) -> set[Path]:
+        return {tensor.file for parts in self.parts.values() for tensor in parts.values()}
+
+    def only(self, names: Iterable[str]) -> "WeightSource":
+        """Select some parameters, in the given order."""
+        shapes = {name: self.shapes[name] for name in names}
+        return replace(self, shapes=shapes, parts={name: self.parts[name] for name in shapes})
+
+    def read(self, name: str, index: Slices | None = None) -> np.ndarray:
+        """Read a parameter, or the part `index`, as an own contiguous float32 array.
+
+        At most one more part is in memory. index: slices with both ends, or with a step along the first dimension.
+        """
+        parts = self.parts[name]
+        if len(parts) == 1:
+            return next(iter(parts.values())).read(index)
+        if index and index[0].step:
+            return np.ascontiguousarray(self.read(name)[index])
+        box = box_of(index) if index else tuple((0, size) for size in self.shapes[name])
+        array = np.empty(box_shape(box), np.float32)
+        for part, tensor in parts.items():
+            common = overlap(part, box)
+            if common == box:
+                return tensor.read(inside(common, part))
+            if common:
+                array[inside(common, box)] = tensor.read(inside(common, part))
+        return array
+
+
+def open_weights(path: str | Path, config: ModelConfig) -> WeightSource:
+    """Find and check the weights of a model; nothing is loaded.
+
+    path: a Hugging Face folder (one or several safetensors), a `.safetensors` file with Hugging Face or MindFormers
+        names, a MindSpore `.ckpt`, or a folder with one (see `index_weights`).
+    Raises `UserError` when a weight is missing, has another shape or a type that is not float, when a file is damaged,
+    or when the files hold layers, biases or a head that the configuration does not have: such a model would load and
+    be wrong. Other tensors in the files are listed once in the log and left alone.
+    """
+    path = Path(path)
+    stored = index_weights(path)
+    table = parameter_table(config)
+    names = _names_in_files(path, table, stored)
+    for spec in table:
+        stored[names[spec.name]].check(spec.shape)
+    unused = stored.keys() - names.values()
+    _check_unused(config, stored, names, unused)
+    note_unused(path, unused)
+    return _whole(path, {spec.name: stored[names[spec.name]] for spec in table})
+
+
+def open_full(path: Path, model: ModelConfig | None) -> WeightSource:
+    """Open weights that are not cut: a file, or a folder of weight files.
+
+    With `model` they are checked against it, and Hugging Face names become ours. Raises `UserError`.
+    """
+    return open_weights(path, model) if model else _whole(path, _floating(path, [index_weights(path)])[0])
+
+
+def _whole(path: Path, tensors: Tensors) -> WeightSource:
+    return WeightSource.of(path, full_layout({name: tensor.shape for name, tensor in tensors.items()}), [tensors])
+
+
+def open_sharded(path: Path, layout: Layout | Strategy) -> WeightSource:
+    """Open weights in folders `rank_0`, `rank_1`, ..., under our names.
+
+    Raises `UserError` when a rank is missing or there are more than the layout has, when a rank lacks a parameter or
+    holds it in another shape than the layout says, and when the files hold parameters of another model.
+    """
+    found = rank_folders(path)
+    missing = [rank for rank in range(layout.size) if rank not in found]
+    if missing or len(found) > layout.size:
+        state = f"has no folder rank_{missing[0]}" if missing else f"holds rank_{max(found)}"
+        alone = "" if found else " (weights that are not cut need no layout)"
+        raise UserError(
+            f"{path}: {state}, and the layout is one of {layout.size} ranks; give the folder with all ranks{alone}."
+        )
+    ranks = [index_weights(found[rank]) for rank in range(layout.size)]
+    if isinstance(layout, Strategy):
+        ranks = _floating(path, ranks)
+        layout = layout.layout(_full_shapes(layout, ranks), str(path))
+    for rank in range(layout.size):
+        _check_rank(found[rank], layout, rank, ranks[rank])
+    unused = {name for tensors in ranks for name in tensors if name not in layout.placements}
+    if foreign := sorted(filter(is_model_weight, unused)):
+        raise UserError(f"{path}: holds {foreign[0]}, which the layout does not know; {_ADVICE}.")
+    note_unused(path, unused)
+    return WeightSource.of(path, layout, ranks)
+
+
+def rank_folders(path: Path) -> dict[int, Path]:
+    """Find each rank's folder `rank_R`; empty when `path` is no folder."""
+    if not path.is_dir():
+        return {}
+    found = {folder: _RANK_FOLDER.fullmatch(folder.name) for folder in path.iterdir() if folder.is_dir()}
+    return {int(match[1]): folder for folder, match in found.items() if match}
+
+
+def _full_shapes(strategy: Strategy, ranks: Sequence[Tensors]) -> dict[str, Shape]:
+    """Compute each parameter's full shape from the first stored part."""
+    shapes: dict[str, Shape] = {}
+    for rank, tensors in enumerate(ranks):
+        for name, tensor in tensors.items():
+            if name in shapes:
+                continue
+            sharding = strategy.shardings.get(name, {}).get(rank // strategy.stage_ranks)
+            if sharding is not None and len(sharding.parts) == len(tensor.shape):
+                shapes[name] = tuple(size * parts for size, parts in zip(tensor.shape, sharding.parts, strict=True))
+    return {name: shapes[name] for name in strategy.shardings if name in shapes}
+
+
+def _check_rank(folder: Path, layout: Layout, rank: int, tensors: Tensors) -> None:
+    held = dict(layout.shards(rank))
+    lacking = [name for name in held if name not in tensors]
+    if lacking:
+        more = f" and {len(lacking) - 1} more weights" if len(lacking) > 1 else ""
+        raise UserError(f"{folder}: lacks {lacking[0]}{more} that the layout puts on rank {rank}; {_ADVICE}.")
+    for name, part in held.items():
+        tensors[name].check(sliced_shape(part))
+
+
+def _floating(path: Path, ranks: Sequence[Tensors]) -> list[Tensors]:
+    """Drop the counters (`global_step`, ...) that training stores with the weights."""
+    dropped = {name for tensors in ranks for name, tensor in tensors.items() if tensor.dtype not in STORAGE}
+    note_unused(path, dropped)
+    return [{name: tensor for name, tensor in tensors.items() if name not in dropped} for tensors in ranks]
 
 
 def index_weights(path: Path) -> dict[str, StoredTensor]:
@@ -102,49 +285,6 @@ def _visible(folder: Path, pattern: str) -> list[Path]:
     return sorted(path for path in folder.glob(pattern) if not path.name.startswith("."))
 
 
-@dataclass(frozen=True, eq=False)
-class WeightSource:
-    """Weights of one model: complete, of the right shapes, not loaded.
-
-    path: as the user gave it. table: the model's parameters. tensors: our name -> stored tensor. unused: names in the
-    files that the model has no use for.
-    """
-
-    path: Path
-    table: tuple[ParameterSpec, ...]
-    tensors: Mapping[str, StoredTensor]
-    unused: tuple[str, ...]
-
-    @property
-    def dtype(self) -> StoredDtype:
-        return common_dtype(tensor.dtype for tensor in self.tensors.values())
-
-    def read(self, spec: ParameterSpec, index: tuple[slice, ...] | None = None) -> np.ndarray:
-        """Read a parameter, or the part `index`, as an own contiguous float32 array."""
-        return self.tensors[spec.name].read(index)
-
-
-def open_weights(path: str | Path, config: ModelConfig) -> WeightSource:
-    """Find and check the weights of a model; nothing is loaded.
-
-    path: a Hugging Face folder (one or several safetensors), a `.safetensors` file with Hugging Face or MindFormers
-        names, a MindSpore `.ckpt`, or a folder with one (see `index_weights`).
-    Raises `UserError` when a weight is missing, has another shape or a type that is not float, when a file is damaged,
-    or when the files hold layers, biases or a head that the configuration does not have: such a model would load and
-    be wrong. Other tensors in the files are listed once in the log and left alone.
-    """
-    path = Path(path)
-    stored = index_weights(path)
-    table = parameter_table(config)
-    names = _names_in_files(path, table, stored)
-    for spec in table:
-        stored[names[spec.name]].check(spec.shape)
-    unused = tuple(sorted(stored.keys() - names.values()))
-    _check_unused(config, stored, names, unused)
-    note_unused(path, unused)
-    return WeightSource(path, table, {spec.name: stored[names[spec.name]] for spec in table}, unused)
-
-
 def common_dtype(dtypes: Iterable[StoredDtype]) -> StoredDtype:
     """Find the narrowest dtype that holds the numbers of all dtypes exactly."""
     (first, *others) = set(dtypes)
@@ -158,7 +298,23 @@ def note_unused(path: Path, names: Collection[str]) -> None:
         _log.warning("%s: %d tensors are not part of the model and are not used: %s", path, len(names), shown)
 
 
-def _names_in_files(path: Path, table: tuple[ParameterSpec, ...], stored: Mapping[str, StoredTensor]) -> dict[str, str]:
+def write_weights(
+    path: Path,
+    shapes: Mapping[str, Shape],
+    arrays: Iterator[np.ndarray],
+    dtype: StoredDtype | Mapping[str, StoredDtype],
+) -> None:
+    """Write weights into a `.ckpt` or `.safetensors` file, not atomic by itself.
+
+    The arguments are those of `write_safetensors`.
+    """
+    if path.suffix == ".ckpt":
+        write_ckpt(path, zip(shapes, arrays, strict=True), dtype)
+    else:
+        write_safetensors(path, list(shapes.items()), arrays, dtype, {"format": "ms"})
+
+
+def _names_in_files(path: Path, table: tuple[ParameterSpec, ...], stored: Tensors) -> dict[str, str]:
     """Map our names to the files' names, in either naming scheme."""
     conventions = ({spec.name: spec.hf_name for spec in table}, {spec.name: spec.name for spec in table})
     names = max(conventions, key=lambda names: sum(name in stored for name in names.values()))
@@ -178,10 +334,8 @@ def _names_in_files(path: Path, table: tuple[ParameterSpec, ...], stored: Mappin
     raise UserError(f"{path}: the weight {missing[0]}{others}; {hint}.")
 
 
-def _check_unused(
-    config: ModelConfig, stored: Mapping[str, StoredTensor], names: Mapping[str, str], unused: tuple[str, ...]
-) -> None:
-    for name in unused:
+def _check_unused(config: ModelConfig, stored: Tensors, names: Mapping[str, str], unused: Collection[str]) -> None:
+    for name in sorted(unused):
         if is_layer_weight(name):
             raise UserError(
                 f"{stored[name].file}: holds {name}, and the model's configuration ({config.family}, "

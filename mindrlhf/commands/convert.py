@@ -4,25 +4,23 @@ The MindSpore files have MindFormers names.
 """
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 
 from mindrlhf.checkpoint.adapted import base_path
-from mindrlhf.checkpoint.ckpt_file import write_ckpt
 from mindrlhf.checkpoint.encoding import StoredDtype
 from mindrlhf.checkpoint.fingerprint import fingerprint
 from mindrlhf.checkpoint.hf import CONFIG_FILE, read_hf_config, save_hf
 from mindrlhf.checkpoint.peft import StoredAdapter, is_adapter, read_adapter
-from mindrlhf.checkpoint.safetensors_file import write_safetensors
-from mindrlhf.checkpoint.weight_source import WeightSource, open_weights
+from mindrlhf.checkpoint.weight_source import WeightSource, open_weights, write_weights
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_yaml import load_model_yaml
 from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import atomic_file
 from mindrlhf.metrics.progress import Progress
-from mindrlhf.models.parameters import ParameterSpec
+from mindrlhf.models.parameters import ParameterSpec, parameter_table
 
 SUFFIXES = (".ckpt", ".safetensors")
 DTYPES: dict[str, StoredDtype] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -60,18 +58,18 @@ def run(args: argparse.Namespace) -> None:
     config = _config(args.config_path, origin)
     source = open_weights(origin, config)
     merged = _adapter(adapter, source, config) if adapter else None
-    for stored in source.tensors.values():
-        if target.resolve() in (stored.file.resolve(), *stored.file.resolve().parents):
-            raise UserError(f"{target}: holds the weights that are to be read; give another output.")
+    if any(target.resolve() in (file.resolve(), *file.resolve().parents) for file in source.files):
+        raise UserError(f"{target}: holds the weights that are to be read; give another output.")
     dtype = DTYPES[args.dtype] if args.dtype else source.dtype
-    with Progress()("convert", len(source.table), "tensors") as advance:
-        tensors = _read(source, merged, advance)
+    table = parameter_table(config)
+    with Progress()("convert", len(table), "tensors") as advance:
+        arrays = _read(table, source, merged, advance)
         if args.reverse:
-            save_hf(folder, config, tensors, dtype)
+            save_hf(folder, config, zip(table, arrays, strict=True), dtype)
         else:
-            _write_mindspore(file, source, tensors, dtype)
-    parameters = sum(spec.size for spec in source.table)
-    print(f"{target}: {len(source.table)} tensors, {parameters:,} parameters, {dtype}")
+            with atomic_file(file) as temporary:
+                write_weights(temporary, source.shapes, arrays, dtype)
+    print(f"{target}: {len(table)} tensors, {sum(spec.size for spec in table):,} parameters, {dtype}")
 
 
 def _mindspore_file(text: str) -> Path:
@@ -103,25 +101,14 @@ def _adapter(folder: str | Path, source: WeightSource, config: ModelConfig) -> S
     stored = read_adapter(folder)
     stored.check_fits(config, str(source.path))
     if stored.base.fingerprint is not None:
-        stored.check_base(fingerprint(source.table, source.read), str(source.path))
+        stored.check_base(fingerprint(parameter_table(config), source.read), str(source.path))
     return stored
 
 
 def _read(
-    source: WeightSource, merged: StoredAdapter | None, advance: Callable[[int], None]
-) -> Iterator[tuple[ParameterSpec, np.ndarray]]:
-    for spec in source.table:
-        weight = source.read(spec)
-        yield spec, weight if merged is None else merged.merged(spec, weight)
+    table: Iterable[ParameterSpec], source: WeightSource, merged: StoredAdapter | None, advance: Callable[[int], None]
+) -> Iterator[np.ndarray]:
+    for spec in table:
+        weight = source.read(spec.name)
+        yield weight if merged is None else merged.merged(spec, weight)
         advance(1)
-
-
-def _write_mindspore(
-    file: Path, source: WeightSource, tensors: Iterator[tuple[ParameterSpec, np.ndarray]], dtype: StoredDtype
-) -> None:
-    with atomic_file(file) as temporary:
-        if file.suffix == ".ckpt":
-            write_ckpt(temporary, ((spec.name, array) for spec, array in tensors), dtype)
-        else:
-            layout = [(spec.name, spec.shape) for spec in source.table]
-            write_safetensors(temporary, layout, (array for _, array in tensors), dtype, {"format": "ms"})

@@ -6,8 +6,8 @@ from typing import get_args
 
 from mindrlhf.checkpoint.adapted import with_adapters
 from mindrlhf.checkpoint.hf import CONFIG_FILE, read_hf_config
-from mindrlhf.checkpoint.sharded_weights import ShardedWeights, open_full, open_sharded, rank_folders
 from mindrlhf.checkpoint.transform import FileFormat, write_full, write_hf, write_ranks
+from mindrlhf.checkpoint.weight_source import WeightSource, open_full, open_sharded, rank_folders
 from mindrlhf.commands.train import BOOLEAN
 from mindrlhf.configs.lora import LoraSettings
 from mindrlhf.configs.model import ModelConfig
@@ -122,7 +122,7 @@ def _model(source: Path, origin: Wish, goal: Wish) -> ModelConfig | None:
     return max(found, key=lambda model: model.adapter is not None, default=hf)
 
 
-def _open(source: Path, origin: Wish, model: ModelConfig | None) -> ShardedWeights:
+def _open(source: Path, origin: Wish, model: ModelConfig | None) -> WeightSource:
     """Open the source in the layout that the user names."""
     ranks = len(rank_folders(source))
     if origin is None and ranks > 1:
@@ -136,9 +136,9 @@ def _open(source: Path, origin: Wish, model: ModelConfig | None) -> ShardedWeigh
     return open_sharded(source, layout)
 
 
-def _chosen(weights: ShardedWeights, model: ModelConfig | None, goal: Wish) -> ShardedWeights:
+def _chosen(weights: WeightSource, model: ModelConfig | None, goal: Wish) -> WeightSource:
     """Select the model's parameters; without a model, also the goal's optimizer state."""
-    shapes = weights.layout.shapes
+    shapes = weights.shapes
     if model is None:
         kept = parameters_only(shapes) | (goal.shardings.keys() if isinstance(goal, Strategy) else shapes.keys())
         return weights.only([name for name in shapes if name in kept])
@@ -153,11 +153,11 @@ def _chosen(weights: ShardedWeights, model: ModelConfig | None, goal: Wish) -> S
     return weights.only([spec.name for spec in table])
 
 
-def _layout(goal: Wish, model: ModelConfig | None, weights: ShardedWeights) -> Layout:
+def _layout(goal: Wish, model: ModelConfig | None, weights: WeightSource) -> Layout:
     """Compute the layout to write."""
     if isinstance(goal, ModelYaml):
         return yaml_layout(goal, model)
-    shapes = weights.layout.shapes
+    shapes = weights.shapes
     return full_layout(shapes) if goal is None else goal.layout(shapes, str(weights.path))
 
 
@@ -179,7 +179,6 @@ def _check_flags(args: argparse.Namespace, layout: Layout, uncut: bool) -> None:
     )
 
 
-def _file_format(weights: ShardedWeights) -> FileFormat:
+def _file_format(weights: WeightSource) -> FileFormat:
     """Return the format of the source's files."""
-    first = next(tensor for tensors in weights.ranks for tensor in tensors.values())
-    return "ckpt" if first.file.suffix == ".ckpt" else "safetensors"
+    return "ckpt" if any(file.suffix == ".ckpt" for file in weights.files) else "safetensors"

@@ -101,7 +101,7 @@ class Layout:
             for part, ranks in self.holders(name).items():
                 rank = min(ranks, key=lambda rank: (written[rank], rank))
                 names[rank].append(name)
-                written[rank] += prod(stop - start for start, stop in part)
+                written[rank] += prod(box_shape(part))
         return tuple(map(tuple, names))
 
     @property
@@ -149,9 +149,24 @@ def box_of(slices: Slices) -> Box:
     return tuple((part.start, part.stop) for part in slices)
 
 
+def box_shape(box: Box) -> Shape:
+    return tuple(stop - start for start, stop in box)
+
+
 def sliced_shape(slices: Slices) -> Shape:
     """Shape that slices with both ends select."""
-    return tuple(part.stop - part.start for part in slices)
+    return box_shape(box_of(slices))
+
+
+def overlap(first: Box, second: Box) -> Box | None:
+    """Compute the common part of two boxes, or None."""
+    box = tuple((max(a[0], b[0]), min(a[1], b[1])) for a, b in zip(first, second, strict=True))
+    return box if all(start < stop for start, stop in box) else None
+
+
+def inside(box: Box, part: Box) -> Slices:
+    """Convert a box to the coordinates of the part that contains it."""
+    return tuple(slice(b[0] - p[0], b[1] - p[0]) for b, p in zip(box, part, strict=True))
 
 
 def full_layout(shapes: Mapping[str, Shape]) -> Layout:

@@ -129,7 +129,10 @@ def gather_full(
     rank, itemsize = collectives.world.rank, np.dtype(dtype).itemsize
     _check(shards, layout, rank, itemsize)
     peers = collectives.peers()
-    transfers = plan(layout, full_layout(layout.shapes), itemsize).incoming(0)
+    gathering = plan(layout, full_layout(layout.shapes), itemsize)
+    transfers: dict[str, list[Transfer]] = {name: [] for name in layout.placements}
+    for transfer in (*gathering.copies, *gathering.transfers):
+        transfers[transfer.parameter].append(transfer)
 
     def gathered(name: str, shape: Shape) -> np.ndarray | None:
         if rank == 0 and name in shards and shards[name].shape == shape:

@@ -10,7 +10,7 @@ from functools import cached_property
 from itertools import pairwise, product
 from math import prod
 
-from mindrlhf.parallel.layout import Box, Layout, Slices, box_of, sliced_shape
+from mindrlhf.parallel.layout import Box, Layout, Slices, box_of, box_shape, inside, overlap, sliced_shape
 
 
 @dataclass(frozen=True)
@@ -87,10 +87,6 @@ class Plan:
         """Bytes that each destination rank would receive if parameters were gathered whole."""
         return self._missing(lambda name, part: tuple((0, size) for size in self.source.placements[name].shape))
 
-    def incoming(self, rank: int) -> Mapping[str, list[Transfer]]:
-        """Parameter -> all transfers to destination `rank`, its own copies included."""
-        return self._by_destination.get(rank, {})
-
     def describe(self, every_transfer: bool = False) -> str:
         """Format bytes per rank, and every transfer if asked for."""
         figures = {
@@ -114,13 +110,6 @@ class Plan:
         lines += ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
         return "\n".join([*lines, *(map(str, self.transfers) if every_transfer else ())])
 
-    @cached_property
-    def _by_destination(self) -> dict[int, dict[str, list[Transfer]]]:
-        parts: dict[int, dict[str, list[Transfer]]] = {}
-        for transfer in (*self.copies, *self.transfers):
-            parts.setdefault(transfer.destination, {}).setdefault(transfer.parameter, []).append(transfer)
-        return parts
-
     def _moved(self, layout: Layout, rank: Callable[[Transfer], int]) -> dict[int, int]:
         """Sum the bytes of the transfers by a rank of each."""
         total = dict.fromkeys(range(layout.size), 0)
@@ -135,7 +124,8 @@ class Plan:
             for name, part in self.destination.shards(rank):
                 box = wanted(name, part)
                 own = self.source.slices(rank, name) if rank < self.source.size else None
-                total[rank] += (_size(box) - (0 if own is None else _overlap(box, box_of(own)))) * self.itemsize
+                kept = None if own is None else overlap(box, box_of(own))
+                total[rank] += (_size(box) - (0 if kept is None else _size(kept))) * self.itemsize
         return total
 
 
@@ -166,7 +156,7 @@ def plan(source: Layout, destination: Layout, itemsize: int = 4) -> Plan:
             if giver not in piece.holders:
                 giver = min(piece.holders, key=lambda rank: (sent[rank], rank ^ piece.rank))
                 sent[giver] += nbytes
-            taken, put = _inside(piece.box, piece.holders[giver]), _inside(piece.box, piece.part)
+            taken, put = inside(piece.box, piece.holders[giver]), inside(piece.box, piece.part)
             transfer = Transfer(name, giver, taken, piece.rank, put, nbytes)
             if giver == piece.rank:
                 copies.append(transfer)
@@ -204,7 +194,7 @@ def _pieces(source: Layout, destination: Layout, name: str) -> list[_Piece]:
             for (start, stop), ends in zip(part, cuts, strict=True)
         ]
         for box in product(*inner):
-            givers = {giver: held for held, ranks in holders.items() if _contains(held, box) for giver in ranks}
+            givers = {giver: held for held, ranks in holders.items() if overlap(held, box) == box for giver in ranks}
             pieces.append(_Piece(box, rank, part, givers))
     return pieces
 
@@ -216,20 +206,7 @@ def _held(layout: Layout, itemsize: int) -> dict[int, int]:
 
 
 def _size(box: Box) -> int:
-    return prod(stop - start for start, stop in box)
-
-
-def _overlap(first: Box, second: Box) -> int:
-    return prod(max(0, min(a[1], b[1]) - max(a[0], b[0])) for a, b in zip(first, second, strict=True))
-
-
-def _contains(outer: Box, inner: Box) -> bool:
-    return all(o[0] <= i[0] and i[1] <= o[1] for o, i in zip(outer, inner, strict=True))
-
-
-def _inside(box: Box, part: Box) -> Slices:
-    """Convert a box to the coordinates of the part that contains it."""
-    return tuple(slice(b[0] - p[0], b[1] - p[0]) for b, p in zip(box, part, strict=True))
+    return prod(box_shape(box))
 
 
 def _rows(slices: Slices, dim: int, start: int, stop: int) -> Slices:

@@ -101,9 +101,9 @@ class Checkpointer:
         """Restore a checkpoint in any layout, without weights; state it lacks begins fresh."""
         for kind, (layout, parameters) in self._state.arrays.items():
             if kind not in (WEIGHTS, CRITIC_WEIGHTS) and kind in checkpoint.groups:
-                read = checkpoint.reader(kind, layout, rank)
+                stored = checkpoint.weights(kind, layout.shapes)
                 for name, parameter in parameters.items():
-                    backend.write(parameter, read(name))
+                    backend.write(parameter, stored.read(name, layout.slices(rank, name)))
         for name, counter in self._counters.items():
             if name in checkpoint.counters:
                 with checkpoint.understood(f"counters.{name}"):

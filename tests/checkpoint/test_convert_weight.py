@@ -70,7 +70,7 @@ def test_an_adapter_is_merged(shared, tmp_path):
     run("--torch_ckpt_dir", base, "--adapter", adapter, "--mindspore_ckpt_path", tmp_path / "m.ckpt")
     merged = open_weights(tmp_path / "m.ckpt", config)
     for spec in parameter_table(config):
-        np.testing.assert_allclose(merged.read(spec), expected[spec.hf_name], rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(merged.read(spec.name), expected[spec.hf_name], rtol=1e-6, atol=1e-6)
     stored = read_adapter(adapter)
     write_adapter(tmp_path / "own", stored.adapter, stored.arrays, Base(str(base)))
     run("--torch_ckpt_dir", tmp_path / "own", "--mindspore_ckpt_path", tmp_path / "own.ckpt")

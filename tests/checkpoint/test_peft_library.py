@@ -30,7 +30,7 @@ def test_an_adapter_that_peft_made_gives_its_logits(shared, tmp_path, base, form
     torch.manual_seed(0)
     config = read_hf_config(shared / "golden" / base)
     weights = open_weights(shared / "golden" / base, config)
-    save_hf(tmp_path / "base", config, ((spec, weights.read(spec)) for spec in parameter_table(config)))
+    save_hf(tmp_path / "base", config, ((spec, weights.read(spec.name)) for spec in parameter_table(config)))
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base", torch_dtype=torch.float32)
     model = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", **FORMS[form]))
     for name, parameter in model.named_parameters():
@@ -48,7 +48,7 @@ def test_an_adapter_that_peft_made_gives_its_logits(shared, tmp_path, base, form
     stored.check_fits(config, base)
     adapted = config.model_copy(update={"adapter": stored.adapter})
     arrays = {
-        spec.name: stored.arrays[spec.hf_name] if spec.adapts else weights.read(spec)
+        spec.name: stored.arrays[spec.hf_name] if spec.adapts else weights.read(spec.name)
         for spec in parameter_table(adapted)
     }
 

@@ -226,7 +226,7 @@ def test_states_that_no_run_writes(copy, change):
     """A sentence, whatever is read of it."""
     checkpoint = stated(copy / "step_000010", change)
     with pytest.raises(UserError, match=r"(state\.json: does not hold what a run saves|of another model)"):
-        checkpoint.reader("model", layout_of(), 0)
+        checkpoint.weights("model", layout_of().shapes)
 
 
 # --- fuzz ---

@@ -34,9 +34,8 @@ from sharded_files import (
 from mindrlhf.checkpoint.ckpt_file import write_ckpt
 from mindrlhf.checkpoint.hf import read_hf_config
 from mindrlhf.checkpoint.safetensors_file import write_safetensors
-from mindrlhf.checkpoint.sharded_weights import open_full
 from mindrlhf.checkpoint.transform import write_ranks
-from mindrlhf.checkpoint.weight_source import index_weights
+from mindrlhf.checkpoint.weight_source import index_weights, open_full
 from mindrlhf.configs.lora import Adapter
 from mindrlhf.errors import UserError
 from mindrlhf.models.parameters import parameter_table

@@ -10,8 +10,7 @@ from layouts import full_arrays, shards_of
 from mindrlhf.checkpoint.ckpt_file import write_ckpt
 from mindrlhf.checkpoint.hf import save_hf
 from mindrlhf.checkpoint.safetensors_file import write_safetensors
-from mindrlhf.checkpoint.sharded_weights import rank_folders
-from mindrlhf.checkpoint.weight_source import index_weights
+from mindrlhf.checkpoint.weight_source import index_weights, rank_folders
 from mindrlhf.commands import transform
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.errors import UserError

@@ -79,8 +79,8 @@ def save_step(folder: Path, step: int, **mesh) -> Path:
 
 def read_all(checkpoint: Checkpoint, layout: Layout, kind: str) -> list[dict[str, np.ndarray]]:
     """For each rank of a layout, what it reads."""
-    readers = [checkpoint.reader(kind, layout, rank) for rank in range(layout.size)]
-    return [{name: readers[rank](name) for name, _ in layout.shards(rank)} for rank in range(layout.size)]
+    weights = checkpoint.weights(kind, layout.shapes)
+    return [{name: weights.read(name, part) for name, part in layout.shards(rank)} for rank in range(layout.size)]
 
 
 def assert_holds(folder: Path, step: int, model=MODEL) -> Checkpoint:

@@ -94,16 +94,6 @@ def test_pieces_move_the_same_in_limited_messages(pair, limit):
 
 @settings(deadline=None)
 @given(layout_pairs())
-def test_incoming_is_everything_by_destination(pair):
-    result = plan(*pair)
-    found = [t for rank in range(result.destination.size) for parts in result.incoming(rank).values() for t in parts]
-    assert sorted(map(str, found)) == sorted(map(str, result.copies + result.transfers))
-    for rank in range(result.destination.size):
-        assert result.incoming(rank).keys() == {name for name, _ in result.destination.shards(rank)}
-
-
-@settings(deadline=None)
-@given(layout_pairs())
 def test_nothing_comes_in_for_equal_parts(pair):
     """So a rank that holds the same part before and after can use one array for both."""
     result = plan(*pair)

@@ -5,8 +5,7 @@ import pytest
 from layouts import full_arrays, shards_of
 
 from mindrlhf.checkpoint.ckpt_file import write_ckpt
-from mindrlhf.checkpoint.sharded_weights import rank_folders
-from mindrlhf.checkpoint.weight_source import index_weights
+from mindrlhf.checkpoint.weight_source import index_weights, rank_folders
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.errors import UserError
 from mindrlhf.parallel.layout import Layout, Placement, Sharding, model_layout
