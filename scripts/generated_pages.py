@@ -21,7 +21,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from mindrlhf import cli
-from mindrlhf.configs.base import Settings
+from mindrlhf.configs.base import Settings, is_group
 from mindrlhf.configs.grpo import GRPOConfig
 from mindrlhf.configs.model_settings import ModelSettings
 from mindrlhf.configs.model_yaml import ContextSettings, ParallelSettings, RecomputeSettings
@@ -134,11 +134,11 @@ def settings_page() -> str:
 
 def _groups(config: type[Settings]) -> Iterator[str]:
     """A table of the settings without a group, and one for each group."""
-    single = {name: field for name, field in config.model_fields.items() if not _is_group(field.annotation)}
+    single = {name: field for name, field in config.model_fields.items() if not is_group(field.annotation)}
     yield ""
     yield from _table(single, "")
     for name, field in config.model_fields.items():
-        if _is_group(field.annotation):
+        if is_group(field.annotation):
             yield from _section(field.annotation, name, field.description, field.default)
 
 
@@ -164,14 +164,10 @@ def _table(fields: dict[str, FieldInfo], prefix: str, defaults: Settings | None 
 def _flat(fields: dict[str, FieldInfo], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
     """Settings with those of groups within in their place."""
     for name, field in fields.items():
-        if _is_group(field.annotation):
+        if is_group(field.annotation):
             yield from _flat(field.annotation.model_fields, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", field
-
-
-def _is_group(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, Settings)
 
 
 def _value(value: Any) -> str:
@@ -206,7 +202,7 @@ def _name(annotation: Any) -> str:
         return " or ".join("null" if part is type(None) else _name(part) for part in parts)
     if origin is tuple:
         return f"list of {_name(parts[0])}"
-    if _is_group(annotation):
+    if is_group(annotation):
         return f"group of {', '.join(f'`{name}`' for name in annotation.model_fields)}"
     return {str: "text", Path: "path", dict: "group"}.get(origin or annotation, getattr(annotation, "__name__", ""))
 
@@ -271,7 +267,7 @@ def trl_rows() -> dict[str, list[str]]:
     """A name of TRL's GRPOConfig -> our keys, from the brackets at the end of the settings' descriptions."""
     rows: dict[str, list[str]] = {}
     for group, field in GRPOConfig.model_fields.items():
-        if group == "critic" or not _is_group(field.annotation):
+        if group == "critic" or not is_group(field.annotation):
             continue
         for name, setting in _flat(field.annotation.model_fields):
             for found in re.finditer(r"TRL ([a-z][\w=]*(?:, [a-z]\w*)*)", setting.description):

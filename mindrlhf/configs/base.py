@@ -10,12 +10,9 @@ LARGEST, SMALLEST = (float(number) for number in (np.finfo(np.float32).max, np.f
 
 def representable(value: Any) -> Any:
     """Check that float32 has a normal number, and its reciprocal, for a float."""
-    if not isinstance(value, float):
-        return value
-    if abs(value) > LARGEST:
-        raise ValueError(f"{value:g} is beyond float32, which graphs compute in; give at most {LARGEST:.2e} in size")
-    if 0 < abs(value) < SMALLEST:
-        raise ValueError(f"{value:g} is too small for float32, which graphs compute in; give at least {SMALLEST:.2e}")
+    if isinstance(value, float) and value and not SMALLEST <= abs(value) <= LARGEST:
+        right = f"give at most {LARGEST:.2e} in size, and at least {SMALLEST:.2e} or 0"
+        raise ValueError(f"{value:g} is beyond float32, which graphs compute in; {right}")
     return value
 
 
@@ -27,7 +24,8 @@ class Settings(BaseModel):
 
     A key that is not declared is an error, and so are NaN and infinity.
     Every field has a description, as a docstring below it or in its `Field`: its meaning, its unit, and the same
-    setting's name in verl and TRL where they have one. The settings reference is generated from it.
+    setting's name in verl and TRL where they have one; that of a group is its docstring. The settings reference is
+    generated from it.
     """
 
     model_config = ConfigDict(
@@ -36,6 +34,12 @@ class Settings(BaseModel):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
-        """Make each description one line."""
+        """Make each description one line, a group's from its docstring."""
         for field in cls.model_fields.values():
-            field.description = field.description and " ".join(field.description.split())
+            text = field.description or (is_group(field.annotation) and field.annotation.__doc__) or ""
+            field.description = " ".join(text.partition("\n\n")[0].split())
+
+
+def is_group(annotation: Any) -> bool:
+    """Tell whether an annotation is a group of settings."""
+    return isinstance(annotation, type) and issubclass(annotation, Settings)

@@ -4,16 +4,17 @@ A description that ends in (verl ..., TRL ...) names the same setting in those s
 """
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from mindrlhf.configs.algorithm import AlgorithmSettings, DynamicSamplingSettings, RolloutCorrectionSettings
 from mindrlhf.configs.base import Float32, Settings
 from mindrlhf.configs.lora import LoraSettings
-from mindrlhf.configs.tracking import TrackingSettings
+from mindrlhf.configs.tracking import RunSettings
 
-MAX_SEED = 2**62  # with what is added to it for validation it is kept as int64
+Seed = Annotated[int, Field(ge=0, le=2**62)]  # with what is added to it for validation it is kept as int64
+Texts = tuple[Annotated[str, Field(min_length=1)], ...]
 
 
 class DataSettings(Settings):
@@ -44,15 +45,8 @@ class SamplingSettings(Settings):
     """Drop tokens below this share of the best one's probability; 0 is off."""
     repetition_penalty: Float32 = Field(1.0, gt=0.0)
     """Logits of tokens already seen are divided (positive) or multiplied by it; 1 is off."""
-    stop_strings: tuple[str, ...] = ()
+    stop_strings: Texts = ()
     """A response ends when one of these texts appears in it."""
-
-    @field_validator("stop_strings")
-    @classmethod
-    def _holds_text(cls, texts: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        if "" in (texts or ()):
-            raise ValueError("an empty text stands everywhere and would end every response; leave it out")
-        return texts
 
 
 class RolloutSettings(SamplingSettings):
@@ -75,7 +69,7 @@ class ValidationSettings(SamplingSettings):
     """Logits are divided by it; 0 is greedy (verl rollout.val_kwargs.temperature)."""
     num_generations: int = Field(1, ge=1)
     """Answers to each problem, for pass@k and maj@k (verl rollout.val_kwargs.n)."""
-    stop_strings: tuple[str, ...] | None = None
+    stop_strings: Texts | None = None
     """An answer ends when one of these texts appears in it; null is those of rollout."""
     limit: int | None = Field(None, ge=1)
     """Number of first problems to take; null takes all (verl data.val_max_samples)."""
@@ -156,7 +150,7 @@ class RewardFunctionSettings(Settings):
 class RewardSettings(Settings):
     """Scoring of responses."""
 
-    functions: tuple[RewardFunctionSettings, ...] = (RewardFunctionSettings(name="gsm8k"),)
+    functions: tuple[RewardFunctionSettings, ...] = Field((RewardFunctionSettings(name="gsm8k"),), min_length=1)
     """The reward is the weighted sum of these functions."""
     overlong_factor: Float32 = Field(0.0, ge=0.0)
     """Largest soft overlong punishment, DAPO's; 0 is off (verl reward_model.overlong_buffer.enable,
@@ -169,13 +163,6 @@ class RewardSettings(Settings):
     workers: int = Field(1, ge=1, le=1024)
     """Reward processes on each rank."""
 
-    @field_validator("functions")
-    @classmethod
-    def _not_empty(cls, functions: tuple[RewardFunctionSettings, ...]) -> tuple[RewardFunctionSettings, ...]:
-        if not functions:
-            raise ValueError("without a reward function there is nothing to learn from; name one, gsm8k for example")
-        return functions
-
     @property
     def all_functions(self) -> tuple[RewardFunctionSettings, ...]:
         """Functions to call: the named ones, and the overlong punishment if switched on."""
@@ -185,18 +172,11 @@ class RewardSettings(Settings):
         return (*self.functions, RewardFunctionSettings(name="soft_overlong", weight=self.overlong_factor, args=args))
 
 
-class TrainerSettings(TrackingSettings):
+class TrainerSettings(RunSettings):
     """Length of a run, and its outputs."""
 
-    total_steps: int | None = Field(None, ge=1)
-    """Steps of the run, or of its record that are replayed; null is epochs x (rows / prompts_per_step) (verl
-    trainer.total_training_steps)."""
-    epochs: int = Field(1, ge=1)
-    """Passes over the prompts when total_steps is not given (verl trainer.total_epochs)."""
     save_rollouts: bool = False
     """Write each step's prompts, answers and rewards as JSONL to <output>/rollouts."""
-    progress: bool = True
-    """Show progress bars on a terminal."""
     save_freq: int | None = Field(None, ge=1)
     """Steps between checkpoints, the last step has one too; null writes none (verl trainer.save_freq, TRL save_steps,
     MindRLHF save_ckpt_interval)."""
@@ -234,31 +214,18 @@ class TrainerSettings(TrackingSettings):
 class GRPOConfig(Settings):
     """All settings of a GRPO run."""
 
-    seed: int = Field(0, ge=0, le=MAX_SEED)
+    seed: Seed = 0
     """Seed of everything random in the run."""
     data: DataSettings = DataSettings()
-    """Which prompts a step takes."""
     rollout: RolloutSettings = RolloutSettings()
-    """How responses are generated."""
     validation: ValidationSettings = ValidationSettings()
-    """How held-out problems are answered and judged."""
     dynamic_sampling: DynamicSamplingSettings = DynamicSamplingSettings()
-    """Which groups a step trains on."""
     algorithm: AlgorithmSettings = AlgorithmSettings()
-    """Advantage, loss and KL."""
     rollout_correction: RolloutCorrectionSettings = RolloutCorrectionSettings()
-    """Importance weights for the engine's distribution."""
     optimizer: OptimizerSettings = OptimizerSettings()
-    """AdamW, its schedule and gradient clipping."""
     lora: LoraSettings = LoraSettings()
-    """Low-rank adapters that train in place of the weights."""
     critic: CriticSettings = CriticSettings()
-    """The critic of PPO."""
     train: TrainSettings = TrainSettings()
-    """How an update is cut into micro-batches."""
     memory: MemorySettings = MemorySettings()
-    """What is in memory when."""
     reward: RewardSettings = RewardSettings()
-    """What scores a response."""
     trainer: TrainerSettings = TrainerSettings()
-    """How long to run and what to write."""

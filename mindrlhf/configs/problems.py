@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from mindrlhf.configs.base import Settings
+from mindrlhf.configs.base import Settings, is_group
 from mindrlhf.configs.yaml_file import KeyPath, dotted
 
 WORDS = {bool: "True or False", int: "a whole number", float: "a number", str: "text", dict: "a group of keys"}
@@ -67,11 +67,12 @@ def expected(annotation: Any, info: FieldInfo | None = None) -> str:
         return " or ".join(expected(part, info) for part in args if part is not type(None))
     if origin is typing.Literal:
         return repr(args[0]) if len(args) == 1 else f"one of {', '.join(map(repr, args))}"
+    filled = ", not empty" if info and any(getattr(item, "min_length", None) for item in info.metadata) else ""
     if origin is tuple:
-        return f"a list (each entry {expected(args[0])})"
-    if _is_group(annotation):
+        return f"a list (each entry {expected(args[0])}){filled}"
+    if is_group(annotation):
         return WORDS[dict]
-    words = WORDS.get(origin or annotation, "a value")
+    words = WORDS.get(origin or annotation, "a value") + filled
     if annotation in (int, float) and info:
         limits = [(text, getattr(item, sign, None)) for sign, text in BOUNDS.items() for item in info.metadata]
         bounds = [f"{text} {number(limit)}" for text, limit in limits if limit is not None]
@@ -102,13 +103,9 @@ def _unknown_key(settings: type[Settings], path: KeyPath, key: str) -> str:
     return unknown_name(name, _group_of(annotation).model_fields, key.rpartition(".")[0])
 
 
-def _is_group(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, Settings)
-
-
 def _group_of(annotation: Any) -> type[Settings] | None:
     """Find the group of an annotation that may allow something else too."""
-    return next(filter(_is_group, (annotation, *typing.get_args(annotation))), None)
+    return next(filter(is_group, (annotation, *typing.get_args(annotation))), None)
 
 
 def _walk(settings: type[Settings], location: KeyPath) -> tuple[KeyPath, Any, FieldInfo | None]:
@@ -136,5 +133,5 @@ def _leaves(settings: type[Settings], prefix: str = "") -> Iterator[str]:
     """List the dotted names of all keys of nested settings."""
     for name, info in settings.model_fields.items():
         yield prefix + name
-        if _is_group(info.annotation):
+        if is_group(info.annotation):
             yield from _leaves(info.annotation, f"{prefix}{name}.")

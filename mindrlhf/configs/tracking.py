@@ -1,8 +1,8 @@
-"""Settings of metrics outputs, shared by all kinds of runs."""
+"""Settings of length and metrics outputs, shared by all kinds of runs."""
 
 from typing import Any, Literal
 
-from pydantic import field_validator
+from pydantic import Field, field_validator
 
 from mindrlhf.configs.base import Settings
 
@@ -31,3 +31,15 @@ class TrackingSettings(Settings):
                 "pandas.read_json('metrics.jsonl', lines=True).to_csv('metrics.csv')"
             )
         return tuple(loggers) if isinstance(loggers, list) else loggers
+
+
+class RunSettings(TrackingSettings):
+    """Length of a run, and its outputs."""
+
+    total_steps: int | None = Field(None, ge=1)
+    """Steps of the run, or of its record that are replayed; null is epochs x (rows / rows per step) (verl
+    trainer.total_training_steps, TRL max_steps)."""
+    epochs: int = Field(1, ge=1)
+    """Passes over the rows when total_steps is not given (verl trainer.total_epochs, TRL num_train_epochs)."""
+    progress: bool = True
+    """Show progress bars on a terminal."""

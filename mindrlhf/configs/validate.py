@@ -20,7 +20,7 @@ from mindrlhf.configs.model_settings import GROUP
 from mindrlhf.configs.model_yaml import ModelYaml
 from mindrlhf.configs.problems import number
 from mindrlhf.configs.sft import SFTConfig
-from mindrlhf.errors import UserError
+from mindrlhf.errors import UserError, refuse
 from mindrlhf.user_functions import is_user_function
 
 DTYPE_KEYS = ("compute_dtype", "param_init_type", "layernorm_compute_type", "softmax_compute_type")
@@ -46,10 +46,10 @@ def check_grpo(
     train_model, infer_model: the architectures that the two YAMLs (and the checkpoint) give.
     workers: processes that were started.
     """
-    if train.context.device_target != infer.context.device_target:
+    ours, theirs = infer.context.device_target, train.context.device_target
+    if ours != theirs:
         raise UserError(
-            f"{infer.path}: context.device_target is {infer.context.device_target}, and {train.path} has "
-            f"{train.context.device_target}; set both to the same."
+            f"{infer.path}: context.device_target is {ours}, and {train.path} has {theirs}; set both to one."
         )
     for yaml, model in ((train, train_model), (infer, infer_model)):
         check_dtypes(yaml)
@@ -74,8 +74,7 @@ def check_sft(config: SFTConfig, yaml: ModelYaml, model: ModelConfig, workers: i
     check_training_layout(yaml, config.train.length_bucket)
     check_order(config, ORDER[:1])
     check_lora(config.lora)
-    ranks = yaml.parallel.data_parallel
-    check_divides("data.pairs_per_step", config.data.pairs_per_step, ranks, f"the data_parallel {ranks} of {yaml.path}")
+    _check_ranks(yaml, "data.pairs_per_step", config.data.pairs_per_step)
 
 
 def check_training_layout(yaml: ModelYaml, length_bucket: int) -> None:
@@ -95,55 +94,40 @@ def check_recompute(yaml: ModelYaml) -> None:
     """
     recompute, target = yaml.recompute.recompute, yaml.context.device_target
     shown = list(recompute) if isinstance(recompute, tuple) else recompute
-    where = f"{yaml.path}: recompute_config.recompute is {shown}"
-    if recompute and recompute is not True:
-        raise UserError(f"{where}, and all layers are computed again, not a number of them; set it to True.")
-    if recompute and yaml.parallel.pipeline_stage == 1 and target != "CPU":
-        raise UserError(
-            f"{where}, and with one pipeline stage layers on {target} keep their activations; set it to False and "
-            "lower train.max_tokens_per_micro_batch, or set parallel_config.pipeline_stage to 2 or more: stages "
-            "compute theirs again."
-        )
+    where = f"{yaml.path}: recompute_config.recompute is {shown}, and"
+    stages = "set parallel_config.pipeline_stage to 2 or more: stages compute theirs again"
+    parts = f"{where} all layers are computed again, not a number of them; set it to True."
+    keeps = f"{where} with one pipeline stage layers on {target} keep their activations; set it to False, or {stages}."
+    alone = yaml.parallel.pipeline_stage == 1 and target != "CPU"
+    refuse({parts: recompute and recompute is not True, keeps: recompute and alone})
 
 
 def check_generating_layout(yaml: ModelYaml) -> None:
     """Check `parallel_config` for generation."""
-    where = f"{yaml.path}: parallel_config"
-    if yaml.parallel.pipeline_stage != 1:
-        raise UserError(
-            f"{where}.pipeline_stage is {yaml.parallel.pipeline_stage}, and generation runs in one stage; set it to 1 "
-            "and give the ranks to data_parallel or model_parallel."
-        )
-    if yaml.parallel.use_seq_parallel:
-        raise UserError(
-            f"{where}.use_seq_parallel is True, and generation has one position of each sequence at a time, which "
-            "cannot be split; set it to False."
-        )
+    layout, where = yaml.parallel, f"{yaml.path}: parallel_config"
+    stages = f"{where}.pipeline_stage is {layout.pipeline_stage}, and generation runs in one stage; set it to 1."
+    split = f"{where}.use_seq_parallel is True, and generation has one position at a time; set it to False."
+    refuse({stages: layout.pipeline_stage != 1, split: layout.use_seq_parallel})
 
 
 def check_layout(yaml: ModelYaml, model: ModelConfig, workers: int) -> None:
     """Check that the layout takes all workers and divides the model."""
-    layout, where = yaml.parallel, f"{yaml.path}: parallel_config"
-    if layout.workers != workers:
-        raise UserError(
-            f"{yaml.path}: data_parallel {layout.data_parallel} x model_parallel {layout.model_parallel} x "
-            f"pipeline_stage {layout.pipeline_stage} is {layout.workers}, and the workers started are {workers}; start "
-            f"{layout.workers} (msrun --worker_num={layout.workers}), or set parallel_config to a product of {workers}."
-        )
-    tensor, stages = layout.model_parallel, layout.pipeline_stage
-    if misfit := _misfit(model, tensor):
-        right = ", ".join(str(ranks) for ranks in range(1, tensor) if not _misfit(model, ranks))
-        raise UserError(f"{where}.model_parallel {tensor} {misfit}; set model_parallel to one of {right}.")
-    if stages > model.num_layers:
-        raise UserError(
-            f"{where}.pipeline_stage {stages} is more than the model's {model.num_layers} layers; set it to "
-            f"{model.num_layers} or fewer."
-        )
-    if layout.micro_batch_num < stages:
-        raise UserError(
-            f"{where}.micro_batch_num {layout.micro_batch_num} is fewer than pipeline_stage {stages}, which leaves "
-            f"stages without work; set it to {stages} or more."
-        )
+    layout, where, layers = yaml.parallel, f"{yaml.path}: parallel_config", model.num_layers
+    product, tensor, stages = layout.workers, layout.model_parallel, layout.pipeline_stage
+    parts, misfit = layout.micro_batch_num, _misfit(model, tensor)
+    factors = f"data_parallel {layout.data_parallel} x model_parallel {tensor} x pipeline_stage {stages} is {product}"
+    start = f"start {product} (msrun --worker_num={product}), or set parallel_config to a product of {workers}"
+    right = ", ".join(str(ranks) for ranks in range(1, tensor) if not _misfit(model, ranks))
+    deep = f"{where}.pipeline_stage {stages} is more than the model's {layers} layers; set it to {layers} or fewer."
+    idle = f"{where}.micro_batch_num {parts} is fewer than pipeline_stage {stages}; set it to {stages} or more."
+    refuse(
+        {
+            f"{yaml.path}: {factors}, and the workers started are {workers}; {start}.": product != workers,
+            f"{where}.model_parallel {tensor} {misfit}; set model_parallel to one of {right}.": misfit,
+            deep: stages > layers,
+            idle: parts < stages,
+        }
+    )
 
 
 def _misfit(model: ModelConfig, ranks: int) -> str:
@@ -157,31 +141,21 @@ def _misfit(model: ModelConfig, ranks: int) -> str:
 
 def check_dtypes(yaml: ModelYaml) -> None:
     """Check for float32 on CPU, which has no other matrix products."""
-    if yaml.context.device_target != "CPU":
-        return
-    for key in DTYPE_KEYS:
-        dtype = getattr(yaml.model, key)
+    for key in DTYPE_KEYS if yaml.context.device_target == "CPU" else ():
+        dtype, where = getattr(yaml.model, key), f"{yaml.path}: {GROUP}.{key}"
         if dtype != "float32":
-            raise UserError(
-                f"{yaml.path}: {GROUP}.{key} is {dtype}, and device_target CPU computes in float32 only; "
-                f"set {key}: float32."
-            )
+            raise UserError(f"{where} is {dtype}, and device_target CPU computes in float32 only; set {key}: float32.")
 
 
 def check_same_model(train: ModelYaml, infer: ModelYaml, train_model: ModelConfig, infer_model: ModelConfig) -> None:
     """Check that both YAMLs describe one architecture."""
-    if train_model.family != infer_model.family:
-        raise UserError(
-            f"{infer.path}: the model is a {infer_model.family}, and that of {train.path} a {train_model.family}; "
-            "give two YAMLs of one model."
-        )
+    ours, theirs = infer_model.family, train_model.family
+    if ours != theirs:
+        raise UserError(f"{infer.path}: the model is a {ours}, and that of {train.path} a {theirs}; give one model.")
     for key, name in SHAPE_FIELDS.items():
         ours, theirs = getattr(infer_model, name), getattr(train_model, name)
         if ours != theirs:
-            raise UserError(
-                f"{infer.path}: {GROUP}.{key} is {ours}, and {train.path} has {theirs}; "
-                f"set both to the value of the model that is trained."
-            )
+            raise UserError(f"{infer.path}: {GROUP}.{key} is {ours}, and {train.path} has {theirs}; make them equal.")
 
 
 def check_order(config: GRPOConfig | SFTConfig, pairs: Iterable[tuple[str, str]]) -> None:
@@ -204,33 +178,28 @@ def check_divides(key: str, value: int, divisor: int, name: str, unit: int | Non
 
 def check_comparison(config: GRPOConfig) -> None:
     """Check for different responses to a prompt, where the advantage compares them."""
-    rollout, advantage = config.rollout, config.algorithm.advantage
-    if not config.algorithm.method.compares:
-        return
-    if rollout.num_generations == 1:
-        raise UserError(
-            f"rollout.num_generations is 1, and algorithm.advantage {advantage!r} compares the responses to one "
-            "prompt; set it to 2 or more."
-        )
-    if rollout.temperature == 0:
-        raise UserError(
-            f"rollout.temperature is 0 (greedy, or do_sample: False in the predict YAML), and algorithm.advantage "
-            f"{advantage!r} learns from different responses to one prompt; set it above 0, 1.0 for example."
-        )
+    rollout, asks = config.rollout, f"algorithm.advantage {config.algorithm.advantage!r}"
+    one = f"rollout.num_generations is 1, and {asks} compares the responses to one prompt; set it to 2 or more."
+    greedy = f"rollout.temperature is 0 (or do_sample False), and {asks} compares different responses; set it above 0."
+    if config.algorithm.method.compares:
+        refuse({one: rollout.num_generations == 1, greedy: rollout.temperature == 0})
 
 
 def check_batch(config: GRPOConfig, train: ModelYaml, infer: ModelYaml) -> None:
     """Check that a step's prompts divide over all ranks and updates."""
-    updates = config.algorithm.updates_per_iteration
-    train_ranks, infer_ranks = train.parallel.data_parallel, infer.parallel.data_parallel
-    over = f" x data_parallel {train_ranks} of {train.path}" if train_ranks > 1 else ""
-    for divisor, name in (
-        (train_ranks, f"the data_parallel {train_ranks} of {train.path}"),
-        (infer_ranks, f"the data_parallel {infer_ranks} of {infer.path}"),
-        (train_ranks * updates, f"algorithm.updates_per_iteration {updates}{over}"),
-    ):
-        unit = lcm(infer_ranks, train_ranks * updates)
-        check_divides("data.prompts_per_step", config.data.prompts_per_step, divisor, name, unit)
+    key, prompts = "data.prompts_per_step", config.data.prompts_per_step
+    updates, ranks = config.algorithm.updates_per_iteration, train.parallel.data_parallel
+    unit = lcm(infer.parallel.data_parallel, ranks * updates)
+    over = f" x data_parallel {ranks} of {train.path}" if ranks > 1 else ""
+    for yaml in (train, infer):
+        _check_ranks(yaml, key, prompts, unit)
+    check_divides(key, prompts, ranks * updates, f"algorithm.updates_per_iteration {updates}{over}", unit)
+
+
+def _check_ranks(yaml: ModelYaml, key: str, value: int, unit: int | None = None) -> None:
+    """Check that data-parallel ranks divide a setting."""
+    ranks = yaml.parallel.data_parallel
+    check_divides(key, value, ranks, f"the data_parallel {ranks} of {yaml.path}", unit)
 
 
 def check_dynamic_sampling(config: GRPOConfig, infer: ModelYaml) -> None:
@@ -238,42 +207,36 @@ def check_dynamic_sampling(config: GRPOConfig, infer: ModelYaml) -> None:
     sampling, prompts = config.dynamic_sampling, config.data.prompts_per_step
     if not sampling.enabled:
         return
-    if config.rollout.num_generations == 1:
-        raise UserError(
-            "dynamic_sampling.enabled asks for groups whose rewards differ, and rollout.num_generations is 1; "
-            "set it to 2 or more."
-        )
+    size, rounds, metric = sampling.prompts_per_round or prompts, sampling.max_rounds, sampling.metric
     names = [function.name.rpartition(":")[2] for function in config.reward.all_functions]
-    if sampling.metric is not None and sampling.metric not in names:
-        raise UserError(
-            f"dynamic_sampling.metric is {sampling.metric!r}, which is none of reward.functions; "
-            f"give one of {', '.join(names)}."
-        )
-    size, ranks = sampling.prompts_per_round or prompts, infer.parallel.data_parallel
-    check_divides("dynamic_sampling.prompts_per_round", size, ranks, f"the data_parallel {ranks} of {infer.path}")
-    if size * sampling.max_rounds < prompts:
-        raise UserError(
-            f"dynamic_sampling: {sampling.max_rounds} rounds of {size} prompts are fewer than data.prompts_per_step "
-            f"{prompts}; set max_rounds to {-(-prompts // size)} or more."
-        )
+    one = "dynamic_sampling.enabled compares rewards in a group, and rollout.num_generations is 1; set it to 2 or more."
+    other = f"dynamic_sampling.metric is {metric!r}, which is none of reward.functions; give one of {', '.join(names)}."
+    few = f"dynamic_sampling: {rounds} rounds of {size} prompts are fewer than data.prompts_per_step {prompts}"
+    refuse(
+        {
+            one: config.rollout.num_generations == 1,
+            other: metric is not None and metric not in names,
+            f"{few}; set max_rounds to {-(-prompts // size)} or more.": size * rounds < prompts,
+        }
+    )
+    _check_ranks(infer, "dynamic_sampling.prompts_per_round", size)
 
 
 def check_trainer(config: GRPOConfig) -> None:
     """Check for held-out problems to measure, and a path to resume from."""
-    trainer = config.trainer
-    wanted = [key for key in ("val_only", "test_freq") if getattr(trainer, key)]
-    if wanted and config.data.val_dataset is None:
-        raise UserError(f"trainer.{wanted[0]} needs held-out problems; set data.val_dataset to a prompt MindRecord.")
-    metric = trainer.save_best_metric
-    if metric and metric.startswith("val-") and trainer.test_freq is None:
-        raise UserError(
-            f"trainer.save_best_metric is {metric}, which is measured every trainer.test_freq steps; set test_freq too."
-        )
-    if (trainer.resume_mode == "resume_path") != (trainer.resume_from_path is not None):
-        raise UserError(
-            f"trainer.resume_mode is {trainer.resume_mode} and trainer.resume_from_path is {trainer.resume_from_path}; "
-            "a path goes with resume_path, or give --resume_training PATH."
-        )
+    trainer, measured = config.trainer, config.data.val_dataset is not None
+    mode, path, best = trainer.resume_mode, trainer.resume_from_path, trainer.save_best_metric
+    resumed = f"trainer.resume_mode is {mode} and trainer.resume_from_path is {path}; a path goes with resume_path"
+    rarely = f"trainer.save_best_metric is {best}, which is measured every trainer.test_freq steps; set test_freq too."
+    needs = "needs held-out problems; set data.val_dataset to a prompt MindRecord."
+    refuse(
+        {
+            f"trainer.val_only {needs}": trainer.val_only and not measured,
+            f"trainer.test_freq {needs}": trainer.test_freq and not measured,
+            rarely: best and best.startswith("val-") and trainer.test_freq is None,
+            f"{resumed}, or give --resume_training PATH.": (mode == "resume_path") != (path is not None),
+        }
+    )
 
 
 def check_lora(lora: LoraSettings) -> None:
@@ -293,17 +256,12 @@ def check_lora(lora: LoraSettings) -> None:
 
 def check_reference(config: GRPOConfig) -> None:
     """Check that a reference that follows adapters has adapters, and takes them whole."""
-    algorithm, reference = config.algorithm, config.lora.reference
-    if (
-        config.lora.enabled
-        and algorithm.reference_sync_steps
-        and (reference == "base" or algorithm.reference_sync_share != 1)
-    ):
-        raise UserError(
-            f"algorithm.reference_sync_steps is {algorithm.reference_sync_steps} with algorithm.reference_sync_share "
-            f"{algorithm.reference_sync_share:g} and lora.reference {reference}, and only a reference with adapters of "
-            "its own can follow, by taking the policy's; set lora.reference to start and reference_sync_share to 1."
-        )
+    steps, share = config.algorithm.reference_sync_steps, config.algorithm.reference_sync_share
+    reference = config.lora.reference
+    given = f"algorithm.reference_sync_steps is {steps} with algorithm.reference_sync_share {share:g}"
+    if config.lora.enabled and steps and (reference == "base" or share != 1):
+        right = "set lora.reference to start and reference_sync_share to 1"
+        raise UserError(f"{given} and lora.reference {reference}, and only adapters follow adapters, whole; {right}.")
 
 
 def check_lengths(
@@ -318,8 +276,8 @@ def check_lengths(
     limits = {"max_position_embedding": model.max_position_embeddings, "seq_length": yaml.model.seq_length or inf}
     key, limit = min(limits.items(), key=lambda item: item[1])
     needed, room = prompt_tokens + most, limit - prompt_tokens
+    shorter = f"set {group}.max_new_tokens to {room} or fewer" if room > 0 else "use shorter prompts"
     if needed > limit:
-        shorter = f"set {group}.max_new_tokens to {room} or fewer" if room > 0 else "use shorter prompts"
         raise UserError(
             f"{yaml.path}: prompts of up to {prompt_tokens} tokens with {group}.max_new_tokens {most} need {needed} "
             f"positions, and {GROUP}.{key} is {limit}; {shorter}, or raise {key} to {needed} or more."
@@ -332,20 +290,15 @@ def check_algorithm(algorithm: AlgorithmSettings) -> None:
         raise unknown_name("aggregation", algorithm.aggregation, MODES)
     _check_options(algorithm, "advantage", ADVANTAGES)
     _check_options(algorithm, "policy_loss", POLICY_LOSSES)
-    if algorithm.normalize_functions and algorithm.kl_in_reward:
-        raise UserError(
-            "algorithm.normalize_functions normalises the reward functions, and algorithm.kl_in_reward adds a term "
-            "that belongs to none of them; set kl_in_reward to False."
-        )
-    for setting in ("kl_in_reward", "kl_target", "reference_sync_steps"):
-        if algorithm.beta == 0 and getattr(algorithm, setting):
-            raise UserError(
-                f"algorithm.{setting} is {getattr(algorithm, setting)}, and algorithm.beta 0 means that there is no "
-                f"reference model; set beta above 0, or remove {setting}."
-            )
     low, high = algorithm.clip_cov_lb, algorithm.clip_cov_ub
-    if None not in (low, high) and low >= high:
-        raise UserError(f"algorithm.clip_cov_lb is {low:g}, not below algorithm.clip_cov_ub {high:g}; lower it.")
+    both = "algorithm.normalize_functions does not normalise the KL term of kl_in_reward; set kl_in_reward to False."
+    order = f"algorithm.clip_cov_lb is {low}, not below algorithm.clip_cov_ub {high}; lower it."
+    unordered = None not in (low, high) and low >= high
+    refuse({both: algorithm.normalize_functions and algorithm.kl_in_reward, order: unordered})
+    for setting in ("kl_in_reward", "kl_target", "reference_sync_steps") if algorithm.beta == 0 else ():
+        if value := getattr(algorithm, setting):
+            absent = "algorithm.beta 0 means that there is no reference model"
+            raise UserError(f"algorithm.{setting} is {value}, and {absent}; set beta above 0, or remove {setting}.")
 
 
 def _check_options(algorithm: AlgorithmSettings, setting: str, methods: Methods) -> None:

@@ -104,8 +104,11 @@ def test_optional_settings_take_null(tmp_path):
             "FILE:2: rollout.num_generations is 2.5, and must be a whole number, at least 1.",
         ),
         ("rollout:\n  top_p: 1.5\n", "FILE:2: rollout.top_p is 1.5, and must be a number, above 0 and at most 1."),
-        ("rollout:\n  stop_strings: a\n", "FILE:2: rollout.stop_strings is 'a', and must be a list (each entry text)."),
-        ("rollout:\n  stop_strings: [1]\n", "FILE:2: rollout.stop_strings.0 is 1, and must be text."),
+        (
+            "rollout:\n  stop_strings: a\n",
+            "FILE:2: rollout.stop_strings is 'a', and must be a list (each entry text, not empty).",
+        ),
+        ("rollout:\n  stop_strings: [1]\n", "FILE:2: rollout.stop_strings.0 is 1, and must be text, not empty."),
         ("trainer:\n  progress: 'no'\n", "FILE:2: trainer.progress is 'no', and must be True or False."),
         ("trainer:\n  total_steps: 0\n", "FILE:2: trainer.total_steps is 0, and must be a whole number, at least 1."),
         (

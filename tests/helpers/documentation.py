@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from mindrlhf.configs.base import Settings
+from mindrlhf.configs.base import Settings, is_group
 
 ROOT = Path(__file__).resolve().parents[2]
 SHELL = ("bash", "")  # a block without a language counts as commands too
@@ -99,7 +99,7 @@ def settings(config: type[Settings], prefix: str = "") -> dict[str, str]:
     """Key -> description of every setting, those of groups within groups too."""
     found = {}
     for name, field in config.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Settings):
+        if is_group(field.annotation):
             found |= settings(field.annotation, f"{prefix}{name}.")
         else:
             found[prefix + name] = field.description
