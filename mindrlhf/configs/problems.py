@@ -70,6 +70,8 @@ def expected(annotation: Any, info: FieldInfo | None = None) -> str:
     filled = ", not empty" if info and any(getattr(item, "min_length", None) for item in info.metadata) else ""
     if origin is tuple:
         return f"a list (each entry {expected(args[0])}){filled}"
+    if origin is dict and args[1] is not Any:
+        return f"{WORDS[dict]} (each {expected(args[1])})"
     if is_group(annotation):
         return WORDS[dict]
     words = WORDS.get(origin or annotation, "a value") + filled
