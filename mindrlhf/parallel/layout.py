@@ -40,14 +40,11 @@ class Sharding:
 
     def slices(self, rank: int, shape: Shape) -> Slices:
         """Compute the part of a tensor of full `shape` that the stage's `rank` holds."""
-        place = [0] * len(self.grid)
-        for axis in reversed(range(len(self.grid))):
-            rank, place[axis] = divmod(rank, self.grid[axis])
         result = []
         for size, axes, parts in zip(shape, self.cuts, self.parts, strict=True):
             index = 0
             for axis in axes:
-                index = index * self.grid[axis] + place[axis]
+                index = index * self.grid[axis] + rank // prod(self.grid[axis + 1 :]) % self.grid[axis]
             step = size // parts
             result.append(slice(index * step, (index + 1) * step))
         return tuple(result)
@@ -79,9 +76,8 @@ class Layout:
                 raise ValueError(f"{name}: no stage holds it")
             for stage, sharding in placement.shardings.items():
                 if not 0 <= stage < self.stages or prod(sharding.grid) != self.stage_ranks:
-                    raise ValueError(
-                        f"{name}: {sharding.grid}, stage {stage}: not {self.stages} stages of {self.stage_ranks} ranks"
-                    )
+                    sizes = f"{self.stages} stages of {self.stage_ranks} ranks"
+                    raise ValueError(f"{name}: {sharding.grid}, stage {stage}: not {sizes}")
                 if any(size % parts for size, parts in zip(placement.shape, sharding.parts, strict=True)):
                     raise ValueError(f"{name}: shape {placement.shape} cannot be cut into {sharding.parts} parts")
 
@@ -116,24 +112,20 @@ class Layout:
         """Compute the part of a parameter that `rank` holds; None in other stages."""
         if not 0 <= rank < self.size:
             raise ValueError(f"rank {rank} is outside of a layout of {self.size} ranks")
-        stage, local = divmod(rank, self.stage_ranks)
         placement = self.placements[name]
-        sharding = placement.shardings.get(stage)
-        return None if sharding is None else sharding.slices(local, placement.shape)
+        sharding = placement.shardings.get(rank // self.stage_ranks)
+        return None if sharding is None else sharding.slices(rank % self.stage_ranks, placement.shape)
 
     def shards(self, rank: int) -> Iterator[tuple[str, Slices]]:
         """List (name, part of the full parameter) for `rank`, in table order."""
-        for name in self.placements:
-            held = self.slices(rank, name)
-            if held is not None:
-                yield name, held
+        held = ((name, self.slices(rank, name)) for name in self.placements)
+        return ((name, part) for name, part in held if part is not None)
 
     def holders(self, name: str) -> dict[Box, list[int]]:
         """Find the ranks that hold each distinct part of a parameter."""
         found: dict[Box, list[int]] = {}
         for rank in range(self.size):
-            part = self.slices(rank, name)
-            if part is not None:
+            if (part := self.slices(rank, name)) is not None:
                 found.setdefault(box_of(part), []).append(rank)
         return found
 
@@ -171,9 +163,8 @@ def inside(box: Box, part: Box) -> Slices:
 
 def full_layout(shapes: Mapping[str, Shape]) -> Layout:
     """Layout with the whole model on one rank."""
-    return Layout(
-        1, 1, {name: Placement(shape, {0: Sharding((1,), ((),) * len(shape))}) for name, shape in shapes.items()}
-    )
+    whole = {name: Placement(shape, {0: Sharding((1,), ((),) * len(shape))}) for name, shape in shapes.items()}
+    return Layout(1, 1, whole)
 
 
 def model_layout(
@@ -200,11 +191,10 @@ def model_layout(
     if model.num_heads % tp or (heads % tp and tp % heads):
         raise ValueError(f"{tp} tensor-parallel ranks do not share {model.num_heads} query and {heads} key-value heads")
     layers = split_layers(model.num_layers, mesh.pp, offset, where)
-    placements = {}
-    for spec in parameter_table(model):
-        sharding = _sharding(spec, mesh, vocab_emb_dp)
-        stages = _stages(spec, layers)
-        placements[spec.name] = Placement(spec.shape, dict.fromkeys(stages, sharding))
+    placements = {
+        spec.name: Placement(spec.shape, dict.fromkeys(_stages(spec, layers), _sharding(spec, mesh, vocab_emb_dp)))
+        for spec in parameter_table(model)
+    }
     return Layout(mesh.pp, mesh.size // mesh.pp, placements)
 
 
@@ -230,13 +220,8 @@ def yaml_layout(yaml: ModelYaml, model: ModelConfig) -> Layout:
     """
     parallel = yaml.parallel
     check_layout(yaml, model, parallel.workers)
-    layout = model_layout(
-        model,
-        Mesh(dp=parallel.data_parallel, pp=parallel.pipeline_stage, tp=parallel.model_parallel),
-        offset=yaml.model.offset,
-        vocab_emb_dp=parallel.vocab_emb_dp,
-        where=f"{yaml.path}: {GROUP}.offset",
-    )
+    mesh, where = Mesh.of_yaml(yaml), f"{yaml.path}: {GROUP}.offset"
+    layout = model_layout(model, mesh, offset=yaml.model.offset, vocab_emb_dp=parallel.vocab_emb_dp, where=where)
     trained = [layout.placements[spec.name].shardings for spec in parameter_table(model) if spec.trains]
     idle = set(range(layout.stages)).difference(*trained)
     if idle:

@@ -1,13 +1,15 @@
 """Grid of ranks: pipeline stages x data-parallel replicas x tensor-parallel shards.
 
-Pure Python. A further axis is a further name in `AXES`, and a field with a length in `Mesh` and in `Coordinates`.
+A further axis is a further name in `AXES`, and a field with a length in `Mesh` and in `Coordinates`.
 """
 
 from dataclasses import dataclass
-from itertools import product
 from math import prod
 from typing import NamedTuple, get_args
 
+import numpy as np
+
+from mindrlhf.configs.model_yaml import ModelYaml
 from mindrlhf.models.parameters import Axis
 
 AXES: tuple[Axis, ...] = get_args(Axis)
@@ -34,6 +36,11 @@ class Mesh:
     pp: int = 1
     tp: int = 1
 
+    @classmethod
+    def of_yaml(cls, yaml: ModelYaml) -> "Mesh":
+        parallel = yaml.parallel
+        return cls(dp=parallel.data_parallel, pp=parallel.pipeline_stage, tp=parallel.model_parallel)
+
     def __post_init__(self):
         for axis, length in self.lengths.items():
             if length < 1:
@@ -52,31 +59,24 @@ class Mesh:
         """Compute the position of `rank`. Raises ValueError outside 0..size-1."""
         if not 0 <= rank < self.size:
             raise ValueError(f"rank {rank} is outside of a mesh of {self.size}")
-        indices = {}
-        for axis in reversed(AXES):
-            rank, indices[axis] = divmod(rank, self.lengths[axis])
-        return Coordinates(**indices)
+        return Coordinates(*map(int, np.unravel_index(rank, tuple(self.lengths.values()))))
 
     def rank(self, **indices: int) -> int:
         """Find the rank at these coordinates; an omitted axis counts as 0."""
-        rank = 0
-        for index, (axis, length) in zip(Coordinates(**indices), self.lengths.items(), strict=True):
+        place, lengths = Coordinates(**indices), tuple(self.lengths.values())
+        for axis, index, length in zip(AXES, place, lengths, strict=True):
             if not 0 <= index < length:
                 raise ValueError(f"{axis} index {index} is outside of an axis of {length}")
-            rank = rank * length + index
-        return rank
+        return int(np.ravel_multi_index(place, lengths))
 
     def group(self, rank: int, *axes: Axis) -> tuple[int, ...]:
         """List the ranks that differ from `rank` along `axes` only, itself included.
 
         `group(rank, "tp")` shares one layer's shards, `group(rank, "dp", "tp")` is the whole pipeline stage.
         """
-        here = self.coordinates(rank)
-        choices = [
-            range(length) if axis in axes else (index,)
-            for index, (axis, length) in zip(here, self.lengths.items(), strict=True)
-        ]
-        return tuple(self.rank(**Coordinates(*place)._asdict()) for place in product(*choices))
+        here = self.coordinates(rank)._asdict()
+        grid = np.arange(self.size).reshape(*self.lengths.values())
+        return tuple(grid[tuple(slice(None) if axis in axes else here[axis] for axis in AXES)].ravel().tolist())
 
     def groups(self, *axes: Axis) -> list[tuple[int, ...]]:
         """List every group along `axes`, ordered by first rank."""

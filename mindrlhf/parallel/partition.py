@@ -39,21 +39,11 @@ class Partition:
     @classmethod
     def every_rank(cls, yaml: ModelYaml, model: ModelConfig) -> list["Partition"]:
         """Compute the parts of all ranks; see `of_yaml`."""
-        parallel = yaml.parallel
-        mesh = Mesh(dp=parallel.data_parallel, pp=parallel.pipeline_stage, tp=parallel.model_parallel)
-        layout, layers = yaml_layout(yaml, model), split_layers(model.num_layers, mesh.pp, yaml.model.offset)
-        return [
-            cls(
-                model,
-                mesh,
-                layout,
-                layers[mesh.coordinates(rank).pp],
-                rank,
-                sequence=parallel.use_seq_parallel,
-                shared_optimizer=parallel.enable_parallel_optimizer and mesh.dp > 1,
-            )
-            for rank in range(mesh.size)
-        ]
+        mesh, parallel, layout = Mesh.of_yaml(yaml), yaml.parallel, yaml_layout(yaml, model)
+        layers = split_layers(model.num_layers, mesh.pp, yaml.model.offset)
+        shared = parallel.enable_parallel_optimizer and mesh.dp > 1
+        ranks = ((rank, layers[mesh.coordinates(rank).pp]) for rank in range(mesh.size))
+        return [cls(model, mesh, layout, held, rank, parallel.use_seq_parallel, shared) for rank, held in ranks]
 
     @property
     def first_of_replica(self) -> bool:
@@ -112,14 +102,9 @@ class Partition:
         (shared key-value heads, norms of a layer, a tied embedding's head) or on their slice of the rows; elsewhere
         each has the whole.
         """
-        here = self.coordinates
-        members = [
-            place
-            for place in map(self.mesh.coordinates, self.twins(spec))
-            if place.tp == here.tp or self.sequence or spec.inside
-        ]
-        replicas = (self.mesh.group(self.mesh.rank(pp=place.pp, tp=place.tp), "dp") for place in members)
-        return tuple(sorted(chain.from_iterable(replicas)))
+        every, own = self.sequence or spec.inside, self.coordinates.tp
+        members = [rank for rank in self.twins(spec) if every or self.mesh.coordinates(rank).tp == own]
+        return tuple(sorted(chain.from_iterable(self.mesh.group(rank, "dp") for rank in members)))
 
     def gradient_groups(self) -> list[tuple[Group, list[int]]]:
         """List (ranks, indices into `trained`) of the gradients to sum.

@@ -10,6 +10,7 @@ from functools import cached_property
 from itertools import pairwise, product
 from math import prod
 
+from mindrlhf.files.text import aligned
 from mindrlhf.parallel.layout import Box, Layout, Slices, box_of, box_shape, inside, overlap, sliced_shape
 
 
@@ -102,13 +103,11 @@ class Plan:
         for rank in range(max(self.source.size, self.destination.size)):
             rows.append((f"rank {rank}", *(f"{column[rank]:,}" if rank in column else "-" for column in columns)))
         rows.append(("all", *(f"{sum(column.values()):,}" for column in columns)))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [
+        title = (
             f"{len(self.destination.placements)} parameters from {self.source.size} to {self.destination.size} ranks: "
             f"{len(self.transfers)} transfers, {len(self.copies)} local copies"
-        ]
-        lines += ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-        return "\n".join([*lines, *(map(str, self.transfers) if every_transfer else ())])
+        )
+        return "\n".join([title, aligned(rows), *(map(str, self.transfers) if every_transfer else ())])
 
     def _moved(self, layout: Layout, rank: Callable[[Transfer], int]) -> dict[int, int]:
         """Sum the bytes of the transfers by a rank of each."""
