@@ -72,10 +72,9 @@ def _generate(args: argparse.Namespace, generator: Generator) -> None:
     with atomic_file(args.output) as temporary:
         temporary.write_bytes(json_lines(rows))
     spent, count = generator.statistics, sum(len(group.rollouts) for group in groups)
-    seconds = spent.prefill_s + spent.decode_s  # without the one-off compilation
-    rate = f", {spent.tokens / seconds:,.0f} tokens/s" if seconds else ""
+    rate = f", {spent.tokens / spent.seconds:,.0f} tokens/s" if spent.seconds else ""
     print(
-        f"{args.output}: {count:,} responses, {spent.tokens:,} tokens in {seconds:.2f} s{rate} "
+        f"{args.output}: {count:,} responses, {spent.tokens:,} tokens in {spent.seconds:.2f} s{rate} "
         f"(prefill {spent.prefill_s:.2f} s, decode {spent.decode_s:.2f} s in {spent.decode_steps:,} steps; "
         f"compiling took {spent.compile_s:.1f} s more)"
     )

@@ -35,11 +35,6 @@ class Validation:
     def due(self, step: int) -> bool:
         return self.every is not None and (step % self.every == 0 or step == self.total)
 
-    @property
-    def compile_s(self) -> float:
-        """Seconds of the last call that went into building graphs."""
-        return self.evaluator.engine.statistics.compile_s
-
     def __call__(self, step: int) -> dict[str, float]:
         """Evaluate; returns verl's metrics (`validation_metrics`), the same on all ranks."""
         answers = self.evaluator(step)

@@ -9,16 +9,17 @@ order of prompts, or the worker count.
 Not here: paged caches, speculative decoding, prefix sharing between different prompts.
 """
 
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 from mindspore import Tensor
 
+from mindrlhf.backend.compile.graph import compile_seconds
 from mindrlhf.configs.grpo import SamplingSettings
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.errors import UserError
+from mindrlhf.metrics.timer import Timers
 from mindrlhf.models.decoder import Decoder
 from mindrlhf.rollout.decode_graphs import Admit, Cache, Decode, Prefill
 from mindrlhf.rollout.random import uniform
@@ -27,21 +28,19 @@ from mindrlhf.shapes import cache_positions, padded_prefix, pool_size
 from mindrlhf.types import Prompt, Rollout, RolloutGroup
 
 
-@dataclass
+@dataclass(frozen=True)
 class Statistics:
-    """Statistics of the last `generate` call; add them to combine several.
+    """Statistics of a `generate` call. Seconds are wall time; only compile_s includes compiling."""
 
-    Seconds are wall time; compile_s is the part spent building graphs.
-    """
-
+    tokens: int = 0
+    decode_steps: int = 0
     prefill_s: float = 0.0
     decode_s: float = 0.0
     compile_s: float = 0.0
-    decode_steps: int = 0
-    tokens: int = 0
 
-    def __add__(self, other: "Statistics") -> "Statistics":
-        return Statistics(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+    @property
+    def seconds(self) -> float:
+        return self.prefill_s + self.decode_s
 
 
 class _Samples:
@@ -91,7 +90,7 @@ class Engine:
         size = cache_positions(max_prompt, sampling.max_new_tokens, length_bucket)
         self.cache = Cache(config.num_layers, slots, decoder.kv_heads, size, config.head_dim, decoder.dtype)
         self.statistics = Statistics()
-        self._compiled: set[tuple] = set()
+        self._timers = Timers(compile_seconds)
         self._admit_size = -(-slots // 8)
         self._prefill, self._admit = Prefill(decoder), Admit(self.cache, decoder.kernels, max_prompt)
         self._decode = Decode(
@@ -121,12 +120,14 @@ class Engine:
                     f"prompt {prompt.id} has {len(prompt.token_ids)} tokens and the limit is {self.max_prompt}; "
                     f"raise max_prompt_length or convert the data with --truncation left."
                 )
-        self.statistics = Statistics()
         if not prompts:
+            self.statistics = Statistics()
             return []
         samples = _Samples(prompts, num_generations, self.sampling.max_new_tokens, self.seed, step)
-        _Run(self, prompts, samples, num_generations, progress).finish()
-        self.statistics.tokens = int(samples.length.sum())
+        self._timers.collect()  # of a call that was interrupted
+        decode_steps = _Run(self, prompts, samples, num_generations, progress).finish()
+        seconds = {f"{part}_s": spent for part, spent in self._timers.collect().items()}
+        self.statistics = Statistics(int(samples.length.sum()), decode_steps, **seconds)
         return self._groups(prompts, samples, num_generations)
 
     def _groups(self, prompts, samples, generations) -> list[RolloutGroup]:
@@ -149,21 +150,6 @@ class Engine:
                 )
             groups.append(RolloutGroup(prompt, tuple(rollouts)))
         return groups
-
-    def _run_decode(self, *inputs) -> tuple[np.ndarray, ...]:
-        return tuple(part.asnumpy() for part in self._decode(*map(Tensor.from_numpy, inputs)))
-
-    def _timed(self, part: str, key: tuple, graph, *inputs):
-        """Run a graph; the first call of a shape counts as compiling."""
-        start = time.perf_counter()
-        out = graph(*inputs)
-        seconds = time.perf_counter() - start
-        if key not in self._compiled:
-            self._compiled.add(key)
-            self.statistics.compile_s += seconds
-        else:
-            setattr(self.statistics, part, getattr(self.statistics, part) + seconds)
-        return out
 
 
 class _Run:
@@ -190,10 +176,13 @@ class _Run:
         self.prompt_slot = np.full(len(prompts), -1)
         self.unanswered = np.full(len(prompts), generations)
 
-    def finish(self) -> None:
+    def finish(self) -> int:
+        """Answer all prompts; returns the number of decode steps."""
+        steps = 0
         while self.finished < len(self.samples.length):
             self._refill()
-            self._step()
+            steps += self._step()
+        return steps
 
     def _refill(self) -> None:
         total = len(self.samples.length)
@@ -217,7 +206,8 @@ class _Run:
         for row, prompt in enumerate(self.prompts[group : group + self.pool_groups]):
             ids[row, : len(prompt.token_ids) - 1] = prompt.token_ids[:-1]
         self.pool_start = group
-        self.pool = engine._timed("prefill_s", ("prefill", ids.shape), engine._prefill, Tensor(ids))
+        with engine._timers("prefill"):
+            self.pool = engine._prefill(Tensor(ids))
 
     def _place(self, slots: np.ndarray, rows: np.ndarray) -> None:
         engine, size = self.engine, self.engine._admit_size
@@ -226,10 +216,9 @@ class _Run:
         # Padding repeats the last entry: the same copy twice is the same cache.
         padding = (0, -len(places) % size)
         pairs = np.pad(np.stack((places, copied - self.pool_start)).astype(np.int32), ((0, 0), padding), "edge")
-        for first in range(0, len(places), size):
-            indices = (Tensor(part.copy()) for part in pairs[:, first : first + size])
-            key = ("admit", self.pool_groups, self.prefix_size)
-            engine._timed("prefill_s", key, engine._admit, *indices, *self.pool)
+        with engine._timers("prefill"):
+            for first in range(0, len(places), size):
+                engine._admit(*(Tensor(part.copy()) for part in pairs[:, first : first + size]), *self.pool)
         self.sample[slots] = rows
         for slot, group in zip(slots, groups, strict=True):
             ids = self.prompts[group].token_ids
@@ -248,8 +237,8 @@ class _Run:
         self.prompt_slot[new] = free[: len(new)]
         return self.prompt_slot[new], new
 
-    def _step(self) -> None:
-        """Decode the next tokens of every slot, and finish ended samples."""
+    def _step(self) -> int:
+        """Decode the next tokens of every slot, and finish ended samples; returns the most of a slot."""
         engine, samples = self.engine, self.samples
         active = np.flatnonzero(self.sample >= 0)
         rows = self.sample[active]
@@ -270,9 +259,9 @@ class _Run:
             leaders[active] = self.prompt_slot[samples.group[rows]]
             prefixes[active] = np.array([len(self.prompts[g].token_ids) - 1 for g in groups], np.int32)[group]
         slots = (self.token, self.position, remaining, banned, leaders, prefixes)
-        inputs = (*slots, enough, numbers, engine._seen)
-        out = engine._timed("decode_s", ("decode",), engine._run_decode, *inputs)
-        tokens, behaviour, policy = (part[active] for part in out)
+        with engine._timers("decode"):
+            out = engine._decode.on_arrays(*slots, enough, numbers, engine._seen)
+            tokens, behaviour, policy = (part.asnumpy()[active] for part in out)
         kept = (tokens >= 0).sum(1)
         stopped = np.isin(tokens[np.arange(len(rows)), kept - 1], engine.stop_ids)
         row, column = np.nonzero(ahead < kept[:, None])
@@ -287,12 +276,12 @@ class _Run:
                 if first is not None:
                     kept[i], stopped[i], said[i] = first, False, True
         samples.length[rows] = counts + kept
-        engine.statistics.decode_steps += int(kept.max())
         self.token[active] = tokens[np.arange(len(rows)), kept - 1]
         self.position[active] += kept
         if engine._penalises:
             engine._seen[active, self.token[active]] = 1.0  # one token of each call
         self._retire(active, rows, stopped, said)
+        return int(kept.max())
 
     def _first_said(self, row: int, count: int, more: int) -> int | None:
         """Count the next tokens until a stop string appears; None if none does.

@@ -1,7 +1,7 @@
 """Generation and scoring of responses, the input of a step."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from mindrlhf.metrics.timer import Timers
 from mindrlhf.rewards.process import Sample
 from mindrlhf.rewards.runner import RewardRunner
 from mindrlhf.rewards.table import RewardTable
-from mindrlhf.rollout.engine import Engine, Statistics
+from mindrlhf.rollout.engine import Engine
 from mindrlhf.types import Experience, Prompt, Rollout, RolloutGroup
 
 
@@ -22,7 +22,7 @@ class Rollouts:
     greedy: the engine of the most probable response, whose reward is ReMax's baseline; None where nothing needs it.
     rewards: None on ranks that leave scoring to another one of their replica. decode: token ids -> text without special
     tokens. on_scored: called with each table of rewards. on_progress: called while it generates, and may end that by
-    raising. statistics: of all generation since they were last reset.
+    raising. on_generated: called with the tokens and the seconds of each generation.
     """
 
     settings: RolloutSettings
@@ -32,9 +32,9 @@ class Rollouts:
     decode: Callable[[Sequence[int]], str]
     on_scored: Callable[[RewardTable], None]
     on_progress: Callable[[], None]
+    on_generated: Callable[[int, float], None]
     timers: Timers
     progress: Progress
-    statistics: Statistics = field(default_factory=Statistics)
 
     def __call__(self, prompts: list[Prompt], step: int) -> list[Experience]:
         """Generate and score a group for each prompt, in order.
@@ -54,8 +54,7 @@ class Rollouts:
                 self.on_progress()
 
             groups = engine.generate(prompts, samples, step, finished)
-            self.timers.compile(engine.statistics.compile_s)
-        self.statistics += engine.statistics
+        self.on_generated(engine.statistics.tokens, engine.statistics.seconds)
         return groups
 
     def _score(self, groups: list[RolloutGroup], greedy: list[RolloutGroup], step: int) -> list[Experience]:

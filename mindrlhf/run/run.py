@@ -6,6 +6,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from mindrlhf.backend.comm.collectives import Collectives
+from mindrlhf.backend.compile.graph import compile_seconds
 from mindrlhf.backend.memory import open_store
 from mindrlhf.checkpoint.hf import companion_files, generation_defaults
 from mindrlhf.checkpoint.model_card import card_of_run
@@ -41,7 +42,7 @@ class Run:
         self._job, self._data, self.collectives, self.checkpoint = job, data, collectives, checkpoint
         settings, world = job.config.trainer, collectives.world
         self.residency = open_residency(job)
-        self.timers = Timers(on_phase=self.residency.enter)
+        self.timers = Timers(compile_seconds, self.residency.enter)
         self.progress = Progress(settings.progress and world.rank == 0)
         self.report = StepReport(job, data, collectives, self.timers, self.residency)
         self.total_steps = data.total_steps

@@ -26,7 +26,6 @@ from mindrlhf.parallel.partition import Partition
 from mindrlhf.records.writer import RecordParts, ResponseWriter
 from mindrlhf.reshard.online import ReshardStatistics
 from mindrlhf.rewards.table import RewardTable
-from mindrlhf.rollout.engine import Statistics
 from mindrlhf.run.outputs import forget_after
 from mindrlhf.run.training_data import TrainingData
 from mindrlhf.training.updater import Update
@@ -108,6 +107,11 @@ class StepReport:
             what = f"reward function {failure.function} failed ({failure.reason}); the sample counts as unscored"
             _log.warning("%s, and this is shown once. Completion: %r", what, failure.completion[:200])
 
+    def add_generation(self, tokens: int, seconds: float) -> None:
+        """Add the rate of a generation."""
+        if seconds:
+            self._metrics.add("perf/generation_tokens_per_s", tokens, seconds)
+
     def add_reshard(self, done: ReshardStatistics) -> None:
         """Add bytes of all ranks, and bytes received per second of ranks' time."""
         for name in ("bytes_received", "bytes_copied", "bytes_shared"):
@@ -124,7 +128,7 @@ class StepReport:
         if self._writers:
             self._writers.write(step, values)
 
-    def write(self, step: int, result: StepResult, generation: Statistics | None = None, position: int = 0) -> None:
+    def write(self, step: int, result: StepResult, position: int = 0) -> None:
         """Write a step's metrics once its timers are closed; position: prompts drawn."""
         if not self._own_rows:
             result = StepResult([], [], figures=result.figures)
@@ -143,8 +147,6 @@ class StepReport:
         add_performance(metrics, seconds, *token_counts(experiences), self._ranks)
         self._utilization.add(metrics, seconds, experiences, step)
         add_training(metrics, step, position / max(self._data.rows, 1))
-        if generation is not None and generation.decode_s > 0:
-            metrics.add("perf/generation_tokens_per_s", generation.tokens, generation.decode_s + generation.prefill_s)
         values = reduce(metrics, self._gather).results()
         self.last = self._utilization.within_ceiling(values) | result.figures | explained_variance(values)
         if self._job.config.rollout_correction.level is not None:

@@ -11,7 +11,6 @@ from mindrlhf.configs.grpo import GRPOConfig, OptimizerSettings
 from mindrlhf.metrics.timer import STEP
 from mindrlhf.roles.parts import Parts
 from mindrlhf.roles.policy_updates import Advance, sequences
-from mindrlhf.rollout.engine import Statistics
 from mindrlhf.run.run import Run
 from mindrlhf.run.step_report import StepResult
 from mindrlhf.run.training_data import TrainingData
@@ -45,7 +44,7 @@ class GRPOTrainer:
                 result = self.train(experiences, step, figures)
                 self.reshard()
                 self.validate(step)
-            self.record(step, result, self.rollout.generate.statistics, self.data.stream.position)
+            self.record(step, result, self.data.stream.position)
         run.checkpointer.finish()
 
     def replay(self) -> None:
@@ -56,12 +55,12 @@ class GRPOTrainer:
             self.record(step, result)
         self.run.checkpointer.finish()
 
-    def record(self, step: int, result: StepResult, generation: Statistics | None = None, position: int = 0) -> None:
+    def record(self, step: int, result: StepResult, position: int = 0) -> None:
         """Write metrics, rollouts and checkpoint of a step; booked on the next one."""
         run = self.run
         with run.timers(STEP):
             with run.timers("report"):
-                run.report.write(step, result, generation, position)
+                run.report.write(step, result, position)
             run.checkpointer.after_step(step, run.report.last, result.updates)
 
     def validate_only(self) -> None:
@@ -74,11 +73,10 @@ class GRPOTrainer:
 
     def validate(self, step: int) -> None:
         """Measure accuracy on held-out problems, if due."""
-        validation, timers = self.rollout.validation, self.run.timers
+        validation = self.rollout.validation
         if validation and validation.due(step):
-            with timers("testing"):
+            with self.run.timers("testing"):
                 self.run.report.add_values(validation(step))
-                timers.compile(validation.compile_s)
 
     def reshard(self) -> None:
         """Bring the updated weights to the graphs that generate."""
@@ -89,7 +87,6 @@ class GRPOTrainer:
     def collect(self, step: int) -> tuple[list[Experience], Mapping[str, float]]:
         """Generate and score, in several rounds with dynamic sampling; all ranks get all experiences."""
         sampling, generate = self.rollout.sampling, self.rollout.generate
-        generate.statistics = Statistics()
         sampling.begin()
         while prompts := sampling.wanted():
             drawn = sampling.numbered(self.data.stream.next(prompts))
@@ -115,16 +112,15 @@ class GRPOTrainer:
 
     def with_log_probs(self, experiences: list[Experience]) -> list[Experience]:
         """Add reference log-probs, old log-probs (but those that a group has), and values."""
-        parts, timers, groups = self.parts, self.run.timers, [sequences(e) for e in experiences]
+        parts, groups = self.parts, [sequences(e) for e in experiences]
         for phase, part, field in (
             ("ref", parts.reference, "reference_log_probs"),
             ("old_log_prob", parts.policy, "old_log_probs"),
             ("values", parts.critic, "values"),
         ):
             if part and part.scorer:
-                with timers(phase):
+                with self.run.timers(phase):
                     rows = part.scorer(groups)
-                    timers.compile(part.scorer.compile_s)
                 experiences = [
                     replace(e, **{field: getattr(e, field) or row}) for e, row in zip(experiences, rows, strict=True)
                 ]
@@ -179,5 +175,4 @@ class GRPOTrainer:
             for index in range(per_step):
                 rate = learning_rate(settings, done + index, total)
                 updates.append(one_update(experiences[index % parts :: parts], rate, advance))
-                self.run.timers.compile(updates[-1].compile_s)
         return updates

@@ -67,6 +67,7 @@ def open_rollout_phase(
         decode=lambda ids: job.tokenizer.decode(list(ids), skip_special_tokens=True),
         on_scored=run.report.add_reward_troubles,
         on_progress=run.checkpointer.within_phase,
+        on_generated=run.report.add_generation,
         timers=run.timers,
         progress=run.progress,
     )

@@ -8,6 +8,7 @@ import numpy as np
 
 from mindrlhf.algorithms.aggregation import batch_totals, token_weights
 from mindrlhf.backend.comm.collectives import Collectives
+from mindrlhf.backend.compile.graph import compile_seconds
 from mindrlhf.backend.process.launch import World
 from mindrlhf.checkpoint.model_card import describe
 from mindrlhf.checkpoint.open import Weights, check_token_ids
@@ -59,7 +60,7 @@ def fit(
     head = PolicyLogProbs(part.decoder, temperature=1.0)
     updater = open_updater(part, head, NEGATIVE_LOG_LIKELIHOOD, config.optimizer, config.train)
     stream = PromptStream(groups, config.data.pairs_per_step, config.data.shuffle, config.seed)
-    timers = Timers()
+    timers = Timers(compile_seconds)
     with ExitStack() as stack:
         writers = None
         if world.rank == 0:
@@ -74,7 +75,6 @@ def fit(
                 totals = data_parallel.sum(batch_totals(lengths))
                 weights = [token_weights(np.ones((1, n)), "token-mean", totals) for n in lengths]
                 update = updater(batch, learning_rate(config.optimizer, step - 1, total), weights=weights)
-                timers.compile(update.compile_s)
             metrics, seconds = MetricSet(), timers.collect()
             tokens = int(lengths.sum()) + sum(len(group.prompt_ids) for group in batch)
             metrics.add("train/loss", update.loss, 1.0 / data_parallel.size)

@@ -11,7 +11,6 @@ import numpy as np
 from mindspore import nn
 
 from mindrlhf.parallel.pipeline import PipelineAxis, one_forward_one_backward
-from mindrlhf.training.compiled import Compiled
 from mindrlhf.training.graphs import Loss, Stage
 from mindrlhf.training.objective import Objective
 from mindrlhf.training.optimizer import AdamW
@@ -51,15 +50,6 @@ class _Passes:
 
     def __init__(self, stage: Stage, axis: PipelineAxis):
         self.axis, self._decoder = axis, stage.decoder
-        self._graphs: list[Compiled] = []
-
-    def compile_s(self) -> float:
-        """Seconds that building graphs took since the last call."""
-        return sum(graph.collect() for graph in self._graphs)
-
-    def _compiled(self, graph) -> Compiled:
-        self._graphs.append(Compiled(graph))
-        return self._graphs[-1]
 
     def _input(self, batch: TrainBatch) -> np.ndarray:
         """Receive [rows, hidden] from the previous stage; a placeholder in the first."""
@@ -81,7 +71,7 @@ class Scores(_Passes):
 
     def __init__(self, head: nn.Cell, axis: PipelineAxis):
         super().__init__(head.stage, axis)
-        self._run = self._compiled(LastStageScores(head) if axis.is_last else StageForward(head.stage))
+        self._run = (LastStageScores(head) if axis.is_last else StageForward(head.stage)).on_arrays
 
     def __call__(self, batches: Sequence[TrainBatch]) -> list[np.ndarray]:
         outputs = []
@@ -102,10 +92,10 @@ class Gradients(_Passes):
         self._objective = objective
         variables = (optimizer.parameters, optimizer.gradients)
         if axis.is_last:  # a backward pass follows each forward pass there, so that one graph does both
-            self._backward = self._compiled(LastStageBackward(Loss(head, objective), *variables))
+            self._backward = LastStageBackward(Loss(head, objective), *variables).on_arrays
         else:
-            self._forward = self._compiled(StageForward(head.stage))
-            self._backward = self._compiled(StageBackward(StageProduct(head.stage), *variables))
+            self._forward = StageForward(head.stage).on_arrays
+            self._backward = StageBackward(StageProduct(head.stage), *variables).on_arrays
 
     def __call__(self, batches: Sequence[TrainBatch], done: Callable[[], None]) -> list[MicroResult]:
         """Run all micro-batches; returns the last stage's results on every stage.

@@ -15,14 +15,12 @@ class Scorer:
     """A head's first output at each response token.
 
     It is log p(token | prompt, earlier tokens), or the critic's value.
-    axis: the pipeline whose stage the head's decoder is. compile_s: seconds of the last call that went into building
-    graphs.
+    axis: the pipeline whose stage the head's decoder is.
     """
 
     def __init__(self, head: nn.Cell, settings: TrainSettings, axis: PipelineAxis = WHOLE_MODEL):
         self._scores = Scores(head, axis)
         self._settings = settings
-        self.compile_s = 0.0
 
     def __call__(self, groups: Sequence[SequenceGroup]) -> list[tuple[np.ndarray, ...]]:
         """Score each group; returns G arrays float32[R] for each."""
@@ -30,5 +28,4 @@ class Scorer:
         micros = cut(groups, self._settings.max_tokens_per_micro_batch, self._settings.length_bucket)
         for micro, output in zip(micros, self._scores([pad(micro, groups) for micro in micros]), strict=True):
             collect(micro, output, groups, out)
-        self.compile_s = self._scores.compile_s()
         return out

@@ -1,7 +1,6 @@
 """Optimizer update from groups: micro-batches, gradients, reduction over ranks, AdamW."""
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -9,7 +8,9 @@ import numpy as np
 from mindspore import nn
 
 from mindrlhf import backend
+from mindrlhf.backend.compile.graph import compile_seconds
 from mindrlhf.configs.grpo import TrainSettings
+from mindrlhf.metrics.timer import Timers
 from mindrlhf.parallel.pipeline import WHOLE_MODEL, PipelineAxis
 from mindrlhf.training.bad_samples import BadSample, find_bad_samples
 from mindrlhf.training.batch import Rows, SequenceGroup, collect, collect_sampled, cut, pad
@@ -27,7 +28,7 @@ class Update:
     metrics: name -> per group, G arrays of float32: the objective's values of each sampled token.
     weighted: name -> sum of weights * values of the same metrics: this rank's part, aggregated as the loss is.
     outputs: per group, G arrays float32[R], the head's before the update: log-probs, or a critic's values.
-    compile_s: seconds that went into building graphs. optimizer_s: seconds of the optimizer besides that.
+    optimizer_s: seconds of the optimizer, without compiling.
     bad_samples: of this rank's samples, those to blame when the update was skipped.
     """
 
@@ -36,7 +37,6 @@ class Update:
     metrics: dict[str, list[tuple[np.ndarray, ...]]]
     weighted: dict[str, float]
     outputs: list[tuple[np.ndarray, ...]]
-    compile_s: float
     optimizer_s: float
     bad_samples: Sequence[BadSample] = ()
 
@@ -63,7 +63,7 @@ class Updater:
         self._least_micro_batches = least_micro_batches
         self._fields = objective.fields
         self._gradients = Gradients(head, objective, optimizer, axis)
-        self._optimizer_ran = False
+        self._timers = Timers(compile_seconds)
 
     def __call__(
         self,
@@ -102,14 +102,11 @@ class Updater:
             backend.write(self.optimizer.gradients[0], np.nan)
         if self._reduce:
             self._reduce()
-        compile_s, start = self._gradients.compile_s(), time.perf_counter()
-        result = self.optimizer.step(learning_rate, empty)
-        optimizer_s = time.perf_counter() - start
-        if not self._optimizer_ran and result.applied:
-            self._optimizer_ran = True
-            compile_s, optimizer_s = compile_s + optimizer_s, 0.0
+        with self._timers("optimizer"):
+            result = self.optimizer.step(learning_rate, empty)
+        optimizer_s = self._timers.collect()["optimizer"]
         bad_samples = find_bad_samples(micros, batches, results, self._is_finite) if result.failed else ()
-        return Update(result, loss, metrics, weighted, outputs, compile_s, optimizer_s, bad_samples)
+        return Update(result, loss, metrics, weighted, outputs, optimizer_s, bad_samples)
 
     def _is_finite(self, batch: TrainBatch) -> bool:
         """Test one micro-batch's loss and gradients alone; zeroes the gradients."""

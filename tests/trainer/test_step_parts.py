@@ -317,7 +317,7 @@ def test_later_passes_have_the_log_probs_that_the_first_update_gave(step):
     def update(part, rate, advance, kl_coefficient):
         seen.append([e.old_log_probs for e in part])
         outputs = [tuple(np.full(n, -float(len(seen)), np.float32) for n in e.lengths) for e in part]
-        return SimpleNamespace(outputs=outputs, compile_s=0.0)
+        return SimpleNamespace(outputs=outputs)
 
     config = load_grpo_config(None, ["algorithm.num_iterations=3"])
     parts = Parts(SimpleNamespace(scorer=None, update=update), None, None, None)

@@ -1,9 +1,11 @@
 """Root of a compiled graph."""
 
 import ctypes
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
+import numpy as np
 from mindspore import Tensor, nn
 from mindspore.common.api import _cell_graph_executor
 
@@ -25,6 +27,7 @@ class Graph(nn.Cell):
     """
 
     cache: GraphCache | None = None
+    compile_s = 0.0  # of all graphs: each one's first runs with inputs of other shapes or dtypes
 
     def __init__(self, name: str, *constants: Constant):
         super().__init__(auto_prefix=False)
@@ -36,10 +39,16 @@ class Graph(nn.Cell):
         phase = self._known_phases.get(kinds)
         if phase is not None:
             return _cell_graph_executor._graph_executor(inputs, phase)
+        start = time.perf_counter()
         out = super().__call__(*inputs)
         if self.current_phase in self.compile_cache:
             self._known_phases[kinds] = self.current_phase
+            Graph.compile_s += time.perf_counter() - start
         return out
+
+    def on_arrays(self, *arrays: np.ndarray):
+        """Run the graph on NumPy arrays; returns its tensors."""
+        return self(*map(Tensor.from_numpy, arrays))
 
     def compile(self, *args, **kwargs):
         """Compile for these arguments unless that is done; return freed memory."""
@@ -56,6 +65,11 @@ class Graph(nn.Cell):
     @compile_phase.setter
     def compile_phase(self, value):
         self._compile_phase = value
+
+
+def compile_seconds() -> float:
+    """Seconds of this process that went into compiling so far, for `metrics.timer.Timers`."""
+    return Graph.compile_s
 
 
 @contextmanager
