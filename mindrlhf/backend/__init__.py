@@ -1,6 +1,6 @@
 """Differences between device targets: kernels, collectives, memory, process start.
 
-`kernels(target)` gives the operators of graphs. All other rooms are the same code on a laptop's CPU and on Ascend.
+All other rooms are the same code on a laptop's CPU and on Ascend.
 """
 
 from dataclasses import dataclass

@@ -10,9 +10,9 @@ import math
 import numpy as np
 from mindspore import Tensor, nn, ops
 
-from mindrlhf.backend.attention import MASKED
 from mindrlhf.backend.comm.broadcast import expand
 from mindrlhf.backend.comm.graph_collectives import TensorParallel
+from mindrlhf.backend.cpu import MASKED
 from mindrlhf.configs.grpo import SamplingSettings
 from mindrlhf.models.head import log_from_one
 

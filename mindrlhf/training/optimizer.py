@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, ops
 
-from mindrlhf.backend import adamw as composed
+from mindrlhf.backend import cpu
 from mindrlhf.backend.compile.graph import Graph
 from mindrlhf.backend.memory import zero_parameter
 from mindrlhf.configs.grpo import OptimizerSettings
@@ -135,7 +135,7 @@ class AdamW:
         norm: ShardedNorm | None = None,
         share: ReplicaShare | None = None,
         block_numbers: int | None = None,
-        kernels=composed,
+        kernels=cpu,
     ):
         self.settings = settings
         self.parameters = ParameterTuple(parameters)
