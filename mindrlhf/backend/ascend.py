@@ -1,4 +1,4 @@
-"""Kernels on Ascend: compositions, but fused operators by their documented API; untested on a device."""
+"""Kernels on Ascend, fused where the documented API has them; untested on a device."""
 
 from mindspore import ops
 

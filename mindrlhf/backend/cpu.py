@@ -1,4 +1,4 @@
-"""Kernels composed of MindSpore's basic operators, for its CPU backend and for targets without fused ones.
+"""Kernels composed of MindSpore's basic operators.
 
 The fused operators of Ascend (RmsNorm, Swiglu, RotaryPositionEmbedding) do not exist on CPU, and bfloat16 has no
 matrix product there. Scores and softmax of attention are float32.

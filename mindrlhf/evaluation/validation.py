@@ -12,7 +12,7 @@ from mindrlhf.job import Job
 from mindrlhf.metrics.progress import Progress
 from mindrlhf.rewards.runner import RewardRunner
 from mindrlhf.roles.part import ModelPart
-from mindrlhf.rollout.open_engine import open_engine
+from mindrlhf.rollout.engine import Engine
 from mindrlhf.types import Prompt
 
 # Rollouts of training and answers to a held-out problem of the same number and step do not share random numbers.
@@ -64,7 +64,7 @@ def open_validation(
         rewards.check_ground_truths(problems, config.data.val_dataset)
     responses, longest = len(share) * sampling.num_generations, max(len(prompt.token_ids) for prompt in problems)
     evaluator = Evaluator(
-        engine=open_engine(job, generator.decoder, sampling, responses, longest, config.seed + SEED_SHIFT),
+        engine=Engine.of_job(job, generator.decoder, sampling, responses, longest, config.seed + SEED_SHIFT),
         prompts=share,
         num_generations=sampling.num_generations,
         rewards=rewards,

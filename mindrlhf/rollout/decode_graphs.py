@@ -1,6 +1,6 @@
 """Graphs of generation over one static key-value cache: prefill, admit, decode."""
 
-from mindspore import ParameterTuple, ops
+from mindspore import Parameter, ParameterTuple, ops
 
 from mindrlhf.backend.compile.graph import Graph
 from mindrlhf.backend.memory import zero_parameter
@@ -26,8 +26,8 @@ class Cache:
         )
 
     @property
-    def bytes(self) -> int:
-        return sum(p.nbytes for p in (*self.keys, *self.values))
+    def parameters(self) -> list[Parameter]:
+        return [*self.keys, *self.values]
 
 
 class Prefill(Graph):

@@ -16,15 +16,17 @@ import numpy as np
 from mindspore import Tensor
 
 from mindrlhf.backend.compile.graph import compile_seconds
+from mindrlhf.checkpoint.open import stop_ids
 from mindrlhf.configs.grpo import SamplingSettings
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.errors import UserError
+from mindrlhf.job import Job
 from mindrlhf.metrics.timer import Timers
 from mindrlhf.models.decoder import Decoder
 from mindrlhf.rollout.decode_graphs import Admit, Cache, Decode, Prefill
 from mindrlhf.rollout.random import uniform
 from mindrlhf.rollout.sampling import Sampler
-from mindrlhf.shapes import cache_positions, padded_prefix, pool_size
+from mindrlhf.shapes import cache_positions, padded_prefix, pool_size, slot_count
 from mindrlhf.types import Prompt, Rollout, RolloutGroup
 
 
@@ -102,6 +104,15 @@ class Engine:
         self._penalises = sampling.repetition_penalty != 1.0
         # 1 at the tokens a slot holds already; the sampler looks at it only when it penalises.
         self._seen = np.zeros((slots, config.vocab_size) if self._penalises else (1, 1), np.float32)
+
+    @classmethod
+    def of_job(
+        cls, job: Job, decoder: Decoder, sampling: SamplingSettings, responses: int, longest: int, seed: int
+    ) -> "Engine":
+        """Open an engine with at most `responses` slots; longest: prompt tokens."""
+        slots, stops = slot_count(job.config.rollout.max_slots, responses), stop_ids(job.tokenizer, job.model)
+        bucket, decode = job.config.train.length_bucket, job.tokenizer.decode
+        return cls(job.model, decoder, sampling, slots, longest, stops, seed, bucket, decode)
 
     def generate(
         self,
@@ -238,7 +249,7 @@ class _Run:
         return self.prompt_slot[new], new
 
     def _step(self) -> int:
-        """Decode the next tokens of every slot, and finish ended samples; returns the most of a slot."""
+        """Decode the next tokens of every slot; returns the most of one."""
         engine, samples = self.engine, self.samples
         active = np.flatnonzero(self.sample >= 0)
         rows = self.sample[active]

@@ -4,16 +4,21 @@ from contextlib import ExitStack
 
 from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.backend.process.launch import World
+from mindrlhf.evaluation.validation import open_validation
 from mindrlhf.job import Job
+from mindrlhf.parallel.partition import Partition
+from mindrlhf.phases import VALIDATION_CACHE
+from mindrlhf.rewards.runner import RewardRunner
 from mindrlhf.roles.parts import open_parts
+from mindrlhf.rollout.scored import Rollouts
 from mindrlhf.run.compile_cache import use_compile_cache
 from mindrlhf.run.run import Run, continued_checkpoint
 from mindrlhf.run.stop_signals import StopSignals
-from mindrlhf.run.training_data import read_training_data
+from mindrlhf.run.training_data import TrainingData, read_training_data
 from mindrlhf.trainer.credit import Credit
+from mindrlhf.trainer.dynamic_sampling import StepSampling
 from mindrlhf.trainer.grpo import GRPOTrainer
 from mindrlhf.trainer.preflight import preflight
-from mindrlhf.trainer.rollout_phase import open_rewards, open_rollout_phase
 
 
 def build(job: Job, world: World, stack: ExitStack, signals: StopSignals) -> GRPOTrainer:
@@ -30,7 +35,25 @@ def build(job: Job, world: World, stack: ExitStack, signals: StopSignals) -> GRP
     run = Run(job, data, collectives, checkpoint, signals)
     parts = open_parts(job, collectives, data.max_positions, checkpoint, run.residency, generates=not data.recorded)
     credit = Credit(job.config, parts.policy.data_parallel)
-    rollout = open_rollout_phase(job, data, parts.generator, rewards, run, stack)
-    counters, blobs = {"stream": data.stream, "kl": credit.kl}, {"surplus": rollout and rollout.sampling}
-    run.begin(parts, counters, blobs, stack)
-    return GRPOTrainer(job.config, data, parts, credit, rollout, run)
+    generate, sampling, validation = None, None, None
+    if parts.generator:
+        generate = Rollouts(job, data.longest_prompt, parts.generator, rewards, run)
+        sampling = StepSampling(job.config)
+        validation = open_validation(job, parts.generator, data.problems, data.total_steps, stack)
+        if validation:
+            run.residency.add(VALIDATION_CACHE, validation.evaluator.engine.cache.parameters, zeros=True)
+    run.begin(parts, {"stream": data.stream, "kl": credit.kl}, {"surplus": sampling}, stack)
+    return GRPOTrainer(job.config, data, parts, credit, run, generate, sampling, validation)
+
+
+def open_rewards(job: Job, data: TrainingData, collectives: Collectives, stack: ExitStack) -> RewardRunner | None:
+    """Start reward processes on the first rank of a replica; None for a replay.
+
+    Raises `UserError` for rows that lack a field of the functions. `stack` ends the processes.
+    """
+    generating = Partition.of_yaml(job.infer, job.model, collectives.world.rank)
+    if data.recorded or not generating.first_of_replica:
+        return None
+    rewards = stack.enter_context(RewardRunner(job.config.reward))
+    rewards.check_ground_truths(data.prompts, job.args.mind_dataset_dir)
+    return rewards

@@ -1,22 +1,23 @@
 """GRPO loop; a step reads like the algorithm (Shao et al. 2024, algorithm 1).
 
-Members of the family differ in the parts: the groups of a step (`rollout.sampling`), advantages and the KL term
-(`credit`), the policy's loss (`parts.policy`), a reference and a critic (`parts`).
+Members of the family differ in the parts: the groups of a step (`sampling`), advantages and the KL term (`credit`), the
+policy's loss (`parts.policy`), a reference and a critic (`parts`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mindrlhf.configs.grpo import GRPOConfig, OptimizerSettings
+from mindrlhf.evaluation.validation import Validation
 from mindrlhf.metrics.timer import STEP
 from mindrlhf.roles.parts import Parts
 from mindrlhf.roles.policy_updates import Advance, sequences
+from mindrlhf.rollout.scored import Rollouts
 from mindrlhf.run.run import Run
 from mindrlhf.run.step_report import StepResult
 from mindrlhf.run.training_data import TrainingData
 from mindrlhf.trainer.credit import Credit
-from mindrlhf.trainer.dynamic_sampling import mark_trained, with_drawing_policy
-from mindrlhf.trainer.rollout_phase import RolloutPhase
+from mindrlhf.trainer.dynamic_sampling import StepSampling, mark_trained, with_drawing_policy
 from mindrlhf.training.schedule import learning_rate
 from mindrlhf.training.updater import Update
 from mindrlhf.types import Experience
@@ -24,19 +25,24 @@ from mindrlhf.types import Experience
 
 @dataclass(frozen=True)
 class GRPOTrainer:
-    """Order of a step's phases. rollout: None for a replay."""
+    """Order of a step's phases.
+
+    generate, sampling: None for a replay. validation: None without held-out problems.
+    """
 
     config: GRPOConfig
     data: TrainingData
     parts: Parts
     credit: Credit
-    rollout: RolloutPhase | None
     run: Run
+    generate: Rollouts | None = None
+    sampling: StepSampling | None = None
+    validation: Validation | None = None
 
     def fit(self) -> None:
         """Generate and train until `total_steps` steps are done."""
         run = self.run
-        if self.rollout.validation and self.config.trainer.val_before_train and run.first_step == 1:
+        if self.validation and self.config.trainer.val_before_train and run.first_step == 1:
             self.validate_only()
         for step in range(run.first_step, run.total_steps + 1):
             with run.timers(STEP):
@@ -67,16 +73,15 @@ class GRPOTrainer:
         """Measure accuracy on held-out problems before any further step."""
         step = self.run.first_step - 1
         with self.run.timers("testing"):
-            values = self.rollout.validation(step)
+            values = self.validation(step)
         self.run.timers.collect()
         self.run.report.write_validation(step, values)
 
     def validate(self, step: int) -> None:
         """Measure accuracy on held-out problems, if due."""
-        validation = self.rollout.validation
-        if validation and validation.due(step):
+        if self.validation and self.validation.due(step):
             with self.run.timers("testing"):
-                self.run.report.add_values(validation(step))
+                self.run.report.add_values(self.validation(step))
 
     def reshard(self) -> None:
         """Bring the updated weights to the graphs that generate."""
@@ -86,11 +91,11 @@ class GRPOTrainer:
 
     def collect(self, step: int) -> tuple[list[Experience], Mapping[str, float]]:
         """Generate and score, in several rounds with dynamic sampling; all ranks get all experiences."""
-        sampling, generate = self.rollout.sampling, self.rollout.generate
+        sampling = self.sampling
         sampling.begin()
         while prompts := sampling.wanted():
             drawn = sampling.numbered(self.data.stream.next(prompts))
-            scored = generate(self.parts.generator.data_parallel.share(drawn), step)
+            scored = self.generate(self.parts.generator.data_parallel.share(drawn), step)
             self.run.checkpointer.between_phases()
             sampling.add(self.run.gather(scored))
         return sampling.take()

@@ -322,7 +322,7 @@ def test_later_passes_have_the_log_probs_that_the_first_update_gave(step):
     config = load_grpo_config(None, ["algorithm.num_iterations=3"])
     parts = Parts(SimpleNamespace(scorer=None, update=update), None, None, None)
     run = SimpleNamespace(total_steps=1, timers=Timers(), progress=Progress(enabled=False))
-    trainer = GRPOTrainer(config, None, parts, SimpleNamespace(kl=None), None, run)
+    trainer = GRPOTrainer(config, None, parts, SimpleNamespace(kl=None), run)
     assert len(trainer.update_policy(fresh, 1)) == 3
     first, *later = seen
     assert [rows is None for rows in first] == [True, False, True, True]
