@@ -13,7 +13,6 @@ from mindrlhf.job import Job
 from mindrlhf.models.parameters import VALUE_HEAD, ParameterSpec
 from mindrlhf.parallel.partition import Partition
 from mindrlhf.phases import CRITIC, CRITIC_GRADIENTS, CRITIC_MOMENTS
-from mindrlhf.roles.open_updater import open_updater
 from mindrlhf.roles.part import Arrays, MemoryRole, ModelPart
 from mindrlhf.roles.policy_updates import loss_weights, sequences, warn_of_bad_samples
 from mindrlhf.training.graphs import Values
@@ -41,7 +40,7 @@ class Critic(ModelPart):
         self.settings, train, part = job.config.critic, job.config.train, self.partition
         self.load(checkpoint_reader(checkpoint, CRITIC_WEIGHTS, part.model, part) if checkpoint else _reader(job, part))
         objective, swap = value_objective(self.settings.value_clip), job.config.memory.swap
-        self.updater = open_updater(self, Values(self.decoder), objective, self.settings.optimizer, train, swap)
+        self.open_updater(Values(self.decoder), objective, self.settings.optimizer, train, swap)
         self.scorer = Scorer(Values(self.decoder), train, self.pipeline)
 
     def update(self, experiences: Sequence[Experience], rate: float, progress: Callable[[float], None]) -> Update:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from mindspore import Parameter
+from mindspore import Parameter, Tensor, nn
 
 from mindrlhf import backend
 from mindrlhf.backend.comm.collectives import Collectives
@@ -18,21 +18,26 @@ from mindrlhf.checkpoint.hf import generation_defaults, save_hf
 from mindrlhf.checkpoint.model_card import adapter_card
 from mindrlhf.checkpoint.open import Weights, hf_folder, stopping_config
 from mindrlhf.checkpoint.peft import write_adapter
+from mindrlhf.configs.grpo import OptimizerSettings, TrainSettings
 from mindrlhf.configs.lora import LoraSettings
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_yaml import ModelYaml
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
 from mindrlhf.files.naming import ADAPTER_FOLDER
-from mindrlhf.memory.residency import Residency
+from mindrlhf.memory.residency import BLOCK_NUMBERS, Residency
 from mindrlhf.models.decoder import Decoder
 from mindrlhf.models.initialize import build_parameters
 from mindrlhf.models.parameters import ParameterSpec, parameter_table
 from mindrlhf.parallel.data_parallel import DataParallel
+from mindrlhf.parallel.gradients import ReduceGradients
 from mindrlhf.parallel.layout import Layout
 from mindrlhf.parallel.partition import Partition
 from mindrlhf.parallel.pipeline import PipelineAxis
-from mindrlhf.reshard.online import gather_full
+from mindrlhf.reshard.online import OnlineReshard, gather_full
+from mindrlhf.reshard.plan import plan
+from mindrlhf.training.objective import Objective
+from mindrlhf.training.optimizer import AdamW, ReplicaShare, ShardedNorm
 from mindrlhf.training.scoring import Scorer
 from mindrlhf.training.updater import Updater
 
@@ -88,10 +93,53 @@ class ModelPart:
                 f"again, which are not there ({library().problem}); install g++ or set it to False."
             )
 
-    def sum_over_replica(self, number: float) -> float:
+    def open_updater(
+        self,
+        head: nn.Cell,
+        objective: Objective,
+        settings: OptimizerSettings,
+        train: TrainSettings,
+        in_blocks: bool = False,
+    ) -> Updater:
+        """Open an updater that minimises an objective over the parameters that train.
+
+        head: see `training.graphs`, over the part's decoder. in_blocks: the optimizer's moments may come and go while
+        it updates.
+        """
+        part = self.partition
+        counted = [part.counts(spec) for spec in part.trained]
+        optimizer = AdamW(
+            settings,
+            [self.parameters[spec.name] for spec in part.trained],
+            part.trained,
+            ShardedNorm(counted, self._sum_over_replica) if part.mesh.pp * part.mesh.tp > 1 else None,
+            self._replica_share() if part.shared_optimizer else None,
+            BLOCK_NUMBERS if in_blocks else None,
+            self.decoder.kernels.best,
+        )
+        groups, buckets = part.gradient_groups(), self.yaml.parallel.gradient_aggregation_group
+        reduce = ReduceGradients(optimizer.gradients, groups, self.collectives, buckets) if groups else None
+        self.updater = Updater(head, objective, optimizer, train, reduce, self.pipeline, self.micro_batches)
+        return self.updater
+
+    def _sum_over_replica(self, number: float) -> float:
         """Sum a number over the ranks that together hold the model."""
         group = self.partition.mesh.group(self.partition.rank, "pp", "tp")
         return float(self.collectives.all_reduce_sum(np.array([number], np.float64), group)[0])
+
+    def _replica_share(self) -> ReplicaShare:
+        """Select the rows that this data-parallel replica updates for all."""
+        part, updated, rows = self.partition, {}, []
+        for spec in part.trained:
+            parameter, own = self.parameters[spec.name], part.updated_rows(spec)
+            rows.append(own)
+            updated[spec.name] = parameter
+            if own.stop - own.start < parameter.shape[0]:
+                values = np.ascontiguousarray(backend.read(parameter)[own])
+                updated[spec.name] = Parameter(Tensor(values), name=f"share.{spec.name}", requires_grad=False)
+        moves = plan(part.optimizer_layout, part.trained_layout)
+        reshard = OnlineReshard(moves, self.collectives, updated, self.parameters)
+        return ReplicaShare(list(updated.values()), rows, reshard.run)
 
     def memory_roles(self) -> Iterator[MemoryRole]:
         """Yield (role, parameters, True if all are zero); roles as in `memory.residency`."""

@@ -1,6 +1,6 @@
 """Policy: the trained model, whose weights also generate."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,13 +16,10 @@ from mindrlhf.parallel.layout import Layout
 from mindrlhf.phases import GRADIENTS, MOMENTS, POLICY_ROLES
 from mindrlhf.reshard.online import OnlineReshard, ReshardStatistics
 from mindrlhf.reshard.plan import plan
-from mindrlhf.roles.open_updater import open_updater
 from mindrlhf.roles.part import Arrays, MemoryRole, ModelPart, Parameters
 from mindrlhf.roles.policy_updates import PolicyUpdates, open_objective
 from mindrlhf.training.graphs import PolicyLogProbs
 from mindrlhf.training.scoring import Scorer
-from mindrlhf.training.updater import Update
-from mindrlhf.types import Experience
 
 
 class Policy(ModelPart):
@@ -44,23 +41,13 @@ class Policy(ModelPart):
         temperature = config.rollout.temperature
         head = PolicyLogProbs(self.decoder, temperature, entropy_gradient=algorithm.entropy_coef > 0)
         objective, swap = open_objective(config, loss), config.memory.swap
-        self.updater = open_updater(self, head, objective, config.optimizer, config.train, swap)
-        self._updates = PolicyUpdates(config, self.updater, loss, self.data_parallel)
+        updater = self.open_updater(head, objective, config.optimizer, config.train, swap)
+        self.update = PolicyUpdates(config, updater, loss, self.data_parallel)
         if algorithm.scores_old_policy:
             self.scorer = Scorer(PolicyLogProbs(self.decoder, temperature), config.train, self.pipeline)
         self._published: Parameters = {}
         self._reshard: OnlineReshard | None = None
         self._verify = config.rollout.verify_weights
-
-    def update(
-        self,
-        experiences: Sequence[Experience],
-        rate: float,
-        progress: Callable[[float], None],
-        kl_coefficient: float | None = None,
-    ) -> Update:
-        """Make one optimizer update, as `PolicyUpdates`."""
-        return self._updates(experiences, rate, progress, kl_coefficient)
 
     def publish_to(self, generator: ModelPart) -> None:
         """Give the weights to the part that generates.
@@ -114,4 +101,4 @@ class Policy(ModelPart):
         return {**self.trained_arrays(WEIGHTS), **self.moment_arrays()}
 
     def counters(self) -> Mapping[str, Any]:
-        return {"optimizer": self.updater.optimizer, "updates": self._updates}
+        return {"optimizer": self.updater.optimizer, "updates": self.update}

@@ -45,24 +45,6 @@ class Statistics:
         return self.prefill_s + self.decode_s
 
 
-class _Samples:
-    """State of every requested sample, one row each."""
-
-    def __init__(self, prompts: Sequence[Prompt], generations: int, limit: int, seed: int, step: int):
-        count = len(prompts) * generations
-        self.group = np.repeat(np.arange(len(prompts)), generations)
-        self.index = np.tile(np.arange(generations), len(prompts))
-        ids = np.array([prompt.id for prompt in prompts], np.int64)[self.group]
-        # A prompt that a step draws again gets further samples of the same prompt, not the same ones once more.
-        drawn = self.index + generations * np.array([prompt.occurrence for prompt in prompts], np.int64)[self.group]
-        self.uniform = uniform(seed, step, ids[:, None], drawn[:, None], np.arange(limit)[None])
-        self.tokens = np.zeros((count, limit), np.int32)
-        self.behaviour = np.zeros((count, limit), np.float32)
-        self.policy = np.zeros((count, limit), np.float32)
-        self.length = np.zeros(count, np.int32)
-        self.reason = np.full(count, "", object)
-
-
 class Engine:
     """Generator of responses with one set of weights and one sampling rule.
 
@@ -95,11 +77,8 @@ class Engine:
         self._timers = Timers(compile_seconds)
         self._admit_size = -(-slots // 8)
         self._prefill, self._admit = Prefill(decoder), Admit(self.cache, decoder.kernels, max_prompt)
-        self._decode = Decode(
-            decoder,
-            self.cache,
-            Sampler(sampling, config.vocab_size, tuple(stop_ids), decoder.shards),
-        )
+        sampler = Sampler(sampling, config.vocab_size, tuple(stop_ids), decoder.shards)
+        self._decode = Decode(decoder, self.cache, sampler)
         self.tokens_per_call, self.copies_prompts = self._decode.tokens, not self._decode.fused
         self._penalises = sampling.repetition_penalty != 1.0
         # 1 at the tokens a slot holds already; the sampler looks at it only when it penalises.
@@ -134,54 +113,38 @@ class Engine:
         if not prompts:
             self.statistics = Statistics()
             return []
-        samples = _Samples(prompts, num_generations, self.sampling.max_new_tokens, self.seed, step)
         self._timers.collect()  # of a call that was interrupted
-        decode_steps = _Run(self, prompts, samples, num_generations, progress).finish()
+        run = _Run(self, prompts, num_generations, step, progress)
+        decode_steps = run.finish()
         seconds = {f"{part}_s": spent for part, spent in self._timers.collect().items()}
-        self.statistics = Statistics(int(samples.length.sum()), decode_steps, **seconds)
-        return self._groups(prompts, samples, num_generations)
-
-    def _groups(self, prompts, samples, generations) -> list[RolloutGroup]:
-        groups = []
-        for g, prompt in enumerate(prompts):
-            rollouts = []
-            for row in range(g * generations, (g + 1) * generations):
-                n = samples.length[row]
-                rollouts.append(
-                    Rollout(
-                        prompt_id=prompt.id,
-                        sample_index=int(samples.index[row]),
-                        response_ids=samples.tokens[row, :n].copy(),
-                        sampled=np.ones(n, bool),
-                        behaviour_log_probs=samples.behaviour[row, :n].copy(),
-                        policy_log_probs=samples.policy[row, :n].copy(),
-                        finish_reason=samples.reason[row],
-                        seed=self.seed,
-                    )
-                )
-            groups.append(RolloutGroup(prompt, tuple(rollouts)))
-        return groups
+        self.statistics = Statistics(int(run.length.sum()), decode_steps, **seconds)
+        return run.groups()
 
 
 class _Run:
-    """State of one `generate` call: the sample of each slot, and waiting ones."""
+    """State of one `generate` call: a row for each requested sample, and slots."""
 
-    def __init__(self, engine: Engine, prompts, samples: _Samples, generations: int, progress):
-        self.engine, self.prompts, self.samples, self.generations, self.progress = (
-            engine,
-            prompts,
-            samples,
-            generations,
-            progress,
-        )
+    def __init__(self, engine: Engine, prompts: Sequence[Prompt], generations: int, step: int, progress):
+        self.engine, self.prompts, self.generations, self.progress = engine, prompts, generations, progress
+        count, limit, slots = len(prompts) * generations, engine.sampling.max_new_tokens, engine.slots
+        self.group = np.repeat(np.arange(len(prompts)), generations)
+        ids = np.array([(prompt.id, prompt.occurrence * generations) for prompt in prompts], np.int64)[self.group]
+        # A prompt that a step draws again gets further samples of the same prompt, not the same ones once more.
+        drawn = ids[:, 1] + np.tile(np.arange(generations), len(prompts))
+        self.uniform = uniform(engine.seed, step, ids[:, :1], drawn[:, None], np.arange(limit)[None])
+        self.tokens = np.zeros((count, limit), np.int32)
+        self.behaviour, self.policy = (np.zeros((count, limit), np.float32) for _ in range(2))
+        self.length = np.zeros(count, np.int32)
+        self.reason = np.full(count, "", object)
+        # Of each prompt: its last token, and that one's position.
+        self.last_token = np.array([prompt.token_ids[-1] for prompt in prompts], np.int32)
+        self.last = np.array([len(prompt.token_ids) - 1 for prompt in prompts], np.int32)
         self.next_sample = 0
-        self.pool_groups = min(len(prompts), pool_size(engine.slots, generations))
-        self.pool, self.pool_start = None, 0
-        self.prefix_size = padded_prefix(max(len(prompt.token_ids) for prompt in prompts), engine.bucket)
-        self.sample = np.full(engine.slots, -1)  # which sample sits in a slot; -1 is none
-        self.token = np.zeros(engine.slots, np.int32)
-        self.position = np.zeros(engine.slots, np.int32)
-        self.finished = 0
+        self.pool_groups = min(len(prompts), pool_size(slots, generations))
+        self.pool, self.pool_end = None, 0  # prefilled prompts, and the number of the one after them
+        self.prefix_size = padded_prefix(int(self.last.max()) + 1, engine.bucket)
+        self.sample = np.full(slots, -1)  # which sample sits in a slot; -1 is none
+        self.token, self.position = (np.zeros(slots, np.int32) for _ in range(2))
         # Where responses read their prompt together: the slot that holds each prompt that is being answered; -1 is
         # none. A slot holds one prompt and one response, which need not belong together.
         self.prompt_slot = np.full(len(prompts), -1)
@@ -190,53 +153,66 @@ class _Run:
     def finish(self) -> int:
         """Answer all prompts; returns the number of decode steps."""
         steps = 0
-        while self.finished < len(self.samples.length):
+        while self.unanswered.any():
             self._refill()
             steps += self._step()
         return steps
 
+    def groups(self) -> list[RolloutGroup]:
+        """Return the prompts with their responses."""
+        rollouts = [
+            Rollout(
+                prompt_id=self.prompts[group].id,
+                sample_index=row % self.generations,
+                response_ids=self.tokens[row, :length].copy(),
+                sampled=np.ones(length, bool),
+                behaviour_log_probs=self.behaviour[row, :length].copy(),
+                policy_log_probs=self.policy[row, :length].copy(),
+                finish_reason=self.reason[row],
+                seed=self.engine.seed,
+            )
+            for row, (group, length) in enumerate(zip(self.group, self.length, strict=True))
+        ]
+        starts = range(0, len(rollouts), self.generations)
+        own = (tuple(rollouts[start : start + self.generations]) for start in starts)
+        return [RolloutGroup(*pair) for pair in zip(self.prompts, own, strict=True)]
+
     def _refill(self) -> None:
-        total = len(self.samples.length)
-        free = np.flatnonzero(self.sample < 0)
+        free, total = np.flatnonzero(self.sample < 0), len(self.group)
         # Few free slots are left to gather, so that an admission copies several at once.
-        if self.next_sample >= total or (len(free) < min(self.engine._admit_size, total - self.next_sample)):
+        if len(free) < min(self.engine._admit_size, total - self.next_sample):
             return
         while len(free) and self.next_sample < total:
-            group = self.samples.group[self.next_sample]
-            if self.pool is None or group >= self.pool_start + self.pool_groups:
+            group = self.group[self.next_sample]
+            if group >= self.pool_end:
                 self._fill_pool(group)
-            pool_end = (self.pool_start + self.pool_groups) * self.generations
-            count = min(len(free), min(total, pool_end) - self.next_sample)
-            self._place(free[:count], np.arange(self.next_sample, self.next_sample + count))
-            self.next_sample += count
-            free = free[count:]
+            end = min(total, self.pool_end * self.generations, self.next_sample + len(free))
+            rows = np.arange(self.next_sample, end)
+            self._place(free[: len(rows)], rows)
+            self.next_sample, free = end, free[len(rows) :]
 
     def _fill_pool(self, group: int) -> None:
-        engine = self.engine
         ids = np.zeros((self.pool_groups, self.prefix_size), np.int32)
         for row, prompt in enumerate(self.prompts[group : group + self.pool_groups]):
             ids[row, : len(prompt.token_ids) - 1] = prompt.token_ids[:-1]
-        self.pool_start = group
-        with engine._timers("prefill"):
-            self.pool = engine._prefill(Tensor(ids))
+        self.pool_end = group + self.pool_groups
+        with self.engine._timers("prefill"):
+            self.pool = self.engine._prefill(Tensor(ids))
 
     def _place(self, slots: np.ndarray, rows: np.ndarray) -> None:
-        engine, size = self.engine, self.engine._admit_size
-        groups = self.samples.group[rows]
+        engine, size, groups = self.engine, self.engine._admit_size, self.group[rows]
         places, copied = (slots, groups) if engine.copies_prompts else self._keep_prompts(groups)
         # Padding repeats the last entry: the same copy twice is the same cache.
-        padding = (0, -len(places) % size)
-        pairs = np.pad(np.stack((places, copied - self.pool_start)).astype(np.int32), ((0, 0), padding), "edge")
+        pairs = np.stack((places, copied - self.pool_end + self.pool_groups)).astype(np.int32)
+        pairs = np.pad(pairs, ((0, 0), (0, -len(places) % size)), "edge")
         with engine._timers("prefill"):
             for first in range(0, len(places), size):
                 engine._admit(*(Tensor(part.copy()) for part in pairs[:, first : first + size]), *self.pool)
-        self.sample[slots] = rows
-        for slot, group in zip(slots, groups, strict=True):
-            ids = self.prompts[group].token_ids
-            self.token[slot], self.position[slot] = ids[-1], len(ids) - 1
-            if engine._penalises:
+        self.sample[slots], self.token[slots], self.position[slots] = rows, self.last_token[groups], self.last[groups]
+        if engine._penalises:
+            for slot, group in zip(slots, groups, strict=True):
                 engine._seen[slot] = 0.0
-                engine._seen[slot, ids] = 1.0
+                engine._seen[slot, self.prompts[group].token_ids] = 1.0
 
     def _keep_prompts(self, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Assign slots to prompts without one; returns slots and prompts.
@@ -250,34 +226,31 @@ class _Run:
 
     def _step(self) -> int:
         """Decode the next tokens of every slot; returns the most of one."""
-        engine, samples = self.engine, self.samples
+        engine, limit = self.engine, self.engine.sampling.max_new_tokens
         active = np.flatnonzero(self.sample >= 0)
         rows = self.sample[active]
-        counts = samples.length[rows]
+        counts, groups = self.length[rows], self.group[rows]
         ahead = np.arange(engine.tokens_per_call)
-        limit = engine.sampling.max_new_tokens
         numbers = np.zeros((engine.slots, len(ahead)), np.float32)
-        remaining, banned = np.zeros(engine.slots, np.int32), np.zeros(engine.slots, np.int32)
-        numbers[active] = samples.uniform[rows[:, None], np.minimum(counts[:, None] + ahead, limit - 1)]
+        numbers[active] = self.uniform[rows[:, None], np.minimum(counts[:, None] + ahead, limit - 1)]
+        remaining, banned, prefixes = (np.zeros(engine.slots, np.int32) for _ in range(3))
         remaining[active] = limit - counts
         banned[active] = np.maximum(engine.sampling.min_new_tokens - counts, 0)
-        pending = min(engine._admit_size, len(samples.length) - self.next_sample)
-        enough = engine.slots - pending if pending else 0  # number of slots worth refilling
-        enough = np.array([enough, engine.max_prompt], np.int32)
-        leaders, prefixes = np.arange(engine.slots, dtype=np.int32), np.zeros(engine.slots, np.int32)
+        leaders = np.arange(engine.slots, dtype=np.int32)
         if not engine.copies_prompts:
-            groups, group = np.unique(samples.group[rows], return_inverse=True)
-            leaders[active] = self.prompt_slot[samples.group[rows]]
-            prefixes[active] = np.array([len(self.prompts[g].token_ids) - 1 for g in groups], np.int32)[group]
-        slots = (self.token, self.position, remaining, banned, leaders, prefixes)
+            leaders[active], prefixes[active] = self.prompt_slot[groups], self.last[groups]
+        pending = min(engine._admit_size, len(self.group) - self.next_sample)
+        # Decoding of several tokens ends when this many slots are active: enough others are worth refilling.
+        enough = np.array([engine.slots - pending if pending else 0, engine.max_prompt], np.int32)
+        slots = (self.token, self.position, remaining, banned, leaders, prefixes, enough)
         with engine._timers("decode"):
-            out = engine._decode.on_arrays(*slots, enough, numbers, engine._seen)
+            out = engine._decode.on_arrays(*slots, numbers, engine._seen)
             tokens, behaviour, policy = (part.asnumpy()[active] for part in out)
         kept = (tokens >= 0).sum(1)
         stopped = np.isin(tokens[np.arange(len(rows)), kept - 1], engine.stop_ids)
         row, column = np.nonzero(ahead < kept[:, None])
         at = (rows[row], counts[row] + column)
-        samples.tokens[at], samples.behaviour[at], samples.policy[at] = (
+        self.tokens[at], self.behaviour[at], self.policy[at] = (
             part[row, column] for part in (tokens, behaviour, policy)
         )
         said = np.zeros(len(rows), bool)
@@ -286,7 +259,7 @@ class _Run:
                 first = self._first_said(rows[i], counts[i], length - stopped[i])
                 if first is not None:
                     kept[i], stopped[i], said[i] = first, False, True
-        samples.length[rows] = counts + kept
+        self.length[rows] = counts + kept
         self.token[active] = tokens[np.arange(len(rows)), kept - 1]
         self.position[active] += kept
         if engine._penalises:
@@ -299,22 +272,19 @@ class _Run:
 
         The search covers `more` tokens after the first `count`.
         """
-        engine, tokens = self.engine, self.samples.tokens[row]
         for length in range(1, more + 1):
-            text = engine.decode_text(tokens[: count + length].tolist())
-            if any(stop in text for stop in engine.sampling.stop_strings):
+            text = self.engine.decode_text(self.tokens[row, : count + length].tolist())
+            if any(stop in text for stop in self.engine.sampling.stop_strings):
                 return length
         return None
 
     def _retire(self, active, rows, stopped, said) -> None:
-        samples = self.samples
-        done = stopped | said | (samples.length[rows] >= self.engine.sampling.max_new_tokens)
+        done = stopped | said | (self.length[rows] >= self.engine.sampling.max_new_tokens)
         if done.any():
-            samples.reason[rows[done]] = np.select([stopped[done], said[done]], ["eos", "stop"], "length")
-            np.subtract.at(self.unanswered, samples.group[rows[done]], 1)
+            self.reason[rows[done]] = np.select([stopped[done], said[done]], ["eos", "stop"], "length")
+            np.subtract.at(self.unanswered, self.group[rows[done]], 1)
             self.prompt_slot[self.unanswered == 0] = -1
             slots = active[done]
             self.sample[slots], self.token[slots], self.position[slots] = -1, 0, 0
-            self.finished += int(done.sum())
             if self.progress:
                 self.progress(int(done.sum()))

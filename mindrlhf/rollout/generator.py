@@ -134,9 +134,14 @@ def language_model(path: str) -> ModelConfig:
     config = checkpoint_config(path)
     if config is None:
         raise UserError(f"{path}: has no config.json that describes the model; give an HF directory or a checkpoint.")
-    if config.value_head:
-        raise UserError(f"{path}: is a critic, which has no vocabulary head; give a language model.")
+    refuse_critic(path, config)
     return config
+
+
+def refuse_critic(path: str | None, model: ModelConfig | None) -> None:
+    """Raise UserError for a model without a vocabulary head."""
+    if model is not None and model.value_head:
+        raise UserError(f"{path}: is a critic, which has no vocabulary head; give a language model here.")
 
 
 def check_prompts(

@@ -17,6 +17,7 @@ from mindrlhf.configs.verl.translation import translate
 from mindrlhf.errors import UserError
 from mindrlhf.files.naming import DEFAULT_FOLDER
 from mindrlhf.job import Job
+from mindrlhf.rollout.generator import refuse_critic
 from mindrlhf.run.outputs import prepare_outputs
 
 
@@ -35,13 +36,13 @@ def check(args: argparse.Namespace) -> Job:
     if not args.replay and not args.mind_dataset_dir:
         raise UserError("--mind_dataset_dir is missing; give the prompt MindRecord that rlhf_data.py wrote.")
     hf = checkpoint_config(policy_path)
-    check_is_no_critic(policy_path, hf)
+    refuse_critic(policy_path, hf)
     model = train.architecture(hf, policy_path)
     infer_model = infer.architecture(checkpoint_config(infer_path) or hf, infer_path or policy_path)
     check_grpo(config, train, infer, model, infer_model, workers)
     model = with_adapters(model, config.lora, policy_path)
     if config.algorithm.beta > 0:
-        check_is_no_critic(reference_path, checkpoint_config(reference_path))
+        refuse_critic(reference_path, checkpoint_config(reference_path))
         check_same_architecture(reference_path, model, "reference model", "load_ref_checkpoint")
     if config.algorithm.uses_critic:
         check_same_architecture(critic_path, model, "critic", "load_critic_checkpoint")
@@ -97,15 +98,6 @@ def check_same_architecture(path: str | None, model: ModelConfig, what: str, fla
                 f"{path}: the {what}'s {name} is {theirs}, and the model that is trained has {ours}; "
                 f"give --{flag} a checkpoint of the same architecture."
             )
-
-
-def check_is_no_critic(path: str | None, model: ModelConfig | None) -> None:
-    """Check that a generating or reference model has a vocabulary head."""
-    if model is not None and model.value_head:
-        raise UserError(
-            f"{path}: is a critic, which has no vocabulary head; give it as --load_critic_checkpoint, and a language "
-            "model here."
-        )
 
 
 def split_overrides(

@@ -24,7 +24,6 @@ from mindrlhf.metrics.metric_set import MetricSet, reduce
 from mindrlhf.metrics.timer import STEP, Timers
 from mindrlhf.metrics.writers import open_writers
 from mindrlhf.models.adapters import adapter_line
-from mindrlhf.roles.open_updater import open_updater
 from mindrlhf.roles.part import ModelPart
 from mindrlhf.shapes import longest_position
 from mindrlhf.training.batch import SequenceGroup
@@ -58,7 +57,7 @@ def fit(
     first = Weights(args.load_sft_checkpoint_train, model, config.seed, config.lora.adapter_path)
     part.load(first.reader(part.partition))
     head = PolicyLogProbs(part.decoder, temperature=1.0)
-    updater = open_updater(part, head, NEGATIVE_LOG_LIKELIHOOD, config.optimizer, config.train)
+    updater = part.open_updater(head, NEGATIVE_LOG_LIKELIHOOD, config.optimizer, config.train)
     stream = PromptStream(groups, config.data.pairs_per_step, config.data.shuffle, config.seed)
     timers = Timers(compile_seconds)
     with ExitStack() as stack:

@@ -40,7 +40,6 @@ def run(world, case: Case) -> Outcome:
     from mindrlhf.algorithms.losses import policy_loss
     from mindrlhf.backend.comm.collectives import Collectives
     from mindrlhf.configs.grpo import OptimizerSettings, TrainSettings
-    from mindrlhf.roles.open_updater import open_updater
     from mindrlhf.roles.part import ModelPart
     from mindrlhf.training.graphs import PolicyLogProbs
     from mindrlhf.training.objective import policy_objective
@@ -56,7 +55,7 @@ def run(world, case: Case) -> Outcome:
     train = TrainSettings(max_tokens_per_micro_batch=80, length_bucket=16)
     objective = policy_objective(policy_loss("clip"), on_policy=False, kl="k3", beta=0.1)
     head = PolicyLogProbs(side.decoder, TEMPERATURE)
-    updater = open_updater(side, head, objective, settings, train)
+    updater = side.open_updater(head, objective, settings, train)
     scorer = Scorer(head, train, side.pipeline)
 
     groups, rows = batch()

@@ -23,7 +23,6 @@ def results(world, golden: Golden, case: Case) -> dict:
     """Log-probs, whole gradients by name, and the greedy tokens in a layout that can generate."""
     from mindrlhf.backend.comm.collectives import Collectives
     from mindrlhf.configs.grpo import OptimizerSettings, TrainSettings
-    from mindrlhf.roles.open_updater import open_updater
     from mindrlhf.roles.part import ModelPart
     from mindrlhf.training.batch import SequenceGroup
     from mindrlhf.training.graphs import PolicyLogProbs
@@ -36,7 +35,7 @@ def results(world, golden: Golden, case: Case) -> dict:
     tokens = None if part.mesh.pp > 1 or part.sequence else greedy(golden, side.decoder)
     head = PolicyLogProbs(side.decoder, 1.0)
     train = TrainSettings(length_bucket=4)
-    updater = open_updater(side, head, NEGATIVE_LOG_LIKELIHOOD, OptimizerSettings(), train)
+    updater = side.open_updater(head, NEGATIVE_LOG_LIKELIHOOD, OptimizerSettings(), train)
     optimizer, step, gradients = updater.optimizer, updater.optimizer.step, {}
 
     def kept_step(*arguments):
