@@ -81,7 +81,7 @@ class Utilization:
             if phase not in seconds:
                 continue
             whole += flops
-            if PHASES[phase].mfu and COMPILE not in seconds:
+            if PHASES[phase].mfu and not seconds.get(COMPILE):
                 metrics.add(f"{MFU}/{PHASES[phase].mfu}", flops, seconds[phase] * self.ceiling)
         metrics.add(MFU, whole, seconds.get(STEP, 0.0) * self.ceiling)
 

@@ -81,7 +81,7 @@ def test_a_rank_that_built_a_graph_counts_in_the_whole_step_alone():
     utilization = Utilization(MODEL, ceiling=1e6, iterations=1)
     building, running = MetricSet(), MetricSet()
     utilization.add(building, {"gen": 1e-6, "compile": 3.0, "step": 4.0}, [experience(5, [3])], 2)
-    utilization.add(running, {"gen": 1.0, "step": 4.0}, [experience(5, [3])], 2)
+    utilization.add(running, {"gen": 1.0, "compile": 0.0, "step": 4.0}, [experience(5, [3])], 2)
     assert building.results().keys() == {"perf/mfu"}
     values = reduce(building, lambda own: [own, running]).results()
     forward = plain_count(MODEL, 5, [3])
