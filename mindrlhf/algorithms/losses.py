@@ -31,10 +31,7 @@ Level = Literal["token", "sequence"]
 
 @dataclass(frozen=True)
 class LossMethod(Method):
-    """Registered policy loss.
-
-    aggregation: the only mode of `aggregation.MODES` that fits its definition; None for any.
-    """
+    """Policy loss. aggregation: the only mode that fits its definition, None for any."""
 
     aggregation: str | None = None
 
@@ -170,10 +167,7 @@ def cispo(
 
 @POLICY_LOSSES.register(aggregation="seq-mean-token-mean")
 def sapo(*, tau_positive: PositiveFloat = 1.0, tau_negative: PositiveFloat = 1.05, importance_level: Level = "token"):
-    """SAPO: a soft gate in place of the clip (arXiv 2511.20347).
-
-    The loss is -A * sigmoid(tau * (ratio - 1)) * 4 / tau.
-    """
+    """SAPO: -A * sigmoid(tau * (ratio - 1)) * 4 / tau (arXiv 2511.20347)."""
     from mindspore import ops
 
     from mindrlhf.algorithms.log_ratio import ratio_of

@@ -81,10 +81,7 @@ class Methods(dict[str, Kind], Generic[Kind]):
         return add
 
     def find(self, name: str) -> Kind:
-        """Return the method called `name`, or a user's `file.py:function`, without traits if not registered.
-
-        Raises UserError where no method has the name.
-        """
+        """Return a method, or a user's `file.py:function`, without traits if not registered."""
         if name in self:
             return self[name]
         if not is_user_function(name):

@@ -147,10 +147,7 @@ def decode_attention(query, key, value, key_cache, value_cache, view, scale):
 
 
 def rms_norm(x, weight, eps):
-    """Compute x * weight / sqrt(mean(x^2) + eps) over the last axis.
-
-    Source: Zhang & Sennrich 2019, eq. 4. Shape and dtype are those of x.
-    """
+    """Compute x * weight / sqrt(mean(x^2) + eps) (Zhang & Sennrich 2019, eq. 4)."""
     scale = ops.rsqrt(ops.ReduceMean(True)(ops.square(x), -1) + eps)
     return x * expand(scale, x.shape) * expand(weight, x.shape)
 

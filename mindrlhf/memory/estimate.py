@@ -206,10 +206,7 @@ def role_parts(work: Work, rank: int) -> dict[str, list[int]]:
 
 
 def _reference(config: GRPOConfig, train: Partition) -> list[ParameterSpec]:
-    """List the rows of a reference that starts from the policy's weights.
-
-    With adapters it shares all that do not train.
-    """
+    """List a reference's own rows; with adapters it shares all others."""
     if train.model.adapter is None:
         return train.specs
     return train.trained if config.lora.reference == "start" else []

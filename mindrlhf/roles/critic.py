@@ -44,10 +44,7 @@ class Critic(ModelPart):
         self.scorer = Scorer(Values(self.decoder), train, self.pipeline)
 
     def update(self, experiences: Sequence[Experience], rate: float, progress: Callable[[float], None]) -> Update:
-        """Make one optimizer update from a mini-batch of this rank's experiences.
-
-        The experiences have values and returns.
-        """
+        """Make one optimizer update from a mini-batch with values and returns."""
         weights, tokens = loss_weights(experiences, "token-mean", 1, self.data_parallel)
         update = self.updater(
             [sequences(e) for e in experiences],

@@ -161,10 +161,7 @@ class ModelPart:
             self.updater.optimizer.before_block = lambda number: residency.use(f"{self.moments_role}.{number}")
 
     def optimizer_roles(self) -> Iterator[MemoryRole]:
-        """Yield the roles of gradients and of each block of moments.
-
-        The blocks are used one after the other.
-        """
+        """Yield the roles of gradients and of each block of moments."""
         optimizer = self.updater.optimizer
         yield self.gradients_role, list(optimizer.gradients), True
         for number, block in enumerate(optimizer.blocks):

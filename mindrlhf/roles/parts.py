@@ -38,10 +38,7 @@ class Parts:
         return {name: counter for part in self for name, counter in part.counters().items()}
 
     def register(self, residency: Residency) -> None:
-        """Let the trained parts leave memory in phases that do not need them.
-
-        `open_parts` did so for the reference.
-        """
+        """Let trained parts leave memory in phases that do not need them."""
         for part in (self.policy, self.critic):
             if part is not None:
                 part.register(residency)

@@ -21,10 +21,7 @@ Advance = Callable[[float], None]
 
 
 class PolicyUpdates:
-    """Optimizer updates from mini-batches of all ranks' experiences.
-
-    data_parallel: the training ranks' axis.
-    """
+    """Optimizer updates from mini-batches of all ranks' experiences."""
 
     def __init__(self, config: GRPOConfig, updater: Updater, loss: PolicyLoss, data_parallel: DataParallel):
         self._config, self._updater, self._loss, self._data_parallel = config, updater, loss, data_parallel
@@ -90,10 +87,7 @@ class PolicyUpdates:
 
 
 def warn_of_bad_samples(what: str, experiences: Sequence[Experience], update: Update) -> None:
-    """Log the samples that made an update of `what` impossible.
-
-    The rank that has them does so.
-    """
+    """Log this rank's samples that made an update of `what` impossible."""
     if not update.bad_samples:
         return
     first = update.bad_samples[0]
@@ -130,10 +124,7 @@ def sequences(experience: Experience) -> SequenceGroup:
 
 
 def policy_log_probs(experience: Experience) -> tuple[np.ndarray, ...]:
-    """Return G arrays float32[R] of the policy that started the step.
-
-    They are the train graph's where it has given some, else the engine's of the same distribution.
-    """
+    """Return the starting policy's log-probs: the train graph's, else the engine's."""
     if experience.old_log_probs is not None:
         return experience.old_log_probs
     return tuple(rollout.policy_log_probs for rollout in experience.group.rollouts)

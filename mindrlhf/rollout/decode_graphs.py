@@ -12,10 +12,7 @@ FUSED_TOKENS = 16
 
 
 class Cache:
-    """Keys and values of `slots` sequences: per layer [slots, K, size, D].
-
-    size: most positions of a sequence.
-    """
+    """Keys and values of `slots` sequences: each layer's [slots, K, size, D]."""
 
     def __init__(self, layers: int, slots: int, kv_heads: int, size: int, head_dim: int, dtype: str = "float32"):
         self.slots, self.size = slots, size
@@ -31,10 +28,7 @@ class Cache:
 
 
 class Prefill(Graph):
-    """Graph from prompts int32[N, P] to keys and values.
-
-    The outputs are 2 * layers tensors [N, K, P, D], keys and values in turn.
-    """
+    """Graph from prompts int32[N, P] to each layer's key, value [N, K, P, D]."""
 
     def __init__(self, decoder: Decoder):
         super().__init__("generate/prefill", decoder.positions)

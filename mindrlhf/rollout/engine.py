@@ -100,10 +100,7 @@ class Engine:
         step: int,
         progress: Callable[[int], None] | None = None,
     ) -> list[RolloutGroup]:
-        """Generate `num_generations` responses to each prompt.
-
-        progress(n) is called when n more responses are finished.
-        """
+        """Generate responses to each prompt; progress(n) reports n more finished ones."""
         for prompt in prompts:
             if len(prompt.token_ids) > self.max_prompt:
                 raise UserError(
@@ -268,10 +265,7 @@ class _Run:
         return int(kept.max())
 
     def _first_said(self, row: int, count: int, more: int) -> int | None:
-        """Count the next tokens until a stop string appears; None if none does.
-
-        The search covers `more` tokens after the first `count`.
-        """
+        """Count the next tokens, up to `more`, until a stop string appears."""
         for length in range(1, more + 1):
             text = self.engine.decode_text(self.tokens[row, : count + length].tolist())
             if any(stop in text for stop in self.engine.sampling.stop_strings):

@@ -80,10 +80,7 @@ class Generator:
         return self.engine(known, num_generations).generate(known, num_generations, step, progress)
 
     def engine(self, prompts: Sequence[Prompt], num_generations: int) -> "Engine":
-        """Open an engine large enough for these prompts, or return the last one.
-
-        Raises UserError as `generate`.
-        """
+        """Open an engine large enough for these prompts, or return the last one."""
         longest = check_prompts(prompts, self.model, self.tokenizer, self.sampling.max_new_tokens, self._where)
         slots = min(self._slots, len(prompts) * num_generations)
         if self._engine is None or self._engine.max_prompt < longest or self._engine.slots < slots:
@@ -127,10 +124,7 @@ class Generator:
 
 
 def language_model(path: str) -> ModelConfig:
-    """Read the architecture of a checkpoint that can generate.
-
-    It is an HF directory or a training checkpoint. Raises UserError.
-    """
+    """Read the architecture of a checkpoint that can generate. Raises UserError."""
     config = checkpoint_config(path)
     if config is None:
         raise UserError(f"{path}: has no config.json that describes the model; give an HF directory or a checkpoint.")
@@ -147,10 +141,7 @@ def refuse_critic(path: str | None, model: ModelConfig | None) -> None:
 def check_prompts(
     prompts: Sequence[Prompt], model: ModelConfig, tokenizer: Tokenizer, max_new_tokens: int, where: str
 ) -> int:
-    """Check that the model has room and ids for all prompts.
-
-    Returns the tokens of the longest one.
-    """
+    """Check room and ids for all prompts; returns the longest one's tokens."""
     check_token_ids(tokenizer, model, max(int(prompt.token_ids.max()) for prompt in prompts), where)
     longest = max(len(prompt.token_ids) for prompt in prompts)
     room = model.max_position_embeddings - longest

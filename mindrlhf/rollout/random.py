@@ -4,10 +4,7 @@ import numpy as np
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-    """Mix bits of uint64 by the finaliser of SplitMix64 (Steele, Lea & Flood 2014).
-
-    It is a bijection whose bits look independent.
-    """
+    """Mix bits of uint64 by the finaliser of SplitMix64 (Steele, Lea & Flood 2014)."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))

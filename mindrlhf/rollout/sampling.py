@@ -33,10 +33,7 @@ def block_size(vocabulary: int, ranks: int = 1) -> int:
 
 
 def draws_in_operator(settings: SamplingSettings, vocabulary: int, ranks: int) -> bool:
-    """Test that the operator for several tokens can draw with these settings.
-
-    ranks: those that share the vocabulary.
-    """
+    """Test that the operator for several tokens can draw with these settings."""
     filters = 0 < settings.top_k < vocabulary or settings.top_p < 1.0 or settings.min_p > 0.0
     return ranks == 1 and not filters and settings.repetition_penalty == 1.0
 
@@ -89,10 +86,7 @@ class Sampler(nn.Cell):
         return self.reduce(weights.sum(-1, keepdims=True))
 
     def _own(self, token):
-        """Convert token ids to this rank's part of the vocabulary.
-
-        Returns [B] ids, 0 for other ranks' tokens, and [B] float32, 1 for its own.
-        """
+        """Convert token ids to this rank's, with 1 where it has them."""
         if self.size == 1:
             return token, ops.ones_like(token).astype("float32")
         own = ops.logical_and(token >= self.first, token < self.end)
@@ -146,10 +140,7 @@ class Sampler(nn.Cell):
         return (block + (inside <= rest).astype("int32").sum(-1)).astype("int32"), own
 
     def _draw(self, weights, uniform):
-        """Draw token int32[B] and log-prob float32[B] under weights [B, V].
-
-        The weights need not sum to 1.
-        """
+        """Draw token int32[B] and log-prob float32[B] under weights [B, V], of any sum."""
         token, own = self._search(weights, uniform)
         weight = ops.gather_d(weights, 1, token.reshape((-1, 1))).reshape((-1,))
         total = weights.sum(-1)

@@ -37,10 +37,7 @@ class Rollouts:
         run.residency.add(CACHE, chain.from_iterable(caches), zeros=True)
 
     def __call__(self, prompts: list[Prompt], step: int) -> list[Experience]:
-        """Generate and score a group for each prompt, in order.
-
-        Returns nothing on a rank that does not score.
-        """
+        """Generate and score a group for each prompt, on ranks that score."""
         groups = self._generate(self._engine, prompts, self._settings.num_generations, step)
         greedy = self._generate(self._greedy, prompts, 1, step) if self._greedy else []
         return self._score(groups, greedy, step) if self._rewards else []

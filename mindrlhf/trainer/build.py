@@ -22,10 +22,7 @@ from mindrlhf.trainer.preflight import preflight
 
 
 def build(job: Job, world: World, stack: ExitStack, signals: StopSignals) -> GRPOTrainer:
-    """Build the trainer of a job; `stack` closes everything at the end.
-
-    signals: may ask the run to stop.
-    """
+    """Build the trainer of a job that `signals` may stop; `stack` closes everything."""
     data = read_training_data(job)
     collectives = Collectives(world)
     checkpoint = continued_checkpoint(job, data, collectives)

@@ -94,10 +94,7 @@ class KLTerm:
             self.coefficient = state["coefficient"]
 
     def values(self, experiences: Sequence[Experience]) -> list[list[np.ndarray]]:
-        """Compute the KL of each sampled token for the policy that started the step.
-
-        Returns per group, per sample, float32 in nats.
-        """
+        """Compute the KL of each sampled token, float32 in nats, per group and sample."""
         policy = [row for e in experiences for row in taken(policy_log_probs(e), e.sampled)]
         if not policy:
             return []

@@ -41,10 +41,7 @@ def fit(
     output: Path,
     world: World,
 ) -> None:
-    """Minimise the token-mean cross-entropy on a MindRecord's answers; write the model.
-
-    output: folder of the metrics.
-    """
+    """Minimise the token-mean cross-entropy on a MindRecord's answers; write the model."""
     groups = [SequenceGroup(prompt, (answer,)) for prompt, answer in read_pairs(args.mind_dataset_dir, tokenizer)]
     largest = max(int(max(g.prompt_ids.max(), g.responses[0].max())) for g in groups)
     check_token_ids(tokenizer, model, largest, str(args.mind_dataset_dir))

@@ -28,14 +28,11 @@ class Collectives:
         self.world = world
 
     def all_reduce_sum(self, array: np.ndarray, group: Sequence[int] | None = None) -> np.ndarray:
-        """Add the group's arrays in rank order: the same bits on each rank.
-
-        Moves size times the bytes: meant for a few numbers, as `all_reduce_max` is.
-        """
+        """Add the group's few numbers in rank order: the same bits on each rank."""
         return functools.reduce(np.add, self.all_gather(array, group))
 
     def all_reduce_max(self, array: np.ndarray, group: Sequence[int] | None = None) -> np.ndarray:
-        """Compute the elementwise maximum over the group, of any ordered dtype; NaN wins."""
+        """Compute the elementwise maximum over the group; NaN wins."""
         return self.all_gather(array, group).max(axis=0)
 
     def all_gather(self, array: np.ndarray, group: Sequence[int] | None = None) -> np.ndarray:

@@ -18,10 +18,7 @@ from mindrlhf.backend.comm.collectives import Collectives
 
 
 def graph_all_reduce(collectives: Collectives, group: Sequence[int]) -> nn.Cell | ops.AllReduce:
-    """Return a sum over the group for Cells; backward it sums too.
-
-    It is the identity for a group of one.
-    """
+    """Return a sum over the group for Cells; backward it sums too."""
     return nn.Identity() if len(group) == 1 else ops.AllReduce(group=collectives.graph_group(group))
 
 
@@ -35,10 +32,7 @@ class _OverGroup(nn.Cell):
 
 
 class CopyToGroup(_OverGroup):
-    """Entry of a parallel region: identity forward, sum backward (f in arXiv:1909.08053).
-
-    The tensor is the same on each rank of the group.
-    """
+    """Entry of a parallel region: identity forward, sum backward (f in arXiv:1909.08053)."""
 
     def construct(self, x: Tensor) -> Tensor:
         return x
@@ -70,10 +64,7 @@ class StackOverGroup(_OverGroup):
 
 
 class GatherRows(nn.Cell):
-    """Entry of a parallel region: [T / size, ...] -> [T, ...].
-
-    Backward, gradients are summed, and each rank keeps those of its own rows.
-    """
+    """Entry of a parallel region: [T / size, ...] -> [T, ...]; see `ScatterRows`."""
 
     def __init__(self, collectives: Collectives, group: Sequence[int]):
         super().__init__()
@@ -87,10 +78,7 @@ class GatherRows(nn.Cell):
 
 
 class ScatterRows(_OverGroup):
-    """Exit of a parallel region: sum, and [T, ...] -> [T / size, ...].
-
-    Backward, the gradients of all rows are gathered.
-    """
+    """Exit of a parallel region: sums [T, ...] -> [T / size, ...]; see `GatherRows`."""
 
     def __init__(self, collectives: Collectives, group: Sequence[int]):
         super().__init__(collectives, group)

@@ -136,10 +136,7 @@ def _fill(rest: memoryview, connection: socket.socket, source: int | str) -> Non
 
 
 def connect_peers(rank: int, gather: Callable[[Any], list[Any]]) -> SocketPeers:
-    """Connect this rank with all others; all ranks call it at once.
-
-    gather: every rank's picklable value, in rank order.
-    """
+    """Connect with all other ranks; `gather` collects every rank's picklable value."""
     secret = secrets.token_bytes(16)
     with socket.create_server((_own_address(), 0), backlog=1024) as server:
         addresses = gather((*server.getsockname(), secret))
