@@ -9,7 +9,6 @@ import numpy as np
 
 from mindrlhf.algorithms.methods import unknown_name
 
-TOTALS_SIZE = 3  # tokens, rows with at least one token, all rows
 MODES = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "dr_grpo")
 
 
@@ -39,20 +38,17 @@ def token_weights(
     mask = np.asarray(mask, np.float64)
     tokens, non_empty_rows, all_rows = (float(total) for total in totals)
     rows = all_rows if count_empty_rows else non_empty_rows
+    if mode not in MODES:
+        raise unknown_name("aggregation", mode, MODES)
     if mode in ("seq-mean-token-sum-norm", "dr_grpo") and not max_tokens:
         raise ValueError(f"aggregation {mode} needs max_tokens, the constant it divides by")
-    match mode:
-        case "token-mean":  # DAPO, arXiv 2503.14476, eq. 8
-            denominators = tokens
-        case "seq-mean-token-mean":  # GRPO, arXiv 2402.03300, eq. 3
-            denominators = rows * np.maximum(mask.sum(axis=-1, keepdims=True), 1.0)
-        case "seq-mean-token-sum":
-            denominators = rows
-        case "seq-mean-token-sum-norm":  # verl
-            denominators = float(max_tokens)
-        case "dr_grpo":  # Dr. GRPO, TRL
-            denominators = all_rows * max_tokens
-        case _:
-            raise unknown_name("aggregation", mode, MODES)
+    denominators = {
+        "token-mean": tokens,  # DAPO, arXiv 2503.14476, eq. 8
+        "seq-mean-token-mean": rows
+        * np.maximum(mask.sum(axis=-1, keepdims=True), 1.0),  # GRPO, arXiv 2402.03300
+        "seq-mean-token-sum": rows,
+        "seq-mean-token-sum-norm": max_tokens,  # verl
+        "dr_grpo": all_rows * (max_tokens or 0),  # Dr. GRPO, TRL
+    }
     # A batch without a trained token has all denominators 0 and a mask of zeros: its loss is 0, not 0/0.
-    return (mask / np.maximum(denominators, np.finfo(np.float64).tiny)).astype(np.float32)
+    return (mask / np.maximum(denominators[mode], np.finfo(np.float64).tiny)).astype(np.float32)

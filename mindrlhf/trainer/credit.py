@@ -12,7 +12,7 @@ from mindrlhf.configs.algorithm import AlgorithmSettings
 from mindrlhf.configs.grpo import GRPOConfig
 from mindrlhf.parallel.data_parallel import DataParallel
 from mindrlhf.roles.policy_updates import policy_log_probs
-from mindrlhf.trainer.dynamic_sampling import has_spread
+from mindrlhf.trainer.dynamic_sampling import only_fills
 from mindrlhf.types import Experience, put_back, taken
 
 
@@ -48,24 +48,20 @@ class Credit:
     def _batch(self, everything: Sequence[Experience], own: Sequence[Experience]) -> RewardBatch:
         config, token_rewards, values = self._config, None, None
         if self.kl and self.kl.in_reward:
-            token_rewards = self._gathered(
-                [[-self.kl.coefficient * row for row in rows] for rows in self.kl.values(own)]
-            )
+            penalties = [[-self.kl.coefficient * row for row in rows] for rows in self.kl.values(own)]
+            token_rewards = self._gathered(penalties)
         if config.algorithm.uses_critic:
             values = self._gathered([taken(e.values, e.sampled) for e in own])
         # Groups that only fill a step must not move any statistic.
-        fills = [config.dynamic_sampling.enabled and not has_spread(e, config) for e in everything]
         names = everything[0].rewards_by_function if everything else ()  # in the settings' order
         return RewardBatch(
-            rewards=[e.rewards * np.nan if fill else e.rewards for e, fill in zip(everything, fills, strict=True)],
+            rewards=[e.rewards * np.nan if only_fills(e, config) else e.rewards for e in everything],
             lengths=[e.sampled_lengths for e in everything],
             token_rewards=token_rewards,
             values=values,
             greedy_rewards=[np.nan if e.greedy_reward is None else e.greedy_reward for e in everything],
             rewards_by_function=[e.rewards_by_function for e in everything],
-            function_weights={
-                name: function.weight for name, function in zip(names, config.reward.all_functions, strict=False)
-            },
+            function_weights=dict(zip(names, (one.weight for one in config.reward.all_functions), strict=False)),
         )
 
     def _gathered(self, own: list) -> list:

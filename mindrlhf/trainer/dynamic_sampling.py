@@ -75,8 +75,7 @@ class StepSampling:
         """Add the experiences of one round, of all ranks."""
         self._rounds += 1
         for experience in experiences:
-            keeps = not self._config.dynamic_sampling.enabled or has_spread(experience, self._config)
-            (self._with_spread if keeps else self._without).append(experience)
+            (self._without if only_fills(experience, self._config) else self._with_spread).append(experience)
 
     def take(self) -> tuple[list[Experience], Mapping[str, float]]:
         """Return the step's experiences, and metrics of sampling by name."""
@@ -109,6 +108,11 @@ def has_spread(experience: Experience, config: GRPOConfig) -> bool:
     return scores.size > 1 and bool(np.ptp(scores) > NO_SPREAD)
 
 
+def only_fills(experience: Experience, config: GRPOConfig) -> bool:
+    """Test for a group that dynamic sampling keeps only to fill a step."""
+    return config.dynamic_sampling.enabled and not has_spread(experience, config)
+
+
 def mark_trained(experiences: list[Experience], config: GRPOConfig) -> list[Experience]:
     """Set `trained`: not unscored responses, nor truncated ones and equal groups, if configured."""
     marked = []
@@ -116,9 +120,7 @@ def mark_trained(experiences: list[Experience], config: GRPOConfig) -> list[Expe
         trained = np.isfinite(experience.rewards)
         if config.algorithm.mask_truncated:
             trained &= [rollout.finish_reason != "length" for rollout in experience.group.rollouts]
-        if config.dynamic_sampling.enabled and not has_spread(experience, config):
-            trained[:] = False
-        marked.append(replace(experience, trained=trained))
+        marked.append(replace(experience, trained=trained & (not only_fills(experience, config))))
     return marked
 
 

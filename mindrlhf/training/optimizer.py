@@ -140,19 +140,16 @@ class AdamW:
         self.settings = settings
         self.parameters = ParameterTuple(parameters)
         self.gradients = zeros_like(parameters, "gradient")
-        self._gather = share.gather if share else None
-        updated = list(share.parameters) if share else parameters
+        whole = [slice(0, parameter.shape[0]) for parameter in parameters]
+        share = share or ReplicaShare(parameters, whole, lambda: None)
         trained = {id(parameter) for parameter in parameters}
-        self.own_rows = [parameter for parameter in updated if id(parameter) not in trained]
-        rows = share.rows if share else [slice(0, parameter.shape[0]) for parameter in parameters]
-        self.first = zeros_like(updated, "exp_avg")
-        self.second = zeros_like(updated, "exp_avg_sq")
+        self.own_rows = [parameter for parameter in share.parameters if id(parameter) not in trained]
+        self.first, self.second = (zeros_like(share.parameters, moment) for moment in ("exp_avg", "exp_avg_sq"))
         self.updates = 0
-        counted = self.gradients
-        if norm:
-            counted = [gradient for gradient, counts in zip(self.gradients, norm.counted, strict=True) if counts]
+        norm = norm or ShardedNorm([True] * len(parameters), float)
+        counted = [gradient for gradient, counts in zip(self.gradients, norm.counted, strict=True) if counts]
         self._squares = SquaredNorm(ParameterTuple(counted), kernels) if counted else None
-        self._sum = norm.sum if norm else None
+        self._sum, self._gather = norm.sum, share.gather
         sizes = [parameter.size for parameter in parameters]
         self.blocks = buckets(sizes, block_numbers or sum(sizes))
         self.before_block: Callable[[int], None] = lambda block: None
@@ -160,10 +157,10 @@ class AdamW:
             Apply(
                 *(
                     ParameterTuple([group[i] for i in block])
-                    for group in (updated, self.gradients, self.first, self.second)
+                    for group in (share.parameters, self.gradients, self.first, self.second)
                 ),
                 [specs[i].decays for i in block],
-                [(rows[i].start, rows[i].stop) for i in block],
+                [(share.rows[i].start, share.rows[i].stop) for i in block],
                 kernels,
             )
             for block in self.blocks
@@ -190,8 +187,7 @@ class AdamW:
         for block, apply in enumerate(self._apply):
             self.before_block(block)
             apply(*values).asnumpy()
-        if self._gather:
-            self._gather()
+        self._gather()
         return UpdateResult(norm, rate, True)
 
     def state_dict(self) -> dict[str, int]:
@@ -208,5 +204,4 @@ class AdamW:
 
     def norm(self) -> float:
         """Compute the global L2 norm of the gradients."""
-        squares = float(self._squares().asnumpy()) if self._squares else 0.0
-        return (self._sum(squares) if self._sum else squares) ** 0.5
+        return self._sum(float(self._squares().asnumpy()) if self._squares else 0.0) ** 0.5
