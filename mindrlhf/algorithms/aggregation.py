@@ -44,8 +44,7 @@ def token_weights(
         raise ValueError(f"aggregation {mode} needs max_tokens, the constant it divides by")
     denominators = {
         "token-mean": tokens,  # DAPO, arXiv 2503.14476, eq. 8
-        "seq-mean-token-mean": rows
-        * np.maximum(mask.sum(axis=-1, keepdims=True), 1.0),  # GRPO, arXiv 2402.03300
+        "seq-mean-token-mean": rows * np.maximum(mask.sum(axis=-1, keepdims=True), 1.0),  # GRPO, arXiv 2402.03300
         "seq-mean-token-sum": rows,
         "seq-mean-token-sum-norm": max_tokens,  # verl
         "dr_grpo": all_rows * (max_tokens or 0),  # Dr. GRPO, TRL

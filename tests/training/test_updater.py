@@ -1,4 +1,4 @@
-"""One update, from sequences to weights: against stored gradients, finite differences, and whole sequences."""
+"""One update, from sequences to weights, against whole sequences and other cuts."""
 
 import subprocess
 import sys
@@ -7,164 +7,30 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_model import Golden, SmallModel, log_softmax
+from small_model import SmallModel, log_softmax
+from small_updater import (
+    BETA,
+    LENGTHS,
+    OPTIMIZER,
+    RATE,
+    TEMPERATURE,
+    Subject,
+    assert_close,
+    clip_and_kl,
+    random_groups,
+    rows_like,
+)
 from whole_sequences import whole_sequences
 
 from mindrlhf import backend
-from mindrlhf.algorithms.losses import policy_loss
 from mindrlhf.backend import Kernels, cpu
 from mindrlhf.backend.compile.graph import compile_seconds
-from mindrlhf.configs.grpo import OptimizerSettings, SamplingSettings, TrainSettings
-from mindrlhf.configs.lora import Adapter
+from mindrlhf.configs.grpo import OptimizerSettings, SamplingSettings
 from mindrlhf.rollout.engine import Engine
 from mindrlhf.training.batch import SequenceGroup, cut
-from mindrlhf.training.graphs import PolicyLogProbs
-from mindrlhf.training.objective import NEGATIVE_LOG_LIKELIHOOD, policy_objective
-from mindrlhf.training.optimizer import AdamW
-from mindrlhf.training.updater import Updater
 from mindrlhf.types import Prompt
 
-TEMPERATURE, BETA, RATE = 0.8, 0.2, 1e-3
-# Prompt and responses: prompts and samples of one token among them. In micro-batches of three, one is padding.
-LENGTHS = [(7, (4, 9)), (1, (6, 1)), (12, (2, 5)), (3, (10, 3)), (2, (1, 12))]
 WHOLE, HALVES, SINGLES = 16384, 160, 1
-# No sign flips of vanishing gradients: the first update of Adam divides each by itself.
-OPTIMIZER = OptimizerSettings(eps=1e-5, weight_decay=0.1, max_grad_norm=1.0)
-
-
-def clip_and_kl(on_policy=False):
-    return policy_objective(policy_loss("clip"), on_policy=on_policy, kl="k3", beta=BETA)
-
-
-class Subject:
-    """An updater over its own copy of a model's weights; `gradients` holds what its last update applied, by name."""
-
-    def __init__(
-        self, model, objective, temperature=1.0, max_tokens=WHOLE, bucket=4, optimizer=OPTIMIZER, recompute=False
-    ):
-        self.decoder, self.parameters = model.build(recompute=recompute)
-        trained = [spec for spec in model.specs if spec.trains]
-        self.optimizer = AdamW(optimizer, [self.parameters[spec.name] for spec in trained], trained)
-        settings = TrainSettings(max_tokens_per_micro_batch=max_tokens, length_bucket=bucket)
-        head = PolicyLogProbs(self.decoder, temperature)
-        self.updater = Updater(head, objective, self.optimizer, settings, self._keep)
-        self.gradients = {}
-
-    def _keep(self):
-        """Stands where ranks sum their gradients."""
-        for parameter, buffer in zip(self.optimizer.parameters, self.optimizer.gradients, strict=True):
-            self.gradients[parameter.name] = np.array(buffer.asnumpy())
-
-    def weights(self):
-        return {name: np.array(parameter.asnumpy()) for name, parameter in self.parameters.items()}
-
-
-def random_groups(seed=0):
-    rng = np.random.default_rng(seed)
-    ids = lambda count: rng.integers(0, 64, count).astype(np.int32)  # noqa: E731
-    return [SequenceGroup(ids(prompt), tuple(ids(length) for length in responses)) for prompt, responses in LENGTHS]
-
-
-def rows_like(groups, make):
-    """make(R) for each response, per group."""
-    return [tuple(make(len(response)) for response in group.responses) for group in groups]
-
-
-def assert_close(got, expected, tolerance, name=""):
-    """Relative to the size of the whole array."""
-    difference = np.linalg.norm(np.asarray(got, np.float64) - expected)
-    assert difference <= tolerance * np.linalg.norm(expected), f"{name}: {difference / np.linalg.norm(expected):.2e}"
-
-
-@pytest.mark.parametrize("name", ["qwen2_tiny", "qwen3_tiny", "llama3_tiny", "qwen2_tiny_lora", "qwen3_tiny_lora"])
-def test_loss_log_probs_and_gradient_norms_are_the_stored_ones(shared, name):
-    golden = Golden.load(shared / "golden" / name)
-    subject = Subject(golden, NEGATIVE_LOG_LIKELIHOOD)
-    groups = [SequenceGroup(ids[:1], (ids[1:],)) for ids in golden.sequences]
-    tokens = sum(len(ids) - 1 for ids in golden.sequences)
-    update = subject.updater(groups, RATE, weights=rows_like(groups, lambda n: np.full(n, 1 / tokens)))
-    np.testing.assert_allclose(update.loss, golden.loss, rtol=1e-6)
-    for (row,), expected in zip(update.outputs, golden.log_probs_of, strict=True):
-        np.testing.assert_allclose(row, expected, rtol=0, atol=1e-5)
-    trained = [spec for spec in golden.specs if spec.trains]
-    assert {spec.hf_name for spec in trained} == set(golden.grad_norms)
-    for spec in trained:
-        norm = np.linalg.norm(subject.gradients[spec.name].astype(np.float64))
-        np.testing.assert_allclose(norm, golden.grad_norms[spec.hf_name], rtol=1e-4, err_msg=spec.name)
-    total = np.sqrt(sum(norm**2 for norm in golden.grad_norms.values()))
-    np.testing.assert_allclose(update.result.grad_norm, total, rtol=1e-5)
-
-
-ADAPTER = Adapter(4, 8, exclude_modules=("k_proj",), rank_pattern={"down_proj": 3}, alpha_pattern={"q_proj": 5})
-
-
-@pytest.mark.parametrize("adapter", [None, ADAPTER])
-def test_gradients_of_one_layer_are_slopes_of_the_oracle(adapter):
-    """The oracle's loss in float64, moved a little along one random direction for each parameter."""
-    model = SmallModel.random(4, num_layers=1, vocab_size=32, adapter=adapter)
-    groups = [SequenceGroup(g.prompt_ids % 32, tuple(r % 32 for r in g.responses)) for g in random_groups()]
-    rng = np.random.default_rng(5)
-    weights = rows_like(groups, rng.standard_normal)
-    # A bucket of its own: MindSpore compiles graphs with equal inputs anew when one of them dies.
-    subject = Subject(model, NEGATIVE_LOG_LIKELIHOOD, TEMPERATURE, bucket=8)
-    update = subject.updater(groups, 0.0, weights=weights)
-
-    def loss(changed):
-        return -sum(
-            (weight * model.log_probs(group.prompt_ids, response, TEMPERATURE, changed)).sum()
-            for group, of_group in zip(groups, weights, strict=True)
-            for response, weight in zip(group.responses, of_group, strict=True)
-        )
-
-    np.testing.assert_allclose(update.loss, loss({}), rtol=1e-5)
-    assert set(subject.gradients) == {spec.name for spec in model.specs if spec.trains}
-    for spec in (spec for spec in model.specs if spec.trains):
-        direction, value = rng.standard_normal(spec.shape), model.arrays[spec.name].astype(np.float64)
-        slope = (loss({spec.name: value + 1e-6 * direction}) - loss({spec.name: value - 1e-6 * direction})) / 2e-6
-        gradient = subject.gradients[spec.name].astype(np.float64)
-        error = 1e-5 * np.linalg.norm(gradient) * np.linalg.norm(direction)
-        np.testing.assert_allclose((gradient * direction).sum(), slope, rtol=0, atol=error, err_msg=spec.name)
-
-
-@pytest.mark.parametrize("started", [False, True])
-def test_gradients_of_adapters_are_projections_of_the_weights_own(started):
-    """d loss / d B = s dW A^T and d loss / d A = s B^T dW, with dW that of the merged weight; B is 0 at the start.
-
-    Rank and alpha are the inputs' number, so that A takes nothing away.
-    """
-    adapter = Adapter(32, 32, target_modules=("q_proj", "o_proj", "up_proj"))
-    model = SmallModel.random(6, num_layers=1, vocab_size=32, adapter=adapter)
-    zeros = {spec.name: model.arrays[spec.name] * np.float32(started) for spec in model.specs if spec.kind == "lora_b"}
-    model = SmallModel(model.config, model.arrays | zeros)
-    merged, base = model.merged(model.arrays), [spec for spec in model.specs if not spec.adapts]
-    whole = SmallModel(model.config.base, {spec.name: merged[spec.hf_name].astype(np.float32) for spec in base})
-    groups = [SequenceGroup(g.prompt_ids % 32, tuple(r % 32 for r in g.responses)) for g in random_groups()]
-    weights = rows_like(groups, np.random.default_rng(5).standard_normal)
-    subjects = [Subject(one, NEGATIVE_LOG_LIKELIHOOD, bucket=16) for one in (model, whole)]
-    for subject in subjects:
-        subject.updater(groups, 0.0, weights=weights)
-    found, own = (subject.gradients for subject in subjects)
-    checked = 0
-    for spec in model.specs:
-        if spec.adapts:
-            name = spec.name.rpartition(".")[0]
-            a, b, slope = model.arrays[f"{name}.lora_a"], model.arrays[f"{name}.lora_b"], own[f"{name}.weight"]
-            expected = spec.scale * (slope @ a.T if spec.kind == "lora_b" else b.T @ slope)
-            assert_close(found[spec.name], expected, 1e-5 if expected.any() else 0, spec.name)
-            checked += expected.any()
-    assert checked == (6 if started else 3)
-
-
-def test_updates_with_adapters_lower_the_loss_and_leave_everything_else():
-    model = SmallModel.random(4, vocab_size=32, adapter=ADAPTER)
-    groups = [SequenceGroup(g.prompt_ids % 32, tuple(r % 32 for r in g.responses)) for g in random_groups()]
-    weights = rows_like(groups, lambda n: np.full(n, 1 / sum(len(r) for g in groups for r in g.responses)))
-    subject = Subject(model, NEGATIVE_LOG_LIKELIHOOD, bucket=16)
-    losses = [subject.updater(groups, 1e-2, weights=weights).loss for _ in range(20)]
-    assert losses[-1] < 0.7 * losses[0]
-    for spec in model.specs:
-        same = subject.weights()[spec.name].tobytes() == model.arrays[spec.name].tobytes()
-        assert same != spec.trains, spec.name
 
 
 class Step:
@@ -328,7 +194,7 @@ def test_tokens_that_were_not_sampled_are_context_only(model, step):
     rng = np.random.default_rng(3)
     masks = [tuple(np.arange(len(r)) % 3 != 1 for r in group.responses) for group in step.groups]
     groups = [replace(group, sampled=of) for group, of in zip(step.groups, masks, strict=True)]
-    objective = policy_objective(policy_loss("clip"), on_policy=False, kl="k3", beta=BETA, entropy_coef=0.1)
+    objective = clip_and_kl(entropy_coef=0.1)
 
     subject = Subject(model, objective, TEMPERATURE)
 
