@@ -30,11 +30,7 @@ class PolicyUpdates:
         self._count = 0
 
     def __call__(
-        self,
-        experiences: Sequence[Experience],
-        rate: float,
-        progress: Advance,
-        kl_coefficient: float | None = None,
+        self, experiences: Sequence[Experience], rate: float, progress: Advance, kl_coefficient: float | None = None
     ) -> Update:
         """Make one update; nothing moves where no token of any rank is trained on.
 

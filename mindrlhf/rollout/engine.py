@@ -94,11 +94,7 @@ class Engine:
         return cls(job.model, decoder, sampling, slots, longest, stops, seed, bucket, decode)
 
     def generate(
-        self,
-        prompts: Sequence[Prompt],
-        num_generations: int,
-        step: int,
-        progress: Callable[[int], None] | None = None,
+        self, prompts: Sequence[Prompt], num_generations: int, step: int, progress: Callable[[int], None] | None = None
     ) -> list[RolloutGroup]:
         """Generate responses to each prompt; progress(n) reports n more finished ones."""
         for prompt in prompts:
