@@ -1,13 +1,11 @@
 """Advantages from rewards: one call shape for all methods, on whole batches, in float64.
 
-A method takes all groups of a step, gathered over the data-parallel ranks, so that no statistic depends on how prompts
-were spread. It returns one entry per group, each with one entry per sample: a number for all tokens of the response, or
-(token-level methods) an array [R]. Both can be assigned to a row `[:R]`.
-- A sample whose reward is not finite (NaN: every reward function abstained) is left out of every statistic and gets 0.
+A method takes all groups of a step, of all data-parallel ranks. It returns an entry per group with an entry per sample:
+a number for all tokens of the response, or (token-level methods) an array [R]. Both can be assigned to a row `[:R]`.
+- A sample whose reward is not finite (every reward function abstained) is left out of every statistic and gets 0.
 - A group without spread, or with one valid sample, gets exactly 0 from every method that compares with the group's own
   mean. (verl keeps the raw reward of a single sample in `grpo`, `dr_grpo` and `rloo`; TRL gives 0.)
-- Rewards per token (a KL penalty for instance) are added to the sample's reward; methods that are not token-level see
-  their sum.
+- Methods that are not token-level see the sum of rewards per token (a KL penalty) and the sample's reward.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,8 +1,7 @@
 """Weights that aggregate per-token losses to one number: loss = sum(weights * losses).
 
-Their denominators are taken on the host from the true lengths of the whole update batch, over all micro-batches and
-ranks, before anything is cut: however that is done, the plain sum over micro-batches and ranks (gradients too) is the
-same. Rows that only pad a micro-batch are in no `lengths`.
+Denominators are of the whole update batch, over all micro-batches and ranks and without rows that only pad: however it
+is cut, the plain sum over micro-batches and ranks (gradients too) is the same.
 """
 
 import numpy as np

@@ -1,8 +1,7 @@
 """Token selection for Clip-Cov and KL-Cov (Cui et al. 2025, arXiv 2505.22617, section 4).
 
-A token's covariance is (A - mean A) * (log p - mean log p). Means and choice are over all trained tokens of an
-update batch, on the host: the caller gathers rows over micro-batches and ranks. verl chooses in each micro-batch, from
-the log-probs of that moment; here they are the ones that the update starts from, a little older for later updates.
+A token's covariance is (A - mean A) * (log p - mean log p), over all trained tokens of an update batch and all ranks.
+verl chooses in each micro-batch, from that moment's log-probs; here from those that the update starts from.
 """
 
 from collections.abc import Sequence

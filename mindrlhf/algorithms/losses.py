@@ -9,9 +9,8 @@ starts the update; `stop_gradient(log_probs)` when a batch is used once. mask: 1
 response. selected: 1 on chosen tokens. losses: the caller sums `weights * losses` (`aggregation.py`). metrics: by name,
 to be averaged over the mask. Losses, metrics and gradient are 0 on padding, whatever stands there (NaN and inf too).
 
-Options are fixed when the graph is compiled. The loss is a closure over them and never a `functools.partial`: MindSpore
-2.9 then gives zeros for all gradients, without an error. MindSpore is imported when a loss is made, so that settings
-are checked without it.
+The loss is a closure over its options and never a `functools.partial`: MindSpore 2.9 then gives zeros for all
+gradients, without an error. MindSpore is imported when a loss is made: settings are checked without it.
 """
 
 from collections.abc import Callable, Mapping

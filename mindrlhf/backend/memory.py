@@ -1,7 +1,7 @@
 """Temporary release of parameter memory, without compiled graphs noticing.
 
-On CPU a parameter's pages go back to the operating system and its content, where it is needed again, to a file: the
-parameter keeps its address, which compiled graphs know. On Ascend MindSpore moves it to host memory.
+On CPU a parameter's pages go back to the operating system and its content to a file; it keeps its address, which
+compiled graphs know. On Ascend MindSpore moves it to host memory.
 """
 
 import ctypes

@@ -1,8 +1,6 @@
-"""Reading and writing of parameters: the one way to their memory.
+"""Reading and writing of parameters, which compiled graphs see.
 
-On the CPU both happen in the parameter's own buffer. On Ascend the host sees copies only, so a write goes back to the
-device; not run there. Compiled graphs see written numbers on both.
-
+On the CPU both happen in the parameter's own buffer; on Ascend, not run there, a write copies back to the device.
 NumPy is imported on use: its threads must not start before `run.stop_signals` has blocked the signals in them.
 """
 

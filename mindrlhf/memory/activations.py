@@ -1,8 +1,7 @@
 """Activations of compiled graphs in bytes, from shapes alone. Pure Python.
 
 A half of a layer keeps its input and the projections that its backward pass reads; recomputed, only its input. The
-factors were measured on CPU: compositions (`backend.composed`) keep three times as much as fused operators, and
-attention's probabilities. Ascend is counted as compositions: upper bounds, not measured.
+factors were measured on CPU with compositions and fused operators; Ascend is counted as compositions, an upper bound.
 """
 
 from dataclasses import dataclass

@@ -1,9 +1,7 @@
-"""Residency of weights, moments, gradients and caches by phase of a step.
+"""Residency of weights, moments, gradients and caches by phase of a step (`mindrlhf.phases`).
 
-A role is a set of parameters that come and go together; a phase declares the roles that it reads and writes
-(`mindrlhf.phases`). When a phase begins, roles that it does not need are put away, and then its own are brought back;
-the roles of the phase after it, going by the step before, are read ahead meanwhile where the store can. Content is
-written out only if it has changed since; scratch content is not kept at all.
+When a phase begins, roles that it does not need are put away, and then its own are brought back; those of the phase
+after it, going by the step before, are read ahead. Content is written out only if it has changed since.
 """
 
 import time

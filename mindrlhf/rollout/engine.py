@@ -1,11 +1,8 @@
 """Generation engine: a fixed number of slots over a static, refilled cache.
 
-A slot takes the next sequence when one finishes. A prompt is prefilled once, and its cache copied to the slots of
-its samples; or to one slot, where one operator decodes for all of them and reads it there. All tokens but the
-prompt's last are prefilled: the first decode step feeds that last token, so that prefill needs no logits. Random
-numbers depend on counters alone (`random.uniform`), so the same rollouts come out whatever the number of slots, the
-order of prompts, or the worker count.
-
+A prompt is prefilled once, and its cache copied to the slots of its samples; or to one slot, where one operator decodes
+for all of them. The first decode step feeds the prompt's last token, so that prefill needs no logits. Random numbers
+depend on counters alone: the same rollouts come out for any number of slots, order of prompts, or workers.
 Not here: paged caches, speculative decoding, prefix sharing between different prompts.
 """
 

@@ -1,8 +1,7 @@
 """Sampling of one token for each slot, inside the decode graph.
 
-Order of the filters: repetition penalty on the logits, temperature, top-k, top-p over the rest of top-k, min-p. One
-uniform number a token: the draw is the inverse of the cumulative distribution, so a rollout depends on its counters
-alone. Tensor-parallel ranks each look at the logits of their own part of the vocabulary and draw the same token.
+Order of the filters: repetition penalty on the logits, temperature, top-k, top-p over the rest of top-k, min-p. The
+draw inverts the cumulative distribution at one uniform number. Tensor-parallel ranks draw the same token.
 """
 
 import math

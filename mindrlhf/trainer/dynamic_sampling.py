@@ -1,8 +1,7 @@
 """Dynamic sampling: a step trains on groups with differing rewards.
 
-DAPO (Yu et al. 2025, arXiv 2503.14476, section 3.2): groups without spread teach nothing, so further prompts are
-drawn until a step is full. Here the rounds are bounded, surplus groups are kept for the next step, and groups without
-spread take the missing places but stay out of the loss, so that the step keeps its size and its division over ranks.
+DAPO (Yu et al. 2025, arXiv 2503.14476, section 3.2), in bounded rounds: surplus groups are kept for the next step, and
+groups without spread take missing places, out of the loss, so that a step keeps its size and division over ranks.
 """
 
 import logging

@@ -1,7 +1,6 @@
 """AdamW over accumulated gradients, in place, as two compiled graphs.
 
-One computes the global norm, one the update. Between them the host looks at the norm, so that a non-finite gradient
-never touches a weight.
+Between the global norm and the update the host looks at the norm: a non-finite gradient never touches a weight.
 """
 
 import math

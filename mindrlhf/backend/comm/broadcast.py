@@ -1,9 +1,8 @@
 """Explicit broadcasting, for operands that are large.
 
-MindSpore's CPU kernels of +, -, * and / keep, for as long as their graph lives, two tables of 8-byte indices with an
-entry for each element of a broadcast result: four times the result's own memory, and more time than the arithmetic
-takes. `ops.where` with a number keeps three. A repeated operand (`Tile`) is freed after use, and faster.
-A number or a tensor without dimensions on one side costs nothing and needs none of this.
+MindSpore's CPU kernels of +, -, * and / keep, for as long as their graph lives, two tables of 8-byte indices for the
+elements of a broadcast result, and `ops.where` three. A repeated operand (`Tile`) is freed after use, and faster. A
+number or a tensor without dimensions on one side costs nothing and needs none of this.
 """
 
 from mindspore import ops

@@ -1,9 +1,8 @@
 """Communication between ranks on NumPy arrays, the same on CPU and Ascend.
 
-Both targets offer `mindspore.mint.distributed` once `launch` has initialised their library (mccl, hccl); the hccl side
-has not been run here. All ranks of a group call the same operations in the same order, with equal shapes and dtypes. A
-group is a sequence of ascending global ranks that contains the caller; None is all ranks. A group of one needs no
-MindSpore at all.
+All ranks of a group call the same operations in the same order, with equal shapes and dtypes. A group is a sequence of
+ascending global ranks that contains the caller; None is all ranks. A group of one needs no MindSpore at all. Not run on
+Ascend.
 """
 
 import functools

@@ -2,11 +2,8 @@
 
 Column- and row-parallel layers are joined by a pair of conjugate operators (Shoeybi et al. 2019, arXiv:1909.08053,
 section 3, f and g), or, where activations are split by sequence, by another such pair (Korthikanti et al. 2022,
-arXiv:2205.05198, section 4.2.2, g and its conjugate). A plain `ops.AllReduce` differentiates to another AllReduce,
-which counts each gradient size times when the ranks go on to compute the same loss; these do not.
-
-Only float32 sums exist on CPU, so gathering and scattering are made of them, exactly: x + 0 = x. All ranks must run the
-same communication in the same order. Not run on Ascend.
+arXiv:2205.05198, section 4.2.2). A plain `ops.AllReduce` would count each gradient size times.
+Only float32 sums exist on CPU, so gathering and scattering are made of them, exactly: x + 0 = x. Not run on Ascend.
 """
 
 from collections.abc import Sequence
@@ -78,7 +75,7 @@ class GatherRows(nn.Cell):
 
 
 class ScatterRows(_OverGroup):
-    """Exit of a parallel region: sums [T, ...] -> [T / size, ...]; see `GatherRows`."""
+    """Exit of a parallel region: sums, [T, ...] -> [T / size, ...]."""
 
     def __init__(self, collectives: Collectives, group: Sequence[int]):
         super().__init__(collectives, group)

@@ -1,8 +1,7 @@
 """Messages between two ranks, on NumPy arrays, for pipelines and online reshard.
 
-`Collectives.peers()` gives `SocketPeers` on CPU, ten times as fast as MindSpore's own send and receive there, and
-`LibraryPeers` on Ascend. Messages from one rank to another arrive in order; the receiver knows their shape and dtype
-beforehand; one thread makes all calls.
+`Collectives.peers()` gives `SocketPeers` on CPU, ten times as fast as MindSpore's own messages, and `LibraryPeers` on
+Ascend. They arrive in order; the receiver knows their shape and dtype beforehand; one thread makes all calls.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,8 +1,7 @@
 """Messages between ranks over TCP, on one host or several.
 
-Each message has its length before it, so that two ranks that have lost step find out. A rank that is gone is noticed
-at once when its process has ended, within half a minute when its host cannot be reached: by those who wait for a
-message from it, and by those who watch.
+Each has its length before it, so that two ranks that have lost step find out. A rank that is gone is noticed at once
+when its process has ended, within half a minute when its host cannot be reached.
 """
 
 import hmac

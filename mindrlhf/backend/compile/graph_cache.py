@@ -1,11 +1,9 @@
 """Cache of compiled graphs on disk, for restarted processes: `--enable_compile_cache True`.
 
-MindSpore has such a cache, but finds a graph in it by the number of graphs compiled before: two runs that compile in
-another order would each run the other graph's code. Here a graph is found by a digest of all that determines it
-(`GraphCache.key`). MindSpore's cache is opened for one compilation at a time, in a folder with this graph or none.
-
-A graph that comes back finds its parameters by name among those of its Cells (`parameters_dict`); one that is not there
-would be read from nowhere. So a graph is kept only if all of its parameters are. Run on CPU only.
+MindSpore's own finds a graph by the number of graphs compiled before: runs that compile in another order would run each
+other's code. Here its cache is opened for one compilation at a time, in a folder with this graph, found by a digest
+(`GraphCache.key`), or none. A graph that comes back finds its parameters by name among those of its Cells
+(`parameters_dict`): one with other parameters is not kept. Run on CPU only.
 """
 
 import functools

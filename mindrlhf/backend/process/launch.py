@@ -1,8 +1,7 @@
 """Start and end of a process, by itself or as an `msrun` worker.
 
-`msrun` describes its processes through the environment: MS_ROLE (`MS_SCHED` for the one scheduler, which runs the same
-script, `MS_WORKER` for the rest), MS_WORKER_NUM (over all hosts), RANK_ID (when it knows it), MS_SCHED_HOST and
-MS_SCHED_PORT. Other launchers are not supported. The Ascend branch has not been run.
+`msrun` sets MS_ROLE (`MS_SCHED` for the one scheduler, which runs the same script, `MS_WORKER` for the rest),
+MS_WORKER_NUM (over all hosts), RANK_ID (when it knows it), MS_SCHED_HOST and MS_SCHED_PORT.
 """
 
 import os
