@@ -1,11 +1,19 @@
 """`mindrlhf transform`: weights in any layout to any other, between files."""
 
 import argparse
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import get_args
 
+import numpy as np
+
 from mindrlhf.checkpoint.adapted import with_adapters
 from mindrlhf.checkpoint.hf import CONFIG_FILE, read_hf_config
+from mindrlhf.checkpoint.open import Reader, Weights, hf_folder
+from mindrlhf.checkpoint.peft import is_adapter
+from mindrlhf.checkpoint.resume import is_checkpoint, newest
+from mindrlhf.checkpoint.stored_tensor import StoredTensor
 from mindrlhf.checkpoint.transform import FileFormat, write_full, write_hf, write_ranks
 from mindrlhf.checkpoint.weight_source import WeightSource, open_full, open_sharded, rank_folders
 from mindrlhf.commands.train import BOOLEAN
@@ -15,8 +23,8 @@ from mindrlhf.configs.model_yaml import ModelYaml, load_model_yaml
 from mindrlhf.configs.validate import check_same_model
 from mindrlhf.errors import UserError, refuse
 from mindrlhf.metrics.progress import Progress
-from mindrlhf.models.parameters import parameter_table
-from mindrlhf.parallel.layout import Layout, full_layout, yaml_layout
+from mindrlhf.models.parameters import ParameterSpec, parameter_table
+from mindrlhf.parallel.layout import Layout, Slices, full_layout, yaml_layout
 from mindrlhf.reshard.strategy import Strategy, parameters_only, read_strategy
 
 FILE_SUFFIXES = (".safetensors", ".ckpt")
@@ -29,11 +37,15 @@ Wish = ModelYaml | Strategy | None  # what a user names a layout by; None is unc
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of `mindrlhf transform`."""
     add = parser.add_argument
-    source = "folder with rank_R folders; uncut: HF folder or weight file"
+    source = "folder with rank_R folders, or a training checkpoint; uncut: HF folder or weight file"
     add("--src_checkpoint", type=Path, required=True, help=source)
     add("--dst_checkpoint", type=Path, help="new folder for rank_R folders; uncut: HF folder, .safetensors or .ckpt")
     add("--dst_checkpoint_dir", type=Path, help="as --dst_checkpoint, and an uncut checkpoint goes to rank_0 too")
-    add("--src_strategy", type=Path, help=f"layout of the source: {_LAYOUT_HELP} (default: uncut)")
+    add(
+        "--src_strategy",
+        type=Path,
+        help=f"layout of the source: {_LAYOUT_HELP} (default: uncut, or a checkpoint's own)",
+    )
     add("--dst_strategy", type=Path, help=f"layout to write: {_LAYOUT_HELP} (default: uncut)")
     add("--prefix", default="checkpoint_", help="rank R's file is rank_R/<prefix>R.<format> (default: %(default)s)")
     add("--output_format", choices=get_args(FileFormat), help="of rank files (default: the source's)")
@@ -111,7 +123,8 @@ def _model(source: Path, origin: Wish, goal: Wish) -> ModelConfig | None:
 
     It has the adapters that one of the YAMLs names.
     """
-    config_file = (source if source.is_dir() else source.parent) / CONFIG_FILE
+    trained = hf_folder(source) if _is_trained(source) else None
+    config_file = (trained or (source if source.is_dir() else source.parent)) / CONFIG_FILE
     hf = read_hf_config(config_file.parent) if config_file.is_file() else None
     yamls = [wish for wish in (origin, goal) if isinstance(wish, ModelYaml)]
     models = [yaml.architecture(hf, str(config_file)) for yaml in yamls]
@@ -122,8 +135,50 @@ def _model(source: Path, origin: Wish, goal: Wish) -> ModelConfig | None:
     return max(found, key=lambda model: model.adapter is not None, default=hf)
 
 
+def _is_trained(source: Path) -> bool:
+    """Test for an adapter or a training checkpoint, which has its layout in itself."""
+    checkpoint = source.exists() and is_checkpoint(source) and not (source / CONFIG_FILE).is_file()
+    return checkpoint or is_adapter(source)
+
+
+def _open_trained(source: Path, model: ModelConfig | None) -> WeightSource:
+    """Open a training checkpoint; adapters are merged into their base."""
+    if model is None:
+        raise UserError(f"{source}: has no {CONFIG_FILE} of its model; name the model's YAML with --src_strategy.")
+    weights = Weights(str(source), model, 0)
+    if weights.split()[1] is None:
+        return newest(source).weights()
+    if model.adapter is not None:
+        raise UserError(
+            f"{source}: its adapters are merged into the weights here, and the model YAML names some; use one without "
+            "pet_config or lora_config."
+        )
+    table = parameter_table(model)
+    tensors = {spec.name: _Merged(source, spec.name, "float32", spec.shape, (), weights, spec) for spec in table}
+    return WeightSource.of(source, full_layout({spec.name: spec.shape for spec in table}), [tensors])
+
+
+@dataclass(frozen=True)
+class _Merged(StoredTensor):
+    """Parameter of a base model, merged with its adapter when it is read."""
+
+    weights: Weights
+    spec: ParameterSpec
+
+    def read(self, index: Slices | None = None) -> np.ndarray:
+        return _reader(self.weights)(self.spec)[index or ()]
+
+
+@cache
+def _reader(weights: Weights) -> Reader:
+    """Return this process's reader: processes that write files open the weights themselves."""
+    return weights.reader()
+
+
 def _open(source: Path, origin: Wish, model: ModelConfig | None) -> WeightSource:
-    """Open the source in the layout that the user names."""
+    """Open the source in its own layout, or the one that the user names."""
+    if _is_trained(source):
+        return _open_trained(source, model)
     ranks = len(rank_folders(source))
     if origin is None and ranks > 1:
         raise UserError(

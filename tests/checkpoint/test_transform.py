@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tracemalloc
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -30,6 +31,7 @@ from sharded_files import (
     write_yaml,
     yaml_goal,
 )
+from training_states import arrays_of, save, states, stores
 
 from mindrlhf.checkpoint.ckpt_file import write_ckpt
 from mindrlhf.checkpoint.hf import read_hf_config
@@ -109,6 +111,20 @@ def test_adapters_that_a_model_yaml_names_go_along(tmp_path):
     run(*back, tmp_path / "back.safetensors")
     assert (tmp_path / "back.safetensors").read_bytes() == source.read_bytes()
     refuse([*back, tmp_path / "hf"], "the model YAML has adapters, .* ends in .safetensors or .ckpt")
+
+
+@pytest.mark.parametrize("name", ["step_000003", "latest", "."])
+def test_a_training_checkpoint_has_its_layout_in_itself(tmp_path, name):
+    """Replicas share the writing, so that the files of a rank lack parameters that it holds."""
+    config = (write_hf_folder(tmp_path / "hf") / "config.json").read_bytes()
+    given = [replace(state, companions={"hf/config.json": config}) for state in states(3, dp=2, tp=2)]
+    save(stores(tmp_path / "ckpt", 4), given)
+    source, arrays = ["--src_checkpoint", tmp_path / "ckpt" / name, "--dst_checkpoint"], arrays_of(3)["model"]
+    run(*source, tmp_path / "cut", *yaml_goal(tmp_path))
+    assert_shards(read_ranks(tmp_path / "cut"), shards_of(layout_of(dp=2, tp=4), arrays))
+    run(*source, tmp_path / "whole")
+    found = index_weights(tmp_path / "whole")
+    assert_shards([{s.name: found[s.hf_name].read() for s in parameter_table(MODEL)}], [arrays])
 
 
 @pytest.mark.parametrize("file_format", ["ckpt", "safetensors"])

@@ -100,6 +100,29 @@ def test_export_gives_the_adapter_or_the_merged_model(whole, tmp_path, capsys):
         np.testing.assert_allclose(exported[name], left[name], rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("source", ["latest", "hf_adapter"])
+def test_transform_merges_into_the_base(whole, task, tmp_path, source, capsys):
+    """Into any layout, by one process or several; a model YAML that keeps them apart is refused."""
+    yaml, goal = json.loads((task.folder / "train.yaml").read_text()), tmp_path / "goal.yaml"
+    yaml["parallel_config"] = {"data_parallel": 1, "model_parallel": 2, "pipeline_stage": 1}
+    goal.write_text(json.dumps(yaml))
+    command = ["transform", "--src_checkpoint", whole / "ckpt" / source, "--dst_checkpoint"]
+    assert jobs.call([*command, tmp_path / "hf"]) == 0
+    assert jobs.call([*command, tmp_path / "cut", "--dst_strategy", goal, "--transform_process_num", 2]) == 0
+    back = [command[0], "--src_checkpoint", tmp_path / "cut", "--src_strategy", goal, "--dst_checkpoint"]
+    assert jobs.call([*back, tmp_path / "back"]) == 0
+    files = [folder / "model.safetensors" for folder in (tmp_path / "hf", tmp_path / "back", whole / "ckpt" / "hf")]
+    first, *others = [load_file(file) for file in files]
+    for name, array in first.items():
+        for other in others:
+            np.testing.assert_allclose(other[name], array, rtol=1e-6, atol=1e-7)
+    capsys.readouterr()
+    goal.write_text(json.dumps(yaml | {"lora_config": {"lora_rank": 4, "lora_alpha": 8, "target_modules": ".*wq"}}))
+    assert jobs.call([*command, tmp_path / "apart", "--dst_strategy", goal]) == 2
+    assert "its adapters are merged into the weights here" in capsys.readouterr().err
+    assert not (tmp_path / "apart").exists()
+
+
 def test_killed_and_resumed_it_is_the_same_run(argv, whole, tmp_path):
     log, rng = tmp_path / "phases", random.Random(0)
     again = argv(tmp_path / "run", resume_training="auto")
