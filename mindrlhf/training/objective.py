@@ -5,7 +5,7 @@ the graph.
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,7 +67,11 @@ def policy_objective(
         "reference_log_probs": kl is not None,
         "kl_coefficients": kl is not None and beta is None,
     }
-    fields, (old_at, selected_at, rollout_at, reference_at, coefficient_at) = _places(wanted)
+    fields = tuple(name for name, is_wanted in wanted.items() if is_wanted)
+    # Places in `given`, -1 for a field that is not wanted: a graph knows no dictionaries of tensors.
+    old_at, selected_at, rollout_at, reference_at, coefficient_at = (
+        fields.index(name) if wanted[name] else -1 for name in list(wanted)[1:]
+    )
     estimate = kl_estimator(kl) if kl else None
 
     def losses(outputs, mask, *given):
@@ -92,16 +96,6 @@ def policy_objective(
         return total, metrics
 
     return Objective(fields, losses)
-
-
-def _places(wanted: dict[str, bool]) -> tuple[tuple[str, ...], Iterator[int]]:
-    """Select the wanted fields; returns names and the place of each input.
-
-    Places are numbers, because a graph knows no dictionaries of tensors. The first name has no place; -1 stands for
-    a field that is not wanted.
-    """
-    fields = tuple(name for name, is_wanted in wanted.items() if is_wanted)
-    return fields, (fields.index(name) if name in fields else -1 for name in list(wanted)[1:])
 
 
 def value_objective(value_clip: float | None) -> Objective:

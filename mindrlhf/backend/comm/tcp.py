@@ -12,6 +12,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from itertools import chain
 from typing import Any
@@ -32,7 +33,8 @@ class SocketPeers:
 
     def __init__(self, sockets: Mapping[int, socket.socket]):
         self._sockets = sockets
-        self._sending: dict[int, _Sending] = {}  # the last one to each rank
+        self._senders = {rank: ThreadPoolExecutor(1, f"to rank {rank}") for rank in sockets}
+        self._sending: dict[int, Future] = {}  # the last one to each rank
         self._watching = True
 
     def watch(self, on_gone: Callable[[int], None]) -> None:
@@ -55,7 +57,7 @@ class SocketPeers:
     def send(self, array: np.ndarray, to: int) -> None:
         """Send like `Peers.send`; a thread sends what the network refuses."""
         rest, before = memoryview(b"".join(_message(np.ascontiguousarray(array)))), self._sending.get(to)
-        if before is None or not before.is_alive():
+        if before is None or before.done():
             try:
                 with suppress(BlockingIOError):
                     rest = rest[self._sockets[to].send(rest, socket.MSG_DONTWAIT) :]
@@ -74,36 +76,22 @@ class SocketPeers:
             for array in arrays:
                 self.receive(array, source)
         for to in outgoing:
-            self._sending[to].finish()
+            self._sending[to].result()
 
     def _start(self, content: Iterable[memoryview], to: int) -> None:
-        self._sending[to] = _Sending(self._sockets[to], to, content, self._sending.get(to))
-        self._sending[to].start()
+        """Send from a thread, after all that was to be sent before."""
+        before = self._sending.get(to)
 
+        def run() -> None:
+            if before:
+                before.result()  # raises what has broken the connection
+            try:
+                for piece in content:
+                    self._sockets[to].sendall(piece)
+            except OSError as error:
+                raise PeerGone(to) from error
 
-class _Sending(threading.Thread):
-    """Sends to one rank, after what was to be sent before."""
-
-    def __init__(self, connection: socket.socket, to: int, content: Iterable[memoryview], before: "_Sending | None"):
-        super().__init__(name=f"to rank {to}", daemon=True)
-        self._connection, self._to, self._content, self._before = connection, to, content, before
-        self._failure: BaseException | None = None
-
-    def run(self) -> None:
-        try:
-            if self._before:
-                self._before.finish()
-                self._before = None
-            for piece in self._content:
-                self._connection.sendall(piece)
-        except BaseException as error:
-            self._failure = PeerGone(self._to) if isinstance(error, OSError) else error
-
-    def finish(self) -> None:
-        """Wait for the end; raises PeerGone, or the error of the content."""
-        self.join()
-        if self._failure:
-            raise self._failure
+        self._sending[to] = self._senders[to].submit(run)
 
 
 def _message(array: np.ndarray) -> list[memoryview]:

@@ -1,7 +1,7 @@
 """Start and end of a process, by itself or as an `msrun` worker.
 
 `msrun` sets MS_ROLE (`MS_SCHED` for the one scheduler, which runs the same script, `MS_WORKER` for the rest),
-MS_WORKER_NUM (over all hosts), RANK_ID (when it knows it), MS_SCHED_HOST and MS_SCHED_PORT.
+MS_WORKER_NUM (over all hosts), RANK_ID (when it knows it), MS_SCHED_HOST and MS_SCHED_PORT. Not run on Ascend.
 """
 
 import os
@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from mindrlhf.backend.comm.collectives import Collectives
@@ -134,7 +133,9 @@ def launch(
         )
     os.environ.setdefault("GLOG_v", "3")
     if role == "MS_SCHED":
-        _schedule(size)
+        if size > 1:  # a single worker needs none
+            _join("mccl")
+        sys.exit(0)
     _choose_threads(size, started_by_msrun=bool(role))
     os.environ.setdefault("MS_NODE_TIMEOUT", str(COLLECTIVE_TIMEOUT_S))
     _choose_device(device_target, ascend or AscendOptions(), alone=size == 1)
@@ -142,26 +143,20 @@ def launch(
         return World(rank=0, size=1, device_target=device_target)
     from mindspore import communication
 
-    _join(communication.init, "hccl" if device_target == "Ascend" else "mccl")
+    _join("hccl" if device_target == "Ascend" else "mccl")
     world = World(communication.get_rank(), communication.get_group_size(), device_target)
     if device_target == "CPU":
         Collectives(world).peers().watch(lambda rank: world.abort(PeerGone(rank)))
     return world
 
 
-def _schedule(size: int) -> None:
-    if size > 1:  # a single worker needs none
-        from mindspore import communication
-
-        _join(communication.init, "mccl")
-    sys.exit(0)
-
-
-def _join(init: Callable[[str], None], backend: str) -> None:
+def _join(backend: str) -> None:
     """Meet the other processes; raises UserError where not all have come within MS_TOPO_TIMEOUT."""
+    from mindspore import communication
+
     limit = os.environ.setdefault("MS_TOPO_TIMEOUT", str(START_TIMEOUT_S))
     try:
-        init(backend)
+        communication.init(backend)
     except RuntimeError as error:
         if "not successfully spawned" not in str(error):
             raise

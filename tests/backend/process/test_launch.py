@@ -170,6 +170,8 @@ def test_the_harness_shows_a_failure():
 
 def test_workers_that_do_not_come(monkeypatch):
     """What MindSpore raises after its limit becomes one sentence; anything else of it passes through."""
+    from mindspore import communication
+
     from mindrlhf.backend.process.launch import _join
 
     for name, value in {"MS_ROLE": "MS_WORKER", "RANK_ID": "1", "MS_WORKER_NUM": "4"}.items():
@@ -178,10 +180,14 @@ def test_workers_that_do_not_come(monkeypatch):
     monkeypatch.setenv("MS_SCHED_PORT", "8118")
     monkeypatch.setenv("MS_TOPO_TIMEOUT", "30")
 
-    def init(message):
-        raise RuntimeError(message)
+    def fail(message):
+        def init(backend):
+            raise RuntimeError(message)
+
+        monkeypatch.setattr(communication, "init", init)
+        _join("mccl")
 
     with pytest.raises(UserError, match=r"not all of the 4 workers came within 30 s \(worker 1 on .* 10\.0\.0\.1:8118"):
-        _join(lambda _: init("some processes in the cluster are not successfully spawned"), "mccl")
+        fail("some processes in the cluster are not successfully spawned")
     with pytest.raises(RuntimeError, match="another trouble"):
-        _join(lambda _: init("another trouble"), "mccl")
+        fail("another trouble")
