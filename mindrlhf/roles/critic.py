@@ -14,7 +14,7 @@ from mindrlhf.models.parameters import VALUE_HEAD, ParameterSpec
 from mindrlhf.parallel.partition import Partition
 from mindrlhf.phases import CRITIC, CRITIC_GRADIENTS, CRITIC_MOMENTS
 from mindrlhf.roles.part import Arrays, MemoryRole, ModelPart
-from mindrlhf.roles.policy_updates import loss_weights, sequences, warn_of_bad_samples
+from mindrlhf.roles.policy_updates import Updates
 from mindrlhf.training.graphs import Values
 from mindrlhf.training.objective import value_objective
 from mindrlhf.training.scoring import Scorer
@@ -40,23 +40,14 @@ class Critic(ModelPart):
         self.settings, train, part = job.config.critic, job.config.train, self.partition
         self.load(checkpoint_reader(checkpoint, CRITIC_WEIGHTS, part.model, part) if checkpoint else _reader(job, part))
         objective, swap = value_objective(self.settings.value_clip), job.config.memory.swap
-        self.open_updater(Values(self.decoder), objective, self.settings.optimizer, train, swap)
+        updater = self.open_updater(Values(self.decoder), objective, self.settings.optimizer, train, swap)
+        self._updates = Updates("critic", updater, self.data_parallel, "token-mean")
         self.scorer = Scorer(Values(self.decoder), train, self.pipeline)
 
     def update(self, experiences: Sequence[Experience], rate: float, progress: Callable[[float], None]) -> Update:
         """Make one optimizer update from a mini-batch with values and returns."""
-        weights, tokens = loss_weights(experiences, "token-mean", 1, self.data_parallel)
-        update = self.updater(
-            [sequences(e) for e in experiences],
-            rate,
-            weights=weights,
-            empty=not tokens,
-            progress=progress,
-            old_values=[e.values for e in experiences],
-            returns=[e.returns for e in experiences],
-        )
-        warn_of_bad_samples("critic", experiences, update)
-        return update
+        values, returns = ([getattr(e, name) for e in experiences] for name in ("values", "returns"))
+        return self._updates.update(experiences, rate, progress, old_values=values, returns=returns)
 
     def memory_roles(self) -> Iterator[MemoryRole]:
         yield CRITIC, [*self.parameters.values(), *self.updater.optimizer.own_rows], False

@@ -20,24 +20,48 @@ _log = logging.getLogger(__name__)
 Advance = Callable[[float], None]
 
 
-class PolicyUpdates:
-    """Optimizer updates from mini-batches of all ranks' experiences."""
+class Updates:
+    """Optimizer updates of `what` from mini-batches of all ranks' experiences.
+
+    data_parallel: the training ranks' axis. aggregation, limit: see `loss_weights`.
+    """
+
+    def __init__(self, what: str, updater: Updater, data_parallel: DataParallel, aggregation: str, limit: int = 1):
+        self._what, self._updater, self._data_parallel = what, updater, data_parallel
+        self._aggregation, self._limit = aggregation, limit
+
+    def update(self, experiences: Sequence[Experience], rate: float, progress: Advance, **fields: Rows) -> Update:
+        """Make one update; nothing moves where no token of any rank is trained on.
+
+        rate: learning rate. progress, fields: see `Updater`.
+        """
+        weights, tokens = loss_weights(experiences, self._aggregation, self._limit, self._data_parallel)
+        groups = [sequences(e) for e in experiences]
+        update = self._updater(groups, rate, weights=weights, empty=not tokens, progress=progress, **fields)
+        if update.bad_samples:
+            first, *others = update.bad_samples
+            more = f" ({len(others)} more samples like it)" if others else ""
+            where = f"prompt {experiences[first.group].group.prompt.id}, sample {first.sample}"
+            _log.warning(f"an update of the {self._what} was skipped: {where}: {first.reason} is not finite{more}")
+        return update
+
+
+class PolicyUpdates(Updates):
+    """Updates of the policy by its loss."""
 
     def __init__(self, config: GRPOConfig, updater: Updater, loss: PolicyLoss, data_parallel: DataParallel):
-        self._config, self._updater, self._loss, self._data_parallel = config, updater, loss, data_parallel
-        self._aggregation = loss.aggregation or config.algorithm.aggregation
-        self._limit = config.algorithm.aggregation_tokens or config.rollout.max_new_tokens
-        self._count = 0
+        algorithm = config.algorithm
+        limit = algorithm.aggregation_tokens or config.rollout.max_new_tokens
+        super().__init__("policy", updater, data_parallel, loss.aggregation or algorithm.aggregation, limit)
+        self._config, self._loss, self._count = config, loss, 0
 
     def __call__(
         self, experiences: Sequence[Experience], rate: float, progress: Advance, kl_coefficient: float | None = None
     ) -> Update:
-        """Make one update; nothing moves where no token of any rank is trained on.
+        """Make one update from experiences with advantages and all log-probs.
 
-        experiences: with advantages and all log-probs. rate: learning rate. progress: see `Updater`.
         kl_coefficient: None without a KL term.
         """
-        weights, tokens = loss_weights(experiences, self._aggregation, self._limit, self._data_parallel)
         fields = {
             "advantages": [e.token_advantages for e in experiences],
             "old_log_probs": [e.old_log_probs or [np.full(n, CURRENT_POLICY) for n in e.lengths] for e in experiences],
@@ -50,10 +74,7 @@ class PolicyUpdates:
         if self._loss.select:
             fields["selected"] = self._selected(experiences)
         self._count += 1
-        groups = [sequences(e) for e in experiences]
-        update = self._updater(groups, rate, weights=weights, empty=not tokens, progress=progress, **fields)
-        warn_of_bad_samples("policy", experiences, update)
-        return update
+        return self.update(experiences, rate, progress, **fields)
 
     def state_dict(self) -> dict[str, int]:
         """Return the number that keys random choices of a loss, for a resumed run."""
@@ -80,22 +101,6 @@ class PolicyUpdates:
         masks = [mask for e in experiences for mask in e.trained_tokens]
         mine = iter(put_back(chosen[start : start + len(rows)], masks))
         return [[next(mine) for _ in e.group.rollouts] for e in experiences]
-
-
-def warn_of_bad_samples(what: str, experiences: Sequence[Experience], update: Update) -> None:
-    """Log this rank's samples that made an update of `what` impossible."""
-    if not update.bad_samples:
-        return
-    first = update.bad_samples[0]
-    more = f" ({len(update.bad_samples) - 1} more samples like it)" if len(update.bad_samples) > 1 else ""
-    _log.warning(
-        "an update of the %s was skipped: prompt %d, sample %d: %s is not finite%s",
-        what,
-        experiences[first.group].group.prompt.id,
-        first.sample,
-        first.reason,
-        more,
-    )
 
 
 def loss_weights(

@@ -18,7 +18,7 @@ from mindrlhf.run.step_report import StepResult
 from mindrlhf.run.training_data import TrainingData
 from mindrlhf.trainer.credit import Credit
 from mindrlhf.trainer.dynamic_sampling import StepSampling, mark_trained, with_drawing_policy
-from mindrlhf.training.schedule import learning_rate
+from mindrlhf.training.optimizer import learning_rate
 from mindrlhf.training.updater import Update
 from mindrlhf.types import Experience
 

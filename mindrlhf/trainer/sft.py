@@ -29,7 +29,7 @@ from mindrlhf.shapes import longest_position
 from mindrlhf.training.batch import SequenceGroup
 from mindrlhf.training.graphs import PolicyLogProbs
 from mindrlhf.training.objective import NEGATIVE_LOG_LIKELIHOOD
-from mindrlhf.training.schedule import learning_rate
+from mindrlhf.training.optimizer import learning_rate
 
 
 def fit(

@@ -204,3 +204,18 @@ class AdamW:
     def norm(self) -> float:
         """Compute the global L2 norm of the gradients."""
         return self._sum(float(self._squares().asnumpy()) if self._squares else 0.0) ** 0.5
+
+
+def learning_rate(settings: OptimizerSettings, update: int, total_updates: int) -> float:
+    """Compute the rate of update 0, 1, ...: warm-up, then constant, linear or cosine.
+
+    The warm-up is linear over `warmup_steps`, the decay ends at `min_lr`.
+    The last update of `total_updates` runs one step short of min_lr, so that no update is wasted at a rate of zero.
+    """
+    if update < settings.warmup_steps:
+        return settings.lr * (update + 1) / settings.warmup_steps
+    done = min(1.0, (update - settings.warmup_steps) / max(1, total_updates - settings.warmup_steps))
+    shares = {"linear": 1.0 - done, "cosine": 0.5 * (1.0 + math.cos(math.pi * done))}
+    if settings.lr_decay not in shares:
+        return settings.lr
+    return settings.min_lr + (settings.lr - settings.min_lr) * shares[settings.lr_decay]

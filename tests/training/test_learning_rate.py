@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mindrlhf.configs.grpo import OptimizerSettings
-from mindrlhf.training.schedule import learning_rate
+from mindrlhf.training.optimizer import learning_rate
 
 
 def rates(total, **settings):
