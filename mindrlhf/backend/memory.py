@@ -5,7 +5,6 @@ compiled graphs know. On Ascend MindSpore moves it to host memory.
 """
 
 import ctypes
-import functools
 import mmap
 import os
 import tempfile
@@ -19,6 +18,7 @@ import numpy as np
 
 from mindrlhf.errors import UserError
 
+_LIBC = ctypes.CDLL(None, use_errno=True)
 _MADV_DONTNEED = 4
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; older ones refuse it
 
@@ -158,10 +158,5 @@ def _give_back(pages: np.ndarray) -> None:
 
 def _advise(pages: np.ndarray, advice: int) -> int:
     """Call `madvise`; returns 0, or the number of the error."""
-    failed = pages.nbytes and _libc().madvise(ctypes.c_void_p(pages.ctypes.data), ctypes.c_size_t(pages.nbytes), advice)
+    failed = pages.nbytes and _LIBC.madvise(ctypes.c_void_p(pages.ctypes.data), ctypes.c_size_t(pages.nbytes), advice)
     return ctypes.get_errno() if failed else 0
-
-
-@functools.cache
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)

@@ -68,8 +68,8 @@ class Sampler(nn.Cell):
         stop[0, [i for i in stop_ids if i < vocabulary]] = MASKED
         self.stop_mask = Tensor(stop[:, self.first : self.end].copy())
         self.block = block_size(vocabulary, shards.size)
-        self.plain = not (self.penalty != 1.0 or self.bans_stop or self.top_k or self.top_p < 1.0 or self.min_p > 0.0)
         self.filters = bool(self.top_k or self.top_p < 1.0 or self.min_p > 0.0)
+        self.plain = self.penalty == 1.0 and not self.bans_stop and not self.filters
         self.simple = draws_in_operator(settings, vocabulary, shards.size)
         self.stop_ids = Tensor(np.array(stop_ids or (-1,), np.int32))
         self.cumulative = ops.CumSum()

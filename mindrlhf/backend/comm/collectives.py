@@ -8,7 +8,7 @@ Ascend.
 import functools
 import hashlib
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -46,7 +46,8 @@ class Collectives:
             raise TypeError("an array of Python objects has no bytes to send: use all_gather_object")
         data = np.ascontiguousarray(array).reshape(-1).view(np.int8)
         gathered = np.empty((len(ranks), data.size), np.int8)
-        for part in _buckets(data):
+        for start in range(0, data.size, BUCKET_BYTES):
+            part = slice(start, start + BUCKET_BYTES)
             tensors = [Tensor(np.zeros_like(data[part])) for _ in ranks]
             distributed.all_gather(tensors, Tensor(data[part]), group=_group_name(ranks, self.world.size))
             for row, tensor in zip(gathered, tensors, strict=True):
@@ -108,8 +109,3 @@ def _group_name(ranks: tuple[int, ...], world_size: int) -> str:
     name = "ranks_" + hashlib.sha256(repr(ranks).encode()).hexdigest()[:16]
     communication.create_group(name, list(ranks))
     return name
-
-
-def _buckets(flat: np.ndarray) -> Iterator[slice]:
-    step = BUCKET_BYTES // flat.itemsize
-    return (slice(start, min(start + step, flat.size)) for start in range(0, flat.size, step))

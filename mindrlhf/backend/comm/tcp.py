@@ -39,20 +39,21 @@ class SocketPeers:
 
     def watch(self, on_gone: Callable[[int], None]) -> None:
         """Call `on_gone(rank)`, from a thread, once the first other rank is gone."""
-        threading.Thread(target=self._watch, args=(on_gone,), name="watch", daemon=True).start()
-
-    def stop_watching(self) -> None:
-        """Stop watching; all ranks call it before any of them ends."""
-        self._watching = False
-
-    def _watch(self, on_gone: Callable[[int], None]) -> None:
         ranks = {connection.fileno(): rank for rank, connection in self._sockets.items()}
         poll = select.poll()
         for descriptor in ranks:
             poll.register(descriptor, select.POLLRDHUP)  # and its errors, which need not be asked for
-        gone = poll.poll()
-        if self._watching:
-            on_gone(ranks[gone[0][0]])
+
+        def run() -> None:
+            gone = poll.poll()
+            if self._watching:
+                on_gone(ranks[gone[0][0]])
+
+        threading.Thread(target=run, name="watch", daemon=True).start()
+
+    def stop_watching(self) -> None:
+        """Stop watching; all ranks call it before any of them ends."""
+        self._watching = False
 
     def send(self, array: np.ndarray, to: int) -> None:
         """Send like `Peers.send`; a thread sends what the network refuses."""

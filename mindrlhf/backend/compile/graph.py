@@ -51,12 +51,14 @@ class Graph(nn.Cell):
         return self(*map(Tensor.from_numpy, arrays))
 
     def compile(self, *args, **kwargs):
-        """Compile for these arguments unless that is done; return freed memory."""
+        """Compile for these arguments unless that is done; return freed memory, of hundreds of MiB."""
         known = len(self.compile_cache)
         with Graph.cache.around(self, args) if Graph.cache else nullcontext():
             super().compile(*args, **kwargs)
         if len(self.compile_cache) > known:
-            _return_freed_memory()
+            trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
+            if trim:
+                trim(0)
 
     @property
     def compile_phase(self):
@@ -80,10 +82,3 @@ def kept_graphs(cache: GraphCache | None) -> Iterator[GraphCache | None]:
         yield cache
     finally:
         Graph.cache = None
-
-
-def _return_freed_memory() -> None:
-    """Return freed memory to the system: hundreds of MiB after a compilation."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
-    if trim:
-        trim(0)
