@@ -68,10 +68,7 @@ def _not_finite(micro: MicroBatch, batch: TrainBatch, result: MicroResult) -> li
 
 
 def _search(members: Sequence[int], is_finite: Callable[[Sequence[int]], bool]) -> int | None:
-    """Find one member that is not finite by itself, by halving.
-
-    None when each half is finite without the other.
-    """
+    """Find one member that is not finite by itself, by halving, or None."""
     members = list(members)
     while len(members) > 1:
         half = len(members) // 2

@@ -79,10 +79,7 @@ def cut(groups: Sequence[SequenceGroup], max_tokens: int, bucket: int, least: in
 def cut_alike(
     groups: int, prompt: int, samples: int, response: int, max_tokens: int, bucket: int, least: int = 1
 ) -> Sequence[MicroBatch]:
-    """Cut equal groups with a prompt and responses of these lengths.
-
-    It gives the largest micro-batches of a step.
-    """
+    """Cut equal groups of these lengths: the largest micro-batches of a step."""
     return _cut([_padded((response,), prompt, bucket)] * groups, samples, max_tokens, least)
 
 

@@ -1,8 +1,4 @@
-"""Per-token objectives, built from the pure functions of `algorithms`.
-
-An objective's `losses` is a plain closure, because MindSpore's compiler follows closures. Only its fields travel to
-the graph.
-"""
+"""Per-token objectives: closures over the pure functions of `algorithms`, for compiled graphs."""
 
 import functools
 from collections.abc import Callable

@@ -48,9 +48,8 @@ class ShardedNorm:
 
 @dataclass(frozen=True)
 class ReplicaShare:
-    """Rows of each parameter that this data-parallel replica updates.
+    """Rows of each parameter that this data-parallel replica updates for all.
 
-    The replicas divide that work.
     parameters: those rows as parameters of their own; the very parameter where all of its rows are updated here.
     rows: their positions. gather: writes every replica's rows into all replicas' parameters.
     """
@@ -61,11 +60,9 @@ class ReplicaShare:
 
 
 class Apply(Graph):
-    """Update of all parameters and moments by AdamW, in place.
+    """Update of all parameters and moments by AdamW, in place; gradients are zero afterwards.
 
-    The gradient buffers are zero afterwards.
     rows: (first, end) of those rows of each gradient that belong to the parameter.
-
     The operators have no bias correction: w -= lr * (m / (sqrt(v) + eps) + decay * w). With
     lr' = lr * sqrt(1 - b2^t) / (1 - b1^t), eps' = eps * sqrt(1 - b2^t) and decay' = decay * lr / lr' it is AdamW
     exactly (Loshchilov & Hutter 2019, algorithm 2; Kingma & Ba 2015, section 2, last paragraph).
@@ -209,7 +206,6 @@ class AdamW:
 def learning_rate(settings: OptimizerSettings, update: int, total_updates: int) -> float:
     """Compute the rate of update 0, 1, ...: warm-up, then constant, linear or cosine.
 
-    The warm-up is linear over `warmup_steps`, the decay ends at `min_lr`.
     The last update of `total_updates` runs one step short of min_lr, so that no update is wasted at a rate of zero.
     """
     if update < settings.warmup_steps:

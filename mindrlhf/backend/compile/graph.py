@@ -51,7 +51,7 @@ class Graph(nn.Cell):
         return self(*map(Tensor.from_numpy, arrays))
 
     def compile(self, *args, **kwargs):
-        """Compile for these arguments unless that is done; return freed memory, of hundreds of MiB."""
+        """Compile unless that is done; return freed memory, hundreds of MiB."""
         known = len(self.compile_cache)
         with Graph.cache.around(self, args) if Graph.cache else nullcontext():
             super().compile(*args, **kwargs)
