@@ -16,7 +16,6 @@ from mindrlhf.training.objective import Objective
 from mindrlhf.training.optimizer import AdamW
 from mindrlhf.training.stage_graphs import (
     LastStageBackward,
-    LastStageScores,
     StageBackward,
     StageForward,
     StageProduct,
@@ -45,8 +44,8 @@ class MicroResult:
         return cls(float(loss.asnumpy()), output.asnumpy(), arrays)
 
 
-class _Passes:
-    """Compiled graphs and messages of both kinds of pass."""
+class Passes:
+    """Messages of both kinds of pass."""
 
     def __init__(self, stage: Stage, axis: PipelineAxis):
         self.axis, self._decoder = axis, stage.decoder
@@ -63,28 +62,7 @@ class _Passes:
         return tokens // self._decoder.row_shares, self._decoder.hidden_size
 
 
-class Scores(_Passes):
-    """Pass that gives a head's first output, without gradients, on every stage.
-
-    The output is float32[N*G, R] for each micro-batch.
-    """
-
-    def __init__(self, head: nn.Cell, axis: PipelineAxis):
-        super().__init__(head.stage, axis)
-        self._run = (LastStageScores(head) if axis.is_last else StageForward(head.stage)).on_arrays
-
-    def __call__(self, batches: Sequence[TrainBatch]) -> list[np.ndarray]:
-        outputs = []
-        for batch in batches:
-            x, fields = self._input(batch), token_fields(batch)
-            if self.axis.is_last:
-                outputs.append(self._run(x, *fields, batch.targets).asnumpy())
-            else:
-                self.axis.send(self._run(x, *fields).asnumpy(), NEXT)
-        return self.axis.from_last(outputs)
-
-
-class Gradients(_Passes):
+class Gradients(Passes):
     """Pass that adds the gradients of micro-batches to the optimizer's buffers."""
 
     def __init__(self, head: nn.Cell, objective: Objective, optimizer: AdamW, axis: PipelineAxis):

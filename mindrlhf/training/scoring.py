@@ -8,24 +8,32 @@ from mindspore import nn
 from mindrlhf.configs.grpo import TrainSettings
 from mindrlhf.parallel.pipeline import WHOLE_MODEL, PipelineAxis
 from mindrlhf.training.batch import SequenceGroup, collect, cut, pad
-from mindrlhf.training.passes import Scores
+from mindrlhf.training.passes import NEXT, Passes, token_fields
+from mindrlhf.training.stage_graphs import LastStageScores, StageForward
 
 
-class Scorer:
-    """A head's first output at each response token.
+class Scorer(Passes):
+    """Pass that gives a head's first output at each response token, on every stage.
 
-    It is log p(token | prompt, earlier tokens), or the critic's value.
-    axis: the pipeline whose stage the head's decoder is.
+    It is log p(token | prompt, earlier tokens), or the critic's value. axis: the pipeline whose stage the head's
+    decoder is.
     """
 
     def __init__(self, head: nn.Cell, settings: TrainSettings, axis: PipelineAxis = WHOLE_MODEL):
-        self._scores = Scores(head, axis)
-        self._settings = settings
+        super().__init__(head.stage, axis)
+        self._settings, self._graph = settings, LastStageScores(head) if axis.is_last else StageForward(head.stage)
 
     def __call__(self, groups: Sequence[SequenceGroup]) -> list[tuple[np.ndarray, ...]]:
         """Score each group; returns G arrays float32[R] for each."""
-        out: list = [None] * len(groups)
         micros = cut(groups, self._settings.max_tokens_per_micro_batch, self._settings.length_bucket)
-        for micro, output in zip(micros, self._scores([pad(micro, groups) for micro in micros]), strict=True):
-            collect(micro, output, groups, out)
-        return out
+        outputs = []
+        for batch in (pad(micro, groups) for micro in micros):
+            inputs = self._input(batch), *token_fields(batch)
+            if self.axis.is_last:
+                outputs.append(self._graph.on_arrays(*inputs, batch.targets).asnumpy())
+            else:
+                self.axis.send(self._graph.on_arrays(*inputs).asnumpy(), NEXT)
+        scores: list = [None] * len(groups)
+        for micro, output in zip(micros, self.axis.from_last(outputs), strict=True):
+            collect(micro, output, groups, scores)
+        return scores
