@@ -84,7 +84,14 @@ class Generator:
         longest = check_prompts(prompts, self.model, self.tokenizer, self.sampling.max_new_tokens, self._where)
         slots = min(self._slots, len(prompts) * num_generations)
         if self._engine is None or self._engine.max_prompt < longest or self._engine.slots < slots:
-            self._engine = self._open_engine(longest, slots)
+            from mindrlhf.models.decoder import Decoder
+            from mindrlhf.rollout.engine import Engine
+
+            self._parameters = self._parameters or self._weights.parameters()
+            positions = longest_position(longest, self.sampling.max_new_tokens, LENGTH_BUCKET)
+            decoder = Decoder(self.model, self._parameters, backend.kernels(self._target), positions)
+            place = slots, longest, stop_ids(self.tokenizer, self.model), self._seed
+            self._engine = Engine(self.model, decoder, self.sampling, *place, LENGTH_BUCKET, self.tokenizer.decode)
         return self._engine
 
     def text(self, rollout: Rollout) -> str:
@@ -101,26 +108,6 @@ class Generator:
         if not ids:
             raise UserError(f"{self._where}: prompt {place} is empty; give it a text.")
         return Prompt(place, np.array(ids, np.int32))
-
-    def _open_engine(self, longest: int, slots: int) -> "Engine":
-        if self._parameters is None:
-            self._parameters = self._weights.parameters()
-        from mindrlhf.models.decoder import Decoder
-        from mindrlhf.rollout.engine import Engine
-
-        positions = longest_position(longest, self.sampling.max_new_tokens, LENGTH_BUCKET)
-        decoder = Decoder(self.model, self._parameters, backend.kernels(self._target), positions)
-        return Engine(
-            self.model,
-            decoder,
-            self.sampling,
-            slots=slots,
-            max_prompt=longest,
-            stop_ids=stop_ids(self.tokenizer, self.model),
-            seed=self._seed,
-            length_bucket=LENGTH_BUCKET,
-            decode_text=self.tokenizer.decode,
-        )
 
 
 def language_model(path: str) -> ModelConfig:
