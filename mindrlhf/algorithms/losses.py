@@ -129,10 +129,7 @@ def clip(
 
 @POLICY_LOSSES.register(aggregation="seq-mean-token-mean")
 def gspo(*, epsilon_low: NonNegativeFloat = 3e-4, epsilon_high: NonNegativeFloat = 4e-4):
-    """GSPO: `clip` with the row's length-normalised ratio (arXiv 2507.18071).
-
-    This is the paper's token form, with the same value and gradient, and the paper's bounds.
-    """
+    """GSPO: `clip` with the row's length-normalised ratio, in token form (arXiv 2507.18071)."""
     return clip(epsilon_low=epsilon_low, epsilon_high=epsilon_high, importance_level="sequence")
 
 

@@ -113,10 +113,7 @@ def update_bytes(stage: Stage, micro: MicroBatch, in_flight: int = 1) -> int:
 
 
 def _head_update(stage: Stage, rows: int) -> tuple[int, int]:
-    """Logits that the head keeps, and the most numbers that its backward pass adds.
-
-    Of several chunks none is kept, and their gradients of the matrix are summed. With adapters it has no gradient.
-    """
+    """Logits that the head keeps, and most numbers its backward pass adds."""
     chunk = stage.logits(rows)
     matrix = stage.vocabulary * stage.model.hidden_size if stage.model.adapter is None else 0
     if chunk < rows * stage.vocabulary:

@@ -160,5 +160,4 @@ class Residency:
 
 
 def _role(name: str) -> str:
-    """Find the role of a name, or of a part's name."""
     return name.partition(".")[0]

@@ -76,10 +76,7 @@ class ModelPart:
         self.hold(build_parameters(self.partition.specs, read))
 
     def hold(self, parameters: Parameters) -> None:
-        """Take these parameters, by name, and build the decoder over them.
-
-        Raises UserError where its layers should compute activations again and cannot.
-        """
+        """Take parameters by name and build the decoder; UserError where it cannot recompute."""
         self.parameters = parameters
         part, yaml = self.partition, self.yaml
         stage, last = part.coordinates.pp, part.mesh.pp - 1

@@ -101,10 +101,7 @@ class KLTerm:
         return [[next(rows) for _ in e.group.rollouts] for e in experiences]
 
     def steer(self, experiences: Sequence[Experience]) -> dict[str, float]:
-        """Adapt the coefficient to a step's KL per token over all ranks.
-
-        Returns the step's values by metric name. experiences: this rank's, with log-probs.
-        """
+        """Adapt the coefficient to a step's KL over all ranks; returns its metrics."""
         figures = {"actor/kl_coef": self.coefficient}
         if self.in_reward or self._target is not None:
             rows = [row for rows in self.values(experiences) for row in rows]

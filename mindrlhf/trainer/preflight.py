@@ -168,10 +168,7 @@ def tokenizer_line(tokenizer: Tokenizer, model: ModelConfig) -> str:
 
 
 def try_reward(runner: RewardRunner, prompt: Prompt, decode: Callable[[Sequence[int]], str]) -> str:
-    """Score three answers to one row: truth, truth in a sentence, and nothing.
-
-    A function that fails for all of them is a UserError: it would cost every sample of the run.
-    """
+    """Score three answers to a row; UserError if a function fails for all."""
     truth, text = prompt.fields.get("ground_truth", ""), decode(prompt.token_ids)
     fields = {**prompt.fields, "response_length": "1", "max_new_tokens": "1"}
     table = runner.score([(text, answer, fields) for answer in (truth, f"The answer is {truth}.", "")])
