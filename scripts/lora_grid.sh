@@ -14,7 +14,7 @@
 #
 # Each task and seed gets its problems, a tokenizer and a warm start that imitates careless demonstrations; each run then
 # trains a copy of it. What is finished is not done again, and a run that Ctrl-C or SIGTERM stopped goes on where it was.
-# The table has what is finished, and is also in DIR/table.txt.
+# The table has what is finished, and is also in DIR/table.txt; DIR/lora_grid.png is its figure.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
@@ -166,3 +166,4 @@ done
 
 step "Held-out accuracy, greedy: mean and standard deviation over seeds"
 table | tee "$out/table.txt"
+"$(dirname "$(command -v mindrlhf)")/python" scripts/lora_grid_figure.py "$out/table.txt" "$out/lora_grid.png"
