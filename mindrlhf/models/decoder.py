@@ -122,6 +122,7 @@ class Decoder(nn.Cell):
         # One operator for several tokens reads the whole model.
         self.decodes_tokens = self.fused and shards.size == 1 and self.is_first and ends_early
         self.decode_fused = kernels.fused.decode_tokens if self.decodes_tokens else None
+        self.decode_weights = tuple(half.present for layer in made for half in (layer.attention, layer.feed_forward))
         self.sequence, self.shard, self.shard_count = shards.sequence, shards.rank, shards.size
 
     def _angles(self, positions):
@@ -259,7 +260,8 @@ class Decoder(nn.Cell):
         """
         numbers = (*self.numbers, ("inverse_temperature", inverse), ("greedy", greedy))
         table, norm, head = self.embed.weight.parameter, self.final_norm.weight.parameter, self.head.parameter
-        return self.decode_fused(slots, uniform, stop_ids, table, (self.cos, self.sin), norm, head, layers, numbers)
+        angles, given = (self.cos, self.sin), self.decode_weights
+        return self.decode_fused(slots, uniform, stop_ids, table, angles, norm, head, layers, given, numbers)
 
     def logits(self, hidden):
         """Compute logits: [T, hidden] -> float32[T, vocab], or this rank's part."""

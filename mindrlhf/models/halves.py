@@ -6,7 +6,7 @@ arXiv:1909.08053, section 3): its rank has some of the heads or of the inner col
 parts. x is added by the first rank, before the sum, so that one operator does it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,12 +14,13 @@ from mindspore import Parameter, Tensor, nn
 
 from mindrlhf.backend import Kernels
 from mindrlhf.backend.comm.graph_collectives import TensorParallel
-from mindrlhf.backend.native.operators import ATTENTION_WEIGHTS, FEED_FORWARD_WEIGHTS, NONE, numbers_of
+from mindrlhf.backend.native.operators import ATTENTION_WEIGHTS, FEED_FORWARD_WEIGHTS, numbers_of
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.models.weight import Weight
 
 # Which rows a half's output has: none that anybody reads, those of completions, or all.
 NO_ROWS, COMPLETIONS, ALL_ROWS = 0, 1, 2
+ONE_ROW = (0, 0, 0, 0)  # split of a decode step, which has one row for each slot
 
 
 class LowRank(nn.Cell):
@@ -133,7 +134,7 @@ class Half(nn.Cell):
         self.weights = tuple(named[one] for one in names[:-1])
         adapters = [linear.adapter for linear in linears.values()]
         scales = [0.0 if adapter is None else adapter.scale for adapter in adapters]
-        self.scales = Tensor(np.array(scales, np.float32)) if any(scales) else NONE
+        self.scales = (Tensor(np.array(scales, np.float32)),) if any(scales) else ()
         self.enter, self.leave = given.shards.enter, given.shards.leave
         self.residual = given.shards.rank == 0
         self.fused = given.kernels.fused is not None
@@ -142,13 +143,32 @@ class Half(nn.Cell):
     @property
     def arrays(self) -> tuple:
         """The weights as inputs of an operator."""
-        return (*(NONE if weight is None else weight.parameter for weight in self.weights), self.scales)
+        return (*(weight.parameter for weight in self.weights if weight is not None), *self.scales)
 
     @property
-    def collected(self) -> tuple:
+    def present(self) -> int:
+        """Bits of the operator's weights that these are, in the order of their names."""
+        return _bits((*(weight is not None for weight in self.weights), bool(self.scales)))
+
+    @property
+    def buffers(self) -> tuple:
         """The buffers of the weights' gradients."""
-        buffers = (weight.buffer if weight is not None and weight.collects else NONE for weight in self.weights)
-        return (*buffers, NONE)
+        return tuple(weight.buffer for weight in self.weights if weight is not None and weight.collects)
+
+    @property
+    def collected(self) -> int:
+        """Bits of the operator's weights that have such a buffer."""
+        return _bits(weight is not None and weight.collects for weight in self.weights)
+
+    def numbers(self, split, asking, head_size=0, scale=0.0):
+        """List the values of `HalfNumbers`.
+
+        split, asking: as in `construct`.
+        """
+        _, prefix, samples, completion = split
+        sizes = (("prefix", prefix), ("samples", samples), ("completion", completion), ("asking", asking))
+        half = (("residual", self.residual), ("head_size", head_size), ("scale", scale), ("epsilon", self.eps))
+        return sizes + half + (("weights", self.present), ("buffers", self.collected))
 
     @property
     def trigger(self) -> Parameter | None:
@@ -158,8 +178,8 @@ class Half(nn.Cell):
     def run_fused(self, x, places):
         """Run the operator on x [T, hidden]; returns all of its outputs."""
         if self.trigger is None:
-            return self.form.forward(x, *self.arrays, *places)
-        return self.form(x, self.arrays, places, self.collected, self.trigger)
+            return self.form.forward(x, *places, *self.arrays)
+        return self.form(x, places, self.arrays, self.buffers, self.trigger)
 
 
 class AttentionHalf(Half):
@@ -206,16 +226,11 @@ class AttentionHalf(Half):
 
     def _fused(self, x, places, split, asking):
         cos, sin, positions, lengths = places
-        _, p, g, r = split
+        _, _, g, r = split
         asked = x.shape[0] - (x.shape[0] - split[0] * g * r if asking == COMPLETIONS else 0)
         asked = 1 if asking == NO_ROWS else asked
-        numbers = numbers_of("HalfNumbers", self.numbers(p, g, r, asking))
+        numbers = numbers_of("HalfNumbers", self.numbers(split, asking, self.head_dim, self.scale))
         return self.run_fused(x, (cos, sin, positions, positions[:asked], lengths, numbers))
-
-    def numbers(self, prefix, samples, completion, asking):
-        sizes = (("prefix", prefix), ("samples", samples), ("completion", completion), ("asking", asking))
-        rest = (("residual", self.residual), ("head_size", self.head_dim), ("scale", self.scale), ("epsilon", self.eps))
-        return sizes + rest
 
     def _heads(self, x, norm, heads, cos, sin):
         """Split, norm and rotate heads: [T, heads * D] -> [T, heads, D].
@@ -234,7 +249,7 @@ class AttentionHalf(Half):
         """
         x = self.enter(x)
         if self.fused:
-            numbers = self.numbers(0, 0, 0, ALL_ROWS)
+            numbers = self.numbers(ONE_ROW, ALL_ROWS, self.head_dim, self.scale)
             return self.leave(self.decode_fused(x, self.arrays, places, numbers, keys, values))
         cos, sin, view = places
         h = self.norm(x)
@@ -263,13 +278,9 @@ class FeedForwardHalf(Half):
         """
         x = self.enter(x)
         if self.fused:
-            numbers = numbers_of("HalfNumbers", self.numbers(split[1], split[2], split[3], asking))
+            numbers = numbers_of("HalfNumbers", self.numbers(split, asking))
             return self.leave(self.run_fused(x, (places[3], numbers))[0])
         return self.leave(self._composed(x))
-
-    def numbers(self, prefix, samples, completion, asking):
-        sizes = (("prefix", prefix), ("samples", samples), ("completion", completion), ("asking", asking))
-        return (*sizes, ("residual", self.residual), ("head_size", 0), ("scale", 0.0), ("epsilon", self.eps))
 
     def _composed(self, x):
         h = self.norm(x)
@@ -280,7 +291,7 @@ class FeedForwardHalf(Half):
         """Run one row for each slot: [B, hidden] -> [B, hidden]."""
         x = self.enter(x)
         if self.fused:
-            return self.leave(self.decode_fused(x, self.arrays, self.numbers(0, 0, 0, ALL_ROWS)))
+            return self.leave(self.decode_fused(x, self.arrays, self.numbers(ONE_ROW, ALL_ROWS)))
         return self.leave(self._composed(x))
 
 
@@ -304,3 +315,7 @@ class Layer(nn.Cell):
     def decode(self, x, places, keys, values):
         """Run one new position of each slot: [B, hidden] -> [B, hidden]."""
         return self.feed_forward.decode(self.attention.decode(x, places, keys, values))
+
+
+def _bits(flags: Iterable[bool]) -> int:
+    return sum(flag << i for i, flag in enumerate(flags))

@@ -243,7 +243,7 @@ class Drawing:
                     ("greedy", sampler.greedy),
                 )
                 slots, tables = (rows, zeros, ones, ban, leaders, zeros, enough), (angles, angles)
-                return run(slots, uniform, sampler.stop_ids, table, tables, norm, head, (), numbers)
+                return run(slots, uniform, sampler.stop_ids, table, tables, norm, head, (), (), numbers)
 
         sampler, run = self.sampler, self.fused.decode_tokens
         zeros = np.zeros(len(numbers), np.int32)

@@ -15,12 +15,10 @@
 
 namespace {
 
-// Inputs of both operators below. x [T, hidden]; cos, sin [positions, d]; positions int32[T]; asking: of the last rows, which
-// the output has, or any where it has none; lengths int32[N * (1 + G)]: see `Sequences`.
+// Inputs of both operators below, before the weights. x [T, hidden]; cos, sin [positions, d]; positions int32[T]; asking: of
+// the last rows, which the output has, or any where it has none; lengths int32[N * (1 + G)]: see `Sequences`.
 struct AttentionInputs {
-  Input x;
-  AttentionWeights<Input> weights;
-  Input cos, sin;
+  Input x, cos, sin;
   const int32_t *positions, *asking, *lengths;
   const HalfNumbers *numbers;
 };
@@ -28,23 +26,27 @@ struct AttentionInputs {
 // What both begin with.
 struct AttentionHalf {
   AttentionInputs in;
+  Given<AttentionWeights, Input> given;
+  const AttentionWeights<Input> &weights;
   AttentionAdapters adapters;
   Sequences sequences;
   int64_t hidden, width, key_width;
   Attention attention;
   int64_t piece, asking_piece;  // rows of a piece
 
-  AttentionHalf(void **params, const int *ndims, int64_t **shapes)
-      : in(arrays_at<AttentionInputs>(params, ndims, shapes)),
-        adapters(adapters_of(in.weights, shapes + INDEX(AttentionInputs, weights))),
-        sequences(*in.numbers, in.lengths, shapes[INDEX(AttentionInputs, lengths)][0]),
-        hidden(shapes[0][1]),
-        width(shapes[INDEX(AttentionInputs, weights.wq)][0]),
-        key_width(shapes[INDEX(AttentionInputs, weights.wk)][0]),
+  explicit AttentionHalf(Arguments &arguments)
+      : in(arguments.next<AttentionInputs>()),
+        given(arguments.next<AttentionWeights, Input>(in.numbers->weights)),
+        weights(given.arrays),
+        adapters(adapters_of(given)),
+        sequences(*in.numbers, in.lengths, arguments.shape(INDEX(AttentionInputs, lengths))[0]),
+        hidden(arguments.shape(INDEX(AttentionInputs, x))[1]),
+        width(given.shapes.wq[0]),
+        key_width(given.shapes.wk[0]),
         attention{sequences,
                   {in.cos, in.sin, in.numbers->head_size, in.numbers->epsilon},
                   in.positions,
-                  in.weights.q_norm,
+                  weights.q_norm,
                   key_width / in.numbers->head_size,
                   width / key_width,
                   in.numbers->scale},
@@ -56,7 +58,7 @@ struct AttentionHalf {
   void prepare_keys(Input keys, int64_t first, int64_t m, Output ready) const {
     for (int64_t i = first; i < first + m; ++i) {
       const int64_t at = i * key_width;
-      attention.turning.prepare(keys + at, in.weights.k_norm, attention.position(i), attention.heads, ready + at);
+      attention.turning.prepare(keys + at, weights.k_norm, attention.position(i), attention.heads, ready + at);
     }
   }
 };
@@ -67,13 +69,14 @@ extern "C" {
 
 // Outputs: y, rows like `asking` and `hidden` wide; and, packed, query [asking, width], key, value [rows, key_width] as
 // their projections give them, attended [asking, width], and prepared keys [rows, key_width].
-int attention_half(int, void **params, int *ndims, int64_t **shapes, const char **, void *, void *) {
+int attention_half(int, void **params, int *, int64_t **shapes, const char **, void *, void *) {
   struct Outputs {
     Output y, query, key, value, attended, ready;
   };
-  const AttentionHalf h(params, ndims, shapes);
-  const auto &w = h.in.weights;
-  const auto out = arrays_at<Outputs>(params, ndims, shapes, arrays_of<AttentionInputs>());
+  Arguments arguments(params, shapes);
+  const AttentionHalf h(arguments);
+  const auto &w = h.weights;
+  const auto out = arguments.next<Outputs>();
   const Sequences &s = h.sequences;
   const int64_t hidden = h.hidden, width = h.width;
   pieces(s.rows, h.piece, [&](int64_t first, int64_t m) {
@@ -92,7 +95,7 @@ int attention_half(int, void **params, int *ndims, int64_t **shapes, const char 
     h.prepare_keys(out.key, first, m, out.ready);
   });
   if (h.in.numbers->asking == 0) {
-    std::fill(out.y, out.y + shapes[INDEX(AttentionInputs, asking)][0] * hidden, 0.0f);
+    std::fill(out.y, out.y + arguments.shape(INDEX(AttentionInputs, asking))[0] * hidden, 0.0f);
     return 0;
   }
   attend(h.attention, out.query, out.ready, out.value, out.attended);
@@ -111,89 +114,93 @@ int attention_half(int, void **params, int *ndims, int64_t **shapes, const char 
   return 0;
 }
 
-// Inputs: those of `attention_half`; query (overwritten), key, value, attended as it gave them; dy like y; a buffer for
-// each of the weights, to which its gradient is added if there is one. Outputs: dx [T, hidden], and memory for what lies
+// Inputs: those of `attention_half`; query (overwritten), key, value, attended as it gave them; dy like y; buffers of
+// weights, to which their gradients are added, where they are given. Outputs: dx [T, hidden], and memory for what lies
 // between.
-int attention_half_gradient(int, void **params, int *ndims, int64_t **shapes, const char **, void *, void *) {
-  struct More {
+int attention_half_gradient(int, void **params, int *, int64_t **shapes, const char **, void *, void *) {
+  struct Kept {
     Output query;
     Input key, value, attended, dy;
-    AttentionWeights<Output> buffers;
+  };
+  struct Outputs {
     Output dx, normed, d_attended, ready, d_key, d_value, packed;
   };
-  const AttentionHalf h(params, ndims, shapes);
-  const auto &w = h.in.weights;
-  const auto more = arrays_at<More>(params, ndims, shapes, arrays_of<AttentionInputs>());
+  Arguments arguments(params, shapes);
+  const AttentionHalf h(arguments);
+  const auto &w = h.weights;
+  const auto kept = arguments.next<Kept>();
+  const auto buffers = arguments.next<AttentionWeights, Output>(h.in.numbers->buffers).arrays;
+  const auto out = arguments.next<Outputs>();
   const Sequences &s = h.sequences;
   const Attention &a = h.attention;
   const int64_t hidden = h.hidden, width = h.width, key_width = h.key_width, asking = s.asking(), d = a.d();
   const bool residual = h.in.numbers->residual;
   LowRankGradient q_map(h.adapters.q, asking), k_map(h.adapters.k, s.rows), v_map(h.adapters.v, s.rows);
   LowRankGradient o_map(h.adapters.o, asking);
-  Input d_y = s.adjacent(s.skip, asking) ? s.take(more.dy, hidden, s.all_skip, s.skip, asking, nullptr) : more.packed;
-  pieces(s.rows, h.piece, [&](int64_t first, int64_t m) { h.prepare_keys(more.key, first, m, more.ready); });
+  Input d_y = s.adjacent(s.skip, asking) ? s.take(kept.dy, hidden, s.all_skip, s.skip, asking, nullptr) : out.packed;
+  pieces(s.rows, h.piece, [&](int64_t first, int64_t m) { h.prepare_keys(kept.key, first, m, out.ready); });
   pieces(asking, h.asking_piece, [&](int64_t first, int64_t m) {
-    Input own = s.take(more.dy, hidden, s.all_skip, s.skip + first, m, more.packed + first * hidden);
-    if (d_y == more.packed && own != d_y + first * hidden) std::copy(own, own + m * hidden, more.packed + first * hidden);
-    Output d_attended = more.d_attended + first * width;
+    Input own = s.take(kept.dy, hidden, s.all_skip, s.skip + first, m, out.packed + first * hidden);
+    if (d_y == out.packed && own != d_y + first * hidden) std::copy(own, own + m * hidden, out.packed + first * hidden);
+    Output d_attended = out.d_attended + first * width;
     gemm('N', 'N', m, width, hidden, 1, d_y + first * hidden, hidden, w.wo, width, 0, d_attended, width);
-    o_map.input(first, m, more.attended + first * width, width, 0, width, width);
+    o_map.input(first, m, kept.attended + first * width, width, 0, width, width);
     o_map.output(first, m, d_y + first * hidden, hidden, 0, hidden);
     o_map.add(first, m, d_attended, width, 0, width, width);
   });
   std::vector<float> q_norms(w.q_norm ? s.prompts * a.heads * d : 0);
-  attend_gradient(a, more.query, more.ready, more.value, more.d_attended, more.d_key, more.d_value,
+  attend_gradient(a, kept.query, out.ready, kept.value, out.d_attended, out.d_key, out.d_value,
                   w.q_norm ? q_norms.data() : nullptr);
   const int64_t parts = (s.rows + h.piece - 1) / h.piece;
   std::vector<float> norms(parts * hidden), k_norms(w.k_norm ? parts * d : 0);
-  s.zero_unused(more.dx, hidden, 0);
+  s.zero_unused(out.dx, hidden, 0);
   pieces(s.rows, h.piece, [&](int64_t first, int64_t m) {
     Output memory = scratch(3 * m * hidden + key_width), d_normed = memory + m * hidden;
     Output turned = d_normed + 2 * m * hidden;
     for (int64_t i = first; i < first + m; ++i) {
-      Output own = more.d_key + i * key_width;
-      a.turning.gradient(own, more.key + i * key_width, w.k_norm, a.position(i), a.heads, own,
+      Output own = out.d_key + i * key_width;
+      a.turning.gradient(own, kept.key + i * key_width, w.k_norm, a.position(i), a.heads, own,
                          w.k_norm ? k_norms.data() + first / h.piece * d : nullptr, turned);
     }
     Input x = s.take(h.in.x, hidden, 0, first, m, memory);
-    norm_rows(x, w.norm, h.in.numbers->epsilon, more.normed + first * hidden, m, hidden);
+    norm_rows(x, w.norm, h.in.numbers->epsilon, out.normed + first * hidden, m, hidden);
     // row: of `map` and slope, the one of the first of those from `begin` on.
     auto back = [&](Input slope, Input weight, LowRankGradient &map, int64_t size, int64_t begin, int64_t row, float keep) {
       Output own = d_normed + begin * hidden;
       gemm('N', 'N', m - begin, hidden, size, 1, slope + row * size, size, weight, hidden, keep, own, hidden);
-      map.input(row, m - begin, more.normed + (first + begin) * hidden, hidden, 0, hidden, hidden);
+      map.input(row, m - begin, out.normed + (first + begin) * hidden, hidden, 0, hidden, hidden);
       map.output(row, m - begin, slope + row * size, size, 0, size);
       map.add(row, m - begin, own, hidden, 0, hidden, hidden);
     };
-    back(more.d_key, w.wk, k_map, key_width, 0, first, 0);
-    back(more.d_value, w.wv, v_map, key_width, 0, first, 1);
+    back(out.d_key, w.wk, k_map, key_width, 0, first, 0);
+    back(out.d_value, w.wv, v_map, key_width, 0, first, 1);
     const int64_t begin = std::clamp<int64_t>(s.skip - first, 0, m), at = first + begin - s.skip;
-    back(more.query, w.wq, q_map, width, begin, at, 1);
-    Output dx = s.target(more.dx, hidden, 0, first, m, d_normed + m * hidden);
+    back(kept.query, w.wq, q_map, width, begin, at, 1);
+    Output dx = s.target(out.dx, hidden, 0, first, m, d_normed + m * hidden);
     std::fill(dx, dx + (residual ? begin : m) * hidden, 0.0f);
     if (residual) std::copy(d_y + at * hidden, d_y + (at + m - begin) * hidden, dx + begin * hidden);
     norm_gradient_rows(d_normed, x, w.norm, h.in.numbers->epsilon, dx, norms.data() + first / h.piece * hidden, m, hidden, true);
-    s.put(dx, hidden, 0, first, m, more.dx);
+    s.put(dx, hidden, 0, first, m, out.dx);
   });
-  weight_gradients({{asking, d_y, more.attended, more.buffers.wo, hidden, width},
-                    {asking, more.query, more.normed + s.skip * hidden, more.buffers.wq, width, hidden},
-                    {s.rows, more.d_key, more.normed, more.buffers.wk, key_width, hidden},
-                    {s.rows, more.d_value, more.normed, more.buffers.wv, key_width, hidden},
-                    o_map.of_a(more.attended, width, more.buffers.wo_a),
-                    o_map.of_b(d_y, hidden, more.buffers.wo_b),
-                    q_map.of_a(more.normed + s.skip * hidden, hidden, more.buffers.wq_a),
-                    q_map.of_b(more.query, width, more.buffers.wq_b),
-                    k_map.of_a(more.normed, hidden, more.buffers.wk_a),
-                    k_map.of_b(more.d_key, key_width, more.buffers.wk_b),
-                    v_map.of_a(more.normed, hidden, more.buffers.wv_a),
-                    v_map.of_b(more.d_value, key_width, more.buffers.wv_b)},
+  weight_gradients({{asking, d_y, kept.attended, buffers.wo, hidden, width},
+                    {asking, kept.query, out.normed + s.skip * hidden, buffers.wq, width, hidden},
+                    {s.rows, out.d_key, out.normed, buffers.wk, key_width, hidden},
+                    {s.rows, out.d_value, out.normed, buffers.wv, key_width, hidden},
+                    o_map.of_a(kept.attended, width, buffers.wo_a),
+                    o_map.of_b(d_y, hidden, buffers.wo_b),
+                    q_map.of_a(out.normed + s.skip * hidden, hidden, buffers.wq_a),
+                    q_map.of_b(kept.query, width, buffers.wq_b),
+                    k_map.of_a(out.normed, hidden, buffers.wk_a),
+                    k_map.of_b(out.d_key, key_width, buffers.wk_b),
+                    v_map.of_a(out.normed, hidden, buffers.wv_a),
+                    v_map.of_b(out.d_value, key_width, buffers.wv_b)},
                    true);
-  add_rows(more.query, asking, width, more.buffers.wq_bias);
-  add_rows(more.d_key, s.rows, key_width, more.buffers.wk_bias);
-  add_rows(more.d_value, s.rows, key_width, more.buffers.wv_bias);
-  add_rows(q_norms.data(), q_norms.size() / d, d, more.buffers.q_norm);
-  add_rows(k_norms.data(), k_norms.size() / d, d, more.buffers.k_norm);
-  add_rows(norms.data(), parts, hidden, more.buffers.norm);
+  add_rows(kept.query, asking, width, buffers.wq_bias);
+  add_rows(out.d_key, s.rows, key_width, buffers.wk_bias);
+  add_rows(out.d_value, s.rows, key_width, buffers.wv_bias);
+  add_rows(q_norms.data(), q_norms.size() / d, d, buffers.q_norm);
+  add_rows(k_norms.data(), k_norms.size() / d, d, buffers.k_norm);
+  add_rows(norms.data(), parts, hidden, buffers.norm);
   return 0;
 }
 

@@ -78,7 +78,7 @@ struct DecodeCall {
   int32_t enough, own_start;
 };
 
-// ids .. prefixes int32[B], uniform [B, n], stops int32[s]; see `decode_tokens` in operators.py.
+// ids .. prefixes int32[B], uniform [B, n], stops int32[s], weights int32[2 * layers]; see `decode_tokens` in operators.py.
 struct DecodeInputs {
   const int32_t *ids, *positions, *remaining, *banned, *leaders, *prefixes;
   const DecodeCall *call;
@@ -86,13 +86,32 @@ struct DecodeInputs {
   const int32_t *stops;
   Input embedding, cos, sin, norm, head;
   const DecodeNumbers *numbers;
+  const int32_t *weights;
 };
 
-// Of each layer, behind those: caches [B, K, S, d] among its weights.
+// Of each layer, behind those, between the weights of its halves: [B, K, S, d].
+template <typename Array>
+struct DecodeCaches {
+  Array keys, values;
+};
+
 struct DecodeLayer {
-  AttentionWeights<Input> attention;
-  Output keys, values;
-  FeedForwardWeights<Input> feed_forward;
+  Given<AttentionWeights, Input> attention;
+  Given<DecodeCaches, Output> caches;
+  Given<FeedForwardWeights, Input> feed_forward;
+  AttentionAdapters attention_adapters;
+  FeedForwardAdapters feed_forward_adapters;
+  DecodeSizes sizes;
+
+  // The next layer. bits: which weights of its halves are given.
+  DecodeLayer(Arguments &arguments, const int32_t *bits, int64_t hidden)
+      : attention(arguments.next<AttentionWeights, Input>(bits[0])),
+        caches(arguments.next<DecodeCaches, Output>(3)),
+        feed_forward(arguments.next<FeedForwardWeights, Input>(bits[1])),
+        attention_adapters(adapters_of(attention)),
+        feed_forward_adapters(adapters_of(feed_forward)),
+        sizes{hidden, attention.shapes.wq[0], attention.shapes.wk[0], feed_forward.shapes.w1[0],
+              std::max(attention_adapters.rank(), feed_forward_adapters.rank())} {}
 };
 
 struct DecodeOutputs {
@@ -121,34 +140,23 @@ struct DecodeRows {
 extern "C" {
 
 // Slots that have ended are left out. Outputs: token int32[B, n], behaviour and policy log-probs [B, n].
-int decode_tokens(int nparam, void **params, int *ndims, int64_t **shapes, const char **, void *, void *) {
-  const auto in = arrays_at<DecodeInputs>(params, ndims, shapes);
-  const auto out = arrays_at<DecodeOutputs>(params, ndims, shapes, nparam - arrays_of<DecodeOutputs>());
-  const int first_layer = arrays_of<DecodeInputs>(), each = arrays_of<DecodeLayer>();
-  const int layers = (nparam - first_layer - arrays_of<DecodeOutputs>()) / each;
-  auto shape = [&](int index) { return shapes[index]; };
-  const int64_t slots = shape(INDEX(DecodeInputs, uniform))[0], tokens = shape(INDEX(DecodeInputs, uniform))[1];
-  const int64_t vocabulary = shape(INDEX(DecodeInputs, head))[0], hidden = shape(INDEX(DecodeInputs, head))[1];
-  const int64_t known = shape(INDEX(DecodeInputs, cos))[0], stop_count = shape(INDEX(DecodeInputs, stops))[0];
+int decode_tokens(int, void **params, int *, int64_t **shapes, const char **, void *, void *) {
+  Arguments arguments(params, shapes);
+  const auto in = arguments.next<DecodeInputs>();
+  const int64_t slots = shapes[INDEX(DecodeInputs, uniform)][0], tokens = shapes[INDEX(DecodeInputs, uniform)][1];
+  const int64_t vocabulary = shapes[INDEX(DecodeInputs, head)][0], hidden = shapes[INDEX(DecodeInputs, head)][1];
+  const int64_t known = shapes[INDEX(DecodeInputs, cos)][0], stop_count = shapes[INDEX(DecodeInputs, stops)][0];
   const DecodeNumbers &numbers = *in.numbers;
+  std::vector<DecodeLayer> layers;
+  int64_t most = vocabulary;
+  for (int64_t i = 0; i < shapes[INDEX(DecodeInputs, weights)][0]; i += 2) {
+    most = std::max(most, layers.emplace_back(arguments, in.weights + i, hidden).sizes.memory());
+  }
+  const auto out = arguments.next<DecodeOutputs>();
   std::fill(out.token, out.token + slots * tokens, -1);
   std::fill(out.behaviour, out.behaviour + slots * tokens, 0.0f);
   std::fill(out.policy, out.policy + slots * tokens, 0.0f);
 
-  std::vector<DecodeLayer> layer;
-  std::vector<DecodeSizes> sizes;
-  std::vector<std::pair<AttentionAdapters, FeedForwardAdapters>> adapters;
-  int64_t most = vocabulary;
-  for (int i = 0, at = first_layer; i < layers; ++i, at += each) {
-    auto rows = [&](int index) { return shapes[at + index][0]; };
-    const DecodeLayer &own = layer.emplace_back(arrays_at<DecodeLayer>(params, ndims, shapes, at));
-    adapters.emplace_back(adapters_of(own.attention, shapes + at + INDEX(DecodeLayer, attention)),
-                          adapters_of(own.feed_forward, shapes + at + INDEX(DecodeLayer, feed_forward)));
-    sizes.push_back({hidden, rows(INDEX(DecodeLayer, attention.wq)), rows(INDEX(DecodeLayer, attention.wk)),
-                     rows(INDEX(DecodeLayer, feed_forward.w1)),
-                     std::max(adapters.back().first.rank(), adapters.back().second.rank())});
-    most = std::max(most, sizes.back().memory());
-  }
   DecodeRows rows;
   for (int64_t slot = 0; slot < slots; ++slot) {
     if (in.remaining[slot] > 0) rows.slots.push_back(slot);
@@ -164,13 +172,15 @@ int decode_tokens(int nparam, void **params, int *ndims, int64_t **shapes, const
     const Panels panels(count);
     to_panels(panels, hidden, [&](int64_t row) { return in.embedding + next[rows.slots[row]] * hidden; }, x);
     rows.at_token(in, t, known);
-    for (int i = 0; i < layers; ++i) {
-      const int64_t *cache = shapes[first_layer + i * each + INDEX(DecodeLayer, keys)];
-      const Slots now{count, cache[1], sizes[i].width / sizes[i].key_width, cache[2], cache[3], in.call->own_start,
+    for (const DecodeLayer &layer : layers) {
+      const DecodeSizes &sizes = layer.sizes;
+      Shape cache = layer.caches.shapes.keys;
+      const Slots now{count, cache[1], sizes.width / sizes.key_width, cache[2], cache[3], in.call->own_start,
                       rows.slots.data(), rows.positions.data(), rows.leaders.data(), rows.prefixes.data()};
-      decode_attention(layer[i].attention, adapters[i].first, sizes[i], now, {in.cos, in.sin, cache[3], numbers.epsilon},
-                       numbers.scale, rows.angles.data(), panels, x, x, layer[i].keys, layer[i].values, rest);
-      decode_feed_forward(layer[i].feed_forward, adapters[i].second, sizes[i], numbers.epsilon, panels, x, x, rest);
+      decode_attention(layer.attention.arrays, layer.attention_adapters, sizes, now,
+                       {in.cos, in.sin, cache[3], numbers.epsilon}, numbers.scale, rows.angles.data(), panels, x, x,
+                       layer.caches.arrays.keys, layer.caches.arrays.values, rest);
+      decode_feed_forward(layer.feed_forward.arrays, layer.feed_forward_adapters, sizes, numbers.epsilon, panels, x, x, rest);
     }
     norm_panels(panels, x, in.norm, numbers.epsilon, h, hidden);
     products(panels, h, hidden, {{in.head, nullptr, rest, vocabulary}});

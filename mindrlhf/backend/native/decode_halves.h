@@ -93,48 +93,55 @@ void in_panels(Input rows, int64_t count, const DecodeSizes &sizes, bool residua
 
 extern "C" {
 
-// Inputs: x [B, hidden], the weights, cos, sin [positions, d], positions int32[B], numbers, caches of keys and values
-// [B, K, S, d] (written). Output: y [B, hidden].
-int decode_attention_half(int, void **params, int *ndims, int64_t **shapes, const char **, void *, void *) {
-  struct Arrays {
-    Input x;
-    AttentionWeights<Input> weights;
-    Input cos, sin;
+// Inputs: x [B, hidden], cos, sin [positions, d], positions int32[B], numbers, caches of keys and values [B, K, S, d]
+// (written), the weights. Output: y [B, hidden].
+int decode_attention_half(int, void **params, int *, int64_t **shapes, const char **, void *, void *) {
+  struct Inputs {
+    Input x, cos, sin;
     const int32_t *positions;
     const HalfNumbers *numbers;
-    Output keys, values, y;
+    Output keys, values;
   };
-  const auto p = arrays_at<Arrays>(params, ndims, shapes);
-  const int64_t *cache = shapes[INDEX(Arrays, keys)], rows = shapes[0][0];
-  const AttentionAdapters maps = adapters_of(p.weights, shapes + INDEX(Arrays, weights));
-  const DecodeSizes sizes{shapes[0][1], shapes[INDEX(Arrays, weights.wq)][0], shapes[INDEX(Arrays, weights.wk)][0], 0,
-                          maps.rank()};
+  struct Outputs {
+    Output y;
+  };
+  Arguments arguments(params, shapes);
+  const auto p = arguments.next<Inputs>();
+  const auto given = arguments.next<AttentionWeights, Input>(p.numbers->weights);
+  const auto out = arguments.next<Outputs>();
+  const int64_t *cache = shapes[INDEX(Inputs, keys)], rows = shapes[0][0];
+  const AttentionAdapters maps = adapters_of(given);
+  const DecodeSizes sizes{shapes[0][1], given.shapes.wq[0], given.shapes.wk[0], 0, maps.rank()};
   std::vector<int32_t> numbered(rows), zeros(rows, 0), angles(p.positions, p.positions + rows);
   std::iota(numbered.begin(), numbered.end(), 0);
-  for (int32_t &angle : angles) angle = std::min<int32_t>(angle, shapes[INDEX(Arrays, cos)][0] - 1);
+  for (int32_t &angle : angles) angle = std::min<int32_t>(angle, shapes[INDEX(Inputs, cos)][0] - 1);
   const Slots slots{rows, cache[1], sizes.width / sizes.key_width, cache[2], cache[3], 0,
                     numbered.data(), p.positions, numbered.data(), zeros.data()};
   const Heads heads{p.cos, p.sin, cache[3], p.numbers->epsilon};
-  in_panels(p.x, rows, sizes, p.numbers->residual, p.y, [&](const Panels &panels, Input x, Output y, Output memory) {
-    decode_attention(p.weights, maps, sizes, slots, heads, p.numbers->scale, angles.data(), panels, x, y, p.keys, p.values,
+  in_panels(p.x, rows, sizes, p.numbers->residual, out.y, [&](const Panels &panels, Input x, Output y, Output memory) {
+    decode_attention(given.arrays, maps, sizes, slots, heads, p.numbers->scale, angles.data(), panels, x, y, p.keys, p.values,
                      memory);
   });
   return 0;
 }
 
-// Inputs: x [B, hidden], the weights, numbers. Output: y [B, hidden].
-int decode_feed_forward_half(int, void **params, int *ndims, int64_t **shapes, const char **, void *, void *) {
-  struct Arrays {
+// Inputs: x [B, hidden], numbers, the weights. Output: y [B, hidden].
+int decode_feed_forward_half(int, void **params, int *, int64_t **shapes, const char **, void *, void *) {
+  struct Inputs {
     Input x;
-    FeedForwardWeights<Input> weights;
     const HalfNumbers *numbers;
+  };
+  struct Outputs {
     Output y;
   };
-  const auto p = arrays_at<Arrays>(params, ndims, shapes);
-  const FeedForwardAdapters maps = adapters_of(p.weights, shapes + INDEX(Arrays, weights));
-  const DecodeSizes sizes{shapes[0][1], 0, 0, shapes[INDEX(Arrays, weights.w1)][0], maps.rank()};
-  in_panels(p.x, shapes[0][0], sizes, p.numbers->residual, p.y, [&](const Panels &panels, Input x, Output y, Output memory) {
-    decode_feed_forward(p.weights, maps, sizes, p.numbers->epsilon, panels, x, y, memory);
+  Arguments arguments(params, shapes);
+  const auto p = arguments.next<Inputs>();
+  const auto given = arguments.next<FeedForwardWeights, Input>(p.numbers->weights);
+  const auto out = arguments.next<Outputs>();
+  const FeedForwardAdapters maps = adapters_of(given);
+  const DecodeSizes sizes{shapes[0][1], 0, 0, given.shapes.w1[0], maps.rank()};
+  in_panels(p.x, shapes[0][0], sizes, p.numbers->residual, out.y, [&](const Panels &panels, Input x, Output y, Output memory) {
+    decode_feed_forward(given.arrays, maps, sizes, p.numbers->epsilon, panels, x, y, memory);
   });
   return 0;
 }

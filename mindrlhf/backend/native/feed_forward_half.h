@@ -18,11 +18,10 @@ namespace {
 const int64_t kInner = 192;     // numbers between the products of a block
 const int64_t kNearPieces = 3;  // that go through such a block one after another
 
-// Inputs of both operators below. x [asking, hidden]: of the rows that ask, with padding; lengths int32[N * (1 + G)]: see
-// `Sequences`.
+// Inputs of both operators below, before the weights. x [asking, hidden]: of the rows that ask, with padding; lengths
+// int32[N * (1 + G)]: see `Sequences`.
 struct FeedForwardInputs {
   Input x;
-  FeedForwardWeights<Input> weights;
   const int32_t *lengths;
   const HalfNumbers *numbers;
 };
@@ -30,18 +29,23 @@ struct FeedForwardInputs {
 // What both begin with.
 struct FeedForwardHalf {
   FeedForwardInputs in;
+  Given<FeedForwardWeights, Input> given;
+  const FeedForwardWeights<Input> &weights;
   FeedForwardAdapters adapters;
   Sequences sequences;
   int64_t rows, hidden, inner, piece;  // rows: packed; piece: rows of one
 
-  FeedForwardHalf(void **params, const int *ndims, int64_t **shapes)
-      : in(arrays_at<FeedForwardInputs>(params, ndims, shapes)),
-        adapters(adapters_of(in.weights, shapes + INDEX(FeedForwardInputs, weights))),
-        sequences(*in.numbers, in.lengths, shapes[INDEX(FeedForwardInputs, lengths)][0]),
+  explicit FeedForwardHalf(Arguments &arguments)
+      : in(arguments.next<FeedForwardInputs>()),
+        given(arguments.next<FeedForwardWeights, Input>(in.numbers->weights)),
+        weights(given.arrays),
+        adapters(adapters_of(given)),
+        sequences(*in.numbers, in.lengths, arguments.shape(INDEX(FeedForwardInputs, lengths))[0]),
         rows(sequences.asking()),
-        hidden(shapes[0][1]),
-        inner(shapes[INDEX(FeedForwardInputs, weights.w1)][0]),
+        hidden(arguments.shape(INDEX(FeedForwardInputs, x))[1]),
+        inner(given.shapes.w1[0]),
         piece(even(rows, kLayerRows)) {}
+  FeedForwardHalf(const FeedForwardHalf &) = delete;
 
   // See `Sequences`; of packed rows that ask.
   Input take(Input array, int64_t first, int64_t m, Output memory) const {
@@ -60,13 +64,14 @@ struct FeedForwardHalf {
 extern "C" {
 
 // Outputs: y like x, and, packed, gate and up [rows, inner].
-int feed_forward_half(int, void **params, int *ndims, int64_t **shapes, const char **, void *, void *) {
+int feed_forward_half(int, void **params, int *, int64_t **shapes, const char **, void *, void *) {
   struct Outputs {
     Output y, gate, up;
   };
-  const FeedForwardHalf h(params, ndims, shapes);
-  const auto &w = h.in.weights;
-  const auto out = arrays_at<Outputs>(params, ndims, shapes, arrays_of<FeedForwardInputs>());
+  Arguments arguments(params, shapes);
+  const FeedForwardHalf h(arguments);
+  const auto &w = h.weights;
+  const auto out = arguments.next<Outputs>();
   const int64_t hidden = h.hidden, inner = h.inner;
   h.sequences.zero_unused(out.y, hidden, h.sequences.all_skip);
   pieces(h.rows, h.piece, [&](int64_t first, int64_t m) {
@@ -89,24 +94,28 @@ int feed_forward_half(int, void **params, int *ndims, int64_t **shapes, const ch
   return 0;
 }
 
-// Inputs: those of `feed_forward_half`; gate and up as it gave them (overwritten); dy like x; a buffer for each of the
-// weights, to which its gradient is added if there is one. Outputs: dx like x, and memory for what lies between.
-int feed_forward_half_gradient(int, void **params, int *ndims, int64_t **shapes, const char **, void *, void *) {
-  struct More {
+// Inputs: those of `feed_forward_half`; gate and up as it gave them (overwritten); dy like x; buffers of weights, to
+// which their gradients are added, where they are given. Outputs: dx like x, and memory for what lies between.
+int feed_forward_half_gradient(int, void **params, int *, int64_t **shapes, const char **, void *, void *) {
+  struct Kept {
     Output gate, up;
     Input dy;
-    FeedForwardWeights<Output> buffers;
+  };
+  struct Outputs {
     Output dx, normed, act, packed;
   };
-  const FeedForwardHalf h(params, ndims, shapes);
-  const auto &w = h.in.weights;
-  const auto more = arrays_at<More>(params, ndims, shapes, arrays_of<FeedForwardInputs>());
+  Arguments arguments(params, shapes);
+  const FeedForwardHalf h(arguments);
+  const auto &w = h.weights;
+  const auto kept = arguments.next<Kept>();
+  const auto buffers = arguments.next<FeedForwardWeights, Output>(h.in.numbers->buffers).arrays;
+  const auto out = arguments.next<Outputs>();
   const int64_t hidden = h.hidden, inner = h.inner, parts = (h.rows + h.piece - 1) / h.piece;
   const bool dense = h.sequences.adjacent(h.sequences.skip, h.rows);
-  Input d_y = dense ? h.take(more.dy, 0, h.rows, nullptr) : more.packed;
+  Input d_y = dense ? h.take(kept.dy, 0, h.rows, nullptr) : out.packed;
   std::vector<float> norms(parts * hidden);
   LowRankGradient gate_map(h.adapters.gate, h.rows), up_map(h.adapters.up, h.rows), down_map(h.adapters.down, h.rows);
-  h.sequences.zero_unused(more.dx, hidden, h.sequences.all_skip);
+  h.sequences.zero_unused(out.dx, hidden, h.sequences.all_skip);
   // A block of the weights serves several pieces while it is near.
   const int64_t block = (even(inner, kInner) + kLanes - 1) / kLanes * kLanes;
   pieces(parts, std::clamp<int64_t>(parts / Team::get().threads(), 1, kNearPieces), [&](int64_t part, int64_t n) {
@@ -115,28 +124,28 @@ int feed_forward_half_gradient(int, void **params, int *ndims, int64_t **shapes,
     Output slope = memory + count * hidden;
     Input x = h.take(h.in.x, begin, count, memory);
     if (!dense) {
-      Input own = h.take(more.dy, begin, count, more.packed + begin * hidden);
-      if (own != d_y + begin * hidden) std::copy(own, own + count * hidden, more.packed + begin * hidden);
+      Input own = h.take(kept.dy, begin, count, out.packed + begin * hidden);
+      if (own != d_y + begin * hidden) std::copy(own, own + count * hidden, out.packed + begin * hidden);
     }
-    norm_rows(x, w.norm, h.in.numbers->epsilon, more.normed + begin * hidden, count, hidden);
-    gate_map.input(begin, count, more.normed + begin * hidden, hidden, 0, hidden, hidden);
-    up_map.input(begin, count, more.normed + begin * hidden, hidden, 0, hidden, hidden);
+    norm_rows(x, w.norm, h.in.numbers->epsilon, out.normed + begin * hidden, count, hidden);
+    gate_map.input(begin, count, out.normed + begin * hidden, hidden, 0, hidden, hidden);
+    up_map.input(begin, count, out.normed + begin * hidden, hidden, 0, hidden, hidden);
     down_map.output(begin, count, d_y + begin * hidden, hidden, 0, hidden);
     for (int64_t j = 0; j < inner; j += block) {
       const int64_t size = std::min(block, inner - j);
       for (int64_t first = begin; first < end; first += h.piece) {
         const int64_t m = std::min(h.piece, end - first), at = first * inner + j;
-        Output gate = more.gate + at, up = more.up + at, own = d_normed + (first - begin) * hidden;
+        Output gate = kept.gate + at, up = kept.up + at, own = d_normed + (first - begin) * hidden;
         gemm('N', 'N', m, size, hidden, 1, d_y + first * hidden, hidden, w.w2 + j, inner, 0, slope, size);
         down_map.add(first, m, slope, size, j, size, inner);
         for (int64_t i = 0; i < m; ++i) {
           Output g = gate + i * inner, u = up + i * inner;
-          gated(g, u, more.act + at + i * inner, size);
+          gated(g, u, out.act + at + i * inner, size);
           gated_gradient(slope + i * size, g, u, g, u, size);
         }
         gemm('N', 'N', m, hidden, size, 1, gate, inner, w.w1 + j * hidden, hidden, j > 0, own, hidden);
         gemm('N', 'N', m, hidden, size, 1, up, inner, w.w3 + j * hidden, hidden, 1, own, hidden);
-        down_map.input(first, m, more.act + at, inner, j, size, inner);
+        down_map.input(first, m, out.act + at, inner, j, size, inner);
         gate_map.output(first, m, gate, inner, j, size);
         up_map.output(first, m, up, inner, j, size);
       }
@@ -145,27 +154,27 @@ int feed_forward_half_gradient(int, void **params, int *ndims, int64_t **shapes,
     up_map.add(begin, count, d_normed, hidden, 0, hidden, hidden);
     for (int64_t first = begin; first < end; first += h.piece) {
       const int64_t m = std::min(h.piece, end - first), at = (first - begin) * hidden;
-      // Where rows lie apart they are put together in place of their slopes, which are not needed any more.
-      Output dx = h.target(more.dx, first, m, slope);
+      // Where rows lie apart they are put together in place of their slopes, which are not needed any out.
+      Output dx = h.target(out.dx, first, m, slope);
       Input own = d_y + first * hidden;
       if (h.in.numbers->residual) std::copy(own, own + m * hidden, dx);
       else std::fill(dx, dx + m * hidden, 0.0f);
       norm_gradient_rows(d_normed + at, x + at, w.norm, h.in.numbers->epsilon, dx, norms.data() + first / h.piece * hidden,
                          m, hidden, true);
-      h.put(dx, first, m, more.dx);
+      h.put(dx, first, m, out.dx);
     }
   });
-  weight_gradients({{h.rows, d_y, more.act, more.buffers.w2, hidden, inner},
-                    {h.rows, more.gate, more.normed, more.buffers.w1, inner, hidden},
-                    {h.rows, more.up, more.normed, more.buffers.w3, inner, hidden},
-                    down_map.of_a(more.act, inner, more.buffers.w2_a),
-                    down_map.of_b(d_y, hidden, more.buffers.w2_b),
-                    gate_map.of_a(more.normed, hidden, more.buffers.w1_a),
-                    gate_map.of_b(more.gate, inner, more.buffers.w1_b),
-                    up_map.of_a(more.normed, hidden, more.buffers.w3_a),
-                    up_map.of_b(more.up, inner, more.buffers.w3_b)},
+  weight_gradients({{h.rows, d_y, out.act, buffers.w2, hidden, inner},
+                    {h.rows, kept.gate, out.normed, buffers.w1, inner, hidden},
+                    {h.rows, kept.up, out.normed, buffers.w3, inner, hidden},
+                    down_map.of_a(out.act, inner, buffers.w2_a),
+                    down_map.of_b(d_y, hidden, buffers.w2_b),
+                    gate_map.of_a(out.normed, hidden, buffers.w1_a),
+                    gate_map.of_b(kept.gate, inner, buffers.w1_b),
+                    up_map.of_a(out.normed, hidden, buffers.w3_a),
+                    up_map.of_b(kept.up, inner, buffers.w3_b)},
                    true);
-  add_rows(norms.data(), parts, hidden, more.buffers.norm);
+  add_rows(norms.data(), parts, hidden, buffers.norm);
   return 0;
 }
 

@@ -36,24 +36,22 @@ struct FeedForwardAdapters {
   int64_t rank() const { return gate.rank + up.rank + down.rank; }
 };
 
-// shapes: of the weights, in their order.
-AttentionAdapters adapters_of(const AttentionWeights<Input> &w, int64_t **shapes) {
-  using W = AttentionWeights<Input>;
-  if (!w.scales) return {};
-  auto rank = [=](int index) { return shapes[index][0]; };
-  return {{w.wq_a, w.wq_b, w.scales[0], rank(INDEX(W, wq_a))},
-          {w.wk_a, w.wk_b, w.scales[1], rank(INDEX(W, wk_a))},
-          {w.wv_a, w.wv_b, w.scales[2], rank(INDEX(W, wv_a))},
-          {w.wo_a, w.wo_b, w.scales[3], rank(INDEX(W, wo_a))}};
+LowRank adapter_of(Input a, Input b, Shape shape, Input scales, int index) {
+  return a ? LowRank{a, b, scales[index], shape[0]} : LowRank{};
 }
 
-FeedForwardAdapters adapters_of(const FeedForwardWeights<Input> &w, int64_t **shapes) {
-  using W = FeedForwardWeights<Input>;
-  if (!w.scales) return {};
-  auto rank = [=](int index) { return shapes[index][0]; };
-  return {{w.w1_a, w.w1_b, w.scales[0], rank(INDEX(W, w1_a))},
-          {w.w3_a, w.w3_b, w.scales[1], rank(INDEX(W, w3_a))},
-          {w.w2_a, w.w2_b, w.scales[2], rank(INDEX(W, w2_a))}};
+AttentionAdapters adapters_of(const Given<AttentionWeights, Input> &given) {
+  const auto &w = given.arrays;
+  const auto &s = given.shapes;
+  return {adapter_of(w.wq_a, w.wq_b, s.wq_a, w.scales, 0), adapter_of(w.wk_a, w.wk_b, s.wk_a, w.scales, 1),
+          adapter_of(w.wv_a, w.wv_b, s.wv_a, w.scales, 2), adapter_of(w.wo_a, w.wo_b, s.wo_a, w.scales, 3)};
+}
+
+FeedForwardAdapters adapters_of(const Given<FeedForwardWeights, Input> &given) {
+  const auto &w = given.arrays;
+  const auto &s = given.shapes;
+  return {adapter_of(w.w1_a, w.w1_b, s.w1_a, w.scales, 0), adapter_of(w.w3_a, w.w3_b, s.w3_a, w.scales, 1),
+          adapter_of(w.w2_a, w.w2_b, s.w2_a, w.scales, 2)};
 }
 
 // The gradient of an adapter. Rows are worked on as they come by; the products with all of them follow at the end.

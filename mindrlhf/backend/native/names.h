@@ -1,10 +1,11 @@
 // Names that C++ and Python share: `names.py` reads the structs here, and fills them by their members' names.
 //
 // Structs of numbers are one small array each. Structs of pointers are arrays that follow each other among an operator's
-// inputs; one that the model does not have is empty there, and null here.
+// inputs. Of a half's weights those that the model does not have are left out there, and null here.
 
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -13,8 +14,9 @@ namespace {
 
 // Of a half of a layer. prefix, samples, completion: positions of a prompt, samples of each, positions of a completion.
 // asking: which rows the output has, 0 none, 1 those of completions, 2 all. residual: whether x is added to the output.
+// weights, buffers: which of the half's weights, and of the buffers of their gradients, are given: a bit each.
 struct HalfNumbers {
-  int32_t prefix, samples, completion, asking, residual, head_size;
+  int32_t prefix, samples, completion, asking, residual, head_size, weights, buffers;
   float scale, epsilon;
 };
 
@@ -56,24 +58,54 @@ struct FeedForwardWeights {
 using Input = const float *;
 using Output = float *;
 
-// The arrays from `first` on as members of T, all of which are pointers. MindSpore does not tell the shapes of parameters
-// that are only written to: those have no dimensions here.
-template <typename T>
-T arrays_at(void **params, const int *ndims, int64_t **shapes, int first = 0) {
-  const int count = sizeof(T) / sizeof(void *);
-  void *found[count];
-  for (int i = 0; i < count; ++i) found[i] = ndims[first + i] && shapes[first + i][0] == 0 ? nullptr : params[first + i];
-  T members;
-  std::memcpy(&members, found, sizeof(T));
-  return members;
-}
+using Shape = const int64_t *;
 
-// How many arrays T has, and where one of its members lies among them.
-template <typename T>
-constexpr int arrays_of() {
-  return sizeof(T) / sizeof(void *);
-}
+// A half's arrays and their shapes, null for those that are not given.
+template <template <typename> class Names, typename Array>
+struct Given {
+  Names<Array> arrays;
+  Names<Shape> shapes;
+};
 
+// An operator's inputs and then its outputs, read one struct after another.
+class Arguments {
+ public:
+  Arguments(void **params, int64_t **shapes) : params_(params), shapes_(shapes) {}
+
+  // The next arrays, as members of T, all of which are pointers.
+  template <typename T>
+  T next() {
+    return read<T>(params_, -1);
+  }
+
+  // The next arrays of a half, of which the bits of `which` are given.
+  template <template <typename> class Names, typename Array>
+  Given<Names, Array> next(int32_t which) {
+    const auto shapes = read<Names<Shape>>(shapes_, which);
+    at_ -= __builtin_popcount(which);
+    return {read<Names<Array>>(params_, which), shapes};
+  }
+
+  // The shape of array number `index` of all.
+  Shape shape(int index) const { return shapes_[index]; }
+
+ private:
+  template <typename T, typename Pointer>
+  T read(Pointer *from, int32_t which) {
+    const int count = sizeof(T) / sizeof(Pointer);
+    Pointer found[count];
+    for (int i = 0; i < count; ++i) found[i] = which >> std::min(i, 31) & 1 ? from[at_++] : nullptr;
+    T members;
+    std::memcpy(&members, found, sizeof(T));
+    return members;
+  }
+
+  void **params_;
+  int64_t **shapes_;
+  int at_ = 0;
+};
+
+// Where a member of a struct of pointers lies among them.
 #define INDEX(type, member) static_cast<int>(offsetof(type, member) / sizeof(void *))
 
 }  // namespace

@@ -1,7 +1,7 @@
 """The fused operators (`kernels.cpp`) as MindSpore operators, with their gradients; float32.
 
-Operators take tensors only, so numbers (scales, sizes) are constants of the graph, and an array that a model does not
-have is an empty tensor. `names.h` has the names of both.
+Operators take tensors only, so numbers (scales, sizes) are constants of the graph. Weights that a model does not have
+are left out. `names.h` has the names of both.
 
 A row of a result is computed by one thread, and always in the same order: results do not depend on the threads.
 """
@@ -15,7 +15,6 @@ from mindspore.ops import constexpr
 
 from mindrlhf.backend.native import library, names
 
-NONE = Tensor(np.zeros(0, np.float32))  # in place of an array that there is not
 ATTENTION_WEIGHTS, FEED_FORWARD_WEIGHTS = names.members("AttentionWeights"), names.members("FeedForwardWeights")
 
 
@@ -86,17 +85,17 @@ class Operators:
         """Run the attention half for one new position of each slot.
 
         Keys and values are written to the caches.
-        x: [B, hidden]; weights: in the order of `ATTENTION_WEIGHTS`; places: tables of cos and sin [positions, D], and
-        positions int32[B]; numbers: of `HalfNumbers`; caches: [B, K, S, D]. Returns [B, hidden].
+        x: [B, hidden]; weights: those of `ATTENTION_WEIGHTS` that are given; places: tables of cos and sin
+        [positions, D], and positions int32[B]; numbers: of `HalfNumbers`; caches: [B, K, S, D]. Returns [B, hidden].
         """
-        return self._decode_attention(x, *weights, *places, numbers_of("HalfNumbers", numbers), key_cache, value_cache)
+        return self._decode_attention(x, *places, numbers_of("HalfNumbers", numbers), key_cache, value_cache, *weights)
 
     def decode_feed_forward(self, x, weights, numbers):
         """Run the feed-forward half for one new position of each slot.
 
         The map is [B, hidden] -> [B, hidden].
         """
-        return self._decode_feed_forward(x, *weights, numbers_of("HalfNumbers", numbers))
+        return self._decode_feed_forward(x, numbers_of("HalfNumbers", numbers), *weights)
 
     def admit(self, slots, rows, limit, prefilled, caches):
         """Copy row `rows[i]` of prefilled caches to slot `slots[i]`, int32[A] each.
@@ -105,7 +104,7 @@ class Operators:
         """
         return self._admit(slots, rows, numbers_of("AdmitNumbers", (("limit", limit),)), *prefilled, *caches)
 
-    def decode_tokens(self, slots, uniform, stop_ids, table, angles, norm, head, layers, numbers):
+    def decode_tokens(self, slots, uniform, stop_ids, table, angles, norm, head, layers, given, numbers):
         """Draw up to n tokens of each slot.
 
         They are those that `models.decoder.Decoder` and `rollout.sampling.Sampler` give one by one; a slot that draws a
@@ -118,11 +117,11 @@ class Operators:
         uniform: [B, n]; stop_ids: int32[s], -1 for none; table: of embeddings [V, hidden].
         angles: tables of cos and sin [positions, D]; norm, head: the final norm's weight and [V, hidden].
         layers: of each the attention half's weights, its caches, the feed-forward half's weights, all in one row.
-        numbers: of `DecodeNumbers`.
+        given: of each, which weights of its halves these are, as in `HalfNumbers`. numbers: of `DecodeNumbers`.
 
         Returns token int32[B, n] (-1 where there is none), behaviour and policy log-probs [B, n].
         """
-        fixed = (table, *angles, norm, head, numbers_of("DecodeNumbers", numbers))
+        fixed = (table, *angles, norm, head, numbers_of("DecodeNumbers", numbers), integers(given))
         return self._tokens(*slots, uniform, stop_ids, *fixed, *layers)
 
     def squared_norm(self, gradients):
@@ -150,6 +149,12 @@ def numbers_of(struct, values):
 
 
 @constexpr
+def integers(values):
+    """Make int32[n] a constant."""
+    return Tensor(np.array(values, np.int32))
+
+
+@constexpr
 def update_layout(rows, decays):
     """Describe parameters as int32[2 * n]: first row, and 1 for weight decay."""
     return Tensor(np.array([(first, decay) for (first, _), decay in zip(rows, decays, strict=True)], np.int32).ravel())
@@ -171,8 +176,8 @@ class _RmsNorm(nn.Cell):
 class _Half(nn.Cell):
     """Half of a layer over all rows; padding gives 0.
 
-    x: [T, hidden]; weights: in the order of `ATTENTION_WEIGHTS` or `FEED_FORWARD_WEIGHTS`; places: the operator's other
-    inputs, `HalfNumbers` last; buffers: one for each weight, to which its gradient is added, or `NONE`; trigger: of
+    x: [T, hidden]; places: the operator's other inputs, `HalfNumbers` last; weights: those of `ATTENTION_WEIGHTS` or
+    `FEED_FORWARD_WEIGHTS` that the numbers name; buffers: likewise, to which gradients are added; trigger: of
     `models.weight`. Nothing before x gets a gradient before the weights have theirs. `forward` alone has no gradient.
 
     Returns the half's output and intermediate arrays. recompute: it keeps x alone, and is computed once more when its
@@ -184,27 +189,26 @@ class _Half(nn.Cell):
         self.forward, self.gradient, self.recompute = forward, gradient, recompute
         self.first_kept, self.end_kept = kept.start, kept.stop
 
-    def construct(self, x, weights, places, buffers, trigger):
+    def construct(self, x, places, weights, buffers, trigger):
         for buffer in buffers:  # the compiler may put something else in place of arrays that are not used here
             x = ops.depend(x, buffer)  # one by one: a tuple of them would be copied
-        return self.forward(x, *weights, *places)
+        return self.forward(x, *places, *weights)
 
-    def bprop(self, x, weights, places, buffers, trigger, out, d_out):
+    def bprop(self, x, places, weights, buffers, trigger, out, d_out):
         if self.recompute:
             x = ops.depend(x, d_out[0])  # not before: nor is it the same as the first time, for the compiler
-            out = self.forward(x, *weights, *places)
+            out = self.forward(x, *places, *weights)
         kept = out[self.first_kept : self.end_kept]
-        d_x = self.gradient(x, *weights, *places, *kept, d_out[0], *buffers)[0]
-        return d_x, weights, places, buffers, ops.depend(trigger, d_x)
+        d_x = self.gradient(x, *places, *weights, *kept, d_out[0], *buffers)[0]
+        return d_x, places, weights, buffers, ops.depend(trigger, d_x)
 
 
 def _float32s(count: int):
     return lambda *_: (float32,) * count
 
 
-def _attention_shapes(x, *others):
-    weights, asking = dict(zip(ATTENTION_WEIGHTS, others, strict=False)), others[len(ATTENTION_WEIGHTS) + 3]
-    query, key = [asking[0], weights["wq"][0]], [x[0], weights["wk"][0]]
+def _attention_shapes(x, cos, sin, positions, asking, lengths, numbers, norm, wq, wk, *_):
+    query, key = [asking[0], wq[0]], [x[0], wk[0]]
     return [asking[0], x[1]], query, key, key, query, key
 
 
@@ -213,7 +217,7 @@ def _attention_gradient_shapes(*inputs):
     return inputs[0], inputs[0], query, key, key, key, y
 
 
-def _feed_forward_shapes(x, norm, w1, *_):
+def _feed_forward_shapes(x, lengths, numbers, norm, w1, *_):
     return x, [x[0], w1[0]], [x[0], w1[0]]
 
 
