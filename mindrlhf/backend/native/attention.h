@@ -34,6 +34,7 @@ struct Sequences {
   // lengths int32[N * (1 + G)], of the prompts and then of the completions
   Sequences(const HalfNumbers &numbers, const int32_t *lengths, int64_t spans) {
     samples = numbers.samples, prompts = spans / (1 + samples);
+    given.reserve(prompts * (numbers.prefix + samples * numbers.completion));
     place(prompts, numbers.prefix, lengths, prompt);
     skip = numbers.asking == 2 ? 0 : rows, all_skip = numbers.asking == 2 ? 0 : all;
     place(prompts * samples, numbers.completion, lengths + prompts, completion);

@@ -34,7 +34,8 @@ struct AttentionHalf {
   Attention attention;
   int64_t piece, asking_piece;  // rows of a piece
 
-  explicit AttentionHalf(Arguments &arguments)
+  // most, times: of the rows of a piece, see `even`.
+  AttentionHalf(Arguments &arguments, int64_t most, int64_t times)
       : in(arguments.next<AttentionInputs>()),
         given(arguments.next<AttentionWeights, Input>(in.numbers->weights)),
         weights(given.arrays),
@@ -50,8 +51,8 @@ struct AttentionHalf {
                   key_width / in.numbers->head_size,
                   width / key_width,
                   in.numbers->scale},
-        piece(even(sequences.rows, kLayerRows)),
-        asking_piece(even(sequences.asking(), kLayerRows)) {}
+        piece(even(sequences.rows, most, times)),
+        asking_piece(even(sequences.asking(), most, times)) {}
   AttentionHalf(const AttentionHalf &) = delete;
 
   // ready [rows, key_width] from what the projection gives; m rows from `first` on
@@ -74,7 +75,7 @@ int attention_half(int, void **params, int *, int64_t **shapes, const char **, v
     Output y, query, key, value, attended, ready;
   };
   Arguments arguments(params, shapes);
-  const AttentionHalf h(arguments);
+  const AttentionHalf h(arguments, kForwardRows, 2);
   const auto &w = h.weights;
   const auto out = arguments.next<Outputs>();
   const Sequences &s = h.sequences;
@@ -126,7 +127,7 @@ int attention_half_gradient(int, void **params, int *, int64_t **shapes, const c
     Output dx, normed, d_attended, ready, d_key, d_value, packed;
   };
   Arguments arguments(params, shapes);
-  const AttentionHalf h(arguments);
+  const AttentionHalf h(arguments, kBackwardRows, 1);
   const auto &w = h.weights;
   const auto kept = arguments.next<Kept>();
   const auto buffers = arguments.next<AttentionWeights, Output>(h.in.numbers->buffers).arrays;
