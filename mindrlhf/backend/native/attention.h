@@ -170,7 +170,7 @@ void block_weights(const Attention &a, const Block &b, Input raw, Input key, Out
 // [rows, key_width]
 void attend(const Attention &a, Input query, Input key, Input value, Output output) {
   const int64_t d = a.d(), width = a.key_width(), most = a.most_seen();
-  pieces(a.sequences.prompts * a.heads * a.queries, 1, [&](int64_t task, int64_t) {
+  parallel_pieces(a.sequences.prompts * a.heads * a.queries, 1, [&](int64_t task, int64_t) {
     const int64_t i = task / (a.heads * a.queries), h = task % (a.heads * a.queries), head = h / a.queries;
     Output ready = scratch(kQueryRows * (d + most)), weights = ready + kQueryRows * d;
     blocks(a, i, [&](const Block &b) {
@@ -188,12 +188,12 @@ void attend(const Attention &a, Input query, Input key, Input value, Output outp
 
 // Gradients of query (in its place), of the prepared key and of value, from that of the output. d_norms: of q_norm, one
 // [d] for each prompt and head of keys, to be summed; null where there is no such norm.
-void attend_gradient(const Attention &a, Output query, Input key, Input value, Input d_output, Output d_key,
-                     Output d_value, Output d_norms) {
+void attend_gradient(const Attention &a, Output query, Input key, Input value, Input d_output, Output d_key, Output d_value,
+                     Output d_norms) {
   const int64_t d = a.d(), width = a.key_width(), most = a.most_seen();
   std::fill(d_key, d_key + a.sequences.rows * width, 0.0f);
   std::fill(d_value, d_value + a.sequences.rows * width, 0.0f);
-  pieces(a.sequences.prompts * a.heads, 1, [&](int64_t task, int64_t) {
+  parallel_pieces(a.sequences.prompts * a.heads, 1, [&](int64_t task, int64_t) {
     const int64_t i = task / a.heads, head = task % a.heads;
     Output ready = scratch(kQueryRows * 2 * (d + most) + d), d_ready = ready + kQueryRows * d;
     Output weights = d_ready + kQueryRows * d, memory = weights + kQueryRows * 2 * most;

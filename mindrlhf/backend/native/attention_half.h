@@ -15,8 +15,8 @@
 
 namespace {
 
-// Inputs of both operators below, before the weights. x [T, hidden]; cos, sin [positions, d]; positions int32[T]; asking: of
-// the last rows, which the output has, or any where it has none; lengths int32[N * (1 + G)]: see `Sequences`.
+// Inputs of both operators below, before the weights. x [T, hidden]; cos, sin [positions, d]; positions int32[T]; asking:
+// of the last rows, which the output has, or any where it has none; lengths int32[N * (1 + G)]: see `Sequences`.
 struct AttentionInputs {
   Input x, cos, sin;
   const int32_t *positions, *asking, *lengths;
@@ -34,7 +34,7 @@ struct AttentionHalf {
   Attention attention;
   int64_t piece, asking_piece;  // rows of a piece
 
-  // most, times: of the rows of a piece, see `even`.
+  // most, times: of the rows of a piece, see `even_piece`.
   AttentionHalf(Arguments &arguments, int64_t most, int64_t times)
       : in(arguments.next<AttentionInputs>()),
         given(arguments.next<AttentionWeights, Input>(in.numbers->weights)),
@@ -51,8 +51,8 @@ struct AttentionHalf {
                   key_width / in.numbers->head_size,
                   width / key_width,
                   in.numbers->scale},
-        piece(even(sequences.rows, most, times)),
-        asking_piece(even(sequences.asking(), most, times)) {}
+        piece(even_piece(sequences.rows, most, times)),
+        asking_piece(even_piece(sequences.asking(), most, times)) {}
   AttentionHalf(const AttentionHalf &) = delete;
 
   // ready [rows, key_width] from what the projection gives; m rows from `first` on
@@ -80,8 +80,9 @@ int attention_half(int, void **params, int *, int64_t **shapes, const char **, v
   const auto out = arguments.next<Outputs>();
   const Sequences &s = h.sequences;
   const int64_t hidden = h.hidden, width = h.width;
-  pieces(s.rows, h.piece, [&](int64_t first, int64_t m) {
-    Output memory = scratch(2 * m * hidden + m * h.adapters.rank()), normed = memory + m * hidden, inner = normed + m * hidden;
+  parallel_pieces(s.rows, h.piece, [&](int64_t first, int64_t m) {
+    Output memory = scratch(2 * m * hidden + m * h.adapters.rank()), normed = memory + m * hidden,
+           inner = normed + m * hidden;
     norm_rows(s.take(h.in.x, hidden, 0, first, m, memory), w.norm, h.in.numbers->epsilon, normed, m, hidden);
     auto project = [&](Input weight, Input bias, const LowRank &adapter, Output target, int64_t size, int64_t begin) {
       if (begin >= m) return;
@@ -101,8 +102,9 @@ int attention_half(int, void **params, int *, int64_t **shapes, const char **, v
   }
   attend(h.attention, out.query, out.ready, out.value, out.attended);
   s.zero_unused(out.y, hidden, s.all_skip);
-  pieces(s.asking(), h.asking_piece, [&](int64_t first, int64_t m) {
-    Output memory = scratch(2 * m * hidden + m * h.adapters.rank()), y = s.target(out.y, hidden, s.all_skip, s.skip + first, m, memory);
+  parallel_pieces(s.asking(), h.asking_piece, [&](int64_t first, int64_t m) {
+    Output memory = scratch(2 * m * hidden + m * h.adapters.rank()),
+           y = s.target(out.y, hidden, s.all_skip, s.skip + first, m, memory);
     if (h.in.numbers->residual) {
       Input x = s.take(h.in.x, hidden, 0, s.skip + first, m, memory + m * hidden);
       std::copy(x, x + m * hidden, y);
@@ -139,8 +141,8 @@ int attention_half_gradient(int, void **params, int *, int64_t **shapes, const c
   LowRankGradient q_map(h.adapters.q, asking), k_map(h.adapters.k, s.rows), v_map(h.adapters.v, s.rows);
   LowRankGradient o_map(h.adapters.o, asking);
   Input d_y = s.adjacent(s.skip, asking) ? s.take(kept.dy, hidden, s.all_skip, s.skip, asking, nullptr) : out.packed;
-  pieces(s.rows, h.piece, [&](int64_t first, int64_t m) { h.prepare_keys(kept.key, first, m, out.ready); });
-  pieces(asking, h.asking_piece, [&](int64_t first, int64_t m) {
+  parallel_pieces(s.rows, h.piece, [&](int64_t first, int64_t m) { h.prepare_keys(kept.key, first, m, out.ready); });
+  parallel_pieces(asking, h.asking_piece, [&](int64_t first, int64_t m) {
     Input own = s.take(kept.dy, hidden, s.all_skip, s.skip + first, m, out.packed + first * hidden);
     if (d_y == out.packed && own != d_y + first * hidden) std::copy(own, own + m * hidden, out.packed + first * hidden);
     Output d_attended = out.d_attended + first * width;
@@ -155,7 +157,7 @@ int attention_half_gradient(int, void **params, int *, int64_t **shapes, const c
   const int64_t parts = (s.rows + h.piece - 1) / h.piece;
   std::vector<float> norms(parts * hidden), k_norms(w.k_norm ? parts * d : 0);
   s.zero_unused(out.dx, hidden, 0);
-  pieces(s.rows, h.piece, [&](int64_t first, int64_t m) {
+  parallel_pieces(s.rows, h.piece, [&](int64_t first, int64_t m) {
     Output memory = scratch(3 * m * hidden + key_width), d_normed = memory + m * hidden;
     Output turned = d_normed + 2 * m * hidden;
     for (int64_t i = first; i < first + m; ++i) {
@@ -180,7 +182,8 @@ int attention_half_gradient(int, void **params, int *, int64_t **shapes, const c
     Output dx = s.target(out.dx, hidden, 0, first, m, d_normed + m * hidden);
     std::fill(dx, dx + (residual ? begin : m) * hidden, 0.0f);
     if (residual) std::copy(d_y + at * hidden, d_y + (at + m - begin) * hidden, dx + begin * hidden);
-    norm_gradient_rows(d_normed, x, w.norm, h.in.numbers->epsilon, dx, norms.data() + first / h.piece * hidden, m, hidden, true);
+    norm_gradient_rows(d_normed, x, w.norm, h.in.numbers->epsilon, dx, norms.data() + first / h.piece * hidden, m, hidden,
+                       true);
     s.put(dx, hidden, 0, first, m, out.dx);
   });
   weight_gradients({{asking, d_y, kept.attended, buffers.wo, hidden, width},

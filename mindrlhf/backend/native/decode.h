@@ -12,20 +12,20 @@
 #include "lanes.h"
 #include "low_rank.h"
 #include "names.h"
-#include "panels.h"
+#include "column_tiles.h"
 #include "slots.h"
 #include "team.h"
 
 namespace {
 
-struct Drawn {
+struct SampledToken {
   int32_t token;
   float behaviour, policy;  // log-probs
 };
 
 // One token of `size` logits. stops: tokens that may not come if `banned`.
-Drawn draw(const float *logits, int64_t size, float uniform, bool banned, const int32_t *stops, int64_t stop_count,
-           float inverse, bool greedy) {
+SampledToken draw(const float *logits, int64_t size, float uniform, bool banned, const int32_t *stops, int64_t stop_count,
+                  float inverse, bool greedy) {
   const int64_t block = 64;
   float *weights = scratch(size);
   for (int64_t j = 0; j < size; ++j) weights[j] = logits[j] * inverse;
@@ -42,7 +42,8 @@ Drawn draw(const float *logits, int64_t size, float uniform, bool banned, const 
   for (int64_t first = 0; first < size; first += block) {
     const int64_t end = std::min(first + block, size);
     float *w = weights + first;
-    sums.push_back(sum_over(end - first, [=](int64_t j) { return w[j] = w[j] == -INFINITY ? 0.0f : exponential(w[j] - top); }));
+    sums.push_back(
+        sum_over(end - first, [=](int64_t j) { return w[j] = w[j] == -INFINITY ? 0.0f : exponential(w[j] - top); }));
     total += sums.back();
   }
   int64_t token = 0;
@@ -163,31 +164,40 @@ int decode_tokens(int, void **params, int *, int64_t **shapes, const char **, vo
   }
   std::vector<int32_t> next(in.ids, in.ids + slots);
   thread_local std::vector<float> memory;
-  const int64_t columns = Panels(slots).columns;
+  const int64_t columns = ColumnTiles(slots).columns;
   memory.resize(columns * (2 * hidden + most));
   Output x = memory.data(), h = x + columns * hidden, rest = h + columns * hidden;
   const size_t enough = std::max(in.call->enough, 0);
   for (int64_t t = 0; t < tokens && !rows.slots.empty() && (t == 0 || rows.slots.size() > enough); ++t) {
     const int64_t count = rows.slots.size();
-    const Panels panels(count);
-    to_panels(panels, hidden, [&](int64_t row) { return in.embedding + next[rows.slots[row]] * hidden; }, x);
+    const ColumnTiles tiles(count);
+    to_tiles(tiles, hidden, [&](int64_t row) { return in.embedding + next[rows.slots[row]] * hidden; }, x);
     rows.at_token(in, t, known);
     for (const DecodeLayer &layer : layers) {
       const DecodeSizes &sizes = layer.sizes;
       Shape cache = layer.caches.shapes.keys;
-      const Slots now{count, cache[1], sizes.width / sizes.key_width, cache[2], cache[3], in.call->own_start,
-                      rows.slots.data(), rows.positions.data(), rows.leaders.data(), rows.prefixes.data()};
+      const Slots now{count,
+                      cache[1],
+                      sizes.width / sizes.key_width,
+                      cache[2],
+                      cache[3],
+                      in.call->own_start,
+                      rows.slots.data(),
+                      rows.positions.data(),
+                      rows.leaders.data(),
+                      rows.prefixes.data()};
       decode_attention(layer.attention.arrays, layer.attention_adapters, sizes, now,
-                       {in.cos, in.sin, cache[3], numbers.epsilon}, numbers.scale, rows.angles.data(), panels, x, x,
+                       {in.cos, in.sin, cache[3], numbers.epsilon}, numbers.scale, rows.angles.data(), tiles, x, x,
                        layer.caches.arrays.keys, layer.caches.arrays.values, rest);
-      decode_feed_forward(layer.feed_forward.arrays, layer.feed_forward_adapters, sizes, numbers.epsilon, panels, x, x, rest);
+      decode_feed_forward(layer.feed_forward.arrays, layer.feed_forward_adapters, sizes, numbers.epsilon, tiles, x, x,
+                          rest);
     }
-    norm_panels(panels, x, in.norm, numbers.epsilon, h, hidden);
-    products(panels, h, hidden, {{in.head, nullptr, rest, vocabulary}});
-    pieces(count, 1, [&](int64_t i, int64_t) {
+    norm_tiles(tiles, x, in.norm, numbers.epsilon, h, hidden);
+    products(tiles, h, hidden, {{in.head, nullptr, rest, vocabulary}});
+    parallel_pieces(count, 1, [&](int64_t i, int64_t) {
       const int64_t slot = rows.slots[i], at = slot * tokens + t;
-      const Drawn one = draw(rest + i * vocabulary, vocabulary, in.uniform[at], t < in.banned[slot], in.stops, stop_count,
-                             numbers.inverse_temperature, numbers.greedy);
+      const SampledToken one = draw(rest + i * vocabulary, vocabulary, in.uniform[at], t < in.banned[slot], in.stops,
+                                    stop_count, numbers.inverse_temperature, numbers.greedy);
       next[slot] = out.token[at] = one.token;
       out.behaviour[at] = one.behaviour, out.policy[at] = one.policy;
     });

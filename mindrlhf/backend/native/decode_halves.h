@@ -1,4 +1,4 @@
-// The halves of a layer for one new position of each slot, with the columns of `Panels` for rows.
+// The halves of a layer for one new position of each slot, with the columns of `ColumnTiles` for rows.
 
 #pragma once
 
@@ -12,7 +12,7 @@
 #include "low_rank.h"
 #include "matrix.h"
 #include "names.h"
-#include "panels.h"
+#include "column_tiles.h"
 #include "slots.h"
 #include "team.h"
 
@@ -25,41 +25,43 @@ struct DecodeSizes {
   int64_t memory() const { return hidden + std::max(3 * width + 2 * key_width, inner) + rank; }
 };
 
-// Panels: to y [hidden], which may be x, the attention half's output for x [hidden] is added. keys, values: caches. The
+// Tiles: to y [hidden], which may be x, the attention half's output for x [hidden] is added. keys, values: caches. The
 // angles of row i are those of position angles[i]. memory: DecodeSizes::memory() for each column.
 void decode_attention(const AttentionWeights<Input> &w, const AttentionAdapters &maps, const DecodeSizes &sizes,
-                      const Slots &slots, const Heads &heads, float scale, const int32_t *angles, const Panels &panels,
+                      const Slots &slots, const Heads &heads, float scale, const int32_t *angles, const ColumnTiles &tiles,
                       Input x, Output y, Output keys, Output values, Output memory) {
-  const int64_t columns = panels.columns, hidden = sizes.hidden, width = sizes.width, key_width = sizes.key_width;
+  const int64_t columns = tiles.columns, hidden = sizes.hidden, width = sizes.width, key_width = sizes.key_width;
   Output h = memory, q = h + columns * hidden, attended = q + columns * width, turned = attended + columns * width;
   Output k = turned + columns * width, v = k + columns * key_width, inner = v + columns * key_width;
-  PanelAdapter near[3], out[1];
-  norm_panels(panels, x, w.norm, heads.epsilon, h, hidden);
-  inner_panels(panels, h, hidden, {maps.q, maps.k, maps.v}, inner, near);
-  products(panels, h, hidden,
-           {{w.wq, w.wq_bias, q, width, near}, {w.wk, w.wk_bias, k, key_width, near + 1}, {w.wv, w.wv_bias, v, key_width, near + 2}});
+  TileAdapter near[3], out[1];
+  norm_tiles(tiles, x, w.norm, heads.epsilon, h, hidden);
+  inner_tiles(tiles, h, hidden, {maps.q, maps.k, maps.v}, inner, near);
+  products(tiles, h, hidden,
+           {{w.wq, w.wq_bias, q, width, near},
+            {w.wk, w.wk_bias, k, key_width, near + 1},
+            {w.wv, w.wv_bias, v, key_width, near + 2}});
   auto before = [&](int64_t row, int64_t head) {
     Output own_q = q + row * width + head * slots.queries * slots.d, own_k = k + row * key_width + head * slots.d;
     heads.prepare(own_q, w.q_norm, angles[row], slots.queries, own_q);
     heads.prepare(own_k, w.k_norm, angles[row], 1, own_k);
   };
   attend_slots(slots, q, k, v, keys, values, scale, attended, before);
-  to_panels(panels, width, [=](int64_t row) { return attended + row * width; }, turned);
-  inner_panels(panels, turned, width, {maps.o}, inner, out);
-  add_product(panels, turned, width, w.wo, out[0], y, hidden);
+  to_tiles(tiles, width, [=](int64_t row) { return attended + row * width; }, turned);
+  inner_tiles(tiles, turned, width, {maps.o}, inner, out);
+  add_product(tiles, turned, width, w.wo, out[0], y, hidden);
 }
 
-// Panels: to y [hidden], which may be x, the feed-forward half's output for x [hidden] is added. memory: as above.
+// Tiles: to y [hidden], which may be x, the feed-forward half's output for x [hidden] is added. memory: as above.
 void decode_feed_forward(const FeedForwardWeights<Input> &w, const FeedForwardAdapters &maps, const DecodeSizes &sizes,
-                         float epsilon, const Panels &panels, Input x, Output y, Output memory) {
+                         float epsilon, const ColumnTiles &tiles, Input x, Output y, Output memory) {
   const int64_t hidden = sizes.hidden, inner = sizes.inner;
-  Output h = memory, act = h + panels.columns * hidden, low = act + panels.columns * inner;
-  PanelAdapter near[2], down[1];
-  norm_panels(panels, x, w.norm, epsilon, h, hidden);
-  inner_panels(panels, h, hidden, {maps.gate, maps.up}, low, near);
-  pieces(inner, kFewRows, [&](int64_t j, int64_t n) {
-    Output up = scratch(n * kPanel);
-    panels.each([&](int64_t first, int64_t count) {
+  Output h = memory, act = h + tiles.columns * hidden, low = act + tiles.columns * inner;
+  TileAdapter near[2], down[1];
+  norm_tiles(tiles, x, w.norm, epsilon, h, hidden);
+  inner_tiles(tiles, h, hidden, {maps.gate, maps.up}, low, near);
+  parallel_pieces(inner, kFewRows, [&](int64_t j, int64_t n) {
+    Output up = scratch(n * kTile);
+    tiles.each([&](int64_t first, int64_t count) {
       Output gate = act + first * inner + j * count;
       Input own = h + first * hidden;
       gemm('N', 'N', n, count, hidden, 1, w.w1 + j * hidden, hidden, own, count, 0, gate, count);
@@ -69,23 +71,23 @@ void decode_feed_forward(const FeedForwardWeights<Input> &w, const FeedForwardAd
       gated(gate, up, gate, n * count);
     });
   });
-  inner_panels(panels, act, inner, {maps.down}, low, down);
-  add_product(panels, act, inner, w.w2, down[0], y, hidden);
+  inner_tiles(tiles, act, inner, {maps.down}, low, down);
+  add_product(tiles, act, inner, w.w2, down[0], y, hidden);
 }
 
-// Rows [rows, hidden] to panels and, after body(panels, x, y, memory), y back to rows. residual: y begins as x, else as 0.
+// Rows [rows, hidden] to tiles and, after body(tiles, x, y, memory), y back to rows. residual: y begins as x, else as 0.
 template <typename Body>
-void in_panels(Input rows, int64_t count, const DecodeSizes &sizes, bool residual, Output out, Body body) {
-  const Panels panels(count);
-  const int64_t hidden = sizes.hidden, numbers = panels.columns * hidden;
+void in_tiles(Input rows, int64_t count, const DecodeSizes &sizes, bool residual, Output out, Body body) {
+  const ColumnTiles tiles(count);
+  const int64_t hidden = sizes.hidden, numbers = tiles.columns * hidden;
   thread_local std::vector<float> memory;
-  memory.resize(2 * numbers + panels.columns * sizes.memory());
+  memory.resize(2 * numbers + tiles.columns * sizes.memory());
   Output x = memory.data(), y = residual ? x : x + numbers;
-  to_panels(panels, hidden, [&](int64_t row) { return rows + row * hidden; }, x);
+  to_tiles(tiles, hidden, [&](int64_t row) { return rows + row * hidden; }, x);
   if (!residual) std::fill(y, y + numbers, 0.0f);
-  body(panels, x, y, x + 2 * numbers);
-  panels.each([&](int64_t first, int64_t width) {
-    from_panel(y + first * hidden, hidden, width, panels.used(first, width), out + first * hidden, hidden);
+  body(tiles, x, y, x + 2 * numbers);
+  tiles.each([&](int64_t first, int64_t width) {
+    from_tile(y + first * hidden, hidden, width, tiles.used(first, width), out + first * hidden, hidden);
   });
 }
 
@@ -115,12 +117,20 @@ int decode_attention_half(int, void **params, int *, int64_t **shapes, const cha
   std::vector<int32_t> numbered(rows), zeros(rows, 0), angles(p.positions, p.positions + rows);
   std::iota(numbered.begin(), numbered.end(), 0);
   for (int32_t &angle : angles) angle = std::min<int32_t>(angle, shapes[INDEX(Inputs, cos)][0] - 1);
-  const Slots slots{rows, cache[1], sizes.width / sizes.key_width, cache[2], cache[3], 0,
-                    numbered.data(), p.positions, numbered.data(), zeros.data()};
+  const Slots slots{rows,
+                    cache[1],
+                    sizes.width / sizes.key_width,
+                    cache[2],
+                    cache[3],
+                    0,
+                    numbered.data(),
+                    p.positions,
+                    numbered.data(),
+                    zeros.data()};
   const Heads heads{p.cos, p.sin, cache[3], p.numbers->epsilon};
-  in_panels(p.x, rows, sizes, p.numbers->residual, out.y, [&](const Panels &panels, Input x, Output y, Output memory) {
-    decode_attention(given.arrays, maps, sizes, slots, heads, p.numbers->scale, angles.data(), panels, x, y, p.keys, p.values,
-                     memory);
+  in_tiles(p.x, rows, sizes, p.numbers->residual, out.y, [&](const ColumnTiles &tiles, Input x, Output y, Output memory) {
+    decode_attention(given.arrays, maps, sizes, slots, heads, p.numbers->scale, angles.data(), tiles, x, y, p.keys,
+                     p.values, memory);
   });
   return 0;
 }
@@ -140,9 +150,10 @@ int decode_feed_forward_half(int, void **params, int *, int64_t **shapes, const 
   const auto out = arguments.next<Outputs>();
   const FeedForwardAdapters maps = adapters_of(given);
   const DecodeSizes sizes{shapes[0][1], 0, 0, given.shapes.w1[0], maps.rank()};
-  in_panels(p.x, shapes[0][0], sizes, p.numbers->residual, out.y, [&](const Panels &panels, Input x, Output y, Output memory) {
-    decode_feed_forward(given.arrays, maps, sizes, p.numbers->epsilon, panels, x, y, memory);
-  });
+  in_tiles(p.x, shapes[0][0], sizes, p.numbers->residual, out.y,
+           [&](const ColumnTiles &tiles, Input x, Output y, Output memory) {
+             decode_feed_forward(given.arrays, maps, sizes, p.numbers->epsilon, tiles, x, y, memory);
+           });
   return 0;
 }
 

@@ -35,7 +35,7 @@ struct FeedForwardHalf {
   Sequences sequences;
   int64_t rows, hidden, inner, piece;  // rows: packed; piece: rows of one
 
-  // most, times: of the rows of a piece, see `even`.
+  // most, times: of the rows of a piece, see `even_piece`.
   FeedForwardHalf(Arguments &arguments, int64_t most, int64_t times)
       : in(arguments.next<FeedForwardInputs>()),
         given(arguments.next<FeedForwardWeights, Input>(in.numbers->weights)),
@@ -45,7 +45,7 @@ struct FeedForwardHalf {
         rows(sequences.asking()),
         hidden(arguments.shape(INDEX(FeedForwardInputs, x))[1]),
         inner(given.shapes.w1[0]),
-        piece(even(rows, most, times)) {}
+        piece(even_piece(rows, most, times)) {}
   FeedForwardHalf(const FeedForwardHalf &) = delete;
 
   // See `Sequences`; of packed rows that ask.
@@ -75,7 +75,7 @@ int feed_forward_half(int, void **params, int *, int64_t **shapes, const char **
   const auto out = arguments.next<Outputs>();
   const int64_t hidden = h.hidden, inner = h.inner;
   h.sequences.zero_unused(out.y, hidden, h.sequences.all_skip);
-  pieces(h.rows, h.piece, [&](int64_t first, int64_t m) {
+  parallel_pieces(h.rows, h.piece, [&](int64_t first, int64_t m) {
     Output memory = scratch(m * (2 * hidden + inner + h.adapters.rank())), normed = memory + m * hidden;
     Output act = normed + m * hidden, low = act + m * inner;
     Input x = h.take(h.in.x, first, m, memory);
@@ -118,8 +118,9 @@ int feed_forward_half_gradient(int, void **params, int *, int64_t **shapes, cons
   LowRankGradient gate_map(h.adapters.gate, h.rows), up_map(h.adapters.up, h.rows), down_map(h.adapters.down, h.rows);
   h.sequences.zero_unused(out.dx, hidden, h.sequences.all_skip);
   // A block of the weights serves several pieces while it is near.
-  const int64_t block = (even(inner, kInner) + kLanes - 1) / kLanes * kLanes;
-  pieces(parts, std::clamp<int64_t>(parts / Team::get().threads(), 1, kNearPieces), [&](int64_t part, int64_t n) {
+  const int64_t block = (even_piece(inner, kInner) + kLanes - 1) / kLanes * kLanes;
+  const int64_t together = std::clamp<int64_t>(parts / ThreadTeam::get().threads(), 1, kNearPieces);
+  parallel_pieces(parts, together, [&](int64_t part, int64_t n) {
     const int64_t begin = part * h.piece, end = std::min(begin + n * h.piece, h.rows), count = end - begin;
     Output d_normed = scratch(2 * count * hidden + h.piece * std::max(block, hidden)), memory = d_normed + count * hidden;
     Output slope = memory + count * hidden;

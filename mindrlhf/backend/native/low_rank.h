@@ -80,9 +80,7 @@ class LowRankGradient {
   }
 
   // Those of a and b, from all rows of x [rows, in] and dy [rows, out].
-  WeightGradient of_a(Input x, int64_t in, Output target) const {
-    return {rows_, slope_.data(), x, target, map_.rank, in};
-  }
+  WeightGradient of_a(Input x, int64_t in, Output target) const { return {rows_, slope_.data(), x, target, map_.rank, in}; }
   WeightGradient of_b(Input dy, int64_t out, Output target) const {
     return {rows_, dy, inner_.data(), target, out, map_.rank};
   }
@@ -95,15 +93,16 @@ class LowRankGradient {
   std::vector<float> inner_, slope_;
 };
 
-// An adapter in a decode step: the inner values are put together first, as panels of `rank` rows.
-struct PanelAdapter {
+// An adapter in a decode step: the inner values are put together first, as tiles of `rank` rows.
+struct TileAdapter {
   LowRank map;
   Output inner = nullptr;
 
   // To y [n, width], of rows j to j + n of the map's output, the part is added that belongs to columns `first` and on.
   void add(int64_t j, int64_t n, int64_t first, int64_t width, Output y, int64_t stride) const {
     if (!map.a) return;
-    gemm('N', 'N', n, width, map.rank, map.scale, map.b + j * map.rank, map.rank, inner + first * map.rank, width, 1, y, stride);
+    gemm('N', 'N', n, width, map.rank, map.scale, map.b + j * map.rank, map.rank, inner + first * map.rank, width, 1, y,
+         stride);
   }
 };
 

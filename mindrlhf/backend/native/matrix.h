@@ -14,8 +14,8 @@
 
 namespace {
 
-using Gemm = int (*)(char, char, int64_t, int64_t, int64_t, float, const float *, int64_t, const float *, int64_t,
-                     float, float *, int64_t);
+using Gemm = int (*)(char, char, int64_t, int64_t, int64_t, float, const float *, int64_t, const float *, int64_t, float,
+                     float *, int64_t);
 
 // oneDNN as it comes with MindSpore, called on one thread: the loops around it share the work.
 Gemm find_gemm() {
@@ -26,8 +26,8 @@ Gemm find_gemm() {
 const Gemm library_gemm = find_gemm();
 
 // c [m, n] = alpha * op(a) op(b) + beta * c
-void gemm(char a_op, char b_op, int64_t m, int64_t n, int64_t k, float alpha, const float *a, int64_t lda,
-          const float *b, int64_t ldb, float beta, float *c, int64_t ldc) {
+void gemm(char a_op, char b_op, int64_t m, int64_t n, int64_t k, float alpha, const float *a, int64_t lda, const float *b,
+          int64_t ldb, float beta, float *c, int64_t ldc) {
   if (m <= 0 || n <= 0) return;
   if (k <= 0) {
     for (int64_t i = 0; i < m && beta == 0; ++i) std::fill(c + i * ldc, c + i * ldc + n, 0.0f);
@@ -36,8 +36,8 @@ void gemm(char a_op, char b_op, int64_t m, int64_t n, int64_t k, float alpha, co
   library_gemm(a_op, b_op, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
 }
 
-const int64_t kRows = 192;      // rows of one piece of work
-const int64_t kColumns = 128;   // columns of one, where that is how it is cut
+const int64_t kRows = 192;     // rows of one piece of work
+const int64_t kColumns = 128;  // columns of one, where that is how it is cut
 // Rows of one piece that goes through several products: each begins with a copy of its weight, and what lies between
 // them is to stay near. Back, there is more of that.
 const int64_t kForwardRows = 144, kBackwardRows = 96;
@@ -54,11 +54,12 @@ void add_bias(const float *bias, float *y, int64_t rows, int64_t columns, int64_
 // x [rows, in], weight [out, in] -> y [rows, out]
 void linear_rows(const float *x, const float *w, float *y, int64_t rows, int64_t in, int64_t out) {
   if (rows >= 2 * kRows) {
-    pieces(rows, kRows, [&](int64_t i, int64_t m) {
+    parallel_pieces(rows, kRows, [&](int64_t i, int64_t m) {
       gemm('N', 'T', m, out, in, 1, x + i * in, in, w, in, 0, y + i * out, out);
     });
   } else {
-    pieces(out, kColumns, [&](int64_t j, int64_t n) { gemm('N', 'T', rows, n, in, 1, x, in, w + j * in, in, 0, y + j, out); });
+    parallel_pieces(out, kColumns,
+                    [&](int64_t j, int64_t n) { gemm('N', 'T', rows, n, in, 1, x, in, w + j * in, in, 0, y + j, out); });
   }
 }
 
@@ -77,7 +78,7 @@ void weight_gradients(std::initializer_list<WeightGradient> list, bool add) {
     for (int64_t j = 0; one.target && j < std::max(one.out, one.in); j += kColumns) parts.emplace_back(&one, j);
   }
   const float keep = add ? 1 : 0;
-  pieces(parts.size(), 1, [&](int64_t part, int64_t) {
+  parallel_pieces(parts.size(), 1, [&](int64_t part, int64_t) {
     const WeightGradient &g = *parts[part].first;
     const int64_t j = parts[part].second;
     if (g.out < g.in) {
@@ -100,7 +101,7 @@ void weight_gradients(std::initializer_list<WeightGradient> list, bool add) {
 // to sums [columns], if there are such, the rows of x [rows, columns] are added
 void add_rows(const float *x, int64_t rows, int64_t columns, float *sums) {
   if (!sums) return;
-  pieces(columns, kColumns, [&](int64_t j, int64_t n) {
+  parallel_pieces(columns, kColumns, [&](int64_t j, int64_t n) {
     for (int64_t i = 0; i < rows; ++i) {
       const float *row = x + i * columns;
 #pragma omp simd

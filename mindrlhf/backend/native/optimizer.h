@@ -41,7 +41,7 @@ int squared_norm(int nparam, void **params, int *ndims, int64_t **shapes, const 
   auto p = reinterpret_cast<float **>(params);
   const std::vector<Part> parts = parts_of(nparam - 1, ndims, shapes, [](int i) { return i; });
   std::vector<double> sums(parts.size(), 0.0);
-  pieces(parts.size(), 1, [&](int64_t part, int64_t) {
+  parallel_pieces(parts.size(), 1, [&](int64_t part, int64_t) {
     const float *x = p[parts[part].tensor] + parts[part].first;
     for (int64_t j = 0; j < parts[part].size; j += 256) {
       const int64_t n = std::min<int64_t>(256, parts[part].size - j);
@@ -61,7 +61,7 @@ int adamw(int nparam, void **params, int *ndims, int64_t **shapes, const char **
   const int tensors = (nparam - 3) / 4;
   auto own = [](int i) { return 2 + i; };
   const std::vector<Part> parts = parts_of(tensors, ndims, shapes, own);
-  pieces(parts.size(), 1, [&](int64_t index, int64_t) {
+  parallel_pieces(parts.size(), 1, [&](int64_t index, int64_t) {
     const Part &part = parts[index];
     const int at = own(part.tensor);
     const int64_t row = shapes[at][0] ? count(shapes[at], ndims[at]) / shapes[at][0] : 0;
@@ -80,7 +80,8 @@ int adamw(int nparam, void **params, int *ndims, int64_t **shapes, const char **
   for (int i = 0; i < tensors; ++i) {  // the rows of others
     const int at = own(i) + 3 * tensors;
     if (count(shapes[at], ndims[at]) == count(shapes[own(i)], ndims[own(i)])) continue;
-    pieces(count(shapes[at], ndims[at]), kNumbers, [&](int64_t j, int64_t size) { std::fill(p[at] + j, p[at] + j + size, 0); });
+    parallel_pieces(count(shapes[at], ndims[at]), kNumbers,
+                    [&](int64_t j, int64_t size) { std::fill(p[at] + j, p[at] + j + size, 0); });
   }
   p[nparam - 1][0] = n.rate;
   return 0;

@@ -29,18 +29,18 @@ struct Slots {
   int64_t seen(int64_t row) const { return prefix(row) + own(row); }
 };
 
-const int64_t kBunch = 8;  // rows of one leader that are worked on together
+const int64_t kGroupRows = 8;  // rows of one leader that are worked on together
 
-// Rows in an order in which those of one leader are neighbours, and where the bunches of them begin.
-struct Bunches {
+// Rows in an order in which those of one leader are neighbours, and where the groups of them begin.
+struct PromptGroups {
   std::vector<int32_t> rows;
   std::vector<int64_t> starts;
 
-  explicit Bunches(const Slots &s) : rows(s.rows) {
+  explicit PromptGroups(const Slots &s) : rows(s.rows) {
     std::iota(rows.begin(), rows.end(), 0);
     std::stable_sort(rows.begin(), rows.end(), [&](int32_t a, int32_t b) { return s.leaders[a] < s.leaders[b]; });
     for (int64_t i = 0; i < s.rows; ++i) {
-      const bool follows = i && s.leaders[rows[i]] == s.leaders[rows[i - 1]] && i - starts.back() < kBunch;
+      const bool follows = i && s.leaders[rows[i]] == s.leaders[rows[i - 1]] && i - starts.back() < kGroupRows;
       if (!follows) starts.push_back(i);
     }
     starts.push_back(s.rows);
@@ -118,11 +118,11 @@ template <typename Before>
 void attend_slots(const Slots &s, const float *query, const float *key, const float *value, float *key_cache,
                   float *value_cache, float scale, float *output, Before before) {
   const int64_t d = s.d, width = s.heads * s.queries * d, near = 32;  // positions that stay in the nearest cache
-  const Bunches bunches(s);
-  pieces((bunches.starts.size() - 1) * s.heads, 1, [&](int64_t task, int64_t) {
-    const int64_t bunch = task / s.heads, head = task % s.heads;
-    const int32_t *rows = bunches.rows.data() + bunches.starts[bunch];
-    const int64_t count = bunches.starts[bunch + 1] - bunches.starts[bunch];
+  const PromptGroups groups(s);
+  parallel_pieces((groups.starts.size() - 1) * s.heads, 1, [&](int64_t task, int64_t) {
+    const int64_t group = task / s.heads, head = task % s.heads;
+    const int32_t *rows = groups.rows.data() + groups.starts[group];
+    const int64_t count = groups.starts[group + 1] - groups.starts[group];
     auto place = [&](int64_t slot) { return (slot * s.heads + head) * s.size * d; };
     const int64_t shared = s.prefix(rows[0]), apart = (s.base - shared) * d;  // of one leader, one prompt
     int64_t most = 0;
@@ -182,7 +182,7 @@ int admit(int nparam, void **params, int *, int64_t **shapes, const char **, voi
   auto integers = reinterpret_cast<int32_t **>(params);
   const int parts = (nparam - 4) / 2;
   const int64_t count = shapes[0][0], limit = static_cast<const AdmitNumbers *>(params[2])->limit;
-  pieces(parts * count, 1, [&](int64_t task, int64_t) {
+  parallel_pieces(parts * count, 1, [&](int64_t task, int64_t) {
     const int64_t part = 3 + task / count, slot = integers[0][task % count], row = integers[1][task % count];
     const int64_t *from = shapes[part], *to = shapes[part + parts];
     const int64_t heads = to[1], each = std::min({from[2], to[2], limit}) * to[3];

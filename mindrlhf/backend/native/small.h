@@ -25,7 +25,8 @@ int rms_norm(int, void **params, int *ndims, int64_t **shapes, const char **, vo
   auto p = reinterpret_cast<float **>(params);
   const float epsilon = static_cast<const NormNumbers *>(params[2])->epsilon;
   const int64_t size = shapes[1][0], rows = count(shapes[0], ndims[0]) / size;
-  pieces(rows, kRows, [&](int64_t i, int64_t m) { norm_rows(p[0] + i * size, p[1], epsilon, p[3] + i * size, m, size); });
+  parallel_pieces(rows, kRows,
+                  [&](int64_t i, int64_t m) { norm_rows(p[0] + i * size, p[1], epsilon, p[3] + i * size, m, size); });
   return 0;
 }
 
@@ -36,7 +37,7 @@ int rms_norm_gradient(int, void **params, int *ndims, int64_t **shapes, const ch
   const int64_t size = shapes[2][0], rows = count(shapes[0], ndims[0]) / size;
   const int64_t parts = (rows + kRows - 1) / kRows;
   std::vector<float> partial(parts * size, 0.0f);
-  pieces(rows, kRows, [&](int64_t first, int64_t m) {
+  parallel_pieces(rows, kRows, [&](int64_t first, int64_t m) {
     norm_gradient_rows(p[0] + first * size, p[1] + first * size, p[2], epsilon, p[4] + first * size,
                        partial.data() + first / kRows * size, m, size);
   });

@@ -19,10 +19,11 @@ namespace {
 // Threads that share the pieces of an operator with the one that calls it. Operators follow each other within
 // microseconds, in which threads of OpenMP fall asleep, and waking one takes longer than many a piece; these look for more
 // work for a while first. The caller never waits for one that has not begun.
-class Team {
+class ThreadTeam {
  public:
-  static Team &get() {
-    static Team *team = new Team(std::max(1, omp_get_max_threads()) - 1);  // never deleted: threads end with the process
+  static ThreadTeam &get() {
+    static ThreadTeam *team =
+        new ThreadTeam(std::max(1, omp_get_max_threads()) - 1);  // never deleted: threads end with the process
     return *team;
   }
 
@@ -46,7 +47,7 @@ class Team {
   }
 
  private:
-  explicit Team(int helpers) : helpers_(helpers) {
+  explicit ThreadTeam(int helpers) : helpers_(helpers) {
     for (int i = 0; i < helpers; ++i) std::thread([this] { help(); }).detach();
   }
 
@@ -104,15 +105,15 @@ class Team {
 
 // body(first, size) of pieces of about `size` of `total`, which are shared out.
 template <typename Body>
-void pieces(int64_t total, int64_t size, Body body) {
+void parallel_pieces(int64_t total, int64_t size, Body body) {
   const int64_t count = (total + size - 1) / size;
   auto one = [&](int64_t i) { body(i * size, std::min(size, total - i * size)); };
   if (count == 1) return one(0);
-  if (count > 1) Team::get().share(count, one);
+  if (count > 1) ThreadTeam::get().share(count, one);
 }
 
 // The size of the smallest number of about equal pieces of at most `most` of `total`: one, or a multiple of `times`.
-int64_t even(int64_t total, int64_t most, int64_t times = 1) {
+int64_t even_piece(int64_t total, int64_t most, int64_t times = 1) {
   int64_t count = std::max<int64_t>((total + most - 1) / most, 1);
   if (count > 1) count = (count + times - 1) / times * times;
   return std::max<int64_t>((total + count - 1) / count, 1);
