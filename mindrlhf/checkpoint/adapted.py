@@ -1,6 +1,6 @@
 """Adapters that a model path is: PEFT folders, and training checkpoints of adapters."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -87,27 +87,14 @@ def split_adapter(
     Yields the weights only, with their rows of the table without adapters. tensors: in the order of the table, where A
     and B follow their weight; adapters alone are collected. arrays: filled by Hugging Face's names.
     """
-    held: tuple[ParameterSpec, np.ndarray] | None = None
+    held: list[tuple[ParameterSpec, np.ndarray]] = []
     for spec, array in tensors:
         if spec.adapts:
             arrays[spec.hf_name] = array
-            if held is not None and spec.kind == "lora_b":
-                held = held[0], held[1] + product(spec.scale, arrays[f"{spec.hf_module}.lora_A.weight"], array)
+            if held and spec.kind == "lora_b":
+                merged = product(spec.scale, arrays[f"{spec.hf_module}.lora_A.weight"], array)
+                held = [(base, weight + merged) for base, weight in held]
         else:
-            if held is not None:
-                yield held
-            held = replace(spec, trains=True), array
-    if held is not None:
-        yield held
-
-
-def merging_reader(
-    read: Callable[[ParameterSpec], np.ndarray],
-    stored: StoredAdapter,
-    index: Callable[[ParameterSpec], tuple[slice, ...] | None],
-) -> Callable[[ParameterSpec], np.ndarray]:
-    """Return a reader of a base's parameters with an adapter merged into them.
-
-    index: the part of a parameter that `read` gives; None is the whole.
-    """
-    return lambda spec: stored.merged(spec, read(spec), index(spec))
+            yield from held
+            held = [(replace(spec, trains=True), array)]
+    yield from held

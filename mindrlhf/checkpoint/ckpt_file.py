@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from mindrlhf.checkpoint.encoding import StoredDtype, encode
-from mindrlhf.checkpoint.stored_tensor import StoredTensor, stored_size
+from mindrlhf.checkpoint.stored_tensor import StoredDtype, StoredTensor, encode, stored_size
 from mindrlhf.errors import UserError
 
 _TYPE_NAMES = {"float32": "Float32", "float16": "Float16", "bfloat16": "BFloat16"}

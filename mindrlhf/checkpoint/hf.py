@@ -3,18 +3,20 @@
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from mindrlhf.checkpoint.encoding import STORAGE, StoredDtype
 from mindrlhf.checkpoint.safetensors_file import write_safetensors
+from mindrlhf.checkpoint.stored_tensor import STORAGE, StoredDtype
 from mindrlhf.checkpoint.weight_source import INDEX_FILE, SINGLE_FILE
 from mindrlhf.configs.model import ModelConfig
+from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import atomic_folder
 from mindrlhf.files.json import read_json, write_json
 from mindrlhf.models.parameters import ParameterSpec, parameter_table
+from mindrlhf.parallel.buckets import buckets
 
 CONFIG_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
@@ -23,13 +25,6 @@ FILLERS = ("pad_token_id", "bos_token_id")
 
 # What a folder written here can hold; one with anything else in it is somebody's, and never replaced.
 _OWN_FILES = (CARD_FILE, "*.json", "*.safetensors", "merges.txt", "tokenizer.model")
-
-
-class SavableTokenizer(Protocol):
-    """Tokenizer that can write itself into a model folder."""
-
-    def save(self, directory: Path) -> None:
-        """Write the tokenizer's files into an existing folder."""
 
 
 def read_hf_config(directory: str | Path) -> ModelConfig:
@@ -60,7 +55,7 @@ def save_hf(
     config: ModelConfig,
     tensors: Iterable[tuple[ParameterSpec, np.ndarray]],
     dtype: StoredDtype = "float32",
-    tokenizer: SavableTokenizer | None = None,
+    tokenizer: Tokenizer | None = None,
     max_shard_bytes: int = 5 * 10**9,
     replace: bool = False,
     generation: Mapping[str, Any] | None = None,
@@ -88,7 +83,7 @@ def save_hf(
 
 def companion_files(
     config: ModelConfig,
-    tokenizer: SavableTokenizer | None,
+    tokenizer: Tokenizer | None,
     generation: Mapping[str, Any] | None = None,
     card: str | None = None,
     dtype: StoredDtype = "float32",
@@ -135,15 +130,9 @@ def _checked(
 def _write_shards(
     folder: Path, table: tuple[ParameterSpec, ...], arrays: Iterator[np.ndarray], dtype: StoredDtype, max_bytes: int
 ) -> None:
-    shards: list[list[ParameterSpec]] = [[]]
-    filled = 0
     width = STORAGE[dtype].itemsize
-    for spec in table:
-        if shards[-1] and filled + spec.size * width > max_bytes:
-            shards.append([])
-            filled = 0
-        shards[-1].append(spec)
-        filled += spec.size * width
+    groups = buckets([spec.size * width for spec in table], max_bytes)
+    shards = [[table[index] for index in group] for group in groups]
     weight_map = {}
     for number, shard in enumerate(shards, start=1):
         name = SINGLE_FILE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"

@@ -7,17 +7,16 @@ from pathlib import Path
 
 import numpy as np
 
-from mindrlhf.checkpoint.adapted import base_path, checkpoint_adapter, merging_reader
-from mindrlhf.checkpoint.fingerprint import fingerprint
+from mindrlhf.checkpoint.adapted import base_path, checkpoint_adapter
 from mindrlhf.checkpoint.hf import CONFIG_FILE, read_hf_config
 from mindrlhf.checkpoint.peft import StoredAdapter, is_adapter, read_adapter
 from mindrlhf.checkpoint.peft_config import Base
 from mindrlhf.checkpoint.resume import Checkpoint, is_checkpoint, newest
 from mindrlhf.checkpoint.training_state import WEIGHTS
-from mindrlhf.checkpoint.weight_source import WeightSource, open_sharded, open_weights, rank_folders
+from mindrlhf.checkpoint.weight_source import WeightSource, fingerprint, open_sharded, open_weights, rank_folders
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.data.tokenizer import Tokenizer
-from mindrlhf.errors import UserError
+from mindrlhf.errors import UserError, refuse
 from mindrlhf.models.families import FAMILIES
 from mindrlhf.models.parameters import ParameterSpec, parameter_table
 from mindrlhf.parallel.layout import Slices
@@ -60,16 +59,15 @@ def open_tokenizer(args: argparse.Namespace, checkpoint: str | None) -> Tokenize
 
 def check_token_ids(tokenizer: Tokenizer, model: ModelConfig, largest: int, where: str) -> None:
     """Check that tokenizer and dataset `where` fit the model's embedding."""
-    if tokenizer.size > model.vocab_size:
-        raise UserError(
-            f"the tokenizer has {tokenizer.size} tokens and the model's vocab_size is {model.vocab_size}; "
-            f"give the vocab.json and merges.txt of this model."
-        )
-    if largest >= tokenizer.size:
-        raise UserError(
-            f"{where}: token id {largest} is beyond the tokenizer's {tokenizer.size} tokens; "
-            f"convert the data with the vocab.json and merges.txt that are given here."
-        )
+    size, limit = tokenizer.size, model.vocab_size
+    larger = f"the tokenizer has {size} tokens and the model's vocab_size is {limit}"
+    beyond = f"{where}: token id {largest} is beyond the tokenizer's {size} tokens"
+    refuse(
+        {
+            f"{larger}; give the vocab.json and merges.txt of this model.": size > limit,
+            f"{beyond}; convert the data with the vocab.json and merges.txt that are given here.": largest >= size,
+        }
+    )
 
 
 def stop_ids(tokenizer: Tokenizer, model: ModelConfig) -> tuple[int, ...]:
@@ -115,7 +113,7 @@ class Weights:
         read = weights._stored(part, index) if merged is None else weights.merged(merged, part)
         first = self._checked(read_adapter(self.adapter), part) if self.adapter else None
         if self.model.adapter is None:
-            return merging_reader(read, first, index) if first else read
+            return first.over(read, index) if first else read
         adapters = self._random(index) if first is None else lambda spec: first.arrays[spec.hf_name][index(spec) or ...]
         return lambda spec: (adapters if spec.adapts else read)(spec)
 
@@ -140,7 +138,7 @@ class Weights:
                 f"{stored.folder}: is an adapter of {self.path}, and that base model is not there; put it back."
             )
         index = _index(part)
-        return merging_reader(self._stored(part, index), self._checked(stored, part), index)
+        return self._checked(stored, part).over(self._stored(part, index), index)
 
     def split(self) -> "tuple[Weights, StoredAdapter | None]":
         """Split a path of adapters into the weights of its base and the adapter."""

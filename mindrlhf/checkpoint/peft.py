@@ -5,7 +5,7 @@ What is written here loads in `peft`, `transformers` and vLLM; what they write l
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from mindrlhf.configs.problems import brief
 from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import atomic_folder
 from mindrlhf.files.json import write_json
+from mindrlhf.files.text import some
 from mindrlhf.models.parameters import ParameterSpec, parameter_table
 
 PEFT_WEIGHTS_FILE = "adapter_model.safetensors"
@@ -57,12 +58,10 @@ class StoredAdapter:
             if array.shape != expected[name]:
                 shapes = f"shape {list(array.shape)}, and {model} asks for {list(expected[name])}"
                 raise UserError(f"{self.folder}: {name} has {shapes}; {advice}.")
-        missing = [name for name in expected if name not in self.arrays]
-        if missing:
-            more = f" and {len(missing) - 1} more are missing" if len(missing) > 1 else " is missing"
+        if missing := [name for name in expected if name not in self.arrays]:
             raise UserError(
-                f"{self.folder}: {missing[0]}{more}, which its target_modules name in {model}; {advice}, or get the "
-                "adapter again."
+                f"{self.folder}: {some(missing)} are missing, which its target_modules name in {model}; {advice}, or "
+                "get the adapter again."
             )
 
     def check_base(self, fingerprint: str, model: str) -> None:
@@ -101,6 +100,12 @@ class StoredAdapter:
             first, second = (self.arrays[f"{spec.hf_module}.lora_{matrix}.weight"] for matrix in "AB")
             weight += product(found[1], first[:, columns], second[rows])
         return weight
+
+    def over(
+        self, read: Callable[[ParameterSpec], np.ndarray], index: Callable[[ParameterSpec], tuple[slice, ...] | None]
+    ) -> Callable[[ParameterSpec], np.ndarray]:
+        """Return a reader of a base with this adapter merged; `read` gives the part `index` of each weight."""
+        return lambda spec: self.merged(spec, read(spec), index(spec))
 
 
 def product(scale: float, first: np.ndarray, second: np.ndarray) -> np.ndarray:

@@ -69,7 +69,7 @@ class PeftConfig(Settings):
 class Base:
     """Base model of an adapter.
 
-    name: as whoever trained the adapter called it. fingerprint: of its weights (`checkpoint.fingerprint`); None in an
+    name: as whoever trained the adapter called it. fingerprint: of its weights; None in an
     adapter from elsewhere. sha256: of the adapter's own weight file, likewise.
     """
 

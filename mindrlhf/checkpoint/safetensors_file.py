@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from mindrlhf.checkpoint.encoding import StoredDtype, encode
-from mindrlhf.checkpoint.stored_tensor import StoredTensor, stored_size
+from mindrlhf.checkpoint.stored_tensor import StoredDtype, StoredTensor, encode, stored_size
 from mindrlhf.errors import UserError
 
 # Other types are kept by the format's own name.

@@ -1,8 +1,10 @@
 """Weight files of a path, whole or cut over ranks, checked against a model."""
 
+import hashlib
+import json
 import logging
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -10,13 +12,13 @@ from pathlib import Path
 import numpy as np
 
 from mindrlhf.checkpoint.ckpt_file import index_ckpt, write_ckpt
-from mindrlhf.checkpoint.encoding import STORAGE, StoredDtype
 from mindrlhf.checkpoint.safetensors_file import index_safetensors, write_safetensors
-from mindrlhf.checkpoint.stored_tensor import StoredTensor
+from mindrlhf.checkpoint.stored_tensor import STORAGE, StoredDtype, StoredTensor
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import stays_below
 from mindrlhf.files.json import read_json
+from mindrlhf.files.text import some
 from mindrlhf.models.parameters import (
     EMBEDDING,
     HEAD,
@@ -48,6 +50,7 @@ Tensors = Mapping[str, StoredTensor]
 _log = logging.getLogger(__name__)
 
 _RANK_FOLDER = re.compile(r"rank_(\d+)")
+_SAMPLED_ROWS = 16  # of each parameter at least, or all of them where it has fewer
 _BLOCK_ELEMENTS = 1 << 24  # how much of two tensors is compared at a time
 _ADVICE = "give the layout that the checkpoint was written in"
 
@@ -202,8 +205,7 @@ def _check_rank(folder: Path, layout: Layout, rank: int, tensors: Tensors) -> No
     held = dict(layout.shards(rank))
     lacking = [name for name in held if name not in tensors]
     if lacking:
-        more = f" and {len(lacking) - 1} more weights" if len(lacking) > 1 else ""
-        raise UserError(f"{folder}: lacks {lacking[0]}{more} that the layout puts on rank {rank}; {_ADVICE}.")
+        raise UserError(f"{folder}: lacks {some(lacking)} that the layout puts on rank {rank}; {_ADVICE}.")
     for name, part in held.items():
         tensors[name].check(sliced_shape(part))
 
@@ -285,6 +287,23 @@ def _visible(folder: Path, pattern: str) -> list[Path]:
     return sorted(path for path in folder.glob(pattern) if not path.name.startswith("."))
 
 
+def fingerprint(table: Iterable[ParameterSpec], read: Callable[[str, Slices], np.ndarray]) -> str:
+    """Compute the SHA-256 of a model's names, shapes and a sample of its numbers.
+
+    The sample is every n-th row of each parameter, at least 16 rows and fewer than 32 (all of them where there are no
+    more), because reading the whole of a large file at each start would take longer than the rest of the start.
+    Numbers are taken as float32 under Hugging Face's names, so that a model has one fingerprint in any file format,
+    sharding, or dtype that holds it exactly. A change of a few rows alone can go unseen; training changes all of them.
+    table: without adapters. read: gives the part of a parameter, by name, that the slices cut out, float32.
+    """
+    digest = hashlib.sha256()
+    for spec in table:
+        digest.update(json.dumps([spec.hf_name, list(spec.shape)]).encode() + b"\n")
+        part = read(spec.name, (slice(None, None, max(1, spec.shape[0] // _SAMPLED_ROWS)),))
+        digest.update(np.ascontiguousarray(part, "<f4").data)
+    return digest.hexdigest()
+
+
 def common_dtype(dtypes: Iterable[StoredDtype]) -> StoredDtype:
     """Find the narrowest dtype that holds the numbers of all dtypes exactly."""
     (first, *others) = set(dtypes)
@@ -294,7 +313,7 @@ def common_dtype(dtypes: Iterable[StoredDtype]) -> StoredDtype:
 def note_unused(path: Path, names: Collection[str]) -> None:
     """Log the tensors of files that are no weights of the model."""
     if names:
-        shown = ", ".join(sorted(names)[:5]) + (", ..." if len(names) > 5 else "")
+        shown = some(sorted(names), 5)
         _log.warning("%s: %d tensors are not part of the model and are not used: %s", path, len(names), shown)
 
 
@@ -324,14 +343,14 @@ def _names_in_files(path: Path, table: tuple[ParameterSpec, ...], stored: Tensor
     if len(missing) == len(table):
         example = f" (it begins with {min(stored)})" if stored else ""
         raise UserError(f"{path}: holds no weight of the model under a Hugging Face or MindFormers name{example}.")
-    others = f" and {len(missing) - 1} more are missing" if len(missing) > 1 else " is missing"
     if missing == [HEAD]:
         hint = "set tie_word_embeddings to true if the model's head is its embedding"
     elif has_fused_projections(stored):
         hint = "the file was written with qkv_concat: True; write it with qkv_concat: False"
     else:
         hint = "give the weights and the configuration of one model"
-    raise UserError(f"{path}: the weight {missing[0]}{others}; {hint}.")
+    verb = "are" if len(missing) > 1 else "is"
+    raise UserError(f"{path}: the weight {some(missing)} {verb} missing; {hint}.")
 
 
 def _check_unused(config: ModelConfig, stored: Tensors, names: Mapping[str, str], unused: Collection[str]) -> None:

@@ -10,11 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from mindrlhf.checkpoint.adapted import base_path
-from mindrlhf.checkpoint.encoding import StoredDtype
-from mindrlhf.checkpoint.fingerprint import fingerprint
 from mindrlhf.checkpoint.hf import CONFIG_FILE, read_hf_config, save_hf
 from mindrlhf.checkpoint.peft import StoredAdapter, is_adapter, read_adapter
-from mindrlhf.checkpoint.weight_source import WeightSource, open_weights, write_weights
+from mindrlhf.checkpoint.stored_tensor import StoredDtype
+from mindrlhf.checkpoint.weight_source import WeightSource, fingerprint, open_weights, write_weights
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_yaml import load_model_yaml
 from mindrlhf.errors import UserError

@@ -29,6 +29,11 @@ def shortened(text: str, most: int) -> str:
     return f"{text[:half]}\n[... {len(text) - 2 * half} characters ...]\n{text[-half:]}"
 
 
+def some(names: Sequence[str], most: int = 1) -> str:
+    """List the first names and count the others: `a and 2 more`."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
 def aligned(rows: Iterable[Sequence[object]]) -> str:
     """Align columns: the first to the left, the others to the right."""
     cells = [[str(cell) for cell in row] for row in rows]

@@ -18,6 +18,7 @@ import numpy as np
 from mindrlhf import backend
 from mindrlhf.backend.comm.collectives import BUCKET_BYTES, Collectives
 from mindrlhf.backend.comm.point_to_point import Peers, bytes_of
+from mindrlhf.files.text import some
 from mindrlhf.parallel.layout import Layout, Shape, Slices, full_layout, sliced_shape
 from mindrlhf.reshard.plan import Plan, Transfer, plan
 
@@ -108,9 +109,7 @@ class OnlineReshard:
         found = [_checksum(destination[p.parameter], p.destination_slices) for p in pieces]
         wrong = [piece for piece, differs in zip(pieces, expected != found, strict=True) if differs]
         if wrong:
-            names = {piece.parameter for piece in wrong}
-            more = f" (and {len(names) - 1} more parameters)" if len(names) > 1 else ""
-            raise ReshardError(f"checksums differ after the reshard: {wrong[0]}{more}")
+            raise ReshardError(f"checksums differ after the reshard: {some(list(map(str, wrong)))}")
 
     def _given(self) -> Arrays:
         """Collect the source numbers that this rank copies or sends."""

@@ -20,6 +20,7 @@ from typing import Any
 
 from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import atomic_folder
+from mindrlhf.files.text import some
 from mindrlhf.parallel.layout import Layout, Placement, Shape, Sharding
 
 _MERGED_NAME = re.compile(r"(\d+)-(.+)")
@@ -51,10 +52,10 @@ class Strategy:
         unknown = [name for name in shapes if name not in self.shardings]
         if unknown:
             stages = " (of a job with pipeline stages, the folder of all its files)" if self.path.is_file() else ""
-            raise UserError(f"{self.path}: says nothing of {_some(unknown)} of {what}; {advice}{stages}.")
+            raise UserError(f"{self.path}: says nothing of {some(unknown, 3)} of {what}; {advice}{stages}.")
         absent = sorted(parameters_only(self.shardings) - shapes.keys())
         if absent:
-            raise UserError(f"{self.path}: is about {_some(absent)}, which {what} lacks; {advice}.")
+            raise UserError(f"{self.path}: is about {some(absent, 3)}, which {what} lacks; {advice}.")
         placements = {name: Placement(tuple(shape), self.shardings[name]) for name, shape in shapes.items()}
         for name, shape in shapes.items():
             for parts in (sharding.parts for sharding in self.shardings[name].values()):
@@ -215,7 +216,3 @@ def _tensor_map(name: str, sharding: Sharding) -> list[int]:
     if any(len(axes) > 1 for axes in sharding.cuts):
         raise ValueError(f"{name}: a dimension that several axes cut cannot be written to a strategy file")
     return [len(sharding.grid) - 1 - axes[0] if axes else -1 for axes in sharding.cuts]
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if names[3:] else "")

@@ -16,6 +16,7 @@ from mindrlhf.files.naming import step_of
 from mindrlhf.files.printable import printable
 from mindrlhf.files.settings_file import versions
 from mindrlhf.job import Job
+from mindrlhf.metrics.report.run import flatten
 from mindrlhf.parallel.partition import Partition
 from mindrlhf.types import Prompt
 
@@ -43,12 +44,12 @@ def find_checkpoint(job: Job, collectives: Collectives) -> Checkpoint | None:
     if trainer.resume_mode == "auto" and not present:
         _say(rank, f"{folder}: holds no checkpoint yet; starting at step 1")
         return None
-
-    def first_problem(problem: str | None) -> str | None:
-        return next((one for one in collectives.all_gather_object(problem) if one is not None), None)
-
     path = folder if trainer.resume_mode == "auto" else Path(trainer.resume_from_path)
-    checkpoint, problems = choose(locate(path), first_problem, lambda one: one.verify(rank, collectives.world.size))
+    checkpoint, problems = choose(
+        locate(path),
+        lambda problem: next(filter(None, collectives.all_gather_object(problem)), None),
+        lambda one: one.verify(rank, collectives.world.size),
+    )
     for problem in problems:
         _say(rank, f"{problem} Passed over.")
     _check_not_in_the_way(folder, checkpoint, problems, present)
@@ -79,57 +80,48 @@ def _base(job: Job) -> dict[str, Any]:
 
 def check_identity(checkpoint: Checkpoint, run: Mapping[str, Any], rank: int) -> None:
     """Refuse a checkpoint of another model, base or prompts; log other changes."""
-    saved = checkpoint.run
     with checkpoint.understood("run"):
-        _check_known(saved)
-
-    def refusal(problem: str, right: str) -> UserError:
-        return UserError(f"{checkpoint.folder}: {problem}; resume with the {right} of the interrupted run.")
-
-    for field, ours in run["model"].items():
-        theirs = saved["model"].get(field)
-        if theirs != ours and field not in _OPEN_FIELDS:
-            problem = f"is a checkpoint of a model with {field} {theirs}, and this run's has {ours}"
-            raise refusal(problem, "model YAMLs and weights")
-    theirs, ours = saved.get("base"), run["base"]
-    if theirs and ours and theirs["fingerprint"] != ours["fingerprint"]:
-        base = f"holds adapters of the base model {theirs.get('path')}, whose weights are not those of {ours['path']}"
-        raise refusal(base, "base model")
-    prompts, now = saved["prompts"], run["prompts"]
-    if any(prompts[key] != now[key] for key in ("count", "crc32")):
-        counts = f"{prompts['count']} of them, and there are {now['count']} now"
-        raise refusal(f"was trained on other prompts ({counts})", "dataset")
-    truths = now["ground_truths_crc32"]
-    if prompts.get("ground_truths_crc32", truths) != truths:  # earlier checkpoints say nothing of them
-        raise refusal("was trained on the same prompts with other ground truths", "dataset")
-    changes = [
-        *_changes(saved["settings"], run["settings"]),
-        *_changes({"reference": saved["reference"]}, {"reference": run["reference"]}),
-        *_changes(saved["versions"], {name: run["versions"].get(name) for name in saved["versions"]}),
-    ]
+        saved = checkpoint.run
+        for problem, right in _misfits(saved, run):
+            raise UserError(f"{checkpoint.folder}: {problem}; resume with the {right} of the interrupted run.")
+        present = {name: run["versions"].get(name) for name in saved["versions"]}
+        changes = [
+            *_changes(saved["settings"], run["settings"]),
+            *_changes({"reference": saved["reference"]}, {"reference": run["reference"]}),
+            *_changes(saved["versions"], present),
+        ]
     if changes:
         _say(rank, f"resuming with changes, so that the run is not the one it would have been: {'; '.join(changes)}")
 
 
-def _check_known(saved: Mapping[str, Any]) -> None:
-    """Raise LookupError or ValueError for anything but the content of `run_identity`."""
-    for key in ("settings", "model", "prompts", "versions"):
-        if not isinstance(saved[key], Mapping):
-            raise ValueError(f"{key} is {type(saved[key]).__name__}")
-    if not isinstance(saved["reference"], str | None) or type(saved["prompts"]["count"]) is not int:
-        raise ValueError("reference or prompts")
-    base = saved.get("base")  # absent in earlier checkpoints
-    if base is not None and not isinstance(base["fingerprint"], str):
-        raise ValueError(f"the base's fingerprint is {base['fingerprint']!r:.80}")
+def _misfits(saved: Mapping[str, Any], run: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield (problem, input that is another) for everything that makes another run."""
+    for field, ours in run["model"].items():
+        theirs = saved["model"].get(field)
+        if theirs != ours and field not in _OPEN_FIELDS:
+            problem = f"is a checkpoint of a model with {field} {theirs}, and this run's has {ours}"
+            yield problem, "model YAMLs and weights"
+    theirs, ours = saved.get("base"), run["base"]
+    if theirs and ours and theirs["fingerprint"] != ours["fingerprint"]:
+        problem = (
+            f"holds adapters of the base model {theirs.get('path')}, whose weights are not those of {ours['path']}"
+        )
+        yield problem, "base model"
+    prompts, now = saved["prompts"], run["prompts"]
+    if any(prompts[key] != now[key] for key in ("count", "crc32")):
+        counts = f"{prompts['count']} of them, and there are {now['count']} now"
+        yield f"was trained on other prompts ({counts})", "dataset"
+    truths = now["ground_truths_crc32"]
+    if prompts.get("ground_truths_crc32", truths) != truths:  # earlier checkpoints say nothing of them
+        yield "was trained on the same prompts with other ground truths", "dataset"
 
 
-def _changes(saved: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+def _changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
     """List `group.key old -> new` of all relevant changes."""
-    for key in sorted({*saved, *now}):
-        old, new, name = saved.get(key), now.get(key), f"{prefix}{key}"
-        if isinstance(old, Mapping) and isinstance(new, Mapping):
-            yield from _changes(old, new, f"{name}.")
-        elif old != new and (not name.startswith("trainer.") or name in _MATTERS):
+    saved, now = flatten(saved), flatten(now)
+    for name in sorted(saved.keys() | now.keys()):
+        old, new = saved.get(name), now.get(name)
+        if old != new and (not name.startswith("trainer.") or name in _MATTERS):
             yield f"{name} {old} -> {new}"
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mindrlhf.checkpoint import encoding
-from mindrlhf.checkpoint.encoding import decode, encode
+from mindrlhf.checkpoint.stored_tensor import decode, encode
 from mindrlhf.errors import UserError
 
 

@@ -8,8 +8,8 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from mindrlhf.checkpoint.encoding import decode, encode
 from mindrlhf.checkpoint.hf import read_hf_config, save_hf
+from mindrlhf.checkpoint.stored_tensor import decode, encode
 from mindrlhf.checkpoint.weight_source import open_weights
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.errors import UserError

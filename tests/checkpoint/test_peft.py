@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from mindrlhf.checkpoint.fingerprint import fingerprint
 from mindrlhf.checkpoint.hf import read_hf_config
 from mindrlhf.checkpoint.peft import PEFT_WEIGHTS_FILE, is_adapter, read_adapter, write_adapter
 from mindrlhf.checkpoint.peft_config import OWN_KEY, PEFT_CONFIG_FILE, Base
-from mindrlhf.checkpoint.weight_source import open_weights
+from mindrlhf.checkpoint.weight_source import fingerprint, open_weights
 from mindrlhf.configs.lora import Adapter
 from mindrlhf.errors import UserError
 from mindrlhf.models.parameters import parameter_table

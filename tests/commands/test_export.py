@@ -8,8 +8,8 @@ import pytest
 from safetensors.numpy import load_file
 from training_states import save, stores
 
-from mindrlhf.checkpoint.encoding import decode, encode
 from mindrlhf.checkpoint.hf import companion_files, read_hf_config
+from mindrlhf.checkpoint.stored_tensor import decode, encode
 from mindrlhf.checkpoint.training_state import ShardGroup, TrainingState
 from mindrlhf.checkpoint.weight_source import index_weights
 from mindrlhf.data.tokenizer import Tokenizer
