@@ -20,10 +20,7 @@ from mindrlhf.models.parameters import ParameterSpec, parameter_table
 
 
 def base_path(folder: str | Path) -> str:
-    """Find the base model of a PEFT folder by the path that it names.
-
-    Raises `UserError` where that is no model here.
-    """
+    """Find the base model of a PEFT folder by the path that it names."""
     name = read_peft_config(Path(folder, PEFT_CONFIG_FILE))[1].name
     if name is None or not Path(name).exists() or is_adapter(name):
         state = "names no base model" if name is None else f"is an adapter of {name}, which is no model here"
@@ -46,10 +43,7 @@ def checkpoint_adapter(checkpoint: Checkpoint) -> StoredAdapter | None:
 
 
 def with_adapters(model: ModelConfig, settings: LoraSettings, path: str | None) -> ModelConfig:
-    """Add the adapters of a run to its model, where the settings have some.
-
-    path: of the base model. Raises `UserError` for adapters that do not fit the model, or fit none of its modules.
-    """
+    """Add the adapters that the settings ask for to the model of `path`."""
     if not settings.enabled:
         return model
     stored = None if settings.adapter_path is None else read_adapter(settings.adapter_path)
@@ -84,8 +78,8 @@ def split_adapter(
 ) -> Iterator[tuple[ParameterSpec, np.ndarray]]:
     """Merge adapters into the weights before them, and collect their matrices.
 
-    Yields the weights only, with their rows of the table without adapters. tensors: in the order of the table, where A
-    and B follow their weight; adapters alone are collected. arrays: filled by Hugging Face's names.
+    Yields the weights, with rows of the table without adapters. tensors: in the order of the table, where A and B
+    follow their weight, if it is there. arrays: filled with the matrices by Hugging Face's names.
     """
     held: list[tuple[ParameterSpec, np.ndarray]] = []
     for spec, array in tensors:

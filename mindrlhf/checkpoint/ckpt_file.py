@@ -26,10 +26,7 @@ _VARINT, _BYTES = 0, 2  # wire types
 
 
 def index_ckpt(path: Path) -> dict[str, StoredTensor]:
-    """Index the tensors of a `.ckpt` file by name.
-
-    Entries that are no tensors of numbers (text, map parameters) are listed with their type name or left out.
-    """
+    """Index the tensors of a `.ckpt` file by name; text and maps may be left out."""
     tensors: dict[str, StoredTensor] = {}
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:

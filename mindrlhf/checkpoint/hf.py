@@ -32,7 +32,6 @@ def read_hf_config(directory: str | Path) -> ModelConfig:
 
     Stop tokens are those of `config.json` and `generation_config.json`, in that order (Qwen2.5-Instruct names one and
     two); padding and beginning tokens come from the second where the first has none.
-    Raises `UserError` when a file is missing, damaged or describes a model that this suite does not know.
     """
     file = Path(directory, CONFIG_FILE)
     raw = read_json(file)
@@ -68,9 +67,7 @@ def save_hf(
     replace: exchange an earlier model folder as a whole; without it, and for a folder that holds anything else, a
         folder that is not empty is refused.
     generation: sampling defaults to hand on (`generation_defaults`); the tokens that end a response are the config's.
-    card: text of the model card.
-    Raises `UserError` for a refused folder, a full disk or missing permission, and for a value too large for float16;
-    `ValueError` when `tensors` is not the table.
+    card: text of the model card. Raises `ValueError` when `tensors` is not the table.
     """
     if replace:
         check_replaceable(Path(directory))
@@ -88,10 +85,7 @@ def companion_files(
     card: str | None = None,
     dtype: StoredDtype = "float32",
 ) -> dict[str, bytes]:
-    """Build the files of a model folder except its weights: name -> content.
-
-    The arguments are those of `save_hf`.
-    """
+    """Build the files of a model folder except its weights, from arguments of `save_hf`."""
     tokens = {"bos_token_id": config.bos_token_id, "eos_token_id": list(config.eos_token_ids) or None}
     tokens["pad_token_id"] = config.pad_token_id
     known = {name: value for name, value in tokens.items() if value is not None}

@@ -100,10 +100,7 @@ def describe(path: Path) -> StoredFile:
 
 
 def step_folders(folder: Path) -> list[Path]:
-    """List the checkpoints in a folder, whole or not, the newest first.
-
-    Raises `UserError` when the folder cannot be read.
-    """
+    """List the checkpoints in a folder, whole or not, the newest first."""
     try:
         found = [path for path in folder.iterdir() if step_of(path) is not None and path.is_dir()]
     except (FileNotFoundError, NotADirectoryError):

@@ -69,10 +69,7 @@ def card_of_run(job: Job, prompts: Sequence[Prompt], total: int) -> ModelCard:
 def describe(
     path: str | None, method: str, file: Path | str, count: str, tasks: Sequence[str], settings: Settings
 ) -> ModelCard:
-    """Make the card of a run from its first weights `path` and its data.
-
-    count, tasks: rows of the dataset file, and their tasks.
-    """
+    """Make the card of a run from its first weights' path and its dataset."""
     defaults = flatten(type(settings)().model_dump(mode="json"))
     given = flatten(settings.model_dump(mode="json"))
     changed = {

@@ -104,10 +104,7 @@ class Weights:
         return build_parameters(parameter_table(self.model) if part is None else part.specs, self.reader(part))
 
     def reader(self, part: Partition | None = None) -> Reader:
-        """Return a reader of whole parameters, or of one rank's parts.
-
-        Raises `UserError` where an adapter does not fit the model, or was trained on another base.
-        """
+        """Return a reader of whole parameters, or of one rank's parts."""
         index = _index(part)
         weights, merged = self.split()
         read = weights._stored(part, index) if merged is None else weights.merged(merged, part)
@@ -118,10 +115,7 @@ class Weights:
         return lambda spec: (adapters if spec.adapts else read)(spec)
 
     def base(self, part: Partition | None = None) -> Base:
-        """Name and fingerprint of these weights as the base of adapters.
-
-        The fingerprint is that of the first call in this process. part: as of `reader`.
-        """
+        """Name and fingerprint of these weights, at this process's first call, as a base."""
         key = self.path, self.seed, repr(self.model.base)
         if key not in _fingerprints:
             table = parameter_table(self.model.base)
@@ -129,10 +123,7 @@ class Weights:
         return Base(self.path and str(Path(self.path).resolve()), _fingerprints[key])
 
     def merged(self, stored: StoredAdapter, part: Partition | None = None) -> Reader:
-        """Return a reader of these weights with an adapter merged into them.
-
-        Raises `UserError` as `reader`.
-        """
+        """Return a reader of these weights with an adapter merged into them."""
         if self.path is not None and not Path(self.path).exists():
             raise UserError(
                 f"{stored.folder}: is an adapter of {self.path}, and that base model is not there; put it back."

@@ -44,11 +44,7 @@ class StoredAdapter:
     base: Base
 
     def check_fits(self, config: ModelConfig, model: str) -> None:
-        """Check that it is an adapter of a model with this configuration.
-
-        model: its name in messages. Raises `UserError` for a matrix that is missing, of another shape, or of a module
-        that the model does not have.
-        """
+        """Check that its matrices fit a model, called `model` in messages."""
         table = parameter_table(config.model_copy(update={"adapter": self.adapter}))
         expected = {spec.hf_name: spec.shape for spec in table if spec.adapts}
         advice = "give the base model that it was trained on"
@@ -65,10 +61,7 @@ class StoredAdapter:
             )
 
     def check_base(self, fingerprint: str, model: str) -> None:
-        """Check that a model is the base that the adapter was trained on.
-
-        Passes where the adapter does not say. Raises `UserError`, naming both.
-        """
+        """Check that a model is the base of the adapter, if it says."""
         if self.base.fingerprint not in (None, fingerprint):
             raise UserError(
                 f"{self.folder}: was trained on {self.base.name}, whose weights are not those of {model} "
@@ -76,10 +69,7 @@ class StoredAdapter:
             )
 
     def check_agrees(self, settings: LoraSettings) -> None:
-        """Check that no setting of a run contradicts this adapter.
-
-        Settings with their default values do not. Raises `UserError` that names the first that does.
-        """
+        """Check that no setting of a run, except by its default, contradicts this adapter."""
         defaults = LoraSettings()
         for name in ("rank", "alpha", "use_rslora", "target_modules", "exclude_modules"):
             ours, theirs = getattr(settings, name), getattr(self.adapter, name)
@@ -104,15 +94,12 @@ class StoredAdapter:
     def over(
         self, read: Callable[[ParameterSpec], np.ndarray], index: Callable[[ParameterSpec], tuple[slice, ...] | None]
     ) -> Callable[[ParameterSpec], np.ndarray]:
-        """Return a reader of a base with this adapter merged; `read` gives the part `index` of each weight."""
+        """Merge it into each part `index` of a base that `read` gives."""
         return lambda spec: self.merged(spec, read(spec), index(spec))
 
 
 def product(scale: float, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Compute scale * B A: what merging adds to a weight.
-
-    first: A float32[rank, in]; second: B float32[out, rank]. Returns float32[out, in].
-    """
+    """Compute scale * B A [out, in] of A [rank, in], B [out, rank]."""
     return np.float32(scale) * (second @ first)
 
 
@@ -122,11 +109,7 @@ def is_adapter(path: str | Path | None) -> bool:
 
 
 def read_adapter(folder: str | Path) -> StoredAdapter:
-    """Read and check an adapter folder.
-
-    Raises `UserError` for a missing or damaged file, for a setting or a tensor that is not plain LoRA, for a matrix
-    without its partner or of another rank than the settings say, and for numbers that are not finite.
-    """
+    """Read and check an adapter folder; `UserError` for anything but whole, finite, plain LoRA."""
     folder = Path(folder)
     if not folder.is_dir():
         raise UserError(f"{folder}: there is no such folder; give an adapter's, with its {PEFT_CONFIG_FILE}.")
@@ -187,8 +170,7 @@ def write_adapter(
     """Write an adapter folder, which appears complete or not at all.
 
     arrays: as of `StoredAdapter`. base: its sha256 is set here. card: text of the model card. replaces: exchange an
-    earlier folder as a whole; without it, and for one that holds anything but a model, a folder that is not empty is
-    refused. Raises `UserError` for a refused folder and when writing fails.
+    earlier folder of a model; any other that is not empty is refused.
     """
     if replaces:
         check_replaceable(Path(folder))

@@ -79,11 +79,7 @@ class Base:
 
 
 def read_peft_config(path: Path) -> tuple[Adapter, Base]:
-    """Read an `adapter_config.json`.
-
-    Raises `UserError` for a damaged file, and for every setting that would make the adapter another function than
-    the low-rank product of two matrices beside a linear weight.
-    """
+    """Read an `adapter_config.json`; `UserError` for every setting of more than plain LoRA."""
     raw = read_json(path)
     for key, value in raw.items():
         plain = _KEYS["plain"].get(key, _KEYS["empty"])

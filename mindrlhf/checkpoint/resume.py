@@ -98,10 +98,7 @@ class Checkpoint:
         return tuple(self.state["groups"])
 
     def weights(self, kind: str = WEIGHTS, shapes: Mapping[str, Shape] | None = None) -> WeightSource:
-        """Open the stored arrays of one kind.
-
-        shapes: the full shapes that they must have. Raises `UserError` for a kind that is absent, and for other shapes.
-        """
+        """Open the stored arrays of one kind, which must have the full `shapes`."""
         if kind not in self.groups:
             raise UserError(f"{self.folder}: holds {', '.join(self.groups)}, and no {kind}; give one that does.")
         with self.understood(f"the layout of {kind}"):
@@ -155,10 +152,7 @@ def is_checkpoint(path: str | Path) -> bool:
 
 
 def newest(path: str | Path, check: Callable[[Checkpoint], None] = Checkpoint.verify_once) -> Checkpoint:
-    """Return the first sound checkpoint of a path; report damaged ones before it.
-
-    check: raises `UserError` for a damaged one; `Checkpoint.verify_description` where no weights are read.
-    """
+    """Return the first checkpoint of a path that passes `check`; report damaged ones."""
     checkpoint, problems = choose(locate(path), check=check)
     for problem in problems:
         _log.warning("%s The checkpoint %s is used.", problem, checkpoint.folder)
@@ -174,7 +168,6 @@ def choose(
 
     agree: hands over this rank's error (None for a sound candidate) and returns the first error of all ranks.
     check: raises `UserError` for a damaged one; ranks may divide the work of reading the files.
-    Raises `UserError` when none is sound.
     """
     problems: list[str] = []
     for folder in candidates:

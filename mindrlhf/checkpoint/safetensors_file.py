@@ -24,8 +24,7 @@ _MAX_HEADER_BYTES = 100_000_000  # the limit of the format's reference implement
 def index_safetensors(path: Path) -> dict[str, StoredTensor]:
     """Index the tensors of a file by name, from its header alone.
 
-    Raises `UserError` for a header that does not fit the file, or is not valid, and for tensors that do not follow one
-    another to the end of the file without gap or overlap, or do not have the bytes that type and shape need.
+    Raises `UserError` for a damaged header, and for tensors that do not fill the rest of the file one after the other.
     """
     try:
         with path.open("rb") as file:

@@ -30,10 +30,7 @@ def decode(raw: np.ndarray, dtype: StoredDtype) -> np.ndarray:
 
 
 def encode(array: np.ndarray, dtype: StoredDtype, name: str) -> np.ndarray:
-    """Round a float array to contiguous `STORAGE[dtype]`: to nearest, ties to even.
-
-    Raises `UserError`, naming the tensor `name`, when a finite number is too large for float16.
-    """
+    """Round a float array, called `name`, to contiguous `STORAGE[dtype]`: ties to even."""
     array = np.ascontiguousarray(array, dtype=np.float32)
     if dtype == "bfloat16":
         return _bfloat16_bits(array)

@@ -57,10 +57,7 @@ def write_ranks(
 
 
 def write_full(weights: WeightSource, file: Path, advance: Advance) -> None:
-    """Write all weights into one new `.safetensors` or `.ckpt` file under our names.
-
-    advance: called with each tensor. Raises `UserError` for an existing file and when writing fails.
-    """
+    """Write all weights into one new `.safetensors` or `.ckpt` file under our names."""
     if file.exists():
         raise UserError(f"{file}: exists already; remove it or give another name.")
     with atomic_file(file) as temporary:

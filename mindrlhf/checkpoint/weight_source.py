@@ -123,11 +123,9 @@ class WeightSource:
 def open_weights(path: str | Path, config: ModelConfig) -> WeightSource:
     """Find and check the weights of a model; nothing is loaded.
 
-    path: a Hugging Face folder (one or several safetensors), a `.safetensors` file with Hugging Face or MindFormers
-        names, a MindSpore `.ckpt`, or a folder with one (see `index_weights`).
-    Raises `UserError` when a weight is missing, has another shape or a type that is not float, when a file is damaged,
-    or when the files hold layers, biases or a head that the configuration does not have: such a model would load and
-    be wrong. Other tensors in the files are listed once in the log and left alone.
+    path: as of `index_weights`, with Hugging Face or MindFormers names.
+    Raises `UserError` when a weight is missing, has another shape or a type that is not float, or when the files hold
+    layers, biases or a head that the configuration does not have. Other tensors are listed in the log.
     """
     path = Path(path)
     stored = index_weights(path)
@@ -142,10 +140,7 @@ def open_weights(path: str | Path, config: ModelConfig) -> WeightSource:
 
 
 def open_full(path: Path, model: ModelConfig | None) -> WeightSource:
-    """Open weights that are not cut: a file, or a folder of weight files.
-
-    With `model` they are checked against it, and Hugging Face names become ours. Raises `UserError`.
-    """
+    """Open weights that are not cut; with `model` as `open_weights`."""
     return open_weights(path, model) if model else _whole(path, _floating(path, [index_weights(path)])[0])
 
 
@@ -156,8 +151,7 @@ def _whole(path: Path, tensors: Tensors) -> WeightSource:
 def open_sharded(path: Path, layout: Layout | Strategy) -> WeightSource:
     """Open weights in folders `rank_0`, `rank_1`, ..., under our names.
 
-    Raises `UserError` when a rank is missing or there are more than the layout has, when a rank lacks a parameter or
-    holds it in another shape than the layout says, and when the files hold parameters of another model.
+    Raises `UserError` unless there are the layout's ranks with its parameters in its shapes, and none of other models.
     """
     found = rank_folders(path)
     missing = [rank for rank in range(layout.size) if rank not in found]
@@ -222,8 +216,7 @@ def index_weights(path: Path) -> dict[str, StoredTensor]:
 
     A path is a `.safetensors` or `.ckpt` file, or a folder with (the first that is there) `model.safetensors`, a
     sharded checkpoint with its index, any `.safetensors` files with distinct tensors, one `.ckpt`, or one `rank_*`
-    folder of these. Hidden files (unfinished writing) are not seen. Raises `UserError` for anything else and for
-    damaged files.
+    folder of these. Hidden files (unfinished writing) are not seen.
     """
     if not path.exists():
         raise UserError(f"{path}: the path does not exist; give a model folder, a .safetensors or a .ckpt file.")
@@ -323,10 +316,7 @@ def write_weights(
     arrays: Iterator[np.ndarray],
     dtype: StoredDtype | Mapping[str, StoredDtype],
 ) -> None:
-    """Write weights into a `.ckpt` or `.safetensors` file, not atomic by itself.
-
-    The arguments are those of `write_safetensors`.
-    """
+    """Write weights into a `.ckpt` or `.safetensors` file, as `write_safetensors` does."""
     if path.suffix == ".ckpt":
         write_ckpt(path, zip(shapes, arrays, strict=True), dtype)
     else:

@@ -33,8 +33,7 @@ _LEFTOVER = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{8}\.(?:tmp(?:\.[^.]+)?|(?P<old
 def atomic_file(path: str | Path, durable: bool = True) -> Iterator[Path]:
     """Yield a temporary path, renamed to `path` when the body succeeds.
 
-    An existing file is replaced, missing parent folders are made. Raises `UserError` when writing fails.
-    durable: wait for the disk, so that the file also survives a power cut.
+    An existing file is replaced. durable: wait for the disk, so that the file also survives a power cut.
     """
     target = Path(path).resolve()
     with _temporary(target, target) as temporary:
@@ -53,7 +52,7 @@ def atomic_files(folder: str | Path) -> Iterator[Path]:
     """Yield a temporary folder; its files move into `folder` when the body succeeds.
 
     Each rename is atomic; several files together are not, so a power cut between two renames can leave some of them
-    new and some old. Missing folders are made. Raises `UserError` when writing fails or a name is taken by a folder.
+    new and some old.
     """
     folder = Path(folder).resolve()
     with _temporary(folder, folder / "files") as temporary:
@@ -74,8 +73,7 @@ def atomic_folder(path: str | Path, replace: bool = False) -> Iterator[Path]:
     """Yield a temporary folder, renamed to `path` when the body succeeds.
 
     An existing folder that is not empty is refused, or with `replace` exchanged as a whole; between the two renames of
-    that exchange the earlier one is called `.NAME.XXXXXXXX.old`. Missing parent folders are made. Raises `UserError`
-    when the place is refused or writing fails.
+    that exchange the earlier one is called `.NAME.XXXXXXXX.old`.
     """
     target = Path(path).resolve()
     with _temporary(target, target) as temporary:
@@ -121,10 +119,9 @@ def _remove(path: Path) -> None:
 
 
 def clean(folder: str | Path) -> None:
-    """Remove the leftovers of killed processes in `folder`, not in folders below it.
+    """Remove the leftovers of killed processes in `folder`, where no other process is writing.
 
-    A folder that had been moved aside for a new one that never took its place gets its name back. Call it only where
-    no other process is writing. Raises `UserError` when something cannot be removed.
+    A folder that had been moved aside for a new one that never took its place gets its name back.
     """
     folder = Path(folder)
     try:
@@ -185,10 +182,7 @@ def sync_folder(path: Path) -> None:
 
 
 def explained(error: OSError, target: Path, temporary: Path) -> Exception:
-    """Turn errors about writing `target` into a `UserError`; keep others.
-
-    temporary: the path that `target` is written as.
-    """
+    """Turn errors about writing `target` as `temporary` into a `UserError`; keep others."""
     about = None if error.filename is None else Path(os.fsdecode(error.filename))
     if about is not None and about not in (target, *target.parents) and temporary not in (about, *about.parents):
         return error

@@ -17,11 +17,7 @@ MOST_LEVELS = 200  # of lists and groups inside each other: writers of values go
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse a JSON text.
-
-    Raises ValueError for endless nesting, numbers of endless length and broken syntax (a json.JSONDecodeError, with its
-    place, or a UnicodeDecodeError).
-    """
+    """Parse a JSON text; ValueError for broken syntax, endless nesting or numbers."""
     return _checked(lambda: (json.loads(text),))[0]
 
 
@@ -59,11 +55,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """Read the objects of a JSONL file.
-
-    A last line without its newline is left out: its writer was cut off, or is at work.
-    Raises UserError, naming file and line, for a file that is absent or a line that is not a JSON object.
-    """
+    """Read the objects of a JSONL file, but of no unfinished last line."""
     try:
         lines = Path(path).read_bytes().split(b"\n")[:-1]
     except OSError as error:

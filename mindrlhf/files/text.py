@@ -7,10 +7,7 @@ from mindrlhf.errors import UserError
 
 
 def read_text(path: str | Path, kind: str) -> str:
-    """Read a UTF-8 file; UserError for a missing or unreadable one.
-
-    kind: right file in words with its article, for messages.
-    """
+    """Read a UTF-8 file; `kind` is the right file in words, for messages."""
     try:
         return Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:

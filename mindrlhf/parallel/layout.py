@@ -87,10 +87,7 @@ class Layout:
 
     @cached_property
     def writers(self) -> tuple[tuple[str, ...], ...]:
-        """Names of the parts that each rank writes: each part has one writer.
-
-        Of several holders it is the one with least to write. All ranks come to the same result.
-        """
+        """Parts that each rank writes: a part's holder with least to write takes it."""
         written = [0] * self.size
         names: list[list[str]] = [[] for _ in range(self.size)]
         for name in self.placements:
@@ -214,10 +211,7 @@ def replica_sharded(layout: Layout) -> Layout:
 
 
 def yaml_layout(yaml: ModelYaml, model: ModelConfig) -> Layout:
-    """Compute the layout that a model YAML asks for, or raise a UserError.
-
-    Adapters that leave a pipeline stage without any are refused too.
-    """
+    """Compute the layout that a model YAML asks for, or raise a UserError."""
     parallel = yaml.parallel
     check_layout(yaml, model, parallel.workers)
     mesh, where = Mesh.of_yaml(yaml), f"{yaml.path}: {GROUP}.offset"
@@ -258,10 +252,7 @@ def split_layers(
 
 
 def _sharding(spec: ParameterSpec, mesh: Mesh, vocab_emb_dp: bool) -> Sharding:
-    """Compute the sharding of a parameter over a stage's ranks, a grid of `STAGE_AXES`.
-
-    If a parameter has fewer parts than its axis has ranks, that axis is split in two: parts, and ranks alike.
-    """
+    """Compute a parameter's sharding; surplus ranks of its axis hold equal parts."""
     grid = [mesh.lengths[axis] for axis in STAGE_AXES]
     if spec.axis is None or (spec.kind == "embedding" and vocab_emb_dp):
         return Sharding(tuple(grid), ((),) * len(spec.shape))

@@ -70,10 +70,7 @@ class Mesh:
         return int(np.ravel_multi_index(place, lengths))
 
     def group(self, rank: int, *axes: Axis) -> tuple[int, ...]:
-        """List the ranks that differ from `rank` along `axes` only, itself included.
-
-        `group(rank, "tp")` shares one layer's shards, `group(rank, "dp", "tp")` is the whole pipeline stage.
-        """
+        """List the ranks that differ from `rank` along `axes` only, itself included."""
         here = self.coordinates(rank)._asdict()
         grid = np.arange(self.size).reshape(*self.lengths.values())
         return tuple(grid[tuple(slice(None) if axis in axes else here[axis] for axis in AXES)].ravel().tolist())

@@ -109,8 +109,7 @@ class Partition:
     def gradient_groups(self) -> list[tuple[Group, list[int]]]:
         """List (ranks, indices into `trained`) of the gradients to sum.
 
-        The order keeps ranks from waiting for each other: within a stage before between stages, small tensor-parallel
-        groups before large ones.
+        In this order no rank waits for another: within a stage before between stages, small groups before large ones.
         """
         groups: dict[Group, list[int]] = {}
         for index, spec in enumerate(self.trained):

@@ -44,9 +44,8 @@ TEXT_KEYS += ("reward", "rewards", "advantage", "finish_reason", "prompt_length"
 def rows_of(
     step: int, experiences: Iterable[Experience], decode: Callable[[np.ndarray], str] | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Yield a row for each response of a step, in order.
+    """Yield a row with all columns of SCHEMA for each response; `sampled`: bool[R].
 
-    It has all columns of SCHEMA; `sampled` is bool[R].
     decode: int32[n] token ids -> text, special tokens included; with it a row has TEXT_KEYS too.
     """
     for e in experiences:
@@ -97,10 +96,7 @@ def completed(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def experiences_of(rows: Iterable[Row]) -> list[tuple[int, list[Experience]]]:
-    """Invert `rows_of` over consecutive steps: (step, its experiences with zero advantages).
-
-    Raises ValueError, naming step and prompt, for a row that `rows_of` cannot have given.
-    """
+    """Invert `rows_of` over steps, with zero advantages; ValueError for rows of no run."""
     steps = []
     for step, members in groupby(rows, lambda row: row["step"]):
         # A group ends where the sample index starts again: the same prompt may come twice in a step.

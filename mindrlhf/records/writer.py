@@ -31,11 +31,7 @@ class RecordParts:
     """Parts by step in `FILE.parts`, which become the MindRecord `FILE`."""
 
     def __init__(self, file: Path, steps_done: int = 0):
-        """Keep the parts of the first `steps_done` steps, and remove all others.
-
-        Steps of a run that had ended come from its MindRecord. Raises `UserError` when the folder cannot be read or
-        written.
-        """
+        """Keep the parts of the first `steps_done` steps, also from the MindRecord."""
         self.file = Path(file)
         self.folder = self.file.with_name(f"{self.file.name}.parts")
         clean(self.folder)

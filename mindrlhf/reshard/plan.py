@@ -167,10 +167,7 @@ def plan(source: Layout, destination: Layout, itemsize: int = 4) -> Plan:
 
 @dataclass(frozen=True)
 class _Piece:
-    """Box that one destination rank needs, whole in each of its holders.
-
-    rank, part: the destination rank and all that it gets of the parameter. holders: source rank -> its part.
-    """
+    """Box that `rank` needs for its `part`; holders: source rank -> its part."""
 
     box: Box
     rank: int

@@ -73,8 +73,7 @@ def parameters_only(names: Collection[str]) -> set[str]:
 def save_strategies(folder: str | Path, layout: Layout) -> list[Path]:
     """Write a layout as MindSpore's strategy files, one for each rank; returns their paths.
 
-    Ranks of a stage have the same content, as a job of MindFormers leaves it. An earlier folder of strategy files is
-    replaced as a whole; one with anything else in it is refused.
+    An earlier folder of strategy files is replaced as a whole; one with anything else in it is refused.
     """
     folder = Path(folder)
     for path in folder.iterdir() if folder.is_dir() else ():
@@ -89,12 +88,7 @@ def save_strategies(folder: str | Path, layout: Layout) -> list[Path]:
 
 
 def read_strategy(path: str | Path) -> Strategy:
-    """Read a strategy file, or a folder with all ranks' files.
-
-    A single file is merged, or of a job without pipeline stages.
-    Raises `UserError` for a path without strategy files, a damaged file, files that contradict one another, and a
-    pipeline stage that is missing.
-    """
+    """Read a merged or single-stage strategy file, or a folder of all ranks' files."""
     path = Path(path)
     shardings: dict[str, dict[int, Sharding]] = {}
     seen: set[bytes] = set()

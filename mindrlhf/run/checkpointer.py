@@ -119,7 +119,7 @@ class Checkpointer:
         self._take_snapshot()
 
     def after_step(self, step: int, metrics: Mapping[str, float], updates: Sequence[Update]) -> None:
-        """Save if it is due; the step is done and its metrics are written.
+        """Save if it is due.
 
         Raises `Stopped` when the run is asked to stop, `UserError` when it cannot go on; its state is saved then.
         """
@@ -153,8 +153,8 @@ class Checkpointer:
 
     def within_phase(self) -> None:
         """Raise `Stopped` as `between_phases`, where no other rank waits for this one."""
-        if self._alone and self._signals.wanted:
-            raise Stopped(f"stopped: {self._leave()}")
+        if self._alone:
+            self.between_phases()
 
     def _largest(self, value: float) -> float:
         return float(self._reduce_max(np.array([value], np.float32))[0])

@@ -29,8 +29,8 @@ _MATTERS = ("trainer.total_steps", "trainer.epochs")
 def find_checkpoint(job: Job, collectives: Collectives) -> Checkpoint | None:
     """Find the checkpoint that `trainer.resume_mode` asks for, or None.
 
-    All ranks find the same and divide the work of checking it. Raises `UserError` when there is none that can be used,
-    and when the run's outputs would be in the way of checkpoints that it does not continue.
+    All ranks find the same and divide the work of checking it. Checkpoints that are not continued must not be in the
+    run's way.
     """
     trainer, folder, rank = job.config.trainer, Path(job.args.save_ckpt_dir), collectives.world.rank
     present = step_folders(folder)

@@ -20,10 +20,7 @@ from mindrlhf.files.naming import (
 
 
 def prepare_outputs(save_ckpt_dir: Path, output_dir: Path | None, save_data_file: Path | None = None) -> Path:
-    """Make the folders of the three flags; returns the one for metrics.
-
-    Raises UserError when one cannot be made, or when an output would take the place of something else.
-    """
+    """Make the folders of the three flags; returns the one for metrics."""
     output = output_dir or save_ckpt_dir.parent
     for folder in (output, save_ckpt_dir, save_data_file and save_data_file.parent):
         if folder:

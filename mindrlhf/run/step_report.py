@@ -207,7 +207,7 @@ class StepReport:
 
 
 def first_scored(experiences: Sequence[Experience], updates: Sequence[Update]) -> list[tuple[Rollout, np.ndarray]]:
-    """Select responses with the train graph's log-probs of the policy that began the step.
+    """Select responses with the train graph's log-probs of the step's first policy.
 
     All have them where old log-probs were computed, else those of the first mini-batch, which its update has seen.
     """
