@@ -2,9 +2,7 @@
 
 A file is one protobuf message: repeated field 1, each {1: name, 2: {1: dims (a varint each), 2: type name, 3: bytes}},
 where a large tensor is cut into consecutive entries of the same name. `mindspore.load_checkpoint` holds a whole file in
-memory twice, so its few kinds of fields are walked here over a memory map; tests compare with it in both directions.
-
-Not done: encrypted files; the checksum that MindSpore appends on request is skipped, not verified.
+memory twice. Not done: encrypted files; the checksum that MindSpore appends on request is skipped.
 """
 
 import mmap
@@ -26,7 +24,7 @@ _VARINT, _BYTES = 0, 2  # wire types
 
 
 def index_ckpt(path: Path) -> dict[str, StoredTensor]:
-    """Index the tensors of a `.ckpt` file by name; text and maps may be left out."""
+    """Index the tensors of a `.ckpt` file by name, without texts and maps."""
     tensors: dict[str, StoredTensor] = {}
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:

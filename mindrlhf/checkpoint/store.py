@@ -1,18 +1,8 @@
 """Training checkpoints on disk: one folder per step, complete or absent.
 
-    save_ckpt_dir/
-        latest                          the newest checkpoint: its name and its manifest's checksum
-        best                            the best one by the chosen metric, if the settings name one
-        step_000020/
-            manifest.json               every file with size and checksum
-            state.json                  counters, settings, versions, layouts
-            hf/...                      the model's configuration and tokenizer
-            rank_0/model.safetensors    the parts of the weights that rank 0 wrote, under our names
-            rank_0/exp_avg.safetensors  ... and of each moment
-
-Every rank writes its parts, and a manifest of them, into one hidden temporary folder; rank 0 waits for all of them,
-writes the manifest, renames the folder, and only then turns the pointers and removes old checkpoints. The folder has to
-be on a disk that all ranks see.
+Every rank writes its parts, and a manifest of them, into one hidden temporary folder on a disk that all ranks see; rank
+0 waits for all of them, writes the manifest, renames the folder, and only then turns the pointers and removes old
+checkpoints.
 """
 
 import hashlib

@@ -1,9 +1,8 @@
 """Atomic writing of files and folders: complete under the final name, or absent.
 
-The context managers hand out a temporary next to the final place, bring it to the disk and rename it. Whatever goes
-wrong, the temporary is removed and what was there before is untouched; a process that is killed outright leaves its
-hidden `.NAME.XXXXXXXX.tmp` behind, which `clean` removes. An `OSError` of the writing itself (disk full, no permission)
-becomes a `UserError` that names the destination; one about another file is passed on.
+The context managers hand out a temporary next to the final place, bring it to the disk and rename it. An error leaves
+what was there before; an `OSError` about the destination becomes a `UserError`. A process that is killed outright
+leaves its hidden `.NAME.XXXXXXXX.tmp` behind, which `clean` removes.
 """
 
 import errno

@@ -23,9 +23,8 @@ _log = logging.getLogger(__name__)
 def lock_folders(folders: Mapping[str, Path]) -> Iterator[None]:
     """Keep other runs out of existing folders until the body ends.
 
-    folders: flag that names the folder -> folder; one that comes twice is locked once.
-    Raises `UserError` when another process has one of them: the sentence says which process on which host.
-    On a file system without locks it only says so.
+    folders: flag that names the folder -> folder. Raises `UserError` with the process and host that has one of them; on
+    a file system without locks it only warns.
     """
     flags = {folder.resolve(): flag for flag, folder in reversed(folders.items())}
     with ExitStack() as stack:

@@ -174,11 +174,7 @@ def model_layout(
 ) -> Layout:
     """Compute the layout of a model on a mesh.
 
-    Columns and rows are cut over the tensor-parallel ranks by the parameter table's `axis` and `dim`, projections by
-    whole heads; with more ranks than key-value heads, neighbouring ranks hold the same head. The embedding is in the
-    first stage, the final norm and the head in the last, a tied embedding in both. Sequence parallelism changes nothing
-    here.
-
+    With more ranks than key-value heads, neighbouring ranks hold the same head.
     offset: see `split_layers`; `where` is its name in messages. vocab_emb_dp: every tensor-parallel rank holds the
     whole embedding; otherwise it is cut by vocabulary. An untied head is always cut, so that no rank ever has all
     logits (MindFormers leaves it whole with vocab_emb_dp: its checkpoints are read by their strategy files).
@@ -232,9 +228,8 @@ def split_layers(
     """Divide the decoder layers over the pipeline stages.
 
     Each stage has num_layers // stages layers and its entry of `offset` more (or fewer, if negative), as in
-    MindFormers' `LayerSetting`: the entries add up to the remainder, and only the first and the last stage may be left
-    without a layer. 0 means that there is no remainder; with one stage the offset says nothing.
-    Raises `UserError`, beginning with `where`.
+    MindFormers' `LayerSetting`; only the first and the last stage may be left without a layer. 0 means that there is no
+    remainder; with one stage the offset says nothing. where: the beginning of a `UserError`.
     """
     if stages == 1:
         return (range(num_layers),)

@@ -1,11 +1,9 @@
 """The record of responses: one row for each, the source of all files.
 
-`--save_data_file` (MindRecord) has the columns of SCHEMA: everything that training needs and generation made, so that
-`--replay` can train on it. `policy_step` is below `step` for a group that was carried over. `greedy_reward` is of the
-most probable response, NaN where nothing needed it. `rewards_by_function` and the prompt's `fields` are JSON; `sampled`
-is a byte for each token. A replay computes advantages, reference and old log-probs from its own settings.
-`rollouts/` (JSONL) has TEXT_KEYS, for people: `rewards` are by function, unweighted; `advantage` is the mean over
-sampled tokens; `response_length` is their number.
+`--save_data_file` (MindRecord) has the columns of SCHEMA, for `--replay`: `policy_step` is below `step` for a group
+that was carried over, `greedy_reward` NaN where nothing needed it; `rewards_by_function` and `fields` are JSON,
+`sampled` is a byte for each token. `rollouts/` (JSONL) has TEXT_KEYS, for people: `rewards` are unweighted, `advantage`
+is the mean over sampled tokens, `response_length` their number.
 """
 
 import json

@@ -1,9 +1,8 @@
 """The planner between running graphs: weights change their layout in memory, without files.
 
-Every rank reads its own parts of the source layout and writes its own parts of the destination layout in place, so
-that compiled graphs see the new weights. A box that is one piece of memory is sent from its place and received in its
-place; any other is packed or unpacked on the way. On Ascend, where that has not been run, numbers are copied to the
-host and back.
+Every rank writes its parts of the destination layout in place, so that compiled graphs see the new weights. A box that
+is one piece of memory is sent from and received in its place; any other is packed or unpacked on the way. On Ascend,
+where that has not been run, numbers are copied to the host and back.
 """
 
 import time
@@ -52,7 +51,7 @@ class OnlineReshard:
 
     Every rank makes one at the same time, with the same plan and bucket_bytes (the largest message).
     source, destination: every parameter that this rank holds in the one and in the other layout, all of one dtype. A
-    parameter that is in both stays as it is. Raises ValueError for parameters that are not as the plan's layouts say.
+    parameter that is in both stays as it is.
     """
 
     def __init__(

@@ -1,14 +1,10 @@
 """MindSpore's strategy files, which hold layouts: reading and writing.
 
-MindSpore's compiler writes them and its checkpoint tools read them.
 A file is one protobuf message (`mindspore.train.node_strategy_pb2.ParallelStrategyMap`) about one pipeline stage: for
 each parameter a device matrix over the stage's ranks (`Sharding.grid`), a tensor map that names for each dimension the
-axis that cuts it, counted from the right with -1 for none, and, where weights are sharded over data-parallel ranks too
-(`enable_parallel_optimizer` under MindSpore's own parallelism), by how much the first dimension is cut further.
-Jobs write one file per rank, `ckpt_strategy_rank_R.ckpt` in MindFormers; `merge_pipeline_strategys` makes one of them
-all, whose parameter names begin with `STAGE-`. Neither says how large a parameter is: that is the checkpoint's part.
-
-Not read: the JSON form of these files; the uneven cuts of an embedding (`param_split_shape`).
+axis that cuts it, counted from the right with -1 for none, and by how much `enable_parallel_optimizer` cuts the first
+dimension further; no shapes. Jobs write one file per rank; `merge_pipeline_strategys` makes one of them all, whose
+parameter names begin with `STAGE-`. Not read: the JSON form; uneven cuts of an embedding (`param_split_shape`).
 """
 
 import re

@@ -25,9 +25,8 @@ class StopSignals:
     alone waits for them. Handlers would not do: MindSpore sets its own for SIGINT before each run of a graph (it sends
     SIGTERM) and from several threads at once while it compiles kernels; its network threads take SIGINT for themselves;
     and a KeyboardInterrupt while MindSpore is imported makes the interpreter abort when it ends.
-    Processes that are started meanwhile inherit the blocked signals; the ones that run others' code unblock them. The
-    end of an msrun that waits for its workers is a wish to stop too: on signals that it does not handle it dies without
-    telling them. Its scheduler process has nothing to save, and is left alone.
+    Processes that are started meanwhile inherit the blocked signals. The end of an msrun that waits for its workers is
+    a wish to stop too: on signals that it does not handle it dies without telling them. Its scheduler is left alone.
     """
 
     def __init__(self) -> None:
