@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from mindrlhf.files.printable import printable
+from mindrlhf.files.printable import printable, shortened
 
 MOST_CHARACTERS = 1200  # of a message, whatever it quotes
 
@@ -16,11 +16,7 @@ class UserError(Exception):
     """
 
     def __str__(self) -> str:
-        text = printable(super().__str__())
-        if len(text) <= MOST_CHARACTERS:
-            return text
-        half = MOST_CHARACTERS // 2
-        return f"{text[:half]} [... {len(text) - 2 * half} characters ...] {text[-half:]}"
+        return shortened(printable(super().__str__()), MOST_CHARACTERS, " ")
 
 
 def refuse(faults: Mapping[str, object]) -> None:

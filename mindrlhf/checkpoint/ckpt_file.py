@@ -15,6 +15,7 @@ import numpy as np
 
 from mindrlhf.checkpoint.stored_tensor import StoredDtype, StoredTensor, encode, stored_size
 from mindrlhf.errors import UserError
+from mindrlhf.files.text import reading
 
 _TYPE_NAMES = {"float32": "Float32", "float16": "Float16", "bfloat16": "BFloat16"}
 _PIECE_BYTES = 512 << 20  # MindSpore's own size of one entry
@@ -27,7 +28,7 @@ def index_ckpt(path: Path) -> dict[str, StoredTensor]:
     """Index the tensors of a `.ckpt` file by name, without texts and maps."""
     tensors: dict[str, StoredTensor] = {}
     try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        with reading(path), path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             end = len(data)
             if data[end - _CHECKSUM_BYTES : end].startswith(_CHECKSUM_MARK):
                 end -= _CHECKSUM_BYTES
@@ -40,8 +41,6 @@ def index_ckpt(path: Path) -> dict[str, StoredTensor]:
                     entry = replace(earlier, segments=earlier.segments + entry.segments)
                 if entry:
                     tensors[entry.name] = entry
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}).") from error
     except (ValueError, TypeError) as error:  # also an empty file, which cannot be mapped; a number for bytes
         raise UserError(f"{path}: not a MindSpore .ckpt, or damaged or truncated ({error}); get it again.") from error
     for tensor in tensors.values():

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,6 +20,7 @@ from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import stays_below, sync
 from mindrlhf.files.json import read_json, write_json
 from mindrlhf.files.naming import step_of
+from mindrlhf.files.text import reading
 
 MANIFEST_FILE = "manifest.json"
 FORMAT = "mindrlhf training checkpoint"
@@ -85,10 +87,8 @@ class Manifest:
     def verify(self, folder: Path, names: Sequence[str]) -> None:
         """Compare files with the manifest; a UserError names one that differs."""
         for path in (folder / name for name in names):
-            try:
+            with reading(path):
                 found = describe(path)
-            except OSError as error:
-                raise UserError(f"{path}: cannot be read ({error.strerror}); use an earlier checkpoint.") from error
             if found != self.files[path.relative_to(folder).as_posix()]:
                 raise UserError(f"{path}: is damaged (its checksum has changed); use an earlier checkpoint.")
 
@@ -101,13 +101,10 @@ def describe(path: Path) -> StoredFile:
 
 def step_folders(folder: Path) -> list[Path]:
     """List the checkpoints in a folder, whole or not, the newest first."""
-    try:
+    with reading(folder), suppress(FileNotFoundError, NotADirectoryError):
         found = [path for path in folder.iterdir() if step_of(path) is not None and path.is_dir()]
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as error:
-        raise UserError(f"{folder}: cannot be read ({error.strerror}).") from error
-    return sorted(found, key=step_of, reverse=True)
+        return sorted(found, key=step_of, reverse=True)
+    return []
 
 
 def _digest(content: Mapping[str, Any]) -> str:

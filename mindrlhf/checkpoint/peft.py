@@ -20,7 +20,7 @@ from mindrlhf.checkpoint.stored_tensor import StoredTensor
 from mindrlhf.configs.lora import Adapter, LoraSettings
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.problems import brief
-from mindrlhf.errors import UserError
+from mindrlhf.errors import UserError, refuse
 from mindrlhf.files.atomic import atomic_folder
 from mindrlhf.files.json import write_json
 from mindrlhf.files.text import some
@@ -141,21 +141,17 @@ def _check_tensor(adapter: Adapter, tensor: StoredTensor, tensors: Mapping[str, 
             f"{file}: holds {name}, which is no matrix of plain LoRA (like {_PREFIX}model.layers.0.self_attn.q_proj"
             ".lora_A.weight); save the adapter with PEFT's save_pretrained, without other trained modules."
         )
-    found = adapter.of(parsed["module"])
-    if found is None:
-        raise UserError(
-            f"{file}: holds {name}, and target_modules of {PEFT_CONFIG_FILE} do not name it; get both files again."
-        )
     tensor.check()
-    rank_dim = 0 if parsed["matrix"] == "A" else 1
-    if len(tensor.shape) != 2 or tensor.shape[rank_dim] != found[0]:
-        raise UserError(
-            f"{file}: {name} has shape {list(tensor.shape)}, and {PEFT_CONFIG_FILE} gives it rank {found[0]}; get both "
-            "files again."
-        )
-    partner = f"{_PREFIX}{parsed['module']}.lora_{'B' if rank_dim == 0 else 'A'}.weight"
-    if partner not in tensors:
-        raise UserError(f"{file}: holds {name} without {partner}; get the adapter again.")
+    found, dim = adapter.of(parsed["module"]), "AB".index(parsed["matrix"])
+    rank = found and found[0]
+    partner = f"{_PREFIX}{parsed['module']}.lora_{'BA'[dim]}.weight"
+    other = f"{name} has shape {list(tensor.shape)}, and {PEFT_CONFIG_FILE} gives it rank {rank}"
+    faults = {
+        f"holds {name}, and target_modules of {PEFT_CONFIG_FILE} do not name it": found is None,
+        other: len(tensor.shape) != 2 or tensor.shape[dim] != rank,
+        f"holds {name} without {partner}": partner not in tensors,
+    }
+    refuse({f"{file}: {fault}; get both files again.": holds for fault, holds in faults.items()})
 
 
 def write_adapter(

@@ -13,6 +13,7 @@ import numpy as np
 
 from mindrlhf.checkpoint.stored_tensor import StoredDtype, StoredTensor, encode, stored_size
 from mindrlhf.errors import UserError
+from mindrlhf.files.text import reading
 
 # Other types are kept by the format's own name.
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -27,7 +28,7 @@ def index_safetensors(path: Path) -> dict[str, StoredTensor]:
     Raises `UserError` for a damaged header, and for tensors that do not fill the rest of the file one after the other.
     """
     try:
-        with path.open("rb") as file:
+        with reading(path), path.open("rb") as file:
             size, first = path.stat().st_size, file.read(8)
             if first == b"version ":
                 raise UserError(f"{path}: this is a Git LFS pointer and not the weights; run `git lfs pull`.")
@@ -46,8 +47,6 @@ def index_safetensors(path: Path) -> dict[str, StoredTensor]:
                 raise ValueError(f"the place of {tensor.name} does not fit its shape or its neighbours")
             end += nbytes
             tensors[tensor.name] = tensor
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}).") from error
     except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{path}: the safetensors header is damaged ({error}); get the file again.") from error
     if end != size:

@@ -11,8 +11,7 @@ from rich.text import Text
 
 from mindrlhf.errors import UserError
 from mindrlhf.files.naming import ROLLOUTS_FOLDER, step_files
-from mindrlhf.files.printable import printable
-from mindrlhf.files.text import shortened
+from mindrlhf.files.printable import printable, shortened
 from mindrlhf.metrics.report.run import RolloutGroupText, read_groups
 from mindrlhf.metrics.writers import run_folder
 

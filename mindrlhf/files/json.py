@@ -45,13 +45,7 @@ def is_a(value: Any, kind: Any) -> bool:
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read the JSON object in a UTF-8 file; a UserError for anything else."""
-    try:
-        content = parse_json(read_text(path, "a JSON file"))
-    except ValueError as error:
-        raise UserError(f"{path}: is not valid JSON ({error}).") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: a JSON object is needed, and this is a {type(content).__name__}.")
-    return content
+    return _object(read_text(path, "a JSON file"), str(path))
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
@@ -60,16 +54,17 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
         lines = Path(path).read_bytes().split(b"\n")[:-1]
     except OSError as error:
         raise UserError(f"cannot read {path} ({error.strerror}): give a JSONL file that a run has written") from error
-    rows = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            row = parse_json(line)
-        except ValueError as error:
-            raise UserError(f"{path}, line {number}: not valid JSON ({error}); restore or remove that line") from error
-        if not isinstance(row, dict):
-            raise UserError(f"{path}, line {number}: found {type(row).__name__} where a JSON object belongs")
-        rows.append(row)
-    return rows
+    return [_object(line, f"{path}, line {number}") for number, line in enumerate(lines, start=1)]
+
+
+def _object(text: str | bytes, where: str) -> dict[str, Any]:
+    try:
+        content = parse_json(text)
+    except ValueError as error:
+        raise UserError(f"{where}: is not valid JSON ({error}); restore it.") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{where}: a JSON object is needed, and this is a {type(content).__name__}.")
+    return content
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

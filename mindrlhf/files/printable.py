@@ -1,4 +1,4 @@
-"""Safe text for terminals: control characters as visible codes."""
+"""Text that people can read: without control characters, and not too long."""
 
 import unicodedata
 from collections.abc import Container
@@ -15,3 +15,11 @@ def printable(text: str, keep: Container[str] = "") -> str:
     if text.isprintable():
         return text
     return "".join(c if c in keep or unicodedata.category(c) not in _STEERING else f"\\u{ord(c):04x}" for c in text)
+
+
+def shortened(text: str, most: int, space: str = "\n") -> str:
+    """Shorten a text to its beginning and end, where answers stand."""
+    if len(text) <= most:
+        return text
+    half = most // 2
+    return space.join((text[:half], f"[... {len(text) - 2 * half} characters ...]", text[-half:]))

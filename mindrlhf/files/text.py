@@ -1,6 +1,7 @@
-"""Text of files, and long texts for people."""
+"""Text of files, and texts for people."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from mindrlhf.errors import UserError
@@ -18,12 +19,13 @@ def read_text(path: str | Path, kind: str) -> str:
         raise UserError(f"{path}: cannot be read ({error.strerror}); give {kind} that can be read.") from None
 
 
-def shortened(text: str, most: int) -> str:
-    """Shorten a text to its beginning and end, where answers stand."""
-    if len(text) <= most:
-        return text
-    half = most // 2
-    return f"{text[:half]}\n[... {len(text) - 2 * half} characters ...]\n{text[-half:]}"
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn errors about reading a file into a `UserError`."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}).") from error
 
 
 def some(names: Sequence[str], most: int = 1) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import atomic_folder
-from mindrlhf.files.text import some
+from mindrlhf.files.text import reading, some
 from mindrlhf.parallel.layout import Layout, Placement, Shape, Sharding
 
 _MERGED_NAME = re.compile(r"(\d+)-(.+)")
@@ -89,10 +89,8 @@ def read_strategy(path: str | Path) -> Strategy:
     shardings: dict[str, dict[int, Sharding]] = {}
     seen: set[bytes] = set()
     for file in _files(path):
-        try:
+        with reading(file):
             content = file.read_bytes()
-        except OSError as error:
-            raise UserError(f"{file}: cannot be read ({error.strerror}).") from error
         if content in seen:  # ranks of one stage
             continue
         seen.add(content)
@@ -195,14 +193,11 @@ def _message(layout: Layout, stage: int) -> Any:
         operator.parallel_strategys.parallel_strategy.add(dim=sharding.parts)
         entry = message.parallel_layout_item.add(param_name=name).parallel_layouts
         entry.dev_matrix.add(dim=sharding.grid)
-        entry.tensor_map.add(dim=_tensor_map(name, sharding))
+        if any(len(axes) > 1 for axes in sharding.cuts):
+            raise ValueError(f"{name}: a dimension that several axes cut cannot be written to a strategy file")
+        last = len(sharding.grid) - 1
+        entry.tensor_map.add(dim=[last - axes[0] if axes else -1 for axes in sharding.cuts])
         entry.param_split_shape.add()
         entry.indices_offset.add()
         entry.field = entry.opt_weight_shard_step = entry.opt_weight_shard_size = 0
     return message
-
-
-def _tensor_map(name: str, sharding: Sharding) -> list[int]:
-    if any(len(axes) > 1 for axes in sharding.cuts):
-        raise ValueError(f"{name}: a dimension that several axes cut cannot be written to a strategy file")
-    return [len(sharding.grid) - 1 - axes[0] if axes else -1 for axes in sharding.cuts]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mindrlhf.checkpoint import encoding
+from mindrlhf.checkpoint import stored_tensor
 from mindrlhf.checkpoint.stored_tensor import decode, encode
 from mindrlhf.errors import UserError
 
@@ -85,7 +85,7 @@ def test_every_finite_float16_survives_the_way_through_float32():
 def test_blocks_change_nothing(monkeypatch):
     numbers = np.random.default_rng(0).normal(size=(7, 13)).astype(np.float32)
     whole = encode(numbers, "bfloat16", "w")
-    monkeypatch.setattr(encoding, "_BLOCK", 5)
+    monkeypatch.setattr(stored_tensor, "_BLOCK", 5)
     np.testing.assert_array_equal(encode(numbers, "bfloat16", "w"), whole)
 
 

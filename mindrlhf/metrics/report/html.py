@@ -15,8 +15,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 
 from mindrlhf.files.json import finite
-from mindrlhf.files.printable import printable
-from mindrlhf.files.text import shortened
+from mindrlhf.files.printable import printable, shortened
 from mindrlhf.metrics.console import REWARD, ends, short_duration, short_number
 from mindrlhf.metrics.diagnosis import diagnose
 from mindrlhf.metrics.report.charts import COST, LEARNING, chart_data, curves
