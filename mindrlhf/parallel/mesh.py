@@ -61,20 +61,8 @@ class Mesh:
             raise ValueError(f"rank {rank} is outside of a mesh of {self.size}")
         return Coordinates(*map(int, np.unravel_index(rank, tuple(self.lengths.values()))))
 
-    def rank(self, **indices: int) -> int:
-        """Find the rank at these coordinates; an omitted axis counts as 0."""
-        place, lengths = Coordinates(**indices), tuple(self.lengths.values())
-        for axis, index, length in zip(AXES, place, lengths, strict=True):
-            if not 0 <= index < length:
-                raise ValueError(f"{axis} index {index} is outside of an axis of {length}")
-        return int(np.ravel_multi_index(place, lengths))
-
     def group(self, rank: int, *axes: Axis) -> tuple[int, ...]:
         """List the ranks that differ from `rank` along `axes` only, itself included."""
         here = self.coordinates(rank)._asdict()
         grid = np.arange(self.size).reshape(*self.lengths.values())
         return tuple(grid[tuple(slice(None) if axis in axes else here[axis] for axis in AXES)].ravel().tolist())
-
-    def groups(self, *axes: Axis) -> list[tuple[int, ...]]:
-        """List every group along `axes`, ordered by first rank."""
-        return sorted({self.group(rank, *axes) for rank in range(self.size)})
