@@ -51,13 +51,17 @@ class Manifest:
     step: Annotated[StrictInt, Field(ge=0)]
     files: dict[Annotated[str, AfterValidator(_inside)], StoredFile]
 
-    def write(self, folder: Path) -> None:
-        """Write it into the folder, complete or not at all."""
+    def write(self, folder: Path, durable: bool = True) -> None:
+        """Write it into the folder, complete or not at all.
+
+        durable: wait for the disk.
+        """
         files = {name: asdict(file) for name, file in sorted(self.files.items())}
         content = {"format": FORMAT, "version": VERSION, "step": self.step, "files": files}
         unfinished = folder / f".{MANIFEST_FILE}"
         write_json(unfinished, {**content, "sha256": _digest(content)})
-        sync(unfinished)
+        if durable:
+            sync(unfinished)
         os.replace(unfinished, folder / MANIFEST_FILE)
 
     @classmethod

@@ -10,10 +10,14 @@ import json
 import threading
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from mindrlhf.checkpoint.manifest import MANIFEST_FILE, Manifest, StoredFile, describe, step_folders
 from mindrlhf.checkpoint.safetensors_file import write_safetensors
@@ -26,6 +30,7 @@ STATE_FILE = "state.json"
 HF_FOLDER = "hf"  # of a checkpoint: the model's configuration and tokenizer
 LATEST, BEST = "latest", "best"
 POLL_S = 0.02
+WRITING_THREADS = 4  # digests and waits for the disk overlap
 PART_TIMEOUT_S = 3600.0  # another rank may be writing to a slow disk for long
 
 
@@ -117,33 +122,32 @@ class CheckpointStore:
             raise self.with_advice(known) if isinstance(known, UserError) else known from error
 
     def _write_part(self, state: TrainingState, temporary: Path) -> None:
+        """Write this rank's files, then a manifest of them.
+
+        Several at a time, but for one at a time beside the training, which needs the processors itself.
+        """
         folder = temporary / f"rank_{self._rank}"
         folder.mkdir(parents=True, exist_ok=True)
-        files = {}
-        for kind, group in state.groups.items():
-            if group.shards:
-                path = folder / f"{kind}.safetensors"
-                shapes = [(name, array.shape) for name, array in group.shards.items()]
-                digest = hashlib.sha256()
-                write_safetensors(path, shapes, group.shards.values(), "float32", {"format": "ms"}, digest)
-                sync(path)
-                files[f"{folder.name}/{path.name}"] = StoredFile(path.stat().st_size, digest.hexdigest())
-        Manifest(state.step, files).write(folder)
+        jobs = {
+            f"{folder.name}/{kind}.safetensors": partial(_write_arrays, group.shards)
+            for kind, group in state.groups.items()
+            if group.shards
+        }
+        if self._rank == 0:
+            contents = {**state.companions, STATE_FILE: _state_json(state)}
+            jobs |= {name: partial(_write_content, content) for name, content in contents.items()}
+        with ThreadPoolExecutor(1 if self._asynchronous else WRITING_THREADS) as pool:
+            writing = {name: pool.submit(write, temporary / name) for name, write in jobs.items()}
+        Manifest(state.step, {name: each.result() for name, each in writing.items()}).write(folder, durable=False)
 
     def _complete(self, state: TrainingState, temporary: Path, target: Path) -> None:
-        """Write rank 0's files and the manifest, then rename the folder."""
-        files = {}
-        for name, content in {**state.companions, STATE_FILE: _state_json(state)}.items():
-            path = temporary / name
-            path.parent.mkdir(exist_ok=True)
-            path.write_bytes(content)
-            sync(path)
-            files[name] = describe(path)
+        """Write the manifest of all ranks' files, then rename the folder."""
+        files: dict[str, StoredFile] = {}
         for rank in range(self._size):
             files |= self._part(temporary / f"rank_{rank}")
         Manifest(state.step, files).write(temporary)
-        for folder in (*(path for path in temporary.iterdir() if path.is_dir()), temporary):
-            sync_folder(folder)
+        with ThreadPoolExecutor(WRITING_THREADS) as pool:
+            pool.map(sync_folder, (*(path for path in temporary.iterdir() if path.is_dir()), temporary))
         put_in_place(temporary, target)
 
     def _part(self, folder: Path) -> Mapping[str, StoredFile]:
@@ -158,7 +162,7 @@ class CheckpointStore:
             time.sleep(POLL_S)
         files = Manifest.read(folder).files
         path.unlink()
-        if not files:
+        if not any(folder.iterdir()):
             folder.rmdir()
         return files
 
@@ -176,6 +180,23 @@ class CheckpointStore:
         """Remove this rank's files of a failed checkpoint; rank 0 removes all."""
         with suppress(OSError):
             remove_folder(temporary if self._rank == 0 else temporary / f"rank_{self._rank}")
+
+
+def _write_arrays(shards: Mapping[str, np.ndarray], path: Path) -> StoredFile:
+    """Write one kind of arrays."""
+    digest = hashlib.sha256()
+    shapes = [(name, array.shape) for name, array in shards.items()]
+    write_safetensors(path, shapes, shards.values(), "float32", {"format": "ms"}, digest)
+    sync(path)
+    return StoredFile(path.stat().st_size, digest.hexdigest())
+
+
+def _write_content(content: bytes, path: Path) -> StoredFile:
+    """Write one further file."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(content)
+    sync(path)
+    return StoredFile(len(content), hashlib.sha256(content).hexdigest())
 
 
 def _state_json(state: TrainingState) -> bytes:
