@@ -4,13 +4,12 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from mindrlhf.data import chat_process
 from mindrlhf.data.tasks.conversation import check_messages
 from mindrlhf.data.tokenizer import Tokenizer
-from mindrlhf.data.tokenizer_config import token_text
+from mindrlhf.data.tokenizer_config import TOKEN_KEYS, token_text
 from mindrlhf.errors import UserError
 from mindrlhf.models.families import CHATS, DEFAULT, Chat
 
@@ -19,11 +18,6 @@ PER_PROCESS = 1000  # conversations
 
 Conversation = tuple[Any, str]
 """Messages [{"role": ..., "content": ...}, ...], and where they are from, for messages of error."""
-
-
-def render_messages(messages: Any, where: str, chat_template: str | None, **tokens: str) -> str:
-    """Render the text after which the model answers; see `render_conversations`."""
-    return render_conversations([(messages, where)], chat_template, **tokens)[0]
 
 
 def render_conversations(
@@ -41,18 +35,15 @@ def render_conversations(
         except ValueError as error:
             raise UserError(f"{where}: {error}.") from None
     if chat_template is None:
-        turns = ([(message["role"], message["content"]) for message in messages] for messages, _ in conversations)
-        return [chat.conversation(each) for each in turns]
-    texts = []
-    for start in range(0, len(conversations), PER_PROCESS):
-        texts += _rendered(conversations[start : start + PER_PROCESS], chat_template, tokens)
-    return texts
+        return [chat.conversation((turn["role"], turn["content"]) for turn in each) for each, _ in conversations]
+    parts = (conversations[start : start + PER_PROCESS] for start in range(0, len(conversations), PER_PROCESS))
+    return [text for part in parts for text in _rendered(part, chat_template, tokens)]
 
 
 def write_prompts(prompts: Sequence[Conversation], tokenizer: Tokenizer) -> list[str]:
     """Render conversations as a tokenizer's model knows them; a text stays as it is.
 
-    Raises UserError, besides, for a tokenizer that has neither a chat template nor a family's chat tokens.
+    Raises UserError, too, for a tokenizer that has neither a chat template nor a family's chat tokens.
     """
     conversations = [each for each in prompts if not isinstance(each[0], str)]
     chat = family_chat(tokenizer)
@@ -61,9 +52,8 @@ def write_prompts(prompts: Sequence[Conversation], tokenizer: Tokenizer) -> list
             f"{conversations[0][1]}: the tokenizer has no chat template and no {DEFAULT.chat.before} to write messages "
             "with; give the prompt as text."
         )
-    named = {key: token_text(tokenizer.config.get(key)) for key in ("bos_token", "pad_token")}
-    named["eos_token"] = tokenizer.id_to_token(tokenizer.eos_token_id)
-    tokens = {key: token for key, token in named.items() if token is not None}
+    tokens = {key: token for key in TOKEN_KEYS if (token := token_text(tokenizer.config.get(key))) is not None}
+    tokens["eos_token"] = tokenizer.id_to_token(tokenizer.eos_token_id)
     written = iter(render_conversations(conversations, tokenizer.chat_template, chat or DEFAULT.chat, **tokens))
     return [prompt if isinstance(prompt, str) else next(written) for prompt, _ in prompts]
 
@@ -78,18 +68,10 @@ def family_chat(tokenizer: Tokenizer) -> Chat | None:
 
 
 def _rendered(conversations: Sequence[Conversation], template: str, tokens: Mapping[str, str]) -> list[str]:
-    request = {
-        "template": template,
-        "tokens": tokens,
-        "conversations": [messages for messages, _ in conversations],
-        "cpu_seconds": CPU_SECONDS,
-    }
-    ended = subprocess.run(
-        [sys.executable, "-P", str(Path(chat_process.__file__))],  # -P: modules of its folder are none of the library's
-        input=json.dumps(request),
-        capture_output=True,
-        text=True,
-    )
+    messages = [messages for messages, _ in conversations]
+    request = {"template": template, "tokens": tokens, "conversations": messages, "cpu_seconds": CPU_SECONDS}
+    command = [sys.executable, "-P", chat_process.__file__]  # -P: modules of its folder are none of the library's
+    ended = subprocess.run(command, input=json.dumps(request), capture_output=True, text=True)
     if ended.returncode:
         raise UserError(
             f"{conversations[0][1]}: the tokenizer's chat template is not done within {CPU_SECONDS} s and "

@@ -16,6 +16,7 @@ from mindrlhf.data.tasks.task import TaskRow
 from mindrlhf.data.tasks.verl import record
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError, refuse
+from mindrlhf.files.text import aligned
 from mindrlhf.metrics.progress import Progress
 from mindrlhf.shapes import round_up
 
@@ -24,10 +25,8 @@ ROWS_PER_BATCH = 512  # texts tokenised between two moves of the progress bar
 SEQ_LENGTH_MULTIPLE = 64
 PERCENTILES = (50, 90, 99, 100)
 
-Sources = str | Path | Sequence[str | Path]
-"""One file, or several whose rows follow one another."""
-TokenPair = tuple[list[int], list[int]]
-"""Tokens of a prompt and of its answer; the answer has its end token, or is empty."""
+Sources = str | Path | Sequence[str | Path]  # one file, or several whose rows follow one another
+TokenPair = tuple[list[int], list[int]]  # a prompt and its answer, which has its end token or is empty
 
 
 @dataclass(frozen=True)
@@ -51,16 +50,15 @@ class ConversionSummary:
     answer_tokens: dict[int, int]
 
     def __str__(self) -> str:
-        lines = [
+        table = {"tokens": {p: f"p{p}" for p in PERCENTILES} | {100: "max"}}
+        table |= {"prompt": self.prompt_tokens, "answer": self.answer_tokens}
+        note = f"\n{self.without_truth} rows have no ground truth: only for rewards that need none"
+        return (
             f"{self.output}: {self.rows} rows, {self.dropped} dropped, {self.truncated} truncated; "
-            f"max_prompt_length {self.max_prompt_length}, seq_length {self.seq_length}",
-            "tokens   " + "".join(f"{'max' if p == 100 else f'p{p}':>7}" for p in PERCENTILES),
-        ]
-        for name, tokens in (("prompt", self.prompt_tokens), ("answer", self.answer_tokens)):
-            lines.append(f"{name:<9}" + "".join(f"{tokens.get(p, '-'):>7}" for p in PERCENTILES))
-        if self.without_truth:
-            lines.append(f"{self.without_truth} rows have no ground truth: only for rewards that need none")
-        return "\n".join(lines)
+            f"max_prompt_length {self.max_prompt_length}, seq_length {self.seq_length}\n"
+            + aligned((name, *(each.get(p, "-") for p in PERCENTILES)) for name, each in table.items())
+            + (note if self.without_truth else "")
+        )
 
 
 def convert(

@@ -32,7 +32,6 @@ from mindrlhf.files.json import parse_json
 from mindrlhf.types import Prompt
 
 ROWS_PER_WRITE = 256
-SQLITE_MAGIC = b"SQLite format 3\0"
 MINDRLHF_COLUMNS = ("prompt_ids", "pretrain_ids", "loss_mask")
 PROMPT_COLUMNS = ("prompt_ids", "prompt_length", "row_index", "task", "question", "ground_truth", "extra")
 PROMPT_SCHEMA = {
@@ -88,17 +87,11 @@ def read_columns(path: str | Path, columns: Sequence[str] | None = None) -> dict
     if missing:
         raise UserError(f"{path}: has no column {', '.join(missing)}; it has {', '.join(found)}.")
     wanted = list(found if columns is None else columns)
-    values: dict[str, list[Any]] = {column: [] for column in wanted}
-    with (
-        _mindspore_errors(path, reading=True),
-        closing(FileReader(str(path), num_consumer=1, columns=wanted)) as reader,
-    ):
-        for row in reader.get_next():
-            for column in wanted:
-                values[column].append(row[column])
-    if not values[wanted[0]]:
+    with _mindspore_errors(path, reading=True), closing(FileReader(str(path), 1, wanted)) as reader:
+        rows = [[row[column] for column in wanted] for row in reader.get_next()]
+    if not rows:
         raise UserError(f"{path}: holds no rows.")
-    return values
+    return dict(zip(wanted, map(list, zip(*rows, strict=True)), strict=True))
 
 
 def read_schema(path: str | Path) -> dict[str, dict[str, Any]]:
@@ -114,9 +107,9 @@ def read_schema(path: str | Path) -> dict[str, dict[str, Any]]:
 def read_prompts(path: str | Path, tokenizer: Tokenizer | None = None) -> list[Prompt]:
     """Read the prompts of a dataset in row order.
 
-    `id` is the row of the source file; `fields` holds task, question, ground_truth (where the row has one) and the
-    extras. A file made by MindRLHF needs the tokenizer: its question is the decoded prompt, its ground truth the text
-    after `####` of the solution, or the whole solution. UserError as `read_columns`.
+    `id` is the row of the source file; `fields` holds task, question, ground_truth (if the row has one) and the extras.
+    A file made by MindRLHF needs the tokenizer: its question is the decoded prompt, its ground truth the text after
+    `####` of the solution, or the whole solution. UserError as `read_columns`.
     """
     path = Path(path)
     if _made_by_mindrlhf(path):
@@ -185,20 +178,16 @@ def _read_mindrlhf(path: Path, tokenizer: Tokenizer | None) -> list[tuple[np.nda
     """Read (prompt ids int32[P], solution text) from a file made by MindRLHF."""
     if tokenizer is None:
         raise UserError(f"{path}: was made by MindRLHF and holds token ids only; give the tokenizer it was made with.")
-    columns = read_columns(path, ("prompt_ids", "pretrain_ids"))
+    columns, pad = read_columns(path, ("prompt_ids", "pretrain_ids")), tokenizer.pad_token_id
     rows = []
     for row, pair in enumerate(zip(*columns.values(), strict=True)):
-        ids, whole = (_without_padding(each, tokenizer.pad_token_id) for each in pair)
+        ids, whole = (each[: np.flatnonzero(np.append(True, each != pad))[-1]].astype(np.int32) for each in pair)
         if not len(ids):
             raise UserError(f"{path}, row {row}: the prompt is nothing but padding; remove the row.")
         # As text, because the prompt's last token may have merged with the first of the solution.
         prompt, text = (tokenizer.decode(each, skip_special_tokens=True) for each in (ids, whole))
         rows.append((ids, text.removeprefix(prompt)))
     return rows
-
-
-def _without_padding(ids: np.ndarray, pad_token_id: int) -> np.ndarray:
-    return ids[: np.flatnonzero(np.append(True, ids != pad_token_id))[-1]].astype(np.int32)
 
 
 def _truth(solution: str) -> str:
@@ -229,9 +218,7 @@ def _check_pair(path: Path) -> None:
             raise UserError(f"{path}: is not a MindRecord file; make one with `mindrlhf data`.")
         if not database.is_file():
             raise UserError(f"{path}: its index {database.name} is not beside it; move both files together.")
-        with database.open("rb") as file:
-            if file.read(len(SQLITE_MAGIC)) != SQLITE_MAGIC:
-                raise sqlite3.DatabaseError
+        database.open("rb").close()  # sqlite3 does not say why it cannot
         with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as connection:
             names = [str(name) for (name,) in connection.execute("SELECT NAME FROM SHARD_NAME")]
     except OSError as error:

@@ -19,8 +19,8 @@ class SentencePieceTokenizer(ConfiguredTokenizer):
     """Tokenizer of a sentencepiece model, its control pieces and added tokens.
 
     Control pieces are `<s>`, `</s>` and similar; added tokens come from `tokenizer_config.json`.
-    Text between special tokens is encoded piece by piece, as sentencepiece does it: with the model's own
-    normaliser and dummy prefix. No begin token is added.
+    Text between special tokens is encoded piece by piece, with the model's own normaliser and dummy prefix. No begin
+    token is added.
     """
 
     def __init__(self, path: Path, config: dict[str, Any]):
@@ -32,17 +32,14 @@ class SentencePieceTokenizer(ConfiguredTokenizer):
             self._pieces.Load(str(path))
         except (OSError, RuntimeError):
             raise UserError(f"{path}: not a sentencepiece model.") from None
-        count = self._pieces.GetPieceSize()
-        self._special = {self._pieces.IdToPiece(i): i for i in range(count) if self._pieces.IsControl(i)}
-        self._shown = set()  # added tokens that count as text when special ones are skipped
-        for token_id, token in added_tokens(config, str(path)):
-            self._special[token.content] = token_id
-            if not token.special:
-                self._shown.add(token_id)
+        added = added_tokens(config, self._where)
+        control = filter(self._pieces.IsControl, range(self._pieces.GetPieceSize()))
+        self._special = {self._pieces.IdToPiece(i): i for i in control} | {token.content: i for i, token in added}
+        self._shown = {i for i, token in added if not token.special}  # text, also when special tokens are skipped
         self._special_by_id = {token_id: token for token, token_id in self._special.items()}
         # The longest first, so that a token which begins like another one wins.
         names = sorted(self._special, key=len, reverse=True)
-        self._split = re.compile("(" + "|".join(map(re.escape, names)) + ")") if names else re.compile("(?!)")
+        self._split = re.compile(f"({'|'.join(map(re.escape, names)) or '(?!)'})")
 
     @classmethod
     def from_file(cls, path: str | Path) -> "SentencePieceTokenizer":

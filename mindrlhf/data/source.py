@@ -10,6 +10,7 @@ from typing import Any
 from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import atomic_files
 from mindrlhf.files.json import parse_json, parse_json_at
+from mindrlhf.files.text import read_text
 
 PARQUET = ".parquet"
 BLANK = re.compile(r"[ \t\r\n]*")
@@ -44,18 +45,10 @@ def read_source(path: str | Path) -> list[SourceRow]:
 
 
 def _read_json(path: Path) -> list[SourceRow]:
+    text = read_text(path, "a JSON or JSONL file").removeprefix("\ufeff")
+    items = _array_items(text) if text.lstrip().startswith("[") else _line_items(text)
     try:
-        content = path.read_bytes()
-        text = content.decode("utf-8-sig")
-        items = _array_items(text) if text.lstrip().startswith("[") else _line_items(text)
         return [_row(values, f"{path}, line {line}") for line, values in items]
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file.") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}).") from None
-    except UnicodeDecodeError as error:
-        line = content[: error.start].count(b"\n") + 1
-        raise UserError(f"{path}, line {line}: not UTF-8 text, and JSON or JSONL is.") from None
     except json.JSONDecodeError as error:
         raise UserError(f"{path}, line {error.lineno}: not JSON ({error.msg}, column {error.colno}).") from None
 
@@ -118,7 +111,7 @@ def read_parquet(path: str | Path) -> list[dict[str, Any]]:
     try:
         return parquet.read_table(path).to_pylist()
     except FileNotFoundError:
-        raise UserError(f"{path}: no such file.") from None
+        raise UserError(f"{path}: there is no such file.") from None
     except (OSError, pyarrow.ArrowException) as error:
         reason = str(error).strip().splitlines()[0].rstrip(".")
         raise UserError(f"{path}: is not a parquet file that can be read ({reason}).") from None

@@ -12,7 +12,7 @@ import jinja2
 import jinja2.meta
 import jinja2.sandbox
 
-from mindrlhf.data.chat import render_messages
+from mindrlhf.data.chat import render_conversations
 from mindrlhf.errors import UserError
 from mindrlhf.files.text import read_text
 from mindrlhf.models.families import CHATS, DEFAULT, Chat
@@ -53,8 +53,7 @@ class Template:
             raise UserError(
                 f"{where}: uses {', '.join(sorted(unknown))}, but a template is given {', '.join(VARIABLES)}."
             )
-        self._where = where
-        self.default_system = default_system
+        self._where, self.default_system = where, default_system
 
     def render(self, question: str, instruction: str = "", system: str | None = None) -> str:
         """Render the prompt; system: None is the template's default, "" none at all."""
@@ -85,7 +84,7 @@ def load_template(name: str, chat_template: str | None = None, chat: Chat = DEFA
 def default_system_prompt(chat_template: str, chat: Chat = DEFAULT.chat) -> str:
     """Find the system prompt that a chat template adds to a lone question."""
     try:
-        text = render_messages([{"role": "user", "content": "?"}], "the question ?", chat_template)
+        (text,) = render_conversations([([{"role": "user", "content": "?"}], "the question ?")], chat_template)
     except UserError:
         return chat.system
     before, after = (re.escape(part) for part in chat.turn("system", "\0").split("\0"))

@@ -27,9 +27,7 @@ class Tokenizer(ConfiguredTokenizer):
     """Encoder and decoder of text; the prompt template adds begin and end tokens."""
 
     def __init__(self, core: tokenizers.Tokenizer, config: dict[str, Any], where: str):
-        self._core = core
-        self.config = config
-        self._where = where
+        self._core, self.config, self._where = core, config, where
 
     @classmethod
     def from_files(cls, vocab_path: str | Path, merges_path: str | Path) -> "Tokenizer":
@@ -40,39 +38,32 @@ class Tokenizer(ConfiguredTokenizer):
         """
         vocab_path, merges_path = _existing(vocab_path), _existing(merges_path)
         try:
-            model = models.BPE.from_file(str(vocab_path), str(merges_path))
+            core = bare_core(models.BPE.from_file(str(vocab_path), str(merges_path)))
         except Exception as error:  # the tokenizers package raises bare Exception for whatever is wrong with the files
             raise UserError(
                 f"{vocab_path} and {merges_path} are not a BPE vocabulary and its merges: {error}."
             ) from None
-        config = read_config(vocab_path.parent)
-        tokenizer = cls.from_bpe(model, config, str(vocab_path))
-        _check_merges(tokenizer._core, vocab_path, merges_path)
-        return tokenizer
-
-    @classmethod
-    def from_bpe(cls, model: models.BPE, config: dict[str, Any] | None, where: str) -> "Tokenizer":
-        """Build Qwen2's pipeline around a BPE model.
-
-        Special tokens come from `config`, or are Qwen2.5's own when it is None. `where` names the origin in messages.
-        """
-        core = bare_core(model)
-        ids = core.get_vocab(with_added_tokens=False).values()
+        ids = core.get_vocab().values()
         if max(ids, default=-1) != len(ids) - 1:
-            raise UserError(f"{where}: the ids are not 0 to {len(ids) - 1} without gaps; give tokenizer.json instead.")
+            raise UserError(
+                f"{vocab_path}: the ids are not 0 to {len(ids) - 1} without gaps; give tokenizer.json instead."
+            )
+        config = read_config(vocab_path.parent)
         if config is None:
-            for tokens, special in ((VOCABULARY.control, True), (VOCABULARY.markup, False)):
-                core.add_tokens([AddedToken(token, normalized=False, special=special) for token in tokens])
-            return cls(core, dict(VOCABULARY.config), where)
-        added = added_tokens(config, where)
-        core.add_tokens([token for _, token in added])
-        for token_id, token in added:
-            if core.token_to_id(token.content) != token_id:
-                raise UserError(
-                    f"{where}: {CONFIG_NAME} gives {token.content} the id {token_id}, but with this vocabulary it is "
-                    f"{core.token_to_id(token.content)}; use the files of one model."
-                )
-        return cls(core, config, where)
+            config = dict(VOCABULARY.config)
+            add_tokens(core, VOCABULARY.control)
+            add_tokens(core, VOCABULARY.markup, special=False)
+        else:
+            added = added_tokens(config, str(vocab_path))
+            core.add_tokens([token for _, token in added])
+            for token_id, token in added:
+                if (found := core.token_to_id(token.content)) != token_id:
+                    raise UserError(
+                        f"{vocab_path}: {CONFIG_NAME} gives {token.content} the id {token_id}, but with this "
+                        f"vocabulary it is {found}; use the files of one model."
+                    )
+        _check_merges(core, vocab_path, merges_path)
+        return cls(core, config, str(vocab_path))
 
     @classmethod
     def from_path(cls, path: str | Path) -> "Tokenizer":
@@ -111,7 +102,6 @@ class Tokenizer(ConfiguredTokenizer):
         return self._core.decode(np.asarray(ids).tolist(), skip_special_tokens=skip_special_tokens)
 
     def token_to_id(self, token: str) -> int | None:
-        """Look up the id of a token; None outside the vocabulary."""
         return self._core.token_to_id(token)
 
     def id_to_token(self, token_id: int) -> str | None:
@@ -145,15 +135,15 @@ class Tokenizer(ConfiguredTokenizer):
 def bare_core(model: models.BPE) -> tokenizers.Tokenizer:
     """Build Qwen2's pipeline around a BPE model: NFC, its split, and byte letters."""
     core = tokenizers.Tokenizer(model)
-    core.normalizer = normalizers.NFC()
-    core.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(VOCABULARY.split), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    core.decoder = decoders.ByteLevel()
+    core.normalizer, core.decoder = normalizers.NFC(), decoders.ByteLevel()
+    split = pre_tokenizers.Split(Regex(VOCABULARY.split), behavior="isolated")
+    letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    core.pre_tokenizer = pre_tokenizers.Sequence([split, letters])
     return core
+
+
+def add_tokens(core: tokenizers.Tokenizer, tokens: Sequence[str], special: bool = True) -> None:
+    core.add_tokens([AddedToken(token, normalized=False, special=special) for token in tokens])
 
 
 def _splits(core: tokenizers.Tokenizer) -> list[str]:

@@ -12,8 +12,7 @@ from mindrlhf.evaluation.pass_at_k import Answer
 from mindrlhf.files.atomic import atomic_file
 from mindrlhf.files.json import json_lines
 from mindrlhf.metrics.progress import Progress
-from mindrlhf.rewards import answers as stated_answers
-from mindrlhf.rewards import numbers
+from mindrlhf.rewards.gsm8k import answered
 from mindrlhf.rewards.runner import RewardRunner
 from mindrlhf.rollout.engine import Engine
 from mindrlhf.rollout.scored import reward_sample
@@ -74,12 +73,10 @@ def vote(completion: str) -> str | None:
     The forms of GSM8K's reward are read: a stated number votes for its value, so that `18`, `18.0` and `$18` are one
     vote; a stated text (an expression of the countdown task) votes for itself without its spaces.
     """
-    answer = stated_answers.stated(completion)
-    if answer is None:
-        number = numbers.last(stated_answers.after_thinking(completion))
-        return None if number is None else str(number)
-    number = numbers.stated(answer)
-    return "".join(answer.split()) or None if number is None else str(number)
+    answer, number = answered(completion)
+    if number is not None:
+        return str(number)
+    return "".join((answer or "").split()) or None
 
 
 def reward_of(prompts: Sequence[Prompt], data: str | Path, advice: str) -> str:

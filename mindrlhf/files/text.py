@@ -14,7 +14,8 @@ def read_text(path: str | Path, kind: str) -> str:
     except FileNotFoundError:
         raise UserError(f"{path}: there is no such file; give the path of {kind}.") from None
     except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 text (byte {error.start}); give {kind}.") from None
+        line = error.object[: error.start].count(b"\n") + 1
+        raise UserError(f"{path}, line {line}: not UTF-8 text; give {kind}.") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); give {kind} that can be read.") from None
 

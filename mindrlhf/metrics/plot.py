@@ -117,18 +117,16 @@ def plot_runs(
             raise UserError(f"{path} has no {REWARD}: give the metrics.jsonl of a run with at least one step")
     found = [[panel for panel in choices if any(panel[2] in run for run in runs.values())] for choices in PANELS]
     panels = [place[0] for place in found if place]
+    upper = [[REWARD, REWARD, "accuracy"] if accuracy else [REWARD]]
+    rows = [[upper], [[[metric for _, _, metric in panels]]]] if panels else upper
     with _drawing(output_png, title, 10, 7 if panels else 4.2) as figure:
-        rows = figure.add_gridspec(1 + bool(panels), 1, height_ratios=(1.25, 1)[: 1 + bool(panels)])
-        upper = rows[0].subgridspec(1, 1 + bool(accuracy), width_ratios=(2, 1)[: 1 + bool(accuracy)])
-        reward = _name(figure.add_subplot(upper[0]), "Reward (mean of a step)", "reward")
-        _curves(reward, runs, REWARD)
+        places = figure.subplot_mosaic(rows, height_ratios=(1.25, 1)[: len(rows)])
+        for heading, unit, metric in (("Reward (mean of a step)", "reward", REWARD), *panels):
+            _curves(_name(places[metric], heading, unit), runs, metric)
         if len(runs) > 1:
-            reward.legend()
+            places[REWARD].legend()
         if accuracy:
-            _before_and_after(_name(figure.add_subplot(upper[1]), "Held-out accuracy", ""), names, accuracy)
-        cells = rows[1].subgridspec(1, len(panels)) if panels else ()
-        for cell, (heading, unit, metric) in zip(cells, panels, strict=True):
-            _curves(_name(figure.add_subplot(cell), heading, unit), runs, metric)
+            _before_and_after(_name(places["accuracy"], "Held-out accuracy", ""), names, accuracy)
     return output_png
 
 

@@ -4,8 +4,8 @@ A resumed run cuts off the steps of the files from its first one on: no step is 
 """
 
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,12 +28,21 @@ class Writer(Protocol):
         """Finish the files; nothing is written afterwards."""
 
 
-class Writers(AbstractContextManager):
-    """Several writers as one."""
+class Writers(ExitStack):
+    """Several writers as one; `close` closes every one, whatever the others raise."""
 
-    def __init__(self, writers: Sequence[Writer]):
-        self._writers = tuple(writers)
+    def __init__(self, writers: Iterable[Writer]):
+        """Take writers as they are opened; an error of one closes those before it."""
+        super().__init__()
+        self._writers: list[Writer] = []
         self._step: int | None = None
+        try:
+            for writer in writers:
+                self._writers.append(writer)
+                self.callback(writer.close)
+        except BaseException:
+            self.close()
+            raise
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Record one step everywhere; ValueError for one that does not follow the last."""
@@ -42,15 +51,6 @@ class Writers(AbstractContextManager):
         self._step = step
         for writer in self._writers:
             writer.write(step, values)
-
-    def close(self) -> None:
-        """Close every writer, whatever the others raise."""
-        with ExitStack() as stack:
-            for writer in self._writers:
-                stack.callback(writer.close)
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def open_writers(
@@ -76,16 +76,8 @@ def open_writers(
         "tensorboard": lambda: TensorBoardWriter(folder / "tensorboard", start_step),
         "jsonl": lambda: JsonlWriter(metrics, start_step),
     }
-    opened: list[Writer] = []
-    try:
-        # In this order: what may be missing or refuse comes first, what cuts an earlier run's file comes last.
-        for name, make in makers.items():
-            if name in tracking.loggers:
-                opened.append(make())
-    except BaseException:
-        Writers(opened).close()
-        raise
-    return Writers(opened)
+    # In this order: what may be missing or refuse comes first, what cuts an earlier run's file comes last.
+    return Writers(make() for name, make in makers.items() if name in tracking.loggers)
 
 
 def run_folder(path: Path) -> Path:
@@ -130,10 +122,7 @@ class JsonlWriter:
         content = json_lines(_earlier(path, start_step))
         with atomic_file(path, durable=False) as temporary:
             temporary.write_bytes(content)
-        try:
-            self._file = path.open("ab")
-        except OSError as error:
-            raise UserError(f"cannot write {path} ({error.strerror}): give a folder that can be written") from error
+        self._file = path.open("ab")
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Append one line; it is in the file when this returns."""

@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 
 _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+_PARTS = re.compile(r"\s*<think>(.*)</think>\s*<answer>(.*)</answer>\s*", re.DOTALL)
 # Words; in scripts without spaces, and for punctuation, single characters.
 _TOKEN = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9fff]+|[^\w\s]")
 
@@ -14,21 +15,13 @@ def format(prompt: str, completion: str, fields: Mapping[str, str]) -> float:
     Neither part may be empty, each tag stands once. A prompt that ends with `<think>` has opened the tag already.
     """
     text = "<think>" + completion if prompt.rstrip().endswith("<think>") else completion
-    if any(text.count(tag) != 1 for tag in _TAGS):
-        return 0.0
-    pieces = []
-    for tag in _TAGS:
-        piece, _, text = text.partition(tag)
-        pieces.append(piece.strip())
-    before, thought, between, answer = pieces
-    return float(bool(thought and answer) and not (before or between or text.strip()))
+    once = all(text.count(tag) == 1 for tag in _TAGS)
+    parts = _PARTS.fullmatch(text) if once else None
+    return float(bool(parts and parts[1].strip() and parts[2].strip()))
 
 
 def length(prompt: str, completion: str, fields: Mapping[str, str], target: int) -> float:
-    """Reward a response's distance from `target` tokens.
-
-    The reward is 1 at `target`, falls in proportion to the distance, and is 0 at none and from twice the target on.
-    """
+    """Reward 1 at `target` tokens, in proportion less to either side, 0 from twice the target on."""
     if target < 1:
         raise ValueError(f"length: target is {target}, and must be at least 1 token")
     return max(0.0, 1.0 - abs(_tokens(fields, "response_length") - target) / target)
@@ -60,10 +53,7 @@ def _tokens(fields: Mapping[str, str], name: str) -> int:
 def repetition_penalty(
     prompt: str, completion: str, fields: Mapping[str, str], ngram: int = 3, max_penalty: float = 1.0
 ) -> float:
-    """Penalise repeated n-grams of words (Yeo et al. 2025).
-
-    The result is -max_penalty * (1 - distinct / all).
-    """
+    """Give -max_penalty * (1 - distinct / all) of the n-grams of words (Yeo et al. 2025)."""
     if ngram < 1:
         raise ValueError(f"repetition_penalty: ngram is {ngram}, and must be at least 1 word")
     words = _TOKEN.findall(completion.lower())

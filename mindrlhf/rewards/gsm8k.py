@@ -6,14 +6,17 @@ from fractions import Fraction
 from mindrlhf.rewards import answers, numbers
 
 
-def gsm8k(prompt: str, completion: str, fields: Mapping[str, str]) -> float:
-    r"""Reward the number in the stated answer (`answers.stated`), else the last number."""
+def answered(completion: str) -> tuple[str | None, Fraction | None]:
+    """Find the stated answer (`answers.stated`) and its number, else the last number."""
     answer = answers.stated(completion)
     if answer is None:
-        number = numbers.last(answers.after_thinking(completion))
-    else:
-        number = numbers.stated(answer)
-    return float(number == _ground_truth(fields))
+        return None, numbers.last(answers.after_thinking(completion))
+    return answer, numbers.stated(answer)
+
+
+def gsm8k(prompt: str, completion: str, fields: Mapping[str, str]) -> float:
+    """Reward the number in the stated answer, else the last number."""
+    return float(answered(completion)[1] == _ground_truth(fields))
 
 
 def gsm8k_strict(prompt: str, completion: str, fields: Mapping[str, str]) -> float:

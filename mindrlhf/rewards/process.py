@@ -65,16 +65,12 @@ class RewardProcess:
 
     def __init__(self, functions: Sequence[tuple[str, Mapping[str, Any]]], timeout_s: float):
         """Start the process. functions: (name, args) each. timeout_s: seconds for one call."""
-        paths = [path or os.getcwd() for path in sys.path]
-        paths += [str(Path(mindrlhf.__file__).parents[1]), os.getcwd()]
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _BOOTSTRAP, *dict.fromkeys(paths)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,  # the worker closes it first of all, so it holds no more than a failing start
-            start_new_session=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},  # the cores belong to the training
-        )
+        paths = [*(path or os.getcwd() for path in sys.path), str(Path(mindrlhf.__file__).parents[1]), os.getcwd()]
+        command = [sys.executable, "-c", _BOOTSTRAP, *dict.fromkeys(paths)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # the cores belong to the training
+        # The worker closes stderr first of all, so it holds no more than a failing start.
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        self._process = subprocess.Popen(command, **pipes, start_new_session=True, env=environment)
         for pipe in (self._process.stdin, self._process.stdout):
             os.set_blocking(pipe.fileno(), False)
         self._timeout_s, self._deadline = timeout_s, time.monotonic() + START_TIMEOUT_S
@@ -100,29 +96,24 @@ class RewardProcess:
 
     def assign(self, calls: Sequence[Call], samples: Sequence[Sample]) -> None:
         """Hand out calls; the process must be idle."""
-        numbered = [
-            (number, call.function, *samples[call.sample][:2], dict(samples[call.sample][2]))
-            for number, call in enumerate(calls, self._answered)
-        ]
         self.calls.extend(calls)
         self._deadline = time.monotonic() + self._timeout_s
-        self._post(numbered)
+        numbered = enumerate(calls, self._answered)
+        self._post([(number, function, *samples[sample]) for number, (function, sample) in numbered])
 
     def collect(self) -> list[tuple[Call, Reply]]:
         """Move data through the pipes; returns the calls answered since."""
         self._write()
         answered = []
-        try:
+        with suppress(BlockingIOError):
             received = os.read(self._process.stdout.fileno(), READ_BYTES)
             self.exited = self.exited or not received
-            for line in self._lines(received):
-                if reply := self._receive(orjson.loads(line)):
-                    answered.append(reply)
-                self._deadline = time.monotonic() + self._timeout_s
-        except BlockingIOError:
-            pass
-        except ValueError:
-            self._stray = self.exited = True
+            try:
+                for line in self._lines(received):
+                    answered += self._receive(orjson.loads(line))
+                    self._deadline = time.monotonic() + self._timeout_s
+            except ValueError:
+                self._stray = self.exited = True
         return answered
 
     def _lines(self, received: bytes) -> list[bytes]:
@@ -136,25 +127,22 @@ class RewardProcess:
         self._inbox = bytearray(rest)
         return lines
 
-    def _receive(self, message: Any) -> tuple[Call, Reply] | None:
-        """Validate the first message, or the reply to the call under way.
-
-        Anything may have written to the pipe.
-        """
+    def _receive(self, message: Any) -> list[tuple[Call, Reply]]:
+        """Take the first message, or the reply to the call under way; ValueError for anything else."""
         match message:
             case {"error": str(sentence)} if not self.ready:
                 self.refusal, self.exited = sentence, True
-                return None
+                return []
             case {"needs_ground_truth": [*needs]} if not self.ready and len(needs) == self._functions:
                 self.needs_ground_truth, self.ready = [bool(needed) for needed in needs], True
-                return None
+                return []
             case [int(number), float() | None as score, dict(components), float(seconds), str() | None as error]:
                 self.repeated = 0 <= number < self._answered
                 values = [score or 0.0, seconds, *components.values()]
                 finite = all(type(value) is float and abs(value) <= FLOAT32_MAX for value in values)
                 if finite and self.calls and number == self._answered:
                     self._answered += 1
-                    return self.calls.popleft(), Reply(score, components, seconds, error)
+                    return [(self.calls.popleft(), Reply(score, components, seconds, error))]
         raise ValueError
 
     def loss(self) -> Reply | None:
@@ -193,7 +181,7 @@ class RewardProcess:
         self.exited = True
 
     def _post(self, message: Any) -> None:
-        self._outbox = memoryview(json.dumps(message, separators=(",", ":")).encode() + b"\n")
+        self._outbox = memoryview(json.dumps(message, separators=(",", ":"), default=dict).encode() + b"\n")
         self._write()
 
     def _write(self) -> None:

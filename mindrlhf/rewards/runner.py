@@ -8,12 +8,11 @@ dies. Not limited: memory, and access to files and the network.
 import json
 import math
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from itertools import chain, count
+from itertools import chain, compress, count
 from pathlib import Path
-from typing import Any
 
 from mindrlhf.configs.grpo import RewardSettings
 from mindrlhf.errors import UserError
@@ -36,10 +35,15 @@ class RewardRunner(AbstractContextManager):
 
     def __init__(self, settings: RewardSettings):
         """Start the processes and import the functions; raises UserError where that fails."""
-        functions = settings.all_functions
         self._settings = settings
-        self._functions = [(absolute(function.name), _plain(function.name, function.args)) for function in functions]
-        self.names = _labels(function.name for function in functions)
+        self._functions = [(absolute(function.name), function.args) for function in settings.all_functions]
+        self.names = _labels(name for name, _ in self._functions)
+        for name, (_, args) in zip(self.names, self._functions, strict=True):
+            try:
+                json.dumps(args)
+            except (TypeError, ValueError) as error:
+                right = "args must be numbers, text, lists and maps of these"
+                raise UserError(f"reward {name!r}: {right} ({error}).") from None
         self._reported: set[str] = set()
         self._closed = False
         self._processes: list[RewardProcess] = []
@@ -55,8 +59,7 @@ class RewardRunner(AbstractContextManager):
         except BaseException:
             self.close()
             raise
-        needs = self._processes[0].needs_ground_truth
-        self.comparing = tuple(name for name, needed in zip(self.names, needs, strict=True) if needed)
+        self.comparing = tuple(compress(self.names, self._processes[0].needs_ground_truth))
 
     def check_ground_truths(self, prompts: Iterable[Prompt], data: str | Path) -> None:
         """Refuse prompts, from `data`, that lack a ground truth some function needs."""
@@ -79,8 +82,8 @@ class RewardRunner(AbstractContextManager):
             self._drop(process for process in self._processes if not process.idle)
             raise
         replies = {
-            name: [batch.replies[Call(function, sample)] for sample in range(len(samples))]
-            for function, name in enumerate(self.names)
+            name: [batch.replies[Call(place, sample)] for sample in range(len(samples))]
+            for place, name in enumerate(self.names)
         }
         weights = [function.weight for function in self._settings.all_functions]
         table = build_table(weights, replies, scoring=len(self._settings.functions))
@@ -173,8 +176,7 @@ class _Batch:
 
     def give_up(self, reason: str, function: int | None = None) -> None:
         """Fail the waiting calls of a function, or all."""
-        given_up = [call for call in self._waiting if function in (None, call.function)]
-        self.replies.update((call, Reply(error=reason)) for call in given_up)
+        self.replies |= {call: Reply(error=reason) for call in self._waiting if function in (None, call.function)}
         self._waiting = deque(call for call in self._waiting if call not in self.replies)
 
 
@@ -185,12 +187,3 @@ def _labels(names: Iterable[str]) -> tuple[str, ...]:
         choices = chain([label], (f"{label}_{number}" for number in count(2)))
         labels.append(next(choice for choice in choices if choice not in labels))
     return tuple(labels)
-
-
-def _plain(name: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Check that arguments can be handed to another process, and return them."""
-    try:
-        json.dumps(args)
-    except (TypeError, ValueError) as error:
-        raise UserError(f"reward {name!r}: args must be numbers, text, lists and maps of these ({error}).") from None
-    return args

@@ -87,7 +87,7 @@ def test_damaged_configurations_are_named(tmp_path):
     with pytest.raises(UserError, match=r"generation_config\.json: is not valid JSON"):
         read_hf_config(tmp_path)
     (tmp_path / "config.json").write_bytes(b"\xff\xfe")
-    with pytest.raises(UserError, match=r"config\.json: not UTF-8 text \(byte 0\)"):
+    with pytest.raises(UserError, match=r"config\.json, line 1: not UTF-8 text"):
         read_hf_config(tmp_path)
     write_config(tmp_path, BASE | {"model_type": "gemma"})
     with pytest.raises(UserError, match=r"config\.json: model_type is 'gemma'"):

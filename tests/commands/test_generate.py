@@ -138,7 +138,7 @@ def test_rows_that_are_refused(model, output, refused, tmp_path, row, text):
         (("--slots", 0), ("--slots 0: should be 1 or more",)),
         (("--limit", 0), ("--limit 0: should be 1 or more",)),
         (("--model", "none"), ("none: no such checkpoint",)),
-        (("--prompts", "none.jsonl"), ("none.jsonl: no such file",)),
+        (("--prompts", "none.jsonl"), ("none.jsonl: there is no such file",)),
         (("--prompts", "none.mindrecord"), ("none.mindrecord: no such MindRecord file",)),
         (("--vocab_path", "vocab.json"), ("--vocab_path and --merges_file_path belong together",)),
     ],

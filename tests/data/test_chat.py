@@ -5,7 +5,7 @@ import json
 import pytest
 
 from mindrlhf.data import chat
-from mindrlhf.data.chat import render_conversations, render_messages
+from mindrlhf.data.chat import render_conversations
 from mindrlhf.data.templates import default_system_prompt
 from mindrlhf.errors import UserError
 from mindrlhf.models.families.qwen2 import CHATML
@@ -13,9 +13,13 @@ from mindrlhf.models.families.qwen2 import CHATML
 MESSAGES = [{"role": "user", "content": "Hello\n"}, {"role": "assistant", "content": "Hi"}]
 
 
+def render_messages(messages, chat_template, **tokens):
+    return render_conversations([(messages, "row 1")], chat_template, **tokens)[0]
+
+
 def test_without_a_template_it_is_chatml():
     expected = "<|im_start|>user\nHello\n<|im_end|>\n<|im_start|>assistant\nHi<|im_end|>\n<|im_start|>assistant\n"
-    assert render_messages(MESSAGES, "row 1", None) == expected
+    assert render_messages(MESSAGES, None) == expected
 
 
 def test_a_template_of_its_own():
@@ -24,7 +28,7 @@ def test_a_template_of_its_own():
         "{% for message in messages %}\n    {% if loop.index > 1 %}{% break %}{% endif %}\n"
         "{{ message['content'] | trim }}{{ eos_token }}\n{% endfor %}\n{% if add_generation_prompt %}>{% endif %}"
     )
-    assert render_messages(MESSAGES, "row 1", template, eos_token="<end>") == "Hello<end>\n>"
+    assert render_messages(MESSAGES, template, eos_token="<end>") == "Hello<end>\n>"
 
 
 def test_qwen_s_own_template_gives_what_chatml_gives(shared):
@@ -34,19 +38,19 @@ def test_qwen_s_own_template_gives_what_chatml_gives(shared):
         pytest.skip("its tokenizer_config.json is not here")
     template = json.loads(config.read_text())["chat_template"]
     messages = [{"role": "system", "content": "Be brief."}, *MESSAGES]
-    assert render_messages(messages, "row 1", template) == render_messages(messages, "row 1", None)
+    assert render_messages(messages, template) == render_messages(messages, None)
 
 
 @pytest.mark.parametrize("messages", [None, "Hello", [], ["Hello"], [{"role": "user", "content": None}], {"role": "x"}])
 def test_what_is_no_conversation(messages):
     with pytest.raises(UserError, match="row 1: message"):
-        render_messages(messages, "row 1", None)
+        render_messages(messages, None)
 
 
 @pytest.mark.parametrize("template", ["{{ raise_exception('only users') }}", "{{ messages", "{{ messages.x.y }}"])
 def test_a_template_that_fails(template):
     with pytest.raises(UserError, match="row 1: the tokenizer's chat template fails"):
-        render_messages(MESSAGES, "row 1", template)
+        render_messages(MESSAGES, template)
 
 
 HOSTILE = {
@@ -67,7 +71,7 @@ def test_a_hostile_template_ends_in_a_sentence(name, monkeypatch):
     """Whatever a downloaded template does, the process that reads it goes on."""
     monkeypatch.setattr(chat, "CPU_SECONDS", 1)
     with pytest.raises(UserError, match="row 1: the tokenizer's chat template"):
-        render_messages(MESSAGES, "row 1", HOSTILE[name])
+        render_messages(MESSAGES, HOSTILE[name])
     assert default_system_prompt(HOSTILE[name]) == CHATML.system
 
 

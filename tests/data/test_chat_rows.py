@@ -92,7 +92,6 @@ def test_a_template_of_one_question(tmp_path, small):
         ([{"role": "user", "content": [{"type": "image"}]}], "message 0 should be an object"),
         ([ASKED, {"role": "assistant", "content": "5"}], "should end with a user message, and ends with 'assistant'"),
         ([{"role": "user", "content": " "}], "message 0 has no text"),
-        ([{"role": "user", "content": "\ud800"}], "message 0 holds half of a surrogate pair"),
     ],
 )
 def test_what_is_no_conversation(task, messages, message):

@@ -112,7 +112,7 @@ def test_data_needs_one_tokenizer(quick, run_command, tmp_path, tokenizer):
 def test_data_bad_files(quick, run_command, tmp_path):
     (tmp_path / "file").write_text("")
     for source, output, message in (
-        (tmp_path / "none.jsonl", tmp_path / "a", r"none\.jsonl: no such file"),
+        (tmp_path / "none.jsonl", tmp_path / "a", r"none\.jsonl: there is no such file"),
         (tmp_path / "file", tmp_path / "a", "file: holds no rows"),
         (quick / "train.jsonl", tmp_path / "file" / "a", "file: cannot be written"),
     ):
@@ -136,7 +136,7 @@ def test_script(quick, root, tmp_path):
     failed = run(tmp_path / "none.jsonl")
     assert failed.returncode == 2
     assert failed.stderr.strip().count("\n") == 0
-    assert "none.jsonl: no such file" in failed.stderr
+    assert "none.jsonl: there is no such file" in failed.stderr
 
 
 def test_folders_as_source_and_output(quick, run_command, tmp_path):

@@ -129,7 +129,7 @@ def test_a_ground_truth_that_is_no_text_is_json():
 
 
 def test_files_that_cannot_be_read(tmp_path):
-    with pytest.raises(UserError, match=r"none\.parquet: no such file"):
+    with pytest.raises(UserError, match=r"none\.parquet: there is no such file"):
         read_source(tmp_path / "none.parquet")
     (tmp_path / "bad.parquet").write_text("text")
     with pytest.raises(UserError, match=r"bad\.parquet: is not a parquet file that can be read \("):

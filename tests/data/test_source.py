@@ -55,6 +55,7 @@ def test_places(tmp_path):
         (b'[{"a": 1},\n{"a": ' + b'{"b":' * 100_000, "line 2: not JSON .lists and groups more than 200"),
         (b'[{"a": 1},\n{"a": ' + b"7" * 5000 + b"}]", "line 2: not JSON .a number with thousands of digits"),
         (b'{"a": 1}\n{"a": {"b": "\\ud800"}}', "line 2: holds half of a surrogate pair"),
+        (b'[{"prompt": [{"role": "user", "content": "\\ud800"}]}]', "line 1: holds half of a surrogate pair"),
     ],
 )
 def test_bad_content(tmp_path, content, message):
@@ -65,7 +66,7 @@ def test_bad_content(tmp_path, content, message):
 
 
 def test_missing_file(tmp_path):
-    with pytest.raises(UserError, match=r"none.jsonl: no such file"):
+    with pytest.raises(UserError, match=r"none.jsonl: there is no such file"):
         read_source(tmp_path / "none.jsonl")
     with pytest.raises(UserError, match="the folder holds no JSONL file"):
         read_source(tmp_path)

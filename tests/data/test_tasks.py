@@ -67,7 +67,6 @@ def test_gsm8k_ground_truth(tail, truth):
         ({"question": 3, "answer": "#### 1"}, "key 'question' should be text, and is 3"),
         ({"question": "q", "answer": "so 7"}, "no final answer after ####"),
         ({"question": "q", "answer": "so #### ,"}, "no final answer after ####"),
-        ({"question": "\ud800", "answer": "#### 1"}, "surrogate"),
     ],
 )
 def test_malformed_gsm8k_rows(row, message):

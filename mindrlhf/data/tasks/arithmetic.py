@@ -56,10 +56,9 @@ def demonstrations(rows: list[dict[str, Any]], careless_share: float, seed: int)
     rng = random.Random(f"careless {seed}")
     demonstrated = []
     for row in rows:
-        steps = row["answer"].partition(" ####")[0].split()
-        careless = len(steps) > 1 and rng.random() < careless_share
-        answer = f"{steps[0]} #### {steps[0].partition('=')[2]}" if careless else row["answer"]
-        demonstrated.append({"question": row["question"], "answer": answer})
+        first, *others = row["answer"].partition(" ####")[0].split()
+        careless = others and rng.random() < careless_share
+        demonstrated.append(row | {"answer": f"{first} #### {first.partition('=')[2]}"} if careless else row)
     return demonstrated
 
 

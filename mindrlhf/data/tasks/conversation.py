@@ -5,36 +5,29 @@ from typing import Any
 
 Messages = Sequence[Mapping[str, Any]]
 
-KEYS = ("prompt", "messages")  # where rows have it
-
 
 def conversation_key(row: Mapping[str, Any]) -> str | None:
     """Find the key of a row's conversation, or None."""
-    return next((key for key in KEYS if isinstance(row.get(key), list)), None)
+    return next((key for key in ("prompt", "messages") if isinstance(row.get(key), list)), None)
 
 
-def check_messages(messages: Any, name: str = "messages", place: str = "") -> None:
-    """Raise ValueError for anything else than messages; `name` and `place` begin its sentences."""
-    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
+def check_messages(messages: Any, name: str = "messages") -> None:
+    """Raise ValueError, which `name` begins, for anything else than messages."""
+    if not isinstance(messages, list) or not messages:
         raise ValueError(f"{name} should be a list of messages with at least one, and is {messages!r:.80}")
     for number, message in enumerate(messages):
         if not isinstance(message, Mapping) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
             raise ValueError(
-                f"{place}message {number} should be an object with the texts role and content, and is {message!r:.80}"
+                f"{name}: message {number} should be an object with the texts role and content, and is {message!r:.80}"
             )
 
 
 def checked(messages: Any, key: str) -> Messages:
     """Check a conversation and drop its null entries; ValueError names `key`."""
-    check_messages(messages, f"key {key!r}", f"key {key!r}: ")
-    for number, message in enumerate(messages):
-        try:
-            (message["role"] + message["content"]).encode()
-        except UnicodeEncodeError:
-            reason = "holds half of a surrogate pair, which is no character"
-            raise ValueError(f"key {key!r}: message {number} {reason}") from None
-        if not message["content"].strip():
-            raise ValueError(f"key {key!r}: message {number} has no text")
+    check_messages(messages, f"key {key!r}")
+    empty = next((number for number, message in enumerate(messages) if not message["content"].strip()), None)
+    if empty is not None:
+        raise ValueError(f"key {key!r}: message {empty} has no text")
     if messages[-1]["role"] != "user":
         raise ValueError(f"key {key!r} should end with a user message, and ends with {messages[-1]['role']!r}")
     return [{name: value for name, value in message.items() if value is not None} for message in messages]

@@ -3,9 +3,11 @@
 import json
 import random
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
-from mindrlhf.data.tasks.task import Task, TaskRow, distinct, is_integer, optional_text
+from mindrlhf.data.tasks.task import Task, TaskRow, distinct, optional_text
+from mindrlhf.files.json import is_a
 
 
 def parse(row: Mapping[str, Any]) -> TaskRow:
@@ -15,9 +17,9 @@ def parse(row: Mapping[str, Any]) -> TaskRow:
     """
     key = "numbers" if "numbers" in row and "nums" not in row else "nums"
     numbers, target = row.get(key), row.get("target")
-    if not isinstance(numbers, list) or len(numbers) < 2 or not all(is_integer(number) for number in numbers):
+    if not isinstance(numbers, list) or len(numbers) < 2 or not all(is_a(number, int) for number in numbers):
         raise ValueError(f"key {key!r} should be a list of two or more integers, and is {numbers!r}")
-    if not is_integer(target):
+    if not is_a(target, int):
         raise ValueError(f"key 'target' should be an integer, and is {target!r}")
     listed = ", ".join(map(str, numbers))
     return TaskRow(
@@ -61,9 +63,8 @@ def _combine(numbers: Sequence[int], rng: random.Random) -> tuple[int, str]:
     terms = [(number, str(number)) for number in numbers]
     while len(terms) > 1:
         rng.shuffle(terms)
-        (left, left_text), (right, right_text) = terms.pop(), terms.pop()
-        if left < right:
-            left, left_text, right, right_text = right, right_text, left, left_text
+        pair = terms.pop(), terms.pop()
+        (left, left_text), (right, right_text) = sorted(pair, key=itemgetter(0), reverse=True)
         results = {"+": left + right, "-": left - right, "*": left * right}
         if right and left % right == 0:
             results["/"] = left // right

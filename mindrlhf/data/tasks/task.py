@@ -46,27 +46,18 @@ def prompt_fields(task: str, question: str, ground_truth: str, extra: Mapping[st
 
 
 def text_field(row: Mapping[str, Any], key: str) -> str:
-    """Return the non-empty text under `key`; ValueError without one in UTF-8."""
+    """Return the non-empty text under `key`; ValueError without one."""
     if key not in row:
         raise ValueError(f"key {key!r} is missing (found: {', '.join(map(repr, row)) or 'none'})")
     value = row[key]
     if not isinstance(value, str) or not value.strip():
         raise ValueError(f"key {key!r} should be text, and is {value!r}")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise ValueError(f"key {key!r} holds half of a surrogate pair, which is no character") from None
     return value
 
 
 def optional_text(row: Mapping[str, Any], key: str) -> str:
     """Return the text under `key`, or "" without one; raises as `text_field`."""
     return text_field(row, key) if row.get(key) else ""
-
-
-def is_integer(value: Any) -> bool:
-    """Test for an int that is no bool."""
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def distinct(count: int, draw: Callable[[], tuple[Hashable, dict[str, Any]] | None], kind: str) -> list[dict[str, Any]]:

@@ -1,6 +1,5 @@
 """Outputs of a run for people: metrics, sampled rollouts, settings."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,8 @@ from mindrlhf.files.json import is_a, read_json_lines
 from mindrlhf.files.naming import ROLLOUTS_FOLDER, TEXT, step_files, step_path
 from mindrlhf.files.settings_file import read_settings
 from mindrlhf.metrics.writers import METRICS_FILE, read_metrics, run_folder
+
+SHARED = ("step", "prompt_id", "prompt", "ground_truth")  # the same in all rows of a group
 
 
 @dataclass(frozen=True)
@@ -81,17 +82,11 @@ def read_groups(folder: Path, step: int) -> list[RolloutGroupText]:
     for number, row in enumerate(read_json_lines(path), start=1):
         _check_rollout(row, f"{path}, line {number}")
         together.setdefault(row["prompt_id"], []).append(row)
-    shared = ("step", "prompt_id", "prompt", "ground_truth")
-    return [
-        RolloutGroupText(
-            step,
-            prompt_id,
-            rows[0]["prompt"],
-            rows[0].get("ground_truth"),
-            tuple({key: value for key, value in row.items() if key not in shared} for row in rows),
-        )
-        for prompt_id, rows in together.items()
-    ]
+    groups = []
+    for prompt_id, rows in together.items():
+        samples = tuple({key: value for key, value in row.items() if key not in SHARED} for row in rows)
+        groups.append(RolloutGroupText(step, prompt_id, rows[0]["prompt"], rows[0].get("ground_truth"), samples))
+    return groups
 
 
 # key -> (its kind, in words)
@@ -129,10 +124,5 @@ def flatten(settings: Any, name: str = "") -> dict[str, str]:
 def differing(runs: Sequence[Run]) -> list[str]:
     """List the settings that differ between the runs that have settings, by name."""
     known = [run.settings for run in runs if run.settings]
-    names = sorted({name for settings in known for name in settings}, key=_by_number)
+    names = sorted({name for settings in known for name in settings})
     return [name for name in names if len({settings.get(name) for settings in known}) > 1]
-
-
-def _by_number(name: str) -> list[tuple[bool, int, str]]:
-    parts = re.split(r"(\d+)", name)
-    return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts]
