@@ -13,8 +13,7 @@ from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_names import SHAPE_FIELDS
 from mindrlhf.data.mindrecord import PROMPT_SCHEMA, write_columns
 from mindrlhf.data.source import read_source
-from mindrlhf.data.tokenizer import Tokenizer
-from mindrlhf.data.tokenizer_training import train_tokenizer
+from mindrlhf.data.tokenizer import Tokenizer, train_tokenizer
 from mindrlhf.errors import UserError
 from mindrlhf.shapes import round_up
 

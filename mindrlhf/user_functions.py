@@ -21,8 +21,8 @@ def is_user_function(name: str) -> bool:
 def load_function(what: str, name: str) -> Callable:
     """Import the function called `name`, a file relative to the working directory.
 
-    what: its kind, for messages, such as `reward`.
-    Raises UserError when there is no such file, module or function, and when the import fails.
+    what: its kind, for messages, such as `reward`. UserError without such a file, module or function, and when the
+    import fails.
     """
     place, _, function_name = name.rpartition(":")
     what = f"{what} {name!r}"

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 from mindrlhf.data.tasks import arithmetic, countdown, get_task, multiplication
-from mindrlhf.data.tokenizer_training import train_tokenizer
+from mindrlhf.data.tokenizer import train_tokenizer
 from mindrlhf.errors import refuse
 from mindrlhf.files.atomic import atomic_files
 

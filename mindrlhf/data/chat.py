@@ -25,9 +25,9 @@ def render_conversations(
 ) -> list[str]:
     """Render each conversation up to where the model answers its last message.
 
-    chat_template: jinja2 in HF's dialect; None is the markup of `chat`. tokens: further variables of a template,
-    `eos_token` for example. The template runs in a process with limits on time and memory.
-    Raises UserError for malformed messages, and when the template fails or does not end.
+    chat_template: jinja2 in HF's dialect, run in a process with limits on time and memory; None is the markup of
+    `chat`. tokens: further variables of a template, such as `eos_token`. UserError for malformed messages, and when the
+    template fails or does not end.
     """
     for messages, where in conversations:
         try:
@@ -43,7 +43,7 @@ def render_conversations(
 def write_prompts(prompts: Sequence[Conversation], tokenizer: Tokenizer) -> list[str]:
     """Render conversations as a tokenizer's model knows them; a text stays as it is.
 
-    Raises UserError, too, for a tokenizer that has neither a chat template nor a family's chat tokens.
+    UserError, too, for a tokenizer that has neither a chat template nor a family's chat tokens.
     """
     conversations = [each for each in prompts if not isinstance(each[0], str)]
     chat = family_chat(tokenizer)

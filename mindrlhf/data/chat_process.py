@@ -1,8 +1,7 @@
 """Rendering of chat templates, which are others' programs, in a process with limits.
 
-Reads {"template", "tokens", "conversations", "cpu_seconds"} as JSON and writes {"texts": [...]}, or
-{"conversation": index, "error": reason} for the first conversation that fails. Beyond a limit the kernel ends it.
-Imports nothing of the package: the file is run by its path.
+Reads {"template", "tokens", "conversations", "cpu_seconds"} as JSON; writes {"texts": [...]}, or {"conversation":
+index, "error": reason} for the first one that fails. Run by its path: imports nothing of the package.
 """
 
 import json

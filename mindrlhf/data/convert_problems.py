@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from mindrlhf.data.mindrecord import PROMPT_SCHEMA, write_columns
-from mindrlhf.data.prompt_text import prompt_texts
 from mindrlhf.data.source import SourceRow, read_source, write_parquet
 from mindrlhf.data.tasks import parse_rows
 from mindrlhf.data.tasks.task import TaskRow
 from mindrlhf.data.tasks.verl import record
+from mindrlhf.data.templates import prompt_texts
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError, refuse
 from mindrlhf.files.text import aligned
@@ -34,9 +34,8 @@ class ConversionSummary:
     """Counts and lengths of a conversion's rows.
 
     rows: written; dropped: left out for their length; truncated: written with a shortened prompt or answer.
-    without_truth: written without a ground truth.
-    prompt_tokens, answer_tokens: percentile (50, 90, 99, 100) -> tokens of the written rows, the answer with its end
-    token, rows without an answer left out.
+    prompt_tokens, answer_tokens: percentile (50, 90, 99, 100) -> tokens of the written rows; answers with their end
+    token, empty ones left out.
     """
 
     output: Path
@@ -78,17 +77,14 @@ def convert(
 ) -> ConversionSummary:
     """Convert JSONL files, JSON arrays or parquet files to a MindRecord.
 
-    output: the MindRecord; columns in `data.mindrecord`. task: its name; None chooses it by the first row
-    (`tasks.parse_rows`). max_prompt_length: tokens a prompt may have. seq_length: tokens of prompt + answer + end
-    token; None takes the longest row's, rounded up to a multiple of 64.
+    task: its name; None chooses it by the first row (`parse_rows`). fields: see `mapped`. system_prompt: None is the
+    row's, else the template's default; "" is none. max_prompt_length: tokens a prompt may have. seq_length: tokens of
+    prompt, answer and end token; None takes the longest row's, rounded up to a multiple of 64. pad_token_id: None is
+    the tokenizer's.
     truncation: treatment of a longer prompt: `error` refuses the file, naming the row; `drop` leaves the row out;
-    `left` cuts the prompt's beginning, `right` its end (and with it the template's last words, as in MindRLHF).
-    Where prompt and answer exceed `seq_length`, `left` and `right` both cut the answer's end, its end token included.
-    system_prompt: None is that of the row, where it has one, else the template's default; "" is none.
-    pad_token_id: None is the tokenizer's.
-    fields: `key=theirs` each, for rows with other keys than the task's (`tasks.fields.mapped`).
-
-    Raises UserError for any fault of the input or the output folder; an earlier output stays as it was.
+    `left` cuts the prompt's beginning, `right` its end (and with it the template's last words, as in MindRLHF). Where
+    prompt and answer exceed `seq_length`, both cut the answer's end, its end token included.
+    UserError for any fault of the input or the output folder; an earlier output stays as it was.
     """
     _validate(max_prompt_length, seq_length, truncation)
     sources = _read(source)

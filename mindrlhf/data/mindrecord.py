@@ -45,10 +45,9 @@ PROMPT_SCHEMA = {
 def write_columns(path: str | Path, schema: Mapping[str, Mapping[str, Any]], rows: Iterable[Mapping[str, Any]]) -> int:
     """Write rows as the MindRecord `path`, replacing an earlier one; returns their number.
 
-    schema: column -> {"type": ...} for scalars (int32, int64, float32, float64, string, bytes) or
-    {"type": ..., "shape": [-1]} for arrays, as MindSpore's FileWriter takes it; alongside float scalars it needs an
-    integer or string column. An array's dtype must be the schema's.
-    Raises UserError when there are no rows or the file cannot be written, ValueError for a row unlike the schema.
+    schema: column -> {"type": ...} for scalars (int32, int64, float32, float64, string, bytes), with "shape": [-1] for
+    arrays of this dtype, as MindSpore's FileWriter takes it; float scalars need an integer or string column too.
+    UserError for no rows or a file that cannot be written, ValueError for a row unlike the schema.
     """
     from mindspore.mindrecord import FileWriter
 
@@ -74,10 +73,9 @@ def write_columns(path: str | Path, schema: Mapping[str, Mapping[str, Any]], row
 
 
 def read_columns(path: str | Path, columns: Sequence[str] | None = None) -> dict[str, list[Any]]:
-    """Read columns as lists of int, float, str or arrays of the column's dtype.
+    """Read columns, by default all, as lists of int, float, str or arrays.
 
-    columns: names to read; None reads all. Raises UserError when the file or its .db is missing, was renamed,
-    is no MindRecord or a damaged one, has no rows, or lacks one of `columns`.
+    UserError when the file or its .db is missing, renamed, damaged or no MindRecord, has no rows, or lacks a column.
     """
     from mindspore.mindrecord import FileReader
 
@@ -107,9 +105,9 @@ def read_schema(path: str | Path) -> dict[str, dict[str, Any]]:
 def read_prompts(path: str | Path, tokenizer: Tokenizer | None = None) -> list[Prompt]:
     """Read the prompts of a dataset in row order.
 
-    `id` is the row of the source file; `fields` holds task, question, ground_truth (if the row has one) and the extras.
-    A file made by MindRLHF needs the tokenizer: its question is the decoded prompt, its ground truth the text after
-    `####` of the solution, or the whole solution. UserError as `read_columns`.
+    id: the row of the source file. fields: task, question, ground_truth (if the row has one) and the extras. A file
+    made by MindRLHF needs the tokenizer: its question is the decoded prompt, its ground truth the text after `####` of
+    the solution, or the whole solution. UserError as `read_columns`.
     """
     path = Path(path)
     if _made_by_mindrlhf(path):
@@ -144,10 +142,10 @@ def token_ids(values: np.ndarray) -> np.ndarray:
 
 
 def read_pairs(path: str | Path, tokenizer: Tokenizer | None = None) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Read (prompt ids, answer ids) of the rows with a worked answer, for SFT.
+    """Read (prompt ids int32[P], answer ids int32[A]) of rows with an answer, for SFT.
 
-    The ids are int32[P] and int32[A], the latter with the end token. A file made by MindRLHF needs the tokenizer.
-    UserError as `read_columns`, and when no row has an answer.
+    Answers have their end token. A file made by MindRLHF needs the tokenizer. UserError as `read_columns`, and when no
+    row has an answer.
     """
     path = Path(path)
     if _made_by_mindrlhf(path):

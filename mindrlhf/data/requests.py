@@ -20,9 +20,9 @@ Request = tuple[Prompt, Mapping[str, Any]]
 def read_requests(path: str | Path, tokenizer: Tokenizer, limit: int | None = None) -> list[Request]:
     """Read the prompts of a file in order, at most `limit`.
 
-    A row has `prompt`, which is text taken as it is or a list of messages, or `messages`; its number keys the
-    random numbers, as the row index of a MindRecord does. A MindRecord ends in .mindrecord or has a .db file
-    alongside. Raises UserError for a file that cannot be read, and, with its line, for a row without a prompt.
+    A row has `prompt` (text taken as it is, or messages) or `messages`; its number keys the random numbers, as the row
+    index of a MindRecord (named .mindrecord, or with a .db file alongside) does. UserError for a file that cannot be
+    read, and, with its line, for a row without a prompt.
     """
     path = Path(path)
     if path.suffix == ".mindrecord" or path.with_name(path.name + ".db").is_file():

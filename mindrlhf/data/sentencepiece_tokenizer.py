@@ -16,11 +16,10 @@ from mindrlhf.files.json import write_json
 
 
 class SentencePieceTokenizer(ConfiguredTokenizer):
-    """Tokenizer of a sentencepiece model, its control pieces and added tokens.
+    """Tokenizer of a sentencepiece model with control pieces and added tokens.
 
-    Control pieces are `<s>`, `</s>` and similar; added tokens come from `tokenizer_config.json`.
-    Text between special tokens is encoded piece by piece, with the model's own normaliser and dummy prefix. No begin
-    token is added.
+    Text between these special tokens is encoded piece by piece, with the model's own normaliser and dummy prefix. No
+    begin token is added.
     """
 
     def __init__(self, path: Path, config: dict[str, Any]):

@@ -27,7 +27,7 @@ class SourceRow:
 def read_source(path: str | Path) -> list[SourceRow]:
     """Read all rows of a file, or of a folder's JSONL files by name.
 
-    Raises UserError for a file that is missing, empty, not UTF-8, or not JSON objects (file and line named).
+    UserError, with file and line, for a file that is missing, empty, not UTF-8, or not JSON objects.
     """
     path = Path(path)
     if path.is_dir():

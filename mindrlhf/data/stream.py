@@ -12,8 +12,7 @@ from mindrlhf.types import Prompt
 class PromptStream:
     """Stream of `prompts_per_step` prompts at a time, epoch after epoch.
 
-    The order of an epoch depends on (seed, epoch) alone, however the steps were cut. No row comes twice before all
-    have come once; a step may cross into the next epoch.
+    An epoch's order depends on (seed, epoch) alone. No row comes twice before all have come; a step may cross epochs.
     """
 
     def __init__(self, prompts: Sequence[Prompt], prompts_per_step: int, shuffle: bool, seed: int):

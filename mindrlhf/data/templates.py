@@ -1,18 +1,20 @@
 """Prompt templates: question, instruction and system prompt to text, in sandboxed jinja2.
 
-A template sees `question` (text), `instruction` (text, may be empty) and `system` (text, or empty for none). It
-ends where the model begins to write. It renders no answers, so warm-start answers are the task's own text whatever
-the template asks for.
+A template sees these texts, of which the last two may be empty, and ends where the model begins to write.
 """
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import jinja2
 import jinja2.meta
 import jinja2.sandbox
 
-from mindrlhf.data.chat import render_conversations
+from mindrlhf.data.chat import family_chat, render_conversations, write_prompts
+from mindrlhf.data.tasks.conversation import system_prompt, with_system_prompt
+from mindrlhf.data.tasks.task import TaskRow
+from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
 from mindrlhf.files.text import read_text
 from mindrlhf.models.families import CHATS, DEFAULT, Chat
@@ -40,7 +42,7 @@ class Template:
     """Compiled prompt template; `default_system` replaces an absent system prompt."""
 
     def __init__(self, source: str, where: str, default_system: str = ""):
-        """Compile; raises UserError for bad syntax and variables outside `VARIABLES`."""
+        """Compile; UserError for bad syntax and variables outside `VARIABLES`."""
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
             undefined=jinja2.StrictUndefined, keep_trailing_newline=True
         )
@@ -67,9 +69,8 @@ class Template:
 def load_template(name: str, chat_template: str | None = None, chat: Chat = DEFAULT.chat) -> Template:
     """Load a built-in template by name, or a jinja2 file by path.
 
-    A last newline of a file is an editor's and is left out. `chat_template` is the tokenizer's own, if it has one:
-    a family's chat then uses the system prompt that this model was trained with (Qwen2.5's base and instruct models
-    differ, Qwen3 has none). chat: the markup for `think`.
+    A file's last newline is left out. chat_template: the tokenizer's own, whose system prompt a family's chat then uses
+    (Qwen2.5's base and instruct models differ, Qwen3 has none). chat: the markup for `think`.
     """
     if name in BUILT_IN:
         source, system = (chat.template, THINK_SYSTEM) if name == "think" else BUILT_IN[name]
@@ -90,3 +91,47 @@ def default_system_prompt(chat_template: str, chat: Chat = DEFAULT.chat) -> str:
     before, after = (re.escape(part) for part in chat.turn("system", "\0").split("\0"))
     found = re.match(f"{re.escape(chat.opening)}{before}(.*?){after}", text, re.DOTALL)
     return found.group(1) if found else ""
+
+
+def prompt_texts(
+    rows: Sequence[TaskRow],
+    places: Sequence[str],
+    instruction: str,
+    template: str | None,
+    system: str | None,
+    tokenizer: Tokenizer,
+) -> list[str]:
+    """Render the prompt of each row.
+
+    places: of the rows, for messages. instruction: the task's, below a question. template: its name or file; None is
+    the chat of the tokenizer's model family, or its own chat template. system: replaces the rows' system prompts; "" is
+    none, None keeps them. UserError as the templates, and for a conversation of several turns with a template of one
+    question.
+    """
+    chat = family_chat(tokenizer)
+    markup = chat or DEFAULT.chat
+    if template is None:
+        template = OWN if chat is None and tokenizer.chat_template else markup.name
+    rendering = load_template(markup.name if template == OWN else template, tokenizer.chat_template, markup)
+    prompts = []
+    for row, where in zip(rows, places, strict=True):
+        messages = row.messages
+        if messages is None and template == OWN:
+            text = f"{row.question}\n{instruction}" if instruction else row.question
+            messages = [{"role": "user", "content": text}]
+        own = None if messages is None else system_prompt(messages)
+        given = own if system is None else system
+        if messages is None:
+            prompts.append((rendering.render(row.question, instruction, system), where))
+        elif template in (*CHATS, OWN):  # the tokenizer's own chat template writes conversations
+            if given is None and tokenizer.chat_template is None:
+                given = rendering.default_system
+            prompts.append((messages if given is None else with_system_prompt(messages, given), where))
+        elif len(messages) > (1 if own is None else 2):
+            raise UserError(
+                f"{where}: has {len(messages)} messages, and --template {template} writes one question; leave "
+                "--template out, and the tokenizer's chat template writes them."
+            )
+        else:
+            prompts.append((rendering.render(row.question, "", given), where))
+    return write_prompts(prompts, tokenizer)

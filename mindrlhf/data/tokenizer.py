@@ -1,14 +1,14 @@
 """Text to token ids and back; bare vocabulary files get Qwen2's text pipeline."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tokenizers
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
 from mindrlhf.data.tokenizer_config import (
     ADDED_TOKEN_KEYS,
@@ -22,6 +22,8 @@ from mindrlhf.files.atomic import atomic_files
 from mindrlhf.files.json import write_json
 from mindrlhf.models.families import VOCABULARY
 
+CHAT_TOKENS = VOCABULARY.control[:3]  # end of text, begin and end of a turn
+
 
 class Tokenizer(ConfiguredTokenizer):
     """Encoder and decoder of text; the prompt template adds begin and end tokens."""
@@ -33,8 +35,8 @@ class Tokenizer(ConfiguredTokenizer):
     def from_files(cls, vocab_path: str | Path, merges_path: str | Path) -> "Tokenizer":
         """Open `vocab.json` and `merges.txt` with Qwen2's normaliser and pre-tokenizer.
 
-        Special tokens come from a `tokenizer_config.json` next to the vocabulary, otherwise Qwen2.5's own follow the
-        vocabulary's last id. Raises UserError for missing, unreadable or contradicting files.
+        Special tokens come from a `tokenizer_config.json` next to them, else Qwen2.5's own follow the vocabulary's last
+        id. UserError for missing, unreadable or contradicting files.
         """
         vocab_path, merges_path = _existing(vocab_path), _existing(merges_path)
         try:
@@ -114,10 +116,9 @@ class Tokenizer(ConfiguredTokenizer):
         return max(self._core.get_vocab(with_added_tokens=True).values()) + 1
 
     def save(self, directory: str | Path) -> None:
-        """Write the files that HF's classes load.
+        """Write tokenizer.json and tokenizer_config.json, which HF's classes load.
 
-        These are tokenizer.json and tokenizer_config.json; also vocab.json and merges.txt, where `from_files` would
-        cut text in the same way.
+        Also vocab.json and merges.txt, if `from_files` would cut text in the same way.
         """
         added = {
             str(token_id): {key: getattr(token, key) for key in ADDED_TOKEN_KEYS}
@@ -144,6 +145,23 @@ def bare_core(model: models.BPE) -> tokenizers.Tokenizer:
 
 def add_tokens(core: tokenizers.Tokenizer, tokens: Sequence[str], special: bool = True) -> None:
     core.add_tokens([AddedToken(token, normalized=False, special=special) for token in tokens])
+
+
+def train_tokenizer(texts: Iterable[str], size: int) -> Tokenizer:
+    """Train a tokenizer of at most `size` ids on texts.
+
+    The ids: 256 bytes, merges learnt from `texts`, then `<|endoftext|>` (pads), `<|im_start|>` and `<|im_end|>` (ends
+    an answer). UserError when `size` is too small for the bytes.
+    """
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    least = len(alphabet) + len(CHAT_TOKENS)
+    if size < least:
+        raise UserError(f"--tokenizer_vocab_size {size}: should be {least} or more, for the bytes and special tokens.")
+    core, letters = bare_core(models.BPE()), sorted(alphabet)
+    trainer = trainers.BpeTrainer(vocab_size=size - len(CHAT_TOKENS), initial_alphabet=letters, show_progress=False)
+    core.train_from_iterator(texts, trainer)
+    add_tokens(core, CHAT_TOKENS)
+    return Tokenizer(core, VOCABULARY.config | {"eos_token": CHAT_TOKENS[2]}, "the trained tokenizer")
 
 
 def _splits(core: tokenizers.Tokenizer) -> list[str]:

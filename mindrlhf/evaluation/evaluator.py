@@ -23,9 +23,9 @@ from mindrlhf.types import Prompt, RolloutGroup
 class Evaluator:
     """Evaluator of one model on one set of problems.
 
-    prompts: this rank's share; ranks that generate together have the same. num_generations: answers to each.
-    rewards: whose total is the score; None on ranks that leave that to another one. decode: token ids -> text without
-    special tokens. gather: the answers of all ranks from each one's own.
+    prompts: this rank's share; ranks that generate together have the same. num_generations: answers to each. rewards:
+    whose total is the score; None on ranks that leave that to another. decode: token ids -> text without special
+    tokens. gather: the answers of all ranks from each one's own.
     """
 
     engine: Engine
@@ -70,8 +70,8 @@ class Evaluator:
 def vote(completion: str) -> str | None:
     """Normalise an answer for maj@k; None without an answer.
 
-    The forms of GSM8K's reward are read: a stated number votes for its value, so that `18`, `18.0` and `$18` are one
-    vote; a stated text (an expression of the countdown task) votes for itself without its spaces.
+    As GSM8K's reward reads it, a number votes for its value: `18`, `18.0` and `$18` are one vote. A stated text (an
+    expression of the countdown task) votes for itself without its spaces.
     """
     answer, number = answered(completion)
     if number is not None:

@@ -26,8 +26,7 @@ class Answer:
     """One answer to one problem.
 
     id: the problem's row in its dataset. sample: which of its answers. source: the dataset's task. score: the total
-    reward, NaN where there was none. vote: see `evaluator.vote`, None where nothing was found. length: tokens.
-    truncated: it ended because the limit was hit.
+    reward, NaN without one. vote: see `evaluator.vote`. length: tokens. truncated: it ended because the limit was hit.
     """
 
     id: int
@@ -51,9 +50,9 @@ class Answer:
 class Comparison:
     """Comparison of two models on the same problems, B against A.
 
-    problems: how many. difference: mean over problems of (share of right answers of B - that of A).
-    low, high: 95% interval of it, by resampling problems. wins, losses: problems on which B has the larger or the
-    smaller share. p: two-sided exact sign test over these two, with one answer each McNemar's exact test.
+    problems: how many. difference: mean over problems of (share of right answers of B - that of A). low, high: its 95%
+    interval, by resampling problems. wins, losses: problems on which B's share is larger or smaller. p: two-sided exact
+    sign test over these two, with one answer each McNemar's exact test.
     """
 
     problems: int
@@ -66,18 +65,14 @@ class Comparison:
 
 
 def pass_at_k(answers: int, right: int, k: int) -> float:
-    """Probability that one of k drawn answers is right.
-
-    Chen et al. 2021 (arXiv:2107.03374), equation 1: the unbiased estimate of pass@k.
-    """
+    """Probability that one of k drawn is right (Chen et al. 2021, equation 1)."""
     return 1.0 - comb(answers - right, k) / comb(answers, k)
 
 
 def majority_at_k(votes: Sequence[str | None], right: Sequence[bool], k: int) -> float:
     """Probability that the most frequent vote of k drawn answers is right.
 
-    Ties are broken by a fair draw; None is no vote. Answers with one vote count as right in proportion to the right
-    ones.
+    Ties are broken by a fair draw; None is no vote. Answers with one vote are right in proportion to the right ones.
     """
     counts = Counter(value for value in votes if value is not None)
     solved = Counter(value for value, correct in zip(votes, right, strict=True) if correct and value is not None)
@@ -93,25 +88,19 @@ def majority_at_k(votes: Sequence[str | None], right: Sequence[bool], k: int) ->
 def _wins(mine: int, others: tuple[int, ...], silent: int, k: int) -> float:
     """Probability that a vote with `mine` answers wins among k drawn answers.
 
-    For each number t of its own answers drawn: ways[d, j] counts the ways to draw d answers from the others so that
-    none of them has more than t and j of them have exactly t, which leaves this vote a chance of 1 / (1 + j).
+    For each number t of its own answers drawn: ways[d] counts the ways to draw d of the others, none more than t times.
+    A tie with j others, each drawn t times, weighs 1 / (1 + j), the integral of tie**j from 0 to 1, for which the nodes
+    are exact.
     """
     total = 0.0
     for t in range(1, min(mine, k) + 1):
-        ways = np.zeros((k + 1, k // t + 1))
-        ways[0, 0] = 1.0
-        for count in others:
-            drawn = np.zeros_like(ways)
-            for d in range(min(count, t, k) + 1):
-                part = comb(count, d) * ways[: k + 1 - d]
-                if d == t:
-                    drawn[d:, 1:] += part[:, :-1]
-                else:
-                    drawn[d:] += part
-            ways = drawn
-        chances = ways @ (1.0 / (1.0 + np.arange(ways.shape[1])))
-        rest = sum(comb(silent, k - t - d) * chances[d] for d in range(k - t + 1))
-        total += comb(mine, t) * rest
+        nodes, weights = np.polynomial.legendre.leggauss(k // (2 * t) + 1)
+        for tie, weight in zip((nodes + 1) / 2, weights / 2, strict=True):
+            ways = np.array([comb(silent, d) for d in range(k + 1)], np.float64)
+            for count in others:
+                own = [comb(count, d) * (tie if d == t else 1.0) for d in range(min(count, t) + 1)]
+                ways = np.convolve(ways, own)[: k + 1]
+            total += weight * comb(mine, t) * ways[k - t]
     return total / comb(mine + sum(others) + silent, k)
 
 
@@ -125,9 +114,9 @@ def by_problem(answers: Iterable[Answer]) -> dict[tuple[str, int], list[Answer]]
 def evaluate(answers: Iterable[Answer]) -> dict[str, dict[str, float]]:
     """Compute metrics for each data source: name -> value.
 
-    `problems`, `pass@1` (mean part of right answers), and with n answers to each `pass@k` and `maj@k` for k = 2, 4,
-    ... and n; `reward` (mean score of the answers that have one), `length` in tokens, `truncated`, `unscored`
-    (parts of all answers). Where the problems have different numbers of answers, k goes up to the smallest.
+    `problems`, `pass@1` (mean part of right answers), and with n answers to each `pass@k` and `maj@k` for k = 2, 4, ...
+    and n, the smallest number if they differ; `reward` (mean score of the scored answers), `length` in tokens,
+    `truncated`, `unscored` (parts of all answers).
     """
     sources: dict[str, list[list[Answer]]] = {}
     for (source, _), group in by_problem(answers).items():

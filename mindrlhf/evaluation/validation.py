@@ -23,8 +23,8 @@ SEED_SHIFT = 1 << 32
 class Validation:
     """Periodic evaluation in a run.
 
-    every: steps between two evaluations, the last of the run's `total` steps included; None for never. folder: of the
-    answers as JSONL by step; None on ranks that write nothing.
+    every: steps between two evaluations, the last of `total` steps included; None for never. folder: of the answers as
+    JSONL by step; None on ranks that write nothing.
     """
 
     evaluator: Evaluator

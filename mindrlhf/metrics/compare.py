@@ -1,8 +1,8 @@
 """Comparison of two runs of one job by the acceptance rules for ports.
 
-The mean absolute error of rewards is at most 4% of mean |A|, that of the loss at most 2%, over the steps that both runs
-have; the ratio of mean `perf/throughput` over the first 4 steps decides nothing. A loss that is near 0 by construction
-(one update a batch, no KL term) is mostly rounding: its absolute error is given too.
+Over the steps that both have, the mean absolute error of rewards is at most 4% of mean |A|, that of the loss 2%; the
+ratio of mean `perf/throughput` over the first 4 steps decides nothing. A loss near 0 by construction (one update a
+batch, no KL term) is mostly rounding: its absolute error is given too.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,8 +24,7 @@ Rows = Sequence[Mapping[str, float]]
 class Agreement:
     """Difference of one metric over `steps` shared steps.
 
-    absolute: mean |B - A|. relative: that / mean |A|, inf where A is 0 throughout and B is not. zero: both are 0
-    throughout; such runs need have nothing else in common.
+    absolute: mean |B - A|. relative: that / mean |A|, inf where A is 0 throughout and B is not. zero: both are.
     """
 
     metric: str

@@ -17,6 +17,7 @@ ACCURACY = re.compile(r"val-core/(.+)/acc/mean@\d+")
 TREND_STEPS = 10  # steps at either end of the run that the trend compares, at most
 ETA_STEPS = 20  # recent steps whose median time the estimate of the remaining time uses
 LEAST_SHARE = {"always": 0.0, "if long": 0.1}  # of a step, for a phase to be shown
+SIZES = ((1e6, 1e6, 1, "M"), (1e3, 1e3, 1, "k"), (100, 1, 0, ""), (10, 1, 1, ""), (0.1, 1, 2, ""))  # from, unit, digits
 FIGURES = {"loss": LOSSES, "kl": ("actor/kl_loss",), "entropy": ("actor/entropy",), "grad": ("actor/grad_norm",)}
 
 
@@ -27,12 +28,9 @@ def short_number(value: float) -> str:
         return str(value)
     if size >= 1e9 or 0 < size < 1e-3:
         return f"{value:.1e}"
-    for unit, name in ((1e6, "M"), (1e3, "k")):
-        if size >= unit:
-            return f"{value / unit:.1f}{name}"
-    for limit, digits in ((100, 0), (10, 1), (0.1, 2)):
-        if size >= limit:
-            return f"{value:.{digits}f}"
+    for least, unit, digits, name in SIZES:
+        if size >= least:
+            return f"{value / unit:.{digits}f}{name}"
     return f"{value:.4f}" if size else "0"
 
 
@@ -66,10 +64,10 @@ def trend(rewards: Sequence[float]) -> float | None:
 class ConsoleWriter:
     """Writer of one line per step to the console.
 
-    `step 12/200 | reward 0.43 (+0.02) | loss .. | kl .. | len 23.1 (clip 2%) | gen 0.4s train 0.8s | ...`. The number
-    behind the reward is its `trend` since the start of the run. Means of single reward functions follow where there are
-    several. `acc` is accuracy on held-out data. `same reward 80%` warns of groups that teach nothing, from half of them
-    on. `compile` is seconds of compiling graphs; `eta` leaves them out. A metric without a value is left out.
+    `step 12/200 | reward 0.43 (+0.02) | loss .. | kl .. | len 23.1 (clip 2%) | gen 0.4s train 0.8s | ...`. In brackets:
+    the reward's `trend`. Means of several reward functions follow. `acc` is on held-out data. `same reward 80%` warns,
+    from half on, of groups that teach nothing. `eta` leaves out seconds of compiling. A metric without a value is left
+    out.
     """
 
     def __init__(self, total_steps: int, earlier_rewards: Sequence[float] = (), stream: TextIO | None = None):

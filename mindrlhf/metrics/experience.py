@@ -23,8 +23,8 @@ def token_counts(experiences: Sequence[Experience]) -> tuple[int, int]:
 def add_lengths(metrics: MetricSet, experiences: Sequence[Experience], max_prompt_length: int) -> None:
     """Add `response_length/*` (sampled tokens) and `prompt_length/*` in tokens, over responses.
 
-    The `clip_ratio` of responses is the fraction that ended because the limit was hit, as the engine recorded it; that
-    of prompts the fraction of `max_prompt_length` tokens or more.
+    `clip_ratio`: of responses, the fraction that ended because the limit was hit, as the engine recorded it; of
+    prompts, that of `max_prompt_length` tokens or more.
     """
     pairs = [(e.group.prompt, rollout) for e in experiences for rollout in e.group.rollouts]
     prompts = np.array([len(prompt.token_ids) for prompt, _ in pairs])
@@ -38,11 +38,11 @@ def add_lengths(metrics: MetricSet, experiences: Sequence[Experience], max_promp
 def add_rewards(metrics: MetricSet, experiences: Sequence[Experience]) -> None:
     """Add `critic/score/*`, `critic/rewards/*`, `critic/advantages/*`, `reward/<function>/*` and `group/*`.
 
-    Score and rewards are the same number: a KL term in the reward is shown by itself (`actor/reward_kl_penalty`).
-    Rewards that are NaN (every function abstained) are left out. The mean advantage is over tokens, as in verl.
-    `reward/<function>/missing` counts the samples that the function gave no value for. `group/zero_std_fraction` is of
-    groups whose rewards do not differ and so teach nothing, left out where prompts have one response each (PPO);
-    `group/reward_std` the mean of their unbiased standard deviations.
+    Score and rewards are the same number: a KL term in the reward is shown by itself (`actor/reward_kl_penalty`). NaN
+    rewards (every function abstained) are left out. The mean advantage is over tokens, as in verl.
+    `reward/<function>/missing` counts samples without a value. `group/zero_std_fraction` is of groups whose rewards do
+    not differ and so teach nothing, left out where prompts have one response each (PPO); `group/reward_std` the mean of
+    their unbiased standard deviations.
     """
     if not experiences:
         return
@@ -89,11 +89,10 @@ def add_log_prob_difference(
 ) -> None:
     """Add differences between log-probs of the rollouts and the train graph.
 
-    train_log_probs: one float32[R] for each rollout, of the same tokens.
-    With d = train - behaviour, the distribution that the tokens were drawn from: `rollout_corr/kl` mean of -d and
-    `rollout_corr/k3_kl` mean of exp(d) - d - 1, KL(rollout || train) in nats per token, as in verl.
-    With d = train - policy, the same distribution computed by two graphs: `rollout_corr/log_prob_diff/{mean,max}` of
-    |d|, and `training/rollout_probs_diff_{mean,max}` of the difference of probabilities.
+    train_log_probs: float32[R] for each rollout. Of d = train - behaviour (which drew the tokens), as in verl:
+    `rollout_corr/kl` mean -d, `rollout_corr/k3_kl` mean exp(d) - d - 1, KL(rollout || train) in nats per token. Of d =
+    train - policy, one distribution by two graphs: `rollout_corr/log_prob_diff/{mean,max}` of |d|, and
+    `training/rollout_probs_diff_{mean,max}` of the probabilities.
     """
     if not rollouts:
         return

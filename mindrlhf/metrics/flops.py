@@ -2,7 +2,7 @@
 
 Counted are the products that the algorithm needs, as multiplications and additions: a prompt once for its group, a
 response token once a pass, no padding, nothing recomputed, attention over the positions that it sees. verl counts a
-prompt once for each response and divides by the number in the data sheet.
+prompt once for each response and divides by the data sheet's number.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ def phase_flops(model: ModelConfig, groups: Sequence[tuple], iterations: int) ->
     """Count a step's operations by phase.
 
     groups: arguments of `forward_flops`. iterations: passes of updates over them. Weights under adapters have no
-    products for gradients of their own.
+    gradients.
     """
     frozen = model.adapter is not None
     policy, critic = (sum(forward_flops(kind, *group) for group in groups) for kind in (model, model.as_critic()))
@@ -54,9 +54,9 @@ def phase_flops(model: ModelConfig, groups: Sequence[tuple], iterations: int) ->
 class Utilization:
     """Utilization of the machine: adds `perf/mfu` and its parts to a step's metrics.
 
-    model: the policy, and in all but its head the reference and the critic. ceiling: of this process, in floating-point
-    operations per second. iterations: passes of updates over a step's groups. exceeded: the factor by which a phase has
-    been faster than the ceiling, which a busy machine may have held down when it was measured.
+    model: the policy, and in all but its head the critic. ceiling: of this process, in FLOP per second. iterations:
+    passes of updates over a step's groups. exceeded: factor by which a phase has been faster than the ceiling, which a
+    busy machine may have held down when it was measured.
     """
 
     model: ModelConfig
@@ -70,8 +70,8 @@ class Utilization:
         """Add `perf/mfu` of the step, of generation and of each kind of update.
 
         seconds: phase -> seconds of this rank. experiences: this rank's own; none on a rank that computes a part of
-        another one's work. Responses that are not trained on are not counted, nor responses of earlier steps. A rank
-        that built a graph in this step is left out of the values of phases, whose seconds lack the graph's first run.
+        another one's work. Responses of earlier steps are not counted as generated. A rank that built a graph in this
+        step is left out of the phases' values, whose seconds lack the graph's first run.
         """
         trained = phase_flops(self.model, [group_lengths(e) for e in experiences], self.iterations)
         drawn = [e for e in experiences if e.policy_step == step]

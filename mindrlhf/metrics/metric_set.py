@@ -1,8 +1,7 @@
 """Metrics as sums that are divided at the very end.
 
-A mean is kept as (numerator, denominator), an extreme as itself, a standard deviation as (count, mean, sum of squared
-deviations). All of them merge in any grouping, so that no figure depends on how a batch was cut into micro-batches or
-spread over ranks.
+A mean is (numerator, denominator), an extreme itself, a standard deviation (count, mean, sum of squared deviations).
+All merge in any grouping, so that no figure depends on how a batch was cut or spread over ranks.
 """
 
 import math
@@ -86,10 +85,7 @@ class MetricSet:
         self._put(name, "min", value)
 
     def add_values(self, name: str, array: np.ndarray, mask: np.ndarray | None = None) -> None:
-        """Add the elements of `array` to a mean, where `mask` is not 0.
-
-        An element outside of the mask is never touched, so NaN in padding cannot leak in.
-        """
+        """Add the elements of `array` where `mask` is not 0; others are never touched."""
         values = _selected(array, mask)
         self.add(name, values.sum(), values.size)
 

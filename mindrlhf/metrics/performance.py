@@ -20,7 +20,7 @@ def resident_bytes() -> int:
 def peak_resident_bytes() -> int:
     """Read the highest resident memory that this process ever had.
 
-    Linux's own counter is read if present: `getrusage` would also count the process that started this one.
+    By Linux's own counter if present: `getrusage` would also count the process that started this one.
     """
     status = Path("/proc/self/status")
     for line in status.read_text().splitlines() if status.exists() else ():
@@ -36,10 +36,10 @@ def add_performance(
     """Add `timing_s/*`, `timing_per_token_ms/*` and `perf/*` of a step, as verl defines them.
 
     Times are means over ranks. Generation is divided by response tokens, every other phase by prompt and response
-    tokens. `perf/throughput` is tokens of all ranks / (seconds of a step x ranks), `perf/cpu_memory_used_gb` the
-    resident memory of the largest process now, `perf/max_memory_allocated_gb` its highest peak, in 1024**3 bytes.
-    seconds: phase -> seconds of this rank. response_tokens, total_tokens: see `token_counts`; 0 on a rank that holds a
-    copy of another one's rows. ranks: how many ranks the metrics are reduced over.
+    tokens. `perf/throughput`: tokens of all ranks / (seconds of a step x ranks). `perf/cpu_memory_used_gb`: resident
+    memory of the largest process now, `perf/max_memory_allocated_gb` its highest peak, in 1024**3 bytes. seconds: phase
+    -> seconds of this rank. response_tokens, total_tokens: see `token_counts`; 0 on a rank that holds a copy of another
+    one's rows. ranks: how many ranks the metrics are reduced over.
     """
     for phase, elapsed in seconds.items():
         metrics.add(f"timing_s/{phase}", elapsed)

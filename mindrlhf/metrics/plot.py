@@ -105,9 +105,9 @@ def plot_runs(
 ) -> Path:
     """Draw reward, KL, response length and entropy by step; returns `output_png`.
 
-    paths: `metrics.jsonl` of each run; a metric that no run has gets no panel. labels: a name for each run; that of its
-    folder by default. accuracy: held-out accuracy (before, after) of each run, 0 to 1, drawn as bars next to the
-    reward. Raises UserError for a file that is absent or not a metrics file.
+    paths: `metrics.jsonl` of each run; a metric that no run has gets no panel. labels: names, by default of the
+    folders. accuracy: held-out accuracy (before, after) of each run, 0 to 1, drawn as bars. UserError for a file that
+    is absent or not a metrics file.
     """
     paths = [Path(path) for path in paths]
     names = run_labels(paths, labels)
@@ -133,10 +133,9 @@ def plot_runs(
 def plot_metric(panels: Mapping[str, Sequence[Path]], metric: str, output_png: Path, title: str | None = None) -> Path:
     """Draw one metric of many runs in panels; returns `output_png`.
 
-    panels: title of a panel -> `metrics.jsonl` of its runs, called by the name of their folder; runs of the same name
-    have the same colour in all panels. metric: its name, in which * stands for anything; of several that fit, the first
-    in alphabetical order is drawn, a point for each step that has it. Raises UserError for a file that is absent, not a
-    metrics file, or without such a metric.
+    panels: title of a panel -> `metrics.jsonl` of its runs, named by their folders; one name has one colour in all
+    panels. metric: its name, in which * stands for anything; the first in alphabetical order is drawn, a point for each
+    step that has it. UserError for a file that is absent, not a metrics file, or without such a metric.
     """
     curves = {
         heading: {Path(path).resolve().parent.name: _read_metric(Path(path), metric) for path in paths}

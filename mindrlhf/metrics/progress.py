@@ -14,9 +14,8 @@ from mindrlhf.metrics.console import short_duration, short_number
 class Progress:
     """Progress of a phase: `with progress("generate", 64, "responses") as advance: ... advance(3)`.
 
-    It is a bar on a terminal that goes away when the block ends; elsewhere (`msrun` writes its workers' output to
-    files) a line at most every `interval` seconds, so that a shorter phase prints nothing.
-    enabled: False on ranks other than 0, and where nobody wants to see it. stream: standard output by default.
+    A bar on a terminal, gone when the block ends; elsewhere (`msrun` writes its workers' output to files) a line at
+    most every `interval` seconds. enabled: False on ranks other than 0. stream: standard output by default.
     """
 
     enabled: bool = True

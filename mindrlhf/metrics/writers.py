@@ -3,10 +3,12 @@
 A resumed run cuts off the steps of the files from its first one on: no step is there twice.
 """
 
+import importlib
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Protocol
 
 from mindrlhf.configs.tracking import TrackingSettings
@@ -14,9 +16,9 @@ from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import atomic_file, make_folder
 from mindrlhf.files.json import is_number, json_line, json_lines, read_json_lines
 from mindrlhf.metrics.console import REWARD, ConsoleWriter
-from mindrlhf.metrics.trackers import open_tracker
 
 METRICS_FILE = "metrics.jsonl"
+TRACKERS = {"wandb": ("dir", "name"), "swanlab": ("logdir", "experiment_name")}  # keys of `init`: folder, run name
 MOST_STEP = 2**53  # whole numbers up to here are exact in float64; larger ones are read as that
 
 
@@ -62,9 +64,9 @@ def open_writers(
 ) -> Writers:
     """Open the writers that are set: `metrics.jsonl`, `tensorboard/`, ... in `folder`.
 
-    start_step: the first step this process will write. Later content of the files is cut off; 0 begins a new file.
-    settings: of the run, which wandb and SwanLab show with it. Raises UserError for a package that is not installed, or
-    a folder that cannot be written; files of an earlier run are then as they were.
+    start_step: the first step of this process; later content of the files is cut off, 0 begins new ones. settings: of
+    the run, shown by wandb and SwanLab. UserError for a package that is not installed, or a folder that cannot be
+    written; an earlier run's files are then as they were.
     """
     folder = Path(folder)
     metrics = folder / METRICS_FILE
@@ -136,7 +138,7 @@ class JsonlWriter:
 class TensorBoardWriter:
     """Writer of TensorBoard event files, which hide an earlier run's steps from `start_step` on.
 
-    Events go straight to the file: by way of the library's `SummaryWriter`, through a thread, each takes three times as
+    Events go straight to the file: through the library's `SummaryWriter`, with its thread, each takes three times as
     long.
     """
 
@@ -166,3 +168,51 @@ class TensorBoardWriter:
 
     def close(self) -> None:
         self._file.close()
+
+
+class TrackerWriter:
+    """Writer to a started run of wandb or SwanLab, whose calls are equal."""
+
+    def __init__(self, run: Any):
+        self._run = run
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def open_tracker(
+    name: str, folder: Path, tracking: TrackingSettings, settings: Mapping[str, Any] | None = None
+) -> TrackerWriter:
+    """Begin a run of a tracker that keeps its files in `folder`.
+
+    settings: shown as the run's config. Offline runs are in `folder` only, for `wandb sync` or `swanlab sync`;
+    otherwise WANDB_MODE or SWANLAB_MODE decides. UserError where the run cannot begin.
+    """
+    init, (folder_key, name_key) = _package(name).init, TRACKERS[name]
+    make_folder(folder)
+    shown = {"project": tracking.project_name, name_key: tracking.experiment_name, "config": dict(settings or {})}
+    try:
+        run = init(**shown, **{folder_key: str(folder)}, mode="offline" if tracking.trackers_offline else None)
+    except Exception as error:
+        reason = str(error).strip().split("\n")[0].rstrip(".")
+        raise UserError(f"{name} cannot start a run ({reason}): log in to {name}, or use its offline mode") from error
+    return TrackerWriter(run)
+
+
+def check_installed(loggers: Sequence[str]) -> None:
+    """Raise UserError for a logger whose package cannot be imported."""
+    for name in loggers:
+        if name in TRACKERS:
+            _package(name)
+
+
+def _package(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise UserError(
+            f"trainer.loggers has {name!r}, which is not installed; run `pip install {name}`, or take it out."
+        ) from error

@@ -5,10 +5,10 @@ _BOXES = (r"\boxed{", r"\fbox{")
 
 
 def stated(completion: str) -> str | None:
-    r"""Find the text of the stated answer; None without any of the forms.
+    r"""Find the text of the stated answer after the thinking; None without any form.
 
-    After the thinking, in the last `<answer>...</answer>` if any: the rest of the line after the last `####`, else the
-    content of the last `\boxed{}`, else the tag's own.
+    In the last `<answer>...</answer>` if any: the rest of the line after the last `####`, else the content of the last
+    `\boxed{}`, else the tag's own.
     """
     text = after_thinking(completion)
     answer = tagged(text)

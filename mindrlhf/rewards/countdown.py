@@ -21,9 +21,9 @@ def countdown(
 ) -> float:
     """Reward 1 for an expression with the target's value, else 0.
 
-    The stated expression (see `answers.stated`) is evaluated in exact arithmetic.
-    The ground truth is JSON, `{"target": 24, "numbers": [3, 8]}`. Each number may be used once, and with `use_all` (as
-    TinyZero's verifier has it) must be. format_score: for a well-formed expression that is wrong (TinyZero gives 0.1).
+    The ground truth is JSON, `{"target": 24, "numbers": [3, 8]}`. The stated expression (`answers.stated`) may use each
+    number once, and with `use_all` (TinyZero's verifier) must. format_score: for a well-formed one that is wrong (there
+    0.1).
     """
     problem = json.loads(fields["ground_truth"])
     answer = answers.stated(completion)
@@ -38,8 +38,8 @@ def countdown(
 def evaluate(expression: str) -> tuple[Fraction | None, list[int]] | None:
     """Evaluate an expression of whole numbers exactly; returns (value, its numbers).
 
-    The expression has + - * / and parentheses; it is parsed, never run. None when it is anything else or longer than
-    MAX_LENGTH; the value is None when it divides by zero.
+    It has + - * / and parentheses, and is parsed, never run. None for anything else, or longer than MAX_LENGTH; the
+    value is None when it divides by zero.
     """
     for sign, plain in _SIGNS.items():
         expression = expression.replace(sign, plain)

@@ -10,7 +10,7 @@ _TOKEN = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9ff
 
 
 def format(prompt: str, completion: str, fields: Mapping[str, str]) -> float:
-    """Reward 1 for `<think>...</think><answer>...</answer>`, else 0 (DeepSeek-R1, Guo et al. 2025, section 2.2).
+    """Reward 1 for `<think>...</think><answer>...</answer>`, else 0 (DeepSeek-R1, Guo et al. 2025).
 
     Neither part may be empty, each tag stands once. A prompt that ends with `<think>` has opened the tag already.
     """
@@ -21,7 +21,7 @@ def format(prompt: str, completion: str, fields: Mapping[str, str]) -> float:
 
 
 def length(prompt: str, completion: str, fields: Mapping[str, str], target: int) -> float:
-    """Reward 1 at `target` tokens, in proportion less to either side, 0 from twice the target on."""
+    """Reward 1 at `target` tokens, in proportion less elsewhere, 0 from twice on."""
     if target < 1:
         raise ValueError(f"length: target is {target}, and must be at least 1 token")
     return max(0.0, 1.0 - abs(_tokens(fields, "response_length") - target) / target)
@@ -32,8 +32,8 @@ def soft_overlong(
 ) -> float:
     """Punish overlong responses softly (DAPO, Yu et al. 2025, eq. 13).
 
-    The result is 0 up to `max_new_tokens` - buffer tokens; from there a straight ramp leads to -factor at
-    `max_new_tokens`. buffer: tokens (the paper's L_cache, verl's overlong_buffer.len); None is a fifth of the limit.
+    The result is 0 up to `max_new_tokens` - buffer tokens, then falls straight to -factor at `max_new_tokens`. buffer:
+    tokens (the paper's L_cache, verl's overlong_buffer.len); None is a fifth of the limit.
     """
     limit = _tokens(fields, "max_new_tokens")
     if buffer is None:
@@ -53,7 +53,7 @@ def _tokens(fields: Mapping[str, str], name: str) -> int:
 def repetition_penalty(
     prompt: str, completion: str, fields: Mapping[str, str], ngram: int = 3, max_penalty: float = 1.0
 ) -> float:
-    """Give -max_penalty * (1 - distinct / all) of the n-grams of words (Yeo et al. 2025)."""
+    """Give -max_penalty * (1 - distinct / all) of n-grams (Yeo et al. 2025)."""
     if ngram < 1:
         raise ValueError(f"repetition_penalty: ngram is {ngram}, and must be at least 1 word")
     words = _TOKEN.findall(completion.lower())

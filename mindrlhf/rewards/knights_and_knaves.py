@@ -14,8 +14,8 @@ _CLAIM = re.compile(
 def knights_and_knaves(prompt: str, completion: str, fields: Mapping[str, str]) -> dict[str, float]:
     """Reward 1 when every person has exactly the right role, else 0.
 
-    The ground truth reads `(1) Zoey is a knight (2) Oliver is a knave`; the stated answer (`answers.stated`), else the
-    text after the thinking, is read the same way. Component `people`: the fraction of persons that are right.
+    The ground truth reads `(1) Zoey is a knight (2) Oliver is a knave`, as does the stated answer (`answers.stated`),
+    else the text after the thinking. Component `people`: the fraction of persons that are right.
     """
     truth = claims(fields["ground_truth"])
     if not truth:

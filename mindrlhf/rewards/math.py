@@ -15,10 +15,10 @@ math_verify.parse(r"\boxed{x^2}", parsing_timeout=None)  # what the first parse 
 def math(prompt: str, completion: str, fields: Mapping[str, str]) -> float:
     r"""Reward 1 for an answer equal to the ground truth, else 0.
 
-    The ground truth is LaTeX or plain text. The stated answer (`answers.stated`) is compared, else the one that
-    math-verify finds in the last 1,000 characters after the thinking. Equal texts and equal numbers (`numbers.equal`)
-    are equal; on all else math-verify decides: `50\%` is also 0.5 there, and decimals are rounded to six places. An
-    answer that takes more work than `work_limit` allows, `9^{9^9}` or one nested too deeply, is wrong.
+    The ground truth is LaTeX or plain text. The stated answer (`answers.stated`) counts, else the one that math-verify
+    finds in the last 1,000 characters after the thinking. Equal texts and numbers (`numbers.equal`) are equal; on all
+    else math-verify decides: `50\%` is also 0.5 there, and decimals are rounded to six places. An answer that takes
+    more work than `work_limit` allows is wrong.
     """
     gold = fields["ground_truth"]
     answer = answers.stated(completion)

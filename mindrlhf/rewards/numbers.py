@@ -66,8 +66,7 @@ def equal(first: str, second: str) -> bool:
 def stated(answer: str) -> Fraction | None:
     """Find the number that a short answer gives, the first after the last `=`.
 
-    Examples are `18`, `x = 18` and `$18 per day`. None when there is none, and when it is an operand (`9 + 9`, `18 -
-    2`, `2^18`) or one of several (`18 19 20`).
+    Examples: `18`, `x = 18`, `$18 per day`. None for an operand (`9 + 9`, `2^18`) or one of several (`18 19 20`).
     """
     answer = _signed(_plain(answer).rpartition("=")[2].strip())
     found = _RUN.search(answer)

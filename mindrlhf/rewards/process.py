@@ -40,8 +40,8 @@ class Call(NamedTuple):
 class Reply:
     """Outcome of a call.
 
-    score: finite, or None for an abstention or a failure. seconds: of wall time inside the function.
-    error: reason of a failure, None without one. timed_out: it was the time limit.
+    score: finite, or None for an abstention or failure. seconds: wall time inside the function. error: reason of a
+    failure. timed_out: it was the time limit.
     """
 
     score: float | None = None
@@ -54,13 +54,11 @@ class Reply:
 class RewardProcess:
     """Process that runs `worker.main` in a fresh interpreter: a fork would inherit threads.
 
-    It leads a process group of its own, which Ctrl-C does not reach and which is ended as a whole.
-
-    calls: its calls without a reply, in order; the first is under way.
-    ready: its functions are imported. needs_ground_truth: for each function, if it fails for a row without one.
-    refusal: sentence of the UserError with which a function cannot be resolved.
-    exited: nothing more will come from it. repeated: because it answered a call for a second time, which says nothing
-    against the call under way.
+    It leads a process group, which Ctrl-C does not reach and which is ended as a whole.
+    calls: its calls without a reply, in order; the first is under way. ready: its functions are imported.
+    needs_ground_truth: for each function, if it fails for a row without one. refusal: sentence of the UserError for a
+    function that cannot be resolved. exited: nothing more will come from it. repeated: because it answered a call
+    twice, which says nothing against the call under way.
     """
 
     def __init__(self, functions: Sequence[tuple[str, Mapping[str, Any]]], timeout_s: float):
@@ -128,7 +126,7 @@ class RewardProcess:
         return lines
 
     def _receive(self, message: Any) -> list[tuple[Call, Reply]]:
-        """Take the first message, or the reply to the call under way; ValueError for anything else."""
+        """Take the first message, or the reply under way; ValueError for others."""
         match message:
             case {"error": str(sentence)} if not self.ready:
                 self.refusal, self.exited = sentence, True

@@ -48,8 +48,7 @@ def resolve(name: str, args: Mapping[str, Any] | None = None) -> RewardFunction:
     """Find a reward function by `name` and bind it to `args`; imports its module.
 
     name: one of SHIPPED, `package.module:function`, or `path/file.py:function` (relative to the working directory).
-    UserError when there is no such name, file, module or function, when the import fails, and when the function cannot
-    take these arguments.
+    UserError for a name that leads to no function, a failing import, and arguments that the function cannot take.
     """
     target = SHIPPED.get(name, name)
     if not is_user_function(target):

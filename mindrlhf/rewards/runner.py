@@ -1,8 +1,7 @@
 """Isolation of reward functions: a failure costs its sample and not the run.
 
-Functions run in processes of their own. A function that raises, returns no finite number, never returns, calls
-`sys.exit` or crashes the interpreter loses that one call, which is counted; the process is replaced where it hangs or
-dies. Not limited: memory, and access to files and the network.
+A function that raises, returns no finite number, never returns or ends its process loses that one call, which is
+counted; a process that hangs or dies is replaced. Not limited: memory, and access to files and the network.
 """
 
 import json
@@ -29,8 +28,8 @@ HOPELESS_AFTER = 3
 class RewardRunner(AbstractContextManager):
     """Pool of reward processes for one set of functions, not for several threads.
 
-    names: of the functions in tables and metrics, in the settings' order: the shipped name, or the name
-        after the colon, with `_2`, `_3`, ... for repeated ones. comparing: names of those that need a ground truth.
+    names: of the functions in tables and metrics, in the settings' order: the shipped name, or the name after the
+    colon, with `_2`, `_3`, ... for repeated ones. comparing: names of those that need a ground truth.
     """
 
     def __init__(self, settings: RewardSettings):

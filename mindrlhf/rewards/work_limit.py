@@ -1,7 +1,7 @@
 """Limits on computer algebra, in operations and sizes: no score depends on a clock.
 
-One operation on enormous numbers, which nothing can interrupt, is refused before it is computed (`check_text`,
-`check_size`); ever more small operations are counted while they run (`work_limit`).
+One operation on enormous numbers, which nothing can interrupt, is refused beforehand (`check_text`, `check_size`); ever
+more small operations are counted while they run (`work_limit`).
 """
 
 import re

@@ -1,12 +1,10 @@
 """Main program of a reward process: reads calls, calls functions, writes replies.
 
-Lines of JSON. First comes {"functions": [[name, args], ...], "timeout_s": seconds}, and is answered by
-{"needs_ground_truth": [bool, ...]}, or by {"error": sentence}. Then each [[number, function, prompt, completion,
-fields], ...] is answered by one reply for each call, in order and at once, so that the other side knows which call is
-under way: [number, score or null, {component: number}, seconds, error or null].
-
-A function may fork: its child process never gets to the pipes, and ends where it returns from the function.
-Imports only the standard library and the functions' modules, so that starting takes milliseconds.
+Lines of JSON. First comes {"functions": [[name, args], ...], "timeout_s": seconds}, answered by {"needs_ground_truth":
+[bool, ...]} or {"error": sentence}. Then each [[number, function, prompt, completion, fields], ...] is answered by one
+reply for each call, in order and at once: [number, score or null, {component: number}, seconds, error or null].
+A child process that a function forks never gets to the pipes, and ends where it returns from the function. Imports only
+the standard library and the functions' modules, so that starting takes milliseconds.
 """
 
 import json
@@ -92,10 +90,9 @@ def _call(function: RewardFunction, prompt: str, completion: str, fields: dict[s
 
 
 def outcome(returned: Any) -> tuple[float | None, dict[str, float]]:
-    """Convert a reward function's result to (score, components).
+    """Convert a reward function's result to (score, components); None is an abstention.
 
-    The score of an abstention is None. Raises ValueError when it is none of the forms of the contract (see the room's
-    docstring).
+    ValueError for none of the forms in the room's docstring.
     """
     if returned is None:
         return None, {}

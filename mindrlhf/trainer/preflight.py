@@ -26,7 +26,7 @@ from mindrlhf.files.settings_file import versions
 from mindrlhf.job import Job
 from mindrlhf.memory.batch_table import batch_table
 from mindrlhf.memory.estimate import Lengths, Work, device_limit
-from mindrlhf.metrics.trackers import check_installed
+from mindrlhf.metrics.writers import check_installed
 from mindrlhf.models.adapters import adapter_line
 from mindrlhf.models.parameters import parameter_count, trained_count
 from mindrlhf.rewards.runner import RewardRunner

@@ -22,8 +22,7 @@ from work import prepare
 
 from mindrlhf.checkpoint.hf import read_hf_config, save_hf
 from mindrlhf.checkpoint.weight_source import index_weights
-from mindrlhf.data.tokenizer import Tokenizer
-from mindrlhf.data.tokenizer_training import train_tokenizer
+from mindrlhf.data.tokenizer import Tokenizer, train_tokenizer
 from mindrlhf.errors import UserError
 from mindrlhf.models.parameters import parameter_table
 

@@ -10,7 +10,7 @@ from small_model import random_arrays, small_config
 from workers import ROOT
 
 from mindrlhf.checkpoint.hf import save_hf
-from mindrlhf.data.tokenizer_training import train_tokenizer
+from mindrlhf.data.tokenizer import train_tokenizer
 from mindrlhf.models.parameters import parameter_table
 
 sys.path.insert(0, str(ROOT / "benchmarks"))

@@ -5,8 +5,7 @@ import importlib
 
 import pytest
 
-from mindrlhf.data.tokenizer import Tokenizer
-from mindrlhf.data.tokenizer_training import train_tokenizer
+from mindrlhf.data.tokenizer import Tokenizer, train_tokenizer
 
 
 @pytest.fixture(scope="session")

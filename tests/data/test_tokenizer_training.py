@@ -3,7 +3,7 @@
 import pytest
 
 from mindrlhf.data.tasks import arithmetic
-from mindrlhf.data.tokenizer_training import train_tokenizer
+from mindrlhf.data.tokenizer import train_tokenizer
 from mindrlhf.errors import UserError
 
 

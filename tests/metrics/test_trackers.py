@@ -8,7 +8,7 @@ import pytest
 
 from mindrlhf.configs.tracking import TrackingSettings
 from mindrlhf.errors import UserError
-from mindrlhf.metrics.trackers import open_tracker
+from mindrlhf.metrics.writers import open_tracker
 
 
 class StandIn:

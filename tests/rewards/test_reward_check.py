@@ -7,8 +7,7 @@ import pytest
 from mindrlhf.cli import main
 from mindrlhf.data.convert_problems import convert
 from mindrlhf.data.tasks import arithmetic, countdown
-from mindrlhf.data.tokenizer import Tokenizer
-from mindrlhf.data.tokenizer_training import train_tokenizer
+from mindrlhf.data.tokenizer import Tokenizer, train_tokenizer
 
 
 @pytest.fixture(autouse=True)

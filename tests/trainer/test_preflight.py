@@ -14,7 +14,7 @@ from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_yaml import ModelYaml
 from mindrlhf.errors import UserError
 from mindrlhf.memory.estimate import Lengths, Work
-from mindrlhf.metrics.trackers import check_installed
+from mindrlhf.metrics.writers import check_installed
 from mindrlhf.models.parameters import parameter_count, trained_count
 from mindrlhf.rewards.runner import RewardRunner
 from mindrlhf.trainer import preflight

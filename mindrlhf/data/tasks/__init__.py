@@ -27,8 +27,8 @@ def get_task(name: str) -> Task:
 def parse_rows(rows: Sequence[SourceRow], name: str | None, fields: Sequence[str] = ()) -> tuple[Task, list[TaskRow]]:
     """Parse the rows of files by their task.
 
-    name: of the task. Without one, the first row decides: verl's columns, a conversation or a ground truth that
-    `fields` names, else GSM8K. fields: see `mapped`. Raises UserError, with its place, for a malformed row.
+    name: of the task; None decides by the first row: verl's columns, a conversation or a ground truth that `fields`
+    names (see `mapped`), else GSM8K. UserError, with its place, for a malformed row.
     """
     task = mapped(_task_of(rows[0].values, fields) if name is None else get_task(name), fields)
     parsed = []

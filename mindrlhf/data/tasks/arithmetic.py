@@ -20,10 +20,9 @@ def generate(
 ) -> list[dict[str, Any]]:
     """Generate `count` source rows `{question, answer}` with different questions.
 
-    The answer is the steps, then the result: `3+4=7 7-2=5 #### 5`. No number
-    in a problem, results of steps included, is negative or above `max_number`; numbers given are 2 or more.
-    operations: which of + - * to use. two_step_share: the fraction of problems with two steps.
-    UserError when no problems are left, or fewer different questions than asked for.
+    The answer is the steps, then the result: `3+4=7 7-2=5 #### 5`. Numbers given are from 2 to `max_number`, results
+    from 0. operations: which of + - * to use. two_step_share: fraction of two-step problems. UserError for too few
+    problems.
     """
     usable = [each for each in TEXTS["problems"] if {step.split()[1] for step in each["steps"]} <= set(operations)]
     by_steps = [[each for each in usable if len(each["steps"]) == steps] for steps in (1, 2)]
@@ -49,10 +48,7 @@ def generate(
 
 
 def demonstrations(rows: list[dict[str, Any]], careless_share: float, seed: int) -> list[dict[str, Any]]:
-    """Answer the same questions carelessly: a part of those with two steps after one.
-
-    `3+4=7 #### 7` where `3+4=7 7-2=5 #### 5` is right.
-    """
+    """Answer a part of the two-step questions after one step: `3+4=7 #### 7`."""
     rng = random.Random(f"careless {seed}")
     demonstrated = []
     for row in rows:

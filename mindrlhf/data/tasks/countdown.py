@@ -13,7 +13,7 @@ from mindrlhf.files.json import is_a
 def parse(row: Mapping[str, Any]) -> TaskRow:
     """Parse `nums` (or `numbers`), `target`, and an optional worked `answer`.
 
-    The ground truth is compact JSON: `{"target":24,"numbers":[3,8]}`.
+    Ground truth: compact JSON, `{"target":24,"numbers":[3,8]}`.
     """
     key = "numbers" if "numbers" in row and "nums" not in row else "nums"
     numbers, target = row.get(key), row.get("target")
@@ -32,9 +32,9 @@ def parse(row: Mapping[str, Any]) -> TaskRow:
 def generate(count: int, seed: int, max_number: int = 99, operands: Sequence[int] = (3, 4)) -> list[dict[str, Any]]:
     """Generate `count` different solvable problems as source rows `{nums, target, answer}`.
 
-    max_number: largest number given, and largest target. operands: possible counts of numbers in a problem. Numbers in
-    another order are the same problem. UserError when there are too few. They come in random order: those with few
-    numbers run out first, and a part of the list is to be like the rest.
+    max_number: largest number given, and largest target. operands: possible counts of numbers. Numbers in another order
+    are the same problem. Rows are in random order: those with few numbers run out first, and any part is to be like the
+    rest. UserError when there are too few.
     """
     rng = random.Random(seed)
 

@@ -15,8 +15,8 @@ OWN = ("question", "ground_truth", "answer")
 def parse(row: Mapping[str, Any]) -> TaskRow:
     """Parse `question`, and optional `ground_truth` and worked `answer`.
 
-    Any other key becomes a field. The question is text or a conversation, which may also stand under `prompt` or
-    `messages`. A value that is not text becomes JSON text.
+    The question is text or a conversation, which may also stand under `prompt` or `messages`. Any other key becomes a
+    field, as JSON text if it is not text.
     """
     messages = None
     key = "question" if isinstance(row.get("question"), list) else conversation_key(row)
@@ -40,8 +40,7 @@ def parse(row: Mapping[str, Any]) -> TaskRow:
 def mapped(task: Task, pairs: Sequence[str]) -> Task:
     """Adapt `task` to rows with other keys.
 
-    pairs: `key=theirs` each, `theirs` with dots for nested groups. Other keys keep their names. Raises UserError
-    for a pair that cannot be read.
+    pairs: `key=theirs` each, `theirs` with dots for nested groups. UserError for a pair that cannot be read.
     """
     paths: dict[str, tuple[str, ...]] = {}
     for pair in pairs:

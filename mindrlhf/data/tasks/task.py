@@ -15,7 +15,7 @@ class TaskRow:
     """Problem of a task.
 
     question: as the user turn states it; of a conversation its last message. answer: worked, for a warm start, or "".
-    ground_truth: for the reward function, or "". extra: its further text fields. messages: the row's conversation.
+    ground_truth: for the reward function, or "". extra: further text fields. messages: the row's conversation.
     """
 
     question: str
@@ -27,10 +27,10 @@ class TaskRow:
 
 @dataclass(frozen=True)
 class Task:
-    """Kind of problem: its parser, instruction and reward.
+    """Kind of problem.
 
-    instruction: the default sentence after the question that asks for an answer format, or "". reward: name of the
-    function that fits it. parse: source row (a JSON object) -> TaskRow; ValueError names the fault of a malformed row.
+    instruction: default sentence after the question that asks for an answer format, or "". reward: name of the function
+    that fits. parse: source row (a JSON object) -> TaskRow; ValueError names the fault of a malformed row.
     """
 
     name: str
@@ -63,7 +63,7 @@ def optional_text(row: Mapping[str, Any], key: str) -> str:
 def distinct(count: int, draw: Callable[[], tuple[Hashable, dict[str, Any]] | None], kind: str) -> list[dict[str, Any]]:
     """Draw `count` source rows with different keys, in the order of drawing.
 
-    draw: gives (key, source row), or None when a draw came to nothing. UserError when new ones stop coming.
+    draw: gives (key, source row), or None for a draw in vain. UserError when new ones stop coming.
     """
     rows: dict[Hashable, dict[str, Any]] = {}
     misses = 0

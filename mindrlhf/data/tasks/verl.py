@@ -1,7 +1,7 @@
 """Problems in verl's columns: `data_source, prompt, ability, reward_model, extra_info`.
 
-prompt: chat messages `{"role", "content"}`; reward_model: `{"style", "ground_truth"}`, the latter may be missing, null
-or ""; extra_info: anything, by convention with `split`, `index`, and the bare `question` and `answer`.
+prompt: chat messages; reward_model: `{"style", "ground_truth"}`, the latter optional; extra_info: anything, by
+convention with `split`, `index`, and the bare `question` and `answer`.
 """
 
 import json
@@ -19,8 +19,7 @@ NAMED = {"gsm8k": ("openai/gsm8k", 'Let\'s think step by step and output the fin
 def parse(row: Mapping[str, Any]) -> TaskRow:
     """Parse a row with these columns.
 
-    The worked answer is `extra_info.answer`, where that is text. extra: data_source, ability, style, and extra_info as
-    JSON text.
+    The worked answer is a text `extra_info.answer`. extra: data_source, ability, style, and extra_info as JSON text.
     """
     messages, extra_info = checked(row.get("prompt"), "prompt"), row.get("extra_info") or {}
     reward_model = {} if row.get("reward_model") is None else row["reward_model"]
@@ -44,10 +43,9 @@ def parse(row: Mapping[str, Any]) -> TaskRow:
 
 
 def record(index: int, row: TaskRow, task: Task, split: str) -> dict[str, Any]:
-    """Write a problem of any task in these columns.
+    """Write a problem of any task in these columns, as verl's own converters do.
 
-    The user message is the question and the task's instruction, as verl's own converters write it. A problem from a
-    row of this form keeps its data_source, ability, style and extra_info.
+    A problem from a row of this form keeps its data_source, ability, style and extra_info.
     """
     source, instruction = NAMED.get(task.name, (task.name, task.instruction))
     content = f"{row.question} {instruction}" if instruction else row.question

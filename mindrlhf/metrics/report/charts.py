@@ -18,7 +18,7 @@ class Chart:
     """Chart of some metrics, given as patterns of whole names; left out without any.
 
     stacked: areas on top of each other, one chart for each run; `remainder` is then the metric that they are parts of,
-    together with the metric `apart`. Neither is shown.
+    together with the metric `apart`; neither is shown.
     """
 
     title: str
@@ -49,8 +49,7 @@ def chart_data(charts: Sequence[Chart], names: Sequence[str]) -> list[dict[str, 
 def curves(rows: Sequence[Mapping[str, float]]) -> tuple[list[int], dict[str, list[float | None]], int]:
     """Thin out the values of metrics: (steps, metric -> values, steps of one point).
 
-    A point is the mean of several steps and stands at the last of them. Values that are not finite are None, and not in
-    a mean.
+    A point is the mean of several steps' finite values, at the last of them; None without any.
     """
     width = -(-len(rows) // MOST_POINTS) if rows else 1
     parts = [rows[start : start + width] for start in range(0, len(rows), width)]

@@ -1,7 +1,7 @@
 """Self-contained HTML file of runs: data, styles and the drawing script.
 
-No text of a run becomes markup: the data are JSON in which `<`, `>` and `&` are written as escapes, the script puts
-texts on the page as text, and the page's own policy lets no other script run and nothing be loaded.
+No text of a run becomes markup: `<`, `>` and `&` are escapes in the JSON, the script puts texts on the page as text,
+and the page's own policy lets no other script run and nothing be loaded.
 """
 
 import base64

@@ -29,8 +29,8 @@ class RolloutGroupText:
 class Run:
     """Outputs of one run.
 
-    rows: a dict a step, with `step`. groups: see `sample_rollouts`. rollout_steps: the steps that have a dump.
-    settings: dotted name -> value as text, empty without a settings file.
+    rows: a dict a step, with `step`. groups: see `sample_rollouts`. rollout_steps: with a dump. settings: dotted name
+    -> value as text, empty without a settings file.
     """
 
     label: str
@@ -44,7 +44,7 @@ class Run:
 def read_run(path: Path, label: str, samples: int, most_steps: int, begun: bool = True) -> Run:
     """Read a run from its folder or its metrics file. Raises UserError.
 
-    samples, most_steps: see `sample_rollouts`. begun: False accepts a run that has no metrics yet.
+    samples, most_steps: see `sample_rollouts`. begun: False accepts a run without metrics.
     """
     folder = run_folder(Path(path))
     metrics = folder / METRICS_FILE

@@ -10,8 +10,8 @@ from tokenizers import Tokenizer as Core
 
 from mindrlhf.checkpoint.open import stop_ids
 from mindrlhf.configs.model import ModelConfig
-from mindrlhf.data.prompt_text import prompt_texts
 from mindrlhf.data.tasks.task import TaskRow
+from mindrlhf.data.templates import prompt_texts
 from mindrlhf.data.tokenizer import Tokenizer
 
 # The split of Llama 3's published tokenizer.json: up to three digits are one token.
