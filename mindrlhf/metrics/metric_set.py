@@ -6,6 +6,7 @@ All merge in any grouping, so that no figure depends on how a batch was cut or s
 
 import math
 from collections.abc import Callable
+from operator import itemgetter
 
 import numpy as np
 
@@ -35,17 +36,13 @@ def _deviation(sums: Sums) -> float | None:
     return math.sqrt(squares / (count - 1)) if count > 1 else None
 
 
-def _itself(sums: Sums) -> float:
-    return sums[0]
-
-
 # Kind -> (merges two sums, value of sums or None where nothing was counted).
 # np.maximum and np.minimum carry NaN whichever side it is on; Python's max and min do so on one side only.
 _KINDS: dict[str, tuple[Callable[[Sums, Sums], Sums], Callable[[Sums], float | None]]] = {
     "ratio": (_add, _divide),
-    "total": (_add, _itself),
-    "max": (lambda a, b: tuple(np.maximum(a, b).tolist()), _itself),
-    "min": (lambda a, b: tuple(np.minimum(a, b).tolist()), _itself),
+    "total": (_add, itemgetter(0)),
+    "max": (lambda a, b: tuple(np.maximum(a, b).tolist()), itemgetter(0)),
+    "min": (lambda a, b: tuple(np.minimum(a, b).tolist()), itemgetter(0)),
     "std": (_merge_deviations, _deviation),
 }
 

@@ -72,8 +72,8 @@ def open_writers(
     metrics = folder / METRICS_FILE
     rewards = [row[REWARD] for row in _earlier(metrics, start_step) if REWARD in row]
     makers = {
-        "wandb": lambda: open_tracker("wandb", folder, tracking, settings),
-        "swanlab": lambda: open_tracker("swanlab", folder / "swanlab", tracking, settings),
+        "wandb": lambda: TrackerWriter("wandb", folder, tracking, settings),
+        "swanlab": lambda: TrackerWriter("swanlab", folder / "swanlab", tracking, settings),
         "console": lambda: ConsoleWriter(total_steps, rewards),
         "tensorboard": lambda: TensorBoardWriter(folder / "tensorboard", start_step),
         "jsonl": lambda: JsonlWriter(metrics, start_step),
@@ -171,10 +171,23 @@ class TensorBoardWriter:
 
 
 class TrackerWriter:
-    """Writer to a started run of wandb or SwanLab, whose calls are equal."""
+    """Writer to wandb or SwanLab, whose calls are equal, with files in `folder`.
 
-    def __init__(self, run: Any):
-        self._run = run
+    settings: shown as the run's config. Offline runs are in `folder` only, for `wandb sync` or `swanlab sync`;
+    otherwise WANDB_MODE or SWANLAB_MODE decides. UserError where the run cannot begin.
+    """
+
+    def __init__(self, name: str, folder: Path, tracking: TrackingSettings, settings: Mapping[str, Any] | None = None):
+        init, (folder_key, name_key) = _package(name).init, TRACKERS[name]
+        make_folder(folder)
+        shown = {"project": tracking.project_name, name_key: tracking.experiment_name, "config": dict(settings or {})}
+        mode = "offline" if tracking.trackers_offline else None
+        try:
+            self._run = init(**shown, **{folder_key: str(folder)}, mode=mode)
+        except Exception as error:
+            reason = str(error).strip().split("\n")[0].rstrip(".")
+            advice = f"log in to {name}, or use its offline mode"
+            raise UserError(f"{name} cannot start a run ({reason}): {advice}") from error
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log(dict(values), step=step)
@@ -183,30 +196,10 @@ class TrackerWriter:
         self._run.finish()
 
 
-def open_tracker(
-    name: str, folder: Path, tracking: TrackingSettings, settings: Mapping[str, Any] | None = None
-) -> TrackerWriter:
-    """Begin a run of a tracker that keeps its files in `folder`.
-
-    settings: shown as the run's config. Offline runs are in `folder` only, for `wandb sync` or `swanlab sync`;
-    otherwise WANDB_MODE or SWANLAB_MODE decides. UserError where the run cannot begin.
-    """
-    init, (folder_key, name_key) = _package(name).init, TRACKERS[name]
-    make_folder(folder)
-    shown = {"project": tracking.project_name, name_key: tracking.experiment_name, "config": dict(settings or {})}
-    try:
-        run = init(**shown, **{folder_key: str(folder)}, mode="offline" if tracking.trackers_offline else None)
-    except Exception as error:
-        reason = str(error).strip().split("\n")[0].rstrip(".")
-        raise UserError(f"{name} cannot start a run ({reason}): log in to {name}, or use its offline mode") from error
-    return TrackerWriter(run)
-
-
 def check_installed(loggers: Sequence[str]) -> None:
     """Raise UserError for a logger whose package cannot be imported."""
-    for name in loggers:
-        if name in TRACKERS:
-            _package(name)
+    for name in TRACKERS.keys() & set(loggers):
+        _package(name)
 
 
 def _package(name: str) -> ModuleType:

@@ -8,7 +8,8 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from math import isinf, log2
+from itertools import accumulate
+from math import inf, isinf, log2
 from types import FrameType
 from typing import Any
 
@@ -41,12 +42,8 @@ class TooMuchWorkError(BaseException):
 
 def check_text(text: str) -> None:
     """Refuse text that is too long, too nested, or has too long numbers."""
-    depth = 0
-    for character in text:
-        depth += (character in "([{") - (character in ")]}")
-        if depth > MAX_DEPTH:
-            raise TooMuchWorkError
-    if len(text) > MAX_TEXT or _DIGITS.search(text) or _EAGER.match(text):
+    depths = accumulate((character in "([{") - (character in ")]}") for character in text)
+    if len(text) > MAX_TEXT or max(depths, default=0) > MAX_DEPTH or _DIGITS.search(text) or _EAGER.match(text):
         raise TooMuchWorkError
 
 
@@ -72,14 +69,11 @@ def bits(node: Any) -> float:
     elif isinstance(node, sympy.Pow | sympy.exp):
         base, exponent = (2.0, parts[0]) if isinstance(node, sympy.exp) else parts
         factor = 2.0 ** min(exponent, 64.0)
-        if isinstance(node, sympy.Pow) and node.base.free_symbols and factor > MAX_POWER:
-            raise TooMuchWorkError
-        size = base * factor
+        expanded = isinstance(node, sympy.Pow) and node.base.free_symbols and factor > MAX_POWER
+        size = inf if expanded else base * factor
     elif isinstance(node, _COMBINATORIAL):
         largest = 2.0 ** min(max(parts), 64.0)
-        if largest > MAX_FACTORIAL:
-            raise TooMuchWorkError
-        size = largest * max(parts)
+        size = inf if largest > MAX_FACTORIAL else largest * max(parts)
     elif isinstance(node, sympy.Add):
         size = max(parts) + len(parts)
     else:

@@ -8,7 +8,7 @@ import pytest
 
 from mindrlhf.configs.tracking import TrackingSettings
 from mindrlhf.errors import UserError
-from mindrlhf.metrics.writers import open_tracker
+from mindrlhf.metrics.writers import TrackerWriter
 
 
 class StandIn:
@@ -42,7 +42,7 @@ TRACKERS = [
 def test_a_run_is_begun_logged_and_finished(tmp_path, monkeypatch, name, names, offline, mode):
     tracker = StandIn()
     monkeypatch.setitem(sys.modules, name, tracker)
-    run = open_tracker(name, tmp_path / "run", tracking(offline), {"lr": 1e-6})
+    run = TrackerWriter(name, tmp_path / "run", tracking(offline), {"lr": 1e-6})
     run.write(3, {"a": 1.0})
     run.close()
     own = {key: value.format(tmp_path / "run") for key, value in names.items()}
@@ -55,14 +55,14 @@ def test_a_run_is_begun_logged_and_finished(tmp_path, monkeypatch, name, names, 
 def test_a_tracker_that_cannot_start_says_why_in_one_sentence(tmp_path, monkeypatch, name, names):
     monkeypatch.setitem(sys.modules, name, StandIn(RuntimeError("No API key configured.\nUse login.")))
     with pytest.raises(UserError, match=rf"^{name} cannot start a run \(No API key configured\): log in .*offline"):
-        open_tracker(name, tmp_path, tracking(False))
+        TrackerWriter(name, tmp_path, tracking(False))
 
 
 @pytest.mark.parametrize(("name", "names"), TRACKERS)
 def test_the_tracker_itself_offline(tmp_path, monkeypatch, name, names):
     pytest.importorskip(name)
     monkeypatch.chdir(tmp_path)
-    run = open_tracker(name, tmp_path / "run", tracking(True), {"lr": 1e-6})
+    run = TrackerWriter(name, tmp_path / "run", tracking(True), {"lr": 1e-6})
     run.write(1, {"critic/rewards/mean": 0.5, "actor/loss": float("nan")})
     run.write(4, {"critic/rewards/mean": 0.75})
     run.close()
