@@ -117,7 +117,10 @@ def test_a_training_step_s_responses_come_out_again(task, model, tmp_path):
         ({"prompt": ""}, "line 2: the prompt is empty"),
         ({"prompt": 7}, "line 2: messages should be a list"),
         ({"messages": []}, "line 2: messages should be a list"),
-        ({"messages": [{"role": "user"}]}, "line 2: messages: message 0 should be an object with the texts role and content"),
+        (
+            {"messages": [{"role": "user"}]},
+            "line 2: messages: message 0 should be an object with the texts role and content",
+        ),
         ({"prompt": "word " * 2000}, "with max_new_tokens 10 are longer than the model's 2048 positions"),
     ],
 )
