@@ -141,6 +141,8 @@ class TrainBatch:
         aggregation rule (global denominators included), is 0 where the mask is, and makes the sum over micro-batches
         and ranks the loss.
     fields: name -> float32[N*G, R], 0 on padding: further inputs of the objective (advantages, old log-probs, ...).
+    prefix_keys, input_keys: int32[N, P] and int32[N*G, R], random numbers of the positions, of which graphs make the
+        masks of dropout; None without.
     """
 
     prefix_ids: np.ndarray
@@ -151,6 +153,8 @@ class TrainBatch:
     mask: np.ndarray
     weights: np.ndarray
     fields: Mapping[str, np.ndarray]
+    prefix_keys: np.ndarray | None = None
+    input_keys: np.ndarray | None = None
 
 
 def taken(rows: Sequence[np.ndarray], masks: Sequence[np.ndarray]) -> list[np.ndarray]:

@@ -179,8 +179,10 @@ class Decoder(nn.Cell):
         """Embed prompts and completions for the first stage: [rows, hidden]."""
         return self._embed(ops.concat((prefix_ids.reshape((-1,)), input_ids.reshape((-1,)))))
 
-    def stage(self, prefix_ids, prefix_lengths, input_ids, lengths, x):
+    def stage(self, prefix_ids, prefix_lengths, input_ids, lengths, x, *row_keys):
         """Run this stage's layers on the previous stage's output x [rows, hidden].
+
+        row_keys: see `training.graphs`.
 
         Returns [rows, hidden], or from the last stage the result of `completions`.
         """
@@ -196,7 +198,7 @@ class Decoder(nn.Cell):
             )
         )
         split = (n, p, g, r)
-        places = self.places(positions, prefix_lengths, lengths, split)
+        places = (*self.places(positions, prefix_lengths, lengths, split), *row_keys)
         for layer in self.inner_layers:
             x = layer(x, places, split)[0]
         if not self.is_last:

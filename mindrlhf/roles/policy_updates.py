@@ -118,10 +118,11 @@ def loss_weights(
 
 
 def sequences(experience: Experience) -> SequenceGroup:
-    """Return the token ids of a group, and its masks of sampled tokens."""
+    """Return a group's token ids, masks of sampled tokens, and identity."""
     group = experience.group
     responses = tuple(rollout.response_ids for rollout in group.rollouts)
-    return SequenceGroup(group.prompt.token_ids, responses, experience.sampled)
+    identity = (group.prompt.id, group.prompt.occurrence)
+    return SequenceGroup(group.prompt.token_ids, responses, experience.sampled, identity)
 
 
 def policy_log_probs(experience: Experience) -> tuple[np.ndarray, ...]:

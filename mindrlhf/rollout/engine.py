@@ -20,8 +20,8 @@ from mindrlhf.errors import UserError
 from mindrlhf.job import Job
 from mindrlhf.metrics.timer import Timers
 from mindrlhf.models.decoder import Decoder
+from mindrlhf.random_numbers import uniform
 from mindrlhf.rollout.decode_graphs import Admit, Cache, Decode, Prefill
-from mindrlhf.rollout.random import uniform
 from mindrlhf.rollout.sampling import Sampler
 from mindrlhf.shapes import cache_positions, padded_prefix, pool_size, slot_count
 from mindrlhf.types import Prompt, Rollout, RolloutGroup

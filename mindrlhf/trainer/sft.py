@@ -42,7 +42,8 @@ def fit(
     world: World,
 ) -> None:
     """Minimise the token-mean cross-entropy on a MindRecord's answers; write the model."""
-    groups = [SequenceGroup(prompt, (answer,)) for prompt, answer in read_pairs(args.mind_dataset_dir, tokenizer)]
+    pairs = read_pairs(args.mind_dataset_dir, tokenizer)
+    groups = [SequenceGroup(prompt, (answer,), identity=(row,)) for row, (prompt, answer) in enumerate(pairs)]
     largest = max(int(max(g.prompt_ids.max(), g.responses[0].max())) for g in groups)
     check_token_ids(tokenizer, model, largest, str(args.mind_dataset_dir))
     total = config.trainer.total_steps or max(1, config.trainer.epochs * len(groups) // config.data.pairs_per_step)

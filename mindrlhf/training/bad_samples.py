@@ -88,7 +88,12 @@ def _only_groups(batch: TrainBatch, kept: Sequence[int]) -> TrainBatch:
     source = np.array([group if group in kept else kept[0] for group in range(count)])
     rows = (source[:, None] * samples + np.arange(samples)).reshape(-1)
     replaced = np.repeat([group not in kept for group in range(count)], samples)
-    prefixes = replace(batch, prefix_ids=batch.prefix_ids[source], prefix_lengths=batch.prefix_lengths[source])
+    prefixes = replace(
+        batch,
+        prefix_ids=batch.prefix_ids[source],
+        prefix_lengths=batch.prefix_lengths[source],
+        prefix_keys=None if batch.prefix_keys is None else batch.prefix_keys[source],
+    )
     return _taken(prefixes, rows, replaced)
 
 
@@ -113,4 +118,5 @@ def _taken(batch: TrainBatch, rows: np.ndarray, replaced: np.ndarray) -> TrainBa
         mask=batch.mask[rows],
         weights=weights,
         fields={name: array[rows] for name, array in batch.fields.items()},
+        input_keys=None if batch.input_keys is None else batch.input_keys[rows],
     )

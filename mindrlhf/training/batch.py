@@ -10,6 +10,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from mindrlhf.random_numbers import random_keys
 from mindrlhf.shapes import padded_prefix, round_up
 from mindrlhf.types import TrainBatch, taken
 
@@ -21,11 +22,13 @@ class SequenceGroup:
     """Prompt and its responses as token ids: int32[P] and G arrays int32[R].
 
     sampled: G arrays bool[R], the tokens that may be trained on; the others are context. None is all of them.
+    identity: numbers that no other group of an update has; they key the group's random masks.
     """
 
     prompt_ids: np.ndarray
     responses: tuple[np.ndarray, ...]
     sampled: tuple[np.ndarray, ...] | None = None
+    identity: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -133,10 +136,12 @@ def pad(
     groups: Sequence[SequenceGroup],
     weights: Rows | None = None,
     fields: Mapping[str, Rows] | None = None,
+    draw: tuple[int, ...] | None = None,
 ) -> TrainBatch:
     """Build the arrays of one micro-batch.
 
-    weights, fields: per group, per sample, float[R]; weights are 0 for left-out tokens.
+    weights, fields: per group, per sample, float[R]; weights are 0 for left-out tokens. draw: numbers that key the
+    update's random masks; None without any.
     """
     rows = batch.count * batch.samples
     prefix_ids = np.zeros((batch.count, batch.prefix_size), np.int32)
@@ -153,6 +158,7 @@ def pad(
             targets[row, :size], lengths[row] = response, size
             mask[row, :size] = 1.0 if group.sampled is None else group.sampled[g]
 
+    prefix_keys, input_keys = (None, None) if draw is None else position_keys(batch, groups, draw)
     return TrainBatch(
         prefix_ids=prefix_ids,
         prefix_lengths=prefix_lengths,
@@ -162,4 +168,24 @@ def pad(
         mask=mask,
         weights=np.zeros_like(mask) if weights is None else spread(batch, weights),
         fields={name: spread(batch, rows) for name, rows in (fields or {}).items()},
+        prefix_keys=prefix_keys,
+        input_keys=input_keys,
     )
+
+
+def position_keys(
+    batch: MicroBatch, groups: Sequence[SequenceGroup], draw: tuple[int, ...]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Draw a random number for each position of prompts and responses.
+
+    They are int32[N, P] and int32[N*G, R]. Each is a function of `draw`, the group's identity, the sample and the
+    position in its sequence, so that no cut changes it. The samples of a group share their prompt and its numbers.
+    """
+    prefixes = np.zeros((batch.count, batch.prefix_size), np.int32)
+    inputs = np.zeros((batch.count, batch.samples, batch.response_size), np.int32)
+    samples = np.arange(1, batch.samples + 1)[:, None]  # 0 is the prompt
+    for n, index in enumerate(batch.groups):
+        counters, last = (*draw, *groups[index].identity), len(groups[index].prompt_ids) - 1
+        prefixes[n] = random_keys(*counters, 0, np.arange(batch.prefix_size))
+        inputs[n] = random_keys(*counters, samples, last + np.arange(batch.response_size))
+    return prefixes, inputs.reshape((-1, batch.response_size))

@@ -87,7 +87,7 @@ class Gradients(Passes):
             if kind == "forward":
                 inputs[index] = self._input(batch)
                 if not self.axis.is_last:
-                    self.axis.send(self._forward(inputs[index], *token_fields(batch)).asnumpy(), NEXT)
+                    self.axis.send(self._forward(inputs[index], *token_fields(batch), *row_keys(batch)).asnumpy(), NEXT)
                 continue
             d_x = self._go_back(batch, inputs.pop(index), results)
             if not self.axis.is_first:
@@ -98,17 +98,26 @@ class Gradients(Passes):
     def _go_back(self, batch: TrainBatch, x: np.ndarray, results: list[MicroResult]):
         """Compute the gradient at x; the last stage appends the micro-batch's result."""
         if not self.axis.is_last:
-            return self._backward(x, *token_fields(batch), self.axis.receive(self._row_shape(batch), NEXT))
+            d_output = self.axis.receive(self._row_shape(batch), NEXT)
+            return self._backward(x, d_output, *token_fields(batch), *row_keys(batch))
         d_x, out = self._backward(x, *loss_fields(batch, self._objective.fields))
         results.append(MicroResult.of_tensors(self._objective, *out))
         return d_x
 
 
 def token_fields(batch: TrainBatch) -> tuple[np.ndarray, ...]:
-    """List the inputs of a stage after x, in order."""
+    """List the inputs of a stage after x, but its row keys, in order."""
     return batch.prefix_ids, batch.prefix_lengths, batch.input_ids, batch.lengths
+
+
+def row_keys(batch: TrainBatch) -> tuple[np.ndarray, ...]:
+    """Join the keys of all positions, int32[T], prompts first; empty without dropout."""
+    if batch.prefix_keys is None:
+        return ()
+    return (np.concatenate([batch.prefix_keys.reshape(-1), batch.input_keys.reshape(-1)]),)
 
 
 def loss_fields(batch: TrainBatch, names: Sequence[str]) -> tuple[np.ndarray, ...]:
     """List the inputs of `Loss` after x with an objective's fields, in order."""
-    return (*token_fields(batch), batch.targets, batch.mask, batch.weights, *(batch.fields[name] for name in names))
+    fields = (batch.fields[name] for name in names)
+    return (*token_fields(batch), batch.targets, batch.mask, batch.weights, *fields, *row_keys(batch))

@@ -5,6 +5,7 @@ Each stage but the last runs forward twice: a backward pass begins from the stag
 passes of a micro-batch nothing else is kept (recomputation; Huang et al. 2019, arXiv:1811.06965, section 2.3).
 
 x is the output of the previous stage, [rows, hidden]; the first stage, which begins with token ids, ignores it.
+row_keys: see `training.graphs`.
 """
 
 from mindspore import ParameterTuple, nn, ops
@@ -17,15 +18,15 @@ from mindrlhf.training.graphs import Loss, Stage
 class StageForward(Graph):
     """Forward graph of a stage; its output [rows, hidden] is the next stage's x.
 
-    The inputs are (x, prefix_ids, prefix_lengths, input_ids, lengths).
+    The inputs are (x, prefix_ids, prefix_lengths, input_ids, lengths, *row_keys).
     """
 
     def __init__(self, stage: Stage):
         super().__init__("train/forward", stage.decoder.positions)
         self.stage = stage
 
-    def construct(self, x, prefix_ids, prefix_lengths, input_ids, lengths):
-        return self.stage(x, prefix_ids, prefix_lengths, input_ids, lengths)
+    def construct(self, x, prefix_ids, prefix_lengths, input_ids, lengths, *row_keys):
+        return self.stage(x, prefix_ids, prefix_lengths, input_ids, lengths, *row_keys)
 
 
 class StageProduct(nn.Cell):
@@ -35,12 +36,12 @@ class StageProduct(nn.Cell):
         super().__init__(auto_prefix=False)
         self.stage = stage
 
-    def construct(self, x, prefix_ids, prefix_lengths, input_ids, lengths, d_output):
-        return (self.stage(x, prefix_ids, prefix_lengths, input_ids, lengths) * d_output).sum()
+    def construct(self, x, d_output, prefix_ids, prefix_lengths, input_ids, lengths, *row_keys):
+        return (self.stage(x, prefix_ids, prefix_lengths, input_ids, lengths, *row_keys) * d_output).sum()
 
 
 class StageBackward(Graph):
-    """Backward graph: `StageForward`'s inputs and d_output -> gradient at x, [rows, hidden].
+    """Backward graph: `StageForward`'s inputs, with d_output after x -> gradient at x, [rows, hidden].
 
     Adds the gradients of the stage's parameters into the buffers, in place. d_output: [rows, hidden].
     """
@@ -50,8 +51,8 @@ class StageBackward(Graph):
         self.product = product
         self.run = ops.grad(product, 0, weights=collect_gradients(product, parameters, gradients))
 
-    def construct(self, x, prefix_ids, prefix_lengths, input_ids, lengths, d_output):
-        d_x, done = self.run(x, prefix_ids, prefix_lengths, input_ids, lengths, d_output)
+    def construct(self, x, d_output, *fields):
+        d_x, done = self.run(x, d_output, *fields)
         return ops.depend(d_x, done)
 
 

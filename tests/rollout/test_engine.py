@@ -10,8 +10,8 @@ from small_model import Golden, SmallModel
 
 from mindrlhf.configs.grpo import SamplingSettings, TrainSettings
 from mindrlhf.errors import UserError
+from mindrlhf.random_numbers import uniform
 from mindrlhf.rollout.engine import Engine
-from mindrlhf.rollout.random import uniform
 from mindrlhf.training.batch import SequenceGroup
 from mindrlhf.training.graphs import PolicyLogProbs
 from mindrlhf.training.scoring import Scorer

@@ -57,6 +57,29 @@ def test_every_group_runs_once_within_the_budget(case):
 
 
 @given(CASES)
+def test_numbers_of_positions_do_not_depend_on_the_cut(case):
+    """Each group alone, and in micro-batches; a position past its prompt goes on in all samples."""
+    lengths, max_tokens, bucket = case
+    groups = [replace(group, identity=(7, number)) for number, group in enumerate(groups_of(lengths))]
+    found: dict[int, set] = {}
+    for micros in (cut(groups, max_tokens, bucket), cut(groups, 10**6, 64)):
+        for micro in micros:
+            batch = pad(micro, groups, draw=(3, 5))
+            inputs = batch.input_keys.reshape(micro.count, micro.samples, -1)
+            for n, index in enumerate(micro.groups):
+                size, group = len(groups[index].prompt_ids) - 1, groups[index]
+                own = [batch.prefix_keys[n, :size], *(inputs[n, g, : len(r)] for g, r in enumerate(group.responses))]
+                found.setdefault(index, set()).add(b"".join(part.tobytes() for part in own))
+    assert all(len(seen) == 1 for seen in found.values())
+    assert len(set.union(*found.values())) == len(groups)
+    assert pad(micro, groups).prefix_keys is None
+    other = pad(micro, groups, draw=(3, 6))
+    assert (other.input_keys != batch.input_keys).mean() > 0.9
+    numbers = batch.input_keys[: len(micro.groups) * micro.samples]
+    assert len(np.unique(numbers)) > 0.99 * numbers.size
+
+
+@given(CASES)
 def test_padded_arrays_hold_the_sequences_and_nothing_else(case):
     lengths, max_tokens, bucket = case
     groups = groups_of(lengths)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mindrlhf.rollout.random import uniform
+from mindrlhf.random_numbers import uniform
 
 COUNTERS = st.integers(0, 2**40)
 GRID = np.meshgrid(np.arange(32), np.arange(16), np.arange(512), indexing="ij")  # prompt, sample, position
