@@ -71,7 +71,7 @@ class StoredAdapter:
     def check_agrees(self, settings: LoraSettings) -> None:
         """Check that no setting of a run, except by its default, contradicts this adapter."""
         defaults = LoraSettings()
-        for name in ("rank", "alpha", "use_rslora", "target_modules", "exclude_modules"):
+        for name in ("rank", "alpha", "use_rslora", "target_modules", "exclude_modules", "dropout"):
             ours, theirs = getattr(settings, name), getattr(self.adapter, name)
             if ours not in (theirs, getattr(defaults, name)):
                 raise UserError(
@@ -159,7 +159,6 @@ def write_adapter(
     adapter: Adapter,
     arrays: Mapping[str, np.ndarray],
     base: Base,
-    dropout: float = 0.0,
     card: str | None = None,
     replaces: bool = False,
 ) -> None:
@@ -176,7 +175,7 @@ def write_adapter(
         layout = [(name, array.shape) for name, array in names.items()]
         write_safetensors(temporary / PEFT_WEIGHTS_FILE, layout, names.values(), "float32", {"format": "pt"}, digest)
         modules = [name.rpartition(".lora_")[0] for name in arrays]
-        content = peft_config(adapter, modules, replace(base, sha256=digest.hexdigest()), dropout)
+        content = peft_config(adapter, modules, replace(base, sha256=digest.hexdigest()))
         write_json(temporary / PEFT_CONFIG_FILE, content)
         if card is not None:
             (temporary / CARD_FILE).write_text(card, encoding="utf-8")

@@ -37,6 +37,7 @@ def _or_none(value: Any) -> Any:
 
 Rank = Annotated[StrictInt, Field(ge=1, le=MAX_RANK)]
 Alpha = Annotated[float, Field(gt=0, strict=True)]
+Share = Annotated[float, Field(ge=0, lt=1, strict=True)]
 Name = Annotated[str, Field(min_length=1)]
 Pattern = Annotated[Name, AfterValidator(_readable)]
 Modules = Pattern | Annotated[tuple[Name, ...], Field(min_length=1)]  # one regular expression, or names
@@ -56,6 +57,7 @@ class PeftConfig(Settings):
 
     r: Rank
     lora_alpha: Alpha
+    lora_dropout: Share = 0.0
     use_rslora: StrictBool = False
     target_modules: Modules
     exclude_modules: Annotated[Modules | None, BeforeValidator(_or_none)] = None
@@ -99,12 +101,13 @@ def read_peft_config(path: Path) -> tuple[Adapter, Base]:
         exclude_modules=read.exclude_modules or (),
         rank_pattern=read.rank_pattern or {},
         alpha_pattern=read.alpha_pattern or {},
+        dropout=read.lora_dropout,
     )
     own = read.mindrlhf or _Own()
     return adapter, Base(read.base_model_name_or_path, own.base_fingerprint, own.weights_sha256)
 
 
-def peft_config(adapter: Adapter, modules: Iterable[str], base: Base, dropout: float) -> dict[str, Any]:
+def peft_config(adapter: Adapter, modules: Iterable[str], base: Base) -> dict[str, Any]:
     """Build the content of an `adapter_config.json`, with PEFT's keys and one of our own.
 
     modules: paths of all adapted modules. vLLM takes `all-linear` for a regular expression, so that their last names
@@ -117,7 +120,7 @@ def peft_config(adapter: Adapter, modules: Iterable[str], base: Base, dropout: f
         "base_model_name_or_path": base.name,
         "exclude_modules": adapter.exclude_modules or None,
         "lora_alpha": _whole(adapter.alpha),
-        "lora_dropout": dropout,
+        "lora_dropout": adapter.dropout,
         OWN_KEY: {key: value for key, value in own.items() if value is not None},
         "r": adapter.rank,
         "rank_pattern": dict(adapter.rank_pattern),

@@ -101,10 +101,12 @@ class AlgorithmSettings(_OPTIONS):
         """True when a step's rollouts are used for one update."""
         return self.num_iterations * self.updates_per_iteration == 1
 
-    @property
-    def scores_old_policy(self) -> bool:
-        """True when no update sees all rollouts: old log-probs take a pass."""
-        return self.updates_per_iteration > 1
+    def scores_old_policy(self, dropout: float) -> bool:
+        """Test that old log-probs take a pass, because no update gives them all.
+
+        dropout: of updates, which then are of another policy than the one that generates.
+        """
+        return self.updates_per_iteration > 1 or dropout > 0
 
 
 class RolloutCorrectionSettings(Settings):

@@ -1,8 +1,8 @@
 """Low-rank adapters: settings of a run, and one adapter's modules with ranks and scales.
 
 An adapter adds scale * B A to the weight [out, in] of a linear module, with A [r, in] and B [out, r] (Hu et al. 2021,
-arXiv:2106.09685, section 4.1). Modules are matched by PEFT's rules. Not here: dropout, DoRA, adapters of the embedding
-and of the head.
+arXiv:2106.09685, section 4.1). Modules are matched by PEFT's rules. Not here: DoRA, adapters of the embedding and of
+the head.
 """
 
 import re
@@ -40,7 +40,7 @@ class Adapter:
     (Kalajdzievski 2023, arXiv:2312.03732). target_modules, exclude_modules: names, each the end of a module's path, or
     one regular expression of whole paths; `all-linear` is every linear module of every layer. rank_pattern,
     alpha_pattern: the end of a path, as a regular expression -> rank or alpha. init: the first values of A; those of B
-    are 0.
+    are 0. dropout: share of the inputs of A that updates drop; the weight has them all.
     """
 
     rank: int
@@ -51,6 +51,7 @@ class Adapter:
     rank_pattern: Mapping[str, int] = field(default_factory=dict)
     alpha_pattern: Mapping[str, float] = field(default_factory=dict)
     init: Init = "kaiming"
+    dropout: float = 0.0
 
     def of(self, hf_module: str) -> tuple[int, float] | None:
         """Find rank and scale of a linear module by its Hugging Face path.
@@ -72,7 +73,8 @@ class LoraSettings(Settings):
     alpha: Float32 = Field(32.0, gt=0.0)
     """Products are scaled by alpha / rank (verl model.lora_alpha, TRL lora_alpha)."""
     dropout: Float32 = Field(0.0, ge=0.0, lt=1.0)
-    """Dropout of the adapters' inputs; only 0 is offered (TRL lora_dropout)."""
+    """Share of the adapters' inputs that updates drop; their layers then run composed, not fused (verl
+    model.lora.dropout, TRL lora_dropout)."""
     target_modules: Modules = ALL_LINEAR
     """Names of the modules with adapters, or one regular expression of their whole paths; all-linear is every linear
     module of the layers (verl model.target_modules, TRL lora_target_modules)."""
@@ -106,9 +108,8 @@ class LoraSettings(Settings):
 
     def adapter(self) -> Adapter:
         """Describe a new adapter with these settings."""
-        return Adapter(
-            self.rank, self.alpha, self.use_rslora, self.target_modules, self.exclude_modules, init=self.init
-        )
+        modules = self.target_modules, self.exclude_modules
+        return Adapter(self.rank, self.alpha, self.use_rslora, *modules, init=self.init, dropout=self.dropout)
 
 
 class PetSettings(Settings):

@@ -120,6 +120,11 @@ class ModelConfig(Settings):
         """Architecture without adapters."""
         return self.model_copy(update={"adapter": None})
 
+    @property
+    def dropout(self) -> float:
+        """Share of the adapters' inputs that updates drop."""
+        return self.adapter.dropout if self.adapter else 0.0
+
     @classmethod
     def from_hf(cls, raw: dict[str, Any], where: str) -> "ModelConfig":
         """Read the content of an HF `config.json`; `where` names the file in messages.

@@ -31,8 +31,9 @@ class Stage:
 
     tp: tensor-parallel ranks. layers: of this pipeline stage. is_last: the head is here. sequence: rows outside
     of the parallel regions are split. itemsize: bytes of an activation's number. fused: the kernels are those
-    of `backend.native`. recompute: halves are computed again from their inputs. query, key, inner, vocabulary: widths
-    here of query heads, of key or value heads, of a feed-forward half, and of the head (0 for a critic).
+    of `backend.native`. recompute: halves are computed again from their inputs. drops: adapters drop theirs. query,
+    key, inner, vocabulary: widths here of query heads, of key or value heads, of a feed-forward half, and of the head
+    (0 for a critic).
     """
 
     model: ModelConfig
@@ -43,6 +44,7 @@ class Stage:
     itemsize: int
     fused: bool
     recompute: bool = False
+    drops: bool = False
 
     @property
     def query(self) -> int:
@@ -84,7 +86,15 @@ class Stage:
         """Numbers that a layer keeps; only `near` rows leave its attention half."""
         inputs = self.inside(rows) + self.inside(near)
         projections = 2 * (rows * self.key + near * (self.query + self.inner))
-        return inputs if self.recompute else (inputs + projections) * (1 if self.fused else COMPOSED)
+        if self.recompute:
+            return inputs
+        return (inputs + projections) * (1 if self.fused else COMPOSED) + self.dropped(rows, near)
+
+    def dropped(self, rows: int, near: int) -> int:
+        """Numbers of the seven maps' inputs after dropout, with a byte each."""
+        width = self.model.hidden_size
+        inputs = 2 * rows * width + near * (3 * width + self.query + self.inner)
+        return inputs * (self.itemsize + 1) // self.itemsize if self.drops else 0
 
     def alive(self, rows: int, positions: int) -> int:
         """Most numbers of a forward pass in one half of a layer."""

@@ -96,7 +96,7 @@ class Work:
         happens = {
             "gen": True,
             "ref": algorithm.beta > 0,
-            "old_log_prob": algorithm.scores_old_policy,
+            "old_log_prob": algorithm.scores_old_policy(self.model.dropout),
             "values": algorithm.uses_critic,
             "update_critic": algorithm.uses_critic,
             "update_actor": True,
@@ -161,7 +161,9 @@ class Work:
         sizes = (groups, self.lengths.prompt, rollout.num_generations, rollout.max_new_tokens)
         return cut_alike(*sizes, train.max_tokens_per_micro_batch, train.length_bucket, least)
 
-    def stage(self, yaml: ModelYaml, part: Partition) -> Stage:
+    def stage(self, yaml: ModelYaml, part: Partition, updates: bool = False) -> Stage:
+        """Describe a rank's part for its graphs; those of updates may drop adapters' inputs."""
+        drops = updates and part.model.dropout > 0
         return Stage(
             part.model,
             part.mesh.tp,
@@ -169,8 +171,9 @@ class Work:
             part.coordinates.pp == part.mesh.pp - 1,
             part.sequence,
             activations.ITEMSIZE[yaml.model.compute_dtype],
-            self.fused,
+            self.fused and not drops,
             yaml.recompute.recompute is True and part.mesh.pp == 1,
+            drops,
         )
 
 
@@ -239,12 +242,12 @@ def _optimizer(part: Partition, in_blocks: bool) -> tuple[int, list[int]]:
 def pool_bytes(work: Work, rank: int) -> dict[str, int]:
     """Compute the peak bytes of activations on a rank in each phase."""
     found = {}
-    train, critic = (work.stage(work.train, parts[rank]) for parts in (work.trains, work.critics))
     infer = work.stage(work.infer, work.infers[rank])
     in_flight = work.train.parallel.pipeline_stage - work.trains[rank].coordinates.pp
     for name in work.phases:
         phase = phases.PHASES[name]
-        stage = critic if phase.critic else train
+        part = (work.critics if phase.critic else work.trains)[rank]
+        stage = work.stage(work.train, part, phase.kind == "update")
         if phase.kind == "generate":
             found[name] = max(activations.generate_bytes(infer, engine) for engine in work.engines(name))
         elif phase.kind == "score":
@@ -256,9 +259,13 @@ def pool_bytes(work: Work, rank: int) -> dict[str, int]:
 
 def process_bytes(work: Work, rank: int) -> int:
     """Bytes of a CPU process: itself, its tokenizer, compiled graphs, kernels' tables."""
-    stage, generating = work.stage(work.train, work.trains[rank]), len(work.infers[rank].layers)
-    each = FUSED_GRAPHS if work.fused else COMPOSED_GRAPHS
-    kinds = [kind for phase in work.phases if (kind := phases.PHASES[phase].kind)]
-    graphs = sum(each[kind] * (generating if kind == "generate" else stage.layers) for kind in kinds)
-    tables = kinds.count("update") * activations.update_tables(stage, work.micro_batches("update")[0])
-    return PROCESS + TOKENIZER_ROW * work.model.vocab_size + each["first"] + graphs + tables
+    generating, graphs = len(work.infers[rank].layers), (FUSED_GRAPHS if work.fused else COMPOSED_GRAPHS)["first"]
+    for phase in map(phases.PHASES.get, work.phases):
+        part = (work.critics if phase.critic else work.trains)[rank]
+        stage = work.stage(work.train, part, phase.kind == "update")
+        each = FUSED_GRAPHS if stage.fused else COMPOSED_GRAPHS
+        if phase.kind:
+            graphs += each[phase.kind] * (generating if phase.kind == "generate" else stage.layers)
+        if phase.kind == "update":
+            graphs += activations.update_tables(stage, work.micro_batches("update")[0])
+    return PROCESS + TOKENIZER_ROW * work.model.vocab_size + graphs

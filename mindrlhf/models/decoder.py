@@ -7,7 +7,7 @@
 Linear weights are [out, in] as in HF and MindFormers. The parameters are handed in by name (`parameters.py` has the
 table), so that graphs of equal layout share the same storage; they may be one tensor-parallel rank's shards of the
 layers of one pipeline stage. Matrices of adapters that `config` does not have are not used: `ModelConfig.base` is the
-same model with its adapters off. Not here: dropout, sliding windows, mixture of experts.
+same model with its adapters off. Not here: dropout but of adapters' inputs, sliding windows, mixture of experts.
 """
 
 from mindspore import Parameter, Tensor, nn, ops
@@ -17,7 +17,7 @@ from mindrlhf.backend.comm.broadcast import expand
 from mindrlhf.backend.comm.graph_collectives import TensorParallel
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.models.halves import COMPLETIONS, NO_ROWS, Layer, Materials, Norm
-from mindrlhf.models.parameters import VALUE_HEAD, adapter_scales
+from mindrlhf.models.parameters import VALUE_HEAD, adapter_rows
 from mindrlhf.models.rotary import rotary_table
 from mindrlhf.models.weight import Weight
 
@@ -71,6 +71,7 @@ class Decoder(nn.Cell):
     activations and caches; the parameters stay float32. shards: the tensor-parallel ranks that share the layers.
     layers: those of this stage, all by default; `parameters` has no others. is_first, is_last: the stage's place.
     recompute: the backward pass computes each half of a layer again from its input; only fused halves can.
+    for_updates: adapters drop their inputs as `config` says; the halves are composed then.
     """
 
     def __init__(
@@ -85,13 +86,15 @@ class Decoder(nn.Cell):
         is_first: bool = True,
         is_last: bool = True,
         recompute: bool = False,
+        for_updates: bool = False,
     ):
         super().__init__(auto_prefix=False)
         shards = shards or TensorParallel()
         numbers = range(config.num_layers) if layers is None else layers
         self.is_first, self.is_last = is_first, is_last
         self.shards, self.kernels = shards, kernels
-        self.fused = kernels.fused is not None
+        dropout = config.dropout if for_updates else 0.0
+        self.drops, self.fused = dropout > 0, kernels.fused is not None and not dropout
         self.linear = kernels.best.linear
         self.group_view, self.decode_view = kernels.composed.group_view, kernels.composed.decode_view
         self.hidden_size, self.row_shares = config.hidden_size, shards.size if shards.sequence else 1
@@ -104,7 +107,8 @@ class Decoder(nn.Cell):
             self.head = Weight(table if tied else parameters[VALUE_HEAD if config.value_head else "lm_head.weight"])
             self.head_first, self.head_end = shards.share(config.vocab_size)
             self.head_is_whole = shards.size > 1 and self.head.shape[0] == config.vocab_size
-        given = config, parameters, kernels, shards, adapter_scales(config), recompute
+        of_halves = kernels if self.fused else Kernels(kernels.composed)
+        given = config, parameters, of_halves, shards, adapter_rows(config), recompute, dropout
         made = [Layer(Materials(f"model.layers.{i}.", *given)) for i in numbers]
         self.layers = nn.CellList(made, auto_prefix=False)
         # Of the last layer's prompt only keys and values are needed.

@@ -16,6 +16,8 @@ from mindrlhf.backend import Kernels
 from mindrlhf.backend.comm.graph_collectives import TensorParallel
 from mindrlhf.backend.native.operators import ATTENTION_WEIGHTS, FEED_FORWARD_WEIGHTS, numbers_of
 from mindrlhf.configs.model import ModelConfig
+from mindrlhf.models.dropout import InputDropout
+from mindrlhf.models.parameters import ParameterSpec
 from mindrlhf.models.weight import Weight
 
 # Which rows a half's output has: none that anybody reads, those of completions, or all.
@@ -26,14 +28,18 @@ ONE_ROW = (0, 0, 0, 0)  # split of a decode step, which has one row for each slo
 class LowRank(nn.Cell):
     """Low-rank adapter of a linear map.
 
-    It is x [T, in] -> scale * (x A^T) B^T [T, out] in the dtype of x, with A [rank, in] and B [out, rank].
+    It is x [T, in] -> scale * (x A^T) B^T [T, out] in the dtype of x, with A [rank, in] and B [out, rank]. dropout: of
+    x, with the keys of its rows.
     """
 
-    def __init__(self, a: Parameter, b: Parameter, scale: float, kernels: Kernels):
+    def __init__(self, a: Parameter, b: Parameter, scale: float, kernels: Kernels, dropout: InputDropout | None = None):
         super().__init__(auto_prefix=False)
-        self.a, self.b, self.scale, self.linear = Weight(a), Weight(b), scale, kernels.composed.linear
+        self.a, self.b, self.linear, self.dropout = Weight(a), Weight(b), kernels.composed.linear, dropout
+        self.scale = scale if dropout is None else scale / (1 - dropout.share)
 
-    def construct(self, x):
+    def construct(self, x, *row_keys):
+        if self.dropout is not None:
+            x = self.dropout(x, *row_keys)
         a, x = self.a(x)
         b, inner = self.b(self.linear(x, a))
         return self.linear(inner, b) * self.scale
@@ -42,7 +48,8 @@ class LowRank(nn.Cell):
 class Linear(nn.Cell):
     """Product x [T, in] -> [T, out], in the dtype of x.
 
-    The weight is [out, in], the optional bias [out]; the output of the optional adapter is added.
+    The weight is [out, in], the optional bias [out]; the output of the optional adapter is added. row_keys: see
+    `InputDropout`.
     """
 
     def __init__(self, weight: Parameter, bias: Parameter | None, adapter: LowRank | None, kernels: Kernels):
@@ -52,9 +59,9 @@ class Linear(nn.Cell):
         self.adapter = adapter
         self.linear, self.linear_bias = kernels.composed.linear, kernels.composed.linear_bias
 
-    def construct(self, x):
+    def construct(self, x, *row_keys):
         y = self._product(x)
-        return y if self.adapter is None else y + self.adapter(x)
+        return y if self.adapter is None else y + self.adapter(x, *row_keys)
 
     def _product(self, x):
         weight, x = self.weight(x)
@@ -85,9 +92,9 @@ class Norm(nn.Cell):
 class Materials:
     """Materials of one layer, from which its halves are built.
 
-    prefix: the beginning of the layer's names among `parameters`. scales: of the adapters in use, by the names of their
-    matrices; others among `parameters` are left out. recompute: the backward pass computes a half again from its input;
-    only the fused form can.
+    prefix: the beginning of the layer's names among `parameters`. adapters: rows of the matrices in use, by name;
+    others among `parameters` are left out. recompute: the backward pass computes a half again from its input; only the
+    fused form can. dropout: share of the adapters' inputs that is dropped; only the composed form can.
     """
 
     prefix: str
@@ -95,16 +102,26 @@ class Materials:
     parameters: Mapping[str, Parameter]
     kernels: Kernels
     shards: TensorParallel
-    scales: Mapping[str, float]
+    adapters: Mapping[str, ParameterSpec]
     recompute: bool = False
+    dropout: float = 0.0
 
     def linear(self, name: str) -> Linear:
         """Build the linear map of this name within the layer."""
         name = f"{self.prefix}{name}"
         a, b, adapter = f"{name}.lora_a", f"{name}.lora_b", None
-        if a in self.scales:
-            adapter = LowRank(self.parameters[a], self.parameters[b], self.scales[a], self.kernels)
+        if a in self.adapters:
+            matrices, dropout = (self.parameters[a], self.parameters[b]), self._dropout(name, a)
+            adapter = LowRank(*matrices, self.adapters[a].scale, self.kernels, dropout)
         return Linear(self.parameters[f"{name}.weight"], self.parameters.get(f"{name}.bias"), adapter, self.kernels)
+
+    def _dropout(self, name: str, a: str) -> InputDropout | None:
+        """Build the dropout of a map's input, whose columns are those of A."""
+        if not self.dropout:
+            return None
+        count = self.parameters[a].shape[1]
+        first = self.shards.rank * count if self.adapters[a].dim == 1 else 0
+        return InputDropout(name, self.dropout, range(first, first + count))
 
     def norm(self, name: str) -> Norm | None:
         """Build the norm of this name within the layer; None without one."""
@@ -213,15 +230,15 @@ class AttentionHalf(Half):
         if self.fused:
             out = self._fused(x, places, split, asking)
             return self.leave(out[0]), out[5], out[3]
-        cos, sin, view = places
-        h = self.norm(x)
-        k, v = self._heads(self.wk(h), self.k_norm, self.kv_heads, cos, sin), self.wv(h)
+        cos, sin, view = places[:3]
+        h, keys = self.norm(x), places[3:]
+        k, v = self._heads(self.wk(h, *keys), self.k_norm, self.kv_heads, cos, sin), self.wv(h, *keys)
         key, value = k.reshape((k.shape[0], -1)), v
         if asking == NO_ROWS:
             return x[:1], key, value
         start = x.shape[0] - split[0] * split[2] * split[3] if asking == COMPLETIONS else 0
-        q = self._heads(self.wq(h[start:]), self.q_norm, self.heads, cos[:, start:], sin[:, start:])
-        y = self.wo(self.attend(q, k, v.reshape(k.shape), view, split, self.scale))
+        q = self._heads(self.wq(h[start:], *keys), self.q_norm, self.heads, cos[:, start:], sin[:, start:])
+        y = self.wo(self.attend(q, k, v.reshape(k.shape), view, split, self.scale), *keys)
         return self.leave(y + x[start:] if self.residual else y), key, value
 
     def _fused(self, x, places, split, asking):
@@ -280,11 +297,11 @@ class FeedForwardHalf(Half):
         if self.fused:
             numbers = numbers_of("HalfNumbers", self.numbers(split, asking))
             return self.leave(self.run_fused(x, (places[3], numbers))[0])
-        return self.leave(self._composed(x))
+        return self.leave(self._composed(x, *places[3:]))
 
-    def _composed(self, x):
+    def _composed(self, x, *row_keys):
         h = self.norm(x)
-        y = self.w2(self.swiglu(self.w1(h), self.w3(h)))
+        y = self.w2(self.swiglu(self.w1(h, *row_keys), self.w3(h, *row_keys)), *row_keys)
         return y + x if self.residual else y
 
     def decode(self, x):

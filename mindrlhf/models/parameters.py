@@ -119,9 +119,9 @@ def trained_count(config: ModelConfig) -> int:
     return sum(spec.size for spec in parameter_table(config) if spec.trains)
 
 
-def adapter_scales(config: ModelConfig) -> dict[str, float]:
-    """Return the scales of all adapters by the names of their matrices."""
-    return {spec.name: spec.scale for spec in parameter_table(config) if spec.adapts}
+def adapter_rows(config: ModelConfig) -> dict[str, ParameterSpec]:
+    """Return the rows of all adapters' matrices by name."""
+    return {spec.name: spec for spec in parameter_table(config) if spec.adapts}
 
 
 def is_layer_weight(name: str) -> bool:

@@ -78,17 +78,27 @@ class ModelPart:
     def hold(self, parameters: Parameters) -> None:
         """Take parameters by name and build the decoder; UserError where it cannot recompute."""
         self.parameters = parameters
-        part, yaml = self.partition, self.yaml
-        stage, last = part.coordinates.pp, part.mesh.pp - 1
-        recompute = yaml.recompute.recompute is True and last == 0
-        places = (self.shards, part.layers, stage == 0, stage == last, recompute)
-        kernels = backend.kernels(yaml.context.device_target)
-        self.decoder = Decoder(part.model, parameters, kernels, self._max_positions, yaml.model.compute_dtype, *places)
+        yaml, recompute = self.yaml, self.yaml.recompute.recompute is True and self.partition.mesh.pp == 1
+        self.decoder = self._decoder(recompute)
         if recompute and not self.decoder.fused:
             raise UserError(
                 f"{yaml.path}: recompute_config.recompute is True, and only the fused operators compute layers "
                 f"again, which are not there ({library().problem}); install g++ or set it to False."
             )
+
+    def decoder_for_updates(self) -> Decoder:
+        """Return the decoder of updates, over the same parameters.
+
+        It is another one where adapters drop their inputs.
+        """
+        return self._decoder(for_updates=True) if self.partition.model.dropout else self.decoder
+
+    def _decoder(self, recompute: bool = False, for_updates: bool = False) -> Decoder:
+        part, yaml = self.partition, self.yaml
+        stage, last = part.coordinates.pp, part.mesh.pp - 1
+        places = (self.shards, part.layers, stage == 0, stage == last, recompute, for_updates)
+        given = (part.model, self.parameters, backend.kernels(yaml.context.device_target), self._max_positions)
+        return Decoder(*given, yaml.model.compute_dtype, *places)
 
     def open_updater(
         self,
@@ -97,11 +107,12 @@ class ModelPart:
         settings: OptimizerSettings,
         train: TrainSettings,
         in_blocks: bool = False,
+        seed: int = 0,
     ) -> Updater:
         """Open an updater that minimises an objective over the parameters that train.
 
-        head: see `training.graphs`, over the part's decoder. in_blocks: the optimizer's moments may come and go while
-        it updates.
+        head: see `training.graphs`, over the part's decoder for updates. in_blocks: the optimizer's moments may come
+        and go while it updates. seed: see `Updater`.
         """
         part = self.partition
         counted = [part.counts(spec) for spec in part.trained]
@@ -116,7 +127,7 @@ class ModelPart:
         )
         groups, buckets = part.gradient_groups(), self.yaml.parallel.gradient_aggregation_group
         reduce = ReduceGradients(optimizer.gradients, groups, self.collectives, buckets) if groups else None
-        self.updater = Updater(head, objective, optimizer, train, reduce, self.pipeline, self.micro_batches)
+        self.updater = Updater(head, objective, optimizer, train, reduce, self.pipeline, self.micro_batches, seed)
         return self.updater
 
     def _sum_over_replica(self, number: float) -> float:
@@ -216,5 +227,5 @@ class ModelPart:
             deque(tensors, 0)
         if arrays and lora.save != "merged":
             folder, own = directory.with_name(ADAPTER_FOLDER), card and adapter_card(card)
-            write_adapter(folder, part.model.adapter, arrays, first.base(part), lora.dropout, own, True)
+            write_adapter(folder, part.model.adapter, arrays, first.base(part), own, True)
             print(f"the adapter of the {self.what} is in {folder}", flush=True)

@@ -26,7 +26,7 @@ class Policy(ModelPart):
     """Trained model, in the training layout.
 
     Its weights come from the checkpoint that a run continues, else from the job's policy path.
-    scorer: gives log-probs of the policy before a step's updates; None where the first update sees all of a step.
+    scorer: gives log-probs of the policy before a step's updates; None where the first update gives them.
     """
 
     what = "trained model"
@@ -38,12 +38,12 @@ class Policy(ModelPart):
         config, algorithm, part = job.config, job.config.algorithm, self.partition
         first = Weights(job.policy_path, job.model, config.seed, config.lora.adapter_path)
         self.load(continued_reader(checkpoint, first, part) if checkpoint else first.reader(part))
-        temperature = config.rollout.temperature
-        head = PolicyLogProbs(self.decoder, temperature, entropy_gradient=algorithm.entropy_coef > 0)
-        objective, swap = open_objective(config, loss), config.memory.swap
-        updater = self.open_updater(head, objective, config.optimizer, config.train, swap)
+        temperature, dropout = config.rollout.temperature, job.model.dropout
+        head = PolicyLogProbs(self.decoder_for_updates(), temperature, entropy_gradient=algorithm.entropy_coef > 0)
+        objective, swap = open_objective(config, loss, dropout), config.memory.swap
+        updater = self.open_updater(head, objective, config.optimizer, config.train, swap, config.seed)
         self.update = PolicyUpdates(config, updater, loss, self.data_parallel)
-        if algorithm.scores_old_policy:
+        if algorithm.scores_old_policy(dropout):
             self.scorer = Scorer(PolicyLogProbs(self.decoder, temperature), config.train, self.pipeline)
         self._published: Parameters = {}
         self._reshard: OnlineReshard | None = None

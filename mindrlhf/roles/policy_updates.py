@@ -132,15 +132,18 @@ def policy_log_probs(experience: Experience) -> tuple[np.ndarray, ...]:
     return tuple(rollout.policy_log_probs for rollout in experience.group.rollouts)
 
 
-def open_objective(config: GRPOConfig, loss: PolicyLoss) -> Objective:
-    """Build the objective that the policy's updates minimise."""
+def open_objective(config: GRPOConfig, loss: PolicyLoss, dropout: float = 0.0) -> Objective:
+    """Build the objective that the policy's updates minimise.
+
+    dropout: of the updates; the policy that generates has none.
+    """
     algorithm, correction = config.algorithm, config.rollout_correction
     in_loss = algorithm.beta > 0 and not algorithm.kl_in_reward
     corrects = correction.level is not None
     return policy_objective(
         loss,
         # Groups that are carried over from the step before were drawn by another policy than the one being updated.
-        on_policy=algorithm.single_update and not config.dynamic_sampling.enabled,
+        on_policy=algorithm.single_update and not config.dynamic_sampling.enabled and not dropout,
         kl=algorithm.kl_estimator if in_loss else None,
         beta=algorithm.beta if algorithm.kl_target is None else None,
         correction=importance_weights(**correction.model_dump()) if corrects else None,

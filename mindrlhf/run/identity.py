@@ -97,7 +97,7 @@ def check_identity(checkpoint: Checkpoint, run: Mapping[str, Any], rank: int) ->
 def _misfits(saved: Mapping[str, Any], run: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield (problem, input that is another) for everything that makes another run."""
     for field, ours in run["model"].items():
-        theirs = saved["model"].get(field)
+        theirs, ours = _without_dropout(saved["model"].get(field)), _without_dropout(ours)
         if theirs != ours and field not in _OPEN_FIELDS:
             problem = f"is a checkpoint of a model with {field} {theirs}, and this run's has {ours}"
             yield problem, "model YAMLs and weights"
@@ -114,6 +114,13 @@ def _misfits(saved: Mapping[str, Any], run: Mapping[str, Any]) -> Iterator[tuple
     truths = now["ground_truths_crc32"]
     if prompts.get("ground_truths_crc32", truths) != truths:  # earlier checkpoints say nothing of them
         yield "was trained on the same prompts with other ground truths", "dataset"
+
+
+def _without_dropout(value: Any) -> Any:
+    """Remove an adapter's dropout, which a run may change without becoming another one."""
+    if not isinstance(value, Mapping):
+        return value
+    return {key: one for key, one in value.items() if key != "dropout"}
 
 
 def _changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:

@@ -54,8 +54,8 @@ def fit(
     part.what, data_parallel = "fine-tuned model", part.data_parallel
     first = Weights(args.load_sft_checkpoint_train, model, config.seed, config.lora.adapter_path)
     part.load(first.reader(part.partition))
-    head = PolicyLogProbs(part.decoder, temperature=1.0)
-    updater = part.open_updater(head, NEGATIVE_LOG_LIKELIHOOD, config.optimizer, config.train)
+    head = PolicyLogProbs(part.decoder_for_updates(), temperature=1.0)
+    updater = part.open_updater(head, NEGATIVE_LOG_LIKELIHOOD, config.optimizer, config.train, seed=config.seed)
     stream = PromptStream(groups, config.data.pairs_per_step, config.data.shuffle, config.seed)
     timers = Timers(compile_seconds)
     with ExitStack() as stack:

@@ -46,7 +46,7 @@ class Updater:
 
     head: see `training.graphs`; reduce_gradients: sums the gradient buffers over ranks in place, or None on a
     single rank; axis: the pipeline whose stage the head's decoder is; least_micro_batches: the fewest
-    micro-batches, if there are as many groups.
+    micro-batches, if there are as many groups; seed: of the masks of dropout, if the decoder drops anything.
     """
 
     def __init__(
@@ -58,10 +58,11 @@ class Updater:
         reduce_gradients: Callable[[], None] | None = None,
         axis: PipelineAxis = WHOLE_MODEL,
         least_micro_batches: int = 1,
+        seed: int = 0,
     ):
         self.optimizer, self._settings, self._reduce = optimizer, settings, reduce_gradients
         self._least_micro_batches = least_micro_batches
-        self._fields = objective.fields
+        self._fields, self._seed, self._drops = objective.fields, seed, head.decoder.drops
         self._gradients = Gradients(head, objective, optimizer, axis)
         self._timers = Timers(compile_seconds)
 
@@ -84,7 +85,8 @@ class Updater:
         fields = {name: fields[name] for name in self._fields}
         settings = self._settings
         micros = cut(groups, settings.max_tokens_per_micro_batch, settings.length_bucket, self._least_micro_batches)
-        batches = [pad(micro, groups, weights, fields) for micro in micros]
+        draw = (self._seed, self.optimizer.updates) if self._drops else None
+        batches = [pad(micro, groups, weights, fields, draw) for micro in micros]
         metrics: dict[str, list] = {}
         weighted: dict[str, float] = {}
         outputs: list = [None] * len(groups)

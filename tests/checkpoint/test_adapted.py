@@ -194,5 +194,8 @@ def test_settings_of_a_run_and_of_its_first_adapter(golden):
     assert adapter_of(LoraSettings(rank=4)).rank == 4
     assert adapter_of(LoraSettings(adapter_path=str(folder))) == read_adapter(folder).adapter
     assert adapter_of(LoraSettings(adapter_path=str(folder), rank=8)).rank == 8
+    assert adapter_of(LoraSettings(rank=4, dropout=0.1)).dropout == 0.1
+    with pytest.raises(UserError, match=r"lora\.dropout is 0\.1, and the adapter of .* has 0\.0; leave lora\.dropout"):
+        adapter_of(LoraSettings(adapter_path=str(folder), dropout=0.1))
     with pytest.raises(UserError, match=r"lora\.rank is 4, and the adapter of .* has 8; leave lora\.rank out"):
         adapter_of(LoraSettings(adapter_path=str(folder), rank=4))

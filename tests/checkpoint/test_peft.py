@@ -124,8 +124,8 @@ def test_all_linear_is_written_as_the_names_that_vllm_reads(tmp_path):
 def test_settings_survive(tmp_path):
     path = "model.layers.0.self_attn.q_proj"
     arrays = {f"{path}.lora_A.weight": np.ones((5, 4)), f"{path}.lora_B.weight": np.ones((4, 5))}
-    adapter = Adapter(2, 0.5, True, r".*\.q_proj", ("k_proj",), {"q_proj": 5}, {"q_.*": 3.5})
-    write_adapter(tmp_path / "a", adapter, arrays, Base("b", "c" * 64), dropout=0.1, card="# Card\n")
+    adapter = Adapter(2, 0.5, True, r".*\.q_proj", ("k_proj",), {"q_proj": 5}, {"q_.*": 3.5}, dropout=0.1)
+    write_adapter(tmp_path / "a", adapter, arrays, Base("b", "c" * 64), card="# Card\n")
     stored = read_adapter(tmp_path / "a")
     assert stored.adapter == adapter
     assert stored.adapter.of(path) == (5, 3.5 / 5**0.5)
@@ -164,10 +164,20 @@ def test_unsupported_settings_are_refused_by_name(folder, key, value):
 def test_settings_of_training_and_of_unused_methods_are_passed_over(folder):
     before = read_adapter(folder)
     change_config(
-        folder, lora_dropout=0.05, init_lora_weights="gaussian", inference_mode=False, peft_version="0.99",
+        folder, lora_dropout=..., init_lora_weights="gaussian", inference_mode=False, peft_version="0.99",
         megatron_config=None, arrow_config=None, some_new_method=False, loftq_config={}, qalora_group_size=16,
     )  # fmt: skip
     assert read_adapter(folder).adapter == before.adapter
+
+
+def test_dropout_is_read_and_checked(folder):
+    for share in (0, 0.05):
+        change_config(folder, lora_dropout=share)
+        assert read_adapter(folder).adapter.dropout == share
+    for wrong in (1.0, -0.1, "0.1", None, True):
+        change_config(folder, lora_dropout=wrong)
+        with pytest.raises(UserError, match=r"lora_dropout is .*, and must be a number, at least 0 and below 1"):
+            read_adapter(folder)
 
 
 def test_an_adapter_is_refused_on_another_model(shared, tmp_path):

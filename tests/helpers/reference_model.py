@@ -37,7 +37,7 @@ def logits(config, tensors, ids):
 
     config: mindrlhf ModelConfig; tensors: HF name -> array.
     """
-    w = {name: np.asarray(value, np.float64) for name, value in tensors.items()}
+    w = {name: np.asanyarray(value, np.float64) for name, value in tensors.items()}
     x = w["model.embed_tokens.weight"][np.asarray(ids)]
     length, groups = len(ids), config.num_heads // config.num_kv_heads
     for layer in range(config.num_layers):

@@ -54,8 +54,8 @@ def run(world, case: Case) -> Outcome:
     settings = OptimizerSettings(max_grad_norm=0.5, weight_decay=0.1, eps=1e-5)
     train = TrainSettings(max_tokens_per_micro_batch=80, length_bucket=16)
     objective = policy_objective(policy_loss("clip"), on_policy=False, kl="k3", beta=0.1)
-    head = PolicyLogProbs(side.decoder, TEMPERATURE)
-    updater = side.open_updater(head, objective, settings, train)
+    updates, head = (PolicyLogProbs(one, TEMPERATURE) for one in (side.decoder_for_updates(), side.decoder))
+    updater = side.open_updater(updates, objective, settings, train, seed=3)
     scorer = Scorer(head, train, side.pipeline)
 
     groups, rows = batch()
@@ -90,12 +90,13 @@ def batch():
 
     rng = np.random.default_rng(5)
     groups = []
-    for size in (5, 9, 3, 7):
+    for number, size in enumerate((5, 9, 3, 7)):
         lengths = rng.integers(2, 14, 3)
         groups.append(
             SequenceGroup(
                 rng.integers(0, 64, size).astype(np.int32),
                 tuple(rng.integers(0, 64, n).astype(np.int32) for n in lengths),
+                identity=(number,),
             )
         )
     total = sum(len(response) for group in groups for response in group.responses)

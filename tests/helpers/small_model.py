@@ -53,7 +53,7 @@ class SmallModel:
     def specs(self) -> list:
         return list(parameter_table(self.config))
 
-    def build(self, positions: int = POSITIONS, recompute: bool = False, kernels=None):
+    def build(self, positions: int = POSITIONS, recompute: bool = False, kernels=None, for_updates: bool = False):
         """(decoder, name -> Parameter) over an own copy of the weights, in graph mode on CPU.
 
         kernels: those of the CPU by default.
@@ -67,7 +67,8 @@ class SmallModel:
         mindspore.set_context(mode=mindspore.GRAPH_MODE, device_target="CPU")
         parameters = build_parameters(self.specs, lambda spec: self.arrays[spec.name])
         kernels = kernels or backend.kernels("CPU")
-        return Decoder(self.config, parameters, kernels, positions, recompute=recompute), parameters
+        how = {"recompute": recompute, "for_updates": for_updates}
+        return Decoder(self.config, parameters, kernels, positions, **how), parameters
 
     def logits(self, ids, arrays: dict[str, np.ndarray] | None = None) -> np.ndarray:
         """float64[S, vocab] of the oracle for one sequence; `arrays` replaces weights by our names."""

@@ -110,6 +110,21 @@ def test_adapters_have_gradients_and_moments_alone_and_share_the_reference(kept)
     assert set(moved.layouts[0].placements) == {spec.name for spec in parameter_table(model) if spec.trains}
 
 
+def test_dropout_takes_composed_layers_in_updates_alone_and_a_pass_for_old_log_probs():
+    plain, drops = (
+        work(settings=("lora.rank=4",), model=MODEL.model_copy(update={"adapter": Adapter(4, 8, dropout=dropout)}))
+        for dropout in (0.0, 0.1)
+    )
+    assert set(drops.phases) - set(plain.phases) == {"old_log_prob"}
+    before, after = (one.rank_plan(0) for one in (plain, drops))
+    assert after.activations["update_actor"] > 1.1 * before.activations["update_actor"]
+    assert after.activations["gen"] == before.activations["gen"]
+    assert after.roles == before.roles
+    if plain.fused:
+        assert after.process > before.process
+    assert RECOMPUTE not in " ".join(remedy.setting for remedy in remedies(drops))
+
+
 def test_a_phase_holds_what_it_needs_and_only_with_swap():
     plain, swapped = (work(settings=(f"memory.swap={swap}", "algorithm.beta=0.1")) for swap in (False, True))
     for phase, held in plain.rank_plan(0).phases.items():

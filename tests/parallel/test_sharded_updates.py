@@ -1,5 +1,6 @@
 """Updates on any layout give what one process gives: log-probs, losses, gradient norms, entropies, weights."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,10 +16,12 @@ DP, TP, PP = "data_parallel", "model_parallel", "pipeline_stage"
 SEQUENCE, CUT = {"use_seq_parallel": True}, {"vocab_emb_dp": False}
 SHARED = {"enable_parallel_optimizer": True}
 ADAPTER = {"adapter": Adapter(4, 8, rank_pattern={"down_proj": 3})}
+DROPOUT = {"adapter": replace(ADAPTER["adapter"], dropout=0.2)}
 FEW = {
     2: [
         Case({TP: 2} | SEQUENCE, TIED | {"qk_norm": True}),
         Case({TP: 2}, ADAPTER),
+        Case({TP: 2} | SEQUENCE, DROPOUT),
         Case({PP: 2}, TIED | ADAPTER),
         Case({PP: 2, "offset": (-1, 1)}, TIED | {"num_layers": 2}),  # no layer in the first stage
     ]
@@ -34,6 +37,9 @@ MANY = {
         Case({DP: 2} | SHARED, {}),
         Case({DP: 2} | SHARED, ADAPTER),
         Case({TP: 2} | SEQUENCE | CUT, TIED | ADAPTER),
+        Case({TP: 2}, DROPOUT),
+        Case({PP: 2}, DROPOUT),
+        Case({DP: 2}, DROPOUT),
     ],
     4: [
         Case({TP: 4}, {}),  # two ranks share a key-value head

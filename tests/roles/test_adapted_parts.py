@@ -32,10 +32,10 @@ def opened(tmp_path):
     mindspore.set_context(mode=mindspore.GRAPH_MODE, device_target="CPU")
     yaml = model_yaml(Case({}, {}))
 
-    def open_with(*settings: str, **paths: str):
+    def open_with(*settings: str, model=MODEL, **paths: str):
         paths = dict.fromkeys(("policy_path", "reference_path", "critic_path")) | paths
         config = load_grpo_config(None, [*SETTINGS, *settings])
-        job = SimpleNamespace(config=config, model=MODEL, train=yaml, infer=yaml, **paths)
+        job = SimpleNamespace(config=config, model=model, train=yaml, infer=yaml, **paths)
         memory = Residency(lambda parameters: backend.memory.open_store("CPU", parameters, tmp_path))
         parts = open_parts(job, Collectives(World(0, 1, "CPU")), POSITIONS, None, memory, True)
         rng = np.random.default_rng(0)
@@ -102,6 +102,19 @@ def test_arrays_and_memory_are_those_of_adapters(opened):
         layout, parameters = parts.arrays()[kind]
         assert list(parameters) == list(layout.placements)
         assert sum(parameter.size for parameter in parameters.values()) == trained
+
+
+def test_only_updates_drop_inputs(opened, groups):
+    """One update a step would give old log-probs: with dropout a pass of the policy that generates does."""
+    model = MODEL.model_copy(update={"adapter": Adapter(4, 8, dropout=0.5)})
+    parts, _ = opened("algorithm.updates_per_iteration=1", model=model)
+    plain, _ = opened()
+    for row, other in zip(parts.policy.scorer(groups), plain.policy.scorer(groups), strict=True):
+        np.testing.assert_array_equal(np.concatenate(row), np.concatenate(other))
+    assert opened("algorithm.updates_per_iteration=1")[0].policy.scorer is None
+    assert parts.policy.decoder_for_updates().drops
+    assert not any(part.decoder.drops for part in (parts.policy, parts.reference, parts.generator))
+    assert plain.policy.decoder_for_updates() is plain.policy.decoder
 
 
 @pytest.mark.parametrize("phase", ["gen", "ref", "old_log_prob", "update_actor", "testing", "export"])

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from mindrlhf.configs.grpo import GRPOConfig
+from mindrlhf.configs.lora import Adapter
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.errors import UserError
 from mindrlhf.run.identity import check_identity, run_identity
@@ -44,6 +45,19 @@ def test_other_ground_truths_are_refused(truths):
 def test_other_prompts_are_refused_first():
     with pytest.raises(UserError, match="was trained on other prompts"):
         check(identity("5"), identity("7", ids=(1, 2)))
+
+
+def test_dropout_may_change_and_ranks_may_not():
+    def with_adapter(**changes):
+        model = MODEL.model_copy(update={"adapter": Adapter(**{"rank": 4, "alpha": 8} | changes)})
+        return {**identity("5"), "model": model.model_dump(mode="json")}
+
+    check(with_adapter(), with_adapter(dropout=0.1))
+    earlier = with_adapter()
+    del earlier["model"]["adapter"]["dropout"]
+    check(earlier, with_adapter())
+    with pytest.raises(UserError, match="is a checkpoint of a model with adapter"):
+        check(with_adapter(), with_adapter(rank=8))
 
 
 def test_an_earlier_checkpoint_says_nothing_of_them():
