@@ -82,7 +82,7 @@ VERL_COMMANDS = (
     "actor.policy_loss.tau_pos=1.0 actor.policy_loss.tau_neg=1.05 model.lora_rank=16 model.lora_alpha=16 "
     "model.target_modules=all-linear model.exclude_modules=[q_proj]",
     "algorithm.adv_estimator=grpo model.lora.rank=16 model.lora.alpha=32 model.lora.target_modules=[linear_qkv] "
-    "model.lora.exclude_modules=[linear_proj]",
+    "model.lora.exclude_modules=[linear_proj] model.lora.dropout=0.1",
     "algorithm.adv_estimator=grpo model.lora_adapter_path=a",
     "algorithm.adv_estimator=grpo model.lora.adapter_path=a",
     "algorithm.adv_estimator=grpo actor.policy_loss.loss_mode=kl_cov actor.policy_loss.kl_cov_ratio=2e-4 "

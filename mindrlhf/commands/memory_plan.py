@@ -12,7 +12,7 @@ from mindrlhf.checkpoint.adapted import with_adapters
 from mindrlhf.checkpoint.open import checkpoint_config, open_tokenizer
 from mindrlhf.commands import train
 from mindrlhf.commands.plan_tables import plan_text
-from mindrlhf.configs.validate import check_grpo, check_lengths
+from mindrlhf.configs.validate import check_dropout, check_grpo, check_lengths
 from mindrlhf.data.mindrecord import read_prompts
 from mindrlhf.errors import UserError
 from mindrlhf.memory.estimate import Lengths, Work, device_limit
@@ -111,6 +111,7 @@ def read_work(args: argparse.Namespace) -> tuple[Work, str]:
     problems = read_prompts(config.data.val_dataset, tokenizer) if config.data.val_dataset else []
     problems = problems[: config.validation.limit]
     model = with_adapters(models[0], config.lora, checkpoint)
+    check_dropout(yamls[0], model.dropout)
     return Work.of(config, model, *yamls, Lengths(prompt, len(problems), _longest(problems))), source
 
 

@@ -9,7 +9,7 @@ from mindrlhf.checkpoint.open import checkpoint_config, open_tokenizer
 from mindrlhf.commands.train import add_model_arguments
 from mindrlhf.configs.loading import load_sft_config
 from mindrlhf.configs.model_yaml import load_model_yaml
-from mindrlhf.configs.validate import check_sft
+from mindrlhf.configs.validate import check_dropout, check_sft
 from mindrlhf.run.outputs import lock_outputs, prepare_outputs
 from mindrlhf.trainer.check import split_overrides
 from mindrlhf.trainer.start import launch_from, list_unused
@@ -40,6 +40,7 @@ def run(args: argparse.Namespace) -> None:
     model = yaml.architecture(checkpoint_config(checkpoint), checkpoint or "")
     check_sft(config, yaml, model, started_workers())
     model = with_adapters(model, config.lora, checkpoint)
+    check_dropout(yaml, model.dropout)
     tokenizer = open_tokenizer(args, checkpoint)
     output = prepare_outputs(args.save_ckpt_dir, args.output_dir)
     with launch_from(yaml) as world:

@@ -240,17 +240,24 @@ def check_trainer(config: GRPOConfig) -> None:
 
 
 def check_lora(lora: LoraSettings) -> None:
-    """Check that adapters are on where they are set, and offered."""
+    """Check that adapters are on where they are set."""
     changed = [name for name, field in LoraSettings.model_fields.items() if getattr(lora, name) != field.default]
     if changed and not lora.enabled:
         raise UserError(
             f"lora.{changed[0]} is {getattr(lora, changed[0])!r}, and lora.rank 0 means that there are no adapters; "
             f"set lora.rank, 16 for example, or remove lora.{changed[0]}."
         )
-    if lora.dropout:
+
+
+def check_dropout(yaml: ModelYaml, dropout: float) -> None:
+    """Check that layers whose adapters drop inputs are not to be computed again.
+
+    dropout: of the model's adapters. Pipeline stages draw their masks again.
+    """
+    if dropout and yaml.recompute.recompute is True and yaml.parallel.pipeline_stage == 1:
         raise UserError(
-            f"lora.dropout is {lora.dropout:g}, and is not offered: the policy that is trained would not be the one "
-            "that generates; set it to 0."
+            f"{yaml.path}: recompute_config.recompute is True, and with lora.dropout {dropout:g} updates run composed "
+            "layers, which keep their activations; set it to False, or train without dropout."
         )
 
 

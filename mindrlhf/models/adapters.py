@@ -9,9 +9,11 @@ FASTER = 10  # than all weights adapters learn, at their best rates (docs/lora.m
 
 
 def adapter_line(model: ModelConfig, config: GRPOConfig | SFTConfig) -> str:
-    """Count the parameters that train, and judge the learning rate."""
+    """Count the parameters that train, tell of dropout, and judge the learning rate."""
     trained, every, rate = trained_count(model), parameter_count(model), config.optimizer.lr
     text = f"{trained:,} of {every:,} parameters train ({trained / every:.2%})"
+    if model.dropout:
+        text += f"; updates drop {model.dropout:.1%} of their inputs, in composed layers, slower than fused ones"
     usual = FASTER * type(config)().optimizer.lr
     if rate >= usual:
         return text

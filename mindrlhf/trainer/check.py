@@ -12,7 +12,7 @@ from mindrlhf.configs.loading import load_grpo_config
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_names import SHAPE_FIELDS
 from mindrlhf.configs.model_yaml import ModelYaml, load_model_yaml
-from mindrlhf.configs.validate import check_grpo
+from mindrlhf.configs.validate import check_dropout, check_grpo
 from mindrlhf.configs.verl.translation import translate
 from mindrlhf.errors import UserError
 from mindrlhf.files.naming import DEFAULT_FOLDER
@@ -41,6 +41,7 @@ def check(args: argparse.Namespace) -> Job:
     infer_model = infer.architecture(checkpoint_config(infer_path) or hf, infer_path or policy_path)
     check_grpo(config, train, infer, model, infer_model, workers)
     model = with_adapters(model, config.lora, policy_path)
+    check_dropout(train, model.dropout)
     if config.algorithm.beta > 0:
         refuse_critic(reference_path, checkpoint_config(reference_path))
         check_same_architecture(reference_path, model, "reference model", "load_ref_checkpoint")

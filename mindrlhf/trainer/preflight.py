@@ -89,7 +89,9 @@ def operators_line(job: Job, target: str) -> str:
     """Describe the form of the layers' halves, and tokens per decode call."""
     settings, tensor_ranks = job.config.rollout, job.infer.parallel.model_parallel
     several = kernels(target).fused is not None and draws_in_operator(settings, job.model.vocab_size, tensor_ranks)
-    return f"{operators_in_use(target)}; decoding {f'up to {FUSED_TOKENS} tokens' if several else 'one token'} a call"
+    updates = ", composed ones in updates (lora.dropout)" if kernels(target).fused and job.model.dropout else ""
+    tokens = f"up to {FUSED_TOKENS} tokens" if several else "one token"
+    return f"{operators_in_use(target)}{updates}; decoding {tokens} a call"
 
 
 def block(lines: Mapping[str, str]) -> str:

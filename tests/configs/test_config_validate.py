@@ -319,7 +319,7 @@ SYNC = ("algorithm.reference_sync_steps=5", "algorithm.reference_sync_share=0.5"
         (["algorithm.beta=0", "algorithm.kl_target=0.1"], "algorithm.kl_target is 0.1"),
         (["algorithm.beta=0", "algorithm.reference_sync_steps=5"], "or remove reference_sync_steps"),
         (["lora.alpha=16"], "lora.alpha is 16.0, and lora.rank 0 means that there are no adapters; set lora.rank"),
-        (["lora.rank=4", "lora.dropout=0.1"], "lora.dropout is 0.1, and is not offered"),
+        (["lora.dropout=0.1"], "lora.dropout is 0.1, and lora.rank 0 means that there are no adapters; set lora.rank"),
         (["lora.rank=4", "algorithm.reference_sync_steps=5"], "set lora.reference to start and reference_sync_share"),
         (
             ["lora.rank=4", "lora.reference=start", *SYNC],

@@ -1,5 +1,7 @@
 """What a run with adapters says of itself."""
 
+from dataclasses import replace
+
 import pytest
 from small_model import small_config
 
@@ -18,4 +20,7 @@ def test_counts_and_the_learning_rate(config, usual):
     assert adapter_line(MODEL, config).startswith(slow)
     assert adapter_line(MODEL, config).endswith(f", {usual:g} for example")
     faster = config.optimizer.model_copy(update={"lr": usual})
-    assert adapter_line(MODEL, config.model_copy(update={"optimizer": faster})) == counts
+    config = config.model_copy(update={"optimizer": faster})
+    assert adapter_line(MODEL, config) == counts
+    dropping = MODEL.model_copy(update={"adapter": replace(MODEL.adapter, dropout=0.05)})
+    assert adapter_line(dropping, config).startswith(f"{counts}; updates drop 5.0% of their inputs, in composed layers")

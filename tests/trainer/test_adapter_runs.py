@@ -147,14 +147,20 @@ def test_another_base_is_refused_at_resume(argv, whole, task, base, tmp_path):
 
 @pytest.mark.parametrize("reference", ["base", "start"])
 def test_a_run_begins_with_an_adapter(argv, whole, tmp_path, reference):
-    first = whole / "ckpt" / "hf_adapter"
+    """The folder says how much of their inputs updates drop."""
+    first, dropout = tmp_path / "first", 0.1 if reference == "base" else 0.0
+    shutil.copytree(whole / "ckpt" / "hf_adapter", first)
+    content = json.loads((first / "adapter_config.json").read_text()) | {"lora_dropout": dropout}
+    (first / "adapter_config.json").write_text(json.dumps(content))
     rates = ("optimizer.lr=1e-30", "trainer.total_steps=1", "lora.save=adapter", "algorithm.beta=0.1")
     settings = [setting for setting in SETTINGS if not setting.startswith("lora.")]
     arguments = [word for word in argv(tmp_path / "run") if word not in SETTINGS]
     done = jobs.start([*arguments, *settings, *rates, f"lora.adapter_path={first}", f"lora.reference={reference}"])
     assert done.returncode == 0, done.stdout + done.stderr
+    assert ("updates drop 10.0% of their inputs, in composed layers" in done.stdout) == (dropout > 0)
     left = read_adapter(tmp_path / "run" / "ckpt" / "hf_adapter")
     assert left.adapter == read_adapter(first).adapter
+    assert left.adapter.dropout == dropout
     for name, array in read_adapter(first).arrays.items():
         np.testing.assert_allclose(left.arrays[name], array, rtol=1e-6, atol=1e-20)
     assert not (tmp_path / "run" / "ckpt" / "hf").exists()
@@ -203,10 +209,13 @@ def test_every_form_of_the_model_generates_the_same(whole, base, tmp_path):
 
 
 def test_fine_tuning_leaves_an_adapter(task, base, tmp_path):
-    done = jobs.start(task.sft(tmp_path, "lora.rank=2", "lora.save=both", load_sft_checkpoint_train=base))
+    settings = ("lora.rank=2", "lora.save=both", "lora.dropout=0.2")
+    done = jobs.start(task.sft(tmp_path, *settings, load_sft_checkpoint_train=base))
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "updates drop 20.0% of their inputs, in composed layers" in done.stdout
     stored, config = read_adapter(tmp_path / "ckpt" / "hf_adapter"), read_hf_config(base)
     stored.check_fits(config, "base")
+    assert stored.adapter.dropout == 0.2
     merged, read = load_file(tmp_path / "ckpt" / "hf" / "model.safetensors"), Weights(str(base), config, 0).reader()
     for spec in parameter_table(config):
         np.testing.assert_allclose(stored.merged(spec, read(spec)), merged[spec.hf_name], rtol=1e-6, atol=1e-7)

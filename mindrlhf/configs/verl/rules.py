@@ -302,8 +302,6 @@ def _megatron_adapters(keys: Keys, result: Translation) -> None:
     result.judge("needless", "A is drawn uniformly, B is 0, both are float32", *keys.below(group))
     if keys(f"{group}.type") not in (None, "lora", "canonical_lora"):
         result.refused[f"{group}.type"] = "adapters are plain LoRA here"
-    if keys(f"{group}.dropout"):
-        result.refused[f"{group}.dropout"] = "adapters have no dropout here"
     result.copy_with("megatron_adapters")
     for name in ("target_modules", "exclude_modules"):
         given = keys(f"{group}.{name}") or []

@@ -337,7 +337,6 @@ def test_the_aggregation_that_a_loss_is_defined_with():
         ("critic.model.lora_rank=32", "critic.model.lora_rank=32 (LoRA of the critic"),
         ("critic.model.lora.rank=32", "critic.model.lora.rank=32 (LoRA of the critic"),
         ("model.lora.rank=32 model.lora.type=dora", "model.lora.type=dora (adapters are plain LoRA here"),
-        ("model.lora.rank=32 model.lora.dropout=0.1", "model.lora.dropout=0.1 (adapters have no dropout here"),
         ("model.lora.rank=8 model.lora.target_modules=[router]", "model.lora.target_modules=['router'] (router is"),
         ("reward.reward_model.enable=True", "reward.reward_model.enable=True (a reward model"),
         ("reward_model.enable=True", "reward_model.enable=True (a reward model"),
@@ -371,6 +370,7 @@ def test_what_is_not_done_is_refused(command, feature):
         ),
         ("model.lora_adapter_path=a model.lora_rank=64", (0, 32.0, "all-linear", (), "a")),
         ("model.lora.rank=8", (8, 32.0, "all-linear", (), None)),
+        ("model.lora.rank=8 model.lora.dropout=0.05", (8, 32.0, "all-linear", (), None)),
         (
             "model.lora.type=canonical_lora model.lora.rank=8 model.lora.alpha=4 model.lora.target_modules=[linear_qkv,"
             "linear_fc1_up] model.lora.exclude_modules=[linear_fc2] model.lora.lora_A_init_method=kaiming",
@@ -382,6 +382,7 @@ def test_what_is_not_done_is_refused(command, feature):
 def test_adapters(command, expected):
     lora = settings(f"algorithm.adv_estimator=grpo {command}").lora
     assert (lora.rank, lora.alpha, lora.target_modules, lora.exclude_modules, lora.adapter_path) == expected
+    assert lora.dropout == (0.05 if "dropout" in command else 0)
 
 
 def test_a_share_of_steps_needs_their_number():
