@@ -34,8 +34,7 @@ struct AttentionHalf {
   Attention attention;
   int64_t piece, asking_piece;  // rows of a piece
 
-  // most, times: of the rows of a piece, see `even_piece`.
-  AttentionHalf(Arguments &arguments, int64_t most, int64_t times)
+  explicit AttentionHalf(Arguments &arguments)
       : in(arguments.next<AttentionInputs>()),
         given(arguments.next<AttentionWeights, Input>(in.numbers->weights)),
         weights(given.arrays),
@@ -51,8 +50,8 @@ struct AttentionHalf {
                   key_width / in.numbers->head_size,
                   width / key_width,
                   in.numbers->scale},
-        piece(even_piece(sequences.rows, most, times)),
-        asking_piece(even_piece(sequences.asking(), most, times)) {}
+        piece(even_piece(sequences.rows, kLayerRows)),
+        asking_piece(even_piece(sequences.asking(), kLayerRows)) {}
   AttentionHalf(const AttentionHalf &) = delete;
 
   // ready [rows, key_width] from what the projection gives; m rows from `first` on
@@ -75,7 +74,7 @@ int attention_half(int, void **params, int *, int64_t **shapes, const char **, v
     Output y, query, key, value, attended, ready;
   };
   Arguments arguments(params, shapes);
-  const AttentionHalf h(arguments, kForwardRows, 2);
+  const AttentionHalf h(arguments);
   const auto &w = h.weights;
   const auto out = arguments.next<Outputs>();
   const Sequences &s = h.sequences;
@@ -129,7 +128,7 @@ int attention_half_gradient(int, void **params, int *, int64_t **shapes, const c
     Output dx, normed, d_attended, ready, d_key, d_value, packed;
   };
   Arguments arguments(params, shapes);
-  const AttentionHalf h(arguments, kBackwardRows, 1);
+  const AttentionHalf h(arguments);
   const auto &w = h.weights;
   const auto kept = arguments.next<Kept>();
   const auto buffers = arguments.next<AttentionWeights, Output>(h.in.numbers->buffers).arrays;

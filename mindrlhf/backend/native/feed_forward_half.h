@@ -35,8 +35,7 @@ struct FeedForwardHalf {
   Sequences sequences;
   int64_t rows, hidden, inner, piece;  // rows: packed; piece: rows of one
 
-  // most, times: of the rows of a piece, see `even_piece`.
-  FeedForwardHalf(Arguments &arguments, int64_t most, int64_t times)
+  explicit FeedForwardHalf(Arguments &arguments)
       : in(arguments.next<FeedForwardInputs>()),
         given(arguments.next<FeedForwardWeights, Input>(in.numbers->weights)),
         weights(given.arrays),
@@ -45,7 +44,7 @@ struct FeedForwardHalf {
         rows(sequences.asking()),
         hidden(arguments.shape(INDEX(FeedForwardInputs, x))[1]),
         inner(given.shapes.w1[0]),
-        piece(even_piece(rows, most, times)) {}
+        piece(even_piece(rows, kLayerRows)) {}
   FeedForwardHalf(const FeedForwardHalf &) = delete;
 
   // See `Sequences`; of packed rows that ask.
@@ -70,7 +69,7 @@ int feed_forward_half(int, void **params, int *, int64_t **shapes, const char **
     Output y, gate, up;
   };
   Arguments arguments(params, shapes);
-  const FeedForwardHalf h(arguments, kForwardRows, 2);
+  const FeedForwardHalf h(arguments);
   const auto &w = h.weights;
   const auto out = arguments.next<Outputs>();
   const int64_t hidden = h.hidden, inner = h.inner;
@@ -106,7 +105,7 @@ int feed_forward_half_gradient(int, void **params, int *, int64_t **shapes, cons
     Output dx, normed, act, packed;
   };
   Arguments arguments(params, shapes);
-  const FeedForwardHalf h(arguments, kBackwardRows, 1);
+  const FeedForwardHalf h(arguments);
   const auto &w = h.weights;
   const auto kept = arguments.next<Kept>();
   const auto buffers = arguments.next<FeedForwardWeights, Output>(h.in.numbers->buffers).arrays;

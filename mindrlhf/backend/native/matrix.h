@@ -38,9 +38,7 @@ void gemm(char a_op, char b_op, int64_t m, int64_t n, int64_t k, float alpha, co
 
 const int64_t kRows = 192;     // rows of one piece of work
 const int64_t kColumns = 128;  // columns of one, where that is how it is cut
-// Rows of one piece that goes through several products: each begins with a copy of its weight, and what lies between
-// them is to stay near. Back, there is more of that.
-const int64_t kForwardRows = 144, kBackwardRows = 96;
+const int64_t kLayerRows = 96;  // rows of one piece that goes through several products
 
 // bias [columns], or null, is added to each of the rows of y, which are `stride` apart
 void add_bias(const float *bias, float *y, int64_t rows, int64_t columns, int64_t stride) {

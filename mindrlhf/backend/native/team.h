@@ -112,10 +112,9 @@ void parallel_pieces(int64_t total, int64_t size, Body body) {
   if (count > 1) ThreadTeam::get().share(count, one);
 }
 
-// The size of the smallest number of about equal pieces of at most `most` of `total`: one, or a multiple of `times`.
-int64_t even_piece(int64_t total, int64_t most, int64_t times = 1) {
-  int64_t count = std::max<int64_t>((total + most - 1) / most, 1);
-  if (count > 1) count = (count + times - 1) / times * times;
+// The size of the smallest number of about equal pieces of at most `most` of `total`.
+int64_t even_piece(int64_t total, int64_t most) {
+  const int64_t count = std::max<int64_t>((total + most - 1) / most, 1);
   return std::max<int64_t>((total + count - 1) / count, 1);
 }
 
