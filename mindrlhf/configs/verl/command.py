@@ -49,10 +49,6 @@ class Keys:
         """Find the first of these keys that has a value."""
         return next((name for name in names if self.given.get(name) not in (None, "")), None)
 
-    def among(self, *names: str) -> list[str]:
-        """Select the given ones of some keys."""
-        return [name for name in names if name in self.given]
-
     def below(self, group: str) -> list[str]:
         """Select the given keys of a group."""
         return [name for name in self.given if name.startswith(f"{group}.")]
@@ -68,23 +64,23 @@ def read_command(text: str) -> Keys:
         words = shlex.split(text.replace("\\\n", " "), comments=True)
     except ValueError as error:
         raise UserError(f"--from-verl: the command line cannot be read ({error}).") from None
-    given: dict[str, Any] = {}
-    filed: dict[str, Any] = {}
-    for word in _without_config_flags(words):
+    words = list(_without_config_flags(words))
+    files = [word for word in words if word.endswith(YAML_SUFFIXES) and "=" not in word]
+    filed = {key: value for file in files for key, value in _asked(read_yaml(file).values)}
+    given, own = dict(filed), set()
+    for word in words:
         name, equals, value = word.lstrip("+~").partition("=")
         key = name.removeprefix(POLICY)
         if word.startswith("-") or ENVIRONMENT.fullmatch(name):
             continue
         if word.startswith("~"):
-            for keys in (given, filed):
-                keys.pop(key, None)
+            given.pop(key, None)
         elif equals:
-            given[key] = _value(name, value, filed | given)
-        elif word.endswith(YAML_SUFFIXES):
-            filed.update(_asked(read_yaml(word).values))
-    if not given and not filed:
+            given[key] = _value(name, value, given)
+            own.add(key)
+    if not given:
         raise UserError("--from-verl: there is no key=value in it; give the arguments of verl's main_ppo.")
-    return Keys(filed | given, frozenset(filed.keys() - given.keys()))
+    return Keys(given, frozenset(filed.keys() & given.keys() - own))
 
 
 def _without_config_flags(words: list[str]) -> Iterator[str]:

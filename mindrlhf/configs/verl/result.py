@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from mindrlhf.configs.verl.command import Keys
-from mindrlhf.configs.verl.table import COPIED_WITH
+from mindrlhf.configs.verl.table import COPIED_WITH, VERL_DEFAULTS
 
 
 @dataclass
@@ -37,15 +37,23 @@ class Translation:
     judged: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     def put(self, ours: str, value: Any, *theirs: str) -> None:
-        """Set our key. theirs: the keys of verl that it follows from."""
-        text = yaml.safe_dump(value, default_flow_style=True, width=1000).removesuffix("...\n").strip()
-        self.overrides.append(f"{ours}={text}")
-        self._follows(self.overrides[-1], *theirs)
+        """Set our key, or `--flag`. theirs: the keys of verl that it follows from, if given or with a default."""
+        if ours.startswith("--"):
+            value = self.flags[ours[2:]] = os.path.expanduser(str(value))
+            shown = f"{ours} {value}"
+        else:
+            text = yaml.safe_dump(value, default_flow_style=True, width=1000).removesuffix("...\n").strip()
+            shown = f"{ours}={text}"
+            self.overrides.append(shown)
+        given, known = self.keys.given, VERL_DEFAULTS | self.keys.given
+        followed = [f"{key}={known[key]}" + " (verl's default)" * (key not in given) for key in theirs if key in known]
+        self.used.update(theirs)
+        self.sources.append((shown, ", ".join(followed)))
 
     def copy(self, ours: str, theirs: str, change: Callable[[Any], Any] = lambda value: value) -> None:
         """Set our key if verl's key, the first given of `theirs`, has one."""
         key = self.keys.first(*theirs.split()) or theirs.split()[-1]
-        if self.keys(key) is not None:
+        if self.keys(key) not in (None, ""):
             self.put(ours, change(self.keys(key)), key)
 
     def copy_with(self, name: str) -> None:
@@ -53,25 +61,9 @@ class Translation:
         for ours, theirs in COPIED_WITH.get(name, {}).items():
             self.copy(ours, theirs)
 
-    def flag(self, name: str, value: str, theirs: str) -> None:
-        """Set a flag of `mindrlhf train`."""
-        self.flags[name] = os.path.expanduser(value)
-        self._follows(f"--{name} {self.flags[name]}", theirs)
-
-    def copy_flag(self, name: str, theirs: str) -> None:
-        """Set a flag if one of verl's keys is given."""
-        key = self.keys.first(*theirs.split())
-        if key:
-            self.flag(name, str(self.keys(key)), key)
-
     def judge(self, place: str, words: str, *theirs: str) -> None:
         """Note where keys end without a setting: `elsewhere` or `needless`."""
         self.judged.update(dict.fromkeys(theirs, (place, words)))
-
-    def _follows(self, ours: str, *theirs: str) -> None:
-        self.used.update(theirs)
-        shown = [f"{key}={self.keys(key)}" + " (verl's default)" * (key not in self.keys.given) for key in theirs]
-        self.sources.append((ours, ", ".join(shown)))
 
     def __str__(self) -> str:
         width = max(len(ours) for ours, _ in self.sources)

@@ -13,8 +13,8 @@ OFF = (None, False, 0, "", [], {})
 _FACTS = read_yaml(Path(__file__).with_name("keys.yaml")).values
 VERL_DEFAULTS: Mapping[str, Any] = _FACTS["defaults"]
 FILE_DEFAULTS: Mapping[str, Any] = _FACTS["file_defaults"]
-COPIED, COPIED_WITH, COPIED_OR_NULL, FLAGS, MEGATRON_MODULES = (
-    _FACTS[part] for part in ("copied", "copied_with", "copied_or_null", "flags", "megatron_modules")
+COPIED, COPIED_WITH, COPIED_OR_NULL, NAMES, MEGATRON_MODULES = (
+    _FACTS[part] for part in ("copied", "copied_with", "copied_or_null", "names", "megatron_modules")
 )
 NEEDLESS: Mapping[str, str] = _FACTS["needless"]
 ELSEWHERE: Mapping[str, str] = _FACTS["elsewhere"]

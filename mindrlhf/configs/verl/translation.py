@@ -13,7 +13,7 @@ from typing import Any
 from mindrlhf.configs.verl.command import read_command
 from mindrlhf.configs.verl.result import Translation
 from mindrlhf.configs.verl.rules import RULES
-from mindrlhf.configs.verl.table import COPIED, COPIED_OR_NULL, FLAGS, NOT_DONE, PLACES, Feature
+from mindrlhf.configs.verl.table import COPIED, COPIED_OR_NULL, NOT_DONE, PLACES, Feature
 from mindrlhf.errors import UserError
 
 
@@ -31,8 +31,6 @@ def translate(text: str) -> Translation:
     for ours, theirs in COPIED_OR_NULL.items():
         if theirs in keys.given:
             result.put(ours, keys.positive(theirs), theirs)
-    for ours, theirs in FLAGS.items():
-        result.copy_flag(ours, theirs)
     for rule in RULES:
         rule(keys, result)
     _refuse(result.refused, keys.given)
