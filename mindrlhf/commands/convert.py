@@ -27,24 +27,13 @@ DTYPES: dict[str, StoredDtype] = {"fp32": "float32", "bf16": "bfloat16", "fp16":
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of `mindrlhf convert`."""
-    parser.add_argument(
-        "--torch_ckpt_dir",
-        required=True,
-        help="Hugging Face folder, or an adapter in PEFT's format, merged into its base (written with --reverse)",
-    )
-    parser.add_argument(
-        "--mindspore_ckpt_path",
-        required=True,
-        help="file with MindFormers names, .ckpt or .safetensors; without an ending .ckpt (read with --reverse)",
-    )
-    parser.add_argument("--dtype", choices=DTYPES, help="how numbers are stored (default: as they are in the source)")
-    parser.add_argument(
-        "--config_path",
-        help="model YAML, config.json or Hugging Face folder that describes the model (default: config.json next to "
-        "the weights)",
-    )
-    parser.add_argument("--adapter", help="adapter in PEFT's format, merged into the weights")
-    parser.add_argument("--reverse", "--reversed", action="store_true", help="from the MindSpore file to Hugging Face")
+    add = parser.add_argument
+    add("--torch_ckpt_dir", required=True, help="Hugging Face folder, or an adapter in PEFT's format, which is merged")
+    add("--mindspore_ckpt_path", required=True, help="file with MindFormers names, .ckpt (default) or .safetensors")
+    add("--dtype", choices=DTYPES, help="how numbers are stored (default: as they are in the source)")
+    add("--config_path", help="model YAML, config.json or its folder (default: config.json next to the weights)")
+    add("--adapter", help="adapter in PEFT's format, merged into the weights")
+    add("--reverse", "--reversed", action="store_true", help="from the MindSpore file to Hugging Face")
 
 
 def run(args: argparse.Namespace) -> None:

@@ -15,40 +15,23 @@ from mindrlhf.errors import UserError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of `mindrlhf data`."""
     add = parser.add_argument
-    add(
-        "--file_path",
-        required=True,
-        nargs="+",
-        help="JSONL files, JSON arrays or parquet files of problems, or folders of JSONL files, one or more",
+    problems = "problems: JSONL files, JSON arrays, parquet files, or folders of JSONL files"
+    add("--file_path", required=True, nargs="+", help=problems)
+    written = (
+        "MindRecord (with its .db), or a folder for it; a name that ends in .parquet: verl's columns, no tokenizer"
     )
-    add(
-        "--output_path",
-        required=True,
-        help="MindRecord to write (and the same name with .db); in a folder it has the source's name; a name that ends "
-        "in .parquet is written in verl's columns, without a tokenizer",
-    )
+    add("--output_path", required=True, help=written)
     add_model_arguments(parser)
     add("--dataset_type", help=f"task of the rows: {', '.join(TASKS)} (default: by the first row, else gsm8k)")
-    add(
-        "--fields",
-        nargs="+",
-        default=(),
-        metavar="KEY=THEIRS",
-        help="rows with other keys than the task's: question=problem ground_truth=solution.final; the task `fields` "
-        "takes question, an optional ground_truth and answer, and keeps all other keys for reward functions",
-    )
-    names = ", ".join(NAMES)
+    fields = "other keys than the task's: question=problem ground_truth=solution.final; the task `fields` takes any"
+    add("--fields", nargs="+", default=(), metavar="KEY=THEIRS", help=fields)
     default = "(default: the chat of the tokenizer's model family, or the tokenizer's own)"
-    add("--template", help=f"{names}, or a jinja2 file {default}")
+    add("--template", help=f"{', '.join(NAMES)}, or a jinja2 file {default}")
     add("--system_prompt", help='system prompt in place of the template\'s own; "" for none')
     add("--max_prompt_length", type=int, default=512, help="longest prompt in tokens (default 512)")
     add("--seq_length", type=int, help="tokens of prompt, answer and end token (default: what the longest row needs)")
-    add(
-        "--truncation",
-        choices=TRUNCATIONS,
-        default="error",
-        help="for longer prompts: stop, cut the beginning, cut the end, or drop the row (default error)",
-    )
+    longer = "for longer prompts: stop, cut the beginning, cut the end, or drop the row (default error)"
+    add("--truncation", choices=TRUNCATIONS, default="error", help=longer)
     add("--pad_token_id", type=int, help="padding id (default: the tokenizer's)")
 
 

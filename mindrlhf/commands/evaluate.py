@@ -29,12 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add_generation_arguments(parser)
     add("--data", required=True, help="prompt MindRecord")
-    add(
-        "--compare",
-        help="a second model, or answers that --output wrote: how far --model is from it, with a paired test",
-    )
-    reward = "reward function that says what is right (default: the one of the data's task)"
-    add("--reward", help=reward)
+    add("--compare", help="a second model, or answers of --output: its distance from --model, with a paired test")
+    add("--reward", help="reward function that says what is right (default: the one of the data's task)")
     for name, default in SAMPLING.items():
         text = SamplingSettings.model_fields[name].description
         add(f"--{name}", default=default, metavar="N", help=f"{text} Default: {default}.")

@@ -27,16 +27,13 @@ ROLES = {"policy": WEIGHTS, "critic": CRITIC_WEIGHTS, "reference": REFERENCE_WEI
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of `mindrlhf export`."""
-    parser.add_argument(
-        "--checkpoint", required=True, type=Path, help="step_N folder, latest, best, or a folder of checkpoints"
-    )
-    parser.add_argument("--output", required=True, type=Path, help="Hugging Face folder to write")
-    parser.add_argument("--dtype", choices=DTYPES, default="fp32", help="how numbers are stored (default fp32)")
-    parser.add_argument(
-        "--merge", action="store_true", help="of a run with adapters: the merged model (default: the adapter)"
-    )
-    parser.add_argument("--base", help="base model of the adapters (default: the path that the run had it at)")
-    parser.add_argument("--role", choices=ROLES, default="policy", help="whose weights (default policy)")
+    add = parser.add_argument
+    add("--checkpoint", required=True, type=Path, help="step_N folder, latest, best, or a folder of checkpoints")
+    add("--output", required=True, type=Path, help="Hugging Face folder to write")
+    add("--dtype", choices=DTYPES, default="fp32", help="how numbers are stored (default fp32)")
+    add("--merge", action="store_true", help="of a run with adapters: the merged model (default: the adapter)")
+    add("--base", help="base model of the adapters (default: the path that the run had it at)")
+    add("--role", choices=ROLES, default="policy", help="whose weights (default policy)")
 
 
 def run(args: argparse.Namespace) -> None:

@@ -21,26 +21,13 @@ from mindrlhf.types import Rollout
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of `mindrlhf generate`."""
     add = parser.add_argument
-    add(
-        "overrides",
-        nargs="*",
-        metavar="key=value",
-        help=f"how tokens are drawn: {', '.join(SamplingSettings.model_fields)}",
-    )
+    drawn = f"how tokens are drawn: {', '.join(SamplingSettings.model_fields)}"
+    add("overrides", nargs="*", metavar="key=value", help=drawn)
     add_generation_arguments(parser)
-    add(
-        "--prompts",
-        required=True,
-        help="JSONL, JSON or parquet whose rows have prompt (text, or a list of messages) or messages, "
-        "or a prompt MindRecord",
-    )
+    rows = "JSONL, JSON or parquet with prompt (text or messages) or messages, or a prompt MindRecord"
+    add("--prompts", required=True, help=rows)
     add("--output", type=Path, required=True, help="JSONL: each row with its responses")
-    add(
-        "--step",
-        type=int,
-        default=0,
-        help="keys what is drawn together with the seed: a training step's number gives its responses (default 0)",
-    )
+    add("--step", type=int, default=0, help="draw as in this training step, with the same seed (default 0)")
     add("--log_probs", action="store_true", help="also write token ids and their log-probs")
 
 

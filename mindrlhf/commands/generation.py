@@ -13,21 +13,18 @@ LEAST = {"num_generations": 1, "limit": 1, "slots": 1, "seed": 0}  # flag -> sma
 
 def add_generation_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of model, tokenizer, amount and device."""
-    parser.add_argument(
-        "--model",
-        required=True,
-        help="HF directory, an adapter in PEFT's format (its base is where it says), or a training checkpoint (step_N, "
-        "latest, best)",
+    add = parser.add_argument
+    model = (
+        "HF directory, adapter in PEFT's format (with its own base), or checkpoint of training (step_N, latest, best)"
     )
-    parser.add_argument("--adapter", help="adapter in PEFT's format, which --model is the base of")
+    add("--model", required=True, help=model)
+    add("--adapter", help="adapter in PEFT's format, which --model is the base of")
     add_model_arguments(parser)
-    parser.add_argument(
-        "--num_generations", type=int, default=1, help="responses to each prompt (default 1); pass@k needs several"
-    )
-    parser.add_argument("--limit", type=int, help="take only this many prompts, the first ones")
-    parser.add_argument("--seed", type=int, default=0, help="of the responses that are drawn (default 0)")
-    parser.add_argument("--slots", type=int, default=64, help="responses generated at once (default 64)")
-    parser.add_argument("--device_target", default="CPU", choices=("CPU", "Ascend"))
+    add("--num_generations", type=int, default=1, help="responses to each prompt (default 1); pass@k needs several")
+    add("--limit", type=int, help="take only this many prompts, the first ones")
+    add("--seed", type=int, default=0, help="of the responses that are drawn (default 0)")
+    add("--slots", type=int, default=64, help="responses generated at once (default 64)")
+    add("--device_target", default="CPU", choices=("CPU", "Ascend"))
 
 
 def check_generation(args: argparse.Namespace, sampling: SamplingSettings) -> None:

@@ -28,9 +28,8 @@ from mindrlhf.units import GIB
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     train.add_arguments(parser)
-    parser.add_argument(
-        "--prompt_tokens", type=int, help="the longest prompt; default: the dataset's, or what seq_length leaves for it"
-    )
+    longest = "the longest prompt; default: the dataset's, or what seq_length leaves for it"
+    parser.add_argument("--prompt_tokens", type=int, help=longest)
     parser.add_argument("--json", action="store_true", help="everything as one JSON object instead of tables")
     parser.add_argument("--every_transfer", action="store_true", help="also list each transfer of the online reshard")
 

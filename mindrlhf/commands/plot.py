@@ -15,21 +15,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("runs", nargs="*", type=Path, help=f"output folder of a run, or its {METRICS_FILE}")
     add("--output", type=Path, required=True, help="PNG to write")
     add("--labels", nargs="+", help="a name for each run (default: that of its folder)")
-    add(
-        "--accuracy",
-        nargs="+",
-        type=float,
-        metavar="BEFORE AFTER",
-        help="held-out accuracy before and after each run, 0 to 1",
-    )
+    accuracy = "held-out accuracy before and after each run, 0 to 1"
+    add("--accuracy", nargs="+", type=float, metavar="BEFORE AFTER", help=accuracy)
     add("--metric", help="draw this metric alone, as it is; * stands for anything in its name")
-    add(
-        "--panel",
-        nargs="+",
-        action="append",
-        metavar=("TITLE", "RUN"),
-        help="with --metric, in place of runs and given once for each panel: runs to draw next to one another",
-    )
+    panel = "with --metric, in place of runs and given once for each panel: runs to draw next to one another"
+    add("--panel", nargs="+", action="append", metavar=("TITLE", "RUN"), help=panel)
     add("--title", help="line above the curves")
 
 

@@ -22,11 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--labels", nargs="+", help="a name for each run (default: that of its folder)")
     add("--samples", type=int, default=8, help="answers of each step to bring along (default 8)")
     add("--sample_steps", type=int, default=40, help="steps to bring answers of, at most (default 40)")
-    add(
-        "--compare",
-        action="store_true",
-        help="state whether two runs agree (reward within 4%%, loss within 2%%): exit code 0, or 1 where they do not",
-    )
+    agree = "state whether two runs agree (reward within 4%%, loss within 2%%): exit code 0, or 1 where they do not"
+    add("--compare", action="store_true", help=agree)
     add("--live", "--serve", action="store_true", help="rewrite the file while the runs go on; Ctrl-C ends it")
     add("--refresh", type=float, default=5.0, help="seconds between rewrites of --live (default 5)")
 

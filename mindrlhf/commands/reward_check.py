@@ -48,29 +48,19 @@ class _Row:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of `mindrlhf reward-check`."""
     add = parser.add_argument
-    add(
-        "--reward",
-        action="append",
-        required=True,
-        metavar="NAME [KEY=VALUE ...]",
-        help=f"{', '.join(SHIPPED)}, package.module:function or path/file.py:function, in quotes with its arguments: "
-        "'length target=100'; may be given several times",
+    named = (
+        f"{', '.join(SHIPPED)}, package.module:function or path/file.py:function; with arguments in quotes; repeatable"
     )
+    add("--reward", action="append", required=True, metavar="NAME [KEY=VALUE ...]", help=named)
     add("--data", required=True, help="prompt MindRecord, JSONL file, JSON array or parquet file")
     add("--dataset_type", help=f"task of JSON rows: {', '.join(TASKS)} (default: by the first row, else gsm8k)")
     add("--rows", type=int, default=16, help="how many to try, from the first (default 16)")
     given = parser.add_mutually_exclusive_group()
     given.add_argument("--completion", help="one text for every row (default: the rows' reference answers)")
-    given.add_argument(
-        "--completions",
-        help='JSONL with {"completion": ...} for each row in order, or a rollout dump of a training run, whose rows '
-        "are found by their prompt_id",
-    )
-    add(
-        "--tokenizer_path",
-        help="HF folder, tokenizer.json or tokenizer.model: reads the prompts and reference answers of a MindRecord, "
-        "and counts response_length",
-    )
+    texts = 'JSONL with {"completion": ...} for each row in order, or a run\'s rollout dump, with rows by prompt_id'
+    given.add_argument("--completions", help=texts)
+    tokenizer = "HF folder, tokenizer.json or tokenizer.model: reads a MindRecord's texts, counts response_length"
+    add("--tokenizer_path", help=tokenizer)
     add("--max_new_tokens", type=int, help="what functions find in the field of this name")
     add("--timeout", type=float, default=10.0, help="seconds one call may take (default 10)")
 

@@ -17,12 +17,8 @@ from mindrlhf.trainer.start import launch_from, list_unused
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add(
-        "overrides",
-        nargs="*",
-        metavar="group.key=value",
-        help="settings over --sft_config; train_yaml.group.key=value goes to the model YAML",
-    )
+    settings = "settings over --sft_config; train_yaml.group.key=value goes to the model YAML"
+    add("overrides", nargs="*", metavar="group.key=value", help=settings)
     add("--sft_path_train", required=True, help="model YAML of the training graph")
     add_model_arguments(parser)
     add("--mind_dataset_dir", required=True, help="MindRecord with prompts and answers")

@@ -23,13 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max_number", type=int, default=99, help="largest number in a problem (default 99)")
     add("--operations", default="+-*", help="arithmetic: which of + - * (default all)")
     add("--two_step_share", type=float, default=0.5, help="arithmetic: fraction of two-step problems (default 0.5)")
-    add(
-        "--careless_share",
-        type=float,
-        default=0.0,
-        help="also write demonstrations.jsonl, the training problems with worked answers of which this fraction is "
-        "careless: two-step arithmetic stops after the first step, countdown adds all numbers (default 0: no file)",
-    )
+    careless = "also write demonstrations.jsonl, worked answers of which this fraction is careless (default 0: no file)"
+    add("--careless_share", type=float, default=0.0, help=careless)
     add("--operands", type=int, nargs="+", default=[3, 4], help="countdown: how many numbers (default 3 4)")
     add("--tokenizer_vocab_size", type=int, help="also train a tokenizer of this size on the training problems")
 

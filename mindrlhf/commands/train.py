@@ -10,10 +10,10 @@ from mindrlhf.run.stop_signals import StopSignals
 
 def boolean(text: str) -> bool:
     """Parse True or False, as MindRLHF's flags are written."""
-    words = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
-    if text.strip().lower() not in words:
+    word = text.strip().lower()
+    if word not in ("true", "1", "yes", "on", "false", "0", "no", "off"):
         raise argparse.ArgumentTypeError(f"{text!r} is neither True nor False")
-    return words[text.strip().lower()]
+    return word in ("true", "1", "yes", "on")
 
 
 BOOLEAN = {"type": boolean, "metavar": "True|False"}
@@ -21,34 +21,24 @@ BOOLEAN = {"type": boolean, "metavar": "True|False"}
 
 def add_model_arguments(parser: argparse._ActionsContainer) -> None:
     """Declare the flags that all commands with a tokenizer have."""
-    parser.add_argument("--vocab_path", help="vocab.json of a Qwen2 tokenizer")
-    parser.add_argument("--merges_file_path", help="merges.txt of a Qwen2 tokenizer")
-    parser.add_argument(
-        "--tokenizer_path", help="instead of the two: an HF directory, tokenizer.json or tokenizer.model"
-    )
+    add = parser.add_argument
+    add("--vocab_path", help="vocab.json of a Qwen2 tokenizer")
+    add("--merges_file_path", help="merges.txt of a Qwen2 tokenizer")
+    add("--tokenizer_path", help="instead of the two: an HF directory, tokenizer.json or tokenizer.model")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     presets = ", ".join(f"{PREFIX}{name}" for name in preset_names())
-    add(
-        "overrides",
-        nargs="*",
-        metavar="group.key=value",
-        help="settings over --grpo_config; with the prefix train_yaml. or infer_yaml. they go to the model YAML",
-    )
+    settings = "settings over --grpo_config; with the prefix train_yaml. or infer_yaml. they go to the model YAML"
+    add("overrides", nargs="*", metavar="group.key=value", help=settings)
     add("--sft_path_infer", required=True, help="model YAML of the generating graph (a MindFormers predict YAML)")
     add("--sft_path_train", required=True, help="model YAML of the training graph (a MindFormers finetune YAML)")
     add_model_arguments(parser)
     add("--mind_dataset_dir", help="prompt MindRecord")
     add("--grpo_config", help=f"YAML of GRPO settings, or one of {presets}")
-    add(
-        "--from-verl",
-        "--from_verl",
-        metavar="'KEY=VALUE ...'",
-        help="a verl command line, or YAML files of its keys: the settings go over --grpo_config, a report says what "
-        "became of each key, and one that asks for what is not done here is refused",
-    )
+    verl = "a verl command line, or YAML files of its keys: settings over --grpo_config, with a report on each key"
+    add("--from-verl", "--from_verl", metavar="'KEY=VALUE ...'", help=verl)
     outputs = "metrics, TensorBoard events, rollouts (default: the folder of --save_ckpt_dir)"
     add("--output_dir", type=Path, help=outputs)
     saved = "checkpoints, and the trained model as an HF directory"
@@ -57,22 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--load_sft_checkpoint_infer", help="weights; an HF directory, safetensors or .ckpt")
     add("--load_sft_checkpoint_train", help="default: those of --load_sft_checkpoint_infer")
     add("--load_ref_checkpoint", help="reference weights; default: those of training")
-    critic = "PPO's critic: one that a run has saved, or any model; default: as training"
-    add("--load_critic_checkpoint", help=critic)
-    add(
-        "--resume_training",
-        metavar="auto|PATH|never",
-        help="continue from the newest whole checkpoint of --save_ckpt_dir (auto or True), or from a step_N folder; "
-        "never or False begins a new run (default: trainer.resume_mode)",
-    )
+    add("--load_critic_checkpoint", help="PPO's critic: one that a run has saved, or any model; default: as training")
+    resumed = "auto or True: from the newest whole checkpoint of --save_ckpt_dir; a step_N folder; never or False"
+    add("--resume_training", metavar="auto|PATH|never", help=f"{resumed} (default: trainer.resume_mode)")
     add("--use_parallel", **BOOLEAN, help="expect to be started by msrun")
-    add(
-        "--enable_compile_cache",
-        **BOOLEAN,
-        default=False,
-        help="keep compiled graphs in ~/.cache/mindrlhf/graphs, from where the next run with the same model, settings "
-        "and shapes takes them (default: False)",
-    )
+    cache = "keep compiled graphs in ~/.cache/mindrlhf/graphs for runs of the same model, settings and shapes"
+    add("--enable_compile_cache", **BOOLEAN, default=False, help=f"{cache} (default: False)")
     add("--only_save_strategy", **BOOLEAN, default=False)
     add("--replay", type=Path, help="train on a file of --save_data_file instead of generating")
     # MindRLHF's two flags of its warm-up rollout; there is none here, and a command line that has them still works.

@@ -1,14 +1,17 @@
 """`model.model_config` of a MindFormers YAML: the architecture, and for predict YAMLs the sampling."""
 
+from itertools import chain
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, create_model, model_validator
+from pydantic.fields import FieldInfo
 
 from mindrlhf.configs.base import Float32, Settings
+from mindrlhf.configs.grpo import SamplingSettings
 from mindrlhf.configs.lora import PetSettings
 from mindrlhf.configs.model import Llama3Scaling, ModelConfig, RotaryScaling
 from mindrlhf.configs.model_names import SHAPE_FIELDS
-from mindrlhf.configs.problems import explain
+from mindrlhf.configs.problems import BOUNDS, explain
 from mindrlhf.configs.unsupported import CLASSES, MODEL_TYPES
 from mindrlhf.errors import UserError
 from mindrlhf.models.families import DEFAULT, FAMILIES, LLAMA_CLASS, LLAMA_TYPE, Family
@@ -23,33 +26,41 @@ NEEDED = ("vocab_size", "hidden_size", "num_layers", "num_heads", "rms_norm_eps"
 MULTIPLE_OF = 256  # LlamaConfig's default
 
 
-class ModelSettings(Settings):
+# Numbers of a model and of its sampling by their keys, null where the YAML is silent.
+_MODEL = {key: name for key, name in SHAPE_FIELDS.items() if name != "rope_scaling"}
+_MODEL |= {"max_position_embedding": "max_position_embeddings", "initializer_range": "initializer_range"}
+_SAMPLING = {key: key for key in ("temperature", "top_k", "top_p", "repetition_penalty")}
+_SAMPLING |= {"max_decode_length": "max_new_tokens", "min_decode_length": "min_new_tokens"}
+
+
+def _optional(field: FieldInfo) -> tuple[Any, FieldInfo]:
+    """Copy a setting, null by default."""
+    bounds = {sign: getattr(rule, sign) for rule in field.metadata for sign in BOUNDS if hasattr(rule, sign)}
+    annotation = Float32 if field.annotation is float else field.annotation
+    return annotation | None, Field(None, description=field.description, **bounds)
+
+
+_NUMBERS = create_model(
+    "Numbers",
+    __base__=Settings,
+    **{key: _optional(ModelConfig.model_fields[name]) for key, name in _MODEL.items()},
+    **{key: _optional(SamplingSettings.model_fields[name]) for key, name in _SAMPLING.items()},
+)
+
+
+class ModelSettings(_NUMBERS):
     """`model.model_config` under MindFormers' names; null where the YAML is silent."""
 
     type: Literal[*CLASSES] | None = Field(None, description="MindFormers' configuration class.")
     model_type: Literal[*MODEL_TYPES] | None = Field(None, description="HF's name of the model family.")
-    vocab_size: int | None = Field(None, ge=1, description="Rows of the embedding.")
-    hidden_size: int | None = Field(None, ge=1, description="Width of the residual stream.")
-    num_layers: int | None = Field(None, ge=1, description="Decoder layers.")
-    num_heads: int | None = Field(None, ge=1, description="Query heads.")
-    n_kv_heads: int | None = Field(None, ge=1, description="Key and value heads; as many as num_heads when not given.")
-    head_dim: int | None = Field(None, ge=2, description="Width of one head; hidden_size / num_heads when not given.")
-    intermediate_size: int | None = Field(None, ge=1, description="Width of the feed-forward layer.")
     multiple_of: int | None = Field(
         None, ge=1, description="Without intermediate_size: the feed-forward width is rounded up to a multiple of this."
     )
     ffn_dim_multiplier: Float32 | None = Field(
         None, gt=0.0, description="Without intermediate_size: factor of the feed-forward width."
     )
-    qkv_has_bias: bool | None = Field(None, description="Biases of the query, key and value projections.")
-    qk_norm: bool | None = Field(None, description="RMSNorm over each query and key head (Qwen3).")
-    rms_norm_eps: Float32 | None = Field(None, gt=0.0, description="Epsilon of RMSNorm.")
-    theta: Float32 | None = Field(None, gt=0.0, description="Base of the rotary embedding's frequencies.")
     extend_method: Literal["None", "LLAMA3"] | None = Field(None, description="Scaling of the rotary frequencies.")
     scaling_factor: RotaryScaling = Field(None, description="Numbers of Llama 3's scaling; a bare one has no effect.")
-    max_position_embedding: int | None = Field(None, ge=1, description="Longest sequence the model may see, in tokens.")
-    tie_word_embeddings: bool | None = Field(None, description="The head is the embedding's own matrix.")
-    initializer_range: Float32 | None = Field(None, gt=0.0, description="Standard deviation of random initial weights.")
     eos_token_id: int | tuple[int, ...] | None = Field(None, description="Token or tokens that end a response.")
     pad_token_id: int | None = Field(None, description="Token that fills up rows.")
     bos_token_id: int | None = Field(None, description="Token that begins a text.")
@@ -59,12 +70,6 @@ class ModelSettings(Settings):
     param_init_type: DType = Field("float32", description="Dtype of weights (LlamaConfig's default is float16).")
     layernorm_compute_type: DType = Field("float32", description="Dtype of RMSNorm.")
     softmax_compute_type: DType = Field("float32", description="Dtype of the attention's softmax.")
-    max_decode_length: int | None = Field(None, ge=1, description="Most tokens of a response (max_new_tokens).")
-    min_decode_length: int | None = Field(None, ge=0, description="Fewest tokens of a response (min_new_tokens).")
-    temperature: Float32 | None = Field(None, ge=0.0, description="rollout.temperature.")
-    top_k: int | None = Field(None, ge=0, description="rollout.top_k.")
-    top_p: Float32 | None = Field(None, gt=0.0, le=1.0, description="rollout.top_p.")
-    repetition_penalty: Float32 | None = Field(None, gt=0.0, description="rollout.repetition_penalty.")
     pet_config: PetSettings | None = Field(None, description="Low-rank adapters: settings of lora.")
     do_sample: bool | None = Field(None, description="False draws the most probable token: temperature 0.")
 
@@ -78,13 +83,11 @@ class ModelSettings(Settings):
     @property
     def stated_family(self) -> Family | None:
         """The model family, where the YAML states it by q/k norms or type."""
-
-        def stated(family: Family) -> bool:
-            named = self.type == family.mindformers if self.type else False
-            return named or self.model_type == family.name != LLAMA_TYPE
-
-        norms = next((family for family in FAMILIES.values() if self.qk_norm and family.qk_norm), None)
-        return norms or next(filter(stated, FAMILIES.values()), None)
+        families = FAMILIES.values()
+        norms = (one for one in families if self.qk_norm and one.qk_norm)
+        classes = (one for one in families if self.type and self.type == one.mindformers)
+        names = (one for one in families if self.model_type == one.name != LLAMA_TYPE)
+        return next(chain(norms, classes, names), None)
 
     @property
     def family(self) -> Family | None:
@@ -97,9 +100,8 @@ class ModelSettings(Settings):
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """The end tokens as a tuple, empty when the YAML names none."""
-        if self.eos_token_id is None:
-            return ()
-        return (self.eos_token_id,) if isinstance(self.eos_token_id, int) else self.eos_token_id
+        ids = self.eos_token_id
+        return (ids,) if isinstance(ids, int) else ids or ()
 
     def feed_forward_width(self, hidden_size: int) -> int:
         """intermediate_size, or MindFormers' rule for its absence (`LlamaFeedForward`).
@@ -108,11 +110,9 @@ class ModelSettings(Settings):
         """
         if self.intermediate_size is not None:
             return self.intermediate_size
-        width = 4 * hidden_size
-        if self.ffn_dim_multiplier is not None:
-            width = int((self.ffn_dim_multiplier + 0.01) * width)
+        factor = 1.0 if self.ffn_dim_multiplier is None else self.ffn_dim_multiplier + 0.01
         step = self.multiple_of or MULTIPLE_OF
-        return -(-int(2 * width / 3) // step) * step
+        return -(-int(2 * int(factor * (4 * hidden_size)) / 3) // step) * step
 
     def architecture(self, hf: ModelConfig | None, where: str, hf_where: str = "config.json") -> ModelConfig:
         """Combine this YAML with a checkpoint's configuration (`hf`), if there is one.
@@ -179,8 +179,7 @@ class ModelSettings(Settings):
 
     def sampling(self) -> dict[str, Any]:
         """Collect the YAML's sampling settings, under the names of `RolloutSettings`."""
-        given = {name: getattr(self, name) for name in ("temperature", "top_k", "top_p", "repetition_penalty")}
-        given |= {"max_new_tokens": self.max_decode_length, "min_new_tokens": self.min_decode_length}
+        given = {name: getattr(self, key) for key, name in _SAMPLING.items()}
         return _set(given | ({"temperature": 0.0} if self.do_sample is False else {}))
 
 

@@ -22,7 +22,7 @@ from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_names import SPELLINGS
 from mindrlhf.configs.model_settings import ModelSettings
 from mindrlhf.configs.problems import brief, unknown_name
-from mindrlhf.configs.unsupported import has_experts, sign_of_another, unsupported
+from mindrlhf.configs.unsupported import sign_of_another, unsupported
 from mindrlhf.configs.yaml_file import KeyPath, Layer, dotted, read_chain, read_yaml
 from mindrlhf.errors import UserError
 
@@ -91,10 +91,10 @@ class ModelYaml(Settings):
     """A MindFormers model YAML."""
 
     path: str = Field(description="The file, as given.")
-    model: ModelSettings = Field(ModelSettings(), description="`model.model_config`.")
-    parallel: ParallelSettings = Field(ParallelSettings(), description="`parallel_config`.")
-    recompute: RecomputeSettings = Field(RecomputeSettings(), description="`recompute_config`.")
-    context: ContextSettings = Field(ContextSettings(), description="`context`.")
+    model: ModelSettings = ModelSettings()
+    parallel: ParallelSettings = ParallelSettings()
+    recompute: RecomputeSettings = RecomputeSettings()
+    context: ContextSettings = ContextSettings()
     lora: PetSettings | None = Field(None, description="`lora_config`, or `model.model_config.pet_config`.")
     unused: tuple[str, ...] = Field((), description="Keys of the file that have no effect here, dotted.")
 
@@ -170,23 +170,16 @@ class _Reader:
 
     def check_kind(self) -> None:
         """Raise UserError for a file of GRPO settings or of another model family."""
-        top = self.layered.values
-        for key in MINDRLHF_GROUPS:
-            if key in top:
-                self.refuse(
-                    (key,),
-                    f"{key}: this is MindRLHF's file of GRPO settings and no model YAML; give the model YAMLs that it "
-                    "names (actor_config.model_config with --sft_path_train, generate_config.model_config with "
-                    "--sft_path_infer), and its settings by their names here with --grpo_config.",
-                )
-        settings = self.mapping(("model", "model_config"))
-        sign = sign_of_another(settings)
-        if sign is not None:
-            place = ("model", "model_config", sign[0])
-            raise unsupported(self.layered.where(place), f"{dotted(place)} is {brief(settings[sign[0]])}", sign[1])
-        if has_experts(top):
-            place = ("moe_config", "expert_num")
-            raise unsupported(self.layered.where(place), f"{dotted(place)} is above 1", "a mixture of experts")
+        top, path = self.layered.values, ("model", "model_config")
+        for key in [name for name in MINDRLHF_GROUPS if name in top]:
+            yamls = "the model YAMLs that it names (actor_config.model_config, generate_config.model_config)"
+            found = f"{key}: this is MindRLHF's file of GRPO settings and no model YAML"
+            self.refuse((key,), f"{found}; give {yamls}, and settings by --grpo_config.")
+        for group, above in ((self.mapping(path), path), (top, ())):
+            key, kind = sign_of_another(group) or ("", "")
+            if key:
+                found = f"{dotted((*above, key))} is {brief(group[key])}"
+                raise unsupported(self.layered.where((*above, key)), found, kind)
 
     def group(
         self,
@@ -207,32 +200,26 @@ class _Reader:
         written: dict[str, KeyPath] = {}
         for key, value in self.mapping(path).items():
             place, name = (*path, key), spellings.get(key, key)
+            found = f"{dotted(place)} is {brief(value)}"
             if name in own and value is not None:
                 if values.get(name, value) != value:
-                    self.refuse(
-                        place,
-                        f"{dotted(place)} is {brief(value)}, and {dotted(written[name])}, another name of the same "
-                        f"setting, is {brief(values[name])}; keep one.",
-                    )
+                    other_name = f"{dotted(written[name])}, another name of the same setting"
+                    self.refuse(place, f"{found}, and {other_name}, is {brief(values[name])}; keep one.")
                 values[name], written[name] = value, place
-            elif key in fixed:
-                self._require(place, value, fixed[key])
+            elif key in fixed and value not in fixed[key]:
+                choices = " or ".join(repr(choice) for choice in fixed[key] if choice is not None)
+                right = f"set it to {choices}" if choices else "remove it"
+                self.refuse(place, f"{found}, which this suite does not compute; {right}.")
             elif key in unused:
                 self.unused.append(dotted(place))
-            elif name not in own and place != other:
-                self.refuse(place, unknown_name(str(key), own, dotted(path), (*spellings, *fixed, *unused)))
+            elif name not in own and key not in fixed and place != other:
+                self.refuse(place, unknown_name(key, own, dotted(path), (*spellings, *fixed, *unused)))
         for key, value in self.mapping(other).items() if other else ():
             if key != moved:
                 self.unused.append(dotted((*other, key)))
             elif value is not None:
                 values[moved], written[moved] = value, (*other, moved)
         return build(settings, values, self.layered, written)
-
-    def _require(self, place: KeyPath, value: Any, allowed: Collection[Any]) -> None:
-        if value not in allowed:
-            choices = " or ".join(repr(choice) for choice in allowed if choice is not None)
-            right = f"set it to {choices}" if choices else "remove it"
-            self.refuse(place, f"{dotted(place)} is {brief(value)}, which this suite does not compute; {right}.")
 
     def rest(self) -> tuple[str, ...]:
         """List all unused keys, those outside of our groups too; refuse misspelt group names."""
@@ -241,15 +228,13 @@ class _Reader:
             grpo = " (GRPO settings go to --grpo_config)" if set(top) & set(GRPOConfig.model_fields) else ""
             groups = ", ".join(OWN_GROUPS)
             raise UserError(f"{self.path}: none of the groups {groups} is in it; give a MindFormers model YAML{grpo}.")
-        for key in top:
-            if key not in (*OWN_GROUPS, "parallel", "lora_config"):
-                near = difflib.get_close_matches(str(key), OWN_GROUPS, n=1, cutoff=0.85)
-                if near:
-                    self.refuse((key,), f"unknown group {dotted((key,))}; did you mean {near[0]}?")
-                self.unused.append(str(key))
+        for key in [name for name in top if name not in (*OWN_GROUPS, "parallel", "lora_config")]:
+            if near := difflib.get_close_matches(key, OWN_GROUPS, n=1, cutoff=0.85):
+                self.refuse((key,), f"unknown group {dotted((key,))}; did you mean {near[0]}?")
+            self.unused.append(key)
         for key in self.mapping(("model",)):
             if key in UNUSED["model"]:
                 self.unused.append(f"model.{key}")
             elif key != "model_config":
-                self.refuse(("model", key), unknown_name(str(key), ("model_config",), "model", UNUSED["model"]))
+                self.refuse(("model", key), unknown_name(key, ("model_config",), "model", UNUSED["model"]))
         return tuple(self.unused)
