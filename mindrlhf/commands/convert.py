@@ -26,7 +26,6 @@ DTYPES: dict[str, StoredDtype] = {"fp32": "float32", "bf16": "bfloat16", "fp16":
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags of `mindrlhf convert`."""
     add = parser.add_argument
     add("--torch_ckpt_dir", required=True, help="Hugging Face folder, or an adapter in PEFT's format, which is merged")
     add("--mindspore_ckpt_path", required=True, help="file with MindFormers names, .ckpt (default) or .safetensors")

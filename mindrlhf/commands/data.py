@@ -13,7 +13,6 @@ from mindrlhf.errors import UserError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags of `mindrlhf data`."""
     add = parser.add_argument
     problems = "problems: JSONL files, JSON arrays, parquet files, or folders of JSONL files"
     add("--file_path", required=True, nargs="+", help=problems)

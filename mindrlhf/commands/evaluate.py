@@ -25,7 +25,6 @@ SAMPLING = {"max_new_tokens": 256, "temperature": 0.0, "top_p": 1.0, "top_k": 0}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags of `mindrlhf eval`."""
     add = parser.add_argument
     add_generation_arguments(parser)
     add("--data", required=True, help="prompt MindRecord")

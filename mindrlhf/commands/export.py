@@ -26,7 +26,6 @@ ROLES = {"policy": WEIGHTS, "critic": CRITIC_WEIGHTS, "reference": REFERENCE_WEI
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags of `mindrlhf export`."""
     add = parser.add_argument
     add("--checkpoint", required=True, type=Path, help="step_N folder, latest, best, or a folder of checkpoints")
     add("--output", required=True, type=Path, help="Hugging Face folder to write")

@@ -19,7 +19,6 @@ from mindrlhf.types import Rollout
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags of `mindrlhf generate`."""
     add = parser.add_argument
     drawn = f"how tokens are drawn: {', '.join(SamplingSettings.model_fields)}"
     add("overrides", nargs="*", metavar="key=value", help=drawn)

@@ -10,7 +10,6 @@ from mindrlhf.metrics.writers import METRICS_FILE
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags of `mindrlhf plot`."""
     add = parser.add_argument
     add("runs", nargs="*", type=Path, help=f"output folder of a run, or its {METRICS_FILE}")
     add("--output", type=Path, required=True, help="PNG to write")

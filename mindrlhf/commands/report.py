@@ -15,7 +15,6 @@ FILE = "report.html"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags of `mindrlhf report`."""
     add = parser.add_argument
     add("runs", nargs="+", type=Path, metavar="RUN", help="output folder of a run")
     add("--output", type=Path, help=f"file to write (default: {FILE} in the first run's folder)")

@@ -46,7 +46,6 @@ class _Row:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags of `mindrlhf reward-check`."""
     add = parser.add_argument
     named = (
         f"{', '.join(SHIPPED)}, package.module:function or path/file.py:function; with arguments in quotes; repeatable"
@@ -98,15 +97,11 @@ def _read_mindrecord(data: str, tokenizer: Tokenizer | None, references: bool) -
         return [_Row(prompt.id, prompt.fields["question"], "", prompt.fields) for prompt in prompts]
     pairs = read_pairs(data, tokenizer) if references else []  # without the rows that have no answer
     answers = {prompt_ids.tobytes(): answer_ids for prompt_ids, answer_ids in pairs}
-    return [
-        _Row(
-            prompt.id,
-            tokenizer.decode(prompt.token_ids),
-            tokenizer.decode(answers.get(prompt.token_ids.tobytes(), ()), skip_special_tokens=True),
-            prompt.fields,
-        )
-        for prompt in prompts
-    ]
+    rows = []
+    for prompt in prompts:
+        answer = tokenizer.decode(answers.get(prompt.token_ids.tobytes(), ()), skip_special_tokens=True)
+        rows.append(_Row(prompt.id, tokenizer.decode(prompt.token_ids), answer, prompt.fields))
+    return rows
 
 
 def _read_json(data: str, task_name: str | None) -> list[_Row]:

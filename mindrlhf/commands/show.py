@@ -20,7 +20,6 @@ LEAST_WIDTH = 24  # of a column with a completion
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags of `mindrlhf show`."""
     add = parser.add_argument
     add("run", type=Path, metavar="RUN", help="output folder of a run")
     add("--step", type=int, help="which step (default: the last one that has rollouts)")

@@ -13,7 +13,6 @@ DEMONSTRATIONS = {"arithmetic": arithmetic.demonstrations, "countdown": countdow
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags of `mindrlhf synthesize`."""
     add = parser.add_argument
     add("--task", choices=("arithmetic", "countdown", "multiplication"), default="arithmetic")
     add("--output_dir", required=True, help="folder for train.jsonl, test.jsonl and tokenizer files")

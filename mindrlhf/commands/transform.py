@@ -35,7 +35,6 @@ Wish = ModelYaml | Strategy | None  # what a user names a layout by; None is unc
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags of `mindrlhf transform`."""
     add = parser.add_argument
     source = "folder with rank_R folders, or a training checkpoint; uncut: HF folder or weight file"
     add("--src_checkpoint", type=Path, required=True, help=source)
@@ -65,20 +64,18 @@ def run(args: argparse.Namespace) -> None:
     weights = _chosen(_open(source, origin, model), model, goal)
     layout = _layout(goal, model, weights)
     _check_flags(args, layout, uncut)
-    whole_model = uncut and target.suffix not in FILE_SUFFIXES
-    if whole_model and model is None:
-        raise UserError(
-            f"{target}: a Hugging Face folder needs the model's configuration; put config.json next to the source, "
-            "name a model YAML, or give a file name that ends in .safetensors or .ckpt."
-        )
-    if whole_model and model.adapter:
-        raise UserError(
-            f"{target}: the model YAML has adapters, and a Hugging Face folder of a model has none; give a file name "
-            "that ends in .safetensors or .ckpt."
-        )
-    files = 1 if args.transform_by_rank else layout.size
-    count, unit = (len(layout.placements), "tensors") if uncut else (files, "files")
-    with Progress()("transform", count, unit) as advance:
+    whole_model, adapted = uncut and target.suffix not in FILE_SUFFIXES, model is not None and model.adapter
+    folder, other = f"{target}: a Hugging Face folder", "or give a file name that ends in .safetensors or .ckpt"
+    refuse(
+        {
+            f"{folder} needs the model's configuration; name a model YAML, {other}.": whole_model and model is None,
+            f"{folder} has no adapters, and the YAML names some; remove them, {other}.": whole_model and adapted,
+        }
+    )
+    only = args.rank_id if args.transform_by_rank else None
+    of_ranks = "uncut" if uncut else f"{layout.size} ranks" if only is None else f"rank {only}"
+    count = len(layout.placements) if uncut else layout.size if only is None else 1
+    with Progress()("transform", count, "tensors" if uncut else "files") as advance:
         if whole_model:
             write_hf(weights, model, target, advance)
         elif uncut:
@@ -92,10 +89,9 @@ def run(args: argparse.Namespace) -> None:
                 file_format=args.output_format or _file_format(weights),
                 advance=advance,
                 processes=args.transform_process_num,
-                only_rank=args.rank_id if args.transform_by_rank else None,
+                only_rank=only,
             )
     dtypes = ", ".join(sorted(set(weights.dtypes.values())))
-    of_ranks = "uncut" if uncut else f"rank {args.rank_id}" if args.transform_by_rank else f"{layout.size} ranks"
     print(f"{target}: {of_ranks}, {len(layout.placements)} parameters, {dtypes}")
 
 
@@ -181,10 +177,7 @@ def _open(source: Path, origin: Wish, model: ModelConfig | None) -> WeightSource
         return _open_trained(source, model)
     ranks = len(rank_folders(source))
     if origin is None and ranks > 1:
-        raise UserError(
-            f"{source}: holds the parts of {ranks} ranks; name the layout that they were written in with "
-            "--src_strategy."
-        )
+        raise UserError(f"{source}: holds the parts of {ranks} ranks; name the layout of these with --src_strategy.")
     layout = yaml_layout(origin, model) if isinstance(origin, ModelYaml) else origin
     if layout is None or (not ranks and layout.size == 1):
         return open_full(source, model)

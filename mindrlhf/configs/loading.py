@@ -26,14 +26,12 @@ Group = TypeVar("Group", bound=Settings)
 def load_grpo_config(
     path: str | Path | None = None, overrides: Sequence[str] = (), defaults: Mapping[str, Any] | None = None
 ) -> GRPOConfig:
-    """Load the settings of a GRPO run; see `load_settings`."""
     return load_settings(GRPOConfig, () if path is None else (path,), overrides, defaults)
 
 
 def load_sft_config(
     path: str | Path | None = None, overrides: Sequence[str] = (), defaults: Mapping[str, Any] | None = None
 ) -> SFTConfig:
-    """Load the settings of a supervised fine-tuning run; see `load_settings`."""
     return load_settings(SFTConfig, () if path is None else (path,), overrides, defaults)
 
 

@@ -14,19 +14,10 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from mindrlhf.configs.base import Float32, Settings
+from mindrlhf.configs.model_names import MODULES
 
 ALL_LINEAR = "all-linear"
 LAYERS = "model.layers."  # the beginning of every layer's names, in Hugging Face's checkpoints and ours
-# MindFormers' path of a linear module within a layer, and its name in Hugging Face's models.
-MINDFORMERS = {
-    "attention.wq": "q_proj",
-    "attention.wk": "k_proj",
-    "attention.wv": "v_proj",
-    "attention.wo": "o_proj",
-    "feed_forward.w1": "gate_proj",
-    "feed_forward.w3": "up_proj",
-    "feed_forward.w2": "down_proj",
-}
 
 Modules = str | tuple[str, ...]
 Init = Literal["kaiming", "gaussian"]
@@ -132,7 +123,7 @@ class PetSettings(Settings):
     @classmethod
     def _matching(cls, pattern: str) -> str:
         if not _translated(pattern):
-            raise ValueError(f"{pattern!r} matches none of {', '.join(MINDFORMERS)}; write .*wq|.*wv for example")
+            raise ValueError(f"{pattern!r} matches none of {', '.join(MODULES)}; write .*wq|.*wv for example")
         return pattern
 
     def settings(self) -> dict[str, Any]:
@@ -144,7 +135,7 @@ class PetSettings(Settings):
 def _translated(pattern: str) -> list[str]:
     """List Hugging Face's names of the modules that a pattern of MindFormers' matches."""
     try:
-        return [name for path, name in MINDFORMERS.items() if re.match(pattern, f"{LAYERS}0.{path}")]
+        return [name for path, name in MODULES.items() if re.match(pattern, f"{LAYERS}0.{path}")]
     except re.error:
         return []
 

@@ -13,5 +13,7 @@ HF_KEYS = {field: hf for field, (hf, _) in _NAMES.items() if hf}
 SHAPE_FIELDS = {key: field for field, (_, key) in _TABLES["shape"].items()}
 # Other spelling of a key of model_config -> the key.
 SPELLINGS = {hf: key for hf, key in _NAMES.values() if hf not in (None, key)} | _TABLES["spellings"]
+# MindFormers' path of a linear module within a layer -> its name in Hugging Face's models.
+MODULES = _TABLES["modules"]
 # Kind of model that is not supported -> keys of model settings that only such models have.
 SIGNS = {kind: keys.split() for kind, keys in _TABLES["unsupported"].items()}

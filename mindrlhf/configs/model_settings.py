@@ -99,7 +99,6 @@ class ModelSettings(_NUMBERS):
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """The end tokens as a tuple, empty when the YAML names none."""
         ids = self.eos_token_id
         return (ids,) if isinstance(ids, int) else ids or ()
 
@@ -128,18 +127,14 @@ class ModelSettings(_NUMBERS):
         declared = _set({key: getattr(self, key) for key in SHAPE_FIELDS})
         if self.multiple_of is not None or self.ffn_dim_multiplier is not None:
             declared["intermediate_size"] = self.feed_forward_width(hf.hidden_size)
+        stated, other = self.stated_family, f"the checkpoint ({hf_where})"
         for key, value in declared.items():
-            theirs = getattr(hf, SHAPE_FIELDS[key])
+            theirs, found = getattr(hf, SHAPE_FIELDS[key]), f"{where}: {GROUP}.{key} is {value}"
             if value != theirs:
-                raise UserError(
-                    f"{where}: {GROUP}.{key} is {value}, and the checkpoint ({hf_where}) says {theirs}; "
-                    f"set {key}: {theirs} or remove the key."
-                )
-        if self.stated_family not in (None, FAMILIES[hf.family]):
-            raise UserError(
-                f"{where}: {GROUP} describes a {self.stated_family.name} model, and the checkpoint ({hf_where}) is a "
-                f"{hf.family} model; give the YAML and the checkpoint of one model."
-            )
+                raise UserError(f"{found}, and {other} says {theirs}; set {key}: {theirs} or remove the key.")
+        if stated not in (None, FAMILIES[hf.family]):
+            found = f"{where}: {GROUP} describes a {stated.name} model"
+            raise UserError(f"{found}, and {other} is a {hf.family} model; give the two of one model.")
         changes: dict[str, Any] = self._tokens_and_range()
         if self.max_position_embedding is not None:
             changes["max_position_embeddings"] = min(self.max_position_embedding, hf.max_position_embeddings)
@@ -150,21 +145,18 @@ class ModelSettings(_NUMBERS):
         needed = (*NEEDED, *(["type"] if self.family is None else []), *({"head_dim"} & family.hf_defaults.keys()))
         missing = [key for key in needed if getattr(self, key) is None]
         if missing:
-            raise UserError(
-                f"{where}: {GROUP} lacks {', '.join(missing)}; add what is missing, or give a checkpoint directory "
-                "whose config.json says it."
-            )
+            right = "add what is missing, or give a checkpoint whose config.json says it"
+            raise UserError(f"{where}: {GROUP} lacks {', '.join(missing)}; {right}.")
         for key, right in (("qkv_has_bias", family.attention_bias), ("qk_norm", family.qk_norm)):
             if getattr(self, key) not in (None, right):
                 raise UserError(f"{where}: {GROUP}.{key} is {not right}, and a {family.name} model has {right}.")
-        longest = self.max_position_embedding or self.seq_length
         given = {field: getattr(self, key) for key, field in SHAPE_FIELDS.items()}
         given |= {
             "family": family.name,
             "intermediate_size": self.feed_forward_width(self.hidden_size),
             "attention_bias": family.attention_bias,
             "qk_norm": family.qk_norm,
-            "max_position_embeddings": longest,
+            "max_position_embeddings": self.max_position_embedding or self.seq_length,
         }
         values = _set(given) | self._tokens_and_range()
         try:
@@ -178,7 +170,6 @@ class ModelSettings(_NUMBERS):
         return _set({"eos_token_ids": self.eos_token_ids or None} | {name: getattr(self, name) for name in names})
 
     def sampling(self) -> dict[str, Any]:
-        """Collect the YAML's sampling settings, under the names of `RolloutSettings`."""
         given = {name: getattr(self, key) for key, name in _SAMPLING.items()}
         return _set(given | ({"temperature": 0.0} if self.do_sample is False else {}))
 

@@ -52,7 +52,6 @@ class ParallelSettings(Settings):
 
     @property
     def workers(self) -> int:
-        """Processes that this layout takes."""
         return self.data_parallel * self.model_parallel * self.pipeline_stage
 
 
@@ -154,7 +153,6 @@ class _Reader:
     unused: list[str] = field(default_factory=list)
 
     def refuse(self, place: KeyPath, words: str) -> NoReturn:
-        """Raise UserError for the key at `place`."""
         raise UserError(f"{self.layered.where(place)}: {words}")
 
     def mapping(self, path: KeyPath) -> Mapping[str, Any]:

@@ -85,7 +85,6 @@ def expected(annotation: Any, info: FieldInfo | None = None) -> str:
 
 
 def number(value: float) -> str:
-    """Format a number for a message."""
     return str(value) if isinstance(value, int) else f"{value:g}"
 
 
@@ -106,7 +105,6 @@ def _unknown_key(settings: type[Settings], path: KeyPath, key: str) -> str:
 
 
 def _group_of(annotation: Any) -> type[Settings] | None:
-    """Find the group of an annotation that may allow something else too."""
     return next(filter(is_group, (annotation, *typing.get_args(annotation))), None)
 
 
@@ -132,7 +130,6 @@ def _walk(settings: type[Settings], location: KeyPath) -> tuple[KeyPath, Any, Fi
 
 
 def _leaves(settings: type[Settings], prefix: str = "") -> Iterator[str]:
-    """List the dotted names of all keys of nested settings."""
     for name, info in settings.model_fields.items():
         yield prefix + name
         if is_group(info.annotation):

@@ -78,7 +78,6 @@ def check_sft(config: SFTConfig, yaml: ModelYaml, model: ModelConfig, workers: i
 
 
 def check_training_layout(yaml: ModelYaml, length_bucket: int) -> None:
-    """Check `parallel_config` for training."""
     check_recompute(yaml)
     if yaml.parallel.use_seq_parallel:
         ranks = yaml.parallel.model_parallel
@@ -103,7 +102,6 @@ def check_recompute(yaml: ModelYaml) -> None:
 
 
 def check_generating_layout(yaml: ModelYaml) -> None:
-    """Check `parallel_config` for generation."""
     layout, where = yaml.parallel, f"{yaml.path}: parallel_config"
     stages = f"{where}.pipeline_stage is {layout.pipeline_stage}, and generation runs in one stage; set it to 1."
     split = f"{where}.use_seq_parallel is True, and generation has one position at a time; set it to False."
@@ -148,7 +146,6 @@ def check_dtypes(yaml: ModelYaml) -> None:
 
 
 def check_same_model(train: ModelYaml, infer: ModelYaml, train_model: ModelConfig, infer_model: ModelConfig) -> None:
-    """Check that both YAMLs describe one architecture."""
     ours, theirs = infer_model.family, train_model.family
     if ours != theirs:
         raise UserError(f"{infer.path}: the model is a {ours}, and that of {train.path} a {theirs}; give one model.")
@@ -197,7 +194,6 @@ def check_batch(config: GRPOConfig, train: ModelYaml, infer: ModelYaml) -> None:
 
 
 def _check_ranks(yaml: ModelYaml, key: str, value: int, unit: int | None = None) -> None:
-    """Check that data-parallel ranks divide a setting."""
     ranks = yaml.parallel.data_parallel
     check_divides(key, value, ranks, f"the data_parallel {ranks} of {yaml.path}", unit)
 
@@ -292,7 +288,6 @@ def check_lengths(
 
 
 def check_algorithm(algorithm: AlgorithmSettings) -> None:
-    """Check names, options and requirements of the algorithm."""
     if algorithm.aggregation not in MODES:
         raise unknown_name("aggregation", algorithm.aggregation, MODES)
     _check_options(algorithm, "advantage", ADVANTAGES)

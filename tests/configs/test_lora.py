@@ -6,7 +6,8 @@ import pytest
 from small_model import small_config
 
 from mindrlhf.configs.loading import load_grpo_config, load_sft_config
-from mindrlhf.configs.lora import MINDFORMERS, Adapter
+from mindrlhf.configs.lora import Adapter
+from mindrlhf.configs.model_names import MODULES
 from mindrlhf.errors import UserError
 from mindrlhf.models.parameters import parameter_table
 
@@ -85,4 +86,4 @@ def test_names_of_mindformers_are_those_of_the_parameter_table():
     table = parameter_table(small_config())
     matrices = [spec for spec in table if spec.kind == "matrix" and spec.layer == 0]
     names = {spec.name.split(".0.")[1].removesuffix(".weight"): spec.hf_module.rpartition(".")[2] for spec in matrices}
-    assert names == MINDFORMERS
+    assert names == MODULES

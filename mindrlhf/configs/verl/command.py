@@ -50,7 +50,6 @@ class Keys:
         return next((name for name in names if self.given.get(name) not in (None, "")), None)
 
     def below(self, group: str) -> list[str]:
-        """Select the given keys of a group."""
         return [name for name in self.given if name.startswith(f"{group}.")]
 
 
@@ -84,7 +83,6 @@ def read_command(text: str) -> Keys:
 
 
 def _without_config_flags(words: list[str]) -> Iterator[str]:
-    """Drop Hydra's flags that choose a configuration, with their values."""
     rest = iter(words)
     for word in rest:
         flag, equals, value = word.partition("=")
@@ -93,10 +91,8 @@ def _without_config_flags(words: list[str]) -> Iterator[str]:
             continue
         value = value if equals else next(rest, "")
         if flag in ("--config-name", "-cn") and not OWN_CONFIG.fullmatch(value):
-            raise UserError(
-                f"--from-verl: {flag} {value} names a configuration that is not verl's own; give the path of its YAML "
-                "file among the keys instead."
-            )
+            found = f"{flag} {value} names a configuration that is not verl's own"
+            raise UserError(f"--from-verl: {found}; give the path of its YAML file among the keys instead.")
 
 
 def _asked(group: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -11,13 +11,10 @@ POLICY = "actor_rollout_ref."
 OFF = (None, False, 0, "", [], {})
 
 _FACTS = read_yaml(Path(__file__).with_name("keys.yaml")).values
-VERL_DEFAULTS: Mapping[str, Any] = _FACTS["defaults"]
-FILE_DEFAULTS: Mapping[str, Any] = _FACTS["file_defaults"]
-COPIED, COPIED_WITH, COPIED_OR_NULL, NAMES, MEGATRON_MODULES = (
-    _FACTS[part] for part in ("copied", "copied_with", "copied_or_null", "names", "megatron_modules")
-)
-NEEDLESS: Mapping[str, str] = _FACTS["needless"]
-ELSEWHERE: Mapping[str, str] = _FACTS["elsewhere"]
+VERL_DEFAULTS, FILE_DEFAULTS = _FACTS["defaults"], _FACTS["file_defaults"]
+COPIED, COPIED_WITH, COPIED_OR_NULL = _FACTS["copied"], _FACTS["copied_with"], _FACTS["copied_or_null"]
+NAMES, MEGATRON_MODULES = _FACTS["names"], _FACTS["megatron_modules"]
+NEEDLESS, ELSEWHERE = _FACTS["needless"], _FACTS["elsewhere"]
 
 
 @dataclass(frozen=True)

@@ -50,11 +50,10 @@ def asked(given: Mapping[str, Any]) -> dict[str, Feature]:
 
 
 def _refuse(refused: Mapping[str, str], given: Mapping[str, Any]) -> None:
-    """Raise UserError where keys ask for unsupported features."""
-    parts = []
-    for reason in dict.fromkeys(refused.values()):
-        keys = ", ".join(f"{key}={given[key]}" for key, found in refused.items() if found == reason)
-        parts.append(f"{keys} ({reason})")
+    reasons: dict[str, list[str]] = {}
+    for key, reason in refused.items():
+        reasons.setdefault(reason, []).append(f"{key}={given[key]}")
+    parts = [f"{', '.join(keys)} ({reason})" for reason, keys in reasons.items()]
     if parts:
         raise UserError(f"--from-verl: not done here: {'; '.join(parts)}; leave it out to train without it.")
 
@@ -62,10 +61,9 @@ def _refuse(refused: Mapping[str, str], given: Mapping[str, Any]) -> None:
 def _place_others(result: Translation) -> None:
     """Find a place for each given key without a setting; refuse unknown ones."""
     for key, value in result.keys.given.items():
-        if key in result.used:
-            continue
-        place, words = result.judged.get(key) or _look_up(key, value)
-        getattr(result, place)[key] = words
+        if key not in result.used:
+            place, words = result.judged.get(key) or _look_up(key, value)
+            getattr(result, place)[key] = words
     mistakes = [words for key, words in result.unknown.items() if key not in result.keys.from_files]
     if mistakes:
         raise UserError(f"--from-verl: {'; '.join(mistakes)}; correct it or leave it out.")
