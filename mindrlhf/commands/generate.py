@@ -34,8 +34,6 @@ def run(args: argparse.Namespace) -> None:
     """Generate, write the file, and print counts and times."""
     sampling = load_settings(SamplingSettings, overrides=args.overrides)
     check_generation(args, sampling)
-    if args.step < 0:
-        raise UserError(f"--step {args.step}: should be 0 or more.")
     language_model(args.model)  # a folder that is no model is said to be so before its tokenizer is missed
     tokenizer = open_tokenizer(args, args.model)
     make_folder(args.output.parent)

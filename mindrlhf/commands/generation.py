@@ -8,7 +8,7 @@ from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import refuse
 from mindrlhf.rollout.generator import Generator
 
-LEAST = {"num_generations": 1, "limit": 1, "slots": 1, "seed": 0}  # flag -> smallest value
+LEAST = {"num_generations": 1, "limit": 1, "slots": 1, "seed": 0, "step": 0}  # flag -> smallest value
 
 
 def add_generation_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +29,7 @@ def add_generation_arguments(parser: argparse.ArgumentParser) -> None:
 
 def check_generation(args: argparse.Namespace, sampling: SamplingSettings) -> None:
     """Raise UserError for flags out of range, and for settings that contradict each other."""
-    given = {flag: vars(args)[flag] for flag in LEAST if vars(args)[flag] is not None}
+    given = {flag: value for flag, value in vars(args).items() if flag in LEAST and value is not None}
     least, most = sampling.min_new_tokens, sampling.max_new_tokens
     lengths = f"min_new_tokens is {least}, more than max_new_tokens {most}; set it to {most} or fewer."
     same = (

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import groupby
@@ -48,8 +47,7 @@ def run(args: argparse.Namespace) -> None:
     moved = plan(*work.layouts)
     figures = plan_figures(work, moved, limit)
     if args.json:
-        json.dump(figures, sys.stdout, indent=1)
-        print()
+        print(json.dumps(figures, indent=1))
         return
     print(plan_text(work, figures, source, reason))
     if args.every_transfer:
@@ -91,10 +89,8 @@ def read_work(args: argparse.Namespace) -> tuple[Work, str]:
     models = [yaml.architecture(hf, checkpoint or "") for yaml in yamls]
     workers, others = (yaml.parallel.workers for yaml in yamls)
     if workers != others:
-        raise UserError(
-            f"{yamls[1].path}: parallel_config is of {others} workers, and that of {yamls[0].path} of {workers}; both "
-            "run on the same workers, so give equal products."
-        )
+        found = f"{yamls[1].path}: parallel_config is of {others} workers, and that of {yamls[0].path} of {workers}"
+        raise UserError(f"{found}; both run on the same workers, so give equal products.")
     check_grpo(config, *yamls, *models, workers)
     if not args.replay:
         with RewardRunner(config.reward.model_copy(update={"workers": 1})):
@@ -109,10 +105,8 @@ def read_work(args: argparse.Namespace) -> tuple[Work, str]:
         prompt = min(filter(None, positions)) - config.rollout.max_new_tokens
         source = "what seq_length leaves; else --prompt_tokens"
     if prompt < 1:
-        raise UserError(
-            f"rollout.max_new_tokens is {config.rollout.max_new_tokens}, which leaves no room for a prompt; lower it, "
-            "or raise seq_length."
-        )
+        found = f"rollout.max_new_tokens is {config.rollout.max_new_tokens}, which leaves no room for a prompt"
+        raise UserError(f"{found}; lower it, or raise seq_length.")
     for yaml in yamls:
         check_lengths(config, yaml, models[0], prompt)
     problems = read_prompts(config.data.val_dataset, tokenizer) if config.data.val_dataset else []

@@ -50,10 +50,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _read(args: argparse.Namespace, begun: bool = True) -> list:
     labels = run_labels(args.runs, args.labels)
-    return [
-        read_run(path, label, args.samples, args.sample_steps, begun)
-        for path, label in zip(args.runs, labels, strict=True)
-    ]
+    return [read_run(*run, args.samples, args.sample_steps, begun) for run in zip(args.runs, labels, strict=True)]
 
 
 def _write(args: argparse.Namespace, live: bool = False) -> Path:

@@ -58,8 +58,9 @@ def _show(console: Console, group: RolloutGroupText, samples: int, full: bool) -
     expected = "" if group.ground_truth is None else f" · expected {group.ground_truth}"
     title = _text(f"step {group.step} · prompt {group.prompt_id}{expected}", full)
     console.print(Panel(_text(group.prompt, full), title=title, title_align="left"))
-    rows = sorted(group.samples, key=lambda row: -1e300 if row["reward"] is None else row["reward"], reverse=True)
-    rows = rows[:samples]
+    rows = sorted(group.samples, key=lambda row: -1e300 if row["reward"] is None else row["reward"], reverse=True)[
+        :samples
+    ]
     beside = max(1, console.width // (LEAST_WIDTH + 3))
     for start in range(0, len(rows), beside):
         part = rows[start : start + beside]

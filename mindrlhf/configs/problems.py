@@ -4,6 +4,8 @@ import difflib
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import reduce
+from operator import getitem
 from typing import Any
 
 from pydantic import ValidationError
@@ -44,10 +46,7 @@ def explain(
         return f"{place}: {key} is missing, and must be {right}."
     if finding["type"] == "finite_number":
         right = f"finite, {right}"
-    given: Any = values
-    for part in path:
-        given = given[part]
-    return f"{place}: {key} is {brief(given)}, and must be {right}."
+    return f"{place}: {key} is {brief(reduce(getitem, path, values))}, and must be {right}."
 
 
 def unknown_name(name: str, own: Iterable[str], prefix: str = "", also: Iterable[str] = ()) -> str:
