@@ -43,6 +43,7 @@ def _optional(field: FieldInfo) -> tuple[Any, FieldInfo]:
 _NUMBERS = create_model(
     "Numbers",
     __base__=Settings,
+    __doc__="Numbers of a model and of its sampling.",
     **{key: _optional(ModelConfig.model_fields[name]) for key, name in _MODEL.items()},
     **{key: _optional(SamplingSettings.model_fields[name]) for key, name in _SAMPLING.items()},
 )
