@@ -18,7 +18,7 @@ def unsupported(where: str, found: str, kind: str = "this model family") -> User
 
 
 def sign_of_another(group: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Find (key, kind of model) of an unsupported family in a group of a YAML.
+    """Find (key, kind of model) of an unsupported family in a YAML's group.
 
     A `moe_config` of several experts is one; with one expert the model is dense.
     """

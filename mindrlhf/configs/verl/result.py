@@ -37,7 +37,7 @@ class Translation:
     judged: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     def put(self, ours: str, value: Any, *theirs: str) -> None:
-        """Set our key, or `--flag`. theirs: the keys of verl that it follows from, if given or with a default."""
+        """Set our key or `--flag`. theirs: keys of verl that it follows from."""
         if ours.startswith("--"):
             value = self.flags[ours[2:]] = os.path.expanduser(str(value))
             shown = f"{ours} {value}"

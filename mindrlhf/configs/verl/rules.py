@@ -12,9 +12,9 @@ from mindrlhf.configs.tracking import Logger
 from mindrlhf.configs.verl.command import Keys
 from mindrlhf.configs.verl.result import Translation
 from mindrlhf.configs.verl.table import COPIED_WITH, MEGATRON_MODULES, NAMES
+from mindrlhf.data.convert_problems import TRUNCATIONS
 from mindrlhf.errors import UserError
 
-TRUNCATIONS = ("error", "left", "right", "drop")
 KL = {  # switch -> coefficient, estimator
     "actor.use_kl_loss": ("actor.kl_loss_coef", "actor.kl_loss_type"),
     "algorithm.use_kl_in_reward": ("algorithm.kl_ctrl.kl_coef", "algorithm.kl_penalty"),
