@@ -5,7 +5,7 @@ and micro-batches run again with all but some samples left out, half of those th
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -44,11 +44,11 @@ def find_bad_samples(
     for micro, batch in zip(micros, batches, strict=True):
         if is_finite(batch):
             continue
-        group = _search(range(len(micro.groups)), lambda kept, batch=batch: is_finite(_only_groups(batch, kept)))
+        group = _search(range(len(micro.groups)), lambda kept, batch=batch: is_finite(_only(batch, kept, 0)))
         if group is None:
             continue
-        alone = _only_groups(batch, [group])
-        sample = _search(range(micro.samples), lambda kept, batch=alone: is_finite(_only_samples(batch, kept)))
+        alone = _only(batch, [group], 0)
+        sample = _search(range(micro.samples), lambda kept, batch=alone: is_finite(_only(batch, kept, 1)))
         if sample is not None:
             found.append(BadSample(micro.groups[group], sample, "its gradient"))
     return found
@@ -81,42 +81,15 @@ def _search(members: Sequence[int], is_finite: Callable[[Sequence[int]], bool]) 
     return members[0] if members else None
 
 
-def _only_groups(batch: TrainBatch, kept: Sequence[int]) -> TrainBatch:
-    """Replace all other groups of a batch by the first kept one, without weight."""
-    count = len(batch.prefix_ids)
-    samples = len(batch.input_ids) // count
-    source = np.array([group if group in kept else kept[0] for group in range(count)])
-    rows = (source[:, None] * samples + np.arange(samples)).reshape(-1)
-    replaced = np.repeat([group not in kept for group in range(count)], samples)
-    prefixes = replace(
-        batch,
-        prefix_ids=batch.prefix_ids[source],
-        prefix_lengths=batch.prefix_lengths[source],
-        prefix_keys=None if batch.prefix_keys is None else batch.prefix_keys[source],
-    )
-    return _taken(prefixes, rows, replaced)
-
-
-def _only_samples(batch: TrainBatch, kept: Sequence[int]) -> TrainBatch:
-    """Replace other samples of each group by the first kept one, without weight."""
-    count = len(batch.prefix_ids)
-    samples = len(batch.input_ids) // count
-    source = np.array([sample if sample in kept else kept[0] for sample in range(samples)])
-    rows = (np.arange(count)[:, None] * samples + source).reshape(-1)
-    return _taken(batch, rows, np.tile([sample not in kept for sample in range(samples)], count))
-
-
-def _taken(batch: TrainBatch, rows: np.ndarray, replaced: np.ndarray) -> TrainBatch:
-    """Reorder the batch's completion rows; replaced rows get no weight."""
-    weights = batch.weights[rows]
-    weights[replaced] = 0.0
-    return replace(
-        batch,
-        input_ids=batch.input_ids[rows],
-        targets=batch.targets[rows],
-        lengths=batch.lengths[rows],
-        mask=batch.mask[rows],
-        weights=weights,
-        fields={name: array[rows] for name, array in batch.fields.items()},
-        input_keys=None if batch.input_keys is None else batch.input_keys[rows],
-    )
+def _only(batch: TrainBatch, kept: Sequence[int], axis: int) -> TrainBatch:
+    """Replace other groups (axis 0) or samples (1) by the first kept one, weightless."""
+    shape = len(batch.prefix_ids), len(batch.input_ids) // len(batch.prefix_ids)
+    source = list(np.indices(shape))  # group and sample of each row
+    replaced = ~np.isin(source[axis], kept)
+    source[axis] = np.where(replaced, kept[0], source[axis])
+    prefixes, rows = source[0][:, 0], np.ravel_multi_index(source, shape).reshape(-1)
+    places = dict.fromkeys(("prefix_ids", "prefix_lengths", "prefix_keys"), prefixes)
+    places |= dict.fromkeys(("input_ids", "targets", "lengths", "mask", "weights", "input_keys"), rows)
+    arrays = {name: array[at] for name, at in places.items() if (array := getattr(batch, name)) is not None}
+    arrays["weights"][replaced.reshape(-1)] = 0.0
+    return TrainBatch(**arrays, fields={name: array[rows] for name, array in batch.fields.items()})

@@ -1,25 +1,27 @@
-"""Training graphs as Cells: heads over a decoder, and the loss.
+"""Training graphs: heads over a decoder, the loss, and a pipeline stage's compiled graphs.
 
-x is the output of the previous pipeline stage, [rows, hidden]; the first stage, which begins with token ids,
-ignores it. row_keys: the keys int32[T] of `TrainBatch`'s positions, prompts first, or nothing without dropout.
+A whole model is a pipeline of one stage, both first and last. Each stage but the last runs forward twice: a backward
+pass begins from the stage's input alone, so that between the passes of a micro-batch nothing else is kept
+(recomputation; Huang et al. 2019, arXiv:1811.06965, section 2.3).
+
+A stage's inputs are (x, prefix_ids [N, P], prefix_lengths [N], input_ids [N*G, R], lengths [N*G], *row_keys). x is the
+output of the previous stage, [rows, hidden]; the first stage, which begins with token ids, ignores it. row_keys: the
+keys int32[T] of `TrainBatch`'s positions, prompts first, or nothing without dropout. A head is a Cell with a `stage`,
+with targets [N*G, R] before row_keys and a tuple of float32[N*G, R] as outputs, undefined past each length.
 """
 
 from mindspore import nn, ops
 
+from mindrlhf.backend.compile.graph import Graph
 from mindrlhf.models.decoder import Decoder
 from mindrlhf.models.head import CHUNK_NUMBERS, TokenLogProbs, TokenValues
+from mindrlhf.models.weight import collect_gradients
 from mindrlhf.training.objective import Objective
-
-# A head is a Cell with a `stage`, called as
-# (x, prefix_ids [N, P], prefix_lengths [N], input_ids [N*G, R], lengths [N*G], targets [N*G, R], *row_keys) -> a tuple
-# of float32[N*G, R], of which values past each length are undefined.
+from mindrlhf.training.optimizer import AdamW
 
 
 class Stage(nn.Cell):
-    """Layers of a decoder, with the result of `Decoder.stage`.
-
-    The inputs are (x, prefix_ids, prefix_lengths, input_ids, lengths, *row_keys).
-    """
+    """Layers of a decoder, with the result of `Decoder.stage`."""
 
     def __init__(self, decoder: Decoder):
         super().__init__(auto_prefix=False)
@@ -89,3 +91,70 @@ class Loss(nn.Cell):
         outputs = self.head(x, prefix_ids, prefix_lengths, input_ids, lengths, targets, *row_keys)
         losses, metrics = self.losses(outputs, mask, *fields)
         return (losses * weights).sum(), outputs[0], tuple(metrics.values())
+
+
+class StageForward(Graph):
+    """Forward graph of a stage; its output [rows, hidden] is the next stage's x."""
+
+    def __init__(self, stage: Stage):
+        super().__init__("train/forward", stage.decoder.positions)
+        self.stage = stage
+
+    def construct(self, *inputs):
+        return self.stage(*inputs)
+
+
+class StageProduct(nn.Cell):
+    """Sum of output * d_output, whose gradient at the output is d_output."""
+
+    def __init__(self, stage: Stage):
+        super().__init__(auto_prefix=False)
+        self.stage = stage
+
+    def construct(self, x, d_output, prefix_ids, prefix_lengths, input_ids, lengths, *row_keys):
+        return (self.stage(x, prefix_ids, prefix_lengths, input_ids, lengths, *row_keys) * d_output).sum()
+
+
+class StageBackward(Graph):
+    """Backward graph: a stage's inputs, with d_output after x -> gradient at x.
+
+    It adds the gradients of the stage's parameters into the optimizer's buffers. d_output: [rows, hidden].
+    """
+
+    def __init__(self, stage: Stage, optimizer: AdamW):
+        super().__init__("train/backward", stage.decoder.positions)
+        self.product = StageProduct(stage)
+        trigger = collect_gradients(self.product, optimizer.parameters, optimizer.gradients)
+        self.run = ops.grad(self.product, 0, weights=trigger)
+
+    def construct(self, *inputs):
+        d_x, done = self.run(*inputs)
+        return ops.depend(d_x, done)
+
+
+class LastStageScores(Graph):
+    """Graph from a head's inputs to its first output; others are left out."""
+
+    def __init__(self, head: nn.Cell):
+        super().__init__("train/scores", type(head).__name__, head.decoder.positions)
+        self.head = head
+
+    def construct(self, *inputs):
+        return self.head(*inputs)[0]
+
+
+class LastStageBackward(Graph):
+    """Backward graph of the last stage: `Loss`'s inputs -> (gradient at x, `Loss`'s outputs).
+
+    It adds the gradients into the buffers, in place.
+    """
+
+    def __init__(self, loss: Loss, optimizer: AdamW):
+        super().__init__("train/loss", type(loss.head).__name__, loss.head.decoder.positions)
+        self.loss = loss  # its parameters are this graph's, which a graph of the cache is given by name
+        trigger = collect_gradients(loss, optimizer.parameters, optimizer.gradients)
+        self.run = ops.value_and_grad(loss, 0, weights=trigger, has_aux=True)
+
+    def construct(self, x, *fields):
+        out, (d_x, done) = self.run(x, *fields)
+        return ops.depend(d_x, done), out

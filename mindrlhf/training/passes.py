@@ -11,15 +11,9 @@ import numpy as np
 from mindspore import nn
 
 from mindrlhf.parallel.pipeline import PipelineAxis, one_forward_one_backward
-from mindrlhf.training.graphs import Loss, Stage
+from mindrlhf.training.graphs import LastStageBackward, Loss, Stage, StageBackward, StageForward
 from mindrlhf.training.objective import Objective
 from mindrlhf.training.optimizer import AdamW
-from mindrlhf.training.stage_graphs import (
-    LastStageBackward,
-    StageBackward,
-    StageForward,
-    StageProduct,
-)
 from mindrlhf.types import TrainBatch
 
 NEXT, BEFORE = 1, -1
@@ -36,12 +30,6 @@ class MicroResult:
     loss: float
     output: np.ndarray
     metrics: dict[str, np.ndarray]
-
-    @classmethod
-    def of_tensors(cls, objective: Objective, loss, output, metrics) -> "MicroResult":
-        """Convert the outputs of `training.graphs.Loss` with this objective."""
-        arrays = {name: values.asnumpy() for name, values in zip(objective.metrics, metrics, strict=True)}
-        return cls(float(loss.asnumpy()), output.asnumpy(), arrays)
 
 
 class Passes:
@@ -68,12 +56,11 @@ class Gradients(Passes):
     def __init__(self, head: nn.Cell, objective: Objective, optimizer: AdamW, axis: PipelineAxis):
         super().__init__(head.stage, axis)
         self._objective = objective
-        variables = (optimizer.parameters, optimizer.gradients)
         if axis.is_last:  # a backward pass follows each forward pass there, so that one graph does both
-            self._backward = LastStageBackward(Loss(head, objective), *variables).on_arrays
+            self._backward = LastStageBackward(Loss(head, objective), optimizer).on_arrays
         else:
             self._forward = StageForward(head.stage).on_arrays
-            self._backward = StageBackward(StageProduct(head.stage), *variables).on_arrays
+            self._backward = StageBackward(head.stage, optimizer).on_arrays
 
     def __call__(self, batches: Sequence[TrainBatch], done: Callable[[], None]) -> list[MicroResult]:
         """Run all micro-batches; returns the last stage's results on every stage.
@@ -101,7 +88,8 @@ class Gradients(Passes):
             d_output = self.axis.receive(self._row_shape(batch), NEXT)
             return self._backward(x, d_output, *token_fields(batch), *row_keys(batch))
         d_x, out = self._backward(x, *loss_fields(batch, self._objective.fields))
-        results.append(MicroResult.of_tensors(self._objective, *out))
+        metrics = {name: one.asnumpy() for name, one in zip(self._objective.metrics, out[2], strict=True)}
+        results.append(MicroResult(float(out[0].asnumpy()), out[1].asnumpy(), metrics))
         return d_x
 
 

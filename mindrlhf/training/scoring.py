@@ -8,8 +8,8 @@ from mindspore import nn
 from mindrlhf.configs.grpo import TrainSettings
 from mindrlhf.parallel.pipeline import WHOLE_MODEL, PipelineAxis
 from mindrlhf.training.batch import SequenceGroup, collect, cut, pad
+from mindrlhf.training.graphs import LastStageScores, StageForward
 from mindrlhf.training.passes import NEXT, Passes, token_fields
-from mindrlhf.training.stage_graphs import LastStageScores, StageForward
 
 
 class Scorer(Passes):
