@@ -158,9 +158,8 @@ def test_other_groups():
         "custom_reward_function.path=mine.py custom_reward_function.name=score trainer.rollout_data_dir=x"
     )
     assert (config.rollout_correction.level, config.rollout_correction.upper) == ("sequence", 4.0)
-    assert config.rollout.top_k == 20
-    optimizer = config.optimizer
-    assert (optimizer.warmup_steps, optimizer.lr_decay, optimizer.min_lr) == (5, "cosine", 5e-7)
+    rate = config.optimizer
+    assert (config.rollout.top_k, rate.warmup_steps, rate.lr_decay, rate.min_lr) == (20, 5, "cosine", 5e-7)
     assert config.reward.functions[0].name == "mine.py:score"
     assert config.trainer.save_rollouts
 
