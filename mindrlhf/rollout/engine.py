@@ -71,7 +71,7 @@ class Engine:
         size = cache_positions(max_prompt, sampling.max_new_tokens, length_bucket)
         self.cache = Cache(config.num_layers, slots, decoder.kv_heads, size, config.head_dim, decoder.dtype)
         self.statistics = Statistics()
-        self._timers = Timers(compile_seconds)
+        self._parts = Timers(compile_seconds)
         self._admit_size = -(-slots // 8)
         self._prefill, self._admit = Prefill(decoder), Admit(self.cache, decoder.kernels, max_prompt)
         sampler = Sampler(sampling, config.vocab_size, tuple(stop_ids), decoder.shards)
@@ -103,10 +103,10 @@ class Engine:
         if not prompts:
             self.statistics = Statistics()
             return []
-        self._timers.collect()  # of a call that was interrupted
+        self._parts.collect()  # of a call that was interrupted
         run = _Run(self, prompts, num_generations, step, progress)
         decode_steps = run.finish()
-        seconds = {f"{part}_s": spent for part, spent in self._timers.collect().items()}
+        seconds = {f"{part}_s": spent for part, spent in self._parts.collect().items()}
         self.statistics = Statistics(int(run.length.sum()), decode_steps, **seconds)
         return run.groups()
 
@@ -186,7 +186,7 @@ class _Run:
         for row, prompt in enumerate(self.prompts[group : group + self.pool_groups]):
             ids[row, : len(prompt.token_ids) - 1] = prompt.token_ids[:-1]
         self.pool_end = group + self.pool_groups
-        with self.engine._timers("prefill"):
+        with self.engine._parts("prefill"):
             self.pool = self.engine._prefill(Tensor(ids))
 
     def _place(self, slots: np.ndarray, rows: np.ndarray) -> None:
@@ -195,7 +195,7 @@ class _Run:
         # Padding repeats the last entry: the same copy twice is the same cache.
         pairs = np.stack((places, copied - self.pool_end + self.pool_groups)).astype(np.int32)
         pairs = np.pad(pairs, ((0, 0), (0, -len(places) % size)), "edge")
-        with engine._timers("prefill"):
+        with engine._parts("prefill"):
             for first in range(0, len(places), size):
                 engine._admit(*(Tensor(part.copy()) for part in pairs[:, first : first + size]), *self.pool)
         self.sample[slots], self.token[slots], self.position[slots] = rows, self.last_token[groups], self.last[groups]
@@ -233,7 +233,7 @@ class _Run:
         # Decoding of several tokens ends when this many slots are active: enough others are worth refilling.
         enough = np.array([engine.slots - pending if pending else 0, engine.max_prompt], np.int32)
         slots = (self.token, self.position, remaining, banned, leaders, prefixes, enough)
-        with engine._timers("decode"):
+        with engine._parts("decode"):
             out = engine._decode.on_arrays(*slots, numbers, engine._seen)
             tokens, behaviour, policy = (part.asnumpy()[active] for part in out)
         kept = (tokens >= 0).sum(1)

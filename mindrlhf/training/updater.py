@@ -64,7 +64,7 @@ class Updater:
         self._least_micro_batches = least_micro_batches
         self._fields, self._seed, self._drops = objective.fields, seed, head.decoder.drops
         self._gradients = Gradients(head, objective, optimizer, axis)
-        self._timers = Timers(compile_seconds)
+        self._parts = Timers(compile_seconds)
 
     def __call__(
         self,
@@ -104,9 +104,9 @@ class Updater:
             backend.write(self.optimizer.gradients[0], np.nan)
         if self._reduce:
             self._reduce()
-        with self._timers("optimizer"):
+        with self._parts("optimizer"):
             result = self.optimizer.step(learning_rate, empty)
-        optimizer_s = self._timers.collect()["optimizer"]
+        optimizer_s = self._parts.collect()["optimizer"]
         bad_samples = find_bad_samples(micros, batches, results, self._is_finite) if result.failed else ()
         return Update(result, loss, metrics, weighted, outputs, optimizer_s, bad_samples)
 

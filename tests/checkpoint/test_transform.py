@@ -110,7 +110,7 @@ def test_adapters_that_a_model_yaml_names_go_along(tmp_path):
     back = ["--src_checkpoint", tmp_path / "cut", "--src_strategy", yaml, "--dst_checkpoint"]
     run(*back, tmp_path / "back.safetensors")
     assert (tmp_path / "back.safetensors").read_bytes() == source.read_bytes()
-    refuse([*back, tmp_path / "hf"], "the model YAML has adapters, .* ends in .safetensors or .ckpt")
+    refuse([*back, tmp_path / "hf"], "a Hugging Face folder has no adapters, .* ends in .safetensors or .ckpt")
 
 
 @pytest.mark.parametrize("name", ["step_000003", "latest", "."])
