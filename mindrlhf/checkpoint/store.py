@@ -147,7 +147,8 @@ class CheckpointStore:
             files |= self._part(temporary / f"rank_{rank}")
         Manifest(state.step, files).write(temporary)
         with ThreadPoolExecutor(WRITING_THREADS) as pool:
-            pool.map(sync_folder, (*(path for path in temporary.iterdir() if path.is_dir()), temporary))
+            # list: the results of a map raise only when they are taken
+            list(pool.map(sync_folder, (*(path for path in temporary.iterdir() if path.is_dir()), temporary)))
         put_in_place(temporary, target)
 
     def _part(self, folder: Path) -> Mapping[str, StoredFile]:

@@ -236,25 +236,15 @@ class Drawing:
 
         class One(nn.Cell):
             def construct(self, rows, zeros, ones, ban, leaders, enough, uniform, norm, table, head, angles):
-                numbers = (
-                    ("scale", 1.0),
-                    ("epsilon", 0.0),
-                    ("inverse_temperature", sampler.inverse),
-                    ("greedy", sampler.greedy),
-                )
+                draw = (("inverse_temperature", sampler.inverse), ("greedy", sampler.greedy))
+                numbers = (("scale", 1.0), ("epsilon", 0.0), *draw)
                 slots, tables = (rows, zeros, ones, ban, leaders, zeros, enough), (angles, angles)
                 return run(slots, uniform, sampler.stop_ids, table, tables, norm, head, (), (), numbers)
 
         sampler, run = self.sampler, self.fused.decode_tokens
         zeros = np.zeros(len(numbers), np.int32)
-        inputs = (
-            self.rows,
-            Tensor(zeros),
-            Tensor(zeros + 1),
-            Tensor(ban.astype(np.int32)),
-            self.rows,
-            Tensor(np.zeros(2, np.int32)),
-        )
+        slots = (self.rows, Tensor(zeros), Tensor(zeros + 1), Tensor(ban.astype(np.int32)), self.rows)
+        inputs = (*slots, Tensor(np.zeros(2, np.int32)))
         out = One()(*inputs, Tensor(numbers[:, None]), self.norm, self.table, self.head, self.angles)
         seen = Tensor(np.zeros((1, 1), np.float32))
         expected = sampler(Tensor(self.scale * self.logits), Tensor(numbers), Tensor(ban), seen)

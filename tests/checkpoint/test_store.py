@@ -1,5 +1,6 @@
 """Training checkpoints: what is written, what stays when writing fails or a process dies, and which ones are kept."""
 
+import errno
 import json
 import os
 import subprocess
@@ -216,6 +217,21 @@ def test_no_permission(tmp_path):
     ):
         save_step(closed, 1)
     assert names(closed) == []
+
+
+def test_a_folder_that_cannot_be_brought_to_the_disk(tmp_path, monkeypatch):
+    save_step(tmp_path, 1)
+    before = names(tmp_path)
+
+    def fails(folder):
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(folder))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store_module, "sync_folder", fails)
+        with pytest.raises(UserError, match=r"step_000002: cannot be written \(Input/output error\)"):
+            save_step(tmp_path, 2)
+    assert names(tmp_path) == before
+    assert_holds(tmp_path / "step_000001", 1)
 
 
 def test_another_ranks_failure(tmp_path):
