@@ -32,7 +32,7 @@ struct AttentionHalf {
   Sequences sequences;
   int64_t hidden, width, key_width;
   Attention attention;
-  int64_t piece, asking_piece;  // rows of a piece
+  int64_t piece;  // rows of one
 
   explicit AttentionHalf(Arguments &arguments)
       : in(arguments.next<AttentionInputs>()),
@@ -50,8 +50,7 @@ struct AttentionHalf {
                   key_width / in.numbers->head_size,
                   width / key_width,
                   in.numbers->scale},
-        piece(even_piece(sequences.rows, kLayerRows)),
-        asking_piece(even_piece(sequences.asking(), kLayerRows)) {}
+        piece(even_piece(sequences.rows, kLayerRows)) {}
   AttentionHalf(const AttentionHalf &) = delete;
 
   // ready [rows, key_width] from what the projection gives; m rows from `first` on
@@ -79,7 +78,8 @@ int attention_half(int, void **params, int *, int64_t **shapes, const char **, v
   const auto out = arguments.next<Outputs>();
   const Sequences &s = h.sequences;
   const int64_t hidden = h.hidden, width = h.width;
-  parallel_pieces(s.rows, h.piece, [&](int64_t first, int64_t m) {
+  // Where not all rows ask, few of a piece may: other pieces would have other last bits.
+  parallel_pieces(s.rows, s.skip ? h.piece : paired_piece(s.rows), [&](int64_t first, int64_t m) {
     Output memory = scratch(2 * m * hidden + m * h.adapters.rank()), normed = memory + m * hidden,
            inner = normed + m * hidden;
     norm_rows(s.take(h.in.x, hidden, 0, first, m, memory), w.norm, h.in.numbers->epsilon, normed, m, hidden);
@@ -101,7 +101,7 @@ int attention_half(int, void **params, int *, int64_t **shapes, const char **, v
   }
   attend(h.attention, out.query, out.ready, out.value, out.attended);
   s.zero_unused(out.y, hidden, s.all_skip);
-  parallel_pieces(s.asking(), h.asking_piece, [&](int64_t first, int64_t m) {
+  parallel_pieces(s.asking(), paired_piece(s.asking()), [&](int64_t first, int64_t m) {
     Output memory = scratch(2 * m * hidden + m * h.adapters.rank()),
            y = s.target(out.y, hidden, s.all_skip, s.skip + first, m, memory);
     if (h.in.numbers->residual) {
@@ -140,8 +140,8 @@ int attention_half_gradient(int, void **params, int *, int64_t **shapes, const c
   LowRankGradient q_map(h.adapters.q, asking), k_map(h.adapters.k, s.rows), v_map(h.adapters.v, s.rows);
   LowRankGradient o_map(h.adapters.o, asking);
   Input d_y = s.adjacent(s.skip, asking) ? s.take(kept.dy, hidden, s.all_skip, s.skip, asking, nullptr) : out.packed;
-  parallel_pieces(s.rows, h.piece, [&](int64_t first, int64_t m) { h.prepare_keys(kept.key, first, m, out.ready); });
-  parallel_pieces(asking, h.asking_piece, [&](int64_t first, int64_t m) {
+  parallel_pieces(s.rows, paired_piece(s.rows), [&](int64_t first, int64_t m) { h.prepare_keys(kept.key, first, m, out.ready); });
+  parallel_pieces(asking, paired_piece(asking), [&](int64_t first, int64_t m) {
     Input own = s.take(kept.dy, hidden, s.all_skip, s.skip + first, m, out.packed + first * hidden);
     if (d_y == out.packed && own != d_y + first * hidden) std::copy(own, own + m * hidden, out.packed + first * hidden);
     Output d_attended = out.d_attended + first * width;

@@ -33,7 +33,7 @@ struct FeedForwardHalf {
   const FeedForwardWeights<Input> &weights;
   FeedForwardAdapters adapters;
   Sequences sequences;
-  int64_t rows, hidden, inner, piece;  // rows: packed; piece: rows of one
+  int64_t rows, hidden, inner, piece;  // rows: packed; piece: rows of one on the way back
 
   explicit FeedForwardHalf(Arguments &arguments)
       : in(arguments.next<FeedForwardInputs>()),
@@ -74,7 +74,7 @@ int feed_forward_half(int, void **params, int *, int64_t **shapes, const char **
   const auto out = arguments.next<Outputs>();
   const int64_t hidden = h.hidden, inner = h.inner;
   h.sequences.zero_unused(out.y, hidden, h.sequences.all_skip);
-  parallel_pieces(h.rows, h.piece, [&](int64_t first, int64_t m) {
+  parallel_pieces(h.rows, paired_piece(h.rows), [&](int64_t first, int64_t m) {
     Output memory = scratch(m * (2 * hidden + inner + h.adapters.rank())), normed = memory + m * hidden;
     Output act = normed + m * hidden, low = act + m * inner;
     Input x = h.take(h.in.x, first, m, memory);

@@ -71,7 +71,7 @@ int token_log_probs(int, void **params, int *, int64_t **shapes, const char **, 
     }
   };
   if (h.count() >= 2 * kRows) {  // while the logits are near
-    parallel_pieces(h.count(), even_piece(h.count(), kLayerRows), [&](int64_t i, int64_t m) {
+    parallel_pieces(h.count(), paired_piece(h.count()), [&](int64_t i, int64_t m) {
       gemm('N', 'T', m, h.vocabulary, h.hidden, 1, h.rows + i * h.hidden, h.hidden, p[H::HEAD], h.hidden, 0,
            logits + i * h.vocabulary, h.vocabulary);
       statistics(i, m);
@@ -91,7 +91,7 @@ int token_log_probs_gradient(int, void **params, int *ndims, int64_t **shapes, c
   enum { ENTROPY = H::END, LOG_TOTAL, LOGITS, D_LOG_PROB, D_ENTROPY, D_HIDDEN, D_HEAD };
   auto p = reinterpret_cast<float **>(params);
   float *logits = p[LOGITS], *d_hidden = p[D_HIDDEN];
-  parallel_pieces(h.count(), even_piece(h.count(), kLayerRows), [&](int64_t first, int64_t m) {
+  parallel_pieces(h.count(), paired_piece(h.count()), [&](int64_t first, int64_t m) {
     for (int64_t i = first; i < first + m; ++i) {
       float *x = logits + i * h.vocabulary;
       const int64_t token = h.given[i];

@@ -38,7 +38,17 @@ void gemm(char a_op, char b_op, int64_t m, int64_t n, int64_t k, float alpha, co
 
 const int64_t kRows = 192;     // rows of one piece of work
 const int64_t kColumns = 128;  // columns of one, where that is how it is cut
-const int64_t kLayerRows = 96;  // rows of one piece that goes through several products
+const int64_t kLayerRows = 96;  // rows of one piece that goes through several products, at most
+
+const int64_t kPairRows = 32;   // below, one piece: a product of under 16 rows has other last bits
+
+// The size of such pieces of `rows`: two at a time end together. Not where rows are summed up by pieces: another number
+// of them would give other last bits.
+int64_t paired_piece(int64_t rows) {
+  if (rows < kPairRows) return std::max<int64_t>(rows, 1);
+  const int64_t pieces = 2 * ((rows + 2 * kLayerRows - 1) / (2 * kLayerRows));
+  return (rows + pieces - 1) / pieces;
+}
 
 // bias [columns], or null, is added to each of the rows of y, which are `stride` apart
 void add_bias(const float *bias, float *y, int64_t rows, int64_t columns, int64_t stride) {
