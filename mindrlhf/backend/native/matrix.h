@@ -39,14 +39,14 @@ void gemm(char a_op, char b_op, int64_t m, int64_t n, int64_t k, float alpha, co
 const int64_t kRows = 192;     // rows of one piece of work
 const int64_t kColumns = 128;  // columns of one, where that is how it is cut
 const int64_t kLayerRows = 96;  // rows of one piece that goes through several products, at most
+const int64_t kPairRows = 144;  // rows of one of a pair of such pieces, at most
+const int64_t kLeastPair = 32;  // rows of a pair, at least: a product of under 16 rows has other last bits
 
-const int64_t kPairRows = 32;   // below, one piece: a product of under 16 rows has other last bits
-
-// The size of such pieces of `rows`: two at a time end together. Not where rows are summed up by pieces: another number
-// of them would give other last bits.
+// The size of pieces of `rows` of which two at a time end together. Not where rows are summed up by pieces: another
+// number of them would give other last bits.
 int64_t paired_piece(int64_t rows) {
-  if (rows < kPairRows) return std::max<int64_t>(rows, 1);
-  const int64_t pieces = 2 * ((rows + 2 * kLayerRows - 1) / (2 * kLayerRows));
+  if (rows < kLeastPair) return std::max<int64_t>(rows, 1);
+  const int64_t pieces = 2 * ((rows + 2 * kPairRows - 1) / (2 * kPairRows));
   return (rows + pieces - 1) / pieces;
 }
 
