@@ -15,10 +15,11 @@ from pathlib import Path
 
 from mindrlhf.configs.grpo import RewardSettings
 from mindrlhf.errors import UserError
-from mindrlhf.rewards.process import Call, Reply, RewardProcess, Sample, wait
+from mindrlhf.rewards.process import Call, Reply, RewardProcess, Sample
 from mindrlhf.rewards.table import RewardFailure, RewardTable, build_table
 from mindrlhf.types import Prompt
 from mindrlhf.user_functions import absolute
+from mindrlhf.workers.peer import wait
 
 # A function that has lost this many calls of a batch by hanging or crashing, and answered none, is not tried on the
 # rest of it: one that always hangs then costs a step seconds, not hours.
@@ -118,7 +119,7 @@ class RewardRunner(AbstractContextManager):
                 return
             for process in self._processes:
                 if process.idle and (calls := batch.take(self._settings.workers)):
-                    process.assign(calls, samples)
+                    process.give(calls, samples)
             if not batch.open:
                 break
             wait(self._processes)
@@ -128,7 +129,7 @@ class RewardRunner(AbstractContextManager):
                     if process.repeated:
                         batch.put_back(process.calls)
                     elif process.calls:
-                        batch.lose(process.calls, loss)
+                        batch.lose(process.calls, Reply(**loss._asdict()))
                     elif not process.ready:
                         broken = broken or loss.error
                     self._drop([process])

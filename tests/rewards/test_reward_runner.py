@@ -265,7 +265,7 @@ def test_a_module_that_ends_its_process_is_refused(tmp_path):
 
 
 def test_a_module_that_never_loads_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("mindrlhf.rewards.process.START_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("mindrlhf.workers.process.START_TIMEOUT_S", 0.5)
     (tmp_path / "sleeps.py").write_text("import time\ntime.sleep(1000)\n")
     with pytest.raises(UserError, match="do not load: importing them takes longer than"):
         runner(f"{tmp_path / 'sleeps.py'}:f")

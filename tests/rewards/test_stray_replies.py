@@ -46,8 +46,8 @@ def test_long_replies_are_read_in_linear_time(faults, monkeypatch):
             return bytes(before) + bytes(self)
 
     read = os.read
-    monkeypatch.setattr("mindrlhf.rewards.process.READ_BYTES", 1 << 12)
-    monkeypatch.setattr("mindrlhf.rewards.process.os.read", lambda *args: Piece(read(*args)))
+    monkeypatch.setattr("mindrlhf.workers.peer.READ_BYTES", 1 << 12)
+    monkeypatch.setattr("mindrlhf.workers.peer.os.read", lambda *args: Piece(read(*args)))
     with runner(f"{faults}:many") as pool:
         table = pool.score(texts("10000"))
     assert len(table.components["many"]) == 10_000

@@ -1,0 +1,1 @@
+"""Processes apart from the training for functions of the user."""

@@ -1,0 +1,98 @@
+"""Worker's side of its pipes: reading requests, sending replies, reasons of failures.
+
+A child process that a function forks never gets to the pipes, and ends where it returns from the function. Imports only
+the standard library, so that starting takes milliseconds.
+"""
+
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any, BinaryIO
+
+from mindrlhf.errors import UserError
+from mindrlhf.files.printable import printable
+
+MAX_REASON = 500  # characters of an error's text that are passed on
+MAX_NAME = 200  # characters of a name
+EXIT_S = 5.0
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
+
+
+def open_pipes() -> tuple[BinaryIO, BinaryIO]:
+    """Take requests and replies away from stdin and stdout, whose places get nothing."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the training blocks what asks it to stop; functions do not
+    pipes = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb", buffering=0)
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):  # what functions print is dropped, at the cost of nothing
+        os.dup2(null, descriptor)
+    for pipe in pipes:
+        close_in_children(pipe.fileno())
+    sys.argv[1:] = []
+    with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")  # a function's hunger for memory is to end this process, not the training
+    return pipes
+
+
+def close_in_children(descriptor: int) -> None:
+    """Close a descriptor in every child process that is forked from now on."""
+    os.register_at_fork(after_in_child=partial(os.closerange, descriptor, descriptor + 1))
+
+
+def greet(replies: BinaryIO, prepare: Callable[[], tuple[Any, Any]]) -> Any:
+    """Send the greeting that `prepare` returns, or its UserError; returns its other result."""
+    own, result = os.getpid(), None
+    try:
+        result, greeting = prepare()
+        message = {"greeting": greeting}
+    except UserError as error:
+        message = {"error": printable(str(error))}
+    end_child(own)
+    send(replies, message)
+    return result
+
+
+def serve(requests: BinaryIO, replies: BinaryIO, timeout_s: float, call: Callable[..., list[Any]]) -> None:
+    """Answer requests until they end.
+
+    A line [[number, value, ...], ...] is answered by lines [number, *call(value, ...)], one for each call.
+    """
+    own = os.getpid()
+    # The other side ends a call that takes too long; should it have died itself, the kernel does, by the alarm signal.
+    limit = 2 * timeout_s + EXIT_S
+    for line in requests:
+        for number, *values in json.loads(line):
+            signal.setitimer(signal.ITIMER_REAL, limit)
+            reply = call(*values)
+            end_child(own)
+            send(replies, [number, *reply])
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.setitimer(signal.ITIMER_REAL, EXIT_S)  # for threads that a function left behind
+
+
+def end_child(own: int) -> None:
+    """End this process if a function forked it from process `own`."""
+    if os.getpid() != own:
+        os._exit(0)
+
+
+def send(replies: BinaryIO, message: Any) -> None:
+    """Write a message as a line."""
+    line = memoryview(_ENCODER.encode(message).encode() + b"\n")
+    while line:
+        line = line[replies.write(line) :]
+
+
+def reason(error: BaseException, own_file: str) -> str:
+    """Format `ValueError: message (file.py, line 3)`, the innermost line outside of `own_file`."""
+    places = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    places = [f" ({os.path.basename(file)}, line {line})" for file, line in places if file != own_file]
+    try:
+        message = str(error)
+    except BaseException as second:
+        message = f"(its text fails with {type(second).__name__})"
+    return printable(f"{type(error).__name__[:MAX_NAME]}: {message[:MAX_REASON]}{places[-1] if places else ''}")
