@@ -1,6 +1,5 @@
 """User functions named in settings: `path/file.py:function` or `package.module:function`."""
 
-import difflib
 import importlib
 import importlib.util
 import sys
@@ -10,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 from mindrlhf.errors import UserError
+from mindrlhf.files.text import nearest
 
 
 def is_user_function(name: str) -> bool:
@@ -30,7 +30,7 @@ def load_function(what: str, name: str) -> Callable:
     function = getattr(module, function_name, None)
     if function is None:
         functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise UserError(f"{what}: {place} has no {function_name!r}{nearest(function_name, functions)}.")
+        raise UserError(f"{what}: {place} has no {function_name!r}{hint(function_name, functions)}.")
     if not callable(function):
         raise UserError(f"{what}: {function_name!r} in {place} is not a function, but {type(function).__name__}.")
     return function
@@ -42,10 +42,9 @@ def absolute(name: str) -> str:
     return f"{Path(place).absolute()}:{function_name}" if colon and place.endswith(".py") else name
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def hint(name: str, known: Iterable[str]) -> str:
     """Format ` (nearest: 'known')` for a message; empty where none is near."""
-    found = difflib.get_close_matches(name, list(known), n=1)
-    return f" (nearest: {found[0]!r})" if found else ""
+    return f" (nearest: {near!r})" if (near := nearest(name, known)) else ""
 
 
 def _load_module(what: str, place: str) -> ModuleType:

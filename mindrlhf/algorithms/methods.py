@@ -4,7 +4,6 @@ A method is a function that registers itself with a decorator, or a user's `file
 parameters are its options: the settings, their checks and the documentation are made from these signatures.
 """
 
-import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from mindrlhf.errors import UserError
+from mindrlhf.files.text import nearest
 from mindrlhf.user_functions import is_user_function, load_function
 
 # Options that the settings offer -> a sentence with verl's and TRL's names.
@@ -105,6 +105,5 @@ def unknown_name(what: str, name: str, known: Iterable[str]) -> UserError:
     known = sorted(known)
     if not known:
         return UserError(f"Unknown {what} {name!r}: there are none.")
-    nearest = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
-    hint = f"did you mean {nearest[0]!r}? Known" if nearest else "known"
+    hint = f"did you mean {near!r}? Known" if (near := nearest(name, known, cutoff=0.5)) else "known"
     return UserError(f"Unknown {what} {name!r}: {hint} are {', '.join(known)}.")

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, StrictBool, StrictInt, ValidationError
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, StrictBool, StrictInt
 
 from mindrlhf.configs.base import Settings
 from mindrlhf.configs.lora import ALL_LINEAR, Adapter
-from mindrlhf.configs.problems import brief, explain
+from mindrlhf.configs.problems import brief, build
+from mindrlhf.configs.yaml_file import Layer
 from mindrlhf.errors import UserError
 from mindrlhf.files.json import read_json
 
@@ -89,10 +90,7 @@ def read_peft_config(path: Path) -> tuple[Adapter, Base]:
         if not known and not any(type(value) is type(right) and value == right for right in plain):
             advice = f"plain LoRA has {plain[0]!r} there" if key in _KEYS["plain"] else "train the adapter without it"
             raise UserError(f"{path}: {key} is {brief(value)}, and that is not supported; {advice}.")
-    try:
-        read = PeftConfig.model_validate(raw)
-    except ValidationError as error:
-        raise UserError(explain(PeftConfig, error, raw, lambda _: str(path))) from None
+    read = build(PeftConfig, raw, Layer(raw, {(): str(path)}), strict=False)
     adapter = Adapter(
         rank=read.r,
         alpha=read.lora_alpha,

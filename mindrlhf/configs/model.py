@@ -3,13 +3,14 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from mindrlhf.configs.base import Float32, Settings
 from mindrlhf.configs.lora import Adapter
 from mindrlhf.configs.model_names import HF_KEYS
-from mindrlhf.configs.problems import brief, explain
+from mindrlhf.configs.problems import brief, build
 from mindrlhf.configs.unsupported import unsupported
+from mindrlhf.configs.yaml_file import Layer
 from mindrlhf.errors import UserError
 from mindrlhf.models.families import DEFAULT, FAMILIES, Family
 
@@ -155,11 +156,8 @@ class ModelConfig(Settings):
         }
         if any(CRITIC in str(name) for name in _names(raw, "architectures", where)):
             values |= {"value_head": True, "tie_word_embeddings": False}
-        try:
-            return cls.model_validate(values)
-        except ValidationError as error:
-            written = {field: (key,) for field, key in HF_KEYS.items()} | {"rope_scaling": (rope_key,)}
-            raise UserError(explain(cls, error, values, lambda _: where, written)) from None
+        written = {field: (key,) for field, key in HF_KEYS.items()} | {"rope_scaling": (rope_key,)}
+        return build(cls, values, Layer(values, {(): where}), written, strict=False)
 
     def to_hf(self) -> dict[str, Any]:
         """Build an HF `config.json`, which `from_hf` and `transformers` read back."""

@@ -3,7 +3,7 @@
 from itertools import chain
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError, create_model, model_validator
+from pydantic import Field, create_model, model_validator
 from pydantic.fields import FieldInfo
 
 from mindrlhf.configs.base import Float32, Settings
@@ -11,8 +11,9 @@ from mindrlhf.configs.grpo import SamplingSettings
 from mindrlhf.configs.lora import PetSettings
 from mindrlhf.configs.model import Llama3Scaling, ModelConfig, RotaryScaling
 from mindrlhf.configs.model_names import SHAPE_FIELDS
-from mindrlhf.configs.problems import BOUNDS, explain
+from mindrlhf.configs.problems import BOUNDS, build
 from mindrlhf.configs.unsupported import CLASSES, MODEL_TYPES
+from mindrlhf.configs.yaml_file import Layer
 from mindrlhf.errors import UserError
 from mindrlhf.models.families import DEFAULT, FAMILIES, LLAMA_CLASS, LLAMA_TYPE, Family
 
@@ -160,10 +161,7 @@ class ModelSettings(_NUMBERS):
             "max_position_embeddings": self.max_position_embedding or self.seq_length,
         }
         values = _set(given) | self._tokens_and_range()
-        try:
-            return ModelConfig.model_validate(values)
-        except ValidationError as error:
-            raise UserError(explain(ModelConfig, error, values, lambda _: f"{where}: {GROUP}")) from None
+        return build(ModelConfig, values, Layer(values, {(): f"{where}: {GROUP}"}), strict=False)
 
     def _tokens_and_range(self) -> dict[str, Any]:
         """Collect the fields of ModelConfig that a YAML may set alongside any checkpoint."""

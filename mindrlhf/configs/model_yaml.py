@@ -4,29 +4,27 @@ The groups `model.model_config`, `parallel_config`, `recompute_config` and `cont
 read here nor known to MindFormers is a mistake. All else belongs to MindFormers' own trainer and is listed as unused.
 """
 
-import difflib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, NoReturn, TypeVar
+from typing import Any, Literal, NoReturn
 
 from pydantic import Field
 
 from mindrlhf.configs.base import Settings
 from mindrlhf.configs.grpo import GRPOConfig
 from mindrlhf.configs.layers import merge
-from mindrlhf.configs.loading import build
 from mindrlhf.configs.lora import PetSettings
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_names import SPELLINGS
 from mindrlhf.configs.model_settings import ModelSettings
-from mindrlhf.configs.problems import brief, unknown_name
+from mindrlhf.configs.problems import Group, brief, build, unknown_name
 from mindrlhf.configs.unsupported import sign_of_another, unsupported
 from mindrlhf.configs.yaml_file import KeyPath, Layer, dotted, read_chain, read_yaml
 from mindrlhf.errors import UserError
+from mindrlhf.files.text import nearest
 
-Group = TypeVar("Group", bound=Settings)
 NONE = MappingProxyType({})
 _KEYS = read_yaml(Path(__file__).with_name("mindformers_keys.yaml")).values
 FIXED = _KEYS["model_fixed"]
@@ -227,8 +225,8 @@ class _Reader:
             groups = ", ".join(OWN_GROUPS)
             raise UserError(f"{self.path}: none of the groups {groups} is in it; give a MindFormers model YAML{grpo}.")
         for key in [name for name in top if name not in (*OWN_GROUPS, "parallel", "lora_config")]:
-            if near := difflib.get_close_matches(key, OWN_GROUPS, n=1, cutoff=0.85):
-                self.refuse((key,), f"unknown group {dotted((key,))}; did you mean {near[0]}?")
+            if near := nearest(key, OWN_GROUPS, cutoff=0.85):
+                self.refuse((key,), f"unknown group {dotted((key,))}; did you mean {near}?")
             self.unused.append(key)
         for key in self.mapping(("model",)):
             if key in UNUSED["model"]:

@@ -1,41 +1,61 @@
 """Pydantic's errors as one sentence each: value, place, and remedy."""
 
-import difflib
+import json
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import reduce
 from operator import getitem
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from mindrlhf.configs.base import Settings, is_group
-from mindrlhf.configs.yaml_file import KeyPath, dotted
+from mindrlhf.configs.yaml_file import KeyPath, Layer, dotted
+from mindrlhf.errors import UserError
+from mindrlhf.files.text import nearest
+
+Group = TypeVar("Group", bound=Settings)
 
 WORDS = {bool: "True or False", int: "a whole number", float: "a number", str: "text", dict: "a group of keys"}
 BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}  # of pydantic's constraints
 
 
-def explain(
+def build(
+    settings: type[Group],
+    values: Mapping[str, Any],
+    layer: Layer,
+    written: Mapping[str, KeyPath] | None = None,
+    strict: bool = True,
+) -> Group:
+    """Validate a nested mapping; a UserError explains a failure in one sentence.
+
+    An unknown key goes first.
+    layer: knows the place of each value.
+    written: field of `settings` -> the key path under which the user wrote it, where that is another one.
+    strict: only whole numbers become floats, and lists tuples; without, whatever pydantic converts.
+    """
+    try:
+        # JSON mode is pydantic's only strict mode that takes a list for a tuple.
+        text = json.dumps(values, default=str) if strict else ""
+        return settings.model_validate_json(text, strict=True) if strict else settings.model_validate(values)
+    except ValidationError as error:
+        raise UserError(_explained(settings, error, values, layer, written or {})) from None
+
+
+def _explained(
     settings: type[Settings],
     error: ValidationError,
     values: Mapping[str, Any],
-    where: Callable[[KeyPath], str],
-    written: Mapping[str, KeyPath] | None = None,
+    layer: Layer,
+    written: Mapping[str, KeyPath],
 ) -> str:
-    """Explain a failed validation in one sentence; an unknown key goes first.
-
-    settings, values: the settings class, and the nested mapping that failed.
-    where: a key path -> the place for the message (`file.yaml:12`).
-    written: field of `settings` -> the key path under which the user wrote it, where that is another one.
-    """
     findings = error.errors(include_url=False, include_context=False)
     finding = min(findings, key=lambda one: one["type"] != "extra_forbidden")
     path, annotation, info = _walk(settings, finding["loc"])
-    shown = (*written[path[0]], *path[1:]) if path and written and path[0] in written else path
-    key, place = dotted(shown), where(shown)
+    shown = (*written[path[0]], *path[1:]) if path and path[0] in written else path
+    key, place = dotted(shown), layer.where(shown)
     if finding["type"] == "extra_forbidden":
         return f"{place}: {_unknown_key(settings, path, key)}"
     if finding["type"] == "value_error":
@@ -52,8 +72,8 @@ def explain(
 def unknown_name(name: str, own: Iterable[str], prefix: str = "", also: Iterable[str] = ()) -> str:
     """Explain that a group lacks a key, with the nearest of `own` and `also`."""
     dot = f"{prefix}." if prefix else ""
-    near = difflib.get_close_matches(name, sorted({*own, *also}), n=1, cutoff=0.6)
-    hint = f"did you mean {dot}{near[0]}?" if near else f"known here are {', '.join(sorted(own))}."
+    near = nearest(name, {*own, *also})
+    hint = f"did you mean {dot}{near}?" if near else f"known here are {', '.join(sorted(own))}."
     return f"unknown key {dot}{dotted((name,))}; {hint}"
 
 

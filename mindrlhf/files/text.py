@@ -1,5 +1,6 @@
 """Text of files, and texts for people."""
 
+import difflib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +33,11 @@ def reading(path: Path) -> Iterator[None]:
 def some(names: Sequence[str], most: int = 1) -> str:
     """List the first names and count the others: `a and 2 more`."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def nearest(name: object, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """Find the known name that is most like a mistaken one, or None."""
+    return next(iter(difflib.get_close_matches(str(name), sorted(known), n=1, cutoff=cutoff)), None)
 
 
 def aligned(rows: Iterable[Sequence[object]]) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mindrlhf.errors import UserError
-from mindrlhf.user_functions import is_user_function, load_function, nearest
+from mindrlhf.user_functions import hint, is_user_function, load_function
 
 # Imported on use, so that a process loads only what its functions need (math-verify takes half a second).
 SHIPPED = {
@@ -53,7 +53,7 @@ def resolve(name: str, args: Mapping[str, Any] | None = None) -> RewardFunction:
     target = SHIPPED.get(name, name)
     if not is_user_function(target):
         raise UserError(
-            f"reward {name!r} is not known{nearest(name, SHIPPED)}; give one of {', '.join(SHIPPED)}, "
+            f"reward {name!r} is not known{hint(name, SHIPPED)}; give one of {', '.join(SHIPPED)}, "
             "package.module:function, or path/file.py:function."
         )
     function, args = load_function("reward", target), dict(args or {})

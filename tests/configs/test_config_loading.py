@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from mindrlhf.configs import grpo, model, model_settings, model_yaml, sft
 from mindrlhf.configs.base import Settings
 from mindrlhf.configs.grpo import GRPOConfig
-from mindrlhf.configs.loading import load_grpo_config, load_settings, load_sft_config
+from mindrlhf.configs.loading import load_grpo_config, load_sft_config
 from mindrlhf.configs.model_yaml import load_model_yaml
 from mindrlhf.configs.sft import SFTConfig
 from mindrlhf.errors import UserError
@@ -50,13 +50,6 @@ def test_a_base_config_is_overridden_key_by_key(tmp_path):
     written(tmp_path, "base_config: root.yaml\noptimizer:\n  beta1: 0.7\n", "middle.yaml")
     config = load_grpo_config(written(tmp_path, "base_config: middle.yaml\nseed: 4\n"))
     assert (config.optimizer.lr, config.optimizer.beta1, config.seed) == (1e-4, 0.7, 4)
-
-
-def test_several_files_are_layered_in_order(tmp_path):
-    first = written(tmp_path, "seed: 1\nalgorithm: {beta: 0.5}\n", "first.yaml")
-    second = written(tmp_path, "seed: 2\n", "second.yaml")
-    config = load_settings(GRPOConfig, (first, second))
-    assert (config.seed, config.algorithm.beta) == (2, 0.5)
 
 
 def test_overrides_reach_the_default_reward_function():

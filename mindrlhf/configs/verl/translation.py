@@ -5,7 +5,6 @@ algorithm runs. Every key that it gives is translated, needless here, or done el
 a command with a key of another kind is refused.
 """
 
-import difflib
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any
@@ -15,6 +14,7 @@ from mindrlhf.configs.verl.result import Translation
 from mindrlhf.configs.verl.rules import RULES
 from mindrlhf.configs.verl.table import COPIED, COPIED_OR_NULL, NOT_DONE, PLACES, Feature
 from mindrlhf.errors import UserError
+from mindrlhf.files.text import nearest
 
 
 def translate(text: str) -> Translation:
@@ -75,6 +75,5 @@ def _look_up(key: str, value: Any) -> tuple[str, str]:
         if any(fnmatchcase(key, pattern) for pattern in patterns):
             return place, words.format(value=value)
     known = {name for _, _, names in PLACES for name in names if not {"*", "?"} & {*name}}
-    near = difflib.get_close_matches(key, sorted(known), n=1)
-    hint = f" (did you mean {near[0]}?)" if near else ""
+    hint = f" (did you mean {near}?)" if (near := nearest(key, known)) else ""
     return "unknown", f"{key} is no key of verl's that is known here{hint}"
