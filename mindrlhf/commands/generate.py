@@ -11,8 +11,8 @@ from mindrlhf.configs.grpo import SamplingSettings
 from mindrlhf.configs.loading import load_settings
 from mindrlhf.data.requests import read_requests
 from mindrlhf.errors import UserError
-from mindrlhf.files.atomic import atomic_file, make_folder
-from mindrlhf.files.json import json_lines
+from mindrlhf.files.atomic import make_folder
+from mindrlhf.files.json import write_json_lines
 from mindrlhf.metrics.progress import Progress
 from mindrlhf.rollout.generator import Generator, language_model
 from mindrlhf.types import Rollout
@@ -53,8 +53,7 @@ def _generate(args: argparse.Namespace, generator: Generator) -> None:
     for (prompt, row), group in zip(requests, groups, strict=True):
         responses = [_response(rollout, generator.text(rollout), args.log_probs) for rollout in group.rollouts]
         rows.append({"id": int(prompt.id), **row, "responses": responses})
-    with atomic_file(args.output) as temporary:
-        temporary.write_bytes(json_lines(rows))
+    write_json_lines(args.output, rows)
     spent, count = generator.statistics, sum(len(group.rollouts) for group in groups)
     rate = f", {spent.tokens / spent.seconds:,.0f} tokens/s" if spent.seconds else ""
     print(

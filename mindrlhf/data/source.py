@@ -1,19 +1,17 @@
 """Rows of JSONL, JSON array and parquet files, each with its origin."""
 
 import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import atomic_files
-from mindrlhf.files.json import parse_json, parse_json_at
+from mindrlhf.files.json import parse_json
 from mindrlhf.files.text import read_text
 
 PARQUET = ".parquet"
-BLANK = re.compile(r"[ \t\r\n]*")
 
 
 @dataclass(frozen=True)
@@ -46,11 +44,22 @@ def read_source(path: str | Path) -> list[SourceRow]:
 
 def _read_json(path: Path) -> list[SourceRow]:
     text = read_text(path, "a JSON or JSONL file").removeprefix("\ufeff")
-    items = _array_items(text) if text.lstrip().startswith("[") else _line_items(text)
+    if text.lstrip().startswith("["):
+        return [_row(values, f"{path}, item {number}") for number, values in enumerate(_parsed(text, path, 1), 1)]
+    # Not splitlines(): U+2028 and its like may stand inside a JSON string.
+    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    return [_row(_parsed(line, path, number), f"{path}, line {number}") for number, line in lines]
+
+
+def _parsed(text: str, path: Path, line: int) -> Any:
+    """Parse JSON that begins in a line of a file; UserError names its faults."""
     try:
-        return [_row(values, f"{path}, line {line}") for line, values in items]
+        return parse_json(text)
     except json.JSONDecodeError as error:
-        raise UserError(f"{path}, line {error.lineno}: not JSON ({error.msg}, column {error.colno}).") from None
+        place = f"{path}, line {line + error.lineno - 1}"
+        raise UserError(f"{place}: not JSON ({error.msg}, column {error.colno}).") from None
+    except ValueError as error:
+        raise UserError(f"{path}, line {line}: not JSON ({error}).") from None
 
 
 def _row(values: Any, where: str) -> SourceRow:
@@ -62,45 +71,6 @@ def _row(values: Any, where: str) -> SourceRow:
     except UnicodeEncodeError:
         raise UserError(f"{where}: holds half of a surrogate pair, which is no character; remove it.") from None
     return SourceRow(values, where)
-
-
-def _line_items(text: str) -> Iterator[tuple[int, Any]]:
-    # Not splitlines(): U+2028 and its like may stand inside a JSON string.
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.strip():
-            try:
-                yield number, parse_json(line)
-            except ValueError as error:
-                located = _located(error, line, 0)
-                located.lineno = number
-                raise located from None
-
-
-def _array_items(text: str) -> Iterator[tuple[int, Any]]:
-    """Decode the items of one JSON array, each with its line."""
-    position = BLANK.match(text, text.index("[") + 1).end()
-    line, counted, mark = 1, 0, text[position : position + 1]
-    while mark != "]":
-        line, counted = line + text.count("\n", counted, position), position
-        try:
-            values, position = parse_json_at(text, position)
-        except ValueError as error:
-            raise _located(error, text, position) from None
-        yield line, values
-        position = BLANK.match(text, position).end()
-        mark = text[position : position + 1]
-        if mark == ",":
-            position = BLANK.match(text, position + 1).end()
-        elif mark != "]":
-            raise json.JSONDecodeError("Expecting ',' or ']'", text, position)
-    end = BLANK.match(text, position + 1).end()
-    if end != len(text):
-        raise json.JSONDecodeError("Extra data", text, end)
-
-
-def _located(error: ValueError, text: str, position: int) -> json.JSONDecodeError:
-    """Add a place to errors of `parse_json` that have none."""
-    return error if isinstance(error, json.JSONDecodeError) else json.JSONDecodeError(str(error), text, position)
 
 
 def read_parquet(path: str | Path) -> list[dict[str, Any]]:

@@ -9,8 +9,7 @@ import numpy as np
 from mindrlhf.data.tasks import TASKS
 from mindrlhf.errors import UserError
 from mindrlhf.evaluation.pass_at_k import Answer
-from mindrlhf.files.atomic import atomic_file
-from mindrlhf.files.json import json_lines
+from mindrlhf.files.json import write_json_lines
 from mindrlhf.metrics.progress import Progress
 from mindrlhf.rewards.gsm8k import answered
 from mindrlhf.rewards.runner import RewardRunner
@@ -88,5 +87,4 @@ def reward_of(prompts: Sequence[Prompt], data: str | Path, advice: str) -> str:
 
 
 def write_answers(path: Path, answers: Sequence[Answer]) -> None:
-    with atomic_file(path) as temporary:
-        temporary.write_bytes(json_lines(map(vars, answers)))
+    write_json_lines(path, map(vars, answers))

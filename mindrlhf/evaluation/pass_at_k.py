@@ -5,23 +5,24 @@ verl's names for the metrics. Expectations over the k answers that might have be
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
-from math import comb, isnan
+from math import comb, isnan, nan
 from pathlib import Path
 from statistics import fmean
-from typing import get_type_hints
+from typing import Annotated
 
 import numpy as np
+from pydantic import BeforeValidator, ConfigDict, ValidationError
+from pydantic.dataclasses import dataclass
 
 from mindrlhf.errors import UserError
-from mindrlhf.files.json import is_a, read_json_lines
+from mindrlhf.files.json import read_json_lines
 
 SOLVED = 1.0  # a problem is solved by an answer with this score or more
 BOOTSTRAP_SAMPLES = 10_000
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=ConfigDict(strict=True, extra="forbid"))
 class Answer:
     """One answer to one problem.
 
@@ -35,7 +36,7 @@ class Answer:
     question: str
     ground_truth: str
     answer: str
-    score: float
+    score: Annotated[float, BeforeValidator(lambda score: nan if score is None else score)]
     vote: str | None
     length: int
     truncated: bool
@@ -198,18 +199,16 @@ def sign_test(wins: int, losses: int) -> float:
 
 def read_answers(path: str | Path) -> list[Answer]:
     """Read a JSONL file of `Answer` rows; UserError for another kind of file."""
-    kinds, answers = get_type_hints(Answer), []
+    answers, advice = [], "give what `mindrlhf eval --output` wrote"
     for number, row in enumerate(read_json_lines(path), start=1):
-        values = row | {"score": float("nan") if row.get("score", "") is None else row.get("score")}
-        wrong = sorted(values.keys() ^ kinds.keys()) or [name for name in kinds if not is_a(values[name], kinds[name])]
-        if wrong:
-            raise UserError(
-                f"{path}, line {number}: is no answer of an evaluation (see its {wrong[0]:.80}); give what "
-                "`mindrlhf eval --output` wrote."
-            )
-        answers.append(Answer(**values))
+        try:
+            answers.append(Answer(**row))
+        except ValidationError as error:
+            wrong = error.errors()[0]["loc"][0]
+            found = f"{path}, line {number}: is no answer of an evaluation (see its {wrong:.80})"
+            raise UserError(f"{found}; {advice}.") from None
     if not answers:
-        raise UserError(f"{path}: holds no answers; give what `mindrlhf eval --output` wrote.")
+        raise UserError(f"{path}: holds no answers; {advice}.")
     return answers
 
 

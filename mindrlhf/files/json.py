@@ -3,7 +3,7 @@
 import json
 import math
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 
 from mindrlhf.errors import UserError
+from mindrlhf.files.atomic import atomic_file
 from mindrlhf.files.text import read_text
 
 MOST_LEVELS = 200  # of lists and groups inside each other: writers of values go no deeper
@@ -18,12 +19,22 @@ MOST_LEVELS = 200  # of lists and groups inside each other: writers of values go
 
 def parse_json(text: str | bytes) -> Any:
     """Parse a JSON text; ValueError for broken syntax, endless nesting or numbers."""
-    return _checked(lambda: (json.loads(text),))[0]
-
-
-def parse_json_at(text: str, position: int) -> tuple[Any, int]:
-    """Parse the JSON at a position of a text to (value, end)."""
-    return _checked(lambda: json.JSONDecoder().raw_decode(text, position))
+    deep = ValueError(f"lists and groups more than {MOST_LEVELS} levels deep")
+    try:
+        parsed = json.loads(text)
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        raise
+    except RecursionError:
+        raise deep from None
+    except ValueError:  # Python's limit, whose message is advice to programmers
+        raise ValueError("a number with thousands of digits") from None
+    level = [[parsed]]
+    for _ in range(MOST_LEVELS + 1):
+        inner = (one.values() if isinstance(one, dict) else one for one in level)
+        level = [one for one in chain.from_iterable(inner) if isinstance(one, dict | list)]
+        if not level:
+            return parsed
+    raise deep
 
 
 def is_number(value: Any) -> bool:
@@ -31,16 +42,9 @@ def is_number(value: Any) -> bool:
     return isinstance(value, float) or (type(value) is int and abs(value) <= sys.float_info.max)
 
 
-def is_a(value: Any, kind: Any) -> bool:
-    """Test that a JSON value is of a type such as `str | None`.
-
-    A whole number is a float too. True and False are `bool` alone, and numbers beyond float64 nothing.
-    """
-    if isinstance(value, bool):
-        return kind is bool
-    if isinstance(value, int | float):
-        return is_number(value) and (isinstance(value, kind) or isinstance(0.0, kind))
-    return isinstance(value, kind)
+def is_whole(value: Any) -> bool:
+    """Test that a JSON value is a whole number within float64; booleans are none."""
+    return type(value) is int and is_number(value)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -80,9 +84,11 @@ def json_line(fields: Mapping[str, Any]) -> bytes:
         return json.dumps(finite(fields)).encode() + b"\n"
 
 
-def json_lines(rows: Iterable[Mapping[str, Any]]) -> bytes:
-    """Format the content of a JSONL file: a `json_line` for each row."""
-    return b"".join(map(json_line, rows))
+def write_json_lines(path: Path, rows: Iterable[Mapping[str, Any]], durable: bool = True) -> None:
+    """Write a JSONL file atomically, a `json_line` for each row; durable: as of `atomic_file`."""
+    content = b"".join(map(json_line, rows))
+    with atomic_file(path, durable) as temporary:
+        temporary.write_bytes(content)
 
 
 def finite(value: Any) -> Any:
@@ -94,23 +100,3 @@ def finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [finite(item) for item in value]
     return value
-
-
-def _checked(parse: Callable[[], tuple]) -> tuple:
-    """Parse; a ValueError for what could not be written again."""
-    deep = ValueError(f"lists and groups more than {MOST_LEVELS} levels deep")
-    try:
-        parsed = parse()
-    except (json.JSONDecodeError, UnicodeDecodeError):
-        raise
-    except RecursionError:
-        raise deep from None
-    except ValueError:  # Python's limit, whose message is advice to programmers
-        raise ValueError("a number with thousands of digits") from None
-    level = [parsed]
-    for _ in range(MOST_LEVELS + 1):
-        inner = (one.values() if isinstance(one, dict) else one for one in level)
-        level = [one for one in chain.from_iterable(inner) if isinstance(one, dict | list)]
-        if not level:
-            return parsed
-    raise deep

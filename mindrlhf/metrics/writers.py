@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 from mindrlhf.configs.tracking import TrackingSettings
 from mindrlhf.errors import UserError
-from mindrlhf.files.atomic import atomic_file, make_folder
-from mindrlhf.files.json import is_number, json_line, json_lines, read_json_lines
+from mindrlhf.files.atomic import make_folder
+from mindrlhf.files.json import is_number, json_line, read_json_lines, write_json_lines
 from mindrlhf.metrics.console import REWARD, ConsoleWriter
 
 METRICS_FILE = "metrics.jsonl"
@@ -121,9 +121,7 @@ class JsonlWriter:
 
     def __init__(self, path: Path, start_step: int = 0):
         """Keep the lines of `path` before `start_step` and append to them."""
-        content = json_lines(_earlier(path, start_step))
-        with atomic_file(path, durable=False) as temporary:
-            temporary.write_bytes(content)
+        write_json_lines(path, _earlier(path, start_step), durable=False)
         self._file = path.open("ab")
 
     def write(self, step: int, values: Mapping[str, float]) -> None:

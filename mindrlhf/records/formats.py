@@ -17,8 +17,7 @@ import orjson
 
 from mindrlhf.data.mindrecord import read_columns, read_schema, write_columns
 from mindrlhf.errors import UserError
-from mindrlhf.files.atomic import atomic_file
-from mindrlhf.files.json import json_lines, parse_json
+from mindrlhf.files.json import parse_json, write_json_lines
 from mindrlhf.files.naming import TEXT, step_path
 from mindrlhf.records.rows import ADDED, CARRIED, SCHEMA, Row, completed, experiences_of, text_row
 from mindrlhf.types import Experience
@@ -37,9 +36,7 @@ _EARLIER = {
 
 def write_text(folder: Path, step: int, rows: Iterable[Row]) -> Path:
     path = step_path(folder, step, TEXT)
-    content = json_lines(map(text_row, rows))
-    with atomic_file(path, durable=False) as temporary:
-        temporary.write_bytes(content)
+    write_json_lines(path, map(text_row, rows), durable=False)
     return path
 
 

@@ -1,4 +1,4 @@
-"""Source files: JSONL and JSON arrays, each mistake named by file and line."""
+"""Source files: JSONL and JSON arrays, each mistake named by file and line, or item of an array."""
 
 import json
 
@@ -31,7 +31,7 @@ def test_places(tmp_path):
         ({"a": 2}, f"{path}, line 3"),
     ]
     path.write_text('[\n{"a": 1},\n\n{"a":\n2}, {"a": 3}\n]\n')
-    assert [row.where.rpartition(" ")[2] for row in read_source(path)] == ["2", "4", "5"]
+    assert [row.where for row in read_source(path)] == [f"{path}, item {number}" for number in (1, 2, 3)]
 
 
 @pytest.mark.parametrize(
@@ -42,8 +42,8 @@ def test_places(tmp_path):
         (b"[]", "holds no rows"),
         (b'{"a": 1}\n{"a": \n', "line 2: not JSON"),
         (b'{"a": 1}\n[1]\n', r"line 2: should be a JSON object, and is \[1\]"),
-        (b'[{"a": 1},\n 7]', "line 2: should be a JSON object, and is 7"),
-        (b'[{"a": 1}\n {"a": 2}]', r"line 2: not JSON \(Expecting ',' or '\]'"),
+        (b'[{"a": 1},\n 7]', "item 2: should be a JSON object, and is 7"),
+        (b'[{"a": 1}\n {"a": 2}]', r"line 2: not JSON \(Expecting ',' delimiter, column 2"),
         (b'[{"a": 1},\n', "line 2: not JSON"),
         (b'[{"a": 1},]', "line 1: not JSON"),
         (b"[", "line 1: not JSON"),
@@ -52,10 +52,10 @@ def test_places(tmp_path):
         (b'{"a": 1}\n{"a": ' + b"[" * 100_000, "line 2: not JSON .lists and groups more than 200 levels deep"),
         (b'{"a": 1}\n{"a": ' + b"[" * 300 + b"]" * 300 + b"}", "line 2: not JSON .lists and groups more than 200"),
         (b'{"a": 1}\n{"a": ' + b"7" * 5000 + b"}", "line 2: not JSON .a number with thousands of digits"),
-        (b'[{"a": 1},\n{"a": ' + b'{"b":' * 100_000, "line 2: not JSON .lists and groups more than 200"),
-        (b'[{"a": 1},\n{"a": ' + b"7" * 5000 + b"}]", "line 2: not JSON .a number with thousands of digits"),
+        (b'[{"a": 1},\n{"a": ' + b'{"b":' * 100_000, "line 1: not JSON .lists and groups more than 200"),
+        (b'[{"a": 1},\n{"a": ' + b"7" * 5000 + b"}]", "line 1: not JSON .a number with thousands of digits"),
         (b'{"a": 1}\n{"a": {"b": "\\ud800"}}', "line 2: holds half of a surrogate pair"),
-        (b'[{"prompt": [{"role": "user", "content": "\\ud800"}]}]', "line 1: holds half of a surrogate pair"),
+        (b'[{"prompt": [{"role": "user", "content": "\\ud800"}]}]', "item 1: holds half of a surrogate pair"),
     ],
 )
 def test_bad_content(tmp_path, content, message):

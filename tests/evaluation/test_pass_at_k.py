@@ -23,7 +23,7 @@ from mindrlhf.evaluation.pass_at_k import (
     sign_test,
     validation_metrics,
 )
-from mindrlhf.files.json import json_lines
+from mindrlhf.files.json import write_json_lines
 
 
 def answer(problem, sample=0, score=1.0, voted="1", source="gsm8k", length=10, truncated=False) -> Answer:
@@ -206,7 +206,7 @@ def test_compare_pairs_by_problem():
 
 def test_answers_survive_a_file(tmp_path):
     given = [answer(0), answer(1, score=nan, voted=None, truncated=True)]
-    (tmp_path / "a.jsonl").write_bytes(json_lines(map(vars, given)))
+    write_json_lines(tmp_path / "a.jsonl", map(vars, given))
     read = read_answers(tmp_path / "a.jsonl")
     assert [vars(one) for one in read] == [vars(given[0]), pytest.approx(vars(given[1]), nan_ok=True)]
     (tmp_path / "b.jsonl").write_text('{"step": 1}\n')

@@ -4,13 +4,12 @@ import json
 
 import pytest
 
-from mindrlhf.files.json import MOST_LEVELS, is_number, parse_json, parse_json_at
+from mindrlhf.files.json import MOST_LEVELS, is_number, is_whole, parse_json
 
 
 def test_what_can_be_read():
     assert parse_json('{"a": [1, 2.5, "x", null]}') == {"a": [1, 2.5, "x", None]}
     assert parse_json(b'"\xc3\xa9"') == "é"
-    assert parse_json_at("[1] [2]", 4) == ([2], 7)
     assert parse_json("[" * MOST_LEVELS + "]" * MOST_LEVELS)
 
 
@@ -39,8 +38,10 @@ def test_broken_syntax_keeps_its_place():
 @pytest.mark.parametrize("value", [0, -3, 2.5, float("nan"), float("inf"), 10**300])
 def test_numbers(value):
     assert is_number(value)
+    assert is_whole(value) == isinstance(value, int)
 
 
 @pytest.mark.parametrize("value", [True, None, "1", [1], {}, 10**400])
 def test_no_numbers(value):
     assert not is_number(value)
+    assert not is_whole(value)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mindrlhf.files.json import json_lines
+from mindrlhf.files.json import write_json_lines
 from mindrlhf.files.naming import ROLLOUTS_FOLDER
 from mindrlhf.files.settings_file import SETTINGS_FILE
 from mindrlhf.records.formats import write_text
@@ -52,7 +52,7 @@ def make_run(
     """The folder, with `metrics.jsonl`, `settings.json` and, with rollouts, a dump of every step."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = [{"step": step, **metrics_row(step, steps, seed, reward)} for step in range(1, steps + 1)]
-    (folder / "metrics.jsonl").write_bytes(json_lines(rows))
+    write_json_lines(folder / "metrics.jsonl", rows)
     settings = {"grpo": {"optimizer": {"lr": lr}, "seed": seed, "rollout": {"num_generations": 4}}, "command": "train"}
     (folder / SETTINGS_FILE).write_text(json.dumps(settings))
     for step in range(1, steps + 1) if rollouts else ():

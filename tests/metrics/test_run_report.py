@@ -127,5 +127,5 @@ def test_what_cannot_be_read_says_so(tmp_path):
         read_run(run, "a", 1, 1)
     (run / "settings.json").unlink()
     (run / "rollouts" / "step_000001.jsonl").write_text('{"prompt_id": 1, "prompt": "a", "completion": "b"}\n')
-    with pytest.raises(UserError, match=r"step_000001\.jsonl, line 1: no `reward` in it"):
+    with pytest.raises(UserError, match=r"step_000001\.jsonl, line 1: reward is missing, and must be a number"):
         read_run(run, "a", 1, 1)

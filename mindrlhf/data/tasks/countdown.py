@@ -7,7 +7,7 @@ from operator import itemgetter
 from typing import Any
 
 from mindrlhf.data.tasks.task import Task, TaskRow, distinct, optional_text
-from mindrlhf.files.json import is_a
+from mindrlhf.files.json import is_whole
 
 
 def parse(row: Mapping[str, Any]) -> TaskRow:
@@ -17,9 +17,9 @@ def parse(row: Mapping[str, Any]) -> TaskRow:
     """
     key = "numbers" if "numbers" in row and "nums" not in row else "nums"
     numbers, target = row.get(key), row.get("target")
-    if not isinstance(numbers, list) or len(numbers) < 2 or not all(is_a(number, int) for number in numbers):
+    if not isinstance(numbers, list) or len(numbers) < 2 or not all(is_whole(number) for number in numbers):
         raise ValueError(f"key {key!r} should be a list of two or more integers, and is {numbers!r}")
-    if not is_a(target, int):
+    if not is_whole(target):
         raise ValueError(f"key 'target' should be an integer, and is {target!r}")
     listed = ", ".join(map(str, numbers))
     return TaskRow(

@@ -7,13 +7,13 @@ from typing import Any
 from mindrlhf.data.tasks.gsm8k import MARK
 from mindrlhf.data.tasks.task import Task, TaskRow, distinct, optional_text
 from mindrlhf.errors import UserError
-from mindrlhf.files.json import is_a
+from mindrlhf.files.json import is_whole
 
 
 def parse(row: Mapping[str, Any]) -> TaskRow:
     """Parse `factors`, two whole numbers, and an optional worked `answer`."""
     factors = row.get("factors")
-    if not isinstance(factors, list) or len(factors) != 2 or not all(is_a(factor, int) for factor in factors):
+    if not isinstance(factors, list) or len(factors) != 2 or not all(is_whole(factor) for factor in factors):
         raise ValueError(f"key 'factors' should be a list of two integers, and is {factors!r}")
     return TaskRow(
         question=f"What is {factors[0]} * {factors[1]}?",

@@ -5,13 +5,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ConfigDict
+
+from mindrlhf.configs.base import Settings
+from mindrlhf.configs.problems import build
+from mindrlhf.configs.yaml_file import Layer
 from mindrlhf.errors import UserError
-from mindrlhf.files.json import is_a, read_json_lines
+from mindrlhf.files.json import read_json_lines
 from mindrlhf.files.naming import ROLLOUTS_FOLDER, TEXT, step_files, step_path
 from mindrlhf.files.settings_file import read_settings
 from mindrlhf.metrics.writers import METRICS_FILE, read_metrics, run_folder
 
 SHARED = ("step", "prompt_id", "prompt", "ground_truth")  # the same in all rows of a group
+
+
+class RolloutRow(Settings):
+    """Row of a rollout dump, with other keys too."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    prompt_id: int
+    prompt: str
+    completion: str
+    reward: float | None
+    rewards: dict[str, float | None] | None = None
+    response_length: int = 0
+    ground_truth: str | None = None
 
 
 @dataclass(frozen=True)
@@ -80,37 +99,13 @@ def read_groups(folder: Path, step: int) -> list[RolloutGroupText]:
     path = step_path(folder, step, TEXT)
     together: dict[int, list[dict[str, Any]]] = {}
     for number, row in enumerate(read_json_lines(path), start=1):
-        _check_rollout(row, f"{path}, line {number}")
+        build(RolloutRow, row, Layer(row, {(): f"{path}, line {number}"}), strict=False)
         together.setdefault(row["prompt_id"], []).append(row)
     groups = []
     for prompt_id, rows in together.items():
         samples = tuple({key: value for key, value in row.items() if key not in SHARED} for row in rows)
         groups.append(RolloutGroupText(step, prompt_id, rows[0]["prompt"], rows[0].get("ground_truth"), samples))
     return groups
-
-
-# key -> (its kind, in words)
-_ROLLOUT_KEYS = {
-    "prompt_id": (int, "a whole number"),
-    "prompt": (str, "text"),
-    "completion": (str, "text"),
-    "reward": (float | None, "a number"),
-    "rewards": (dict | None, "a number for each function"),
-    "response_length": (int, "a whole number"),
-    "ground_truth": (str | None, "text"),
-}
-_OPTIONAL_KEYS = ("rewards", "response_length", "ground_truth")
-
-
-def _check_rollout(row: Mapping[str, Any], where: str) -> None:
-    """Raise UserError for a row of a rollout dump with missing or malformed values."""
-    for key, (kind, right) in _ROLLOUT_KEYS.items():
-        if key not in row and key not in _OPTIONAL_KEYS:
-            raise UserError(f"{where}: no `{key}` in it; give the rollouts that a run has written")
-        value = row.get(key)
-        inner = value.values() if isinstance(value, dict) else ()
-        if key in row and not (is_a(value, kind) and all(is_a(one, float | None) for one in inner)):
-            raise UserError(f"{where}: {key} is {value!r:.80} where {right} belongs; restore or remove that line")
 
 
 def flatten(settings: Any, name: str = "") -> dict[str, str]:
