@@ -76,13 +76,14 @@ class Admit(Graph):
 class Decode(Graph):
     """Graph that draws the next tokens of each slot, at most `tokens`.
 
-    The outputs are [B, n] token (-1 for none), behaviour and policy log-prob (see `Sampler`).
+    The outputs are [B, n] token (-1 for none), behaviour and policy log-prob (see `Sampler`), 0 without a draw.
     ids, positions: int32[B], of the last token. remaining: int32[B], tokens still to come, 0 in an empty slot.
     banned: int32[B], number of the next tokens without a stop token.
     leaders, prefixes: int32[B], the slot that keeps the prompt and its positions of the prompt, if one operator
     draws several tokens; otherwise each slot has all of its own.
     enough: int32[2]: the number of active slots at which no new token begins, and the first own position of a slot,
     if a prompt is kept elsewhere.
+    context: int32[B, n], tokens that are taken as they are, and do not end a slot; -1 where a token is drawn.
     uniform: [B, n]. seen: see `Sampler`.
     """
 
@@ -95,13 +96,16 @@ class Decode(Graph):
         if self.fused:
             self.layers = decoder.decode_parameters(cache.keys, cache.values)
 
-    def construct(self, ids, positions, remaining, banned, leaders, prefixes, enough, uniform, seen):
+    def construct(self, ids, positions, remaining, banned, leaders, prefixes, enough, context, uniform, seen):
         sampler = self.sampler
         if self.fused:
-            slots = (ids, positions, remaining, banned, leaders, prefixes, enough)
+            slots = (ids, positions, remaining, banned, leaders, prefixes, enough, context)
             rule = (sampler.stop_ids, sampler.inverse, sampler.greedy)
             return self.decoder.decode_tokens(slots, uniform, *rule, self.layers)
         hidden = self.decoder.decode(ids, positions, self.keys, self.values)
         ban = (banned > 0).astype("float32")
         token, behaviour, policy = sampler(self.decoder.logits(hidden), uniform.reshape((-1,)), ban, seen)
-        return token.reshape((-1, 1)), behaviour.reshape((-1, 1)), policy.reshape((-1, 1))
+        given, nothing = context >= 0, ops.zeros_like(context).astype("float32")
+        token = ops.select(given, context, token.reshape((-1, 1)))
+        behaviour = ops.select(given, nothing, behaviour.reshape((-1, 1)))
+        return token, behaviour, ops.select(given, nothing, policy.reshape((-1, 1)))

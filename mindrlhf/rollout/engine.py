@@ -2,7 +2,8 @@
 
 A prompt is prefilled once, and its cache copied to the slots of its samples; or to one slot, where one operator decodes
 for all of them. The first decode step feeds the prompt's last token, so that prefill needs no logits. Random numbers
-depend on counters alone: the same rollouts come out for any number of slots, order of prompts, or workers.
+depend on counters alone: the same rollouts come out for any number of slots, order of prompts, or workers. With a
+partner, a slot whose turn has ended keeps its cache and waits for the reply, whose tokens are decoded without a draw.
 Not here: paged caches, speculative decoding, prefix sharing between different prompts.
 """
 
@@ -22,6 +23,7 @@ from mindrlhf.metrics.timer import Timers
 from mindrlhf.models.decoder import Decoder
 from mindrlhf.random_numbers import uniform
 from mindrlhf.rollout.decode_graphs import Admit, Cache, Decode, Prefill
+from mindrlhf.rollout.partner import Partner, Turns
 from mindrlhf.rollout.sampling import Sampler
 from mindrlhf.shapes import cache_positions, padded_prefix, pool_size, slot_count
 from mindrlhf.types import Prompt, Rollout, RolloutGroup
@@ -29,17 +31,22 @@ from mindrlhf.types import Prompt, Rollout, RolloutGroup
 
 @dataclass(frozen=True)
 class Statistics:
-    """Statistics of a `generate` call. Seconds are wall time; only compile_s includes compiling."""
+    """Statistics of a `generate` call.
+
+    tokens: drawn ones. Seconds are wall time; only compile_s includes compiling; partner_s: work and waiting of the
+    conversations' other side.
+    """
 
     tokens: int = 0
     decode_steps: int = 0
     prefill_s: float = 0.0
     decode_s: float = 0.0
+    partner_s: float = 0.0
     compile_s: float = 0.0
 
     @property
     def seconds(self) -> float:
-        return self.prefill_s + self.decode_s
+        return self.prefill_s + self.decode_s + self.partner_s
 
 
 class Engine:
@@ -91,9 +98,17 @@ class Engine:
         return cls(job.model, decoder, sampling, slots, longest, stops, seed, bucket, decode)
 
     def generate(
-        self, prompts: Sequence[Prompt], num_generations: int, step: int, progress: Callable[[int], None] | None = None
+        self,
+        prompts: Sequence[Prompt],
+        num_generations: int,
+        step: int,
+        progress: Callable[[int], None] | None = None,
+        partner: Partner | None = None,
     ) -> list[RolloutGroup]:
-        """Generate responses to each prompt; progress(n) reports n more finished ones."""
+        """Generate responses to each prompt, or conversations with a partner.
+
+        progress(n) reports n more finished ones. The tokens do not depend on the time that replies take.
+        """
         for prompt in prompts:
             if len(prompt.token_ids) > self.max_prompt:
                 raise UserError(
@@ -103,18 +118,22 @@ class Engine:
         if not prompts:
             self.statistics = Statistics()
             return []
+        if partner and partner.stop_strings and self.decode_text is None:
+            raise ValueError("a partner's stop strings need decode_text")
         self._parts.collect()  # of a call that was interrupted
-        run = _Run(self, prompts, num_generations, step, progress)
+        run = _Run(self, prompts, num_generations, step, progress, partner)
         decode_steps = run.finish()
         seconds = {f"{part}_s": spent for part, spent in self._parts.collect().items()}
-        self.statistics = Statistics(int(run.length.sum()), decode_steps, **seconds)
-        return run.groups()
+        groups = run.groups()
+        tokens = sum(int(rollout.sampled.sum()) for group in groups for rollout in group.rollouts)
+        self.statistics = Statistics(tokens, decode_steps, **seconds)
+        return groups
 
 
 class _Run:
     """State of one `generate` call: a row for each requested sample, and slots."""
 
-    def __init__(self, engine: Engine, prompts: Sequence[Prompt], generations: int, step: int, progress):
+    def __init__(self, engine: Engine, prompts: Sequence[Prompt], generations: int, step: int, progress, partner):
         self.engine, self.prompts, self.generations, self.progress = engine, prompts, generations, progress
         count, limit, slots = len(prompts) * generations, engine.sampling.max_new_tokens, engine.slots
         self.group = np.repeat(np.arange(len(prompts)), generations)
@@ -139,14 +158,36 @@ class _Run:
         # none. A slot holds one prompt and one response, which need not belong together.
         self.prompt_slot = np.full(len(prompts), -1)
         self.unanswered = np.full(len(prompts), generations)
+        self.turns = Turns(partner, count, limit, engine.config.vocab_size)
+        self.stop_strings = (*engine.sampling.stop_strings, *(partner.stop_strings if partner else ()))
+        with engine._parts("partner"):
+            self.turns.begin(prompts, generations, step)
 
     def finish(self) -> int:
         """Answer all prompts; returns the number of decode steps."""
         steps = 0
         while self.unanswered.any():
             self._refill()
-            steps += self._step()
+            if self.turns.waiting.any():
+                self._listen()
+            active = self._active()
+            steps += self._step(active) if len(active) else 0
         return steps
+
+    def _active(self) -> np.ndarray:
+        """List the slots whose turn it is."""
+        return np.flatnonzero((self.sample >= 0) & ~self.turns.waiting[self.sample])
+
+    def _listen(self) -> None:
+        """Take the partner's replies; waits for one where no slot can go on."""
+        with self.engine._parts("partner"):
+            ended = self.turns.collect(not len(self._active()), self.length)
+        for row, end, cut in ended:
+            self.tokens[row, self.length[row] : end] = self.turns.context[row, self.length[row] : end]
+            self.length[row] = end
+            if cut:
+                self.reason[row] = "length"
+        self._retire(np.array([row for row, *_ in ended], int))
 
     def groups(self) -> list[RolloutGroup]:
         """Return the prompts with their responses."""
@@ -155,7 +196,7 @@ class _Run:
                 prompt_id=self.prompts[group].id,
                 sample_index=row % self.generations,
                 response_ids=self.tokens[row, :length].copy(),
-                sampled=np.ones(length, bool),
+                sampled=self.turns.context[row, :length] < 0,
                 behaviour_log_probs=self.behaviour[row, :length].copy(),
                 policy_log_probs=self.policy[row, :length].copy(),
                 finish_reason=self.reason[row],
@@ -170,7 +211,7 @@ class _Run:
     def _refill(self) -> None:
         free, total = np.flatnonzero(self.sample < 0), len(self.group)
         # Few free slots are left to gather, so that an admission copies several at once.
-        if len(free) < min(self.engine._admit_size, total - self.next_sample):
+        if len(free) < min(self.engine._admit_size, total - self.next_sample) and len(self._active()):
             return
         while len(free) and self.next_sample < total:
             group = self.group[self.next_sample]
@@ -214,15 +255,16 @@ class _Run:
         self.prompt_slot[new] = free[: len(new)]
         return self.prompt_slot[new], new
 
-    def _step(self) -> int:
-        """Decode the next tokens of every slot; returns the most of one."""
+    def _step(self, active: np.ndarray) -> int:
+        """Decode the next tokens of these slots; returns the most of one."""
         engine, limit = self.engine, self.engine.sampling.max_new_tokens
-        active = np.flatnonzero(self.sample >= 0)
         rows = self.sample[active]
         counts, groups = self.length[rows], self.group[rows]
         ahead = np.arange(engine.tokens_per_call)
         numbers = np.zeros((engine.slots, len(ahead)), np.float32)
-        numbers[active] = self.uniform[rows[:, None], np.minimum(counts[:, None] + ahead, limit - 1)]
+        context = np.full((engine.slots, len(ahead)), -1, np.int32)
+        places = rows[:, None], np.minimum(counts[:, None] + ahead, limit - 1)
+        numbers[active], context[active] = self.uniform[places], self.turns.context[places]
         remaining, banned, prefixes = (np.zeros(engine.slots, np.int32) for _ in range(3))
         remaining[active] = limit - counts
         banned[active] = np.maximum(engine.sampling.min_new_tokens - counts, 0)
@@ -231,20 +273,22 @@ class _Run:
             leaders[active], prefixes[active] = self.prompt_slot[groups], self.last[groups]
         pending = min(engine._admit_size, len(self.group) - self.next_sample)
         # Decoding of several tokens ends when this many slots are active: enough others are worth refilling.
-        enough = np.array([engine.slots - pending if pending else 0, engine.max_prompt], np.int32)
-        slots = (self.token, self.position, remaining, banned, leaders, prefixes, enough)
+        waiting = int(self.turns.waiting.sum())
+        enough = np.array([engine.slots - pending - waiting if pending else 0, engine.max_prompt], np.int32)
+        slots = (self.token, self.position, remaining, banned, leaders, prefixes, enough, context)
         with engine._parts("decode"):
             out = engine._decode.on_arrays(*slots, numbers, engine._seen)
             tokens, behaviour, policy = (part.asnumpy()[active] for part in out)
         kept = (tokens >= 0).sum(1)
-        stopped = np.isin(tokens[np.arange(len(rows)), kept - 1], engine.stop_ids)
+        last = np.arange(len(rows)), kept - 1
+        stopped = np.isin(tokens[last], engine.stop_ids) & (context[active][last] < 0)
         row, column = np.nonzero(ahead < kept[:, None])
         at = (rows[row], counts[row] + column)
         self.tokens[at], self.behaviour[at], self.policy[at] = (
             part[row, column] for part in (tokens, behaviour, policy)
         )
         said = np.zeros(len(rows), bool)
-        if engine.sampling.stop_strings:
+        if self.stop_strings:
             for i, length in enumerate(kept):
                 first = self._first_said(rows[i], counts[i], length - stopped[i])
                 if first is not None:
@@ -254,24 +298,35 @@ class _Run:
         self.position[active] += kept
         if engine._penalises:
             engine._seen[active, self.token[active]] = 1.0  # one token of each call
-        self._retire(active, rows, stopped, said)
+        self._end_turns(rows, stopped, said)
         return int(kept.max())
 
     def _first_said(self, row: int, count: int, more: int) -> int | None:
-        """Count the next tokens, up to `more`, until a stop string appears."""
-        for length in range(1, more + 1):
-            text = self.engine.decode_text(self.tokens[row, : count + length].tolist())
-            if any(stop in text for stop in self.engine.sampling.stop_strings):
+        """Count the next tokens, up to `more`, until the turn has a stop string."""
+        first = self.turns.first[row]
+        for length in range(max(1, first - count + 1), more + 1):
+            text = self.engine.decode_text(self.tokens[row, first : count + length].tolist())
+            if any(stop in text for stop in self.stop_strings):
                 return length
         return None
 
-    def _retire(self, active, rows, stopped, said) -> None:
-        done = stopped | said | (self.length[rows] >= self.engine.sampling.max_new_tokens)
+    def _end_turns(self, rows: np.ndarray, stopped: np.ndarray, said: np.ndarray) -> None:
+        """Hand finished turns to the partner; retire whole responses."""
+        ended, full = stopped | said, self.length[rows] >= self.engine.sampling.max_new_tokens
+        done = ended | full
         if done.any():
             self.reason[rows[done]] = np.select([stopped[done], said[done]], ["eos", "stop"], "length")
-            np.subtract.at(self.unanswered, self.group[rows[done]], 1)
+            if self.turns.partner:
+                for row in rows[ended]:
+                    self.turns.submit(int(row), self.tokens[row], int(self.length[row]))
+                done &= ~ended
+            self._retire(rows[done])
+
+    def _retire(self, rows: np.ndarray) -> None:
+        if len(rows):
+            np.subtract.at(self.unanswered, self.group[rows], 1)
             self.prompt_slot[self.unanswered == 0] = -1
-            slots = active[done]
+            slots = np.flatnonzero(np.isin(self.sample, rows))
             self.sample[slots], self.token[slots], self.position[slots] = -1, 0, 0
             if self.progress:
-                self.progress(int(done.sum()))
+                self.progress(len(rows))

@@ -78,6 +78,10 @@ def alone(slots: int, enough: int = 0) -> tuple[np.ndarray, ...]:
     return np.arange(slots, dtype=np.int32), np.zeros(slots, np.int32), np.array([enough, 0], np.int32)
 
 
+def no_context(slots: int, tokens: int = graphs.FUSED_TOKENS) -> np.ndarray:
+    return np.full((slots, tokens), -1, np.int32)
+
+
 def cache_of(config, slots: int, size: int) -> graphs.Cache:
     return graphs.Cache(config.num_layers, slots, config.num_kv_heads, size, config.head_dim)
 
@@ -85,7 +89,9 @@ def cache_of(config, slots: int, size: int) -> graphs.Cache:
 @pytest.mark.parametrize("options", [{}, {"qk_norm": True, "attention_bias": False}])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_tokens_of_one_call_are_those_of_one_by_one(fused, options, temperature):
-    """Slots of uneven length, one of them empty, one that may not stop at first; and what is written to the caches."""
+    """Slots of uneven length, one of them empty, one that may not stop at first; with tokens of the context, some of
+    which would end a turn if they were drawn; and what is written to the caches.
+    """
     model = SmallModel.random(**options)
     decoder, _ = model.build(40)
     slots, size, tokens = 5, 40, graphs.FUSED_TOKENS
@@ -98,6 +104,9 @@ def test_tokens_of_one_call_are_those_of_one_by_one(fused, options, temperature)
     uniform = rng.random((slots, tokens)).astype(np.float32)
     settings = SamplingSettings(temperature=temperature, min_new_tokens=1, max_new_tokens=64)
     stops = (5, 9, 31, 40)
+    context = no_context(slots)
+    context[:, 1:4] = context[0, 9:] = 9
+    context[3, :8] = np.arange(8) + 2
     found = {}
     for is_fused in (True, False):
         cache = cache_of(model.config, slots, size)
@@ -107,17 +116,17 @@ def test_tokens_of_one_call_are_those_of_one_by_one(fused, options, temperature)
         out = np.full((3, slots, tokens), -1.0) * np.array([1, 0, 0]).reshape((3, 1, 1))
         seen = np.zeros((1, 1), np.float32)
         if is_fused:
-            inputs = (*now, *alone(slots), uniform, seen)
+            inputs = (*now, *alone(slots), context, uniform, seen)
             out = np.stack([part.asnumpy().astype(np.float64) for part in graph(*(Tensor(part) for part in inputs))])
         for t in range(0 if is_fused else tokens):
-            inputs = (*now, *alone(slots), uniform[:, t : t + 1].copy(), seen)
+            inputs = (*now, *alone(slots), *(part[:, t : t + 1].copy() for part in (context, uniform)), seen)
             parts = [part.asnumpy() for part in graph(*(Tensor(part) for part in inputs))]
             going = now[2] > 0
             out[:, going, t] = np.stack(parts)[:, going, 0]
             drawn = parts[0][:, 0]
             now[0][going] = drawn[going]
             now[1][going] += 1
-            now[2][going] = np.where(np.isin(drawn, stops), 0, now[2] - 1)[going]
+            now[2][going] = np.where(np.isin(drawn, stops) & (context[:, t] < 0), 0, now[2] - 1)[going]
             now[3][...] = np.maximum(now[3] - 1, 0)
         caches = [p.asnumpy().copy() for p in (*cache.keys, *cache.values)]
         found[is_fused] = out, caches
@@ -127,7 +136,11 @@ def test_tokens_of_one_call_are_those_of_one_by_one(fused, options, temperature)
     lengths = (token >= 0).sum(1)
     assert lengths[2] == 0
     assert lengths[4] == 1
-    assert lengths[3] > 6  # it may not stop before
+    assert lengths[3] > 8  # it may not stop before
+    given = (context >= 0) & (np.arange(tokens) < lengths[:, None])
+    assert given.sum() > 8
+    np.testing.assert_array_equal(token[given], context[given])
+    assert not np.array(log_probs)[:, given].any()
     np.testing.assert_allclose(log_probs, expected[1:], rtol=0, atol=2e-5)
     for one, other in zip(caches, composed, strict=True):
         for slot in np.flatnonzero(lengths):
@@ -173,7 +186,8 @@ def test_slots_with_the_same_prompt_read_it_together(fused, prefix):
             content[:, :, :prefix] = content[prompts, :, :prefix]
             parameter.asnumpy()[...] = content
         graph = graphs.Decode(decoder, cache, Sampler(SamplingSettings(max_new_tokens=64), 64, ()))
-        inputs = (ids, positions, remaining, zeros, leaders, prefixes, np.array([0, 40], np.int32), uniform, seen)
+        inputs = (ids, positions, remaining, zeros, leaders, prefixes, np.array([0, 40], np.int32))
+        inputs = (*inputs, no_context(slots), uniform, seen)
         found.append([part.asnumpy() for part in graph(*(Tensor(part) for part in inputs))])
         assert ((found[-1][0] >= 0).sum(1) == remaining).all()
     for together, apart in zip(*found, strict=True):
@@ -199,7 +213,8 @@ def test_a_slot_does_not_feel_how_many_others_there_are(fused):
         going = np.zeros(slots, np.int32)
         chosen = slice(slots - count, slots) if count % 2 else slice(0, count)
         going[chosen] = 16
-        inputs = (ids, positions, going, 0 * going, *alone(slots), uniform, np.zeros((1, 1), np.float32))
+        rest = no_context(slots), uniform, np.zeros((1, 1), np.float32)
+        inputs = (ids, positions, going, 0 * going, *alone(slots), *rest)
         found[count] = [part.asnumpy() for part in graph(*(Tensor(part) for part in inputs))]
         assert (found[count][0][chosen] >= 0).all()
         for part, every in zip(found[count], found[67], strict=True):
@@ -214,7 +229,8 @@ def test_no_token_is_begun_with_enough_slots_done(fused):
     remaining, zeros = np.array([3, 9, 5, 16], np.int32), np.zeros(4, np.int32)
     uniform = np.random.default_rng(1).random((4, graphs.FUSED_TOKENS)).astype(np.float32)
     for enough, lengths in ((0, [3, 9, 5, 16]), (2, [3, 5, 5, 5]), (4, [1, 1, 1, 1])):
-        inputs = (zeros, zeros, remaining, zeros, *alone(4, enough), uniform, np.zeros((1, 1), np.float32))
+        rest = no_context(4), uniform, np.zeros((1, 1), np.float32)
+        inputs = (zeros, zeros, remaining, zeros, *alone(4, enough), *rest)
         token = graph(*(Tensor(part) for part in inputs))[0].asnumpy()
         assert (token >= 0).sum(1).tolist() == lengths
 
@@ -235,16 +251,16 @@ class Drawing:
         """(Drawn by the operator, drawn by the composition): token, behaviour and policy log-probs of each row."""
 
         class One(nn.Cell):
-            def construct(self, rows, zeros, ones, ban, leaders, enough, uniform, norm, table, head, angles):
+            def construct(self, rows, zeros, ones, ban, leaders, enough, context, uniform, norm, table, head, angles):
                 draw = (("inverse_temperature", sampler.inverse), ("greedy", sampler.greedy))
                 numbers = (("scale", 1.0), ("epsilon", 0.0), *draw)
-                slots, tables = (rows, zeros, ones, ban, leaders, zeros, enough), (angles, angles)
+                slots, tables = (rows, zeros, ones, ban, leaders, zeros, enough, context), (angles, angles)
                 return run(slots, uniform, sampler.stop_ids, table, tables, norm, head, (), (), numbers)
 
         sampler, run = self.sampler, self.fused.decode_tokens
         zeros = np.zeros(len(numbers), np.int32)
         slots = (self.rows, Tensor(zeros), Tensor(zeros + 1), Tensor(ban.astype(np.int32)), self.rows)
-        inputs = (*slots, Tensor(np.zeros(2, np.int32)))
+        inputs = (*slots, Tensor(np.zeros(2, np.int32)), Tensor(no_context(len(numbers), 1)))
         out = One()(*inputs, Tensor(numbers[:, None]), self.norm, self.table, self.head, self.angles)
         seen = Tensor(np.zeros((1, 1), np.float32))
         expected = sampler(Tensor(self.scale * self.logits), Tensor(numbers), Tensor(ban), seen)

@@ -1,65 +1,22 @@
 """The generation engine against stored greedy continuations, the train graph, and a simulation in float64."""
 
 import gc
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from reference_sampling import respond
-from small_model import Golden, SmallModel
+from engine_subject import FILTERS, NEW, SEED, STEP, STOP, Subject, by_sample
+from small_model import Golden
 
-from mindrlhf.configs.grpo import SamplingSettings, TrainSettings
+from mindrlhf.configs.grpo import SamplingSettings
 from mindrlhf.errors import UserError
-from mindrlhf.random_numbers import uniform
 from mindrlhf.rollout.engine import Engine
-from mindrlhf.training.batch import SequenceGroup
-from mindrlhf.training.graphs import PolicyLogProbs
-from mindrlhf.training.scoring import Scorer
 from mindrlhf.types import Prompt
-
-SEED, STEP, NEW, BUCKET, TEMPERATURE = 11, 3, 12, 8, 0.7
-STOP = (5, 9, 21)
-LENGTHS = (1, 3, 8, 9, 17)
-FILTERS = {"temperature": 1.2, "top_k": 30, "top_p": 0.9, "min_p": 0.02, "repetition_penalty": 1.4}
-
-
-@dataclass(frozen=True, eq=False)
-class Subject:
-    """A small model, compiled over its own parameters, and prompts of very different lengths for it."""
-
-    model: SmallModel
-    decoder: object
-    parameters: dict
-    prompts: list[Prompt]
-
-    def engine(self, slots, bucket=BUCKET, decode_text=None, **settings) -> Engine:
-        sampling = SamplingSettings(**{"max_new_tokens": NEW, "temperature": TEMPERATURE} | settings)
-        longest = max(LENGTHS)
-        return Engine(self.model.config, self.decoder, sampling, slots, longest, STOP, SEED, bucket, decode_text)
-
-    def simulated(self, prompt, sample, arrays=None, **settings):
-        """Token ids and log-probs of one response, in float64."""
-        numbers = uniform(SEED, STEP, prompt.id, sample, np.arange(NEW))
-        settings = {"temperature": TEMPERATURE} | settings
-
-        def next_logits(ids):
-            return self.model.logits(ids, arrays)[-1]
-
-        return respond(next_logits, prompt.token_ids, numbers, stop_ids=STOP, **settings)
-
-    def score(self, groups):
-        """The train graph's log-probs of what an engine gave."""
-        scorer = Scorer(PolicyLogProbs(self.decoder, TEMPERATURE), TrainSettings(length_bucket=BUCKET))
-        return scorer([SequenceGroup(g.prompt.token_ids, tuple(r.response_ids for r in g.rollouts)) for g in groups])
 
 
 @pytest.fixture(scope="module")
 def subject() -> Subject:
-    model = SmallModel.random(1)
-    rng = np.random.default_rng(0)
-    # Ids are no row numbers: they come from the dataset.
-    prompts = [Prompt(100 + 7 * i, rng.integers(0, 64, n).astype(np.int32)) for i, n in enumerate(LENGTHS)]
-    return Subject(model, *model.build(), prompts)
+    return Subject.random()
 
 
 @pytest.fixture(scope="module")
@@ -76,10 +33,6 @@ def groups(subject, plain):
 @pytest.fixture(scope="module")
 def filtering(subject) -> Engine:
     return subject.engine(slots=6, min_new_tokens=4, **FILTERS)
-
-
-def by_sample(groups) -> dict:
-    return {(group.prompt.id, rollout.sample_index): rollout for group in groups for rollout in group.rollouts}
 
 
 def test_a_prompt_that_comes_again_gets_further_samples(subject, plain, groups):

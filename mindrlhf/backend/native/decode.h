@@ -79,10 +79,12 @@ struct DecodeCall {
   int32_t enough, own_start;
 };
 
-// ids .. prefixes int32[B], uniform [B, n], stops int32[s], weights int32[2 * layers]; see `decode_tokens` in operators.py.
+// ids .. prefixes int32[B], context int32[B, n], uniform [B, n], stops int32[s], weights int32[2 * layers]; see
+// `decode_tokens` in operators.py.
 struct DecodeInputs {
   const int32_t *ids, *positions, *remaining, *banned, *leaders, *prefixes;
   const DecodeCall *call;
+  const int32_t *context;
   Input uniform;
   const int32_t *stops;
   Input embedding, cos, sin, norm, head;
@@ -140,7 +142,8 @@ struct DecodeRows {
 
 extern "C" {
 
-// Slots that have ended are left out. Outputs: token int32[B, n], behaviour and policy log-probs [B, n].
+// Slots that have ended are left out. Tokens of the context are taken as they are: they are not drawn, and end nothing.
+// Outputs: token int32[B, n], behaviour and policy log-probs [B, n], 0 where a token was not drawn.
 int decode_tokens(int, void **params, int *, int64_t **shapes, const char **, void *, void *) {
   Arguments arguments(params, shapes);
   const auto in = arguments.next<DecodeInputs>();
@@ -192,17 +195,25 @@ int decode_tokens(int, void **params, int *, int64_t **shapes, const char **, vo
       decode_feed_forward(layer.feed_forward.arrays, layer.feed_forward_adapters, sizes, numbers.epsilon, tiles, x, x,
                           rest);
     }
-    norm_tiles(tiles, x, in.norm, numbers.epsilon, h, hidden);
-    products(tiles, h, hidden, {{in.head, nullptr, rest, vocabulary}});
+    auto given = [&](int32_t slot) { return in.context[slot * tokens + t]; };
+    if (std::any_of(rows.slots.begin(), rows.slots.end(), [&](int32_t slot) { return given(slot) < 0; })) {
+      norm_tiles(tiles, x, in.norm, numbers.epsilon, h, hidden);
+      products(tiles, h, hidden, {{in.head, nullptr, rest, vocabulary}});
+    }
     parallel_pieces(count, 1, [&](int64_t i, int64_t) {
       const int64_t slot = rows.slots[i], at = slot * tokens + t;
+      if (given(slot) >= 0) {
+        next[slot] = out.token[at] = given(slot);
+        return;
+      }
       const SampledToken one = draw(rest + i * vocabulary, vocabulary, in.uniform[at], t < in.banned[slot], in.stops,
                                     stop_count, numbers.inverse_temperature, numbers.greedy);
       next[slot] = out.token[at] = one.token;
       out.behaviour[at] = one.behaviour, out.policy[at] = one.policy;
     });
     auto ended = [&](int32_t slot) {
-      return t + 1 >= in.remaining[slot] || std::find(in.stops, in.stops + stop_count, next[slot]) != in.stops + stop_count;
+      const auto stops = in.stops + stop_count;
+      return t + 1 >= in.remaining[slot] || (given(slot) < 0 && std::find(in.stops, stops, next[slot]) != stops);
     };
     rows.slots.erase(std::remove_if(rows.slots.begin(), rows.slots.end(), ended), rows.slots.end());
   }

@@ -53,7 +53,7 @@ class Operators:
         self._decode_feed_forward = operator("decode_feed_forward_half", lambda x, *_: x)
         self._tokens = operator(
             "decode_tokens",
-            lambda *inputs: (inputs[7],) * 3,  # of the uniform numbers
+            lambda *inputs: (inputs[7],) * 3,  # of the context
             lambda *_: (int32, float32, float32),
         )
         self._admit = operator("admit", lambda *_: [1], lambda *_: float32)
@@ -112,14 +112,15 @@ class Operators:
 
         slots: int32[B] each: the last token, its position, the number of tokens still to come (0: an empty slot), the
             number of them without a stop token, the slot that keeps the prompt, and its positions of the prompt;
-            and int32[2]: the number of active slots at which no further token is begun, and the first own position
-            of a slot, behind the longest prompt.
+            int32[2]: the number of active slots at which no further token is begun, and the first own position
+            of a slot, behind the longest prompt; and int32[B, n]: tokens of the context, which are taken as they are
+            and end nothing, -1 where a token is drawn.
         uniform: [B, n]; stop_ids: int32[s], -1 for none; table: of embeddings [V, hidden].
         angles: tables of cos and sin [positions, D]; norm, head: the final norm's weight and [V, hidden].
         layers: of each the attention half's weights, its caches, the feed-forward half's weights, all in one row.
         given: of each, which weights of its halves these are, as in `HalfNumbers`. numbers: of `DecodeNumbers`.
 
-        Returns token int32[B, n] (-1 where there is none), behaviour and policy log-probs [B, n].
+        Returns token int32[B, n] (-1 where there is none), behaviour and policy log-probs [B, n], 0 without a draw.
         """
         fixed = (table, *angles, norm, head, numbers_of("DecodeNumbers", numbers), integers(given))
         return self._tokens(*slots, uniform, stop_ids, *fixed, *layers)

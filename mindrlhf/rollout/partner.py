@@ -1,0 +1,115 @@
+"""Other side of conversations: environments, tools or users that answer the policy's turns.
+
+A conversation is one response: turns that the policy draws, and context between them. Nothing here knows texts: a
+partner takes the token ids that were drawn, and gives the ids to be appended.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from mindrlhf.types import Prompt
+
+
+@dataclass(frozen=True, eq=False)
+class Reply:
+    """Answer to one turn of a conversation.
+
+    row: the conversation. token_ids: int32[n], n >= 0, appended to the response as context. over: no further turn is
+    drawn; token_ids are appended all the same.
+    """
+
+    row: int
+    token_ids: np.ndarray
+    over: bool = False
+
+
+class Partner(Protocol):
+    """Other side of the conversations of a `generate` call.
+
+    Rows are prompt-major: row = prompt's index * G + sample's index. stop_strings: texts that end a turn, besides stop
+    tokens and the sampling's own stop strings.
+    """
+
+    stop_strings: tuple[str, ...]
+
+    def begin(self, prompts: Sequence[Prompt], num_generations: int, step: int) -> Sequence[Reply]:
+        """Begin the conversations; returns the context in front of each one's first turn.
+
+        There is one reply for each row, in their order, often without a token; none of them is over.
+        """
+
+    def submit(self, row: int, turn: Sequence[int], length: int) -> None:
+        """Take a turn that ended by a stop token or string; returns at once.
+
+        turn: its drawn ids, the stop token included. length: ids of the response so far. A turn that the limit of
+        tokens cuts off is not submitted: its conversation has ended.
+        """
+
+    def collect(self, wait: bool) -> Sequence[Reply]:
+        """Return the replies that are ready; wait: until there is at least one."""
+
+
+class Turns:
+    """Turns of a `generate` call's rows.
+
+    partner: None where a turn is a whole response. rows, limit: number of responses and their most tokens.
+
+    context: int32[rows, limit], ids at the places of a response that the partner has filled, -1 elsewhere. first:
+    int32[rows], the place of a turn's first token. waiting: bool[rows], True while a reply is outstanding.
+    """
+
+    def __init__(self, partner: Partner | None, rows: int, limit: int, vocabulary: int):
+        self.partner, self._limit, self._vocabulary = partner, limit, vocabulary
+        self.context = np.full((rows, limit), -1, np.int32)
+        self.first, self.waiting = np.zeros(rows, np.int32), np.zeros(rows, bool)
+
+    def begin(self, prompts: Sequence[Prompt], num_generations: int, step: int) -> None:
+        """Put the partner's words in front of the first turns.
+
+        A response keeps room for one drawn token.
+        """
+        if self.partner is None:
+            return
+        replies = self.partner.begin(prompts, num_generations, step)
+        if [reply.row for reply in replies] != list(range(len(self.waiting))) or any(reply.over for reply in replies):
+            raise ValueError("a partner begins every conversation once, in order, and ends none")
+        for reply in replies:
+            self._append(reply, 0, self._limit - 1)
+
+    def submit(self, row: int, tokens: np.ndarray, length: int) -> None:
+        """Hand a row's turn over. tokens: int32[limit], the response; length: its tokens."""
+        self.waiting[row] = True
+        self.partner.submit(row, tokens[self.first[row] : length].tolist(), length)
+
+    def collect(self, wait: bool, lengths: np.ndarray) -> list[tuple[int, int, bool]]:
+        """Append the replies that are ready to responses of these lengths.
+
+        Returns for each conversation that ends so: its row, its length then, and whether the limit ended it.
+        """
+        ended = []
+        for reply in self.partner.collect(wait):
+            row = reply.row
+            if not self.waiting[row]:
+                raise ValueError(f"a reply to row {row}, which waits for none")
+            self.waiting[row] = False
+            length = int(lengths[row])
+            cut = self._append(reply, length, self._limit) or (not reply.over and self.first[row] == self._limit)
+            if reply.over or cut:
+                ended.append((row, int(self.first[row]), cut))
+        return ended
+
+    def _append(self, reply: Reply, length: int, limit: int) -> bool:
+        """Append a reply to a response of this length, up to the limit.
+
+        Returns whether that cuts it off.
+        """
+        ids = np.asarray(reply.token_ids, np.int32)
+        if len(ids) and not 0 <= ids.min() <= ids.max() < self._vocabulary:
+            raise ValueError(f"a reply to row {reply.row} has ids outside of 0 to {self._vocabulary - 1}")
+        taken = ids[: limit - length]
+        self.first[reply.row] = length + len(taken)
+        self.context[reply.row, length : self.first[reply.row]] = taken
+        return len(taken) < len(ids)
