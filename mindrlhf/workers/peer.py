@@ -125,7 +125,7 @@ class Peer(ABC):
                 self._outbox = self._outbox[os.write(self._writing, self._outbox) :]
         except BlockingIOError:
             pass
-        except BrokenPipeError:
+        except (BrokenPipeError, ConnectionResetError):
             self.exited = True
 
 

@@ -1,0 +1,13 @@
+"""Environments and tools that answer the policy's turns, in processes of their own.
+
+An environment is a class, of which every conversation has an instance; settings name it as one of `protocol.READY`,
+`path/file.py:Class` or `package.module:Class`. It is made without arguments and has, all of them optional:
+
+    def reset(self, **row) -> str | None: ...  # begins; gets the fields of the data's row, and `seed`
+    def any_name(self, guess: int) -> str: ...  # every other public method is a tool
+    def reply(self, text: str) -> str | None: ...  # without tools: answers a turn, None ends the conversation
+    def get_reward(self) -> float: ...  # of the finished conversation
+
+A tool may as well be a plain function. It has a type for each argument, and a docstring in Google's style, from which
+the model learns its purpose. It returns text, or what JSON can hold, may be `async`, and its printed output is dropped.
+"""

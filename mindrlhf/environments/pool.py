@@ -1,0 +1,264 @@
+"""Owner's side of environments and tools: one process for each conversation, with limits.
+
+A call that raises, returns no text, hangs, takes too much memory or ends its process is answered by a failure. With its
+process a conversation loses the state of its environment, and has only failures from then on; without an environment
+there is no state, and the next call gets a new process.
+"""
+
+import json
+import resource
+import socket
+import tempfile
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from mindrlhf.errors import UserError
+from mindrlhf.user_functions import absolute
+from mindrlhf.workers.peer import Peer, wait
+from mindrlhf.workers.process import WorkerProcess
+
+Key = tuple[int, ...]
+LOST = "its environment was lost"
+MOST_FILES = 1 << 16  # open at a time
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Result of one call.
+
+    value: text, a reward, or None for neither. seconds: wall time inside of the call. failure: reason, or None.
+    """
+
+    value: str | float | None = None
+    seconds: float = 0.0
+    failure: str | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Answers to one request, in the order of its calls.
+
+    key: the conversation. action: `reset`, `call`, `reply` or `reward`. lost: the environment is gone.
+    """
+
+    key: Key
+    action: str
+    answers: tuple[Answer, ...]
+    lost: bool = False
+
+
+class EnvironmentPool(AbstractContextManager):
+    """Environments of all conversations, not for several threads.
+
+    A conversation has a key of integers, and at most one request under way. schemas, raw: by the environment's name,
+    the tools' schemas, and whether it answers turns by `reply`.
+    """
+
+    def __init__(
+        self,
+        environments: Mapping[str, str],
+        tools: Sequence[str] = (),
+        workers: int = 32,
+        timeout_s: float = 10.0,
+        memory_mb: int = 1024,
+        max_output: int = 4096,
+    ):
+        """Start the process that imports them; raises UserError where that fails.
+
+        environments: name -> `file.py:Class`, a ready one's name, or "" for tools alone. tools: functions that all of
+        them have. workers: requests that run at the same time. timeout_s, memory_mb: of one call, the memory in
+        addition to that of an idle process. max_output: characters of an answer, the middle of a longer one is cut out.
+        """
+        self._setup = {
+            "environments": {name: absolute(place) for name, place in environments.items()},
+            "tools": [absolute(tool) for tool in tools],
+            "timeout_s": timeout_s,
+            "memory_mb": memory_mb,
+            "max_output": max_output,
+        }
+        self._workers, self._timeout_s = workers, timeout_s
+        self._stateful = {name for name, place in environments.items() if place}
+        self._files = tempfile.TemporaryDirectory(prefix="mindrlhf-tools-", ignore_cleanup_errors=True)
+        self._numbers = count()
+        self._conversations: dict[Key, _Conversation] = {}
+        self._waiting: deque[_Conversation] = deque()
+        self._running: list[_Conversation] = []
+        self._ready: list[Outcome] = []
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # a conversation takes one
+        with suppress(ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, MOST_FILES)), hard))
+        self._start()
+        self.raw = {name: raw for name, (raw, _) in self._server.greeting.items()}
+        self.schemas = {name: schemas for name, (_, schemas) in self._server.greeting.items()}
+
+    def reset(self, key: Key, name: str, row: Mapping[str, str]) -> None:
+        """Begin a conversation; the answer is the environment's first text, or None.
+
+        name: of the environment. row: the data's fields.
+        """
+        self._conversations[key] = _Conversation(key, name, stateful=name in self._stateful)
+        self._request(key, "reset", [(row,)] if name in self._stateful else [])
+
+    def call(self, key: Key, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+        """Call tools, (name, arguments) each, in their order."""
+        self._request(key, "call", calls)
+
+    def reply(self, key: Key, text: str) -> None:
+        """Hand a turn to an environment without tools; the answer None ends the conversation."""
+        self._request(key, "reply", [(text,)])
+
+    def reward(self, key: Key) -> None:
+        """Ask the environment for its reward; the answer is None where it has none."""
+        self._request(key, "reward", [()] if self._conversations[key].stateful else [])
+
+    def end(self, key: Key) -> None:
+        """Forget a conversation, and whatever it does."""
+        conversation = self._conversations.pop(key)
+        for queue in (self._waiting, self._running):
+            if conversation in queue:
+                queue.remove(conversation)
+        self._drop(conversation)
+
+    def collect(self, wait_for_one: bool = False) -> list[Outcome]:
+        """Return the requests that are answered.
+
+        wait_for_one: wait until there is one, if any is under way.
+        """
+        while True:
+            for conversation in list(self._running):
+                self._advance(conversation)
+            self._fill()
+            if self._ready or not (wait_for_one and self._running):
+                ready, self._ready = self._ready, []
+                return ready
+            wait(conversation.peer for conversation in self._running)
+
+    def close(self) -> None:
+        """End all processes and remove their temporary files. May be called again."""
+        for key in list(self._conversations):
+            self.end(key)
+        self._control.close()
+        self._server.stop()
+        self._files.cleanup()
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _start(self) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._server = _Server(self._setup | {"control": theirs.fileno()}, self._files.name)
+        while not self._server.ready:
+            wait([self._server])
+            self._server.collect()
+            if loss := self._server.loss():
+                self.close()
+                raise UserError(self._server.refusal or f"environments and tools do not load: {loss.error}.")
+
+    def _request(self, key: Key, action: str, calls: Sequence[tuple[Any, ...]]) -> None:
+        conversation = self._conversations[key]
+        conversation.action, conversation.calls, conversation.answers = action, list(calls), []
+        self._waiting.append(conversation)
+        self._fill()
+
+    def _fill(self) -> None:
+        """Begin requests while there is room for more."""
+        while self._waiting and len(self._running) < self._workers:
+            conversation = self._waiting.popleft()
+            if conversation.calls and not conversation.lost:
+                self._begin(conversation)
+                self._running.append(conversation)
+            else:
+                self._finish(conversation)
+
+    def _begin(self, conversation: "_Conversation") -> None:
+        """Hand calls without an answer to the conversation's process, or a new one."""
+        if conversation.peer is None:
+            if not self._server.alive():
+                self._control.close()
+                self._server.stop()
+                self._start()
+            ours, theirs = socket.socketpair()
+            number = next(self._numbers)
+            with theirs, suppress(OSError):  # of one that dies right now: then its calls find nobody
+                message = json.dumps([number, " ".join(map(str, conversation.key))])
+                socket.send_fds(self._control, [message.encode()], [theirs.fileno()])
+            conversation.peer = _Peer(ours, number, self._timeout_s)
+        calls = conversation.calls[len(conversation.answers) :]
+        conversation.peer.assign(calls, [(conversation.action, conversation.name, *values) for values in calls])
+
+    def _advance(self, conversation: "_Conversation") -> None:
+        """Take answers, and a failure for a call that gets none."""
+        conversation.answers += (answer for _, answer in conversation.peer.collect())
+        if not conversation.peer.idle and (loss := conversation.peer.loss()):
+            conversation.answers.append(Answer(None, loss.seconds, loss.error))
+            self._drop(conversation)
+            conversation.lost = conversation.stateful
+            if len(conversation.answers) < len(conversation.calls) and not conversation.lost:
+                self._begin(conversation)
+        if conversation.peer is None or conversation.peer.idle:
+            self._running.remove(conversation)
+            self._finish(conversation)
+
+    def _finish(self, conversation: "_Conversation") -> None:
+        rest = [Answer(failure=LOST)] * (len(conversation.calls) - len(conversation.answers))
+        answers = tuple(conversation.answers + rest)
+        self._ready.append(Outcome(conversation.key, conversation.action, answers, conversation.lost))
+
+    def _drop(self, conversation: "_Conversation") -> None:
+        if conversation.peer:
+            conversation.peer.close()
+            with suppress(OSError):
+                self._control.send(json.dumps([conversation.peer.number]).encode())
+            conversation.peer = None
+
+
+class _Peer(Peer):
+    """Process of one conversation."""
+
+    def __init__(self, channel: socket.socket, number: int, timeout_s: float):
+        super().__init__(channel.fileno(), channel.fileno(), timeout_s, timeout_s)
+        self._channel, self.number = channel, number
+
+    def close(self) -> None:
+        self._channel.close()
+        self.exited = True
+
+    def _reply(self, values: list[Any]) -> Answer:
+        match values:
+            case [str() | float() | None as value, float(seconds), str() | None as failure]:
+                return Answer(value, seconds, failure)
+        raise ValueError
+
+
+@dataclass(eq=False)
+class _Conversation:
+    """Conversation with its present request: arguments of its calls, and answers so far."""
+
+    key: Key
+    name: str
+    stateful: bool
+    peer: _Peer | None = None
+    lost: bool = False
+    action: str = ""
+    calls: list[tuple[Any, ...]] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
+
+
+class _Server(WorkerProcess):
+    """Process that forks those of conversations."""
+
+    def __init__(self, setup: Mapping[str, Any], files: str):
+        self.greeting: dict[str, tuple[bool, list[dict[str, Any]]]] = {}
+        worker = "mindrlhf.environments.worker"
+        super().__init__(worker, setup, setup["timeout_s"], {"TMPDIR": files}, [setup["control"]])
+
+    def _greet(self, greeting: Any) -> None:
+        self.greeting = greeting
+
+    def _reply(self, values: list[Any]) -> Any:
+        raise ValueError

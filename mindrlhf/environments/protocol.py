@@ -1,0 +1,105 @@
+"""Environments and tools by name, and the schemas that tell a model of tools."""
+
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MethodType
+from typing import Any
+
+import pydantic
+
+from mindrlhf.errors import UserError, refuse
+from mindrlhf.user_functions import is_user_function, load_function, nearest
+
+READY: dict[str, str] = {}
+RESERVED = ("reset", "reply", "get_reward")
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Environment's class, or None where a conversation has only tools, with its tools.
+
+    methods, functions: tools by name, which check their arguments; methods take the instance first. raw: it answers
+    turns by `reply`. schemas: of all tools.
+    """
+
+    made: type | None
+    methods: Mapping[str, Callable[..., Any]]
+    functions: Mapping[str, Callable[..., Any]]
+    raw: bool
+    schemas: list[dict[str, Any]]
+
+
+def load(what: str, name: str) -> Any:
+    """Import the environment or tool called `name`; UserError where that fails."""
+    target = READY.get(name, name)
+    if not is_user_function(target):
+        known = f"give one of {', '.join(READY)}, or path/file.py:name"
+        raise UserError(f"{what} {name!r} is not known{nearest(name, READY)}; {known}.")
+    return load_function(what, target)
+
+
+def build(made: type | None, functions: Mapping[str, Callable[..., Any]]) -> Environment:
+    """Join an environment's class and plain functions.
+
+    UserError for a tool without types or docstring, two tools of one name, and a class that cannot answer.
+    """
+    if made is not None and not isinstance(made, type):
+        raise UserError(f"environment {made!r} is no class; give file.py:Class, with tools or `reply` as methods.")
+    methods, raw = dict(_methods(made)), callable(getattr(made, "reply", None))
+    named, tools = f"environment {getattr(made, '__name__', '')!r}", ", ".join((*methods, *functions))
+    refuse(
+        {
+            f"{named} answers by `reply` and has tools ({tools}); it may have one of the two.": raw and tools,
+            f"{named} answers nothing; it should have a method that is a tool, or `reply`.": not (raw or tools),
+            f"{named} and plain functions have a tool of the same name ({tools}); rename one.": {*methods}
+            & {*functions},
+        }
+    )
+    schemas = [tool_schema(MethodType(method, made)) for method in methods.values()]
+    schemas += [tool_schema(function) for function in functions.values()]
+    checked = [{name: pydantic.validate_call(tool) for name, tool in tools.items()} for tools in (methods, functions)]
+    return Environment(made, *checked, raw, schemas)
+
+
+def tool_schema(function: Callable[..., Any]) -> dict[str, Any]:
+    """Describe a function, or bound method, as OpenAI's JSON schema of a tool.
+
+    UserError for an argument without a type, or with one that JSON has not, and for a missing docstring.
+    """
+    name, text = function.__name__, inspect.getdoc(function)
+    if not text:
+        raise UserError(f"tool {name!r} has no docstring; its first sentence should tell the model what it does.")
+    for argument in inspect.signature(function).parameters.values():
+        if argument.kind in (argument.VAR_POSITIONAL, argument.VAR_KEYWORD, argument.POSITIONAL_ONLY):
+            raise UserError(f"tool {name!r}: argument {str(argument)!r} should be one with a name of its own.")
+        if argument.annotation is argument.empty:
+            raise UserError(f"tool {name!r}: argument {argument.name!r} has no type; write {argument.name}: str, say.")
+    try:
+        parameters = pydantic.TypeAdapter(function).json_schema()
+    except (pydantic.PydanticUserError, NameError) as error:
+        problem = str(error).partition("\n")[0]
+        raise UserError(f"tool {name!r}: its arguments need types that JSON has, str or int say ({problem}).") from None
+    purpose, *sections = re.split(r"^(\w+):\s*$", text, flags=re.MULTILINE)
+    arguments = textwrap.dedent(dict(zip(sections[::2], sections[1::2], strict=True)).get("Args", "").strip("\n"))
+    _, *described = re.split(r"^(\w+)[^:\n]*:", arguments, flags=re.MULTILINE)
+    for argument, description in zip(described[::2], described[1::2], strict=True):
+        if argument in parameters.get("properties", {}):
+            parameters["properties"][argument]["description"] = _line(description)
+    for schema in parameters.get("properties", {}).values():
+        schema.pop("title", None)
+    parameters = {"type": "object", "properties": {}} | parameters
+    del parameters["additionalProperties"]
+    return {"type": "function", "function": {"name": name, "description": _line(purpose), "parameters": parameters}}
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _methods(made: type | None) -> Iterator[tuple[str, Callable[..., Any]]]:
+    for name, member in inspect.getmembers(made, inspect.isfunction):
+        if not name.startswith("_") and name not in RESERVED:
+            yield name, member

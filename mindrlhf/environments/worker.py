@@ -1,0 +1,174 @@
+"""Main program of the process in which environments and tools live.
+
+It imports the user's modules once, and forks a child for each conversation, so that a conversation which hangs, takes
+too much memory or ends its process loses nobody else's state. First comes one line of JSON with the settings, answered
+by {"greeting": {environment: [raw, schemas]}} or {"error": sentence}. Then packets come on the socket `control`:
+[number, seed] with a descriptor, over which a conversation begins, and [number], which ends it. A conversation's
+requests are [number, method of `_Conversation`, environment, value, ...], its replies [number, value or null, seconds,
+failure or null].
+"""
+
+import asyncio
+import gc
+import inspect
+import json
+import math
+import os
+import random
+import resource
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import pydantic
+
+from mindrlhf.environments.protocol import Environment, build, load
+from mindrlhf.files.printable import shortened
+from mindrlhf.units import MIB
+from mindrlhf.workers.serving import greet, open_pipes, reason, serve
+
+PACKET_BYTES = 1 << 12
+
+
+def main() -> None:
+    """Begin and end conversations until the control socket closes."""
+    requests, replies = open_pipes()
+    setup = json.loads(requests.readline())
+    control = socket.socket(fileno=setup["control"])
+    environments = greet(replies, lambda: _prepare(setup["environments"], setup["tools"]))
+    gc.freeze()  # children share these pages
+    children: dict[int, int] = {}
+    while packet := socket.recv_fds(control, PACKET_BYTES, 1):
+        text, descriptors, *_ = packet
+        if not text:
+            break
+        number, *seed = json.loads(text)
+        if not descriptors:
+            _end(children.pop(number, None))
+            continue
+        try:
+            child = os.fork()
+        except OSError:  # no more processes: the other side finds nobody at the descriptor
+            os.close(descriptors[0])
+            continue
+        if child == 0:
+            control.close()
+            for pipe in (requests, replies):  # numbers that a further fork closes
+                os.dup2(descriptors[0], pipe.fileno(), inheritable=False)
+            os.close(descriptors[0])
+            try:
+                conversation = _Conversation(environments, seed[0], setup)
+                serve(requests, replies, setup["timeout_s"], conversation.answer)
+            finally:
+                os._exit(0)
+        os.close(descriptors[0])
+        with suppress(PermissionError):  # it has ended
+            os.setpgid(child, child)
+        children[number] = child
+    for child in children.values():
+        _end(child)
+
+
+def _end(child: int | None) -> None:
+    """End a child and its children, unless it is None.
+
+    No other process has its number, because it is not waited for before.
+    """
+    if child is not None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def _prepare(environments: Mapping[str, str], tools: Sequence[str]) -> tuple[dict[str, Environment], dict[str, Any]]:
+    """Import environments (name -> file.py:Class, or "" for none) and tools."""
+    functions = {(function := load("tool", tool)).__name__: function for tool in tools}
+    built = {
+        name: build(load("environment", place) if place else None, functions) for name, place in environments.items()
+    }
+    return built, {name: [environment.raw, environment.schemas] for name, environment in built.items()}
+
+
+class _Conversation:
+    """Conversation's instance of an environment; answers requests, each in one of its public methods."""
+
+    def __init__(self, environments: Mapping[str, Environment], seed: str, limits: Mapping[str, Any]):
+        os.setpgid(0, 0)
+        with open("/proc/self/statm") as file:
+            now = int(file.read().split()[0]) * resource.getpagesize()
+        _limit(resource.RLIMIT_AS, now + limits["memory_mb"] * MIB)
+        _limit(resource.RLIMIT_CORE, 0)
+        random.seed(seed)
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed(random.getrandbits(32))
+        self._environments, self._most = environments, limits["max_output"]
+        self._loop = asyncio.Runner()
+        self._instance = None
+
+    def answer(self, action: str, name: str, *values: Any) -> list[Any]:
+        """Call the method of that name: [value or null, seconds, failure or null]."""
+        start = time.perf_counter()
+        value = failure = None
+        try:
+            value = getattr(self, action)(self._environments[name], *values)
+        except pydantic.ValidationError as error:
+            faults = error.errors(include_url=False, include_context=False, include_input=False)
+            failure = "; ".join(f"argument {'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in faults)
+        except BaseException as error:  # sys.exit too costs no more than its call
+            failure = reason(error, __file__)
+        return [value, time.perf_counter() - start, failure]
+
+    def reset(self, environment: Environment, row: dict[str, str]) -> str | None:
+        """Make the instance, and begin it with the row's fields that it takes."""
+        self._instance = environment.made()
+        if not hasattr(self._instance, "reset"):
+            return None
+        taken = inspect.signature(self._instance.reset).parameters
+        every = any(argument.kind is argument.VAR_KEYWORD for argument in taken.values())
+        row = {name: value for name, value in row.items() if every or name in taken}
+        return self._text(self._instance.reset(**row), "reset")
+
+    def call(self, environment: Environment, tool: str, arguments: dict[str, Any]) -> str:
+        """Call a tool; its result is text, or JSON."""
+        if tool in environment.methods:
+            result = self._finished(environment.methods[tool](self._instance, **arguments))
+        elif tool in environment.functions:
+            result = self._finished(environment.functions[tool](**arguments))
+        else:
+            known = ", ".join((*environment.methods, *environment.functions))
+            raise LookupError(f"there is no tool {tool!r}; there is {known}")
+        if not isinstance(result, str | int | float | bool | list | dict | None):
+            raise TypeError(f"it returned {type(result).__name__}, and not text")
+        return self._text(result if isinstance(result, str) else json.dumps(result, ensure_ascii=False), tool)
+
+    def reply(self, environment: Environment, text: str) -> str | None:
+        """Answer a turn; None ends the conversation."""
+        return self._text(self._instance.reply(text), "reply")
+
+    def reward(self, environment: Environment) -> float | None:
+        """Ask for the reward; None without one."""
+        if not hasattr(self._instance, "get_reward"):
+            return None
+        number = float(self._finished(self._instance.get_reward()))
+        if not math.isfinite(number):
+            raise ValueError(f"get_reward returned {number}, and not a finite number")
+        return number
+
+    def _finished(self, result: Any) -> Any:
+        return self._loop.run(result) if inspect.iscoroutine(result) else result
+
+    def _text(self, result: Any, what: str) -> str | None:
+        text = self._finished(result)
+        if not isinstance(text, str | None):
+            raise TypeError(f"{what} returned {type(text).__name__}, and not text")
+        return text and shortened(text, self._most).encode("utf-8", "replace").decode()
+
+
+def _limit(which: int, value: int) -> None:
+    most = resource.getrlimit(which)[1]
+    value = value if most == resource.RLIM_INFINITY else min(value, most)
+    resource.setrlimit(which, (value, value))
