@@ -59,7 +59,7 @@ setup(
     package_data={
         "mindrlhf.algorithms": ["options.yaml"],
         "mindrlhf.backend.native": ["kernels.cpp", "*.h"],
-        "mindrlhf.checkpoint": ["peft_config.yaml"],
+        "mindrlhf.checkpoint": ["peft_config.yaml", "model_card.md.jinja"],
         "mindrlhf.configs": ["*.yaml", "*/*.yaml"],
         "mindrlhf.metrics": ["hints.yaml", "plot.mplstyle"],
         "mindrlhf.data.tasks": ["*.yaml"],

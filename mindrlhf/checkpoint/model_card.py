@@ -3,7 +3,10 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import resources
 from pathlib import Path
+
+from jinja2 import Environment, StrictUndefined
 
 from mindrlhf import __version__
 from mindrlhf.checkpoint.hf import CARD_FILE
@@ -37,15 +40,11 @@ class ModelCard:
         return replace(self, metrics={name: value for name, value in metrics.items() if name.startswith(METRICS)})
 
     def __str__(self) -> str:
-        head = [BASE + json.dumps(self.base)] if self.base else []
-        facts = {"base model": self.base or "none (random weights)", "method": self.method, "data": self.data}
-        lines = ["---", *head, "library_name: transformers", "pipeline_tag: text-generation", "tags: [mindrlhf]", "---"]
-        lines += [f"# {self.base or 'A model'}, trained with mindrlhf {__version__}", "", *_table("", facts), ""]
-        lines += ["## Settings other than the defaults", "", *_table("setting", self.settings), ""]
-        if self.metrics:
-            shown = {name: f"{value:.6g}" for name, value in sorted(self.metrics.items())}
-            lines += ["## Metrics of the last step", "", *_table("metric", shown), ""]
-        return "\n".join(lines)
+        environment = Environment(trim_blocks=True, undefined=StrictUndefined, keep_trailing_newline=True)
+        template = environment.from_string((resources.files(__package__) / "model_card.md.jinja").read_text("utf-8"))
+        metrics = {name: f"{value:.6g}" for name, value in sorted(self.metrics.items())}
+        quoted = json.dumps(self.base)
+        return template.render(vars(self) | {"metrics": metrics, "quoted": quoted, "version": __version__})
 
 
 def adapter_card(card: str) -> str:
@@ -87,8 +86,3 @@ def base_name(path: str | None) -> str | None:
     lines = card.read_text(encoding="utf-8", errors="replace").splitlines() if card.is_file() else []
     named = next((line.removeprefix(BASE).strip("\"' ") for line in lines if line.startswith(BASE)), None)
     return named or Path(path).resolve().name
-
-
-def _table(title: str, rows: Mapping[str, str]) -> list[str]:
-    cells = [f"| {name} | {str(value).replace('|', chr(92) + '|')} |" for name, value in rows.items()]
-    return [f"| {title} | |", "| --- | --- |", *cells]

@@ -4,20 +4,20 @@ Each output file is written front to back, each tensor put together from exactly
 one tensor is in memory. Outputs appear complete or not at all; sources are only read.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+import itertools
+from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-
 from mindrlhf.checkpoint.hf import save_hf
 from mindrlhf.checkpoint.weight_source import WeightSource, write_weights
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import atomic_file, atomic_folder
+from mindrlhf.metrics.progress import counted
 from mindrlhf.models.parameters import parameter_table
 from mindrlhf.parallel.layout import Layout, Slices, full_layout, sliced_shape
 
@@ -67,8 +67,8 @@ def write_full(weights: WeightSource, file: Path, advance: Advance) -> None:
 def write_hf(weights: WeightSource, model: ModelConfig, folder: Path, advance: Advance) -> None:
     """Write a Hugging Face folder of the parameters of a model, in table order."""
     table = parameter_table(model)
-    arrays = _read(weights, {spec.name: None for spec in table}, advance)
-    save_hf(folder, model, zip(table, arrays, strict=True), weights.dtype)
+    tensors = ((spec, weights.read(spec.name)) for spec in table)
+    save_hf(folder, model, counted(tensors, advance), weights.dtype)
 
 
 def _write(
@@ -76,13 +76,7 @@ def _write(
 ) -> None:
     """Write parts of parameters into one file; not atomic by itself."""
     shapes = {name: sliced_shape(part) for name, part in parts.items()}
-    write_weights(file, shapes, _read(weights, parts, advance), weights.dtypes)
-
-
-def _read(weights: WeightSource, parts: Mapping[str, Slices | None], advance: Advance) -> Iterator[np.ndarray]:
-    for name, part in parts.items():
-        yield weights.read(name, part)
-        advance(1)
+    write_weights(file, shapes, counted(itertools.starmap(weights.read, parts.items()), advance), weights.dtypes)
 
 
 def _write_in_processes(jobs: list[tuple], processes: int, advance: Advance, folder: Path) -> None:

@@ -4,10 +4,7 @@ The MindSpore files have MindFormers names.
 """
 
 import argparse
-from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-
-import numpy as np
 
 from mindrlhf.checkpoint.adapted import base_path
 from mindrlhf.checkpoint.hf import CONFIG_FILE, read_hf_config, save_hf
@@ -18,8 +15,8 @@ from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_yaml import load_model_yaml
 from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import atomic_file
-from mindrlhf.metrics.progress import Progress
-from mindrlhf.models.parameters import ParameterSpec, parameter_table
+from mindrlhf.metrics.progress import Progress, counted
+from mindrlhf.models.parameters import parameter_table
 
 SUFFIXES = (".ckpt", ".safetensors")
 DTYPES: dict[str, StoredDtype] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -50,7 +47,8 @@ def run(args: argparse.Namespace) -> None:
     dtype = DTYPES[args.dtype] if args.dtype else source.dtype
     table = parameter_table(config)
     with Progress()("convert", len(table), "tensors") as advance:
-        arrays = _read(table, source, merged, advance)
+        weights = (source.read(spec.name) for spec in table)
+        arrays = counted(map(merged.merged, table, weights) if merged else weights, advance)
         if args.reverse:
             save_hf(folder, config, zip(table, arrays, strict=True), dtype)
         else:
@@ -90,12 +88,3 @@ def _adapter(folder: str | Path, source: WeightSource, config: ModelConfig) -> S
     if stored.base.fingerprint is not None:
         stored.check_base(fingerprint(parameter_table(config), source.read), str(source.path))
     return stored
-
-
-def _read(
-    table: Iterable[ParameterSpec], source: WeightSource, merged: StoredAdapter | None, advance: Callable[[int], None]
-) -> Iterator[np.ndarray]:
-    for spec in table:
-        weight = source.read(spec.name)
-        yield weight if merged is None else merged.merged(spec, weight)
-        advance(1)

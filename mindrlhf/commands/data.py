@@ -3,12 +3,12 @@
 import argparse
 from pathlib import Path
 
+from mindrlhf.checkpoint.open import open_tokenizer
 from mindrlhf.commands.train import add_model_arguments
 from mindrlhf.data.convert_problems import TRUNCATIONS, convert, convert_to_verl
 from mindrlhf.data.source import PARQUET
 from mindrlhf.data.tasks import TASKS
 from mindrlhf.data.templates import NAMES
-from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
 
 
@@ -44,15 +44,8 @@ def run(args: argparse.Namespace) -> None:
     output = Path(args.output_path)
     if args.output_path.endswith("/") or output.is_dir():
         output /= f"{Path(args.file_path[0]).resolve().stem}.mindrecord"
+    if args.tokenizer_path and (args.vocab_path or args.merges_file_path):
+        raise UserError("which tokenizer: give --vocab_path and --merges_file_path, or --tokenizer_path alone.")
     same = ("template", "system_prompt", "max_prompt_length", "seq_length", "truncation", "pad_token_id", "fields")
     named = {name: getattr(args, name) for name in same}
-    print(convert(args.file_path, output, _tokenizer(args), task=args.dataset_type, **named))
-
-
-def _tokenizer(args: argparse.Namespace) -> Tokenizer:
-    pair = (args.vocab_path, args.merges_file_path)
-    if args.tokenizer_path and not any(pair):
-        return Tokenizer.from_path(args.tokenizer_path)
-    if all(pair) and not args.tokenizer_path:
-        return Tokenizer.from_files(*pair)
-    raise UserError("which tokenizer: give --vocab_path and --merges_file_path, or --tokenizer_path alone.")
+    print(convert(args.file_path, output, open_tokenizer(args, None), task=args.dataset_type, **named))

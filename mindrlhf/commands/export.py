@@ -4,11 +4,8 @@ The checkpoint may have any layout. One of adapters gives a folder in PEFT's for
 """
 
 import argparse
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-
-import numpy as np
 
 from mindrlhf.checkpoint.hf import CARD_FILE, generation_defaults, read_hf_config, save_hf
 from mindrlhf.checkpoint.model_card import adapter_card
@@ -19,8 +16,8 @@ from mindrlhf.checkpoint.training_state import CRITIC_WEIGHTS, REFERENCE_WEIGHTS
 from mindrlhf.commands.convert import DTYPES
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
-from mindrlhf.metrics.progress import Progress
-from mindrlhf.models.parameters import ParameterSpec, parameter_table
+from mindrlhf.metrics.progress import Progress, counted
+from mindrlhf.models.parameters import parameter_table
 
 ROLES = {"policy": WEIGHTS, "critic": CRITIC_WEIGHTS, "reference": REFERENCE_WEIGHTS}
 
@@ -59,7 +56,7 @@ def run(args: argparse.Namespace) -> None:
         save_hf(
             args.output,
             config,
-            _tensors(table, read, advance),
+            counted(((spec, read(spec)) for spec in table), advance),
             DTYPES[args.dtype],
             tokenizer,
             generation=generation_defaults(checkpoint.hf_folder),
@@ -83,11 +80,3 @@ def _card(checkpoint: Checkpoint) -> str | None:
     """
     path = checkpoint.hf_folder / CARD_FILE
     return f"{path.read_text(encoding='utf-8')}\nWeights after step {checkpoint.step}.\n" if path.is_file() else None
-
-
-def _tensors(
-    table: tuple[ParameterSpec, ...], read: Callable[[ParameterSpec], np.ndarray], advance: Callable[[int], None]
-) -> Iterator[tuple[ParameterSpec, np.ndarray]]:
-    for spec in table:
-        yield spec, read(spec)
-        advance(1)

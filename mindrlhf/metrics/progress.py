@@ -2,12 +2,14 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TextIO
+from typing import TextIO, TypeVar
 
 from mindrlhf.metrics.console import short_duration, short_number
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -55,3 +57,10 @@ class Progress:
                 print(f"{line}, {short_duration((total - done) / rate)} left", file=stream, flush=True)
 
         return advance
+
+
+def counted(items: Iterable[Item], advance: Callable[[int], None]) -> Iterator[Item]:
+    """Yield items, and advance by one when the next is asked for."""
+    for item in items:
+        yield item
+        advance(1)

@@ -3,7 +3,7 @@
 import argparse
 from contextlib import ExitStack
 
-from mindrlhf.backend.process.launch import AscendOptions, World, is_first_process, launch
+from mindrlhf.backend.process.launch import World, is_first_process, launch
 from mindrlhf.checkpoint.open import checkpoint_config
 from mindrlhf.configs.model_yaml import ModelYaml, load_model_yaml
 from mindrlhf.parallel.layout import yaml_layout
@@ -37,10 +37,8 @@ def list_unused(yaml: ModelYaml, generating: bool = False) -> None:
 
 def launch_from(yaml: ModelYaml) -> World:
     """Start this process as a model YAML says: device, and number of workers."""
-    context = yaml.context
-    ascend = AscendOptions(context.device_id, context.max_device_memory, context.jit_level)
-    source = f"{yaml.path}: parallel_config"
-    return launch(context.device_target, worker_count=yaml.parallel.workers, layout_source=source, ascend=ascend)
+    source, context = f"{yaml.path}: parallel_config", yaml.context
+    return launch(context.device_target, worker_count=yaml.parallel.workers, layout_source=source, context=context)
 
 
 def run_grpo(args: argparse.Namespace, signals: StopSignals) -> None:

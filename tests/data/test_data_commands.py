@@ -102,10 +102,17 @@ def test_synthesize_where_it_cannot_write(run_command, tmp_path):
         run_command("synthesize", "--output_dir", tmp_path / "file" / "below", "--train_size", 5, "--test_size", 5)
 
 
-@pytest.mark.parametrize("tokenizer", [[], ["vocab_path"], ["vocab_path", "tokenizer_path"]])
-def test_data_needs_one_tokenizer(quick, run_command, tmp_path, tokenizer):
+@pytest.mark.parametrize(
+    ("tokenizer", "message"),
+    [
+        ([], "no tokenizer is given; use --vocab_path with --merges_file_path, or --tokenizer_path"),
+        (["vocab_path"], "--vocab_path and --merges_file_path belong together; give both, or --tokenizer_path"),
+        (["vocab_path", "tokenizer_path"], "give --vocab_path and --merges_file_path, or --tokenizer_path alone"),
+    ],
+)
+def test_data_needs_one_tokenizer(quick, run_command, tmp_path, tokenizer, message):
     flags = [part for flag in tokenizer for part in (f"--{flag}", quick / "vocab.json")]
-    with pytest.raises(UserError, match="give --vocab_path and --merges_file_path, or --tokenizer_path alone"):
+    with pytest.raises(UserError, match=message):
         run_command("data", "--file_path", quick / "train.jsonl", "--output_path", tmp_path / "a", *flags)
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.backend.comm.point_to_point import PeerGone
 from mindrlhf.backend.process.msrun import find_msrun
+from mindrlhf.configs.model_yaml import ContextSettings
 from mindrlhf.errors import UserError
 
 # On CPU a collective gives up after MS_NODE_TIMEOUT (default 30 s) of waiting for a slower rank, which any rank that
@@ -32,18 +33,6 @@ ACKNOWLEDGEMENT_S = 0.2
 FOLLOWING_S = 5
 
 _ABORTING = threading.Lock()  # taken once and for all: only one reason to end is printed
-
-
-@dataclass(frozen=True)
-class AscendOptions:
-    """Device options from the `context` of a model YAML.
-
-    device_id: of a single process; msrun gives each worker its own. max_device_memory: `58GB`. jit_level: O0..O2.
-    """
-
-    device_id: int | None = None
-    max_device_memory: str | None = None
-    jit_level: str | None = None
 
 
 @dataclass(frozen=True)
@@ -111,7 +100,7 @@ def launch(
     *,
     worker_count: int | None = None,
     layout_source: str = "parallel_config",
-    ascend: AscendOptions | None = None,
+    context: ContextSettings | None = None,
 ) -> World:
     """Prepare this process to compute: threads, device, graph mode, communication.
 
@@ -119,7 +108,7 @@ def launch(
     host's cores divided among its workers. In msrun's scheduler process this function never returns.
 
     device_target: `CPU` or `Ascend`. worker_count: number of processes that the layout needs, or None for any.
-    layout_source: source of that number (file and key), for the message.
+    layout_source: source of that number (file and key), for the message. context: options of a device.
 
     Raises UserError for another device_target, another number of workers, and Ascend without NPU or CANN.
     """
@@ -138,7 +127,7 @@ def launch(
         sys.exit(0)
     _choose_threads(size, started_by_msrun=bool(role))
     os.environ.setdefault("MS_NODE_TIMEOUT", str(COLLECTIVE_TIMEOUT_S))
-    _choose_device(device_target, ascend or AscendOptions(), alone=size == 1)
+    _choose_device(device_target, context or ContextSettings(), alone=size == 1)
     if size == 1:
         return World(rank=0, size=1, device_target=device_target)
     from mindspore import communication
@@ -168,7 +157,7 @@ def _join(backend: str) -> None:
         ) from error
 
 
-def _choose_device(device_target: str, options: AscendOptions, alone: bool) -> None:
+def _choose_device(device_target: str, options: ContextSettings, alone: bool) -> None:
     if device_target not in ("CPU", "Ascend"):
         raise UserError(f"context.device_target is {device_target!r}, but it must be CPU or Ascend")
     import mindspore
