@@ -23,7 +23,7 @@ from mindrlhf.metrics.timer import Timers
 from mindrlhf.models.decoder import Decoder
 from mindrlhf.random_numbers import uniform
 from mindrlhf.rollout.decode_graphs import Admit, Cache, Decode, Prefill
-from mindrlhf.rollout.partner import Partner, Turns
+from mindrlhf.rollout.partner import Exchange, Partner
 from mindrlhf.rollout.sampling import Sampler
 from mindrlhf.shapes import cache_positions, padded_prefix, pool_size, slot_count
 from mindrlhf.types import Prompt, Rollout, RolloutGroup
@@ -158,17 +158,17 @@ class _Run:
         # none. A slot holds one prompt and one response, which need not belong together.
         self.prompt_slot = np.full(len(prompts), -1)
         self.unanswered = np.full(len(prompts), generations)
-        self.turns = Turns(partner, count, limit, engine.config.vocab_size)
+        self.exchange = Exchange(partner, count, limit, engine.config.vocab_size)
         self.stop_strings = (*engine.sampling.stop_strings, *(partner.stop_strings if partner else ()))
         with engine._parts("partner"):
-            self.turns.begin(prompts, generations, step)
+            self.exchange.begin(prompts, generations, step)
 
     def finish(self) -> int:
         """Answer all prompts; returns the number of decode steps."""
         steps = 0
         while self.unanswered.any():
             self._refill()
-            if self.turns.waiting.any():
+            if self.exchange.waiting.any():
                 self._listen()
             active = self._active()
             steps += self._step(active) if len(active) else 0
@@ -176,14 +176,14 @@ class _Run:
 
     def _active(self) -> np.ndarray:
         """List the slots whose turn it is."""
-        return np.flatnonzero((self.sample >= 0) & ~self.turns.waiting[self.sample])
+        return np.flatnonzero((self.sample >= 0) & ~self.exchange.waiting[self.sample])
 
     def _listen(self) -> None:
         """Take the partner's replies; waits for one where no slot can go on."""
         with self.engine._parts("partner"):
-            ended = self.turns.collect(not len(self._active()), self.length)
+            ended = self.exchange.collect(not len(self._active()), self.length)
         for row, end, cut in ended:
-            self.tokens[row, self.length[row] : end] = self.turns.context[row, self.length[row] : end]
+            self.tokens[row, self.length[row] : end] = self.exchange.context[row, self.length[row] : end]
             self.length[row] = end
             if cut:
                 self.reason[row] = "length"
@@ -196,7 +196,7 @@ class _Run:
                 prompt_id=self.prompts[group].id,
                 sample_index=row % self.generations,
                 response_ids=self.tokens[row, :length].copy(),
-                sampled=self.turns.context[row, :length] < 0,
+                sampled=self.exchange.context[row, :length] < 0,
                 behaviour_log_probs=self.behaviour[row, :length].copy(),
                 policy_log_probs=self.policy[row, :length].copy(),
                 finish_reason=self.reason[row],
@@ -264,7 +264,7 @@ class _Run:
         numbers = np.zeros((engine.slots, len(ahead)), np.float32)
         context = np.full((engine.slots, len(ahead)), -1, np.int32)
         places = rows[:, None], np.minimum(counts[:, None] + ahead, limit - 1)
-        numbers[active], context[active] = self.uniform[places], self.turns.context[places]
+        numbers[active], context[active] = self.uniform[places], self.exchange.context[places]
         remaining, banned, prefixes = (np.zeros(engine.slots, np.int32) for _ in range(3))
         remaining[active] = limit - counts
         banned[active] = np.maximum(engine.sampling.min_new_tokens - counts, 0)
@@ -273,7 +273,7 @@ class _Run:
             leaders[active], prefixes[active] = self.prompt_slot[groups], self.last[groups]
         pending = min(engine._admit_size, len(self.group) - self.next_sample)
         # Decoding of several tokens ends when this many slots are active: enough others are worth refilling.
-        waiting = int(self.turns.waiting.sum())
+        waiting = int(self.exchange.waiting.sum())
         enough = np.array([engine.slots - pending - waiting if pending else 0, engine.max_prompt], np.int32)
         slots = (self.token, self.position, remaining, banned, leaders, prefixes, enough, context)
         with engine._parts("decode"):
@@ -303,7 +303,7 @@ class _Run:
 
     def _first_said(self, row: int, count: int, more: int) -> int | None:
         """Count the next tokens, up to `more`, until the turn has a stop string."""
-        first = self.turns.first[row]
+        first = self.exchange.first[row]
         for length in range(max(1, first - count + 1), more + 1):
             text = self.engine.decode_text(self.tokens[row, first : count + length].tolist())
             if any(stop in text for stop in self.stop_strings):
@@ -316,9 +316,9 @@ class _Run:
         done = ended | full
         if done.any():
             self.reason[rows[done]] = np.select([stopped[done], said[done]], ["eos", "stop"], "length")
-            if self.turns.partner:
+            if self.exchange.partner:
                 for row in rows[ended]:
-                    self.turns.submit(int(row), self.tokens[row], int(self.length[row]))
+                    self.exchange.submit(int(row), self.tokens[row], int(self.length[row]))
                 done &= ~ended
             self._retire(rows[done])
 

@@ -52,8 +52,8 @@ class Partner(Protocol):
         """Return the replies that are ready; wait: until there is at least one."""
 
 
-class Turns:
-    """Turns of a `generate` call's rows.
+class Exchange:
+    """Exchange of turns and replies in a `generate` call.
 
     partner: None where a turn is a whole response. rows, limit: number of responses and their most tokens.
 

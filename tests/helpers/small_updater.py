@@ -25,13 +25,21 @@ class Subject:
     """An updater over its own copy of a model's weights; `gradients` holds what its last update applied, by name."""
 
     def __init__(
-        self, model, objective, temperature=1.0, max_tokens=16384, bucket=4, optimizer=OPTIMIZER, recompute=False
+        self,
+        model,
+        objective,
+        temperature=1.0,
+        max_tokens=16384,
+        bucket=4,
+        optimizer=OPTIMIZER,
+        recompute=False,
+        entropy_gradient=False,
     ):
         self.decoder, self.parameters = model.build(recompute=recompute)
         trained = [spec for spec in model.specs if spec.trains]
         self.optimizer = AdamW(optimizer, [self.parameters[spec.name] for spec in trained], trained)
         settings = TrainSettings(max_tokens_per_micro_batch=max_tokens, length_bucket=bucket)
-        head = PolicyLogProbs(self.decoder, temperature)
+        head = PolicyLogProbs(self.decoder, temperature, entropy_gradient=entropy_gradient)
         self.updater = Updater(head, objective, self.optimizer, settings, self._keep)
         self.gradients = {}
 
