@@ -4,7 +4,7 @@ The names are those of timers; each phase says which weights it needs in memory,
 A role is a set of parameters that come and go together (`memory.residency`).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 # Of the policy: parameters that have the same part in both layouts, and those of one layout alone.
@@ -22,39 +22,28 @@ PASSES: dict[Kind, int] = {"generate": 1, "score": 1, "update": 3}  # a backward
 
 
 @dataclass(frozen=True)
-class Needs:
-    """Roles that a phase uses.
+class Phase:
+    """One phase of a step.
 
-    A role in `writes` has other content afterwards. For a role in `parts` the phase says which part it needs next
-    (`Residency.use`), and writes that part.
+    label: short name in tables and on the console. kind: computation of the model, if any. reads, writes: roles that it
+    needs; what it writes has other content afterwards. parts: roles of which it says the part that it needs next
+    (`Residency.use`), and writes that. A phase without roles leaves memory as it is. per_token: its time is also
+    reported for each token. critic: it runs the critic and not the policy. console: the step's line names it always, if
+    it takes a tenth of the step, or never.
     """
 
+    label: str
+    kind: Kind | None = None
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
     parts: tuple[str, ...] = ()
+    per_token: bool = False
+    critic: bool = False
+    console: Literal["always", "if long", "never"] = "if long"
 
     @property
     def roles(self) -> set[str]:
         return {*self.reads, *self.writes, *self.parts}
-
-
-@dataclass(frozen=True)
-class Phase:
-    """One phase of a step.
-
-    label: short name in tables and on the console. kind: computation of the model, if any. per_token: its time is also
-    reported for each token. critic: it runs the critic and not the policy. console: the step's line names it always, if
-    it takes a tenth of the step, or never.
-
-    A phase without needs leaves memory as it is.
-    """
-
-    label: str
-    needs: Needs = field(default_factory=Needs)
-    kind: Kind | None = None
-    per_token: bool = False
-    critic: bool = False
-    console: Literal["always", "if long", "never"] = "if long"
 
     @property
     def passes(self) -> int:
@@ -70,36 +59,31 @@ class Phase:
 
 PHASES = {
     "step": Phase("step", console="never"),
-    "gen": Phase("gen", Needs(reads=GENERATING, writes=(CACHE,)), "generate", per_token=True, console="always"),
+    "gen": Phase("gen", "generate", reads=GENERATING, writes=(CACHE,), per_token=True, console="always"),
     "reward": Phase("reward"),
-    "ref": Phase("ref", Needs(reads=(REFERENCE, *BASE)), "score", per_token=True),
-    "old_log_prob": Phase("old log-prob", Needs(reads=(*POLICY, *BASE)), "score", per_token=True),
-    "values": Phase("values", Needs(reads=(CRITIC,)), "score", per_token=True, critic=True, console="never"),
+    "ref": Phase("ref", "score", reads=(REFERENCE, *BASE), per_token=True),
+    "old_log_prob": Phase("old log-prob", "score", reads=(*POLICY, *BASE), per_token=True),
+    "values": Phase("values", "score", reads=(CRITIC,), per_token=True, critic=True, console="never"),
     "adv": Phase("adv", per_token=True, console="never"),
     "update_critic": Phase(
         "train critic",
-        Needs(writes=(CRITIC, CRITIC_GRADIENTS), parts=(CRITIC_MOMENTS,)),
         "update",
+        writes=(CRITIC, CRITIC_GRADIENTS),
+        parts=(CRITIC_MOMENTS,),
         per_token=True,
         critic=True,
         console="never",
     ),
-    "update_actor": Phase(
-        "train",
-        Needs(reads=BASE, writes=(*POLICY, GRADIENTS), parts=(MOMENTS,)),
-        "update",
-        per_token=True,
-        console="always",
-    ),
-    "sync_ref": Phase("sync ref", Needs(reads=POLICY, writes=(REFERENCE,)), console="never"),
-    "reshard": Phase("reshard", Needs(reads=POLICY, writes=(INFER,))),
+    "update_actor": Phase("train", "update", BASE, (*POLICY, GRADIENTS), (MOMENTS,), per_token=True, console="always"),
+    "sync_ref": Phase("sync ref", reads=POLICY, writes=(REFERENCE,), console="never"),
+    "reshard": Phase("reshard", reads=POLICY, writes=(INFER,)),
     "compile": Phase("compile"),
-    "testing": Phase("eval", Needs(reads=GENERATING, writes=(VALIDATION_CACHE,)), "generate"),
+    "testing": Phase("eval", "generate", reads=GENERATING, writes=(VALIDATION_CACHE,)),
     "report": Phase("report"),
-    "save_checkpoint": Phase("save", Needs(reads=(*POLICY, MOMENTS, REFERENCE, CRITIC, CRITIC_MOMENTS))),
-    "export": Phase("export", Needs(reads=(*POLICY, *BASE, CRITIC)), console="never"),
+    "save_checkpoint": Phase("save", reads=(*POLICY, MOMENTS, REFERENCE, CRITIC, CRITIC_MOMENTS)),
+    "export": Phase("export", reads=(*POLICY, *BASE, CRITIC), console="never"),
     "load_checkpoint": Phase(
-        "load", Needs(writes=(*POLICY, INFER, MOMENTS, REFERENCE, CRITIC, CRITIC_MOMENTS)), console="never"
+        "load", writes=(*POLICY, INFER, MOMENTS, REFERENCE, CRITIC, CRITIC_MOMENTS), console="never"
     ),
 }
-ROLES = frozenset(role for phase in PHASES.values() for role in phase.needs.roles)
+ROLES = frozenset(role for phase in PHASES.values() for role in phase.roles)

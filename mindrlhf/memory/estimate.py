@@ -122,11 +122,11 @@ class Work:
         moving = moving_roles(self.config.memory.swap, target)
         held = {}
         for phase in self.phases:
-            needs = phases.PHASES[phase].needs
+            needed = phases.PHASES[phase]
             held[phase] = {
-                role: max(sizes) if role in moving and role in needs.parts else sum(sizes)
+                role: max(sizes) if role in moving and role in needed.parts else sum(sizes)
                 for role, sizes in parts.items()
-                if role in needs.roles or role not in moving
+                if role in needed.roles or role not in moving
             }
         pools, process = pool_bytes(self, rank), process_bytes(self, rank) if target == "CPU" else 0
         stays = process + max(pools.values())

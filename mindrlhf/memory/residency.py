@@ -81,7 +81,7 @@ class Residency:
         """Bring a phase's roles into memory; ValueError for one that `PHASES` lacks."""
         if phase not in PHASES:
             raise ValueError(f"PHASES does not say what the phase {phase!r} needs")
-        needs = PHASES[phase].needs
+        needs = PHASES[phase]
         wanted = {*needs.reads, *needs.writes}
         if not wanted:
             return
@@ -95,7 +95,7 @@ class Residency:
                 self._bring_back(part)
             part.changed |= part.role in needs.writes
         following = self._followed_by.get(phase)
-        soon = PHASES[following].needs.roles - SCRATCH if following else ()
+        soon = PHASES[following].roles - SCRATCH if following else ()
         for part in self._parts.values():
             if not part.resident and part.role in soon:
                 part.store.expect()  # all parts of a divided role, which come one soon after another
@@ -106,7 +106,7 @@ class Residency:
         role = _role(name)
         if role not in self._moving:
             return
-        if self._phase not in PHASES or role not in PHASES[self._phase].needs.parts:
+        if self._phase not in PHASES or role not in PHASES[self._phase].parts:
             raise ValueError(f"the phase {self._phase!r} does not use {role} in parts")
         start = time.perf_counter()
         for other, part in self._parts.items():
