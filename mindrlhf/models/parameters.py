@@ -11,6 +11,7 @@ from typing import Literal
 
 from mindrlhf.configs.lora import LAYERS, Adapter
 from mindrlhf.configs.model import ModelConfig
+from mindrlhf.models.families import FAMILIES
 
 EMBEDDING = "model.tok_embeddings.embedding_weight"
 FINAL_NORM = "model.norm_out.weight"
@@ -100,7 +101,7 @@ def parameter_table(config: ModelConfig) -> tuple[ParameterSpec, ...]:
         )
     ]
     for layer in range(config.num_layers):
-        rows += _at_layer(layer, _layer_rows(config))
+        rows += _at_layer(layer, FAMILIES[config.family].layer_rows(config, _layer_rows(config)))
     rows.append(ParameterSpec(FINAL_NORM, "model.norm.weight", (hidden,), "norm", "last", inside=False))
     if config.value_head:
         rows.append(ParameterSpec(VALUE_HEAD, "score.weight", (1, hidden), "head", "last", "tp", 1))

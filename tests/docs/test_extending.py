@@ -1,20 +1,25 @@
 """docs/extending.md: its functions work from a user's folder, its files and changes in a copy of the package."""
 
+import importlib
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import documentation
 import numpy as np
 import pytest
 from mindspore import Tensor
+from small_model import small_config
 
 from mindrlhf.algorithms.advantages import RewardBatch, compute_advantages
 from mindrlhf.configs.loading import load_grpo_config
+from mindrlhf.models import parameters
+from mindrlhf.models.families import FAMILIES
 from mindrlhf.rewards.registry import resolve
 
 PAGE = "docs/extending.md"
@@ -162,6 +167,16 @@ def test_tracker(extended):
     assert names == ["set_tracking_uri", "set_experiment", "start_run", "log_dict", "log_metrics", "end_run"]
     assert extended["calls"][2][2] == {"run_name": "first"}
     assert extended["calls"][4][1:] == [[{"val-core/pass_at_4": 0.5}], {"step": 1}]
+
+
+def test_layer_rows(own, monkeypatch):
+    monkeypatch.syspath_prepend(own)
+    llama = replace(FAMILIES["llama"], layer_rows=importlib.import_module("renamed").layer_rows)
+    monkeypatch.setattr(parameters, "FAMILIES", {"llama": llama})
+    config = small_config(family="llama", attention_bias=False, num_layers=2)
+    names = {spec.name: spec.hf_name for spec in parameters.parameter_table(config)}
+    assert names["model.layers.1.ffn_norm.weight"] == "model.layers.1.pre_feedforward_layernorm.weight"
+    assert names["model.layers.1.attention_norm.weight"] == "model.layers.1.input_layernorm.weight"
 
 
 def test_family(extended):

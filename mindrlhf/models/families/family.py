@@ -1,7 +1,8 @@
 """Description of a model family: its differences from other families, as data."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 # MindFormers' class and model type for the shape of a Llama, with or without biases.
 LLAMA_CLASS, LLAMA_TYPE = "LlamaConfig", "llama"
@@ -75,6 +76,8 @@ class Family:
     mindformers: MindFormers' configuration class for this family alone, if it has one.
     as_llama: MindFormers writes it as `LlamaConfig`, too; the biases tell such families apart.
     vocabulary: for a family that publishes `vocab.json` and `merges.txt`.
+    layer_rows: (model, rows of a decoder layer in `models.parameters`) -> this family's rows, with its names and
+        further parameters.
     """
 
     name: str
@@ -91,3 +94,4 @@ class Family:
     mindformers: str | None = None
     as_llama: bool = False
     vocabulary: Vocabulary | None = None
+    layer_rows: Callable[[Any, list], list] = lambda model, rows: rows
