@@ -61,6 +61,7 @@ setup(
         "mindrlhf.backend.native": ["kernels.cpp", "*.h"],
         "mindrlhf.checkpoint": ["peft_config.yaml", "model_card.md.jinja"],
         "mindrlhf.configs": ["*.yaml", "*/*.yaml"],
+        "mindrlhf.environments.ready": ["shop.sql", "words.txt"],
         "mindrlhf.metrics": ["hints.yaml", "plot.mplstyle"],
         "mindrlhf.data.tasks": ["*.yaml"],
         "mindrlhf.metrics.report": ["page/*"],

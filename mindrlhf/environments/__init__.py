@@ -5,7 +5,7 @@ An environment is a class, of which every conversation has an instance; settings
 
     def reset(self, **row) -> str | None: ...  # begins; gets the fields of the data's row, and `seed`
     def any_name(self, guess: int) -> str: ...  # every other public method is a tool
-    def reply(self, text: str) -> str | None: ...  # without tools: answers a turn, None ends the conversation
+    def reply(self, text: str) -> str | None: ...  # instead of tools: answers a turn, None ends the conversation
     def get_reward(self) -> float: ...  # of the finished conversation
 
 A tool may as well be a plain function. It has a type for each argument, and a docstring in Google's style, from which

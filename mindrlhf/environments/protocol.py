@@ -13,7 +13,17 @@ import pydantic
 from mindrlhf.errors import UserError, refuse
 from mindrlhf.user_functions import is_user_function, load_function, nearest
 
-READY: dict[str, str] = {}
+_PLACE = "mindrlhf.environments.ready"
+READY = {
+    "calculator": f"{_PLACE}.calculator:calculator",
+    "python": f"{_PLACE}.code_interpreter:code_interpreter",
+    "sqlite": f"{_PLACE}.sqlite:sqlite",
+    "number_guessing": f"{_PLACE}.games:NumberGuessing",
+    "wordle": f"{_PLACE}.games:Wordle",
+    "maze": f"{_PLACE}.games:Maze",
+    "game_2048": f"{_PLACE}.games:Game2048",
+    "tic_tac_toe": f"{_PLACE}.games:TicTacToe",
+}
 RESERVED = ("reset", "reply", "get_reward")
 
 
@@ -48,11 +58,12 @@ def build(made: type | None, functions: Mapping[str, Callable[..., Any]]) -> Env
     """
     if made is not None and not isinstance(made, type):
         raise UserError(f"environment {made!r} is no class; give file.py:Class, with tools or `reply` as methods.")
-    methods, raw = dict(_methods(made)), callable(getattr(made, "reply", None))
+    raw = callable(getattr(made, "reply", None))
+    methods = {} if raw else dict(_methods(made))
     named, tools = f"environment {getattr(made, '__name__', '')!r}", ", ".join((*methods, *functions))
     refuse(
         {
-            f"{named} answers by `reply` and has tools ({tools}); it may have one of the two.": raw and tools,
+            f"{named} answers by `reply`, and there are tools ({tools}); leave one of the two.": raw and tools,
             f"{named} answers nothing; it should have a method that is a tool, or `reply`.": not (raw or tools),
             f"{named} and plain functions have a tool of the same name ({tools}); rename one.": {*methods}
             & {*functions},

@@ -273,7 +273,7 @@ def test_tools_that_say_too_little_are_refused(tmp_path, source):
 
 ENVIRONMENTS = {
     "class E:\n    pass": "'E' answers nothing",
-    "class E:\n    def reply(self, text): ...\n    def t(self):\n        'x'": "answers by `reply` and has tools",
+    "class E:\n    def reply(self, text): ...\n\n    def other(self): ...\n": "answers by `reply`, and there are tools",
     "class E:\n    def f(self):\n        'x'": "have a tool of the same name",
     "def E(): ...": "is no class",
 }
@@ -282,7 +282,7 @@ ENVIRONMENTS = {
 @pytest.mark.parametrize("source", ENVIRONMENTS)
 def test_environments_that_cannot_answer_are_refused(tmp_path, source):
     (tmp_path / "mine.py").write_text(f"{source}\n\ndef f() -> str:\n    'Do it.'\n")
-    tools = [f"{tmp_path / 'mine.py'}:f"] if "def f" in source else []
+    tools = [f"{tmp_path / 'mine.py'}:f"] if "def" in source else []
     with pytest.raises(UserError, match=ENVIRONMENTS[source]):
         EnvironmentPool({"e": f"{tmp_path / 'mine.py'}:E"}, tools)
 

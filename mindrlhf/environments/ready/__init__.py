@@ -1,0 +1,1 @@
+"""Tools and games that need nothing but this package."""
