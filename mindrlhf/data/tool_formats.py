@@ -1,0 +1,169 @@
+"""Formats of tool calls in a model's turns, and of their answers."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mindrlhf.errors import UserError
+from mindrlhf.files.json import parse_json, parse_json_at
+from mindrlhf.user_functions import is_user_function, load_function, nearest
+
+CODE_TOOL, CODE = "code_interpreter", "code"  # tool of the formats that write code, and its argument
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """Call of a tool.
+
+    error: text for the model in place of an answer, where its call does not parse; nothing is called then.
+    """
+
+    name: str
+    arguments: Mapping[str, Any]
+    error: str = ""
+
+
+class ToolFormat:
+    """Format of calls in a turn's text; a user's own is derived from it.
+
+    stop_strings: texts that end a turn besides its end token.
+    inline: answers to a turn that a stop string ended are text within the same turn of the chat template.
+    """
+
+    stop_strings: tuple[str, ...] = ()
+    inline: bool = False
+
+    def parse(self, text: str) -> list[ToolCall]:
+        """Find the calls of a turn in order; a broken one has an `error`."""
+        raise NotImplementedError
+
+    def render(self, call: ToolCall) -> str:
+        """Write a call as `parse` reads it; ValueError for another kind of call."""
+        raise NotImplementedError
+
+    def answer(self, text: str) -> str | None:
+        """Write a tool's answer; None leaves that to the chat template's tool messages."""
+        return None
+
+    def pieces(self, text: str) -> list[tuple[str, bool]]:
+        """Cut a demonstrated turn into (text, whether the model writes it)."""
+        return [(text, True)]
+
+
+class Hermes(ToolFormat):
+    """JSON objects between `<tool_call>` and `</tool_call>`, as Hermes and Qwen write them.
+
+    Reasoning before a `</think>` calls nothing.
+    """
+
+    def parse(self, text: str) -> list[ToolCall]:
+        calls, end, text = [], 0, _spoken(text)
+        for opening in re.finditer(r"<tool_call>\s*", text):
+            if opening.start() < end:
+                continue  # inside of another call's text
+            try:
+                value, end = parse_json_at(text, opening.end())
+                if not re.compile(r"\s*</tool_call>").match(text, end):
+                    raise ValueError("there is no </tool_call> behind the object")
+                calls.append(read_call(value))
+            except ValueError as error:
+                calls.append(ToolCall("", {}, f"Error: the tool call cannot be read: {error}"))
+        return calls
+
+    def render(self, call: ToolCall) -> str:
+        arguments = json.dumps(call.arguments, ensure_ascii=False)
+        name = json.dumps(call.name, ensure_ascii=False)
+        return f'<tool_call>\n{{"name": {name}, "arguments": {arguments}}}\n</tool_call>'
+
+
+class PythonBlock(ToolFormat):
+    """Fenced blocks of Python outside of reasoning, answered by a user turn."""
+
+    def parse(self, text: str) -> list[ToolCall]:
+        blocks = re.findall(r"^```(?:python|py)[ \t]*\n(.*?)(^```|\Z)", _spoken(text), re.DOTALL | re.MULTILINE)
+        return [_code_call(code, "" if closing else "the code block has no closing ```") for code, closing in blocks]
+
+    def render(self, call: ToolCall) -> str:
+        return f"```python\n{_code(call)}\n```"
+
+    def answer(self, text: str) -> str:
+        return f"```output\n{text}\n```"
+
+
+class ReTool(ToolFormat):
+    """Code between `<code>` and `</code>`, answered within the turn by `<interpreter>`.
+
+    ReTool, arXiv 2504.11536. The code may be fenced. It counts in reasoning, too, which goes on behind the answer.
+    """
+
+    stop_strings = ("</code>",)
+    inline = True
+
+    def parse(self, text: str) -> list[ToolCall]:
+        blocks = re.findall(r"<code>(.*?)(</code>|\Z)", text, re.DOTALL)
+        fence = re.compile(r"\s*```(?:python|py)?[ \t]*\n(.*?)\n?```\s*", re.DOTALL)
+        return [
+            _code_call(fenced[1] if (fenced := fence.fullmatch(code)) else code, "" if end else "there is no </code>")
+            for code, end in blocks
+        ]
+
+    def render(self, call: ToolCall) -> str:
+        return f"<code>\n```python\n{_code(call)}\n```\n</code>"
+
+    def answer(self, text: str) -> str:
+        return f"\n<interpreter>\n{text}\n</interpreter>\n"
+
+    def pieces(self, text: str) -> list[tuple[str, bool]]:
+        cut = re.split(r"(\n*<interpreter>.*?</interpreter>\n*)", text, flags=re.DOTALL)
+        return [(piece, number % 2 == 0) for number, piece in enumerate(cut) if piece]
+
+
+FORMATS = {"hermes": Hermes, "retool": ReTool, "python_block": PythonBlock}
+
+
+def load_tool_format(name: str) -> ToolFormat:
+    """Make a format by name, or by `file.py:Class`; UserError for another one."""
+    if name in FORMATS:
+        return FORMATS[name]()
+    if not is_user_function(name):
+        known = f"{', '.join(FORMATS)}, or file.py:Class"
+        raise UserError(f"tool format {name!r} is not known{nearest(name, FORMATS)}; give one of {known}.")
+    made = load_function("tool format", name)
+    if not (isinstance(made, type) and issubclass(made, ToolFormat)):
+        raise UserError(f"tool format {name!r}: should be a class derived from {__name__}.ToolFormat.")
+    return made()
+
+
+def read_call(value: Any) -> ToolCall:
+    """Read a call as JSON: `{"name", "arguments"}`, or OpenAI's with these in `function`.
+
+    The arguments may be JSON text. Raises ValueError for anything else.
+    """
+    value = value.get("function", value) if isinstance(value, Mapping) else value
+    if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
+        raise ValueError('a call should be an object with a "name"')
+    arguments = {} if value.get("arguments") is None else value["arguments"]
+    if isinstance(arguments, str):
+        arguments = parse_json(arguments)
+    if not isinstance(arguments, Mapping):
+        raise ValueError(f'the "arguments" of {value["name"]} should be an object')
+    return ToolCall(value["name"], arguments)
+
+
+def _spoken(text: str) -> str:
+    """Text behind the reasoning."""
+    return text.rpartition("</think>")[2]
+
+
+def _code_call(code: str, error: str) -> ToolCall:
+    if error:
+        return ToolCall("", {}, f"Error: the code cannot be read: {error}")
+    return ToolCall(CODE_TOOL, {CODE: code.strip("\n")})
+
+
+def _code(call: ToolCall) -> str:
+    if not isinstance(call.arguments.get(CODE), str):
+        raise ValueError(f"a call of {call.name!r} without {CODE!r} cannot be written as code")
+    return call.arguments[CODE].strip("\n")
