@@ -3,7 +3,9 @@
 import json
 import subprocess
 import sys
+import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
 from typing import Any
 
 from mindrlhf.data import chat_process
@@ -13,8 +15,8 @@ from mindrlhf.data.tokenizer_config import TOKEN_KEYS, token_text
 from mindrlhf.errors import UserError
 from mindrlhf.models.families import CHATS, DEFAULT, Chat
 
-CPU_SECONDS = 20  # of a process that renders
-PER_PROCESS = 1000  # conversations
+CPU_SECONDS = 20  # of a process that renders, for one request
+PER_REQUEST = 1000  # conversations
 
 Conversation = tuple[Any, str]
 """Messages [{"role": ..., "content": ...}, ...], and where they are from, for messages of error."""
@@ -34,10 +36,17 @@ def render_conversations(
             check_messages(messages)
         except ValueError as error:
             raise UserError(f"{where}: {error}.") from None
-    if chat_template is None:
+    if chat_template is None or not conversations:
         return [chat.conversation((turn["role"], turn["content"]) for turn in each) for each, _ in conversations]
-    parts = (conversations[start : start + PER_PROCESS] for start in range(0, len(conversations), PER_PROCESS))
-    return [text for part in parts for text in _rendered(part, chat_template, tokens)]
+    with closing(Renderer(chat_template, tokens)) as render:
+        texts = []
+        for start in range(0, len(conversations), PER_REQUEST):
+            part = conversations[start : start + PER_REQUEST]
+            try:
+                texts += render([{"messages": messages, "add_generation_prompt": True} for messages, _ in part])
+            except RenderingError as error:
+                raise UserError(f"{part[error.conversation][1]}: {error}.") from None
+    return texts
 
 
 def write_prompts(prompts: Sequence[Conversation], tokenizer: Tokenizer) -> list[str]:
@@ -52,8 +61,7 @@ def write_prompts(prompts: Sequence[Conversation], tokenizer: Tokenizer) -> list
             f"{conversations[0][1]}: the tokenizer has no chat template and no {DEFAULT.chat.before} to write messages "
             "with; give the prompt as text."
         )
-    tokens = {key: token for key in TOKEN_KEYS if (token := token_text(tokenizer.config.get(key))) is not None}
-    tokens["eos_token"] = tokenizer.id_to_token(tokenizer.eos_token_id)
+    tokens = token_variables(tokenizer)
     written = iter(render_conversations(conversations, tokenizer.chat_template, chat or DEFAULT.chat, **tokens))
     return [prompt if isinstance(prompt, str) else next(written) for prompt, _ in prompts]
 
@@ -67,18 +75,57 @@ def family_chat(tokenizer: Tokenizer) -> Chat | None:
     return None
 
 
-def _rendered(conversations: Sequence[Conversation], template: str, tokens: Mapping[str, str]) -> list[str]:
-    messages = [messages for messages, _ in conversations]
-    request = {"template": template, "tokens": tokens, "conversations": messages, "cpu_seconds": CPU_SECONDS}
-    command = [sys.executable, "-P", chat_process.__file__]  # -P: modules of its folder are none of the library's
-    ended = subprocess.run(command, input=json.dumps(request), capture_output=True, text=True)
-    if ended.returncode:
-        raise UserError(
-            f"{conversations[0][1]}: the tokenizer's chat template is not done within {CPU_SECONDS} s and "
-            f"{chat_process.MEMORY_BYTES >> 30} GiB; use the template that was published with the model."
+def token_variables(tokenizer: Tokenizer) -> dict[str, str]:
+    """Collect the special tokens that a chat template is given."""
+    tokens = {key: token for key in TOKEN_KEYS if (token := token_text(tokenizer.config.get(key))) is not None}
+    return tokens | {"eos_token": tokenizer.id_to_token(tokenizer.eos_token_id)}
+
+
+class RenderingError(ValueError):
+    """Failure of a chat template at the `conversation` with this index."""
+
+    def __init__(self, reason: str, conversation: int):
+        super().__init__(f"the tokenizer's chat template {reason}")
+        self.conversation = conversation
+
+
+class Renderer:
+    """Process that renders conversations by a chat template until it is closed.
+
+    template: jinja2 in HF's dialect. variables: given to each rendering, such as `eos_token`.
+    """
+
+    def __init__(self, template: str, variables: Mapping[str, Any]):
+        command = [sys.executable, "-P", chat_process.__file__]  # -P: modules of its folder are none of the library's
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
-    answer = json.loads(ended.stdout)
-    if "error" in answer:
-        where = conversations[min(answer["conversation"], len(conversations) - 1)][1]
-        raise UserError(f"{where}: the tokenizer's chat template fails ({answer['error']}).")
-    return answer["texts"]
+        self.close = weakref.finalize(self, _end, self._process)
+        self._head = json.dumps({"template": template, "variables": variables, "cpu_seconds": CPU_SECONDS}) + "\n"
+
+    def __call__(self, conversations: Sequence[Mapping[str, Any]]) -> list[str]:
+        """Render conversations, each given as variables: `messages` and others. RenderingError."""
+        request, self._head = f"{self._head}{json.dumps(conversations)}\n", ""
+        try:
+            self._process.stdin.write(request)
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            limits = f"{CPU_SECONDS} s and {chat_process.MEMORY_BYTES >> 30} GiB"
+            raise RenderingError(f"is not done within {limits}; use the one that was published with the model", 0)
+        answer = json.loads(line)
+        if "error" in answer:
+            index = min(answer["conversation"], len(conversations) - 1)
+            raise RenderingError(f"fails ({answer['error']})", index)
+        return answer["texts"]
+
+
+def _end(process: subprocess.Popen) -> None:
+    """End a process that may have ended by itself."""
+    process.kill()
+    with suppress(BrokenPipeError):
+        process.stdin.close()
+    process.stdout.close()
+    process.wait()

@@ -1,12 +1,15 @@
 """Rendering of chat templates, which are others' programs, in a process with limits.
 
-Reads {"template", "tokens", "conversations", "cpu_seconds"} as JSON; writes {"texts": [...]}, or {"conversation":
-index, "error": reason} for the first one that fails. Run by its path: imports nothing of the package.
+Reads lines of JSON: {"template", "variables", "cpu_seconds"} once, then lists of conversations, each the template's
+further variables, `messages` among them. Answers each list by a line: {"texts": [...]}, or {"conversation": index,
+"error": reason} for the first one that fails. Run by its path: imports nothing of the package.
 """
 
 import json
+import math
 import resource
 import sys
+from functools import lru_cache
 from typing import Any, NoReturn
 
 import jinja2
@@ -18,19 +21,23 @@ MOST_OF_REASON = 200
 
 
 def main() -> None:
-    request = json.load(sys.stdin)
+    settings = json.loads(sys.stdin.readline())
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CPU, (request["cpu_seconds"],) * 2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    json.dump(_answer(request), sys.stdout)
+    _, most = resource.getrlimit(resource.RLIMIT_CPU)
+    for line in sys.stdin:
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        until = math.ceil(used.ru_utime + used.ru_stime) + settings["cpu_seconds"]
+        resource.setrlimit(resource.RLIMIT_CPU, (until, most))
+        print(json.dumps(_answer(settings, json.loads(line))), flush=True)
 
 
-def _answer(request: dict[str, Any]) -> dict[str, Any]:
+def _answer(settings: dict[str, Any], conversations: list[dict[str, Any]]) -> dict[str, Any]:
     texts: list[str] = []
     try:
-        template = _environment().from_string(request["template"])
-        for messages in request["conversations"]:
-            text = template.render(messages=messages, add_generation_prompt=True, **request["tokens"])
+        template = _compiled(settings["template"])
+        for conversation in conversations:
+            text = template.render(**settings["variables"], **conversation)
             if len(text) > MOST_CHARACTERS:
                 raise ValueError(f"it writes {len(text):,} characters")
             texts.append(text)
@@ -40,13 +47,20 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
     return {"texts": texts}
 
 
-def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
-    """Make a jinja2 environment of HF's dialect, without a loader."""
+@lru_cache(maxsize=1)
+def _compiled(template: str) -> jinja2.Template:
+    """Compile in a jinja2 environment of HF's dialect, without a loader."""
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
     environment.globals["raise_exception"] = _refuse
-    return environment
+    environment.filters["tojson"] = _json
+    return environment.from_string(template)
+
+
+def _json(value: Any, ensure_ascii: bool = False, indent: int | None = None) -> str:
+    """Write JSON as HF's filter does, without jinja2's escapes for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
 
 
 def _refuse(reason: str) -> NoReturn:

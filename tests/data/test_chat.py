@@ -53,6 +53,33 @@ def test_a_template_that_fails(template):
         render_messages(MESSAGES, template)
 
 
+def test_json_is_written_as_hf_writes_it():
+    """Without jinja2's escapes for HTML."""
+    template = "{{ messages[0] | tojson }}{{ messages[0].content | tojson(ensure_ascii=true) }}"
+    assert render_messages([{"role": "user", "content": "<é'>"}], template) == (
+        '{"role": "user", "content": "<é\'>"}"<\\u00e9\'>"'
+    )
+
+
+def test_a_process_renders_one_request_after_another(monkeypatch):
+    """Each with its own limit of time; after a failure too, and not after its end."""
+    monkeypatch.setattr(chat, "CPU_SECONDS", 1)
+    work = "{% for i in range(60000) %}{% set x = 'a' * i %}{% endfor %}"
+    render = chat.Renderer(work + "{{ word }}{{ messages[0].content }}", {"word": "+"})
+    for number in range(25):
+        assert render([{"messages": [{"content": str(number)}]}, {"messages": [{"content": "\u2028"}]}]) == [
+            f"+{number}",
+            "+\u2028",
+        ]
+    with pytest.raises(chat.RenderingError, match="fails") as failed:
+        render([{"messages": [{"content": ""}]}, {"messages": 3}])
+    assert failed.value.conversation == 1
+    assert render([]) == []
+    render.close()
+    with pytest.raises(ValueError, match="closed"):
+        render([])
+
+
 HOSTILE = {
     "division": "{{ 1 / 0 }}",
     "include": "{% include '/etc/passwd' %}",
