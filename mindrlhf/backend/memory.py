@@ -89,10 +89,8 @@ class FileStore:
                 weakref.finalize(self, self._file.close)
             self._move(lambda file, content, offset: os.pwrite(file, content, offset))
         except OSError as error:
-            raise UserError(
-                f"memory.swap_dir: {self._folder} cannot take {self.nbytes / 1e9:.2f} GB ({error.strerror}); make room "
-                "there, give another folder, or set memory.swap to False."
-            ) from None
+            found = f"memory.swap_dir: {self._folder} cannot take {self.nbytes / 1e9:.2f} GB ({error.strerror})"
+            raise UserError(f"{found}; make room there, give another folder, or set memory.swap to False.") from None
 
     def _move(self, some: Callable[[int, memoryview, int], int]) -> None:
         """Read or write all pages; `some(file, content, offset)` returns the bytes moved."""

@@ -50,19 +50,15 @@ def with_adapters(model: ModelConfig, settings: LoraSettings, path: str | None) 
     if stored is not None:
         stored.check_agrees(settings)
     if is_adapter(path) or _holds_adapters(path):
-        raise UserError(
-            f"{path}: is an adapter, and the settings of lora ask for one over it; give its base model, and it in "
-            "PEFT's format as lora.adapter_path, or a merged model (mindrlhf export)."
-        )
+        right = "give its base model, and it in PEFT's format as lora.adapter_path, or a merged model (mindrlhf export)"
+        raise UserError(f"{path}: is an adapter, and the settings of lora ask for one over it; {right}.")
     if stored is not None:
         stored.check_fits(model, path or "the model")
     adapter = settings.adapter() if stored is None else stored.adapter
     model = model.model_copy(update={"adapter": adapter})
     if not any(spec.adapts for spec in parameter_table(model)):
-        raise UserError(
-            f"lora.target_modules is {brief(adapter.target_modules)}, and without lora.exclude_modules that is no "
-            "module of the model; use all-linear, or names like q_proj and down_proj."
-        )
+        named = f"lora.target_modules is {brief(adapter.target_modules)}, and without lora.exclude_modules that"
+        raise UserError(f"{named} is no module of the model; use all-linear, or names like q_proj and down_proj.")
     return model
 
 

@@ -125,9 +125,8 @@ class Weights:
     def merged(self, stored: StoredAdapter, part: Partition | None = None) -> Reader:
         """Return a reader of these weights with an adapter merged into them."""
         if self.path is not None and not Path(self.path).exists():
-            raise UserError(
-                f"{stored.folder}: is an adapter of {self.path}, and that base model is not there; put it back."
-            )
+            found = f"{stored.folder}: is an adapter of {self.path}, and that base model is not there"
+            raise UserError(f"{found}; put it back.")
         index = _index(part)
         return self._checked(stored, part).over(self._stored(part, index), index)
 

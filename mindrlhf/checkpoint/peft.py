@@ -55,18 +55,14 @@ class StoredAdapter:
                 shapes = f"shape {list(array.shape)}, and {model} asks for {list(expected[name])}"
                 raise UserError(f"{self.folder}: {name} has {shapes}; {advice}.")
         if missing := [name for name in expected if name not in self.arrays]:
-            raise UserError(
-                f"{self.folder}: {some(missing)} are missing, which its target_modules name in {model}; {advice}, or "
-                "get the adapter again."
-            )
+            found = f"{self.folder}: {some(missing)} are missing, which its target_modules name in {model}"
+            raise UserError(f"{found}; {advice}, or get the adapter again.")
 
     def check_base(self, fingerprint: str, model: str) -> None:
         """Check that a model is the base of the adapter, if it says."""
         if self.base.fingerprint not in (None, fingerprint):
-            raise UserError(
-                f"{self.folder}: was trained on {self.base.name}, whose weights are not those of {model} "
-                f"({self.base.fingerprint[:12]} and {fingerprint[:12]}); give that base model."
-            )
+            found = f"{self.folder}: was trained on {self.base.name}, whose weights are not those of {model}"
+            raise UserError(f"{found} ({self.base.fingerprint[:12]} and {fingerprint[:12]}); give that base model.")
 
     def check_agrees(self, settings: LoraSettings) -> None:
         """Check that no setting of a run, except by its default, contradicts this adapter."""
@@ -74,10 +70,8 @@ class StoredAdapter:
         for name in ("rank", "alpha", "use_rslora", "target_modules", "exclude_modules", "dropout"):
             ours, theirs = getattr(settings, name), getattr(self.adapter, name)
             if ours not in (theirs, getattr(defaults, name)):
-                raise UserError(
-                    f"lora.{name} is {brief(ours)}, and the adapter of lora.adapter_path {settings.adapter_path} has "
-                    f"{brief(theirs)}; leave lora.{name} out."
-                )
+                found = f"lora.{name} is {brief(ours)}, and the adapter of lora.adapter_path {settings.adapter_path}"
+                raise UserError(f"{found} has {brief(theirs)}; leave lora.{name} out.")
 
     def merged(self, spec: ParameterSpec, weight: np.ndarray, index: tuple[slice, ...] | None = None) -> np.ndarray:
         """Add the adapter's product to a weight of the base, in place; returns it.

@@ -100,9 +100,8 @@ class StoredTensor:
         if self.dtype not in STORAGE:
             raise UserError(f"{here} is stored as {self.dtype}, and {', '.join(STORAGE)} can be read.")
         if shape not in (None, self.shape):
-            raise UserError(
-                f"{here} has shape {list(self.shape)} in place of {list(shape)}; give weights and layout of one model."
-            )
+            found = f"{here} has shape {list(self.shape)} in place of {list(shape)}"
+            raise UserError(f"{found}; give weights and layout of one model.")
 
 
 def stored_size(dtype: str, shape: tuple[int, ...]) -> int | None:

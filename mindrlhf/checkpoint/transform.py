@@ -87,8 +87,7 @@ def _write_in_processes(jobs: list[tuple], processes: int, advance: Advance, fol
                 done.result()
                 advance(1)
         except BrokenProcessPool:
-            raise UserError(
-                f"{folder}: a process was killed, perhaps for lack of memory; set --transform_process_num to fewer."
-            ) from None
+            found = f"{folder}: a process was killed, perhaps for lack of memory"
+            raise UserError(f"{found}; set --transform_process_num to fewer.") from None
         finally:
             pool.shutdown(cancel_futures=True)

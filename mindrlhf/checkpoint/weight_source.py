@@ -158,9 +158,8 @@ def open_sharded(path: Path, layout: Layout | Strategy) -> WeightSource:
     if missing or len(found) > layout.size:
         state = f"has no folder rank_{missing[0]}" if missing else f"holds rank_{max(found)}"
         alone = "" if found else " (weights that are not cut need no layout)"
-        raise UserError(
-            f"{path}: {state}, and the layout is one of {layout.size} ranks; give the folder with all ranks{alone}."
-        )
+        problem = f"{path}: {state}, and the layout is one of {layout.size} ranks"
+        raise UserError(f"{problem}; give the folder with all ranks{alone}.")
     ranks = [index_weights(found[rank]) for rank in range(layout.size)]
     if isinstance(layout, Strategy):
         ranks = _floating(path, ranks)

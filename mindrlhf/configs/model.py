@@ -51,9 +51,8 @@ def _read(value: Any) -> Any:
         return None if isinstance(value, int | float) else value
     kind = value.get("rope_type", value.get("type", LLAMA3 if "low_freq_factor" in value else NO_SCALING))
     if kind not in (NO_SCALING, LLAMA3):
-        raise ValueError(
-            f"rotary scaling {kind!r:.60} is not supported; remove rope_scaling or use '{NO_SCALING}' or '{LLAMA3}'"
-        )
+        found = f"rotary scaling {kind!r:.60} is not supported"
+        raise ValueError(f"{found}; remove rope_scaling or use '{NO_SCALING}' or '{LLAMA3}'")
     numbers = {key: number for key, number in value.items() if key in Llama3Scaling.model_fields}
     return numbers if kind == LLAMA3 else None
 
@@ -97,10 +96,8 @@ class ModelConfig(Settings):
         derived = {"num_kv_heads": heads}
         if "head_dim" not in values and isinstance(hidden, int) and isinstance(heads, int) and heads > 0:
             if hidden % heads:
-                raise ValueError(
-                    f"hidden_size {hidden} is not a multiple of num_heads {heads}; set hidden_size to a multiple of "
-                    f"{heads}, or give head_dim"
-                )
+                found = f"hidden_size {hidden} is not a multiple of num_heads {heads}"
+                raise ValueError(f"{found}; set hidden_size to a multiple of {heads}, or give head_dim")
             derived["head_dim"] = hidden // heads
         return derived | values
 

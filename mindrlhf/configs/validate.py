@@ -48,9 +48,8 @@ def check_grpo(
     """
     ours, theirs = infer.context.device_target, train.context.device_target
     if ours != theirs:
-        raise UserError(
-            f"{infer.path}: context.device_target is {ours}, and {train.path} has {theirs}; set both to one."
-        )
+        found = f"{infer.path}: context.device_target is {ours}, and {train.path} has {theirs}"
+        raise UserError(f"{found}; set both to one.")
     for yaml, model in ((train, train_model), (infer, infer_model)):
         check_dtypes(yaml)
         check_layout(yaml, model, workers)
@@ -239,10 +238,8 @@ def check_lora(lora: LoraSettings) -> None:
     """Check that adapters are on where they are set."""
     changed = [name for name, field in LoraSettings.model_fields.items() if getattr(lora, name) != field.default]
     if changed and not lora.enabled:
-        raise UserError(
-            f"lora.{changed[0]} is {getattr(lora, changed[0])!r}, and lora.rank 0 means that there are no adapters; "
-            f"set lora.rank, 16 for example, or remove lora.{changed[0]}."
-        )
+        found = f"lora.{changed[0]} is {getattr(lora, changed[0])!r}, and lora.rank 0 means that there are no adapters"
+        raise UserError(f"{found}; set lora.rank, 16 for example, or remove lora.{changed[0]}.")
 
 
 def check_dropout(yaml: ModelYaml, dropout: float) -> None:
@@ -313,7 +310,5 @@ def _check_options(algorithm: AlgorithmSettings, setting: str, methods: Methods)
         method.checked(algorithm.options_of(method))
     for key, takers in methods.offered().items():
         if getattr(algorithm, key) is not None and key not in taken:
-            raise UserError(
-                f"algorithm.{key} is {getattr(algorithm, key)!r}, and algorithm.{setting} {name!r} has no such option "
-                f"(it belongs to {' and '.join(takers)}); remove it."
-            )
+            given = f"algorithm.{key} is {getattr(algorithm, key)!r}, and algorithm.{setting} {name!r}"
+            raise UserError(f"{given} has no such option (it belongs to {' and '.join(takers)}); remove it.")

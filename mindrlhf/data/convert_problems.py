@@ -95,10 +95,8 @@ def convert(
     fitted = [_fit(*each, max_prompt_length, seq_length, truncation) for each in zip(places, pairs, strict=True)]
     kept = {index: pair for index, pair in enumerate(fitted) if pair is not None}
     if not kept:
-        raise UserError(
-            f"{places[0]}, and all others: every row is too long, so none is left; raise --max_prompt_length or "
-            "--seq_length."
-        )
+        found = f"{places[0]}, and all others: every row is too long, so none is left"
+        raise UserError(f"{found}; raise --max_prompt_length or --seq_length.")
     width = seq_length or round_up(
         max(len(prompt) + len(answer) for prompt, answer in kept.values()), SEQ_LENGTH_MULTIPLE
     )

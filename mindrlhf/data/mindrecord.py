@@ -160,9 +160,8 @@ def read_pairs(path: str | Path, tokenizer: Tokenizer | None = None) -> list[tup
         if np.any(mask == 1)
     ]
     if not pairs:
-        raise UserError(
-            f"{path}: no row has a worked answer, and SFT trains on answers; convert a source that has them."
-        )
+        found = f"{path}: no row has a worked answer, and SFT trains on answers"
+        raise UserError(f"{found}; convert a source that has them.")
     return pairs
 
 
@@ -224,10 +223,8 @@ def _check_pair(path: Path) -> None:
     except sqlite3.Error:
         raise UserError(f"{database}: is not the index of a MindRecord file; write {path.name} again.") from None
     if path.name not in names:
-        raise UserError(
-            f"{path}: was made as {', '.join(names)}, and a MindRecord cannot be renamed; "
-            "give it and its .db that name back."
-        )
+        found = f"{path}: was made as {', '.join(names)}, and a MindRecord cannot be renamed"
+        raise UserError(f"{found}; give it and its .db that name back.")
 
 
 @contextmanager

@@ -44,10 +44,8 @@ class PromptStream:
         """Continue from a saved cursor; UserError for one of other data or order."""
         for key, value in self._identity().items():
             if state.get(key) != value:
-                raise UserError(
-                    f"cannot resume the prompt stream: its {key} was {state.get(key)} and is {value} now; "
-                    "resume with the dataset and seed of the interrupted run."
-                )
+                found = f"cannot resume the prompt stream: its {key} was {state.get(key)} and is {value} now"
+                raise UserError(f"{found}; resume with the dataset and seed of the interrupted run.")
         self.position = state["position"]
 
     def _identity(self) -> dict[str, Any]:

@@ -47,9 +47,8 @@ class Tokenizer(ConfiguredTokenizer):
             ) from None
         ids = core.get_vocab().values()
         if max(ids, default=-1) != len(ids) - 1:
-            raise UserError(
-                f"{vocab_path}: the ids are not 0 to {len(ids) - 1} without gaps; give tokenizer.json instead."
-            )
+            fault = f"{vocab_path}: the ids are not 0 to {len(ids) - 1} without gaps"
+            raise UserError(f"{fault}; give tokenizer.json instead.")
         config = read_config(vocab_path.parent)
         if config is None:
             config = dict(VOCABULARY.config)
@@ -60,10 +59,8 @@ class Tokenizer(ConfiguredTokenizer):
             core.add_tokens([token for _, token in added])
             for token_id, token in added:
                 if (found := core.token_to_id(token.content)) != token_id:
-                    raise UserError(
-                        f"{vocab_path}: {CONFIG_NAME} gives {token.content} the id {token_id}, but with this "
-                        f"vocabulary it is {found}; use the files of one model."
-                    )
+                    problem = f"{vocab_path}: {CONFIG_NAME} gives {token.content} the id {token_id}"
+                    raise UserError(f"{problem}, but with this vocabulary it is {found}; use the files of one model.")
         _check_merges(core, vocab_path, merges_path)
         return cls(core, config, str(vocab_path))
 

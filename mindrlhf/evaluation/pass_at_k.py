@@ -178,9 +178,8 @@ def compare(first: Iterable[Answer], second: Iterable[Answer]) -> Comparison:
     ]
     if shares[0].keys() != shares[1].keys():
         source, problem = min(shares[0].keys() ^ shares[1].keys())
-        raise UserError(
-            f"problem {problem} of {source} was answered by one of the two only; compare answers to the same problems."
-        )
+        found = f"problem {problem} of {source} was answered by one of the two only"
+        raise UserError(f"{found}; compare answers to the same problems.")
     differences = np.array([shares[1][key] - shares[0][key] for key in shares[0]])
     count = len(differences)
     rng = np.random.default_rng(0)

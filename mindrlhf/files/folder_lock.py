@@ -42,9 +42,8 @@ def _lock(path: Path, flag: str) -> int | None:
         try:
             file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
-            raise UserError(
-                f"{path.parent}: cannot be locked ({error.strerror}); give {flag} a folder that you may write to."
-            ) from None
+            problem = f"{path.parent}: cannot be locked ({error.strerror})"
+            raise UserError(f"{problem}; give {flag} a folder that you may write to.") from None
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _stands(path, file):
@@ -55,10 +54,8 @@ def _lock(path: Path, flag: str) -> int | None:
             if time.monotonic() > deadline:
                 pid, _, host = os.read(file, 1000).decode(errors="replace").partition(" ")
                 os.close(file)
-                raise UserError(
-                    f"{path.parent}: another run is writing there (process {pid} on {host}); wait for its end, or give "
-                    f"{flag} another folder."
-                ) from None
+                found = f"{path.parent}: another run is writing there (process {pid} on {host})"
+                raise UserError(f"{found}; wait for its end, or give {flag} another folder.") from None
             time.sleep(PATIENCE_S / 10)
         except OSError as error:
             if error.errno not in _NO_LOCKS:

@@ -204,6 +204,5 @@ def _package(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise UserError(
-            f"trainer.loggers has {name!r}, which is not installed; run `pip install {name}`, or take it out."
-        ) from error
+        found = f"trainer.loggers has {name!r}, which is not installed"
+        raise UserError(f"{found}; run `pip install {name}`, or take it out.") from error

@@ -66,9 +66,8 @@ def read_record(path: str | Path) -> list[tuple[int, list[Experience]]]:
                 raise ValueError(f"step {later} after step {earlier}")
         return steps
     except ValueError as error:
-        raise UserError(
-            f"{path}: holds no rollouts that a run wrote ({error}); give a file of --save_data_file."
-        ) from None
+        found = f"{path}: holds no rollouts that a run wrote ({error})"
+        raise UserError(f"{found}; give a file of --save_data_file.") from None
 
 
 def pack(rows: Sequence[Row]) -> bytes:

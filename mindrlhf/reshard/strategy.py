@@ -96,9 +96,8 @@ def read_strategy(path: str | Path) -> Strategy:
         seen.add(content)
         for name, stage, sharding in _entries(file, content):
             if shardings.setdefault(name, {}).setdefault(stage, sharding) != sharding:
-                raise UserError(
-                    f"{file}: cuts {name} of pipeline stage {stage} in another way; give the files of one job."
-                )
+                problem = f"{file}: cuts {name} of pipeline stage {stage} in another way"
+                raise UserError(f"{problem}; give the files of one job.")
     counts = {prod(each.grid) for stages in shardings.values() for each in stages.values()}
     if len(counts) != 1:
         raise UserError(f"{path}: its parameters lie on {sorted(counts)} ranks of a stage; give the files of one job.")

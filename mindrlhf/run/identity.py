@@ -36,10 +36,8 @@ def find_checkpoint(job: Job, collectives: Collectives) -> Checkpoint | None:
     present = step_folders(folder)
     if trainer.resume_mode == "disable":
         if present and not trainer.val_only:
-            raise UserError(
-                f"--save_ckpt_dir {folder}: holds checkpoints of an earlier run ({present[0].name}); continue it with "
-                "--resume_training auto, or give another folder."
-            )
+            found = f"--save_ckpt_dir {folder}: holds checkpoints of an earlier run ({present[0].name})"
+            raise UserError(f"{found}; continue it with --resume_training auto, or give another folder.")
         return None
     if trainer.resume_mode == "auto" and not present:
         _say(rank, f"{folder}: holds no checkpoint yet; starting at step 1")
@@ -135,17 +133,13 @@ def _changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
 def _check_not_in_the_way(folder: Path, checkpoint: Checkpoint, problems: list[str], present: list[Path]) -> None:
     """Refuse to mix new checkpoints with another run's or another branch's."""
     if present and checkpoint.folder.parent != folder.resolve():
-        raise UserError(
-            f"--save_ckpt_dir {folder}: holds checkpoints already ({present[0].name}), and {checkpoint.folder} is "
-            "elsewhere; give a new folder to continue it in."
-        )
+        found = f"--save_ckpt_dir {folder}: holds checkpoints already ({present[0].name})"
+        raise UserError(f"{found}, and {checkpoint.folder} is elsewhere; give a new folder to continue it in.")
     for path in present:
         whole = (path / MANIFEST_FILE).exists() and not any(str(path.resolve()) in problem for problem in problems)
         if whole and step_of(path) > checkpoint.step:
-            raise UserError(
-                f"{path}: is newer than {checkpoint.folder.name}, which is to be continued; remove the newer ones, or "
-                "give another --save_ckpt_dir."
-            )
+            found = f"{path}: is newer than {checkpoint.folder.name}, which is to be continued"
+            raise UserError(f"{found}; remove the newer ones, or give another --save_ckpt_dir.")
 
 
 def _say(rank: int, message: str) -> None:

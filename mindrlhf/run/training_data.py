@@ -95,7 +95,5 @@ def total_steps(config: GRPOConfig, rows: int) -> int:
     prompts = config.data.prompts_per_step
     if steps := config.trainer.epochs * rows // prompts:
         return steps
-    raise UserError(
-        f"data.prompts_per_step is {prompts} and the dataset has {rows} rows, which is no whole step; set it to {rows} "
-        "or fewer, or set trainer.total_steps."
-    )
+    found = f"data.prompts_per_step is {prompts} and the dataset has {rows} rows, which is no whole step"
+    raise UserError(f"{found}; set it to {rows} or fewer, or set trainer.total_steps.")

@@ -95,10 +95,8 @@ def check_same_architecture(path: str | None, model: ModelConfig, what: str, fla
             continue
         theirs, ours = getattr(stored, name), getattr(model, name)
         if theirs != ours:
-            raise UserError(
-                f"{path}: the {what}'s {name} is {theirs}, and the model that is trained has {ours}; "
-                f"give --{flag} a checkpoint of the same architecture."
-            )
+            found = f"{path}: the {what}'s {name} is {theirs}, and the model that is trained has {ours}"
+            raise UserError(f"{found}; give --{flag} a checkpoint of the same architecture.")
 
 
 def split_overrides(

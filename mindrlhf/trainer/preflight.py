@@ -128,9 +128,8 @@ def check_writable(folder: Path) -> None:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"0")
     except OSError as error:
-        raise UserError(
-            f"{folder}: cannot be written to ({error.strerror}); free some space, or give another folder."
-        ) from error
+        found = f"{folder}: cannot be written to ({error.strerror})"
+        raise UserError(f"{found}; free some space, or give another folder.") from error
 
 
 def disk_needs(config: GRPOConfig, model: ModelConfig) -> tuple[int, int]:
@@ -150,10 +149,8 @@ def disk_line(folder: Path, least: int, whole: int) -> str:
     """Compare free disk with the need; raises UserError below the least."""
     free = shutil.disk_usage(folder).free
     if free < least:
-        raise UserError(
-            f"{folder}: {size(free)} are free, and the trained model with one checkpoint takes "
-            f"{size(least)}; free some space, or give --save_ckpt_dir another disk."
-        )
+        found = f"{folder}: {size(free)} are free, and the trained model with one checkpoint takes {size(least)}"
+        raise UserError(f"{found}; free some space, or give --save_ckpt_dir another disk.")
     text = f"{size(free)} free, {size(whole)} for the trained model and its checkpoints"
     if free >= whole:
         return text
@@ -178,10 +175,9 @@ def try_reward(runner: RewardRunner, prompt: Prompt, decode: Callable[[Sequence[
     for name, scores in table.by_function.items():
         errors = table.errors[name]
         if len(errors) == len(scores):
-            raise UserError(
-                f"reward.functions: {name} fails on the first row of the data, whatever the answer "
-                f"({next(iter(errors.values()))}); mend it, and try it with `mindrlhf reward-check`."
-            )
+            found = f"reward.functions: {name} fails on the first row of the data, whatever the answer"
+            reason = next(iter(errors.values()))
+            raise UserError(f"{found} ({reason}); mend it, and try it with `mindrlhf reward-check`.")
         shown = ", ".join("failed" if i in errors else _score(score) for i, score in enumerate(scores))
         parts.append(f"{name} {shown} ({1000 * np.mean(table.seconds[name]):.1f} ms each)")
     for failure in table.first_failures:

@@ -164,9 +164,8 @@ def _choose_device(device_target: str, options: ContextSettings, alone: bool) ->
     from mindspore.device_context import ascend
 
     if device_target == "Ascend" and not ascend.is_available():
-        raise UserError(
-            "context.device_target is Ascend, and there is no NPU with CANN here: use the CPU overlay of the model YAML"
-        )
+        found = "context.device_target is Ascend, and there is no NPU with CANN here"
+        raise UserError(f"{found}: use the CPU overlay of the model YAML")
     # MindSpore refuses to set again what it has begun to use, even to the same.
     if (mindspore.get_current_device().device_target, device_target) != ("CPU", "CPU"):
         mindspore.set_device(device_target, options.device_id if alone else None)

@@ -27,10 +27,8 @@ def generate(
     usable = [each for each in TEXTS["problems"] if {step.split()[1] for step in each["steps"]} <= set(operations)]
     by_steps = [[each for each in usable if len(each["steps"]) == steps] for steps in (1, 2)]
     if max_number < 4 or not all(by_steps):
-        raise UserError(
-            f"--max_number {max_number} with --operations {operations} leaves no problems: "
-            "give at least 4, and at least + of + - *."
-        )
+        given = f"--max_number {max_number} with --operations {operations}"
+        raise UserError(f"{given} leaves no problems: give at least 4, and at least + of + - *.")
     rng = random.Random(seed)
 
     def draw() -> tuple[str, dict[str, Any]] | None:

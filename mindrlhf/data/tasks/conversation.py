@@ -17,9 +17,8 @@ def check_messages(messages: Any, name: str = "messages") -> None:
         raise ValueError(f"{name} should be a list of messages with at least one, and is {messages!r:.80}")
     for number, message in enumerate(messages):
         if not isinstance(message, Mapping) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
-            raise ValueError(
-                f"{name}: message {number} should be an object with the texts role and content, and is {message!r:.80}"
-            )
+            found = f"{name}: message {number} should be an object with the texts role and content"
+            raise ValueError(f"{found}, and is {message!r:.80}")
 
 
 def checked(messages: Any, key: str) -> Messages:
