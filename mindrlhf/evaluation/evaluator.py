@@ -14,7 +14,8 @@ from mindrlhf.metrics.progress import Progress
 from mindrlhf.rewards.gsm8k import answered
 from mindrlhf.rewards.runner import RewardRunner
 from mindrlhf.rollout.engine import Engine
-from mindrlhf.rollout.scored import reward_sample
+from mindrlhf.rollout.partner import Partner
+from mindrlhf.rollout.scored import reward_samples
 from mindrlhf.types import Prompt, RolloutGroup
 
 
@@ -24,7 +25,7 @@ class Evaluator:
 
     prompts: this rank's share; ranks that generate together have the same. num_generations: answers to each. rewards:
     whose total is the score; None on ranks that leave that to another. decode: token ids -> text without special
-    tokens. gather: the answers of all ranks from each one's own.
+    tokens. gather: the answers of all ranks from each one's own. partner: of conversations.
     """
 
     engine: Engine
@@ -34,20 +35,23 @@ class Evaluator:
     decode: Callable[[Sequence[int]], str]
     gather: Callable[[list[Answer]], list[Answer]]
     progress: Progress
+    partner: Partner | None = None
 
     def __call__(self, step: int = 0) -> list[Answer]:
         """Generate every answer of all ranks, by problem; step: keys the random numbers."""
         count = len(self.prompts) * self.num_generations
         with self.progress("evaluate", count, "answers") as advance:
-            groups = self.engine.generate(self.prompts, self.num_generations, step, advance)
-        return sorted(self.gather(self._judge(groups)), key=lambda answer: (answer.source, answer.id, answer.sample))
+            groups = self.engine.generate(self.prompts, self.num_generations, step, advance, self.partner)
+        own = self.partner.rewards() if self.partner else ()
+        return sorted(
+            self.gather(self._judge(groups, own)), key=lambda answer: (answer.source, answer.id, answer.sample)
+        )
 
-    def _judge(self, groups: Sequence[RolloutGroup]) -> list[Answer]:
+    def _judge(self, groups: Sequence[RolloutGroup], own: Sequence[float]) -> list[Answer]:
         if self.rewards is None:
             return []
         every = [(group.prompt, rollout) for group in groups for rollout in group.rollouts]
-        limit = self.engine.sampling.max_new_tokens
-        samples = [reward_sample(self.decode, prompt, rollout, limit) for prompt, rollout in every]
+        samples = reward_samples(self.decode, groups, self.engine.sampling.max_new_tokens, own)
         scores = self.rewards.score(samples).totals if samples else ()
         return [
             Answer(

@@ -77,6 +77,30 @@ def add_values(metrics: MetricSet, experiences: Sequence[Experience]) -> None:
             metrics.add_std("critic/return_error/std", returns - values)
 
 
+def add_conversations(
+    metrics: MetricSet,
+    conversations: int,
+    turns: int,
+    calls: int,
+    failures: int,
+    lost: int,
+    seconds: float,
+    tokens: Mapping[str, int],
+) -> None:
+    """Add `conversation/*` and `tools/*` of this many conversations.
+
+    `conversation/turns`, `conversation/<role>_tokens` and `tools/call_frequency` are means over conversations;
+    `tools/failure_frequency` and `tools/seconds` over calls. `conversation/lost` counts environments that ended early.
+    """
+    metrics.add("conversation/turns", turns, conversations)
+    metrics.add_total("conversation/lost", lost)
+    for role, count in tokens.items():
+        metrics.add(f"conversation/{role}_tokens", count, conversations)
+    metrics.add("tools/call_frequency", calls, conversations)
+    metrics.add("tools/failure_frequency", failures, calls)
+    metrics.add("tools/seconds", seconds, calls)
+
+
 def add_reward_troubles(metrics: MetricSet, failures: Mapping[str, int], timeouts: Mapping[str, int]) -> None:
     """Add `reward/<function>/failures` (raised) and `/timeouts` (given up), in samples."""
     for kind, counts in (("failures", failures), ("timeouts", timeouts)):

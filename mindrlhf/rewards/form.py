@@ -1,4 +1,4 @@
-"""Rewards for a response's form: its tags, its length and its repetitions."""
+"""Rewards for a response's form (tags, length, repetitions), and that of its environment."""
 
 import re
 from collections.abc import Mapping
@@ -59,3 +59,9 @@ def repetition_penalty(
     words = _TOKEN.findall(completion.lower())
     ngrams = list(zip(*(words[start:] for start in range(ngram)), strict=False))
     return -max_penalty * (1.0 - len(set(ngrams)) / len(ngrams)) if ngrams else 0.0
+
+
+def environment(prompt: str, completion: str, fields: Mapping[str, str]) -> float | None:
+    """Give the reward of the conversation's environment, if it has one."""
+    reward = fields.get("environment_reward")
+    return None if reward is None else float(reward)

@@ -20,6 +20,7 @@ SHIPPED = {
     "length": "mindrlhf.rewards.form:length",
     "soft_overlong": "mindrlhf.rewards.form:soft_overlong",
     "repetition_penalty": "mindrlhf.rewards.form:repetition_penalty",
+    "environment": "mindrlhf.rewards.form:environment",
 }
 # Of these, the ones that compare with a ground truth; a function of the user's says so by a parameter of that name.
 COMPARING = frozenset({"gsm8k", "gsm8k_strict", "math", "countdown", "knights_and_knaves"})

@@ -4,9 +4,9 @@ A conversation is one response: turns that the policy draws, and context between
 partner takes the token ids that were drawn, and gives the ids to be appended.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -30,10 +30,12 @@ class Partner(Protocol):
     """Other side of the conversations of a `generate` call.
 
     Rows are prompt-major: row = prompt's index * G + sample's index. stop_strings: texts that end a turn, besides stop
-    tokens and the sampling's own stop strings.
+    tokens and the sampling's own stop strings. statistics: of the last call, with the arguments of
+    `metrics.experience.add_conversations` as attributes.
     """
 
     stop_strings: tuple[str, ...]
+    statistics: Any
 
     def begin(self, prompts: Sequence[Prompt], num_generations: int, step: int) -> Sequence[Reply]:
         """Begin the conversations; returns the context in front of each one's first turn.
@@ -50,6 +52,41 @@ class Partner(Protocol):
 
     def collect(self, wait: bool) -> Sequence[Reply]:
         """Return the replies that are ready; wait: until there is at least one."""
+
+    def rewards(self) -> np.ndarray:
+        """End all conversations.
+
+        Returns the rewards that their environments give, float32[rows], NaN for none.
+        """
+
+
+class SharedPartner:
+    """Partner of ranks that generate the same rows, which one of them has.
+
+    partner: None on the others. share: called by all of them at once, with any value; returns that of the one.
+    """
+
+    def __init__(self, partner: Partner | None, share: Callable[[Any], Any]):
+        self._partner, self._share = partner, share
+        self.stop_strings: tuple[str, ...] = share(partner and partner.stop_strings)
+
+    def begin(self, prompts: Sequence[Prompt], num_generations: int, step: int) -> Sequence[Reply]:
+        return self._share(self._partner and self._partner.begin(prompts, num_generations, step))
+
+    def submit(self, row: int, turn: Sequence[int], length: int) -> None:
+        if self._partner:
+            self._partner.submit(row, turn, length)
+
+    def collect(self, wait: bool) -> Sequence[Reply]:
+        return self._share(self._partner and self._partner.collect(wait))
+
+    def rewards(self) -> np.ndarray:
+        """End all conversations; the ranks without the partner get no rewards."""
+        return self._partner.rewards() if self._partner else np.zeros(0, np.float32)
+
+    @property
+    def statistics(self) -> Any:
+        return self._partner and self._partner.statistics
 
 
 class Exchange:

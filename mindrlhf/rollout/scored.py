@@ -11,20 +11,29 @@ from mindrlhf.rewards.process import Sample
 from mindrlhf.rewards.runner import RewardRunner
 from mindrlhf.roles.part import ModelPart
 from mindrlhf.rollout.engine import Engine
+from mindrlhf.rollout.partner import Partner
 from mindrlhf.run.run import Run
 from mindrlhf.shapes import round_responses
-from mindrlhf.types import Experience, Prompt, Rollout, RolloutGroup
+from mindrlhf.types import Experience, Prompt, RolloutGroup
 
 
 class Rollouts:
     """Generator of scored responses to this rank's prompts.
 
-    rewards: None on ranks that leave scoring to another one of their replica. With an advantage that needs it, the most
-    probable response to each prompt is scored too.
+    rewards: None on ranks that leave scoring to another one of their replica. partner: of conversations. With an
+    advantage that needs it, the most probable response to each prompt is scored too.
     """
 
-    def __init__(self, job: Job, longest_prompt: int, generator: ModelPart, rewards: RewardRunner | None, run: Run):
-        self._settings, self._rewards, self._run = job.config.rollout, rewards, run
+    def __init__(
+        self,
+        job: Job,
+        longest_prompt: int,
+        generator: ModelPart,
+        rewards: RewardRunner | None,
+        run: Run,
+        partner: Partner | None = None,
+    ):
+        self._settings, self._rewards, self._run, self._partner = job.config.rollout, rewards, run, partner
         self._decode = lambda ids: job.tokenizer.decode(list(ids), skip_special_tokens=True)
         greedy = self._settings.model_copy(update={"temperature": 0.0})
         # No engine has more slots than there are responses to a round.
@@ -38,11 +47,14 @@ class Rollouts:
 
     def __call__(self, prompts: list[Prompt], step: int) -> list[Experience]:
         """Generate and score a group for each prompt, on ranks that score."""
-        groups = self._generate(self._engine, prompts, self._settings.num_generations, step)
-        greedy = self._generate(self._greedy, prompts, 1, step) if self._greedy else []
-        return self._score(groups, greedy, step) if self._rewards else []
+        groups, own = self._generate(self._engine, prompts, self._settings.num_generations, step)
+        greedy, more = self._generate(self._greedy, prompts, 1, step) if self._greedy else ([], ())
+        return self._score(groups, greedy, [*own, *more], step) if self._rewards else []
 
-    def _generate(self, engine: Engine, prompts: list[Prompt], samples: int, step: int) -> list[RolloutGroup]:
+    def _generate(
+        self, engine: Engine, prompts: list[Prompt], samples: int, step: int
+    ) -> tuple[list[RolloutGroup], Sequence[float]]:
+        """Generate groups; with a partner there are its rewards, too."""
         run, count = self._run, len(prompts) * samples
         with run.timers("gen"), run.progress("generate", count, "responses") as advance:
 
@@ -50,16 +62,21 @@ class Rollouts:
                 advance(responses)
                 run.checkpointer.within_phase()  # may end the run by raising
 
-            groups = engine.generate(prompts, samples, step, finished)
+            groups = engine.generate(prompts, samples, step, finished, self._partner)
+            own = self._partner.rewards() if self._partner else ()
         run.report.add_generation(engine.statistics.tokens, engine.statistics.seconds)
-        return groups
+        run.report.add_conversations(self._partner and self._partner.statistics)
+        return groups, own
 
-    def _score(self, groups: list[RolloutGroup], greedy: list[RolloutGroup], step: int) -> list[Experience]:
-        """Score samples; a function that fails costs its sample, is counted, and shown once."""
+    def _score(
+        self, groups: list[RolloutGroup], greedy: list[RolloutGroup], own: Sequence[float], step: int
+    ) -> list[Experience]:
+        """Score samples; a function that fails costs its sample, is counted, and shown once.
+
+        own: rewards of the environments, as in `reward_samples`.
+        """
         with self._run.timers("reward"):
-            every = [(group.prompt, rollout) for group in (*groups, *greedy) for rollout in group.rollouts]
-            limit = self._settings.max_new_tokens
-            samples = [reward_sample(self._decode, prompt, rollout, limit) for prompt, rollout in every]
+            samples = reward_samples(self._decode, [*groups, *greedy], self._settings.max_new_tokens, own)
             table = self._rewards.score(samples)
         self._run.report.add_reward_troubles(table)
         ends = np.cumsum([len(group.rollouts) for group in groups])
@@ -78,9 +95,25 @@ class Rollouts:
         ]
 
 
-def reward_sample(
-    decode: Callable[[Sequence[int]], str], prompt: Prompt, rollout: Rollout, max_new_tokens: int
-) -> Sample:
-    """Build a reward function's inputs: both texts, the task's fields, and lengths in tokens."""
-    told = {"response_length": str(np.count_nonzero(rollout.sampled)), "max_new_tokens": str(max_new_tokens)}
-    return decode(prompt.token_ids), decode(rollout.response_ids), {**prompt.fields, **told}
+def reward_samples(
+    decode: Callable[[Sequence[int]], str],
+    groups: Sequence[RolloutGroup],
+    max_new_tokens: int,
+    own: Sequence[float] = (),
+) -> list[Sample]:
+    """Build reward functions' inputs: both texts, the task's fields, and more.
+
+    own: of conversations, the environments' rewards by rollout, NaN for none. A completion is what the policy said.
+    Further fields: `response_length` and `max_new_tokens`, in tokens; of conversations `environment_reward`, if there
+    is one, and `conversation`, the text with what others said.
+    """
+    every = [(group.prompt, rollout) for group in groups for rollout in group.rollouts]
+    samples = []
+    for (prompt, rollout), reward in zip(every, own if len(own) else [None] * len(every), strict=True):
+        said = rollout.response_ids[rollout.sampled]
+        fields = {**prompt.fields, "response_length": str(len(said)), "max_new_tokens": str(max_new_tokens)}
+        if reward is not None:
+            fields["conversation"] = decode(rollout.response_ids)
+            fields |= {} if np.isnan(reward) else {"environment_reward": str(reward)}
+        samples.append((decode(prompt.token_ids), decode(said), fields))
+    return samples

@@ -4,6 +4,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +17,13 @@ from mindrlhf.files.settings_file import write_settings
 from mindrlhf.job import Job
 from mindrlhf.memory.residency import Residency
 from mindrlhf.metrics.diagnosis import Diagnosis
-from mindrlhf.metrics.experience import add_experience, add_log_prob_difference, add_reward_troubles, token_counts
+from mindrlhf.metrics.experience import (
+    add_conversations,
+    add_experience,
+    add_log_prob_difference,
+    add_reward_troubles,
+    token_counts,
+)
 from mindrlhf.metrics.flops import Utilization
 from mindrlhf.metrics.metric_set import MetricSet, reduce
 from mindrlhf.metrics.performance import add_performance, add_training
@@ -111,6 +118,11 @@ class StepReport:
         """Add the rate of a generation."""
         if seconds:
             self._metrics.add("perf/generation_tokens_per_s", tokens, seconds)
+
+    def add_conversations(self, statistics: Any) -> None:
+        """Add a partner's statistics; None where another rank has them, or none are held."""
+        if statistics:
+            add_conversations(self._metrics, **vars(statistics))
 
     def add_reshard(self, done: ReshardStatistics) -> None:
         """Add bytes of all ranks, and bytes received per second of ranks' time."""

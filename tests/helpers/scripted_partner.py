@@ -27,7 +27,7 @@ class ScriptedPartner:
         self._order = None if order is None else np.random.default_rng(order)
         self._ready: list[Reply] = []
         self.heard: dict[int, list[tuple[list[int], int]]] = {}
-        self.waited = 0
+        self.waited, self.statistics = 0, None
 
     def begin(self, prompts, num_generations, step):
         keys = [(prompt.id, sample) for prompt in prompts for sample in range(num_generations)]
@@ -51,3 +51,8 @@ class ScriptedPartner:
             count = int(wait)
         now, self._ready = self._ready[:count], self._ready[count:]
         return now
+
+    def rewards(self):
+        """The number of turns."""
+        self._ready = []
+        return np.array([len(turns) for turns in self.heard.values()], np.float32)

@@ -5,6 +5,7 @@ import pytest
 from step_parts import with_context
 
 from mindrlhf.metrics.experience import (
+    add_conversations,
     add_experience,
     add_log_prob_difference,
     add_reward_troubles,
@@ -173,4 +174,20 @@ def test_failures_and_timeouts():
         "reward/gsm8k/failures": 4,
         "reward/gsm8k/timeouts": 0,
         "reward/judge/timeouts": 6,
+    }
+
+
+def test_conversations_and_their_calls():
+    metrics = MetricSet()
+    for calls, failures in ((4, 1), (0, 0)):
+        tokens = {"assistant": 30, "tool": 6}
+        add_conversations(metrics, 5, turns=8, calls=calls, failures=failures, lost=1, seconds=calls / 8, tokens=tokens)
+    assert metrics.results() == {
+        "conversation/turns": 1.6,
+        "conversation/lost": 2,
+        "conversation/assistant_tokens": 6.0,
+        "conversation/tool_tokens": 1.2,
+        "tools/call_frequency": 0.4,
+        "tools/failure_frequency": 0.25,
+        "tools/seconds": 0.125,
     }

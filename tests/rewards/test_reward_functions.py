@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from mindrlhf.rewards.form import format, length, repetition_penalty, soft_overlong
+from mindrlhf.rewards.form import environment, format, length, repetition_penalty, soft_overlong
 from mindrlhf.rewards.knights_and_knaves import knights_and_knaves
 from mindrlhf.rewards.math import math
 from mindrlhf.rewards.work_limit import TooMuchWorkError, work_limit
@@ -81,6 +81,11 @@ def test_soft_overlong_is_dapos_ramp(tokens, expected):
     for args in ({"buffer": 4096}, {}):
         assert soft_overlong("", "", fields, **args) == pytest.approx(expected)
     assert soft_overlong("", "", fields, buffer=4096, factor=0.25) == pytest.approx(expected / 4)
+
+
+def test_the_environment_gives_its_own_reward():
+    assert environment("", "0.5", {"environment_reward": "-0.25"}) == -0.25
+    assert environment("", "0.5", {}) is None
 
 
 def test_soft_overlong_names_what_is_wrong():

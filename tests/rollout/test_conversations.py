@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from engine_subject import FILTERS, STEP, STOP, TEMPERATURE, Subject, by_sample
 from scripted_partner import ScriptedPartner, answer, first_words
+from step_parts import on_ranks
 
 from mindrlhf.backend import Kernels, cpu
-from mindrlhf.rollout.partner import Reply
+from mindrlhf.rollout.partner import Reply, SharedPartner
 
 LIMIT, SAMPLES = 40, 3
 PENALISED = FILTERS | {"min_new_tokens": 5}
@@ -185,6 +186,27 @@ def test_a_stop_string_ends_a_turn(subjects):
             last = partner.heard[row][-1][0]
             assert rollout.finish_reason == ("eos" if last[-1] in STOP else "stop")
     assert ended == {True, False}
+
+
+def test_ranks_that_share_a_partner_hear_the_same(subjects):
+    prompts = subjects["fused"].prompts
+
+    def work(rank):
+        own = ScriptedPartner(order=3, stop_strings=("x",)) if rank.rank == 1 else None
+        partner = SharedPartner(own, lambda value: rank.gather(value)[1])
+        replies = list(partner.begin(prompts, 2, STEP))
+        for row in range(10):
+            partner.submit(row, [row, 5], 9)
+        while len(replies) < 20:
+            replies += partner.collect(wait=True)
+        said = [(reply.row, reply.token_ids.tolist(), reply.over) for reply in replies]
+        return partner.stop_strings, said, len(partner.rewards()), own
+
+    first, second = on_ranks(2, work)
+    assert first[:2] == second[:2]
+    assert first[0] == ("x",)
+    assert (first[2], second[2]) == (0, 10)
+    assert second[3].heard == {row: [([row, 5], 9)] for row in range(10)}
 
 
 @pytest.mark.parametrize(

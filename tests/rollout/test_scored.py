@@ -1,0 +1,31 @@
+"""What reward functions are given of a response."""
+
+import numpy as np
+from step_parts import experience, with_context
+
+from mindrlhf.rollout.scored import reward_samples
+
+
+def decode(ids):
+    return " ".join(map(str, ids))
+
+
+def test_a_response_without_a_partner():
+    group = experience(3, [0.0, 1.0], lengths=[2, 4]).group
+    samples = reward_samples(decode, [group], 9)
+    assert samples == [
+        (decode(group.prompt.token_ids), decode(one.response_ids), {"response_length": n, "max_new_tokens": "9"})
+        for one, n in zip(group.rollouts, ("2", "4"), strict=True)
+    ]
+
+
+def test_of_a_conversation_what_the_policy_said_is_the_completion():
+    groups = [with_context(experience(number, [0.0, 1.0], lengths=[2, 4])).group for number in (3, 4)]
+    own = np.array([0.1, np.nan, -2.0, 0.0], np.float32)
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    for (_, said, fields), rollout, reward in zip(reward_samples(decode, groups, 9, own), rollouts, own, strict=True):
+        assert not rollout.sampled.all()
+        assert said == decode(rollout.response_ids[rollout.sampled])
+        assert fields["conversation"] == decode(rollout.response_ids)
+        assert int(fields["response_length"]) == rollout.sampled.sum()
+        assert fields.get("environment_reward") == (None if np.isnan(reward) else str(reward))
