@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mindrlhf.errors import UserError
-from mindrlhf.files.json import parse_json, parse_json_at
-from mindrlhf.user_functions import is_user_function, load_function, nearest
+from mindrlhf.files.json import parse_json
+from mindrlhf.user_functions import hint, is_user_function, load_function
 
 CODE_TOOL, CODE = "code_interpreter", "code"  # tool of the formats that write code, and its argument
 
@@ -59,15 +59,13 @@ class Hermes(ToolFormat):
     """
 
     def parse(self, text: str) -> list[ToolCall]:
-        calls, end, text = [], 0, _spoken(text)
-        for opening in re.finditer(r"<tool_call>\s*", text):
-            if opening.start() < end:
-                continue  # inside of another call's text
+        calls = []
+        for piece in _spoken(text).split("<tool_call>")[1:]:
+            content, closing, _ = piece.rpartition("</tool_call>")
             try:
-                value, end = parse_json_at(text, opening.end())
-                if not re.compile(r"\s*</tool_call>").match(text, end):
-                    raise ValueError("there is no </tool_call> behind the object")
-                calls.append(read_call(value))
+                if not closing:
+                    raise ValueError("there is no </tool_call>")
+                calls.append(read_call(parse_json(content)))
             except ValueError as error:
                 calls.append(ToolCall("", {}, f"Error: the tool call cannot be read: {error}"))
         return calls
@@ -129,7 +127,7 @@ def load_tool_format(name: str) -> ToolFormat:
         return FORMATS[name]()
     if not is_user_function(name):
         known = f"{', '.join(FORMATS)}, or file.py:Class"
-        raise UserError(f"tool format {name!r} is not known{nearest(name, FORMATS)}; give one of {known}.")
+        raise UserError(f"tool format {name!r} is not known{hint(name, FORMATS)}; give one of {known}.")
     made = load_function("tool format", name)
     if not (isinstance(made, type) and issubclass(made, ToolFormat)):
         raise UserError(f"tool format {name!r}: should be a class derived from {__name__}.ToolFormat.")

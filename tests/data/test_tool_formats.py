@@ -23,7 +23,7 @@ CODES = st.text(max_size=60).filter(lambda code: "`" not in code and "<" not in 
 def test_hermes_reads_what_it_writes(calls, said):
     hermes = load_tool_format("hermes")
     text = "\n".join([f"<think>{hermes.render(ToolCall('no', {}))}</think>", *map(hermes.render, calls), said])
-    if "<tool_call>" not in said and "</think>" not in text.partition("</think>")[2]:
+    if "tool_call>" not in said and "</think>" not in text.partition("</think>")[2]:
         assert hermes.parse(text) == calls
 
 
@@ -41,7 +41,7 @@ def test_code_is_read_as_it_is_written(name, codes):
     ("name", "text", "reason"),
     [
         ("hermes", '<tool_call>{"name": "f", "arguments": {}}', "no </tool_call>"),
-        ("hermes", '<tool_call>{"name": "f", "arguments": {}} or</tool_call>', "no </tool_call>"),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {}} or</tool_call>', "Extra data"),
         ("hermes", '<tool_call>{"name": "f" "arguments": {}}</tool_call>', "delimiter"),
         ("hermes", "<tool_call></tool_call>", "Expecting value"),
         ("hermes", '<tool_call>["f"]</tool_call>', '"name"'),
@@ -57,6 +57,13 @@ def test_a_broken_call_is_answered_with_the_reason(name, text, reason):
     assert call.error.startswith("Error: ")
     assert reason in call.error
     assert (call.name, call.arguments) == ("", {})
+
+
+def test_a_call_may_hold_the_closing_tag():
+    (call,) = load_tool_format("hermes").parse(
+        '<tool_call>{"name": "f", "arguments": {"x": "</tool_call>"}}</tool_call>'
+    )
+    assert call == ToolCall("f", {"x": "</tool_call>"})
 
 
 def test_a_broken_call_leaves_the_others():
