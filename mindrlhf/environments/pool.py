@@ -121,6 +121,7 @@ class EnvironmentPool(AbstractContextManager):
         for queue in (self._waiting, self._running):
             if conversation in queue:
                 queue.remove(conversation)
+        self._ready = [outcome for outcome in self._ready if outcome.key != key]
         self._drop(conversation)
 
     def collect(self, wait_for_one: bool = False) -> list[Outcome]:

@@ -1,0 +1,186 @@
+"""Conversations of the policy with environments and tools: the partner of the generation engine."""
+
+import re
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from mindrlhf.data.tool_formats import ToolCall
+from mindrlhf.data.turns import TurnTemplate
+from mindrlhf.environments.pool import Answer, EnvironmentPool, Key, Outcome
+from mindrlhf.errors import UserError
+from mindrlhf.rollout.partner import Reply
+from mindrlhf.types import Prompt
+
+NO_IDS = np.zeros(0, np.int32)
+ENVIRONMENT = "environment"  # field of a row that names its environment, where there are several
+MARKUP = re.compile(r"<(?=\|\w+\|>)")  # beginnings of control tokens
+
+
+@dataclass
+class Statistics:
+    """Counts of the conversations of a `generate` call.
+
+    turns: drawn ones that ended by themselves. calls: of tools, those that do not parse included, or moves in an
+    environment without tools. failures: of these. lost: environments that ended with their process. seconds: inside of
+    calls, however many run at a time. tokens: by role: `assistant` (in these turns), `tool` and `user`.
+    """
+
+    conversations: int = 0
+    turns: int = 0
+    calls: int = 0
+    failures: int = 0
+    lost: int = 0
+    seconds: float = 0.0
+    tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("assistant", "tool", "user"), 0))
+
+
+class Conversations:
+    """Partner of the engine with the environments and tools of a pool.
+
+    Every conversation has its environment; rows with the same prompt begin alike, if this draws by the `seed` that it
+    gets. One that has no call of a tool in a turn is over, as is one whose environment says so or is lost, and one of
+    `max_turns` turns.
+    """
+
+    def __init__(
+        self,
+        pool: EnvironmentPool,
+        template: TurnTemplate,
+        decode: Callable[[Sequence[int]], str],
+        seed: int,
+        max_turns: int,
+    ):
+        """Join a pool and a template, whose tool format reads the calls.
+
+        decode: ids -> text without control tokens.
+        """
+        self._pool, self._template, self._decode = pool, template, decode
+        self._seed, self._max_turns = seed, max_turns
+        self._talks: dict[Key, _Talk] = {}  # in the order of rows
+        self._ready: deque[Reply] = deque()
+        self.stop_strings = template.tool_format.stop_strings
+        self.statistics = Statistics()
+
+    def begin(self, prompts: Sequence[Prompt], num_generations: int, step: int) -> list[Reply]:
+        """Begin the environments.
+
+        A text with which one begins comes as a user's turn, behind an empty turn of the policy.
+        """
+        self._end()
+        self._ready.clear()
+        for prompt in prompts:
+            name = self._environment(prompt)
+            for sample in range(num_generations):
+                key = (self._seed, step, prompt.id, prompt.occurrence, sample)
+                self._talks[key] = _Talk(len(self._talks), self._pool.raw[name])
+                self._pool.reset(key, name, {"seed": str(prompt.id), **prompt.fields})
+        self._rows = list(self._talks.items())
+        self.statistics = Statistics(conversations=len(self._talks))
+        return [self._opening(outcome) for outcome in self._answered()]
+
+    def submit(self, row: int, turn: Sequence[int], length: int) -> None:
+        """Take a turn: the move in an environment, or calls of tools."""
+        key, talk = self._rows[row]
+        talk.turns, talk.turn = talk.turns + 1, turn
+        self.statistics.tokens["assistant"] += len(turn)
+        self._count(turns=1)
+        text = self._decode(turn)
+        talk.calls = [] if talk.raw else self._template.tool_format.parse(text)
+        if talk.lost or not (talk.raw or talk.calls):
+            self._ready.append(Reply(row, NO_IDS, over=True))
+        elif talk.raw:
+            self._pool.reply(key, text)
+        else:
+            self._pool.call(key, [(call.name, call.arguments) for call in talk.calls if not call.error])
+
+    def collect(self, wait: bool) -> list[Reply]:
+        """Return the replies that are ready; wait: until there is one."""
+        replies = list(self._ready)
+        self._ready.clear()
+        return replies + [self._reply(outcome) for outcome in self._pool.collect(wait and not replies)]
+
+    def rewards(self) -> np.ndarray:
+        """Ask for the environments' rewards, and end them: float32[rows], NaN where there is none."""
+        for key in self._talks:
+            self._pool.reward(key)
+        values = [outcome.answers[0].value if outcome.answers else None for outcome in self._answered()]
+        self._end()
+        return np.array([np.nan if value is None else value for value in values], np.float32)
+
+    def _end(self) -> None:
+        for key in self._talks:
+            self._pool.end(key)
+        self._talks.clear()
+
+    def _answered(self) -> list[Outcome]:
+        """Wait until the requests of all conversations are answered; returns outcomes by row."""
+        outcomes: list[Outcome] = []
+        while len(outcomes) < len(self._talks):
+            outcomes += self._pool.collect(wait_for_one=True)
+        return sorted(outcomes, key=lambda outcome: self._talks[outcome.key].row)
+
+    def _environment(self, prompt: Prompt) -> str:
+        names = list(self._pool.raw)
+        name = prompt.fields.get(ENVIRONMENT, "") if len(names) > 1 else names[0]
+        if name not in names:
+            raise UserError(f"row {prompt.id}: its {ENVIRONMENT} is {name!r}, and should be {', '.join(names)}.")
+        return name
+
+    def _opening(self, outcome: Outcome) -> Reply:
+        talk, text = self._talks[outcome.key], _text(outcome.answers)
+        talk.lost = any(answer.failure for answer in outcome.answers)
+        self._note(outcome, talk, 0)
+        ids = self._ids("user", [text], []) if text and not talk.lost else NO_IDS
+        return Reply(talk.row, ids)
+
+    def _reply(self, outcome: Outcome) -> Reply:
+        talk = self._talks[outcome.key]
+        talk.lost = outcome.lost
+        self._note(outcome, talk, 1 if talk.raw else len(talk.calls))
+        over = talk.lost or talk.turns >= self._max_turns
+        if talk.raw:
+            text = _text(outcome.answers)
+            over = over or text is None or outcome.answers[0].failure is not None
+            return Reply(talk.row, NO_IDS if over else self._ids("user", [text], talk.turn), over)
+        self._count(failures=sum(bool(call.error) for call in talk.calls))
+        answers = iter(outcome.answers)
+        texts = [call.error or _said(next(answers)) for call in talk.calls]
+        return Reply(talk.row, NO_IDS if over else self._ids("tool", texts, talk.turn), over)
+
+    def _ids(self, role: str, texts: Sequence[str], turn: Sequence[int]) -> np.ndarray:
+        messages = [{"role": role, "content": MARKUP.sub("< ", text)} for text in texts]
+        ids = self._template.answers(messages, turn)
+        self.statistics.tokens[role] += len(ids)
+        return ids
+
+    def _note(self, outcome: Outcome, talk: "_Talk", calls: int) -> None:
+        failures = sum(answer.failure is not None for answer in outcome.answers)
+        seconds = sum(answer.seconds for answer in outcome.answers)
+        self._count(calls=calls, failures=failures, lost=talk.lost, seconds=seconds)
+
+    def _count(self, **more: float) -> None:
+        for name, value in more.items():
+            setattr(self.statistics, name, getattr(self.statistics, name) + value)
+
+
+@dataclass(eq=False)
+class _Talk:
+    """Conversation; turn, calls: the last ones."""
+
+    row: int
+    raw: bool
+    turns: int = 0
+    turn: Sequence[int] = ()
+    calls: Sequence[ToolCall] = ()
+    lost: bool = False
+
+
+def _text(answers: Sequence[Answer]) -> str | None:
+    return answers[0].value if answers else None
+
+
+def _said(answer: Answer) -> str:
+    return f"Error: {answer.failure}" if answer.failure else answer.value
