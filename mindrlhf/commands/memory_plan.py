@@ -10,11 +10,10 @@ from typing import Any
 
 import psutil
 
-from mindrlhf.checkpoint.adapted import with_adapters
-from mindrlhf.checkpoint.open import checkpoint_config, open_tokenizer
+from mindrlhf.checkpoint.open import open_tokenizer
 from mindrlhf.commands import train
 from mindrlhf.configs.model_yaml import ModelYaml
-from mindrlhf.configs.validate import check_dropout, check_grpo, check_lengths
+from mindrlhf.configs.validate import check_lengths
 from mindrlhf.data.mindrecord import read_prompts
 from mindrlhf.errors import UserError
 from mindrlhf.files.printable import printable
@@ -28,7 +27,7 @@ from mindrlhf.models.parameters import parameter_count
 from mindrlhf.phases import PHASES
 from mindrlhf.reshard.plan import Plan, plan
 from mindrlhf.rewards.runner import RewardRunner
-from mindrlhf.trainer.check import read_settings
+from mindrlhf.trainer.check import read_model, read_settings
 from mindrlhf.types import Prompt
 from mindrlhf.units import GIB, size
 
@@ -85,13 +84,11 @@ def read_work(args: argparse.Namespace) -> tuple[Work, str]:
     """Read a job's sizes, and the longest prompt's origin; UserError as `train`."""
     args, config, *yamls = read_settings(args)
     checkpoint = args.load_sft_checkpoint_train or args.load_sft_checkpoint_infer
-    hf = checkpoint_config(checkpoint)
-    models = [yaml.architecture(hf, checkpoint or "") for yaml in yamls]
     workers, others = (yaml.parallel.workers for yaml in yamls)
     if workers != others:
         found = f"{yamls[1].path}: parallel_config is of {others} workers, and that of {yamls[0].path} of {workers}"
         raise UserError(f"{found}; both run on the same workers, so give equal products.")
-    check_grpo(config, *yamls, *models, workers)
+    model = read_model(args, config, *yamls, workers)
     if not args.replay:
         with RewardRunner(config.reward.model_copy(update={"workers": 1})):
             pass  # it has found the functions, and they take their arguments
@@ -101,18 +98,16 @@ def read_work(args: argparse.Namespace) -> tuple[Work, str]:
     elif args.mind_dataset_dir:
         prompt, source = _longest(read_prompts(args.mind_dataset_dir, tokenizer)), str(args.mind_dataset_dir)
     else:
-        positions = [models[0].max_position_embeddings, *(yaml.model.seq_length for yaml in yamls)]
+        positions = [model.max_position_embeddings, *(yaml.model.seq_length for yaml in yamls)]
         prompt = min(filter(None, positions)) - config.rollout.max_new_tokens
         source = "what seq_length leaves; else --prompt_tokens"
     if prompt < 1:
         found = f"rollout.max_new_tokens is {config.rollout.max_new_tokens}, which leaves no room for a prompt"
         raise UserError(f"{found}; lower it, or raise seq_length.")
     for yaml in yamls:
-        check_lengths(config, yaml, models[0], prompt)
+        check_lengths(config, yaml, model, prompt)
     problems = read_prompts(config.data.val_dataset, tokenizer) if config.data.val_dataset else []
     problems = problems[: config.validation.limit]
-    model = with_adapters(models[0], config.lora, checkpoint)
-    check_dropout(yamls[0], model.dropout)
     return Work.of(config, model, *yamls, Lengths(prompt, len(problems), _longest(problems))), source
 
 

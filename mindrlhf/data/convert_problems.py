@@ -118,12 +118,7 @@ def convert(
 
 
 def convert_to_verl(
-    source: Sources,
-    output: str | Path,
-    *,
-    task: str | None = None,
-    fields: Sequence[str] = (),
-    split: str = "train",
+    source: Sources, output: str | Path, *, task: str | None = None, fields: Sequence[str] = (), split: str = "train"
 ) -> int:
     """Write problems in verl's columns as parquet; returns their number."""
     chosen, rows = parse_rows(_read(source), task, fields)

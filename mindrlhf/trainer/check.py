@@ -24,8 +24,7 @@ from mindrlhf.run.outputs import prepare_outputs
 def check(args: argparse.Namespace) -> Job:
     """Read and check all settings. Raises UserError."""
     args, config, train, infer = read_settings(args)
-    infer_path = args.load_sft_checkpoint_infer
-    policy_path = args.load_sft_checkpoint_train or infer_path
+    policy_path = args.load_sft_checkpoint_train or args.load_sft_checkpoint_infer
     reference_path = args.load_ref_checkpoint or policy_path
     critic_path = args.load_critic_checkpoint or policy_path
     workers = started_workers()
@@ -35,13 +34,7 @@ def check(args: argparse.Namespace) -> Job:
         raise UserError(f"--use_parallel is False, and msrun started {workers} workers; set it to True.")
     if not args.replay and not args.mind_dataset_dir:
         raise UserError("--mind_dataset_dir is missing; give the prompt MindRecord that rlhf_data.py wrote.")
-    hf = checkpoint_config(policy_path)
-    refuse_critic(policy_path, hf)
-    model = train.architecture(hf, policy_path)
-    infer_model = infer.architecture(checkpoint_config(infer_path) or hf, infer_path or policy_path)
-    check_grpo(config, train, infer, model, infer_model, workers)
-    model = with_adapters(model, config.lora, policy_path)
-    check_dropout(train, model.dropout)
+    model = read_model(args, config, train, infer, workers)
     if config.algorithm.beta > 0:
         refuse_critic(reference_path, checkpoint_config(reference_path))
         check_same_architecture(reference_path, model, "reference model", "load_ref_checkpoint")
@@ -50,6 +43,25 @@ def check(args: argparse.Namespace) -> Job:
     tokenizer = open_tokenizer(args, policy_path)
     output = prepare_outputs(args.save_ckpt_dir, args.output_dir, args.save_data_file)
     return Job(args, config, train, infer, model, tokenizer, policy_path, reference_path, critic_path, output)
+
+
+def read_model(
+    args: argparse.Namespace, config: GRPOConfig, train: ModelYaml, infer: ModelYaml, workers: int
+) -> ModelConfig:
+    """Read the model that is trained, with adapters, and check the settings with it.
+
+    workers: processes that were started, or that the YAMLs ask for. Raises UserError.
+    """
+    infer_path = args.load_sft_checkpoint_infer
+    path = args.load_sft_checkpoint_train or infer_path
+    hf = checkpoint_config(path)
+    refuse_critic(path, hf)
+    model = train.architecture(hf, path or "")
+    infer_model = infer.architecture(checkpoint_config(infer_path) or hf, infer_path or path or "")
+    check_grpo(config, train, infer, model, infer_model, workers)
+    model = with_adapters(model, config.lora, path)
+    check_dropout(train, model.dropout)
+    return model
 
 
 def read_settings(args: argparse.Namespace) -> tuple[argparse.Namespace, GRPOConfig, ModelYaml, ModelYaml]:

@@ -119,11 +119,6 @@ def test_failed_write_leaves_the_earlier_file(tmp_path):
     assert len(read_columns(path)["row"]) == 2
 
 
-def test_schema_that_would_abort_the_process(tmp_path):
-    with pytest.raises(ValueError, match="needs an integer or string column"):
-        write_columns(tmp_path / "a", {"reward": {"type": "float32"}}, [{"reward": math.nan}])
-
-
 def test_places_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="file: cannot be written"):
