@@ -9,7 +9,8 @@ Every fourth step is saved. Its save falls into that step's end and, written bes
 the other two steps are as they would be without. The overhead of a round is what those two steps took longer than two
 undisturbed ones, as a share of an undisturbed step: what saving after every step would cost. It all happens in one
 process, so that a slow machine slows both sides. Where steps differ by more than a save takes, look at the seconds in
-which the loop waits for a save: all of its cost when it is written at once, and the copy when beside the training.
+which the loop waits for a save: all of its cost when it is written at once; beside the training its beginning, and what
+the next step's update has to wait for.
 """
 
 import contextlib
@@ -75,6 +76,7 @@ def measure(args, work, folder: Path) -> tuple[dict[int, float], list[float], in
         from mindrlhf.run.stop_signals import StopSignals
         from mindrlhf.trainer.build import build
 
+        settling = settling_seconds()
         trainer = build(job, world, stack, StopSignals())
         for step in range(1, args.steps + 1):
             start = time.perf_counter()
@@ -87,10 +89,28 @@ def measure(args, work, folder: Path) -> tuple[dict[int, float], list[float], in
             seconds[step] = time.perf_counter() - start
             if step % EVERY == 0:
                 waits.append(time.perf_counter() - done)
+            elif step % EVERY == 1 and waits:
+                waits[-1] += sum(settling)
+            settling.clear()
         trainer.run.checkpointer.finish()
         newest = max(folder.glob("step_*"))
         nbytes = sum(path.stat().st_size for path in newest.rglob("*") if path.is_file())
     return seconds, waits, nbytes
+
+
+def settling_seconds() -> list[float]:
+    """A list that gets the seconds of each `CheckpointStore.settle` from now on."""
+    from mindrlhf.checkpoint.store import CheckpointStore
+
+    settle, seconds = CheckpointStore.settle, []
+
+    def timed(store) -> None:
+        start = time.perf_counter()
+        settle(store)
+        seconds.append(time.perf_counter() - start)
+
+    CheckpointStore.settle = timed
+    return seconds
 
 
 if __name__ == "__main__":

@@ -9,18 +9,17 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from mindrlhf.checkpoint.manifest import MANIFEST_FILE, Manifest, StoredFile, describe, step_folders
 from mindrlhf.checkpoint.safetensors_file import write_safetensors
+from mindrlhf.checkpoint.snapshot import Snapshot
 from mindrlhf.checkpoint.training_state import ShardGroup, TrainingState, layout_to_json
 from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import atomic_file, explained, put_in_place, remove_folder, sync, sync_folder, temporary_name
@@ -39,8 +38,9 @@ class CheckpointStore:
 
     folder: `save_ckpt_dir`. rank, size: this process among all. token: 8 hexadecimal digits, the same on all ranks and
     another one in each run. keep: how many checkpoints stay, the best one not counted; None keeps all.
-    asynchronous: copy the arrays and write them in a thread. A writing that failed is raised by the next call.
-    best_step: the step of the best checkpoint of the run so far.
+    asynchronous: write in a thread; see `settle`. A writing that failed is raised by the next call.
+    best_step: the step of the best checkpoint of the run so far. implied: called on rank 0 before a checkpoint is
+    complete, by the thread that writes; it blocks until the other files are there that go with the steps so far.
     """
 
     def __init__(
@@ -52,31 +52,39 @@ class CheckpointStore:
         keep: int | None = None,
         asynchronous: bool = False,
         best_step: int | None = None,
+        implied: Callable[[], None] = lambda: None,
     ):
         self.folder, self._rank, self._size, self._token = Path(folder).resolve(), rank, size, token
-        self._keep, self._asynchronous, self.best_step = keep, asynchronous, best_step
+        self._keep, self._asynchronous, self.best_step, self._implied = keep, asynchronous, best_step, implied
         self._thread: threading.Thread | None = None
+        self._snapshot: Snapshot | None = None  # of the thread, until the arrays may change
         self._failure: BaseException | None = None
 
     def save(self, state: TrainingState, best: bool = False) -> None:
         """Write the checkpoint of a step, replacing one of the same step.
 
-        Returns when this rank's arrays may change again: without `asynchronous` when its files are written, and on rank
-        0 when the checkpoint is complete. best: it is the best one so far. Raises `UserError` when writing fails.
+        Returns when this rank's files are written, and on rank 0 when the checkpoint is complete; with `asynchronous`
+        at once, and the arrays may change after `settle`. best: it is the best one so far. Raises `UserError` when
+        writing fails.
         """
         self.wait()
         groups = {}
         for kind, group in state.groups.items():
             mine = {name: group.shards[name] for name in group.layout.writers[self._rank]}
-            if self._asynchronous:
-                mine = {name: array.copy() for name, array in mine.items()}
             groups[kind] = ShardGroup(group.layout, mine)
-        mine = replace(state, groups=groups)
+        mine, snapshot = replace(state, groups=groups), Snapshot(groups)
         if not self._asynchronous:
-            self._write(mine, best)
+            self._write(mine, snapshot, best)
             return
-        self._thread = threading.Thread(target=self._try, args=(mine, best), daemon=True)
+        self._snapshot = snapshot
+        self._thread = threading.Thread(target=self._try, args=(mine, snapshot, best), daemon=True)
         self._thread.start()
+
+    def settle(self) -> None:
+        """Copy the last `save`'s arrays that are not written yet; all may change then."""
+        snapshot, self._snapshot = self._snapshot, None
+        if snapshot:
+            snapshot.settle()
 
     def check(self) -> None:
         if self._failure is not None:
@@ -87,7 +95,7 @@ class CheckpointStore:
         """Wait until nothing is being written; raises as `check`."""
         if self._thread is not None:
             self._thread.join()
-            self._thread = None
+            self._thread = self._snapshot = None
         self.check()
 
     def with_advice(self, error: UserError) -> UserError:
@@ -98,17 +106,17 @@ class CheckpointStore:
             left = f"{whole.name} is whole, and --resume_training auto continues from it"
         return UserError(f"{str(error).rstrip('.')} ({left}).")
 
-    def _try(self, state: TrainingState, best: bool) -> None:
+    def _try(self, state: TrainingState, snapshot: Snapshot, best: bool) -> None:
         try:
-            self._write(state, best)
+            self._write(state, snapshot, best)
         except BaseException as error:
             self._failure = error
 
-    def _write(self, state: TrainingState, best: bool) -> None:
+    def _write(self, state: TrainingState, snapshot: Snapshot, best: bool) -> None:
         target = step_path(self.folder, state.step)
         temporary = temporary_name(target, self._token)
         try:
-            self._write_part(state, temporary)
+            self._write_part(state, snapshot, temporary)
             if self._rank == 0:
                 self._complete(state, temporary, target)
                 self._point(LATEST, target)
@@ -121,15 +129,16 @@ class CheckpointStore:
             known = explained(error, target, temporary) if isinstance(error, OSError) else error
             raise self.with_advice(known) if isinstance(known, UserError) else known from error
 
-    def _write_part(self, state: TrainingState, temporary: Path) -> None:
+    def _write_part(self, state: TrainingState, snapshot: Snapshot, temporary: Path) -> None:
         """Write this rank's files, then a manifest of them.
 
-        Several at a time, but for one at a time beside the training, which needs the processors itself.
+        Several at a time, but for one at a time beside the training, which needs the processors itself; the disk is
+        waited for once all arrays are read.
         """
         folder = temporary / f"rank_{self._rank}"
         folder.mkdir(parents=True, exist_ok=True)
         jobs = {
-            f"{folder.name}/{kind}.safetensors": partial(_write_arrays, group.shards)
+            f"{folder.name}/{kind}.safetensors": partial(_write_arrays, kind, group, snapshot)
             for kind, group in state.groups.items()
             if group.shards
         }
@@ -138,6 +147,9 @@ class CheckpointStore:
             jobs |= {name: partial(_write_content, content) for name, content in contents.items()}
         with ThreadPoolExecutor(1 if self._asynchronous else WRITING_THREADS) as pool:
             writing = {name: pool.submit(write, temporary / name) for name, write in jobs.items()}
+            syncing = [pool.submit(_sync_written, each, temporary / name) for name, each in writing.items()]
+        for each in syncing:
+            each.result()
         Manifest(state.step, {name: each.result() for name, each in writing.items()}).write(folder, durable=False)
 
     def _complete(self, state: TrainingState, temporary: Path, target: Path) -> None:
@@ -145,6 +157,7 @@ class CheckpointStore:
         files: dict[str, StoredFile] = {}
         for rank in range(self._size):
             files |= self._part(temporary / f"rank_{rank}")
+        self._implied()
         Manifest(state.step, files).write(temporary)
         with ThreadPoolExecutor(WRITING_THREADS) as pool:
             # list: the results of a map raise only when they are taken
@@ -183,12 +196,12 @@ class CheckpointStore:
             remove_folder(temporary if self._rank == 0 else temporary / f"rank_{self._rank}")
 
 
-def _write_arrays(shards: Mapping[str, np.ndarray], path: Path) -> StoredFile:
+def _write_arrays(kind: str, group: ShardGroup, snapshot: Snapshot, path: Path) -> StoredFile:
     """Write one kind of arrays."""
     digest = hashlib.sha256()
-    shapes = [(name, array.shape) for name, array in shards.items()]
-    write_safetensors(path, shapes, shards.values(), "float32", {"format": "ms"}, digest)
-    sync(path)
+    shapes = [(name, array.shape) for name, array in group.shards.items()]
+    with closing(snapshot.take(kind)) as arrays:
+        write_safetensors(path, shapes, arrays, "float32", {"format": "ms"}, digest)
     return StoredFile(path.stat().st_size, digest.hexdigest())
 
 
@@ -196,8 +209,13 @@ def _write_content(content: bytes, path: Path) -> StoredFile:
     """Write one further file."""
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(content)
-    sync(path)
     return StoredFile(len(content), hashlib.sha256(content).hexdigest())
+
+
+def _sync_written(writing: Future, path: Path) -> None:
+    """Bring a file to the disk once it is written."""
+    writing.result()
+    sync(path)
 
 
 def _state_json(state: TrainingState) -> bytes:

@@ -189,7 +189,8 @@ class TrainerSettings(RunSettings):
     save_best_mode: Literal["max", "min"] = "max"
     """Whether a larger or a smaller save_best_metric is better (TRL greater_is_better)."""
     async_save: bool = False
-    """Write checkpoints while training goes on, from a copy in memory (verl checkpoint.async_save)."""
+    """Write checkpoints while training goes on; what is not written when an update begins is copied in memory (verl
+    checkpoint.async_save)."""
     resume_mode: Literal["disable", "auto", "resume_path"] = "disable"
     """auto continues from the newest whole checkpoint of --save_ckpt_dir, resume_path from resume_from_path;
     --resume_training sets both (verl trainer.resume_mode)."""

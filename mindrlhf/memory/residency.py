@@ -101,6 +101,12 @@ class Residency:
                 part.store.expect()  # all parts of a divided role, which come one soon after another
         self._count(start)
 
+    def disturbs(self, phase: str, roles: Collection[str]) -> bool:
+        """Test that a phase changes one of these roles, or may put it away."""
+        needs = PHASES[phase].needs
+        disturbed = {*needs.writes, *needs.parts, *(self._moving if needs.roles else ())}
+        return not disturbed.isdisjoint(roles)
+
     def use(self, name: str) -> None:
         """Have this part of a role in memory alone; ValueError outside its phases."""
         role = _role(name)

@@ -100,11 +100,15 @@ class ResponseWriter:
         self._begun = self._thread.submit(self._write, step, experiences)
 
     def flush(self) -> None:
-        """Block until all is in files. Raises the thread's error."""
-        begun, self._begun = self._begun, None
+        """Block until all is in files; any thread may. Raises the thread's error, once."""
+        begun = self._begun
         self._awaited.set()
         if begun:
-            begun.result()
+            try:
+                begun.result()
+            except BaseException:
+                self._begun = None  # nothing else has begun: `add` comes here first
+                raise
 
     def close(self, finished: bool) -> None:
         """Put the record together; finished: the run has done its last step."""

@@ -69,8 +69,8 @@ class Managed:
 class Checkpointer:
     """Saver and restorer of a run, which may also end it.
 
-    Every rank uses it at the same places, after `manage`. saving: entered while arrays are read; it has them in memory,
-    and blocks until background writes have finished, because a checkpoint implies them.
+    Every rank uses it at the same places, after `manage`. saving: entered while a save begins; it has the arrays in
+    memory.
     """
 
     def __init__(

@@ -1,8 +1,7 @@
 """Life of a run: phases, metrics, responses, checkpoints, and its end."""
 
 import secrets
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 from mindrlhf.backend.comm.collectives import Collectives
@@ -19,6 +18,7 @@ from mindrlhf.job import Job
 from mindrlhf.memory.residency import Residency, moving_roles
 from mindrlhf.metrics.progress import Progress
 from mindrlhf.metrics.timer import Timers
+from mindrlhf.phases import PHASES
 from mindrlhf.roles.parts import Parts
 from mindrlhf.run.checkpointer import Blob, Checkpointer, Managed, Stateful
 from mindrlhf.run.identity import check_identity, find_checkpoint, run_identity
@@ -42,14 +42,15 @@ class Run:
         self._job, self._data, self.collectives, self.checkpoint = job, data, collectives, checkpoint
         settings, world = job.config.trainer, collectives.world
         self.residency = open_residency(job)
-        self.timers = Timers(compile_seconds, self.residency.enter)
+        self.timers = Timers(compile_seconds, self._enter)
         self.progress = Progress(settings.progress and world.rank == 0)
         self.report = StepReport(job, data, collectives, self.timers, self.residency)
         self.total_steps = data.total_steps
         self._card = card_of_run(job, data.prompts, data.total_steps)
         token = collectives.broadcast_object(secrets.token_hex(4), root=0)
         folder, keep = job.args.save_ckpt_dir, settings.save_max_ckpt_num
-        self._store = CheckpointStore(folder, world.rank, world.size, token, keep, settings.async_save)
+        writing = {"keep": keep, "asynchronous": settings.async_save, "implied": self.report.flush}
+        self._store = CheckpointStore(folder, world.rank, world.size, token, **writing)
         self.checkpointer = Checkpointer(settings, self.total_steps, self._store, signals, collectives, self._saving)
 
     @property
@@ -77,6 +78,7 @@ class Run:
                 self.checkpointer.restore(self.checkpoint, world.rank)
         if world.rank == 0:
             self.report.open_outputs(self.first_step - 1)
+        stack.callback(self._store.settle)  # MindSpore frees the arrays when the process ends
         stack.callback(self.report.close)
 
     def export(self, parts: Parts) -> None:
@@ -93,12 +95,14 @@ class Run:
             raise self._store.with_advice(error) from None
         self.report.finished = True
 
-    @contextmanager
-    def _saving(self) -> Iterator[None]:
-        """Book a save's time, once the responses of all steps are in files."""
-        with self.timers("save_checkpoint"):
-            self.report.flush()
-            yield
+    def _saving(self) -> AbstractContextManager:
+        return self.timers("save_checkpoint")
+
+    def _enter(self, phase: str) -> None:
+        """Prepare memory for a phase, once a checkpoint does not need it any more."""
+        if self.residency.disturbs(phase, PHASES["save_checkpoint"].needs.roles):
+            self._store.settle()
+        self.residency.enter(phase)
 
 
 def continued_checkpoint(job: Job, data: TrainingData, collectives: Collectives) -> Checkpoint | None:

@@ -98,14 +98,15 @@ def test_what_is_no_number_survives(tmp_path):
     assert found["model.norm_out.weight"].tobytes() == array.tobytes()
 
 
-def test_asynchronous_writing_takes_a_copy(tmp_path, monkeypatch):
-    """The arrays change as soon as `save` returns, while the thread is held up; the file has what was saved."""
+def test_asynchronous_writing_lets_arrays_change(tmp_path, monkeypatch):
+    """They change as soon as `settle` returns, while the thread is held up; the file has what was saved."""
     may_write = threading.Event()
     write = store_module.write_safetensors
     monkeypatch.setattr(store_module, "write_safetensors", lambda *a: (may_write.wait(10), write(*a)))
     (state,) = states(3)
     (store,) = stores(tmp_path, asynchronous=True)
     store.save(state)
+    store.settle()
     for group in state.groups.values():
         for array in group.shards.values():
             array += 1
@@ -113,6 +114,47 @@ def test_asynchronous_writing_takes_a_copy(tmp_path, monkeypatch):
     may_write.set()
     store.wait()
     assert_holds(tmp_path / "step_000003", 3)
+
+
+def test_the_disk_is_waited_for_once_all_arrays_are_read(tmp_path, monkeypatch):
+    """Arrays that change while the thread waits for the disk the first time have been read: nothing is copied."""
+    waits, disk = threading.Event(), threading.Event()
+    sync = store_module.sync
+    monkeypatch.setattr(store_module, "sync", lambda path: (waits.set(), disk.wait(60), sync(path)))
+    (state,) = states(3)
+    (store,) = stores(tmp_path, asynchronous=True)
+    store.save(state)
+    assert waits.wait(60)
+    for group in state.groups.values():
+        for array in group.shards.values():
+            array += 1
+    disk.set()
+    store.wait()
+    assert_holds(tmp_path / "step_000003", 3)
+
+
+def test_the_caller_of_an_asynchronous_save_does_not_wait_for_other_files(tmp_path):
+    """The checkpoint does; it is not there before they are."""
+    others = threading.Event()
+    (store,) = stores(tmp_path, asynchronous=True, implied=lambda: others.wait(60))
+    store.save(states(3)[0])
+    assert not (tmp_path / "step_000003").exists()
+    others.set()
+    store.wait()
+    assert_holds(tmp_path / "step_000003", 3)
+
+
+def test_other_files_that_cannot_be_written_leave_no_checkpoint(tmp_path):
+    save_step(tmp_path, 1)
+    before = names(tmp_path)
+
+    def fails():
+        raise UserError("the responses cannot be written")
+
+    (store,) = stores(tmp_path, implied=fails)
+    with pytest.raises(UserError, match=r"the responses cannot be written \(step_000001 is whole"):
+        store.save(states(2)[0])
+    assert names(tmp_path) == before
 
 
 def test_asynchronous_ranks_wait_for_one_another(tmp_path):

@@ -1,6 +1,5 @@
 """When a run is saved, what is restored, and how it ends before its last step; without a model."""
 
-from contextlib import nullcontext
 from types import SimpleNamespace
 
 import jobs
@@ -58,24 +57,21 @@ class Run:
         }
         self.counter, self.bulk = Counter(), Counter()
         self.folder = folder
-        store = CheckpointStore(folder, 0, 1, TOKEN, settings.save_max_ckpt_num, settings.async_save)
+        self.flushed = []  # the checkpoints that there were each time
+        writing = {"keep": settings.save_max_ckpt_num, "asynchronous": settings.async_save}
+        self.store = CheckpointStore(folder, 0, 1, TOKEN, **writing, implied=lambda: self.flushed.append(self.steps()))
         collectives = SimpleNamespace(
             all_reduce_max=lambda own: np.maximum(own, 1.0) if others else own,
             world=SimpleNamespace(size=2 if others else 1),
         )
         groups = self.groups = {kind: (layout_of(), named) for kind, named in self.parameters.items()}
         stateful, bulk, hf = {"counter": self.counter}, {"bulk": self.bulk}, {"config.json": b"{}"}
-        self.flushed = []  # the checkpoints that there were each time
-
-        def saving():
-            self.flushed.append(self.steps())
-            return nullcontext()
-
-        self.checkpointer = Checkpointer(settings, total, store, self.signals, collectives, saving)
+        self.checkpointer = Checkpointer(settings, total, self.store, self.signals, collectives)
         self.checkpointer.manage(Managed(groups, stateful, bulk, {}, hf))
 
     def step(self, step, metrics=None, failed=False):
         """What a step does: everything moves, then the checkpointer looks."""
+        self.store.settle()
         for named in self.parameters.values():
             for parameter in named.values():
                 backend.write(parameter, backend.read(parameter) + 1)
@@ -157,12 +153,13 @@ def test_the_best_step_is_kept(tmp_path, mode, kept):
     assert locate(tmp_path / "best")[0].name == f"step_00000{kept}"
 
 
-def test_what_a_checkpoint_vouches_for_is_written_before_it(tmp_path):
-    run = Run(tmp_path, save_freq=2, async_save=False, save_max_ckpt_num=9)
+@pytest.mark.parametrize("async_save", [False, True])
+def test_what_a_checkpoint_vouches_for_is_written_before_it(tmp_path, async_save):
+    run = Run(tmp_path, save_freq=2, async_save=async_save, save_max_ckpt_num=9)
     for step in range(1, 5):
         run.step(step)
-    assert run.flushed == [[], [2]]
     run.checkpointer.finish()
+    assert run.flushed == [[], [2]]
 
 
 def test_a_best_metric_that_does_not_exist(tmp_path):

@@ -123,17 +123,34 @@ def test_transform_merges_into_the_base(whole, task, tmp_path, source, capsys):
     assert not (tmp_path / "apart").exists()
 
 
-def test_killed_and_resumed_it_is_the_same_run(argv, whole, tmp_path):
-    log, rng = tmp_path / "phases", random.Random(0)
-    again = argv(tmp_path / "run", resume_training="auto")
+def assert_same_when_killed(argv, whole, folder, *settings):
+    """SIGKILL in a save and in an update; `whole` is the run that was never stopped.
+
+    The saves are written alongside the next step, and those of `whole` at once.
+    """
+    log, rng = folder / "phases", random.Random(0)
+    again = argv(folder / "run", "trainer.async_save=True", *settings, resume_training="auto")
     phases.kill_in(again, log, "save", 2, rng)
     phases.kill_in(again, log, "update", 3, rng)
     phases.to_the_end(again, log)
-    assert jobs.Run(tmp_path / "run").responses == jobs.Run(whole).responses
+    assert jobs.Run(folder / "run").responses == jobs.Run(whole).responses
     files = [path.relative_to(whole) for path in (whole / "ckpt").rglob("*.safetensors")]
     assert len(files) == 2 + 3 * STEPS
     for name in files:
-        assert (tmp_path / "run" / name).read_bytes() == (whole / name).read_bytes(), name
+        assert (folder / "run" / name).read_bytes() == (whole / name).read_bytes(), name
+
+
+def test_killed_and_resumed_it_is_the_same_run(argv, whole, tmp_path):
+    assert_same_when_killed(argv, whole, tmp_path)
+
+
+@pytest.mark.slow
+def test_with_dropout_it_is_the_same_run_too(argv, whole, tmp_path):
+    """The masks of an update depend on its number, which is in the checkpoint."""
+    dropped = tmp_path / "dropped"
+    phases.to_the_end(argv(dropped, "lora.dropout=0.2"), tmp_path / "phases")
+    assert jobs.Run(dropped).responses != jobs.Run(whole).responses
+    assert_same_when_killed(argv, dropped, tmp_path, "lora.dropout=0.2")
 
 
 def test_another_base_is_refused_at_resume(argv, whole, task, base, tmp_path):
