@@ -1,9 +1,9 @@
 """The record of responses: one row for each, the source of all files.
 
 `--save_data_file` (MindRecord) has the columns of SCHEMA, for `--replay`: `policy_step` is below `step` for a group
-that was carried over, `greedy_reward` NaN where nothing needed it; `rewards_by_function` and `fields` are JSON,
-`sampled` is a byte for each token. `rollouts/` (JSONL) has TEXT_KEYS, for people: `rewards` are unweighted, `advantage`
-is the mean over sampled tokens, `response_length` their number.
+that was carried over, `occurrence` is that of its prompt, `greedy_reward` NaN where nothing needed it;
+`rewards_by_function` and `fields` are JSON, `sampled` is a byte for each token. `rollouts/` (JSONL) has TEXT_KEYS, for
+people: `rewards` are unweighted, `advantage` is the mean over sampled tokens, `response_length` their number.
 """
 
 import json
@@ -24,7 +24,7 @@ Row = Mapping[str, Any]
 _INTEGER, _FLOAT, _TEXT = {"type": "int64"}, {"type": "float32"}, {"type": "string"}
 _IDS, _NUMBERS = {"type": "int32", "shape": [-1]}, {"type": "float32", "shape": [-1]}
 SCHEMA = {
-    **dict.fromkeys(("step", "prompt_id", "sample_index", "seed", "policy_step"), _INTEGER),
+    **dict.fromkeys(("step", "prompt_id", "occurrence", "sample_index", "seed", "policy_step"), _INTEGER),
     "finish_reason": _TEXT,
     **dict.fromkeys(("reward", "greedy_reward"), _FLOAT),
     **dict.fromkeys(("rewards_by_function", "fields"), _TEXT),
@@ -32,8 +32,8 @@ SCHEMA = {
     "sampled": {"type": "bytes"},
     **dict.fromkeys(("behaviour_log_probs", "policy_log_probs"), _NUMBERS),
 }
-ADDED = ("policy_step", "sampled")  # columns that earlier versions did not write; they had CARRIED
-CARRIED = "kept"  # int64, 1 for a group that was carried over from an earlier step
+ADDED = ("policy_step", "sampled", "occurrence")  # columns that earlier versions did not write
+CARRIED = "kept"  # int64, before `policy_step`: 1 for a group that was carried over from an earlier step
 
 TEXT_KEYS = ("step", "prompt_id", "sample_index", "prompt", "completion", "ground_truth")
 TEXT_KEYS += ("reward", "rewards", "advantage", "finish_reason", "prompt_length", "response_length")
@@ -51,6 +51,7 @@ def rows_of(
         shared = {
             "step": step,
             "prompt_id": int(prompt.id),
+            "occurrence": prompt.occurrence,
             "policy_step": e.policy_step,
             "greedy_reward": np.nan if e.greedy_reward is None else float(e.greedy_reward),
             "fields": json.dumps(dict(prompt.fields)),
@@ -89,6 +90,7 @@ def text_row(row: Row) -> dict[str, Any]:
 def completed(row: dict[str, Any]) -> dict[str, Any]:
     """Complete a stored row of any version to all columns of SCHEMA."""
     row.setdefault("policy_step", row["step"] - row.pop(CARRIED, 0))
+    row.setdefault("occurrence", 0)
     row.setdefault("sampled", np.ones(len(row["response_ids"]), bool))
     return {name: row[name] for name in SCHEMA}
 
@@ -101,10 +103,11 @@ def experiences_of(rows: Iterable[Row]) -> list[tuple[int, list[Experience]]]:
         groups: list[list[Row]] = []
         prompt, index = None, 0
         for row in members:
-            if row["prompt_id"] != prompt or row["sample_index"] <= index:
+            own = (row["prompt_id"], row["occurrence"])
+            if own != prompt or row["sample_index"] <= index:
                 groups.append([])
             groups[-1].append(row)
-            prompt, index = row["prompt_id"], row["sample_index"]
+            prompt, index = own, row["sample_index"]
         steps.append((step, [_sound_experience(group) for group in groups]))
     return steps
 
@@ -133,6 +136,8 @@ def _check(row: Row) -> None:
         raise ValueError(f"finish_reason is {row['finish_reason']!r:.40}")
     if row["policy_step"] > row["step"]:
         raise ValueError(f"policy_step is {row['policy_step']}, which comes after the step")
+    if row["occurrence"] < 0:
+        raise ValueError(f"occurrence is {row['occurrence']}, and counts from 0")
     if not all(isinstance(text, str) for text in parse_json(row["fields"]).values()):
         raise ValueError("a task field is not text")
     if not all(value is None or is_number(value) for value in parse_json(row["rewards_by_function"]).values()):
@@ -141,7 +146,7 @@ def _check(row: Row) -> None:
 
 def _experience(rows: list[Row]) -> Experience:
     first = rows[0]
-    prompt = Prompt(first["prompt_id"], first["prompt_ids"], parse_json(first["fields"]))
+    prompt = Prompt(first["prompt_id"], first["prompt_ids"], parse_json(first["fields"]), first["occurrence"])
     rollouts = tuple(Rollout(**{field.name: row[field.name] for field in fields(Rollout)}) for row in rows)
     given = [parse_json(row["rewards_by_function"]) for row in rows]
     by_function = {name: [np.nan if one[name] is None else one[name] for one in given] for name in given[0]}

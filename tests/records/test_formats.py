@@ -3,6 +3,8 @@
 import errno
 import json
 import os
+from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -106,7 +108,7 @@ def test_other_bytes_are_no_archive(experience, damage):
 
 
 # Before `policy_step` and `sampled` there was `kept`, 1 for a group that was carried over from an earlier step.
-EARLIER = {name: kind for name, kind in SCHEMA.items() if name not in ("policy_step", "sampled")}
+EARLIER = {name: kind for name, kind in SCHEMA.items() if name not in ("policy_step", "sampled", "occurrence")}
 
 
 def assert_earlier(steps, step: int):
@@ -129,6 +131,26 @@ def test_a_mindrecord_of_an_earlier_version(tmp_path, experience):
     without = [{name: row[name] for name in EARLIER} for row in rows]
     write_columns(tmp_path / "y.mindrecord", EARLIER, without)
     assert [one.policy_step for _, step in read_record(tmp_path / "y.mindrecord") for one in step] == [5, 5]
+
+
+def test_files_of_a_version_without_occurrences(tmp_path, experience):
+    """A prompt that a step drew twice has none there: each group counts as the first one."""
+    again = replace(experience, group=replace(experience.group, prompt=replace(experience.group.prompt, occurrence=1)))
+    rows = list(rows_of(12, [experience, again]))
+    assert [row["occurrence"] for row in rows] == [0, 0, 1, 1]
+    with np.load(BytesIO(pack(rows))) as archive:
+        members = dict(archive)
+    plain = json.loads(members["plain"].tobytes())
+    assert plain.pop("occurrence") == [0, 0, 1, 1]
+    earlier = BytesIO()
+    np.savez(earlier, **members | {"plain": np.frombuffer(json.dumps(plain).encode(), np.uint8)})
+    before = {name: kind for name, kind in SCHEMA.items() if name != "occurrence"}
+    stored = ({name: row[name] for name in before} | {"sampled": row["sampled"].tobytes()} for row in rows)
+    write_columns(tmp_path / "x.mindrecord", before, stored)
+    for steps in (experiences_of(unpack(earlier.getvalue())), read_record(tmp_path / "x.mindrecord")):
+        [(_, groups)] = steps
+        assert [one.group.prompt.occurrence for one in groups] == [0, 0]
+        assert [len(one.group.rollouts) for one in groups] == [2, 2]
 
 
 def test_an_archive_of_an_earlier_version():

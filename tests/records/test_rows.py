@@ -53,7 +53,7 @@ def steps():
             1,
             [
                 experience(first, (4, 1, 30), [1.1, 0.0, 1 / 3], by),
-                experience(first, (2, 2, 2), [NAN, 0.5, -1.0], by, seed=1),
+                experience(replace(first, occurrence=1), (2, 2, 2), [NAN, 0.5, -1.0], by, seed=1),
                 experience(second, (1, 8, 3), [NAN, NAN, NAN], {"gsm8k": [NAN] * 3, "format": [NAN] * 3}),
             ],
         ),
@@ -67,7 +67,7 @@ def write(path, steps):
 
 def assert_same(got: Experience, expected: Experience):
     prompt, other = got.group.prompt, expected.group.prompt
-    assert (prompt.id, dict(prompt.fields)) == (other.id, dict(other.fields))
+    assert (prompt.id, prompt.occurrence, dict(prompt.fields)) == (other.id, other.occurrence, dict(other.fields))
     for mine, its in [(prompt.token_ids, other.token_ids), (got.rewards, expected.rewards)]:
         assert mine.dtype == its.dtype
         np.testing.assert_array_equal(mine, its)
@@ -123,6 +123,14 @@ def test_a_group_whose_first_samples_are_missing_is_not_joined_to_its_neighbour(
     assert seen == [(2**40, [0, 1]), (7, [2]), (7, [0])]
 
 
+def test_the_same_prompt_twice_is_two_groups_whatever_samples_are_left(tmp_path, steps):
+    rows = list(rows_of(*steps[0]))
+    write_record(tmp_path / "some.mindrecord", [rows[0], *rows[4:6]])  # sample 0 of the first, 1 and 2 of the second
+    [(_, back)] = read_record(tmp_path / "some.mindrecord")
+    seen = [(e.group.prompt.occurrence, [r.sample_index for r in e.group.rollouts]) for e in back]
+    assert seen == [(0, [0]), (1, [1, 2])]
+
+
 def test_rows_are_what_the_schema_says(steps):
     rows = list(rows_of(*steps[0]))
     assert len(rows) == 9
@@ -164,6 +172,7 @@ def test_another_mindrecord_is_refused(tmp_path, steps):
     ("column", "value", "message"),
     [
         ("sampled", np.ones(3, bool), "sampled has 3 values for 2 tokens"),
+        ("occurrence", -1, "occurrence is -1, and counts from 0"),
         ("policy_step", 4, "policy_step is 4, which comes after the step"),
         ("fields", "[" * 300 + "]" * 300, "more than 200 levels"),
         ("fields", "[1]", "has no attribute 'values'"),
