@@ -1,19 +1,15 @@
 """`mindrlhf transform`: weights in any layout to any other, between files."""
 
 import argparse
-from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import get_args
 
-import numpy as np
-
 from mindrlhf.checkpoint.adapted import with_adapters
 from mindrlhf.checkpoint.hf import CONFIG_FILE, read_hf_config
-from mindrlhf.checkpoint.open import Reader, Weights, hf_folder
+from mindrlhf.checkpoint.merged_source import merged_source
+from mindrlhf.checkpoint.open import Weights, hf_folder
 from mindrlhf.checkpoint.peft import is_adapter
 from mindrlhf.checkpoint.resume import is_checkpoint, newest
-from mindrlhf.checkpoint.stored_tensor import StoredTensor
 from mindrlhf.checkpoint.transform import FileFormat, write_full, write_hf, write_ranks
 from mindrlhf.checkpoint.weight_source import WeightSource, open_full, open_sharded, rank_folders
 from mindrlhf.commands.train import BOOLEAN
@@ -23,8 +19,8 @@ from mindrlhf.configs.model_yaml import ModelYaml, load_model_yaml
 from mindrlhf.configs.validate import check_same_model
 from mindrlhf.errors import UserError, refuse
 from mindrlhf.metrics.progress import Progress
-from mindrlhf.models.parameters import ParameterSpec, parameter_table
-from mindrlhf.parallel.layout import Layout, Slices, full_layout, yaml_layout
+from mindrlhf.models.parameters import parameter_table
+from mindrlhf.parallel.layout import Layout, full_layout, yaml_layout
 from mindrlhf.reshard.strategy import Strategy, parameters_only, read_strategy
 
 FILE_SUFFIXES = (".safetensors", ".ckpt")
@@ -149,26 +145,7 @@ def _open_trained(source: Path, model: ModelConfig | None) -> WeightSource:
             f"{source}: its adapters are merged into the weights here, and the model YAML names some; use one without "
             "pet_config or lora_config."
         )
-    table = parameter_table(model)
-    tensors = {spec.name: _Merged(source, spec.name, "float32", spec.shape, (), weights, spec) for spec in table}
-    return WeightSource.of(source, full_layout({spec.name: spec.shape for spec in table}), [tensors])
-
-
-@dataclass(frozen=True)
-class _Merged(StoredTensor):
-    """Parameter of a base model, merged with its adapter when it is read."""
-
-    weights: Weights
-    spec: ParameterSpec
-
-    def read(self, index: Slices | None = None) -> np.ndarray:
-        return _reader(self.weights)(self.spec)[index or ()]
-
-
-@cache
-def _reader(weights: Weights) -> Reader:
-    """Return this process's reader: processes that write files open the weights themselves."""
-    return weights.reader()
+    return merged_source(weights)
 
 
 def _open(source: Path, origin: Wish, model: ModelConfig | None) -> WeightSource:
