@@ -43,7 +43,10 @@ def fit(
 ) -> None:
     """Minimise the token-mean cross-entropy on a MindRecord's answers; write the model."""
     pairs = read_pairs(args.mind_dataset_dir, tokenizer)
-    groups = [SequenceGroup(prompt, (answer,), identity=(row,)) for row, (prompt, answer) in enumerate(pairs)]
+    groups = [
+        SequenceGroup(prompt, (answer,), (np.full(len(answer), True),), identity=(row,))
+        for row, (prompt, answer) in enumerate(pairs)
+    ]
     largest = max(int(max(g.prompt_ids.max(), g.responses[0].max())) for g in groups)
     check_token_ids(tokenizer, model, largest, str(args.mind_dataset_dir))
     total = config.trainer.total_steps or max(1, config.trainer.epochs * len(groups) // config.data.pairs_per_step)
@@ -68,17 +71,18 @@ def fit(
         for step in range(1, total + 1):
             with timers(STEP), timers("update_actor"):
                 batch = data_parallel.share(stream.next())
-                lengths = np.array([len(group.responses[0]) for group in batch])
-                totals = data_parallel.sum(batch_totals(lengths))
-                weights = [token_weights(np.ones((1, n)), "token-mean", totals) for n in lengths]
+                masks = [np.stack(group.sampled) for group in batch]
+                totals = data_parallel.sum(batch_totals([mask.sum() for mask in masks]))
+                weights = [token_weights(mask, "token-mean", totals) for mask in masks]
                 update = updater(batch, learning_rate(config.optimizer, step - 1, total), weights=weights)
             metrics, seconds = MetricSet(), timers.collect()
-            tokens = int(lengths.sum()) + sum(len(group.prompt_ids) for group in batch)
+            responses = sum(mask.size for mask in masks)
+            tokens = responses + sum(len(group.prompt_ids) for group in batch)
             metrics.add("train/loss", update.loss, 1.0 / data_parallel.size)
             metrics.add("actor/grad_norm", update.result.grad_norm)
             metrics.add("actor/lr", update.result.learning_rate)
             metrics.add_total("actor/skipped_updates", update.result.failed / data_parallel.size)
-            performance.add_performance(metrics, seconds, int(lengths.sum()), tokens, data_parallel.size)
+            performance.add_performance(metrics, seconds, responses, tokens, data_parallel.size)
             performance.add_training(metrics, step, stream.position / len(groups))
             values = reduce(metrics, data_parallel.gather).results()
             if writers:
