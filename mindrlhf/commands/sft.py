@@ -21,7 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("overrides", nargs="*", metavar="group.key=value", help=settings)
     add("--sft_path_train", required=True, help="model YAML of the training graph")
     add_model_arguments(parser)
-    add("--mind_dataset_dir", required=True, help="MindRecord with prompts and answers")
+    dataset = "MindRecord with prompts and answers, or JSONL, JSON or parquet with messages (and tools)"
+    add("--mind_dataset_dir", required=True, help=dataset)
     add("--sft_config", help="YAML of fine-tuning settings")
     add("--load_sft_checkpoint_train", help="weights to start from (default: random from the seed)")
     add("--save_ckpt_dir", type=Path, default=Path("out/sft/ckpt"), help="the model goes to its subfolder hf")

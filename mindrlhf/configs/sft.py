@@ -12,9 +12,13 @@ class SFTDataSettings(Settings):
     """Selection of a step's pairs."""
 
     pairs_per_step: int = Field(32, ge=1)
-    """Pairs of one update over all data-parallel ranks (verl data.train_batch_size)."""
+    """Pairs, or conversations, of one update over all data-parallel ranks (verl data.train_batch_size)."""
     shuffle: bool = True
     """Draw pairs in a new order each epoch."""
+    tool_format: str = "hermes"
+    """Form of tool calls in conversations: hermes, retool, python_block, or file.py:Class."""
+    max_length: int | None = Field(None, ge=2)
+    """Tokens of a prompt with its response; longer responses lose their end (verl data.max_length, TRL max_length)."""
 
 
 class SFTConfig(Settings):

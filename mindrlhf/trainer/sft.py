@@ -15,7 +15,7 @@ from mindrlhf.checkpoint.open import Weights, check_token_ids
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_yaml import ModelYaml
 from mindrlhf.configs.sft import SFTConfig
-from mindrlhf.data.mindrecord import read_pairs
+from mindrlhf.data.demonstrations import read_demonstrations
 from mindrlhf.data.stream import PromptStream
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.files.naming import MODEL_FOLDER
@@ -41,12 +41,9 @@ def fit(
     output: Path,
     world: World,
 ) -> None:
-    """Minimise the token-mean cross-entropy on a MindRecord's answers; write the model."""
-    pairs = read_pairs(args.mind_dataset_dir, tokenizer)
-    groups = [
-        SequenceGroup(prompt, (answer,), (np.full(len(answer), True),), identity=(row,))
-        for row, (prompt, answer) in enumerate(pairs)
-    ]
+    """Minimise the token-mean cross-entropy on demonstrated answers; write the model."""
+    rows = read_demonstrations(args.mind_dataset_dir, tokenizer, config.data.tool_format, config.data.max_length)
+    groups = [SequenceGroup(t.prompt_ids, (t.response_ids,), (t.sampled,), (row,)) for row, t in enumerate(rows)]
     largest = max(int(max(g.prompt_ids.max(), g.responses[0].max())) for g in groups)
     check_token_ids(tokenizer, model, largest, str(args.mind_dataset_dir))
     total = config.trainer.total_steps or max(1, config.trainer.epochs * len(groups) // config.data.pairs_per_step)

@@ -6,8 +6,12 @@ import json
 import jobs
 import numpy as np
 import pytest
+import reference_model
+from small_model import log_softmax, read_model
 
+from mindrlhf.data.demonstrations import read_demonstrations
 from mindrlhf.data.mindrecord import read_prompts
+from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.evaluation.pass_at_k import read_answers
 
 
@@ -51,6 +55,28 @@ def test_sft_writes_a_model_with_its_tokenizer(task, tuned):
     config = json.loads((tuned.folder / "ckpt/hf/config.json").read_text())
     assert (config["model_type"], config["hidden_size"], config["num_hidden_layers"]) == ("qwen2", 32, 2)
     assert tuned.weights["model.embed_tokens.weight"].shape == (300, 32)
+
+
+def test_sft_on_conversations_learns_the_assistant_s_tokens_only(task, model, tmp_path):
+    """The first step's loss against float64 NumPy: the mean over all tokens that the assistant writes."""
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": 2}}}
+    short = [{"role": "user", "content": "2?"}, {"role": "assistant", "content": "2"}]
+    long = [{"role": "user", "content": "1+2?"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    long += [{"role": "tool", "content": "3"}, {"role": "assistant", "content": "It is 3."}]
+    data = tmp_path / "conversations.jsonl"
+    data.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in (short, long)))
+    settings = ("data.pairs_per_step=2", "trainer.total_steps=1")
+    flags = {"mind_dataset_dir": data, "load_sft_checkpoint_train": model}
+    assert jobs.call(task.sft(tmp_path, *settings, **flags)) == 0
+    config, tensors = read_model(model)
+    losses = []
+    for turns in read_demonstrations(data, Tokenizer.from_path(task.folder)):
+        ids = np.concatenate([turns.prompt_ids, turns.response_ids])
+        found = log_softmax(reference_model.logits(config, tensors, ids)[:-1])[np.arange(len(ids) - 1), ids[1:]]
+        losses.append(-found[-len(turns.response_ids) :][turns.sampled])
+        assert turns.sampled.all() == (len(losses) == 1)
+    (loss,) = jobs.Run(tmp_path).column("train/loss")
+    assert loss == pytest.approx(np.concatenate(losses).mean(), rel=1e-5)
 
 
 def test_eval_of_what_was_learnt(task, tuned, tmp_path, capsys):
@@ -142,6 +168,7 @@ def test_eval_refuses_an_output_it_cannot_write(task, model, output, refused):
         (("train_yaml.model.model_config.vocab_size=290",), {}, ("300 tokens", "vocab_size is 290")),
         (("train_yaml.parallel_config.data_parallel=2",), {}, ("the workers started are 1", "--worker_num=2")),
         (("optimizer.lr=high",), {}, ("optimizer.lr", "high")),
+        ((), {"mind_dataset_dir": "none.jsonl"}, ("none.jsonl",)),
     ],
 )
 def test_sft_refuses(task, output, refused, settings, flags, texts):

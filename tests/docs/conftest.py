@@ -1,5 +1,6 @@
 """A folder in which the documentation's commands mean something: what they name, tiny."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -40,6 +41,8 @@ def prepared(tmp_path_factory) -> Path:
             tokenizer = () if name.endswith(".parquet") else ("--tokenizer_path", "gsm8k")
             done("data", "--file_path", f"gsm8k/{source}.jsonl", "--output_path", name, *tokenizer)
     (folder / "my_problems.jsonl").write_text('{"problem": "What is 2 + 3?", "solution": "5"}\n')
+    conversation = next(block.text for block in documentation.blocks("docs/fine_tuning.md") if block.text[0] == "{")
+    (folder / "conversations.jsonl").write_text(json.dumps(json.loads(conversation)) + "\n")
     (folder / "verl_reward.py").write_text(VERL_REWARD)
     (folder / "my_rewards.py").write_text(python_file("docs/faq.md", "my_rewards.py"))
     return folder

@@ -24,7 +24,7 @@ from documentation import SMALL, Command
 
 from mindrlhf import cli
 from mindrlhf.configs.grpo import SamplingSettings
-from mindrlhf.configs.loading import load_settings
+from mindrlhf.configs.loading import load_settings, load_sft_config
 from mindrlhf.trainer import check as build
 
 # Beginning of a command -> why it is not run here.
@@ -53,7 +53,7 @@ SCRIPTS = {
     "tools/transform_checkpoint.py": "transform",
 }
 QUICK = ("data", "synthesize", "plan", "show", "report", "plot", "reward-check", "export", "convert", "transform")
-LONG = ("train", "eval", "generate")
+LONG = ("train", "sft", "eval", "generate")
 
 # `...` in a command of `train` stands for what every such command has.
 REST = [
@@ -67,6 +67,7 @@ SHORTER = {
     "synthesize": ("--train_size", "40", "--test_size", "8"),
     "eval": ("--max_new_tokens", "4", "--limit", "2"),
     "generate": ("max_new_tokens=4", "--limit", "2"),
+    "sft": ("data.pairs_per_step=1", "trainer.total_steps=2", "--save_ckpt_dir", "own/ckpt"),
     "train": (
         *SMALL,
         *("trainer.total_steps=2", "dynamic_sampling.max_rounds=1", "trainer.loggers=[jsonl]"),
@@ -200,6 +201,9 @@ def check(line: Line, monkeypatch) -> None:
                     patch.setenv(name, str(value))
             build.check(args)
         there = [args.mind_dataset_dir]
+    elif line.name == "sft":
+        load_sft_config(args.sft_config, args.overrides)
+        there = [args.mind_dataset_dir, args.sft_path_train]
     elif line.name == "eval":
         there = [args.data, args.model, *([args.compare] if args.compare and not args.compare.endswith("l") else [])]
     elif line.name == "generate":

@@ -1,0 +1,110 @@
+"""Demonstrations of files: conversations of JSONL and parquet, and MindRecords as before."""
+
+import json
+
+import numpy as np
+import pyarrow
+import pytest
+from conversations import MESSAGES, TOOLS, drawn_text
+from pyarrow import parquet
+
+from mindrlhf.data.convert_problems import convert
+from mindrlhf.data.demonstrations import read_demonstrations
+from mindrlhf.data.mindrecord import read_pairs
+from mindrlhf.data.turns import TurnTemplate
+from mindrlhf.errors import UserError
+
+PLAIN = [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}]
+
+
+def write(path, *rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def assert_same(found, expected):
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        for name, array in vars(other).items():
+            np.testing.assert_array_equal(getattr(one, name), array, err_msg=name)
+
+
+def test_rows_with_tools_and_without(qwen, tmp_path):
+    """`tools` as a list or as JSON text; the same from parquet, whose columns fill missing keys with nulls."""
+    rows = [{"messages": MESSAGES, "tools": TOOLS}, {"messages": PLAIN, "source": "x"}]
+    found = read_demonstrations(write(tmp_path / "a.jsonl", *rows), qwen)
+    template = TurnTemplate(qwen)
+    assert_same(found, [template.conversation(MESSAGES, TOOLS), template.conversation(PLAIN)])
+    assert drawn_text(qwen, found[1]) == "2<|im_end|>"
+    text = write(tmp_path / "b.jsonl", rows[0] | {"tools": json.dumps(TOOLS)}, rows[1])
+    assert_same(read_demonstrations(text, qwen), found)
+    parquet.write_table(pyarrow.Table.from_pylist([rows[0] | {"source": None}, rows[1]]), tmp_path / "c.parquet")
+    assert_same(read_demonstrations(tmp_path / "c.parquet", qwen), found)
+
+
+@pytest.mark.parametrize("arguments", [{"code": "print(1+1)"}, '{"code": "print(1+1)"}'])
+@pytest.mark.parametrize("tool_format", ["hermes", "retool"])
+def test_retool_s_published_rows(small, tmp_path, tool_format, arguments):
+    call = {"type": "function", "function": {"name": "code_interpreter", "arguments": arguments}}
+    messages = [
+        PLAIN[0],
+        {"role": "assistant", "content": "Let me see.", "tool_calls": [call]},
+        {"role": "tool", "content": "2"},
+        {"role": "assistant", "content": "So \\boxed{2}."},
+    ]
+    parquet.write_table(
+        pyarrow.Table.from_pylist([{"messages": messages, "tools": TOOLS}]), tmp_path / "train-00000.parquet"
+    )
+    (found,) = read_demonstrations(tmp_path / "train-00000.parquet", small, tool_format)
+    learnt = drawn_text(small, found)
+    assert learnt.count("print(1+1)") == 1
+    assert learnt.startswith("Let me see.\n<")
+    assert learnt.endswith("So \\boxed{2}.<|im_end|>")
+    context = small.decode(found.response_ids[~found.sampled])
+    if tool_format == "retool":
+        assert context == "\n<interpreter>\n2\n</interpreter>\n"
+    else:
+        assert context == "\n<|im_start|>tool\n2<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_a_mindrecord_is_read_as_before(small, tmp_path):
+    source = write(tmp_path / "a.jsonl", {"question": "1+1?", "answer": "1+1=2\n#### 2"})
+    convert(source, tmp_path / "a.mindrecord", small, progress=False)
+    (found,) = read_demonstrations(tmp_path / "a.mindrecord", small)
+    ((prompt, answer),) = read_pairs(tmp_path / "a.mindrecord")
+    np.testing.assert_array_equal(found.prompt_ids, prompt)
+    np.testing.assert_array_equal(found.response_ids, answer)
+    assert found.sampled.all()
+
+
+def test_long_rows_lose_their_end(small, tmp_path):
+    file = write(tmp_path / "a.jsonl", {"messages": PLAIN}, {"messages": MESSAGES[1:]})
+    short, long = read_demonstrations(file, small)
+    size = len(long.prompt_ids) + 7
+    assert len(short.prompt_ids) + len(short.response_ids) <= size
+    first, second = read_demonstrations(file, small, max_length=size)
+    assert_same([first], [short])
+    np.testing.assert_array_equal(second.response_ids, long.response_ids[:7])
+    np.testing.assert_array_equal(second.sampled, long.sampled[:7])
+    assert len(read_demonstrations(file, small, max_length=len(short.prompt_ids) + 1)) == 1
+    with pytest.raises(UserError, match=r"no row has an answer within data\.max_length 2"):
+        read_demonstrations(file, small, max_length=2)
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"question": "x"}, "line 2: messages should be a list"),
+        ({"messages": PLAIN[:1]}, "line 2: .* one of the assistant"),
+        ({"messages": PLAIN, "tools": "{"}, "line 2: Expecting"),
+        ({"messages": PLAIN, "tools": {"name": "f"}}, "line 2: tools should be a list"),
+    ],
+)
+def test_rows_that_are_refused(small, tmp_path, row, reason):
+    with pytest.raises(UserError, match=rf"a\.jsonl, {reason}"):
+        read_demonstrations(write(tmp_path / "a.jsonl", {"messages": PLAIN}, row), small)
+
+
+def test_a_format_that_is_not_known(small, tmp_path):
+    with pytest.raises(UserError, match="hermes, retool"):
+        read_demonstrations(write(tmp_path / "a.jsonl", {"messages": PLAIN}), small, "xml")
