@@ -62,12 +62,11 @@ def check_token_ids(tokenizer: Tokenizer, model: ModelConfig, largest: int, wher
     size, limit = tokenizer.size, model.vocab_size
     larger = f"the tokenizer has {size} tokens and the model's vocab_size is {limit}"
     beyond = f"{where}: token id {largest} is beyond the tokenizer's {size} tokens"
-    refuse(
-        {
-            f"{larger}; give the vocab.json and merges.txt of this model.": size > limit,
-            f"{beyond}; convert the data with the vocab.json and merges.txt that are given here.": largest >= size,
-        }
-    )
+    faults = {
+        f"{larger}; give the vocab.json and merges.txt of this model.": size > limit,
+        f"{beyond}; convert the data with the vocab.json and merges.txt that are given here.": largest >= size,
+    }
+    refuse(faults)
 
 
 def stop_ids(tokenizer: Tokenizer, model: ModelConfig) -> tuple[int, ...]:

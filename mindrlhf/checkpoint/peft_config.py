@@ -91,16 +91,9 @@ def read_peft_config(path: Path) -> tuple[Adapter, Base]:
             advice = f"plain LoRA has {plain[0]!r} there" if key in _KEYS["plain"] else "train the adapter without it"
             raise UserError(f"{path}: {key} is {brief(value)}, and that is not supported; {advice}.")
     read = build(PeftConfig, raw, Layer(raw, {(): str(path)}), strict=False)
-    adapter = Adapter(
-        rank=read.r,
-        alpha=read.lora_alpha,
-        use_rslora=read.use_rslora,
-        target_modules=read.target_modules,
-        exclude_modules=read.exclude_modules or (),
-        rank_pattern=read.rank_pattern or {},
-        alpha_pattern=read.alpha_pattern or {},
-        dropout=read.lora_dropout,
-    )
+    modules = read.target_modules, read.exclude_modules or ()
+    patterns = read.rank_pattern or {}, read.alpha_pattern or {}
+    adapter = Adapter(read.r, read.lora_alpha, read.use_rslora, *modules, *patterns, dropout=read.lora_dropout)
     own = read.mindrlhf or _Own()
     return adapter, Base(read.base_model_name_or_path, own.base_fingerprint, own.weights_sha256)
 

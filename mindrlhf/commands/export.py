@@ -53,15 +53,10 @@ def run(args: argparse.Namespace) -> None:
         read = replace(first, path=args.base or first.path).merged(stored)
     table = parameter_table(config)
     with Progress()("export", len(table), "tensors") as advance:
-        save_hf(
-            args.output,
-            config,
-            counted(((spec, read(spec)) for spec in table), advance),
-            DTYPES[args.dtype],
-            tokenizer,
-            generation=generation_defaults(checkpoint.hf_folder),
-            card=_card(checkpoint) if args.role == "policy" else None,
-        )
+        tensors = counted(((spec, read(spec)) for spec in table), advance)
+        generation = generation_defaults(checkpoint.hf_folder)
+        card = _card(checkpoint) if args.role == "policy" else None
+        save_hf(args.output, config, tensors, DTYPES[args.dtype], tokenizer, generation=generation, card=card)
     print(f"{args.output}: the {args.role} after step {checkpoint.step}, {len(table)} tensors, {DTYPES[args.dtype]}")
 
 

@@ -48,13 +48,6 @@ def open_generator(
     model: the path of --model, or of one that it is compared with, which has no adapter but its own. where: name of the
     prompts in messages.
     """
-    return Generator(
-        model,
-        sampling,
-        tokenizer=tokenizer,
-        slots=args.slots,
-        seed=args.seed,
-        device_target=args.device_target,
-        where=where,
-        adapter=args.adapter if model == args.model else None,
-    )
+    flags = {name: getattr(args, name) for name in ("slots", "seed", "device_target")}
+    adapter = args.adapter if model == args.model else None
+    return Generator(model, sampling, tokenizer=tokenizer, where=where, adapter=adapter, **flags)

@@ -31,14 +31,13 @@ def run(args: argparse.Namespace) -> int:
     """Write or compare; returns 1 where two compared runs do not agree, else 0."""
     count, labels = len(args.runs), len(args.labels or ())
     counts = "--samples and --sample_steps should be 1 or more, and --refresh between 0.5 and 3600 seconds."
-    refuse(
-        {
-            f"--labels has {labels} names for {count} runs; give one for each run.": labels not in (0, count),
-            f"--compare takes two runs, and {count} are given; give A and B.": args.compare and count != 2,
-            "--compare and --live do different things; give one of them.": args.compare and args.live,
-            counts: min(args.samples, args.sample_steps) < 1 or not 0.5 <= args.refresh <= 3600,
-        }
-    )
+    faults = {
+        f"--labels has {labels} names for {count} runs; give one for each run.": labels not in (0, count),
+        f"--compare takes two runs, and {count} are given; give A and B.": args.compare and count != 2,
+        "--compare and --live do different things; give one of them.": args.compare and args.live,
+        counts: min(args.samples, args.sample_steps) < 1 or not 0.5 <= args.refresh <= 3600,
+    }
+    refuse(faults)
     if args.compare:
         return _compare(args)
     if args.live:

@@ -117,14 +117,13 @@ def check_layout(yaml: ModelYaml, model: ModelConfig, workers: int) -> None:
     right = ", ".join(str(ranks) for ranks in range(1, tensor) if not _misfit(model, ranks))
     deep = f"{where}.pipeline_stage {stages} is more than the model's {layers} layers; set it to {layers} or fewer."
     idle = f"{where}.micro_batch_num {parts} is fewer than pipeline_stage {stages}; set it to {stages} or more."
-    refuse(
-        {
-            f"{yaml.path}: {factors}, and the workers started are {workers}; {start}.": product != workers,
-            f"{where}.model_parallel {tensor} {misfit}; set model_parallel to one of {right}.": misfit,
-            deep: stages > layers,
-            idle: parts < stages,
-        }
-    )
+    faults = {
+        f"{yaml.path}: {factors}, and the workers started are {workers}; {start}.": product != workers,
+        f"{where}.model_parallel {tensor} {misfit}; set model_parallel to one of {right}.": misfit,
+        deep: stages > layers,
+        idle: parts < stages,
+    }
+    refuse(faults)
 
 
 def _misfit(model: ModelConfig, ranks: int) -> str:
@@ -207,13 +206,12 @@ def check_dynamic_sampling(config: GRPOConfig, infer: ModelYaml) -> None:
     one = "dynamic_sampling.enabled compares rewards in a group, and rollout.num_generations is 1; set it to 2 or more."
     other = f"dynamic_sampling.metric is {metric!r}, which is none of reward.functions; give one of {', '.join(names)}."
     few = f"dynamic_sampling: {rounds} rounds of {size} prompts are fewer than data.prompts_per_step {prompts}"
-    refuse(
-        {
-            one: config.rollout.num_generations == 1,
-            other: metric is not None and metric not in names,
-            f"{few}; set max_rounds to {-(-prompts // size)} or more.": size * rounds < prompts,
-        }
-    )
+    faults = {
+        one: config.rollout.num_generations == 1,
+        other: metric is not None and metric not in names,
+        f"{few}; set max_rounds to {-(-prompts // size)} or more.": size * rounds < prompts,
+    }
+    refuse(faults)
     _check_ranks(infer, "dynamic_sampling.prompts_per_round", size)
 
 
@@ -224,14 +222,13 @@ def check_trainer(config: GRPOConfig) -> None:
     resumed = f"trainer.resume_mode is {mode} and trainer.resume_from_path is {path}; a path goes with resume_path"
     rarely = f"trainer.save_best_metric is {best}, which is measured every trainer.test_freq steps; set test_freq too."
     needs = "needs held-out problems; set data.val_dataset to a prompt MindRecord."
-    refuse(
-        {
-            f"trainer.val_only {needs}": trainer.val_only and not measured,
-            f"trainer.test_freq {needs}": trainer.test_freq and not measured,
-            rarely: best and best.startswith("val-") and trainer.test_freq is None,
-            f"{resumed}, or give --resume_training PATH.": (mode == "resume_path") != (path is not None),
-        }
-    )
+    faults = {
+        f"trainer.val_only {needs}": trainer.val_only and not measured,
+        f"trainer.test_freq {needs}": trainer.test_freq and not measured,
+        rarely: best and best.startswith("val-") and trainer.test_freq is None,
+        f"{resumed}, or give --resume_training PATH.": (mode == "resume_path") != (path is not None),
+    }
+    refuse(faults)
 
 
 def check_lora(lora: LoraSettings) -> None:

@@ -128,13 +128,12 @@ def convert_to_verl(
 
 def _validate(prompt: int, whole: int | None, truncation: str) -> None:
     room = f"--seq_length {whole}: holds the prompt and its answer, so it should be more than --max_prompt_length"
-    refuse(
-        {
-            f"--truncation {truncation}: unknown; give one of {', '.join(TRUNCATIONS)}.": truncation not in TRUNCATIONS,
-            f"--max_prompt_length {prompt}: should be 1 or more.": prompt < 1,
-            f"{room} {prompt}.": whole is not None and whole <= prompt,
-        }
-    )
+    faults = {
+        f"--truncation {truncation}: unknown; give one of {', '.join(TRUNCATIONS)}.": truncation not in TRUNCATIONS,
+        f"--max_prompt_length {prompt}: should be 1 or more.": prompt < 1,
+        f"{room} {prompt}.": whole is not None and whole <= prompt,
+    }
+    refuse(faults)
 
 
 def _read(source: Sources) -> list[SourceRow]:

@@ -15,16 +15,12 @@ def batch_table(work: Work) -> str:
     iterations, updates = config.algorithm.num_iterations, config.algorithm.updates_per_iteration
     trains, infers, each = work.train.parallel.data_parallel, work.infer.parallel.data_parallel, prompts // updates
     tokens = f"train.max_tokens_per_micro_batch {config.train.max_tokens_per_micro_batch}"
+    passes = f"algorithm.num_iterations {iterations} x updates_per_iteration {updates}"
     rows = [
         ("one step", "in all", "per rank", ""),
         ("prompts", prompts, prompts // infers, "data.prompts_per_step"),
         ("responses", prompts * samples, prompts * samples // infers, f"x rollout.num_generations {samples}"),
-        (
-            "updates",
-            iterations * updates,
-            "",
-            f"algorithm.num_iterations {iterations} x updates_per_iteration {updates}",
-        ),
+        ("updates", iterations * updates, "", passes),
         ("  prompts", each, each // trains, "of one update"),
         ("  responses", each * samples, each * samples // trains, "of one update"),
         ("  micro-batches", len(micro) * trains, len(micro), f"at most, {micro[0].count} prompts in each: {tokens}"),

@@ -163,18 +163,10 @@ class Work:
 
     def stage(self, yaml: ModelYaml, part: Partition, updates: bool = False) -> Stage:
         """Describe a rank's part for its graphs; those of updates may drop adapters' inputs."""
-        drops = updates and part.model.dropout > 0
-        return Stage(
-            part.model,
-            part.mesh.tp,
-            len(part.layers),
-            part.coordinates.pp == part.mesh.pp - 1,
-            part.sequence,
-            activations.ITEMSIZE[yaml.model.compute_dtype],
-            self.fused and not drops,
-            yaml.recompute.recompute is True and part.mesh.pp == 1,
-            drops,
-        )
+        drops, itemsize = updates and part.model.dropout > 0, activations.ITEMSIZE[yaml.model.compute_dtype]
+        place = part.mesh.tp, len(part.layers), part.coordinates.pp == part.mesh.pp - 1, part.sequence
+        recompute = yaml.recompute.recompute is True and part.mesh.pp == 1
+        return Stage(part.model, *place, itemsize, self.fused and not drops, recompute, drops)
 
 
 def device_limit(yaml: ModelYaml) -> int | None:

@@ -215,10 +215,9 @@ def yaml_layout(yaml: ModelYaml, model: ModelConfig) -> Layout:
     trained = [layout.placements[spec.name].shardings for spec in parameter_table(model) if spec.trains]
     idle = set(range(layout.stages)).difference(*trained)
     if idle:
-        raise UserError(
-            f"{yaml.path}: pipeline stage {min(idle)} has no adapter, and each stage must train something; give layers "
-            "of all stages adapters (lora.target_modules), or set parallel_config.pipeline_stage to 1."
-        )
+        found = f"{yaml.path}: pipeline stage {min(idle)} has no adapter, and each stage must train something"
+        right = "give layers of all stages adapters (lora.target_modules), or set parallel_config.pipeline_stage to 1"
+        raise UserError(f"{found}; {right}.")
     return layout
 
 

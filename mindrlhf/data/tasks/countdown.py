@@ -74,9 +74,5 @@ def _combine(numbers: Sequence[int], rng: random.Random) -> tuple[int, str]:
     return value, text[1:-1]
 
 
-COUNTDOWN = Task(
-    name="countdown",
-    instruction="Write the finished expression between <answer> and </answer>, for example <answer>(8-2)*4</answer>.",
-    reward="countdown",
-    parse=parse,
-)
+_FINISH = "Write the finished expression between <answer> and </answer>, for example <answer>(8-2)*4</answer>."
+COUNTDOWN = Task(name="countdown", instruction=_FINISH, reward="countdown", parse=parse)

@@ -22,9 +22,5 @@ def parse(row: Mapping[str, Any]) -> TaskRow:
     return TaskRow(text_field(row, "question"), answer, final_answer(answer))
 
 
-GSM8K = Task(
-    name="gsm8k",
-    instruction=f'Think step by step, and finish with "{MARK} " and the final number.',
-    reward="gsm8k",
-    parse=parse,
-)
+_FINISH = f'Think step by step, and finish with "{MARK} " and the final number.'
+GSM8K = Task(name="gsm8k", instruction=_FINISH, reward="gsm8k", parse=parse)

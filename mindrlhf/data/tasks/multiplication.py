@@ -48,9 +48,5 @@ def _worked(first: int, second: int) -> str:
     return f"{'='.join(steps)}={first * second} {MARK} {first * second}"
 
 
-MULTIPLICATION = Task(
-    name="multiplication",
-    instruction=f'Work it out, and finish with "{MARK} " and the product.',
-    reward="gsm8k",
-    parse=parse,
-)
+_FINISH = f'Work it out, and finish with "{MARK} " and the product.'
+MULTIPLICATION = Task(name="multiplication", instruction=_FINISH, reward="gsm8k", parse=parse)
