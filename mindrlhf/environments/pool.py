@@ -1,8 +1,8 @@
-"""Owner's side of environments and tools: one process for each conversation, with limits.
+"""Owner's side of environments and tools: their processes, with limits.
 
-A call that raises, returns no text, hangs, takes too much memory or ends its process is answered by a failure. With its
-process a conversation loses the state of its environment, and has only failures from then on; without an environment
-there is no state, and the next call gets a new process.
+A conversation with an environment has a process of its own. Requests of those without one, which have no state, share
+processes, one at a time. A call that raises, returns no text, hangs, takes too much memory or ends its process is
+answered by a failure. An environment is lost with its process, and its conversation has only failures from then on.
 """
 
 import json
@@ -88,6 +88,7 @@ class EnvironmentPool(AbstractContextManager):
         self._waiting: deque[_Conversation] = deque()
         self._running: list[_Conversation] = []
         self._ready: list[Outcome] = []
+        self._spare: list[_Peer] = []  # processes without a conversation
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # a conversation takes one
         with suppress(ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, MOST_FILES)), hard))
@@ -122,7 +123,7 @@ class EnvironmentPool(AbstractContextManager):
             if conversation in queue:
                 queue.remove(conversation)
         self._ready = [outcome for outcome in self._ready if outcome.key != key]
-        self._drop(conversation)
+        self._drop(conversation.peer)
 
     def collect(self, wait_for_one: bool = False) -> list[Outcome]:
         """Return the requests that are answered.
@@ -142,6 +143,8 @@ class EnvironmentPool(AbstractContextManager):
         """End all processes and remove their temporary files. May be called again."""
         for key in list(self._conversations):
             self.end(key)
+        for peer in self._spare:
+            self._drop(peer)
         self._control.close()
         self._server.stop()
         self._files.cleanup()
@@ -163,6 +166,7 @@ class EnvironmentPool(AbstractContextManager):
     def _request(self, key: Key, action: str, calls: Sequence[tuple[Any, ...]]) -> None:
         conversation = self._conversations[key]
         conversation.action, conversation.calls, conversation.answers = action, list(calls), []
+        conversation.requests += 1
         self._waiting.append(conversation)
         self._fill()
 
@@ -177,27 +181,37 @@ class EnvironmentPool(AbstractContextManager):
                 self._finish(conversation)
 
     def _begin(self, conversation: "_Conversation") -> None:
-        """Hand calls without an answer to the conversation's process, or a new one."""
-        if conversation.peer is None:
-            if not self._server.alive():
-                self._control.close()
-                self._server.stop()
-                self._start()
-            ours, theirs = socket.socketpair()
-            number = next(self._numbers)
-            with theirs, suppress(OSError):  # of one that dies right now: then its calls find nobody
-                message = json.dumps([number, " ".join(map(str, conversation.key))])
-                socket.send_fds(self._control, [message.encode()], [theirs.fileno()])
-            conversation.peer = _Peer(ours, number, self._timeout_s)
+        """Hand calls without an answer to the conversation's process, or to another one."""
+        while conversation.peer is None and self._spare and not conversation.stateful:
+            peer = self._spare.pop()
+            peer.collect()
+            if peer.exited:
+                self._drop(peer)
+            else:
+                conversation.peer = peer
+        conversation.peer = conversation.peer or self._new_peer()
+        request = conversation.action, conversation.name, conversation.seed
         calls = conversation.calls[len(conversation.answers) :]
-        conversation.peer.assign(calls, [(conversation.action, conversation.name, *values) for values in calls])
+        conversation.peer.assign(calls, [(*request, *values) for values in calls])
+
+    def _new_peer(self) -> "_Peer":
+        if not self._server.alive():
+            self._control.close()
+            self._server.stop()
+            self._start()
+        ours, theirs = socket.socketpair()
+        number = next(self._numbers)
+        with theirs, suppress(OSError):  # of a server that dies right now: then calls find nobody
+            socket.send_fds(self._control, [json.dumps(number).encode()], [theirs.fileno()])
+        return _Peer(ours, number, self._timeout_s)
 
     def _advance(self, conversation: "_Conversation") -> None:
         """Take answers, and a failure for a call that gets none."""
         conversation.answers += (answer for _, answer in conversation.peer.collect())
         if not conversation.peer.idle and (loss := conversation.peer.loss()):
             conversation.answers.append(Answer(None, loss.seconds, loss.error))
-            self._drop(conversation)
+            self._drop(conversation.peer)
+            conversation.peer = None
             conversation.lost = conversation.stateful
             if len(conversation.answers) < len(conversation.calls) and not conversation.lost:
                 self._begin(conversation)
@@ -209,17 +223,22 @@ class EnvironmentPool(AbstractContextManager):
         rest = [Answer(failure=LOST)] * (len(conversation.calls) - len(conversation.answers))
         answers = tuple(conversation.answers + rest)
         self._ready.append(Outcome(conversation.key, conversation.action, answers, conversation.lost))
-
-    def _drop(self, conversation: "_Conversation") -> None:
-        if conversation.peer:
-            conversation.peer.close()
-            with suppress(OSError):
-                self._control.send(json.dumps([conversation.peer.number]).encode())
+        if conversation.peer and not conversation.stateful:
+            if any(answer.failure for answer in answers):  # and what else it has left in the process
+                self._drop(conversation.peer)
+            else:
+                self._spare.append(conversation.peer)
             conversation.peer = None
+
+    def _drop(self, peer: "_Peer | None") -> None:
+        if peer:
+            peer.close()
+            with suppress(OSError):
+                self._control.send(json.dumps(peer.number).encode())
 
 
 class _Peer(Peer):
-    """Process of one conversation."""
+    """Process of one conversation at a time."""
 
     def __init__(self, channel: socket.socket, number: int, timeout_s: float):
         super().__init__(channel.fileno(), channel.fileno(), timeout_s, timeout_s)
@@ -238,16 +257,25 @@ class _Peer(Peer):
 
 @dataclass(eq=False)
 class _Conversation:
-    """Conversation with its present request: arguments of its calls, and answers so far."""
+    """Conversation with its present request: arguments of its calls, and answers so far.
+
+    requests: number of requests until now.
+    """
 
     key: Key
     name: str
     stateful: bool
     peer: _Peer | None = None
     lost: bool = False
+    requests: int = 0
     action: str = ""
     calls: list[tuple[Any, ...]] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
+
+    @property
+    def seed(self) -> str:
+        """Seed of random numbers: of all of an environment, or of one request alone."""
+        return " ".join(map(str, self.key if self.stateful else (*self.key, self.requests)))
 
 
 class _Server(WorkerProcess):

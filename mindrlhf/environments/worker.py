@@ -2,10 +2,10 @@
 
 It imports the user's modules once, and forks a child for each conversation, so that a conversation which hangs, takes
 too much memory or ends its process loses nobody else's state. First comes one line of JSON with the settings, answered
-by {"greeting": {environment: [raw, schemas]}} or {"error": sentence}. Then packets come on the socket `control`:
-[number, seed] with a descriptor, over which a conversation begins, and [number], which ends it. A conversation's
-requests are [number, method of `_Conversation`, environment, value, ...], its replies [number, value or null, seconds,
-failure or null].
+by {"greeting": {environment: [raw, schemas]}} or {"error": sentence}. Then numbers come on the socket `control`: one
+with a descriptor begins a child, to which that leads; without one, it ends the child. A child's requests are
+[number, method of `_Conversation`, environment, seed, value, ...], its replies [number, value or null, seconds, failure
+or null].
 """
 
 import asyncio
@@ -46,7 +46,7 @@ def main() -> None:
         text, descriptors, *_ = packet
         if not text:
             break
-        number, *seed = json.loads(text)
+        number = json.loads(text)
         if not descriptors:
             _end(children.pop(number, None))
             continue
@@ -61,7 +61,7 @@ def main() -> None:
                 os.dup2(descriptors[0], pipe.fileno(), inheritable=False)
             os.close(descriptors[0])
             try:
-                conversation = _Conversation(environments, seed[0], setup)
+                conversation = _Conversation(environments, setup)
                 serve(requests, replies, setup["timeout_s"], conversation.answer)
             finally:
                 os._exit(0)
@@ -96,24 +96,26 @@ def _prepare(environments: Mapping[str, str], tools: Sequence[str]) -> tuple[dic
 class _Conversation:
     """Conversation's instance of an environment; answers requests, each in one of its public methods."""
 
-    def __init__(self, environments: Mapping[str, Environment], seed: str, limits: Mapping[str, Any]):
+    def __init__(self, environments: Mapping[str, Environment], limits: Mapping[str, Any]):
         os.setpgid(0, 0)
         with open("/proc/self/statm") as file:
             now = int(file.read().split()[0]) * resource.getpagesize()
         _limit(resource.RLIMIT_AS, now + limits["memory_mb"] * MIB)
         _limit(resource.RLIMIT_CORE, 0)
-        random.seed(seed)
-        if "numpy" in sys.modules:
-            sys.modules["numpy"].random.seed(random.getrandbits(32))
         self._environments, self._most = environments, limits["max_output"]
         self._loop = asyncio.Runner()
-        self._instance = None
+        self._instance = self._seed = None
 
-    def answer(self, action: str, name: str, *values: Any) -> list[Any]:
+    def answer(self, action: str, name: str, seed: str, *values: Any) -> list[Any]:
         """Call the method of that name: [value or null, seconds, failure or null]."""
         start = time.perf_counter()
         value = failure = None
         try:
+            if seed != self._seed:
+                self._seed = seed
+                random.seed(seed)
+                if "numpy" in sys.modules:
+                    sys.modules["numpy"].random.seed(random.getrandbits(32))
             value = getattr(self, action)(self._environments[name], *values)
         except pydantic.ValidationError as error:
             faults = error.errors(include_url=False, include_context=False, include_input=False)

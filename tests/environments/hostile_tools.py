@@ -55,6 +55,11 @@ async def nap(seconds: float) -> str:
     return f"slept {seconds:g}"
 
 
+def draw() -> float:
+    """Draw a random number."""
+    return random.random()
+
+
 def process() -> int:
     """Say the process's number."""
     return os.getpid()

@@ -141,6 +141,34 @@ def test_random_numbers_depend_on_the_key_alone(hostile):
     assert drawn(keys[::-1], 4) == first
 
 
+def test_tools_share_processes_and_no_random_numbers(hostile):
+    """Requests without an environment share processes, but none in which one has failed."""
+    calls = [("draw", {}), ("process", {})]
+
+    def called(pool, samples):
+        for sample in samples:
+            pool.reset((sample,), "e", {})
+        outcomes(pool, len(samples))
+        for sample in samples:
+            pool.call((sample,), calls)
+        found = sorted(outcomes(pool, len(samples)).items())
+        return [[answer.value for answer in outcome.answers] for _, outcome in found]
+
+    with pool_of(hostile, "draw", "process", "fault", environment=None, workers=2) as pool:
+        first = called(pool, range(8))
+        assert len({process for _, process in first}) <= 2
+        assert len({number for number, _ in first}) == 8
+        pool.call((0,), calls)
+        again, process = (answer.value for answer in outcomes(pool, 1)[0,].answers)
+        assert again not in {number for number, _ in first}
+        assert ask(pool, (0,), "raise")[0].failure
+        pool.call((0,), calls)
+        assert outcomes(pool, 1)[0,].answers[1].value != process
+    with pool_of(hostile, "draw", "process", environment=None, workers=1) as pool:
+        backwards = called(pool, range(7, -1, -1))
+    assert [number for number, _ in backwards] == [number for number, _ in first]
+
+
 @pytest.mark.parametrize("environment", ["Counter", None])
 def test_faults_cost_their_call(hostile, environment):
     """With the process the state of an environment goes, and nothing else; what went well stays."""
@@ -216,7 +244,7 @@ def test_long_answers_are_cut_in_the_middle(hostile):
 
 def test_nothing_is_left_behind(hostile):
     """Neither children of a tool, nor its temporary files."""
-    with pool_of(hostile, "fault", "process", environment=None) as pool:
+    with pool_of(hostile, "process") as pool:
         pool.reset((0,), "e", {})
         outcomes(pool, 1)
         file = Path(ask(pool, (0,), "write")[0].value)
