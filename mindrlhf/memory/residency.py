@@ -103,7 +103,7 @@ class Residency:
 
     def disturbs(self, phase: str, roles: Collection[str]) -> bool:
         """Test that a phase changes one of these roles, or may put it away."""
-        needs = PHASES[phase].needs
+        needs = PHASES[phase]
         disturbed = {*needs.writes, *needs.parts, *(self._moving if needs.roles else ())}
         return not disturbed.isdisjoint(roles)
 

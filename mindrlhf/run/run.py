@@ -100,7 +100,7 @@ class Run:
 
     def _enter(self, phase: str) -> None:
         """Prepare memory for a phase, once a checkpoint does not need it any more."""
-        if self.residency.disturbs(phase, PHASES["save_checkpoint"].needs.roles):
+        if self.residency.disturbs(phase, PHASES["save_checkpoint"].roles):
             self._store.settle()
         self.residency.enter(phase)
 

@@ -240,13 +240,13 @@ def test_without_swap_only_scratch_memory_comes_and_goes(tmp_path):
 def test_phases_that_disturb_what_is_read_elsewhere():
     """Without swap those that change the weights; with swap all that move anything."""
     still, moving = (Residency(lambda parameters: None, moving_roles(swap, "CPU")) for swap in (False, True))
-    saved = PHASES["save_checkpoint"].needs.roles
+    saved = PHASES["save_checkpoint"].roles
     disturbing = {phase for phase in PHASES if still.disturbs(phase, saved)}
     assert disturbing == {"update_actor", "update_critic", "sync_ref", "load_checkpoint"}
     assert {phase for phase in PHASES if moving.disturbs(phase, saved)} == {
-        phase for phase in PHASES if PHASES[phase].needs.roles
+        phase for phase in PHASES if PHASES[phase].roles
     }
-    assert {"gen", "update_actor"} <= {phase for phase in PHASES if PHASES[phase].needs.roles}
+    assert {"gen", "update_actor"} <= {phase for phase in PHASES if PHASES[phase].roles}
 
 
 def test_without_swap_everything_stays_on_a_device(tmp_path):
