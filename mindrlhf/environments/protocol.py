@@ -11,7 +11,7 @@ from typing import Any
 import pydantic
 
 from mindrlhf.errors import UserError, refuse
-from mindrlhf.user_functions import is_user_function, load_function, nearest
+from mindrlhf.user_functions import hint, is_user_function, load_function
 
 _PLACE = "mindrlhf.environments.ready"
 READY = {
@@ -47,7 +47,7 @@ def load(what: str, name: str) -> Any:
     target = READY.get(name, name)
     if not is_user_function(target):
         known = f"give one of {', '.join(READY)}, or path/file.py:name"
-        raise UserError(f"{what} {name!r} is not known{nearest(name, READY)}; {known}.")
+        raise UserError(f"{what} {name!r} is not known{hint(name, READY)}; {known}.")
     return load_function(what, target)
 
 
