@@ -6,6 +6,7 @@ from pathlib import Path
 
 from mindrlhf.data.tasks import arithmetic, countdown, get_task, multiplication
 from mindrlhf.data.tokenizer import train_tokenizer
+from mindrlhf.environments.ready import games
 from mindrlhf.errors import refuse
 from mindrlhf.files.atomic import atomic_files
 
@@ -14,7 +15,7 @@ DEMONSTRATIONS = {"arithmetic": arithmetic.demonstrations, "countdown": countdow
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--task", choices=("arithmetic", "countdown", "multiplication"), default="arithmetic")
+    add("--task", choices=("arithmetic", "countdown", "multiplication", *games.GAMES), default="arithmetic")
     add("--output_dir", required=True, help="folder for train.jsonl, test.jsonl and tokenizer files")
     add("--train_size", type=int, default=4000, help="problems in train.jsonl (default 4000)")
     add("--test_size", type=int, default=400, help="held-out problems in test.jsonl (default 400)")
@@ -32,11 +33,11 @@ def run(args: argparse.Namespace) -> None:
     """Write the files and print their names."""
     _validate(args)
     generate, special = {
-        "arithmetic": (arithmetic.generate, (args.operations, args.two_step_share)),
-        "countdown": (countdown.generate, (args.operands,)),
-        "multiplication": (multiplication.generate, ()),
-    }[args.task]
-    rows = generate(args.train_size + args.test_size, args.seed, args.max_number, *special)
+        "arithmetic": (arithmetic.generate, (args.max_number, args.operations, args.two_step_share)),
+        "countdown": (countdown.generate, (args.max_number, args.operands)),
+        "multiplication": (multiplication.generate, (args.max_number,)),
+    }.get(args.task, (games.generate, (args.task,)))
+    rows = generate(args.train_size + args.test_size, args.seed, *special)
     splits = {"train.jsonl": rows[: args.train_size], "test.jsonl": rows[args.train_size :]}
     if args.careless_share:
         demonstrate = DEMONSTRATIONS[args.task]
@@ -46,7 +47,7 @@ def run(args: argparse.Namespace) -> None:
         for name, part in splits.items():
             (stage / name).write_text("".join(json.dumps(row) + "\n" for row in part), encoding="utf-8")
         if args.tokenizer_vocab_size is not None:
-            task = get_task(args.task)
+            task = get_task("game" if args.task in games.GAMES else args.task)
             problems = [task.parse(row) for row in splits["train.jsonl"]]
             texts = [text for problem in problems for text in (problem.question, task.instruction, problem.answer)]
             tokenizer = train_tokenizer(texts, args.tokenizer_vocab_size)

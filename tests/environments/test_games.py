@@ -5,9 +5,7 @@ import re
 
 import pytest
 
-from mindrlhf.environments.ready.games import STEPS, WORDS, Game2048, Maze, NumberGuessing, TicTacToe, Wordle
-
-GAMES = (NumberGuessing, Wordle, Maze, Game2048, TicTacToe)
+from mindrlhf.environments.ready.games import GAMES, STEPS, WORDS, Game2048, Maze, NumberGuessing, TicTacToe, Wordle
 
 
 def begun(made, seed="0"):
@@ -27,7 +25,7 @@ def moves_of(made):
     }.get(made, list(STEPS))
 
 
-@pytest.mark.parametrize("made", GAMES)
+@pytest.mark.parametrize("made", GAMES.values())
 def test_seeds_and_any_moves(made):
     """Same seed and moves, same texts; the reward is from 0 to 1, and the game ends by the limit of turns."""
     starts = set()
@@ -47,7 +45,7 @@ def test_seeds_and_any_moves(made):
     assert len(starts) > 1 or made in (NumberGuessing, Wordle)
 
 
-@pytest.mark.parametrize("made", GAMES)
+@pytest.mark.parametrize("made", GAMES.values())
 def test_openings(made):
     """The text is said once: by the row's question, or by reset; a turn without a move costs a turn."""
     game, text = begun(made, "7")

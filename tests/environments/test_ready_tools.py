@@ -10,6 +10,7 @@ from mindrlhf.environments.pool import EnvironmentPool
 from mindrlhf.environments.protocol import READY, build, load
 from mindrlhf.environments.ready.calculator import calculator
 from mindrlhf.environments.ready.code_interpreter import code_interpreter
+from mindrlhf.environments.ready.games import GAMES
 from mindrlhf.environments.ready.sqlite import sqlite
 
 SUMS = {
@@ -166,6 +167,10 @@ def test_queries_that_are_refused(query):
         sqlite(query)
     assert type(caught.value).__module__ == "sqlite3"
     assert sqlite("SELECT count(*) FROM items") == before
+
+
+def test_every_game_has_a_name():
+    assert {load("environment", name) for name in GAMES} == set(GAMES.values())
 
 
 @pytest.mark.parametrize("name", READY)

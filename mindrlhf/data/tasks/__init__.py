@@ -7,14 +7,14 @@ from mindrlhf.data.source import SourceRow
 from mindrlhf.data.tasks.arithmetic import ARITHMETIC
 from mindrlhf.data.tasks.conversation import conversation_key
 from mindrlhf.data.tasks.countdown import COUNTDOWN
-from mindrlhf.data.tasks.fields import FIELDS, mapped
+from mindrlhf.data.tasks.fields import FIELDS, GAME, mapped
 from mindrlhf.data.tasks.gsm8k import GSM8K
 from mindrlhf.data.tasks.multiplication import MULTIPLICATION
 from mindrlhf.data.tasks.task import Task, TaskRow
 from mindrlhf.data.tasks.verl import VERL
 from mindrlhf.errors import UserError
 
-TASKS = {task.name: task for task in (GSM8K, COUNTDOWN, ARITHMETIC, MULTIPLICATION, FIELDS, VERL)}
+TASKS = {task.name: task for task in (GSM8K, COUNTDOWN, ARITHMETIC, MULTIPLICATION, GAME, FIELDS, VERL)}
 
 
 def get_task(name: str) -> Task:
@@ -27,8 +27,8 @@ def get_task(name: str) -> Task:
 def parse_rows(rows: Sequence[SourceRow], name: str | None, fields: Sequence[str] = ()) -> tuple[Task, list[TaskRow]]:
     """Parse the rows of files by their task.
 
-    name: of the task; None decides by the first row: verl's columns, a conversation or a ground truth that `fields`
-    names (see `mapped`), else GSM8K. UserError, with its place, for a malformed row.
+    name: of the task; None decides by the first row: verl's columns, a game's environment and seed, a conversation or a
+    ground truth that `fields` names (see `mapped`), else GSM8K. UserError, with its place, for a malformed row.
     """
     task = mapped(_task_of(rows[0].values, fields) if name is None else get_task(name), fields)
     parsed = []
@@ -44,5 +44,7 @@ def _task_of(row: Mapping[str, Any], fields: Sequence[str]) -> Task:
     if "prompt" in row and {"data_source", "reward_model"} & set(row):
         return VERL
     theirs = dict(pair.partition("=")[::2] for pair in fields)
+    if {"question", "environment", "seed"} <= set(row):
+        return GAME
     own = "ground_truth" in theirs or conversation_key(row) or isinstance(row.get(theirs.get("question")), list)
     return FIELDS if own else GSM8K

@@ -67,4 +67,5 @@ def _at(row: Mapping[str, Any], path: tuple[str, ...]) -> Any:
     return value
 
 
+GAME = Task(name="game", instruction="", reward="environment", parse=parse)
 FIELDS = Task(name="fields", instruction="", reward="math", parse=parse)

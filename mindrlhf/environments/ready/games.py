@@ -238,3 +238,18 @@ def _slid(row: Sequence[int]) -> list[int]:
         else:
             tiles.append(tile)
     return tiles + [0] * (len(row) - len(tiles))
+
+
+GAMES = {
+    "number_guessing": NumberGuessing,
+    "wordle": Wordle,
+    "maze": Maze,
+    "game_2048": Game2048,
+    "tic_tac_toe": TicTacToe,
+}
+
+
+def generate(count: int, seed: int, name: str) -> list[dict[str, str]]:
+    """Generate `count` games as source rows `{question, environment, seed}` of the task `game`."""
+    seeds = [f"{seed} {number}" for number in range(count)]
+    return [{"question": GAMES[name]().reset(each), "environment": name, "seed": each} for each in seeds]
