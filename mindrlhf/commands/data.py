@@ -2,7 +2,6 @@
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from mindrlhf.checkpoint.open import open_tokenizer
 from mindrlhf.commands.train import add_model_arguments
@@ -10,7 +9,6 @@ from mindrlhf.data.convert_problems import TRUNCATIONS, convert, convert_to_verl
 from mindrlhf.data.source import PARQUET
 from mindrlhf.data.tasks import TASKS
 from mindrlhf.data.templates import NAMES
-from mindrlhf.environments.pool import EnvironmentPool
 from mindrlhf.errors import UserError
 
 
@@ -33,9 +31,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seq_length", type=int, help="tokens of prompt, answer and end token (default: what the longest row needs)")
     longer = "for longer prompts: stop, cut the beginning, cut the end, or drop the row (default error)"
     add("--truncation", choices=TRUNCATIONS, default="error", help=longer)
-    listed = "tools that the prompts list, as rollout.tools names them; the tokenizer needs a chat template"
-    add("--tools", nargs="+", default=(), metavar="NAME", help=listed)
-    add("--environment", help="environment whose tools the prompts list, as rollout.environment names it")
     add("--pad_token_id", type=int, help="padding id (default: the tokenizer's)")
 
 
@@ -52,12 +47,5 @@ def run(args: argparse.Namespace) -> None:
     if args.tokenizer_path and (args.vocab_path or args.merges_file_path):
         raise UserError("which tokenizer: give --vocab_path and --merges_file_path, or --tokenizer_path alone.")
     same = ("template", "system_prompt", "max_prompt_length", "seq_length", "truncation", "pad_token_id", "fields")
-    named = {name: getattr(args, name) for name in same} | {"tools": _schemas(args)}
+    named = {name: getattr(args, name) for name in same}
     print(convert(args.file_path, output, open_tokenizer(args, None), task=args.dataset_type, **named))
-
-
-def _schemas(args: argparse.Namespace) -> list[dict[str, Any]]:
-    if not (args.tools or args.environment):
-        return []
-    with EnvironmentPool({"": args.environment or ""}, args.tools) as pool:
-        return pool.schemas[""]

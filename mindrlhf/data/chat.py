@@ -23,13 +23,13 @@ Conversation = tuple[Any, str]
 
 
 def render_conversations(
-    conversations: Sequence[Conversation], chat_template: str | None, chat: Chat = DEFAULT.chat, **variables: Any
+    conversations: Sequence[Conversation], chat_template: str | None, chat: Chat = DEFAULT.chat, **tokens: str
 ) -> list[str]:
     """Render each conversation up to where the model answers its last message.
 
     chat_template: jinja2 in HF's dialect, run in a process with limits on time and memory; None is the markup of
-    `chat`. variables: further ones of a template, such as `eos_token` and `tools`. UserError for malformed messages,
-    and when the template fails or does not end.
+    `chat`. tokens: further variables of a template, such as `eos_token`. UserError for malformed messages, and when the
+    template fails or does not end.
     """
     for messages, where in conversations:
         try:
@@ -38,7 +38,7 @@ def render_conversations(
             raise UserError(f"{where}: {error}.") from None
     if chat_template is None or not conversations:
         return [chat.conversation((turn["role"], turn["content"]) for turn in each) for each, _ in conversations]
-    with closing(Renderer(chat_template, variables)) as render:
+    with closing(Renderer(chat_template, tokens)) as render:
         texts = []
         for start in range(0, len(conversations), PER_REQUEST):
             part = conversations[start : start + PER_REQUEST]
@@ -49,13 +49,10 @@ def render_conversations(
     return texts
 
 
-def write_prompts(
-    prompts: Sequence[Conversation], tokenizer: Tokenizer, tools: Sequence[Mapping[str, Any]] = ()
-) -> list[str]:
+def write_prompts(prompts: Sequence[Conversation], tokenizer: Tokenizer) -> list[str]:
     """Render conversations as a tokenizer's model knows them; a text stays as it is.
 
-    tools: schemas that the chat template lists. UserError, too, for a tokenizer that has neither a chat template nor a
-    family's chat tokens.
+    UserError, too, for a tokenizer that has neither a chat template nor a family's chat tokens.
     """
     conversations = [each for each in prompts if not isinstance(each[0], str)]
     chat = family_chat(tokenizer)
@@ -64,8 +61,8 @@ def write_prompts(
             f"{conversations[0][1]}: the tokenizer has no chat template and no {DEFAULT.chat.before} to write messages "
             "with; give the prompt as text."
         )
-    variables = token_variables(tokenizer) | ({"tools": list(tools)} if tools else {})
-    written = iter(render_conversations(conversations, tokenizer.chat_template, chat or DEFAULT.chat, **variables))
+    tokens = token_variables(tokenizer)
+    written = iter(render_conversations(conversations, tokenizer.chat_template, chat or DEFAULT.chat, **tokens))
     return [prompt if isinstance(prompt, str) else next(written) for prompt, _ in prompts]
 
 

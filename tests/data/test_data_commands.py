@@ -10,7 +10,6 @@ import pytest
 from mindrlhf.data.mindrecord import read_pairs, read_prompts
 from mindrlhf.data.tasks import countdown
 from mindrlhf.data.tokenizer import Tokenizer
-from mindrlhf.environments.ready.games import GAMES
 from mindrlhf.errors import UserError
 
 
@@ -69,56 +68,6 @@ def test_synthesize_countdown(run_command, tmp_path):
     assert len({(tuple(sorted(row["nums"])), row["target"]) for row in rows}) == 40
     assert {len(row["nums"]) for row in rows} == {2, 3}
     assert sorted(file.name for file in tmp_path.iterdir()) == ["test.jsonl", "train.jsonl"]
-
-
-@pytest.mark.parametrize("game", GAMES)
-def test_synthesize_a_game(run_command, tmp_path, game):
-    """Rows begin the games that their seeds begin, and need no flag of `data`."""
-    run_command(
-        *("synthesize", "--task", game, "--output_dir", tmp_path, "--train_size", 9, "--test_size", 3),
-        *("--tokenizer_vocab_size", 400),
-    )
-    rows = load(tmp_path / "train.jsonl") + load(tmp_path / "test.jsonl")
-    assert len({row["seed"] for row in rows}) == 12
-    for row in rows:
-        assert GAMES[game]().reset(**row) is None
-        assert row["environment"] == game
-        assert GAMES[game]().reset(seed=row["seed"]) == row["question"]
-    output = tmp_path / "a.mindrecord"
-    file = tmp_path / "train.jsonl"
-    run_command("data", "--tokenizer_path", tmp_path, "--file_path", file, "--output_path", output)
-    prompt = read_prompts(output)[0]
-    assert {**prompt.fields} == {"task": "game", **rows[0]}
-
-
-CHAT = (
-    "{% for tool in tools or [] %}{{ tool.function.name }}{{ tool.function.parameters.required | tojson }} {% endfor %}"
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-
-
-def test_prompts_list_tools(quick, run_command, tmp_path):
-    """By the tokenizer's chat template, and by nothing else."""
-    (tmp_path / "mine.py").write_text(
-        "class Count:\n    def add(self, number: int) -> int:\n        'Add a number.'\n        return number\n"
-    )
-    output = tmp_path / "a.mindrecord"
-    same = ("data", "--tokenizer_path", quick, "--file_path", quick / "train.jsonl", "--output_path", output)
-    with pytest.raises(UserError, match=r"--tools: .* this one has none"):
-        run_command(*same, "--tools", "calculator")
-    config = json.loads((quick / "tokenizer_config.json").read_text())
-    (quick / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": CHAT}))
-    with pytest.raises(UserError, match=r"--tools: .* here is --template plain"):
-        run_command(*same, "--tools", "calculator", "--template", "plain")
-    with pytest.raises(UserError, match="tool 'calculater' is not known"):
-        run_command(*same, "--tools", "calculater")
-    run_command(*same, "--tools", "calculator", "--environment", f"{tmp_path / 'mine.py'}:Count")
-    prompt = read_prompts(output)[0]
-    text = Tokenizer.from_path(quick).decode(prompt.token_ids)
-    question = prompt.fields["question"]
-    assert text.startswith(f'add["number"] calculator["expression"] <|im_start|>user\n{question}')
-    assert text.endswith("<|im_end|>\n<|im_start|>assistant\n")
 
 
 def test_the_tokenizer_knows_the_tasks_instruction(run_command, tmp_path):
