@@ -185,7 +185,7 @@ def test_a_lost_environment_ends_its_conversation_alone(hostile, template, token
     def policy(row, texts):
         return call("fault", kind=faults[row]) if len(texts) == 1 else call("add", number=4) if len(texts) == 2 else "."
 
-    with EnvironmentPool({"": f"{hostile}:Counter"}, timeout_s=1.0) as pool:
+    with EnvironmentPool({"": f"{hostile}:Counter"}, timeout_s=3.0) as pool:
         partner = partner_of(pool, template, tokenizer)
         heard, _ = talk(partner, template, tokenizer, prompts({}), len(faults), policy)
         statistics = partner.statistics

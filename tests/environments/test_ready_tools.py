@@ -122,13 +122,13 @@ def test_the_kernel_refuses_too(tmp_path):
 
 def test_limits_of_the_pool_hold_in_the_sandbox():
     programs = {
-        "while True: pass": "it took longer than 2 s",
-        "import time\ntime.sleep(1000)": "it took longer than 2 s",
+        "while True: pass": "it took longer than 3 s",
+        "import time\ntime.sleep(1000)": "it took longer than 3 s",
         "len(bytearray(1 << 32))": "MemoryError",
         "print('x' * (1 << 26))": "xxx",
         "1 + 1": "2",
     }
-    with EnvironmentPool({"": ""}, ["python"], timeout_s=2.0, memory_mb=512, max_output=2000) as pool:
+    with EnvironmentPool({"": ""}, ["python"], timeout_s=3.0, memory_mb=512, max_output=2000) as pool:
         pool.reset((0,), "", {})
         pool.collect(wait_for_one=True)
         pool.call((0,), [("code_interpreter", {"code": code}) for code in programs])
