@@ -1,8 +1,8 @@
 """Training checkpoints on disk: one folder per step, complete or absent.
 
 Every rank writes its parts, and a manifest of them, into one hidden temporary folder on a disk that all ranks see; rank
-0 waits for all of them, writes the manifest, renames the folder, and only then turns the pointers and removes old
-checkpoints.
+0 waits for all of them, writes the manifest, renames the folder, turns the pointers, and only then, alongside the
+training, removes old checkpoints.
 """
 
 import hashlib
@@ -64,8 +64,8 @@ class CheckpointStore:
         """Write the checkpoint of a step, replacing one of the same step.
 
         Returns when this rank's files are written, and on rank 0 when the checkpoint is complete; with `asynchronous`
-        at once, and the arrays may change after `settle`. best: it is the best one so far. Raises `UserError` when
-        writing fails.
+        at once, and the arrays may change after `settle`. An older checkpoint that is to go leaves in a thread. best:
+        it is the best one so far. Raises `UserError` when writing fails.
         """
         self.wait()
         groups = {}
@@ -73,12 +73,12 @@ class CheckpointStore:
             mine = {name: group.shards[name] for name in group.layout.writers[self._rank]}
             groups[kind] = ShardGroup(group.layout, mine)
         mine, snapshot = replace(state, groups=groups), Snapshot(groups)
-        if not self._asynchronous:
+        if self._asynchronous:
+            self._snapshot = snapshot
+            self._begin(partial(self._write, mine, snapshot, best), self._remove_old)
+        else:
             self._write(mine, snapshot, best)
-            return
-        self._snapshot = snapshot
-        self._thread = threading.Thread(target=self._try, args=(mine, snapshot, best), daemon=True)
-        self._thread.start()
+            self._begin(self._remove_old)
 
     def settle(self) -> None:
         """Copy the last `save`'s arrays that are not written yet; all may change then."""
@@ -106,9 +106,15 @@ class CheckpointStore:
             left = f"{whole.name} is whole, and --resume_training auto continues from it"
         return UserError(f"{str(error).rstrip('.')} ({left}).")
 
-    def _try(self, state: TrainingState, snapshot: Snapshot, best: bool) -> None:
+    def _begin(self, *jobs: Callable[[], None]) -> None:
+        """Do jobs in a thread, one after the other."""
+        self._thread = threading.Thread(target=self._try, args=jobs, daemon=True)
+        self._thread.start()
+
+    def _try(self, *jobs: Callable[[], None]) -> None:
         try:
-            self._write(state, snapshot, best)
+            for job in jobs:
+                job()
         except BaseException as error:
             self._failure = error
 
@@ -123,7 +129,6 @@ class CheckpointStore:
                 if best:
                     self._point(BEST, target)
                     self.best_step = state.step
-                self._remove_old()
         except BaseException as error:
             self._discard(temporary)
             known = explained(error, target, temporary) if isinstance(error, OSError) else error
@@ -185,7 +190,8 @@ class CheckpointStore:
             temporary.write_text(f"{target.name}\n{describe(target / MANIFEST_FILE).sha256}\n", encoding="utf-8")
 
     def _remove_old(self) -> None:
-        if self._keep is None:
+        """Remove checkpoints beyond the newest and the best, on rank 0."""
+        if self._rank or self._keep is None:
             return
         for old in [path for path in step_folders(self.folder) if step_of(path) != self.best_step][self._keep :]:
             remove_folder(old)

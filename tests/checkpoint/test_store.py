@@ -192,12 +192,43 @@ def test_the_newest_and_the_best_stay(tmp_path):
     (store,) = stores(tmp_path, keep=2)
     for step in range(1, 7):
         store.save(states(step)[0], best=step in (1, 3))
+        store.wait()
         assert locate(tmp_path)[0] == locate(tmp_path / "latest")[0] == tmp_path / f"step_{step:06d}"
     assert names(tmp_path) == ["best", "latest", "step_000003", "step_000005", "step_000006"]
     assert_holds(locate(tmp_path / "best")[0], 3)
     (resumed,) = stores(tmp_path, keep=1, best_step=3)
-    resumed.save(states(7)[0])
+    save_and_wait(resumed, states(7)[0])
     assert names(tmp_path) == ["best", "latest", "step_000003", "step_000007"]
+
+
+def test_nobody_waits_until_the_oldest_is_removed(tmp_path, monkeypatch):
+    """Its pages take longer to free than a small checkpoint to write; the next save waits for it."""
+    go, gone, remove = threading.Event(), [], store_module.remove_folder
+    monkeypatch.setattr(store_module, "remove_folder", lambda path: (go.wait(10), remove(path), gone.append(path.name)))
+    (store,) = stores(tmp_path, keep=1)
+    store.save(states(1)[0])
+    store.save(states(2)[0])
+    assert gone == []
+    assert_holds(locate(tmp_path / "latest")[0], 2)
+    go.set()
+    store.save(states(3)[0])
+    assert gone[0] == "step_000001"
+    store.wait()
+    assert gone == ["step_000001", "step_000002"]
+    assert names(tmp_path) == ["latest", "step_000003"]
+
+
+def test_an_old_one_that_cannot_be_removed_is_reported(tmp_path, monkeypatch):
+    def fails(path):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    (store,) = stores(tmp_path, keep=1)
+    store.save(states(1)[0])
+    monkeypatch.setattr(store_module, "remove_folder", fails)
+    store.save(states(2)[0])
+    with pytest.raises(PermissionError, match="step_000001"):
+        store.wait()
+    assert_holds(tmp_path / "step_000002", 2)
 
 
 def test_without_a_limit_all_stay(tmp_path):
