@@ -34,7 +34,7 @@ class SamplingSettings(Settings):
     max_new_tokens: int = Field(256, ge=1)
     """Most tokens of a response (verl data.max_response_length, TRL max_completion_length)."""
     min_new_tokens: int = Field(0, ge=0)
-    """Stop tokens cannot be drawn before this many tokens."""
+    """Stop tokens cannot be drawn before this many tokens of a response."""
     temperature: Float32 = Field(1.0, ge=0.0)
     """Logits are divided by it; 0 is greedy."""
     top_k: int = Field(0, ge=0)
@@ -58,6 +58,26 @@ class RolloutSettings(SamplingSettings):
     """Sequences decoded at once on one data-parallel rank (verl rollout.max_num_seqs)."""
     verify_weights: bool = False
     """Compare checksums of the weights that generate with the trained ones after each reshard."""
+    environment: str | dict[str, str] | None = None
+    """Environment of each conversation, `file.py:Class` or a ready one; of several by name, the rows' field
+    `environment` chooses (TRL environment_factory)."""
+    tools: Texts = ()
+    """Functions that the policy may call, `file.py:function` or ready ones (TRL tools)."""
+    tool_format: str = "hermes"
+    """Way to write calls of tools: hermes, retool, python_block, or `file.py:Class`."""
+    max_turns: int = Field(8, ge=1)
+    """Most turns of the policy in a conversation (TRL max_tool_calling_iterations)."""
+    tool_timeout_s: float = Field(10.0, gt=0.0)
+    """Seconds that a call of a tool or an environment may take."""
+    tool_workers: int = Field(32, ge=1, le=1024)
+    """Calls at a time on each rank that scores."""
+    tool_memory_mb: int = Field(1024, ge=1)
+    """Memory of a conversation's process, in MiB, in addition to what it has at its beginning."""
+
+    @property
+    def converses(self) -> bool:
+        """True for conversations of several turns."""
+        return bool(self.environment or self.tools)
 
 
 class ValidationSettings(SamplingSettings):
@@ -75,6 +95,8 @@ class ValidationSettings(SamplingSettings):
     """Number of first problems to take; null takes all (verl data.val_max_samples)."""
     reward: str | None = None
     """Reward function that gives 1 to what is right; null is the one of the dataset's task."""
+    environment: bool = True
+    """Let answers have the environment and the tools of rollout, if there are any."""
 
     def completed(self, rollout: RolloutSettings) -> "ValidationSettings":
         """Fill in rollout settings for absent values."""

@@ -13,6 +13,7 @@ from mindrlhf.metrics.progress import Progress
 from mindrlhf.rewards.runner import RewardRunner
 from mindrlhf.roles.part import ModelPart
 from mindrlhf.rollout.engine import Engine
+from mindrlhf.rollout.partner import Partner
 from mindrlhf.types import Prompt
 
 # Rollouts of training and answers to a held-out problem of the same number and step do not share random numbers.
@@ -44,11 +45,16 @@ class Validation:
 
 
 def open_validation(
-    job: Job, generator: ModelPart, problems: list[Prompt], total: int, stack: ExitStack
+    job: Job,
+    generator: ModelPart,
+    problems: list[Prompt],
+    total: int,
+    stack: ExitStack,
+    partner: Partner | None = None,
 ) -> Validation | None:
     """Make the evaluation of held-out problems, divided by replicas; None without problems.
 
-    total: steps of the run. Objects to close go on `stack`.
+    total: steps of the run. Objects to close go on `stack`. partner: of the rollouts' conversations.
     """
     if not problems:
         return None
@@ -71,6 +77,7 @@ def open_validation(
         decode=lambda ids: job.tokenizer.decode(list(ids), skip_special_tokens=True),
         gather=lambda own: [answer for part in collectives.all_gather_object(own) for answer in part],
         progress=Progress(config.trainer.progress and rank == 0),
+        partner=partner if sampling.environment else None,
     )
     folder = job.output / VALIDATION_FOLDER if rank == 0 else None
     return Validation(evaluator, config.trainer.test_freq, total, folder)

@@ -4,6 +4,7 @@ from contextlib import ExitStack
 
 from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.backend.process.launch import World
+from mindrlhf.environments.open import open_partner
 from mindrlhf.evaluation.validation import open_validation
 from mindrlhf.job import Job
 from mindrlhf.parallel.partition import Partition
@@ -27,6 +28,7 @@ def build(job: Job, world: World, stack: ExitStack, signals: StopSignals) -> GRP
     collectives = Collectives(world)
     checkpoint = continued_checkpoint(job, data, collectives)
     rewards = open_rewards(job, data, collectives, stack)
+    partner = None if data.recorded else open_partner(job, collectives, stack)
     preflight(job, collectives, [] if data.recorded else data.prompts, rewards)
     use_compile_cache(job, world, stack)
     run = Run(job, data, collectives, checkpoint, signals)
@@ -34,9 +36,9 @@ def build(job: Job, world: World, stack: ExitStack, signals: StopSignals) -> GRP
     credit = Credit(job.config, parts.policy.data_parallel)
     generate, sampling, validation = None, None, None
     if parts.generator:
-        generate = Rollouts(job, data.longest_prompt, parts.generator, rewards, run)
+        generate = Rollouts(job, data.longest_prompt, parts.generator, rewards, run, partner)
         sampling = StepSampling(job.config)
-        validation = open_validation(job, parts.generator, data.problems, data.total_steps, stack)
+        validation = open_validation(job, parts.generator, data.problems, data.total_steps, stack, partner)
         if validation:
             run.residency.add(VALIDATION_CACHE, validation.evaluator.engine.cache.parameters, zeros=True)
     run.begin(parts, {"stream": data.stream, "kl": credit.kl}, {"surplus": sampling}, stack)

@@ -200,7 +200,7 @@ def test_whatever_a_file_holds_it_loads_or_is_refused_in_one_line(tmp_path, cont
 
 
 # Settings that no graph takes: seconds and GiB.
-ON_THE_HOST = ("reward.timeout_s", "trainer.max_host_memory_gb")
+ON_THE_HOST = ("reward.timeout_s", "rollout.tool_timeout_s", "trainer.max_host_memory_gb")
 
 
 def numbers(group, prefix=""):

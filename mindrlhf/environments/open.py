@@ -1,0 +1,46 @@
+"""Opening of a training job's environments and tools."""
+
+from contextlib import ExitStack
+
+from mindrlhf.backend.comm.collectives import Collectives
+from mindrlhf.configs.grpo import RolloutSettings
+from mindrlhf.data.tokenizer import Tokenizer
+from mindrlhf.data.tool_formats import load_tool_format
+from mindrlhf.data.turns import TurnTemplate
+from mindrlhf.environments.conversations import Conversations
+from mindrlhf.environments.pool import EnvironmentPool
+from mindrlhf.job import Job
+from mindrlhf.parallel.partition import Partition
+from mindrlhf.rollout.partner import Partner, SharedPartner
+
+ONLY = "environment"  # name of a single one
+
+
+def open_partner(job: Job, collectives: Collectives, stack: ExitStack) -> Partner | None:
+    """Open the partner of conversations on every rank; None without environment and tools.
+
+    It lives on the first rank of each replica. `stack` ends its processes. Raises UserError for environments, tools
+    and chat templates that are not fit.
+    """
+    settings = job.config.rollout
+    if not settings.converses:
+        return None
+    generating = Partition.of_yaml(job.infer, job.model, collectives.world.rank)
+    first = generating.first_of_replica
+    own = open_conversations(settings, job.tokenizer, job.config.seed, stack) if first else None
+    group = generating.mesh.group(collectives.world.rank, "tp")
+    return SharedPartner(own, lambda value: collectives.broadcast_object(value, group[0], group)) if group[1:] else own
+
+
+def open_conversations(settings: RolloutSettings, tokenizer: Tokenizer, seed: int, stack: ExitStack) -> Conversations:
+    """Open conversations in this process; `stack` ends their processes."""
+    template = TurnTemplate(tokenizer, tool_format=load_tool_format(settings.tool_format))
+    given = settings.environment or ""
+    environments = given if isinstance(given, dict) else {ONLY: given}
+    limits = settings.tool_workers, settings.tool_timeout_s, settings.tool_memory_mb
+    pool = stack.enter_context(EnvironmentPool(environments, settings.tools, *limits))
+
+    def text(ids):
+        return tokenizer.decode(list(ids), skip_special_tokens=True)
+
+    return Conversations(pool, template, text, seed, settings.max_turns)

@@ -1,0 +1,98 @@
+"""GRPO with environments: conversations in every step, their rewards and counts, replays, and held-out problems."""
+
+import jobs
+import numpy as np
+import pytest
+from workers import run_msrun
+
+ENVIRONMENT = '''
+class Counter:
+    """Says how long a turn was, three times; some rows begin with a word of its own."""
+
+    def reset(self, question: str, seed: str) -> str | None:
+        self.question, self.turns = question, []
+        return "ready?" if int(seed) % 2 else None
+
+    def reply(self, text: str) -> str | None:
+        self.turns.append(text)
+        return None if len(self.turns) == 3 else f"{len(text)} of {len(self.question)}"
+
+    def get_reward(self) -> float:
+        return len(self.turns) + len(set("".join(self.turns))) / 100
+'''
+SETTINGS = (
+    "rollout.max_new_tokens=64",
+    "rollout.stop_strings=[e, '3', a, '1']",
+    "algorithm.beta=0.1",
+    "optimizer.lr=1e-3",
+    "optimizer.eps=1e-5",
+    "trainer.total_steps=2",
+)
+SAME = ("actor/loss", "actor/kl_loss", "actor/grad_norm", "actor/entropy", "critic/rewards/mean")
+
+
+def settings(folder) -> tuple[str, ...]:
+    functions = f"reward.functions=[{{name: environment}}, {{name: '{folder}/reward.py:variety', weight: 0.1}}]"
+    return *SETTINGS, functions, f"rollout.environment={folder}/counter.py:Counter"
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory) -> jobs.Task:
+    task = jobs.make_task(tmp_path_factory.mktemp("task"))
+    (task.folder / "counter.py").write_text(ENVIRONMENT)
+    return task
+
+
+@pytest.fixture(scope="module")
+def first(task, tmp_path_factory) -> jobs.Run:
+    folder = tmp_path_factory.mktemp("first")
+    problems = f"data.val_dataset={task.folder}/test.mindrecord"
+    held_out = (problems, "trainer.test_freq=1", "trainer.val_before_train=False", "validation.reward=environment")
+    result = jobs.start(task.train(folder, *settings(task.folder), *held_out))
+    assert result.returncode == 0, result.stderr
+    return jobs.Run(folder)
+
+
+def test_a_run_with_an_environment(first):
+    rollouts = [one for _, step in first.rollouts for e in step for one in e.group.rollouts]
+    rewards = np.concatenate([e.rewards_by_function["environment"] for _, step in first.rollouts for e in step])
+    # A turn of its own at the end, or one that was cut off.
+    turns = [np.count_nonzero(np.diff(one.sampled.astype(int), prepend=0) > 0) for one in rollouts]
+    assert max(turns) == 3
+    assert all(reward // 1 in (count, count - 1) for reward, count in zip(rewards, turns, strict=True))
+    assert {one.finish_reason for one in rollouts} >= {"stop", "length"}
+    for row in first.metrics:
+        assert row["rollout_corr/log_prob_diff/max"] < 1e-4
+        assert 1 < row["conversation/turns"] <= 3
+        assert row["conversation/user_tokens"] > 1
+        assert row["tools/failure_frequency"] == row["conversation/lost"] == 0
+        assert row["reward/environment/mean"] > 1
+        assert row["conversation/tool_tokens"] == 0
+        (right,) = (row[name] for name in row if name.startswith("val-core/"))
+        assert right == 0  # nothing is worth 1, but the environment has given a reward
+        assert row["val-aux/arithmetic/response_length/mean"] > 3
+
+
+def test_a_replay_of_conversations_gives_the_same_update(task, first, tmp_path):
+    replay = {"replay": first.folder / "rollouts.mindrecord", "mind_dataset_dir": None, "save_data_file": None}
+    result = jobs.start(task.train(tmp_path, *settings(task.folder), **replay))
+    assert result.returncode == 0, result.stderr
+    replayed = jobs.Run(tmp_path)
+    for name in SAME:
+        assert replayed.column(name).tolist() == first.column(name).tolist(), name
+    for name, expected in first.weights.items():
+        assert replayed.weights[name].tobytes() == expected.tobytes(), name
+
+
+@pytest.mark.slow
+@pytest.mark.msrun
+@pytest.mark.parametrize("axis", ["data_parallel", "model_parallel"])
+def test_two_workers_have_the_same_conversations(task, first, tmp_path, axis):
+    ranks = (f"train_yaml.parallel_config.{axis}=2", f"infer_yaml.parallel_config.{axis}=2", "trainer.total_steps=1")
+    arguments = task.train(tmp_path, *settings(task.folder), *ranks)
+    result = run_msrun(2, [jobs.ONE_STAGE, *arguments[1:]])
+    assert result.returncode == 0, result.logs
+    run = jobs.Run(tmp_path)
+    assert run.responses == first.responses[: len(run.responses)]
+    for name in ("critic/rewards/mean", "conversation/turns", "tools/call_frequency"):
+        assert run.column(name)[0] == pytest.approx(first.column(name)[0], rel=1e-5)
