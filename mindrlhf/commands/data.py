@@ -9,6 +9,7 @@ from mindrlhf.data.convert_problems import TRUNCATIONS, convert, convert_to_verl
 from mindrlhf.data.source import PARQUET
 from mindrlhf.data.tasks import TASKS
 from mindrlhf.data.templates import NAMES
+from mindrlhf.environments.protocol import tool_schemas
 from mindrlhf.errors import UserError
 
 
@@ -27,6 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     default = "(default: the chat of the tokenizer's model family, or the tokenizer's own)"
     add("--template", help=f"{', '.join(NAMES)}, or a jinja2 file {default}")
     add("--system_prompt", help='system prompt in place of the template\'s own; "" for none')
+    add("--tools", nargs="+", default=(), help="tools that prompts list, as in rollout.tools")
+    add("--environment", help="environment whose tools prompts list, as in rollout.environment")
     add("--max_prompt_length", type=int, default=512, help="longest prompt in tokens (default 512)")
     add("--seq_length", type=int, help="tokens of prompt, answer and end token (default: what the longest row needs)")
     longer = "for longer prompts: stop, cut the beginning, cut the end, or drop the row (default error)"
@@ -48,4 +51,5 @@ def run(args: argparse.Namespace) -> None:
         raise UserError("which tokenizer: give --vocab_path and --merges_file_path, or --tokenizer_path alone.")
     same = ("template", "system_prompt", "max_prompt_length", "seq_length", "truncation", "pad_token_id", "fields")
     named = {name: getattr(args, name) for name in same}
-    print(convert(args.file_path, output, open_tokenizer(args, None), task=args.dataset_type, **named))
+    tools = tool_schemas(args.environment, args.tools)
+    print(convert(args.file_path, output, open_tokenizer(args, None), task=args.dataset_type, tools=tools, **named))

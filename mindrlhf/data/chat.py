@@ -23,7 +23,7 @@ Conversation = tuple[Any, str]
 
 
 def render_conversations(
-    conversations: Sequence[Conversation], chat_template: str | None, chat: Chat = DEFAULT.chat, **tokens: str
+    conversations: Sequence[Conversation], chat_template: str | None, chat: Chat = DEFAULT.chat, **tokens: Any
 ) -> list[str]:
     """Render each conversation up to where the model answers its last message.
 
@@ -49,10 +49,13 @@ def render_conversations(
     return texts
 
 
-def write_prompts(prompts: Sequence[Conversation], tokenizer: Tokenizer) -> list[str]:
+def write_prompts(
+    prompts: Sequence[Conversation], tokenizer: Tokenizer, tools: Sequence[Mapping[str, Any]] = ()
+) -> list[str]:
     """Render conversations as a tokenizer's model knows them; a text stays as it is.
 
-    UserError, too, for a tokenizer that has neither a chat template nor a family's chat tokens.
+    tools: JSON schemas of tools, for the tokenizer's own chat template. UserError, too, for a tokenizer that has
+    neither a chat template nor a family's chat tokens.
     """
     conversations = [each for each in prompts if not isinstance(each[0], str)]
     chat = family_chat(tokenizer)
@@ -61,7 +64,9 @@ def write_prompts(prompts: Sequence[Conversation], tokenizer: Tokenizer) -> list
             f"{conversations[0][1]}: the tokenizer has no chat template and no {DEFAULT.chat.before} to write messages "
             "with; give the prompt as text."
         )
-    tokens = token_variables(tokenizer)
+    tokens: dict[str, Any] = token_variables(tokenizer)
+    if tools:
+        tokens["tools"] = list(tools)
     written = iter(render_conversations(conversations, tokenizer.chat_template, chat or DEFAULT.chat, **tokens))
     return [prompt if isinstance(prompt, str) else next(written) for prompt, _ in prompts]
 

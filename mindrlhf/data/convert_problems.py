@@ -1,7 +1,7 @@
 """Conversion of source files to MindRecord: parse, render, tokenise, cut, write."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,13 +74,14 @@ def convert(
     pad_token_id: int | None = None,
     progress: bool = True,
     fields: Sequence[str] = (),
+    tools: Sequence[Mapping[str, Any]] = (),
 ) -> ConversionSummary:
     """Convert JSONL files, JSON arrays or parquet files to a MindRecord.
 
     task: its name; None chooses it by the first row (`parse_rows`). fields: see `mapped`. system_prompt: None is the
     row's, else the template's default; "" is none. max_prompt_length: tokens a prompt may have. seq_length: tokens of
     prompt, answer and end token; None takes the longest row's, rounded up to a multiple of 64. pad_token_id: None is
-    the tokenizer's.
+    the tokenizer's. tools: JSON schemas of tools that prompts list.
     truncation: treatment of a longer prompt: `error` refuses the file, naming the row; `drop` leaves the row out;
     `left` cuts the prompt's beginning, `right` its end (and with it the template's last words, as in MindRLHF). Where
     prompt and answer exceed `seq_length`, both cut the answer's end, its end token included.
@@ -90,7 +91,7 @@ def convert(
     sources = _read(source)
     chosen, rows = parse_rows(sources, task, fields)
     places = [each.where for each in sources]
-    texts = prompt_texts(rows, places, chosen.instruction, template, system_prompt, tokenizer)
+    texts = prompt_texts(rows, places, chosen.instruction, template, system_prompt, tokenizer, tools)
     pairs = _tokenise(rows, texts, tokenizer, progress)
     fitted = [_fit(*each, max_prompt_length, seq_length, truncation) for each in zip(places, pairs, strict=True)]
     kept = {index: pair for index, pair in enumerate(fitted) if pair is not None}

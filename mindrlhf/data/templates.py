@@ -4,8 +4,9 @@ A template sees these texts, of which the last two may be empty, and ends where 
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import jinja2
 import jinja2.meta
@@ -100,16 +101,21 @@ def prompt_texts(
     template: str | None,
     system: str | None,
     tokenizer: Tokenizer,
+    tools: Sequence[Mapping[str, Any]] = (),
 ) -> list[str]:
     """Render the prompt of each row.
 
     places: of the rows, for messages. instruction: the task's, below a question. template: its name or file; None is
     the chat of the tokenizer's model family, or its own chat template. system: replaces the rows' system prompts; "" is
-    none, None keeps them. UserError as the templates, and for a conversation of several turns with a template of one
-    question.
+    none, None keeps them. tools: JSON schemas of tools, which the tokenizer's own chat template lists. UserError as the
+    templates, and for a conversation of several turns with a template of one question.
     """
     chat = family_chat(tokenizer)
     markup = chat or DEFAULT.chat
+    if tools:
+        if tokenizer.chat_template is None or template not in (None, OWN):
+            raise UserError("the tokenizer's chat template lists tools; give a tokenizer with one, and no --template.")
+        template = OWN
     if template is None:
         template = OWN if chat is None and tokenizer.chat_template else markup.name
     rendering = load_template(markup.name if template == OWN else template, tokenizer.chat_template, markup)
@@ -134,4 +140,4 @@ def prompt_texts(
             )
         else:
             prompts.append((rendering.render(row.question, "", given), where))
-    return write_prompts(prompts, tokenizer)
+    return write_prompts(prompts, tokenizer, tools)

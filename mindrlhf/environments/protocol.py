@@ -3,7 +3,7 @@
 import inspect
 import re
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MethodType
 from typing import Any
@@ -49,6 +49,18 @@ def load(what: str, name: str) -> Any:
         known = f"give one of {', '.join(READY)}, or path/file.py:name"
         raise UserError(f"{what} {name!r} is not known{hint(name, READY)}; {known}.")
     return load_function(what, target)
+
+
+def load_tools(names: Sequence[str]) -> dict[str, Any]:
+    """Import functions, by the names that a model calls them."""
+    return {function.__name__: function for function in (load("tool", name) for name in names)}
+
+
+def tool_schemas(environment: str | None, tools: Sequence[str]) -> list[dict[str, Any]]:
+    """Import an environment, if any, and tools; returns schemas of all tools."""
+    if not (environment or tools):
+        return []
+    return build(load("environment", environment) if environment else None, load_tools(tools)).schemas
 
 
 def build(made: type | None, functions: Mapping[str, Callable[..., Any]]) -> Environment:

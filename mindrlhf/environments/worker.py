@@ -26,7 +26,7 @@ from typing import Any
 
 import pydantic
 
-from mindrlhf.environments.protocol import Environment, build, load
+from mindrlhf.environments.protocol import Environment, build, load, load_tools
 from mindrlhf.files.printable import shortened
 from mindrlhf.units import MIB
 from mindrlhf.workers.serving import greet, open_pipes, reason, serve
@@ -86,7 +86,7 @@ def _end(child: int | None) -> None:
 
 def _prepare(environments: Mapping[str, str], tools: Sequence[str]) -> tuple[dict[str, Environment], dict[str, Any]]:
     """Import environments (name -> file.py:Class, or "" for none) and tools."""
-    functions = {(function := load("tool", tool)).__name__: function for tool in tools}
+    functions = load_tools(tools)
     built = {
         name: build(load("environment", place) if place else None, functions) for name, place in environments.items()
     }
