@@ -1,8 +1,9 @@
 """`mindrlhf show`: prompts, responses and rewards of a step, side by side."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.panel import Panel
@@ -65,7 +66,7 @@ def _show(console: Console, group: RolloutGroupText, samples: int, full: bool) -
     for start in range(0, len(rows), beside):
         part = rows[start : start + beside]
         table = Table(*(Column(_heading(row), overflow="fold", ratio=1) for row in part), expand=True)
-        table.add_row(*(_text(row["completion"], full) for row in part))
+        table.add_row(*(_answer(row, full) for row in part))
         console.print(table)
     if len(group.samples) > len(rows):
         console.print(Text(f"{len(group.samples) - len(rows)} more answers: --samples {len(group.samples)}\n"))
@@ -82,6 +83,13 @@ def _heading(row: dict) -> Text:
     return Text(printable("\n".join(parts), keep="\n"))
 
 
-def _text(text: str, full: bool) -> Text:
+def _answer(row: Mapping[str, Any], full: bool) -> Text:
+    """Write an answer; of a conversation, what the policy did not say is dim."""
+    turns = row.get("turns") or [(True, row["completion"])]
+    room = SHOWN // len(turns)
+    return Text.assemble(*(_text(text, full, "" if drawn else "dim italic", room) for drawn, text in turns))
+
+
+def _text(text: str, full: bool, style: str = "", room: int = SHOWN) -> Text:
     """Shorten a text and escape its control characters."""
-    return Text(printable(text if full else shortened(text, SHOWN), keep="\n\t"))
+    return Text(printable(text if full else shortened(text, room), keep="\n\t"), style)

@@ -3,7 +3,8 @@
 `--save_data_file` (MindRecord) has the columns of SCHEMA, for `--replay`: `policy_step` is below `step` for a group
 that was carried over, `occurrence` is that of its prompt, `greedy_reward` NaN where nothing needed it;
 `rewards_by_function` and `fields` are JSON, `sampled` is a byte for each token. `rollouts/` (JSONL) has TEXT_KEYS, for
-people: `rewards` are unweighted, `advantage` is the mean over sampled tokens, `response_length` their number.
+people: `rewards` are unweighted, `advantage` is the mean over sampled tokens, `response_length` their number. A
+conversation has `turns` there, too: its parts in order, [true where the policy drew it, text].
 """
 
 import json
@@ -71,9 +72,17 @@ def rows_of(
             row["rewards_by_function"] = orjson.dumps(rewards).decode()  # NaN: null
             if decode:
                 row["completion"] = decode(rollout.response_ids)
+                if not rollout.sampled.all():
+                    row["turns"] = _turns(rollout, decode)
                 row["advantage"] = advantage
                 row["response_length"] = int(np.count_nonzero(rollout.sampled))
             yield row
+
+
+def _turns(rollout: Rollout, decode: Callable[[np.ndarray], str]) -> list[tuple[bool, str]]:
+    borders = np.flatnonzero(np.diff(rollout.sampled)) + 1
+    parts = np.split(rollout.response_ids, borders)
+    return [(bool(rollout.sampled[first]), decode(ids)) for first, ids in zip((0, *borders), parts, strict=True)]
 
 
 def _mean_advantages(e: Experience) -> list[float]:
@@ -84,7 +93,8 @@ def _mean_advantages(e: Experience) -> list[float]:
 
 def text_row(row: Row) -> dict[str, Any]:
     """Select the keys that people read."""
-    return {name: row[name] for name in TEXT_KEYS}
+    keys = (*TEXT_KEYS, "turns") if "turns" in row else TEXT_KEYS
+    return {name: row[name] for name in keys}
 
 
 def completed(row: dict[str, Any]) -> dict[str, Any]:

@@ -79,3 +79,15 @@ def test_what_is_not_there(run, capsys, options, message):
 def test_no_rollouts(tmp_path, capsys):
     assert cli.main(["show", str(tmp_path)]) == 2
     assert "train with trainer.save_rollouts=True" in capsys.readouterr().err
+
+
+def test_the_parts_of_a_conversation_are_set_apart(capsys, monkeypatch, tmp_path):
+    rows = rollout_rows(1, prompts=1, samples=1)
+    rows[0]["turns"] = [[True, "Let me count."], [False, "[b]it is 4"], [True, "Four" + "x" * 3000]]
+    write_text(tmp_path / "rollouts", 1, rows)
+    text = show(capsys, tmp_path)
+    assert "Let me count.[b]it is" in text
+    assert "4Fourxxx" in text
+    assert text.count("x") < 500
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "\x1b[2;3m[b]it is" in show(capsys, tmp_path, "--full")

@@ -1,6 +1,7 @@
 """Rows of responses: what is made of experiences, and experiences of them again, through a MindRecord."""
 
 from dataclasses import replace
+from itertools import chain, pairwise
 
 import numpy as np
 import pytest
@@ -145,7 +146,13 @@ def test_one_row_has_both_forms(steps):
         rows_of(*steps[0], decode=lambda ids: "+".join(map(str, ids))), rows_of(*steps[0]), strict=True
     ):
         text = text_row(row)
-        assert tuple(text) == TEXT_KEYS
+        mixed = not bare["sampled"].all()
+        assert tuple(text) == ((*TEXT_KEYS, "turns") if mixed else TEXT_KEYS)
+        if mixed:
+            parts = [[drawn] * len(part.split("+")) for drawn, part in text["turns"]]
+            assert list(chain.from_iterable(parts)) == bare["sampled"].tolist()
+            assert "+".join(part for _, part in text["turns"]) == text["completion"]
+            assert all(one != other for (one, _), (other, _) in pairwise(text["turns"]))
         for name in TEXT_KEYS[:3]:
             assert text[name] == bare[name]
         assert text["completion"] == "+".join(map(str, bare["response_ids"]))

@@ -57,11 +57,18 @@ def _run_data(run: Run) -> dict[str, Any]:
             {
                 **vars(group),
                 "prompt": shortened(group.prompt, MOST_TEXT),
-                "samples": [{**row, "completion": shortened(row["completion"], MOST_TEXT)} for row in group.samples],
+                "samples": [_shortened(row) for row in group.samples],
             }
             for group in run.groups
         ],
     }
+
+
+def _shortened(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Shorten a row's texts; all turns have the room of one completion."""
+    turns = row.get("turns") or ()
+    same = {"turns": [(drawn, shortened(text, MOST_TEXT // len(turns))) for drawn, text in turns]} if turns else {}
+    return {**row, "completion": shortened(row["completion"], MOST_TEXT), **same}
 
 
 def summary(rows: Sequence[Mapping[str, float]]) -> list[tuple[str, str]]:

@@ -31,6 +31,7 @@ class RolloutRow(Settings):
     rewards: dict[str, float | None] | None = None
     response_length: int = 0
     ground_truth: str | None = None
+    turns: list[list[bool | str]] | None = None
 
 
 @dataclass(frozen=True)

@@ -267,7 +267,8 @@
       if (row.response_length !== undefined) line.append(element("span", {}, `${row.response_length} tokens`));
       if (row.finish_reason === "length") line.append(element("span", {}, "cut off"));
       if (row.advantage !== undefined) line.append(element("span", {}, `advantage ${number(row.advantage)}`));
-      return element("div", { class: "answer" }, line, element("pre", {}, row.completion));
+      const turns = (row.turns ?? [[true, row.completion]]).map(([drawn, text]) => (drawn ? text : element("span", { class: "context" }, text)));
+      return element("div", { class: "answer" }, line, element("pre", {}, ...turns));
     });
     const ask = element("div", { class: "ask" }, facts, element("pre", {}, group.prompt));
     return element("article", { class: "group" }, ask, element("div", { class: "answers" }, ...answers));
