@@ -5,6 +5,7 @@ from typing import Any
 
 from mindrlhf.data.source import SourceRow
 from mindrlhf.data.tasks.arithmetic import ARITHMETIC
+from mindrlhf.data.tasks.calculator import CALCULATOR
 from mindrlhf.data.tasks.conversation import conversation_key
 from mindrlhf.data.tasks.countdown import COUNTDOWN
 from mindrlhf.data.tasks.fields import FIELDS, GAME, mapped
@@ -14,7 +15,7 @@ from mindrlhf.data.tasks.task import Task, TaskRow
 from mindrlhf.data.tasks.verl import VERL
 from mindrlhf.errors import UserError
 
-TASKS = {task.name: task for task in (GSM8K, COUNTDOWN, ARITHMETIC, MULTIPLICATION, GAME, FIELDS, VERL)}
+TASKS = {task.name: task for task in (GSM8K, COUNTDOWN, ARITHMETIC, MULTIPLICATION, CALCULATOR, GAME, FIELDS, VERL)}
 
 
 def get_task(name: str) -> Task:
