@@ -103,6 +103,9 @@ class ConsoleWriter:
         if "response_length/mean" in values:
             clip = values.get("response_length/clip_ratio")
             yield f"len {values['response_length/mean']:.1f}" + ("" if clip is None else f" (clip {clip:.0%})")
+        if "tools/call_frequency" in values:
+            failed = values.get("tools/failure_frequency")
+            yield f"calls {values['tools/call_frequency']:.2f}" + (f" ({failed:.0%} failed)" if failed else "")
 
     def _speed(self, step: int, values: Mapping[str, float]) -> Iterator[str]:
         whole = values.get("timing_s/step")

@@ -23,8 +23,14 @@ PANELS = (  # (title, what the y axis is, metric): of each place, the first that
         ("KL to the reference model", "nats per token", "actor/kl_loss"),
         ("Groups that all score the same", "fraction of groups", "group/zero_std_fraction"),
     ),
-    (("Response length", "tokens", "response_length/mean"),),
-    (("Entropy", "nats per token", "actor/entropy"),),
+    (
+        ("Calls of tools", "calls in a conversation", "tools/call_frequency"),
+        ("Response length", "tokens", "response_length/mean"),
+    ),
+    (
+        ("Failed calls", "fraction of calls", "tools/failure_frequency"),
+        ("Entropy", "nats per token", "actor/entropy"),
+    ),
 )
 STYLES = ("-", "--", ":")  # once all colours are taken
 
@@ -105,6 +111,7 @@ def plot_runs(
 ) -> Path:
     """Draw reward, KL, response length and entropy by step; returns `output_png`.
 
+    Of runs with tools, calls and their failures take the place of length and entropy.
     paths: `metrics.jsonl` of each run; a metric that no run has gets no panel. labels: names, by default of the
     folders. accuracy: held-out accuracy (before, after) of each run, 0 to 1, drawn as bars. UserError for a file that
     is absent or not a metrics file.

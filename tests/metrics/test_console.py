@@ -57,6 +57,14 @@ def test_what_is_only_there_at_times():
     assert line.endswith("eta 10m57s"), "199 steps of 3.3 s: the next steps do not compile"
 
 
+@pytest.mark.parametrize(
+    ("failed", "text"), [(None, "calls 1.25"), (0.0, "calls 1.25"), (0.07, "calls 1.25 (7% failed)")]
+)
+def test_calls_of_tools(failed, text):
+    (line,) = lines((12, VALUES | {"tools/call_frequency": 1.25, "tools/failure_frequency": failed}))
+    assert f"| len 23.1 (clip 2%) | {text} | gen 0.4s" in line
+
+
 def test_values_that_a_step_lacks_are_left_out_and_the_last_step_has_no_eta():
     assert lines((0, {"val-core/gsm8k/acc/mean@1": 0.5}))[0] == "step 0/200 | acc gsm8k 0.500"
     assert lines((1, {"reward/a/mean": 1.0, "reward/b/mean": 0.5}))[0] == "step 1/200 | a 1.00 b 0.50"

@@ -99,6 +99,24 @@ def test_a_rising_reward_is_drawn_rising(tmp_path):
     assert np.corrcoef(columns, -rows)[0, 1] > 0.99
 
 
+def test_calls_of_tools_are_drawn_where_there_are_any(tmp_path):
+    both = {"actor/entropy": lambda step: 1.0, "tools/failure_frequency": lambda step: None if step == 1 else 0.1}
+    plain, calls = (
+        imread(plot_runs([write_run(tmp_path / name, **more)], tmp_path / f"{name}.png"))[420:]
+        for name, more in (("plain", {}), ("calls", {"tools/call_frequency": lambda step: step / 60}))
+    )
+    wanted = np.array([0x00, 0x72, 0xB2]) / 255
+
+    def slope(image):
+        rows, columns = np.nonzero(np.abs(image[..., :3] - wanted).max(axis=-1) < 0.01)
+        return np.corrcoef(columns, -rows)[0, 1]
+
+    assert slope(plain) < -0.9, "the length falls"
+    assert slope(calls) > 0.9, "calls rise, in its place"
+    image = imread(plot_runs([write_run(tmp_path / "both", **both)], tmp_path / "both.png"))
+    assert share_of_colour(image, COLOURS[0]) > 0.005
+
+
 @pytest.mark.parametrize("steps", [1, 2])
 def test_very_short_runs_and_values_that_are_not_numbers(tmp_path, steps):
     path = write_run(
