@@ -15,8 +15,7 @@
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
-example=examples/qwen_grpo_tutorial
-models=model_configs/qwen_grpo
+source "$root/scripts/small_tasks.sh"
 tasks="arithmetic countdown" presets="grpo dr_grpo dapo gspo rloo reinforce_plus_plus ppo"
 seed=0 steps="" warm_steps="" out=out/learning_curves
 refuse() {
@@ -36,17 +35,10 @@ while (($#)); do
     shift 2
 done
 [[ $seed$steps$warm_steps =~ ^[0-9]+$ ]] || refuse "--seed, --steps and --warm_steps are whole numbers"
-for name in $tasks; do [[ $name == arithmetic || $name == countdown ]] || refuse "there is no task $name here"; done
+check_tasks $tasks
 for name in $presets; do
     [[ -f $root/mindrlhf/configs/presets/$name.yaml ]] || refuse "there is no preset $name"
 done
-
-title="the start"
-trap 'echo "learning_curves.sh: stopped at: $title" >&2' ERR
-step() {
-    title=$1
-    printf '\n[%d:%02d] %s\n' $((SECONDS / 60)) $((SECONDS % 60)) "$title"
-}
 
 # Of every run: what is not here is as published, in mindrlhf/configs/presets/NAME.yaml. Two updates a step, so that
 # ratios differ from 1 and what clips them matters.
@@ -62,42 +54,12 @@ declare -A own=(
     [dapo]="dynamic_sampling.max_rounds=3"
     [ppo]="data.prompts_per_step=128 rollout.num_generations=1 critic.optimizer.lr=1e-3 algorithm.updates_per_iteration=4"
 )
-# Of a task: its problems, the steps of its warm start and of its runs, and what is right.
-declare -A problems=(
-    [arithmetic]="--max_number 10 --careless_share 0.75"
-    [countdown]="--operands 2 --max_number 80 --careless_share 0.6"
-)
-declare -A warming=([arithmetic]=200 [countdown]=400)
-declare -A training=([arithmetic]=16 [countdown]=40)
-declare -A reward=([arithmetic]=gsm8k [countdown]=countdown)
+declare -A training=([arithmetic]=16 [countdown]=40) # steps of a task's runs
 
-cd "$root"
-mkdir -p "$out" || exit 2
-if ! command -v mindrlhf >/dev/null; then
-    step "Environment: .venv"
-    bash scripts/setup.sh
-    export PATH="$root/.venv/bin:$PATH"
-fi
-export GLOG_v="${GLOG_v:-3}" # 3: errors only
-
+open_project "$out"
 for task in $tasks; do
-    folder=$out/$task data=$out/$task/data warm=$out/$task/warm_start
-    tokenizer=(--vocab_path "$data/vocab.json" --merges_file_path "$data/merges.txt")
-    if [[ ! -f $warm/hf/config.json ]]; then
-        step "$task: problems, tokenizer and MindRecord files"
-        read -ra options <<<"${problems[$task]}"
-        mindrlhf synthesize --task "$task" "${options[@]}" --train_size 4000 --test_size 200 \
-            --tokenizer_vocab_size 512 --seed "$seed" --output_dir "$data"
-        for split in demonstrations train test; do
-            mindrlhf data "${tokenizer[@]}" --dataset_type "$task" --template plain \
-                --file_path "$data/$split.jsonl" --output_path "$data/$split.mindrecord"
-        done
-        step "$task: warm start on careless demonstrations"
-        mindrlhf sft "${tokenizer[@]}" --sft_path_train "$models/finetune_qwen2_tiny.yaml" \
-            --sft_config "$example/quickstart_sft.yaml" --mind_dataset_dir "$data/demonstrations.mindrecord" \
-            --save_ckpt_dir "$warm" --output_dir "$warm" seed="$seed" \
-            trainer.total_steps="${warm_steps:-${warming[$task]}}"
-    fi
+    folder=$out/$task
+    prepare "$task" "$seed" "$folder" 200 "$warm_steps"
     for preset in $presets; do
         run=$folder/$preset
         [[ -f $run/hf/config.json ]] && continue
@@ -105,8 +67,8 @@ for task in $tasks; do
         read -ra options <<<"${own[$preset]-} ${own[$task/$preset]-}"
         mindrlhf train --grpo_config "preset:$preset" \
             --sft_path_infer "$models/predict_qwen2_tiny.yaml" --sft_path_train "$models/finetune_qwen2_tiny.yaml" \
-            --load_sft_checkpoint_infer "$warm/hf" --mind_dataset_dir "$data/train.mindrecord" \
-            --save_ckpt_dir "$run" --output_dir "$run" seed="$seed" data.val_dataset="$data/test.mindrecord" \
+            --load_sft_checkpoint_infer "$folder/warm_start/hf" --mind_dataset_dir "$folder/data/train.mindrecord" \
+            --save_ckpt_dir "$run" --output_dir "$run" seed="$seed" data.val_dataset="$folder/data/test.mindrecord" \
             "reward.functions=[{name: ${reward[$task]}}]" \
             trainer.resume_mode=auto trainer.total_steps="${steps:-${training[$task]}}" \
             "${common[@]}" "${options[@]}"

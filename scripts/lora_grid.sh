@@ -18,8 +18,7 @@
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
-example=examples/qwen_grpo_tutorial
-models=model_configs/qwen_grpo
+source "$root/scripts/small_tasks.sh"
 tasks="arithmetic countdown" ranks="0 1 8 32" factors="0.3 1 3" seeds="0 1 2" steps="" warm_steps="" out=out/lora_grid
 refuse() {
     echo "lora_grid.sh: $1; give --tasks NAMES, --ranks NUMBERS, --factors NUMBERS, --seeds NUMBERS, --steps N," \
@@ -39,39 +38,19 @@ while (($#)); do
     esac
     shift 2
 done
-for name in $tasks; do [[ $name == arithmetic || $name == countdown ]] || refuse "there is no task $name here"; done
+check_tasks $tasks
 [[ $ranks$seeds$steps$warm_steps =~ ^[0-9\ ]+$ ]] || refuse "--ranks, --seeds and the steps are whole numbers"
 [[ $factors =~ ^[0-9.\ ]+$ ]] || refuse "--factors are numbers"
-
-title="the start"
-trap 'echo "lora_grid.sh: stopped at: $title" >&2' ERR
-step() {
-    title=$1
-    printf '\n[%d:%02d] %s\n' $((SECONDS / 60)) $((SECONDS % 60)) "$title"
-}
 
 # Of every run, on arithmetic as in the quick start.
 common=(
     data.prompts_per_step=32 rollout.num_generations=8 rollout.max_new_tokens=32 rollout.max_slots=256
     algorithm.beta=0 optimizer.warmup_steps=5 train.length_bucket=16 trainer.save_freq=20 trainer.save_max_ckpt_num=1
 )
-# Of a task: its problems, the steps of its warm start and of its runs, and what is right.
-declare -A problems=(
-    [arithmetic]="--max_number 10 --careless_share 0.75 --test_size 400"
-    [countdown]="--operands 2 --max_number 80 --careless_share 0.6 --test_size 200"
-)
-declare -A warming=([arithmetic]=200 [countdown]=400)
-declare -A training=([arithmetic]=60 [countdown]=40)
-declare -A reward=([arithmetic]=gsm8k [countdown]=countdown)
+declare -A training=([arithmetic]=60 [countdown]=40) # steps of a task's runs
+declare -A held_out=([arithmetic]=400 [countdown]=200) # problems
 
-cd "$root"
-mkdir -p "$out" || exit 2
-if ! command -v mindrlhf >/dev/null; then
-    step "Environment: .venv"
-    bash scripts/setup.sh
-    export PATH="$root/.venv/bin:$PATH"
-fi
-export GLOG_v="${GLOG_v:-3}" # 3: errors only
+open_project "$out"
 
 # run_name RANK FACTOR: folder of a run below that of its task and seed.
 run_name() { if [[ $1 == 0 ]]; then echo "full_x$2"; else echo "rank$1_x$2"; fi; }
@@ -81,27 +60,6 @@ evaluate() {
     mindrlhf eval --model "$1" --data "$folder/data/test.mindrecord" --max_new_tokens 32 --slots 256 \
         --reward "${reward[$task]}" >"$2.new"
     mv "$2.new" "$2"
-}
-
-# prepare: problems, tokenizer and warm start of $task and $seed in $folder.
-prepare() {
-    local data=$folder/data tokenizer options split
-    tokenizer=(--vocab_path "$data/vocab.json" --merges_file_path "$data/merges.txt")
-    if [[ ! -f $folder/warm_start/hf/config.json ]]; then
-        step "$task, seed $seed: problems, tokenizer and warm start on careless demonstrations"
-        read -ra options <<<"${problems[$task]}"
-        mindrlhf synthesize --task "$task" "${options[@]}" --train_size 4000 --tokenizer_vocab_size 512 \
-            --seed "$seed" --output_dir "$data"
-        for split in demonstrations train test; do
-            mindrlhf data "${tokenizer[@]}" --dataset_type "$task" --template plain \
-                --file_path "$data/$split.jsonl" --output_path "$data/$split.mindrecord"
-        done
-        mindrlhf sft "${tokenizer[@]}" --sft_path_train "$models/finetune_qwen2_tiny.yaml" \
-            --sft_config "$example/quickstart_sft.yaml" --mind_dataset_dir "$data/demonstrations.mindrecord" \
-            --save_ckpt_dir "$folder/warm_start" --output_dir "$folder/warm_start" seed="$seed" \
-            trainer.total_steps="${warm_steps:-${warming[$task]}}"
-    fi
-    if [[ ! -f $folder/before.json ]]; then evaluate "$folder/warm_start/hf" "$folder/before.json"; fi
 }
 
 # train RANK FACTOR: one run of $task and $seed, and its accuracy.
@@ -156,7 +114,8 @@ table() {
 for task in $tasks; do
     for seed in $seeds; do
         folder=$out/$task/seed$seed
-        prepare
+        prepare "$task" "$seed" "$folder" "${held_out[$task]}" "$warm_steps"
+        if [[ ! -f $folder/before.json ]]; then evaluate "$folder/warm_start/hf" "$folder/before.json"; fi
         for rank in $ranks; do
             for factor in $factors; do train "$rank" "$factor"; done
         done
