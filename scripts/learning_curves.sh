@@ -78,7 +78,7 @@ done
 step "Held-out accuracy, greedy, before and after"
 for task in $tasks; do
     for preset in $presets; do
-        printf '%-12s %-22s %s\n' "$task" "$preset" "$(sed -n "s|.*\"val-core/$task/acc/mean@1\": \([0-9.]*\).*|\1|p" \
+        printf '%-12s %-22s %s\n' "$task" "$preset" "$(sed -n "s|.*\"val-core/$task/acc/mean@1\": *\([0-9.]*\).*|\1|p" \
             "$out/$task/$preset/metrics.jsonl" | sed -n '1p;$p' | paste -sd' ')"
     done
 done | tee "$out/accuracy.txt"
