@@ -43,6 +43,10 @@ fi
 # An environment that was moved with its folder, or made by other means, is not one to build on.
 if ! { "$venv/bin/python" -c 'import sys, pip; sys.exit(sys.version_info[:2] != (3, 11))' &&
     grep -qF " $venv" "$venv/pyvenv.cfg"; } 2>/dev/null; then
+    if [[ -L "$venv" ]]; then
+        echo "setup.sh: $venv is a link to another environment, which would be emptied; remove the link and run this again" >&2
+        exit 2
+    fi
     python=$(find_python)
     echo "setup: new environment $venv from $python ($("$python" --version)); it will hold 3 GB," \
         "the largest part to fetch is MindSpore with 800 MB"
