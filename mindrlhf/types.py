@@ -43,6 +43,8 @@ class Rollout:
         Both log-probs mean nothing on tokens that were not sampled.
     finish_reason: `eos` a stop token was drawn, `stop` a stop string appeared, `length` the token limit was hit.
     seed: the run's seed that keyed the random numbers.
+    turn_rewards: (place of a turn's last token in the response, the environment's reward of the turn), where it gives
+        them; they are a part of its reward of the conversation.
     """
 
     prompt_id: int
@@ -53,6 +55,7 @@ class Rollout:
     policy_log_probs: np.ndarray
     finish_reason: FinishReason
     seed: int
+    turn_rewards: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

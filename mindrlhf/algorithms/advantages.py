@@ -47,6 +47,7 @@ class RewardBatch:
 
     rewards: float[G] per group; NaN where a sample abstained. lengths: int[G] per group, response tokens.
     token_rewards: G arrays float[R] per group, added to the reward, which counts at the last token.
+    turn_rewards: G arrays float[R] per group, the parts of the reward that count at other tokens, those of turns.
     values: G arrays float[R] per group, the critic's estimate before each token.
     greedy_rewards: one number per group, the reward of the greedy response.
     rewards_by_function: name -> float[G] per group, unweighted, NaN where a function abstained. function_weights: name
@@ -60,6 +61,7 @@ class RewardBatch:
     greedy_rewards: Sequence[float] | None = None
     rewards_by_function: Sequence[Mapping[str, np.ndarray]] | None = None
     function_weights: Mapping[str, float] | None = None
+    turn_rewards: Sequence[Sequence[np.ndarray]] | None = None
 
     def scores(self) -> Groups:
         """Total reward of each sample, token rewards included: float64[G] per group."""
@@ -240,15 +242,16 @@ def reinforce_plus_plus_baseline(batch: RewardBatch) -> Groups:
 
 
 def _token_rewards(batch: RewardBatch) -> TokenGroups:
-    """Token rewards float64[R] with the sample's reward at the last; NaN for an abstention."""
+    """Token rewards float64[R] with the sample's reward in its places; NaN for an abstention."""
 
-    def row(reward, length, added):
-        rewards = np.zeros(int(length)) + added
-        rewards[-1:] += reward
+    def row(reward, length, added, turns):
+        rewards = np.zeros(int(length)) + added + turns
+        rewards[-1:] += reward - np.sum(turns, dtype=np.float64)
         return rewards if np.isfinite(reward) else np.full(rewards.shape, np.nan)
 
-    added = batch.token_rewards or [[0.0] * len(rewards) for rewards in batch.rewards]
-    groups = zip(batch.rewards, batch.require("lengths"), added, strict=True)
+    none = [[0.0] * len(rewards) for rewards in batch.rewards]
+    parts = batch.token_rewards or none, batch.turn_rewards or none
+    groups = zip(batch.rewards, batch.require("lengths"), *parts, strict=True)
     return [[row(*sample) for sample in zip(*group, strict=True)] for group in groups]
 
 

@@ -11,7 +11,7 @@ from mindrlhf.data.tool_formats import ToolCall
 from mindrlhf.data.turns import TurnTemplate
 from mindrlhf.environments.pool import Answer, EnvironmentPool, Key, Outcome
 from mindrlhf.errors import UserError
-from mindrlhf.rollout.partner import Reply
+from mindrlhf.rollout.partner import Reply, TurnRewards
 from mindrlhf.types import Prompt
 
 NO_IDS = np.zeros(0, np.int32)
@@ -24,8 +24,9 @@ class Statistics:
     """Counts of the conversations of a `generate` call.
 
     turns: drawn ones that ended by themselves. calls: of tools, those that do not parse included, or moves in an
-    environment without tools. failures: of these. lost: environments that ended with their process. seconds: inside of
-    calls, however many run at a time. tokens: by role: `assistant` (in these turns), `tool` and `user`.
+    environment without tools. failures: of these. lost: environments that ended with their process, or failed to give
+    their rewards. seconds: inside of calls, however many run at a time. tokens: by role: `assistant` (in these turns),
+    `tool` and `user`.
     """
 
     conversations: int = 0
@@ -63,6 +64,7 @@ class Conversations:
         self._ready: deque[Reply] = deque()
         self.stop_strings = template.tool_format.stop_strings
         self.statistics = Statistics()
+        self.turn_rewards: list[TurnRewards] = []
 
     def begin(self, prompts: Sequence[Prompt], num_generations: int, step: int) -> list[Reply]:
         """Begin the environments.
@@ -84,11 +86,13 @@ class Conversations:
     def submit(self, row: int, turn: Sequence[int], length: int) -> None:
         """Take a turn: the move in an environment, or calls of tools."""
         key, talk = self._rows[row]
-        talk.turns, talk.turn = talk.turns + 1, turn
+        talk.turn = turn
+        talk.ends.append(length - 1)
         self.statistics.tokens["assistant"] += len(turn)
         self._count(turns=1)
         text = self._decode(turn)
         talk.calls = [] if talk.raw else self._template.tool_format.parse(text)
+        talk.made.append(1 if talk.raw else sum(not call.error for call in talk.calls))
         if talk.lost or not (talk.raw or talk.calls):
             self._ready.append(Reply(row, NO_IDS, over=True))
         elif talk.raw:
@@ -103,12 +107,23 @@ class Conversations:
         return replies + [self._reply(outcome) for outcome in self._pool.collect(wait and not replies)]
 
     def rewards(self) -> np.ndarray:
-        """Ask for the environments' rewards, and end them: float32[rows], NaN where there is none."""
-        for key in self._talks:
-            self._pool.reward(key)
-        values = [outcome.answers[0].value if outcome.answers else None for outcome in self._answered()]
+        """Ask for the environments' rewards, and end them: float32[rows], NaN where there is none.
+
+        Sets those of turns, which are included. An environment that fails here counts as lost.
+        """
+        for key, talk in self._talks.items():
+            self._pool.reward(key, talk.made)
+        rewards, self.turn_rewards = [], []
+        for outcome in self._answered():
+            talk = self._talks[outcome.key]
+            answer = outcome.answers[0] if outcome.answers else Answer()
+            value, *turns = answer.value if isinstance(answer.value, list) else [answer.value]
+            fails = answer.failure or (isinstance(answer.value, list) and len(turns) != len(talk.ends))
+            self._count(lost=bool(fails) and not talk.lost)
+            rewards.append(np.nan if fails or value is None else value + sum(turns))
+            self.turn_rewards.append(() if fails else tuple(zip(talk.ends, turns, strict=False)))
         self._end()
-        return np.array([np.nan if value is None else value for value in values], np.float32)
+        return np.array(rewards, np.float32)
 
     def _end(self) -> None:
         for key in self._talks:
@@ -140,7 +155,7 @@ class Conversations:
         talk = self._talks[outcome.key]
         talk.lost = outcome.lost
         self._note(outcome, talk, 1 if talk.raw else len(talk.calls))
-        over = talk.lost or talk.turns >= self._max_turns
+        over = talk.lost or len(talk.ends) >= self._max_turns
         if talk.raw:
             text = _text(outcome.answers)
             over = over or text is None or outcome.answers[0].failure is not None
@@ -168,11 +183,16 @@ class Conversations:
 
 @dataclass(eq=False)
 class _Talk:
-    """Conversation; turn, calls: the last ones."""
+    """Conversation.
+
+    ends, made: of each turn, the place of its last token in the response, and its number of calls without those that
+    cannot be read. turn, calls: the last ones.
+    """
 
     row: int
     raw: bool
-    turns: int = 0
+    ends: list[int] = field(default_factory=list)
+    made: list[int] = field(default_factory=list)
     turn: Sequence[int] = ()
     calls: Sequence[ToolCall] = ()
     lost: bool = False

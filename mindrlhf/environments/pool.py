@@ -30,10 +30,11 @@ MOST_FILES = 1 << 16  # open at a time
 class Answer:
     """Result of one call.
 
-    value: text, a reward, or None for neither. seconds: wall time inside of the call. failure: reason, or None.
+    value: text, a reward, or one followed by those of turns, or None. seconds: wall time inside of the call. failure:
+        reason, or None.
     """
 
-    value: str | float | None = None
+    value: str | float | list[float] | None = None
     seconds: float = 0.0
     failure: str | None = None
 
@@ -112,9 +113,12 @@ class EnvironmentPool(AbstractContextManager):
         """Hand a turn to an environment without tools; the answer None ends the conversation."""
         self._request(key, "reply", [(text,)])
 
-    def reward(self, key: Key) -> None:
-        """Ask the environment for its reward; the answer is None where it has none."""
-        self._request(key, "reward", [()] if self._conversations[key].stateful else [])
+    def reward(self, key: Key, calls: Sequence[int] = ()) -> None:
+        """Ask the environment for its reward; the answer is None where it has none.
+
+        calls: number of each turn's calls; where the environment gives rewards of turns, the answer is a list.
+        """
+        self._request(key, "reward", [(calls,)] if self._conversations[key].stateful else [])
 
     def end(self, key: Key) -> None:
         """Forget a conversation, and whatever it does."""
@@ -252,6 +256,10 @@ class _Peer(Peer):
         match values:
             case [str() | float() | None as value, float(seconds), str() | None as failure]:
                 return Answer(value, seconds, failure)
+            case [list(rewards), float(seconds), None] if rewards and all(
+                isinstance(reward, float) for reward in rewards
+            ):
+                return Answer(rewards, seconds)
         raise ValueError
 
 

@@ -24,7 +24,7 @@ READY = {
     "game_2048": f"{_PLACE}.games:Game2048",
     "tic_tac_toe": f"{_PLACE}.games:TicTacToe",
 }
-RESERVED = ("reset", "reply", "get_reward")
+RESERVED = ("reset", "reply", "get_reward", "get_turn_rewards")
 
 
 @dataclass(frozen=True)

@@ -151,14 +151,21 @@ class _Conversation:
         """Answer a turn; None ends the conversation."""
         return self._text(self._instance.reply(text), "reply")
 
-    def reward(self, environment: Environment) -> float | None:
-        """Ask for the reward; None without one."""
-        if not hasattr(self._instance, "get_reward"):
-            return None
-        number = float(self._finished(self._instance.get_reward()))
-        if not math.isfinite(number):
-            raise ValueError(f"get_reward returned {number}, and not a finite number")
-        return number
+    def reward(self, environment: Environment, calls: Sequence[int]) -> float | list[float] | None:
+        """Ask for the reward; None without one.
+
+        calls: number of each turn's calls. With rewards of turns, they follow it in a list.
+        """
+        numbers = [self._finished(self._instance.get_reward())] if hasattr(self._instance, "get_reward") else []
+        of_turns = getattr(self._instance, "get_turn_rewards", None)
+        if of_turns:
+            given = (list(calls),) if inspect.signature(of_turns).parameters else ()
+            numbers = [*(numbers or [0.0]), *self._finished(of_turns(*given))]
+        numbers = [float(number) for number in numbers]
+        for number in numbers:
+            if not math.isfinite(number):
+                raise ValueError(f"a reward is {number}, and not a finite number")
+        return numbers if of_turns else numbers[0] if numbers else None
 
     def _finished(self, result: Any) -> Any:
         return self._loop.run(result) if inspect.iscoroutine(result) else result

@@ -90,7 +90,8 @@ def add_conversations(
     """Add `conversation/*` and `tools/*` of this many conversations.
 
     `conversation/turns`, `conversation/<role>_tokens` and `tools/call_frequency` are means over conversations;
-    `tools/failure_frequency` and `tools/seconds` over calls. `conversation/lost` counts environments that ended early.
+    `tools/failure_frequency` and `tools/seconds` over calls. `conversation/lost` counts environments that ended early
+    or failed to give their rewards.
     """
     metrics.add("conversation/turns", turns, conversations)
     metrics.add_total("conversation/lost", lost)

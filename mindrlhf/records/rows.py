@@ -2,12 +2,13 @@
 
 `--save_data_file` (MindRecord) has the columns of SCHEMA, for `--replay`: `policy_step` is below `step` for a group
 that was carried over, `occurrence` is that of its prompt, `greedy_reward` NaN where nothing needed it;
-`rewards_by_function` and `fields` are JSON, `sampled` is a byte for each token. `rollouts/` (JSONL) has TEXT_KEYS, for
-people: `rewards` are unweighted, `advantage` is the mean over sampled tokens, `response_length` their number. A
-conversation has `turns` there, too: its parts in order, [true where the policy drew it, text].
+`rewards_by_function`, `fields` and `turn_rewards` are JSON, `sampled` is a byte for each token. `rollouts/` (JSONL) has
+TEXT_KEYS, for people: `rewards` are unweighted, `advantage` is the mean over sampled tokens, `response_length` their
+number. A conversation has `turns` there, too: its parts in order, [true where the policy drew it, text].
 """
 
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 from itertools import groupby
@@ -17,7 +18,7 @@ import numpy as np
 import orjson
 
 from mindrlhf.data.mindrecord import token_ids
-from mindrlhf.files.json import is_number, parse_json
+from mindrlhf.files.json import is_number, is_whole, parse_json
 from mindrlhf.types import Experience, FinishReason, Prompt, Rollout, RolloutGroup, taken
 
 Row = Mapping[str, Any]
@@ -28,12 +29,12 @@ SCHEMA = {
     **dict.fromkeys(("step", "prompt_id", "occurrence", "sample_index", "seed", "policy_step"), _INTEGER),
     "finish_reason": _TEXT,
     **dict.fromkeys(("reward", "greedy_reward"), _FLOAT),
-    **dict.fromkeys(("rewards_by_function", "fields"), _TEXT),
+    **dict.fromkeys(("rewards_by_function", "fields", "turn_rewards"), _TEXT),
     **dict.fromkeys(("prompt_ids", "response_ids"), _IDS),
     "sampled": {"type": "bytes"},
     **dict.fromkeys(("behaviour_log_probs", "policy_log_probs"), _NUMBERS),
 }
-ADDED = ("policy_step", "sampled", "occurrence")  # columns that earlier versions did not write
+ADDED = ("policy_step", "sampled", "occurrence", "turn_rewards")  # columns that earlier versions did not write
 CARRIED = "kept"  # int64, before `policy_step`: 1 for a group that was carried over from an earlier step
 
 TEXT_KEYS = ("step", "prompt_id", "sample_index", "prompt", "completion", "ground_truth")
@@ -70,6 +71,7 @@ def rows_of(
             row = vars(rollout) | shared | {"reward": reward, "rewards": rewards}
             row["sample_index"] = int(rollout.sample_index)
             row["rewards_by_function"] = orjson.dumps(rewards).decode()  # NaN: null
+            row["turn_rewards"] = orjson.dumps(rollout.turn_rewards).decode()
             if decode:
                 row["completion"] = decode(rollout.response_ids)
                 if not rollout.sampled.all():
@@ -101,6 +103,7 @@ def completed(row: dict[str, Any]) -> dict[str, Any]:
     """Complete a stored row of any version to all columns of SCHEMA."""
     row.setdefault("policy_step", row["step"] - row.pop(CARRIED, 0))
     row.setdefault("occurrence", 0)
+    row.setdefault("turn_rewards", "[]")
     row.setdefault("sampled", np.ones(len(row["response_ids"]), bool))
     return {name: row[name] for name in SCHEMA}
 
@@ -152,12 +155,24 @@ def _check(row: Row) -> None:
         raise ValueError("a task field is not text")
     if not all(value is None or is_number(value) for value in parse_json(row["rewards_by_function"]).values()):
         raise ValueError("a function's reward is not a number")
+    for place, reward in parse_json(row["turn_rewards"]):
+        if not (is_whole(place) and 0 <= place < len(response) and row["sampled"][place] and _is_finite(reward)):
+            raise ValueError(f"a turn's reward is {reward!r:.40} at {place!r:.40}")
+
+
+def _is_finite(value: Any) -> bool:
+    return is_number(value) and math.isfinite(value)
+
+
+def _rollout(row: Row) -> Rollout:
+    turns = tuple((place, float(reward)) for place, reward in parse_json(row["turn_rewards"]))
+    return Rollout(**{field.name: row[field.name] for field in fields(Rollout)} | {"turn_rewards": turns})
 
 
 def _experience(rows: list[Row]) -> Experience:
     first = rows[0]
     prompt = Prompt(first["prompt_id"], first["prompt_ids"], parse_json(first["fields"]), first["occurrence"])
-    rollouts = tuple(Rollout(**{field.name: row[field.name] for field in fields(Rollout)}) for row in rows)
+    rollouts = tuple(map(_rollout, rows))
     given = [parse_json(row["rewards_by_function"]) for row in rows]
     by_function = {name: [np.nan if one[name] is None else one[name] for one in given] for name in given[0]}
     return Experience(

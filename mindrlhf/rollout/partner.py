@@ -12,6 +12,8 @@ import numpy as np
 
 from mindrlhf.types import Prompt
 
+TurnRewards = tuple[tuple[int, float], ...]
+
 
 @dataclass(frozen=True, eq=False)
 class Reply:
@@ -31,11 +33,13 @@ class Partner(Protocol):
 
     Rows are prompt-major: row = prompt's index * G + sample's index. stop_strings: texts that end a turn, besides stop
     tokens and the sampling's own stop strings. statistics: of the last call, with the arguments of
-    `metrics.experience.add_conversations` as attributes.
+    `metrics.experience.add_conversations` as attributes. turn_rewards: by row, those of `Rollout` in the conversations
+    that `rewards` ended last.
     """
 
     stop_strings: tuple[str, ...]
     statistics: Any
+    turn_rewards: Sequence[TurnRewards]
 
     def begin(self, prompts: Sequence[Prompt], num_generations: int, step: int) -> Sequence[Reply]:
         """Begin the conversations; returns the context in front of each one's first turn.
@@ -56,7 +60,7 @@ class Partner(Protocol):
     def rewards(self) -> np.ndarray:
         """End all conversations.
 
-        Returns the rewards that their environments give, float32[rows], NaN for none.
+        Returns the rewards that their environments give, those of turns included: float32[rows], NaN for none.
         """
 
 
@@ -87,6 +91,10 @@ class SharedPartner:
     @property
     def statistics(self) -> Any:
         return self._partner and self._partner.statistics
+
+    @property
+    def turn_rewards(self) -> Sequence[TurnRewards]:
+        return self._partner.turn_rewards if self._partner else ()
 
 
 class Exchange:

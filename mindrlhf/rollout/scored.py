@@ -1,7 +1,8 @@
 """Generation and scoring of responses, the input of a step."""
 
 from collections.abc import Callable, Sequence
-from itertools import chain
+from dataclasses import replace
+from itertools import chain, pairwise
 
 import numpy as np
 
@@ -11,10 +12,10 @@ from mindrlhf.rewards.process import Sample
 from mindrlhf.rewards.runner import RewardRunner
 from mindrlhf.roles.part import ModelPart
 from mindrlhf.rollout.engine import Engine
-from mindrlhf.rollout.partner import Partner
+from mindrlhf.rollout.partner import Partner, TurnRewards
 from mindrlhf.run.run import Run
 from mindrlhf.shapes import round_responses
-from mindrlhf.types import Experience, Prompt, RolloutGroup
+from mindrlhf.types import Experience, Prompt, Rollout, RolloutGroup
 
 
 class Rollouts:
@@ -64,6 +65,7 @@ class Rollouts:
 
             groups = engine.generate(prompts, samples, step, finished, self._partner)
             own = self._partner.rewards() if self._partner else ()
+            groups = with_turn_rewards(groups, self._partner.turn_rewards if self._partner else ())
         run.report.add_generation(engine.statistics.tokens, engine.statistics.seconds)
         run.report.add_conversations(self._partner and self._partner.statistics)
         return groups, own
@@ -93,6 +95,21 @@ class Rollouts:
             )
             for i, group in enumerate(groups)
         ]
+
+
+def with_turn_rewards(groups: list[RolloutGroup], rewards: Sequence[TurnRewards]) -> list[RolloutGroup]:
+    """Give rewards of turns to rollouts, in their order, if there are any."""
+    if not any(rewards):
+        return groups
+    ends = np.cumsum([0] + [len(group.rollouts) for group in groups])
+    return [
+        replace(group, rollouts=tuple(map(_with, group.rollouts, rewards[begin:end])))
+        for group, (begin, end) in zip(groups, pairwise(ends), strict=True)
+    ]
+
+
+def _with(rollout: Rollout, rewards: TurnRewards) -> Rollout:
+    return replace(rollout, turn_rewards=rewards)
 
 
 def reward_samples(

@@ -11,6 +11,7 @@ from mindrlhf.algorithms.kl import kl_estimator, steered_coefficient
 from mindrlhf.configs.algorithm import AlgorithmSettings
 from mindrlhf.configs.grpo import GRPOConfig
 from mindrlhf.parallel.data_parallel import DataParallel
+from mindrlhf.rewards.form import environment
 from mindrlhf.roles.policy_updates import policy_log_probs
 from mindrlhf.trainer.dynamic_sampling import only_fills
 from mindrlhf.types import Experience, put_back, taken
@@ -54,6 +55,7 @@ class Credit:
             values = self._gathered([taken(e.values, e.sampled) for e in own])
         # Groups that only fill a step must not move any statistic.
         names = everything[0].rewards_by_function if everything else ()  # in the settings' order
+        weights = dict(zip(names, (one.weight for one in config.reward.all_functions), strict=False))
         return RewardBatch(
             rewards=[e.rewards * np.nan if only_fills(e, config) else e.rewards for e in everything],
             lengths=[e.sampled_lengths for e in everything],
@@ -61,12 +63,27 @@ class Credit:
             values=values,
             greedy_rewards=[np.nan if e.greedy_reward is None else e.greedy_reward for e in everything],
             rewards_by_function=[e.rewards_by_function for e in everything],
-            function_weights=dict(zip(names, (one.weight for one in config.reward.all_functions), strict=False)),
+            function_weights=weights,
+            turn_rewards=_turn_rewards(everything, weights.get(environment.__name__, 0.0)),
         )
 
     def _gathered(self, own: list) -> list:
         """Gather the ranks' values of their groups, in order."""
         return [rows for part in self._data_parallel.gather(own) for rows in part]
+
+
+def _turn_rewards(experiences: Sequence[Experience], weight: float) -> list[list[np.ndarray]] | None:
+    """Place weighted rewards of turns: G arrays float64[sampled tokens] per group; None without any."""
+    if not weight or not any(rollout.turn_rewards for e in experiences for rollout in e.group.rollouts):
+        return None
+    groups = []
+    for e in experiences:
+        rows = [np.zeros(length) for length in e.lengths]
+        for row, rollout in zip(rows, e.group.rollouts, strict=True):
+            for place, reward in rollout.turn_rewards:
+                row[place] += weight * reward
+        groups.append(taken(rows, e.sampled))
+    return groups
 
 
 class KLTerm:

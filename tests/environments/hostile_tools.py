@@ -37,6 +37,30 @@ class Counter:
         return float("nan") if self.count == 13 else self.count / 2
 
 
+class Turns(Counter):
+    """Counts, and gives rewards of turns: the calls of each, or something wrong."""
+
+    def get_turn_rewards(self, calls: list[int]) -> list[float]:
+        if self.count == 7:
+            raise ValueError("seven")
+        wrong = {1: [0.5] * (len(calls) + 1), 2: [], 3: None, 4: [float("inf")] * len(calls), 5: "x" * len(calls)}
+        return wrong.get(self.count, [number / 4 for number in calls])
+
+
+class Moves:
+    """A game that gives nothing but rewards of turns."""
+
+    def reset(self):
+        self.heard = []
+
+    def reply(self, text: str):
+        self.heard.append(text)
+        return None if text == "bye" else "go on"
+
+    async def get_turn_rewards(self):
+        return [len(text) for text in self.heard]
+
+
 class Echo:
     """Answers turns, and draws random numbers."""
 

@@ -251,3 +251,47 @@ def test_retool(tokenizer):
         policy = lambda row, texts: script[len(texts) - 1]  # noqa: E731
         _, sequences = talk(partner, template, tokenizer, prompts({}), 1, policy, stop=True)
     assert tokenizer.decode(sequences[0]) == f"{script[0]}\n<interpreter>\n42\n</interpreter>\n{script[1]}"
+
+
+def test_rewards_of_turns(hostile, template, tokenizer):
+    """Each is at the last token that was drawn in its turn; the conversation's reward includes them."""
+    script = [f"{call('add', number=8)}{call('add', number=2)}", f"{call('add', number=10)}<tool_call>{{</tool_call>"]
+    script += ["<tool_call>x</tool_call>", "Done."]
+    ends = []
+    with EnvironmentPool({"": f"{hostile}:Turns"}) as pool:
+        assert [schema["function"]["name"] for schema in pool.schemas[""]] == ["add", "fault"]
+        partner = partner_of(pool, template, tokenizer)
+        submit = partner.submit
+        partner.submit = lambda row, turn, length: (ends.append(length - 1), submit(row, turn, length))
+        _, sequences = talk(partner, template, tokenizer, prompts({}), 1, lambda row, texts: script[len(texts) - 1])
+        assert partner.rewards().tolist() == [10 + 0.75]
+    assert partner.turn_rewards == [tuple(zip(ends, [0.5, 0.25, 0.0, 0.0], strict=True))]
+    assert [sequences[0][end] for end in ends] == [template.end_id] * 4
+    assert partner.statistics.lost == 0
+
+
+def test_a_game_with_nothing_but_rewards_of_turns(hostile, template, tokenizer):
+    with EnvironmentPool({"": f"{hostile}:Moves"}) as pool:
+        partner = partner_of(pool, template, tokenizer)
+        talk(partner, template, tokenizer, prompts({}), 1, lambda row, texts: "bye" if len(texts) > 2 else "hello")
+        assert partner.rewards().tolist() == [13]
+        assert [reward for _, reward in partner.turn_rewards[0]] == [5, 5, 3]
+        partner.begin(prompts({}), 1, 1)
+        assert partner.rewards().tolist() == [0]  # cut off in its first turn
+        assert partner.turn_rewards == [()]
+
+
+def test_wrong_rewards_of_turns_cost_the_reward(hostile, template, tokenizer):
+    """Too many, none, no list, no number, and an exception; each is counted."""
+    numbers = [1, 2, 3, 4, 5, 7, 6]
+
+    def policy(row, texts):
+        return call("add", number=numbers[row]) if len(texts) == 1 else "."
+
+    with EnvironmentPool({"": f"{hostile}:Turns"}) as pool:
+        partner = partner_of(pool, template, tokenizer)
+        talk(partner, template, tokenizer, prompts({}), len(numbers), policy)
+        np.testing.assert_array_equal(partner.rewards(), np.float32([np.nan] * 6 + [3.25]))
+        assert partner.turn_rewards[:-1] == [()] * 6
+        assert [reward for _, reward in partner.turn_rewards[-1]] == [0.25, 0.0]
+    assert partner.statistics.lost == 6

@@ -52,6 +52,8 @@ class ScriptedPartner:
         now, self._ready = self._ready[:count], self._ready[count:]
         return now
 
+    turn_rewards = ()
+
     def rewards(self):
         """The number of turns."""
         self._ready = []

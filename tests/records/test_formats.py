@@ -15,7 +15,7 @@ from mindrlhf.errors import UserError
 from mindrlhf.files.json import read_json_lines
 from mindrlhf.files.naming import step_path
 from mindrlhf.records.formats import pack, read_record, unpack, write_record, write_text
-from mindrlhf.records.rows import SCHEMA, experiences_of, rows_of, text_row
+from mindrlhf.records.rows import ADDED, SCHEMA, experiences_of, rows_of, text_row
 from mindrlhf.types import Experience, Prompt, Rollout, RolloutGroup
 
 WORDS = ["<|im_end|>", "2", "+", "=", "4", "五"]
@@ -108,7 +108,7 @@ def test_other_bytes_are_no_archive(experience, damage):
 
 
 # Before `policy_step` and `sampled` there was `kept`, 1 for a group that was carried over from an earlier step.
-EARLIER = {name: kind for name, kind in SCHEMA.items() if name not in ("policy_step", "sampled", "occurrence")}
+EARLIER = {name: kind for name, kind in SCHEMA.items() if name not in ADDED}
 
 
 def assert_earlier(steps, step: int):
@@ -121,6 +121,7 @@ def assert_earlier(steps, step: int):
             assert rollout.sampled.dtype == bool
             assert rollout.sampled.shape == rollout.response_ids.shape
             assert rollout.sampled.all()
+            assert rollout.turn_rewards == ()
 
 
 def test_a_mindrecord_of_an_earlier_version(tmp_path, experience):

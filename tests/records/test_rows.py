@@ -27,6 +27,7 @@ def experience(prompt, lengths, rewards, by_function, seed=0, policy_step=1):
             policy_log_probs=-rng.random(n).astype(np.float32) * 2,
             finish_reason=REASONS[i % 3],
             seed=2**40 + seed,
+            turn_rewards=((0, 1 / 3), (1, -2.0))[: n - 1] if n < 5 else (),
         )
         for i, n in enumerate(lengths)
     )
@@ -84,6 +85,7 @@ def assert_same(got: Experience, expected: Experience):
             its.finish_reason,
             its.seed,
         )
+        assert mine.turn_rewards == its.turn_rewards
         for field in ("response_ids", "sampled", "behaviour_log_probs", "policy_log_probs"):
             assert getattr(mine, field).dtype == getattr(its, field).dtype
             np.testing.assert_array_equal(getattr(mine, field), getattr(its, field))
@@ -186,6 +188,11 @@ def test_another_mindrecord_is_refused(tmp_path, steps):
         ("fields", '{"task": 1}', "a task field is not text"),
         ("rewards_by_function", '{"f": "1"}', "a function's reward is not a number"),
         ("rewards_by_function", "{", "Expecting"),
+        ("turn_rewards", "[[2, 0.5]]", "a turn's reward is 0.5 at 2"),
+        ("turn_rewards", "[[-1, 0.5]]", "a turn's reward is 0.5 at -1"),
+        ("turn_rewards", "[[0, NaN]]", "a turn's reward is nan at 0"),
+        ("turn_rewards", '[["0", 1]]', "a turn's reward is 1 at '0'"),
+        ("turn_rewards", "[1]", "cannot unpack"),
         ("rewards_by_function", '{"other": 1}', "'f'"),
         ("finish_reason", "never", "finish_reason is 'never'"),
         ("response_ids", np.array([3, -1], np.int32), "a token id is not between"),

@@ -193,6 +193,8 @@ def test_ranks_that_share_a_partner_hear_the_same(subjects):
 
     def work(rank):
         own = ScriptedPartner(order=3, stop_strings=("x",)) if rank.rank == 1 else None
+        if own:
+            own.turn_rewards = [((8, 0.5),)] * 10
         partner = SharedPartner(own, lambda value: rank.gather(value)[1])
         replies = list(partner.begin(prompts, 2, STEP))
         for row in range(10):
@@ -200,12 +202,13 @@ def test_ranks_that_share_a_partner_hear_the_same(subjects):
         while len(replies) < 20:
             replies += partner.collect(wait=True)
         said = [(reply.row, reply.token_ids.tolist(), reply.over) for reply in replies]
-        return partner.stop_strings, said, len(partner.rewards()), own
+        given = len(partner.rewards()), len(partner.turn_rewards)
+        return partner.stop_strings, said, given, own
 
     first, second = on_ranks(2, work)
     assert first[:2] == second[:2]
     assert first[0] == ("x",)
-    assert (first[2], second[2]) == (0, 10)
+    assert (first[2], second[2]) == ((0, 0), (10, 10))
     assert second[3].heard == {row: [([row, 5], 9)] for row in range(10)}
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 from step_parts import experience, with_context
 
-from mindrlhf.rollout.scored import reward_samples
+from mindrlhf.rollout.scored import reward_samples, with_turn_rewards
 
 
 def decode(ids):
@@ -29,3 +29,16 @@ def test_of_a_conversation_what_the_policy_said_is_the_completion():
         assert fields["conversation"] == decode(rollout.response_ids)
         assert int(fields["response_length"]) == rollout.sampled.sum()
         assert fields.get("environment_reward") == (None if np.isnan(reward) else str(reward))
+
+
+def test_rewards_of_turns_go_to_their_rollouts():
+    groups = [experience(number, [0.0, 1.0], lengths=[2, 4]).group for number in (3, 4)]
+    rewards = [(), ((1, 0.5), (3, -1.0)), ((0, 2.0),), ()]
+    changed = with_turn_rewards(groups, rewards)
+    assert [rollout.turn_rewards for group in changed for rollout in group.rollouts] == rewards
+    for group, one in zip(groups, changed, strict=True):
+        assert one.prompt is group.prompt
+        for before, after in zip(group.rollouts, one.rollouts, strict=True):
+            assert vars(after) | {"turn_rewards": ()} == vars(before)
+    for none in ((), [()] * 4):
+        assert with_turn_rewards(groups, none) is groups

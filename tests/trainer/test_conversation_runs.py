@@ -19,11 +19,15 @@ class Counter:
 
     def get_reward(self) -> float:
         return len(self.turns) + len(set("".join(self.turns))) / 100
+
+    def get_turn_rewards(self) -> list[float]:
+        return [len(turn) / 1000 for turn in self.turns]
 '''
 SETTINGS = (
     "rollout.max_new_tokens=64",
     "rollout.stop_strings=[e, '3', a, '1']",
     "algorithm.beta=0.1",
+    "algorithm.advantage=reinforce_plus_plus",
     "optimizer.lr=1e-3",
     "optimizer.eps=1e-5",
     "trainer.total_steps=2",
@@ -61,6 +65,11 @@ def test_a_run_with_an_environment(first):
     assert max(turns) == 3
     assert all(reward // 1 in (count, count - 1) for reward, count in zip(rewards, turns, strict=True))
     assert {one.finish_reason for one in rollouts} >= {"stop", "length"}
+    for one, reward in zip(rollouts, rewards, strict=True):
+        assert len(one.turn_rewards) == reward // 1
+        for place, _ in one.turn_rewards:
+            assert one.sampled[place]
+            assert place + 1 == len(one.sampled) or not one.sampled[place + 1]
     for row in first.metrics:
         assert row["rollout_corr/log_prob_diff/max"] < 1e-4
         assert 1 < row["conversation/turns"] <= 3
