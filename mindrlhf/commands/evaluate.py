@@ -3,6 +3,7 @@
 import argparse
 import json
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -11,17 +12,21 @@ from typing import Any
 from mindrlhf.backend.process.launch import launch
 from mindrlhf.checkpoint.open import open_tokenizer
 from mindrlhf.commands.generation import add_generation_arguments, check_generation, open_generator
-from mindrlhf.configs.grpo import RewardFunctionSettings, RewardSettings, SamplingSettings
+from mindrlhf.configs.grpo import RewardFunctionSettings, RewardSettings, RolloutSettings
 from mindrlhf.configs.loading import load_settings
 from mindrlhf.data.mindrecord import read_prompts
 from mindrlhf.data.tokenizer import Tokenizer
+from mindrlhf.environments.open import open_conversations
 from mindrlhf.evaluation.pass_at_k import Answer, compare, evaluate, overall, read_answers
 from mindrlhf.files.atomic import make_folder
+from mindrlhf.metrics.experience import add_conversations
+from mindrlhf.metrics.metric_set import MetricSet
 from mindrlhf.metrics.progress import Progress
 from mindrlhf.rewards.runner import RewardRunner
 from mindrlhf.rollout.generator import language_model
 
 SAMPLING = {"max_new_tokens": 256, "temperature": 0.0, "top_p": 1.0, "top_k": 0}  # flag -> default: greedy
+CONVERSATION = {"environment": None, "tools": "+", "tool_format": None, "max_turns": None}  # flag -> number of values
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,15 +36,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--compare", help="a second model, or answers of --output: its distance from --model, with a paired test")
     add("--reward", help="reward function that says what is right (default: the one of the data's task)")
     for name, default in SAMPLING.items():
-        text = SamplingSettings.model_fields[name].description
+        text = RolloutSettings.model_fields[name].description
         add(f"--{name}", default=default, metavar="N", help=f"{text} Default: {default}.")
+    for name, values in CONVERSATION.items():
+        add(f"--{name}", nargs=values, metavar="VALUE", help=RolloutSettings.model_fields[name].description)
     add("--output", type=Path, help="JSONL of every answer")
 
 
 def run(args: argparse.Namespace) -> None:
     """Generate, score, and print one JSON object."""
-    sampling = load_settings(SamplingSettings, overrides=[f"{name}={getattr(args, name)}" for name in SAMPLING])
-    check_generation(args, sampling)
+    settings = _settings(args)
+    check_generation(args, settings)
     models = [args.model] if args.compare is None or args.compare.endswith(".jsonl") else [args.model, args.compare]
     for path in models:
         language_model(path)
@@ -50,10 +57,11 @@ def run(args: argparse.Namespace) -> None:
     with launch(args.device_target, worker_count=1, layout_source="mindrlhf eval"):
         from mindrlhf.evaluation.evaluator import write_answers
 
-        answers = [_answers(args, sampling, *model) for model in zip(models, tokenizers, strict=True)]
+        found = [_answers(args, settings, *model) for model in zip(models, tokenizers, strict=True)]
+        answers = [own for own, _ in found]
     if args.output:
         write_answers(args.output, answers[0])
-    result = _summary(answers[0])
+    result = _summary(answers[0]) | found[0][1]
     if args.compare:
         other = (answers + earlier)[1]
         result["compared_with"] = {"model": args.compare, **_summary(other)}
@@ -61,18 +69,35 @@ def run(args: argparse.Namespace) -> None:
     print(json.dumps(_rounded(result)))
 
 
-def _answers(args: argparse.Namespace, sampling: SamplingSettings, path: str, tokenizer: Tokenizer) -> list[Answer]:
-    """Generate one model's answers."""
+def _settings(args: argparse.Namespace) -> RolloutSettings:
+    given = {name: getattr(args, name) for name in (*SAMPLING, *CONVERSATION)}
+    written = {name: f"[{', '.join(value)}]" if isinstance(value, list) else value for name, value in given.items()}
+    return load_settings(
+        RolloutSettings, overrides=[f"{n}={value}" for n, value in written.items() if value is not None]
+    )
+
+
+def _answers(
+    args: argparse.Namespace, settings: RolloutSettings, path: str, tokenizer: Tokenizer
+) -> tuple[list[Answer], dict[str, float]]:
+    """Generate one model's answers; of conversations there are metrics, too."""
     from mindrlhf.evaluation.evaluator import Evaluator, reward_of
 
     prompts = read_prompts(args.data, tokenizer)[: args.limit]
-    generator = open_generator(args, path, sampling, tokenizer, args.data)
+    generator = open_generator(args, path, settings, tokenizer, args.data)
     name = args.reward or reward_of(prompts, args.data, "name one with --reward")
-    engine = generator.engine(prompts, args.num_generations)
+    engine, metrics = generator.engine(prompts, args.num_generations), MetricSet()
     decode = partial(tokenizer.decode, skip_special_tokens=True)
-    with RewardRunner(RewardSettings(functions=(RewardFunctionSettings(name=name),))) as rewards:
+    with ExitStack() as stack:
+        partner = open_conversations(settings, tokenizer, args.seed, stack) if settings.converses else None
+        functions = (RewardFunctionSettings(name=name),)
+        rewards = stack.enter_context(RewardRunner(RewardSettings(functions=functions)))
         rewards.check_ground_truths(prompts, args.data)
-        return Evaluator(engine, prompts, args.num_generations, rewards, decode, lambda own: own, Progress())()
+        judged = engine, prompts, args.num_generations, rewards, decode, lambda own: own, Progress(), partner
+        answers = Evaluator(*judged)()
+        if partner:
+            add_conversations(metrics, **vars(partner.statistics))
+    return answers, metrics.results()
 
 
 def _summary(answers: Sequence[Answer]) -> dict[str, Any]:

@@ -115,8 +115,8 @@ def written(trained) -> set[str]:
 
 def test_charts(written):
     """Every pattern of a report's charts is that of a metric which some run writes."""
-    # `mindrlhf sft`, algorithm.kl_in_reward, algorithm.dual_clip
-    elsewhere = ("train/", "actor/reward_kl_penalty", "actor/pg_clipfrac_lower")
+    # `mindrlhf sft`, algorithm.kl_in_reward, algorithm.dual_clip, rollout.tools
+    elsewhere = ("train/", "actor/reward_kl_penalty", "actor/pg_clipfrac_lower", "tools/", "conversation/")
     for chart in (*LEARNING, *COST):
         assert isinstance(chart.metrics, tuple), chart.title
         for pattern in chart.metrics:
