@@ -94,16 +94,29 @@ class TurnTemplate:
         The ids end where the model's next turn begins. turn: the drawn ids; the template's end of a turn is added
         where they do not end with it, but where the tool format answers within the turn. None: they do.
         """
-        ended = turn is None or (len(turn) > 0 and turn[-1] == self.end_id)
-        if self.tool_format.inline and not ended and all(message["role"] == "tool" for message in messages):
-            return self._encode("".join(self.tool_format.answer(message["content"]) for message in messages))
-        (text,) = self._render([ASKED, ANSWERED, *(self._written(messages) if messages else ())])
-        start = self._dummy + (self._end if ended else "")
-        if not text.startswith(start):
-            raise UserError(
-                "the chat template writes an answer anew once a message follows it; give one that does not."
-            )
-        return self._encode(text[len(start) :])
+        return self.answers_to([(messages, turn)])[0]
+
+    def answers_to(self, turns: Sequence[tuple[Sequence[Message], Sequence[int] | None]]) -> list[np.ndarray]:
+        """Encode the answers to several turns with one rendering.
+
+        turns: (messages, turn) of each, as `answers` takes them.
+        """
+        texts, rendered = {}, {}
+        for number, (messages, turn) in enumerate(turns):
+            ended = turn is None or (len(turn) > 0 and turn[-1] == self.end_id)
+            if self.tool_format.inline and not ended and all(message["role"] == "tool" for message in messages):
+                texts[number] = "".join(self.tool_format.answer(message["content"]) for message in messages)
+            else:
+                start = self._dummy + (self._end if ended else "")
+                rendered[number] = start, [ASKED, ANSWERED, *(self._written(messages) if messages else ())]
+        whole = self._render(*(conversation for _, conversation in rendered.values())) if rendered else ()
+        for (number, (start, _)), text in zip(rendered.items(), whole, strict=True):
+            if not text.startswith(start):
+                raise UserError(
+                    "the chat template writes an answer anew once a message follows it; give one that does not."
+                )
+            texts[number] = text[len(start) :]
+        return [self._encode(texts[number]) for number in range(len(turns))]
 
     def conversation(self, messages: Sequence[Message], schemas: Sequence[Mapping[str, Any]] | None = None) -> Turns:
         """Encode a whole conversation, as it would have been drawn.

@@ -81,7 +81,7 @@ class Conversations:
                 self._pool.reset(key, name, {"seed": str(prompt.id), **prompt.fields})
         self._rows = list(self._talks.items())
         self.statistics = Statistics(conversations=len(self._talks))
-        return [self._opening(outcome) for outcome in self._answered()]
+        return self._replies([self._opening(outcome) for outcome in self._answered()])
 
     def submit(self, row: int, turn: Sequence[int], length: int) -> None:
         """Take a turn: the move in an environment, or calls of tools."""
@@ -104,7 +104,8 @@ class Conversations:
         """Return the replies that are ready; wait: until there is one."""
         replies = list(self._ready)
         self._ready.clear()
-        return replies + [self._reply(outcome) for outcome in self._pool.collect(wait and not replies)]
+        outcomes = self._pool.collect(wait and not replies)
+        return replies + self._replies([self._answer(outcome) for outcome in outcomes])
 
     def rewards(self) -> np.ndarray:
         """Ask for the environments' rewards, and end them: float32[rows], NaN where there is none.
@@ -144,14 +145,13 @@ class Conversations:
             raise UserError(f"row {prompt.id}: its {ENVIRONMENT} is {name!r}, and should be {', '.join(names)}.")
         return name
 
-    def _opening(self, outcome: Outcome) -> Reply:
+    def _opening(self, outcome: Outcome) -> "_Words":
         talk, text = self._talks[outcome.key], _text(outcome.answers)
         talk.lost = any(answer.failure for answer in outcome.answers)
         self._note(outcome, talk, 0)
-        ids = self._ids("user", [text], []) if text and not talk.lost else NO_IDS
-        return Reply(talk.row, ids)
+        return _Words(talk.row, "user", [text] if text and not talk.lost else [])
 
-    def _reply(self, outcome: Outcome) -> Reply:
+    def _answer(self, outcome: Outcome) -> "_Words":
         talk = self._talks[outcome.key]
         talk.lost = outcome.lost
         self._note(outcome, talk, 1 if talk.raw else len(talk.calls))
@@ -159,17 +159,20 @@ class Conversations:
         if talk.raw:
             text = _text(outcome.answers)
             over = over or text is None or outcome.answers[0].failure is not None
-            return Reply(talk.row, NO_IDS if over else self._ids("user", [text], talk.turn), over)
+            return _Words(talk.row, "user", [] if over else [text], talk.turn, over)
         self._count(failures=sum(bool(call.error) for call in talk.calls))
         answers = iter(outcome.answers)
         texts = [call.error or _said(next(answers)) for call in talk.calls]
-        return Reply(talk.row, NO_IDS if over else self._ids("tool", texts, talk.turn), over)
+        return _Words(talk.row, "tool", [] if over else texts, talk.turn, over)
 
-    def _ids(self, role: str, texts: Sequence[str], turn: Sequence[int]) -> np.ndarray:
-        messages = [{"role": role, "content": MARKUP.sub("< ", text)} for text in texts]
-        ids = self._template.answers(messages, turn)
-        self.statistics.tokens[role] += len(ids)
-        return ids
+    def _replies(self, several: Sequence["_Words"]) -> list[Reply]:
+        """Encode what others say; one rendering of the chat template for all of them."""
+        speaking = [words for words in several if words.texts]
+        turns = [(words.messages(), words.turn) for words in speaking]
+        ids = dict(zip((words.row for words in speaking), self._template.answers_to(turns), strict=True))
+        for words in speaking:
+            self.statistics.tokens[words.role] += len(ids[words.row])
+        return [Reply(words.row, ids.get(words.row, NO_IDS), words.over) for words in several]
 
     def _note(self, outcome: Outcome, talk: "_Talk", calls: int) -> None:
         failures = sum(answer.failure is not None for answer in outcome.answers)
@@ -196,6 +199,24 @@ class _Talk:
     turn: Sequence[int] = ()
     calls: Sequence[ToolCall] = ()
     lost: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class _Words:
+    """Messages of one role to a conversation.
+
+    texts: none where nothing is said. turn: the drawn ids before them.
+    """
+
+    row: int
+    role: str
+    texts: Sequence[str]
+    turn: Sequence[int] = ()
+    over: bool = False
+
+    def messages(self) -> list[dict[str, str]]:
+        """Write them without the beginnings of control tokens."""
+        return [{"role": self.role, "content": MARKUP.sub("< ", text)} for text in self.texts]
 
 
 def _text(answers: Sequence[Answer]) -> str | None:

@@ -6,6 +6,7 @@ answered by a failure. An environment is lost with its process, and its conversa
 """
 
 import json
+import math
 import resource
 import socket
 import tempfile
@@ -134,14 +135,16 @@ class EnvironmentPool(AbstractContextManager):
 
         wait_for_one: wait until there is one, if any is under way.
         """
+        self._fill()
         while True:
-            for conversation in list(self._running):
-                self._advance(conversation)
+            blocks = wait_for_one and not self._ready
+            by_peer = {conversation.peer: conversation for conversation in self._running}
+            for peer in wait(by_peer, math.inf if blocks else 0.0) if by_peer else ():
+                self._advance(by_peer[peer])
             self._fill()
             if self._ready or not (wait_for_one and self._running):
                 ready, self._ready = self._ready, []
                 return ready
-            wait(conversation.peer for conversation in self._running)
 
     def close(self) -> None:
         """End all processes and remove their temporary files. May be called again."""

@@ -1,6 +1,7 @@
 """Owner's side of a worker: calls and replies, as lines of JSON."""
 
 import json
+import math
 import os
 import select
 import time
@@ -129,13 +130,20 @@ class Peer(ABC):
             self.exited = True
 
 
-def wait(peers: Iterable[Peer]) -> None:
-    """Sleep until a peer, not all idle, answers, accepts input, or is overdue."""
-    peers, poll = list(peers), select.poll()
+def wait(peers: Iterable[Peer], most_s: float = math.inf) -> list[Peer]:
+    """Sleep until a peer, not all idle, answers, accepts input, or is overdue.
+
+    It takes `most_s` seconds at most. Returns the peers for which that is so.
+    """
+    by_descriptor, poll = {}, select.poll()
     for peer in peers:
         if peer._outbox:
             poll.register(peer._writing, select.POLLOUT)
         both = peer._outbox and peer._reading == peer._writing
         poll.register(peer._reading, select.POLLIN | select.POLLOUT if both else select.POLLIN)
-    deadline = min(peer._deadline for peer in peers if not peer.idle)
-    poll.poll(max(0.0, 1000.0 * (deadline - time.monotonic())))
+        by_descriptor |= {peer._reading: peer, peer._writing: peer}
+    deadline = min(peer._deadline for peer in by_descriptor.values() if not peer.idle)
+    ready = poll.poll(1000.0 * max(0.0, min(most_s, deadline - time.monotonic())))
+    now = time.monotonic()
+    overdue = [peer for peer in by_descriptor.values() if not peer.idle and now >= peer._deadline]
+    return list(dict.fromkeys([*(by_descriptor[descriptor] for descriptor, _ in ready), *overdue]))
