@@ -3,14 +3,14 @@
 OMP_NUM_THREADS=2 python benchmarks/conversations.py --rounds 7
 OMP_NUM_THREADS=2 python benchmarks/conversations.py --turn-tokens 16 16   # all conversations wait at the same time
 
-Of each round, in turn in one process and by one engine: `plain`, no conversations; `tools`, a function that has no
-state; `environment`, one with a process for each conversation, from its beginning to its reward. Everything is what a
-training job runs, but for two things: the model is random, and random numbers are replaced where a turn is to end,
-by such as draw the one of two stop tokens, of which the first stands for a call. So responses have as many tokens on
-all sides. Of these the tools' answers are a part that is not drawn, but computed all the same.
+Of each round, in turn in one process and by one engine: `plain`, no conversations; `tools`, a function without state;
+`environment`, a process for each conversation, from its beginning to its reward. It is what a training job runs, but
+for two things. The model is random. And random numbers are replaced where a turn is to end, by numbers that draw one of
+the two stop tokens; the first of these stands for a call. So all sides have responses of the same lengths. The tools'
+answers are a part of these, which is not drawn, but computed all the same.
 
 overhead: seconds, without the tools' latency once for each call of a conversation, over those of `plain`; the goal is
-1.15 at most. A round in which other processes used more than --max-others cores is left out where there are others.
+1.15 at most. Rounds in which other processes used more than --max-others cores count only if all are such.
 """
 
 import argparse
