@@ -11,47 +11,7 @@
 # model_configs/qwen_grpo/{finetune,predict}_qwen2_tiny.yaml.
 set -euo pipefail
 
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
-example=examples/qwen_grpo_tutorial
-models=model_configs/qwen_grpo
-seed=0 out=out/quickstart steps=""
-refuse() {
-    echo "quickstart.sh: $1; give --seed N, --out DIR or --steps N" >&2
-    exit 2
-}
-while (($#)); do
-    case "$1=${2-}" in
-        --seed=[0-9]*) seed=$2 ;;
-        --steps=[1-9]*) steps=$2 ;;
-        --out=?*) out=$(realpath -m "$2") ;;
-        *) refuse "$1 ${2-} is not understood" ;;
-    esac
-    shift 2
-done
-[[ $seed$steps =~ ^[0-9]+$ ]] || refuse "--seed and --steps are whole numbers"
-
-title="the start"
-trap 'echo "quickstart.sh: stopped at: $title" >&2' ERR
-trap 'exit 130' INT # after Ctrl-C msrun itself ends as if all were well
-step() {
-    title=$1
-    printf '\n[%d:%02d] %s\n' $((SECONDS / 60)) $((SECONDS % 60)) "$title"
-}
-
-# evaluate MODEL NAME: greedy answers to the held-out problems go to eval_NAME.jsonl; sets $accuracy.
-evaluate() {
-    mindrlhf eval --model "$1" --data "$out/data/test.mindrecord" --max_new_tokens 24 --slots 256 \
-        --output "$out/eval_$2.jsonl" | tee "$out/eval_$2.log"
-    accuracy=$(sed -n 's/.*"accuracy": \([0-9.]*\).*/\1/p' "$out/eval_$2.log")
-}
-
-cd "$root"
-mkdir -p "$out" || exit 2
-
-step "Environment: .venv"
-bash scripts/setup.sh
-export PATH="$root/.venv/bin:$PATH" GLOG_v="${GLOG_v:-3}" # 3: errors only
-tokenizer=(--vocab_path "$out/data/vocab.json" --merges_file_path "$out/data/merges.txt")
+source "$(dirname "${BASH_SOURCE[0]}")/quickstart_parts.sh"
 
 step "Arithmetic word problems in GSM8K's format, and a tokenizer that has learnt from them"
 mindrlhf synthesize --task arithmetic --max_number 10 --train_size 4000 --test_size 400 \
@@ -71,7 +31,7 @@ mindrlhf sft "${tokenizer[@]}" --sft_path_train "$models/finetune_qwen2_tiny.yam
     --save_ckpt_dir "$out/sft" --output_dir "$out/sft" seed="$seed"
 
 step "Accuracy on the held-out problems before GRPO"
-evaluate "$out/sft/hf" before
+evaluate "$out/sft/hf" before --max_new_tokens 24
 before=$accuracy
 
 step "GRPO"
@@ -82,7 +42,7 @@ msrun --worker_num=1 --local_worker_num=1 --join=True --log_dir="$out/grpo/log" 
     --save_ckpt_dir "$out/grpo" --output_dir "$out/grpo" seed="$seed" ${steps:+trainer.total_steps="$steps"}
 
 step "Accuracy on the held-out problems after GRPO"
-evaluate "$out/grpo/hf" after
+evaluate "$out/grpo/hf" after --max_new_tokens 24
 
 step "Reward curve"
 mindrlhf plot "$out/grpo" --accuracy "$before" "$accuracy" --title "Quick start, seed $seed" \

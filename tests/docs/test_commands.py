@@ -32,6 +32,8 @@ NOT_HERE = {
     "bash scripts/setup.sh": "installs 3 GB; .ci/run begins with it",
     "bash scripts/run_tests.sh": "runs these tests",
     "bash scripts/quickstart.sh": "takes minutes; tests/examples/test_quickstart.py runs it",
+    "bash scripts/quickstart_tools.sh": "takes minutes; tests/examples/test_quickstart.py runs it",
+    "for seed in 0 1 2; do bash scripts/quickstart_tools.sh": "as the line above",
     "for seed in 0 1 2; do bash scripts/quickstart.sh --seed $seed --out out/seed$seed; done": "as the line above",
     "bash scripts/learning_curves.sh": "takes half an hour; tests/scripts/test_learning_curves.py runs it",
     "bash scripts/lora_grid.sh": "takes hours; tests/scripts/test_lora_grid.py runs it",

@@ -1,4 +1,4 @@
-"""The quick start: its settings pass the checks of a run, and all its steps work together (slow)."""
+"""The quick starts: their settings pass the checks of a run, and all their steps work together (slow)."""
 
 import json
 import os
@@ -21,34 +21,44 @@ def example(root):
     return root / "examples" / "qwen_grpo_tutorial"
 
 
-def test_settings_pass_the_checks_of_a_run(root, example):
+@pytest.mark.parametrize("name", ["quickstart", "quickstart_tools"])
+def test_settings_pass_the_checks_of_a_run(root, example, name):
     models = root / "model_configs" / "qwen_grpo"
     train, infer = (load_model_yaml(models / f"{role}_qwen2_tiny.yaml") for role in ("finetune", "predict"))
     model = train.architecture()
-    grpo = load_grpo_config(example / "quickstart_grpo.yaml", (), infer.sampling_defaults())
-    sft = load_sft_config(example / "quickstart_sft.yaml")
+    grpo = load_grpo_config(example / f"{name}_grpo.yaml", (), infer.sampling_defaults())
+    sft = load_sft_config(example / f"{name}_sft.yaml")
     check_grpo(grpo, train, infer, model, infer.architecture(), workers=1)
     check_sft(sft, train, model, workers=1)
     check_lengths(grpo, train, model, PROMPT_TOKENS)
     assert grpo.rollout.temperature == 1.0, "ratios are of the distribution that was sampled"
-    script = (root / "scripts" / "quickstart.sh").read_text()
-    assert f"--max_new_tokens {grpo.rollout.max_new_tokens} " in script, "evaluation allows what training allows"
+    script = (root / "scripts" / f"{name}.sh").read_text()
+    allowed = re.findall(r"--max_new_tokens (\d+)", script)
+    assert set(allowed) == {str(grpo.rollout.max_new_tokens)}, "evaluation allows what training allows"
+    if grpo.rollout.converses:
+        assert f"--tools {' '.join(grpo.rollout.tools)} --max_turns {grpo.rollout.max_turns})" in script
 
 
+@pytest.mark.parametrize("name", ["quickstart.sh", "quickstart_tools.sh"])
 @pytest.mark.parametrize("arguments", [["--steps", "0"], ["--steps", "3x"], ["--seed", "-1"], ["--out"], ["now"]])
-def test_a_wrong_option_is_refused_before_anything_is_done(root, tmp_path, arguments):
-    done = run(root, tmp_path, *arguments)
+def test_a_wrong_option_is_refused_before_anything_is_done(root, tmp_path, name, arguments):
+    done = run(root, tmp_path, *arguments, name=name)
     assert done.returncode == 2
-    assert re.fullmatch(r"quickstart\.sh: .*give --seed N, --out DIR or --steps N\n", done.stderr)
+    assert re.fullmatch(rf"{re.escape(name)}: .*give --seed N, --out DIR or --steps N\n", done.stderr)
     assert done.stdout == ""
+
+
+@pytest.fixture
+def _installed(root):
+    if not (root / ".venv" / "installed-base").exists() and not (root / ".venv" / "installed-dev").exists():
+        pytest.skip("no .venv: scripts/setup.sh has not been run, and a test does not fetch 800 MB")
 
 
 @pytest.mark.slow
 @pytest.mark.msrun
 @pytest.mark.timeout(1200)
+@pytest.mark.usefixtures("_installed")
 def test_every_step_of_it_works(root, tmp_path):
-    if not (root / ".venv" / "installed-base").exists() and not (root / ".venv" / "installed-dev").exists():
-        pytest.skip("no .venv: scripts/setup.sh has not been run, and a test does not fetch 800 MB")
     done = run(root, tmp_path, "--out", "here", "--steps", "2", "--seed", "1")
     assert done.returncode == 0, done.stdout + done.stderr
     out = tmp_path / "here"
@@ -72,7 +82,27 @@ def test_every_step_of_it_works(root, tmp_path):
     assert (out / "reward_curve.png").read_bytes().startswith(b"\x89PNG")
 
 
-def run(root, folder, *arguments: str) -> subprocess.CompletedProcess:
-    """The script, started in `folder`."""
-    command = ["bash", str(root / "scripts" / "quickstart.sh"), *arguments]
-    return subprocess.run(command, cwd=folder, env=os.environ, capture_output=True, text=True, timeout=1100)
+@pytest.mark.slow
+@pytest.mark.msrun
+@pytest.mark.timeout(1800)
+@pytest.mark.usefixtures("_installed")
+def test_a_model_learns_to_call_the_calculator(root, tmp_path):
+    done = run(root, tmp_path, "--out", "here", name="quickstart_tools.sh")
+    assert done.returncode == 0, done.stdout + done.stderr
+    out, found = tmp_path / "here", r"greedy: ([\d.]+) before GRPO, ([\d.]+) after, ([\d.]+) after and without"
+    before, after, without = map(float, re.search(found, done.stdout).groups())
+    assert before < 0.35
+    assert after >= 0.9
+    assert without < 0.35, "the calculator is used"
+    rows = [json.loads(line) for line in (out / "grpo" / "metrics.jsonl").read_text().splitlines()]
+    assert rows[0]["tools/call_frequency"] < 0.7 < 0.9 < rows[-1]["tools/call_frequency"]
+    assert rows[-1]["tools/failure_frequency"] < 0.1
+    assert rows[0]["critic/rewards/mean"] < 0.5
+    assert "Calls of tools" in (out / "grpo" / "report.html").read_text()
+    assert (out / "reward_curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def run(root, folder, *arguments: str, name: str = "quickstart.sh") -> subprocess.CompletedProcess:
+    """A script, started in `folder`."""
+    command = ["bash", str(root / "scripts" / name), *arguments]
+    return subprocess.run(command, cwd=folder, env=os.environ, capture_output=True, text=True, timeout=1700)

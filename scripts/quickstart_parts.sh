@@ -1,0 +1,48 @@
+# What the quick starts have in common; they source it: options, title lines, environment.
+#
+# Sets root (also the current folder), example, models, seed, out and steps.
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
+example=examples/qwen_grpo_tutorial
+models=model_configs/qwen_grpo
+script=$(basename "$0")
+seed=0 out=out/${script%.sh} steps=""
+refuse() {
+    echo "$script: $1; give --seed N, --out DIR or --steps N" >&2
+    exit 2
+}
+while (($#)); do
+    case "$1=${2-}" in
+        --seed=[0-9]*) seed=$2 ;;
+        --steps=[1-9]*) steps=$2 ;;
+        --out=?*) out=$(realpath -m "$2") ;;
+        *) refuse "$1 ${2-} is not understood" ;;
+    esac
+    shift 2
+done
+[[ $seed$steps =~ ^[0-9]+$ ]] || refuse "--seed and --steps are whole numbers"
+
+title="the start"
+trap 'echo "$script: stopped at: $title" >&2' ERR
+trap 'exit 130' INT # after Ctrl-C msrun itself ends as if all were well
+step() {
+    title=$1
+    printf '\n[%d:%02d] %s\n' $((SECONDS / 60)) $((SECONDS % 60)) "$title"
+}
+
+# evaluate MODEL NAME OPTION...: greedy answers to the held-out problems go to eval_NAME.jsonl; sets $accuracy.
+evaluate() {
+    local model=$1 name=$2
+    shift 2
+    mindrlhf eval --model "$model" --data "$out/data/test.mindrecord" --slots 256 "$@" \
+        --output "$out/eval_$name.jsonl" | tee "$out/eval_$name.log"
+    accuracy=$(sed -n 's/.*"accuracy": \([0-9.]*\).*/\1/p' "$out/eval_$name.log")
+}
+
+cd "$root"
+mkdir -p "$out" || exit 2
+
+step "Environment: .venv"
+bash scripts/setup.sh
+export PATH="$root/.venv/bin:$PATH" GLOG_v="${GLOG_v:-3}" # 3: errors only
+tokenizer=(--vocab_path "$out/data/vocab.json" --merges_file_path "$out/data/merges.txt")
