@@ -13,6 +13,7 @@ from small_model import random_arrays
 from mindrlhf.checkpoint.hf import save_hf
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_yaml import load_model_yaml
+from mindrlhf.data.source import write_parquet
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.models.parameters import parameter_table
 
@@ -43,6 +44,7 @@ def prepared(tmp_path_factory) -> Path:
     (folder / "my_problems.jsonl").write_text('{"problem": "What is 2 + 3?", "solution": "5"}\n')
     conversation = next(block.text for block in documentation.blocks("docs/fine_tuning.md") if block.text[0] == "{")
     (folder / "conversations.jsonl").write_text(json.dumps(json.loads(conversation)) + "\n")
+    retool(folder)
     (folder / "verl_reward.py").write_text(VERL_REWARD)
     (folder / "my_rewards.py").write_text(python_file("docs/faq.md", "my_rewards.py"))
     return folder
@@ -81,6 +83,16 @@ def trained(prepared) -> Path:
         adapters = next(c for c in documentation.commands("docs/lora.md") if c.begins("mindrlhf train "))
         done(*adapters.words[1:], *documentation.SMALL, "trainer.total_steps=1", "trainer.loggers=[jsonl]")
     return prepared
+
+
+def retool(folder: Path) -> None:
+    """A demonstration as ReTool's are published, and the model that is fine-tuned on it: here the first one."""
+    said = "Let me see. <code>\nprint(6 * 7)\n</code>\n<interpreter>\n42\n</interpreter>\nIt is \\boxed{42}."
+    messages = [{"role": "user", "content": "What is 6 * 7?"}, {"role": "assistant", "content": said}]
+    for name in ("data/retool/data", "out/retool_sft/ckpt"):
+        (folder / name).mkdir(parents=True)
+    write_parquet(folder / "data/retool/data/train-00000-of-00001.parquet", [{"messages": messages}])
+    (folder / "out/retool_sft/ckpt/hf").symlink_to(folder / "models/Qwen2.5-0.5B-Instruct")
 
 
 def done(*argv: str) -> None:
