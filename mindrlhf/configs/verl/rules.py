@@ -12,6 +12,7 @@ from mindrlhf.configs.tracking import Logger
 from mindrlhf.configs.verl.command import Keys
 from mindrlhf.configs.verl.result import Translation
 from mindrlhf.configs.verl.table import COPIED_WITH, MEGATRON_MODULES, NAMES
+from mindrlhf.configs.yaml_file import read_yaml
 from mindrlhf.data.convert_problems import TRUNCATIONS
 from mindrlhf.errors import UserError
 
@@ -30,6 +31,9 @@ OVERLONG_BUFFERS = (
     "reward.reward_kwargs.overlong_buffer_cfg",
 )
 MEGATRON_ADAPTER = "model.lora"
+TURNS = "rollout.multi_turn"
+TOOLS = {"code_interpreter": "python", "calculator": "calculator", "sqlite": "sqlite"}  # a tool's name -> ready one
+UNLIMITED_TURNS = 1_000
 
 
 def _data(keys: Keys, result: Translation) -> None:
@@ -39,6 +43,8 @@ def _data(keys: Keys, result: Translation) -> None:
     column = keys("data.prompt_key") or "prompt"
     options = f"--max_prompt_length {keys('data.max_prompt_length')} --truncation {truncation}"
     options += "" if column == "prompt" else f" --fields prompt={column}"
+    tools = _tools(keys)
+    options += f" --tools {' '.join(tools)}" if tools else ""
     for theirs, ours in (("data.train_files", "--mind_dataset_dir"), ("data.val_files", "data.val_dataset")):
         given = keys(theirs) or []
         files = [os.path.expanduser(str(name)) for name in (given if isinstance(given, list) else [given])]
@@ -64,6 +70,47 @@ def _sampling(keys: Keys, result: Translation) -> None:
             result.put(f"{ours}.temperature", keys(temperature), temperature, drawn)
         if keys(top_k) is not None:
             result.put(f"{ours}.top_k", keys.positive(top_k) or 0, top_k)
+
+
+def _tools(keys: Keys) -> list[str]:
+    """List ready tools for the names in verl's tool file.
+
+    Raises UserError for other tools, and for a file that cannot be read.
+    """
+    key = f"{TURNS}.tool_config_path"
+    if keys(f"{TURNS}.enable") is not True or not keys(key):
+        return []
+    rows = read_yaml(os.path.expanduser(str(keys(key)))).values.get("tools")
+    tools = []
+    for row in rows if isinstance(rows, list) else [None]:
+        try:
+            name = row["tool_schema"]["function"]["name"]
+        except (KeyError, TypeError):
+            raise UserError(f"--from-verl: {key}={keys(key)} has a tool without tool_schema.function.name.") from None
+        if name not in TOOLS:
+            found = f"{key}={keys(key)} names the tool {name!r} ({row.get('class_name')})"
+            raise UserError(f"--from-verl: {found}, and here are {', '.join(TOOLS)}; give it in rollout.tools instead.")
+        tools.append(TOOLS[name])
+    return tools
+
+
+def _turns(keys: Keys, result: Translation) -> None:
+    if keys(f"{TURNS}.enable") is not True:
+        return
+    named, turns, form = (f"{TURNS}.{name}" for name in ("tool_config_path", "max_assistant_turns", "format"))
+    if tools := _tools(keys):
+        result.put("rollout.tools", tools, f"{TURNS}.enable", named)
+    result.put("rollout.max_turns", keys.positive(turns) or UNLIMITED_TURNS, turns)
+    if keys(form) in (None, "hermes"):
+        result.put("rollout.tool_format", "hermes", form)
+    else:
+        result.refused[form] = "rollout.tool_format is hermes, retool, python_block or file.py:Class"
+    for name, reason in (
+        ("interaction_config_path", "users are an environment, rollout.environment=file.py:Class"),
+        ("max_user_turns", "rollout.max_turns counts the policy's turns"),
+    ):
+        if keys(f"{TURNS}.{name}"):
+            result.refused[f"{TURNS}.{name}"] = reason
 
 
 def _reward(keys: Keys, result: Translation) -> None:
@@ -312,6 +359,6 @@ def _bound(text: str, name: str) -> float:
 
 
 RULES = (
-    *(_data, _sampling, _reward, _memory, _trainer, _checkpoints, _batch, _micro_batch),
+    *(_data, _sampling, _turns, _reward, _memory, _trainer, _checkpoints, _batch, _micro_batch),
     *(_advantage, _loss, _kl, _optimizer, _critic, _adapters, _dapo, _correction),
 )

@@ -97,6 +97,31 @@ def test_ppo_with_its_critic():
     assert not any(text.startswith("critic.") for text in without_critic.overrides)
 
 
+TOOL = "class_name: {0}, config: {{type: native}}, tool_schema: {{type: function, function: {{name: {1}}}}}"
+
+
+def test_tools(tmp_path):
+    path = tmp_path / "tools.yaml"
+    path.write_text(f"tools:\n  - {{{TOOL.format('recipe.retool.retool.Sandbox', 'code_interpreter')}}}\n")
+    command = (
+        "algorithm.adv_estimator=grpo data.train_files=a.parquet rollout.multi_turn.enable=True "
+        f"rollout.multi_turn.tool_config_path={path} rollout.agent.default_agent_loop=tool_agent "
+        "rollout.multi_turn.max_parallel_calls=1"
+    )
+    rollout = settings(f"{command} rollout.multi_turn.max_assistant_turns=6 rollout.multi_turn.format=hermes").rollout
+    assert (rollout.tools, rollout.max_turns, rollout.tool_format) == (("python",), 6, "hermes")
+    assert settings(command).rollout.max_turns == 1000  # verl has no limit of its own
+    assert translate(command).commands[0].endswith(" --tools python")
+    path.write_text(f"tools:\n  - {{{TOOL.format('verl.tools.search_tool.SearchTool', 'search')}}}\n")
+    with pytest.raises(UserError, match=r"names the tool 'search' \(verl.tools.search_tool.SearchTool\), and here are"):
+        translate(command)
+    path.write_text("tools: [{class_name: Search}]")
+    with pytest.raises(UserError, match="has a tool without tool_schema"):
+        translate(command)
+    off = translate(f"{command} rollout.multi_turn.enable=False")
+    assert not any("tools" in text for text in (*off.overrides, *off.commands))
+
+
 def test_dapos_recipe():
     config = settings(
         "algorithm.adv_estimator=grpo data.train_batch_size=8 data.gen_batch_size=24 "
@@ -329,7 +354,12 @@ def test_the_aggregation_that_a_loss_is_defined_with():
         ("model.lora.rank=8 model.lora.target_modules=[router]", "model.lora.target_modules=['router'] (router is"),
         ("reward.reward_model.enable=True", "reward.reward_model.enable=True (a reward model"),
         ("reward_model.enable=True", "reward_model.enable=True (a reward model"),
-        ("actor_rollout_ref.rollout.multi_turn.enable=True", "rollout.multi_turn.enable=True (rollouts of several"),
+        ("rollout.agent.default_agent_loop=my_agent", "rollout.agent.default_agent_loop=my_agent (agent loops"),
+        (
+            "rollout.multi_turn.enable=True rollout.multi_turn.format=gpt-oss",
+            "rollout.multi_turn.format=gpt-oss (rollout",
+        ),
+        ("rollout.multi_turn.enable=True rollout.multi_turn.max_user_turns=2", "rollout.multi_turn.max_user_turns=2 ("),
         ("data.image_key=images", "data.image_key=images (images"),
         ("distillation.enabled=True", "distillation.enabled=True (distillation"),
         ("actor_rollout_ref.actor.optim.optimizer=SGD", "actor.optim.optimizer=SGD (optimizers other than AdamW"),
