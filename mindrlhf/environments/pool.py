@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from itertools import count
+from types import NoneType
 from typing import Any
 
 from mindrlhf.errors import UserError
@@ -214,7 +215,7 @@ class EnvironmentPool(AbstractContextManager):
 
     def _advance(self, conversation: "_Conversation") -> None:
         """Take answers, and a failure for a call that gets none."""
-        conversation.answers += (answer for _, answer in conversation.peer.collect())
+        conversation.answers += (conversation.checked(answer) for _, answer in conversation.peer.collect())
         if not conversation.peer.idle and (loss := conversation.peer.loss()):
             conversation.answers.append(Answer(None, loss.seconds, loss.error))
             self._drop(conversation.peer)
@@ -287,6 +288,13 @@ class _Conversation:
     def seed(self) -> str:
         """Seed of random numbers: of all of an environment, or of one request alone."""
         return " ".join(map(str, self.key if self.stateful else (*self.key, self.requests)))
+
+    def checked(self, answer: Answer) -> Answer:
+        """Make a failure of a forged answer: one of the wrong kind."""
+        kinds = {"call": str, "reward": (float, list, NoneType)}.get(self.action, (str, NoneType))
+        if answer.failure or isinstance(answer.value, kinds):
+            return answer
+        return Answer(None, answer.seconds, "its process gave no answer of the right kind")
 
 
 class _Server(WorkerProcess):

@@ -39,6 +39,7 @@ OTHER_RUNS = {
     "timing_s/reshard": "two layouts",
     "sampling/": "dynamic sampling",
     "swap/": "memory.swap",
+    "tools/": "tools",
     "perf/mfu/": "a step that builds no graph",
     "reward/format/": "another reward function",
     "reward/countdown/": "another reward function",

@@ -5,6 +5,7 @@ import ctypes
 import os
 import random
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -129,6 +130,15 @@ def fault(kind: str) -> str:
                     os.write(descriptor, b"[0,[]]\n")
                 except OSError:
                     continue
+        case "forge":
+            for descriptor in range(3, 50):
+                try:
+                    if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                        continue
+                except OSError:
+                    continue
+                os.write(descriptor, b"[0,1.5,0.0,null]\n")
+                time.sleep(1000)
         case "close":
             os.closerange(3, 100)
         case "fork":

@@ -193,6 +193,15 @@ def test_faults_cost_their_call(hostile, environment):
         assert last.failure == (LOST if found[number,].lost else None), kind
 
 
+def test_a_forged_answer_is_a_failure(hostile):
+    """A number in place of a text, sent by the tool's own code before its answer."""
+    with pool_of(hostile, "fault", environment=None) as pool:
+        pool.reset((0,), "e", {})
+        outcomes(pool, 1)
+        (answer,) = ask(pool, (0,), "forge")
+    assert (answer.value, answer.failure) == (None, "its process gave no answer of the right kind")
+
+
 def test_a_lost_environment_stays_lost(hostile):
     with pool_of(hostile) as pool:
         pool.reset((0,), "e", {})
