@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pyarrow
 import pytest
-from conversations import MESSAGES, TOOLS, drawn_text
 from pyarrow import parquet
+from sample_conversations import MESSAGES, TOOLS, drawn_text
 
 from mindrlhf.data.convert_problems import convert
 from mindrlhf.data.demonstrations import read_demonstrations

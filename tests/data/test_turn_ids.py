@@ -8,7 +8,7 @@ import random
 
 import jinja2
 import pytest
-from conversations import THINKING
+from sample_conversations import THINKING
 
 from mindrlhf.data.tool_formats import FORMATS, load_tool_format
 from mindrlhf.data.turns import STRIPPING, TurnTemplate

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from conversations import CALL, CODE, MESSAGES, THINKING, TOOLS, drawn_text
+from sample_conversations import CALL, CODE, MESSAGES, THINKING, TOOLS, drawn_text
 
 from mindrlhf.data import turns
 from mindrlhf.data.chat import render_conversations

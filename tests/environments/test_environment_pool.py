@@ -42,9 +42,13 @@ def hostile(tmp_path):
 @pytest.fixture(autouse=True)
 def _no_process_is_left():
     yield
-    assert [
-        child for child in psutil.Process().children(recursive=True) if "environments" in str(child.cmdline())
-    ] == []
+    assert processes(recursive=True) == []
+
+
+def processes(recursive=False):
+    """Those of pools; other tests may have left theirs."""
+    children = psutil.Process().children(recursive=recursive)
+    return [child for child in children if "environments" in str(child.cmdline())]
 
 
 def pool_of(hostile, *tools, environment="Counter", **limits):
@@ -272,7 +276,8 @@ def test_a_dead_server_is_replaced(hostile):
         for number in range(2):
             pool.reset((number,), "e", {"start": str(number)})
         outcomes(pool, 2)
-        servers = psutil.Process().children()
+        servers = processes()
+        assert servers
         ask(pool, (0,), "kill the parent")
         assert psutil.wait_procs(servers, timeout=5)[1] == []
         pool.reset((2,), "e", {"start": "2"})
