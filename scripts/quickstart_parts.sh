@@ -22,13 +22,8 @@ while (($#)); do
 done
 [[ $seed$steps =~ ^[0-9]+$ ]] || refuse "--seed and --steps are whole numbers"
 
-title="the start"
-trap 'echo "$script: stopped at: $title" >&2' ERR
+source "$root/scripts/steps.sh"
 trap 'exit 130' INT # after Ctrl-C msrun itself ends as if all were well
-step() {
-    title=$1
-    printf '\n[%d:%02d] %s\n' $((SECONDS / 60)) $((SECONDS % 60)) "$title"
-}
 
 # evaluate MODEL NAME OPTION...: greedy answers to the held-out problems go to eval_NAME.jsonl; sets $accuracy.
 evaluate() {

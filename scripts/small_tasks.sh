@@ -15,12 +15,7 @@ check_tasks() {
     for name in "$@"; do [[ $name == arithmetic || $name == countdown ]] || refuse "there is no task $name here"; done
 }
 
-title="the start"
-trap 'echo "$(basename "$0"): stopped at: $title" >&2' ERR
-step() {
-    title=$1
-    printf '\n[%d:%02d] %s\n' $((SECONDS / 60)) $((SECONDS % 60)) "$title"
-}
+source "$root/scripts/steps.sh"
 
 # open_project OUT: into the project's folder, with `mindrlhf` there and the folder OUT.
 open_project() {

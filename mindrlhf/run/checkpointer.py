@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from math import isfinite
 from typing import Any, Protocol
 
@@ -24,6 +23,7 @@ from mindrlhf.checkpoint.training_state import (
 )
 from mindrlhf.configs.grpo import TrainerSettings
 from mindrlhf.errors import UserError
+from mindrlhf.files.text import nearest
 from mindrlhf.metrics.performance import resident_bytes
 from mindrlhf.roles.part import Arrays
 from mindrlhf.run.stop_signals import Stopped, StopSignals
@@ -220,8 +220,8 @@ class Best:
         if name is None or (name not in metrics and name.startswith("val-") and not validated):
             return False
         if name not in metrics:
-            near = get_close_matches(name, metrics, n=1, cutoff=0.4)
-            hint = f"did you mean {near[0]}?" if near else f"this step has {', '.join(sorted(metrics))}."
+            near = nearest(name, metrics, cutoff=0.4)
+            hint = f"did you mean {near}?" if near else f"this step has {', '.join(sorted(metrics))}."
             raise UserError(f"trainer.save_best_metric is {name}, and there is no such metric; {hint}")
         sign, value = 1 if self.mode == "max" else -1, metrics[name]
         better = isfinite(value) and (self.value is None or sign * value > sign * self.value)
