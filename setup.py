@@ -1,7 +1,7 @@
 """Package `mindrlhf`: what it needs, and the `mindrlhf` command.
 
-Versions are exact: these are the ones that the tests have passed with. A reason stands beside a pin where another
-version is known to fail; the rest may be raised together with a run of the tests.
+Ranges, so that it installs alongside other packages. The lowest versions were tried; an upper bound has its reason
+alongside. `constraints.txt` has the exact versions that the tests pass with; `scripts/setup.sh` installs those.
 """
 
 import re
@@ -12,51 +12,66 @@ from setuptools import find_packages, setup
 HERE = Path(__file__).parent
 
 REQUIRES = [
-    "mindspore==2.9.0",  # 2.10.0 has no MindFormers that installs beside it, and MindFormers is the oracle in tests
-    "numpy==1.26.4",  # MindSpore 2.9's operators are compiled for NumPy 1 and fail at their first use with NumPy 2
-    "safetensors==0.7.0",  # MindSpore brings it in; 0.8.0 silently writes wrong shards of non-contiguous arrays
+    "mindspore>=2.9,<2.10",  # the operators and private functions that it calls change with its minor versions
+    "numpy>=1.26,<2",  # MindSpore 2.9's operators are compiled for NumPy 1 and fail at their first use with NumPy 2
     "protobuf<8",  # MindSpore ships classes of an old protobuf compiler; 7 still reads them, a later one may not
-    "tokenizers==0.22.2",  # transformers 4.57.1, which MindFormers 1.9.0 wants, takes 0.22 and nothing newer
-    "math-verify==0.9.0",  # rewards change when its parser does
-    "sympy>=1.13",  # what math-verify computes with, and the math reward limits; MindSpore and it choose the version
-    "sentencepiece==0.2.3",  # `tokenizer.model` files
-    "pydantic==2.14.3",  # settings
-    "PyYAML==6.0.3",
-    "orjson==3.11.5",  # metrics and responses as lines of JSON
-    "jinja2==3.1.6",  # chat templates, the report's page
-    "psutil==7.2.2",  # memory, and the processes that msrun started
-    "rich==15.0.0",  # progress bars and tables
-    "tensorboardX==2.6.5",
-    "crc32c==2.9.post0",  # without it tensorboardX sums every byte in Python, milliseconds of each step
-    "matplotlib==3.11.2",  # curves
-    "pyarrow==19.0.0",  # verl's files
+    "huggingface_hub>=0.34,<3",  # models and datasets by id
+    "tokenizers>=0.22",
+    "math-verify>=0.9,<0.10",  # rewards change when its parser does
+    "sympy>=1.13",  # what math-verify computes with, and the math reward limits
+    "sentencepiece>=0.2",  # `tokenizer.model` files
+    "pydantic>=2.11,<3",  # settings
+    "PyYAML>=6.0.1",
+    "orjson>=3.10",  # metrics and responses as lines of JSON
+    "jinja2>=3.1.3",  # chat templates, the report's page
+    "psutil>=5.9",  # memory, and the processes that msrun started
+    "rich>=13.9",  # progress bars and tables
+    "tensorboardX>=2.6.2",
+    "crc32c>=2.4",  # without it tensorboardX sums every byte in Python, milliseconds of each step
+    "matplotlib>=3.9",  # curves
+    "pyarrow>=16",  # verl's files
 ]
 
 DOCS = [
-    "mkdocs-material==9.8.1",  # the site of docs/
-    "mkdocs==1.6.1",  # the theme takes any 1.x
-    "pymdown-extensions==13.1",  # fenced code
+    "mkdocs-material>=9.6",  # the site of docs/
+    "mkdocs>=1.6,<2",  # the theme is made for 1.x
+    "pymdown-extensions>=10",  # fenced code
 ]
 
 DEV = [
     *DOCS,
-    "pytest==9.2.0",
-    "pytest-timeout==2.4.0",
-    "pytest-xdist==3.8.0",
-    "hypothesis==6.170.15",
-    "ruff==0.17.5",  # another version formats differently
+    "pytest>=8",
+    "pytest-timeout>=2.3",
+    "pytest-xdist>=3.6",
+    "hypothesis>=6.100",
+    "ruff>=0.12",
     "mindformers==1.9.0",  # the independent model and configuration in tests; the package never imports it
 ]
 
 setup(
     name="mindrlhf",
-    version=re.search(r'__version__ = "(.+?)"', (HERE / "mindrlhf" / "__init__.py").read_text())[1],
+    version=re.search(r'__version__ = "(.+?)"', (HERE / "mindrlhf" / "version.py").read_text())[1],
     description="GRPO training for language models on MindSpore",
     long_description=(HERE / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
-    packages=find_packages(include=["mindrlhf", "mindrlhf.*"]),
+    author="The developers of mindrlhf",
+    keywords=["GRPO", "RLHF", "MindSpore", "Ascend", "Qwen", "reinforcement learning"],
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3.10",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Typing :: Typed",
+    ],
+    packages=[*find_packages(include=["mindrlhf", "mindrlhf.*"]), "mindrlhf.examples", "mindrlhf.model_configs"],
+    # They are alongside the package in a checkout, and inside of it once installed: mindrlhf/files/shipped.py.
+    package_dir={"mindrlhf.examples": "examples", "mindrlhf.model_configs": "model_configs"},
     package_data={
+        "mindrlhf": ["py.typed"],
         "mindrlhf.algorithms": ["options.yaml"],
         "mindrlhf.backend.native": ["kernels.cpp", "*.h"],
         "mindrlhf.checkpoint": ["peft_config.yaml", "model_card.md.jinja"],
@@ -64,10 +79,17 @@ setup(
         "mindrlhf.environments.ready": ["shop.sql", "words.txt"],
         "mindrlhf.metrics": ["hints.yaml", "plot.mplstyle"],
         "mindrlhf.data.tasks": ["*.yaml"],
-        "mindrlhf.metrics.report": ["page/*"],
+        "mindrlhf.metrics.report": ["page/*.*", "page/script/*"],
+        "mindrlhf.examples": ["*/*"],
+        "mindrlhf.model_configs": ["*/*.yaml"],
     },
-    python_requires="==3.11.*",
+    python_requires=">=3.10,<3.13",
     install_requires=REQUIRES,
-    extras_require={"dev": DEV, "docs": DOCS},
+    extras_require={
+        "dev": DEV,
+        "docs": DOCS,
+        "trackers": ["wandb", "swanlab", "mlflow>=3", "trackio"],
+        "types": ["mypy>=2.4,<2.5"],  # another version finds other mistakes
+    },
     entry_points={"console_scripts": ["mindrlhf = mindrlhf.cli:main"]},
 )

@@ -4,6 +4,8 @@
 #   bash scripts/setup.sh [--dev]
 #
 # --dev   also what the tests and the documentation need (pytest, ruff, MindFormers, MkDocs)
+#
+# The versions are those of constraints.txt.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
@@ -16,23 +18,26 @@ case "${1:-}" in
 esac
 
 # What an installation was made from. The folder counts too: the commands in .venv hold its path.
-source="$root $(cksum <"$root/setup.py")"
+source="$root $(cat "$root/setup.py" "$root/constraints.txt" | cksum)"
 
-# installed NAME: whether .venv runs, and holds what is asked for, from today's setup.py.
+# installed NAME: whether .venv runs, and holds what is asked for, from today's files.
 installed() {
     "$venv/bin/python" -c "" 2>/dev/null && [[ "$(cat "$venv/installed-$1" 2>/dev/null)" == "$source" ]]
 }
 
+# Ends with 0 in a Python that MindSpore has wheels for.
+fits='import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))'
+
 find_python() {
     local candidate
     while read -r candidate; do
-        if "$candidate" -c 'import sys, ensurepip, venv; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; then
+        if "$candidate" -c "import ensurepip, venv; $fits" 2>/dev/null; then
             echo "$candidate"
             return
         fi
-    done < <(type -ap python3.11 python3 python)
-    echo "setup.sh: no Python 3.11 with its venv module is on the PATH; install one (Ubuntu and Debian:" \
-        "apt install python3.11 python3.11-venv) and run this again" >&2
+    done < <(type -ap python3.11 python3.12 python3.10 python3 python)
+    echo "setup.sh: no Python 3.10, 3.11 or 3.12 with its venv module is on the PATH; install one (Ubuntu and Debian:" \
+        "apt install python3 python3-venv) and run this again" >&2
     return 1
 }
 
@@ -41,7 +46,7 @@ if installed "${extra:-base}" || installed dev; then
 fi
 
 # An environment that was moved with its folder, or made by other means, is not one to build on.
-if ! { "$venv/bin/python" -c 'import sys, pip; sys.exit(sys.version_info[:2] != (3, 11))' &&
+if ! { "$venv/bin/python" -c "import pip; $fits" &&
     grep -qF " $venv" "$venv/pyvenv.cfg"; } 2>/dev/null; then
     if [[ -L "$venv" ]]; then
         echo "setup.sh: $venv is a link to another environment, which would be emptied; remove the link and run this again" >&2
@@ -56,6 +61,7 @@ fi
 echo "setup: installing the project${extra:+ and what its tests need}"
 cd "$root"
 # Without byte code, which takes a third of the time: Python makes it for what it imports, a small part.
-"$venv/bin/python" -m pip --disable-pip-version-check install --no-compile --editable ".${extra:+[$extra]}"
+"$venv/bin/python" -m pip --disable-pip-version-check install --no-compile \
+    --constraint constraints.txt --editable ".${extra:+[$extra]}"
 echo "$source" >"$venv/installed-${extra:-base}"
 echo "setup: done in $SECONDS s"

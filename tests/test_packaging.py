@@ -2,21 +2,54 @@
 
 import ast
 import re
+import subprocess
 import sys
 from importlib import metadata
 
 import pytest
+from packaging.requirements import Requirement
+
+from mindrlhf.files.shipped import shipped_yamls
 
 NEVER = {"torch", "transformers", "mindformers", "safetensors"}
 
 
 @pytest.fixture(scope="module")
-def required(root) -> set[str]:
-    """Names of the distributions in setup.py's REQUIRES, as PyPI normalises them."""
+def lists(root) -> dict[str, list[Requirement]]:
+    """The requirements in setup.py by the list's name: REQUIRES, DOCS, DEV."""
+    found = {}
     for node in ast.parse((root / "setup.py").read_text()).body:
-        if isinstance(node, ast.Assign) and node.targets[0].id == "REQUIRES":
-            return {normal(re.match(r"[\w.-]+", text)[0]) for text in ast.literal_eval(node.value)}
-    raise AssertionError("setup.py has no REQUIRES")
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.List):
+            texts = [entry for entry in node.value.elts if isinstance(entry, ast.Constant)]
+            found[node.targets[0].id] = [Requirement(text.value) for text in texts]
+    assert {"REQUIRES", "DOCS", "DEV"} <= set(found)
+    return found
+
+
+@pytest.fixture(scope="module")
+def required(lists) -> set[str]:
+    """Names of the distributions in REQUIRES, as PyPI normalises them."""
+    return {normal(requirement.name) for requirement in lists["REQUIRES"]}
+
+
+def test_what_is_required_leaves_a_choice(lists):
+    """An exact version would keep the package out of environments that hold another one."""
+    assert [str(entry) for entry in lists["REQUIRES"] if re.search("[=~]=", str(entry.specifier))] == []
+
+
+def test_constraints_are_the_versions_of_the_tests(root, lists):
+    """Each requirement has an exact version that its range allows, and the tests run with it."""
+    lines = [line for line in (root / "constraints.txt").read_text().splitlines() if line and line[0] != "#"]
+    pins = {normal(pin.name): pin for pin in map(Requirement, lines)}
+    ranges = {normal(entry.name): entry.specifier for entries in lists.values() for entry in entries}
+    assert set(ranges) - set(pins) == set()
+    for name, pin in pins.items():
+        if pin.marker and not pin.marker.evaluate():
+            continue
+        version = metadata.version(name)
+        assert pin.specifier.contains(version), name
+        assert name not in ranges or ranges[name].contains(version), name
+        assert name == "protobuf" or str(pin.specifier) == f"=={version}"
 
 
 def normal(name: str) -> str:
@@ -76,3 +109,19 @@ def test_all_data_files_are_packaged(root):
     files = {path for path in (root / "mindrlhf").rglob("*.*") if path.is_file() and path.suffix not in (".py", ".pyc")}
     assert root / "mindrlhf/metrics/hints.yaml" in files
     assert files <= packaged
+
+
+def test_what_is_installed_holds_examples_and_model_yamls(root, tmp_path):
+    """As `pip install` copies the package; its files are found by name from any folder."""
+    command = [sys.executable, "setup.py", "-q", "build_py", "--build-lib", str(tmp_path)]
+    subprocess.run([*command, "egg_info", "--egg-base", str(tmp_path)], cwd=root, check=True, timeout=60)
+    package = tmp_path / "mindrlhf"
+    assert (package / "configs" / "verl" / "keys.yaml").is_file()
+    for folder in ("examples", "model_configs"):
+        files = {file.relative_to(root) for file in (root / folder).rglob("*.*") if file.parent.name != "__pycache__"}
+        assert len(files) > 5
+        assert files == {file.relative_to(package) for file in (package / folder).rglob("*.*")}
+    code = "from mindrlhf.files.shipped import *; print(HOME, *sorted(shipped_yamls()))"
+    command = [sys.executable, "-c", code]
+    found = subprocess.run(command, cwd=tmp_path, env={}, check=True, timeout=60, capture_output=True, text=True)
+    assert found.stdout.split() == [str(package), *sorted(shipped_yamls())]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mindrlhf.configs.grpo import GRPOConfig
+from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.configs.loading import load_grpo_config
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_yaml import load_model_yaml
@@ -83,7 +83,7 @@ def test_the_tiny_pair_trains_from_scratch_on_cpu(load):
     assert infer.architecture() == model
     assert 1_000_000 < parameters(model) < 4_000_000
     assert model.vocab_size == 512
-    check_grpo(GRPOConfig(), train, infer, model, model, workers=1)
+    check_grpo(GRPOSettings(), train, infer, model, model, workers=1)
     for yaml in (train, infer):
         assert (yaml.context.device_target, yaml.unused) == ("CPU", ())
 

@@ -11,7 +11,7 @@ def test_an_environment_behind_a_link_is_not_emptied(tmp_path):
     project, other = tmp_path / "project", tmp_path / "other"
     (project / "scripts").mkdir(parents=True)
     other.mkdir()
-    for name in ("setup.py", "scripts/setup.sh"):
+    for name in ("setup.py", "constraints.txt", "scripts/setup.sh"):
         shutil.copy(ROOT / name, project / name)
     (other / "kept").write_text("work")
     (project / ".venv").symlink_to(other)
