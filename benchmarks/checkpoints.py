@@ -64,6 +64,7 @@ def measure(args, work, folder: Path) -> tuple[dict[int, float], list[float], in
 
     from mindrlhf.backend.process.launch import launch
     from mindrlhf.commands import train
+    from mindrlhf.flags import TrainFlags
     from mindrlhf.trainer.check import check
 
     parser = argparse.ArgumentParser()
@@ -71,7 +72,7 @@ def measure(args, work, folder: Path) -> tuple[dict[int, float], list[float], in
     seconds, waits = {}, []
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
-        job = check(parser.parse_intermixed_args(work.train))
+        job = check(TrainFlags.of(parser.parse_intermixed_args(work.train)))
         world = stack.enter_context(launch("CPU", worker_count=1))
         from mindrlhf.run.stop_signals import StopSignals
         from mindrlhf.trainer.build import build

@@ -9,7 +9,10 @@ graphs are built when a shape is met first, which is in none of the others. A st
 which other processes used more than --max-others cores, is left out of the averages, and so are the first --warmup.
 Rates: gen_tok_s (response tokens / gen), tok_s (prompt and response tokens / step, a prompt counted for each of its
 responses). Memory: the peak of this process and, apart, of the reward processes.
-Afterwards the rate of float32 matrix products is measured in the same process, and how much of it each phase reached.
+Afterwards the rate of matrix products of --dtype is measured in the same process, and how much of it each phase
+reached.
+
+Under msrun, with --data-parallel and --model-parallel, the first worker prints its own times and memory.
 
 Trailing `group.key=value` are settings of the run, laid over the flags.
 """
@@ -32,6 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from machine import Moment, peak_mib, seconds_since_start
 from work import Work, prepare
 
+from mindrlhf.backend.process.launch import is_first_process
 from mindrlhf.errors import UserError
 from mindrlhf.files.settings_file import versions
 
@@ -77,7 +81,11 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     group.add_argument("--top-p", type=float, default=1.0)
     group.add_argument("--top-k", type=int, default=0)
     group = parser.add_argument_group("run")
-    group.add_argument("--threads", type=int, default=2)
+    group.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of products")
+    group.add_argument("--threads", type=int, default=2, help="of each worker")
+    group.add_argument("--data-parallel", type=int, default=1, help="replicas; start one worker for each under msrun")
+    group.add_argument("--model-parallel", type=int, default=1, help="tensor-parallel workers of each replica")
+    group.add_argument("--seq-parallel", action="store_true", help="these split rows too")
     group.add_argument("--seed", type=int, default=0)
     group.add_argument("--max-others", type=float, default=0.15, help="cores that other processes may use")
     group.add_argument("--compile-cache", action="store_true", help="graphs from ~/.cache/mindrlhf, or kept there")
@@ -96,6 +104,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"grpo_step: {error}", file=sys.stderr)
         return 2
+    if not is_first_process():
+        return 0
     if args.json:
         args.json.write_text(json.dumps(result, indent=1))
     if not args.quiet:
@@ -107,6 +117,7 @@ def measure(args: argparse.Namespace, work: Work) -> dict[str, Any]:
     """Runs the steps and the matrix products."""
     from mindrlhf.backend.process.launch import launch
     from mindrlhf.commands import train
+    from mindrlhf.flags import TrainFlags
     from mindrlhf.run.stop_signals import StopSignals
     from mindrlhf.trainer.check import check
 
@@ -114,11 +125,11 @@ def measure(args: argparse.Namespace, work: Work) -> dict[str, Any]:
     train.add_arguments(parser)
     begun = Moment.now()
     with contextlib.ExitStack() as stack:
-        if args.quiet:
+        if args.quiet or not is_first_process():
             stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
-        job = check(parser.parse_intermixed_args(work.train))
-        world = stack.enter_context(launch("CPU", worker_count=1))
-        from mindrlhf.backend.ceiling import matmul_ceiling
+        job = check(TrainFlags.of(parser.parse_intermixed_args(work.train)))
+        world = stack.enter_context(launch("CPU", worker_count=args.data_parallel * args.model_parallel))
+        from mindrlhf.backend.ceiling import matmul_ceiling, product_rate
         from mindrlhf.run.stop_signals import StopSignals
         from mindrlhf.trainer.build import build
 
@@ -132,8 +143,9 @@ def measure(args: argparse.Namespace, work: Work) -> dict[str, Any]:
                 first_step_s = seconds_since_start()
         own, reward_processes = peak_mib()
         wall = Moment.now().clock - begun.clock
-        matmul_ceiling.cache_clear()  # the run has asked for it when it began
-        ceiling = matmul_ceiling("CPU")
+        product_rate.cache_clear()  # the run has asked for it when it began
+        ceiling = matmul_ceiling("CPU", args.dtype)
+        forecast = forecast_row(job, args.max_prompt)
     summary = summarise(rows, args.warmup, args.max_others)
     median = summary["median"]
     return {
@@ -156,8 +168,21 @@ def measure(args: argparse.Namespace, work: Work) -> dict[str, Any]:
             phase: median[f"{phase}_gflop"] * 1e9 / median[phase] / ceiling if median[phase] else None
             for phase in (*PHASES, "step")
         },
+        "forecast": forecast,
         "logs": logs,
     }
+
+
+def forecast_row(job, prompt: int) -> Row:
+    """What `mindrlhf plan` says of a step before it is run."""
+    from mindrlhf.memory import estimate
+    from mindrlhf.memory.step_time import measured_rates, step_seconds
+
+    work = estimate.Work.of(job.config, job.model, job.train, job.infer, estimate.Lengths(prompt))
+    seconds = step_seconds(work, measured_rates(work))
+    logprob = seconds.get("ref", 0.0) + seconds.get("old_log_prob", 0.0)
+    row = dict.fromkeys(COLUMNS) | {"gen": seconds["gen"], "logprob": logprob, "train": seconds["update_actor"]}
+    return row | {"step": sum(seconds.values())}
 
 
 def one_step(trainer, step: int, work: Work, args: argparse.Namespace) -> tuple[Row, dict[str, float]]:
@@ -259,17 +284,18 @@ def table(result: Mapping[str, Any]) -> str:
     for number, row in enumerate(result["per_step"], 1):
         disturbed = "!" if row["others"] > args["max_others"] else "c" if row["compile"] else " "
         lines.append(f"{number:4d}{'*' if number <= args['warmup'] else disturbed} {cells(row)}")
-    lines += [f"{label:5s} {cells(result[name])}" for label, name in (("mean", "mean"), ("med", "median"))]
+    averages = (("mean", "mean"), ("med", "median"), ("plan", "forecast"))
+    lines += [f"{label:5s} {cells(result[name])}" for label, name in averages]
     shares = ", ".join(
         f"{phase} {share:.0%}" for phase, share in result["share_of_ceiling"].items() if share and math.isfinite(share)
     )
     lines += [
         f"(* warm-up, ! others were busy, c a graph was built: {result['clean_steps']} of {result['measured_steps']} "
-        "measured steps count)",
+        "measured steps count; plan: the forecast, with optim within train)",
         f"start to first step {result['start_to_first_step_s']:.1f} s; all building of graphs "
         f"{result['compile_total_s']:.1f} s; peak memory {result['peak_rss_mib']:,.0f} MiB, reward processes "
         f"{result['reward_processes_peak_mib']:,.0f} MiB",
-        f"matrix products: {result['ceiling_gflop_s']:.0f} GFLOP/s; of these, median steps reach: {shares}",
+        f"{args['dtype']} products: {result['ceiling_gflop_s']:.0f} GFLOP/s; of these, median steps reach: {shares}",
     ]
     return "\n".join(lines)
 

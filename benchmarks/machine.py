@@ -9,6 +9,8 @@ from pathlib import Path
 
 import psutil
 
+from mindrlhf.backend.process.msrun import find_msrun
+
 MIB = 1024**2
 
 
@@ -19,10 +21,12 @@ def busy_seconds() -> float:
 
 
 def own_seconds() -> float:
-    """Of this process and those that it has started: the living, and the dead that it has waited for."""
+    """Of this job's processes: this one or msrun, what it has started, and the dead that this one has waited for."""
     dead = resource.getrusage(resource.RUSAGE_CHILDREN)
     total = dead.ru_utime + dead.ru_stime
-    for process in [psutil.Process(), *_descendants()]:
+    msrun = find_msrun()
+    first = psutil.Process(msrun.pid if msrun else None)
+    for process in [first, *first.children(recursive=True)]:
         with suppress(psutil.NoSuchProcess):
             times = process.cpu_times()
             total += times.user + times.system

@@ -45,11 +45,12 @@ def prepare(args: argparse.Namespace, folder: Path) -> Work:
         model = _model(args, tokenizer)
         rows = _built_prompts(args, tokenizer)
         weights = ["--tokenizer_path", str(folder / "tokenizer")]
-    _write_yaml(folder / "model.yaml", model)
+    for name, seq_parallel in (("infer", False), ("train", args.seq_parallel)):
+        _write_yaml(folder / f"{name}.yaml", model, args, seq_parallel)
     _write_prompts(folder / "prompts.mindrecord", rows)
     flags = {
-        "sft_path_infer": folder / "model.yaml",
-        "sft_path_train": folder / "model.yaml",
+        "sft_path_infer": folder / "infer.yaml",
+        "sft_path_train": folder / "train.yaml",
         "mind_dataset_dir": folder / "prompts.mindrecord",
         "save_ckpt_dir": folder / "out" / "ckpt",
         "enable_compile_cache": args.compile_cache,
@@ -163,12 +164,16 @@ def _write_prompts(path: Path, rows: list[dict]) -> None:
     )
 
 
-def _write_yaml(path: Path, model: ModelConfig) -> None:
+def _write_yaml(path: Path, model: ModelConfig, args: argparse.Namespace, seq_parallel: bool) -> None:
     """A model YAML, which is JSON here."""
     shape = {key: getattr(model, field) for key, field in SHAPE_FIELDS.items()}
     shape |= {
         "type": "Qwen3Config" if model.family == "qwen3" else "LlamaConfig",
         "max_position_embedding": model.max_position_embeddings,
         "eos_token_id": list(model.eos_token_ids),
+        "compute_dtype": args.dtype,
     }
-    path.write_text(json.dumps({"model": {"model_config": shape}, "context": {"device_target": "CPU"}}))
+    layout = {"data_parallel": args.data_parallel, "model_parallel": args.model_parallel}
+    layout["use_seq_parallel"] = seq_parallel
+    content = {"model": {"model_config": shape}, "parallel_config": layout, "context": {"device_target": "CPU"}}
+    path.write_text(json.dumps(content))

@@ -4,10 +4,15 @@ All other rooms are the same code on a laptop's CPU and on Ascend.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mindrlhf.backend.parameter_memory import read, read_all, rewriting, write  # noqa: F401
+from mindrlhf.errors import UserError
+
+if TYPE_CHECKING:
+    from mindrlhf.configs.base import Device
 
 
 @dataclass(frozen=True)
@@ -15,10 +20,12 @@ class Kernels:
     """Operators that graphs are built from on a device target.
 
     composed: a module with all of them, made of MindSpore's. fused: the C++ operators (`backend.native`), or None.
+    activations: dtype of the arrays between operators.
     """
 
     composed: ModuleType
     fused: Any = None
+    activations: str = "float32"
 
     @property
     def best(self) -> Any:
@@ -26,16 +33,42 @@ class Kernels:
         return self.fused or self.composed
 
 
-def kernels(target: str) -> Kernels:
-    """Return the kernels of a `context.device_target`."""
+def kernels(target: str, dtype: str = "float32") -> Kernels:
+    """Return the kernels of a `context.device_target`; dtype: of what matrix products take, see `product_dtype`."""
     if target == "CPU":
         from mindrlhf.backend import cpu
         from mindrlhf.backend.native.operators import operators
 
-        return Kernels(cpu, operators())
+        return Kernels(cpu, operators(dtype))
     from mindrlhf.backend import ascend
 
-    return Kernels(ascend)
+    return Kernels(ascend, activations=dtype)
+
+
+def product_dtype(target: str, dtype: str) -> str:
+    """Choose the dtype of matrix products: for `auto` bfloat16 where it is fast.
+
+    Raises UserError for bfloat16 on a CPU without fast products of it.
+    """
+    if target != "CPU":
+        return "bfloat16" if dtype == "auto" else dtype
+    from mindrlhf.backend.native import library
+
+    built = library() if dtype in ("auto", "bfloat16") else None
+    if dtype == "auto":
+        return "bfloat16" if built.bfloat16 else "float32"
+    if built and not built.bfloat16:
+        lacks = built.problem or "this processor has neither AVX512_BF16 nor AMX"
+        raise UserError(f"CPU has no fast bfloat16 products here ({lacks}); set float32 or auto")
+    return dtype
+
+
+def default_device() -> "Device":
+    """Return `Ascend` on a host with an NPU, else `CPU`.
+
+    An NPU shows as /dev/davinciN, also without MindSpore. Imports no NumPy. Not run on Ascend.
+    """
+    return "Ascend" if any(Path("/dev").glob("davinci[0-9]*")) else "CPU"
 
 
 def operators_in_use(target: str) -> str:

@@ -1,14 +1,14 @@
 """Adapters in words, for the start of a run."""
 
-from mindrlhf.configs.grpo import GRPOConfig
+from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.configs.model import ModelConfig
-from mindrlhf.configs.sft import SFTConfig
+from mindrlhf.configs.sft import SFTSettings
 from mindrlhf.models.parameters import parameter_count, trained_count
 
 FASTER = 10  # than all weights adapters learn, at their best rates (docs/lora.md)
 
 
-def adapter_line(model: ModelConfig, config: GRPOConfig | SFTConfig) -> str:
+def adapter_line(model: ModelConfig, config: GRPOSettings | SFTSettings) -> str:
     """Count the parameters that train, tell of dropout, and judge the learning rate."""
     trained, every, rate = trained_count(model), parameter_count(model), config.optimizer.lr
     text = f"{trained:,} of {every:,} parameters train ({trained / every:.2%})"

@@ -67,8 +67,8 @@ class Embedding(nn.Cell):
 class Decoder(nn.Cell):
     """Decoder up to the final norm with the head's weight, or one stage's layers.
 
-    kernels: of `backend`. max_positions: number of positions of the rotary table. compute_dtype: of
-    activations and caches; the parameters stay float32. shards: the tensor-parallel ranks that share the layers.
+    kernels: of `backend`, with the dtype of activations and caches; the parameters stay float32. max_positions: number
+    of positions of the rotary table. shards: the tensor-parallel ranks that share the layers.
     layers: those of this stage, all by default; `parameters` has no others. is_first, is_last: the stage's place.
     recompute: the backward pass computes each half of a layer again from its input; only fused halves can.
     for_updates: adapters drop their inputs as `config` says; the halves are composed then.
@@ -80,7 +80,6 @@ class Decoder(nn.Cell):
         parameters: dict[str, Parameter],
         kernels: Kernels,
         max_positions: int,
-        compute_dtype: str = "float32",
         shards: TensorParallel | None = None,
         layers: range | None = None,
         is_first: bool = True,
@@ -120,7 +119,7 @@ class Decoder(nn.Cell):
         self.positions = max_positions
         cos, sin = rotary_table(config, max_positions)
         self.cos, self.sin = Tensor(cos), Tensor(sin)
-        self.dtype = compute_dtype
+        self.dtype = kernels.activations
         self.numbers = (("scale", config.head_dim**-0.5), ("epsilon", config.rms_norm_eps))
         self.enter = shards.enter
         # One operator for several tokens reads the whole model.

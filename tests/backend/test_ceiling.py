@@ -5,15 +5,15 @@ import mindspore
 import pytest
 
 from mindrlhf.backend import ceiling
-from mindrlhf.backend.ceiling import LEAST_S, SIZE, matmul_ceiling
+from mindrlhf.backend.ceiling import LEAST_S, SIZE, matmul_ceiling, product_rate
 
 
 @pytest.fixture
 def measured_anew():
     mindspore.set_context(mode=mindspore.GRAPH_MODE, device_target="CPU")
-    matmul_ceiling.cache_clear()
+    product_rate.cache_clear()
     yield
-    matmul_ceiling.cache_clear()
+    product_rate.cache_clear()
 
 
 @pytest.mark.parametrize(("took", "products"), [(2**-3, 1), (2**-8, int(2**8 * LEAST_S))])

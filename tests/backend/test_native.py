@@ -7,22 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
-from small_model import SmallModel
 
 from mindrlhf.backend import Kernels, cpu, kernels, native, operators_in_use
 from mindrlhf.backend.native.operators import operators
-from mindrlhf.configs.grpo import SamplingSettings
-from mindrlhf.rollout import decode_graphs as graphs
-from mindrlhf.rollout.sampling import Sampler
-
-
-@pytest.fixture(scope="module")
-def fused():
-    found = operators()
-    if found is None:
-        assert native.library().problem == "g++ is not installed"
-        pytest.skip(f"the fused operators cannot be built here: {native.library().problem}")
-    return found
 
 
 def draw(*shape, seed=0):
@@ -47,10 +34,6 @@ class Linear(nn.Cell):
         return self.run(x, weight)
 
 
-def lengths(*values):
-    return Tensor(np.array(values, np.int32))
-
-
 def values_and_gradients(graph, inputs):
     out = graph(*inputs).asnumpy()
     gradients = ops.GradOperation(get_all=True, sens_param=True)(graph)(*inputs, draw(*out.shape, seed=9))
@@ -71,229 +54,6 @@ def test_a_linear_map_equals_the_composition(fused, rows, outputs):
     inputs = draw(rows, 77), draw(outputs, 77)
     expected = Linear(cpu)(*inputs).asnumpy()
     np.testing.assert_allclose(Linear(fused)(*inputs).asnumpy(), expected, rtol=0, atol=2e-6 * np.abs(expected).max())
-
-
-def alone(slots: int, enough: int = 0) -> tuple[np.ndarray, ...]:
-    """Slots that share nothing: leaders, prefixes; with how many of them no token is begun, and where they begin."""
-    return np.arange(slots, dtype=np.int32), np.zeros(slots, np.int32), np.array([enough, 0], np.int32)
-
-
-def no_context(slots: int, tokens: int = graphs.FUSED_TOKENS) -> np.ndarray:
-    return np.full((slots, tokens), -1, np.int32)
-
-
-def cache_of(config, slots: int, size: int) -> graphs.Cache:
-    return graphs.Cache(config.num_layers, slots, config.num_kv_heads, size, config.head_dim)
-
-
-@pytest.mark.parametrize("options", [{}, {"qk_norm": True, "attention_bias": False}])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_tokens_of_one_call_are_those_of_one_by_one(fused, options, temperature):
-    """Slots of uneven length, one of them empty, one that may not stop at first; with tokens of the context, some of
-    which would end a turn if they were drawn; and what is written to the caches.
-    """
-    model = SmallModel.random(**options)
-    decoder, _ = model.build(40)
-    slots, size, tokens = 5, 40, graphs.FUSED_TOKENS
-    rng = np.random.default_rng(3)
-    ids, positions = (
-        rng.integers(0, model.config.vocab_size, slots).astype(np.int32),
-        np.array([0, 3, 11, 7, 20], np.int32),
-    )
-    remaining, banned = np.array([16, 5, 0, 16, 1], np.int32), np.array([0, 0, 0, 6, 0], np.int32)
-    uniform = rng.random((slots, tokens)).astype(np.float32)
-    settings = SamplingSettings(temperature=temperature, min_new_tokens=1, max_new_tokens=64)
-    stops = (5, 9, 31, 40)
-    context = no_context(slots)
-    context[:, 1:4] = context[0, 9:] = 9
-    context[3, :8] = np.arange(8) + 2
-    found = {}
-    for is_fused in (True, False):
-        cache = cache_of(model.config, slots, size)
-        graph = graphs.Decode(decoder, cache, Sampler(settings, model.config.vocab_size, stops))
-        assert graph.fused
-        graph.fused, now = is_fused, (ids.copy(), positions.copy(), remaining.copy(), banned.copy())
-        out = np.full((3, slots, tokens), -1.0) * np.array([1, 0, 0]).reshape((3, 1, 1))
-        seen = np.zeros((1, 1), np.float32)
-        if is_fused:
-            inputs = (*now, *alone(slots), context, uniform, seen)
-            out = np.stack([part.asnumpy().astype(np.float64) for part in graph(*(Tensor(part) for part in inputs))])
-        for t in range(0 if is_fused else tokens):
-            inputs = (*now, *alone(slots), *(part[:, t : t + 1].copy() for part in (context, uniform)), seen)
-            parts = [part.asnumpy() for part in graph(*(Tensor(part) for part in inputs))]
-            going = now[2] > 0
-            out[:, going, t] = np.stack(parts)[:, going, 0]
-            drawn = parts[0][:, 0]
-            now[0][going] = drawn[going]
-            now[1][going] += 1
-            now[2][going] = np.where(np.isin(drawn, stops) & (context[:, t] < 0), 0, now[2] - 1)[going]
-            now[3][...] = np.maximum(now[3] - 1, 0)
-        caches = [p.asnumpy().copy() for p in (*cache.keys, *cache.values)]
-        found[is_fused] = out, caches
-    (token, *log_probs), caches = found[True]
-    expected, composed = found[False]
-    np.testing.assert_array_equal(token, expected[0])
-    lengths = (token >= 0).sum(1)
-    assert lengths[2] == 0
-    assert lengths[4] == 1
-    assert lengths[3] > 8  # it may not stop before
-    given = (context >= 0) & (np.arange(tokens) < lengths[:, None])
-    assert given.sum() > 8
-    np.testing.assert_array_equal(token[given], context[given])
-    assert not np.array(log_probs)[:, given].any()
-    np.testing.assert_allclose(log_probs, expected[1:], rtol=0, atol=2e-5)
-    for one, other in zip(caches, composed, strict=True):
-        for slot in np.flatnonzero(lengths):
-            upto = positions[slot] + lengths[slot]
-            np.testing.assert_allclose(one[slot, :, :upto], other[slot, :, :upto], rtol=0, atol=1e-5)
-
-
-def test_prompts_are_put_into_slots(fused):
-    config = SmallModel.random().config
-    shape = (3, config.num_kv_heads, 10, config.head_dim)
-    prefilled = [draw(*shape, seed=10 + i) for i in range(2 * config.num_layers)]
-    slots, rows = lengths(4, 0, 2, 2), lengths(1, 2, 1, 1)  # padding repeats the last
-    caches = []
-    for backend in (kernels("CPU"), Kernels(cpu)):
-        cache = cache_of(config, 5, 24)
-        graphs.Admit(cache, backend, 9)(slots, rows, *prefilled)
-        caches.append([p.asnumpy().copy() for p in (*cache.keys, *cache.values)])
-    for one, other in zip(*caches, strict=True):
-        np.testing.assert_array_equal(one[:, :, :9], other[:, :, :9])
-        assert (np.abs(one[[0, 2, 4], :, :9]).max(axis=(1, 2, 3)) > 1).all()
-        assert not one[[1, 3]].any()
-        assert not one[:, :, 9:].any()
-
-
-@pytest.mark.parametrize("prefix", [1, 21, 40])
-def test_slots_with_the_same_prompt_read_it_together(fused, prefix):
-    """Thirteen slots in a mixed order, of three prompts, one of which has more slots than are worked on at once."""
-    model = SmallModel.random()
-    decoder, _ = model.build(64)
-    prompts = np.array([0, 2, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 2])
-    slots, size = len(prompts), 64
-    first = np.array([np.flatnonzero(prompts == prompt)[0] for prompt in prompts], np.int32)
-    rng = np.random.default_rng(8)
-    ids, remaining = rng.integers(0, 64, slots).astype(np.int32), rng.integers(1, 17, slots).astype(np.int32)
-    positions = (prefix + rng.integers(0, 8, slots)).astype(np.int32)
-    remaining[4], zeros = 0, np.zeros(slots, np.int32)
-    uniform, seen = rng.random((slots, graphs.FUSED_TOKENS)).astype(np.float32), np.zeros((1, 1), np.float32)
-    found = []
-    for leaders, prefixes in ((first, zeros + prefix), (np.arange(slots, dtype=np.int32), zeros + prefix)):
-        cache = cache_of(model.config, slots, size)
-        for number, parameter in enumerate((*cache.keys, *cache.values)):
-            content = draw(*parameter.shape, seed=number).asnumpy().copy()
-            content[:, :, :prefix] = content[prompts, :, :prefix]
-            parameter.asnumpy()[...] = content
-        graph = graphs.Decode(decoder, cache, Sampler(SamplingSettings(max_new_tokens=64), 64, ()))
-        inputs = (ids, positions, remaining, zeros, leaders, prefixes, np.array([0, 40], np.int32))
-        inputs = (*inputs, no_context(slots), uniform, seen)
-        found.append([part.asnumpy() for part in graph(*(Tensor(part) for part in inputs))])
-        assert ((found[-1][0] >= 0).sum(1) == remaining).all()
-    for together, apart in zip(*found, strict=True):
-        assert together.tobytes() == apart.tobytes()
-
-
-def test_a_slot_does_not_feel_how_many_others_there_are(fused):
-    """Sizes at which matrix products are cut in several places; each slot as one of 1 to 67, in any place."""
-    sizes = {"hidden_size": 512, "intermediate_size": 1408, "num_heads": 4, "num_kv_heads": 2, "head_dim": 64}
-    model = SmallModel.random(num_layers=1, **sizes)
-    decoder, _ = model.build(40)
-    slots = 67
-    rng = np.random.default_rng(5)
-    ids, positions = rng.integers(0, 64, slots).astype(np.int32), rng.integers(0, 20, slots).astype(np.int32)
-    uniform = rng.random((slots, graphs.FUSED_TOKENS)).astype(np.float32)
-    cache = cache_of(model.config, slots, 40)
-    content = [draw(*p.shape, seed=i).asnumpy() for i, p in enumerate((*cache.keys, *cache.values))]
-    graph = graphs.Decode(decoder, cache, Sampler(SamplingSettings(max_new_tokens=64), 64, ()))
-    found = {}
-    for count in (67, 48, 33, 32, 17, 16, 3, 1):
-        for parameter, array in zip((*cache.keys, *cache.values), content, strict=True):
-            parameter.asnumpy()[...] = array
-        going = np.zeros(slots, np.int32)
-        chosen = slice(slots - count, slots) if count % 2 else slice(0, count)
-        going[chosen] = 16
-        rest = no_context(slots), uniform, np.zeros((1, 1), np.float32)
-        inputs = (ids, positions, going, 0 * going, *alone(slots), *rest)
-        found[count] = [part.asnumpy() for part in graph(*(Tensor(part) for part in inputs))]
-        assert (found[count][0][chosen] >= 0).all()
-        for part, every in zip(found[count], found[67], strict=True):
-            assert part[chosen].tobytes() == every[chosen].tobytes(), count
-
-
-def test_no_token_is_begun_with_enough_slots_done(fused):
-    model = SmallModel.random()
-    decoder, _ = model.build(40)
-    sampler = Sampler(SamplingSettings(max_new_tokens=64), model.config.vocab_size, ())
-    graph = graphs.Decode(decoder, cache_of(model.config, 4, 40), sampler)
-    remaining, zeros = np.array([3, 9, 5, 16], np.int32), np.zeros(4, np.int32)
-    uniform = np.random.default_rng(1).random((4, graphs.FUSED_TOKENS)).astype(np.float32)
-    for enough, lengths in ((0, [3, 9, 5, 16]), (2, [3, 5, 5, 5]), (4, [1, 1, 1, 1])):
-        rest = no_context(4), uniform, np.zeros((1, 1), np.float32)
-        inputs = (zeros, zeros, remaining, zeros, *alone(4, enough), *rest)
-        token = graph(*(Tensor(part) for part in inputs))[0].asnumpy()
-        assert (token >= 0).sum(1).tolist() == lengths
-
-
-class Drawing:
-    """The fused operator without a layer: the embeddings are the logits, up to the scale of the final norm."""
-
-    def __init__(self, fused, settings: SamplingSettings, logits: np.ndarray, stop_ids=(3, 40)):
-        rows, size = logits.shape
-        self.fused, self.sampler = fused, Sampler(settings, size, stop_ids)
-        self.logits = logits / np.sqrt(np.square(logits).mean(-1, keepdims=True))
-        self.scale = 4.0
-        self.rows = Tensor(np.arange(rows, dtype=np.int32))
-        self.table, self.head = Tensor(logits), Tensor(self.scale * np.eye(size, dtype=np.float32))
-        self.norm, self.angles = Tensor(np.ones(size, np.float32)), Tensor(np.zeros((1, 2), np.float32))
-
-    def __call__(self, numbers, ban):
-        """(Drawn by the operator, drawn by the composition): token, behaviour and policy log-probs of each row."""
-
-        class One(nn.Cell):
-            def construct(self, rows, zeros, ones, ban, leaders, enough, context, uniform, norm, table, head, angles):
-                draw = (("inverse_temperature", sampler.inverse), ("greedy", sampler.greedy))
-                numbers = (("scale", 1.0), ("epsilon", 0.0), *draw)
-                slots, tables = (rows, zeros, ones, ban, leaders, zeros, enough, context), (angles, angles)
-                return run(slots, uniform, sampler.stop_ids, table, tables, norm, head, (), (), numbers)
-
-        sampler, run = self.sampler, self.fused.decode_tokens
-        zeros = np.zeros(len(numbers), np.int32)
-        slots = (self.rows, Tensor(zeros), Tensor(zeros + 1), Tensor(ban.astype(np.int32)), self.rows)
-        inputs = (*slots, Tensor(np.zeros(2, np.int32)), Tensor(no_context(len(numbers), 1)))
-        out = One()(*inputs, Tensor(numbers[:, None]), self.norm, self.table, self.head, self.angles)
-        seen = Tensor(np.zeros((1, 1), np.float32))
-        expected = sampler(Tensor(self.scale * self.logits), Tensor(numbers), Tensor(ban), seen)
-        return [part.asnumpy()[:, 0] for part in out], [part.asnumpy() for part in expected]
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
-@pytest.mark.parametrize("min_new_tokens", [0, 4])
-def test_drawing_equals_the_composition(fused, temperature, min_new_tokens):
-    rng = np.random.default_rng(4)
-    logits = (4 * rng.normal(size=(200, 96))).astype(np.float32)
-    logits[:50, 3] += 30  # a stop token that would be drawn
-    numbers, ban = rng.random(200).astype(np.float32), (np.arange(200) % 2 * (min_new_tokens > 0)).astype(np.float32)
-    settings = SamplingSettings(temperature=temperature, min_new_tokens=min_new_tokens, max_new_tokens=8)
-    (token, behaviour, policy), expected = Drawing(fused, settings, logits)(numbers, ban)
-    np.testing.assert_array_equal(token, expected[0])
-    np.testing.assert_allclose(behaviour, expected[1], rtol=2e-6, atol=2e-5)
-    np.testing.assert_allclose(policy, expected[2], rtol=2e-6, atol=2e-5)
-    stopped = np.isin(token, (3, 40))
-    assert stopped[:50:2].all()
-    assert stopped[1:50:2].any() == (min_new_tokens == 0)
-
-
-def test_drawing_follows_the_distribution(fused):
-    rng = np.random.default_rng(6)
-    row = rng.normal(size=40).astype(np.float32)
-    rows = 40_000
-    numbers = ((np.arange(rows) + 0.5) / rows).astype(np.float32)
-    drawing = Drawing(fused, SamplingSettings(temperature=0.5, max_new_tokens=8), np.tile(row, (rows, 1)), ())
-    (token, *_), _ = drawing(numbers, 0 * numbers)
-    expected = np.exp(drawing.scale * drawing.logits[0].astype(np.float64) / 0.5)
-    expected /= expected.sum()
-    np.testing.assert_allclose(np.bincount(token, minlength=40) / rows, expected, rtol=0, atol=2 / rows)
 
 
 def test_an_update_of_some_rows_equals_the_composition(fused):
@@ -369,8 +129,10 @@ def test_operators_may_run_at_the_same_time(fused):
 
 @pytest.fixture
 def built_anew(monkeypatch, tmp_path):
-    """As on a machine where nothing is built yet."""
+    """As on a machine where nothing is built yet, with a source that is built in no time."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(native, "SOURCE", tmp_path / "kernels.cpp")
+    native.SOURCE.write_text('extern "C" { int usable() { return 0; } int multiplies_bfloat16() { return 1; } }')
     native.library.cache_clear()
     operators.cache_clear()
     yield tmp_path
@@ -385,10 +147,8 @@ def test_without_a_compiler_the_compositions_are_used(built_anew, monkeypatch):
     assert "g++ is not installed" in operators_in_use("CPU")
 
 
-def test_a_source_that_does_not_compile_says_why(built_anew, monkeypatch, fused):
-    source = built_anew / "kernels.cpp"
-    source.write_text("int usable() { return missing; }")
-    monkeypatch.setattr(native, "SOURCE", source)
+def test_a_source_that_does_not_compile_says_why(built_anew, fused):
+    native.SOURCE.write_text("int usable() { return missing; }")
     assert native.library().path is None
     assert "missing" in native.library().problem
     assert [path.name for path in (built_anew / "mindrlhf").iterdir()] == []

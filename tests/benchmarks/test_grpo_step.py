@@ -10,12 +10,14 @@ from small_model import random_arrays, small_config
 from workers import ROOT
 
 from mindrlhf.checkpoint.hf import save_hf
+from mindrlhf.configs.model_yaml import load_model_yaml
 from mindrlhf.data.tokenizer import train_tokenizer
 from mindrlhf.models.parameters import parameter_table
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from grpo_step import step_row, summarise
+from grpo_step import arguments, step_row, summarise
+from work import prepare
 
 # What the peer's script writes for a step.
 PEER_KEYS = {
@@ -88,6 +90,13 @@ def test_the_work_is_what_was_asked_for(result):
     assert result["reward_processes_peak_mib"] > 1
     assert 0 < result["share_of_ceiling"]["step"] < 1
     assert all(np.isfinite(log["loss"]) and log["grad_norm"] > 0 for log in result["logs"])
+
+
+def test_rows_are_split_where_a_model_trains_and_not_where_it_generates(tmp_path):
+    flags = prepare(arguments([*SHORT.split(), "--model-parallel", "2", "--seq-parallel"]), tmp_path).train
+    infer, train = (load_model_yaml(flags[flags.index(f"--sft_path_{name}") + 1]) for name in ("infer", "train"))
+    assert (infer.parallel.model_parallel, infer.parallel.use_seq_parallel) == (2, False)
+    assert (train.parallel.model_parallel, train.parallel.use_seq_parallel) == (2, True)
 
 
 def test_given_models_and_prompts(tmp_path):

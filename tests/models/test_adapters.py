@@ -5,15 +5,15 @@ from dataclasses import replace
 import pytest
 from small_model import small_config
 
-from mindrlhf.configs.grpo import GRPOConfig
+from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.configs.lora import Adapter
-from mindrlhf.configs.sft import SFTConfig
+from mindrlhf.configs.sft import SFTSettings
 from mindrlhf.models.adapters import adapter_line
 
 MODEL = small_config(adapter=Adapter(4, 8, target_modules=("o_proj",)))  # 2 x 4 x (32 + 32) numbers
 
 
-@pytest.mark.parametrize(("config", "usual"), [(GRPOConfig(), 1e-5), (SFTConfig(), 1e-4)])
+@pytest.mark.parametrize(("config", "usual"), [(GRPOSettings(), 1e-5), (SFTSettings(), 1e-4)])
 def test_counts_and_the_learning_rate(config, usual):
     counts = "512 of 20,256 parameters train (2.53%)"
     slow = f"{counts}; LOW LEARNING RATE: optimizer.lr is {config.optimizer.lr:g}, and adapters want about 10 times"

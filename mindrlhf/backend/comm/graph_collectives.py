@@ -12,11 +12,20 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 
 from mindrlhf.backend.comm.collectives import Collectives
+from mindrlhf.backend.comm.shared_memory import share_memory
+from mindrlhf.backend.native.operators import operators
 
 
 def graph_all_reduce(collectives: Collectives, group: Sequence[int]) -> nn.Cell | ops.AllReduce:
-    """Return a sum over the group for Cells; backward it sums too."""
-    return nn.Identity() if len(group) == 1 else ops.AllReduce(group=collectives.graph_group(group))
+    """Return a sum over the group for Cells; backward it sums too.
+
+    All ranks of the group call it together. On one host they add in shared memory, if the C++ operators are there.
+    """
+    if len(group) == 1:
+        return nn.Identity()
+    if collectives.world.device_target == "CPU" and share_memory(collectives.world, tuple(group)):
+        return operators().shared_sum(group)
+    return ops.AllReduce(group=collectives.graph_group(group))
 
 
 class _OverGroup(nn.Cell):

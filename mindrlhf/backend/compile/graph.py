@@ -2,8 +2,9 @@
 
 import ctypes
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from weakref import WeakSet
 
 import numpy as np
 from mindspore import Tensor, nn
@@ -28,22 +29,30 @@ class Graph(nn.Cell):
 
     cache: GraphCache | None = None
     compile_s = 0.0  # of all graphs: each one's first runs with inputs of other shapes or dtypes
+    compiled = 0  # times that this happened, for `announce`
+    waiting: WeakSet = WeakSet()  # graphs that have not run
+    announce: Callable[[int, int, float], None] | None = None  # see `announced`
 
     def __init__(self, name: str, *constants: Constant):
         super().__init__(auto_prefix=False)
         self.name, self.constants = name, constants
         self._known_phases: dict[tuple, str] = {}
+        Graph.waiting.add(self)
 
     def __call__(self, *inputs: Tensor):
         kinds = tuple((one.shape, one.dtype) for one in inputs)
         phase = self._known_phases.get(kinds)
         if phase is not None:
             return _cell_graph_executor._graph_executor(inputs, phase)
+        if Graph.announce:
+            Graph.announce(Graph.compiled + 1, Graph.compiled + len({*Graph.waiting, self}), Graph.compile_s)
         start = time.perf_counter()
         out = super().__call__(*inputs)
         if self.current_phase in self.compile_cache:
             self._known_phases[kinds] = self.current_phase
             Graph.compile_s += time.perf_counter() - start
+            Graph.compiled += 1
+            Graph.waiting.discard(self)
         return out
 
     def on_arrays(self, *arrays: np.ndarray):
@@ -72,6 +81,20 @@ class Graph(nn.Cell):
 def compile_seconds() -> float:
     """Seconds of this process that went into compiling so far, for `metrics.timer.Timers`."""
     return Graph.compile_s
+
+
+@contextmanager
+def announced(announce: Callable[[int, int, float], None]) -> Iterator[None]:
+    """Call a function before each graph that is compiled in the body.
+
+    announce(number, known, seconds): the graph is the `number`-th in the body, of `known` ones, which grow as graphs
+    meet other shapes; all graphs before it took so many seconds.
+    """
+    Graph.announce, Graph.compiled = announce, 0
+    try:
+        yield
+    finally:
+        Graph.announce = None
 
 
 @contextmanager

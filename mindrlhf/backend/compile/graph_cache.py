@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary
 
 import mindspore
 from mindspore import Tensor, nn
-from mindspore.graph.api import _cell_graph_executor
+from mindspore.graph import api
 
 from mindrlhf.backend.native import library
 from mindrlhf.errors import UserError
@@ -55,6 +55,7 @@ class GraphCache:
         self.loaded = self.stored = self.left_out = 0
         # Else it compares the sources of the main script with those of the first time, and knows no others.
         os.environ["MS_DEV_FORCE_USE_COMPILE_CACHE"] = "1"
+        api.entry_script_path = os.devnull  # it reads them all the same; a notebook and `python -c` have no such file
 
     def __str__(self) -> str:
         counts = f"{self.loaded} from {self._folder}, {self.stored} built and kept there"
@@ -63,8 +64,16 @@ class GraphCache:
     def key(self, graph: nn.Cell, shapes: tuple) -> str:
         """Digest all that determines a compiled graph: code, settings, names and shapes."""
         parameters = [(one.name, one.shape, str(one.dtype), one.requires_grad) for one in graph.get_parameters()]
-        parts = (code_digest(), self._settings, self._rank, graph.name, graph.constants, parameters, shapes)
+        parts = (self._code, self._settings, self._rank, graph.name, graph.constants, parameters, shapes)
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+
+    @functools.cached_property
+    def _code(self) -> str:
+        """Digest of all code when the first graph is compiled.
+
+        A user's loss may change between two runs of a process.
+        """
+        return code_digest()
 
     @contextmanager
     def around(self, graph: nn.Cell, inputs: tuple) -> Iterator[None]:
@@ -141,7 +150,6 @@ class GraphCache:
         return True
 
 
-@functools.cache
 def code_digest() -> str:
     """Digest all code: this package and its operators, MindSpore, Python, a user's modules."""
     digest = hashlib.sha256(f"{mindspore.__version__} {sys.version} {library().path}".encode())
@@ -171,5 +179,5 @@ def _name(key: str, content: bytes) -> str:
 
 def _owns_its_parameters(graph: nn.Cell) -> bool:
     own = graph.parameters_dict()
-    read = _cell_graph_executor._graph_executor.get_params(graph.current_phase)
+    read = api._cell_graph_executor._graph_executor.get_params(graph.current_phase)
     return all(own.get(name) is parameter for name, parameter in read.items())

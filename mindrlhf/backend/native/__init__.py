@@ -26,11 +26,13 @@ FLAGS = ("-O3", "-march=native", "-std=c++17", "-fno-math-errno", "-fno-trapping
 class Library:
     """Built file, or the reason that it is missing.
 
-    path: None without a file. problem: the reason, None with a file.
+    path: None without a file. problem: the reason, empty with a file. bfloat16: the processor has products of bfloat16
+    numbers.
     """
 
     path: Path | None
     problem: str = ""
+    bfloat16: bool = False
 
 
 @functools.cache
@@ -49,11 +51,12 @@ def library() -> Library:
         if problem:
             return Library(None, problem)
         ctypes.CDLL(str(_onednn()))  # the operators look for it among what is loaded; MindSpore need not be yet
-        if ctypes.CDLL(str(path)).usable():
+        built = ctypes.CDLL(str(path))
+        if built.usable():
             return Library(None, "MindSpore's oneDNN is not there")
     except OSError as error:
         return Library(None, str(error))
-    return Library(path)
+    return Library(path, bfloat16=bool(built.multiplies_bfloat16()))
 
 
 def _onednn() -> Path:

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "factors.h"
 #include "lanes.h"
 #include "low_rank.h"
 #include "matrix.h"
@@ -23,12 +24,15 @@ struct AttentionInputs {
   const HalfNumbers *numbers;
 };
 
-// What both begin with.
+// What both begin with. Number: of products, but for those of attention itself, which are float.
+template <typename Number>
 struct AttentionHalf {
   AttentionInputs in;
   Given<AttentionWeights, Input> given;
   const AttentionWeights<Input> &weights;
-  AttentionAdapters adapters;
+  FactorMemory<Number> memory;
+  const AttentionWeights<const Number *> matrices;
+  AttentionAdapters<Number> adapters;
   Sequences sequences;
   int64_t hidden, width, key_width;
   Attention attention;
@@ -38,7 +42,9 @@ struct AttentionHalf {
       : in(arguments.next<AttentionInputs>()),
         given(arguments.next<AttentionWeights, Input>(in.numbers->weights)),
         weights(given.arrays),
-        adapters(adapters_of(given)),
+        memory(matrix_numbers(given)),
+        matrices(matrix_factors(given, memory.data())),
+        adapters(adapters_of(given, matrices)),
         sequences(*in.numbers, in.lengths, arguments.shape(INDEX(AttentionInputs, lengths))[0]),
         hidden(arguments.shape(INDEX(AttentionInputs, x))[1]),
         width(given.shapes.wq[0]),
@@ -62,37 +68,36 @@ struct AttentionHalf {
   }
 };
 
-}  // namespace
-
-extern "C" {
-
 // Outputs: y, rows like `asking` and `hidden` wide; and, packed, query [asking, width], key, value [rows, key_width] as
 // their projections give them, attended [asking, width], and prepared keys [rows, key_width].
-int attention_half(int, void **params, int *, int64_t **shapes, const char **, void *, void *) {
+template <typename Number>
+int attention_half_of(void **params, int *ndims, int64_t **shapes) {
   struct Outputs {
     Output y, query, key, value, attended, ready;
   };
-  Arguments arguments(params, shapes);
-  const AttentionHalf h(arguments);
+  Arguments arguments(params, ndims, shapes);
+  const AttentionHalf<Number> h(arguments);
   const auto &w = h.weights;
+  const auto &f = h.matrices;
   const auto out = arguments.next<Outputs>();
   const Sequences &s = h.sequences;
   const int64_t hidden = h.hidden, width = h.width;
   // Where not all rows ask, few of a piece may: other pieces would have other last bits.
   parallel_pieces(s.rows, s.skip ? h.piece : paired_piece(s.rows), [&](int64_t first, int64_t m) {
-    Output memory = scratch(2 * m * hidden + m * h.adapters.rank()), normed = memory + m * hidden,
-           inner = normed + m * hidden;
+    Output memory = scratch(2 * m * (hidden + h.adapters.rank())), inner = memory + 2 * m * hidden;
+    auto normed = reinterpret_cast<Number *>(memory + m * hidden);
     norm_rows(s.take(h.in.x, hidden, 0, first, m, memory), w.norm, h.in.numbers->epsilon, normed, m, hidden);
-    auto project = [&](Input weight, Input bias, const LowRank &adapter, Output target, int64_t size, int64_t begin) {
+    auto project = [&](const Number *weight, Input bias, const LowRank<Number> &adapter, Output target, int64_t size,
+                       int64_t begin) {
       if (begin >= m) return;
       Output own = target + (first + begin) * size;
       gemm('N', 'T', m - begin, size, hidden, 1, normed + begin * hidden, hidden, weight, hidden, 0, own, size);
       adapter.add(normed + begin * hidden, m - begin, hidden, own, size, inner);
       add_bias(bias, own, m - begin, size, size);
     };
-    project(w.wk, w.wk_bias, h.adapters.k, out.key, h.key_width, 0);
-    project(w.wv, w.wv_bias, h.adapters.v, out.value, h.key_width, 0);
-    project(w.wq, w.wq_bias, h.adapters.q, out.query - s.skip * width, width, std::max<int64_t>(s.skip - first, 0));
+    project(f.wk, w.wk_bias, h.adapters.k, out.key, h.key_width, 0);
+    project(f.wv, w.wv_bias, h.adapters.v, out.value, h.key_width, 0);
+    project(f.wq, w.wq_bias, h.adapters.q, out.query - s.skip * width, width, std::max<int64_t>(s.skip - first, 0));
     h.prepare_keys(out.key, first, m, out.ready);
   });
   if (h.in.numbers->asking == 0) {
@@ -102,15 +107,16 @@ int attention_half(int, void **params, int *, int64_t **shapes, const char **, v
   attend(h.attention, out.query, out.ready, out.value, out.attended);
   s.zero_unused(out.y, hidden, s.all_skip);
   parallel_pieces(s.asking(), paired_piece(s.asking()), [&](int64_t first, int64_t m) {
-    Output memory = scratch(2 * m * hidden + m * h.adapters.rank()),
+    Output memory = scratch(m * (2 * hidden + 2 * h.adapters.rank() + width)), inner = memory + 2 * m * hidden,
            y = s.target(out.y, hidden, s.all_skip, s.skip + first, m, memory);
     if (h.in.numbers->residual) {
       Input x = s.take(h.in.x, hidden, 0, s.skip + first, m, memory + m * hidden);
       std::copy(x, x + m * hidden, y);
     }
-    Input attended = out.attended + first * width;
-    gemm('N', 'T', m, hidden, width, 1, attended, width, w.wo, width, h.in.numbers->residual, y, hidden);
-    h.adapters.o.add(attended, m, width, y, hidden, memory + 2 * m * hidden);
+    const Number *attended =
+        factors(out.attended + first * width, m * width, reinterpret_cast<Number *>(inner + 2 * m * h.adapters.rank()));
+    gemm('N', 'T', m, hidden, width, 1, attended, width, f.wo, width, h.in.numbers->residual, y, hidden);
+    h.adapters.o.add(attended, m, width, y, hidden, inner);
     s.put(y, hidden, s.all_skip, s.skip + first, m, out.y);
   });
   return 0;
@@ -119,7 +125,8 @@ int attention_half(int, void **params, int *, int64_t **shapes, const char **, v
 // Inputs: those of `attention_half`; query (overwritten), key, value, attended as it gave them; dy like y; buffers of
 // weights, to which their gradients are added, where they are given. Outputs: dx [T, hidden], and memory for what lies
 // between.
-int attention_half_gradient(int, void **params, int *, int64_t **shapes, const char **, void *, void *) {
+template <typename Number>
+int attention_half_gradient_of(void **params, int *ndims, int64_t **shapes) {
   struct Kept {
     Output query;
     Input key, value, attended, dy;
@@ -127,9 +134,10 @@ int attention_half_gradient(int, void **params, int *, int64_t **shapes, const c
   struct Outputs {
     Output dx, normed, d_attended, ready, d_key, d_value, packed;
   };
-  Arguments arguments(params, shapes);
-  const AttentionHalf h(arguments);
+  Arguments arguments(params, ndims, shapes);
+  const AttentionHalf<Number> h(arguments);
   const auto &w = h.weights;
+  const auto &f = h.matrices;
   const auto kept = arguments.next<Kept>();
   const auto buffers = arguments.next<AttentionWeights, Output>(h.in.numbers->buffers).arrays;
   const auto out = arguments.next<Outputs>();
@@ -137,17 +145,22 @@ int attention_half_gradient(int, void **params, int *, int64_t **shapes, const c
   const Attention &a = h.attention;
   const int64_t hidden = h.hidden, width = h.width, key_width = h.key_width, asking = s.asking(), d = a.d();
   const bool residual = h.in.numbers->residual;
-  LowRankGradient q_map(h.adapters.q, asking), k_map(h.adapters.k, s.rows), v_map(h.adapters.v, s.rows);
-  LowRankGradient o_map(h.adapters.o, asking);
+  LowRankGradient<Number> q_map(h.adapters.q, asking), k_map(h.adapters.k, s.rows), v_map(h.adapters.v, s.rows);
+  LowRankGradient<Number> o_map(h.adapters.o, asking);
   Input d_y = s.adjacent(s.skip, asking) ? s.take(kept.dy, hidden, s.all_skip, s.skip, asking, nullptr) : out.packed;
+  const FactorRows<Number> attended(kept.attended, asking, width), d_output(d_y, asking, hidden);
+  const FactorRows<Number> d_query(kept.query, asking, width);
+  const FactorRows<Number> d_key(out.d_key, s.rows, key_width), d_value(out.d_value, s.rows, key_width);
+  auto normed = reinterpret_cast<Number *>(out.normed);
   parallel_pieces(s.rows, paired_piece(s.rows), [&](int64_t first, int64_t m) { h.prepare_keys(kept.key, first, m, out.ready); });
   parallel_pieces(asking, paired_piece(asking), [&](int64_t first, int64_t m) {
     Input own = s.take(kept.dy, hidden, s.all_skip, s.skip + first, m, out.packed + first * hidden);
     if (d_y == out.packed && own != d_y + first * hidden) std::copy(own, own + m * hidden, out.packed + first * hidden);
     Output d_attended = out.d_attended + first * width;
-    gemm('N', 'N', m, width, hidden, 1, d_y + first * hidden, hidden, w.wo, width, 0, d_attended, width);
-    o_map.input(first, m, kept.attended + first * width, width, 0, width, width);
-    o_map.output(first, m, d_y + first * hidden, hidden, 0, hidden);
+    const Number *slope = d_output.round(first, m);
+    gemm('N', 'N', m, width, hidden, 1, slope, hidden, f.wo, width, 0, d_attended, width);
+    o_map.input(first, m, attended.round(first, m), width, 0, width, width);
+    o_map.output(first, m, slope, hidden, 0, hidden);
     o_map.add(first, m, d_attended, width, 0, width, width);
   });
   std::vector<float> q_norms(w.q_norm ? s.prompts * a.heads * d : 0);
@@ -165,19 +178,21 @@ int attention_half_gradient(int, void **params, int *, int64_t **shapes, const c
                          w.k_norm ? k_norms.data() + first / h.piece * d : nullptr, turned);
     }
     Input x = s.take(h.in.x, hidden, 0, first, m, memory);
-    norm_rows(x, w.norm, h.in.numbers->epsilon, out.normed + first * hidden, m, hidden);
-    // row: of `map` and slope, the one of the first of those from `begin` on.
-    auto back = [&](Input slope, Input weight, LowRankGradient &map, int64_t size, int64_t begin, int64_t row, float keep) {
+    norm_rows(x, w.norm, h.in.numbers->epsilon, normed + first * hidden, m, hidden);
+    // row: of `map` and slopes, the one of the first of those from `begin` on.
+    auto back = [&](const FactorRows<Number> &slopes, const Number *weight, LowRankGradient<Number> &map, int64_t size,
+                    int64_t begin, int64_t row, float keep) {
       Output own = d_normed + begin * hidden;
-      gemm('N', 'N', m - begin, hidden, size, 1, slope + row * size, size, weight, hidden, keep, own, hidden);
-      map.input(row, m - begin, out.normed + (first + begin) * hidden, hidden, 0, hidden, hidden);
-      map.output(row, m - begin, slope + row * size, size, 0, size);
+      const Number *slope = slopes.round(row, m - begin);
+      gemm('N', 'N', m - begin, hidden, size, 1, slope, size, weight, hidden, keep, own, hidden);
+      map.input(row, m - begin, normed + (first + begin) * hidden, hidden, 0, hidden, hidden);
+      map.output(row, m - begin, slope, size, 0, size);
       map.add(row, m - begin, own, hidden, 0, hidden, hidden);
     };
-    back(out.d_key, w.wk, k_map, key_width, 0, first, 0);
-    back(out.d_value, w.wv, v_map, key_width, 0, first, 1);
+    back(d_key, f.wk, k_map, key_width, 0, first, 0);
+    back(d_value, f.wv, v_map, key_width, 0, first, 1);
     const int64_t begin = std::clamp<int64_t>(s.skip - first, 0, m), at = first + begin - s.skip;
-    back(kept.query, w.wq, q_map, width, begin, at, 1);
+    back(d_query, f.wq, q_map, width, begin, at, 1);
     Output dx = s.target(out.dx, hidden, 0, first, m, d_normed + m * hidden);
     std::fill(dx, dx + (residual ? begin : m) * hidden, 0.0f);
     if (residual) std::copy(d_y + at * hidden, d_y + (at + m - begin) * hidden, dx + begin * hidden);
@@ -185,19 +200,20 @@ int attention_half_gradient(int, void **params, int *, int64_t **shapes, const c
                        true);
     s.put(dx, hidden, 0, first, m, out.dx);
   });
-  weight_gradients({{asking, d_y, kept.attended, buffers.wo, hidden, width},
-                    {asking, kept.query, out.normed + s.skip * hidden, buffers.wq, width, hidden},
-                    {s.rows, out.d_key, out.normed, buffers.wk, key_width, hidden},
-                    {s.rows, out.d_value, out.normed, buffers.wv, key_width, hidden},
-                    o_map.of_a(kept.attended, width, buffers.wo_a),
-                    o_map.of_b(d_y, hidden, buffers.wo_b),
-                    q_map.of_a(out.normed + s.skip * hidden, hidden, buffers.wq_a),
-                    q_map.of_b(kept.query, width, buffers.wq_b),
-                    k_map.of_a(out.normed, hidden, buffers.wk_a),
-                    k_map.of_b(out.d_key, key_width, buffers.wk_b),
-                    v_map.of_a(out.normed, hidden, buffers.wv_a),
-                    v_map.of_b(out.d_value, key_width, buffers.wv_b)},
-                   true);
+  const Number *normed_asking = normed + s.skip * hidden;
+  weight_gradients<Number>({{asking, d_output.at(0), attended.at(0), buffers.wo, hidden, width},
+                            {asking, d_query.at(0), normed_asking, buffers.wq, width, hidden},
+                            {s.rows, d_key.at(0), normed, buffers.wk, key_width, hidden},
+                            {s.rows, d_value.at(0), normed, buffers.wv, key_width, hidden},
+                            o_map.of_a(attended.at(0), width, buffers.wo_a),
+                            o_map.of_b(d_output.at(0), hidden, buffers.wo_b),
+                            q_map.of_a(normed_asking, hidden, buffers.wq_a),
+                            q_map.of_b(d_query.at(0), width, buffers.wq_b),
+                            k_map.of_a(normed, hidden, buffers.wk_a),
+                            k_map.of_b(d_key.at(0), key_width, buffers.wk_b),
+                            v_map.of_a(normed, hidden, buffers.wv_a),
+                            v_map.of_b(d_value.at(0), key_width, buffers.wv_b)},
+                           true);
   add_rows(kept.query, asking, width, buffers.wq_bias);
   add_rows(out.d_key, s.rows, key_width, buffers.wk_bias);
   add_rows(out.d_value, s.rows, key_width, buffers.wv_bias);
@@ -207,4 +223,7 @@ int attention_half_gradient(int, void **params, int *, int64_t **shapes, const c
   return 0;
 }
 
-}  // extern "C"
+}  // namespace
+
+ENTRY_POINTS(attention_half)
+ENTRY_POINTS(attention_half_gradient)

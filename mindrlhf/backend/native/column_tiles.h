@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "factors.h"
 #include "lanes.h"
 #include "low_rank.h"
 #include "matrix.h"
@@ -41,19 +42,33 @@ struct ColumnTiles {
 };
 
 // tiles of the rows row(i) [size]
-template <typename Row>
-void to_tiles(const ColumnTiles &tiles, int64_t size, const Row &row, float *x) {
+template <typename Number, typename Row>
+void to_tiles(const ColumnTiles &tiles, int64_t size, const Row &row, Number *x) {
   const int64_t near = 16;  // numbers of each row at a time
   tiles.share([&](int64_t first, int64_t width) {
-    float *tile = x + first * size;
+    Number *tile = x + first * size;
     const int64_t used = tiles.used(first, width);
     for (int64_t j = 0; j < size; j += near) {
       const int64_t end = std::min(j + near, size);
       for (int64_t i = 0; i < used; ++i) {
         const float *own = row(first + i);
-        for (int64_t c = j; c < end; ++c) tile[c * width + i] = own[c];
+        for (int64_t c = j; c < end; ++c) tile[c * width + i] = rounded<Number>(own[c]);
       }
-      for (int64_t c = j; c < end; ++c) std::fill(tile + c * width + used, tile + (c + 1) * width, 0.0f);
+      for (int64_t c = j; c < end; ++c) std::fill(tile + c * width + used, tile + (c + 1) * width, Number{});
+    }
+  });
+}
+
+// tiles of some rows of other tiles x [size], which are numbered
+void pick_tiles(const ColumnTiles &from, const float *x, const ColumnTiles &tiles, const int32_t *rows, int64_t size,
+                float *y) {
+  tiles.share([&](int64_t first, int64_t width) {
+    float *tile = y + first * size;
+    std::fill(tile, tile + size * width, 0.0f);
+    for (int64_t i = 0; i < tiles.used(first, width); ++i) {
+      const int64_t row = rows[first + i], start = row / kTile * kTile, stride = std::min(kTile, from.columns - start);
+      const float *own = x + start * size + row - start;
+      for (int64_t c = 0; c < size; ++c) tile[c * width + i] = own[c * stride];
     }
   });
 }
@@ -66,10 +81,12 @@ void from_tile(const float *tile, int64_t size, int64_t width, int64_t used, flo
 }
 
 // `norm_rows` of tiles
-void norm_tiles(const ColumnTiles &tiles, const float *x, const float *weight, float eps, float *y, int64_t size) {
+template <typename Number>
+void norm_tiles(const ColumnTiles &tiles, const float *x, const float *weight, float eps, Number *y, int64_t size) {
   tiles.share([&](int64_t first, int64_t width) {
     const float *from = x + first * size;
-    float *to = y + first * size, scale[kTile] = {};
+    Number *to = y + first * size;
+    float scale[kTile] = {};
     for (int64_t j = 0; j < size; ++j) {
 #pragma omp simd
       for (int64_t i = 0; i < width; ++i) scale[i] += from[j * width + i] * from[j * width + i];
@@ -77,23 +94,25 @@ void norm_tiles(const ColumnTiles &tiles, const float *x, const float *weight, f
     for (int64_t i = 0; i < width; ++i) scale[i] = 1.0f / std::sqrt(scale[i] / size + eps);
     for (int64_t j = 0; j < size; ++j) {
 #pragma omp simd
-      for (int64_t i = 0; i < width; ++i) to[j * width + i] = from[j * width + i] * scale[i] * weight[j];
+      for (int64_t i = 0; i < width; ++i) to[j * width + i] = rounded<Number>(from[j * width + i] * scale[i] * weight[j]);
     }
   });
 }
 
 // Of several products with the same x: weight [out, in], bias [out] or null, y [rows, out], adapter or null.
+template <typename Number>
 struct Product {
-  const float *weight, *bias;
+  const Number *weight;
+  const float *bias;
   float *y;
   int64_t out;
-  const TileAdapter *adapter = nullptr;
+  const TileAdapter<Number> *adapter = nullptr;
 };
 
 // The adapters of maps with the same x, tiles [in]. memory: the sum of their ranks for each column.
-template <int N>
-void inner_tiles(const ColumnTiles &tiles, const float *x, int64_t in, const LowRank (&maps)[N], float *memory,
-                 TileAdapter (&adapters)[N]) {
+template <int N, typename Number>
+void inner_tiles(const ColumnTiles &tiles, const Number *x, int64_t in, const LowRank<Number> (&maps)[N], Number *memory,
+                 TileAdapter<Number> (&adapters)[N]) {
   std::vector<std::pair<int, int64_t>> parts;
   for (int i = 0; i < N; ++i) {
     adapters[i] = {maps[i], memory};
@@ -102,20 +121,23 @@ void inner_tiles(const ColumnTiles &tiles, const float *x, int64_t in, const Low
   }
   parallel_pieces(parts.size(), 1, [&](int64_t part, int64_t) {
     const int64_t first = parts[part].second, width = std::min(kTile, tiles.columns - first);
-    const TileAdapter &own = adapters[parts[part].first];
+    const TileAdapter<Number> &own = adapters[parts[part].first];
     const int64_t rank = own.map.rank;
-    gemm('N', 'N', rank, width, in, 1, own.map.a, in, x + first * in, width, 0, own.inner + first * rank, width);
+    float *inner = scratch(rank * width);
+    gemm('N', 'N', rank, width, in, 1, own.map.a, in, x + first * in, width, 0, inner, width);
+    round_numbers(inner, rank * width, own.inner + first * rank);
   });
 }
 
 // x: tiles. The columns of all products are shared out together.
-void products(const ColumnTiles &tiles, const float *x, int64_t in, std::initializer_list<Product> list) {
-  std::vector<std::pair<const Product *, int64_t>> parts;
-  for (const Product &one : list) {
+template <typename Number>
+void products(const ColumnTiles &tiles, const Number *x, int64_t in, std::initializer_list<Product<Number>> list) {
+  std::vector<std::pair<const Product<Number> *, int64_t>> parts;
+  for (const Product<Number> &one : list) {
     for (int64_t j = 0; j < one.out; j += kFewRows) parts.emplace_back(&one, j);
   }
   parallel_pieces(parts.size(), 1, [&](int64_t part, int64_t) {
-    const Product &one = *parts[part].first;
+    const Product<Number> &one = *parts[part].first;
     const int64_t j = parts[part].second, n = std::min(kFewRows, one.out - j);
     float *part_y = scratch(n * kTile);
     tiles.each([&](int64_t first, int64_t width) {
@@ -130,8 +152,9 @@ void products(const ColumnTiles &tiles, const float *x, int64_t in, std::initial
 }
 
 // x [in] and y [out]: tiles; to y the product with weight [out, in] and its adapter is added.
-void add_product(const ColumnTiles &tiles, const float *x, int64_t in, const float *weight, const TileAdapter &adapter,
-                 float *y, int64_t out) {
+template <typename Number>
+void add_product(const ColumnTiles &tiles, const Number *x, int64_t in, const Number *weight,
+                 const TileAdapter<Number> &adapter, float *y, int64_t out) {
   parallel_pieces(out, kFewRows, [&](int64_t j, int64_t n) {
     tiles.each([&](int64_t first, int64_t width) {
       float *part_y = y + first * out + j * width;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "decode_halves.h"
+#include "factors.h"
 #include "lanes.h"
 #include "low_rank.h"
 #include "names.h"
@@ -74,10 +75,12 @@ SampledToken draw(const float *logits, int64_t size, float uniform, bool banned,
 }
 
 // Of one call. enough: with how many slots going on no further token is begun; own_start: where behind the longest prompt
-// a slot keeps what it has of its own.
+// a slot keeps what it has of its own; steps: the most, of which each draws a token of a slot at most.
 struct DecodeCall {
-  int32_t enough, own_start;
+  int32_t enough, own_start, steps;
 };
+
+const int64_t kContextRows = 128, kSlotRows = 32;  // tokens of the context at a time, of all slots and of one
 
 // ids .. prefixes int32[B], context int32[B, n], uniform [B, n], stops int32[s], weights int32[2 * layers]; see
 // `decode_tokens` in operators.py.
@@ -98,23 +101,34 @@ struct DecodeCaches {
   Array keys, values;
 };
 
+template <typename Number>
 struct DecodeLayer {
   Given<AttentionWeights, Input> attention;
   Given<DecodeCaches, Output> caches;
   Given<FeedForwardWeights, Input> feed_forward;
-  AttentionAdapters attention_adapters;
-  FeedForwardAdapters feed_forward_adapters;
   DecodeSizes sizes;
+  AttentionWeights<const Number *> attention_matrices;
+  FeedForwardWeights<const Number *> feed_forward_matrices;
+  AttentionAdapters<Number> attention_adapters;
+  FeedForwardAdapters<Number> feed_forward_adapters;
 
   // The next layer. bits: which weights of its halves are given.
   DecodeLayer(Arguments &arguments, const int32_t *bits, int64_t hidden)
       : attention(arguments.next<AttentionWeights, Input>(bits[0])),
         caches(arguments.next<DecodeCaches, Output>(3)),
         feed_forward(arguments.next<FeedForwardWeights, Input>(bits[1])),
-        attention_adapters(adapters_of(attention)),
-        feed_forward_adapters(adapters_of(feed_forward)),
-        sizes{hidden, attention.shapes.wq[0], attention.shapes.wk[0], feed_forward.shapes.w1[0],
-              std::max(attention_adapters.rank(), feed_forward_adapters.rank())} {}
+        sizes{hidden, attention.shapes.wq[0], attention.shapes.wk[0], feed_forward.shapes.w1[0], 0} {}
+
+  int64_t numbers() const { return matrix_numbers(attention) + matrix_numbers(feed_forward); }
+
+  // To be called before the layer is computed, with memory for its numbers.
+  void make_factors(Number *memory) {
+    attention_matrices = matrix_factors(attention, memory);
+    feed_forward_matrices = matrix_factors(feed_forward, memory + matrix_numbers(attention));
+    attention_adapters = adapters_of(attention, attention_matrices);
+    feed_forward_adapters = adapters_of(feed_forward, feed_forward_matrices);
+    sizes.rank = std::max(attention_adapters.rank(), feed_forward_adapters.rank());
+  }
 };
 
 struct DecodeOutputs {
@@ -122,39 +136,59 @@ struct DecodeOutputs {
   Output behaviour, policy;
 };
 
-// The slots whose turn it is, in rows: what each has to know of them for its next token.
+// The slots whose turn it is, and the rows of a step: the tokens from which their next ones follow. A token of the
+// context follows without a draw, and is the slot's next row in the same step.
 struct DecodeRows {
-  std::vector<int32_t> slots, positions, angles, leaders, prefixes;
+  std::vector<int32_t> active, ids, slots, positions, angles, leaders, prefixes;
+  std::vector<int32_t> drawing;  // rows from which a token is drawn, one of a slot at most
 
-  // Those of `slots` that are at their token t. positions of the tables of angles: `known`.
-  void at_token(const DecodeInputs &in, int64_t t, int64_t known) {
-    const size_t count = slots.size();
-    positions.resize(count), angles.resize(count), leaders.resize(count), prefixes.resize(count);
-    for (size_t i = 0; i < count; ++i) {
-      positions[i] = in.positions[slots[i]] + t;
-      angles[i] = std::min<int64_t>(positions[i], known - 1);
-      leaders[i] = in.leaders[slots[i]], prefixes[i] = in.prefixes[slots[i]];
+  // last: the last token of each slot, at: its tokens so far, both brought up to date. out int32[B, n]: gets tokens of
+  // the context. known: positions of the tables of angles.
+  void next_step(const DecodeInputs &in, int64_t n, int64_t known, std::vector<int32_t> &last, std::vector<int32_t> &at,
+                 int32_t *out) {
+    for (auto *part : {&ids, &slots, &positions, &angles, &leaders, &prefixes, &drawing}) part->clear();
+    int64_t room = kContextRows;
+    for (const int32_t slot : active) {
+      for (int64_t own = 0;; ++own, --room) {
+        int32_t &t = at[slot];
+        ids.push_back(last[slot]), slots.push_back(slot);
+        positions.push_back(in.positions[slot] + t), angles.push_back(std::min<int64_t>(positions.back(), known - 1));
+        leaders.push_back(in.leaders[slot]), prefixes.push_back(in.prefixes[slot]);
+        const int32_t given = in.context[slot * n + t];
+        if (given < 0) {
+          drawing.push_back(ids.size() - 1);
+          break;
+        }
+        last[slot] = out[slot * n + t++] = given;
+        if (t >= std::min<int64_t>(in.remaining[slot], n) || own + 1 == kSlotRows || room == 0) break;
+      }
     }
   }
 };
 
-}  // namespace
-
-extern "C" {
-
-// Slots that have ended are left out. Tokens of the context are taken as they are: they are not drawn, and end nothing.
+// Slots that have ended are left out. Tokens of the context are taken as they are: they are not drawn, and end nothing;
+// several of a slot are computed at a time.
 // Outputs: token int32[B, n], behaviour and policy log-probs [B, n], 0 where a token was not drawn.
-int decode_tokens(int, void **params, int *, int64_t **shapes, const char **, void *, void *) {
-  Arguments arguments(params, shapes);
+template <typename Number>
+int decode_tokens_of(void **params, int *ndims, int64_t **shapes) {
+  Arguments arguments(params, ndims, shapes);
   const auto in = arguments.next<DecodeInputs>();
   const int64_t slots = shapes[INDEX(DecodeInputs, uniform)][0], tokens = shapes[INDEX(DecodeInputs, uniform)][1];
   const int64_t vocabulary = shapes[INDEX(DecodeInputs, head)][0], hidden = shapes[INDEX(DecodeInputs, head)][1];
   const int64_t known = shapes[INDEX(DecodeInputs, cos)][0], stop_count = shapes[INDEX(DecodeInputs, stops)][0];
   const DecodeNumbers &numbers = *in.numbers;
-  std::vector<DecodeLayer> layers;
-  int64_t most = vocabulary;
+  std::vector<DecodeLayer<Number>> layers;
+  int64_t numbers_of_all = vocabulary * hidden, most = 0;  // most: memory of a row
   for (int64_t i = 0; i < shapes[INDEX(DecodeInputs, weights)][0]; i += 2) {
-    most = std::max(most, layers.emplace_back(arguments, in.weights + i, hidden).sizes.memory());
+    numbers_of_all += layers.emplace_back(arguments, in.weights + i, hidden).numbers();
+  }
+  const FactorMemory<Number> factors(numbers_of_all);
+  const Number *head = all_factors(in.head, vocabulary * hidden, factors.data());
+  Number *next = factors.data() + vocabulary * hidden;
+  for (DecodeLayer<Number> &layer : layers) {
+    layer.make_factors(next);
+    next += layer.numbers();
+    most = std::max(most, layer.sizes.memory());
   }
   const auto out = arguments.next<DecodeOutputs>();
   std::fill(out.token, out.token + slots * tokens, -1);
@@ -163,20 +197,21 @@ int decode_tokens(int, void **params, int *, int64_t **shapes, const char **, vo
 
   DecodeRows rows;
   for (int64_t slot = 0; slot < slots; ++slot) {
-    if (in.remaining[slot] > 0) rows.slots.push_back(slot);
+    if (in.remaining[slot] > 0) rows.active.push_back(slot);
   }
-  std::vector<int32_t> next(in.ids, in.ids + slots);
+  std::vector<int32_t> last(in.ids, in.ids + slots), at(slots, 0);
   thread_local std::vector<float> memory;
-  const int64_t columns = ColumnTiles(slots).columns;
-  memory.resize(columns * (2 * hidden + most));
-  Output x = memory.data(), h = x + columns * hidden, rest = h + columns * hidden;
   const size_t enough = std::max(in.call->enough, 0);
-  for (int64_t t = 0; t < tokens && !rows.slots.empty() && (t == 0 || rows.slots.size() > enough); ++t) {
-    const int64_t count = rows.slots.size();
-    const ColumnTiles tiles(count);
-    to_tiles(tiles, hidden, [&](int64_t row) { return in.embedding + next[rows.slots[row]] * hidden; }, x);
-    rows.at_token(in, t, known);
-    for (const DecodeLayer &layer : layers) {
+  for (int32_t step = 0; step < in.call->steps && rows.active.size() > (step ? enough : 0); ++step) {
+    rows.next_step(in, tokens, known, last, at, out.token);
+    const int64_t count = rows.ids.size();
+    const ColumnTiles tiles(count), drawn(rows.drawing.size());
+    const size_t layered = tiles.columns * (hidden + most), all = layered + drawn.columns * (2 * hidden + vocabulary);
+    memory.resize(std::max(memory.size(), all));
+    Output x = memory.data(), rest = x + tiles.columns * hidden, h = x + layered, logits = h + 2 * drawn.columns * hidden;
+    auto normed = reinterpret_cast<Number *>(h + drawn.columns * hidden);
+    to_tiles(tiles, hidden, [&](int64_t row) { return in.embedding + rows.ids[row] * hidden; }, x);
+    for (const DecodeLayer<Number> &layer : layers) {
       const DecodeSizes &sizes = layer.sizes;
       Shape cache = layer.caches.shapes.keys;
       const Slots now{count,
@@ -189,35 +224,33 @@ int decode_tokens(int, void **params, int *, int64_t **shapes, const char **, vo
                       rows.positions.data(),
                       rows.leaders.data(),
                       rows.prefixes.data()};
-      decode_attention(layer.attention.arrays, layer.attention_adapters, sizes, now,
+      decode_attention(layer.attention.arrays, layer.attention_matrices, layer.attention_adapters, sizes, now,
                        {in.cos, in.sin, cache[3], numbers.epsilon}, numbers.scale, rows.angles.data(), tiles, x, x,
                        layer.caches.arrays.keys, layer.caches.arrays.values, rest);
-      decode_feed_forward(layer.feed_forward.arrays, layer.feed_forward_adapters, sizes, numbers.epsilon, tiles, x, x,
-                          rest);
+      decode_feed_forward(layer.feed_forward.arrays, layer.feed_forward_matrices, layer.feed_forward_adapters, sizes,
+                          numbers.epsilon, tiles, x, x, rest);
     }
-    auto given = [&](int32_t slot) { return in.context[slot * tokens + t]; };
-    if (std::any_of(rows.slots.begin(), rows.slots.end(), [&](int32_t slot) { return given(slot) < 0; })) {
-      norm_tiles(tiles, x, in.norm, numbers.epsilon, h, hidden);
-      products(tiles, h, hidden, {{in.head, nullptr, rest, vocabulary}});
-    }
-    parallel_pieces(count, 1, [&](int64_t i, int64_t) {
-      const int64_t slot = rows.slots[i], at = slot * tokens + t;
-      if (given(slot) >= 0) {
-        next[slot] = out.token[at] = given(slot);
-        return;
-      }
-      const SampledToken one = draw(rest + i * vocabulary, vocabulary, in.uniform[at], t < in.banned[slot], in.stops,
+    pick_tiles(tiles, x, drawn, rows.drawing.data(), hidden, h);
+    norm_tiles(drawn, h, in.norm, numbers.epsilon, normed, hidden);
+    products<Number>(drawn, normed, hidden, {{head, nullptr, logits, vocabulary}});
+    parallel_pieces(drawn.rows, 1, [&](int64_t i, int64_t) {
+      const int64_t slot = rows.slots[rows.drawing[i]], t = at[slot]++, place = slot * tokens + t;
+      const SampledToken one = draw(logits + i * vocabulary, vocabulary, in.uniform[place], t < in.banned[slot], in.stops,
                                     stop_count, numbers.inverse_temperature, numbers.greedy);
-      next[slot] = out.token[at] = one.token;
-      out.behaviour[at] = one.behaviour, out.policy[at] = one.policy;
+      last[slot] = out.token[place] = one.token;
+      out.behaviour[place] = one.behaviour, out.policy[place] = one.policy;
     });
     auto ended = [&](int32_t slot) {
       const auto stops = in.stops + stop_count;
-      return t + 1 >= in.remaining[slot] || (given(slot) < 0 && std::find(in.stops, stops, next[slot]) != stops);
+      const bool was_drawn = in.context[slot * tokens + at[slot] - 1] < 0;
+      return at[slot] >= std::min<int64_t>(in.remaining[slot], tokens) ||
+             (was_drawn && std::find(in.stops, stops, last[slot]) != stops);
     };
-    rows.slots.erase(std::remove_if(rows.slots.begin(), rows.slots.end(), ended), rows.slots.end());
+    rows.active.erase(std::remove_if(rows.active.begin(), rows.active.end(), ended), rows.active.end());
   }
   return 0;
 }
 
-}  // extern "C"
+}  // namespace
+
+ENTRY_POINTS(decode_tokens)

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "factors.h"
 #include "lanes.h"
 #include "low_rank.h"
 #include "matrix.h"
@@ -26,12 +27,15 @@ struct FeedForwardInputs {
   const HalfNumbers *numbers;
 };
 
-// What both begin with.
+// What both begin with. Number: of products.
+template <typename Number>
 struct FeedForwardHalf {
   FeedForwardInputs in;
   Given<FeedForwardWeights, Input> given;
   const FeedForwardWeights<Input> &weights;
-  FeedForwardAdapters adapters;
+  FactorMemory<Number> memory;
+  const FeedForwardWeights<const Number *> matrices;
+  FeedForwardAdapters<Number> adapters;
   Sequences sequences;
   int64_t rows, hidden, inner, piece;  // rows: packed; piece: rows of one on the way back
 
@@ -39,7 +43,9 @@ struct FeedForwardHalf {
       : in(arguments.next<FeedForwardInputs>()),
         given(arguments.next<FeedForwardWeights, Input>(in.numbers->weights)),
         weights(given.arrays),
-        adapters(adapters_of(given)),
+        memory(matrix_numbers(given)),
+        matrices(matrix_factors(given, memory.data())),
+        adapters(adapters_of(given, matrices)),
         sequences(*in.numbers, in.lengths, arguments.shape(INDEX(FeedForwardInputs, lengths))[0]),
         rows(sequences.asking()),
         hidden(arguments.shape(INDEX(FeedForwardInputs, x))[1]),
@@ -59,35 +65,34 @@ struct FeedForwardHalf {
   }
 };
 
-}  // namespace
-
-extern "C" {
-
 // Outputs: y like x, and, packed, gate and up [rows, inner].
-int feed_forward_half(int, void **params, int *, int64_t **shapes, const char **, void *, void *) {
+template <typename Number>
+int feed_forward_half_of(void **params, int *ndims, int64_t **shapes) {
   struct Outputs {
     Output y, gate, up;
   };
-  Arguments arguments(params, shapes);
-  const FeedForwardHalf h(arguments);
+  Arguments arguments(params, ndims, shapes);
+  const FeedForwardHalf<Number> h(arguments);
   const auto &w = h.weights;
+  const auto &f = h.matrices;
   const auto out = arguments.next<Outputs>();
   const int64_t hidden = h.hidden, inner = h.inner;
   h.sequences.zero_unused(out.y, hidden, h.sequences.all_skip);
   parallel_pieces(h.rows, paired_piece(h.rows), [&](int64_t first, int64_t m) {
-    Output memory = scratch(m * (2 * hidden + inner + h.adapters.rank())), normed = memory + m * hidden;
-    Output act = normed + m * hidden, low = act + m * inner;
+    Output memory = scratch(m * (2 * hidden + inner + 2 * h.adapters.rank())), near = memory + m * hidden;
+    Output low = near + m * (hidden + inner);
+    auto normed = reinterpret_cast<Number *>(near), act = reinterpret_cast<Number *>(near + m * hidden);
     Input x = h.take(h.in.x, first, m, memory);
     Output gate = out.gate + first * inner, up = out.up + first * inner;
     norm_rows(x, w.norm, h.in.numbers->epsilon, normed, m, hidden);
-    gemm('N', 'T', m, inner, hidden, 1, normed, hidden, w.w1, hidden, 0, gate, inner);
-    gemm('N', 'T', m, inner, hidden, 1, normed, hidden, w.w3, hidden, 0, up, inner);
+    gemm('N', 'T', m, inner, hidden, 1, normed, hidden, f.w1, hidden, 0, gate, inner);
+    gemm('N', 'T', m, inner, hidden, 1, normed, hidden, f.w3, hidden, 0, up, inner);
     h.adapters.gate.add(normed, m, hidden, gate, inner, low);
     h.adapters.up.add(normed, m, hidden, up, inner, low);
     gated(gate, up, act, m * inner);
-    Output y = h.target(out.y, first, m, normed);
+    Output y = h.target(out.y, first, m, near);
     if (h.in.numbers->residual) std::copy(x, x + m * hidden, y);
-    gemm('N', 'T', m, hidden, inner, 1, act, inner, w.w2, inner, h.in.numbers->residual, y, hidden);
+    gemm('N', 'T', m, hidden, inner, 1, act, inner, f.w2, inner, h.in.numbers->residual, y, hidden);
     h.adapters.down.add(act, m, inner, y, hidden, low);
     h.put(y, first, m, out.y);
   });
@@ -96,7 +101,8 @@ int feed_forward_half(int, void **params, int *, int64_t **shapes, const char **
 
 // Inputs: those of `feed_forward_half`; gate and up as it gave them (overwritten); dy like x; buffers of weights, to
 // which their gradients are added, where they are given. Outputs: dx like x, and memory for what lies between.
-int feed_forward_half_gradient(int, void **params, int *, int64_t **shapes, const char **, void *, void *) {
+template <typename Number>
+int feed_forward_half_gradient_of(void **params, int *ndims, int64_t **shapes) {
   struct Kept {
     Output gate, up;
     Input dy;
@@ -104,9 +110,10 @@ int feed_forward_half_gradient(int, void **params, int *, int64_t **shapes, cons
   struct Outputs {
     Output dx, normed, act, packed;
   };
-  Arguments arguments(params, shapes);
-  const FeedForwardHalf h(arguments);
+  Arguments arguments(params, ndims, shapes);
+  const FeedForwardHalf<Number> h(arguments);
   const auto &w = h.weights;
+  const auto &f = h.matrices;
   const auto kept = arguments.next<Kept>();
   const auto buffers = arguments.next<FeedForwardWeights, Output>(h.in.numbers->buffers).arrays;
   const auto out = arguments.next<Outputs>();
@@ -114,7 +121,11 @@ int feed_forward_half_gradient(int, void **params, int *, int64_t **shapes, cons
   const bool dense = h.sequences.adjacent(h.sequences.skip, h.rows);
   Input d_y = dense ? h.take(kept.dy, 0, h.rows, nullptr) : out.packed;
   std::vector<float> norms(parts * hidden);
-  LowRankGradient gate_map(h.adapters.gate, h.rows), up_map(h.adapters.up, h.rows), down_map(h.adapters.down, h.rows);
+  LowRankGradient<Number> gate_map(h.adapters.gate, h.rows), up_map(h.adapters.up, h.rows);
+  LowRankGradient<Number> down_map(h.adapters.down, h.rows);
+  const FactorRows<Number> d_output(d_y, h.rows, hidden);
+  const FactorRows<Number, Output> d_gate(kept.gate, h.rows, inner), d_up(kept.up, h.rows, inner);
+  auto normed = reinterpret_cast<Number *>(out.normed), act = reinterpret_cast<Number *>(out.act);
   h.sequences.zero_unused(out.dx, hidden, h.sequences.all_skip);
   // A block of the weights serves several pieces while it is near.
   const int64_t block = (even_piece(inner, kInner) + kLanes - 1) / kLanes * kLanes;
@@ -128,25 +139,26 @@ int feed_forward_half_gradient(int, void **params, int *, int64_t **shapes, cons
       Input own = h.take(kept.dy, begin, count, out.packed + begin * hidden);
       if (own != d_y + begin * hidden) std::copy(own, own + count * hidden, out.packed + begin * hidden);
     }
-    norm_rows(x, w.norm, h.in.numbers->epsilon, out.normed + begin * hidden, count, hidden);
-    gate_map.input(begin, count, out.normed + begin * hidden, hidden, 0, hidden, hidden);
-    up_map.input(begin, count, out.normed + begin * hidden, hidden, 0, hidden, hidden);
-    down_map.output(begin, count, d_y + begin * hidden, hidden, 0, hidden);
+    norm_rows(x, w.norm, h.in.numbers->epsilon, normed + begin * hidden, count, hidden);
+    gate_map.input(begin, count, normed + begin * hidden, hidden, 0, hidden, hidden);
+    up_map.input(begin, count, normed + begin * hidden, hidden, 0, hidden, hidden);
+    down_map.output(begin, count, d_output.round(begin, count), hidden, 0, hidden);
     for (int64_t j = 0; j < inner; j += block) {
       const int64_t size = std::min(block, inner - j);
       for (int64_t first = begin; first < end; first += h.piece) {
         const int64_t m = std::min(h.piece, end - first), at = first * inner + j;
-        Output gate = kept.gate + at, up = kept.up + at, own = d_normed + (first - begin) * hidden;
-        gemm('N', 'N', m, size, hidden, 1, d_y + first * hidden, hidden, w.w2 + j, inner, 0, slope, size);
+        Output own = d_normed + (first - begin) * hidden;
+        Number *gate = d_gate.at(first) + j, *up = d_up.at(first) + j;
+        gemm('N', 'N', m, size, hidden, 1, d_output.at(first), hidden, f.w2 + j, inner, 0, slope, size);
         down_map.add(first, m, slope, size, j, size, inner);
         for (int64_t i = 0; i < m; ++i) {
-          Output g = gate + i * inner, u = up + i * inner;
-          gated(g, u, out.act + at + i * inner, size);
-          gated_gradient(slope + i * size, g, u, g, u, size);
+          Input g = kept.gate + at + i * inner, u = kept.up + at + i * inner;
+          gated(g, u, act + at + i * inner, size);
+          gated_gradient(slope + i * size, g, u, gate + i * inner, up + i * inner, size);
         }
-        gemm('N', 'N', m, hidden, size, 1, gate, inner, w.w1 + j * hidden, hidden, j > 0, own, hidden);
-        gemm('N', 'N', m, hidden, size, 1, up, inner, w.w3 + j * hidden, hidden, 1, own, hidden);
-        down_map.input(first, m, out.act + at, inner, j, size, inner);
+        gemm('N', 'N', m, hidden, size, 1, gate, inner, f.w1 + j * hidden, hidden, j > 0, own, hidden);
+        gemm('N', 'N', m, hidden, size, 1, up, inner, f.w3 + j * hidden, hidden, 1, own, hidden);
+        down_map.input(first, m, act + at, inner, j, size, inner);
         gate_map.output(first, m, gate, inner, j, size);
         up_map.output(first, m, up, inner, j, size);
       }
@@ -165,18 +177,21 @@ int feed_forward_half_gradient(int, void **params, int *, int64_t **shapes, cons
       h.put(dx, first, m, out.dx);
     }
   });
-  weight_gradients({{h.rows, d_y, out.act, buffers.w2, hidden, inner},
-                    {h.rows, kept.gate, out.normed, buffers.w1, inner, hidden},
-                    {h.rows, kept.up, out.normed, buffers.w3, inner, hidden},
-                    down_map.of_a(out.act, inner, buffers.w2_a),
-                    down_map.of_b(d_y, hidden, buffers.w2_b),
-                    gate_map.of_a(out.normed, hidden, buffers.w1_a),
-                    gate_map.of_b(kept.gate, inner, buffers.w1_b),
-                    up_map.of_a(out.normed, hidden, buffers.w3_a),
-                    up_map.of_b(kept.up, inner, buffers.w3_b)},
-                   true);
+  weight_gradients<Number>({{h.rows, d_output.at(0), act, buffers.w2, hidden, inner},
+                            {h.rows, d_gate.at(0), normed, buffers.w1, inner, hidden},
+                            {h.rows, d_up.at(0), normed, buffers.w3, inner, hidden},
+                            down_map.of_a(act, inner, buffers.w2_a),
+                            down_map.of_b(d_output.at(0), hidden, buffers.w2_b),
+                            gate_map.of_a(normed, hidden, buffers.w1_a),
+                            gate_map.of_b(d_gate.at(0), inner, buffers.w1_b),
+                            up_map.of_a(normed, hidden, buffers.w3_a),
+                            up_map.of_b(d_up.at(0), inner, buffers.w3_b)},
+                           true);
   add_rows(norms.data(), parts, hidden, buffers.norm);
   return 0;
 }
 
-}  // extern "C"
+}  // namespace
+
+ENTRY_POINTS(feed_forward_half)
+ENTRY_POINTS(feed_forward_half_gradient)

@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 #include <vector>
 
+#include "factors.h"
 #include "lanes.h"
 #include "matrix.h"
 #include "team.h"
@@ -43,15 +45,26 @@ struct TokenHead {
   int64_t count() const { return given.size(); }
 };
 
-}  // namespace
+// The hidden states that are used, and the head, as factors.
+template <typename Number>
+struct HeadFactors {
+  FactorMemory<Number> of_rows, of_head;
+  const Number *rows, *head;
 
-extern "C" {
+  HeadFactors(const TokenHead &h, Input weight)
+      : of_rows(h.count() * h.hidden),
+        of_head(h.vocabulary * h.hidden),
+        rows(all_factors(h.rows, h.count() * h.hidden, of_rows.data())),
+        head(all_factors(weight, h.vocabulary * h.hidden, of_head.data())) {}
+};
 
 // hidden [T, H], head [V, H], targets, used int32[T], inverse temperature [1] -> log_probs, entropy, log of the partition
 // sum, [T] each, 0 where not used, and logits [T, V], those that are used without gaps.
-int token_log_probs(int, void **params, int *, int64_t **shapes, const char **, void *, void *) {
+template <typename Number>
+int token_log_probs_of(void **params, int *, int64_t **shapes) {
   using H = TokenHead;
   const H h(params, shapes);
+  const HeadFactors<Number> f(h, static_cast<Input>(params[H::HEAD]));
   auto p = reinterpret_cast<float **>(params);
   float **out = p + H::END, *logits = out[3];
   for (int i = 0; i < 3; ++i) std::fill(out[i], out[i] + h.tokens, 0.0f);
@@ -72,12 +85,12 @@ int token_log_probs(int, void **params, int *, int64_t **shapes, const char **, 
   };
   if (h.count() >= 2 * kRows) {  // while the logits are near
     parallel_pieces(h.count(), paired_piece(h.count()), [&](int64_t i, int64_t m) {
-      gemm('N', 'T', m, h.vocabulary, h.hidden, 1, h.rows + i * h.hidden, h.hidden, p[H::HEAD], h.hidden, 0,
-           logits + i * h.vocabulary, h.vocabulary);
+      gemm('N', 'T', m, h.vocabulary, h.hidden, 1, f.rows + i * h.hidden, h.hidden, f.head, h.hidden, 0, logits + i * h.vocabulary,
+           h.vocabulary);
       statistics(i, m);
     });
   } else {
-    linear_rows(h.rows, p[H::HEAD], logits, h.count(), h.hidden, h.vocabulary);
+    linear_rows(f.rows, f.head, logits, h.count(), h.hidden, h.vocabulary);
     parallel_pieces(h.count(), 16, statistics);
   }
   return 0;
@@ -85,26 +98,31 @@ int token_log_probs(int, void **params, int *, int64_t **shapes, const char **, 
 
 // Inputs of `token_log_probs`, then entropy, log of the partition sum, logits (overwritten), d_log_prob, d_entropy ->
 // d_hidden [T, H], d_head [V, H], or [1] without it
-int token_log_probs_gradient(int, void **params, int *ndims, int64_t **shapes, const char **, void *, void *) {
+template <typename Number>
+int token_log_probs_gradient_of(void **params, int *ndims, int64_t **shapes) {
   using H = TokenHead;
   const H h(params, shapes);
+  const HeadFactors<Number> f(h, static_cast<Input>(params[H::HEAD]));
+  const int64_t apart = h.vocabulary * sizeof(float) / sizeof(Number);  // factors take the place of their logits
   enum { ENTROPY = H::END, LOG_TOTAL, LOGITS, D_LOG_PROB, D_ENTROPY, D_HIDDEN, D_HEAD };
   auto p = reinterpret_cast<float **>(params);
   float *logits = p[LOGITS], *d_hidden = p[D_HIDDEN];
+  auto d_logits = reinterpret_cast<Number *>(logits);
   parallel_pieces(h.count(), paired_piece(h.count()), [&](int64_t first, int64_t m) {
     for (int64_t i = first; i < first + m; ++i) {
-      float *x = logits + i * h.vocabulary;
+      float *x = logits + i * h.vocabulary, *slope = std::is_same_v<Number, float> ? x : scratch(h.vocabulary);
       const int64_t token = h.given[i];
       const float entropy = p[ENTROPY][token], log_total = p[LOG_TOTAL][token];
       const float d_log_prob = p[D_LOG_PROB][token], d_entropy = p[D_ENTROPY][token];
 #pragma omp simd
       for (int64_t j = 0; j < h.vocabulary; ++j) {
         const float log_prob = x[j] * h.inverse - log_total;
-        x[j] = -exponential(log_prob) * (d_log_prob + d_entropy * (log_prob + entropy)) * h.inverse;
+        slope[j] = -exponential(log_prob) * (d_log_prob + d_entropy * (log_prob + entropy)) * h.inverse;
       }
-      x[h.targets[token]] += d_log_prob * h.inverse;
+      slope[h.targets[token]] += d_log_prob * h.inverse;
+      factors(slope, h.vocabulary, reinterpret_cast<Number *>(x));
     }
-    gemm('N', 'N', m, h.hidden, h.vocabulary, 1, logits + first * h.vocabulary, h.vocabulary, p[H::HEAD], h.hidden, 0,
+    gemm('N', 'N', m, h.hidden, h.vocabulary, 1, d_logits + first * apart, apart, f.head, h.hidden, 0,
          d_hidden + first * h.hidden, h.hidden);
   });
   int64_t end = h.tokens;  // the rows are moved to where they belong, the last one first
@@ -115,8 +133,11 @@ int token_log_probs_gradient(int, void **params, int *ndims, int64_t **shapes, c
   }
   std::fill(d_hidden, d_hidden + end * h.hidden, 0.0f);
   float *d_head = ndims[D_HEAD] == 2 ? p[D_HEAD] : nullptr;
-  weight_gradients({{h.count(), logits, h.rows, d_head, h.vocabulary, h.hidden}}, false);
+  weight_gradients<Number>({{h.count(), d_logits, f.rows, d_head, h.vocabulary, h.hidden, apart}}, false);
   return 0;
 }
 
-}  // extern "C"
+}  // namespace
+
+ENTRY_POINTS(token_log_probs)
+ENTRY_POINTS(token_log_probs_gradient)

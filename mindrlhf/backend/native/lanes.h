@@ -8,6 +8,8 @@
 #include <cstring>
 #include <vector>
 
+#include "factors.h"
+
 namespace {
 
 // e^x to 2 units in the last place (Cody & Waite's reduction, a polynomial of degree 6); NaN stays NaN. A loop that calls
@@ -104,12 +106,13 @@ inline void softmax(float *x, int64_t n) {
 }
 
 // y = x * weight / sqrt(mean(x^2) + eps) of `rows` rows
-void norm_rows(const float *x, const float *weight, float eps, float *y, int64_t rows, int64_t size) {
+template <typename Number>
+void norm_rows(const float *x, const float *weight, float eps, Number *y, int64_t rows, int64_t size) {
   for (int64_t i = 0; i < rows; ++i, x += size, y += size) {
     const float squares = sum_over(size, [=](int64_t j) { return x[j] * x[j]; });
     const float scale = 1.0f / std::sqrt(squares / size + eps);
 #pragma omp simd
-    for (int64_t j = 0; j < size; ++j) y[j] = x[j] * scale * weight[j];
+    for (int64_t j = 0; j < size; ++j) y[j] = rounded<Number>(x[j] * scale * weight[j]);
   }
 }
 
@@ -145,18 +148,20 @@ void turn(const float *x, const float *cos, const float *sin, float sign, float 
 }
 
 // y = silu(gate) * up; y may be gate
-void gated(const float *gate, const float *up, float *y, int64_t n) {
+template <typename Number>
+void gated(const float *gate, const float *up, Number *y, int64_t n) {
 #pragma omp simd
-  for (int64_t i = 0; i < n; ++i) y[i] = gate[i] / (1.0f + exponential(-gate[i])) * up[i];
+  for (int64_t i = 0; i < n; ++i) y[i] = rounded<Number>(gate[i] / (1.0f + exponential(-gate[i])) * up[i]);
 }
 
 // Gradients of gate and up from that of what `gated` makes of them; they may take the place of gate and up.
-void gated_gradient(const float *dy, const float *gate, const float *up, float *d_gate, float *d_up, int64_t n) {
+template <typename Number>
+void gated_gradient(const float *dy, const float *gate, const float *up, Number *d_gate, Number *d_up, int64_t n) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) {
     const float slope = dy[i], g = gate[i], u = up[i], sigmoid = 1.0f / (1.0f + exponential(-g));
-    d_gate[i] = slope * u * sigmoid * (1.0f + g * (1.0f - sigmoid));
-    d_up[i] = slope * g * sigmoid;
+    d_gate[i] = rounded<Number>(slope * u * sigmoid * (1.0f + g * (1.0f - sigmoid)));
+    d_up[i] = rounded<Number>(slope * g * sigmoid);
   }
 }
 

@@ -5,98 +5,116 @@
 #include <cstdint>
 #include <vector>
 
+#include "factors.h"
 #include "matrix.h"
 #include "names.h"
 
 namespace {
 
 // a and b are null, and rank is 0, where a map has no adapter.
+template <typename Number>
 struct LowRank {
-  Input a = nullptr, b = nullptr;
+  const Number *a = nullptr, *b = nullptr;
   float scale = 0;
   int64_t rank = 0;
 
-  // To y [m, out] the adapter's product with x [m, in] is added. inner: memory for [m, rank].
-  void add(Input x, int64_t m, int64_t in, Output y, int64_t out, Output inner) const {
+  // To y [m, out] the adapter's product with x [m, in] is added. inner: memory for [2, m, rank].
+  void add(const Number *x, int64_t m, int64_t in, Output y, int64_t out, Output inner) const {
     if (!a) return;
     gemm('N', 'T', m, rank, in, scale, x, in, a, in, 0, inner, rank);
-    gemm('N', 'T', m, out, rank, 1, inner, rank, b, rank, 1, y, out);
+    const Number *own = factors(inner, m * rank, reinterpret_cast<Number *>(inner + m * rank));
+    gemm('N', 'T', m, out, rank, 1, own, rank, b, rank, 1, y, out);
   }
 };
 
+template <typename Number>
 struct AttentionAdapters {
-  LowRank q, k, v, o;
+  LowRank<Number> q, k, v, o;
 
   int64_t rank() const { return q.rank + k.rank + v.rank + o.rank; }
 };
 
+template <typename Number>
 struct FeedForwardAdapters {
-  LowRank gate, up, down;
+  LowRank<Number> gate, up, down;
 
   int64_t rank() const { return gate.rank + up.rank + down.rank; }
 };
 
-LowRank adapter_of(Input a, Input b, Shape shape, Input scales, int index) {
-  return a ? LowRank{a, b, scales[index], shape[0]} : LowRank{};
+template <typename Number>
+LowRank<Number> adapter_of(const Number *a, const Number *b, Shape shape, Input scales, int index) {
+  return a ? LowRank<Number>{a, b, scales[index], shape[0]} : LowRank<Number>{};
 }
 
-AttentionAdapters adapters_of(const Given<AttentionWeights, Input> &given) {
-  const auto &w = given.arrays;
+// w: the weights of `given` as factors.
+template <typename Number>
+AttentionAdapters<Number> adapters_of(const Given<AttentionWeights, Input> &given,
+                                      const AttentionWeights<const Number *> &w) {
   const auto &s = given.shapes;
-  return {adapter_of(w.wq_a, w.wq_b, s.wq_a, w.scales, 0), adapter_of(w.wk_a, w.wk_b, s.wk_a, w.scales, 1),
-          adapter_of(w.wv_a, w.wv_b, s.wv_a, w.scales, 2), adapter_of(w.wo_a, w.wo_b, s.wo_a, w.scales, 3)};
+  const Input scales = given.arrays.scales;
+  return {adapter_of(w.wq_a, w.wq_b, s.wq_a, scales, 0), adapter_of(w.wk_a, w.wk_b, s.wk_a, scales, 1),
+          adapter_of(w.wv_a, w.wv_b, s.wv_a, scales, 2), adapter_of(w.wo_a, w.wo_b, s.wo_a, scales, 3)};
 }
 
-FeedForwardAdapters adapters_of(const Given<FeedForwardWeights, Input> &given) {
-  const auto &w = given.arrays;
+template <typename Number>
+FeedForwardAdapters<Number> adapters_of(const Given<FeedForwardWeights, Input> &given,
+                                        const FeedForwardWeights<const Number *> &w) {
   const auto &s = given.shapes;
-  return {adapter_of(w.w1_a, w.w1_b, s.w1_a, w.scales, 0), adapter_of(w.w3_a, w.w3_b, s.w3_a, w.scales, 1),
-          adapter_of(w.w2_a, w.w2_b, s.w2_a, w.scales, 2)};
+  const Input scales = given.arrays.scales;
+  return {adapter_of(w.w1_a, w.w1_b, s.w1_a, scales, 0), adapter_of(w.w3_a, w.w3_b, s.w3_a, scales, 1),
+          adapter_of(w.w2_a, w.w2_b, s.w2_a, scales, 2)};
 }
 
 // The gradient of an adapter. Rows are worked on as they come by; the products with all of them follow at the end.
+template <typename Number>
 class LowRankGradient {
  public:
-  LowRankGradient(const LowRank &map, int64_t rows)
-      : map_(map), rows_(rows), inner_(rows * map.rank), slope_(rows * map.rank) {}
+  LowRankGradient(const LowRank<Number> &map, int64_t rows)
+      : map_(map), rows_(rows), inner_(rows * map.rank), slope_(rows * map.rank),
+        inner_factors_(inner_.data(), rows, map.rank), slope_factors_(slope_.data(), rows, map.rank) {}
 
   // Takes columns `begin` to `begin + size` of x; m rows from `first` on, those of x `stride` apart, of `in` columns.
-  void input(int64_t first, int64_t m, Input x, int64_t stride, int64_t begin, int64_t size, int64_t in) {
+  void input(int64_t first, int64_t m, const Number *x, int64_t stride, int64_t begin, int64_t size, int64_t in) {
     if (!map_.a) return;
     gemm('N', 'T', m, map_.rank, size, map_.scale, x, stride, map_.a + begin, in, begin > 0, at(inner_, first), map_.rank);
   }
 
   // Takes columns of dy, likewise.
-  void output(int64_t first, int64_t m, Input dy, int64_t stride, int64_t begin, int64_t size) {
+  void output(int64_t first, int64_t m, const Number *dy, int64_t stride, int64_t begin, int64_t size) {
     if (!map_.a) return;
-    Input b = map_.b + begin * map_.rank;
+    const Number *b = map_.b + begin * map_.rank;
     gemm('N', 'N', m, map_.rank, size, map_.scale, dy, stride, b, map_.rank, begin > 0, at(slope_, first), map_.rank);
   }
 
   // To columns of dx the gradient is added, once all columns of dy have been taken.
   void add(int64_t first, int64_t m, Output dx, int64_t stride, int64_t begin, int64_t size, int64_t in) {
     if (!map_.a) return;
-    gemm('N', 'N', m, size, map_.rank, 1, at(slope_, first), map_.rank, map_.a + begin, in, 1, dx, stride);
+    const Number *slope = slope_factors_.round(first, m);
+    gemm('N', 'N', m, size, map_.rank, 1, slope, map_.rank, map_.a + begin, in, 1, dx, stride);
   }
 
-  // Those of a and b, from all rows of x [rows, in] and dy [rows, out].
-  WeightGradient of_a(Input x, int64_t in, Output target) const { return {rows_, slope_.data(), x, target, map_.rank, in}; }
-  WeightGradient of_b(Input dy, int64_t out, Output target) const {
-    return {rows_, dy, inner_.data(), target, out, map_.rank};
+  // Those of a and b, from all rows of x [rows, in] and dy [rows, out], once all gradients have been added.
+  WeightGradient<Number> of_a(const Number *x, int64_t in, Output target) const {
+    return {rows_, slope_factors_.at(0), x, target, map_.rank, in};
+  }
+  WeightGradient<Number> of_b(const Number *dy, int64_t out, Output target) const {
+    return {rows_, dy, inner_factors_.round(0, rows_), target, out, map_.rank};
   }
 
  private:
   Output at(std::vector<float> &rows, int64_t first) const { return rows.data() + first * map_.rank; }
 
-  const LowRank map_;
+  const LowRank<Number> map_;
   const int64_t rows_;
   std::vector<float> inner_, slope_;
+  const FactorRows<Number> inner_factors_, slope_factors_;
 };
 
 // An adapter in a decode step: the inner values are put together first, as tiles of `rank` rows.
+template <typename Number>
 struct TileAdapter {
-  LowRank map;
-  Output inner = nullptr;
+  LowRank<Number> map;
+  Number *inner = nullptr;
 
   // To y [n, width], of rows j to j + n of the map's output, the part is added that belongs to columns `first` and on.
   void add(int64_t j, int64_t n, int64_t first, int64_t width, Output y, int64_t stride) const {

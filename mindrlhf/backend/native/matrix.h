@@ -6,34 +6,42 @@
 #include <algorithm>
 #include <cstdint>
 #include <initializer_list>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "factors.h"
 #include "lanes.h"
 #include "team.h"
 
 namespace {
 
-using Gemm = int (*)(char, char, int64_t, int64_t, int64_t, float, const float *, int64_t, const float *, int64_t, float,
-                     float *, int64_t);
+template <typename Number>
+using Gemm = int (*)(char, char, int64_t, int64_t, int64_t, float, const Number *, int64_t, const Number *, int64_t,
+                     float, float *, int64_t);
 
-// oneDNN as it comes with MindSpore, called on one thread: the loops around it share the work.
-Gemm find_gemm() {
+// A function of oneDNN as it comes with MindSpore, or null.
+template <typename Function>
+Function find_in_library(const char *name) {
   void *library = dlopen("libdnnl.so.3", RTLD_NOW);
-  return library ? reinterpret_cast<Gemm>(dlsym(library, "dnnl_sgemm")) : nullptr;
+  return library ? reinterpret_cast<Function>(dlsym(library, name)) : nullptr;
 }
 
-const Gemm library_gemm = find_gemm();
+// Called on one thread: the loops around it share the work.
+template <typename Number>
+const Gemm<Number> library_gemm =
+    find_in_library<Gemm<Number>>(std::is_same_v<Number, float> ? "dnnl_sgemm" : "dnnl_gemm_bf16bf16f32");
 
 // c [m, n] = alpha * op(a) op(b) + beta * c
-void gemm(char a_op, char b_op, int64_t m, int64_t n, int64_t k, float alpha, const float *a, int64_t lda, const float *b,
-          int64_t ldb, float beta, float *c, int64_t ldc) {
+template <typename Number>
+void gemm(char a_op, char b_op, int64_t m, int64_t n, int64_t k, float alpha, const Number *a, int64_t lda,
+          const Number *b, int64_t ldb, float beta, float *c, int64_t ldc) {
   if (m <= 0 || n <= 0) return;
   if (k <= 0) {
     for (int64_t i = 0; i < m && beta == 0; ++i) std::fill(c + i * ldc, c + i * ldc + n, 0.0f);
     return;
   }
-  library_gemm(a_op, b_op, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+  library_gemm<Number>(a_op, b_op, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
 }
 
 const int64_t kRows = 192;     // rows of one piece of work
@@ -60,7 +68,8 @@ void add_bias(const float *bias, float *y, int64_t rows, int64_t columns, int64_
 }
 
 // x [rows, in], weight [out, in] -> y [rows, out]
-void linear_rows(const float *x, const float *w, float *y, int64_t rows, int64_t in, int64_t out) {
+template <typename Number>
+void linear_rows(const Number *x, const Number *w, float *y, int64_t rows, int64_t in, int64_t out) {
   if (rows >= 2 * kRows) {
     parallel_pieces(rows, kRows, [&](int64_t i, int64_t m) {
       gemm('N', 'T', m, out, in, 1, x + i * in, in, w, in, 0, y + i * out, out);
@@ -72,34 +81,36 @@ void linear_rows(const float *x, const float *w, float *y, int64_t rows, int64_t
 }
 
 // Of a weight [out, in], or of none where there is no target: from dy [rows, out] and x [rows, in].
+template <typename Number>
 struct WeightGradient {
   int64_t rows;
-  const float *dy, *x;
+  const Number *dy, *x;
   float *target;
-  int64_t out, in;
+  int64_t out, in, apart = out;  // apart: how far rows of dy are
 };
 
 // Columns of the longer side of all of them are shared out together. `add`: to what is there.
-void weight_gradients(std::initializer_list<WeightGradient> list, bool add) {
-  std::vector<std::pair<const WeightGradient *, int64_t>> parts;
-  for (const WeightGradient &one : list) {
+template <typename Number>
+void weight_gradients(std::initializer_list<WeightGradient<Number>> list, bool add) {
+  std::vector<std::pair<const WeightGradient<Number> *, int64_t>> parts;
+  for (const WeightGradient<Number> &one : list) {
     for (int64_t j = 0; one.target && j < std::max(one.out, one.in); j += kColumns) parts.emplace_back(&one, j);
   }
   const float keep = add ? 1 : 0;
   parallel_pieces(parts.size(), 1, [&](int64_t part, int64_t) {
-    const WeightGradient &g = *parts[part].first;
+    const WeightGradient<Number> &g = *parts[part].first;
     const int64_t j = parts[part].second;
     if (g.out < g.in) {
-      gemm('T', 'N', g.out, std::min(kColumns, g.in - j), g.rows, 1, g.dy, g.out, g.x + j, g.in, keep, g.target + j, g.in);
+      gemm('T', 'N', g.out, std::min(kColumns, g.in - j), g.rows, 1, g.dy, g.apart, g.x + j, g.in, keep, g.target + j, g.in);
       return;
     }
     const int64_t n = std::min(kColumns, g.out - j);
-    const float *dy = g.dy + j;
-    int64_t stride = g.out;
-    if (g.out % 1024 == 0) {  // such columns fall on the same lines of the cache: half the speed
+    const Number *dy = g.dy + j;
+    int64_t stride = g.apart;
+    if (g.apart * sizeof(Number) % 4096 == 0) {  // such columns fall on the same lines of the cache: half the speed
       stride = n + 16;
-      float *copy = scratch(g.rows * stride);
-      for (int64_t i = 0; i < g.rows; ++i) std::copy(dy + i * g.out, dy + i * g.out + n, copy + i * stride);
+      auto copy = reinterpret_cast<Number *>(scratch(g.rows * stride));
+      for (int64_t i = 0; i < g.rows; ++i) std::copy(dy + i * g.apart, dy + i * g.apart + n, copy + i * stride);
       dy = copy;
     }
     gemm('T', 'N', n, g.in, g.rows, 1, dy, stride, g.x, g.in, keep, g.target + j * g.in, g.in);

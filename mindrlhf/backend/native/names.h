@@ -60,17 +60,18 @@ using Output = float *;
 
 using Shape = const int64_t *;
 
-// A half's arrays and their shapes, null for those that are not given.
+// A half's arrays, their shapes and numbers of dimensions; null or 0 for those that are not given.
 template <template <typename> class Names, typename Array>
 struct Given {
   Names<Array> arrays;
   Names<Shape> shapes;
+  Names<int> dimensions;
 };
 
 // An operator's inputs and then its outputs, read one struct after another.
 class Arguments {
  public:
-  Arguments(void **params, int64_t **shapes) : params_(params), shapes_(shapes) {}
+  Arguments(void **params, int *ndims, int64_t **shapes) : params_(params), ndims_(ndims), shapes_(shapes) {}
 
   // The next arrays, as members of T, all of which are pointers.
   template <typename T>
@@ -81,26 +82,30 @@ class Arguments {
   // The next arrays of a half, of which the bits of `which` are given.
   template <template <typename> class Names, typename Array>
   Given<Names, Array> next(int32_t which) {
+    const int first = at_;
     const auto shapes = read<Names<Shape>>(shapes_, which);
-    at_ -= __builtin_popcount(which);
-    return {read<Names<Array>>(params_, which), shapes};
+    at_ = first;
+    const auto dimensions = read<Names<int>>(ndims_, which);
+    at_ = first;
+    return {read<Names<Array>>(params_, which), shapes, dimensions};
   }
 
   // The shape of array number `index` of all.
   Shape shape(int index) const { return shapes_[index]; }
 
  private:
-  template <typename T, typename Pointer>
-  T read(Pointer *from, int32_t which) {
-    const int count = sizeof(T) / sizeof(Pointer);
-    Pointer found[count];
-    for (int i = 0; i < count; ++i) found[i] = which >> std::min(i, 31) & 1 ? from[at_++] : nullptr;
+  template <typename T, typename Each>
+  T read(Each *from, int32_t which) {
+    const int count = sizeof(T) / sizeof(Each);
+    Each found[count];
+    for (int i = 0; i < count; ++i) found[i] = which >> std::min(i, 31) & 1 ? from[at_++] : Each{};
     T members;
     std::memcpy(&members, found, sizeof(T));
     return members;
   }
 
   void **params_;
+  int *ndims_;
   int64_t **shapes_;
   int at_ = 0;
 };

@@ -1,4 +1,7 @@
-"""The fused operators (`kernels.cpp`) as MindSpore operators, with their gradients; float32.
+"""The fused operators (`kernels.cpp`) as MindSpore operators, with their gradients.
+
+All arrays are float32. Products take float32 numbers, or round them to bfloat16 and add up in float32; those of
+attention, and everything between products, are float32 always.
 
 Operators take tensors only, so numbers (scales, sizes) are constants of the graph. Weights that a model does not have
 are left out. `names.h` has the names of both.
@@ -21,16 +24,18 @@ ATTENTION_WEIGHTS, FEED_FORWARD_WEIGHTS = names.members("AttentionWeights"), nam
 class Operators:
     """Operators of the library at `path`.
 
-    Shapes and dtypes of results are functions of those of the inputs.
+    dtype: of what products take, float32 or bfloat16. Shapes and dtypes of results are functions of those of the
+    inputs.
     """
 
-    COMPUTE_DTYPES = ("float32",)
-
-    def __init__(self, path: str):
+    def __init__(self, path: str, dtype: str = "float32"):
         def operator(name, shapes, dtypes=lambda *inputs: inputs[0]):
             return ops.Custom(f"{path}:{name}", out_shape=shapes, out_dtype=dtypes, func_type="aot")
 
-        self.linear = operator("linear", lambda x, w: [x[0], w[0]])
+        def products(name, *results):
+            return operator(name if dtype == "float32" else f"{name}_{dtype}", *results)
+
+        self.linear = products("linear", lambda x, w: [x[0], w[0]])
         self._rms_norm = _RmsNorm(
             operator("rms_norm", lambda x, w, eps: x),
             operator("rms_norm_gradient", lambda dy, x, w, eps: (x, w), lambda dy, *_: (dy, dy)),
@@ -41,17 +46,17 @@ class Operators:
         )
         self._halves = {
             (name, again): _Half(
-                operator(f"{name}_half", shapes, _float32s(outputs)),
-                operator(f"{name}_half_gradient", gradients, _float32s(between)),
+                products(f"{name}_half", shapes, _float32s(outputs)),
+                products(f"{name}_half_gradient", gradients, _float32s(between)),
                 kept,
                 again,
             )
             for name, shapes, gradients, kept, outputs, between in halves
             for again in (False, True)
         }
-        self._decode_attention = operator("decode_attention_half", lambda x, *_: x)
-        self._decode_feed_forward = operator("decode_feed_forward_half", lambda x, *_: x)
-        self._tokens = operator(
+        self._decode_attention = products("decode_attention_half", lambda x, *_: x)
+        self._decode_feed_forward = products("decode_feed_forward_half", lambda x, *_: x)
+        self._tokens = products(
             "decode_tokens",
             lambda *inputs: (inputs[7],) * 3,  # of the context
             lambda *_: (int32, float32, float32),
@@ -59,17 +64,24 @@ class Operators:
         self._admit = operator("admit", lambda *_: [1], lambda *_: float32)
         self._squared_norm = operator("squared_norm", lambda *_: [1])
         self._adamw = operator("adamw", lambda *_: [1])
-        self.token_log_probs = operator(
+        self._shared_sum = operator("shared_sum", lambda x, ranks: x)
+        # Else independent sums would run in any order, and ranks that have begun different ones wait for ever.
+        self._shared_sum.add_prim_attr("side_effect_io", True)
+        self.token_log_probs = products(
             "token_log_probs",
             lambda hidden, head, *_: (*([hidden[0]],) * 3, [hidden[0], head[0]]),
             _float32s(4),
         )
-        self.token_log_probs_gradient = operator(
+        self.token_log_probs_gradient = products(
             "token_log_probs_gradient", lambda hidden, head, *_: (hidden, head), _float32s(2)
         )
-        self.token_log_probs_slope = operator(  # without the gradient of the head
+        self.token_log_probs_slope = products(  # without the gradient of the head
             "token_log_probs_gradient", lambda hidden, *_: (hidden, [1]), _float32s(2)
         )
+
+    def shared_sum(self, group) -> "_SharedSum":
+        """Return a sum over ranks that share memory (`comm.shared_memory`)."""
+        return _SharedSum(self._shared_sum, group)
 
     def rms_norm(self, x, weight, eps):
         return self._rms_norm(x, weight, numbers_of("NormNumbers", (("epsilon", eps),)))
@@ -112,9 +124,9 @@ class Operators:
 
         slots: int32[B] each: the last token, its position, the number of tokens still to come (0: an empty slot), the
             number of them without a stop token, the slot that keeps the prompt, and its positions of the prompt;
-            int32[2]: the number of active slots at which no further token is begun, and the first own position
-            of a slot, behind the longest prompt; and int32[B, n]: tokens of the context, which are taken as they are
-            and end nothing, -1 where a token is drawn.
+            int32[3]: the number of active slots at which no further token is begun, the first own position of a slot,
+            behind the longest prompt, and the most steps, of which each draws a token of a slot at most; and
+            int32[B, n]: tokens of the context, which are taken as they are and end nothing, -1 where a token is drawn.
         uniform: [B, n]; stop_ids: int32[s], -1 for none; table: of embeddings [V, hidden].
         angles: tables of cos and sin [positions, D]; norm, head: the final norm's weight and [V, hidden].
         layers: of each the attention half's weights, its caches, the feed-forward half's weights, all in one row.
@@ -134,10 +146,10 @@ class Operators:
 
 
 @functools.cache
-def operators() -> Operators | None:
-    """Open the built operators; None where they could not be built."""
+def operators(dtype: str = "float32") -> Operators | None:
+    """Open the built operators; None where they could not be built. dtype: see `Operators`."""
     path = library().path
-    return Operators(str(path)) if path else None
+    return Operators(str(path), dtype) if path else None
 
 
 @constexpr
@@ -172,6 +184,20 @@ class _RmsNorm(nn.Cell):
     def bprop(self, x, weight, eps, out, d_out):
         d_x, d_weight = self.gradient(d_out, x, weight, eps)
         return d_x, d_weight, eps
+
+
+class _SharedSum(nn.Cell):
+    """Sum over the ranks of a group: float32[...] -> [...]; backward it sums too."""
+
+    def __init__(self, operator, group):
+        super().__init__(auto_prefix=False)
+        self.operator, self.group = operator, Tensor(np.array(group, np.int32))
+
+    def construct(self, x):
+        return self.operator(x, self.group)
+
+    def bprop(self, x, out, d_out):
+        return (self.operator(d_out, self.group),)
 
 
 class _Half(nn.Cell):

@@ -29,7 +29,7 @@ struct Slots {
   int64_t seen(int64_t row) const { return prefix(row) + own(row); }
 };
 
-const int64_t kGroupRows = 8;  // rows of one leader that are worked on together
+const int64_t kGroupRows = 8;  // rows of one leader that are worked on together, if they are of several slots
 
 // Rows in an order in which those of one leader are neighbours, and where the groups of them begin.
 struct PromptGroups {
@@ -40,7 +40,9 @@ struct PromptGroups {
     std::iota(rows.begin(), rows.end(), 0);
     std::stable_sort(rows.begin(), rows.end(), [&](int32_t a, int32_t b) { return s.leaders[a] < s.leaders[b]; });
     for (int64_t i = 0; i < s.rows; ++i) {
-      const bool follows = i && s.leaders[rows[i]] == s.leaders[rows[i - 1]] && i - starts.back() < kGroupRows;
+      const bool near = i && s.leaders[rows[i]] == s.leaders[rows[i - 1]];
+      // A row attends to those before it of its own slot, whose keys the same group writes first.
+      const bool follows = near && (s.slots[rows[i]] == s.slots[rows[i - 1]] || i - starts.back() < kGroupRows);
       if (!follows) starts.push_back(i);
     }
     starts.push_back(s.rows);

@@ -6,19 +6,30 @@
 #include <cstdint>
 #include <vector>
 
+#include "factors.h"
 #include "lanes.h"
 #include "matrix.h"
 #include "names.h"
 #include "team.h"
 
-extern "C" {
+namespace {
 
 // x [T, in], weight [out, in] -> y [T, out]
-int linear(int, void **params, int *, int64_t **shapes, const char **, void *, void *) {
+template <typename Number>
+int linear_of(void **params, int *, int64_t **shapes) {
   auto p = reinterpret_cast<float **>(params);
-  linear_rows(p[0], p[1], p[2], shapes[0][0], shapes[0][1], shapes[1][0]);
+  const int64_t rows = shapes[0][0], in = shapes[0][1], out = shapes[1][0];
+  const FactorMemory<Number> of_x(rows * in), of_weight(out * in);
+  const Number *x = all_factors(p[0], rows * in, of_x.data()), *weight = all_factors(p[1], out * in, of_weight.data());
+  linear_rows(x, weight, p[2], rows, in, out);
   return 0;
 }
+
+}  // namespace
+
+ENTRY_POINTS(linear)
+
+extern "C" {
 
 // x [..., H], weight [H], NormNumbers -> x * weight / sqrt(mean(x^2) + eps)
 int rms_norm(int, void **params, int *ndims, int64_t **shapes, const char **, void *, void *) {

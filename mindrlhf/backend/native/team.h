@@ -16,6 +16,17 @@
 
 namespace {
 
+// Waits a moment, as step i of a loop that looks for something.
+void pause(int i) {
+  if (i % 64 == 63) {
+    sched_yield();  // to whom this core may belong
+  } else {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+  }
+}
+
 // Threads that share the pieces of an operator with the one that calls it. Operators follow each other within
 // microseconds, in which threads of OpenMP fall asleep, and waking one takes longer than many a piece; these look for more
 // work for a while first. The caller never waits for one that has not begun.
@@ -78,16 +89,6 @@ class ThreadTeam {
       syscall(SYS_futex, &job_, FUTEX_WAIT_PRIVATE, now, nullptr, nullptr, 0);  // at once if it changed
       --asleep_;
       i = 0;
-    }
-  }
-
-  static void pause(int i) {
-    if (i % 64 == 63) {
-      sched_yield();  // to whom this core may belong
-    } else {
-#if defined(__x86_64__)
-      __builtin_ia32_pause();
-#endif
     }
   }
 

@@ -10,10 +10,11 @@ import sys
 import threading
 import time
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.backend.comm.point_to_point import PeerGone
+from mindrlhf.backend.comm.shared_memory import host
 from mindrlhf.backend.process.msrun import find_msrun
 from mindrlhf.configs.model_yaml import ContextSettings
 from mindrlhf.errors import UserError
@@ -48,6 +49,7 @@ class World:
     rank: int
     size: int
     device_target: str
+    hosts: tuple[int, ...] = ()  # of each rank its host's first rank, where ranks may share memory
 
     def __enter__(self) -> "World":
         return self
@@ -55,7 +57,8 @@ class World:
     def __exit__(self, kind, error, trace) -> None:
         if self.size == 1:
             return
-        if error is not None and not (isinstance(error, SystemExit) and error.code in (None, 0)):
+        orderly = isinstance(error, GeneratorExit) or (isinstance(error, SystemExit) and error.code in (None, 0))
+        if error is not None and not orderly:
             self.abort(error)
         if self.device_target == "CPU":
             Collectives(self).peers().stop_watching()
@@ -135,6 +138,8 @@ def launch(
     _join("hccl" if device_target == "Ascend" else "mccl")
     world = World(communication.get_rank(), communication.get_group_size(), device_target)
     if device_target == "CPU":
+        found = Collectives(world).all_gather_object(host())
+        world = replace(world, hosts=tuple(rank if one is None else found.index(one) for rank, one in enumerate(found)))
         Collectives(world).peers().watch(lambda rank: world.abort(PeerGone(rank)))
     return world
 
@@ -165,7 +170,7 @@ def _choose_device(device_target: str, options: ContextSettings, alone: bool) ->
 
     if device_target == "Ascend" and not ascend.is_available():
         found = "context.device_target is Ascend, and there is no NPU with CANN here"
-        raise UserError(f"{found}: use the CPU overlay of the model YAML")
+        raise UserError(f"{found}: use --device CPU, or the CPU overlay of the model YAML")
     # MindSpore refuses to set again what it has begun to use, even to the same.
     if (mindspore.get_current_device().device_target, device_target) != ("CPU", "CPU"):
         mindspore.set_device(device_target, options.device_id if alone else None)

@@ -34,8 +34,14 @@ with launch("CPU") as world:
                 raise RuntimeError("a bug")
             if sys.argv[1] == "sleep":
                 time.sleep(45)
-            if sys.argv[1] == "killed":
-                os.kill(os.getpid(), signal.SIGKILL)
+        if sys.argv[1] == "graph":
+            import numpy as np
+            from mindrlhf.backend.comm.graph_collectives import graph_all_reduce
+            total = graph_all_reduce(collectives, (0, 1))
+            if world.rank == 0:
+                total(mindspore.Tensor(np.ones(3, np.float32)))
+        if world.rank == 1 and sys.argv[1] in ("barrier", "graph"):
+            os.kill(os.getpid(), signal.SIGKILL)
         collectives.barrier()
         print(f"rank {world.rank} came through")
 """
@@ -121,9 +127,10 @@ def test_a_failing_rank_ends_the_job(script, kind, code, message):
 
 @pytest.mark.slow
 @pytest.mark.msrun
-def test_a_killed_rank_ends_the_job_and_is_named(script):
+@pytest.mark.parametrize("where", ["barrier", "graph"])
+def test_a_killed_rank_ends_the_job_and_is_named(script, where):
     """The other one waits for it in a collective, which by itself would last for hours."""
-    run = run_msrun(2, [script, "killed"])
+    run = run_msrun(2, [script, where])
     assert run.returncode != 0
     assert run.logs[0].count("rank 0 of 2: rank 1 is gone: its process failed") == 1
     assert "came through" not in run.output

@@ -1,0 +1,173 @@
+// What products take: float numbers, or bfloat16 ones, whose products are added up in float.
+
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "names.h"
+#include "team.h"
+
+namespace {
+
+// The upper half of a float: its sign, its exponent, and 7 bits of its fraction. It may lie where floats were.
+struct __attribute__((may_alias)) BFloat16 {
+  uint16_t bits;
+};
+
+// The nearest number of that type, of two the even one; NaN stays NaN.
+template <typename Number>
+__attribute__((always_inline)) inline Number rounded(float x) {
+  if constexpr (std::is_same_v<Number, float>) {
+    return x;
+  } else {
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    bits = x != x ? bits | 0x400000 : bits + 0x7fff + (bits >> 16 & 1);
+    return {static_cast<uint16_t>(bits >> 16)};
+  }
+}
+
+template <typename Number>
+void round_numbers(Input x, int64_t count, Number *y) {
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) y[i] = rounded<Number>(x[i]);
+}
+
+// The numbers of an array as factors: themselves, or rounded in `memory`.
+inline Input factors(Input x, int64_t, Input) { return x; }
+inline const BFloat16 *factors(Input x, int64_t count, BFloat16 *memory) {
+  round_numbers(x, count, memory);
+  return memory;
+}
+
+// Rows of an array as factors: the array itself, or others that pieces of work round while they are near.
+template <typename Number, typename Array = Input>
+class FactorRows {
+ public:
+  FactorRows(Array array, int64_t rows, int64_t width) : array_(array), width_(width) {
+    if constexpr (!std::is_same_v<Number, float>) own_.reset(new Number[rows * width]);
+  }
+  // Where the factors of rows from `first` on lie.
+  auto at(int64_t first) const {
+    if constexpr (std::is_same_v<Number, float>) return array_ + first * width_;
+    else return own_.get() + first * width_;
+  }
+  // The same, made of the array's rows.
+  const Number *round(int64_t first, int64_t rows) const {
+    return factors(array_ + first * width_, rows * width_, at(first));
+  }
+
+ private:
+  Array array_;
+  int64_t width_;
+  std::unique_ptr<Number[]> own_;
+};
+
+// Memory for the factors of one operator, of which the process keeps as many blocks as operators run at a time.
+template <typename Number>
+class FactorMemory {
+ public:
+  explicit FactorMemory(int64_t numbers) {
+    if (std::is_same_v<Number, float>) return;  // which are their own factors
+    {
+      std::lock_guard<std::mutex> lock(mutex());
+      if (!free().empty()) own_ = std::move(free().back()), free().pop_back();
+    }
+    if (own_.size < numbers) {
+      own_.numbers.reset();
+      own_.numbers.reset(new Number[own_.size = numbers]);
+    }
+  }
+  ~FactorMemory() {
+    if (std::is_same_v<Number, float>) return;
+    std::lock_guard<std::mutex> lock(mutex());
+    free().push_back(std::move(own_));
+  }
+  FactorMemory(const FactorMemory &) = delete;
+
+  Number *data() const { return own_.numbers.get(); }
+
+ private:
+  struct Block {
+    std::unique_ptr<Number[]> numbers;
+    int64_t size = 0;
+  };
+  static std::mutex &mutex() {
+    static std::mutex one;
+    return one;
+  }
+  static std::vector<Block> &free() {
+    static auto *blocks = new std::vector<Block>;  // never deleted: threads end with the process
+    return *blocks;
+  }
+
+  Block own_;
+};
+
+// The numbers of a large array as factors: themselves, or rounded in `memory` by all threads.
+template <typename Number>
+const Number *all_factors(Input x, int64_t count, Number *memory) {
+  if constexpr (std::is_same_v<Number, float>) {
+    return x;
+  } else {
+    parallel_pieces(count, 1 << 15, [&](int64_t i, int64_t size) { round_numbers(x + i, size, memory + i); });
+    return memory;
+  }
+}
+
+// body(i, array, numbers) of the matrices among a half's weights, of which this is member i.
+template <template <typename> class Names, typename Body>
+void for_matrices(const Given<Names, Input> &given, Body body) {
+  const int count = sizeof(given.arrays) / sizeof(Input);
+  Input arrays[count];
+  Shape shapes[count];
+  int dimensions[count];
+  std::memcpy(arrays, &given.arrays, sizeof(arrays));
+  std::memcpy(shapes, &given.shapes, sizeof(shapes));
+  std::memcpy(dimensions, &given.dimensions, sizeof(dimensions));
+  for (int i = 0; i < count; ++i) {
+    if (dimensions[i] == 2) body(i, arrays[i], shapes[i][0] * shapes[i][1]);
+  }
+}
+
+template <template <typename> class Names>
+int64_t matrix_numbers(const Given<Names, Input> &given) {
+  int64_t total = 0;
+  for_matrices(given, [&](int, Input, int64_t numbers) { total += numbers; });
+  return total;
+}
+
+// The matrices among a half's weights as factors, in `memory` for their numbers; other weights are not.
+template <typename Number, template <typename> class Names>
+Names<const Number *> matrix_factors(const Given<Names, Input> &given, Number *memory) {
+  if constexpr (std::is_same_v<Number, float>) {
+    return given.arrays;
+  } else {
+    const Number *found[sizeof(given.arrays) / sizeof(Input)] = {};
+    for_matrices(given, [&](int i, Input array, int64_t numbers) {
+      found[i] = all_factors(array, numbers, memory);
+      memory += numbers;
+    });
+    Names<const Number *> all;
+    std::memcpy(&all, found, sizeof(found));
+    return all;
+  }
+}
+
+// The entry points of an operator name_of<Number>: with products of float and of bfloat16 numbers.
+#define ENTRY_POINTS(name)                                                                                      \
+  extern "C" int name(int, void **params, int *ndims, int64_t **shapes, const char **, void *, void *) {            \
+    return name##_of<float>(params, ndims, shapes);                                                                 \
+  }                                                                                                                 \
+  extern "C" int name##_bfloat16(int, void **params, int *ndims, int64_t **shapes, const char **, void *, void *) { \
+    return name##_of<BFloat16>(params, ndims, shapes);                                                              \
+  }
+
+}  // namespace

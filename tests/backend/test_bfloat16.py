@@ -1,0 +1,131 @@
+"""Products of bfloat16 numbers: where they are there, what they are made of, and layers with them."""
+
+import os
+import subprocess
+import sys
+from functools import cache
+
+import numpy as np
+import pytest
+from decode_inputs import alone, cache_of, no_context
+from mindspore import Tensor
+from small_model import Golden
+from small_updater import RATE, Subject, rows_like
+
+from mindrlhf.backend import kernels, native, product_dtype
+from mindrlhf.checkpoint.stored_tensor import decode, encode
+from mindrlhf.configs.grpo import SamplingSettings
+from mindrlhf.errors import UserError
+from mindrlhf.rollout import decode_graphs as graphs
+from mindrlhf.rollout.sampling import Sampler
+from mindrlhf.training.batch import SequenceGroup
+from mindrlhf.training.objective import NEGATIVE_LOG_LIKELIHOOD
+
+
+@pytest.fixture(scope="module")
+def bfloat16():
+    if not native.library().bfloat16:
+        pytest.skip("this processor has no fast bfloat16 products")
+    return kernels("CPU", "bfloat16")
+
+
+def rounded(x: np.ndarray) -> np.ndarray:
+    """float64 of the nearest bfloat16 numbers, by the encoding of weight files."""
+    return decode(encode(x, "bfloat16", "x"), "bfloat16").astype(np.float64).reshape(x.shape)
+
+
+@cache
+def one_update(shared, name: str, used, recompute: bool) -> tuple[float, dict[str, np.ndarray]]:
+    """The loss and gradients of a stored model's sequences."""
+    golden = Golden.load(shared / "golden" / name)
+    groups = [SequenceGroup(ids[:1], (ids[1:],)) for ids in golden.sequences]
+    tokens = sum(len(ids) - 1 for ids in golden.sequences)
+    subject = Subject(golden, NEGATIVE_LOG_LIKELIHOOD, kernels=used, recompute=recompute)
+    update = subject.updater(groups, RATE, weights=rows_like(groups, lambda n: np.full(n, 1 / tokens)))
+    return update.loss, subject.gradients
+
+
+@pytest.mark.parametrize(("rows", "outputs"), [(700, 50), (7, 90), (1, 33)])
+def test_a_linear_map_is_the_sum_of_products_of_rounded_numbers(bfloat16, rows, outputs):
+    rng = np.random.default_rng(0)
+    x, weight = (rng.normal(size=shape).astype(np.float32) for shape in ((rows, 77), (outputs, 77)))
+    found = bfloat16.fused.linear(Tensor(x), Tensor(weight)).asnumpy()
+    np.testing.assert_allclose(found, rounded(x) @ rounded(weight).T, rtol=0, atol=1e-5)
+
+
+def test_numbers_are_rounded_to_the_nearest_even_one(bfloat16):
+    """Halfway cases, the largest numbers, and what is not finite."""
+    bits = np.array([0x3F808000, 0x3F818000, 0x3F808001, 0x7F7F0000, 0x7F800000, 0xFF800000, 0x7F800001], np.uint32)
+    one = Tensor(np.ones((1, 1), np.float32))
+    found = bfloat16.fused.linear(Tensor(bits.view(np.float32).reshape(-1, 1)), one).asnumpy()[:, 0]
+    expected = np.array([0x3F800000, 0x3F820000, 0x3F810000, 0x7F7F0000, 0x7F800000, 0xFF800000], np.uint32)
+    np.testing.assert_array_equal(found[:-1].view(np.uint32), expected)
+    assert np.isnan(found[-1])
+
+
+@pytest.mark.parametrize("name", ["qwen3_tiny", "qwen2_tiny_lora"])
+def test_loss_and_gradients_are_near_the_exact_ones(bfloat16, shared, name):
+    """Which float32 gives to 1e-4 (`test_gradients`)."""
+    (loss, expected), (found_loss, found) = (one_update(shared, name, used, False) for used in (None, bfloat16))
+    assert loss != found_loss
+    np.testing.assert_allclose(found_loss, loss, rtol=1e-3)
+    for key, gradient in expected.items():
+        wide = gradient.astype(np.float64)
+        assert np.linalg.norm(found[key] - wide) < 0.02 * np.linalg.norm(wide), key
+
+
+def test_gradients_are_the_same_bits_with_layers_computed_again(bfloat16, shared):
+    (loss, expected), (again, found) = (one_update(shared, "qwen3_tiny", bfloat16, part) for part in (False, True))
+    assert again == loss
+    for key, gradient in expected.items():
+        assert found[key].tobytes() == gradient.tobytes(), key
+
+
+def test_log_probs_of_drawn_tokens_are_those_of_the_rounded_model(bfloat16, shared):
+    """Drawn in any company, from distributions that training computes again."""
+    golden = Golden.load(shared / "golden" / "qwen2_tiny_lora")
+    decoder, _ = golden.build(40, kernels=bfloat16)
+    config, slots, tokens = golden.config, 20, graphs.FUSED_TOKENS
+    ids = np.random.default_rng(3).integers(0, config.vocab_size, slots).astype(np.int32)
+    uniform = np.random.default_rng(4).random((slots, tokens)).astype(np.float32)
+    sampler = Sampler(SamplingSettings(max_new_tokens=64), config.vocab_size, ())
+    found = []
+    for going in (slots, 3):
+        graph = graphs.Decode(decoder, cache_of(config, slots, 40), sampler)
+        assert graph.fused
+        remaining = np.where(np.arange(slots) < going, tokens, 0).astype(np.int32)
+        rest = no_context(slots), uniform, np.zeros((1, 1), np.float32)
+        inputs = (ids, 0 * ids, remaining, 0 * ids, *alone(slots), *rest)
+        found.append([part.asnumpy()[:3] for part in graph(*(Tensor(part) for part in inputs))])
+    for one, other in zip(*found, strict=True):
+        assert one.tobytes() == other.tobytes()
+    token, behaviour, policy = found[0]
+    np.testing.assert_array_equal(behaviour, policy)  # temperature 1
+    groups = [SequenceGroup(ids[i : i + 1], (token[i],)) for i in range(3)]
+    updates = [
+        Subject(golden, NEGATIVE_LOG_LIKELIHOOD, kernels=used).updater(
+            groups, 0.0, weights=rows_like(groups, lambda n: np.full(n, 1.0))
+        )
+        for used in (bfloat16, None)
+    ]
+    trained, exact = (np.concatenate([row for (row,) in update.outputs]) for update in updates)
+    near, far = np.abs(policy.ravel() - trained).mean(), np.abs(policy.ravel() - exact).mean()
+    assert near < 0.5 * far  # the same rounding on both sides
+    assert far < 0.1
+
+
+def test_the_dtype_is_chosen_by_the_processor(monkeypatch):
+    assert product_dtype("Ascend", "auto") == "bfloat16"
+    assert product_dtype("CPU", "float32") == "float32"
+    for fast in (True, False):
+        monkeypatch.setattr(native, "library", lambda fast=fast: native.Library(None, bfloat16=fast))
+        assert product_dtype("CPU", "auto") == ("bfloat16" if fast else "float32")
+    with pytest.raises(UserError, match=r"no fast bfloat16 products here .*AVX512_BF16.*; set float32 or auto"):
+        product_dtype("CPU", "bfloat16")
+
+
+def test_onednn_may_be_forbidden_to_multiply_them():
+    code = "from mindrlhf.backend.native import library; print(library().path is not None, library().bfloat16)"
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_VNNI"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(native.library().path is not None), "False"]
