@@ -17,6 +17,8 @@ from mindrlhf.models.families import CHATS, DEFAULT, Chat
 
 CPU_SECONDS = 20  # of a process that renders, for one request
 PER_REQUEST = 1000  # conversations
+# Runs a file without its folder, or the current one, to import from: modules there are none of the library's.
+PROGRAM = "import sys; del sys.path[0]; import runpy; runpy.run_path(sys.argv[1], run_name='__main__')"
 
 Conversation = tuple[Any, str]
 """Messages [{"role": ..., "content": ...}, ...], and where they are from, for messages of error."""
@@ -50,12 +52,15 @@ def render_conversations(
 
 
 def write_prompts(
-    prompts: Sequence[Conversation], tokenizer: Tokenizer, tools: Sequence[Mapping[str, Any]] = ()
+    prompts: Sequence[Conversation],
+    tokenizer: Tokenizer,
+    tools: Sequence[Mapping[str, Any]] = (),
+    variables: Mapping[str, Any] | None = None,
 ) -> list[str]:
     """Render conversations as a tokenizer's model knows them; a text stays as it is.
 
-    tools: JSON schemas of tools, for the tokenizer's own chat template. UserError, too, for a tokenizer that has
-    neither a chat template nor a family's chat tokens.
+    tools, variables: JSON schemas of tools, and others, for the tokenizer's own chat template. UserError, too, for a
+    tokenizer that has neither a chat template nor a family's chat tokens.
     """
     conversations = [each for each in prompts if not isinstance(each[0], str)]
     chat = family_chat(tokenizer)
@@ -64,7 +69,7 @@ def write_prompts(
             f"{conversations[0][1]}: the tokenizer has no chat template and no {DEFAULT.chat.before} to write messages "
             "with; give the prompt as text."
         )
-    tokens: dict[str, Any] = token_variables(tokenizer)
+    tokens: dict[str, Any] = token_variables(tokenizer) | dict(variables or {})
     if tools:
         tokens["tools"] = list(tools)
     written = iter(render_conversations(conversations, tokenizer.chat_template, chat or DEFAULT.chat, **tokens))
@@ -101,7 +106,7 @@ class Renderer:
     """
 
     def __init__(self, template: str, variables: Mapping[str, Any]):
-        command = [sys.executable, "-P", chat_process.__file__]  # -P: modules of its folder are none of the library's
+        command = [sys.executable, "-c", PROGRAM, chat_process.__file__]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )

@@ -11,7 +11,7 @@ import numpy as np
 from mindrlhf.data.mindrecord import PROMPT_SCHEMA, write_columns
 from mindrlhf.data.source import SourceRow, read_source, write_parquet
 from mindrlhf.data.tasks import parse_rows
-from mindrlhf.data.tasks.task import TaskRow
+from mindrlhf.data.tasks.task import TaskRow, prompt_fields
 from mindrlhf.data.tasks.verl import record
 from mindrlhf.data.templates import prompt_texts
 from mindrlhf.data.tokenizer import Tokenizer
@@ -19,6 +19,7 @@ from mindrlhf.errors import UserError, refuse
 from mindrlhf.files.text import aligned
 from mindrlhf.metrics.progress import Progress
 from mindrlhf.shapes import round_up
+from mindrlhf.types import Prompt
 
 TRUNCATIONS = ("error", "left", "right", "drop")
 ROWS_PER_BATCH = 512  # texts tokenised between two moves of the progress bar
@@ -116,6 +117,32 @@ def convert(
         prompt_tokens=_percentiles(len(prompt) for prompt, _ in kept.values()),
         answer_tokens=_percentiles(len(answer) for _, answer in kept.values() if answer),
     )
+
+
+def convert_rows(
+    sources: Sequence[SourceRow],
+    tokenizer: Tokenizer,
+    *,
+    template: str | None = None,
+    max_prompt_length: int | None = None,
+    tools: Sequence[Mapping[str, Any]] = (),
+    variables: Mapping[str, Any] | None = None,
+) -> list[Prompt]:
+    """Convert source rows to the prompts that `convert` would write.
+
+    max_prompt_length: a longer prompt loses its beginning; None keeps all. variables: further ones of a chat template.
+    Raises UserError as `convert`.
+    """
+    chosen, rows = parse_rows(sources, None)
+    places = [each.where for each in sources]
+    texts = prompt_texts(rows, places, chosen.instruction, template, None, tokenizer, tools, variables)
+    prompts = []
+    for index, (row, ids, where) in enumerate(zip(rows, tokenizer.encode_batch(texts), places, strict=True)):
+        if not ids:
+            raise UserError(f"{where}: the prompt is empty; give it a text.")
+        fields = prompt_fields(chosen.name, row.question, row.ground_truth, row.extra)
+        prompts.append(Prompt(index, np.array(ids[-(max_prompt_length or 0) :], np.int32), fields))
+    return prompts
 
 
 def convert_to_verl(

@@ -1,38 +1,47 @@
 """Demonstrations for supervised fine-tuning: worked answers and conversations."""
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mindrlhf.data.mindrecord import read_pairs
-from mindrlhf.data.source import PARQUET, read_source
+from mindrlhf.data.source import JSON, given_rows, is_source, read_source
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.data.tool_formats import load_tool_format
-from mindrlhf.data.turns import Turns, TurnTemplate
+from mindrlhf.data.turns import ASSISTANT, Turns, TurnTemplate
 from mindrlhf.errors import UserError
 from mindrlhf.files.json import parse_json
 
-SOURCES = (".jsonl", ".json", PARQUET)
+_log = logging.getLogger(__name__)
 
 
 def read_demonstrations(
-    path: str | Path, tokenizer: Tokenizer, tool_format: str = "hermes", max_length: int | None = None
+    path: str | Path,
+    tokenizer: Tokenizer,
+    tool_format: str = "hermes",
+    max_length: int | None = None,
+    given: Iterable[Mapping[str, Any]] | None = None,
 ) -> list[Turns]:
     """Read the rows of a MindRecord (`read_pairs`), or conversations of another file.
 
     A row of a JSONL, JSON or parquet file has `messages` with an assistant's turns, `tool_calls` and tool messages
-    among them, and may have `tools`: schemas that the chat template lists. tool_format: see `load_tool_format`.
-    max_length: tokens of prompt and response; a longer response loses its end, and a row without an assistant's token
-    then is left out. UserError, with its place, for a malformed row.
+    among them, and may have `tools`: schemas that the chat template lists. Or it has `prompt` and `completion`, both
+    texts, to whose tokens an end token is added, or both messages. tool_format: see `load_tool_format`. max_length:
+    tokens of prompt and response; a longer response loses its end, and a row without an assistant's token then is left
+    out, which a warning counts. given: rows of the calling program in place of the file's. UserError, with its place,
+    for a malformed row.
     """
     path = Path(path)
-    if path.suffix in SOURCES or path.is_dir():
+    if given is not None or is_source(path):
         template = TurnTemplate(tokenizer, tool_format=load_tool_format(tool_format))
-        table = path.suffix == PARQUET  # whose rows have a null for each key that only other rows have
-        rows = [(_without_nulls(row.values) if table else row.values, row.where) for row in read_source(path)]
-        found = [_conversation(*row, template) for row in rows]
+        # Rows of a table have a null for each key that only other rows have.
+        table = given is not None or path.suffix not in JSON
+        rows = read_source(path) if given is None else given_rows(given, str(path))
+        values = [_without_nulls(row.values) if table else row.values for row in rows]
+        found = [_demonstration(one, row.where, template, tokenizer) for one, row in zip(values, rows, strict=True)]
     else:
         found = [Turns(prompt, answer, np.full(len(answer), True)) for prompt, answer in read_pairs(path, tokenizer)]
     if max_length is None:
@@ -40,16 +49,38 @@ def read_demonstrations(
     kept = [short for turns in found if (short := turns.cut(max_length)).sampled.any()]
     if not kept:
         raise UserError(f"{path}: no row has an answer within data.max_length {max_length}; raise it.")
+    if left_out := len(found) - len(kept):
+        _log.warning(
+            "%s: %d of %d rows are left out, whose prompts fill data.max_length %d",
+            path,
+            left_out,
+            len(found),
+            max_length,
+        )
     return kept
 
 
-def _conversation(values: Mapping[str, Any], where: str, template: TurnTemplate) -> Turns:
+def _demonstration(values: Mapping[str, Any], where: str, template: TurnTemplate, tokenizer: Tokenizer) -> Turns:
     try:
+        prompt, completion = values.get("prompt"), values.get("completion")
+        if isinstance(prompt, str) and isinstance(completion, str):
+            ids = [np.array(tokenizer.encode(text), np.int32) for text in (prompt, completion)]
+            if not len(ids[0]):
+                raise ValueError("the prompt is empty; give it a text")
+            answer = np.append(ids[1], np.int32(tokenizer.eos_token_id))
+            return Turns(ids[0], answer, np.full(len(answer), True))
+        messages = values.get("messages")
+        if isinstance(prompt, list) and isinstance(completion, list):
+            if any(isinstance(message, Mapping) and message.get("role") == ASSISTANT for message in prompt):
+                raise ValueError("the prompt has an assistant's turn, which would be trained too; give messages")
+            messages = [*prompt, *completion]
+        if messages is None:
+            raise ValueError(f"needs messages, or prompt and completion, and has {', '.join(values) or 'nothing'}")
         tools = values.get("tools") or None
         tools = parse_json(tools) if isinstance(tools, str) else tools
         if not isinstance(tools, list | None):
             raise ValueError(f"tools should be a list of schemas, and is {tools!r:.80}")
-        return template.conversation(values.get("messages"), tools)
+        return template.conversation(messages, tools)
     except (ValueError, UserError) as error:
         raise UserError(f"{where}: {str(error).removesuffix('.')}.") from None
 

@@ -29,6 +29,7 @@ from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import atomic_files
 from mindrlhf.files.json import parse_json
+from mindrlhf.hub.names import is_id
 from mindrlhf.types import Prompt
 
 ROWS_PER_WRITE = 256
@@ -198,7 +199,8 @@ def _check_pair(path: Path) -> None:
     """Refuse files that MindSpore cannot open, or would take for others."""
     database = path.with_name(path.name + ".db")
     if not path.is_file():
-        raise UserError(f"{path}: no such MindRecord file.")
+        right = f"; make one of the dataset with `mindrlhf data --dataset {path}`" if is_id(path) else ""
+        raise UserError(f"{path}: no such MindRecord file{right}.")
     try:
         with path.open("rb") as file:
             head = file.read(9)

@@ -76,6 +76,13 @@ class SentencePieceTokenizer(ConfiguredTokenizer):
         piece = self._pieces.IdToPiece(int(token_id)) if 0 <= token_id < self._pieces.GetPieceSize() else None
         return self._special_by_id.get(int(token_id), piece)
 
+    def _added_tokens(self) -> Iterable[str]:
+        from sentencepiece.sentencepiece_model_pb2 import ModelProto
+
+        kind = ModelProto.SentencePiece.USER_DEFINED
+        pieces = ModelProto.FromString(self._pieces.serialized_model_proto()).pieces
+        return (*self._special, *(piece.piece.replace("▁", " ") for piece in pieces if piece.type == kind))
+
     @property
     def size(self) -> int:
         return max([self._pieces.GetPieceSize() - 1, *self._special_by_id]) + 1

@@ -1,7 +1,7 @@
 """Rows of JSONL, JSON array and parquet files, each with its origin."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,11 @@ from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import atomic_files
 from mindrlhf.files.json import parse_json
 from mindrlhf.files.text import read_text
+from mindrlhf.hub.datasets import dataset_files
+from mindrlhf.hub.names import is_id
 
 PARQUET = ".parquet"
+JSON = (".jsonl", ".json")
 
 
 @dataclass(frozen=True)
@@ -22,17 +25,29 @@ class SourceRow:
     where: str
 
 
-def read_source(path: str | Path) -> list[SourceRow]:
-    """Read all rows of a file, or of a folder's JSONL files by name.
+def is_source(path: str | Path) -> bool:
+    """Test for rows by name: a file, a folder, or a hub's dataset."""
+    return Path(path).suffix in (*JSON, PARQUET) or _dataset(path) is not None
 
-    UserError, with file and line, for a file that is missing, empty, not UTF-8, or not JSON objects.
+
+def _dataset(path: str | Path) -> tuple[str, str] | None:
+    """Return a folder or id, and the split behind it; None for files."""
+    name, _, split = str(path).partition(":")
+    return (name, split) if Path(name).is_dir() or is_id(name) else None
+
+
+def read_source(path: str | Path) -> list[SourceRow]:
+    """Read all rows of a file, a folder or a hub's dataset.
+
+    A folder gives those of its JSONL files by name; one without, and a dataset's id, those of the split `train`, or of
+    the split behind it: `openai/gsm8k:test`. UserError, with file and line, for a file that is missing, empty, not
+    UTF-8, or not JSON objects.
     """
+    if dataset := _dataset(path):
+        name, split = dataset
+        files = [] if split else sorted(Path(name).glob("*.jsonl"))
+        return [row for file in files or dataset_files(name, split or "train") for row in read_source(file)]
     path = Path(path)
-    if path.is_dir():
-        files = sorted(path.glob("*.jsonl"))
-        if not files:
-            raise UserError(f"{path}: the folder holds no JSONL file (*.jsonl); give a file.")
-        return [row for file in files for row in read_source(file)]
     if path.suffix == PARQUET:
         rows = [SourceRow(row, f"{path}, row {index}") for index, row in enumerate(read_parquet(path))]
     else:
@@ -60,6 +75,17 @@ def _parsed(text: str, path: Path, line: int) -> Any:
         raise UserError(f"{place}: not JSON ({error.msg}, column {error.colno}).") from None
     except ValueError as error:
         raise UserError(f"{path}, line {line}: not JSON ({error}).") from None
+
+
+def given_rows(rows: Iterable[Mapping[str, Any]], name: str) -> list[SourceRow]:
+    """Take rows of the calling program; `name` is the dataset's in messages. Raises UserError."""
+    found = [SourceRow(row, f"{name}, row {number}") for number, row in enumerate(rows)]
+    for row in found:
+        if not isinstance(row.values, Mapping):
+            raise UserError(f"{row.where}: should be a mapping of columns, and is {row.values!r:.40}.")
+    if not found:
+        raise UserError(f"{name}: holds no rows.")
+    return [SourceRow(dict(row.values), row.where) for row in found]
 
 
 def _row(values: Any, where: str) -> SourceRow:

@@ -25,6 +25,11 @@ VARIABLES = ("question", "instruction", "system")
 PLAIN = (
     "{% if system %}{{ system }}\n\n{% endif %}{{ question }}{% if instruction %}{{ '\n' + instruction }}{% endif %}\n"
 )
+# The same for several turns, as a chat template of HF.
+PLAIN_TURNS = (
+    "{% for message in messages %}{{ message.content }}{{ eos_token if message.role == 'assistant' else '' }}\n"
+    "{{ '\n' if message.role == 'system' else '' }}{% endfor %}"
+)
 THINK_SYSTEM = (
     "First work the problem out between <think> and </think>, "
     "then give only the final answer between <answer> and </answer>."
@@ -102,13 +107,15 @@ def prompt_texts(
     system: str | None,
     tokenizer: Tokenizer,
     tools: Sequence[Mapping[str, Any]] = (),
+    variables: Mapping[str, Any] | None = None,
 ) -> list[str]:
     """Render the prompt of each row.
 
     places: of the rows, for messages. instruction: the task's, below a question. template: its name or file; None is
     the chat of the tokenizer's model family, or its own chat template. system: replaces the rows' system prompts; "" is
-    none, None keeps them. tools: JSON schemas of tools, which the tokenizer's own chat template lists. UserError as the
-    templates, and for a conversation of several turns with a template of one question.
+    none, None keeps them. tools: JSON schemas of tools, which the tokenizer's own chat template lists. variables:
+    further ones of that template. UserError as the templates, and for a conversation of several turns with a template
+    of one question.
     """
     chat = family_chat(tokenizer)
     markup = chat or DEFAULT.chat
@@ -121,6 +128,9 @@ def prompt_texts(
     rendering = load_template(markup.name if template == OWN else template, tokenizer.chat_template, markup)
     prompts = []
     for row, where in zip(rows, places, strict=True):
+        if row.prompt is not None:
+            prompts.append((row.prompt, where))
+            continue
         messages = row.messages
         if messages is None and template == OWN:
             text = f"{row.question}\n{instruction}" if instruction else row.question
@@ -140,4 +150,4 @@ def prompt_texts(
             )
         else:
             prompts.append((rendering.render(row.question, "", given), where))
-    return write_prompts(prompts, tokenizer, tools)
+    return write_prompts(prompts, tokenizer, tools, variables)

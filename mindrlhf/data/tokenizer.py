@@ -41,7 +41,9 @@ class Tokenizer(ConfiguredTokenizer):
         vocab_path, merges_path = _existing(vocab_path), _existing(merges_path)
         try:
             core = bare_core(models.BPE.from_file(str(vocab_path), str(merges_path)))
-        except Exception as error:  # the tokenizers package raises bare Exception for whatever is wrong with the files
+        except BaseException as error:  # tokenizers raises bare Exception for anything; at wrong merges, 0.23 panics
+            if isinstance(error, (KeyboardInterrupt, SystemExit)):
+                raise
             raise UserError(
                 f"{vocab_path} and {merges_path} are not a BPE vocabulary and its merges: {error}."
             ) from None
@@ -106,6 +108,9 @@ class Tokenizer(ConfiguredTokenizer):
     def id_to_token(self, token_id: int) -> str | None:
         """Look up a token (byte-level letters); None outside the vocabulary."""
         return self._core.id_to_token(int(token_id))
+
+    def _added_tokens(self) -> Iterable[str]:
+        return (token.content for token in self._core.get_added_tokens_decoder().values())
 
     @cached_property
     def size(self) -> int:

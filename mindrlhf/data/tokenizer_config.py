@@ -1,5 +1,8 @@
 """`tokenizer_config.json` of a model folder: special tokens and the chat template."""
 
+import re
+from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,26 @@ class ConfiguredTokenizer:
 
     def token_to_id(self, token: str) -> int | None:
         """Look up the id of a token; None outside the vocabulary."""
+        raise NotImplementedError
+
+    def plain_text(self, text: str) -> str:
+        """Break up special and added tokens in a text.
+
+        `encode` then gives none of them. A space separates a token's first character from the rest; without any rest to
+        separate, it is left out. Tokens of white space stay.
+        """
+        while (plain := self._control_tokens.sub(_broken, text)) != text:
+            text = plain
+        return text
+
+    @cached_property
+    def _control_tokens(self) -> re.Pattern[str]:
+        configured = filter(None, (token_text(self.config.get(key)) for key in TOKEN_KEYS))
+        tokens = {token for token in (*self._added_tokens(), *configured) if token.strip()}
+        return re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) or "(?!)")
+
+    def _added_tokens(self) -> Iterable[str]:
+        """List the tokens that are no pieces of ordinary text."""
         raise NotImplementedError
 
     @property
@@ -49,6 +72,11 @@ class ConfiguredTokenizer:
         """The tokenizer's own jinja2 chat template, or None."""
         template = self.config.get("chat_template")
         return template if isinstance(template, str) else None
+
+
+def _broken(token: re.Match[str]) -> str:
+    before, rest = re.match(r"(\s*\S)(.*)", token[0], re.DOTALL).groups()
+    return f"{before} {rest}" if rest[:1].strip() else before[:-1] + rest
 
 
 def read_config(folder: Path) -> dict[str, Any] | None:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,7 +60,7 @@ class Hermes(ToolFormat):
 
     def parse(self, text: str) -> list[ToolCall]:
         calls = []
-        for piece in _spoken(text).split("<tool_call>")[1:]:
+        for piece in _hermes_calls(_spoken(text)):
             content, closing, _ = piece.rpartition("</tool_call>")
             try:
                 if not closing:
@@ -148,6 +148,19 @@ def read_call(value: Any) -> ToolCall:
     if not isinstance(arguments, Mapping):
         raise ValueError(f'the "arguments" of {value["name"]} should be an object')
     return ToolCall(value["name"], arguments)
+
+
+def _hermes_calls(text: str) -> Iterator[str]:
+    """Cut text at each `<tool_call>`, but not at those within a call's JSON."""
+    _, tag, rest = text.partition("<tool_call>")
+    while tag:
+        try:
+            _, end = json.JSONDecoder().raw_decode(rest, len(rest) - len(rest.lstrip()))
+        except (ValueError, RecursionError):
+            end = 0
+        tail, tag, following = rest[end:].partition("<tool_call>")
+        yield rest[:end] + tail
+        rest = following
 
 
 def _spoken(text: str) -> str:

@@ -47,7 +47,7 @@ class Turns:
 class TurnTemplate:
     """Chat template as the ids of prompts and of answers between two turns.
 
-    end_id: the token that ends an assistant turn.
+    end_id: the token that ends an assistant turn. plain_text: that of the tokenizer.
     """
 
     def __init__(
@@ -64,6 +64,7 @@ class TurnTemplate:
         answers; None is Hermes'. UserError for a template that would write earlier turns anew.
         """
         self._tokenizer, self._schemas = tokenizer, schemas
+        self.plain_text = tokenizer.plain_text
         self.tool_format = tool_format or Hermes()
         template = template or tokenizer.chat_template or _of_family(family_chat(tokenizer))
         if all(condition in template for condition in STRIPPING):
@@ -111,12 +112,23 @@ class TurnTemplate:
                 rendered[number] = start, [ASKED, ANSWERED, *(self._written(messages) if messages else ())]
         whole = self._render(*(conversation for _, conversation in rendered.values())) if rendered else ()
         for (number, (start, _)), text in zip(rendered.items(), whole, strict=True):
-            if not text.startswith(start):
-                raise UserError(
-                    "the chat template writes an answer anew once a message follows it; give one that does not."
-                )
-            texts[number] = text[len(start) :]
+            texts[number] = _behind(start, text)
         return [self._encode(texts[number]) for number in range(len(turns))]
+
+    def extended(self, prompt: np.ndarray, texts: Sequence[str]) -> tuple[np.ndarray, list[np.ndarray]]:
+        """Append texts to the user message that ends a prompt, int32[P].
+
+        Returns the prompt to the end of that message, and for each text the ids that follow, up to where the model
+        answers. A prompt that ends otherwise stays as it is, and texts follow as messages.
+        """
+        rendered = self._render(*([ASKED | {"content": ASKED["content"] + text}] for text in ("", *texts)))
+        asked = self._opening[: self._opening.rindex(ASKED["content"]) + len(ASKED["content"])]
+        ending, *more = (self._encode(_behind(asked, text)) for text in rendered)
+        for at in range(len(prompt) - len(ending), 0, -1):
+            if np.array_equal(prompt[at : at + len(ending)], ending):
+                return prompt[:at], [np.concatenate((ids, prompt[at + len(ending) :])) for ids in more]
+        nothing = np.zeros(0, np.int32)
+        return prompt, [self.answers([{"role": "user", "content": text}], ()) if text else nothing for text in texts]
 
     def conversation(self, messages: Sequence[Message], schemas: Sequence[Mapping[str, Any]] | None = None) -> Turns:
         """Encode a whole conversation, as it would have been drawn.
@@ -205,6 +217,13 @@ class TurnTemplate:
                     f"the chat template {anew} once a message with the role {message['role']} follows, and a "
                     "conversation is trained as it was drawn; give a template that does not."
                 )
+
+
+def _behind(start: str, text: str) -> str:
+    """Cut off the beginning of a rendered text."""
+    if not text.startswith(start):
+        raise UserError("the chat template writes a message anew once more follows it; give one that does not.")
+    return text[len(start) :]
 
 
 def _with_content(message: Any) -> Any:

@@ -155,7 +155,7 @@ def test_folders_as_source_and_output(quick, run_command, tmp_path):
     )
     assert len(read_prompts(tmp_path / "records" / "test.mindrecord")) == 20
     (tmp_path / "none").mkdir()
-    with pytest.raises(UserError, match=r"none: the folder holds no JSONL file"):
+    with pytest.raises(UserError, match=r"none: has no split 'train' in parquet or JSONL files"):
         run_command("data", "--tokenizer_path", quick, "--file_path", tmp_path / "none", "--output_path", tmp_path)
 
 

@@ -77,7 +77,7 @@ def test_a_mindrecord_is_read_as_before(small, tmp_path):
     assert found.sampled.all()
 
 
-def test_long_rows_lose_their_end(small, tmp_path):
+def test_long_rows_lose_their_end(small, tmp_path, caplog):
     file = write(tmp_path / "a.jsonl", {"messages": PLAIN}, {"messages": MESSAGES[1:]})
     short, long = read_demonstrations(file, small)
     size = len(long.prompt_ids) + 7
@@ -86,7 +86,10 @@ def test_long_rows_lose_their_end(small, tmp_path):
     assert_same([first], [short])
     np.testing.assert_array_equal(second.response_ids, long.response_ids[:7])
     np.testing.assert_array_equal(second.sampled, long.sampled[:7])
-    assert len(read_demonstrations(file, small, max_length=len(short.prompt_ids) + 1)) == 1
+    assert not caplog.messages
+    least = len(short.prompt_ids) + 1
+    assert len(read_demonstrations(file, small, max_length=least)) == 1
+    assert caplog.messages == [f"{file}: 1 of 2 rows are left out, whose prompts fill data.max_length {least}"]
     with pytest.raises(UserError, match=r"no row has an answer within data\.max_length 2"):
         read_demonstrations(file, small, max_length=2)
 
@@ -94,7 +97,7 @@ def test_long_rows_lose_their_end(small, tmp_path):
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        ({"question": "x"}, "line 2: messages should be a list"),
+        ({"question": "x"}, "line 2: needs messages, or prompt and completion, and has question"),
         ({"messages": PLAIN[:1]}, "line 2: .* one of the assistant"),
         ({"messages": PLAIN, "tools": "{"}, "line 2: Expecting"),
         ({"messages": PLAIN, "tools": {"name": "f"}}, "line 2: tools should be a list"),
@@ -108,3 +111,19 @@ def test_rows_that_are_refused(small, tmp_path, row, reason):
 def test_a_format_that_is_not_known(small, tmp_path):
     with pytest.raises(UserError, match="hermes, retool"):
         read_demonstrations(write(tmp_path / "a.jsonl", {"messages": PLAIN}), small, "xml")
+
+
+def test_prompts_with_completions(tmp_path, small):
+    """As messages they are the conversation; as texts their tokens, with an end token."""
+    prompt, completion = [{"role": "user", "content": "2 + 3 ="}], [{"role": "assistant", "content": "5"}]
+    rows = [{"messages": prompt + completion}, {"prompt": prompt, "completion": completion}]
+    whole, parts = read_demonstrations("rows", small, given=rows)
+    assert_same([parts], [whole])
+    (text,) = read_demonstrations(write(tmp_path / "a.jsonl", {"prompt": "2 + 3 =", "completion": " 5"}), small)
+    assert text.prompt_ids.tolist() == small.encode("2 + 3 =")
+    assert text.response_ids.tolist() == [*small.encode(" 5"), small.eos_token_id]
+    assert text.sampled.all()
+    with pytest.raises(UserError, match="row 0: needs messages, or prompt and completion, and has text"):
+        read_demonstrations("rows", small, given=[{"text": "2 + 3 = 5"}])
+    with pytest.raises(UserError, match="row 0: the prompt has an assistant's turn"):
+        read_demonstrations("rows", small, given=[{"prompt": prompt + completion, "completion": completion}])

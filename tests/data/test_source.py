@@ -68,5 +68,5 @@ def test_bad_content(tmp_path, content, message):
 def test_missing_file(tmp_path):
     with pytest.raises(UserError, match=r"none.jsonl: there is no such file"):
         read_source(tmp_path / "none.jsonl")
-    with pytest.raises(UserError, match="the folder holds no JSONL file"):
+    with pytest.raises(UserError, match="has no split 'train' in parquet or JSONL files; there are no such files"):
         read_source(tmp_path)

@@ -221,7 +221,13 @@ def test_a_users_rows_by_a_field_map():
     pairs = ("question=problem", "ground_truth=solution.final", "answer=solution.text")
     row = mapped(TASKS["fields"], pairs).parse(OWN_ROW)
     assert (row.question, row.ground_truth, row.answer) == ("How many?", "3", "so 3")
-    assert row.extra == {"level": "5", "tags": '["a"]', "solution": '{"text": "so 3", "final": 3}'}
+    assert json.loads(row.extra.pop("json_fields")) == ["solution", "level", "tags", "ground_truth"]
+    assert row.extra == {
+        "level": "5",
+        "tags": '["a"]',
+        "solution": '{"text": "so 3", "final": 3}',
+        "answer": "so 3",
+    }
     gsm8k = mapped(TASKS["gsm8k"], ("question=problem", "answer=worked"))
     assert gsm8k.parse({"problem": "q", "worked": "#### 4"}).ground_truth == "4"
     assert mapped(TASKS["gsm8k"], ()) is TASKS["gsm8k"]

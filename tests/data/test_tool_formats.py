@@ -59,11 +59,11 @@ def test_a_broken_call_is_answered_with_the_reason(name, text, reason):
     assert (call.name, call.arguments) == ("", {})
 
 
-def test_a_call_may_hold_the_closing_tag():
-    (call,) = load_tool_format("hermes").parse(
-        '<tool_call>{"name": "f", "arguments": {"x": "</tool_call>"}}</tool_call>'
-    )
-    assert call == ToolCall("f", {"x": "</tool_call>"})
+@pytest.mark.parametrize("text", ["</tool_call>", "<tool_call>", "<tool_call>{}</tool_call>\n"])
+def test_a_call_may_hold_tags(text):
+    hermes = load_tool_format("hermes")
+    calls = [ToolCall("f", {"x": text, text: []}), ToolCall(text, {})]
+    assert hermes.parse("".join(map(hermes.render, calls))) == calls
 
 
 def test_a_broken_call_leaves_the_others():

@@ -28,8 +28,9 @@ def get_task(name: str) -> Task:
 def parse_rows(rows: Sequence[SourceRow], name: str | None, fields: Sequence[str] = ()) -> tuple[Task, list[TaskRow]]:
     """Parse the rows of files by their task.
 
-    name: of the task; None decides by the first row: verl's columns, a game's environment and seed, a conversation or a
-    ground truth that `fields` names (see `mapped`), else GSM8K. UserError, with its place, for a malformed row.
+    name: of the task; None decides by the first row: verl's columns, a game's environment and seed, a conversation, a
+    prompt or a ground truth that `fields` names (see `mapped`), else GSM8K. UserError, with its place, for a malformed
+    row.
     """
     task = mapped(_task_of(rows[0].values, fields) if name is None else get_task(name), fields)
     parsed = []
@@ -48,4 +49,4 @@ def _task_of(row: Mapping[str, Any], fields: Sequence[str]) -> Task:
     if {"question", "environment", "seed"} <= set(row):
         return GAME
     own = "ground_truth" in theirs or conversation_key(row) or isinstance(row.get(theirs.get("question")), list)
-    return FIELDS if own else GSM8K
+    return FIELDS if own or isinstance(row.get("prompt"), str) else GSM8K

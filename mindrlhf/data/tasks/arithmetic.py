@@ -2,6 +2,7 @@
 
 import operator
 import random
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,7 @@ def generate(
         for _ in range(1000):
             numbers = {place: rng.randint(2, max_number) for place in "xyz"}
             if worked := _work_out(problem["steps"], numbers, max_number):
-                first, second = rng.sample(TEXTS["names"], 2)
-                question = problem["question"].format(a=first, b=second, items=rng.choice(TEXTS["items"]), **numbers)
+                question = phrase(problem["question"], numbers, rng)
                 return question, {"question": question, "answer": worked}
         return None
 
@@ -54,6 +54,12 @@ def demonstrations(rows: list[dict[str, Any]], careless_share: float, seed: int)
         careless = others and rng.random() < careless_share
         demonstrated.append(row | {"answer": f"{first} #### {first.partition('=')[2]}"} if careless else row)
     return demonstrated
+
+
+def phrase(question: str, numbers: Mapping[str, int], rng: random.Random) -> str:
+    """Write a question with these numbers, and with drawn names and items."""
+    first, second = rng.sample(TEXTS["names"], 2)
+    return question.format(a=first, b=second, items=rng.choice(TEXTS["items"]), **numbers)
 
 
 def _work_out(steps: list[str], numbers: dict[str, int], max_number: int) -> str | None:

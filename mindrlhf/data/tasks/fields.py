@@ -8,33 +8,46 @@ from typing import Any
 from mindrlhf.data.tasks.conversation import checked, conversation_key
 from mindrlhf.data.tasks.task import Task, TaskRow, optional_text, text_field
 from mindrlhf.errors import UserError
+from mindrlhf.rewards.batches import JSON_FIELDS, MESSAGES
 
-OWN = ("question", "ground_truth", "answer")
+OWN = ("question", "ground_truth")
 
 
 def parse(row: Mapping[str, Any]) -> TaskRow:
     """Parse `question`, and optional `ground_truth` and worked `answer`.
 
-    The question is text or a conversation, which may also stand under `prompt` or `messages`. Any other key becomes a
-    field, as JSON text if it is not text.
+    The question is text or a conversation, which may also stand under `prompt` or `messages`; a `prompt` that is text
+    is the whole prompt. Any other key becomes a field, and a conversation too, as JSON text if it is not text.
     """
-    messages = None
+    messages, prompt = None, None
     key = "question" if isinstance(row.get("question"), list) else conversation_key(row)
     if key is not None and (key == "question" or row.get("question") is None):
         messages = checked(row[key], key)
-        row = {name: value for name, value in row.items() if name != key} | {"question": messages[-1]["content"]}
-    texts = {
-        key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-        for key, value in row.items()
-        if value is not None
-    }
+        row = {name: value for name, value in row.items() if name != key}
+        row |= {MESSAGES: messages, "question": messages[-1]["content"]}
+    elif row.get("question") is None and isinstance(row.get("prompt"), str):
+        prompt = text_field(row, "prompt")
+        row = {name: value for name, value in row.items() if name != "prompt"} | {"question": prompt}
+    texts = field_texts(row)
+    encoded = [key for key in texts if not isinstance(row[key], str)]
+    extra = {key: value for key, value in texts.items() if key not in OWN}
     return TaskRow(
         question=text_field(texts, "question"),
         answer=optional_text(texts, "answer"),
         ground_truth=optional_text(texts, "ground_truth"),
-        extra={key: value for key, value in texts.items() if key not in OWN},
+        extra=extra | ({JSON_FIELDS: json.dumps(encoded)} if encoded else {}),
         messages=messages,
+        prompt=prompt,
     )
+
+
+def field_texts(row: Mapping[str, Any]) -> dict[str, str]:
+    """Write a row's values as text, or as JSON; nulls are left out."""
+    return {
+        key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+        for key, value in row.items()
+        if value is not None
+    }
 
 
 def mapped(task: Task, pairs: Sequence[str]) -> Task:

@@ -15,7 +15,8 @@ class TaskRow:
     """Problem of a task.
 
     question: as the user turn states it; of a conversation its last message. answer: worked, for a warm start, or "".
-    ground_truth: for the reward function, or "". extra: further text fields. messages: the row's conversation.
+    ground_truth: for the reward function, or "". extra: further text fields. messages: the row's conversation. prompt:
+    the row's whole prompt, which no template writes.
     """
 
     question: str
@@ -23,6 +24,7 @@ class TaskRow:
     ground_truth: str
     extra: Mapping[str, str] = field(default_factory=dict)
     messages: Messages | None = None
+    prompt: str | None = None
 
 
 @dataclass(frozen=True)

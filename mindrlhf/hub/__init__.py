@@ -1,0 +1,1 @@
+"""Models and datasets by their ids on Hugging Face's hub, or ModelScope's."""

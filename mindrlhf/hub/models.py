@@ -1,0 +1,61 @@
+"""Models of a hub, as local folders."""
+
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from mindrlhf.errors import UserError
+from mindrlhf.files.json import read_json
+from mindrlhf.hub.download import download, fetch_command
+from mindrlhf.hub.names import is_id
+
+INDEX, WHOLE, ADAPTER = "model.safetensors.index.json", "model.safetensors", "adapter_model.safetensors"
+# Files of a model's description and its tokenizer, and files of its weights.
+FILES = (
+    *("config.json", "generation_config.json", "adapter_config.json", "tokenizer*.json", "tokenizer.model"),
+    *("vocab.json", "merges.txt", "added_tokens.json", "special_tokens_map.json", "chat_template.jinja"),
+)
+WEIGHTS = (WHOLE, "model-*.safetensors", INDEX, ADAPTER)
+# Flags of commands that name a model.
+FLAGS = (
+    *("model", "compare", "base", "src_checkpoint", "load_ref_checkpoint", "load_critic_checkpoint"),
+    *("load_sft_checkpoint_infer", "load_sft_checkpoint_train"),
+)
+
+Flags = TypeVar("Flags", bound=Any)
+
+
+def local_models(flags: Flags, weights: bool = True) -> Flags:
+    """Exchange the ids of models in a command's flags for their folders.
+
+    weights: as in `local_model`. Raises UserError.
+    """
+    given = {name: value for name, value in vars(flags).items() if name in FLAGS and value is not None}
+    local = {name: type(value)(local_model(str(value), weights)) for name, value in given.items() if is_id(value)}
+    return type(flags)(**vars(flags) | local)
+
+
+@cache
+def local_model(name: str, weights: bool = True) -> str:
+    """Find a model's folder: its path, or its id's in the hub's cache.
+
+    What the cache lacks is downloaded. weights: False for configuration and tokenizer alone. Raises UserError.
+    """
+    if not is_id(name):
+        return name
+    folder = download(name, "model", (*FILES, *WEIGHTS) if weights else FILES)
+    if lacking := _lacking(folder, weights):
+        right = f"fetch it whole with {fetch_command(name, 'model')}, or give a model in Hugging Face's format"
+        raise UserError(f"{name}: {folder} lacks {lacking}; {right}.")
+    return str(folder)
+
+
+def _lacking(folder: Path, weights: bool) -> str | None:
+    """Name a missing file of a model or an adapter, or None."""
+    adapter = (folder / "adapter_config.json").is_file()
+    needed = ["adapter_config.json" if adapter else "config.json"]
+    if weights:
+        index = folder / INDEX
+        parts = sorted(set(read_json(index).get("weight_map", {}).values())) if index.is_file() else [WHOLE]
+        needed += [ADAPTER] if adapter else parts
+    return next((file for file in needed if not (folder / file).is_file()), None)
