@@ -12,9 +12,10 @@ from statistics import fmean
 import numpy as np
 
 from mindrlhf.errors import UserError
-from mindrlhf.metrics.console import LOSSES, REWARD
+from mindrlhf.metrics.console import REWARD
 
 REWARD_LIMIT, LOSS_LIMIT = 0.04, 0.02
+LOSSES = ("actor/loss", "actor/pg_loss", "train/loss")  # the first that a step has is compared
 THROUGHPUT, THROUGHPUT_STEPS = "perf/throughput", 4
 
 Rows = Sequence[Mapping[str, float]]

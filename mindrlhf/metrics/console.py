@@ -2,23 +2,28 @@
 
 import math
 import re
+import shutil
 import statistics
 import sys
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TextIO
 
 from mindrlhf.files.printable import printable
-from mindrlhf.phases import PHASES
 
-REWARD = "critic/rewards/mean"
-LOSSES = ("actor/loss", "actor/pg_loss", "train/loss")  # the first that a step has is shown
+REWARD, LOSS = "critic/rewards/mean", "train/loss"
+GUIDES = (REWARD, LOSS)  # what a run improves: that of GRPO, and of fine-tuning
 ACCURACY = re.compile(r"val-core/(.+)/acc/mean@\d+")
+HELD_OUT = {"val/loss", "accuracy"}  # columns of measurements that not every step has
+FUNCTION = re.compile(r"reward/(.+)/mean")
 TREND_STEPS = 10  # steps at either end of the run that the trend compares, at most
-ETA_STEPS = 20  # recent steps whose median time the estimate of the remaining time uses
-LEAST_SHARE = {"always": 0.0, "if long": 0.1}  # of a step, for a phase to be shown
+ETA_STEPS = 20  # recent steps whose times the estimate of the remaining time uses
+WIDEST = 100  # characters of a line
+HEADER_EVERY = 20  # lines
 SIZES = ((1e6, 1e6, 1, "M"), (1e3, 1e3, 1, "k"), (100, 1, 0, ""), (10, 1, 1, ""), (0.1, 1, 2, ""))  # from, unit, digits
-FIGURES = {"loss": LOSSES, "kl": ("actor/kl_loss",), "entropy": ("actor/entropy",), "grad": ("actor/grad_norm",)}
+# Seconds below which these units are used: letters, seconds of the small one, small ones in a large one.
+TIMES = ((3600, "ms", 1, 60), (48 * 3600, "hm", 60, 60), (math.inf, "dh", 3600, 24))
 
 
 def short_number(value: float) -> str:
@@ -35,15 +40,16 @@ def short_number(value: float) -> str:
 
 
 def short_duration(seconds: float) -> str:
-    """Format seconds: 0.4s, 12s, 3m12s, 1h02m."""
+    """Format seconds: 0.4s, 12s, 3m12s, 1h02m, 4d03h."""
     if not math.isfinite(seconds):
         return "-"
     if seconds < 9.95:
         return f"{seconds:.1f}s"
-    minutes, seconds = divmod(round(seconds), 60)
-    if not minutes:
-        return f"{seconds}s"
-    return f"{minutes}m{seconds:02d}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02d}m"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    _, (large, small), unit, parts = next(time for time in TIMES if whole < time[0])
+    return f"{whole // unit // parts}{large}{whole // unit % parts:02d}{small}"
 
 
 def ends(values: Sequence[float]) -> tuple[float, float]:
@@ -52,74 +58,167 @@ def ends(values: Sequence[float]) -> tuple[float, float]:
     return statistics.fmean(values[:window]), statistics.fmean(values[-window:])
 
 
-def trend(rewards: Sequence[float]) -> float | None:
+def trend(values: Sequence[float]) -> float | None:
     """Compute the growth between the `ends` without NaN; None for one step."""
-    known = [reward for reward in rewards if not math.isnan(reward)]
+    known = [value for value in values if not math.isnan(value)]
     if len(known) < 2:
         return None
     first, last = ends(known)
     return last - first
 
 
-class ConsoleWriter:
-    """Writer of one line per step to the console.
+def guide(values: Mapping[str, float]) -> float | None:
+    """Find the value that the run improves: mean reward, or loss."""
+    return next((values[name] for name in GUIDES if name in values), None)
 
-    `step 12/200 | reward 0.43 (+0.02) | loss .. | kl .. | len 23.1 (clip 2%) | gen 0.4s train 0.8s | ...`. In brackets:
-    the reward's `trend`. Means of several reward functions follow. `acc` is on held-out data. `same reward 80%` warns,
-    from half on, of groups that teach nothing. `eta` leaves out seconds of compiling. A metric without a value is left
-    out.
+
+def console_width() -> int:
+    """Characters of a line: those of the terminal, but at most 100."""
+    return min(WIDEST, shutil.get_terminal_size((WIDEST, 0)).columns)
+
+
+def _number(value: float) -> tuple[str, ...]:
+    return short_number(value), f"{value:.0e}"
+
+
+def _signed(value: float) -> tuple[str, ...]:
+    return f"{value:+.2f}", f"{value:+.0e}"
+
+
+def _share(value: float) -> tuple[str, ...]:
+    return f"{value:.0%}", f"{value:.0e}"
+
+
+def _seconds(value: float) -> tuple[str, ...]:
+    return (short_duration(value),)
+
+
+@dataclass(frozen=True)
+class Column:
+    """Column of the line.
+
+    importance: a narrow line has the columns with the smallest. metric: of a step, or a name of `ConsoleWriter._known`.
+    texts: forms of a value, of which the first that fits is shown.
     """
 
-    def __init__(self, total_steps: int, earlier_rewards: Sequence[float] = (), stream: TextIO | None = None):
-        """Begin with the mean rewards of earlier steps; stream: standard output without."""
-        self._total_steps, self._rewards, self._stream = total_steps, list(earlier_rewards), stream
-        self._step_seconds: deque[float] = deque(maxlen=ETA_STEPS)
+    title: str
+    width: int
+    importance: int
+    metric: str
+    texts: Callable[[float], tuple[str, ...]] = _number
+
+    def cell(self, values: Mapping[str, float | None]) -> str:
+        """Format a step's value, with a dash for none."""
+        value = values.get(self.metric)
+        texts = ("-",) if value is None else self.texts(value)
+        return next((text for text in texts if len(text) <= self.width), "*" * self.width).rjust(self.width)
+
+
+COLUMNS = (  # in the order of the line
+    Column("reward", 7, 0, REWARD),
+    Column("loss", 7, 0, LOSS),
+    Column("trend", 6, 1, "trend", _signed),
+    Column("val loss", 8, 4, "val/loss"),
+    Column("accuracy", 8, 4, "accuracy", lambda value: (f"{value:.3f}", f"{value:.0e}")),
+    Column("entropy", 7, 5, "actor/entropy"),
+    Column("kl", 7, 9, "actor/kl_loss"),
+    Column("length", 6, 6, "response_length/mean"),
+    Column("cut", 4, 7, "response_length/clip_ratio", _share),
+    Column("same", 4, 10, "group/zero_std_fraction", _share),
+    Column("calls", 5, 11, "tools/call_frequency"),
+    Column("failed", 6, 12, "tools/failure_frequency", _share),
+    Column("grad", 7, 15, "actor/grad_norm"),
+    Column("time", 6, 3, "time", _seconds),
+    Column("gen", 6, 13, "timing_s/gen", _seconds),
+    Column("train", 6, 14, "timing_s/update_actor", _seconds),
+    Column("tok/s", 6, 8, "throughput"),
+    Column("left", 6, 2, "left", _seconds),
+)
+LEAST_IMPORTANT = 100  # each reward function's mean, where there are several
+
+
+class ConsoleWriter:
+    """Writer of one line per step to the console, in columns.
+
+    A header names the columns every 20 lines: those that the steps so far have values for, as many as the terminal is
+    wide for. Times and tokens per second leave out seconds of compiling; the time left counts on as many as the recent
+    steps had, but for the first.
+    """
+
+    def __init__(
+        self, total_steps: int, earlier: Sequence[float] = (), every: int = 1, stream: TextIO | None = None
+    ) -> None:
+        """Begin with the `guide` of earlier steps.
+
+        every: steps between two lines; the first, the last, and those with held-out data have theirs, too. stream:
+        standard output without.
+        """
+        self._total_steps, self._every, self._stream = total_steps, every, stream
+        self._guides, self._seen = list(earlier), set()
+        self._step_s, self._compile_s = (deque[float](maxlen=ETA_STEPS) for _ in range(2))
+        self._header, self._lines, self._functions = "", 0, {}
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        line = " | ".join([f"step {step}/{self._total_steps}", *self._learning(values), *self._speed(step, values)])
-        print(printable(line), file=self._stream or sys.stdout, flush=True)  # data sources name their accuracy
+        first = not self._step_s
+        known = self._known(step, values)
+        self._seen |= known.keys()
+        due = first or step % self._every == 0 or step == self._total_steps or HELD_OUT & known.keys()
+        if not due:
+            return
+        label = f"{step}/{self._total_steps}".rjust(2 * len(str(self._total_steps)) + 1)
+        columns = self._columns(console_width() - len(label))
+        header = "  ".join(["step".rjust(len(label)), *(column.title.rjust(column.width) for column in columns)])
+        if header != self._header or self._lines % HEADER_EVERY == 0:
+            self._header, self._lines = header, 0
+            self._print(header)
+        self._lines += 1
+        self._print("  ".join([label, *(column.cell(known) for column in columns)]))
+        if first and values.get("timing_s/compile", 0.0) >= 0.1:
+            self._print(f"graphs were compiled for {short_duration(values['timing_s/compile'])}, in no column above")
 
     def close(self) -> None:
         """Do nothing: every line is out when `write` returns."""
 
-    def _learning(self, values: Mapping[str, float]) -> Iterator[str]:
-        if REWARD in values:
-            self._rewards.append(values[REWARD])
-            change = trend(self._rewards)
-            yield f"reward {values[REWARD]:.2f}" + ("" if change is None else f" ({change:+.2f})")
-        functions = [(re.fullmatch("reward/(.+)/mean", name), value) for name, value in values.items()]
-        means = [f"{name[1]} {value:.2f}" for name, value in functions if name]
-        if len(means) > 1:
-            yield " ".join(means)
-        if values.get("group/zero_std_fraction", 0) >= 0.5:
-            yield f"same reward {values['group/zero_std_fraction']:.0%}"
-        for name, value in values.items():
-            if accuracy := ACCURACY.fullmatch(name):
-                yield f"acc {accuracy[1]} {value:.3f}"
-        for label, names in FIGURES.items():
-            found = [values[name] for name in names if name in values]
-            if found:
-                yield f"{label} {short_number(found[0])}"
-        if "response_length/mean" in values:
-            clip = values.get("response_length/clip_ratio")
-            yield f"len {values['response_length/mean']:.1f}" + ("" if clip is None else f" (clip {clip:.0%})")
-        if "tools/call_frequency" in values:
-            failed = values.get("tools/failure_frequency")
-            yield f"calls {values['tools/call_frequency']:.2f}" + (f" ({failed:.0%} failed)" if failed else "")
+    def _print(self, line: str) -> None:
+        print(printable(line), file=self._stream or sys.stdout, flush=True)  # reward functions name their columns
 
-    def _speed(self, step: int, values: Mapping[str, float]) -> Iterator[str]:
-        whole = values.get("timing_s/step")
-        phases = []
-        for shown, share in LEAST_SHARE.items():
-            for name, phase in PHASES.items():
-                seconds = values.get(f"timing_s/{name}") if phase.console == shown else None
-                if seconds is not None and (not share or (whole and seconds >= share * whole)):
-                    phases.append(f"{phase.label} {short_duration(seconds)}")
-        if phases:
-            yield " ".join(phases)
-        if "perf/throughput" in values:
-            yield f"{short_number(values['perf/throughput'])} tok/s"
-        if whole is not None:
-            self._step_seconds.append(whole - values.get("timing_s/compile", 0.0))
-            if step < self._total_steps:
-                yield f"eta {short_duration(statistics.median(self._step_seconds) * (self._total_steps - step))}"
+    def _columns(self, room: int) -> list[Column]:
+        """Choose columns for this many characters."""
+        several = self._functions.values() if len(self._functions) > 1 else ()
+        offered = [column for column in (*COLUMNS, *several) if column.metric in self._seen]
+        chosen = []
+        for column in sorted(offered, key=lambda column: column.importance):
+            if 2 + column.width <= room:
+                room -= 2 + column.width
+                chosen.append(column)
+        return [column for column in offered if column in chosen]
+
+    def _known(self, step: int, values: Mapping[str, float]) -> dict[str, float | None]:
+        """Add to a step's metrics what other steps tell: trend, accuracy, time, throughput, left."""
+        known = dict(values)
+        value = guide(values)
+        if value is not None:
+            self._guides.append(value)
+            known["trend"] = trend(self._guides)
+        accuracies = [value for name, value in values.items() if ACCURACY.fullmatch(name)]
+        if accuracies:
+            known["accuracy"] = statistics.fmean(accuracies)
+        for name in values:
+            if found := FUNCTION.fullmatch(name):
+                title = found[1][:10]
+                self._functions[name] = Column(title, max(7, len(title)), LEAST_IMPORTANT, name)
+        if "timing_s/step" in values:
+            known |= self._times(step, values)
+        return known
+
+    def _times(self, step: int, values: Mapping[str, float]) -> dict[str, float]:
+        whole, compiling = values["timing_s/step"], values.get("timing_s/compile", 0.0)
+        if self._step_s:
+            self._compile_s.append(compiling)
+        self._step_s.append(whole - compiling)
+        more = statistics.fmean(self._compile_s) if self._compile_s else 0.0
+        left = (self._total_steps - step) * (statistics.median(self._step_s) + more)
+        times = {"time": whole - compiling, "left": left}
+        if "perf/throughput" in values and whole > compiling:
+            times["throughput"] = values["perf/throughput"] * whole / (whole - compiling)
+        return times

@@ -77,6 +77,16 @@ def add_values(metrics: MetricSet, experiences: Sequence[Experience]) -> None:
             metrics.add_std("critic/return_error/std", returns - values)
 
 
+def add_distillation(metrics: MetricSet, experiences: Sequence[Experience]) -> None:
+    """Add `distillation/reverse_kl` with a teacher: KL(policy || teacher) in nats per sampled token.
+
+    It is an estimate from the sampled tokens, whose log-ratio is their advantage.
+    """
+    for e in experiences:
+        if e.teacher_log_probs is not None:
+            metrics.add_values("distillation/reverse_kl", -np.concatenate(taken(e.token_advantages, e.sampled)))
+
+
 def add_conversations(
     metrics: MetricSet,
     conversations: int,
@@ -141,6 +151,7 @@ def add_experience(metrics: MetricSet, experiences: Sequence[Experience], max_pr
     add_lengths(metrics, experiences, max_prompt_length)
     add_rewards(metrics, experiences)
     add_values(metrics, experiences)
+    add_distillation(metrics, experiences)
     both = [e for e in experiences if e.old_log_probs is not None]
     rollouts = [rollout for e in both for rollout in e.group.rollouts]
     add_log_prob_difference(metrics, rollouts, [train for e in both for train in e.old_log_probs])

@@ -33,20 +33,23 @@ def forward_flops(model: ModelConfig, prompt: int, responses: Sequence[int], tim
     return matrices * (prompt + answered) + head * answered + 4 * layers * attention * seen
 
 
-def phase_flops(model: ModelConfig, groups: Sequence[tuple], iterations: int) -> dict[str, float]:
+def phase_flops(
+    model: ModelConfig, groups: Sequence[tuple], iterations: int, teacher: ModelConfig | None = None
+) -> dict[str, float]:
     """Count a step's operations by phase.
 
     groups: arguments of `forward_flops`. iterations: passes of updates over them. Weights under adapters have no
-    gradients.
+    gradients. Without a teacher there is no entry of its phase.
     """
     frozen = model.adapter is not None
-    policy, critic = (sum(forward_flops(kind, *group) for group in groups) for kind in (model, model.as_critic()))
+    models = {"policy": model, "critic": model.as_critic()} | ({"teacher": teacher} if teacher else {})
+    once = {name: sum(forward_flops(one, *group) for group in groups) for name, one in models.items()}
     return {
-        name: (phase.passes - (frozen and phase.kind == "update" and not phase.critic))
+        name: (phase.passes - (frozen and phase.kind == "update" and phase.model == "policy"))
         * (iterations if phase.kind == "update" else 1)
-        * (critic if phase.critic else policy)
+        * once[phase.model]
         for name, phase in PHASES.items()
-        if phase.passes
+        if phase.passes and phase.model in once
     }
 
 
@@ -54,28 +57,28 @@ def phase_flops(model: ModelConfig, groups: Sequence[tuple], iterations: int) ->
 class Utilization:
     """Utilization of the machine: adds `perf/mfu` and its parts to a step's metrics.
 
-    model: the policy, and in all but its head the critic. ceiling: of this process, in FLOP per second. iterations:
-    passes of updates over a step's groups. exceeded: factor by which a phase has been faster than the ceiling, which a
-    busy machine may have held down when it was measured.
+    model: the policy, and in all but its head the critic. teacher: None without one. ceiling: of this process, in FLOP
+    per second. iterations: passes of updates over a step's groups. exceeded: factor by which a phase has been faster
+    than the ceiling, which a busy machine may have held down when it was measured.
     """
 
     model: ModelConfig
     ceiling: float
     iterations: int
+    teacher: ModelConfig | None = None
     exceeded: float = 1.0
 
     def add(
-        self, metrics: MetricSet, seconds: Mapping[str, float], experiences: Sequence[Experience], step: int
+        self, metrics: MetricSet, seconds: Mapping[str, float], groups: Sequence[tuple], drawn: Sequence[tuple] = ()
     ) -> None:
         """Add `perf/mfu` of the step, of generation and of each kind of update.
 
-        seconds: phase -> seconds of this rank. experiences: this rank's own; none on a rank that computes a part of
-        another one's work. Responses of earlier steps are not counted as generated. A rank that built a graph in this
-        step is left out of the phases' values, whose seconds lack the graph's first run.
+        seconds: phase -> seconds of this rank. groups: see `phase_flops`; this rank's own, none on a rank that computes
+        a part of another one's work. drawn: those of them that the step has generated. A rank that built a graph in
+        this step is left out of the phases' values, whose seconds lack the graph's first run.
         """
-        trained = phase_flops(self.model, [group_lengths(e) for e in experiences], self.iterations)
-        drawn = [e for e in experiences if e.policy_step == step]
-        answered = phase_flops(self.model, [group_lengths(e) for e in drawn], self.iterations)
+        trained = phase_flops(self.model, groups, self.iterations, self.teacher)
+        answered = phase_flops(self.model, drawn, self.iterations)
         whole = 0.0
         for phase, flops in (trained | {"gen": answered["gen"]}).items():
             if phase not in seconds:

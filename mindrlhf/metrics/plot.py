@@ -1,8 +1,9 @@
-"""Learning curves of one or several runs as one PNG; `plot.mplstyle` is their style."""
+"""Learning curves of one or several runs as one figure; `plot.mplstyle` is their style."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from fnmatch import fnmatchcase
+from io import BytesIO
 from pathlib import Path
 
 import matplotlib
@@ -13,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 
 from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import atomic_file
-from mindrlhf.metrics.console import REWARD
+from mindrlhf.metrics.console import LOSS, REWARD
 from mindrlhf.metrics.writers import read_metrics, run_labels
 
 # Okabe and Ito 2008: the colour-blind can distinguish them, too.
@@ -22,16 +23,22 @@ PANELS = (  # (title, what the y axis is, metric): of each place, the first that
     (
         ("KL to the reference model", "nats per token", "actor/kl_loss"),
         ("Groups that all score the same", "fraction of groups", "group/zero_std_fraction"),
+        ("Held-out loss", "nats per token", "val/loss"),
     ),
     (
         ("Calls of tools", "calls in a conversation", "tools/call_frequency"),
         ("Response length", "tokens", "response_length/mean"),
+        ("Gradient norm", "before clipping", "actor/grad_norm"),
     ),
     (
         ("Failed calls", "fraction of calls", "tools/failure_frequency"),
         ("Entropy", "nats per token", "actor/entropy"),
     ),
 )
+GUIDES = {  # what runs improve -> (title, what the y axis is); the first that all runs have is drawn
+    REWARD: ("Reward (mean of a step)", "reward"),
+    LOSS: ("Loss on demonstrations", "nats per token"),
+}
 STYLES = ("-", "--", ":")  # once all colours are taken
 
 Run = Mapping[str, tuple[np.ndarray, np.ndarray]]
@@ -60,18 +67,34 @@ def _read_run(path: Path) -> Run:
     return {name: tuple(np.array(pairs, np.float64).T) for name, pairs in points.items()}
 
 
+class Curves(Figure):
+    """Figure in this style, which a notebook shows by itself."""
+
+    def _repr_png_(self) -> bytes:
+        buffer = BytesIO()
+        with _style():
+            self.savefig(buffer, format="png")
+        return buffer.getvalue()
+
+    def write(self, path: Path) -> Path:
+        """Write a PNG whole, or not at all; returns its path."""
+        with atomic_file(path, durable=False) as temporary:
+            temporary.write_bytes(self._repr_png_())
+        return path
+
+
+def _style() -> AbstractContextManager[None]:
+    return matplotlib.rc_context(fname=Path(__file__).with_name("plot.mplstyle"))
+
+
 @contextmanager
-def _drawing(output_png: Path, title: str | None, width: float, height: float) -> Iterator[Figure]:
-    """Yield an empty figure, sizes in inches; write it whole, or not at all."""
-    with (
-        matplotlib.rc_context(fname=Path(__file__).with_name("plot.mplstyle")),
-        atomic_file(output_png, durable=False) as temporary,
-    ):
-        figure = Figure(figsize=(width, height), layout="constrained")
+def _drawing(title: str | None, width: float, height: float) -> Iterator[Curves]:
+    """Yield an empty figure, sizes in inches."""
+    with _style():
+        figure = Curves(figsize=(width, height), layout="constrained")
         yield figure
         if title:
             figure.suptitle(title)
-        figure.savefig(temporary, format="png")
 
 
 def _name(axes: Axes, title: str, unit: str) -> Axes:
@@ -102,16 +125,16 @@ def _before_and_after(axes: Axes, names: Sequence[str], accuracy: Sequence[tuple
     axes.set_yticks(np.linspace(0, 1, 6))
 
 
-def plot_runs(
+def draw_runs(
     paths: Sequence[Path],
-    output_png: Path,
     labels: Sequence[str] | None = None,
     accuracy: Sequence[tuple[float, float]] | None = None,
     title: str | None = None,
-) -> Path:
-    """Draw reward, KL, response length and entropy by step; returns `output_png`.
+) -> Curves:
+    """Draw reward, KL, response length and entropy by step.
 
-    Of runs with tools, calls and their failures take the place of length and entropy.
+    Of runs with tools, calls and their failures take the place of length and entropy; of fine-tuning, loss, held-out
+    loss and gradient norm are drawn.
     paths: `metrics.jsonl` of each run; a metric that no run has gets no panel. labels: names, by default of the
     folders. accuracy: held-out accuracy (before, after) of each run, 0 to 1, drawn as bars. UserError for a file that
     is absent or not a metrics file.
@@ -119,26 +142,27 @@ def plot_runs(
     paths = [Path(path) for path in paths]
     names = run_labels(paths, labels)
     runs = {name: _read_run(path) for name, path in zip(names, paths, strict=True)}
+    guide = next((metric for metric in GUIDES if all(metric in run for run in runs.values())), REWARD)
     for run, path in zip(runs.values(), paths, strict=True):
-        if REWARD not in run:
-            raise UserError(f"{path} has no {REWARD}: give the metrics.jsonl of a run with at least one step")
+        if guide not in run:
+            raise UserError(f"{path} has no {guide}: give the metrics.jsonl of a run with at least one step")
     found = [[panel for panel in choices if any(panel[2] in run for run in runs.values())] for choices in PANELS]
     panels = [place[0] for place in found if place]
-    upper = [[REWARD, REWARD, "accuracy"] if accuracy else [REWARD]]
+    upper = [[guide, guide, "accuracy"] if accuracy else [guide]]
     rows = [[upper], [[[metric for _, _, metric in panels]]]] if panels else upper
-    with _drawing(output_png, title, 10, 7 if panels else 4.2) as figure:
+    with _drawing(title, 10, 7 if panels else 4.2) as figure:
         places = figure.subplot_mosaic(rows, height_ratios=(1.25, 1)[: len(rows)])
-        for heading, unit, metric in (("Reward (mean of a step)", "reward", REWARD), *panels):
+        for heading, unit, metric in ((*GUIDES[guide], guide), *panels):
             _curves(_name(places[metric], heading, unit), runs, metric)
         if len(runs) > 1:
-            places[REWARD].legend()
+            places[guide].legend()
         if accuracy:
             _before_and_after(_name(places["accuracy"], "Held-out accuracy", ""), names, accuracy)
-    return output_png
+    return figure
 
 
-def plot_metric(panels: Mapping[str, Sequence[Path]], metric: str, output_png: Path, title: str | None = None) -> Path:
-    """Draw one metric of many runs in panels; returns `output_png`.
+def draw_metric(panels: Mapping[str, Sequence[Path]], metric: str, title: str | None = None) -> Curves:
+    """Draw one metric of many runs in panels.
 
     panels: title of a panel -> `metrics.jsonl` of its runs, named by their folders; one name has one colour in all
     panels. metric: its name, in which * stands for anything; the first in alphabetical order is drawn, a point for each
@@ -150,7 +174,7 @@ def plot_metric(panels: Mapping[str, Sequence[Path]], metric: str, output_png: P
     }
     names = list(dict.fromkeys(name for runs in curves.values() for name in runs))
     lines = {}
-    with _drawing(output_png, title, 1 + 4.5 * len(curves), 4.6) as figure:
+    with _drawing(title, 1 + 4.5 * len(curves), 4.6) as figure:
         row = figure.subplots(1, len(curves), squeeze=False)[0]
         for axes, (heading, runs) in zip(row, curves.items(), strict=True):
             _name(axes, heading, "")
@@ -160,7 +184,7 @@ def plot_metric(panels: Mapping[str, Sequence[Path]], metric: str, output_png: P
                 (lines[name],) = axes.plot(steps, values, color=COLOURS[index], **look)
         columns = min(len(names), 4 * len(curves))
         figure.legend([lines[name] for name in names], names, loc="outside lower center", ncols=columns)
-    return output_png
+    return figure
 
 
 def _read_metric(path: Path, pattern: str) -> tuple[np.ndarray, np.ndarray]:

@@ -3,22 +3,20 @@
 A resumed run cuts off the steps of the files from its first one on: no step is there twice.
 """
 
-import importlib
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Protocol
 
 from mindrlhf.configs.tracking import TrackingSettings
 from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import make_folder
 from mindrlhf.files.json import is_number, json_line, read_json_lines, write_json_lines
-from mindrlhf.metrics.console import REWARD, ConsoleWriter
+from mindrlhf.metrics.console import ConsoleWriter, guide
+from mindrlhf.metrics.trackers import TrackerWriter
 
 METRICS_FILE = "metrics.jsonl"
-TRACKERS = {"wandb": ("dir", "name"), "swanlab": ("logdir", "experiment_name")}  # keys of `init`: folder, run name
 MOST_STEP = 2**53  # whole numbers up to here are exact in float64; larger ones are read as that
 
 
@@ -65,16 +63,18 @@ def open_writers(
     """Open the writers that are set: `metrics.jsonl`, `tensorboard/`, ... in `folder`.
 
     start_step: the first step of this process; later content of the files is cut off, 0 begins new ones. settings: of
-    the run, shown by wandb and SwanLab. UserError for a package that is not installed, or a folder that cannot be
+    the run, shown by trackers. UserError for a package that is not installed, or a folder that cannot be
     written; an earlier run's files are then as they were.
     """
     folder = Path(folder)
     metrics = folder / METRICS_FILE
-    rewards = [row[REWARD] for row in _earlier(metrics, start_step) if REWARD in row]
+    earlier = [value for row in _earlier(metrics, start_step) if (value := guide(row)) is not None]
     makers = {
         "wandb": lambda: TrackerWriter("wandb", folder, tracking, settings),
         "swanlab": lambda: TrackerWriter("swanlab", folder / "swanlab", tracking, settings),
-        "console": lambda: ConsoleWriter(total_steps, rewards),
+        "mlflow": lambda: TrackerWriter("mlflow", folder / "mlflow", tracking, settings),
+        "trackio": lambda: TrackerWriter("trackio", folder, tracking, settings),
+        "console": lambda: ConsoleWriter(total_steps, earlier, tracking.log_every),
         "tensorboard": lambda: TensorBoardWriter(folder / "tensorboard", start_step),
         "jsonl": lambda: JsonlWriter(metrics, start_step),
     }
@@ -166,43 +166,3 @@ class TensorBoardWriter:
 
     def close(self) -> None:
         self._file.close()
-
-
-class TrackerWriter:
-    """Writer to wandb or SwanLab, whose calls are equal, with files in `folder`.
-
-    settings: shown as the run's config. Offline runs are in `folder` only, for `wandb sync` or `swanlab sync`;
-    otherwise WANDB_MODE or SWANLAB_MODE decides. UserError where the run cannot begin.
-    """
-
-    def __init__(self, name: str, folder: Path, tracking: TrackingSettings, settings: Mapping[str, Any] | None = None):
-        init, (folder_key, name_key) = _package(name).init, TRACKERS[name]
-        make_folder(folder)
-        shown = {"project": tracking.project_name, name_key: tracking.experiment_name, "config": dict(settings or {})}
-        mode = "offline" if tracking.trackers_offline else None
-        try:
-            self._run = init(**shown, **{folder_key: str(folder)}, mode=mode)
-        except Exception as error:
-            reason = str(error).strip().split("\n")[0].rstrip(".")
-            advice = f"log in to {name}, or use its offline mode"
-            raise UserError(f"{name} cannot start a run ({reason}): {advice}") from error
-
-    def write(self, step: int, values: Mapping[str, float]) -> None:
-        self._run.log(dict(values), step=step)
-
-    def close(self) -> None:
-        self._run.finish()
-
-
-def check_installed(loggers: Sequence[str]) -> None:
-    """Raise UserError for a logger whose package cannot be imported."""
-    for name in TRACKERS.keys() & set(loggers):
-        _package(name)
-
-
-def _package(name: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        found = f"trainer.loggers has {name!r}, which is not installed"
-        raise UserError(f"{found}; run `pip install {name}`, or take it out.") from error

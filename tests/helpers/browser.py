@@ -7,10 +7,8 @@ import base64
 import fcntl
 import json
 import os
-import select
 import shutil
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,8 @@ def find_browser() -> str | None:
 
 
 class Browser:
-    """One page. errors: messages of the console and uncaught exceptions since the page was opened."""
+    """One page. errors: messages of the console and uncaught exceptions since the page was opened. loads: how often
+    a page has been loaded. Nothing here has a deadline: a slow machine takes longer, and fails no test."""
 
     def __init__(self, program: str, profile: Path):
         # Away from 3 and 4, which they become in the child.
@@ -45,43 +44,48 @@ class Browser:
         os.close(read_end)
         os.close(write_end)
         self._count, self._buffer, self._session = 0, b"", None
+        self.loads, self.downloaded, self._downloads = 0, [], {}
         self.errors: list[str] = []
         target = next(t for t in self.call("Target.getTargets")["targetInfos"] if t["type"] == "page")
         self._session = self.call("Target.attachToTarget", targetId=target["targetId"], flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log"):
             self.call(f"{domain}.enable")
 
-    def call(self, method: str, timeout: float = 60, **params: Any) -> dict[str, Any]:
+    def call(self, method: str, **params: Any) -> dict[str, Any]:
         """A method of the DevTools protocol and its answer."""
         self._count += 1
         message = {"id": self._count, "method": method, "params": params}
         if self._session:
             message["sessionId"] = self._session
         os.write(self._write, json.dumps(message).encode() + b"\0")
-        end = time.monotonic() + timeout
-        while True:
-            answer = self._next(end)
-            if answer.get("id") == self._count:
-                assert "error" not in answer, f"{method}: {answer['error']}"
-                return answer["result"]
+        while (answer := self._next()).get("id") != self._count:
+            pass
+        assert "error" not in answer, f"{method}: {answer['error']}"
+        return answer["result"]
 
-    def _next(self, end: float) -> dict[str, Any]:
+    def _next(self) -> dict[str, Any]:
+        """The browser's next message."""
         while b"\0" not in self._buffer:
-            if not select.select([self._read], [], [], max(0.0, end - time.monotonic()))[0]:
-                raise TimeoutError("the browser does not answer")
             part = os.read(self._read, 1 << 20)
             if not part:
                 raise ConnectionError("the browser is gone")
             self._buffer += part
         line, _, self._buffer = self._buffer.partition(b"\0")
         event = json.loads(line)
-        if event.get("method") == "Runtime.exceptionThrown":
-            details = event["params"]["exceptionDetails"]
+        kind, about = event.get("method"), event.get("params", {})
+        if kind == "Page.loadEventFired":
+            self.loads += 1
+        if kind == "Browser.downloadWillBegin":
+            self._downloads[about["guid"]] = about["suggestedFilename"]
+        if kind == "Browser.downloadProgress" and about["state"] != "inProgress":
+            self.downloaded.append(self._downloads[about["guid"]])
+        if kind == "Runtime.exceptionThrown":
+            details = about["exceptionDetails"]
             self.errors.append(details.get("exception", {}).get("description") or details["text"])
-        if event.get("method") == "Log.entryAdded" and event["params"]["entry"]["level"] in ("error", "warning"):
-            self.errors.append(event["params"]["entry"]["text"])
-        if event.get("method") == "Runtime.consoleAPICalled" and event["params"]["type"] in ("error", "warning"):
-            self.errors.append(str(event["params"]["args"]))
+        if kind == "Log.entryAdded" and about["entry"]["level"] in ("error", "warning"):
+            self.errors.append(about["entry"]["text"])
+        if kind == "Runtime.consoleAPICalled" and about["type"] in ("error", "warning"):
+            self.errors.append(str(about["args"]))
         return event
 
     def open(self, url: str, width: int = 1280, height: int = 900, dark: bool = False, mobile: bool = False) -> None:
@@ -90,23 +94,38 @@ class Browser:
         self.call("Emulation.setDeviceMetricsOverride", **size)
         features = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self.call("Emulation.setEmulatedMedia", features=features)
-        self.errors.clear()
-        self.call("Page.navigate", url=url)
-        self.wait("document.readyState === 'complete' && location.href !== 'about:blank'")
-        self.run("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        for place in ("about:blank", url):  # from another address of the same page the browser would load nothing
+            before = self.loads
+            self.errors.clear()
+            self.call("Page.navigate", url=place)
+            self.wait_for_load(before)
+
+    def wait_for_load(self, before: int) -> None:
+        """Wait until more pages than `before` have been loaded, and for the last one's `settle`."""
+        while self.loads <= before:
+            self._next()
+        self.settle()
+
+    def settle(self) -> None:
+        """Wait until the page is drawn and does nothing more, of which `data-busy` would tell."""
+        look = "document.body.dataset.busy === undefined ? done() : requestAnimationFrame(look)"
+        self.run(f"new Promise((done) => {{ const look = () => {look}; requestAnimationFrame(look); }})")
+
+    def download(self, folder: Path, script: str) -> Path:
+        """The file that a script makes the page save."""
+        allowed = {"behavior": "allow", "downloadPath": str(folder), "eventsEnabled": True}
+        self.call("Browser.setDownloadBehavior", **allowed)
+        before = len(self.downloaded)
+        self.run(script)
+        while len(self.downloaded) == before:
+            self._next()
+        return folder / self.downloaded[-1]
 
     def run(self, script: str) -> Any:
         """The value of an expression in the page; a promise is awaited."""
         answer = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
-
-    def wait(self, condition: str, timeout: float = 30) -> None:
-        """Until an expression is true."""
-        end = time.monotonic() + timeout
-        while not self.run(condition):
-            assert time.monotonic() < end, f"never true: {condition}"
-            time.sleep(0.05)
 
     def picture(self, path: Path, whole: bool = True) -> Path:
         """A PNG of the page, or of what its window shows."""
@@ -118,7 +137,7 @@ class Browser:
         os.close(self._write)
         os.close(self._read)
         self._process.terminate()
-        self._process.wait(20)
+        self._process.wait()
 
 
 def _pipe() -> tuple[int, int]:

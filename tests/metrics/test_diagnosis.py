@@ -81,8 +81,8 @@ def test_the_settings_and_commands_that_hints_name_are_there():
         group, key = name.split(".")
         assert key in groups[group], name
     from mindrlhf.cli import COMMANDS
-    from mindrlhf.configs.yaml_file import preset_names
+    from mindrlhf.files.shipped import shipped_yamls
 
     assert set(re.findall(r"`mindrlhf ([\w-]+)`", source)) <= COMMANDS.keys()
-    assert set(re.findall(r"preset:(\w+)", source)) <= set(preset_names())
+    assert set(re.findall(r"preset:\w+", source)) <= set(shipped_yamls())
     assert RULES.keys() == CONDITIONS.keys()

@@ -1,8 +1,5 @@
 """FLOPs against a count made by walking over every product of a plain transformer, position by position."""
 
-from types import SimpleNamespace
-
-import numpy as np
 import pytest
 
 from mindrlhf.configs.lora import Adapter
@@ -49,19 +46,13 @@ def test_adapters_leave_out_the_gradients_of_weights():
     assert found == plain | {"update_actor": plain["update_actor"] * 2 / 3}
 
 
-def experience(prompt: int, responses: list[int], policy_step: int = 2) -> SimpleNamespace:
-    rollouts = [SimpleNamespace(response_ids=np.zeros(length, np.int32)) for length in responses]
-    group = SimpleNamespace(prompt=SimpleNamespace(token_ids=np.zeros(prompt)), rollouts=rollouts)
-    return SimpleNamespace(group=group, policy_step=policy_step)
-
-
 def test_a_step_of_two_ranks():
     utilization = Utilization(MODEL, ceiling=1e6, iterations=2)
     seconds = {"gen": 0.5, "ref": 0.25, "reward": 9.0, "update_actor": 2.0, "step": 4.0}
     ranks = []
     for groups in ([(5, [3, 1])], [(4, [2, 6])]):
         metrics = MetricSet()
-        utilization.add(metrics, seconds, [experience(*group) for group in groups], 2)
+        utilization.add(metrics, seconds, groups, groups)
         ranks.append(metrics)
     values = reduce(ranks[0], lambda own: [own, ranks[1]]).results()
     forward = plain_count(MODEL, 5, [3, 1]) + plain_count(MODEL, 4, [2, 6])
@@ -70,7 +61,7 @@ def test_a_step_of_two_ranks():
     assert values["perf/mfu"] == pytest.approx((1 + 1 + 6) * forward / (2 * 4.0 * 1e6))
     assert "perf/mfu/critic" not in values
     idle = MetricSet()
-    utilization.add(idle, seconds, [], 2)
+    utilization.add(idle, seconds, [], [])
     together = reduce(ranks[0], lambda own: [own, idle]).results()
     alone = 8 * plain_count(MODEL, 5, [3, 1])
     assert together["perf/mfu"] == pytest.approx(alone / (2 * 4.0 * 1e6)), "idle ranks count"
@@ -80,8 +71,8 @@ def test_a_rank_that_built_a_graph_counts_in_the_whole_step_alone():
     """The graph's first run, which is inside `compile`, is missing from the seconds of its phase."""
     utilization = Utilization(MODEL, ceiling=1e6, iterations=1)
     building, running = MetricSet(), MetricSet()
-    utilization.add(building, {"gen": 1e-6, "compile": 3.0, "step": 4.0}, [experience(5, [3])], 2)
-    utilization.add(running, {"gen": 1.0, "compile": 0.0, "step": 4.0}, [experience(5, [3])], 2)
+    utilization.add(building, {"gen": 1e-6, "compile": 3.0, "step": 4.0}, [(5, [3])], [(5, [3])])
+    utilization.add(running, {"gen": 1.0, "compile": 0.0, "step": 4.0}, [(5, [3])], [(5, [3])])
     assert building.results().keys() == {"perf/mfu"}
     values = reduce(building, lambda own: [own, running]).results()
     forward = plain_count(MODEL, 5, [3])
@@ -92,7 +83,7 @@ def test_a_rank_that_built_a_graph_counts_in_the_whole_step_alone():
 def test_the_critic_has_its_own_head():
     utilization = Utilization(MODEL, ceiling=1e6, iterations=1)
     metrics = MetricSet()
-    utilization.add(metrics, {"values": 1.0, "update_critic": 1.0, "step": 2.0}, [experience(5, [3])], 2)
+    utilization.add(metrics, {"values": 1.0, "update_critic": 1.0, "step": 2.0}, [(5, [3])], [(5, [3])])
     critic = plain_count(MODEL.as_critic(), 5, [3])
     assert metrics.results()["perf/mfu/critic"] == pytest.approx(3 * critic / 1e6)
     assert metrics.results()["perf/mfu"] == pytest.approx(4 * critic / 2e6)
@@ -111,7 +102,7 @@ def test_no_share_is_above_one():
 def test_what_an_earlier_step_generated_is_not_counted_again():
     utilization, metrics = Utilization(MODEL, ceiling=1e6, iterations=1), MetricSet()
     seconds = {"gen": 1.0, "update_actor": 1.0, "step": 2.0}
-    utilization.add(metrics, seconds, [experience(5, [3]), experience(4, [2, 6], policy_step=1)], 2)
+    utilization.add(metrics, seconds, [(5, [3]), (4, [2, 6])], [(5, [3])])
     new, kept = plain_count(MODEL, 5, [3]), plain_count(MODEL, 4, [2, 6])
     assert metrics.results()["perf/mfu/rollout"] == pytest.approx(new / 1e6)
     assert metrics.results()["perf/mfu/actor"] == pytest.approx(3 * (new + kept) / 1e6)

@@ -6,9 +6,13 @@ import pytest
 from matplotlib.image import imread
 
 from mindrlhf.errors import UserError
-from mindrlhf.metrics.plot import COLOURS, plot_runs, smooth
+from mindrlhf.metrics.plot import COLOURS, draw_runs, smooth
 
 pytestmark = pytest.mark.filterwarnings("error")
+
+
+def plot_runs(paths, output, **options):
+    return draw_runs(paths, **options).write(output)
 
 
 def write_run(folder, steps=60, **extra):
@@ -158,3 +162,11 @@ def test_smoothing():
     holes = np.array([1.0, np.nan, 1.0, np.inf, 1.0])
     assert smooth(holes, 1.0) == pytest.approx(np.ones(5))
     assert np.isnan(smooth(np.full(3, np.nan), 1.0)).all()
+
+
+def test_a_notebook_shows_the_figure(tmp_path):
+    """As a PNG of the same pixels as the file."""
+    path = write_run(tmp_path / "run")
+    shown = draw_runs([path])._repr_png_()
+    (tmp_path / "shown.png").write_bytes(shown)
+    assert (imread(tmp_path / "shown.png") == imread(plot_runs([path], tmp_path / "run.png"))).all()

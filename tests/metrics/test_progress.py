@@ -2,7 +2,7 @@ import io
 
 import pytest
 
-from mindrlhf.metrics.progress import Progress
+from mindrlhf.metrics.progress import CompileLines, Progress
 
 
 class Terminal(io.StringIO):
@@ -37,6 +37,42 @@ def test_a_short_phase_prints_nothing_in_a_log():
         clock.now += 4.9
         advance(3)
     assert stream.getvalue() == ""
+
+
+def test_a_total_that_shrinks():
+    stream, clock = io.StringIO(), Clock()
+    with Progress(stream=stream, clock=clock)("generate", 0, "tokens") as advance:
+        for total in (10_000, 10_000, 4_000):
+            clock.now += 2.5
+            advance(500, total)
+    assert stream.getvalue() == "generate: 1,000/10,000 tokens (10%), 200/s, 45s left\n"
+    with Progress(stream=stream, clock=clock)("generate", 0, "tokens") as advance:
+        clock.now += 10
+        advance(1000, 1500)
+    assert stream.getvalue().endswith("generate: 1,000/1,500 tokens (67%), 100/s, 5.0s left\n")
+
+
+def test_compiling_counts_for_no_rate():
+    stream, clock = io.StringIO(), Clock()
+    with Progress(stream=stream, clock=clock, compile_s=lambda: min(clock.now, 30.0))("generate", 64, "x") as advance:
+        clock.now += 30
+        advance(0)
+        clock.now += 5
+        advance(10)
+    assert stream.getvalue() == "generate: 10/64 x (16%), 2.00/s, 27s left\n"
+
+
+def test_lines_of_compiling():
+    stream, clock = io.StringIO(), Clock()
+    announce = CompileLines(stream=stream, clock=clock)
+    for number, seconds in ((1, 0.0), (2, 3.0), (3, 4.0), (4, 12.0)):
+        clock.now += seconds
+        announce(number, 5, clock.now)
+    assert stream.getvalue().splitlines() == [
+        "compiling graphs: 1 of 5, 0.0s",
+        "compiling graphs: 3 of 5, 7.0s",
+        "compiling graphs: 4 of 5, 19s",
+    ]
 
 
 def test_nothing_done_yet_is_no_division_by_zero():

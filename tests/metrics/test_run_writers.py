@@ -19,7 +19,7 @@ def test_every_file_of_a_run_and_its_resume(tmp_path, capsys):
     with open_writers(tmp_path, tracking, total_steps=3, start_step=3) as writers:
         writers.write(3, {"critic/rewards/mean": 1.0})
     assert [row["critic/rewards/mean"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [0.25, 0.75, 1.0]
-    assert capsys.readouterr().out == "step 3/3 | reward 1.00 (+0.75)\n", "the trend goes back to before the resume"
+    assert capsys.readouterr().out.split()[-3:] == ["3/3", "1.00", "+0.75"], "the trend goes back to before the resume"
 
 
 def test_unknown_logger():
@@ -44,7 +44,7 @@ def test_trackers_get_what_the_settings_say(tmp_path, monkeypatch, name):
     assert given["config"] == {"lr": 1}
 
 
-@pytest.mark.parametrize("name", ["wandb", "swanlab"])
+@pytest.mark.parametrize("name", ["wandb", "swanlab", "mlflow", "trackio"])
 def test_an_absent_tracker_leaves_earlier_files_alone(tmp_path, monkeypatch, name):
     with open_writers(tmp_path, TrackingSettings(loggers=("jsonl",)), total_steps=1) as writers:
         writers.write(1, {"a": 1.0})

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import yaml
@@ -17,20 +17,24 @@ DIGITS = 6  # significant, of a number on the page
 class Chart:
     """Chart of some metrics, given as patterns of whole names; left out without any.
 
-    stacked: areas on top of each other, one chart for each run; `remainder` is then the metric that they are parts of,
-    together with the metric `apart`; neither is shown.
+    kind: `lines`; `areas` on top of each other, one chart for each run; of a run with answers also its `rewards` and
+    `lengths` (`distributions`), without metrics. least: the fewest metrics that make a chart. share: values are from 0
+    to 1, and so is the axis. Of areas, `remainder` is the metric that they are parts of, together with the metric
+    `apart`; neither is shown.
     """
 
     title: str
     unit: str
-    metrics: tuple[str, ...]
-    stacked: bool = False
+    metrics: tuple[str, ...] = ()
+    kind: Literal["lines", "areas", "rewards", "lengths"] = "lines"
+    least: int = 1
+    share: bool = False
     remainder: str | None = None
     apart: str | None = None
 
 
 LEARNING, COST = (
-    tuple(Chart(**{**chart, "metrics": tuple(chart["metrics"])}) for chart in section)
+    tuple(Chart(**{**chart, "metrics": tuple(chart.get("metrics", ()))}) for chart in section)
     for section in yaml.safe_load((resources.files(__package__) / "page" / "charts.yaml").read_text("utf-8")).values()
 )
 
@@ -41,9 +45,14 @@ def resolve(chart: Chart, names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(name for pattern in chart.metrics for name in names if re.fullmatch(pattern, name)))
 
 
-def chart_data(charts: Sequence[Chart], names: Sequence[str]) -> list[dict[str, Any]]:
-    """Collect the data of all charts that have metrics, for the page."""
-    return [{**vars(chart), "metrics": metrics} for chart in charts if (metrics := resolve(chart, names))]
+def chart_data(charts: Sequence[Chart], names: Sequence[str], answers: bool) -> list[dict[str, Any]]:
+    """Collect the data of all charts that have metrics."""
+    found = [(chart, resolve(chart, names)) for chart in charts]
+    return [
+        {**vars(chart), "metrics": metrics}
+        for chart, metrics in found
+        if len(metrics) >= chart.least or (answers and not chart.metrics)
+    ]
 
 
 def curves(rows: Sequence[Mapping[str, float]]) -> tuple[list[int], dict[str, list[float | None]], int]:

@@ -1,7 +1,7 @@
-"""Self-contained HTML file of runs: data, styles and the drawing script.
+"""Self-contained HTML page of runs: data, styles and the drawing script.
 
 No text of a run becomes markup: `<`, `>` and `&` are escapes in the JSON, the script puts texts on the page as text,
-and the page's own policy lets no other script run and nothing be loaded.
+and the page's own policy lets no other script run but those that it loads itself: packed answers of a large report.
 """
 
 import base64
@@ -9,32 +9,48 @@ import hashlib
 import json
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
 from mindrlhf.files.json import finite
-from mindrlhf.files.printable import printable, shortened
+from mindrlhf.files.printable import printable
 from mindrlhf.metrics.console import REWARD, ends, short_duration, short_number
 from mindrlhf.metrics.diagnosis import diagnose
 from mindrlhf.metrics.report.charts import COST, LEARNING, chart_data, curves
+from mindrlhf.metrics.report.distributions import distributions
+from mindrlhf.metrics.report.facts import facts
 from mindrlhf.metrics.report.run import Run, differing
+from mindrlhf.phases import PHASES
 
-MOST_TEXT = 6000  # characters of one prompt or completion that a report shows
+MOST_INSIDE = 16 * 2**20  # characters of packed answers in the page itself; more are files in a folder next to it
+# The parts of the page's script, in order: together they are one function.
+SCRIPTS = ("base", "figures", "export", "charts", "step", "answers", "tokens", "groups", "rollouts", "page")
 # What HTML or a script's source reads in its own way, and halves of surrogate pairs, which UTF-8 cannot hold.
 ESCAPED = {code: f"\\u{code:04x}" for code in (*map(ord, "<>&\u2028\u2029"), *range(0xD800, 0xE000))}
 
 
+@dataclass(frozen=True)
+class Page:
+    """HTML, and the files of the folder next to it."""
+
+    html: str
+    files: Mapping[str, str]
+
+
 def report_data(runs: Sequence[Run]) -> dict[str, Any]:
-    """Collect all data of the page as plain values."""
+    """Collect all data of the page but the packed answers as plain values."""
     shown = [_run_data(run) for run in runs]
     names = sorted({name for run in shown for name in run["metrics"]})
+    answers = any(run["distributions"] for run in shown)
     return finite(
         {
             "runs": shown,
-            "learning": chart_data(LEARNING, names),
-            "cost": chart_data(COST, names),
+            "learning": chart_data(LEARNING, names, answers),
+            "cost": chart_data(COST, names, answers),
+            "phases": {f"timing_s/{name}": phase.label for name, phase in PHASES.items() if name != "step"},
             "names": names,
             "differing": differing(runs),
         }
@@ -47,28 +63,21 @@ def _run_data(run: Run) -> dict[str, Any]:
         "label": run.label,
         "folder": str(run.folder),
         "summary": summary(run.rows),
+        "facts": facts(run),
+        "command": str(run.starts[-1].get("command", "")) if run.starts else "",
         "hints": [(hint.step, hint.text) for hint in diagnose(run.rows)],
         "steps": steps,
         "metrics": metrics,
         "width": width,
-        "settings": dict(run.settings),
-        "rollout_steps": len(run.rollout_steps),
-        "groups": [
-            {
-                **vars(group),
-                "prompt": shortened(group.prompt, MOST_TEXT),
-                "samples": [_shortened(row) for row in group.samples],
-            }
-            for group in run.groups
-        ],
+        "settings": run.flat_settings,
+        "distributions": distributions(run.answers.steps),
+        "answers": {
+            "steps": [one.step for one in run.answers.steps],
+            "all_steps": run.answers.all_steps,
+            "chunks": list(run.answers.chunks),
+            "index": run.answers.index,
+        },
     }
-
-
-def _shortened(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Shorten a row's texts; all turns have the room of one completion."""
-    turns = row.get("turns") or ()
-    same = {"turns": [(drawn, shortened(text, MOST_TEXT // len(turns))) for drawn, text in turns]} if turns else {}
-    return {**row, "completion": shortened(row["completion"], MOST_TEXT), **same}
 
 
 def summary(rows: Sequence[Mapping[str, float]]) -> list[tuple[str, str]]:
@@ -101,15 +110,25 @@ def to_json(data: Mapping[str, Any]) -> str:
     return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).translate(ESCAPED)
 
 
-def render(runs: Sequence[Run], refresh_s: float | None = None) -> str:
-    """Return the page as HTML; refresh_s: seconds until it reloads itself, if it does."""
+def render(runs: Sequence[Run], folder: str, refresh_s: float | None = None, most_inside: int = MOST_INSIDE) -> Page:
+    """Build the page; its answers are in it up to `most_inside` characters.
+
+    folder: name of the one for files. refresh_s: seconds until the page reloads itself, if it does.
+    """
+    chunks = {name: packed for run in runs for name, packed in run.answers.chunks.items()}
+    inside = sum(map(len, chunks.values())) <= most_inside
     page = resources.files(__package__) / "page"
-    script, style, template = ((page / f"report.{kind}").read_text("utf-8") for kind in ("js", "css", "html.jinja"))
+    template, style = ((page / name).read_text("utf-8") for name in ("report.html.jinja", "report.css"))
+    parts = [(page / "script" / f"{name}.js").read_text("utf-8") for name in SCRIPTS]
+    script = "\n".join(['"use strict";', "(() => {", *parts, "})();"])
     environment = Environment(autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True)
-    return environment.from_string(template).render(
+    html = environment.from_string(template).render(
         title=printable(", ".join(run.label for run in runs)),
-        data=to_json({**report_data(runs), "refresh_s": refresh_s}),
+        data=to_json({**report_data(runs), "folder": folder, "refresh_s": refresh_s}),
+        chunks=chunks if inside else {},
         script=script,
         style=style,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
+    files = {} if inside else {f"{name}.js": f'reportChunk("{name}","{packed}")\n' for name, packed in chunks.items()}
+    return Page(html, files)

@@ -4,13 +4,18 @@ import json
 import re
 
 import pytest
-from run_folders import HOSTILE, make_run
+from run_folders import HOSTILE, make_run, unpacked
 
 from mindrlhf.errors import UserError
-from mindrlhf.metrics.report.charts import MOST_POINTS, Chart, curves, resolve
+from mindrlhf.metrics.report.answers import AnswerReader
+from mindrlhf.metrics.report.charts import MOST_POINTS, Chart, chart_data, curves, resolve
 from mindrlhf.metrics.report.html import render, report_data, to_json
-from mindrlhf.metrics.report.run import differing, flatten, read_run
+from mindrlhf.metrics.report.run import Run, differing, flatten, read_run
 from mindrlhf.metrics.writers import run_labels
+
+
+def read(folder, label: str = "a", begun: bool = True) -> Run:
+    return read_run(folder, label, AnswerReader(), begun)
 
 
 @pytest.fixture(scope="module")
@@ -24,70 +29,57 @@ def data_of(page: str) -> dict:
 
 
 def test_a_run_as_it_is(folder):
-    run = read_run(folder, "a", samples=3, most_steps=4)
+    run = read(folder)
     assert [row["step"] for row in run.rows] == list(range(1, 13))
-    assert list(dict.fromkeys(group.step for group in run.groups)) == [1, 5, 8, 12], "evenly, both ends included"
-    assert [len(group.samples) for group in run.groups] == [4] * 4, "whole groups"
-    assert run.settings["grpo.optimizer.lr"] == "1e-06"
-    assert read_run(folder / "metrics.jsonl", "a", 3, 4).groups == run.groups, "the metrics file names the run too"
-    assert read_run(folder, "a", samples=5, most_steps=1).groups[1].prompt_id == 11
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("prompt_id", [1]),
-        ("prompt_id", "1"),
-        ("prompt", None),
-        ("completion", 7),
-        ("reward", "high"),
-        ("reward", True),
-        ("reward", 10**400),
-        ("rewards", [1.0]),
-        ("rewards", {"gsm8k": "1"}),
-        ("response_length", "12"),
-        ("ground_truth", {"a": 1}),
-    ],
-)
-def test_rollouts_of_another_kind_are_refused_by_file_and_line(tmp_path, key, value):
-    make_run(tmp_path, steps=1)
-    path = tmp_path / "rollouts" / "step_000001.jsonl"
-    rows = [json.loads(line) for line in path.read_text().split("\n")[:-1]]
-    rows[2][key] = value
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(UserError, match=rf"{path}, line 3: {key} is "):
-        read_run(tmp_path, "a", samples=8, most_steps=1)
+    assert run.flat_settings["grpo.optimizer.lr"] == "1e-06"
+    assert not any("starts" in name for name in run.flat_settings), "they differ between any two runs"
+    assert run.starts[0]["host"] == "h"
+    again = read(folder / "metrics.jsonl").answers
+    assert again.index == run.answers.index, "the metrics file names the run too"
 
 
 def test_a_label_that_is_no_utf8_is_shown_as_a_code(folder):
-    page = render([read_run(folder, "a\udc80b", samples=1, most_steps=1)])
+    page = render([read(folder, "a\udc80b")], "x").html
     assert page.encode()
     assert "<title>a\\udc80b" in page
 
 
-def test_rollouts_of_an_earlier_and_longer_run_are_left_out(tmp_path):
-    make_run(tmp_path, steps=9)
-    make_run(tmp_path, steps=2)
-    assert read_run(tmp_path, "a", 1, 40).rollout_steps == [1, 2]
-
-
 def test_no_text_of_a_run_becomes_markup(folder):
-    page = render([read_run(folder, "</title><script>window.hacked = 3</script>", 8, 40)])
-    assert page.count("</script>") == 2
-    assert "window.hacked = 1</script>" not in page
+    run = read(folder, "</title><script>window.hacked = 3</script>")
+    page = render([run], "x").html
+    assert page.count("</script>") == 2 + len(run.answers.chunks)
     assert "<script>window.hacked" not in page
-    assert data_of(page)["runs"][0]["groups"][0]["samples"][0]["completion"] == HOSTILE.replace("\ud800", "")
+    assert unpacked(run.answers)[0]["answers"][1]["text"] == HOSTILE.replace("\ud800", "")
     assert json.loads(to_json({"a": HOSTILE})) == {"a": HOSTILE}, "half a surrogate pair too"
     to_json({"a": HOSTILE}).encode("utf-8")
 
 
+def test_answers_of_a_large_report_are_files(folder):
+    run = read(folder)
+    packed = sum(map(len, run.answers.chunks.values()))
+    inside, outside = render([run], "x", most_inside=packed), render([run], "x_data", most_inside=packed - 1)
+    assert inside.files == {}
+    assert list(outside.files) == [f"{name}.js" for name in run.answers.chunks]
+    for name, content in run.answers.chunks.items():
+        assert f'<script type="text/plain" id="chunk-{name}">{content}</script>' in inside.html
+        assert content not in outside.html
+        assert outside.files[f"{name}.js"] == f'reportChunk("{name}","{content}")\n'
+    assert data_of(outside.html)["folder"] == "x_data"
+
+
 def test_metrics_that_are_not_finite_are_gaps(folder):
-    data = report_data([read_run(folder, "a", 1, 1)])
+    data = report_data([read(folder)])
     assert data["runs"][0]["metrics"]["actor/grad_norm"][2] is None
     assert data["runs"][0]["metrics"]["val-core/gsm8k/acc/mean@1"][:5] == [None] * 4 + [pytest.approx(0.35)]
     titles = [chart["title"] for chart in data["learning"] + data["cost"]]
-    assert {"Accuracy on held-out problems", "Response length"} <= set(titles)
+    assert {"Accuracy on held-out problems", "Response length", "Rewards of single answers"} <= set(titles)
     assert "Value loss of the critic" not in titles, "a chart without a metric is left out"
+
+
+def test_charts_that_need_answers_or_several_metrics():
+    charts = [Chart("all", "", kind="rewards"), Chart("two", "", ("a.",), least=2)]
+    assert [chart["title"] for chart in chart_data(charts, ["a1", "a2"], answers=True)] == ["all", "two"]
+    assert chart_data(charts, ["a1"], answers=False) == []
 
 
 def test_a_long_run_is_shown_as_means():
@@ -111,7 +103,7 @@ def test_what_differs_between_runs(folder, tmp_path):
     other = make_run(tmp_path / "second", steps=2, seed=1, lr=3e-6, rollouts=False)
     bare = make_run(tmp_path / "third", steps=2, rollouts=False)
     (bare / "settings.json").unlink()
-    runs = [read_run(path, path.name, 1, 1) for path in (folder, other, bare)]
+    runs = [read(path, path.name) for path in (folder, other, bare)]
     assert differing(runs) == ["grpo.optimizer.lr", "grpo.seed"]
     assert flatten({"a": {"b": [1, 2], "c": None}, "d": {}}) == {"a.b": "[1, 2]", "a.c": "null", "d": "{}"}
     assert run_labels([folder, folder / "metrics.jsonl", other]) == ["first (1)", "first (2)", "second (3)"]
@@ -119,13 +111,14 @@ def test_what_differs_between_runs(folder, tmp_path):
 
 def test_what_cannot_be_read_says_so(tmp_path):
     with pytest.raises(UserError, match=r"there is no metrics\.jsonl in it; give the output folder of a run"):
-        read_run(tmp_path, "a", 1, 1)
-    assert read_run(tmp_path, "a", 1, 1, begun=False).rows == []
+        read(tmp_path)
+    assert read(tmp_path, begun=False).rows == []
     run = make_run(tmp_path / "run", steps=1)
     (run / "settings.json").write_text("{")
     with pytest.raises(UserError, match=r"settings\.json: is not valid JSON"):
-        read_run(run, "a", 1, 1)
-    (run / "settings.json").unlink()
+        read(run)
+    (run / "settings.json").write_text('{"starts": 3, "a": 1}')
+    assert read(run).starts == []
     (run / "rollouts" / "step_000001.jsonl").write_text('{"prompt_id": 1, "prompt": "a", "completion": "b"}\n')
     with pytest.raises(UserError, match=r"step_000001\.jsonl, line 1: reward is missing, and must be a number"):
-        read_run(run, "a", 1, 1)
+        read(run)

@@ -1,0 +1,71 @@
+"""Groups of answers as texts, read from a run's JSONL files."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field
+
+from mindrlhf.configs.base import Settings
+from mindrlhf.configs.problems import build
+from mindrlhf.configs.yaml_file import Layer
+from mindrlhf.files.json import read_json_lines
+
+SHARED = ("step", "prompt_id", "prompt", "ground_truth")  # the same in all rows of a group
+
+
+class _Row(Settings):
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+
+class TokenRows(_Row):
+    """Figures of an answer's tokens; see `records.rows`."""
+
+    text: list[str]
+    sampled: list[int]
+    advantage: list[float | None] = []
+    ratio: list[float | None] = []
+    entropy: list[float | None] = []
+    clipped: list[float | None] = []
+
+
+class RolloutRow(_Row):
+    """Row of a rollout dump, with other keys too."""
+
+    prompt_id: int
+    prompt: str
+    completion: str
+    reward: float | None
+    sample_index: int = 0
+    rewards: dict[str, float | None] | None = None
+    advantage: float | None = None
+    response_length: int = 0
+    finish_reason: str | None = None
+    ground_truth: str | None = None
+    turns: list[Annotated[list[bool | str], Field(min_length=2, max_length=2)]] | None = None
+    tokens: TokenRows | None = None
+
+
+@dataclass(frozen=True)
+class RolloutGroupText:
+    """Prompt with its answers as text; samples: rows without the prompt's own columns."""
+
+    step: int
+    prompt_id: int
+    prompt: str
+    ground_truth: str | None
+    samples: tuple[Mapping[str, Any], ...]
+
+
+def read_groups(path: Path, step: int) -> list[RolloutGroupText]:
+    """Read a step's answers by prompt; UserError for content that no run has written."""
+    together: dict[int, list[dict[str, Any]]] = {}
+    for number, row in enumerate(read_json_lines(path), start=1):
+        build(RolloutRow, row, Layer(row, {(): f"{path}, line {number}"}), strict=False)
+        together.setdefault(row["prompt_id"], []).append(row)
+    groups = []
+    for prompt_id, rows in together.items():
+        samples = tuple({key: value for key, value in row.items() if key not in SHARED} for row in rows)
+        groups.append(RolloutGroupText(step, prompt_id, rows[0]["prompt"], rows[0].get("ground_truth"), samples))
+    return groups
