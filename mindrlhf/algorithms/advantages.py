@@ -30,12 +30,13 @@ class AdvantageMethod(Method):
     """An advantage estimator.
 
     compares: the responses of a group, so that it needs two. uses_values: of a critic. uses_greedy: the reward of a
-    greedy response to each prompt.
+    greedy response to each prompt. uses_teacher: the log-probs of one.
     """
 
     compares: bool = False
     uses_values: bool = False
     uses_greedy: bool = False
+    uses_teacher: bool = False
 
 
 ADVANTAGES: Methods[AdvantageMethod] = Methods("advantage", AdvantageMethod)
@@ -49,6 +50,7 @@ class RewardBatch:
     token_rewards: G arrays float[R] per group, added to the reward, which counts at the last token.
     turn_rewards: G arrays float[R] per group, the parts of the reward that count at other tokens, those of turns.
     values: G arrays float[R] per group, the critic's estimate before each token.
+    teacher_log_ratios: G arrays float[R] per group, log-prob of each token by the teacher less that by the policy.
     greedy_rewards: one number per group, the reward of the greedy response.
     rewards_by_function: name -> float[G] per group, unweighted, NaN where a function abstained. function_weights: name
         -> weight.
@@ -62,6 +64,7 @@ class RewardBatch:
     rewards_by_function: Sequence[Mapping[str, np.ndarray]] | None = None
     function_weights: Mapping[str, float] | None = None
     turn_rewards: Sequence[Sequence[np.ndarray]] | None = None
+    teacher_log_ratios: Sequence[Sequence[np.ndarray]] | None = None
 
     def scores(self) -> Groups:
         """Total reward of each sample, token rewards included: float64[G] per group."""
@@ -295,6 +298,16 @@ def gae_with_returns(batch: RewardBatch, gamma: float = 1.0, lam: float = 0.95) 
 def gae(batch: RewardBatch, *, gamma: Discount = 1.0, lam: Discount = 0.95) -> TokenGroups:
     """Generalised advantage estimates, whitened over the tokens of the batch, as in PPO."""
     return _whiten_rows(gae_with_returns(batch, gamma, lam)[0])
+
+
+@ADVANTAGES.register(uses_teacher=True)
+def distillation(batch: RewardBatch) -> TokenGroups:
+    """Log-ratio of teacher and policy at each token, without rewards (arXiv 2306.13649).
+
+    Over tokens that the policy draws, its mean is the negative of the reverse KL(policy || teacher) per token, so that
+    each token is credited with its own part alone and not with those of later ones.
+    """
+    return [[np.asarray(row, np.float64) for row in rows] for rows in batch.require("teacher_log_ratios")]
 
 
 def compute_advantages(name: str, batch: RewardBatch, **options) -> Groups | TokenGroups:

@@ -16,8 +16,7 @@ def token_covariances(log_probs: Sequence[np.ndarray], advantages: Sequence) -> 
     """
     rows = [np.broadcast_to(row, np.shape(of)) for row, of in zip(advantages, log_probs, strict=True)]
     pairs = (np.concatenate([np.zeros(0), *arrays]) for arrays in (rows, log_probs))
-    advantages, log_probs = (flat - flat.mean() if flat.size else flat for flat in pairs)
-    return advantages * log_probs
+    return np.multiply(*(flat - flat.mean() if flat.size else flat for flat in pairs))
 
 
 def _first(chosen: np.ndarray, ratio: float, log_probs: Sequence[np.ndarray]) -> list[np.ndarray]:

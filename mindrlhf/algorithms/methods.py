@@ -54,7 +54,7 @@ class Method:
 
 @cache
 def _options_model(method: Method) -> type[BaseModel]:
-    declared = {name: (option.annotation, option.default) for name, option in method.options.items()}
+    declared: dict[str, Any] = {name: (option.annotation, option.default) for name, option in method.options.items()}
     return create_model("Options", __config__=ConfigDict(allow_inf_nan=False), **declared)
 
 

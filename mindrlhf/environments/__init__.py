@@ -3,7 +3,7 @@
 An environment is a class, of which every conversation has an instance; settings name it as one of `protocol.READY`,
 `path/file.py:Class` or `package.module:Class`. It is made without arguments and has, all of them optional:
 
-    def reset(self, **row) -> str | None: ...  # begins; gets the fields of the data's row, and `seed`
+    def reset(self, **row) -> str | None: ...  # begins; gets the data's row and `seed`; a text goes on with the prompt
     def any_name(self, guess: int) -> str: ...  # every other public method is a tool
     def reply(self, text: str) -> str | None: ...  # instead of tools: answers a turn, None ends the conversation
     def get_reward(self) -> float: ...  # of the finished conversation

@@ -1,9 +1,8 @@
 """Conversations of the policy with environments and tools: the partner of the generation engine."""
 
-import re
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -11,12 +10,11 @@ from mindrlhf.data.tool_formats import ToolCall
 from mindrlhf.data.turns import TurnTemplate
 from mindrlhf.environments.pool import Answer, EnvironmentPool, Key, Outcome
 from mindrlhf.errors import UserError
-from mindrlhf.rollout.partner import Reply, TurnRewards
+from mindrlhf.rollout.partner import Opening, Reply, TurnRewards
 from mindrlhf.types import Prompt
 
 NO_IDS = np.zeros(0, np.int32)
 ENVIRONMENT = "environment"  # field of a row that names its environment, where there are several
-MARKUP = re.compile(r"<(?=\|\w+\|>)")  # beginnings of control tokens
 
 
 @dataclass
@@ -66,11 +64,8 @@ class Conversations:
         self.statistics = Statistics()
         self.turn_rewards: list[TurnRewards] = []
 
-    def begin(self, prompts: Sequence[Prompt], num_generations: int, step: int) -> list[Reply]:
-        """Begin the environments.
-
-        A text with which one begins comes as a user's turn, behind an empty turn of the policy.
-        """
+    def begin(self, prompts: Sequence[Prompt], num_generations: int, step: int) -> Opening:
+        """Begin the environments; their first texts are appended to the prompts' last messages."""
         self._end()
         self._ready.clear()
         for prompt in prompts:
@@ -81,7 +76,11 @@ class Conversations:
                 self._pool.reset(key, name, {"seed": str(prompt.id), **prompt.fields})
         self._rows = list(self._talks.items())
         self.statistics = Statistics(conversations=len(self._talks))
-        return self._replies([self._opening(outcome) for outcome in self._answered()])
+        texts = np.array([self._first_text(outcome) for outcome in self._answered()], object)
+        opened = [self._opening(*pair) for pair in zip(prompts, texts.reshape(-1, num_generations), strict=True)]
+        contexts = [ids for _, own in opened for ids in own]
+        self.statistics.tokens["user"] += sum(map(len, contexts))
+        return [prompt for prompt, _ in opened], [Reply(row, ids) for row, ids in enumerate(contexts)]
 
     def submit(self, row: int, turn: Sequence[int], length: int) -> None:
         """Take a turn: the move in an environment, or calls of tools."""
@@ -145,11 +144,18 @@ class Conversations:
             raise UserError(f"row {prompt.id}: its {ENVIRONMENT} is {name!r}, and should be {', '.join(names)}.")
         return name
 
-    def _opening(self, outcome: Outcome) -> "_Words":
+    def _first_text(self, outcome: Outcome) -> str:
         talk, text = self._talks[outcome.key], _text(outcome.answers)
         talk.lost = any(answer.failure for answer in outcome.answers)
         self._note(outcome, talk, 0)
-        return _Words(talk.row, "user", [text] if text and not talk.lost else [])
+        return "" if talk.lost else self._template.plain_text(text or "")
+
+    def _opening(self, prompt: Prompt, texts: Sequence[str]) -> tuple[Prompt, Sequence[np.ndarray]]:
+        """Append the first texts of a prompt's conversations to it."""
+        if not any(texts):
+            return prompt, [NO_IDS] * len(texts)
+        ids, contexts = self._template.extended(prompt.token_ids, texts)
+        return replace(prompt, token_ids=ids), contexts
 
     def _answer(self, outcome: Outcome) -> "_Words":
         talk = self._talks[outcome.key]
@@ -168,11 +174,14 @@ class Conversations:
     def _replies(self, several: Sequence["_Words"]) -> list[Reply]:
         """Encode what others say; one rendering of the chat template for all of them."""
         speaking = [words for words in several if words.texts]
-        turns = [(words.messages(), words.turn) for words in speaking]
+        turns = [(self._messages(words), words.turn) for words in speaking]
         ids = dict(zip((words.row for words in speaking), self._template.answers_to(turns), strict=True))
         for words in speaking:
             self.statistics.tokens[words.role] += len(ids[words.row])
         return [Reply(words.row, ids.get(words.row, NO_IDS), words.over) for words in several]
+
+    def _messages(self, words: "_Words") -> list[dict[str, str]]:
+        return [{"role": words.role, "content": self._template.plain_text(text)} for text in words.texts]
 
     def _note(self, outcome: Outcome, talk: "_Talk", calls: int) -> None:
         failures = sum(answer.failure is not None for answer in outcome.answers)
@@ -213,10 +222,6 @@ class _Words:
     texts: Sequence[str]
     turn: Sequence[int] = ()
     over: bool = False
-
-    def messages(self) -> list[dict[str, str]]:
-        """Write them without the beginnings of control tokens."""
-        return [{"role": self.role, "content": MARKUP.sub("< ", text)} for text in self.texts]
 
 
 def _text(answers: Sequence[Answer]) -> str | None:

@@ -65,7 +65,7 @@ class EnvironmentPool(AbstractContextManager):
         self,
         environments: Mapping[str, str],
         tools: Sequence[str] = (),
-        workers: int = 32,
+        workers: int = 64,
         timeout_s: float = 10.0,
         memory_mb: int = 1024,
         max_output: int = 4096,
@@ -76,16 +76,17 @@ class EnvironmentPool(AbstractContextManager):
         them have. workers: requests that run at the same time. timeout_s, memory_mb: of one call, the memory in
         addition to that of an idle process. max_output: characters of an answer, the middle of a longer one is cut out.
         """
+        self._files = tempfile.TemporaryDirectory(prefix="mindrlhf-tools-", ignore_cleanup_errors=True)
         self._setup = {
             "environments": {name: absolute(place) for name, place in environments.items()},
             "tools": [absolute(tool) for tool in tools],
             "timeout_s": timeout_s,
             "memory_mb": memory_mb,
             "max_output": max_output,
+            "files": self._files.name,
         }
         self._workers, self._timeout_s = workers, timeout_s
         self._stateful = {name for name, place in environments.items() if place}
-        self._files = tempfile.TemporaryDirectory(prefix="mindrlhf-tools-", ignore_cleanup_errors=True)
         self._numbers = count()
         self._conversations: dict[Key, _Conversation] = {}
         self._waiting: deque[_Conversation] = deque()
@@ -153,8 +154,7 @@ class EnvironmentPool(AbstractContextManager):
             self.end(key)
         for peer in self._spare:
             self._drop(peer)
-        self._control.close()
-        self._server.stop()
+        self._stop()
         self._files.cleanup()
 
     def __exit__(self, *exception: object) -> None:
@@ -163,13 +163,20 @@ class EnvironmentPool(AbstractContextManager):
     def _start(self) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            self._server = _Server(self._setup | {"control": theirs.fileno()}, self._files.name)
+            self._server = _Server(self._setup | {"control": theirs.fileno()})
         while not self._server.ready:
             wait([self._server])
             self._server.collect()
             if loss := self._server.loss():
                 self.close()
                 raise UserError(self._server.refusal or f"environments and tools do not load: {loss.error}.")
+
+    def _stop(self) -> None:
+        """End the server after its last word, without which it would remove the files."""
+        with suppress(OSError):
+            self._control.send(b"null")
+        self._control.close()
+        self._server.stop()
 
     def _request(self, key: Key, action: str, calls: Sequence[tuple[Any, ...]]) -> None:
         conversation = self._conversations[key]
@@ -204,8 +211,7 @@ class EnvironmentPool(AbstractContextManager):
 
     def _new_peer(self) -> "_Peer":
         if not self._server.alive():
-            self._control.close()
-            self._server.stop()
+            self._stop()
             self._start()
         ours, theirs = socket.socketpair()
         number = next(self._numbers)
@@ -300,10 +306,10 @@ class _Conversation:
 class _Server(WorkerProcess):
     """Process that forks those of conversations."""
 
-    def __init__(self, setup: Mapping[str, Any], files: str):
+    def __init__(self, setup: Mapping[str, Any]):
         self.greeting: dict[str, tuple[bool, list[dict[str, Any]]]] = {}
         worker = "mindrlhf.environments.worker"
-        super().__init__(worker, setup, setup["timeout_s"], {"TMPDIR": files}, [setup["control"]])
+        super().__init__(worker, setup, setup["timeout_s"], {"TMPDIR": setup["files"]}, [setup["control"]])
 
     def _greet(self, greeting: Any) -> None:
         self.greeting = greeting

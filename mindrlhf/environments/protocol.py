@@ -24,6 +24,7 @@ READY = {
     "game_2048": f"{_PLACE}.games:Game2048",
     "tic_tac_toe": f"{_PLACE}.games:TicTacToe",
 }
+NONE = "none"  # in place of tools: each call is answered by an error
 RESERVED = ("reset", "reply", "get_reward", "get_turn_rewards")
 
 
@@ -52,14 +53,14 @@ def load(what: str, name: str) -> Any:
 
 
 def load_tools(names: Sequence[str]) -> dict[str, Any]:
-    """Import functions, by the names that a model calls them."""
-    return {function.__name__: function for function in (load("tool", name) for name in names)}
+    """Import functions, by the names that a model calls them; none for `none`."""
+    if NONE in names and len(names) > 1:
+        raise UserError(f"tools {', '.join(names)}: {NONE} stands alone; leave it out, or the others.")
+    return {function.__name__: function for function in (load("tool", name) for name in names if name != NONE)}
 
 
 def tool_schemas(environment: str | None, tools: Sequence[str]) -> list[dict[str, Any]]:
     """Import an environment, if any, and tools; returns schemas of all tools."""
-    if not (environment or tools):
-        return []
     return build(load("environment", environment) if environment else None, load_tools(tools)).schemas
 
 
@@ -73,10 +74,11 @@ def build(made: type | None, functions: Mapping[str, Callable[..., Any]]) -> Env
     raw = callable(getattr(made, "reply", None))
     methods = {} if raw else dict(_methods(made))
     named, tools = f"environment {getattr(made, '__name__', '')!r}", ", ".join((*methods, *functions))
+    answers = raw or tools or made is None
     refuse(
         {
             f"{named} answers by `reply`, and there are tools ({tools}); leave one of the two.": raw and tools,
-            f"{named} answers nothing; it should have a method that is a tool, or `reply`.": not (raw or tools),
+            f"{named} answers nothing; it should have a method that is a tool, or `reply`.": not answers,
             f"{named} and plain functions have a tool of the same name ({tools}); rename one.": {*methods}
             & {*functions},
         }

@@ -3,7 +3,8 @@
 It imports the user's modules once, and forks a child for each conversation, so that a conversation which hangs, takes
 too much memory or ends its process loses nobody else's state. First comes one line of JSON with the settings, answered
 by {"greeting": {environment: [raw, schemas]}} or {"error": sentence}. Then numbers come on the socket `control`: one
-with a descriptor begins a child, to which that leads; without one, it ends the child. A child's requests are
+with a descriptor begins a child, to which that leads; without one, it ends the child. The owner's last word is null: an
+end without it means that the owner was killed, and its temporary files are removed here. A child's requests are
 [number, method of `_Conversation`, environment, seed, value, ...], its replies [number, value or null, seconds, failure
 or null].
 """
@@ -16,17 +17,19 @@ import math
 import os
 import random
 import resource
+import shutil
 import signal
 import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from typing import Any
 
 import pydantic
 
-from mindrlhf.environments.protocol import Environment, build, load, load_tools
+from mindrlhf.environments.protocol import NONE, Environment, build, load, load_tools
 from mindrlhf.files.printable import shortened
 from mindrlhf.units import MIB
 from mindrlhf.workers.serving import greet, open_pipes, reason, serve
@@ -42,11 +45,11 @@ def main() -> None:
     environments = greet(replies, lambda: _prepare(setup["environments"], setup["tools"]))
     gc.freeze()  # children share these pages
     children: dict[int, int] = {}
-    while packet := socket.recv_fds(control, PACKET_BYTES, 1):
-        text, descriptors, *_ = packet
-        if not text:
+    while True:
+        text, descriptors, *_ = socket.recv_fds(control, PACKET_BYTES, 1)
+        number = json.loads(text or "null")
+        if number is None:
             break
-        number = json.loads(text)
         if not descriptors:
             _end(children.pop(number, None))
             continue
@@ -71,6 +74,8 @@ def main() -> None:
         children[number] = child
     for child in children.values():
         _end(child)
+    if not text:
+        shutil.rmtree(setup["files"], ignore_errors=True)
 
 
 def _end(child: int | None) -> None:
@@ -103,7 +108,6 @@ class _Conversation:
         _limit(resource.RLIMIT_AS, now + limits["memory_mb"] * MIB)
         _limit(resource.RLIMIT_CORE, 0)
         self._environments, self._most = environments, limits["max_output"]
-        self._loop = asyncio.Runner()
         self._instance = self._seed = None
 
     def answer(self, action: str, name: str, seed: str, *values: Any) -> list[Any]:
@@ -141,7 +145,7 @@ class _Conversation:
         elif tool in environment.functions:
             result = self._finished(environment.functions[tool](**arguments))
         else:
-            known = ", ".join((*environment.methods, *environment.functions))
+            known = ", ".join((*environment.methods, *environment.functions)) or NONE
             raise LookupError(f"there is no tool {tool!r}; there is {known}")
         if not isinstance(result, str | int | float | bool | list | dict | None):
             raise TypeError(f"it returned {type(result).__name__}, and not text")
@@ -167,8 +171,13 @@ class _Conversation:
                 raise ValueError(f"a reward is {number}, and not a finite number")
         return numbers if of_turns else numbers[0] if numbers else None
 
+    @cached_property
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        """The loop of all coroutines of the conversation, which may share connections."""
+        return asyncio.new_event_loop()
+
     def _finished(self, result: Any) -> Any:
-        return self._loop.run(result) if inspect.iscoroutine(result) else result
+        return self._loop.run_until_complete(result) if inspect.iscoroutine(result) else result
 
     def _text(self, result: Any, what: str) -> str | None:
         text = self._finished(result)

@@ -39,8 +39,7 @@ class Evaluator:
 
     def __call__(self, step: int = 0) -> list[Answer]:
         """Generate every answer of all ranks, by problem; step: keys the random numbers."""
-        count = len(self.prompts) * self.num_generations
-        with self.progress("evaluate", count, "answers") as advance:
+        with self.progress("evaluate", 0, "tokens") as advance:
             groups = self.engine.generate(self.prompts, self.num_generations, step, advance, self.partner)
         own = self.partner.rewards() if self.partner else ()
         return sorted(

@@ -214,4 +214,4 @@ def read_answers(path: str | Path) -> list[Answer]:
 def overall(values: Mapping[str, Mapping[str, float]], name: str) -> float:
     """Mean over all problems of a value by source."""
     problems = [source["problems"] for source in values.values()]
-    return fmean([source[name] for source in values.values()], weights=problems)
+    return float(np.average([source[name] for source in values.values()], weights=problems))

@@ -1,8 +1,8 @@
 """File formats of response rows: JSONL, MindRecord, and bytes in between.
 
 The rows are those of `records.rows`; JSONL is for people, MindRecord for a replay.
-All of them keep every number bit for bit. Files of versions before `policy_step`, `sampled`, `occurrence` and
-`turn_rewards` are read too.
+All of them keep every number bit for bit. Files of versions before `policy_step`, `sampled`, `occurrence`,
+`turn_rewards` and `token_figures` are read too.
 """
 
 import zipfile

@@ -2,9 +2,15 @@
 
 `--save_data_file` (MindRecord) has the columns of SCHEMA, for `--replay`: `policy_step` is below `step` for a group
 that was carried over, `occurrence` is that of its prompt, `greedy_reward` NaN where nothing needed it;
-`rewards_by_function`, `fields` and `turn_rewards` are JSON, `sampled` is a byte for each token. `rollouts/` (JSONL) has
-TEXT_KEYS, for people: `rewards` are unweighted, `advantage` is the mean over sampled tokens, `response_length` their
-number. A conversation has `turns` there, too: its parts in order, [true where the policy drew it, text].
+`rewards_by_function`, `fields`, `turn_rewards` and `token_figures` are JSON, `sampled` is a byte for each token.
+`rollouts/` (JSONL) has TEXT_KEYS, for people: `rewards` are unweighted, `advantage` is the mean over sampled tokens,
+`response_length` their number. A conversation has `turns` there, too: its parts in order, [true where the policy drew
+it, text].
+
+Of some answers (`trainer.token_figures`) there are figures of each token: `advantage`, and of the step's last update on
+it the probability `ratio` to the policy that began the step, `entropy` in nats, and `clipped`, 1 where the loss was.
+They mean nothing on tokens that were not sampled. `token_figures` is {} without them; JSONL then has no `tokens`, and
+else one with `text` and `sampled` (0 or 1) of each token alongside.
 """
 
 import json
@@ -29,16 +35,18 @@ SCHEMA = {
     **dict.fromkeys(("step", "prompt_id", "occurrence", "sample_index", "seed", "policy_step"), _INTEGER),
     "finish_reason": _TEXT,
     **dict.fromkeys(("reward", "greedy_reward"), _FLOAT),
-    **dict.fromkeys(("rewards_by_function", "fields", "turn_rewards"), _TEXT),
+    **dict.fromkeys(("rewards_by_function", "fields", "turn_rewards", "token_figures"), _TEXT),
     **dict.fromkeys(("prompt_ids", "response_ids"), _IDS),
     "sampled": {"type": "bytes"},
     **dict.fromkeys(("behaviour_log_probs", "policy_log_probs"), _NUMBERS),
 }
-ADDED = ("policy_step", "sampled", "occurrence", "turn_rewards")  # columns that earlier versions did not write
+# Columns that earlier versions did not write.
+ADDED = ("policy_step", "sampled", "occurrence", "turn_rewards", "token_figures")
 CARRIED = "kept"  # int64, before `policy_step`: 1 for a group that was carried over from an earlier step
 
 TEXT_KEYS = ("step", "prompt_id", "sample_index", "prompt", "completion", "ground_truth")
 TEXT_KEYS += ("reward", "rewards", "advantage", "finish_reason", "prompt_length", "response_length")
+FURTHER_TEXT_KEYS = ("turns", "tokens")  # of some rows
 
 
 def rows_of(
@@ -72,19 +80,45 @@ def rows_of(
             row["sample_index"] = int(rollout.sample_index)
             row["rewards_by_function"] = orjson.dumps(rewards).decode()  # NaN: null
             row["turn_rewards"] = orjson.dumps(rollout.turn_rewards).decode()
+            figures = e.token_figures[index] if e.token_figures else {}
+            row["token_figures"] = orjson.dumps(figures, option=orjson.OPT_SERIALIZE_NUMPY).decode()
             if decode:
                 row["completion"] = decode(rollout.response_ids)
                 if not rollout.sampled.all():
-                    row["turns"] = _turns(rollout, decode)
+                    row["turns"] = turns_of(rollout, decode)
+                if figures:
+                    row["tokens"] = _tokens(rollout, decode) | parse_json(row["token_figures"])
                 row["advantage"] = advantage
                 row["response_length"] = int(np.count_nonzero(rollout.sampled))
             yield row
 
 
-def _turns(rollout: Rollout, decode: Callable[[np.ndarray], str]) -> list[tuple[bool, str]]:
+def turns_of(rollout: Rollout, decode: Callable[[np.ndarray], str]) -> list[tuple[bool, str]]:
+    """Cut a conversation into (whether the policy drew it, text)."""
     borders = np.flatnonzero(np.diff(rollout.sampled)) + 1
     parts = np.split(rollout.response_ids, borders)
     return [(bool(rollout.sampled[first]), decode(ids)) for first, ids in zip((0, *borders), parts, strict=True)]
+
+
+def _tokens(rollout: Rollout, decode: Callable[[np.ndarray], str]) -> dict[str, list]:
+    texts = token_texts(rollout.response_ids, decode)
+    return {"text": texts, "sampled": rollout.sampled.astype(int).tolist()}
+
+
+def token_texts(ids: np.ndarray, decode: Callable[[np.ndarray], str]) -> list[str]:
+    """Cut a text at its tokens' ends."""
+    texts: list[str] = []
+    begin = whole = 0  # token `begin` is decoded again with the next ones, for a tokenizer that drops a leading space
+    known = ""
+    for end in range(1, len(ids) + 1):
+        text = decode(ids[begin:end])
+        if text.endswith("\ufffd") and end < len(ids):
+            texts.append("")
+            continue
+        texts.append(text[len(known) :])
+        begin, whole = whole, end
+        known = decode(ids[begin:whole])
+    return texts
 
 
 def _mean_advantages(e: Experience) -> list[float]:
@@ -95,8 +129,7 @@ def _mean_advantages(e: Experience) -> list[float]:
 
 def text_row(row: Row) -> dict[str, Any]:
     """Select the keys that people read."""
-    keys = (*TEXT_KEYS, "turns") if "turns" in row else TEXT_KEYS
-    return {name: row[name] for name in keys}
+    return {name: row[name] for name in (*TEXT_KEYS, *(key for key in FURTHER_TEXT_KEYS if key in row))}
 
 
 def completed(row: dict[str, Any]) -> dict[str, Any]:
@@ -104,6 +137,7 @@ def completed(row: dict[str, Any]) -> dict[str, Any]:
     row.setdefault("policy_step", row["step"] - row.pop(CARRIED, 0))
     row.setdefault("occurrence", 0)
     row.setdefault("turn_rewards", "[]")
+    row.setdefault("token_figures", "{}")
     row.setdefault("sampled", np.ones(len(row["response_ids"]), bool))
     return {name: row[name] for name in SCHEMA}
 

@@ -4,7 +4,7 @@ import ast
 import json
 import operator
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 
 from mindrlhf.rewards import answers
@@ -13,7 +13,7 @@ MAX_LENGTH = 256  # characters of an expression; also bounds the depth of the tr
 _ALLOWED = frozenset("0123456789+-*/() ")
 _SIGNS = {r"\times": "*", r"\cdot": "*", r"\div": "/", "×": "*", "·": "*", "÷": "/", "\u2212": "-", "\n": " "}
 _OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
-_PREFIXES = {ast.UAdd: operator.pos, ast.USub: operator.neg}
+_PREFIXES: dict[type, Callable[[Fraction], Fraction]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
 
 
 def countdown(

@@ -5,9 +5,10 @@ from collections.abc import Mapping
 
 from mindrlhf.rewards import answers
 
-# From the start of a word, which is taken whole (`*+`): the time stays linear in the text.
+# From the start of a word, which is taken whole: the time stays linear in the text.
 _CLAIM = re.compile(
-    r"(?<![\w'’-])([^\W\d_][\w'’-]*+)\W{0,3}(?:\bis\b|:|=)\W{0,3}(?:\ban?\b\W{0,3})?\b(knight|knave)\b", re.IGNORECASE
+    r"(?<![\w'’-])([^\W\d_][\w'’-]*)(?![\w'’-])\W{0,3}(?:\bis\b|:|=)\W{0,3}(?:\ban?\b\W{0,3})?\b(knight|knave)\b",
+    re.IGNORECASE,
 )
 
 

@@ -4,17 +4,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from mindrlhf.rewards.worker import FLOAT32_MAX
+from mindrlhf.rewards.batches import Sample
+from mindrlhf.rewards.results import FLOAT32_MAX
 from mindrlhf.workers.process import WorkerProcess
-
-Sample = tuple[str, str, Mapping[str, str]]
 
 
 class Call(NamedTuple):
-    """Function and sample of a call, both as indices."""
+    """Function and samples of a call, as indices; several for a batch function."""
 
     function: int
-    sample: int
+    samples: range
 
 
 @dataclass(frozen=True)
@@ -35,29 +34,48 @@ class Reply:
 class RewardProcess(WorkerProcess):
     """Process of reward functions; ready when these are imported.
 
-    needs_ground_truth: for each function, if it fails for a row without one. Its refusal is about a function that
-    cannot be resolved.
+    needs_ground_truth, takes_batch: for each function, if it fails for a row without one, and if it is called for all
+    samples at once. Its refusal is about a function that cannot be resolved.
     """
 
     def __init__(self, functions: Sequence[tuple[str, Mapping[str, Any]]], timeout_s: float):
         """Start the process. functions: (name, args) each. timeout_s: seconds for one call."""
         self._functions = len(functions)
         self.needs_ground_truth: list[bool] = []
+        self.takes_batch: list[bool] = []
         super().__init__("mindrlhf.rewards.worker", {"functions": functions, "timeout_s": timeout_s}, timeout_s)
 
     def give(self, calls: Sequence[Call], samples: Sequence[Sample]) -> None:
         """Hand out calls on `samples`; the process must be idle."""
-        self.assign(calls, [(call.function, *samples[call.sample]) for call in calls])
+        self.assign(calls, [self._request(call, samples) for call in calls])
+
+    def _request(self, call: Call, samples: Sequence[Sample]) -> tuple[Any, ...]:
+        own = [samples[place] for place in call.samples]
+        return (call.function, own) if self.takes_batch[call.function] else (call.function, *own[0])
 
     def _greet(self, greeting: Any) -> None:
         if not isinstance(greeting, list) or len(greeting) != self._functions:
             raise ValueError
-        self.needs_ground_truth = [bool(needed) for needed in greeting]
+        pairs = [tuple(map(bool, each)) for each in greeting]
+        self.needs_ground_truth, self.takes_batch = map(list, zip(*pairs, strict=True))
 
-    def _reply(self, values: list[Any]) -> Reply:
+    def _reply(self, values: list[Any]) -> list[Reply]:
+        """Convert a reply to those of its call's samples."""
+        call = self.calls[0] if self.calls else None
         match values:
-            case [float() | None as score, dict(components), float(seconds), str() | None as error]:
-                numbers = [score or 0.0, seconds, *components.values()]
-                if all(type(value) is float and abs(value) <= FLOAT32_MAX for value in numbers):
-                    return Reply(score, components, seconds, error)
+            case [list(outcomes), float(seconds)] if call and len(outcomes) == len(call.samples):
+                share = seconds / len(outcomes)
+                return [_checked([*one[:2], share, *one[2:]] if isinstance(one, list) else []) for one in outcomes]
+            case [_, _, _, _]:
+                return [_checked(values)]
         raise ValueError
+
+
+def _checked(values: list[Any]) -> Reply:
+    """Convert the values of one sample; ValueError for others."""
+    match values:
+        case [float() | None as score, dict(components), float(seconds), str() | None as error]:
+            numbers = [score or 0.0, seconds, *components.values()]
+            if all(type(value) is float and abs(value) <= FLOAT32_MAX for value in numbers):
+                return Reply(score, components, seconds, error)
+    raise ValueError

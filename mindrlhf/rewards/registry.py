@@ -2,11 +2,12 @@
 
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from mindrlhf.errors import UserError
+from mindrlhf.rewards.batches import COMPLETIONS, NOT_GIVEN, PROMPTS, Sample, batch_columns, finished, takes_batch
 from mindrlhf.user_functions import hint, is_user_function, load_function
 
 # Imported on use, so that a process loads only what its functions need (math-verify takes half a second).
@@ -31,7 +32,8 @@ class RewardFunction:
     """Reward function bound to its arguments.
 
     values: of its leading parameters, from prompt, completion and fields. needs_ground_truth: it fails for a row
-    without one. defaults: fields of a row that lacks them.
+    without one. defaults: fields of a row that lacks them. takes_batch: it is called by `of_batch`, with columns of
+    these names, or with all where that is None.
     """
 
     function: Callable[..., Any]
@@ -39,10 +41,22 @@ class RewardFunction:
     values: Callable[..., tuple[Any, ...]]
     needs_ground_truth: bool = False
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    takes_batch: bool = False
+    columns: Collection[str] | None = None
 
     def __call__(self, prompt: str, completion: str, fields: Mapping[str, str]) -> Any:
         fields = {**self.defaults, **fields} if self.defaults else fields
-        return self.function(*self.values(prompt, completion, fields), **self.args)
+        return finished(self.function(*self.values(prompt, completion, fields), **self.args))
+
+    def of_batch(self, samples: Sequence[Sample]) -> Any:
+        """Call a function of TRL's form once for all samples."""
+        return finished(self.begin_batch(samples))
+
+    def begin_batch(self, samples: Sequence[Sample]) -> Any:
+        """Call as `of_batch`; the result may be awaitable."""
+        given = batch_columns(samples)
+        wanted = given if self.columns is None else {name: given[name] for name in self.columns if name in given}
+        return self.function(**{**wanted, **self.args})
 
 
 def resolve(name: str, args: Mapping[str, Any] | None = None) -> RewardFunction:
@@ -57,11 +71,18 @@ def resolve(name: str, args: Mapping[str, Any] | None = None) -> RewardFunction:
             f"reward {name!r} is not known{hint(name, SHIPPED)}; give one of {', '.join(SHIPPED)}, "
             "package.module:function, or path/file.py:function."
         )
-    function, args = load_function("reward", target), dict(args or {})
+    return bind(load_function("reward", target), name, args)
+
+
+def bind(function: Callable[..., Any], name: str, args: Mapping[str, Any] | None = None) -> RewardFunction:
+    """Bind a function, called `name` in messages, to `args`; raises as `resolve`."""
+    args = dict(args or {})
     try:
         signature = inspect.signature(function)
     except ValueError:  # some functions written in C have none: the first call tells
         return RewardFunction(function, args, _FORMS[_FULL])
+    if takes_batch(signature.parameters):
+        return _of_batch(function, signature, name, args)
     form = next((form for form in _FORMS if tuple(signature.parameters)[: len(form)] == form), _FULL)
     try:
         signature.bind(*form, **args)
@@ -73,6 +94,27 @@ def resolve(name: str, args: Mapping[str, Any] | None = None) -> RewardFunction:
     truth = signature.parameters["ground_truth"].default
     defaults = {} if truth is inspect.Parameter.empty else {"ground_truth": truth}
     return RewardFunction(function, args, _FORMS[form], not defaults, defaults)
+
+
+def _of_batch(
+    function: Callable[..., Any], signature: inspect.Signature, name: str, args: Mapping[str, Any]
+) -> RewardFunction:
+    kinds = inspect.Parameter
+    named = {
+        one.name: one.default is kinds.empty
+        for one in signature.parameters.values()
+        if one.kind is not kinds.VAR_KEYWORD
+    }
+    absent = [key for key, needed in named.items() if needed and key in NOT_GIVEN and key not in args]
+    if absent:
+        right = f"take {PROMPTS}, {COMPLETIONS} and the dataset's columns"
+        raise UserError(f"reward {name!r}: the function needs {absent[0]}, which is not given here; {right}.")
+    every = len(named) < len(signature.parameters)
+    if unknown := [key for key in args if key not in named and not every]:
+        raise UserError(f"reward {name!r}: the function has no parameter {unknown[0]!r}; take it out of args.")
+    compares = named.get("ground_truth", False) and "ground_truth" not in args
+    columns = None if every else tuple(named)
+    return RewardFunction(function, args, _FORMS[_FULL], compares, takes_batch=True, columns=columns)
 
 
 def _verl_values(prompt: str, completion: str, fields: Mapping[str, Any]) -> tuple[Any, ...]:

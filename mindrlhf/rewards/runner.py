@@ -7,15 +7,18 @@ counted; a process that hangs or dies is replaced. Not limited: memory, and acce
 import json
 import math
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import chain, compress, count
 from pathlib import Path
+from typing import Any
 
 from mindrlhf.configs.grpo import RewardSettings
 from mindrlhf.errors import UserError
+from mindrlhf.rewards.in_process import score_in_process
 from mindrlhf.rewards.process import Call, Reply, RewardProcess, Sample
+from mindrlhf.rewards.registry import bind
 from mindrlhf.rewards.table import RewardFailure, RewardTable, build_table
 from mindrlhf.types import Prompt
 from mindrlhf.user_functions import absolute
@@ -33,12 +36,21 @@ class RewardRunner(AbstractContextManager):
     colon, with `_2`, `_3`, ... for repeated ones. comparing: names of those that need a ground truth.
     """
 
-    def __init__(self, settings: RewardSettings):
-        """Start the processes and import the functions; raises UserError where that fails."""
-        self._settings = settings
-        self._functions = [(absolute(function.name), function.args) for function in settings.all_functions]
-        self.names = _labels(name for name, _ in self._functions)
-        for name, (_, args) in zip(self.names, self._functions, strict=True):
+    def __init__(self, settings: RewardSettings, functions: Mapping[str, Callable[..., Any]] | None = None):
+        """Start the processes and import the functions; raises UserError where that fails.
+
+        functions: of the calling program, by the names that settings have for them; they run in this process.
+        """
+        self._settings, every = settings, settings.all_functions
+        self.names = _labels(function.name for function in every)
+        self._own = {
+            place: bind(functions[one.name], self.names[place], one.args)
+            for place, one in enumerate(every)
+            if functions and one.name in functions
+        }
+        self._places = [place for place in range(len(every)) if place not in self._own]  # of the processes' functions
+        self._functions = [(absolute(every[place].name), every[place].args) for place in self._places]
+        for name, args in self._functions:
             try:
                 json.dumps(args)
             except (TypeError, ValueError) as error:
@@ -49,17 +61,15 @@ class RewardRunner(AbstractContextManager):
         self._processes: list[RewardProcess] = []
         try:
             self._start()
-            while starting := [process for process in self._processes if not process.ready]:
-                wait(starting)
-                for process in starting:
-                    process.collect()
-                    if loss := process.loss():
-                        names = ", ".join(self.names)
-                        raise UserError(process.refusal or f"reward functions {names} do not load: {loss.error}.")
+            self._wait_until_ready()
         except BaseException:
             self.close()
             raise
-        self.comparing = tuple(compress(self.names, self._processes[0].needs_ground_truth))
+        needing = {place for place, function in self._own.items() if function.needs_ground_truth}
+        if self._functions:
+            needing.update(compress(self._places, self._processes[0].needs_ground_truth))
+        self.comparing = tuple(name for place, name in enumerate(self.names) if place in needing)
+        self._takes_batch = self._processes[0].takes_batch if self._functions else []
 
     def check_ground_truths(self, prompts: Iterable[Prompt], data: str | Path) -> None:
         """Refuse prompts, from `data`, that lack a ground truth some function needs."""
@@ -75,16 +85,15 @@ class RewardRunner(AbstractContextManager):
         if self._closed:
             raise RuntimeError("this RewardRunner is closed")
         self._drop(process for process in self._processes if not process.alive())  # ended since the last batch
-        batch = _Batch(Call(function, sample) for function in range(len(self.names)) for sample in range(len(samples)))
+        batch = _Batch(self._calls(len(samples)))
         try:
             self._run(batch, samples)
         except BaseException:  # an interrupt: what is under way belongs to no batch any more
             self._drop(process for process in self._processes if not process.idle)
             raise
-        replies = {
-            name: [batch.replies[Call(place, sample)] for sample in range(len(samples))]
-            for place, name in enumerate(self.names)
-        }
+        by_place = score_in_process(self._own, samples)
+        by_place |= {place: batch.of(function) for function, place in enumerate(self._places)}
+        replies = {name: by_place[place] for place, name in enumerate(self.names)}
         weights = [function.weight for function in self._settings.all_functions]
         table = build_table(weights, replies, scoring=len(self._settings.functions))
         new = {name: min(errors) for name, errors in table.errors.items() if errors and name not in self._reported}
@@ -100,8 +109,23 @@ class RewardRunner(AbstractContextManager):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
+    def _calls(self, samples: int) -> Iterator[Call]:
+        """Yield the calls of all functions: each sample's, or one for a batch."""
+        for function, whole in enumerate(self._takes_batch):
+            size = samples if whole else 1
+            yield from (Call(function, range(start, start + size)) for start in range(0, samples, size or 1))
+
+    def _wait_until_ready(self) -> None:
+        while starting := [process for process in self._processes if not process.ready]:
+            wait(starting)
+            for process in starting:
+                process.collect()
+                if loss := process.loss():
+                    names = ", ".join(self.names[place] for place in self._places)
+                    raise UserError(process.refusal or f"reward functions {names} do not load: {loss.error}.")
+
     def _start(self) -> None:
-        while len(self._processes) < self._settings.workers:
+        while self._functions and len(self._processes) < self._settings.workers:
             self._processes.append(RewardProcess(self._functions, self._settings.timeout_s))
 
     def _drop(self, processes: Iterable[RewardProcess]) -> None:
@@ -145,7 +169,7 @@ class _Batch:
         self._count = len(self._waiting)
         self._answered: set[int] = set()  # functions
         self._losses: Counter[int] = Counter()  # by function: calls that hung or ended their process
-        self.replies: dict[Call, Reply] = {}
+        self.replies: dict[Call, list[Reply]] = {}
 
     @property
     def open(self) -> bool:
@@ -155,9 +179,16 @@ class _Batch:
         """Take half of one of `workers` equal parts, so that all processes end together."""
         return [self._waiting.popleft() for _ in range(math.ceil(len(self._waiting) / (2 * workers)))]
 
-    def answer(self, answered: Iterable[tuple[Call, Reply]]) -> None:
-        for call, reply in answered:
-            self.replies[call] = reply
+    def of(self, function: int) -> list[Reply]:
+        """Return a function's replies in the order of samples."""
+        calls = sorted(
+            (call for call in self.replies if call.function == function), key=lambda call: call.samples.start
+        )
+        return [reply for call in calls for reply in self.replies[call]]
+
+    def answer(self, answered: Iterable[tuple[Call, list[Reply]]]) -> None:
+        for call, replies in answered:
+            self.replies[call] = replies
             self._answered.add(call.function)
 
     def put_back(self, calls: Iterable[Call]) -> None:
@@ -165,9 +196,9 @@ class _Batch:
         self._waiting.extendleft(reversed(list(calls)))
 
     def lose(self, calls: Iterable[Call], reply: Reply) -> None:
-        """Store `reply` for the first of `calls`; queue the others again."""
+        """Store `reply` for all samples of the first call; queue the others again."""
         call, *others = calls
-        self.replies[call] = reply
+        self.replies[call] = [reply] * len(call.samples)
         self.put_back(others)
         self._losses[call.function] += 1
         losses = self._losses[call.function]
@@ -176,7 +207,8 @@ class _Batch:
 
     def give_up(self, reason: str, function: int | None = None) -> None:
         """Fail the waiting calls of a function, or all."""
-        self.replies |= {call: Reply(error=reason) for call in self._waiting if function in (None, call.function)}
+        lost = [call for call in self._waiting if function in (None, call.function)]
+        self.replies |= {call: [Reply(error=reason)] * len(call.samples) for call in lost}
         self._waiting = deque(call for call in self._waiting if call not in self.replies)
 
 

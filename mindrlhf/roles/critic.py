@@ -34,6 +34,7 @@ class Critic(ModelPart):
 
     what = "trained critic"
     gradients_role, moments_role = CRITIC_GRADIENTS, CRITIC_MOMENTS
+    score_phase, score_field = "values", "values"
 
     def __init__(self, job: Job, collectives: Collectives, max_positions: int, checkpoint: Checkpoint | None = None):
         super().__init__(job.train, job.model.as_critic(), collectives, max_positions)
@@ -44,7 +45,7 @@ class Critic(ModelPart):
         self._updates = Updates("critic", updater, self.data_parallel, "token-mean")
         self.scorer = Scorer(Values(self.decoder), train, self.pipeline)
 
-    def update(self, experiences: Sequence[Experience], rate: float, progress: Callable[[float], None]) -> Update:
+    def update(self, experiences: Sequence[Experience], rate: float, progress: Callable[[int], None]) -> Update:
         """Make one optimizer update from a mini-batch with values and returns."""
         values, returns = ([getattr(e, name) for e in experiences] for name in ("values", "returns"))
         return self._updates.update(experiences, rate, progress, old_values=values, returns=returns)

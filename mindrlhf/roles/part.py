@@ -57,6 +57,7 @@ class ModelPart:
 
     what = "model"  # for messages
     scorer: Scorer | None = None
+    score_phase = score_field = ""  # its phase, and the field of an experience that takes its numbers of each token
     updater: Updater | None = None  # of a part that is trained
     gradients_role = moments_role = ""  # of its optimizer, in memory
 
@@ -97,8 +98,8 @@ class ModelPart:
         part, yaml = self.partition, self.yaml
         stage, last = part.coordinates.pp, part.mesh.pp - 1
         places = (self.shards, part.layers, stage == 0, stage == last, recompute, for_updates)
-        given = (part.model, self.parameters, backend.kernels(yaml.context.device_target), self._max_positions)
-        return Decoder(*given, yaml.model.compute_dtype, *places)
+        kernels = backend.kernels(yaml.context.device_target, yaml.model.compute_dtype)
+        return Decoder(part.model, self.parameters, kernels, self._max_positions, *places)
 
     def open_updater(
         self,

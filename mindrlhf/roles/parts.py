@@ -9,25 +9,33 @@ from mindrlhf.checkpoint.resume import Checkpoint
 from mindrlhf.job import Job
 from mindrlhf.memory.residency import Residency
 from mindrlhf.roles.critic import Critic
+from mindrlhf.roles.fine_tuned import FineTuned
 from mindrlhf.roles.part import Arrays, ModelPart
 from mindrlhf.roles.policy import Policy
 from mindrlhf.roles.reference import Reference
+from mindrlhf.roles.teacher import Teacher
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Policy, reference and critic, and the policy in the layout that generates.
+    """Policy, reference, teacher and critic, and the policy in the layout that generates.
 
-    reference: None where beta is 0. critic: None without one. generator: None for a replay.
+    reference: None where beta is 0. critic, teacher: None without one. generator: None for a replay.
     """
 
-    policy: Policy
+    policy: Policy | FineTuned
     reference: Reference | None
     critic: Critic | None
     generator: ModelPart | None
+    teacher: Teacher | None = None
 
     def __iter__(self) -> Iterator[ModelPart]:
-        return (part for part in (self.policy, self.critic, self.reference) if part is not None)
+        return (part for part in (self.policy, self.critic, self.reference, self.teacher) if part is not None)
+
+    def scoring(self) -> Iterator[ModelPart]:
+        """Yield the parts that score tokens before a step's updates, in order."""
+        parts = (self.reference, self.teacher, self.policy, self.critic)
+        return (part for part in parts if part is not None and part.scorer)
 
     def arrays(self) -> Arrays:
         """Return kind -> (layout, parameters) of everything that training changes."""
@@ -54,13 +62,14 @@ def open_parts(
 ) -> Parts:
     """Open the parts of a run; all ranks do it at the same time.
 
-    The reference goes first, and out of memory before the others are loaded. checkpoint: of the run that is continued.
-    generates: False for a replay.
+    Reference and teacher go first, and out of memory before the others are loaded.
+    checkpoint: of the run that is continued. generates: False for a replay.
     """
     algorithm, place = job.config.algorithm, (collectives, max_positions)
     reference = Reference(job, *place) if algorithm.beta > 0 else None
-    if reference:
-        reference.register(residency)
+    teacher = Teacher(job, *place) if job.teacher else None
+    for frozen in filter(None, (reference, teacher)):
+        frozen.register(residency)
     policy = Policy(job, *place, checkpoint)
     if reference:
         reference.join(policy)
@@ -68,4 +77,4 @@ def open_parts(
     generator = ModelPart(job.infer, job.model, *place) if generates else None
     if generator:
         policy.publish_to(generator)
-    return Parts(policy, reference, critic, generator)
+    return Parts(policy, reference, critic, generator, teacher)

@@ -1,43 +1,29 @@
-"""Policy: the trained model, whose weights also generate."""
+"""Policy: the trained model of reinforcement learning."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-from mindspore import Parameter, Tensor
-
 from mindrlhf.backend.comm.collectives import Collectives
-from mindrlhf.checkpoint.open import Weights, continued_reader
 from mindrlhf.checkpoint.resume import Checkpoint
-from mindrlhf.checkpoint.training_state import WEIGHTS
 from mindrlhf.job import Job
-from mindrlhf.models.parameters import parameter_table
-from mindrlhf.parallel.layout import Layout
-from mindrlhf.phases import GRADIENTS, MOMENTS, POLICY_ROLES
-from mindrlhf.reshard.online import OnlineReshard, ReshardStatistics
-from mindrlhf.reshard.plan import plan
-from mindrlhf.roles.part import Arrays, MemoryRole, ModelPart, Parameters
 from mindrlhf.roles.policy_updates import PolicyUpdates, open_objective
+from mindrlhf.roles.trained import TrainedModel
 from mindrlhf.training.graphs import PolicyLogProbs
 from mindrlhf.training.scoring import Scorer
 
 
-class Policy(ModelPart):
-    """Trained model, in the training layout.
+class Policy(TrainedModel):
+    """Trained model with the policy's loss.
 
-    Its weights come from the checkpoint that a run continues, else from the job's policy path.
     scorer: gives log-probs of the policy before a step's updates; None where the first update gives them.
     """
 
-    what = "trained model"
-    gradients_role, moments_role = GRADIENTS, MOMENTS
+    score_phase, score_field = "old_log_prob", "old_log_probs"
 
     def __init__(self, job: Job, collectives: Collectives, max_positions: int, checkpoint: Checkpoint | None = None):
         loss = job.config.algorithm.loss()  # first, because it may refuse its options
-        super().__init__(job.train, job.model, collectives, max_positions)
-        config, algorithm, part = job.config, job.config.algorithm, self.partition
-        first = Weights(job.policy_path, job.model, config.seed, config.lora.adapter_path)
-        self.load(continued_reader(checkpoint, first, part) if checkpoint else first.reader(part))
+        super().__init__(job, collectives, max_positions, checkpoint)
+        config, algorithm = job.config, job.config.algorithm
         temperature, dropout = config.rollout.temperature, job.model.dropout
         head = PolicyLogProbs(self.decoder_for_updates(), temperature, entropy_gradient=algorithm.entropy_coef > 0)
         objective, swap = open_objective(config, loss, dropout), config.memory.swap
@@ -45,60 +31,7 @@ class Policy(ModelPart):
         self.update = PolicyUpdates(config, updater, loss, self.data_parallel)
         if algorithm.scores_old_policy(dropout):
             self.scorer = Scorer(PolicyLogProbs(self.decoder, temperature), config.train, self.pipeline)
-        self._published: Parameters = {}
-        self._reshard: OnlineReshard | None = None
-        self._verify = config.rollout.verify_weights
-
-    def publish_to(self, generator: ModelPart) -> None:
-        """Give the weights to the part that generates.
-
-        `publish` brings those that train up to date after an update.
-        A parameter of which this rank holds the same slice in both layouts is shared; nothing moves for it.
-        """
-        here, there = self.partition, generator.partition
-        self._published = self.parameters
-        if here.layout != there.layout:
-            self._published = {
-                spec.name: self.parameters[spec.name]
-                if here.slices(spec) == there.slices(spec)
-                else Parameter(
-                    Tensor(np.empty(there.shape(spec), np.float32)), name=f"infer.{spec.name}", requires_grad=False
-                )
-                for spec in there.specs
-            }
-            self._reshard = self._open_reshard(here.layout, there.layout)
-            self.publish()
-            if here.trained_layout != here.layout:
-                differ = here.trained_layout != there.trained_layout
-                self._reshard = self._open_reshard(here.trained_layout, there.trained_layout) if differ else None
-        generator.hold(self._published)
-
-    def _open_reshard(self, here: Layout, there: Layout) -> OnlineReshard:
-        return OnlineReshard(plan(here, there), self.collectives, self.parameters, self._published)
-
-    @property
-    def publishes(self) -> bool:
-        """True when weights move between the layouts."""
-        return self._reshard is not None
-
-    def publish(self) -> ReshardStatistics:
-        """Bring the published weights up to date, where `publishes`."""
-        return self._reshard.run(self._verify)
-
-    def memory_roles(self) -> Iterator[MemoryRole]:
-        yield from self.optimizer_roles()
-        own, published = self.parameters, self._published
-        shared = {name for name in own if own[name] is published.get(name)}
-        trained = {spec.name for spec in parameter_table(self.partition.model) if spec.trains}
-        rows = {True: self.updater.optimizer.own_rows, False: []}
-        for trains, roles in POLICY_ROLES.items():
-            mine, theirs = ([name for name in side if (name in trained) == trains] for side in (own, published))
-            yield roles[0], [own[name] for name in mine if name in shared], False
-            yield roles[1], [*(own[name] for name in mine if name not in shared), *rows[trains]], False
-            yield roles[2], [published[name] for name in theirs if name not in shared], False
-
-    def arrays(self) -> Arrays:
-        return {**self.trained_arrays(WEIGHTS), **self.moment_arrays()}
+        self.verifies = config.rollout.verify_weights
 
     def counters(self) -> Mapping[str, Any]:
-        return {"optimizer": self.updater.optimizer, "updates": self.update}
+        return {**super().counters(), "updates": self.update}

@@ -1,14 +1,15 @@
 """The policy's updates from mini-batches of a step."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from mindrlhf.algorithms.aggregation import batch_totals, token_weights
 from mindrlhf.algorithms.losses import PolicyLoss
 from mindrlhf.algorithms.rollout_correction import importance_weights
-from mindrlhf.configs.grpo import GRPOConfig
+from mindrlhf.configs.grpo import GRPOSettings
+from mindrlhf.metrics.progress import Advance
 from mindrlhf.parallel.data_parallel import DataParallel
 from mindrlhf.training.batch import Rows, SequenceGroup
 from mindrlhf.training.objective import CURRENT_POLICY, Objective, policy_objective
@@ -16,8 +17,6 @@ from mindrlhf.training.updater import Update, Updater
 from mindrlhf.types import Experience, put_back, taken
 
 _log = logging.getLogger(__name__)
-
-Advance = Callable[[float], None]
 
 
 class Updates:
@@ -31,17 +30,23 @@ class Updates:
         self._aggregation, self._limit = aggregation, limit
 
     def update(self, experiences: Sequence[Experience], rate: float, progress: Advance, **fields: Rows) -> Update:
+        """Make one update from experiences, as `update_groups`."""
+        masks = [e.trained_tokens for e in experiences]
+        return self.update_groups([sequences(e) for e in experiences], masks, rate, progress, **fields)
+
+    def update_groups(
+        self, groups: Sequence[SequenceGroup], masks: Rows, rate: float, progress: Advance, **fields: Rows
+    ) -> Update:
         """Make one update; nothing moves where no token of any rank is trained on.
 
-        rate: learning rate. progress, fields: see `Updater`.
+        masks: the tokens to train on. rate: learning rate. progress, fields: see `Updater`.
         """
-        weights, tokens = loss_weights(experiences, self._aggregation, self._limit, self._data_parallel)
-        groups = [sequences(e) for e in experiences]
+        weights, tokens = loss_weights(masks, self._aggregation, self._limit, self._data_parallel)
         update = self._updater(groups, rate, weights=weights, empty=not tokens, progress=progress, **fields)
         if update.bad_samples:
             first, *others = update.bad_samples
             more = f" ({len(others)} more samples like it)" if others else ""
-            where = f"prompt {experiences[first.group].group.prompt.id}, sample {first.sample}"
+            where = f"prompt {groups[first.group].identity[0]}, sample {first.sample}"
             _log.warning(f"an update of the {self._what} was skipped: {where}: {first.reason} is not finite{more}")
         return update
 
@@ -49,7 +54,7 @@ class Updates:
 class PolicyUpdates(Updates):
     """Updates of the policy by its loss."""
 
-    def __init__(self, config: GRPOConfig, updater: Updater, loss: PolicyLoss, data_parallel: DataParallel):
+    def __init__(self, config: GRPOSettings, updater: Updater, loss: PolicyLoss, data_parallel: DataParallel):
         algorithm = config.algorithm
         limit = algorithm.aggregation_tokens or config.rollout.max_new_tokens
         super().__init__("policy", updater, data_parallel, loss.aggregation or algorithm.aggregation, limit)
@@ -103,15 +108,12 @@ class PolicyUpdates(Updates):
         return [[next(mine) for _ in e.group.rollouts] for e in experiences]
 
 
-def loss_weights(
-    experiences: Sequence[Experience], aggregation: str, limit: int, data_parallel: DataParallel
-) -> tuple[Rows, int]:
+def loss_weights(masks: Rows, aggregation: str, limit: int, data_parallel: DataParallel) -> tuple[Rows, int]:
     """Return per-token loss weights, and the number of trained tokens over all ranks.
 
-    Responses that are left out have 0; denominators are over all ranks. aggregation: a name of
-    `algorithms.aggregation.MODES`. limit: the constant that some of them divide by, in tokens.
+    Responses that are left out have 0; denominators are over all ranks. masks: the trained tokens. aggregation: a name
+    of `algorithms.aggregation.MODES`. limit: the constant that some of them divide by, in tokens.
     """
-    masks = [e.trained_tokens for e in experiences]
     totals = data_parallel.sum(batch_totals([np.count_nonzero(row) for rows in masks for row in rows]))
     weights = [[token_weights(row[None], aggregation, totals, max_tokens=limit)[0] for row in rows] for rows in masks]
     return weights, int(totals[0])
@@ -132,7 +134,7 @@ def policy_log_probs(experience: Experience) -> tuple[np.ndarray, ...]:
     return tuple(rollout.policy_log_probs for rollout in experience.group.rollouts)
 
 
-def open_objective(config: GRPOConfig, loss: PolicyLoss, dropout: float = 0.0) -> Objective:
+def open_objective(config: GRPOSettings, loss: PolicyLoss, dropout: float = 0.0) -> Objective:
     """Build the objective that the policy's updates minimise.
 
     dropout: of the updates; the policy that generates has none.

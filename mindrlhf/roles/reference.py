@@ -48,6 +48,7 @@ class Reference(ModelPart):
     """
 
     what = "reference model"
+    score_phase, score_field = "ref", "reference_log_probs"
 
     def __init__(self, job: Job, collectives: Collectives, max_positions: int):
         lora, algorithm, self._config = job.config.lora, job.config.algorithm, job.config

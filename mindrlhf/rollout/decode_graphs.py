@@ -7,8 +7,8 @@ from mindrlhf.backend.memory import zero_parameter
 from mindrlhf.models.decoder import Decoder
 from mindrlhf.rollout.sampling import Sampler
 
-# Tokens of a call, at most, where one operator draws several.
-FUSED_TOKENS = 16
+# Tokens of a call, at most, where one operator draws several; and with those of others between them.
+FUSED_TOKENS, FUSED_CONTEXT = 16, 256
 
 
 class Cache:
@@ -74,15 +74,15 @@ class Admit(Graph):
 
 
 class Decode(Graph):
-    """Graph that draws the next tokens of each slot, at most `tokens`.
+    """Graph that draws the next tokens of each slot.
 
     The outputs are [B, n] token (-1 for none), behaviour and policy log-prob (see `Sampler`), 0 without a draw.
     ids, positions: int32[B], of the last token. remaining: int32[B], tokens still to come, 0 in an empty slot.
     banned: int32[B], number of the next tokens without a stop token.
     leaders, prefixes: int32[B], the slot that keeps the prompt and its positions of the prompt, if one operator
     draws several tokens; otherwise each slot has all of its own.
-    enough: int32[2]: the number of active slots at which no new token begins, and the first own position of a slot,
-    if a prompt is kept elsewhere.
+    enough: int32[3]: the number of active slots at which no new token begins, the first own position of a slot, if a
+    prompt is kept elsewhere, and the most steps, of which each draws a token of a slot at most.
     context: int32[B, n], tokens that are taken as they are, and do not end a slot; -1 where a token is drawn.
     uniform: [B, n]. seen: see `Sampler`.
     """
@@ -92,7 +92,6 @@ class Decode(Graph):
         self.decoder, self.sampler = decoder, sampler
         self.keys, self.values = cache.keys, cache.values
         self.fused = decoder.decodes_tokens and sampler.simple
-        self.tokens = FUSED_TOKENS if self.fused else 1
         if self.fused:
             self.layers = decoder.decode_parameters(cache.keys, cache.values)
 

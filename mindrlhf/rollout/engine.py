@@ -19,13 +19,14 @@ from mindrlhf.configs.grpo import SamplingSettings
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.errors import UserError
 from mindrlhf.job import Job
+from mindrlhf.metrics.progress import Advance
 from mindrlhf.metrics.timer import Timers
 from mindrlhf.models.decoder import Decoder
 from mindrlhf.random_numbers import uniform
-from mindrlhf.rollout.decode_graphs import Admit, Cache, Decode, Prefill
-from mindrlhf.rollout.partner import Exchange, Partner
+from mindrlhf.rollout.decode_graphs import FUSED_CONTEXT, FUSED_TOKENS, Admit, Cache, Decode, Prefill
+from mindrlhf.rollout.partner import Exchange, Listener, Partner
 from mindrlhf.rollout.sampling import Sampler
-from mindrlhf.shapes import cache_positions, padded_prefix, pool_size, slot_count
+from mindrlhf.shapes import cache_positions, padded_prefix, pool_size
 from mindrlhf.types import Prompt, Rollout, RolloutGroup
 
 
@@ -83,17 +84,17 @@ class Engine:
         self._prefill, self._admit = Prefill(decoder), Admit(self.cache, decoder.kernels, max_prompt)
         sampler = Sampler(sampling, config.vocab_size, tuple(stop_ids), decoder.shards)
         self._decode = Decode(decoder, self.cache, sampler)
-        self.tokens_per_call, self.copies_prompts = self._decode.tokens, not self._decode.fused
+        self.copies_prompts = not self._decode.fused
         self._penalises = sampling.repetition_penalty != 1.0
         # 1 at the tokens a slot holds already; the sampler looks at it only when it penalises.
         self._seen = np.zeros((slots, config.vocab_size) if self._penalises else (1, 1), np.float32)
 
     @classmethod
     def of_job(
-        cls, job: Job, decoder: Decoder, sampling: SamplingSettings, responses: int, longest: int, seed: int
+        cls, job: Job, decoder: Decoder, sampling: SamplingSettings, slots: int, longest: int, seed: int
     ) -> "Engine":
-        """Open an engine with at most `responses` slots; longest: prompt tokens."""
-        slots, stops = slot_count(job.config.rollout.max_slots, responses), stop_ids(job.tokenizer, job.model)
+        """Open an engine with this many slots; longest: prompt tokens."""
+        stops = stop_ids(job.tokenizer, job.model)
         bucket, decode = job.config.train.length_bucket, job.tokenizer.decode
         return cls(job.model, decoder, sampling, slots, longest, stops, seed, bucket, decode)
 
@@ -102,12 +103,15 @@ class Engine:
         prompts: Sequence[Prompt],
         num_generations: int,
         step: int,
-        progress: Callable[[int], None] | None = None,
+        progress: Advance | None = None,
         partner: Partner | None = None,
+        listen: Listener | None = None,
     ) -> list[RolloutGroup]:
         """Generate responses to each prompt, or conversations with a partner.
 
-        progress(n) reports n more finished ones. The tokens do not depend on the time that replies take.
+        progress: gets the new tokens of responses, and the most that they can all become; it may end the call by
+        raising. listen: hears each token as soon as it is drawn. The tokens do not depend on the time that replies
+        take.
         """
         for prompt in prompts:
             if len(prompt.token_ids) > self.max_prompt:
@@ -121,7 +125,7 @@ class Engine:
         if partner and partner.stop_strings and self.decode_text is None:
             raise ValueError("a partner's stop strings need decode_text")
         self._parts.collect()  # of a call that was interrupted
-        run = _Run(self, prompts, num_generations, step, progress, partner)
+        run = _Run(self, prompts, num_generations, step, progress, partner, listen)
         decode_steps = run.finish()
         seconds = {f"{part}_s": spent for part, spent in self._parts.collect().items()}
         groups = run.groups()
@@ -133,9 +137,15 @@ class Engine:
 class _Run:
     """State of one `generate` call: a row for each requested sample, and slots."""
 
-    def __init__(self, engine: Engine, prompts: Sequence[Prompt], generations: int, step: int, progress, partner):
-        self.engine, self.prompts, self.generations, self.progress = engine, prompts, generations, progress
+    def __init__(
+        self, engine: Engine, prompts: Sequence[Prompt], generations: int, step: int, progress, partner, listen
+    ):
+        self.engine, self.generations, self.progress, self.listen = engine, generations, progress, listen
         count, limit, slots = len(prompts) * generations, engine.sampling.max_new_tokens, engine.slots
+        self.exchange = Exchange(partner, count, limit, engine.config.vocab_size)
+        self.stop_strings = (*engine.sampling.stop_strings, *(partner.stop_strings if partner else ()))
+        with engine._parts("partner"):
+            self.prompts = prompts = self.exchange.begin(prompts, generations, step)
         self.group = np.repeat(np.arange(len(prompts)), generations)
         ids = np.array([(prompt.id, prompt.occurrence * generations) for prompt in prompts], np.int64)[self.group]
         # A prompt that a step draws again gets further samples of the same prompt, not the same ones once more.
@@ -158,21 +168,26 @@ class _Run:
         # none. A slot holds one prompt and one response, which need not belong together.
         self.prompt_slot = np.full(len(prompts), -1)
         self.unanswered = np.full(len(prompts), generations)
-        self.exchange = Exchange(partner, count, limit, engine.config.vocab_size)
-        self.stop_strings = (*engine.sampling.stop_strings, *(partner.stop_strings if partner else ()))
-        with engine._parts("partner"):
-            self.exchange.begin(prompts, generations, step)
+        self.saved = self.reported = 0  # tokens: those that ended responses left of their limit, and reported ones
 
     def finish(self) -> int:
         """Answer all prompts; returns the number of decode steps."""
         steps = 0
         while self.unanswered.any():
+            self._report()
             self._refill()
             if self.exchange.waiting.any():
                 self._listen()
             active = self._active()
             steps += self._step(active) if len(active) else 0
+        self._report()
         return steps
+
+    def _report(self) -> None:
+        if self.progress:
+            done = int(self.length.sum())
+            self.progress(done - self.reported, self.tokens.size - self.saved)
+            self.reported = done
 
     def _active(self) -> np.ndarray:
         """List the slots whose turn it is."""
@@ -256,11 +271,11 @@ class _Run:
         return self.prompt_slot[new], new
 
     def _step(self, active: np.ndarray) -> int:
-        """Decode the next tokens of these slots; returns the most of one."""
+        """Decode the next tokens of these slots; returns the most drawn of one."""
         engine, limit = self.engine, self.engine.sampling.max_new_tokens
         rows = self.sample[active]
         counts, groups = self.length[rows], self.group[rows]
-        ahead = np.arange(engine.tokens_per_call)
+        ahead = np.arange((FUSED_CONTEXT if self.exchange.partner else FUSED_TOKENS) if engine._decode.fused else 1)
         numbers = np.zeros((engine.slots, len(ahead)), np.float32)
         context = np.full((engine.slots, len(ahead)), -1, np.int32)
         places = rows[:, None], np.minimum(counts[:, None] + ahead, limit - 1)
@@ -274,14 +289,15 @@ class _Run:
         pending = min(engine._admit_size, len(self.group) - self.next_sample)
         # Decoding of several tokens ends when this many slots are active: enough others are worth refilling.
         waiting = int(self.exchange.waiting.sum())
-        enough = np.array([engine.slots - pending - waiting if pending else 0, engine.max_prompt], np.int32)
+        enough = engine.slots - pending - waiting if pending else 0
+        enough = np.array([enough, engine.max_prompt, 1 if self.listen else FUSED_TOKENS], np.int32)
         slots = (self.token, self.position, remaining, banned, leaders, prefixes, enough, context)
         with engine._parts("decode"):
             out = engine._decode.on_arrays(*slots, numbers, engine._seen)
             tokens, behaviour, policy = (part.asnumpy()[active] for part in out)
-        kept = (tokens >= 0).sum(1)
+        drawn, kept = (tokens >= 0) & (context[active] < 0), (tokens >= 0).sum(1)
         last = np.arange(len(rows)), kept - 1
-        stopped = np.isin(tokens[last], engine.stop_ids) & (context[active][last] < 0)
+        stopped = np.isin(tokens[last], engine.stop_ids) & drawn[last]
         row, column = np.nonzero(ahead < kept[:, None])
         at = (rows[row], counts[row] + column)
         self.tokens[at], self.behaviour[at], self.policy[at] = (
@@ -294,12 +310,16 @@ class _Run:
                 if first is not None:
                     kept[i], stopped[i], said[i] = first, False, True
         self.length[rows] = counts + kept
+        if self.listen:
+            for i in np.flatnonzero(drawn[last]):
+                heard = self.tokens[rows[i], self.exchange.first[rows[i]] : self.length[rows[i]]]
+                said[i] |= self.listen(int(rows[i]), heard.tolist()) and not stopped[i]
         self.token[active] = tokens[np.arange(len(rows)), kept - 1]
         self.position[active] += kept
         if engine._penalises:
             engine._seen[active, self.token[active]] = 1.0  # one token of each call
         self._end_turns(rows, stopped, said)
-        return int(kept.max())
+        return int(drawn.sum(1).max())
 
     def _first_said(self, row: int, count: int, more: int) -> int | None:
         """Count the next tokens, up to `more`, until the turn has a stop string."""
@@ -325,8 +345,7 @@ class _Run:
     def _retire(self, rows: np.ndarray) -> None:
         if len(rows):
             np.subtract.at(self.unanswered, self.group[rows], 1)
+            self.saved += int((self.engine.sampling.max_new_tokens - self.length[rows]).sum())
             self.prompt_slot[self.unanswered == 0] = -1
             slots = np.flatnonzero(np.isin(self.sample, rows))
             self.sample[slots], self.token[slots], self.position[slots] = -1, 0, 0
-            if self.progress:
-                self.progress(len(rows))

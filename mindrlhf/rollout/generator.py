@@ -12,7 +12,7 @@
 One process only: no tensor parallelism here.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,11 +23,14 @@ from mindrlhf.configs.grpo import SamplingSettings
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
+from mindrlhf.hub.models import local_model
+from mindrlhf.metrics.progress import Advance
 from mindrlhf.shapes import longest_position
 from mindrlhf.types import Prompt, Rollout, RolloutGroup
 
 if TYPE_CHECKING:
     from mindrlhf.rollout.engine import Engine, Statistics
+    from mindrlhf.rollout.partner import Listener, Partner
 
 LENGTH_BUCKET = 32
 
@@ -35,10 +38,10 @@ LENGTH_BUCKET = 32
 class Generator:
     """Model with its tokenizer that answers prompts under one sampling rule.
 
-    model: HF directory, an adapter in PEFT's format, or a training checkpoint. tokenizer: its own by default. slots:
-    most responses generated at once. seed: keys the random numbers, together with a prompt's id and a response's index.
-    where: names the prompts in messages. adapter: one in PEFT's format, merged into the model. Raises UserError for a
-    directory that is no model.
+    model: HF directory or a hub's id, an adapter in PEFT's format, or a training checkpoint. tokenizer: its own by
+    default. slots: most responses generated at once. seed: keys the random numbers, together with a prompt's id and a
+    response's index. where: names the prompts in messages. adapter: one in PEFT's format, merged into the model. Raises
+    UserError for a directory that is no model.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class Generator:
         where: str = "prompts",
         adapter: str | None = None,
     ):
+        model = local_model(model)
         self.model = language_model(model)
         self.tokenizer = tokenizer or Tokenizer.from_path(hf_folder(model))
         self.sampling = sampling
@@ -66,18 +70,20 @@ class Generator:
         prompts: Sequence[Prompt | str],
         num_generations: int = 1,
         step: int = 0,
-        progress: Callable[[int], None] | None = None,
+        progress: Advance | None = None,
+        partner: "Partner | None" = None,
+        listen: "Listener | None" = None,
     ) -> list[RolloutGroup]:
         """Generate `num_generations` responses to each prompt, in order.
 
         A text's id is its place. step: also keys the random numbers; with the step, seed, settings and weights of a
-        training step, the responses are the same. progress(n) is called when n more responses are finished. Raises
-        UserError for prompts that the model or the tokenizer cannot have.
+        training step, the responses are the same. progress, listen: see `rollout.engine`. partner: other side of
+        conversations. Raises UserError for prompts that the model or the tokenizer cannot have.
         """
         known = [self._encoded(i, prompt) if isinstance(prompt, str) else prompt for i, prompt in enumerate(prompts)]
         if not known:
             return []
-        return self.engine(known, num_generations).generate(known, num_generations, step, progress)
+        return self.engine(known, num_generations).generate(known, num_generations, step, progress, partner, listen)
 
     def engine(self, prompts: Sequence[Prompt], num_generations: int) -> "Engine":
         """Open an engine large enough for these prompts, or return the last one."""
@@ -96,7 +102,11 @@ class Generator:
 
     def text(self, rollout: Rollout) -> str:
         """Decode a response without special tokens."""
-        return self.tokenizer.decode(rollout.response_ids, skip_special_tokens=True)
+        return self.decode(rollout.response_ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Decode token ids without special tokens."""
+        return self.tokenizer.decode(ids, skip_special_tokens=True)
 
     @property
     def statistics(self) -> "Statistics":

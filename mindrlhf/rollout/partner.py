@@ -13,6 +13,8 @@ import numpy as np
 from mindrlhf.types import Prompt
 
 TurnRewards = tuple[tuple[int, float], ...]
+Listener = Callable[[int, Sequence[int]], bool]
+"""Hears a row's turn, its drawn ids so far, after each token; returns True to end the turn there."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +30,9 @@ class Reply:
     over: bool = False
 
 
+Opening = tuple[Sequence[Prompt], Sequence[Reply]]
+
+
 class Partner(Protocol):
     """Other side of the conversations of a `generate` call.
 
@@ -41,10 +46,11 @@ class Partner(Protocol):
     statistics: Any
     turn_rewards: Sequence[TurnRewards]
 
-    def begin(self, prompts: Sequence[Prompt], num_generations: int, step: int) -> Sequence[Reply]:
-        """Begin the conversations; returns the context in front of each one's first turn.
+    def begin(self, prompts: Sequence[Prompt], num_generations: int, step: int) -> Opening:
+        """Begin the conversations; returns prompts and the context behind them.
 
-        There is one reply for each row, in their order, often without a token; none of them is over.
+        A prompt may lose its end to that context. There is one reply for each row, in their order, often without a
+        token; none of them is over.
         """
 
     def submit(self, row: int, turn: Sequence[int], length: int) -> None:
@@ -74,7 +80,7 @@ class SharedPartner:
         self._partner, self._share = partner, share
         self.stop_strings: tuple[str, ...] = share(partner and partner.stop_strings)
 
-    def begin(self, prompts: Sequence[Prompt], num_generations: int, step: int) -> Sequence[Reply]:
+    def begin(self, prompts: Sequence[Prompt], num_generations: int, step: int) -> Opening:
         return self._share(self._partner and self._partner.begin(prompts, num_generations, step))
 
     def submit(self, row: int, turn: Sequence[int], length: int) -> None:
@@ -111,18 +117,19 @@ class Exchange:
         self.context = np.full((rows, limit), -1, np.int32)
         self.first, self.waiting = np.zeros(rows, np.int32), np.zeros(rows, bool)
 
-    def begin(self, prompts: Sequence[Prompt], num_generations: int, step: int) -> None:
+    def begin(self, prompts: Sequence[Prompt], num_generations: int, step: int) -> Sequence[Prompt]:
         """Put the partner's words in front of the first turns.
 
-        A response keeps room for one drawn token.
+        Returns the prompts before them. A response keeps room for one drawn token.
         """
         if self.partner is None:
-            return
-        replies = self.partner.begin(prompts, num_generations, step)
+            return prompts
+        opened, replies = self.partner.begin(prompts, num_generations, step)
         if [reply.row for reply in replies] != list(range(len(self.waiting))) or any(reply.over for reply in replies):
             raise ValueError("a partner begins every conversation once, in order, and ends none")
         for reply in replies:
             self._append(reply, 0, self._limit - 1)
+        return opened
 
     def submit(self, row: int, tokens: np.ndarray, length: int) -> None:
         """Hand a row's turn over. tokens: int32[limit], the response; length: its tokens."""

@@ -14,7 +14,7 @@ from mindrlhf.roles.part import ModelPart
 from mindrlhf.rollout.engine import Engine
 from mindrlhf.rollout.partner import Partner, TurnRewards
 from mindrlhf.run.run import Run
-from mindrlhf.shapes import round_responses
+from mindrlhf.shapes import round_responses, slot_count
 from mindrlhf.types import Experience, Prompt, Rollout, RolloutGroup
 
 
@@ -39,9 +39,10 @@ class Rollouts:
         greedy = self._settings.model_copy(update={"temperature": 0.0})
         # No engine has more slots than there are responses to a round.
         responses = round_responses(job.config, generator.data_parallel.size)
+        slots = [slot_count(self._settings.max_slots, count) if count else 0 for count in responses]
         self._engine, self._greedy = (
             Engine.of_job(job, generator.decoder, sampling, count, longest_prompt, job.config.seed) if count else None
-            for sampling, count in zip((self._settings, greedy), responses, strict=True)
+            for sampling, count in zip((self._settings, greedy), slots, strict=True)
         )
         caches = [engine.cache.parameters for engine in (self._engine, self._greedy) if engine]
         run.residency.add(CACHE, chain.from_iterable(caches), zeros=True)
@@ -56,14 +57,14 @@ class Rollouts:
         self, engine: Engine, prompts: list[Prompt], samples: int, step: int
     ) -> tuple[list[RolloutGroup], Sequence[float]]:
         """Generate groups; with a partner there are its rewards, too."""
-        run, count = self._run, len(prompts) * samples
-        with run.timers("gen"), run.progress("generate", count, "responses") as advance:
+        run = self._run
+        with run.timers("gen"), run.progress("generate", 0, "tokens") as advance:
 
-            def finished(responses: int) -> None:
-                advance(responses)
+            def drawn(tokens: int, total: int) -> None:
+                advance(tokens, total)
                 run.checkpointer.within_phase()  # may end the run by raising
 
-            groups = engine.generate(prompts, samples, step, finished, self._partner)
+            groups = engine.generate(prompts, samples, step, drawn, self._partner)
             own = self._partner.rewards() if self._partner else ()
             groups = with_turn_rewards(groups, self._partner.turn_rewards if self._partner else ())
         run.report.add_generation(engine.statistics.tokens, engine.statistics.seconds)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from math import isfinite
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,11 +21,13 @@ from mindrlhf.checkpoint.training_state import (
     TrainingState,
     check_alike,
 )
-from mindrlhf.configs.grpo import TrainerSettings
+from mindrlhf.configs.run import RunSettings
 from mindrlhf.errors import UserError
-from mindrlhf.files.text import nearest
+from mindrlhf.files.naming import step_path
 from mindrlhf.metrics.performance import resident_bytes
-from mindrlhf.roles.part import Arrays
+from mindrlhf.parallel.layout import Layout
+from mindrlhf.roles.part import Arrays, Parameters
+from mindrlhf.run.counters import BadUpdates, Best, Patience
 from mindrlhf.run.stop_signals import Stopped, StopSignals
 from mindrlhf.training.updater import Update
 from mindrlhf.units import GIB
@@ -75,7 +77,7 @@ class Checkpointer:
 
     def __init__(
         self,
-        settings: TrainerSettings,
+        settings: RunSettings,
         total_steps: int,
         store: CheckpointStore,
         signals: StopSignals,
@@ -84,31 +86,33 @@ class Checkpointer:
     ):
         self._settings, self._total, self._store, self._saving = settings, total_steps, store, saving
         self._signals, self._reduce_max, self._alone = signals, collectives.all_reduce_max, collectives.world.size == 1
-        self._best, self._bad = Best(settings.save_best_metric, settings.save_best_mode), BadUpdates()
+        self._best, self._bad = Best(*settings.best), BadUpdates()
+        self._patience = Patience(settings.early_stop_patience)
         self._step, self._saved = 0, None  # steps done; the step of the last checkpoint
 
     def manage(self, state: Managed) -> None:
         """Take the state that checkpoints are to hold from now on."""
         self._state = state
-        self._counters = {**state.counters, "best": self._best, "bad_updates": self._bad}
+        own = {"best": self._best, "bad_updates": self._bad, "patience": self._patience}
+        self._counters = {**state.counters, **own}
         self._take_snapshot()
 
     @property
     def first_step(self) -> int:
         return self._step + 1
 
+    @property
+    def saved(self) -> Path | None:
+        """Checkpoint of the last step, if it has one."""
+        return step_path(self._store.folder, self._step) if self._saved == self._step else None
+
     def restore(self, checkpoint: Checkpoint, rank: int) -> None:
         """Restore a checkpoint in any layout, without weights; state it lacks begins fresh."""
         for kind, (layout, parameters) in self._state.arrays.items():
             if kind not in (WEIGHTS, CRITIC_WEIGHTS) and kind in checkpoint.groups:
-                stored = checkpoint.weights(kind, layout.shapes)
-                for name, parameter in parameters.items():
-                    backend.write(parameter, stored.read(name, layout.slices(rank, name)))
-        for name, counter in self._counters.items():
-            if name in checkpoint.counters:
-                with checkpoint.understood(f"counters.{name}"):
-                    check_alike(checkpoint.counters[name], counter.state_dict())
-                    counter.load_state_dict(checkpoint.counters[name])
+                _read_into(parameters, layout, checkpoint, kind, rank)
+        for name in self._counters:
+            self._restore_counter(checkpoint, name)
         for name, blob in self._state.blobs.items():
             content = checkpoint.companion(name)
             if content is not None:
@@ -118,38 +122,76 @@ class Checkpointer:
         self._store.best_step = self._best.step
         self._take_snapshot()
 
+    def _restore_counter(self, checkpoint: Checkpoint, name: str) -> None:
+        """Restore a counter; one that the checkpoint lacks stays as it is."""
+        if name in checkpoint.counters:
+            with checkpoint.understood(f"counters.{name}"):
+                check_alike(checkpoint.counters[name], self._counters[name].state_dict())
+                self._counters[name].load_state_dict(checkpoint.counters[name])
+
+    def load_best(self, rank: int) -> None:
+        """Read the best step's weights and report, if it is not the last.
+
+        Raises `UserError` where its checkpoint is not there.
+        """
+        if self._best.step in (None, self._step):
+            return
+        checkpoint = Checkpoint.open(step_path(self._store.folder, self._best.step))
+        for kind in (WEIGHTS, CRITIC_WEIGHTS):
+            if kind in self._state.arrays:
+                layout, parameters = self._state.arrays[kind]
+                _read_into(parameters, layout, checkpoint, kind, rank)
+        self._restore_counter(checkpoint, "report")
+
     def after_step(self, step: int, metrics: Mapping[str, float], updates: Sequence[Update]) -> None:
         """Save if it is due.
 
-        Raises `Stopped` when the run is asked to stop, `UserError` when it cannot go on; its state is saved then.
+        Raises `UserError` when the run cannot go on; its state is saved then.
         """
         self._store.check()
         bad = self._bad.count(updates)
         best = self._best.improved(metrics, step)
+        if self._best.metric in metrics:
+            self._patience.count(best)
         self._step = step
         self._take_snapshot()
         frequency = self._settings.save_freq
-        if best or (frequency and (step % frequency == 0 or step == self._total)):
+        if best or (frequency and (step % frequency == 0 or self.over)):
             self._save(best)
         if bad >= self._settings.max_bad_updates:
             raise UserError(
                 f"step {step}: {bad} updates in a row were skipped because a loss or gradient was not finite; lower "
-                f"optimizer.lr or look at the samples that were named, {self._leave()}"
+                f"optimizer.lr or look at the samples that were named, {self.leave()}"
             )
         limit = self._settings.max_host_memory_gb
         used = 0.0 if limit is None else self._largest(resident_bytes() / GIB)
         if limit is not None and used > limit:
             raise UserError(
                 f"step {step}: a process uses {used:.1f} GiB, and trainer.max_host_memory_gb is {limit:g}; free memory "
-                f"or raise the limit, {self._leave()}"
+                f"or raise the limit, {self.leave()}"
             )
-        if step < self._total:
-            self.between_phases()
 
     def between_phases(self) -> None:
-        """Raise `Stopped` when any rank is asked to; the weights are the last step's."""
-        if self._largest(self._signals.wanted):
-            raise Stopped(f"stopped: {self._leave()}")
+        """Raise `Stopped` when any rank is asked to; the weights are the last step's.
+
+        After the last step nothing is left to stop.
+        """
+        if not self.over and self._largest(self._signals.wanted):
+            raise Stopped(f"stopped: {self.leave()}")
+
+    @property
+    def over(self) -> bool:
+        """True after the last step, or when patience is."""
+        return self._step >= self._total or self._patience.over
+
+    @property
+    def early_end(self) -> str | None:
+        """Reason for an end before the last step, for people; else None."""
+        if not self._patience.over or self._step >= self._total:
+            return None
+        best, measured = self._best, f"{self._patience.in_row} measurements"
+        found = f"{best.metric} was best in step {best.step} ({best.value:.6g})" if best.step else "no finite value"
+        return f"early stop after step {self._step} of {self._total}: {measured} without a better one; {found}"
 
     def within_phase(self) -> None:
         """Raise `Stopped` as `between_phases`, where no other rank waits for this one."""
@@ -163,7 +205,7 @@ class Checkpointer:
         """Return when the last checkpoint is complete."""
         self._store.wait()
 
-    def _leave(self) -> str:
+    def leave(self) -> str:
         """Save the state of the last step, and say how to continue."""
         if not self._step:
             return "before the first step was done, so there is nothing to save; start again with the same command."
@@ -204,56 +246,8 @@ class Checkpointer:
         self._blob_snapshots = {name: blob.snapshot() for name, blob in self._state.blobs.items()}
 
 
-@dataclass
-class Best:
-    """Best value of one metric so far; mode: max or min."""
-
-    metric: str | None
-    mode: str
-    value: float | None = None
-    step: int | None = None
-
-    def improved(self, metrics: Mapping[str, float], step: int) -> bool:
-        """Test that this step is the best so far. UserError without such a metric."""
-        name = self.metric
-        validated = any(other.startswith("val-") for other in metrics)
-        if name is None or (name not in metrics and name.startswith("val-") and not validated):
-            return False
-        if name not in metrics:
-            near = nearest(name, metrics, cutoff=0.4)
-            hint = f"did you mean {near}?" if near else f"this step has {', '.join(sorted(metrics))}."
-            raise UserError(f"trainer.save_best_metric is {name}, and there is no such metric; {hint}")
-        sign, value = 1 if self.mode == "max" else -1, metrics[name]
-        better = isfinite(value) and (self.value is None or sign * value > sign * self.value)
-        if better:
-            self.value, self.step = value, step
-        return better
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"metric": self.metric, "value": self.value, "step": self.step}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state; values of another metric are forgotten."""
-        if state["metric"] == self.metric:
-            self.value, self.step = state["value"], state["step"]
-
-
-@dataclass
-class BadUpdates:
-    """Number of consecutive updates skipped for a non-finite loss or gradient."""
-
-    in_row: int = 0
-
-    def count(self, updates: Sequence[Update]) -> int:
-        """Count the longest run of skipped updates, earlier steps included."""
-        most = 0
-        for update in updates:
-            self.in_row = self.in_row + 1 if update.result.failed else 0
-            most = max(most, self.in_row)
-        return most
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"in_row": self.in_row}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.in_row = state["in_row"]
+def _read_into(parameters: Parameters, layout: Layout, checkpoint: Checkpoint, kind: str, rank: int) -> None:
+    """Read a rank's part of one kind of arrays, saved in any layout."""
+    stored = checkpoint.weights(kind, layout.shapes)
+    for name, parameter in parameters.items():
+        backend.write(parameter, stored.read(name, layout.slices(rank, name)))

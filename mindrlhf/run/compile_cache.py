@@ -17,7 +17,7 @@ NOT_COMPILED = ("data", "reward", "optimizer", "trainer")  # groups of settings
 
 def use_compile_cache(job: Job, world: World, stack: ExitStack) -> None:
     """Use this user's graphs of equal jobs, if asked for, until `stack` closes."""
-    if not job.args.enable_compile_cache:
+    if not job.flags.enable_compile_cache:
         return
     try:
         cache = GraphCache(user_cache() / GRAPHS, world.rank, f"{world} {graph_settings(job)}")
@@ -35,7 +35,8 @@ def graph_settings(job: Job) -> dict[str, Any]:
     Prompts, rewards, rates and the length of a run are not, so that it may go on with others.
     """
     described = job.described()
-    described["grpo"] = {group: own for group, own in described["grpo"].items() if group not in NOT_COMPILED}
+    kind = job.config.kind
+    described[kind] = {group: own for group, own in described[kind].items() if group not in NOT_COMPILED}
     for yaml in ("train_yaml", "infer_yaml"):
         del described[yaml]["path"]
     del described["flags"]

@@ -1,11 +1,8 @@
 """Checkpoint that a run continues, and a check that it is the same run."""
 
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.checkpoint.manifest import MANIFEST_FILE, step_folders
@@ -18,7 +15,7 @@ from mindrlhf.files.settings_file import versions
 from mindrlhf.job import Job
 from mindrlhf.metrics.report.run import flatten
 from mindrlhf.parallel.partition import Partition
-from mindrlhf.types import Prompt
+from mindrlhf.run.report import RunData
 
 # Fields of the model that a run may change without becoming another one.
 _OPEN_FIELDS = ("eos_token_ids", "pad_token_id", "bos_token_id", "initializer_range", "max_position_embeddings")
@@ -32,7 +29,7 @@ def find_checkpoint(job: Job, collectives: Collectives) -> Checkpoint | None:
     All ranks find the same and divide the work of checking it. Checkpoints that are not continued must not be in the
     run's way.
     """
-    trainer, folder, rank = job.config.trainer, Path(job.args.save_ckpt_dir), collectives.world.rank
+    trainer, folder, rank = job.config.trainer, Path(job.flags.save_ckpt_dir), collectives.world.rank
     present = step_folders(folder)
     if trainer.resume_mode == "disable":
         if present and not trainer.val_only:
@@ -54,18 +51,14 @@ def find_checkpoint(job: Job, collectives: Collectives) -> Checkpoint | None:
     return checkpoint
 
 
-def run_identity(job: Job, prompts: Sequence[Prompt]) -> dict[str, Any]:
+def run_identity(job: Job, data: RunData) -> dict[str, Any]:
     """Describe a run's identity as plain JSON values."""
-    fingerprint = truths = 0
-    for prompt in prompts:
-        fingerprint = zlib.crc32(np.int64(prompt.id).tobytes() + prompt.token_ids.tobytes(), fingerprint)
-        truths = zlib.crc32(prompt.fields.get("ground_truth", "").encode() + b"\0", truths)
     return {
         "settings": job.config.model_dump(mode="json"),
         "model": job.model.model_dump(mode="json"),
-        "prompts": {"count": len(prompts), "crc32": fingerprint, "ground_truths_crc32": truths},
+        "prompts": data.fingerprint(),
         "base": _base(job) if job.model.adapter else None,
-        "reference": job.reference_path if job.config.algorithm.beta > 0 else None,
+        "reference": job.reference_path,
         "versions": versions(),
     }
 
@@ -109,7 +102,7 @@ def _misfits(saved: Mapping[str, Any], run: Mapping[str, Any]) -> Iterator[tuple
     if any(prompts[key] != now[key] for key in ("count", "crc32")):
         counts = f"{prompts['count']} of them, and there are {now['count']} now"
         yield f"was trained on other prompts ({counts})", "dataset"
-    truths = now["ground_truths_crc32"]
+    truths = now.get("ground_truths_crc32")
     if prompts.get("ground_truths_crc32", truths) != truths:  # earlier checkpoints say nothing of them
         yield "was trained on the same prompts with other ground truths", "dataset"
 

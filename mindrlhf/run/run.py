@@ -1,14 +1,14 @@
 """Life of a run: phases, metrics, responses, checkpoints, and its end."""
 
 import secrets
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 from mindrlhf.backend.comm.collectives import Collectives
-from mindrlhf.backend.compile.graph import compile_seconds
+from mindrlhf.backend.compile.graph import announced, compile_seconds
 from mindrlhf.backend.memory import open_store
 from mindrlhf.checkpoint.hf import companion_files, generation_defaults
-from mindrlhf.checkpoint.model_card import card_of_run
 from mindrlhf.checkpoint.open import Weights, hf_folder, stopping_config
 from mindrlhf.checkpoint.resume import Checkpoint
 from mindrlhf.checkpoint.store import CheckpointStore
@@ -16,39 +16,46 @@ from mindrlhf.errors import UserError
 from mindrlhf.files.naming import CRITIC_FOLDER, MODEL_FOLDER
 from mindrlhf.job import Job
 from mindrlhf.memory.residency import Residency, moving_roles
-from mindrlhf.metrics.progress import Progress
-from mindrlhf.metrics.timer import Timers
+from mindrlhf.metrics.progress import CompileLines, Progress
+from mindrlhf.metrics.timer import STEP, Timers
+from mindrlhf.metrics.writers import METRICS_FILE, read_metrics
 from mindrlhf.phases import PHASES
 from mindrlhf.roles.parts import Parts
 from mindrlhf.run.checkpointer import Blob, Checkpointer, Managed, Stateful
 from mindrlhf.run.identity import check_identity, find_checkpoint, run_identity
 from mindrlhf.run.outputs import clean_outputs
-from mindrlhf.run.step_report import StepReport
+from mindrlhf.run.report import Report, RunData, StepRecord
 from mindrlhf.run.stop_signals import StopSignals
-from mindrlhf.run.training_data import TrainingData
+
+Validation = Callable[[int], Mapping[str, float]]
+"""Measurement on held-out data after a step: returns metrics, the same on all ranks."""
 
 
 class Run:
-    """Life of a run on one rank, from `checkpoint` if there is one."""
+    """Life of a run on one rank, from `checkpoint` if there is one.
+
+    report: of the steps of this kind of run.
+    """
 
     def __init__(
         self,
         job: Job,
-        data: TrainingData,
+        data: RunData,
         collectives: Collectives,
         checkpoint: Checkpoint | None,
         signals: StopSignals,
+        report: type[Report],
     ):
         self._job, self._data, self.collectives, self.checkpoint = job, data, collectives, checkpoint
         settings, world = job.config.trainer, collectives.world
         self.residency = open_residency(job)
         self.timers = Timers(compile_seconds, self._enter)
-        self.progress = Progress(settings.progress and world.rank == 0)
-        self.report = StepReport(job, data, collectives, self.timers, self.residency)
+        self.progress = Progress(settings.progress and world.rank == 0, compile_s=compile_seconds)
+        self.report = report(job, data, collectives, self.timers, self.residency)
         self.total_steps = data.total_steps
-        self._card = card_of_run(job, data.prompts, data.total_steps)
+        self._card = data.card(job)
         token = collectives.broadcast_object(secrets.token_hex(4), root=0)
-        folder, keep = job.args.save_ckpt_dir, settings.save_max_ckpt_num
+        folder, keep = job.flags.save_ckpt_dir, settings.save_max_ckpt_num
         writing = {"keep": keep, "asynchronous": settings.async_save, "implied": self.report.flush}
         self._store = CheckpointStore(folder, world.rank, world.size, token, **writing)
         self.checkpointer = Checkpointer(settings, self.total_steps, self._store, signals, collectives, self._saving)
@@ -71,20 +78,68 @@ class Run:
         parts.register(self.residency)
         counters = drop_none(parts.counters() | counters | {"report": self.report})
         files = hf_files(job, str(self._card)) if world.rank == 0 else {}
-        identity = run_identity(job, self._data.prompts)
+        identity = run_identity(job, self._data)
         self.checkpointer.manage(Managed(parts.arrays(), counters, drop_none(blobs), identity, files))
         if self.checkpoint:
             with self.timers("load_checkpoint"):
                 self.checkpointer.restore(self.checkpoint, world.rank)
         if world.rank == 0:
             self.report.open_outputs(self.first_step - 1)
+            if self.progress.enabled:
+                stack.enter_context(announced(CompileLines()))
         stack.callback(self._store.settle)  # MindSpore frees the arrays when the process ends
         stack.callback(self.report.close)
 
+    def steps(self) -> Iterator[int]:
+        """Count the steps that are left, until patience is over."""
+        for step in range(self.first_step, self.total_steps + 1):
+            if self.checkpointer.over:
+                break
+            yield step
+        if (reason := self.checkpointer.early_end) and self.collectives.world.rank == 0:
+            print(reason, flush=True)
+
+    def record(self, step: int, result: Any, position: int = 0) -> StepRecord:
+        """Write metrics and checkpoint of a step; booked on the next one.
+
+        result: as the report takes it. position: rows drawn so far.
+        """
+        with self.timers(STEP):
+            with self.timers("report"):
+                self.report.write(step, result, position)
+            self.checkpointer.after_step(step, self.report.last, result.updates)
+        return StepRecord(step, self.total_steps, self.report.last, self.checkpointer.saved)
+
+    def validate_first(self, validation: Validation | None) -> Iterator[StepRecord]:
+        """Measure on held-out data before the first step of all, if wanted."""
+        if validation and self._job.config.trainer.val_before_train and self.first_step == 1:
+            yield self.validate_only(validation)
+
+    def validate_only(self, validation: Validation) -> StepRecord:
+        """Measure on held-out data before any further step."""
+        step = self.first_step - 1
+        with self.timers("testing"):
+            values = validation(step)
+        self.timers.collect()
+        self.report.write_validation(step, values)
+        return StepRecord(step, self.total_steps, values)
+
+    def validate(self, validation: Validation | None, step: int) -> None:
+        """Measure on held-out data, if due after a step; the last one included."""
+        frequency = self._job.config.trainer.test_freq
+        if validation and frequency and (step % frequency == 0 or step == self.total_steps):
+            with self.timers("testing"):
+                self.report.add_values(validation(step))
+
     def export(self, parts: Parts) -> None:
-        """Write the trained models as HF directories; the run is done then."""
-        job, folder = self._job, self._job.args.save_ckpt_dir
-        card = str(self._card.measured(self.report.last))
+        """Write the trained or best models as HF directories; the run is done then."""
+        job, folder = self._job, self._job.flags.save_ckpt_dir
+        if job.config.trainer.export_best:
+            with self.timers("load_checkpoint"):
+                self.checkpointer.load_best(self.collectives.world.rank)
+        metrics = job.output / METRICS_FILE
+        rows = read_metrics(metrics) if self.collectives.world.rank == 0 and metrics.is_file() else []
+        card = str(self._card.measured(self.report.last, rows))
         try:
             with self.timers("export"):
                 first = Weights(job.policy_path, job.model, job.config.seed)
@@ -105,12 +160,12 @@ class Run:
         self.residency.enter(phase)
 
 
-def continued_checkpoint(job: Job, data: TrainingData, collectives: Collectives) -> Checkpoint | None:
+def continued_checkpoint(job: Job, data: RunData, collectives: Collectives) -> Checkpoint | None:
     """Clean the outputs; find and check the checkpoint to continue, if any."""
-    clean_outputs(collectives, job.output, job.args.save_ckpt_dir, job.args.save_data_file)
+    clean_outputs(collectives, job.output, job.flags.save_ckpt_dir, job.flags.save_data_file)
     checkpoint = find_checkpoint(job, collectives)
     if checkpoint:
-        check_identity(checkpoint, run_identity(job, data.prompts), collectives.world.rank)
+        check_identity(checkpoint, run_identity(job, data), collectives.world.rank)
     return checkpoint
 
 

@@ -1,22 +1,19 @@
 """Report of a step: metrics over all ranks under verl's names, and responses."""
 
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from mindrlhf.algorithms.mismatch import mismatch_figures, mismatch_sums
-from mindrlhf.backend.ceiling import matmul_ceiling
 from mindrlhf.backend.comm.collectives import Collectives
-from mindrlhf.checkpoint.model_card import METRICS
 from mindrlhf.files.naming import ROLLOUTS_FOLDER
-from mindrlhf.files.settings_file import write_settings
 from mindrlhf.job import Job
 from mindrlhf.memory.residency import Residency
-from mindrlhf.metrics.diagnosis import Diagnosis
+from mindrlhf.metrics.completions import print_best_and_worst
 from mindrlhf.metrics.experience import (
     add_conversations,
     add_experience,
@@ -24,16 +21,15 @@ from mindrlhf.metrics.experience import (
     add_reward_troubles,
     token_counts,
 )
-from mindrlhf.metrics.flops import Utilization
-from mindrlhf.metrics.metric_set import MetricSet, reduce
-from mindrlhf.metrics.performance import add_performance, add_training
+from mindrlhf.metrics.flops import group_lengths
+from mindrlhf.metrics.metric_set import MetricSet
+from mindrlhf.metrics.performance import add_performance
 from mindrlhf.metrics.timer import Timers
-from mindrlhf.metrics.writers import Writers, open_writers
-from mindrlhf.parallel.partition import Partition
 from mindrlhf.records.writer import RecordParts, ResponseWriter
 from mindrlhf.reshard.online import ReshardStatistics
 from mindrlhf.rewards.table import RewardTable
-from mindrlhf.run.outputs import forget_after
+from mindrlhf.run.report import Report
+from mindrlhf.run.token_figures import of_widest, with_token_figures
 from mindrlhf.run.training_data import TrainingData
 from mindrlhf.training.updater import Update
 from mindrlhf.types import Experience, Rollout, taken
@@ -65,46 +61,25 @@ class StepResult:
     figures: Mapping[str, float] = field(default_factory=dict)
 
 
-class StepReport:
-    """Collector of a step's metrics on every rank; rank 0 writes them after `open_outputs`.
-
-    One rank speaks for those that train on the same rows. last: the metrics of the last step. finished: to be set when
-    the run has done its last step.
-    """
+class StepReport(Report):
+    """Report of the steps of a GRPO run, with their responses."""
 
     def __init__(self, job: Job, data: TrainingData, collectives: Collectives, timers: Timers, residency: Residency):
-        config, settings, world = job.config, job.config.trainer, collectives.world
-        training = Partition.of_yaml(job.train, job.model, world.rank)
-        ceiling = matmul_ceiling(world.device_target, job.train.model.compute_dtype)
-        self._job, self._data, self._gather, self._ranks = job, data, collectives.all_gather_object, world.size
-        self._replicas, self._own_rows = training.mesh.dp, training.first_of_replica
-        self._timers, self._residency = timers, residency
-        self._records = settings.save_rollouts or (job.args.save_data_file is not None and not settings.val_only)
-        self._utilization = Utilization(job.model, ceiling, config.algorithm.num_iterations)
-        self._metrics, self._diagnosis = MetricSet(), Diagnosis()
-        self._writers: Writers | None = None
+        super().__init__(job, data, collectives, timers, residency, job.config.algorithm.num_iterations)
+        settings = job.config.trainer
+        self._records = settings.save_rollouts or (job.flags.save_data_file is not None and not settings.val_only)
         self._responses: ResponseWriter | None = None
-        self.last: dict[str, float] = {}
-        self.finished = False
 
     def open_outputs(self, steps_done: int) -> None:
-        """Open the run's outputs on rank 0; those of steps after `steps_done` are forgotten."""
-        job, settings, output = self._job, self._job.config.trainer, self._job.output
-        tracking = settings.model_copy(update={"loggers": ("console",)} if settings.val_only else {})
-        total, start = self._data.total_steps, steps_done + 1 if steps_done else 0
-        self._writers = open_writers(output, tracking, total, start, job.config.model_dump(mode="json"))
-        record = None
-        if not settings.val_only:
-            write_settings(output, job.described())
-            if steps_done:
-                forget_after(output, steps_done)
-            if file := job.args.save_data_file:
-                record = RecordParts(file, steps_done)
-                if record.missing:
-                    last = record.missing[-1]
-                    print(f"{file}: the rollouts of steps 1 to {last} are not beside it and are left out")
+        super().open_outputs(steps_done)
+        job, settings, record = self._job, self._job.config.trainer, None
+        if (file := job.flags.save_data_file) and not settings.val_only:
+            record = RecordParts(file, steps_done)
+            if record.missing:
+                last = record.missing[-1]
+                print(f"{file}: the rollouts of steps 1 to {last} are not beside it and are left out")
         if self._records:
-            folder = output / ROLLOUTS_FOLDER if settings.save_rollouts else None
+            folder = job.output / ROLLOUTS_FOLDER if settings.save_rollouts else None
             self._responses = ResponseWriter(folder, record, job.tokenizer.decode)
 
     def add_reward_troubles(self, table: RewardTable) -> None:
@@ -130,24 +105,12 @@ class StepReport:
             self._metrics.add_total(f"reshard/{name}", getattr(done, name))
         self._metrics.add("reshard/bytes_per_s", done.bytes_received, done.seconds)
 
-    def add_values(self, values: Mapping[str, float]) -> None:
-        """Add values of the step that are the same on all ranks."""
-        for name, value in values.items():
-            self._metrics.add_max(name, value)
-
-    def write_validation(self, step: int, values: Mapping[str, float]) -> None:
-        """Write the accuracy measured between `step` and the next one."""
-        if self._writers:
-            self._writers.write(step, values)
-
     def write(self, step: int, result: StepResult, position: int = 0) -> None:
         """Write a step's metrics once its timers are closed; position: prompts drawn."""
         if not self._own_rows:
             result = StepResult([], [], figures=result.figures)
         experiences, updates = result.experiences, result.updates
-        metrics, self._metrics = self._metrics, MetricSet()
-        seconds = self._timers.collect()
-        self._residency.report(metrics)
+        metrics, seconds = self._begin()
         add_experience(metrics, experiences, self._data.longest_prompt)
         for update in updates:
             self._add_update(metrics, update, "actor", "actor/loss")
@@ -157,18 +120,23 @@ class StepReport:
             pairs = first_scored(experiences, updates)
             add_log_prob_difference(metrics, [rollout for rollout, _ in pairs], [train for _, train in pairs])
         add_performance(metrics, seconds, *token_counts(experiences), self._ranks)
-        self._utilization.add(metrics, seconds, experiences, step)
-        add_training(metrics, step, position / max(self._data.rows, 1))
-        values = reduce(metrics, self._gather).results()
-        self.last = self._utilization.within_ceiling(values) | result.figures | explained_variance(values)
+        drawn = [group_lengths(e) for e in experiences if e.policy_step == step]
+        self._utilization.add(metrics, seconds, [group_lengths(e) for e in experiences], drawn)
+        values = self._reduce(metrics, step, position)
+        values |= result.figures | explained_variance(values)
         if self._job.config.rollout_correction.level is not None:
-            self.last |= self._mismatch(experiences, updates)
-        if self._writers:
-            self._writers.write(step, self.last)
-            for hint in self._diagnosis.look(step, self.last):
-                _log.warning("hint at step %d: %s", step, hint.text)
+            values |= self._mismatch(experiences, updates)
+        self._show(step, values)
+        if self._writers and self._completions_due(step):
+            print_best_and_worst(step, experiences, partial(self._job.tokenizer.decode, skip_special_tokens=True))
         if self._records:
-            self._record_responses(step, experiences)
+            self._record_responses(step, result)
+
+    def _completions_due(self, step: int) -> bool:
+        """Tell whether the console shows answers of this step."""
+        settings = self._job.config.trainer
+        every = settings.log_completions_every if "console" in settings.loggers else None
+        return every is not None and (step % every == 0 or step in (1, self._data.total_steps))
 
     def _mismatch(self, experiences: list[Experience], updates: list[Update]) -> dict[str, float]:
         """Compute `algorithms.mismatch` of rollout and trained distribution over all ranks."""
@@ -180,40 +148,31 @@ class StepReport:
         return {f"rollout_corr/{name}": value for name, value in figures.items()}
 
     def _add_update(self, metrics: MetricSet, update: Update, role: str, loss: str) -> None:
-        share = 1.0 / self._replicas
-        metrics.add(loss, update.loss, share)
-        metrics.add(f"{role}/grad_norm", update.result.grad_norm)
-        metrics.add(f"{role}/lr", update.result.learning_rate)
-        metrics.add_total(f"{role}/skipped_updates", share * update.result.failed)
-        metrics.add_total(f"{role}/empty_updates", share * update.result.empty)
+        super()._add_update(metrics, update, role, loss)
         for name, groups in update.metrics.items():
             shown, like_loss = NAMES.get(name, (f"{role}/{name}", False))
             if like_loss:
-                metrics.add(shown, update.weighted[name], share)
+                metrics.add(shown, update.weighted[name], 1.0 / self._replicas)
             else:
                 metrics.add_values(shown, np.concatenate([row for group in groups for row in group]))
 
-    def _record_responses(self, step: int, experiences: list[Experience]) -> None:
+    def _record_responses(self, step: int, result: StepResult) -> None:
         """Record all ranks' responses, without large arrays that a step has computed of them."""
-        computed = {"reference_log_probs": None, "old_log_probs": None, "values": None, "returns": None}
-        gathered = self._gather([replace(experience, **computed) for experience in experiences])
+        config = self._job.config
+        parts, most = config.algorithm.updates_per_iteration, config.trainer.token_figures
+        scores = ("reference_log_probs", "teacher_log_probs", "old_log_probs", "values", "returns")
+        computed = dict.fromkeys(scores)
+        described = with_token_figures(result.experiences, result.updates, parts, most)
+        gathered = self._gather([replace(experience, **computed) for experience in described])
         if self._responses:
-            self._responses.add(step, [experience for part in gathered for experience in part])
+            self._responses.add(step, of_widest([experience for part in gathered for experience in part], most))
 
     def flush(self) -> None:
         if self._responses:
             self._responses.flush()
 
-    def state_dict(self) -> dict[str, float]:
-        """Return the last step's metrics for the model card."""
-        return {name: value for name, value in self.last.items() if name.startswith(METRICS) and math.isfinite(value)}
-
-    def load_state_dict(self, state: Mapping[str, float]) -> None:
-        self.last = {name: float(value) for name, value in state.items()}
-
     def close(self) -> None:
-        if self._writers:
-            self._writers.close()
+        super().close()
         if self._responses:
             self._responses.close(self.finished)
 

@@ -5,7 +5,8 @@ import os
 import signal
 import sys
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 from mindrlhf.backend.process.msrun import find_msrun
@@ -27,20 +28,25 @@ class StopSignals:
     and a KeyboardInterrupt while MindSpore is imported makes the interpreter abort when it ends.
     Processes that are started meanwhile inherit the blocked signals. The end of an msrun that waits for its workers is
     a wish to stop too: on signals that it does not handle it dies without telling them. Its scheduler is left alone.
+    It may be entered again, and a wish remains.
     """
+
+    signals: tuple[int, ...] = SIGNALS
 
     def __init__(self) -> None:
         self.reason: str | None = None
         msrun = find_msrun()
         self._launcher = msrun.pid if msrun and msrun.joins else None
         self._earlier: dict[int, object] = {}
-        self._received = self._ended = False
+        self.received: int | None = None  # signal
+        self._ended = False
 
     def __enter__(self) -> "StopSignals":
         if os.environ.get("MS_ROLE") == "MS_SCHED":
             return self
-        self._blocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-        self._earlier = {number: signal.signal(number, self._note) for number in SIGNALS}
+        self._ended = False
+        self._blocked = signal.pthread_sigmask(signal.SIG_BLOCK, self.signals)
+        self._earlier = {number: signal.signal(number, self._note) for number in self.signals}
         self._thread = threading.Thread(target=self._wait, name="stop-signals", daemon=True)
         self._thread.start()
         return self
@@ -49,11 +55,16 @@ class StopSignals:
         if not self._earlier:
             return
         self._ended = True
-        signal.pthread_kill(self._thread.ident, signal.SIGTERM)  # for this thread alone: it stops waiting
+        signal.pthread_kill(self._thread.ident, self.signals[0])  # for this thread alone: it stops waiting
         self._thread.join()
         for number, handler in self._earlier.items():
             signal.signal(number, handler)
+        self._earlier = {}
         signal.pthread_sigmask(signal.SIG_SETMASK, self._blocked)
+
+    def ask(self, reason: str) -> None:
+        """Wish to stop for another reason than a signal."""
+        self.reason = self.reason or reason
 
     @property
     def wanted(self) -> bool:
@@ -63,18 +74,51 @@ class StopSignals:
 
     def _wait(self) -> None:
         while True:
-            number = signal.sigwait(SIGNALS)
+            number = signal.sigwait(self.signals)
             if self._ended:
                 return
             self._note(number)
 
     def _note(self, number: int, frame: FrameType | None = None) -> None:
-        if self._received:
+        if self.received is not None:
             end_by(number)
-        self._received, self.reason = True, f"{signal.Signals(number).name} was received"
+        self.received, self.reason = number, f"{signal.Signals(number).name} was received"
         with suppress(OSError):  # a terminal that is gone
             said = f"{self.reason}: saving the state and stopping; again, and it stops at once"
             print(said, file=sys.stderr, flush=True)
+
+
+class Interrupts(StopSignals):
+    """Context in which Ctrl-C ends the process, or is held back.
+
+    received: None, or the signal that was held back; a second one ends the process.
+    """
+
+    signals = (signal.SIGINT,)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._held = False
+
+    def hold(self) -> None:
+        """Hold Ctrl-C back, until it is `raised`."""
+        self.received, self._held = None, True
+
+    @contextmanager
+    def raised(self) -> Iterator[None]:
+        """Raise KeyboardInterrupt at Ctrl-C, in the main thread."""
+        self._held = False
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # MindSpore sets its own
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, self.signals)
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_BLOCK, self.signals)
+
+    def _note(self, number: int, frame: FrameType | None = None) -> None:
+        if self.received is not None or not self._held:
+            end_by(number)
+        self.received = number
 
 
 def end_by(number: int) -> None:

@@ -1,14 +1,24 @@
 """Data of a run: prompts or recorded rollouts, and held-out problems, checked."""
 
+import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+
+from mindrlhf.checkpoint.model_card import ModelCard, card_of_run
 from mindrlhf.checkpoint.open import check_token_ids
-from mindrlhf.configs.grpo import GRPOConfig
+from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.configs.model_yaml import ModelYaml
 from mindrlhf.configs.validate import check_lengths
+from mindrlhf.data.convert_problems import convert_rows
 from mindrlhf.data.mindrecord import read_prompts
+from mindrlhf.data.source import given_rows, is_source, read_source
 from mindrlhf.data.stream import PromptStream
+from mindrlhf.data.tokenizer import Tokenizer
+from mindrlhf.environments.protocol import tool_schemas
 from mindrlhf.errors import UserError
 from mindrlhf.job import Job
 from mindrlhf.records.formats import read_record
@@ -36,26 +46,55 @@ class TrainingData:
     max_positions: int
     total_steps: int
 
+    def fingerprint(self) -> dict[str, int]:
+        """Describe the prompts and their ground truths, for `run_identity`."""
+        prompts = truths = 0
+        for prompt in self.prompts:
+            prompts = zlib.crc32(np.int64(prompt.id).tobytes() + prompt.token_ids.tobytes(), prompts)
+            truths = zlib.crc32(prompt.fields.get("ground_truth", "").encode() + b"\0", truths)
+        return {"count": len(self.prompts), "crc32": prompts, "ground_truths_crc32": truths}
+
+    def card(self, job: Job) -> ModelCard:
+        """Make the card of the model that the run trains."""
+        return card_of_run(job, self.prompts, self.total_steps)
+
 
 def read_training_data(job: Job) -> TrainingData:
     """Read and check a run's data. Raises `UserError`."""
-    args, config, bucket = job.args, job.config, job.config.train.length_bucket
-    recorded = read_record(args.replay) if args.replay else []
-    rows = [] if args.replay else read_prompts(args.mind_dataset_dir, job.tokenizer)
+    flags, config, bucket = job.flags, job.config, job.config.train.length_bucket
+    reading = job.tokenizer, config, job.objects.datasets
+    recorded = read_record(flags.replay) if flags.replay else []
+    rows = [] if flags.replay else read_problems(flags.mind_dataset_dir, *reading)
     prompts = rows or [e.group.prompt for _, step in recorded for e in step]
     recorded = recorded[: config.trainer.total_steps]
-    longest = check_prompts(job, prompts, args.replay or args.mind_dataset_dir, job.train, job.infer)
+    longest = check_prompts(job, prompts, flags.replay or flags.mind_dataset_dir, job.train, job.infer)
     positions = longest_position(longest, config.rollout.max_new_tokens, bucket)
     check_recorded(job, recorded)
     total = len(recorded) or total_steps(config, len(rows))
     problems, source = [], config.data.val_dataset
     if rows and source is not None:
-        problems = read_prompts(source, job.tokenizer)[: config.validation.limit]
+        problems = read_problems(source, *reading)[: config.validation.limit]
         length = check_prompts(job, problems, source, job.infer, of="validation")
         answer = config.validation.completed(config.rollout).max_new_tokens
         positions = max(positions, longest_position(length, answer, bucket))
     stream = PromptStream(rows, config.data.prompts_per_step, config.data.shuffle, config.seed) if rows else None
     return TrainingData(stream, recorded, len(rows), prompts, problems, longest, positions, total)
+
+
+def read_problems(
+    source: str | Path, tokenizer: Tokenizer | None, config: GRPOSettings, datasets: Mapping[str, Any]
+) -> list[Prompt]:
+    """Read prompts of a MindRecord, a file of rows, or the calling program."""
+    given, rollout, data = datasets.get(str(source)), config.rollout, config.data
+    if given is None and not is_source(source):
+        return read_prompts(source, tokenizer)
+    if tokenizer is None:
+        raise UserError(f"{source}: no tokenizer is given for its rows; use --tokenizer_path.")
+    rows = read_source(source) if given is None else given_rows(given, str(source))
+    named = rollout.environment if isinstance(rollout.environment, str) else None
+    tools = tool_schemas(named, rollout.tools)
+    options = {"template": data.template, "max_prompt_length": data.max_prompt_length}
+    return convert_rows(rows, tokenizer, tools=tools, variables=data.chat_template_kwargs, **options)
 
 
 def check_recorded(job: Job, recorded: Recorded) -> None:
@@ -65,7 +104,7 @@ def check_recorded(job: Job, recorded: Recorded) -> None:
     for step, experiences in recorded:
         responses = [rollout.response_ids for experience in experiences for rollout in experience.group.rollouts]
         longest, largest = (max(int(measure(ids)) for ids in responses) for measure in (len, max))
-        there = f"{job.args.replay}: step {step} has"
+        there = f"{job.flags.replay}: step {step} has"
         if len(experiences) % unit:
             raise UserError(
                 f"{there} {len(experiences)} prompts, which data_parallel x updates_per_iteration {unit} does not "
@@ -88,7 +127,7 @@ def check_prompts(job: Job, prompts: list[Prompt], source: str | Path, *yamls: M
     return longest
 
 
-def total_steps(config: GRPOConfig, rows: int) -> int:
+def total_steps(config: GRPOSettings, rows: int) -> int:
     """Return the run's steps: as set, or as the epochs give."""
     if config.trainer.total_steps:
         return config.trainer.total_steps

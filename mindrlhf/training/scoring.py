@@ -1,6 +1,6 @@
 """Scores of whole groups by a head under fixed weights, without gradients."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from mindspore import nn
@@ -23,16 +23,20 @@ class Scorer(Passes):
         super().__init__(head.stage, axis)
         self._settings, self._graph = settings, LastStageScores(head) if axis.is_last else StageForward(head.stage)
 
-    def __call__(self, groups: Sequence[SequenceGroup]) -> list[tuple[np.ndarray, ...]]:
-        """Score each group; returns G arrays float32[R] for each."""
+    def __call__(
+        self, groups: Sequence[SequenceGroup], progress: Callable[[int], None] = lambda count: None
+    ) -> list[tuple[np.ndarray, ...]]:
+        """Score each group; returns G arrays float32[R] for each. progress: counts groups."""
         micros = cut(groups, self._settings.max_tokens_per_micro_batch, self._settings.length_bucket)
         outputs = []
-        for batch in (pad(micro, groups) for micro in micros):
+        for micro in micros:
+            batch = pad(micro, groups)
             inputs = self._input(batch), *token_fields(batch)
             if self.axis.is_last:
                 outputs.append(self._graph.on_arrays(*inputs, batch.targets).asnumpy())
             else:
                 self.axis.send(self._graph.on_arrays(*inputs).asnumpy(), NEXT)
+            progress(len(micro.groups))
         scores: list = [None] * len(groups)
         for micro, output in zip(micros, self.axis.from_last(outputs), strict=True):
             collect(micro, output, groups, scores)

@@ -73,14 +73,14 @@ class Updater:
         *,
         weights: Rows,
         empty: bool = False,
-        progress: Callable[[float], None] = lambda share: None,
+        progress: Callable[[int], None] = lambda tokens: None,
         **fields: Rows,
     ) -> Update:
         """Make one update from this rank's groups.
 
         weights: see `algorithms.aggregation`, with denominators over all ranks. empty: they are 0 on all ranks, so
         that only metrics are computed and nothing moves. fields: those of the objective; others are not used.
-        progress: called after each micro-batch with its part of all of them.
+        progress: called after each micro-batch with its number of tokens that the policy drew.
         """
         fields = {name: fields[name] for name in self._fields}
         settings = self._settings
@@ -91,7 +91,8 @@ class Updater:
         weighted: dict[str, float] = {}
         outputs: list = [None] * len(groups)
         loss = 0.0
-        results = self._gradients(batches, lambda: progress(1 / len(batches)))
+        tokens = iter([int(batch.mask.sum()) for batch in batches])
+        results = self._gradients(batches, lambda: progress(next(tokens)))
         for micro, batch, passed in zip(micros, batches, results, strict=True):
             loss += passed.loss
             collect(micro, passed.output, groups, outputs)

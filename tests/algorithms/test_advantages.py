@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import statistics
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -342,14 +343,10 @@ def test_order_of_groups_does_not_matter(name, with_tokens):
     """What each rank gathers may come in any order: every group gets the same numbers."""
     for index, batch in enumerate(with_tokens[:20]):
         greedy = [0.5 * place for place in range(len(batch.rewards))]
-        batch = RewardBatch(batch.rewards, batch.lengths, batch.token_rewards, batch.values, greedy)
+        batch = replace(batch, greedy_rewards=greedy, teacher_log_ratios=batch.values)
         order = np.random.default_rng(index).permutation(len(batch.rewards))
-        moved = RewardBatch(
-            *(
-                [field[i] for i in order]
-                for field in (batch.rewards, batch.lengths, batch.token_rewards, batch.values, batch.greedy_rewards)
-            )
-        )
+        fields = {name: field for name, field in vars(batch).items() if field is not None}
+        moved = RewardBatch(**{name: [field[i] for i in order] for name, field in fields.items()})
         plain, shuffled = compute_advantages(name, batch), compute_advantages(name, moved)
         for place, i in enumerate(order):
             for one, other in zip(shuffled[place], plain[i], strict=True):
@@ -376,9 +373,15 @@ def test_the_odd_one_of_a_group_is_not_blown_up_by_leave_one_out():
     assert np.abs(odd).max() < 1.0
 
 
+def test_distillation_gives_the_teacher_s_log_ratios_whatever_the_rewards(with_tokens):
+    for batch in with_tokens:
+        batch = replace(batch, teacher_log_ratios=batch.values)
+        assert_same_rows(compute_advantages("distillation", batch), batch.values)
+
+
 def test_empty_batch_gives_nothing():
     for name in ADVANTAGES:
-        empty = RewardBatch([], lengths=[], values=[], greedy_rewards=[])
+        empty = RewardBatch([], lengths=[], values=[], greedy_rewards=[], teacher_log_ratios=[])
         assert compute_advantages(name, empty) == []
 
 

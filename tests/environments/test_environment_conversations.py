@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -50,7 +51,7 @@ def call(tool, **arguments):
 def talk(partner, template, tokenizer, problems, generations, policy, stop=None):
     """Hold conversations; policy: (row, texts heard) -> text of a turn. Returns what each row heard, and all ids."""
     heard, sequences = {}, {}
-    for reply in partner.begin(problems, generations, 3):
+    for reply in partner.begin(problems, generations, 3)[1]:
         assert reply.row == len(heard)
         heard[reply.row] = [tokenizer.decode(reply.token_ids)]
         sequences[reply.row] = reply.token_ids.tolist()
@@ -98,6 +99,21 @@ def test_calls_of_tools(template, tokenizer):
     assert statistics.tokens["user"] == 0
 
 
+def test_calls_without_tools(template, tokenizer):
+    """Each is answered by an error, and the conversation goes on to an answer."""
+    script = [call("calculator", expression="6*7"), "It is 41."]
+    with EnvironmentPool({"": ""}, ["none"]) as pool:
+        partner = partner_of(pool, template, tokenizer)
+        heard, _ = talk(partner, template, tokenizer, prompts({}), 1, lambda row, texts: script[len(texts) - 1])
+        statistics = partner.statistics
+        assert pool.schemas == {"": []}
+    assert heard[0][1].startswith(
+        "\n<|im_start|>tool\nError: LookupError: there is no tool 'calculator'; there is none<"
+    )
+    assert heard[0][2:] == [""]
+    assert (statistics.turns, statistics.calls, statistics.failures) == (2, 1, 1)
+
+
 def test_ids_are_appended_as_they_are(template, tokenizer, monkeypatch):
     """Nothing that was drawn is encoded again; a turn that ends without its token gets it."""
     encoded = []
@@ -133,16 +149,18 @@ def test_a_game_to_its_end(template, tokenizer):
         bounds[row] = low, high, guess
         return f"<move>{guess if row else 1}</move>"
 
+    asked = template.prompt([{"role": "user", "content": "Play."}])
+    problems = [replace(prompt, token_ids=asked) for prompt in prompts({}, {"seed": "4"})]
     with EnvironmentPool({"": "number_guessing"}) as pool:
         partner = partner_of(pool, template, tokenizer)
-        heard, sequences = talk(partner, template, tokenizer, prompts({}, {"seed": "4"}), 2, halve)
+        heard, sequences = talk(partner, template, tokenizer, problems, 2, halve)
         rewards = partner.rewards()
     assert rewards.tolist() == [0.0, 1.0, 1.0, 1.0]
     assert rewards.dtype == np.float32
     assert heard[2] == heard[3]
     assert heard[1] != heard[2]
     opening = heard[0][0]
-    assert opening.startswith("<|im_end|>\n<|im_start|>user\nI think of a whole number")
+    assert opening.startswith("I think of a whole number")
     assert opening.endswith("What is your first guess?<|im_end|>\n<|im_start|>assistant\n")
     assert len(heard[0]) == 8  # the opening, and seven turns
     assert tokenizer.decode(sequences[2]).startswith(f"{opening}<move>50</move><|im_end|>\n<|im_start|>user\nMy number")
@@ -226,6 +244,47 @@ def test_a_call_that_was_broken_off_is_forgotten(hostile, template, tokenizer):
         heard, _ = talk(partner, template, tokenizer, prompts({}), 2, lambda row, texts: "x")
         assert [len(texts) for texts in heard.values()] == [2, 2]
         assert partner.rewards().tolist() == [0.0, 0.0]
+
+
+def test_the_first_text_is_appended_to_the_prompt(template, tokenizer, tmp_path):
+    """To its last message; a prompt that ends otherwise is followed by one more message."""
+    (tmp_path / "mine.py").write_text(
+        "class E:\n"
+        "    def reset(self, text: str):\n        return text\n\n"
+        "    def reply(self, text: str):\n        return None\n"
+    )
+    texts = (" Now:\n<|im_end|>", "", " Now:", " Now:")
+    asked = template.prompt([{"role": "user", "content": "What?"}])
+    thought = np.array(tokenizer.encode("<think>\n\n</think>"))
+    ids = (asked, asked, np.concatenate((asked, thought)), asked[:3])
+    problems = [Prompt(i, own, {"text": text}) for i, (own, text) in enumerate(zip(ids, texts, strict=True))]
+    with EnvironmentPool({"": f"{tmp_path / 'mine.py'}:E"}) as pool:
+        partner = partner_of(pool, template, tokenizer)
+        opened, replies = partner.begin(problems, 2, 1)
+    assert partner.statistics.tokens["user"] == sum(len(reply.token_ids) for reply in replies)
+    assert [reply.row for reply in replies] == list(range(8))
+    assert opened[1] is problems[1]
+    assert opened[3].token_ids is problems[3].token_ids
+    said = [
+        tokenizer.decode([*prompt.token_ids, *reply.token_ids])
+        for prompt, reply in zip(np.repeat(opened, 2), replies, strict=True)
+    ]
+    assert said[::2] == said[1::2]
+    begin, end = tokenizer.decode(asked).split("What?")
+    assert said[::2] == [
+        f"{begin}What? Now:\n< |im_end|>{end}",
+        f"{begin}What?{end}",
+        f"{begin}What? Now:{end}<think>\n\n</think>",
+        f"{tokenizer.decode(asked[:3])}<|im_end|>\n<|im_start|>user\n Now:{end}",
+    ]
+
+
+def test_first_texts_of_one_prompt_may_differ(template):
+    asked = template.prompt([{"role": "user", "content": "What?"}])
+    prompt, contexts = template.extended(asked, ["", " Or?"])
+    np.testing.assert_array_equal(np.concatenate((prompt, contexts[0])), asked)
+    expected = template.prompt([{"role": "user", "content": "What? Or?"}])
+    np.testing.assert_array_equal(np.concatenate((prompt, contexts[1])), expected)
 
 
 def test_answers_cannot_write_control_tokens(template, tokenizer, tmp_path):

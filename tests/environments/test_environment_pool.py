@@ -1,5 +1,7 @@
 """The pool against tools that do everything a tool should not: calls are lost and counted, and the pool goes on."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -271,6 +273,43 @@ def test_nothing_is_left_behind(hostile):
     assert not file.parent.exists()
 
 
+def test_a_killed_owner_leaves_no_files(hostile, tmp_path):
+    """The process that begins those of tools removes their folder, and ends them."""
+    script = tmp_path / "owner.py"
+    script.write_text(
+        "import sys\n"
+        "from mindrlhf.environments.pool import EnvironmentPool\n"
+        "if __name__ == '__main__':\n"
+        f"    pool = EnvironmentPool({{'e': {f'{hostile}:Counter'!r}}})\n"
+        "    pool.reset((0,), 'e', {})\n"
+        "    pool.collect(wait_for_one=True)\n"
+        "    pool.call((0,), [('fault', {'kind': 'write'})])\n"
+        "    print(pool.collect(wait_for_one=True)[0].answers[0].value, flush=True)\n"
+        "    sys.stdin.read()\n"
+    )
+    command = [sys.executable, script]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
+        file = Path(owner.stdout.readline().strip())
+        assert file.is_file()
+        workers = psutil.Process(owner.pid).children(recursive=True)
+        assert len(workers) == 2
+        owner.kill()
+    assert psutil.wait_procs(workers, timeout=20)[1] == []
+    assert not file.parent.exists()
+
+
+def test_files_go_when_the_owner_s_end_is_seen_before_its_death(hostile):
+    """The kernel closes a killed owner's socket before its children have another parent."""
+    with pool_of(hostile) as pool:
+        pool.reset((0,), "e", {})
+        outcomes(pool, 1)
+        file = Path(ask(pool, (0,), "write")[0].value)
+        servers = processes()
+        pool._control.close()
+        assert psutil.wait_procs(servers, timeout=20)[1] == []
+        assert not file.parent.exists()
+
+
 def test_a_dead_server_is_replaced(hostile):
     with pool_of(hostile) as pool:
         for number in range(2):
@@ -330,6 +369,8 @@ def test_environments_that_cannot_answer_are_refused(tmp_path, source):
 
 
 def test_unknown_names_are_refused():
+    with pytest.raises(UserError, match="tools none, calculator: none stands alone"):
+        EnvironmentPool({"e": ""}, ["none", "calculator"])
     with pytest.raises(UserError, match="tool 'calculater' is not known"):
         EnvironmentPool({"e": ""}, ["calculater"])
     with pytest.raises(UserError, match="environment 'wordel' is not known"):

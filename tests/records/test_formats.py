@@ -14,8 +14,8 @@ from mindrlhf.data.mindrecord import write_columns
 from mindrlhf.errors import UserError
 from mindrlhf.files.json import read_json_lines
 from mindrlhf.files.naming import step_path
-from mindrlhf.records.formats import pack, read_record, unpack, write_record, write_text
-from mindrlhf.records.rows import ADDED, SCHEMA, experiences_of, rows_of, text_row
+from mindrlhf.records.formats import pack, read_record, read_record_rows, unpack, write_record, write_text
+from mindrlhf.records.rows import ADDED, SCHEMA, experiences_of, rows_of, text_row, token_texts
 from mindrlhf.types import Experience, Prompt, Rollout, RolloutGroup
 
 WORDS = ["<|im_end|>", "2", "+", "=", "4", "五"]
@@ -132,6 +132,42 @@ def test_a_mindrecord_of_an_earlier_version(tmp_path, experience):
     without = [{name: row[name] for name in EARLIER} for row in rows]
     write_columns(tmp_path / "y.mindrecord", EARLIER, without)
     assert [one.policy_step for _, step in read_record(tmp_path / "y.mindrecord") for one in step] == [5, 5]
+
+
+def test_figures_of_tokens_are_the_same_in_all_forms(tmp_path, experience):
+    """Those of the first answer only; JSONL has the tokens' texts alongside."""
+    ratio = np.array([1 / 3, 1.1], np.float32)
+    figures = {"advantage": np.array([0.75, 0.75], np.float32), "ratio": ratio, "clipped": np.array([0, 1], np.float32)}
+    described = replace(experience, token_figures=(figures, {}))
+    rows = list(rows_of(12, [described], decode))
+    first, second = read_json_lines(write_text(tmp_path, 12, rows))
+    assert "tokens" not in second
+    assert first["tokens"]["text"] == ["4", "<|im_end|>"]
+    assert first["tokens"]["sampled"] == [1, 1]
+    write_record(tmp_path / "x.mindrecord", rows)
+    for back in (read_record_rows(tmp_path / "x.mindrecord"), unpack(pack(rows))):
+        assert [row["token_figures"] for row in back] == [row["token_figures"] for row in rows]
+        kept = json.loads(back[0]["token_figures"])
+        assert list(kept) == list(figures)
+        for name, values in figures.items():
+            np.testing.assert_array_equal(np.array(kept[name], np.float32), values)
+            assert first["tokens"][name] == kept[name]
+    assert rows[1]["token_figures"] == "{}"
+
+
+@pytest.mark.parametrize("text", ["Grüße, 五 🙂!", "🙂🙂", "a", "\ufffd b"])
+def test_texts_of_tokens_add_up_to_the_answer(text):
+    """Tokens of one byte, as a byte-level tokenizer's smallest: characters are cut apart."""
+    ids = np.frombuffer(text.encode(), np.uint8)
+    texts = token_texts(ids, lambda some: bytes(some.tolist()).decode("utf-8", "replace"))
+    assert len(texts) == len(ids)
+    assert "".join(texts) == text
+
+
+def test_texts_of_tokens_of_a_tokenizer_that_drops_the_first_space():
+    pieces = ["▁one", "▁two", "teen", "▁"]
+    texts = token_texts(np.array([0, 1, 2, 1, 3]), lambda ids: "".join(pieces[i] for i in ids)[1:].replace("▁", " "))
+    assert texts == ["one", " two", "teen", " two", " "]
 
 
 def test_files_of_a_version_without_occurrences(tmp_path, experience):

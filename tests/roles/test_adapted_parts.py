@@ -33,7 +33,7 @@ def opened(tmp_path):
     yaml = model_yaml(Case({}, {}))
 
     def open_with(*settings: str, model=MODEL, **paths: str):
-        paths = dict.fromkeys(("policy_path", "reference_path", "critic_path")) | paths
+        paths = dict.fromkeys(("policy_path", "reference_path", "critic_path", "teacher")) | paths
         config = load_grpo_config(None, [*SETTINGS, *settings])
         job = SimpleNamespace(config=config, model=model, train=yaml, infer=yaml, **paths)
         memory = Residency(lambda parameters: backend.memory.open_store("CPU", parameters, tmp_path))

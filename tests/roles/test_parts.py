@@ -28,7 +28,7 @@ def opened(tmp_path):
     yaml = model_yaml(Case({}, {}))
 
     def open_with(*settings: str, generates: bool = True):
-        paths = dict.fromkeys(("policy_path", "reference_path", "critic_path"))
+        paths = dict.fromkeys(("policy_path", "reference_path", "critic_path", "teacher"))
         job = SimpleNamespace(
             config=load_grpo_config(None, [*SETTINGS, *settings]), model=small_config(), train=yaml, infer=yaml, **paths
         )

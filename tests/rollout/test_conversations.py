@@ -11,7 +11,7 @@ from step_parts import on_ranks
 from mindrlhf.backend import Kernels, cpu
 from mindrlhf.rollout.partner import Reply, SharedPartner
 
-LIMIT, SAMPLES = 40, 3
+LIMIT, SAMPLES, BUCKET = 40, 3, 16  # every length of the cache is a graph
 PENALISED = FILTERS | {"min_new_tokens": 5}
 HOW = {"fused": {}, "filtered": PENALISED, "composed": {}, "greedy": {"temperature": 0.0}}
 
@@ -29,14 +29,17 @@ def no_text(ids):
     raise AssertionError("nothing is decoded")
 
 
-def conversation(subject, prompt, sample, limit=LIMIT, **settings):
-    """Tokens, which of them are drawn, their log-probs, and the finish reason: one after another, in float64."""
+def conversation(subject, prompt, sample, limit=LIMIT, most=LIMIT, **settings):
+    """Tokens, which of them are drawn, their log-probs, and the finish reason: one after another, in float64.
+
+    most: drawn tokens of a turn.
+    """
     ids = first_words(prompt.id, sample)[: limit - 1]
     drawn, log_probs, first, reason = [False] * len(ids), [0.0] * len(ids), len(ids), "length"
     while len(ids) < limit:
         token, log_prob = subject.drawn(prompt, sample, ids, **settings)
         ids, drawn, log_probs = [*ids, token], [*drawn, True], [*log_probs, log_prob]
-        if token in STOP:
+        if token in STOP or len(ids) - first == most:
             more, over = answer(ids[first:], len(ids))
             fits = len(ids) + len(more) <= limit
             ids = [*ids, *more][:limit]
@@ -53,7 +56,7 @@ def alone(subjects):
     """By way of decoding: one slot, replies at once."""
     found = {}
     for how, settings in HOW.items():
-        engine = subjects[how].engine(1, decode_text=no_text, max_new_tokens=LIMIT, **settings)
+        engine = subjects[how].engine(1, BUCKET, no_text, max_new_tokens=LIMIT, **settings)
         partner = ScriptedPartner()
         found[how] = generate(engine, subjects[how], partner), partner, engine
     return found
@@ -62,7 +65,7 @@ def alone(subjects):
 @pytest.mark.parametrize("how", HOW)
 def test_conversations_are_those_of_the_simulation(subjects, alone, how):
     groups, partner, engine = alone[how]
-    assert engine.tokens_per_call == (16 if how in ("fused", "greedy") and engine._decode.fused else 1)
+    assert engine.copies_prompts == (how not in ("fused", "greedy"))
     reasons, turns = set(), []
     for row, ((prompt_id, sample), rollout) in enumerate(by_sample(groups).items()):
         prompt = next(one for one in subjects[how].prompts if one.id == prompt_id)
@@ -97,11 +100,14 @@ def test_log_probs_are_those_of_the_train_graph(subjects, alone, how):
             np.testing.assert_allclose(rollout.policy_log_probs[drawn], expected[drawn], rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("slots", [2, 3, 7, 64])
-@pytest.mark.parametrize("how", ["fused", "filtered", pytest.param("composed", marks=pytest.mark.slow)])
+SLOTS = [("fused", 2), ("fused", 3), ("fused", 7), ("fused", 64), ("filtered", 3), ("filtered", 64)]
+MORE_SLOTS = [("filtered", 2), ("filtered", 7), *(("composed", slots) for slots in (2, 3, 7, 64))]
+
+
+@pytest.mark.parametrize(("how", "slots"), SLOTS + [pytest.param(*pair, marks=pytest.mark.slow) for pair in MORE_SLOTS])
 def test_slots_and_the_time_of_replies_do_not_matter(subjects, alone, how, slots):
     gc.collect()  # compiled graphs of other engines
-    engine = subjects[how].engine(slots, decode_text=no_text, max_new_tokens=LIMIT, **HOW[how])
+    engine = subjects[how].engine(slots, BUCKET, no_text, max_new_tokens=LIMIT, **HOW[how])
     expected, known, _ = alone[how]
     late = 0
     for partner in (ScriptedPartner(order=slots), ScriptedPartner(order=slots + 1), ScriptedPartner(lazy=True)):
@@ -196,12 +202,14 @@ def test_ranks_that_share_a_partner_hear_the_same(subjects):
         if own:
             own.turn_rewards = [((8, 0.5),)] * 10
         partner = SharedPartner(own, lambda value: rank.gather(value)[1])
-        replies = list(partner.begin(prompts, 2, STEP))
+        opened, first = partner.begin(prompts, 2, STEP)
+        replies = list(first)
         for row in range(10):
             partner.submit(row, [row, 5], 9)
         while len(replies) < 20:
             replies += partner.collect(wait=True)
         said = [(reply.row, reply.token_ids.tolist(), reply.over) for reply in replies]
+        assert [prompt.id for prompt in opened] == [prompt.id for prompt in prompts]
         given = len(partner.rewards()), len(partner.turn_rewards)
         return partner.stop_strings, said, given, own
 
@@ -215,10 +223,13 @@ def test_ranks_that_share_a_partner_hear_the_same(subjects):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"begin": lambda *_: []}, "begins every conversation once"),
-        ({"begin": lambda *_: [Reply(row, np.zeros(0), True) for row in range(15)]}, "ends none"),
+        ({"begin": lambda prompts, *_: (prompts, [])}, "begins every conversation once"),
+        ({"begin": lambda prompts, *_: (prompts, [Reply(row, np.zeros(0), True) for row in range(15)])}, "ends none"),
         ({"collect": lambda wait: [Reply(14, np.zeros(0, np.int32))]}, "reply to row 14, which waits for none"),
-        ({"begin": lambda *_: [Reply(row, np.array([64])) for row in range(15)]}, "ids outside of 0 to 63"),
+        (
+            {"begin": lambda prompts, *_: (prompts, [Reply(row, np.array([64])) for row in range(15)])},
+            "outside of 0 to 63",
+        ),
         ({"stop_strings": ("x",)}, "decode_text"),
     ],
 )
@@ -232,3 +243,27 @@ def test_a_partner_out_of_step_is_refused(subjects, alone, change, message):
             generate(engine, subjects["fused"], partner)
     finally:
         engine.decode_text = text
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_a_listener_hears_every_drawn_token_and_may_end_a_turn(subjects, alone, how):
+    engine, partner, heard = alone[how][2], ScriptedPartner(), {}
+    known, engine.statistics = engine.statistics, None
+
+    def listen(row, turn):
+        heard.setdefault(row, []).append(turn)
+        return len(turn) == 3
+
+    groups = engine.generate(subjects[how].prompts, SAMPLES, STEP, partner=partner, listen=listen)
+    engine.statistics, lengths = known, []
+    for row, ((prompt_id, sample), rollout) in enumerate(by_sample(groups).items()):
+        prompt = next(one for one in subjects[how].prompts if one.id == prompt_id)
+        ids, drawn, *_ = conversation(subjects[how], prompt, sample, most=3, **HOW[how])
+        assert rollout.response_ids.tolist() == ids
+        assert rollout.sampled.tolist() == drawn
+        assert rollout.response_ids[rollout.sampled].tolist() == [turn[-1] for turn in heard[row]]
+        ended = [turn for turn, _ in partner.heard[row]]
+        assert [turn for turn in heard[row] if turn in ended] == ended
+        lengths += map(len, ended)
+    assert max(lengths) == 3
+    assert min(lengths) < 3 or how == "filtered", "some turns end by themselves"

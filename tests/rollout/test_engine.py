@@ -203,11 +203,15 @@ def test_every_graph_compiles_once(subject, plain):
 
 
 def test_progress_and_statistics(subject, plain):
-    seen = []
-    groups = plain.generate(subject.prompts, 3, STEP, seen.append)
+    calls = []
+    groups = plain.generate(subject.prompts, 3, STEP, lambda *call: calls.append(call))
+    seen, totals = np.array(calls).T
     lengths = [len(rollout.response_ids) for rollout in by_sample(groups).values()]
-    assert sum(seen) == 15
-    assert min(seen) > 0
+    assert seen.sum() == totals[-1] == sum(lengths)
+    assert totals[0] == 15 * 12, "before anything is drawn, each may go on to the limit"
+    assert np.all(np.diff(totals) <= 0), "an answer that ends leaves the rest of its limit"
+    assert len(set(totals)) > 2
+    assert seen.min() >= 0
     assert plain.statistics.tokens == sum(lengths)
     assert plain.statistics.compile_s == 0
     assert plain.statistics.decode_s > 0

@@ -85,10 +85,13 @@ class Run:
 
 def test_saved_every_so_often_and_at_the_end(tmp_path):
     run = Run(tmp_path, total=7, save_freq=3)
+    saved = []
     for step in range(1, 8):
         run.step(step)
+        saved += [run.checkpointer.saved] if run.checkpointer.saved else []
     run.checkpointer.finish()
     assert run.steps() == [3, 6, 7]
+    assert saved == [tmp_path / f"step_00000{step}" for step in (3, 6, 7)]
     never = Run(tmp_path / "none", total=2)
     never.step(1)
     never.step(2)
@@ -162,6 +165,55 @@ def test_what_a_checkpoint_vouches_for_is_written_before_it(tmp_path, async_save
     assert run.flushed == [[], [2]]
 
 
+WATCHED = {"save_best_metric": "val/loss", "save_best_mode": "min", "early_stop_patience": 2}
+
+
+def test_patience_ends_a_run_across_a_resume(tmp_path):
+    """Only steps that measure count, and a value that is not finite is no better one."""
+    run = Run(tmp_path, total=9, save_freq=4, **WATCHED)
+    for step, value in enumerate((3.0, None, 2.0, float("nan")), start=1):
+        run.step(step, {"train/loss": 1.0} if value is None else {"val/loss": value})
+    assert not run.checkpointer.over
+    resumed = Run(tmp_path, total=9, save_freq=4, **WATCHED)
+    resumed.checkpointer.restore(choose(locate(tmp_path))[0], 0)
+    resumed.step(5, {"val/loss": 2.0})
+    assert resumed.checkpointer.over
+    assert resumed.steps() == [1, 3, 4, 5], "the best ones, every fourth, and the last one"
+    found = "early stop after step 5 of 9: 2 measurements without a better one; val/loss was best in step 3 (2)"
+    assert resumed.checkpointer.early_end == found
+    finished = Run(tmp_path, total=9, save_freq=4, **WATCHED)
+    finished.checkpointer.restore(choose(locate(tmp_path))[0], 0)
+    assert finished.checkpointer.early_end == found
+
+
+def test_no_patience_is_no_end(tmp_path):
+    run = Run(tmp_path, total=3, **{**WATCHED, "early_stop_patience": None})
+    for step in (1, 2, 3):
+        assert not run.checkpointer.over
+        run.step(step, {"val/loss": 1.0})
+    assert run.checkpointer.over
+    assert run.checkpointer.early_end is None
+
+
+@pytest.mark.usefixtures("memory")
+def test_the_best_weights_come_back(tmp_path):
+    run = Run(tmp_path, **{**WATCHED, "save_best_mode": "max"})
+    run.checkpointer.load_best(0)  # there is none yet
+    first = {name: backend.read(one).copy() for name, one in run.parameters["model"].items()}
+    for step, value in enumerate((1.0, 7.0, 5.0), start=1):
+        run.step(step, {"val/loss": value})
+    moments = {name: backend.read(one).copy() for name, one in run.parameters["exp_avg"].items()}
+    run.checkpointer.finish()
+    run.checkpointer.load_best(0)
+    for name, parameter in run.parameters["model"].items():
+        np.testing.assert_array_equal(backend.read(parameter), first[name] + 2)
+    for name, parameter in run.parameters["exp_avg"].items():
+        np.testing.assert_array_equal(backend.read(parameter), moments[name])
+    (tmp_path / "step_000002" / "manifest.json").unlink()
+    with pytest.raises(UserError, match="step_000002"):
+        run.checkpointer.load_best(0)
+
+
 def test_a_best_metric_that_does_not_exist(tmp_path):
     run = Run(tmp_path, save_best_metric="critic/reward/mean")
     with pytest.raises(UserError, match=r"there is no such metric; did you mean critic/rewards/mean\?"):
@@ -172,9 +224,18 @@ def test_a_wish_to_stop_after_a_step(tmp_path):
     run = Run(tmp_path)
     run.step(1)
     run.signals.wanted = True
+    run.step(2)
     with pytest.raises(Stopped, match=r"after step 2 of 6 is saved in .*--resume_training auto"):
-        run.step(2)
+        run.checkpointer.between_phases()
     assert run.steps() == [2]
+
+
+def test_a_wish_to_stop_after_the_last_step_comes_too_late(tmp_path):
+    run = Run(tmp_path, total=1)
+    run.step(1)
+    run.signals.wanted = True
+    run.checkpointer.between_phases()
+    assert run.checkpointer.saved is None
 
 
 def test_a_step_that_is_left_half_way_is_not_saved(tmp_path):

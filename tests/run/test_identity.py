@@ -7,23 +7,25 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from mindrlhf.configs.grpo import GRPOConfig
+from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.configs.lora import Adapter
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.errors import UserError
 from mindrlhf.run.identity import check_identity, run_identity
+from mindrlhf.run.training_data import TrainingData
 from mindrlhf.types import Prompt
 
 MODEL = ModelConfig(
     vocab_size=32, hidden_size=16, intermediate_size=20, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=4
 )
-JOB = SimpleNamespace(config=GRPOConfig(), model=MODEL, reference_path=None)
+JOB = SimpleNamespace(config=GRPOSettings(), model=MODEL, reference_path=None)
 
 
 def identity(*truths, ids=(1, 2, 3)):
     tokens = np.array(ids, np.int32)
     fields = [{} if truth is None else {"ground_truth": truth} for truth in truths]
-    return run_identity(JOB, [Prompt(row, tokens, given) for row, given in enumerate(fields)])
+    prompts = [Prompt(row, tokens, given) for row, given in enumerate(fields)]
+    return run_identity(JOB, TrainingData(None, [], len(prompts), prompts, [], len(ids), len(ids), 1))
 
 
 def check(saved, run):

@@ -14,7 +14,7 @@ from small_model import SmallModel
 from step_parts import experience, on_ranks
 
 from mindrlhf.algorithms.aggregation import MODES
-from mindrlhf.configs.grpo import GRPOConfig, TrainSettings
+from mindrlhf.configs.grpo import GRPOSettings, TrainSettings
 from mindrlhf.roles.policy_updates import PolicyUpdates, open_objective, sequences
 from mindrlhf.training.batch import cut
 from mindrlhf.training.graphs import PolicyLogProbs
@@ -48,10 +48,10 @@ CASES = {
 OWN_AGGREGATION = ("gspo", "geo_mean")
 
 
-def settings(name: str, aggregation: str) -> GRPOConfig:
+def settings(name: str, aggregation: str) -> GRPOSettings:
     # Two updates of a step, so that the old policy is not the one that is updated.
     algorithm = {"policy_loss": name, "beta": 0.0, "updates_per_iteration": 2, "aggregation": aggregation}
-    return GRPOConfig(algorithm=algorithm | CASES[name], rollout={"max_new_tokens": 14})
+    return GRPOSettings(algorithm=algorithm | CASES[name], rollout={"max_new_tokens": 14})
 
 
 class Cutter:

@@ -1,0 +1,35 @@
+"""Fine-tuned model: trained to make demonstrated answers more probable."""
+
+from collections.abc import Sequence
+
+from mindrlhf.backend.comm.collectives import Collectives
+from mindrlhf.checkpoint.resume import Checkpoint
+from mindrlhf.job import Job
+from mindrlhf.roles.policy_updates import Advance, Updates
+from mindrlhf.roles.trained import TrainedModel
+from mindrlhf.training.batch import SequenceGroup
+from mindrlhf.training.graphs import PolicyLogProbs
+from mindrlhf.training.objective import NEGATIVE_LOG_LIKELIHOOD
+from mindrlhf.training.scoring import Scorer
+from mindrlhf.training.updater import Update
+
+
+class FineTuned(TrainedModel):
+    """Trained model with the mean of -log p over demonstrated tokens as its loss.
+
+    scorer: gives log-probs of demonstrations, for validation.
+    """
+
+    what = "fine-tuned model"
+
+    def __init__(self, job: Job, collectives: Collectives, max_positions: int, checkpoint: Checkpoint | None = None):
+        super().__init__(job, collectives, max_positions, checkpoint)
+        config = job.config
+        head = PolicyLogProbs(self.decoder_for_updates(), temperature=1.0)
+        updater = self.open_updater(head, NEGATIVE_LOG_LIKELIHOOD, config.optimizer, config.train, seed=config.seed)
+        self._updates = Updates(self.what, updater, self.data_parallel, "token-mean")
+        self.scorer = Scorer(PolicyLogProbs(self.decoder, temperature=1.0), config.train, self.pipeline)
+
+    def update(self, pairs: Sequence[SequenceGroup], rate: float, progress: Advance) -> Update:
+        """Make one optimizer update from this rank's demonstrations."""
+        return self._updates.update_groups(pairs, [pair.sampled for pair in pairs], rate, progress)

@@ -1,0 +1,141 @@
+"""User at a terminal or a pipe as the partner of a conversation."""
+
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Protocol
+
+import numpy as np
+
+from mindrlhf.data.turns import Message, TurnTemplate
+from mindrlhf.files.printable import LAYOUT, printable
+from mindrlhf.rollout.generator import Generator
+from mindrlhf.rollout.partner import Opening, Reply
+from mindrlhf.types import Prompt
+
+OVER = Reply(0, np.zeros(0, np.int32), over=True)
+INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # the first bytes of a character, decoded
+
+
+class Terminal(Protocol):
+    """Place where a user reads and writes.
+
+    closed: True when there will be no further message. interrupted: True when the answer is to end where it is.
+    """
+
+    closed: bool
+
+    @property
+    def interrupted(self) -> bool: ...
+
+    def ask(self) -> str | None:
+        """Return the next message; None ends the conversation."""
+
+    def write(self, text: str) -> None:
+        """Show a part of an answer."""
+
+    def note(self, text: str) -> None:
+        """Tell something about the conversation."""
+
+
+class User:
+    """Partner who reads an answer while it is drawn, and writes the next message.
+
+    first: ids that the conversation begins with. room: most tokens of the conversation. decode: ids -> text without
+    control tokens. most: tokens of an answer. unanswered: a message for which there was no room.
+    """
+
+    stop_strings: tuple[str, ...] = ()
+    turn_rewards = ()
+    statistics = None
+
+    def __init__(
+        self,
+        terminal: Terminal,
+        template: TurnTemplate,
+        first: np.ndarray,
+        room: int,
+        decode: Callable[[Sequence[int]], str],
+        most: int,
+    ):
+        self._terminal, self._template, self._first, self._room = terminal, template, first, room
+        self._decode, self._most = decode, most
+        self._turn: Sequence[int] = ()
+        self._shown = self._length = 0
+        self.unanswered: str | None = None
+
+    def begin(self, prompts: Sequence[Prompt], num_generations: int, step: int) -> Opening:
+        """Begin with the first message."""
+        return prompts, [Reply(0, self._first)]
+
+    def read(self, row: int, turn: Sequence[int]) -> bool:
+        """Show the text so far; returns whether the answer is to end here."""
+        self._turn = turn
+        self._show(self._text().rstrip(INCOMPLETE))
+        return self._terminal.interrupted or len(turn) >= self._most
+
+    def submit(self, row: int, turn: Sequence[int], length: int) -> None:
+        """Take the end of an answer."""
+        self._length = length
+        self.end_line()
+
+    def collect(self, wait: bool) -> list[Reply]:
+        """Ask for the next message."""
+        text = self._terminal.ask()
+        if text is None:
+            return [OVER]
+        ids = self._template.answers([{"role": "user", "content": text}], self._turn)
+        if self._length + len(ids) >= self._room:
+            self.unanswered = text
+            return [OVER]
+        self._turn, self._shown = (), 0
+        return [Reply(0, ids)]
+
+    def rewards(self) -> np.ndarray:
+        """Return none."""
+        return np.full(1, np.nan, np.float32)
+
+    def end_line(self) -> None:
+        """Show what is left of an answer."""
+        self._show(self._text())
+        self._terminal.write("\n")
+
+    def _text(self) -> str:
+        return printable(self._decode(self._turn), keep=LAYOUT)
+
+    def _show(self, text: str) -> None:
+        self._terminal.write(text[self._shown :])
+        self._shown = max(self._shown, len(text))
+
+
+def converse(
+    terminal: Terminal,
+    generator: Generator,
+    template: TurnTemplate,
+    opening: Sequence[Message],
+    most: int,
+) -> None:
+    """Answer messages until the terminal is closed, in one conversation after another.
+
+    generator: its limit of new tokens is that of a conversation, whose first message is context, too: one engine has
+    room for each. opening: messages before the first, such as the system prompt. most: tokens of an answer.
+    """
+    room, unanswered = generator.sampling.max_new_tokens, None
+    for number in count():
+        text = unanswered or terminal.ask()
+        if terminal.closed:
+            return
+        if text is None:
+            continue
+        ids = template.prompt([*opening, {"role": "user", "content": text}])
+        prompt, first = ids[:1], ids[1:]
+        if len(first) >= room:
+            unanswered = None
+            terminal.note(f"the message is too long: a conversation has room for {room:,} tokens")
+            continue
+        user = User(terminal, template, first, room, generator.decode, most)
+        (group,) = generator.generate([Prompt(0, prompt)], 1, number, partner=user, listen=user.read)
+        unanswered, full = user.unanswered, group.rollouts[0].finish_reason == "length"
+        if full:
+            user.end_line()
+        if unanswered or full:
+            terminal.note(f"the conversation had room for {room:,} tokens; a new one begins")

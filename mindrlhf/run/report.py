@@ -1,0 +1,149 @@
+"""Report of a run's steps: metrics over all ranks, written by rank 0."""
+
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from mindrlhf.backend.ceiling import matmul_ceiling
+from mindrlhf.backend.comm.collectives import Collectives
+from mindrlhf.checkpoint.model_card import METRICS, ModelCard
+from mindrlhf.files.settings_file import write_settings
+from mindrlhf.job import Job
+from mindrlhf.memory.residency import Residency
+from mindrlhf.metrics.diagnosis import Diagnosis
+from mindrlhf.metrics.flops import Utilization
+from mindrlhf.metrics.metric_set import MetricSet, reduce
+from mindrlhf.metrics.performance import add_training
+from mindrlhf.metrics.timer import Timers
+from mindrlhf.metrics.writers import Writers, open_writers
+from mindrlhf.parallel.partition import Partition
+from mindrlhf.run.outputs import forget_after
+from mindrlhf.training.updater import Update
+
+_log = logging.getLogger(__name__)
+
+
+class RunData(Protocol):
+    """Data of a run, as far as every kind of run has it.
+
+    rows: of the dataset. total_steps: of the run.
+    """
+
+    rows: int
+    total_steps: int
+
+    def fingerprint(self) -> dict[str, int]:
+        """Describe what a resumed run must find again: name -> count or checksum."""
+
+    def card(self, job: Job) -> ModelCard:
+        """Make the card of the model that the run trains."""
+
+
+@dataclass(frozen=True, eq=False)
+class StepRecord:
+    """Step that is written, or the validation before it.
+
+    total: steps of the run. metrics: over all ranks. checkpoint: its folder, if it has one.
+    """
+
+    step: int
+    total: int
+    metrics: Mapping[str, float]
+    checkpoint: Path | None = None
+
+
+class Report:
+    """Collector of a step's metrics on every rank; rank 0 writes them after `open_outputs`.
+
+    A kind of run derives from it and measures its own steps. One rank speaks for those that train on the same rows.
+    iterations: passes of updates over a step's rows. last: the metrics of the last step. finished: to be set when the
+    run has done its last step.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        data: RunData,
+        collectives: Collectives,
+        timers: Timers,
+        residency: Residency,
+        iterations: int = 1,
+    ):
+        world = collectives.world
+        training = Partition.of_yaml(job.train, job.model, world.rank)
+        ceiling = matmul_ceiling(world.device_target, job.train.model.compute_dtype)
+        self._job, self._data, self._gather, self._ranks = job, data, collectives.all_gather_object, world.size
+        self._replicas, self._own_rows = training.mesh.dp, training.first_of_replica
+        self._timers, self._residency = timers, residency
+        self._utilization = Utilization(job.model, ceiling, iterations, job.teacher and job.teacher[1])
+        self._metrics, self._diagnosis = MetricSet(), Diagnosis()
+        self._writers: Writers | None = None
+        self.last: dict[str, float] = {}
+        self.finished = False
+
+    def open_outputs(self, steps_done: int) -> None:
+        """Open the run's outputs on rank 0; those of steps after `steps_done` are forgotten."""
+        job, settings, output = self._job, self._job.config.trainer, self._job.output
+        tracking = settings.model_copy(update={"loggers": ("console",)} if settings.val_only else {})
+        total, start = self._data.total_steps, steps_done + 1 if steps_done else 0
+        self._writers = open_writers(output, tracking, total, start, job.config.model_dump(mode="json"))
+        if not settings.val_only:
+            write_settings(output, job.described(), resumed=steps_done > 0)
+            if steps_done:
+                forget_after(output, steps_done)
+
+    def add_values(self, values: Mapping[str, float]) -> None:
+        """Add values of the step that are the same on all ranks."""
+        for name, value in values.items():
+            self._metrics.add_max(name, value)
+
+    def write_validation(self, step: int, values: Mapping[str, float]) -> None:
+        """Write what was measured on held-out data between `step` and the next one."""
+        if self._writers:
+            self._writers.write(step, values)
+
+    def _begin(self) -> tuple[MetricSet, dict[str, float]]:
+        """Take the step's metrics so far, and its seconds by phase."""
+        metrics, self._metrics = self._metrics, MetricSet()
+        seconds = self._timers.collect()
+        self._residency.report(metrics)
+        return metrics, seconds
+
+    def _reduce(self, metrics: MetricSet, step: int, position: int) -> dict[str, float]:
+        """Reduce a step's metrics over all ranks; position: rows drawn."""
+        add_training(metrics, step, position / max(self._data.rows, 1))
+        return self._utilization.within_ceiling(reduce(metrics, self._gather).results())
+
+    def _show(self, step: int, values: dict[str, float]) -> None:
+        """Write a step's values, and hints that they give."""
+        self.last = values
+        if self._writers:
+            self._writers.write(step, values)
+            for hint in self._diagnosis.look(step, values):
+                _log.warning("hint at step %d: %s", step, hint.text)
+
+    def _add_update(self, metrics: MetricSet, update: Update, role: str, loss: str) -> None:
+        """Add the outcome of an optimizer update; loss: name of its loss."""
+        share = 1.0 / self._replicas
+        metrics.add(loss, update.loss, share)
+        metrics.add(f"{role}/grad_norm", update.result.grad_norm)
+        metrics.add(f"{role}/lr", update.result.learning_rate)
+        metrics.add_total(f"{role}/skipped_updates", share * update.result.failed)
+        metrics.add_total(f"{role}/empty_updates", share * update.result.empty)
+
+    def flush(self) -> None:
+        """Return when all files of the steps so far are there."""
+
+    def state_dict(self) -> dict[str, float]:
+        """Return the last step's metrics for the model card."""
+        return {name: value for name, value in self.last.items() if name.startswith(METRICS) and math.isfinite(value)}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        self.last = {name: float(value) for name, value in state.items()}
+
+    def close(self) -> None:
+        if self._writers:
+            self._writers.close()
