@@ -1,0 +1,96 @@
+"""Objects of the calling program as flags and settings name them: datasets, functions, tokenizers."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain, count
+from pathlib import Path
+from typing import Any
+
+from mindrlhf.checkpoint.peft_config import lora_settings
+from mindrlhf.data.source import is_source, read_source
+from mindrlhf.errors import UserError
+
+OWN = "python"  # place of the program's own functions in `place:function`
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+def rows_of(dataset: Any, name: str) -> Rows | str | None:
+    """Return a dataset's rows, or the path of its file.
+
+    dataset: rows, a `datasets.Dataset`, a path or None. Raises UserError for another kind.
+    """
+    if dataset is None or isinstance(dataset, str | Path):
+        return None if dataset is None else str(dataset)
+    if isinstance(dataset, Mapping):
+        splits = ", ".join(map(repr, dataset)) or "none"
+        raise UserError(f"{name}: has splits ({splits}), and one is needed; give one of them, {name}['train'] say.")
+    if not isinstance(dataset, Iterable):
+        raise UserError(f"{name}: is {type(dataset).__name__}; give a list of dicts, a datasets.Dataset or a path.")
+    return list(dataset)
+
+
+def number_of_rows(rows: Rows | str | None) -> int | None:
+    """Count rows; None for a MindRecord, whose rows MindSpore alone reads."""
+    if isinstance(rows, str):
+        return len(read_source(rows)) if is_source(rows) else None
+    return None if rows is None else len(rows)
+
+
+def named_functions(functions: Any) -> tuple[list[str], dict[str, Callable[..., Any]]]:
+    """Name reward functions as settings do.
+
+    Returns all names in order, and the program's own functions by name. functions: one or several, each a callable or a
+    name. Raises UserError for another kind.
+    """
+    names: list[str] = []
+    own: dict[str, Callable[..., Any]] = {}
+    for one in [functions] if callable(functions) or isinstance(functions, str) else functions:
+        if isinstance(one, str):
+            names.append(one)
+        elif callable(one):
+            choices = chain([""], (f"_{number}" for number in count(2)))
+            names.append(next(name for end in choices if (name := f"{OWN}:{name_of(one)}{end}") not in own))
+            own[names[-1]] = one
+        else:
+            right = "give a function, the name of a shipped one, or file.py:function; reward models are not done here"
+            raise UserError(f"reward_funcs: {type(one).__name__} is no reward function; {right}.")
+    return names, own
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """Return the name of a function, a class, or an object that is called."""
+    inner = getattr(function, "func", function)  # of a partial
+    return (getattr(inner, "__name__", None) or type(inner).__name__).strip("<>")
+
+
+def given_names(objects: Iterable[Any] | None, what: str) -> list[str]:
+    """Return names of functions or classes that other processes import; UserError for an object.
+
+    what: the argument's name, for messages.
+    """
+    names = list(objects or ())
+    for one in names:
+        if not isinstance(one, str):
+            found = f"{what}: {name_of(one)} is an object of this program, and calls run in processes of their own"
+            raise UserError(f"{found}; put it into a file, and give its name, tools.py:{name_of(one)} say.")
+    return names
+
+
+def adapter_settings(peft_config: Any) -> dict[str, Any]:
+    """Convert a `LoraConfig`, or a mapping of its values, to dotted settings."""
+    if peft_config is None:
+        return {}
+    raw = peft_config.to_dict() if hasattr(peft_config, "to_dict") else peft_config
+    values = lora_settings(raw if isinstance(raw, Mapping) else vars(raw), "peft_config")
+    return {f"lora.{name}": value for name, value in values.items()}
+
+
+def tokenizer_path(processing_class: Any, folder: str) -> str | None:
+    """Return the path of a tokenizer; an object of transformers is saved in `folder`."""
+    if processing_class is None or isinstance(processing_class, str | Path):
+        return None if processing_class is None else str(processing_class)
+    if not hasattr(processing_class, "save_pretrained"):
+        found = f"processing_class: is {type(processing_class).__name__}"
+        raise UserError(f"{found}; give the path of a tokenizer, or one of transformers.")
+    processing_class.save_pretrained(folder)
+    return folder

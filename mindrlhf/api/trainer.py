@@ -1,0 +1,360 @@
+"""Base of trainers: a job's steps with callbacks, and the trained model."""
+
+import argparse
+import shutil
+import signal
+import threading
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from mindrlhf.api.callbacks import Callbacks, TrainerState
+from mindrlhf.api.config import Config, Resolved
+from mindrlhf.api.objects import adapter_settings, number_of_rows, rows_of, tokenizer_path
+from mindrlhf.backend.process.launch import is_first_process, started_workers
+from mindrlhf.configs.layers import merge
+from mindrlhf.configs.loading import load_settings
+from mindrlhf.configs.run import HELD_OUT as MEASURED
+from mindrlhf.configs.trl.names import with_trl_names
+from mindrlhf.configs.trl.translation import Surroundings, nested
+from mindrlhf.configs.yaml_file import Layer
+from mindrlhf.errors import UserError
+from mindrlhf.files.atomic import atomic_files
+from mindrlhf.files.naming import ADAPTER_FOLDER, MODEL_FOLDER, step_files
+from mindrlhf.hub.models import local_model
+from mindrlhf.job import Job, Objects
+from mindrlhf.run.stop_signals import StopSignals
+from mindrlhf.trainer.check import read_train_yaml, split_overrides
+from mindrlhf.trainer.start import Steps
+
+if TYPE_CHECKING:
+    from mindrlhf.metrics.plot import Curves
+    from mindrlhf.rollout import generator
+    from mindrlhf.run.report import StepRecord
+
+TRAIN, HELD_OUT = "train_dataset", "eval_dataset"
+Resume = str | Path | bool | None
+
+
+class TrainOutput(NamedTuple):
+    """Result of a training. metrics: of the last step."""
+
+    global_step: int
+    training_loss: float
+    metrics: Mapping[str, float]
+
+
+class Trainer(ABC):
+    """Base class of trainers.
+
+    args: the configuration. state: of the last training. model: path or id of the first weights; None for random ones.
+    Raises `UserError` for a mistake in what it is given, here or when it is used.
+    """
+
+    loss: ClassVar[str]  # metric
+    sampling: ClassVar[str]  # settings of answers that `generate` draws
+
+    def __init__(
+        self,
+        model: Any,
+        args: Config,
+        train_dataset: Any,
+        eval_dataset: Any,
+        processing_class: Any,
+        callbacks: Iterable[Any] | None,
+        peft_config: Any,
+    ):
+        if not isinstance(model, str | Path | None):
+            found = f"model: is {type(model).__name__}"
+            raise UserError(f"{found}, and models are read from disk here; give a folder or a hub's id.")
+        self.model = None if model is None else str(model)
+        self.args, self.state = args, TrainerState()
+        self.output = Path(args.output_dir or f"out/{Path(self.model or 'model').name}")
+        self.state.is_world_process_zero = is_first_process()
+        self._temporary = TemporaryDirectory(prefix="mindrlhf-")
+        self._tokenizer = tokenizer_path(processing_class, self._temporary.name)
+        self._datasets = {TRAIN: rows_of(train_dataset, TRAIN), HELD_OUT: rows_of(eval_dataset, HELD_OUT)}
+        self._rows = number_of_rows(self._datasets[TRAIN])
+        self._given = adapter_settings(peft_config) | self._arguments()
+        self._trained: str | None = None
+        self._busy = False
+        self._generator: tuple[Any, generator.Generator] | None = None
+        self._flags()  # raises for a mistake
+        self._tell_needless()
+        others = {"model": self.model, "processing_class": processing_class}
+        self._callbacks = Callbacks(callbacks or (), args, self.state, **others)
+        self._callbacks("on_init_end")
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the checkpoints and the trained model."""
+        return self.args.flag("save_ckpt_dir") or self.output / "ckpt"
+
+    def add_callback(self, callback: Any) -> None:
+        """Add a callback, or a class of one."""
+        self._callbacks.add(callback)
+
+    def train(self, resume_from_checkpoint: Resume = None) -> TrainOutput:
+        """Train to the end; the model is then in `checkpoints`, and `save_model` copies it.
+
+        resume_from_checkpoint: True goes on from the newest checkpoint of the output folder, a path from that one. The
+        first SIGINT (Ctrl-C) or SIGTERM saves the run's state and raises KeyboardInterrupt or SystemExit.
+        """
+        last = deque(self.train_iter(resume_from_checkpoint), maxlen=1)
+        metrics = last.pop() if last else {}
+        return TrainOutput(self.state.global_step, metrics.get(self.loss, float("nan")), metrics)
+
+    def train_iter(self, resume_from_checkpoint: Resume = None) -> Iterator[dict[str, float]]:
+        """Train as `train`, and yield each step's metrics.
+
+        They have TRL's names and ours. An iterator that is left before its end saves the run's state.
+        """
+        resumed = {True: "auto", False: None, None: None}
+        resume = resumed[resume_from_checkpoint] if resume_from_checkpoint in resumed else str(resume_from_checkpoint)
+        if resume is None and step_files(self.checkpoints, ""):
+            right = "go on from them with train(resume_from_checkpoint=True), or set another output_dir"
+            raise UserError(f"{self.checkpoints}: holds checkpoints of an earlier run; {right}.")
+        signals = StopSignals()
+        self.state.global_step, self._trained = 0, None
+        self.state.log_history.clear()
+        self._callbacks.control.should_training_stop = False
+        self._callbacks("on_train_begin")
+        finished = yield from self._told(self._steps(signals, self._flags(resume)), signals)
+        self._find_trained(finished)
+        self._callbacks("on_train_end")
+        if signals.received is not None:
+            raise KeyboardInterrupt if signals.received == signal.SIGINT else SystemExit(0)
+
+    def evaluate(self) -> dict[str, float]:
+        """Measure on held-out data; returns its metrics under TRL's names and ours.
+
+        It measures the trained model, or the first one before a training. Rewards have the name `eval_reward`, the loss
+        of answers `eval_loss`.
+        """
+        if self._datasets[HELD_OUT] is None:
+            raise UserError("evaluate: there is no held-out data; give the trainer an eval_dataset.")
+        signals = StopSignals()
+        with listening(signals):
+            records = list(self._steps(signals, self._flags(validate_only=True)))
+        if signals.received is not None:
+            raise KeyboardInterrupt
+        measured = measured_of(records[0].metrics)
+        self._callbacks("on_evaluate", metrics=measured)
+        return measured
+
+    def save_model(self, output_dir: str | Path | None = None) -> None:
+        """Write the trained model as a Hugging Face folder.
+
+        output_dir: by default the output folder. Adapters are merged into it. Raises UserError before a training.
+        """
+        if self._trained is None:
+            raise UserError("save_model: nothing is trained yet; call train first.")
+        if not is_first_process():
+            return
+        target, source = Path(output_dir or self.output), Path(self._trained)
+        if source != self.checkpoints:
+            with atomic_files(target) as stage:
+                shutil.copytree(source, stage, dirs_exist_ok=True)
+            return
+        from mindrlhf.commands import export
+
+        parser, merge = argparse.ArgumentParser(), ["--merge"] if self.args.settings().lora.enabled else []
+        export.add_arguments(parser)
+        export.run(parser.parse_args(["--checkpoint", str(source), "--output", str(target), *merge]))
+
+    def generate(
+        self, prompts: Sequence[Any] | str, num_generations: int = 1, seed: int = 0, **sampling: Any
+    ) -> list[Any]:
+        """Answer prompts with the trained model, or the first one before a training.
+
+        prompts: texts, or lists of messages. sampling: `temperature`, `max_new_tokens` and so on, in place of the
+        configuration's. Returns a text for each prompt, or with several generations a list of them. One process only.
+        """
+        if started_workers() > 1:
+            raise UserError("generate: msrun started several processes; call it in a script that one process runs.")
+        if self._busy:
+            raise UserError("generate: a training is under way; wait for its end, or close its iterator.")
+        generator = self._open_generator(seed, sampling)
+        asked = [prompts] if isinstance(prompts, str) else list(prompts)
+        places = [(prompt, f"prompt {number}") for number, prompt in enumerate(asked)]
+        from mindrlhf.data.chat import write_prompts
+
+        groups = generator.generate(write_prompts(places, generator.tokenizer), num_generations)
+        texts = [[generator.text(rollout) for rollout in group.rollouts] for group in groups]
+        return texts if num_generations > 1 else [text for (text,) in texts]
+
+    def plot(self, title: str | None = None) -> "Curves":
+        """Draw the curves of the last training, which a notebook shows."""
+        from mindrlhf.metrics.plot import draw_runs
+        from mindrlhf.metrics.writers import METRICS_FILE
+
+        return draw_runs([self.output / METRICS_FILE], title=title)
+
+    def _arguments(self) -> dict[str, Any]:
+        """Turn arguments of this kind of trainer into settings, dotted."""
+        return {}
+
+    @abstractmethod
+    def _check(self, flags: Any) -> Job:
+        """Check flags and settings into a job."""
+
+    @abstractmethod
+    def _run(self, job: Job, signals: StopSignals) -> Steps:
+        """Run a job, which signals may ask to stop."""
+
+    def _objects(self) -> Objects:
+        return Objects({name: rows for name, rows in self._datasets.items() if not isinstance(rows, str | None)})
+
+    def _resolve(self) -> Resolved:
+        """Turn the configuration into flags and settings, now that rows and devices are known."""
+        known: Any = self.args.flags(**self.args.resolve(Surroundings()).flags)
+        yaml = read_train_yaml(known, self.model, split_overrides(known.overrides))
+        return self.args.resolve(Surroundings(yaml.parallel.data_parallel, self._rows))
+
+    def _flags(self, resume: str | None = None, validate_only: bool = False) -> Any:
+        """Make the flags of a run, or of a measurement alone."""
+        resolved, given = self._resolve(), dict(self._given)
+        settings = merge((resolved.settings, Layer(nested(given), {(): type(self).__name__})))
+        config: Any = load_settings(self.args.kind, resolved.flags.get(self.args.file_flag), given=settings)
+        trainer = config.trainer
+        measures = validate_only or trainer.test_freq or trainer.val_before_train
+        if measures and self._datasets[HELD_OUT] is not None:
+            given["data.val_dataset"] = self._source(HELD_OUT)
+        if validate_only:
+            given |= {"trainer.val_only": True, "trainer.resume_mode": "disable"}
+        own = {
+            "load_sft_checkpoint_train": (self._trained or self.model) if validate_only else self.model,
+            "mind_dataset_dir": self._source(TRAIN) or (self._source(HELD_OUT) if validate_only else None),
+            "output_dir": self.output / "evaluation" if validate_only else self.output,
+            "save_ckpt_dir": self.checkpoints,
+            "tokenizer_path": self._tokenizer or resolved.flags.get("tokenizer_path"),
+            "resume_training": resume,
+            "settings": merge((resolved.settings, Layer(nested(given), {(): type(self).__name__}))),
+        }
+        return self.args.flags(**(dict(resolved.flags) | own))
+
+    def _source(self, name: str) -> str | None:
+        """Name a dataset for flags and settings: its path, or its place in `_objects`."""
+        dataset = self._datasets[name]
+        return dataset if dataset is None or isinstance(dataset, str) else name
+
+    def _tell_needless(self) -> None:
+        """Print TRL's keys that have no effect here."""
+        by_reason: dict[str, list[str]] = {}
+        for key, reason in self._resolve().needless.items():
+            by_reason.setdefault(reason, []).append(key)
+        if by_reason and is_first_process():
+            shown = "; ".join(f"{', '.join(keys)} ({reason})" for reason, keys in by_reason.items())
+            print(f"{type(self.args).__name__}: without effect here: {shown}", flush=True)
+
+    def _steps(self, signals: StopSignals, flags: Any) -> Steps:
+        """Check the job and run it; one at a time."""
+        if self._busy:
+            raise UserError("a training is under way; wait for its end, or close its iterator.")
+        self._busy = True
+        try:
+            return (yield from self._run(self._check(flags), signals))
+        finally:
+            self._busy = False
+
+    def _told(self, steps: Steps, signals: StopSignals) -> Generator[dict[str, float], None, bool]:
+        """Tell callbacks of each step, and yield its metrics; returns what `steps` does.
+
+        Signals are wishes to stop while a step or a callback runs, and have their usual effect between them.
+        """
+        begins, every = True, self.args.settings().trainer.log_every
+        try:
+            while True:
+                with listening(signals):
+                    if begins:
+                        self._callbacks("on_step_begin")
+                    record = next(steps)
+                    logs = self._seen(record, every)
+                    if self._callbacks.control.should_training_stop:
+                        signals.ask("a callback has asked for it")
+                    begins = 0 < record.step < record.total and not signals.wanted
+                yield logs
+        except StopIteration as end:
+            return end.value
+        except GeneratorExit:
+            with listening(signals):
+                steps.close()
+            self._find_trained(False)
+            raise
+        except BaseException as error:
+            with listening(signals):
+                steps.throw(error)
+            raise
+
+    def _seen(self, record: "StepRecord", every: int) -> dict[str, float]:
+        """Tell callbacks of a step; every: steps from one log to the next."""
+        state, logs = self.state, {"step": record.step, **with_trl_names(record.metrics)}
+        if self.loss in logs:
+            logs["loss"] = logs[self.loss]
+        state.max_steps, state.epoch = record.total, record.metrics.get("training/epoch", state.epoch)
+        if record.step > 0:
+            state.global_step = record.step
+            self._callbacks("on_step_end", metrics=logs)
+            if record.step % every == 0 or record.step == record.total:
+                state.log_history.append(logs)
+                self._callbacks("on_log", logs=logs)
+        if measured := measured_of(record.metrics):
+            state.log_history.append({"step": record.step, **measured})
+            self._callbacks("on_evaluate", metrics=measured)
+        if record.checkpoint:
+            self._callbacks("on_save")
+        return logs
+
+    def _find_trained(self, finished: bool) -> None:
+        """Find the weights that a training has left, if any."""
+        folder = self.checkpoints
+        if finished:
+            whole = (folder / name for name in (MODEL_FOLDER, ADAPTER_FOLDER))
+            self._trained = next(str(path) for path in whole if path.is_dir())
+        elif step_files(folder, ""):
+            self._trained = str(folder)
+
+    def _open_generator(self, seed: int, sampling: Mapping[str, Any]) -> "generator.Generator":
+        """Open the generator of the current weights, or return the last one."""
+        from mindrlhf.backend import default_device
+        from mindrlhf.backend.process.launch import launch
+        from mindrlhf.configs.grpo import SamplingSettings
+
+        model = self._trained or self.model
+        if model is None:
+            raise UserError("generate: there is no model yet; call train first.")
+        group, device = (
+            getattr(self.args.settings(), self.sampling),
+            self.args.flag("device_target") or default_device(),
+        )
+        base = {name: getattr(group, name) for name in SamplingSettings.model_fields}
+        settings = load_settings(SamplingSettings, given=Layer(base | dict(sampling), {(): "generate"}))
+        key = model, settings, seed, device
+        if self._generator is None or self._generator[0] != key:
+            launch(device)
+            from mindrlhf.data.tokenizer import Tokenizer
+            from mindrlhf.rollout import generator
+
+            path = self._tokenizer or self.args.flag("tokenizer_path")
+            tokenizer = Tokenizer.from_path(local_model(path, weights=False)) if path else None
+            made = generator.Generator(model, settings, tokenizer=tokenizer, seed=seed, device_target=device)
+            self._generator = key, made
+        return self._generator[1]
+
+
+def listening(signals: StopSignals) -> AbstractContextManager[Any]:
+    """Enter signals in the main thread; Python lets no other one have them."""
+    return signals if threading.current_thread() is threading.main_thread() else nullcontext()
+
+
+def measured_of(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Select what was measured on held-out data; `eval_reward` is the mean over its sources."""
+    measured = {name: value for name, value in metrics.items() if name.startswith(MEASURED)}
+    rewards = [value for name, value in measured.items() if "/reward/mean@" in name]
+    if rewards:
+        measured = {"eval_reward": sum(rewards) / len(rewards), **measured}
+    return measured | ({"eval_loss": metrics["val/loss"]} if "val/loss" in metrics else {})
