@@ -10,11 +10,10 @@ import importlib
 import io
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
 
-from mindrlhf import __version__
+from mindrlhf.commands.arguments import Parser
 from mindrlhf.errors import UserError
-from mindrlhf.files.printable import printable
+from mindrlhf.version import __version__
 
 # Name -> (module under mindrlhf.commands, one line for --help). A module has add_arguments(parser) and run(args),
 # which may return an exit code.
@@ -27,7 +26,8 @@ COMMANDS = {
     "eval": ("evaluate", "accuracy of a model on a prompt MindRecord"),
     "report": ("report", "runs as one HTML page, live or as a file; or whether two runs agree"),
     "show": ("show", "prompts, answers and rewards of a step, in the terminal"),
-    "generate": ("generate", "responses of a model to the prompts of a file"),
+    "generate": ("generate", "responses of a model to prompts, typed or of a file"),
+    "chat": ("chat", "a conversation with a model in the terminal, or through a pipe"),
     "plot": ("plot", "the learning curves of runs as a PNG"),
     "reward-check": ("reward_check", "try reward functions on dataset rows"),
     "export": ("export", "the model of a training checkpoint as a Hugging Face folder"),
@@ -36,15 +36,8 @@ COMMANDS = {
 }
 
 
-class _Parser(argparse.ArgumentParser):
-    """Argument parser whose refusals are safe to print for any input."""
-
-    def error(self, message: str) -> NoReturn:
-        super().error(printable(message))
-
-
 def build_parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="mindrlhf", description="GRPO training for language models on MindSpore.")
+    parser = Parser("mindrlhf", description="GRPO training for language models on MindSpore.")
     parser.add_argument("--version", action="version", version=f"mindrlhf {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (_, summary) in COMMANDS.items():
@@ -62,11 +55,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     module_name, summary = COMMANDS[name]
     # Only the module of the command is imported: `mindrlhf data` never loads a model's graphs.
     module = importlib.import_module(f"mindrlhf.commands.{module_name}")
-    parser = _Parser(prog=f"mindrlhf {name}", description=f"{summary[0].upper()}{summary[1:]}.")
+    parser = Parser(f"mindrlhf {name}", description=f"{summary[0].upper()}{summary[1:]}.")
     module.add_arguments(parser)
-    args = parser.parse_intermixed_args(argv[1:])  # settings may stand anywhere among the flags
     try:
-        return module.run(args) or 0
+        return module.run(parser.parse(argv[1:])) or 0
     except UserError as error:
         reason = error
     except OSError as error:

@@ -1,22 +1,45 @@
-"""GRPO run with checked settings, from which its parts are built."""
+"""Run with checked settings, from which its parts are built."""
 
-import argparse
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mindrlhf.configs.grpo import GRPOConfig
+from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_yaml import ModelYaml
+from mindrlhf.configs.sft import SFTSettings
 from mindrlhf.data.tokenizer import Tokenizer
+from mindrlhf.flags import SFTFlags, TrainFlags
+from mindrlhf.models.parameters import parameter_count
+
+
+@dataclass(frozen=True)
+class Objects:
+    """Objects of the calling program, named by flags and settings like files.
+
+    datasets: rows by name. functions: reward functions by `python:NAME`.
+    """
+
+    datasets: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+
+
+NO_OBJECTS = Objects()  # a command line has none
+NOT_FLAGS = ("overrides", "from_verl", "settings")  # which the settings contain
 
 
 @dataclass(frozen=True)
 class Job:
-    """GRPO run with checked settings; MindSpore has not been touched yet."""
+    """Run with checked settings; MindSpore has not been touched yet.
 
-    args: argparse.Namespace
-    config: GRPOConfig
+    train, infer: model YAMLs of the graphs that train and generate; fine-tuning has one for both. policy_path,
+    reference_path, critic_path: of first weights; None for random ones, and for a role that is not there. teacher: its
+    path and architecture.
+    """
+
+    flags: TrainFlags | SFTFlags
+    config: GRPOSettings | SFTSettings
     train: ModelYaml
     infer: ModelYaml
     model: ModelConfig
@@ -25,14 +48,17 @@ class Job:
     reference_path: str | None
     critic_path: str | None
     output: Path
+    objects: Objects = NO_OBJECTS
+    teacher: tuple[str, ModelConfig] | None = None
 
     def described(self) -> dict[str, Any]:
         """All settings, for people and for comparing runs."""
-        flags = {name: value for name, value in vars(self.args).items() if name not in ("overrides", "from_verl")}
+        flags = {name: value for name, value in vars(self.flags).items() if name not in NOT_FLAGS}
         return {
-            "grpo": self.config.model_dump(mode="json"),
+            self.config.kind: self.config.model_dump(mode="json"),
             "train_yaml": self.train.model_dump(mode="json", exclude={"unused"}),
             "infer_yaml": self.infer.model_dump(mode="json", exclude={"unused"}),
             "model": self.model.model_dump(mode="json"),
+            "parameters": parameter_count(self.model),
             "flags": {name: str(value) for name, value in flags.items() if value is not None},
         }

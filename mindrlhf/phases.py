@@ -11,7 +11,8 @@ from typing import Literal
 SHARED, TRAIN, INFER = "shared_weights", "train_weights", "infer_weights"
 SHARED_BASE, TRAIN_BASE, INFER_BASE = "shared_base_weights", "train_base_weights", "infer_base_weights"
 POLICY_ROLES = {True: (SHARED, TRAIN, INFER), False: (SHARED_BASE, TRAIN_BASE, INFER_BASE)}  # by whether they train
-CACHE, VALIDATION_CACHE, REFERENCE = "kv_cache", "validation_kv_cache", "reference"
+CACHE, VALIDATION_CACHE = "kv_cache", "validation_kv_cache"
+REFERENCE, TEACHER = "reference", "teacher"
 GRADIENTS, MOMENTS = "gradients", "moments"
 CRITIC, CRITIC_GRADIENTS, CRITIC_MOMENTS = "critic", "critic_gradients", "critic_moments"
 POLICY, BASE = (SHARED, TRAIN), (SHARED_BASE, TRAIN_BASE)
@@ -28,8 +29,7 @@ class Phase:
     label: short name in tables and on the console. kind: computation of the model, if any. reads, writes: roles that it
     needs; what it writes has other content afterwards. parts: roles of which it says the part that it needs next
     (`Residency.use`), and writes that. A phase without roles leaves memory as it is. per_token: its time is also
-    reported for each token. critic: it runs the critic and not the policy. console: the step's line names it always, if
-    it takes a tenth of the step, or never.
+    reported for each token. model: which it runs.
     """
 
     label: str
@@ -38,8 +38,7 @@ class Phase:
     writes: tuple[str, ...] = ()
     parts: tuple[str, ...] = ()
     per_token: bool = False
-    critic: bool = False
-    console: Literal["always", "if long", "never"] = "if long"
+    model: Literal["policy", "critic", "teacher"] = "policy"
 
     @property
     def roles(self) -> set[str]:
@@ -53,37 +52,35 @@ class Phase:
     @property
     def mfu(self) -> str | None:
         """Last part of the metric of its utilization; None without one."""
-        names = {"generate": "rollout", "update": "critic" if self.critic else "actor"}
+        names = {"generate": "rollout", "update": "critic" if self.model == "critic" else "actor"}
         return names.get(self.kind) if self.passes else None
 
 
 PHASES = {
-    "step": Phase("step", console="never"),
-    "gen": Phase("gen", "generate", reads=GENERATING, writes=(CACHE,), per_token=True, console="always"),
+    "step": Phase("step"),
+    "gen": Phase("gen", "generate", reads=GENERATING, writes=(CACHE,), per_token=True),
     "reward": Phase("reward"),
     "ref": Phase("ref", "score", reads=(REFERENCE, *BASE), per_token=True),
+    "teacher": Phase("teacher", "score", reads=(TEACHER,), per_token=True, model="teacher"),
     "old_log_prob": Phase("old log-prob", "score", reads=(*POLICY, *BASE), per_token=True),
-    "values": Phase("values", "score", reads=(CRITIC,), per_token=True, critic=True, console="never"),
-    "adv": Phase("adv", per_token=True, console="never"),
+    "values": Phase("values", "score", reads=(CRITIC,), per_token=True, model="critic"),
+    "adv": Phase("adv", per_token=True),
     "update_critic": Phase(
         "train critic",
         "update",
         writes=(CRITIC, CRITIC_GRADIENTS),
         parts=(CRITIC_MOMENTS,),
         per_token=True,
-        critic=True,
-        console="never",
+        model="critic",
     ),
-    "update_actor": Phase("train", "update", BASE, (*POLICY, GRADIENTS), (MOMENTS,), per_token=True, console="always"),
-    "sync_ref": Phase("sync ref", reads=POLICY, writes=(REFERENCE,), console="never"),
+    "update_actor": Phase("train", "update", BASE, (*POLICY, GRADIENTS), (MOMENTS,), per_token=True),
+    "sync_ref": Phase("sync ref", reads=POLICY, writes=(REFERENCE,)),
     "reshard": Phase("reshard", reads=POLICY, writes=(INFER,)),
     "compile": Phase("compile"),
     "testing": Phase("eval", "generate", reads=GENERATING, writes=(VALIDATION_CACHE,)),
     "report": Phase("report"),
     "save_checkpoint": Phase("save", reads=(*POLICY, MOMENTS, REFERENCE, CRITIC, CRITIC_MOMENTS)),
-    "export": Phase("export", reads=(*POLICY, *BASE, CRITIC), console="never"),
-    "load_checkpoint": Phase(
-        "load", writes=(*POLICY, INFER, MOMENTS, REFERENCE, CRITIC, CRITIC_MOMENTS), console="never"
-    ),
+    "export": Phase("export", reads=(*POLICY, *BASE, CRITIC)),
+    "load_checkpoint": Phase("load", writes=(*POLICY, INFER, MOMENTS, REFERENCE, CRITIC, CRITIC_MOMENTS)),
 }
 ROLES = frozenset(role for phase in PHASES.values() for role in phase.roles)

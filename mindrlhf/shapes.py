@@ -1,6 +1,6 @@
 """Sizes of compiled graphs and caches. Pure Python."""
 
-from mindrlhf.configs.grpo import GRPOConfig
+from mindrlhf.configs.grpo import GRPOSettings
 
 
 def round_up(number: int, multiple: int) -> int:
@@ -33,7 +33,7 @@ def pool_size(slots: int, samples: int) -> int:
     return max(1, -(-slots // samples))
 
 
-def round_responses(config: GRPOConfig, ranks: int) -> tuple[int, int]:
+def round_responses(config: GRPOSettings, ranks: int) -> tuple[int, int]:
     """Count sampled and greedy responses of one of `ranks` data-parallel ranks in a round.
 
     Greedy ones are the baseline of an advantage such as remax.

@@ -77,11 +77,14 @@ class Experience:
         over.
     trained: bool[G], the responses that enter the loss; None is all of them.
     greedy_reward: of the most probable response to the prompt, NaN where it has none; None when nothing needs it.
-    reference_log_probs: G arrays float32[R] from the reference model, or None when nothing needs them.
+    reference_log_probs, teacher_log_probs: G arrays float32[R] from the reference model and from a teacher, or None
+        when nothing needs them.
     old_log_probs: G arrays float32[R] of the policy before this step's first update, or None when the
         first update sees all of a step, and its own values are taken.
     values, returns: G arrays float32[R], the critic's estimates before each token at the start of the step, and their
         targets; None without a critic.
+    token_figures: G mappings name -> float32[R], what the step's last update measured of each token (`records`); None
+        where nobody asked.
     """
 
     group: RolloutGroup
@@ -92,9 +95,11 @@ class Experience:
     trained: np.ndarray | None = None
     greedy_reward: float | None = None
     reference_log_probs: tuple[np.ndarray, ...] | None = None
+    teacher_log_probs: tuple[np.ndarray, ...] | None = None
     old_log_probs: tuple[np.ndarray, ...] | None = None
     values: tuple[np.ndarray, ...] | None = None
     returns: tuple[np.ndarray, ...] | None = None
+    token_figures: tuple[Mapping[str, np.ndarray], ...] | None = None
 
     @property
     def lengths(self) -> np.ndarray:

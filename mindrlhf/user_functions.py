@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 from mindrlhf.errors import UserError
+from mindrlhf.files.shipped import shipped_file
 from mindrlhf.files.text import nearest
 
 
@@ -39,7 +40,7 @@ def load_function(what: str, name: str) -> Callable:
 def absolute(name: str) -> str:
     """Make the path in `path/file.py:function` absolute; keep other names."""
     place, colon, function_name = name.rpartition(":")
-    return f"{Path(place).absolute()}:{function_name}" if colon and place.endswith(".py") else name
+    return f"{_file(place)}:{function_name}" if colon and place.endswith(".py") else name
 
 
 def hint(name: str, known: Iterable[str]) -> str:
@@ -47,8 +48,12 @@ def hint(name: str, known: Iterable[str]) -> str:
     return f" (nearest: {near!r})" if (near := nearest(name, known)) else ""
 
 
+def _file(place: str) -> Path:
+    return shipped_file(Path(place)).absolute()
+
+
 def _load_module(what: str, place: str) -> ModuleType:
-    path = Path(place).absolute()
+    path = _file(place)
     if place.endswith(".py") and not path.is_file():
         raise UserError(f"{what}: there is no file {path}.")
     try:

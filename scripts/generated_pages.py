@@ -22,10 +22,11 @@ from pydantic_core import PydanticUndefined
 
 from mindrlhf import cli
 from mindrlhf.configs.base import Settings, is_group
-from mindrlhf.configs.grpo import GRPOConfig
+from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.configs.model_settings import ModelSettings
 from mindrlhf.configs.model_yaml import ContextSettings, ParallelSettings, RecomputeSettings
-from mindrlhf.configs.sft import SFTConfig
+from mindrlhf.configs.sft import SFTSettings
+from mindrlhf.configs.trl.names import flat_fields, trl_names
 from mindrlhf.configs.verl.table import ELSEWHERE, NEEDLESS, NOT_DONE
 from mindrlhf.configs.verl.translation import translate
 
@@ -115,18 +116,20 @@ def settings_page() -> str:
         "## GRPO",
         "",
         "`mindrlhf train --grpo_config FILE.yaml`",
-        *_groups(GRPOConfig),
+        *_groups(GRPOSettings),
         "",
         "## Fine-tuning",
         "",
         "`mindrlhf sft --sft_config FILE.yaml`",
-        *_groups(SFTConfig),
+        *_groups(SFTSettings),
         "",
         "## Model YAMLs",
         "",
-        "MindFormers' form. One file for training (`--sft_path_train`) and one for generating (`--sft_path_infer`); on "
-        "the command line their keys follow `train_yaml.` and `infer_yaml.` Keys of MindFormers that are not listed "
-        "have no effect; they are named once at the start.",
+        "MindFormers' form. One file for training (`--sft_path_train`) and one for generating (`--sft_path_infer`): a "
+        "path, or the name of one in `model_configs/qwen_grpo/`. Without a file these values are the defaults, the "
+        "shape is the checkpoint's, and all processes are data-parallel. On the command line the keys follow "
+        "`train_yaml.` and `infer_yaml.` Keys of MindFormers that are not listed have no effect; they are named once "
+        "at the start.",
         *(line for name, group in YAML_GROUPS.items() for line in _section(group, name, group.__doc__)),
     ]
     return "\n".join(lines) + "\n"
@@ -150,7 +153,7 @@ def _section(group: type[Settings], prefix: str, meaning: str, defaults: Setting
 def _table(fields: dict[str, FieldInfo], prefix: str, defaults: Settings | None = None) -> Iterator[str]:
     """defaults: the values that hold in this group, which may be others than those of its class."""
     yield from (*REFERENCE, "| key | type | default | meaning |", "| --- | --- | --- | --- |")
-    for name, field in _flat(fields):
+    for name, field in flat_fields(fields):
         default = field.get_default(call_default_factory=True)
         if defaults is not None:
             default = defaults
@@ -159,15 +162,6 @@ def _table(fields: dict[str, FieldInfo], prefix: str, defaults: Settings | None 
         shown = "" if default is PydanticUndefined else f"`{_value(default)}`"
         yield f"| `{prefix}{name}` | {_cell(_type(field))} | {_cell(shown)} | {_cell(field.description)} |"
     yield from END
-
-
-def _flat(fields: dict[str, FieldInfo], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """Settings with those of groups within in their place."""
-    for name, field in fields.items():
-        if is_group(field.annotation):
-            yield from _flat(field.annotation.model_fields, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", field
 
 
 def _value(value: Any) -> str:
@@ -263,19 +257,6 @@ def verl_rows() -> dict[str, list[str]]:
     return rows
 
 
-def trl_rows() -> dict[str, list[str]]:
-    """A name of TRL's GRPOConfig -> our keys, from the brackets at the end of the settings' descriptions."""
-    rows: dict[str, list[str]] = {}
-    for group, field in GRPOConfig.model_fields.items():
-        if group == "critic" or not is_group(field.annotation):
-            continue
-        for name, setting in _flat(field.annotation.model_fields):
-            for found in re.finditer(r"TRL ([a-z][\w=]*(?:, [a-z]\w*)*)", setting.description):
-                for theirs in found[1].split(", "):
-                    rows.setdefault(theirs, []).append(f"{group}.{name}")
-    return rows
-
-
 def _two_columns(theirs: str, rows: Mapping[str, Iterable[str]]) -> list[str]:
     lines = [f"| {theirs} | here |", "| --- | --- |"]
     return lines + [f"| {_code(keys.split(', '))} | {_code(ours)} |" for keys, ours in sorted(rows.items())]
@@ -298,5 +279,5 @@ TABLES: Mapping[str, Callable[[], list[str]]] = {
     "verl-elsewhere": lambda: _verl_table(ELSEWHERE, "here"),
     "verl-needless": lambda: _verl_table(NEEDLESS, "why"),
     "verl-not-done": lambda: _verl_table({str(one): " ".join(one.asking) for one in NOT_DONE}, "not done"),
-    "trl": lambda: _two_columns("TRL", trl_rows()),
+    "trl": lambda: _two_columns("TRL", trl_names(GRPOSettings)),
 }

@@ -11,11 +11,11 @@
 # model_configs/qwen_grpo/{finetune,predict}_qwen2_tiny.yaml.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/quickstart_parts.sh"
-calculator=(--max_new_tokens 96 --tools calculator --max_turns 3)
+conversation=(--max_new_tokens 192 --max_turns 3)
 
-step "Products that the model cannot do in its head, demonstrations, and a tokenizer that has learnt from them"
-mindrlhf synthesize --task calculator --operations "*" --max_number 99 --train_size 4000 --test_size 400 \
-    --careless_share 0.6 --tokenizer_vocab_size 512 --seed "$seed" --output_dir "$out/data"
+step "Problems of which most are too hard for the head, demonstrations, and a tokenizer that has learnt from them"
+mindrlhf synthesize --task calculator --max_number 99 --train_size 8000 --test_size 400 \
+    --careless_share 0.85 --tokenizer_vocab_size 512 --seed "$seed" --output_dir "$out/data"
 head -n 3 "$out/data/demonstrations.jsonl"
 
 step "MindRecord files"
@@ -24,14 +24,16 @@ for split in train test; do
         --file_path "$out/data/$split.jsonl" --output_path "$out/data/$split.mindrecord"
 done
 
-# Six in ten demonstrations guess a number or garble the call: imitation learns that, reward unlearns it.
+# Most demonstrations answer from the head, and a few call wrongly: imitation learns that, reward unlearns it.
 step "Warm start: supervised fine-tuning of random weights on careless conversations"
 mindrlhf sft "${tokenizer[@]}" --sft_path_train "$models/finetune_qwen2_tiny.yaml" \
     --sft_config "$example/quickstart_tools_sft.yaml" --mind_dataset_dir "$out/data/demonstrations.jsonl" \
     --save_ckpt_dir "$out/sft" --output_dir "$out/sft" seed="$seed"
 
-step "Accuracy on the held-out problems before GRPO"
-evaluate "$out/sft/hf" before "${calculator[@]}"
+step "Accuracy on the held-out problems before GRPO: the most probable answers, and drawn ones"
+evaluate "$out/sft/hf" drawn "${conversation[@]}" --tools calculator --temperature 1
+drawn=$accuracy
+evaluate "$out/sft/hf" before "${conversation[@]}" --tools calculator
 before=$accuracy
 
 step "GRPO"
@@ -41,12 +43,12 @@ msrun --worker_num=1 --local_worker_num=1 --join=True --log_dir="$out/grpo/log" 
     --mind_dataset_dir "$out/data/train.mindrecord" --save_data_file "$out/grpo/rollouts.mindrecord" \
     --save_ckpt_dir "$out/grpo" --output_dir "$out/grpo" seed="$seed" ${steps:+trainer.total_steps="$steps"}
 
-step "Accuracy on the held-out problems after GRPO, without the calculator"
-evaluate "$out/grpo/hf" without --max_new_tokens 96
+step "Accuracy on the held-out problems after GRPO, with an error in answer to each call"
+evaluate "$out/grpo/hf" without "${conversation[@]}" --tools none
 without=$accuracy
 
 step "Accuracy on the held-out problems after GRPO"
-evaluate "$out/grpo/hf" after "${calculator[@]}"
+evaluate "$out/grpo/hf" after "${conversation[@]}" --tools calculator
 
 step "Reward curve, calls and failures"
 mindrlhf plot "$out/grpo" --accuracy "$before" "$accuracy" --title "Quick start with a calculator, seed $seed" \
@@ -56,6 +58,7 @@ mindrlhf report "$out/grpo"
 step "Done"
 cat <<END
 held-out accuracy, greedy: $before before GRPO, $accuracy after, $without after and without the calculator
+of drawn answers: $drawn before GRPO
 
 $out/
     reward_curve.png       reward, calls of a conversation and failures by step

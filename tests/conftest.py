@@ -1,7 +1,7 @@
 """Shared fixtures: where reference data lies, slow tests off unless asked for."""
 
 import os
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 # Set before MindSpore is imported anywhere: its C++ log stays quiet, and two threads beat its own choice on two cores,
@@ -12,10 +12,15 @@ os.environ.setdefault(
 )
 # As MindSpore sets it: a test that loads TensorBoard's messages first would take it away from the ones behind it.
 os.environ.setdefault("PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION", "python")
+# No test asks a hub for a model or dataset; those that do have a server of their own.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import hypothesis
 import pytest
+from browser import Browser, find_browser
 from copying_memory import copying_threads
+
+from mindrlhf.files.user_cache import user_cache
 
 # How long an example takes says nothing on a machine that does other things too.
 hypothesis.settings.register_profile("project", deadline=None)
@@ -42,6 +47,31 @@ def memory(request):
     """The parameters' memory as on the CPU, and as on Ascend, where the host sees copies."""
     with copying_threads() if request.param == "copying" else nullcontext():
         yield request.param
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    """A headless Chromium; a test that asks for it is skipped where none is installed."""
+    program = find_browser()
+    if program is None:
+        pytest.skip("no Chromium is installed (apt-get install chromium)")
+    browser = Browser(program, tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory):
+    """A user's cache for this session: its runs share their graphs, and read no others; operators are built already."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cache" / "mindrlhf"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for built in user_cache().glob("kernels-*.so"):
+        with suppress(FileExistsError):
+            (folder / built.name).symlink_to(built)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder.parent))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ import importlib
 import os
 import subprocess
 import sys
+from contextlib import suppress
 
 import jobs
 import pytest
@@ -38,9 +39,10 @@ def test_a_refusal_holds_no_control_characters(command, capsys):
     command(run)
     assert cli.main(["probe", "--flag", "\x1b[31m\n\ud800"]) == 2
     assert capsys.readouterr().err == "mindrlhf probe: --flag \\u001b[31m\\u000a\\ud800: unknown.\n"
-    with pytest.raises(SystemExit):
-        cli.main(["probe", "--no-such-\x1b[31m"])
-    assert "\x1b" not in capsys.readouterr().err
+    for argv in (["--no-such-\x1b[31m"], ["--flag", "1", "-\x1b[31m"]):
+        with suppress(SystemExit):
+            cli.main(["probe", *argv])
+        assert "\x1b" not in capsys.readouterr().err
 
 
 def test_a_file_that_cannot_be_opened_is_named(command, capsys, tmp_path):

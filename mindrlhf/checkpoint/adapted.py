@@ -16,12 +16,17 @@ from mindrlhf.configs.lora import Adapter, LoraSettings
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.problems import brief
 from mindrlhf.errors import UserError
+from mindrlhf.hub.models import local_model
 from mindrlhf.models.parameters import ParameterSpec, parameter_table
 
 
 def base_path(folder: str | Path) -> str:
-    """Find the base model of a PEFT folder by the path that it names."""
-    name = read_peft_config(Path(folder, PEFT_CONFIG_FILE))[1].name
+    """Find a PEFT folder's base model by the path or id there."""
+    named = read_peft_config(Path(folder, PEFT_CONFIG_FILE))[1].name
+    try:
+        name = named and local_model(named)
+    except UserError as error:
+        raise UserError(f"{folder}: is an adapter of {error}") from None
     if name is None or not Path(name).exists() or is_adapter(name):
         state = "names no base model" if name is None else f"is an adapter of {name}, which is no model here"
         raise UserError(f"{folder}: {state}; give the base model, and this folder as its adapter.")

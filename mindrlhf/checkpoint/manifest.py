@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, BinaryIO
 
 from pydantic import AfterValidator, Field, StrictInt, StrictStr, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
@@ -99,8 +99,16 @@ class Manifest:
 
 def describe(path: Path) -> StoredFile:
     with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        digest = file_digest(file)
         return StoredFile(file.tell(), digest)
+
+
+def file_digest(file: BinaryIO) -> str:
+    """Compute the SHA-256 of an open file, in hexadecimal digits; Python 3.10's hashlib cannot."""
+    digest = hashlib.sha256()
+    while chunk := file.read(1 << 20):
+        digest.update(chunk)
+    return digest.hexdigest()
 
 
 def step_folders(folder: Path) -> list[Path]:

@@ -1,6 +1,5 @@
 """Inputs of every command with a model: tokenizer, architecture, weights."""
 
-import argparse
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +16,8 @@ from mindrlhf.checkpoint.weight_source import WeightSource, fingerprint, open_sh
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError, refuse
+from mindrlhf.flags import TokenizerFlags
+from mindrlhf.hub.models import local_model
 from mindrlhf.models.families import FAMILIES
 from mindrlhf.models.parameters import ParameterSpec, parameter_table
 from mindrlhf.parallel.layout import Slices
@@ -41,19 +42,20 @@ def checkpoint_config(path: str | None) -> ModelConfig | None:
     if path is None:
         return None
     if not Path(path).exists():
-        raise UserError(f"{path}: no such checkpoint; give an HF directory, a .safetensors or a .ckpt file.")
+        raise UserError(f"{path}: no such checkpoint; give an HF directory or hub id, a .safetensors or a .ckpt file.")
     folder = hf_folder(path)
     return None if folder is None else read_hf_config(folder)
 
 
-def open_tokenizer(args: argparse.Namespace, checkpoint: str | None) -> Tokenizer:
+def open_tokenizer(flags: TokenizerFlags, checkpoint: str | None) -> Tokenizer:
     """Open the tokenizer that the flags name, or the checkpoint's own."""
-    if args.vocab_path or args.merges_file_path:
-        if not (args.vocab_path and args.merges_file_path):
+    if flags.vocab_path or flags.merges_file_path:
+        if not (flags.vocab_path and flags.merges_file_path):
             raise UserError("--vocab_path and --merges_file_path belong together; give both, or --tokenizer_path.")
-        return Tokenizer.from_files(args.vocab_path, args.merges_file_path)
-    if args.tokenizer_path or checkpoint:
-        return Tokenizer.from_path(args.tokenizer_path or hf_folder(checkpoint) or checkpoint)
+        return Tokenizer.from_files(flags.vocab_path, flags.merges_file_path)
+    if flags.tokenizer_path or checkpoint:
+        named = flags.tokenizer_path and local_model(flags.tokenizer_path, weights=False)
+        return Tokenizer.from_path(named or hf_folder(checkpoint) or checkpoint)
     raise UserError("no tokenizer is given; use --vocab_path with --merges_file_path, or --tokenizer_path.")
 
 

@@ -24,6 +24,7 @@ from mindrlhf.errors import UserError, refuse
 from mindrlhf.files.atomic import atomic_folder
 from mindrlhf.files.json import write_json
 from mindrlhf.files.text import some
+from mindrlhf.hub.models import local_model
 from mindrlhf.models.parameters import ParameterSpec, parameter_table
 
 PEFT_WEIGHTS_FILE = "adapter_model.safetensors"
@@ -103,8 +104,11 @@ def is_adapter(path: str | Path | None) -> bool:
 
 
 def read_adapter(folder: str | Path) -> StoredAdapter:
-    """Read and check an adapter folder; `UserError` for anything but whole, finite, plain LoRA."""
-    folder = Path(folder)
+    """Read and check an adapter's folder, or that of its id on a hub.
+
+    `UserError` for anything but whole, finite, plain LoRA.
+    """
+    folder = Path(local_model(str(folder)))
     if not folder.is_dir():
         raise UserError(f"{folder}: there is no such folder; give an adapter's, with its {PEFT_CONFIG_FILE}.")
     adapter, base = read_peft_config(folder / PEFT_CONFIG_FILE)

@@ -1,7 +1,7 @@
 """PEFT's `adapter_config.json`: adapters described, unsupported settings refused by name."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -16,6 +16,7 @@ from mindrlhf.configs.problems import brief, build
 from mindrlhf.configs.yaml_file import Layer
 from mindrlhf.errors import UserError
 from mindrlhf.files.json import read_json
+from mindrlhf.hub.names import id_of
 
 PEFT_CONFIG_FILE = "adapter_config.json"
 OWN_KEY = "mindrlhf"
@@ -83,19 +84,47 @@ class Base:
 
 def read_peft_config(path: Path) -> tuple[Adapter, Base]:
     """Read an `adapter_config.json`; `UserError` for every setting of more than plain LoRA."""
-    raw = read_json(path)
-    for key, value in raw.items():
-        plain = _KEYS["plain"].get(key, _KEYS["empty"])
-        known = key in PeftConfig.model_fields or key in _KEYS["without_effect"]
-        if not known and not any(type(value) is type(right) and value == right for right in plain):
-            advice = f"plain LoRA has {plain[0]!r} there" if key in _KEYS["plain"] else "train the adapter without it"
-            raise UserError(f"{path}: {key} is {brief(value)}, and that is not supported; {advice}.")
-    read = build(PeftConfig, raw, Layer(raw, {(): str(path)}), strict=False)
+    read = _plain(read_json(path), str(path))
     modules = read.target_modules, read.exclude_modules or ()
     patterns = read.rank_pattern or {}, read.alpha_pattern or {}
     adapter = Adapter(read.r, read.lora_alpha, read.use_rslora, *modules, *patterns, dropout=read.lora_dropout)
     own = read.mindrlhf or _Own()
     return adapter, Base(read.base_model_name_or_path, own.base_fingerprint, own.weights_sha256)
+
+
+def lora_settings(raw: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Convert the values of a `LoraConfig` to settings of `lora`, with PEFT's defaults.
+
+    where: names the values in messages. `UserError` for every setting of more than plain LoRA.
+    """
+    given = {key: sorted(value) if isinstance(value, set) else value for key, value in raw.items()}
+    given = {key: getattr(value, "value", value) for key, value in given.items() if value is not None}
+    init = given.pop("init_lora_weights", True)
+    read = _plain(_KEYS["defaults"] | given, where)
+    ways = {True: "kaiming", "gaussian": "gaussian"}
+    if init not in ways or read.rank_pattern or read.alpha_pattern:
+        key, value = ("init_lora_weights", init) if init not in ways else ("a pattern of ranks or alphas", "given")
+        raise UserError(f"{where}: {key} is {value!r}, which is not done here; train the adapter without it.")
+    return {
+        "rank": read.r,
+        "alpha": read.lora_alpha,
+        "dropout": read.lora_dropout,
+        "target_modules": read.target_modules,
+        "exclude_modules": read.exclude_modules or (),
+        "use_rslora": read.use_rslora,
+        "init": ways[init],
+    }
+
+
+def _plain(raw: Mapping[str, Any], where: str) -> PeftConfig:
+    """Check that a configuration is one of plain LoRA."""
+    for key, value in raw.items():
+        plain = _KEYS["plain"].get(key, _KEYS["empty"])
+        known = key in PeftConfig.model_fields or key in _KEYS["without_effect"]
+        if not known and not any(type(value) is type(right) and value == right for right in plain):
+            advice = f"plain LoRA has {plain[0]!r} there" if key in _KEYS["plain"] else "train the adapter without it"
+            raise UserError(f"{where}: {key} is {brief(value)}, and that is not supported; {advice}.")
+    return build(PeftConfig, raw, Layer(dict(raw), {(): where}), strict=False)
 
 
 def peft_config(adapter: Adapter, modules: Iterable[str], base: Base) -> dict[str, Any]:
@@ -108,7 +137,7 @@ def peft_config(adapter: Adapter, modules: Iterable[str], base: Base) -> dict[st
     own = {"base_fingerprint": base.fingerprint, "weights_sha256": base.sha256}
     return _KEYS["written"] | {
         "alpha_pattern": {key: _whole(alpha) for key, alpha in adapter.alpha_pattern.items()},
-        "base_model_name_or_path": base.name,
+        "base_model_name_or_path": id_of(base.name or "") or base.name,
         "exclude_modules": adapter.exclude_modules or None,
         "lora_alpha": _whole(adapter.alpha),
         "lora_dropout": adapter.dropout,

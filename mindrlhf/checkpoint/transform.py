@@ -5,7 +5,7 @@ one tensor is in memory. Outputs appear complete or not at all; sources are only
 """
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
@@ -17,12 +17,11 @@ from mindrlhf.checkpoint.weight_source import WeightSource, write_weights
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import atomic_file, atomic_folder
-from mindrlhf.metrics.progress import counted
+from mindrlhf.metrics.progress import Advance, counted
 from mindrlhf.models.parameters import parameter_table
 from mindrlhf.parallel.layout import Layout, Slices, full_layout, sliced_shape
 
 FileFormat = Literal["safetensors", "ckpt"]
-Advance = Callable[[int], None]
 
 
 def write_ranks(

@@ -15,6 +15,8 @@ from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_yaml import load_model_yaml
 from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import atomic_file
+from mindrlhf.files.shipped import names_yaml
+from mindrlhf.hub.models import local_model
 from mindrlhf.metrics.progress import Progress, counted
 from mindrlhf.models.parameters import parameter_table
 
@@ -34,7 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Convert one tensor at a time; without a change of dtype bit for bit."""
-    folder, file = Path(args.torch_ckpt_dir), _mindspore_file(args.mindspore_ckpt_path)
+    given = args.torch_ckpt_dir
+    folder, file = Path(given if args.reverse else local_model(given)), _mindspore_file(args.mindspore_ckpt_path)
     origin, target = (file, folder) if args.reverse else (folder, file)
     adapter = args.adapter
     if adapter is None and is_adapter(origin):
@@ -76,7 +79,7 @@ def _config(config_path: str | None, weights: Path) -> ModelConfig:
             raise UserError(f"{beside}: has no {CONFIG_FILE} that describes the model; name one with --config_path.")
         return found
     path = Path(config_path)
-    if path.suffix in (".yaml", ".yml"):
+    if names_yaml(path):
         return load_model_yaml(path).architecture(found, str(beside / CONFIG_FILE))
     return read_hf_config(path.parent if path.name == CONFIG_FILE else path)
 

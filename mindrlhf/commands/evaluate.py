@@ -11,42 +11,48 @@ from typing import Any
 
 from mindrlhf.backend.process.launch import launch
 from mindrlhf.checkpoint.open import open_tokenizer
-from mindrlhf.commands.generation import add_generation_arguments, check_generation, open_generator
-from mindrlhf.configs.grpo import RewardFunctionSettings, RewardSettings, RolloutSettings
-from mindrlhf.configs.loading import load_settings
-from mindrlhf.data.mindrecord import read_prompts
+from mindrlhf.commands.generation import (
+    add_conversation_arguments,
+    add_generation_arguments,
+    check_generation,
+    open_generator,
+    rollout_settings,
+)
+from mindrlhf.configs.grpo import GRPOSettings, RewardFunctionSettings, RewardSettings, RolloutSettings
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.environments.open import open_conversations
 from mindrlhf.evaluation.pass_at_k import Answer, compare, evaluate, overall, read_answers
 from mindrlhf.files.atomic import make_folder
+from mindrlhf.hub.models import local_models
 from mindrlhf.metrics.experience import add_conversations
 from mindrlhf.metrics.metric_set import MetricSet
 from mindrlhf.metrics.progress import Progress
 from mindrlhf.rewards.runner import RewardRunner
 from mindrlhf.rollout.generator import language_model
+from mindrlhf.run.training_data import read_problems
 
 SAMPLING = {"max_new_tokens": 256, "temperature": 0.0, "top_p": 1.0, "top_k": 0}  # flag -> default: greedy
-CONVERSATION = {"environment": None, "tools": "+", "tool_format": None, "max_turns": None}  # flag -> number of values
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add_generation_arguments(parser)
-    add("--data", required=True, help="prompt MindRecord")
+    rows = "prompt MindRecord; or rows as `mindrlhf data` reads them, a hub's dataset too (openai/gsm8k:test)"
+    add("--data", required=True, help=rows)
     add("--compare", help="a second model, or answers of --output: its distance from --model, with a paired test")
     add("--reward", help="reward function that says what is right (default: the one of the data's task)")
     for name, default in SAMPLING.items():
         text = RolloutSettings.model_fields[name].description
         add(f"--{name}", default=default, metavar="N", help=f"{text} Default: {default}.")
-    for name, values in CONVERSATION.items():
-        add(f"--{name}", nargs=values, metavar="VALUE", help=RolloutSettings.model_fields[name].description)
+    add_conversation_arguments(parser)
     add("--output", type=Path, help="JSONL of every answer")
 
 
 def run(args: argparse.Namespace) -> None:
     """Generate, score, and print one JSON object."""
-    settings = _settings(args)
+    settings = rollout_settings(args, [f"{name}={getattr(args, name)}" for name in SAMPLING])
     check_generation(args, settings)
+    args = local_models(args)
     models = [args.model] if args.compare is None or args.compare.endswith(".jsonl") else [args.model, args.compare]
     for path in models:
         language_model(path)
@@ -69,21 +75,13 @@ def run(args: argparse.Namespace) -> None:
     print(json.dumps(_rounded(result)))
 
 
-def _settings(args: argparse.Namespace) -> RolloutSettings:
-    given = {name: getattr(args, name) for name in (*SAMPLING, *CONVERSATION)}
-    written = {name: f"[{', '.join(value)}]" if isinstance(value, list) else value for name, value in given.items()}
-    return load_settings(
-        RolloutSettings, overrides=[f"{n}={value}" for n, value in written.items() if value is not None]
-    )
-
-
 def _answers(
     args: argparse.Namespace, settings: RolloutSettings, path: str, tokenizer: Tokenizer
 ) -> tuple[list[Answer], dict[str, float]]:
     """Generate one model's answers; of conversations there are metrics, too."""
     from mindrlhf.evaluation.evaluator import Evaluator, reward_of
 
-    prompts = read_prompts(args.data, tokenizer)[: args.limit]
+    prompts = read_problems(args.data, tokenizer, GRPOSettings(rollout=settings), {})[: args.limit]
     generator = open_generator(args, path, settings, tokenizer, args.data)
     name = args.reward or reward_of(prompts, args.data, "name one with --reward")
     engine, metrics = generator.engine(prompts, args.num_generations), MetricSet()

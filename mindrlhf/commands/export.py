@@ -16,6 +16,7 @@ from mindrlhf.checkpoint.training_state import CRITIC_WEIGHTS, REFERENCE_WEIGHTS
 from mindrlhf.commands.convert import DTYPES
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
+from mindrlhf.hub.models import local_models
 from mindrlhf.metrics.progress import Progress, counted
 from mindrlhf.models.parameters import parameter_table
 
@@ -37,6 +38,7 @@ def run(args: argparse.Namespace) -> None:
 
     The folder appears complete or not at all.
     """
+    args = local_models(args)
     checkpoint = newest(args.checkpoint)
     config = read_hf_config(checkpoint.hf_folder)
     config = config.as_critic() if args.role == "critic" else config

@@ -1,19 +1,38 @@
-"""`mindrlhf generate`: responses to the prompts of a file."""
+"""`mindrlhf generate`: responses to typed prompts, or to those of a file."""
 
 import argparse
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from mindrlhf.backend.process.launch import launch
 from mindrlhf.checkpoint.open import open_tokenizer
-from mindrlhf.commands.generation import add_generation_arguments, check_generation, open_generator
-from mindrlhf.configs.grpo import SamplingSettings
+from mindrlhf.commands.generation import (
+    add_conversation_arguments,
+    add_generation_arguments,
+    check_generation,
+    open_generator,
+    rollout_settings,
+)
+from mindrlhf.commands.model_flags import add_message_flags
+from mindrlhf.configs.grpo import RolloutSettings, SamplingSettings
 from mindrlhf.configs.loading import load_settings
-from mindrlhf.data.requests import read_requests
-from mindrlhf.errors import UserError
+from mindrlhf.data.requests import read_requests, typed_requests
+from mindrlhf.data.templates import NAMES
+from mindrlhf.environments.conversations import Statistics
+from mindrlhf.environments.open import open_conversations
+from mindrlhf.environments.protocol import tool_schemas
+from mindrlhf.errors import refuse
 from mindrlhf.files.atomic import make_folder
 from mindrlhf.files.json import write_json_lines
+from mindrlhf.files.printable import LAYOUT, printable
+from mindrlhf.hub.models import local_models
 from mindrlhf.metrics.progress import Progress
+from mindrlhf.records.rows import turns_of
 from mindrlhf.rollout.generator import Generator, language_model
 from mindrlhf.types import Rollout
 
@@ -23,52 +42,106 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     drawn = f"how tokens are drawn: {', '.join(SamplingSettings.model_fields)}"
     add("overrides", nargs="*", metavar="key=value", help=drawn)
     add_generation_arguments(parser)
+    add_conversation_arguments(parser)
     rows = "JSONL, JSON or parquet with prompt (text or messages) or messages, or a prompt MindRecord"
-    add("--prompts", required=True, help=rows)
-    add("--output", type=Path, required=True, help="JSONL: each row with its responses")
+    prompts = parser.add_mutually_exclusive_group(required=True)
+    prompts.add_argument("--prompt", action="append", metavar="TEXT", help="a user's question; repeatable")
+    prompts.add_argument("--prompts", help=rows)
+    add_message_flags(parser, f"of --prompt, as of `mindrlhf data`: {', '.join(NAMES)}, or a jinja2 file")
+    add("--output", type=Path, help="JSONL: each row with its responses (default, with --prompt: the terminal)")
     add("--step", type=int, default=0, help="draw as in this training step, with the same seed (default 0)")
     add("--log_probs", action="store_true", help="also write token ids and their log-probs")
 
 
 def run(args: argparse.Namespace) -> None:
     """Generate, write the file, and print counts and times."""
-    sampling = load_settings(SamplingSettings, overrides=args.overrides)
-    check_generation(args, sampling)
+    load_settings(SamplingSettings, overrides=args.overrides)  # which other keys are refused
+    settings = rollout_settings(args, args.overrides)
+    check_generation(args, settings)
+    args = local_models(args)
     language_model(args.model)  # a folder that is no model is said to be so before its tokenizer is missed
     tokenizer = open_tokenizer(args, args.model)
-    make_folder(args.output.parent)
-    if args.output.is_dir():
-        raise UserError(f"--output {args.output}: is a folder; give the name of a file.")
-    generator = open_generator(args, args.model, sampling, tokenizer, args.prompts)
+    typed = args.template is not None or args.system_prompt is not None
+    faults = {
+        "--output is missing; give the name of a JSONL file for the responses.": args.prompts and not args.output,
+        "--template and --system_prompt are for --prompt; the rows of --prompts are whole.": args.prompts and typed,
+        f"--output {args.output}: is a folder; give the name of a file.": args.output and args.output.is_dir(),
+    }
+    faults["--log_probs are written to --output; give the name of a file."] = args.log_probs and not args.output
+    refuse(faults)
+    if args.output:
+        make_folder(args.output.parent)
+    generator = open_generator(args, args.model, settings, tokenizer, args.prompts or "--prompt")
     with launch(args.device_target, worker_count=1, layout_source="mindrlhf generate"):
-        _generate(args, generator)
+        _generate(args, settings, generator)
 
 
-def _generate(args: argparse.Namespace, generator: Generator) -> None:
-    requests = read_requests(args.prompts, generator.tokenizer, args.limit)
-    with Progress()("generate", len(requests) * args.num_generations, "responses") as advance:
+def _generate(args: argparse.Namespace, settings: RolloutSettings, generator: Generator) -> None:
+    tools = tool_schemas(None if isinstance(settings.environment, dict) else settings.environment, settings.tools)
+    if args.prompt:
+        texts = args.prompt[: args.limit]
+        requests = typed_requests(texts, generator.tokenizer, args.template, args.system_prompt, tools)
+    else:
+        requests = read_requests(args.prompts, generator.tokenizer, args.limit, tools)
+    notes = sys.stdout if args.output else sys.stderr
+    with ExitStack() as stack:
+        partner = open_conversations(settings, generator.tokenizer, args.seed, stack) if settings.converses else None
+        advance = stack.enter_context(Progress(stream=notes)("generate", 0, "tokens"))
         prompts = [prompt for prompt, _ in requests]
-        groups = generator.generate(prompts, args.num_generations, args.step, advance)
+        groups = generator.generate(prompts, args.num_generations, args.step, advance, partner)
+        rewards = iter(partner.rewards() if partner else np.full(len(prompts) * args.num_generations, np.nan))
     rows = []
     for (prompt, row), group in zip(requests, groups, strict=True):
-        responses = [_response(rollout, generator.text(rollout), args.log_probs) for rollout in group.rollouts]
+        responses = [_response(rollout, generator, args.log_probs, next(rewards)) for rollout in group.rollouts]
         rows.append({"id": int(prompt.id), **row, "responses": responses})
-    write_json_lines(args.output, rows)
+    if args.output:
+        write_json_lines(args.output, rows)
+    else:
+        _print(rows)
+    if partner:
+        print(_conversations(partner.statistics), file=notes)
     spent, count = generator.statistics, sum(len(group.rollouts) for group in groups)
     rate = f", {spent.tokens / spent.seconds:,.0f} tokens/s" if spent.seconds else ""
     print(
-        f"{args.output}: {count:,} responses, {spent.tokens:,} tokens in {spent.seconds:.2f} s{rate} "
+        f"{args.output or 'in all'}: {count:,} responses, {spent.tokens:,} tokens in {spent.seconds:.2f} s{rate} "
         f"(prefill {spent.prefill_s:.2f} s, decode {spent.decode_s:.2f} s in {spent.decode_steps:,} steps; "
-        f"compiling took {spent.compile_s:.1f} s more)"
+        f"compiling took {spent.compile_s:.1f} s more)",
+        file=notes,
     )
 
 
-def _response(rollout: Rollout, text: str, log_probs: bool) -> dict[str, Any]:
+def _print(rows: Sequence[dict[str, Any]]) -> None:
+    """Print responses, below their prompts and numbers where there are several."""
+    for number, row in enumerate(rows, 1):
+        if len(rows) > 1:
+            print(f"--- prompt {number} of {len(rows)}: {printable(row['prompt'])}")
+        for index, response in enumerate(row["responses"], 1):
+            if len(row["responses"]) > 1:
+                print(f"--- response {index} of {len(row['responses'])}")
+            print(printable(response["text"], keep=LAYOUT))
+
+
+def _conversations(counts: Statistics) -> str:
+    turns, calls = counts.turns / counts.conversations, counts.calls / counts.conversations
+    failed = f"{counts.failures:,} of {counts.calls:,} calls failed, and {counts.lost:,} environments"
+    return f"conversations: {turns:.2f} turns and {calls:.2f} calls each; {failed}"
+
+
+def _response(rollout: Rollout, generator: Generator, log_probs: bool, reward: float) -> dict[str, Any]:
     """Format a response with its log-probs.
 
     `log_probs` are the policy's with temperature only, `behaviour_log_probs` those of the sampling distribution.
+    `tokens` counts what the policy said, and a conversation also has its turns. reward: of its environment, or NaN.
     """
-    response = {"text": text, "tokens": len(rollout.response_ids), "finish_reason": rollout.finish_reason}
+    response: dict[str, Any] = {"text": generator.text(rollout), "tokens": int(rollout.sampled.sum())}
+    response["finish_reason"] = rollout.finish_reason
+    if not np.isnan(reward):
+        response["environment_reward"] = float(reward)
+    conversation = not rollout.sampled.all()
+    if conversation:
+        response["turns"] = turns_of(rollout, generator.tokenizer.decode)
+    if conversation and log_probs:
+        response["sampled"] = rollout.sampled.tolist()
     if log_probs:
         response |= {
             "token_ids": rollout.response_ids.tolist(),

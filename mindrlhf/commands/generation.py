@@ -1,30 +1,41 @@
-"""Flags and generator of the commands that generate without training: `eval` and `generate`."""
+"""Flags and generator of the commands that generate without training: `chat`, `eval` and `generate`."""
 
 import argparse
+from collections.abc import Sequence
 
-from mindrlhf.commands.train import add_model_arguments
-from mindrlhf.configs.grpo import SamplingSettings
+from mindrlhf.commands.model_flags import add_model_flags
+from mindrlhf.configs.grpo import RolloutSettings, SamplingSettings
+from mindrlhf.configs.loading import load_settings
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import refuse
 from mindrlhf.rollout.generator import Generator
 
-LEAST = {"num_generations": 1, "limit": 1, "slots": 1, "seed": 0, "step": 0}  # flag -> smallest value
+CONVERSATION = {"environment": None, "tools": "+", "tool_format": None, "max_turns": None}  # flag -> number of values
+LEAST = {"num_generations": 1, "limit": 1, "slots": 1, "seed": 0, "step": 0, "context": 2}  # flag -> smallest value
 
 
 def add_generation_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags of model, tokenizer, amount and device."""
+    """Declare the flags of model and amount."""
     add = parser.add_argument
-    model = (
-        "HF directory, adapter in PEFT's format (with its own base), or checkpoint of training (step_N, latest, best)"
-    )
-    add("--model", required=True, help=model)
-    add("--adapter", help="adapter in PEFT's format, which --model is the base of")
-    add_model_arguments(parser)
+    add_model_flags(parser)
     add("--num_generations", type=int, default=1, help="responses to each prompt (default 1); pass@k needs several")
     add("--limit", type=int, help="take only this many prompts, the first ones")
-    add("--seed", type=int, default=0, help="of the responses that are drawn (default 0)")
     add("--slots", type=int, default=64, help="responses generated at once (default 64)")
-    add("--device_target", default="CPU", choices=("CPU", "Ascend"))
+
+
+def add_conversation_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of environments and tools."""
+    for name, values in CONVERSATION.items():
+        described = RolloutSettings.model_fields[name].description
+        parser.add_argument(f"--{name}", nargs=values, metavar="VALUE", help=described)
+
+
+def rollout_settings(args: argparse.Namespace, overrides: Sequence[str]) -> RolloutSettings:
+    """Load settings from the flags of environments and tools and from `key=value` overrides."""
+    given = {name: getattr(args, name) for name in CONVERSATION}
+    written = {name: f"[{', '.join(value)}]" if isinstance(value, list) else value for name, value in given.items()}
+    flags = [f"{name}={value}" for name, value in written.items() if value is not None]
+    return load_settings(RolloutSettings, overrides=[*overrides, *flags])
 
 
 def check_generation(args: argparse.Namespace, sampling: SamplingSettings) -> None:

@@ -1,4 +1,4 @@
-"""`mindrlhf plan`: memory, work and messages of a training job, without weights."""
+"""`mindrlhf plan`: memory, work, time and messages of a training job, without weights."""
 
 import argparse
 import json
@@ -10,24 +10,31 @@ from typing import Any
 
 import psutil
 
+from mindrlhf.backend import default_device
+from mindrlhf.backend.ceiling import matmul_ceiling
+from mindrlhf.backend.process.launch import launch, under_msrun
 from mindrlhf.checkpoint.open import open_tokenizer
 from mindrlhf.commands import train
 from mindrlhf.configs.model_yaml import ModelYaml
 from mindrlhf.configs.validate import check_lengths
-from mindrlhf.data.mindrecord import read_prompts
 from mindrlhf.errors import UserError
 from mindrlhf.files.printable import printable
 from mindrlhf.files.text import aligned
+from mindrlhf.flags import TrainFlags
+from mindrlhf.hub.models import local_models
+from mindrlhf.job import NO_OBJECTS, Objects
 from mindrlhf.memory.batch_table import batch_table
 from mindrlhf.memory.estimate import Lengths, Work, device_limit
 from mindrlhf.memory.remedies import remedies
+from mindrlhf.memory.step_time import run_rates, time_line
 from mindrlhf.metrics.console import short_number
 from mindrlhf.metrics.flops import phase_flops
 from mindrlhf.models.parameters import parameter_count
 from mindrlhf.phases import PHASES
 from mindrlhf.reshard.plan import Plan, plan
 from mindrlhf.rewards.runner import RewardRunner
-from mindrlhf.trainer.check import read_model, read_settings
+from mindrlhf.run.training_data import read_problems, total_steps
+from mindrlhf.trainer.check import read_model, read_settings, read_teacher
 from mindrlhf.types import Prompt
 from mindrlhf.units import GIB, size
 
@@ -41,16 +48,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    work, source = read_work(args)
+    work, source, steps = read_work(TrainFlags.of(args), prompt_tokens=args.prompt_tokens)
     limit, reason = memory_limit(work)
     moved = plan(*work.layouts)
-    figures = plan_figures(work, moved, limit)
+    figures = plan_figures(work, moved, limit) | {"time": plan_time(work, steps)}
     if args.json:
         print(json.dumps(figures, indent=1))
         return
     print(plan_text(work, figures, source, reason))
     if args.every_transfer:
         print(moved.describe(every_transfer=True))
+
+
+def describe_plan(flags: TrainFlags, objects: Objects) -> str:
+    """Describe a job as the command does; UserError as `train`."""
+    work, source, steps = read_work(flags, objects)
+    limit, reason = memory_limit(work)
+    figures = plan_figures(work, plan(*work.layouts), limit) | {"time": plan_time(work, steps)}
+    return plan_text(work, figures, source, reason)
 
 
 def plan_figures(work: Work, moved: Plan, limit: int | None) -> dict[str, Any]:
@@ -61,7 +76,7 @@ def plan_figures(work: Work, moved: Plan, limit: int | None) -> dict[str, Any]:
     config, prompt = work.config, work.lengths.prompt
     prompts, rollout = config.data.prompts_per_step, config.rollout
     samples, response = rollout.num_generations, rollout.max_new_tokens
-    flops = phase_flops(work.model, [(prompt, [response], samples)], config.algorithm.num_iterations)
+    flops = phase_flops(work.model, [(prompt, [response], samples)], config.algorithm.num_iterations, work.teacher)
     ranks = work.rank_plans()
     fits = limit is None or max(rank.peak for rank in ranks) <= limit
     return {
@@ -80,23 +95,45 @@ def plan_figures(work: Work, moved: Plan, limit: int | None) -> dict[str, Any]:
     }
 
 
-def read_work(args: argparse.Namespace) -> tuple[Work, str]:
-    """Read a job's sizes, and the longest prompt's origin; UserError as `train`."""
-    args, config, *yamls = read_settings(args)
-    checkpoint = args.load_sft_checkpoint_train or args.load_sft_checkpoint_infer
+def plan_time(work: Work, steps: int | None) -> str:
+    """Describe the time of a step and the run, where the device is there.
+
+    All of the job's processes are taken to share this machine.
+    """
+    target, processes = work.train.context.device_target, len(work.trains)
+    if target != default_device() or under_msrun():
+        return f"measured when the job begins, on {target}"
+    with launch(target, worker_count=1, layout_source="mindrlhf plan"):
+        rates = run_rates(work, steps, matmul_ceiling(target, work.train.model.compute_dtype) / processes)
+    return time_line(work, steps, [rates and rates.shared(processes)])
+
+
+def read_work(
+    flags: TrainFlags, objects: Objects = NO_OBJECTS, prompt_tokens: int | None = None
+) -> tuple[Work, str, int | None]:
+    """Read a job's sizes, and the longest prompt's origin; UserError as `train`.
+
+    Returns the number of steps, too; None where it is not known. objects: of the calling program. prompt_tokens: of the
+    longest prompt, in place of the dataset's.
+    """
+    flags, config, *yamls = read_settings(flags)
+    flags = local_models(flags, weights=False)
+    checkpoint = flags.load_sft_checkpoint_train or flags.load_sft_checkpoint_infer
     workers, others = (yaml.parallel.workers for yaml in yamls)
     if workers != others:
         found = f"{yamls[1].path}: parallel_config is of {others} workers, and that of {yamls[0].path} of {workers}"
         raise UserError(f"{found}; both run on the same workers, so give equal products.")
-    model = read_model(args, config, *yamls, workers)
-    if not args.replay:
-        with RewardRunner(config.reward.model_copy(update={"workers": 1})):
+    model = read_model(flags, config, *yamls, workers)
+    if not flags.replay:
+        with RewardRunner(config.reward.model_copy(update={"workers": 1}), objects.functions):
             pass  # it has found the functions, and they take their arguments
-    tokenizer = open_tokenizer(args, checkpoint) if args.tokenizer_path or args.vocab_path or checkpoint else None
-    if args.prompt_tokens is not None:
-        prompt, source = args.prompt_tokens, "--prompt_tokens"
-    elif args.mind_dataset_dir:
-        prompt, source = _longest(read_prompts(args.mind_dataset_dir, tokenizer)), str(args.mind_dataset_dir)
+    tokenizer = open_tokenizer(flags, checkpoint) if flags.tokenizer_path or flags.vocab_path or checkpoint else None
+    reading = tokenizer, config, objects.datasets
+    rows = read_problems(flags.mind_dataset_dir, *reading) if flags.mind_dataset_dir else []
+    if prompt_tokens is not None:
+        prompt, source = prompt_tokens, "--prompt_tokens"
+    elif rows:
+        prompt, source = _longest(rows), str(flags.mind_dataset_dir)
     else:
         positions = [model.max_position_embeddings, *(yaml.model.seq_length for yaml in yamls)]
         prompt = min(filter(None, positions)) - config.rollout.max_new_tokens
@@ -106,9 +143,11 @@ def read_work(args: argparse.Namespace) -> tuple[Work, str]:
         raise UserError(f"{found}; lower it, or raise seq_length.")
     for yaml in yamls:
         check_lengths(config, yaml, model, prompt)
-    problems = read_prompts(config.data.val_dataset, tokenizer) if config.data.val_dataset else []
+    problems = read_problems(config.data.val_dataset, *reading) if config.data.val_dataset else []
     problems = problems[: config.validation.limit]
-    return Work.of(config, model, *yamls, Lengths(prompt, len(problems), _longest(problems))), source
+    steps = total_steps(config, len(rows)) if rows or config.trainer.total_steps else None
+    lengths = Lengths(prompt, len(problems), _longest(problems))
+    return Work.of(config, model, *yamls, lengths, read_teacher(config, weights=False)), source, steps
 
 
 def _longest(prompts: list[Prompt]) -> int:
@@ -148,7 +187,8 @@ def plan_text(work: Work, figures: dict[str, Any], source: str, limit: str) -> s
             memory_table(fullest) + "\n",
             batch_table(work),
             f"tokens           {prompt + response:,} at most: {prompt:,} of prompts, {response:,} of responses",
-            f"operations       {short_number(sum(flops.values()))} FLOP at most: {operations}\n",
+            f"operations       {short_number(sum(flops.values()))} FLOP at most: {operations}",
+            f"time             {figures['time']}\n",
             *verdict(figures, fullest, limit),
         )
     )

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from mindrlhf.errors import refuse
-from mindrlhf.metrics.plot import plot_metric, plot_runs
+from mindrlhf.metrics.plot import draw_metric, draw_runs
 from mindrlhf.metrics.writers import METRICS_FILE
 
 
@@ -45,10 +45,12 @@ def run(args: argparse.Namespace) -> None:
     refuse(faults)
     if args.metric:
         drawn = {title: _metrics_files(map(Path, runs)) for title, runs in panels.items()}
-        print(plot_metric(drawn or {"": _metrics_files(args.runs)}, args.metric, args.output, title=args.title))
+        figure = draw_metric(drawn or {"": _metrics_files(args.runs)}, args.metric, title=args.title)
+        print(figure.write(args.output))
         return
     pairs = list(zip(args.accuracy[::2], args.accuracy[1::2], strict=True)) if args.accuracy else None
-    print(plot_runs(_metrics_files(args.runs), args.output, labels=args.labels, accuracy=pairs, title=args.title))
+    figure = draw_runs(_metrics_files(args.runs), labels=args.labels, accuracy=pairs, title=args.title)
+    print(figure.write(args.output))
 
 
 def _metrics_files(runs: Iterable[Path]) -> list[Path]:

@@ -1,17 +1,20 @@
-"""`mindrlhf report`: runs as one HTML file, or compared by the acceptance rules."""
+"""`mindrlhf report`: runs as one HTML page, or compared by the acceptance rules."""
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from time import sleep
 
 from mindrlhf.errors import UserError, refuse
 from mindrlhf.files.atomic import atomic_file
 from mindrlhf.metrics.compare import compare
-from mindrlhf.metrics.report.html import render
-from mindrlhf.metrics.report.run import read_run
+from mindrlhf.metrics.report.answers import AnswerReader
+from mindrlhf.metrics.report.html import Page, render
+from mindrlhf.metrics.report.run import Run, read_run
 from mindrlhf.metrics.writers import run_folder, run_labels
 
 FILE = "report.html"
+FOLDER = "_data"  # appended to the page's name: the folder of a large report's answers
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,8 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("runs", nargs="+", type=Path, metavar="RUN", help="output folder of a run")
     add("--output", type=Path, help=f"file to write (default: {FILE} in the first run's folder)")
     add("--labels", nargs="+", help="a name for each run (default: that of its folder)")
-    add("--samples", type=int, default=8, help="answers of each step to bring along (default 8)")
-    add("--sample_steps", type=int, default=40, help="steps to bring answers of, at most (default 40)")
+    add("--samples", type=int, help="answers of each step to bring along, in whole groups (default: all)")
+    add("--sample_steps", type=int, help="steps to bring answers of, at most (default: all)")
     agree = "state whether two runs agree (reward within 4%%, loss within 2%%): exit code 0, or 1 where they do not"
     add("--compare", action="store_true", help=agree)
     add("--live", "--serve", action="store_true", help="rewrite the file while the runs go on; Ctrl-C ends it")
@@ -31,54 +34,77 @@ def run(args: argparse.Namespace) -> int:
     """Write or compare; returns 1 where two compared runs do not agree, else 0."""
     count, labels = len(args.runs), len(args.labels or ())
     counts = "--samples and --sample_steps should be 1 or more, and --refresh between 0.5 and 3600 seconds."
+    few = any(limit is not None and limit < 1 for limit in (args.samples, args.sample_steps))
     faults = {
         f"--labels has {labels} names for {count} runs; give one for each run.": labels not in (0, count),
         f"--compare takes two runs, and {count} are given; give A and B.": args.compare and count != 2,
         "--compare and --live do different things; give one of them.": args.compare and args.live,
-        counts: min(args.samples, args.sample_steps) < 1 or not 0.5 <= args.refresh <= 3600,
+        counts: few or not 0.5 <= args.refresh <= 3600,
     }
     refuse(faults)
+    reader = AnswerReader(args.samples, args.sample_steps)
     if args.compare:
-        return _compare(args)
+        return _compare(args, reader)
     if args.live:
-        _follow(args)
+        _follow(args, reader)
     else:
-        print(_write(args))
+        print(_write(args, _read(args, reader)))
     return 0
 
 
-def _read(args: argparse.Namespace, begun: bool = True) -> list:
+def _read(args: argparse.Namespace, reader: AnswerReader, begun: bool = True) -> list[Run]:
     labels = run_labels(args.runs, args.labels)
-    return [read_run(*run, args.samples, args.sample_steps, begun) for run in zip(args.runs, labels, strict=True)]
+    return [read_run(*run, reader, begun) for run in zip(args.runs, labels, strict=True)]
 
 
-def _write(args: argparse.Namespace, live: bool = False) -> Path:
-    """Write the page; live: it reloads itself, and runs may have no metrics yet."""
+def _write(args: argparse.Namespace, runs: Sequence[Run], refresh_s: float | None = None) -> Path:
+    """Write the page, and its folder if it needs one; refresh_s: see `render`."""
     output = args.output or run_folder(args.runs[0]) / FILE
-    page = render(_read(args, begun=not live), args.refresh if live else None)
-    with atomic_file(output, durable=not live) as temporary:
-        temporary.write_text(page, encoding="utf-8")
+    folder = output.with_name(output.stem + FOLDER)
+    write_page(render(runs, folder.name, refresh_s), output, folder, durable=refresh_s is None)
     return output
 
 
-def _compare(args: argparse.Namespace) -> int:
-    a, b = _read(args)
+def write_page(page: Page, output: Path, folder: Path, durable: bool = True) -> None:
+    """Write a page over an earlier one, files first.
+
+    A file's name stands for its content, so that one that is there already is not written again.
+    """
+    for name, content in page.files.items():
+        if not (folder / name).is_file():
+            with atomic_file(folder / name, durable) as temporary:
+                temporary.write_text(content, encoding="utf-8")
+    with atomic_file(output, durable) as temporary:
+        temporary.write_text(page.html, encoding="utf-8")
+    for path in folder.glob("*.js"):
+        if path.name not in page.files:
+            path.unlink()
+    if folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
+
+
+def _compare(args: argparse.Namespace, reader: AnswerReader) -> int:
+    a, b = runs = _read(args, reader)
     found = compare(a.rows, b.rows)
     print(f"A: {a.folder}\nB: {b.folder}\n{found}")
     if args.output:
-        print(_write(args))
+        print(_write(args, runs))
     return 0 if found.holds else 1
 
 
-def _follow(args: argparse.Namespace) -> None:
+def _follow(args: argparse.Namespace, reader: AnswerReader) -> None:
     """Rewrite the page until Ctrl-C, then write it once more without reloading."""
+
+    def write(refresh_s: float | None) -> Path:
+        return _write(args, _read(args, reader, begun=refresh_s is None), refresh_s)
+
     for path in args.runs:
         if not run_folder(path).is_dir():
             raise UserError(f"{path}: there is no such folder; give the output folder of a run.")
     try:
-        print(f"{_write(args, live=True)} (rewritten every {args.refresh:g} s; Ctrl-C ends it)", flush=True)
+        print(f"{write(args.refresh)} (rewritten every {args.refresh:g} s; Ctrl-C ends it)", flush=True)
         while True:
             sleep(args.refresh)
-            _write(args, live=True)
+            write(args.refresh)
     except KeyboardInterrupt:
-        _write(args)
+        write(None)

@@ -8,7 +8,6 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import yaml
@@ -18,12 +17,13 @@ from rich.text import Text
 
 from mindrlhf.configs.grpo import RewardFunctionSettings, RewardSettings
 from mindrlhf.data.mindrecord import read_pairs, read_prompts
-from mindrlhf.data.source import PARQUET, read_source
+from mindrlhf.data.source import is_source, read_source
 from mindrlhf.data.tasks import TASKS, parse_rows
 from mindrlhf.data.tasks.task import prompt_fields
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
-from mindrlhf.files.printable import printable
+from mindrlhf.files.printable import LAYOUT, printable
+from mindrlhf.hub.models import local_model
 from mindrlhf.rewards.process import Sample
 from mindrlhf.rewards.registry import SHIPPED
 from mindrlhf.rewards.runner import RewardRunner
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"{', '.join(SHIPPED)}, package.module:function or path/file.py:function; with arguments in quotes; repeatable"
     )
     add("--reward", action="append", required=True, metavar="NAME [KEY=VALUE ...]", help=named)
-    add("--data", required=True, help="prompt MindRecord, JSONL file, JSON array or parquet file")
+    add("--data", required=True, help="prompt MindRecord, JSONL file, JSON array, parquet file, or a hub's dataset")
     add("--dataset_type", help=f"task of JSON rows: {', '.join(TASKS)} (default: by the first row, else gsm8k)")
     add("--rows", type=int, default=16, help="how many to try, from the first (default 16)")
     given = parser.add_mutually_exclusive_group()
@@ -69,8 +69,9 @@ def run(args: argparse.Namespace) -> int:
     if args.rows < 1 or args.timeout <= 0:
         raise UserError(f"--rows {args.rows} --timeout {args.timeout:g}: both should be above 0.")
     functions = tuple(_function(text) for text in args.reward)
-    tokenizer = Tokenizer.from_path(args.tokenizer_path) if args.tokenizer_path else None
-    if Path(args.data).suffix in (".jsonl", ".json", PARQUET):
+    named = args.tokenizer_path and local_model(args.tokenizer_path, weights=False)
+    tokenizer = Tokenizer.from_path(named) if named else None
+    if is_source(args.data):
         rows = _read_json(args.data, args.dataset_type)
     else:
         rows = _read_mindrecord(args.data, tokenizer, references=args.completion is None and args.completions is None)
@@ -177,7 +178,7 @@ def _show(
         console.print(Text(reason, style="bold red"))
         given = {"prompt": failure.prompt, "completion": failure.completion, **failure.fields}
         for key, text in given.items():
-            console.print(Text.assemble((f"  {printable(key)}: ", "bold"), printable(text[:SHOWN_INPUT], keep="\n\t")))
+            console.print(Text.assemble((f"  {printable(key)}: ", "bold"), printable(text[:SHOWN_INPUT], keep=LAYOUT)))
 
 
 def _table(*headers: str) -> Table:

@@ -12,8 +12,8 @@ from rich.text import Text
 
 from mindrlhf.errors import UserError
 from mindrlhf.files.naming import ROLLOUTS_FOLDER, step_files
-from mindrlhf.files.printable import printable, shortened
-from mindrlhf.metrics.report.run import RolloutGroupText, read_groups
+from mindrlhf.files.printable import LAYOUT, printable, shortened
+from mindrlhf.metrics.report.groups import RolloutGroupText, read_groups
 from mindrlhf.metrics.writers import run_folder
 
 SHOWN = 1200  # characters of one text, its beginning and its end
@@ -40,13 +40,14 @@ def run(args: argparse.Namespace) -> None:
 
 def _groups(args: argparse.Namespace) -> Sequence[RolloutGroupText]:
     folder = run_folder(args.run) / ROLLOUTS_FOLDER
-    steps = list(step_files(folder))
+    files = step_files(folder)
+    steps = list(files)
     if not steps:
         raise UserError(f"{args.run}: has no rollouts; train with trainer.save_rollouts=True to keep them.")
     step = steps[-1] if args.step is None else args.step
     if step not in steps:
         raise UserError(f"--step {step}: {folder} has no such step; it has steps {steps[0]} to {steps[-1]}.")
-    groups = {group.prompt_id: group for group in read_groups(folder, step)}
+    groups = {group.prompt_id: group for group in read_groups(files[step], step)}
     if args.prompt is None:
         return list(groups.values())[: args.prompts]
     if args.prompt not in groups:
@@ -92,4 +93,4 @@ def _answer(row: Mapping[str, Any], full: bool) -> Text:
 
 def _text(text: str, full: bool, style: str = "", room: int = SHOWN) -> Text:
     """Shorten a text and escape its control characters."""
-    return Text(printable(text if full else shortened(text, room), keep="\n\t"), style)
+    return Text(printable(text if full else shortened(text, room), keep=LAYOUT), style)

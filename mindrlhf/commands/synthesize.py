@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--test_size", type=int, default=400, help="held-out problems in test.jsonl (default 400)")
     add("--seed", type=int, default=0, help="the same seed writes the same files (default 0)")
     add("--max_number", type=int, default=99, help="largest number in a problem (default 99)")
-    add("--operations", default="+-*", help="arithmetic, calculator: which of + - * (default all)")
+    add("--operations", default="+-*", help="arithmetic: which of + - * (default all)")
     add("--two_step_share", type=float, default=0.5, help="arithmetic: fraction of two-step problems (default 0.5)")
     careless = (
         "also write demonstrations.jsonl, worked answers (calculator: conversations) of which this fraction is "
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> None:
     _validate(args)
     generate, special = {
         "arithmetic": (arithmetic.generate, (args.max_number, args.operations, args.two_step_share)),
-        "calculator": (calculator.generate, (args.max_number, args.operations)),
+        "calculator": (calculator.generate, (args.max_number,)),
         "countdown": (countdown.generate, (args.max_number, args.operands)),
         "multiplication": (multiplication.generate, (args.max_number,)),
     }.get(args.task, (games.generate, (args.task,)))

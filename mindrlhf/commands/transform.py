@@ -12,12 +12,14 @@ from mindrlhf.checkpoint.peft import is_adapter
 from mindrlhf.checkpoint.resume import is_checkpoint, newest
 from mindrlhf.checkpoint.transform import FileFormat, write_full, write_hf, write_ranks
 from mindrlhf.checkpoint.weight_source import WeightSource, open_full, open_sharded, rank_folders
-from mindrlhf.commands.train import BOOLEAN
+from mindrlhf.commands.arguments import BOOLEAN
 from mindrlhf.configs.lora import LoraSettings
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_yaml import ModelYaml, load_model_yaml
 from mindrlhf.configs.validate import check_same_model
 from mindrlhf.errors import UserError, refuse
+from mindrlhf.files.shipped import names_yaml
+from mindrlhf.hub.models import local_models
 from mindrlhf.metrics.progress import Progress
 from mindrlhf.models.parameters import parameter_table
 from mindrlhf.parallel.layout import Layout, full_layout, yaml_layout
@@ -52,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Read the source, check it against the layouts, then write."""
+    args = local_models(args)
     source = args.src_checkpoint
     target = _target(args)
     uncut = args.dst_strategy is None and args.dst_checkpoint_dir is None
@@ -107,7 +110,7 @@ def _target(args: argparse.Namespace) -> Path:
 def _read_wish(path: Path | None) -> Wish:
     if path is None:
         return None
-    return load_model_yaml(path) if path.suffix in (".yaml", ".yml") else read_strategy(path)
+    return load_model_yaml(path) if names_yaml(path) else read_strategy(path)
 
 
 def _model(source: Path, origin: Wish, goal: Wish) -> ModelConfig | None:

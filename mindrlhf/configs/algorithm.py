@@ -71,6 +71,9 @@ class AlgorithmSettings(_OPTIONS):
     ref_model_sync_steps)."""
     reference_sync_share: Float32 = Field(1.0, gt=0.0, le=1.0)
     """Share of the policy in the reference model after such an update (TRL ref_model_mixup_alpha)."""
+    teacher: str | None = None
+    """Model that the advantage `distillation` learns from: an HF directory or a hub's id, of any size and the policy's
+    tokenizer."""
     num_iterations: int = Field(1, ge=1)
     """Passes over a step's rollouts (verl actor.ppo_epochs, TRL num_iterations)."""
     updates_per_iteration: int = Field(1, ge=1)

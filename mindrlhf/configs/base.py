@@ -1,6 +1,6 @@
 """Settings base class: frozen, unknown keys refused; and numbers within float32."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict
@@ -17,6 +17,8 @@ def representable(value: Any) -> Any:
 
 
 Float32 = Annotated[float, AfterValidator(representable)]
+
+Device = Literal["CPU", "Ascend"]
 
 
 class Settings(BaseModel):

@@ -3,15 +3,16 @@
 A description that ends in (verl ..., TRL ...) names the same setting in those suites.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from mindrlhf.configs.algorithm import AlgorithmSettings, DynamicSamplingSettings, RolloutCorrectionSettings
 from mindrlhf.configs.base import Float32, Settings
 from mindrlhf.configs.lora import LoraSettings
-from mindrlhf.configs.tracking import RunSettings
+from mindrlhf.configs.run import RunSettings
 
 Seed = Annotated[int, Field(ge=0, le=2**62)]  # with what is added to it for validation it is kept as int64
 Texts = tuple[Annotated[str, Field(min_length=1)], ...]
@@ -23,9 +24,15 @@ class DataSettings(Settings):
     prompts_per_step: int = Field(8, ge=1)
     """Prompts of one step over all data-parallel ranks (verl data.train_batch_size)."""
     shuffle: bool = True
-    """Draw prompts in a new order each epoch (verl data.shuffle)."""
+    """Draw prompts in a new order each epoch (verl data.shuffle, TRL shuffle_dataset)."""
     val_dataset: str | None = None
-    """Prompt MindRecord of held-out problems; null measures no accuracy (verl data.val_files)."""
+    """Held-out problems, as --mind_dataset_dir; null measures no accuracy (verl data.val_files)."""
+    template: str | None = None
+    """Of rows that are no MindRecord: template of prompts, as --template of `mindrlhf data`."""
+    max_prompt_length: int | None = Field(None, ge=1)
+    """Of such rows: a longer prompt, in tokens, loses its beginning; null keeps all (TRL max_prompt_length)."""
+    chat_template_kwargs: dict[str, Any] = {}
+    """Of such rows: further variables of the chat template (TRL chat_template_kwargs)."""
 
 
 class SamplingSettings(Settings):
@@ -36,15 +43,15 @@ class SamplingSettings(Settings):
     min_new_tokens: int = Field(0, ge=0)
     """Stop tokens cannot be drawn before this many tokens of a response."""
     temperature: Float32 = Field(1.0, ge=0.0)
-    """Logits are divided by it; 0 is greedy."""
+    """Logits are divided by it; 0 is greedy (TRL temperature)."""
     top_k: int = Field(0, ge=0)
-    """Draw from the k most probable tokens only; 0 is off (verl: -1 is off)."""
+    """Draw from the k most probable tokens only; 0 is off, which is -1 in verl (TRL top_k)."""
     top_p: Float32 = Field(1.0, gt=0.0, le=1.0)
-    """Draw from the fewest tokens whose probability sums to p; 1 is off."""
+    """Draw from the fewest tokens whose probability sums to p; 1 is off (TRL top_p)."""
     min_p: Float32 = Field(0.0, ge=0.0, lt=1.0)
-    """Drop tokens below this share of the best one's probability; 0 is off."""
+    """Drop tokens below this share of the best one's probability; 0 is off (TRL min_p)."""
     repetition_penalty: Float32 = Field(1.0, gt=0.0)
-    """Logits of tokens already seen are divided (positive) or multiplied by it; 1 is off."""
+    """Logits of tokens already seen are divided (positive) or multiplied by it; 1 is off (TRL repetition_penalty)."""
     stop_strings: Texts = ()
     """A response ends when one of these texts appears in it."""
 
@@ -62,15 +69,16 @@ class RolloutSettings(SamplingSettings):
     """Environment of each conversation, `file.py:Class` or a ready one; of several by name, the rows' field
     `environment` chooses (TRL environment_factory)."""
     tools: Texts = ()
-    """Functions that the policy may call, `file.py:function` or ready ones (TRL tools)."""
+    """Functions that the policy may call, `file.py:function` or ready ones (TRL tools); `none` answers each call by an
+    error."""
     tool_format: str = "hermes"
     """Way to write calls of tools: hermes, retool, python_block, or `file.py:Class`."""
     max_turns: int = Field(8, ge=1)
-    """Most turns of the policy in a conversation (TRL max_tool_calling_iterations)."""
+    """Most turns of the policy in a conversation (TRL max_tool_calling_iterations, and 1)."""
     tool_timeout_s: float = Field(10.0, gt=0.0)
     """Seconds that a call of a tool or an environment may take."""
-    tool_workers: int = Field(32, ge=1, le=1024)
-    """Calls at a time on each rank that scores."""
+    tool_workers: int = Field(64, ge=1, le=1024)
+    """Calls at a time on each rank that scores; tools that wait, for a network say, may all wait together."""
     tool_memory_mb: int = Field(1024, ge=1)
     """Memory of a conversation's process, in MiB, in addition to what it has at its beginning."""
 
@@ -80,21 +88,29 @@ class RolloutSettings(SamplingSettings):
         return bool(self.environment or self.tools)
 
 
-class ValidationSettings(SamplingSettings):
-    """Generation and scoring for held-out problems (`data.val_dataset`)."""
+class AccuracySettings(SamplingSettings):
+    """Generation and scoring for held-out problems."""
 
-    max_new_tokens: int | None = Field(None, ge=1)
-    """Most tokens of an answer; null is that of rollout (TRL max_completion_length)."""
     temperature: Float32 = Field(0.0, ge=0.0)
     """Logits are divided by it; 0 is greedy (verl rollout.val_kwargs.temperature)."""
     num_generations: int = Field(1, ge=1)
     """Answers to each problem, for pass@k and maj@k (verl rollout.val_kwargs.n)."""
-    stop_strings: Texts | None = None
-    """An answer ends when one of these texts appears in it; null is those of rollout."""
     limit: int | None = Field(None, ge=1)
     """Number of first problems to take; null takes all (verl data.val_max_samples)."""
     reward: str | None = None
     """Reward function that gives 1 to what is right; null is the one of the dataset's task."""
+
+
+class ValidationSettings(AccuracySettings):
+    """Generation and scoring for held-out problems (`data.val_dataset`)."""
+
+    max_new_tokens: int | None = Field(None, ge=1)
+    """Most tokens of an answer; null is that of rollout (TRL max_completion_length)."""
+    reward: str | None = None
+    """Reward function that gives 1 to what is right; null is the one of the dataset's task, all takes those of
+    reward."""
+    stop_strings: Texts | None = None
+    """An answer ends when one of these texts appears in it; null is those of rollout."""
     environment: bool = True
     """Let answers have the environment and the tools of rollout, if there are any."""
 
@@ -122,9 +138,10 @@ class OptimizerSettings(Settings):
     eps: Float32 = Field(1e-8, gt=0.0)
     """AdamW's epsilon (TRL adam_epsilon)."""
     weight_decay: Float32 = Field(0.01, ge=0.0)
-    """Weight decay of matrices, not of biases, norms and embeddings (verl actor.optim.weight_decay)."""
+    """Weight decay of matrices, not of biases, norms and embeddings (verl actor.optim.weight_decay, TRL
+    weight_decay)."""
     max_grad_norm: Float32 = Field(1.0, ge=0.0)
-    """Gradients are scaled down to this global norm (verl actor.grad_clip); 0 is off."""
+    """Gradients are scaled down to this global norm; 0 is off (verl actor.grad_clip, TRL max_grad_norm)."""
 
 
 class CriticSettings(Settings):
@@ -181,7 +198,7 @@ class RewardSettings(Settings):
     """Tokens before rollout.max_new_tokens over which the punishment grows; null is a fifth of all (verl
     reward_model.overlong_buffer.len)."""
     timeout_s: float = Field(10.0, gt=0.0)
-    """Seconds that scoring one response may take."""
+    """Seconds that one call of a function may take: for a response, or for all of a step."""
     workers: int = Field(1, ge=1, le=1024)
     """Reward processes on each rank."""
 
@@ -195,50 +212,37 @@ class RewardSettings(Settings):
 
 
 class TrainerSettings(RunSettings):
-    """Length of a run, and its outputs."""
+    """Length of a run, its validation, checkpoints and outputs."""
 
     save_rollouts: bool = False
     """Write each step's prompts, answers and rewards as JSONL to <output>/rollouts."""
-    save_freq: int | None = Field(None, ge=1)
-    """Steps between checkpoints, the last step has one too; null writes none (verl trainer.save_freq, TRL save_steps,
-    MindRLHF save_ckpt_interval)."""
-    save_max_ckpt_num: int | None = Field(5, ge=1)
-    """Newest checkpoints that are kept; null keeps all (verl trainer.max_actor_ckpt_to_keep, TRL save_total_limit,
-    MindRLHF save_max_ckpt_num)."""
-    save_best_metric: str | None = None
-    """Metric whose best step gets a checkpoint that is kept, val-core/gsm8k/acc/mean@1 for example (TRL
-    metric_for_best_model)."""
-    save_best_mode: Literal["max", "min"] = "max"
-    """Whether a larger or a smaller save_best_metric is better (TRL greater_is_better)."""
-    async_save: bool = False
-    """Write checkpoints while training goes on; what is not written when an update begins is copied in memory (verl
-    checkpoint.async_save)."""
-    resume_mode: Literal["disable", "auto", "resume_path"] = "disable"
-    """auto continues from the newest whole checkpoint of --save_ckpt_dir, resume_path from resume_from_path;
-    --resume_training sets both (verl trainer.resume_mode)."""
-    resume_from_path: str | None = None
-    """A step_N folder, or a folder with some of them (verl trainer.resume_from_path)."""
-    test_freq: int | None = Field(None, ge=1)
-    """Steps between measuring accuracy on data.val_dataset, the last step included; null never does (verl
-    trainer.test_freq, TRL eval_steps)."""
-    val_before_train: bool = True
-    """Measure accuracy on data.val_dataset before the first step too (verl trainer.val_before_train, TRL
-    eval_on_start)."""
-    val_only: bool = False
-    """Measure accuracy on data.val_dataset and stop (verl trainer.val_only)."""
-    max_bad_updates: int = Field(5, ge=1)
-    """Updates in a row that may be skipped for a loss or gradient that is not finite; the run then saves its state and
-    stops."""
-    max_host_memory_gb: float | None = Field(None, gt=0.0)
-    """GiB of memory of one process beyond which the run saves its state and stops; null is no limit (MindRLHF
-    host_memory_protection)."""
+    log_completions_every: int | None = Field(None, ge=1)
+    """Steps between showing the best and the worst answer to a prompt on the console; null shows none (TRL
+    log_completions)."""
+    token_figures: int = Field(1, ge=0)
+    """Of the kept rollouts, the prompts of each step whose answers have advantage, ratio, entropy and clipping of each
+    token: those with the widest spread of rewards."""
 
 
-class GRPOConfig(Settings):
+@dataclass(frozen=True)
+class HeldOut:
+    """Settings by which answers to held-out problems are drawn and judged.
+
+    source: of the problems. max_slots: sequences decoded at once on one data-parallel rank.
+    """
+
+    source: str | None
+    sampling: AccuracySettings
+    reward: RewardSettings
+    max_slots: int
+
+
+class GRPOSettings(Settings):
     """All settings of a GRPO run."""
 
+    kind: ClassVar[str] = "grpo"
     seed: Seed = 0
-    """Seed of everything random in the run."""
+    """Seed of everything random in the run (TRL seed)."""
     data: DataSettings = DataSettings()
     rollout: RolloutSettings = RolloutSettings()
     validation: ValidationSettings = ValidationSettings()
@@ -252,3 +256,9 @@ class GRPOConfig(Settings):
     memory: MemorySettings = MemorySettings()
     reward: RewardSettings = RewardSettings()
     trainer: TrainerSettings = TrainerSettings()
+
+    @property
+    def held_out(self) -> HeldOut:
+        """Settings of answers to `data.val_dataset`."""
+        sampling = self.validation.completed(self.rollout)
+        return HeldOut(self.data.val_dataset, sampling, self.reward, self.rollout.max_slots)

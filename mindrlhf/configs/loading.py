@@ -1,7 +1,7 @@
 """Loading of typed settings from YAML files and command-line overrides.
 
 Order of precedence, lowest first: typed defaults, `defaults` from elsewhere (a predict YAML's sampling keys), the YAML
-file's `base_config`, the YAML file, dotted overrides.
+file's `base_config`, the YAML file, settings of a calling program, dotted overrides.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,10 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mindrlhf.configs.grpo import GRPOConfig
+from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.configs.layers import merge
 from mindrlhf.configs.problems import Group, build
-from mindrlhf.configs.sft import SFTConfig
+from mindrlhf.configs.sft import SFTSettings
 from mindrlhf.configs.yaml_file import Layer, read_chain
 
 
@@ -21,17 +21,20 @@ def load_settings(
     path: str | Path | None = None,
     overrides: Sequence[str] = (),
     defaults: Mapping[str, Any] | None = None,
+    given: Layer | None = None,
 ) -> Group:
     """Load typed settings whose every field has a default, from several layers.
 
     path: a YAML file, upon its own `base_config`.
     overrides: `group.key=value` each, values read as YAML.
     defaults: nested mapping laid upon the typed defaults, beneath the files.
+    given: settings of a calling program, between file and overrides.
     Raises UserError for a file that cannot be read, an unknown key, a wrong type and a value out of range.
     """
     lowest = [Layer(values, {(): "defaults"}) for values in (settings().model_dump(mode="json"), defaults or {})]
-    merged = merge((*lowest, *(() if path is None else read_chain(path))), overrides)
+    upper = [*(() if path is None else read_chain(path)), *(() if given is None else (given,))]
+    merged = merge((*lowest, *upper), overrides)
     return build(settings, merged.values, merged)
 
 
-load_grpo_config, load_sft_config = partial(load_settings, GRPOConfig), partial(load_settings, SFTConfig)
+load_grpo_config, load_sft_config = partial(load_settings, GRPOSettings), partial(load_settings, SFTSettings)

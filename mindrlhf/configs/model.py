@@ -66,7 +66,7 @@ class ModelConfig(Settings):
     Sliding windows, and other rotary scaling than Llama 3's, are refused.
     """
 
-    family: Literal[*FAMILIES] = Field(DEFAULT.name, description="Model family, by HF's `model_type`.")
+    family: Literal[tuple(FAMILIES)] = Field(DEFAULT.name, description="Model family, by HF's `model_type`.")
     vocab_size: int = Field(ge=1, description="Rows of the embedding, at least the tokenizer's size.")
     hidden_size: int = Field(ge=1, description="Width of the residual stream.")
     intermediate_size: int = Field(ge=1, description="Width of the feed-forward layer.")

@@ -1,5 +1,6 @@
 """`model.model_config` of a MindFormers YAML: the architecture, and for predict YAMLs the sampling."""
 
+from collections.abc import Mapping
 from itertools import chain
 from typing import Any, Literal
 
@@ -53,8 +54,8 @@ _NUMBERS = create_model(
 class ModelSettings(_NUMBERS):
     """`model.model_config` under MindFormers' names; null where the YAML is silent."""
 
-    type: Literal[*CLASSES] | None = Field(None, description="MindFormers' configuration class.")
-    model_type: Literal[*MODEL_TYPES] | None = Field(None, description="HF's name of the model family.")
+    type: Literal[CLASSES] | None = Field(None, description="MindFormers' configuration class.")
+    model_type: Literal[MODEL_TYPES] | None = Field(None, description="HF's name of the model family.")
     multiple_of: int | None = Field(
         None, ge=1, description="Without intermediate_size: the feed-forward width is rounded up to a multiple of this."
     )
@@ -68,7 +69,9 @@ class ModelSettings(_NUMBERS):
     bos_token_id: int | None = Field(None, description="Token that begins a text.")
     seq_length: int | None = Field(None, ge=1, description="Longest prompt and response together, in tokens.")
     offset: int | tuple[int, ...] = Field(0, description="Layers more or fewer than the even share, by pipeline stage.")
-    compute_dtype: DType = Field("float32", description="Dtype of matrix products (LlamaConfig's default is float16).")
+    compute_dtype: Literal[DType, "auto"] = Field(
+        "float32", description="Dtype of what matrix products take; auto: bfloat16 where it is fast."
+    )
     param_init_type: DType = Field("float32", description="Dtype of weights (LlamaConfig's default is float16).")
     layernorm_compute_type: DType = Field("float32", description="Dtype of RMSNorm.")
     softmax_compute_type: DType = Field("float32", description="Dtype of the attention's softmax.")
@@ -129,14 +132,13 @@ class ModelSettings(_NUMBERS):
         declared = _set({key: getattr(self, key) for key in SHAPE_FIELDS})
         if self.multiple_of is not None or self.ffn_dim_multiplier is not None:
             declared["intermediate_size"] = self.feed_forward_width(hf.hidden_size)
-        stated, other = self.stated_family, f"the checkpoint ({hf_where})"
-        for key, value in declared.items():
-            theirs, found = getattr(hf, SHAPE_FIELDS[key]), f"{where}: {GROUP}.{key} is {value}"
-            if value != theirs:
-                raise UserError(f"{found}, and {other} says {theirs}; set {key}: {theirs} or remove the key.")
-        if stated not in (None, FAMILIES[hf.family]):
-            found = f"{where}: {GROUP} describes a {stated.name} model"
-            raise UserError(f"{found}, and {other} is a {hf.family} model; give the two of one model.")
+        theirs = {key: getattr(hf, SHAPE_FIELDS[key]) for key in declared}
+        if self.stated_family:
+            declared["model family"], theirs["model family"] = self.stated_family.name, hf.family
+        found = differences(declared, theirs, "the checkpoint")
+        if found:
+            right = "set these keys to the checkpoint's values, or remove them"
+            raise UserError(f"{where}: {GROUP} is not that of the checkpoint ({hf_where}): {found}; {right}.")
         changes: dict[str, Any] = self._tokens_and_range()
         if self.max_position_embedding is not None:
             changes["max_position_embeddings"] = min(self.max_position_embedding, hf.max_position_embeddings)
@@ -171,6 +173,12 @@ class ModelSettings(_NUMBERS):
     def sampling(self) -> dict[str, Any]:
         given = {name: getattr(self, key) for key, name in _SAMPLING.items()}
         return _set(given | ({"temperature": 0.0} if self.do_sample is False else {}))
+
+
+def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], other: str) -> str:
+    """List all keys whose values differ; `other` names the side of `theirs`."""
+    pairs = [(key, value, theirs[key]) for key, value in ours.items() if value != theirs[key]]
+    return ", ".join(f"{key} is {value} ({other} has {right})" for key, value, right in pairs)
 
 
 def _set(given: dict[str, Any]) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from typing import Any, Literal, NoReturn
 
 from pydantic import Field
 
-from mindrlhf.configs.base import Settings
-from mindrlhf.configs.grpo import GRPOConfig
+from mindrlhf.configs.base import Device, Settings
+from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.configs.layers import merge
 from mindrlhf.configs.lora import PetSettings
 from mindrlhf.configs.model import ModelConfig
@@ -66,7 +66,7 @@ class RecomputeSettings(Settings):
 class ContextSettings(Settings):
     """`context`, and the one key of its `jit_config` that we read."""
 
-    device_target: Literal["CPU", "Ascend"] = Field("Ascend", description="Where everything runs.")
+    device_target: Device = Field("Ascend", description="Where everything runs.")
     device_id: int | None = Field(None, ge=0, description="Device of a single process; msrun gives each rank its own.")
     mode: Literal[0] = Field(0, description="0 is graph mode, the only one here.")
     max_device_memory: str | None = Field(
@@ -127,10 +127,18 @@ def load_model_yaml(path: str | Path, overrides: Sequence[str] = ()) -> ModelYam
     Raises UserError, also for a value that asks for a model that this suite does not compute, and a file without our
     groups.
     """
-    reader = _Reader(merge(read_chain(path), overrides), str(path))
+    return typed_model_yaml(merge(read_chain(path), overrides), str(path))
+
+
+def typed_model_yaml(layered: Layer, path: str) -> ModelYaml:
+    """Read a model YAML's merged values; `path` names them in messages.
+
+    Raises UserError as `load_model_yaml`.
+    """
+    reader = _Reader(layered, path)
     reader.check_kind()
     return ModelYaml(
-        path=str(path),
+        path=path,
         model=reader.group(ModelSettings, ("model", "model_config"), SPELLINGS, FIXED),
         parallel=reader.group(
             ParallelSettings, ("parallel_config",), elsewhere=(("parallel",), "enable_parallel_optimizer")
@@ -221,7 +229,7 @@ class _Reader:
         """List all unused keys, those outside of our groups too; refuse misspelt group names."""
         top = self.layered.values
         if not any(name in top for name in OWN_GROUPS):
-            grpo = " (GRPO settings go to --grpo_config)" if set(top) & set(GRPOConfig.model_fields) else ""
+            grpo = " (GRPO settings go to --grpo_config)" if set(top) & set(GRPOSettings.model_fields) else ""
             groups = ", ".join(OWN_GROUPS)
             raise UserError(f"{self.path}: none of the groups {groups} is in it; give a MindFormers model YAML{grpo}.")
         for key in [name for name in top if name not in (*OWN_GROUPS, "parallel", "lora_config")]:

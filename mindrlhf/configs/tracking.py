@@ -1,4 +1,4 @@
-"""Settings of length and metrics outputs, shared by all kinds of runs."""
+"""Settings of metrics outputs, shared by all kinds of runs."""
 
 from typing import Any, Literal
 
@@ -6,21 +6,23 @@ from pydantic import Field, field_validator
 
 from mindrlhf.configs.base import Settings
 
-Logger = Literal["console", "jsonl", "tensorboard", "wandb", "swanlab"]
+Logger = Literal["console", "jsonl", "tensorboard", "wandb", "swanlab", "mlflow", "trackio"]
 
 
 class TrackingSettings(Settings):
     """Writers of each step's metrics."""
 
     loggers: tuple[Logger, ...] = ("console", "jsonl", "tensorboard")
-    """What writes the metrics: console, jsonl (which `mindrlhf report` reads), tensorboard, wandb, swanlab (verl
-    trainer.logger, TRL report_to)."""
+    """What writes the metrics: console, jsonl (which `mindrlhf report` reads), tensorboard, wandb, swanlab, mlflow,
+    trackio (verl trainer.logger, TRL report_to)."""
+    log_every: int = Field(1, ge=1)
+    """Steps between two lines of the console; all others get every step (TRL logging_steps)."""
     project_name: str = "mindrlhf"
-    """Project of wandb and swanlab (verl trainer.project_name)."""
+    """Project of trackers: wandb, swanlab, mlflow, trackio (verl trainer.project_name, TRL project)."""
     experiment_name: str | None = None
-    """Name of the run in wandb and swanlab; null is their choice (verl trainer.experiment_name)."""
+    """Name of the run in trackers; null is their choice (verl trainer.experiment_name, TRL run_name)."""
     trackers_offline: bool = False
-    """wandb and swanlab write below the output folder only, to be synchronised later."""
+    """Trackers write to this machine only; runs of wandb and swanlab can be synchronised later."""
 
     @field_validator("loggers", mode="before")
     @classmethod
@@ -31,15 +33,3 @@ class TrackingSettings(Settings):
                 "pandas.read_json('metrics.jsonl', lines=True).to_csv('metrics.csv')"
             )
         return tuple(loggers) if isinstance(loggers, list) else loggers
-
-
-class RunSettings(TrackingSettings):
-    """Length of a run, and its outputs."""
-
-    total_steps: int | None = Field(None, ge=1)
-    """Steps of the run, or of its record that are replayed; null is epochs x (rows / rows per step) (verl
-    trainer.total_training_steps, TRL max_steps)."""
-    epochs: int = Field(1, ge=1)
-    """Passes over the rows when total_steps is not given (verl trainer.total_epochs, TRL num_train_epochs)."""
-    progress: bool = True
-    """Show progress bars on a terminal."""

@@ -12,14 +12,15 @@ from mindrlhf.algorithms.aggregation import MODES
 from mindrlhf.algorithms.losses import POLICY_LOSSES
 from mindrlhf.algorithms.methods import Methods, unknown_name
 from mindrlhf.configs.algorithm import AlgorithmSettings
-from mindrlhf.configs.grpo import GRPOConfig
+from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.configs.lora import LoraSettings
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_names import SHAPE_FIELDS
-from mindrlhf.configs.model_settings import GROUP
+from mindrlhf.configs.model_settings import GROUP, differences
 from mindrlhf.configs.model_yaml import ModelYaml
 from mindrlhf.configs.problems import number
-from mindrlhf.configs.sft import SFTConfig
+from mindrlhf.configs.run import HELD_OUT, RunSettings
+from mindrlhf.configs.sft import SFTSettings
 from mindrlhf.errors import UserError, refuse
 from mindrlhf.user_functions import is_user_function
 
@@ -34,7 +35,7 @@ ORDER = (
 
 
 def check_grpo(
-    config: GRPOConfig,
+    config: GRPOSettings,
     train: ModelYaml,
     infer: ModelYaml,
     train_model: ModelConfig,
@@ -61,19 +62,35 @@ def check_grpo(
     check_algorithm(config.algorithm)
     check_batch(config, train, infer)
     check_dynamic_sampling(config, infer)
-    check_trainer(config)
+    held_out = "held-out problems; set data.val_dataset to a prompt MindRecord"
+    check_trainer(config.trainer, config.data.val_dataset is not None, held_out)
     check_lora(config.lora)
     check_reference(config)
 
 
-def check_sft(config: SFTConfig, yaml: ModelYaml, model: ModelConfig, workers: int) -> None:
+def check_sft(config: SFTSettings, yaml: ModelYaml, model: ModelConfig, workers: int) -> None:
     """Check the settings of a fine-tuning run against one another, as `check_grpo`."""
     check_dtypes(yaml)
     check_layout(yaml, model, workers)
     check_training_layout(yaml, config.train.length_bucket)
     check_order(config, ORDER[:1])
+    check_held_out_pairs(config)
     check_lora(config.lora)
     _check_ranks(yaml, "data.pairs_per_step", config.data.pairs_per_step)
+    if config.data.val_problems:
+        check_generating_layout(yaml)
+
+
+def check_held_out_pairs(config: SFTSettings) -> None:
+    """Check for held-out data to measure, from one origin."""
+    data, trainer = config.data, config.trainer
+    pairs = data.val_dataset is not None or data.val_share > 0
+    give = "held-out rows; set data.val_dataset, data.val_share or data.val_problems"
+    check_trainer(trainer, pairs or data.val_problems is not None, give)
+    both = f"data.val_share is {data.val_share:g} and data.val_dataset is {data.val_dataset}; give one of them."
+    best, _ = trainer.best
+    loss = f"trainer: {best} is measured on held-out rows; set data.val_dataset or data.val_share."
+    refuse({both: data.val_dataset and data.val_share, loss: best == "val/loss" and not pairs})
 
 
 def check_training_layout(yaml: ModelYaml, length_bucket: int) -> None:
@@ -136,24 +153,23 @@ def _misfit(model: ModelConfig, ranks: int) -> str:
 
 
 def check_dtypes(yaml: ModelYaml) -> None:
-    """Check for float32 on CPU, which has no other matrix products."""
+    """Check for float32 on CPU, whose matrix products take bfloat16 too."""
     for key in DTYPE_KEYS if yaml.context.device_target == "CPU" else ():
         dtype, where = getattr(yaml.model, key), f"{yaml.path}: {GROUP}.{key}"
-        if dtype != "float32":
-            raise UserError(f"{where} is {dtype}, and device_target CPU computes in float32 only; set {key}: float32.")
+        known = ("float32", "bfloat16") if key == "compute_dtype" else ("float32",)
+        if dtype not in known:
+            names = " or ".join(known)
+            raise UserError(f"{where} is {dtype}, and device_target CPU computes in {names} only; set {key}: {names}.")
 
 
 def check_same_model(train: ModelYaml, infer: ModelYaml, train_model: ModelConfig, infer_model: ModelConfig) -> None:
-    ours, theirs = infer_model.family, train_model.family
-    if ours != theirs:
-        raise UserError(f"{infer.path}: the model is a {ours}, and that of {train.path} a {theirs}; give one model.")
-    for key, name in SHAPE_FIELDS.items():
-        ours, theirs = getattr(infer_model, name), getattr(train_model, name)
-        if ours != theirs:
-            raise UserError(f"{infer.path}: {GROUP}.{key} is {ours}, and {train.path} has {theirs}; make them equal.")
+    names = {"family": "family"} | SHAPE_FIELDS
+    ours, theirs = ({key: getattr(model, name) for key, name in names.items()} for model in (infer_model, train_model))
+    if found := differences(ours, theirs, train.path):
+        raise UserError(f"{infer.path}: {GROUP} is of another model: {found}; make them equal.")
 
 
-def check_order(config: GRPOConfig | SFTConfig, pairs: Iterable[tuple[str, str]]) -> None:
+def check_order(config: GRPOSettings | SFTSettings, pairs: Iterable[tuple[str, str]]) -> None:
     """Check that no first setting of a pair is above the second."""
     for key, limit in pairs:
         value, most = attrgetter(key)(config), attrgetter(limit)(config)
@@ -171,7 +187,7 @@ def check_divides(key: str, value: int, divisor: int, name: str, unit: int | Non
         raise UserError(f"{key} is {value}, which {name} does not divide; set {key} to {right}.")
 
 
-def check_comparison(config: GRPOConfig) -> None:
+def check_comparison(config: GRPOSettings) -> None:
     """Check for different responses to a prompt, where the advantage compares them."""
     rollout, asks = config.rollout, f"algorithm.advantage {config.algorithm.advantage!r}"
     one = f"rollout.num_generations is 1, and {asks} compares the responses to one prompt; set it to 2 or more."
@@ -180,7 +196,7 @@ def check_comparison(config: GRPOConfig) -> None:
         refuse({one: rollout.num_generations == 1, greedy: rollout.temperature == 0})
 
 
-def check_batch(config: GRPOConfig, train: ModelYaml, infer: ModelYaml) -> None:
+def check_batch(config: GRPOSettings, train: ModelYaml, infer: ModelYaml) -> None:
     """Check that a step's prompts divide over all ranks and updates."""
     key, prompts = "data.prompts_per_step", config.data.prompts_per_step
     updates, ranks = config.algorithm.updates_per_iteration, train.parallel.data_parallel
@@ -196,7 +212,7 @@ def _check_ranks(yaml: ModelYaml, key: str, value: int, unit: int | None = None)
     check_divides(key, value, ranks, f"the data_parallel {ranks} of {yaml.path}", unit)
 
 
-def check_dynamic_sampling(config: GRPOConfig, infer: ModelYaml) -> None:
+def check_dynamic_sampling(config: GRPOSettings, infer: ModelYaml) -> None:
     """Check that rounds of further prompts can fill a step."""
     sampling, prompts = config.dynamic_sampling, config.data.prompts_per_step
     if not sampling.enabled:
@@ -215,17 +231,21 @@ def check_dynamic_sampling(config: GRPOConfig, infer: ModelYaml) -> None:
     _check_ranks(infer, "dynamic_sampling.prompts_per_round", size)
 
 
-def check_trainer(config: GRPOConfig) -> None:
-    """Check for held-out problems to measure, and a path to resume from."""
-    trainer, measured = config.trainer, config.data.val_dataset is not None
-    mode, path, best = trainer.resume_mode, trainer.resume_from_path, trainer.save_best_metric
+def check_trainer(trainer: RunSettings, measured: bool, give: str) -> None:
+    """Check for held-out data, a metric to watch, and a path to resume from.
+
+    measured: there is held-out data. give: what to set for that.
+    """
+    mode, path, (best, _) = trainer.resume_mode, trainer.resume_from_path, trainer.best
     resumed = f"trainer.resume_mode is {mode} and trainer.resume_from_path is {path}; a path goes with resume_path"
     rarely = f"trainer.save_best_metric is {best}, which is measured every trainer.test_freq steps; set test_freq too."
-    needs = "needs held-out problems; set data.val_dataset to a prompt MindRecord."
+    watched = "follows trainer.save_best_metric, which is null; name a metric there."
     faults = {
-        f"trainer.val_only {needs}": trainer.val_only and not measured,
-        f"trainer.test_freq {needs}": trainer.test_freq and not measured,
-        rarely: best and best.startswith("val-") and trainer.test_freq is None,
+        f"trainer.val_only needs {give}.": trainer.val_only and not measured,
+        f"trainer.test_freq needs {give}.": trainer.test_freq and not measured,
+        rarely: best and best.startswith(HELD_OUT) and trainer.test_freq is None,
+        f"trainer.early_stop_patience {watched}": trainer.early_stop_patience and not best,
+        f"trainer.export_best {watched}": trainer.export_best and not best,
         f"{resumed}, or give --resume_training PATH.": (mode == "resume_path") != (path is not None),
     }
     refuse(faults)
@@ -242,8 +262,13 @@ def check_lora(lora: LoraSettings) -> None:
 def check_dropout(yaml: ModelYaml, dropout: float) -> None:
     """Check that layers whose adapters drop inputs are not to be computed again.
 
-    dropout: of the model's adapters. Pipeline stages draw their masks again.
+    dropout: of the model's adapters. Pipeline stages draw their masks again. On CPU such layers have float32 products.
     """
+    if dropout and yaml.context.device_target == "CPU" and yaml.model.compute_dtype != "float32":
+        raise UserError(
+            f"{yaml.path}: {GROUP}.compute_dtype is {yaml.model.compute_dtype}, and with lora.dropout {dropout:g} "
+            "updates run composed layers, which are float32 on CPU; set float32, or train without dropout."
+        )
     if dropout and yaml.recompute.recompute is True and yaml.parallel.pipeline_stage == 1:
         raise UserError(
             f"{yaml.path}: recompute_config.recompute is True, and with lora.dropout {dropout:g} updates run composed "
@@ -251,7 +276,7 @@ def check_dropout(yaml: ModelYaml, dropout: float) -> None:
         )
 
 
-def check_reference(config: GRPOConfig) -> None:
+def check_reference(config: GRPOSettings) -> None:
     """Check that a reference that follows adapters has adapters, and takes them whole."""
     steps, share = config.algorithm.reference_sync_steps, config.algorithm.reference_sync_share
     reference = config.lora.reference
@@ -262,14 +287,18 @@ def check_reference(config: GRPOConfig) -> None:
 
 
 def check_lengths(
-    config: GRPOConfig, yaml: ModelYaml, model: ModelConfig, prompt_tokens: int, group: str = "rollout"
+    config: GRPOSettings | SFTSettings,
+    yaml: ModelYaml,
+    model: ModelConfig,
+    prompt_tokens: int,
+    group: str = "rollout",
 ) -> None:
     """Check that the longest prompt and response fit into the model.
 
     prompt_tokens: tokens of the longest prompt, or the limit that prompts are cut to.
     group: `rollout` or `validation`, whose max_new_tokens counts.
     """
-    most = (config.rollout if group == "rollout" else config.validation.completed(config.rollout)).max_new_tokens
+    most = (config.rollout if group == "rollout" else config.held_out.sampling).max_new_tokens
     limits = {"max_position_embedding": model.max_position_embeddings, "seq_length": yaml.model.seq_length or inf}
     key, limit = min(limits.items(), key=lambda item: item[1])
     needed, room = prompt_tokens + most, limit - prompt_tokens
@@ -291,6 +320,14 @@ def check_algorithm(algorithm: AlgorithmSettings) -> None:
     order = f"algorithm.clip_cov_lb is {low}, not below algorithm.clip_cov_ub {high}; lower it."
     unordered = None not in (low, high) and low >= high
     refuse({both: algorithm.normalize_functions and algorithm.kl_in_reward, order: unordered})
+    needs, absent = algorithm.method.uses_teacher, algorithm.teacher is None
+    given = f"algorithm.teacher is {algorithm.teacher}, and algorithm.advantage {algorithm.advantage}"
+    refuse(
+        {
+            f"{given} needs one; name an HF directory or a hub's id.": needs and absent,
+            f"{given} learns from none; set advantage to distillation, or remove teacher.": not needs and not absent,
+        }
+    )
     for setting in ("kl_in_reward", "kl_target", "reference_sync_steps") if algorithm.beta == 0 else ():
         if value := getattr(algorithm, setting):
             absent = "algorithm.beta 0 means that there is no reference model"

@@ -1,6 +1,6 @@
-"""YAML files as mappings with line numbers, chains of them, and presets.
+"""YAML files as mappings with line numbers, and chains of them.
 
-`preset:NAME` stands for a shipped algorithm wherever a file of GRPO settings is read.
+The name of a shipped file (`mindrlhf.files.shipped`) stands for it wherever a chain is read.
 """
 
 import re
@@ -13,11 +13,10 @@ import yaml
 
 from mindrlhf.algorithms.methods import unknown_name
 from mindrlhf.errors import UserError
+from mindrlhf.files.shipped import shipped_file, shipped_yamls
 from mindrlhf.files.text import read_text
 
 BASE_KEY = "base_config"
-PREFIX = "preset:"
-FOLDER = Path(__file__).parent / "presets"
 MOST_VALUES = 1_000_000  # of a file or setting, with all that its aliases stand for
 
 KeyPath = tuple[str | int, ...]
@@ -113,26 +112,23 @@ def read_yaml(path: str | Path) -> Layer:
     return Layer(values, {(): str(path)} | {key: f"{path}:{line}" for key, line in lines.items()})
 
 
-def preset_names() -> tuple[str, ...]:
-    """List the names after `preset:`, sorted."""
-    return tuple(sorted(file.stem for file in FOLDER.glob("*.yaml")))
-
-
 def read_chain(path: str | Path) -> tuple[Layer, ...]:
     """Read a YAML file and its chain of `base_config` files, the base first.
 
-    Each is relative to the file that names it, or a `preset:NAME`, as the first may be. Raises UserError.
+    Each is relative to the file that names it, or the name of a shipped file, as the first may be. Raises UserError.
     """
     return _chain(_file_of(str(path)), ())
 
 
 def _file_of(text: str, folder: Path = Path(), where: str = "") -> Path:
-    if not text.startswith(PREFIX):
-        return folder / text
-    name = text.removeprefix(PREFIX)
-    if name not in preset_names():
-        raise UserError(f"{where}{unknown_name('preset', name, preset_names())}")
-    return FOLDER / f"{name}.yaml"
+    file, known = shipped_file(folder / text), shipped_yamls()
+    if file.exists() or (text not in known and not re.fullmatch(r"\w+(:\w*)?", text)):
+        return file
+    if text not in known:
+        kind = text[: text.find(":") + 1]
+        names = [name for name in known if name.startswith(kind)]
+        raise UserError(f"{where}{unknown_name('YAML', text, names)}")
+    return known[text]
 
 
 def _chain(file: Path, above: tuple[Path, ...]) -> tuple[Layer, ...]:

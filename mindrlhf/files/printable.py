@@ -3,6 +3,7 @@
 import unicodedata
 from collections.abc import Container
 
+LAYOUT = "\n\t\u200c\u200d"  # line ends, tabs, and the joiners that emoji and some scripts are written with
 # Control characters, invisible formatting, halves of surrogate pairs, line and paragraph separators.
 _STEERING = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 

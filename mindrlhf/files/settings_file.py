@@ -1,4 +1,4 @@
-"""`settings.json` in a run's output folder: the settings at its start."""
+"""Settings and starts of a run, as `settings.json` in its output folder."""
 
 import json
 import platform
@@ -7,11 +7,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from mindrlhf import __version__
 from mindrlhf.files.atomic import atomic_file
 from mindrlhf.files.json import read_json
+from mindrlhf.files.provenance import provenance
+from mindrlhf.version import __version__
 
 SETTINGS_FILE = "settings.json"
+STARTS = "starts"  # key of the file: `provenance` of the first start and of each resumed one
 NAMED_PACKAGES = ("mindspore", "numpy", "tokenizers")
 
 
@@ -26,10 +28,15 @@ def versions() -> dict[str, str]:
     return found
 
 
-def write_settings(folder: Path, settings: Mapping[str, Any]) -> Path:
-    """Write nested settings of plain values, and the versions."""
+def write_settings(folder: Path, settings: Mapping[str, Any], resumed: bool = False) -> Path:
+    """Write nested settings of plain values, the versions, and the run's starts.
+
+    resumed: keep the earlier starts.
+    """
     path = Path(folder) / SETTINGS_FILE
-    text = json.dumps({**settings, "versions": versions()}, indent=1, ensure_ascii=False, default=str)
+    earlier = read_settings(folder).get(STARTS, []) if resumed else []
+    content = {**settings, "versions": versions(), STARTS: [*earlier, provenance()]}
+    text = json.dumps(content, indent=1, ensure_ascii=False, default=str)
     with atomic_file(path) as temporary:
         temporary.write_text(text + "\n", encoding="utf-8")
     return path

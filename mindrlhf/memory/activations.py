@@ -11,7 +11,7 @@ from mindrlhf.configs.model import ModelConfig
 from mindrlhf.models.chunks import chunk_count
 from mindrlhf.training.batch import MicroBatch
 
-ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
+ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}  # on CPU all activations are float32
 COMPOSED = 3  # times as many numbers kept by compositions
 TABLE = 16  # bytes that a composed kernel on CPU keeps for each number of a broadcast result
 

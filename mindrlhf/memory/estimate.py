@@ -11,7 +11,7 @@ from math import prod
 
 from mindrlhf import phases
 from mindrlhf.backend.native import library
-from mindrlhf.configs.grpo import GRPOConfig
+from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_yaml import ModelYaml
 from mindrlhf.memory import activations
@@ -63,26 +63,48 @@ class RankPlan:
 class Work:
     """Sizes of a job that determine its memory.
 
-    trains, infers, critics: every rank's part of the model that trains, of the one that generates, and of a critic's.
+    infers: every rank's part of the model that generates. models: those in training, by the name that a phase has.
     fused: graphs have the fused operators of `backend.native`.
     """
 
-    config: GRPOConfig
+    config: GRPOSettings
     model: ModelConfig
     train: ModelYaml
     infer: ModelYaml
     lengths: Lengths
-    trains: Sequence[Partition]
     infers: Sequence[Partition]
-    critics: Sequence[Partition]
+    models: Mapping[str, Sequence[Partition]]
     fused: bool
 
     @classmethod
-    def of(cls, config: GRPOConfig, model: ModelConfig, train: ModelYaml, infer: ModelYaml, lengths: Lengths) -> "Work":
-        """Compute the sizes; UserError where a layout does not divide the model."""
-        pairs = ((train, model), (infer, model), (train, model.as_critic()))
+    def of(
+        cls,
+        config: GRPOSettings,
+        model: ModelConfig,
+        train: ModelYaml,
+        infer: ModelYaml,
+        lengths: Lengths,
+        teacher: tuple[str, ModelConfig] | None = None,
+    ) -> "Work":
+        """Compute the sizes; UserError where a layout does not divide a model.
+
+        teacher: see `Job`.
+        """
+        named = {"policy": model, "critic": model.as_critic(), **({"teacher": teacher[1]} if teacher else {})}
+        models = {name: Partition.every_rank(train, one) for name, one in named.items()}
         fused = train.context.device_target == "CPU" and library().path is not None
-        return cls(config, model, train, infer, lengths, *(Partition.every_rank(*pair) for pair in pairs), fused)
+        return cls(config, model, train, infer, lengths, Partition.every_rank(infer, model), models, fused)
+
+    @property
+    def trains(self) -> Sequence[Partition]:
+        """Every rank's part of the model that trains."""
+        return self.models["policy"]
+
+    @property
+    def teacher(self) -> ModelConfig | None:
+        """Architecture of the teacher; None without one."""
+        parts = self.models.get("teacher")
+        return parts[0].model if parts else None
 
     @property
     def layouts(self) -> tuple[Layout, Layout]:
@@ -96,6 +118,7 @@ class Work:
         happens = {
             "gen": True,
             "ref": algorithm.beta > 0,
+            "teacher": "teacher" in self.models,
             "old_log_prob": algorithm.scores_old_policy(self.model.dropout),
             "values": algorithm.uses_critic,
             "update_critic": algorithm.uses_critic,
@@ -163,7 +186,8 @@ class Work:
 
     def stage(self, yaml: ModelYaml, part: Partition, updates: bool = False) -> Stage:
         """Describe a rank's part for its graphs; those of updates may drop adapters' inputs."""
-        drops, itemsize = updates and part.model.dropout > 0, activations.ITEMSIZE[yaml.model.compute_dtype]
+        dtype = "float32" if yaml.context.device_target == "CPU" else yaml.model.compute_dtype
+        drops, itemsize = updates and part.model.dropout > 0, activations.ITEMSIZE[dtype]
         place = part.mesh.tp, len(part.layers), part.coordinates.pp == part.mesh.pp - 1, part.sequence
         recompute = yaml.recompute.recompute is True and part.mesh.pp == 1
         return Stage(part.model, *place, itemsize, self.fused and not drops, recompute, drops)
@@ -192,15 +216,18 @@ def role_parts(work: Work, rank: int) -> dict[str, list[int]]:
         phases.CACHE: [cache],
         phases.VALIDATION_CACHE: [held_out],
     }
+    if "teacher" in work.models:
+        teacher = work.models["teacher"][rank]
+        parts[phases.TEACHER] = [_bytes(teacher, teacher.specs)]
     if config.algorithm.uses_critic:
-        critic = work.critics[rank]
+        critic = work.models["critic"][rank]
         apart, moments = _optimizer(critic, swap)
         weights = _bytes(critic, critic.specs)
         parts |= {phases.CRITIC: [weights + apart], phases.CRITIC_GRADIENTS: [weights], phases.CRITIC_MOMENTS: moments}
     return {role: sizes for role, sizes in parts.items() if sum(sizes)}
 
 
-def _reference(config: GRPOConfig, train: Partition) -> list[ParameterSpec]:
+def _reference(config: GRPOSettings, train: Partition) -> list[ParameterSpec]:
     """List a reference's own rows; with adapters it shares all others."""
     if train.model.adapter is None:
         return train.specs
@@ -238,7 +265,7 @@ def pool_bytes(work: Work, rank: int) -> dict[str, int]:
     in_flight = work.train.parallel.pipeline_stage - work.trains[rank].coordinates.pp
     for name in work.phases:
         phase = phases.PHASES[name]
-        part = (work.critics if phase.critic else work.trains)[rank]
+        part = work.models[phase.model][rank]
         stage = work.stage(work.train, part, phase.kind == "update")
         if phase.kind == "generate":
             found[name] = max(activations.generate_bytes(infer, engine) for engine in work.engines(name))
@@ -253,7 +280,7 @@ def process_bytes(work: Work, rank: int) -> int:
     """Bytes of a CPU process: itself, its tokenizer, compiled graphs, kernels' tables."""
     generating, graphs = len(work.infers[rank].layers), (FUSED_GRAPHS if work.fused else COMPOSED_GRAPHS)["first"]
     for phase in map(phases.PHASES.get, work.phases):
-        part = (work.critics if phase.critic else work.trains)[rank]
+        part = work.models[phase.model][rank]
         stage = work.stage(work.train, part, phase.kind == "update")
         each = FUSED_GRAPHS if stage.fused else COMPOSED_GRAPHS
         if phase.kind:

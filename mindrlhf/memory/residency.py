@@ -54,6 +54,7 @@ class Residency:
     def __init__(self, open_store: Callable[[Sequence], Store], moving: Collection[str] = ROLES):
         self._open_store, self._moving = open_store, moving
         self._parts: dict[str, _Part] = {}
+        self._sizes: dict[str, int] = {}  # of each role, whether it moves or not
         self._moved = {"out": 0, "in": 0}
         self._seconds = 0.0
         self._resident: dict[str, int] = {}
@@ -69,11 +70,13 @@ class Residency:
         parameters, role = list(parameters), _role(name)
         if role not in ROLES:
             raise ValueError(f"no phase needs the role {name}")
-        if not parameters or role not in self._moving:
-            return
         if name in self._parts:
             raise ValueError(f"the role {name} has its parameters already")
         nbytes = sum(parameter.nbytes for parameter in parameters)
+        if nbytes:
+            self._sizes[role] = self._sizes.get(role, 0) + nbytes
+        if not parameters or role not in self._moving:
+            return
         self._parts[name] = _Part(role, self._open_store(parameters), nbytes, changed=not zeros)
         self._put_away(self._parts[name])
 
@@ -129,9 +132,11 @@ class Residency:
     def report(self, metrics: MetricSet) -> None:
         """Add `swap/*` of this rank since the last call.
 
-        They are bytes moved, seconds, the most bytes of roles in memory in each phase, and the size of each role
-        (`swap/role_gb/*`). Nothing is added where only scratch memory comes and goes.
+        They are the size of each role (`swap/role_gb/*`), bytes moved, seconds, and the most bytes of roles in memory
+        in each phase; the size alone where only scratch memory comes and goes.
         """
+        for role, nbytes in self._sizes.items():
+            metrics.add_max(f"swap/role_gb/{role}", nbytes / GIB)
         if all(part.scratch for part in self._parts.values()):
             return
         for direction, nbytes in self._moved.items():
@@ -139,9 +144,6 @@ class Residency:
         metrics.add("swap/seconds", self._seconds)
         for phase, nbytes in self._resident.items():
             metrics.add_max(f"swap/resident_gb/{phase}", nbytes / GIB)
-        for role in dict.fromkeys(part.role for part in self._parts.values()):
-            nbytes = sum(part.nbytes for part in self._parts.values() if part.role == role)
-            metrics.add_max(f"swap/role_gb/{role}", nbytes / GIB)
         self._moved, self._seconds, self._resident = {"out": 0, "in": 0}, 0.0, {}
 
     def _put_away(self, part: _Part) -> None:

@@ -14,35 +14,37 @@ from mindrlhf.roles.parts import open_parts
 from mindrlhf.rollout.scored import Rollouts
 from mindrlhf.run.compile_cache import use_compile_cache
 from mindrlhf.run.run import Run, continued_checkpoint
+from mindrlhf.run.step_report import StepReport
 from mindrlhf.run.stop_signals import StopSignals
 from mindrlhf.run.training_data import TrainingData, read_training_data
 from mindrlhf.trainer.credit import Credit
 from mindrlhf.trainer.dynamic_sampling import StepSampling
-from mindrlhf.trainer.grpo import GRPOTrainer
+from mindrlhf.trainer.grpo import GRPOLoop
 from mindrlhf.trainer.preflight import preflight
 
 
-def build(job: Job, world: World, stack: ExitStack, signals: StopSignals) -> GRPOTrainer:
+def build(job: Job, world: World, stack: ExitStack, signals: StopSignals) -> GRPOLoop:
     """Build the trainer of a job that `signals` may stop; `stack` closes everything."""
     data = read_training_data(job)
     collectives = Collectives(world)
     checkpoint = continued_checkpoint(job, data, collectives)
     rewards = open_rewards(job, data, collectives, stack)
     partner = None if data.recorded else open_partner(job, collectives, stack)
-    preflight(job, collectives, [] if data.recorded else data.prompts, rewards)
+    preflight(job, collectives, data, rewards)
     use_compile_cache(job, world, stack)
-    run = Run(job, data, collectives, checkpoint, signals)
+    run = Run(job, data, collectives, checkpoint, signals, StepReport)
     parts = open_parts(job, collectives, data.max_positions, checkpoint, run.residency, generates=not data.recorded)
     credit = Credit(job.config, parts.policy.data_parallel)
     generate, sampling, validation = None, None, None
     if parts.generator:
         generate = Rollouts(job, data.longest_prompt, parts.generator, rewards, run, partner)
         sampling = StepSampling(job.config)
-        validation = open_validation(job, parts.generator, data.problems, data.total_steps, stack, partner)
+        held_out = partner if job.config.validation.environment else None
+        validation = open_validation(job, parts.generator, data.problems, stack, held_out)
         if validation:
             run.residency.add(VALIDATION_CACHE, validation.evaluator.engine.cache.parameters, zeros=True)
     run.begin(parts, {"stream": data.stream, "kl": credit.kl}, {"surplus": sampling}, stack)
-    return GRPOTrainer(job.config, data, parts, credit, run, generate, sampling, validation)
+    return GRPOLoop(job.config, data, parts, credit, run, generate, sampling, validation)
 
 
 def open_rewards(job: Job, data: TrainingData, collectives: Collectives, stack: ExitStack) -> RewardRunner | None:
@@ -53,6 +55,6 @@ def open_rewards(job: Job, data: TrainingData, collectives: Collectives, stack: 
     generating = Partition.of_yaml(job.infer, job.model, collectives.world.rank)
     if data.recorded or not generating.first_of_replica:
         return None
-    rewards = stack.enter_context(RewardRunner(job.config.reward))
-    rewards.check_ground_truths(data.prompts, job.args.mind_dataset_dir)
+    rewards = stack.enter_context(RewardRunner(job.config.reward, job.objects.functions))
+    rewards.check_ground_truths(data.prompts, job.flags.mind_dataset_dir)
     return rewards

@@ -1,59 +1,108 @@
-"""Checking of a command line into a job, before MindSpore is imported."""
+"""Checking of flags and settings into a job, before MindSpore is imported."""
 
-import argparse
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, TypeVar
 
+from mindrlhf.backend import default_device, product_dtype
 from mindrlhf.backend.process.launch import is_first_process, started_workers, under_msrun
 from mindrlhf.checkpoint.adapted import with_adapters
-from mindrlhf.checkpoint.open import checkpoint_config, open_tokenizer
-from mindrlhf.configs.grpo import GRPOConfig
-from mindrlhf.configs.loading import load_grpo_config
+from mindrlhf.checkpoint.open import checkpoint_config, hf_folder, open_tokenizer
+from mindrlhf.configs.grpo import GRPOSettings
+from mindrlhf.configs.loading import load_grpo_config, load_sft_config
 from mindrlhf.configs.model import ModelConfig
+from mindrlhf.configs.model_defaults import Role, open_model_yaml
 from mindrlhf.configs.model_names import SHAPE_FIELDS
-from mindrlhf.configs.model_yaml import ModelYaml, load_model_yaml
-from mindrlhf.configs.validate import check_dropout, check_grpo
+from mindrlhf.configs.model_settings import GROUP, differences
+from mindrlhf.configs.model_yaml import ModelYaml
+from mindrlhf.configs.sft import SFTSettings
+from mindrlhf.configs.validate import check_dropout, check_grpo, check_sft
 from mindrlhf.configs.verl.translation import translate
+from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
 from mindrlhf.files.naming import DEFAULT_FOLDER
-from mindrlhf.job import Job
+from mindrlhf.flags import LayoutFlags, SFTFlags, TrainFlags
+from mindrlhf.hub.models import local_model, local_models
+from mindrlhf.job import NO_OBJECTS, Job, Objects
 from mindrlhf.rollout.generator import refuse_critic
 from mindrlhf.run.outputs import prepare_outputs
 
+_log = logging.getLogger(__name__)
 
-def check(args: argparse.Namespace) -> Job:
-    """Read and check all settings. Raises UserError."""
-    args, config, train, infer = read_settings(args)
-    policy_path = args.load_sft_checkpoint_train or args.load_sft_checkpoint_infer
-    reference_path = args.load_ref_checkpoint or policy_path
-    critic_path = args.load_critic_checkpoint or policy_path
+Run = TypeVar("Run", GRPOSettings, SFTSettings)
+
+# Role -> flag -> the key of its model YAML that the flag sets.
+YAML_FLAGS = {
+    "train": {
+        "device_target": "context.device_target",
+        "data_parallel": "parallel_config.data_parallel",
+        "tensor_parallel": "parallel_config.model_parallel",
+        "pipeline_parallel": "parallel_config.pipeline_stage",
+        "sequence_parallel": "parallel_config.use_seq_parallel",
+    },
+    "infer": {
+        "device_target": "context.device_target",
+        "infer_tensor_parallel": "parallel_config.model_parallel",
+    },
+}
+
+
+def check(flags: TrainFlags, objects: Objects = NO_OBJECTS) -> Job:
+    """Read and check all settings, which may name `objects`. Raises UserError."""
+    flags, config, train, infer = read_settings(flags)
+    flags = local_models(flags)
+    policy_path = flags.load_sft_checkpoint_train or flags.load_sft_checkpoint_infer
     workers = started_workers()
-    if args.use_parallel and not under_msrun():
+    if flags.use_parallel and not under_msrun():
         raise UserError("--use_parallel is True without msrun; start it with msrun, or set it to False.")
-    if args.use_parallel is False and workers > 1:
+    if flags.use_parallel is False and workers > 1:
         raise UserError(f"--use_parallel is False, and msrun started {workers} workers; set it to True.")
-    if not args.replay and not args.mind_dataset_dir:
+    if not flags.replay and not flags.mind_dataset_dir:
         raise UserError("--mind_dataset_dir is missing; give the prompt MindRecord that rlhf_data.py wrote.")
-    model = read_model(args, config, train, infer, workers)
+    model = read_model(flags, config, train, infer, workers)
+    reference_path = critic_path = None
     if config.algorithm.beta > 0:
+        reference_path = flags.load_ref_checkpoint or policy_path
         refuse_critic(reference_path, checkpoint_config(reference_path))
         check_same_architecture(reference_path, model, "reference model", "load_ref_checkpoint")
     if config.algorithm.uses_critic:
+        critic_path = flags.load_critic_checkpoint or policy_path
         check_same_architecture(critic_path, model, "critic", "load_critic_checkpoint")
-    tokenizer = open_tokenizer(args, policy_path)
-    output = prepare_outputs(args.save_ckpt_dir, args.output_dir, args.save_data_file)
-    return Job(args, config, train, infer, model, tokenizer, policy_path, reference_path, critic_path, output)
+    tokenizer, teacher = open_tokenizer(flags, policy_path), read_teacher(config)
+    if teacher:
+        check_same_tokens(Tokenizer.from_path(hf_folder(teacher[0])), tokenizer, teacher[0])
+    output = prepare_outputs(flags.save_ckpt_dir, flags.output_dir, flags.save_data_file)
+    paths = policy_path, reference_path, critic_path
+    return Job(flags, config, train, infer, model, tokenizer, *paths, output, objects, teacher)
+
+
+def check_tuning(flags: SFTFlags, objects: Objects = NO_OBJECTS) -> Job:
+    """Read and check all settings of fine-tuning, which may name `objects`. Raises UserError."""
+    overrides = split_overrides(flags.overrides, ("train_yaml",))
+    yaml = read_train_yaml(flags, flags.load_sft_checkpoint_train, overrides)
+    config = load_sft_config(flags.sft_config, overrides[""], yaml.adapter_defaults(), flags.settings)
+    config, flags = with_resume(config, flags.resume_training), local_models(flags)
+    checkpoint = flags.load_sft_checkpoint_train
+    model = yaml.architecture(checkpoint_config(checkpoint), checkpoint or "")
+    check_sft(config, yaml, model, started_workers())
+    model = with_adapters(model, config.lora, checkpoint)
+    check_dropout(yaml, model.dropout)
+    tokenizer = open_tokenizer(flags, checkpoint)
+    output = prepare_outputs(flags.save_ckpt_dir, flags.output_dir)
+    return Job(flags, config, yaml, yaml, model, tokenizer, checkpoint, None, None, output, objects)
 
 
 def read_model(
-    args: argparse.Namespace, config: GRPOConfig, train: ModelYaml, infer: ModelYaml, workers: int
+    flags: TrainFlags, config: GRPOSettings, train: ModelYaml, infer: ModelYaml, workers: int
 ) -> ModelConfig:
     """Read the model that is trained, with adapters, and check the settings with it.
 
     workers: processes that were started, or that the YAMLs ask for. Raises UserError.
     """
-    infer_path = args.load_sft_checkpoint_infer
-    path = args.load_sft_checkpoint_train or infer_path
+    infer_path = flags.load_sft_checkpoint_infer
+    path = flags.load_sft_checkpoint_train or infer_path
     hf = checkpoint_config(path)
     refuse_critic(path, hf)
     model = train.architecture(hf, path or "")
@@ -64,31 +113,99 @@ def read_model(
     return model
 
 
-def read_settings(args: argparse.Namespace) -> tuple[argparse.Namespace, GRPOConfig, ModelYaml, ModelYaml]:
+def read_teacher(config: GRPOSettings, weights: bool = True) -> tuple[str, ModelConfig] | None:
+    """Read a teacher's path and architecture; None without one.
+
+    weights: as in `local_model`. Raises UserError.
+    """
+    if config.algorithm.teacher is None:
+        return None
+    path = local_model(config.algorithm.teacher, weights)
+    model = checkpoint_config(path)
+    if model is None:
+        raise UserError(f"algorithm.teacher: {path} has no config.json; give an HF directory or a hub's id.")
+    refuse_critic(path, model)
+    return path, model
+
+
+def check_same_tokens(teacher: Tokenizer, tokenizer: Tokenizer, where: str) -> None:
+    """Check that the teacher has each of the policy's tokens, by its id."""
+    tokens = ((i, tokenizer.id_to_token(i), teacher.id_to_token(i)) for i in range(tokenizer.size))
+    for number, ours, theirs in tokens:
+        if ours != theirs:
+            found = f"token {number} is {theirs!r} there, and {ours!r} in the policy's tokenizer"
+            raise UserError(f"algorithm.teacher: {where}: {found}; give a teacher with the policy's tokenizer.")
+
+
+def read_settings(flags: TrainFlags) -> tuple[TrainFlags, GRPOSettings, ModelYaml, ModelYaml]:
     """Read flags, `--from-verl`, the run's settings, and both model YAMLs. Raises UserError."""
-    overrides = split_overrides(args.overrides)
-    if args.from_verl is not None:
-        args, overrides[""] = from_verl(args, overrides[""])
-    train = load_model_yaml(args.sft_path_train, overrides["train_yaml"])
-    infer = load_model_yaml(args.sft_path_infer, overrides["infer_yaml"])
-    defaults = {**infer.sampling_defaults(), **train.adapter_defaults()}
-    config = load_grpo_config(args.grpo_config, overrides[""], defaults)
-    return args, with_resume(config, args.resume_training), train, infer
+    overrides = split_overrides(flags.overrides)
+    if flags.from_verl is not None:
+        flags, overrides[""] = from_verl(flags, overrides[""])
+    train, infer = read_model_yamls(flags, overrides)
+    corrected = correction_defaults(train, infer)
+    defaults = {**infer.sampling_defaults(), **train.adapter_defaults(), **corrected}
+    config = load_grpo_config(flags.grpo_config, overrides[""], defaults, flags.settings)
+    if corrected and config.rollout_correction.level is None:
+        dtypes = infer.model.compute_dtype, train.model.compute_dtype
+        _log.warning("rollout_correction.level is null, with generation in %s and training in %s", *dtypes)
+    return flags, with_resume(config, flags.resume_training), train, infer
 
 
-def from_verl(args: argparse.Namespace, overrides: list[str]) -> tuple[argparse.Namespace, list[str]]:
+def correction_defaults(train: ModelYaml, infer: ModelYaml) -> dict[str, Any]:
+    """Return settings for rollouts whose products have another dtype than the trained policy's."""
+    differ = train.model.compute_dtype != infer.model.compute_dtype
+    return {"rollout_correction": {"level": "token"}} if differ else {}
+
+
+def read_model_yamls(flags: TrainFlags, overrides: Mapping[str, Sequence[str]]) -> tuple[ModelYaml, ModelYaml]:
+    """Read the two model YAMLs, or build them from flags. Raises UserError."""
+    train = read_train_yaml(flags, flags.load_sft_checkpoint_train or flags.load_sft_checkpoint_infer, overrides)
+    place = train.context.device_target, train.parallel.workers, train.parallel.model_parallel
+    given = _given(flags, "infer", overrides)
+    return train, _with_dtype(open_model_yaml("infer", flags.sft_path_infer, *place, overrides=given))
+
+
+def read_train_yaml(flags: LayoutFlags, checkpoint: str | None, overrides: Mapping[str, Sequence[str]]) -> ModelYaml:
+    """Read the training graph's model YAML, or build it from flags.
+
+    checkpoint: of the model's shape, where there is no YAML. Raises UserError.
+    """
+    if flags.sft_path_train is None and checkpoint is None:
+        right = "name a folder or a hub's id with --load_sft_checkpoint_train, or a YAML with --sft_path_train"
+        raise UserError(f"no model is given; {right}.")
+    device, given = flags.device_target or default_device(), _given(flags, "train", overrides)
+    return _with_dtype(open_model_yaml("train", flags.sft_path_train, device, started_workers(), overrides=given))
+
+
+def _with_dtype(yaml: ModelYaml) -> ModelYaml:
+    """Settle a YAML's dtype of matrix products on this device. Raises UserError."""
+    try:
+        dtype = product_dtype(yaml.context.device_target, yaml.model.compute_dtype)
+    except UserError as error:
+        raise UserError(f"{yaml.path}: {GROUP}.compute_dtype is {yaml.model.compute_dtype}, and {error}.") from None
+    return yaml.model_copy(update={"model": yaml.model.model_copy(update={"compute_dtype": dtype})})
+
+
+def _given(flags: LayoutFlags, role: Role, overrides: Mapping[str, Sequence[str]]) -> list[str]:
+    """List what goes over a model YAML: flags, then overrides."""
+    values = {key: getattr(flags, flag) for flag, key in YAML_FLAGS[role].items()}
+    return [*(f"{key}={value}" for key, value in values.items() if value is not None), *overrides[f"{role}_yaml"]]
+
+
+def from_verl(flags: TrainFlags, overrides: list[str]) -> tuple[TrainFlags, list[str]]:
     """Put flags and overrides of `--from-verl` beneath the given ones, and print them."""
-    translation = translate(args.from_verl)
+    translation = translate(flags.from_verl)
     if is_first_process():
         print(translation, flush=True)
-    merged = dict(vars(args))
     for name, value in translation.flags.items():
-        if merged[name] is None or merged[name] is DEFAULT_FOLDER:
-            merged[name] = Path(value) if merged[name] is DEFAULT_FOLDER else value
-    return argparse.Namespace(**merged), [*translation.overrides, *overrides]
+        given = getattr(flags, name)
+        if given is None or given is DEFAULT_FOLDER:
+            flags = replace(flags, **{name: Path(value) if given is DEFAULT_FOLDER else value})
+    return flags, [*translation.overrides, *overrides]
 
 
-def with_resume(config: GRPOConfig, flag: str | None) -> GRPOConfig:
+def with_resume(config: Run, flag: str | None) -> Run:
     """Apply `--resume_training`: auto or True, never or False, or a path."""
     if flag is None:
         return config
@@ -102,13 +219,13 @@ def with_resume(config: GRPOConfig, flag: str | None) -> GRPOConfig:
 def check_same_architecture(path: str | None, model: ModelConfig, what: str, flag: str) -> None:
     """Check that a checkpoint has the architecture that is trained, rotary base included."""
     stored = checkpoint_config(path)
-    for name in SHAPE_FIELDS.values() if stored else ():
-        if name == "tie_word_embeddings" and stored.value_head:
-            continue
-        theirs, ours = getattr(stored, name), getattr(model, name)
-        if theirs != ours:
-            found = f"{path}: the {what}'s {name} is {theirs}, and the model that is trained has {ours}"
-            raise UserError(f"{found}; give --{flag} a checkpoint of the same architecture.")
+    if stored is None:
+        return
+    names = [name for name in SHAPE_FIELDS.values() if not (name == "tie_word_embeddings" and stored.value_head)]
+    theirs, ours = ({name: getattr(one, name) for name in names} for one in (stored, model))
+    if found := differences(theirs, ours, "the model that is trained"):
+        right = f"give --{flag} a checkpoint of the same architecture"
+        raise UserError(f"{path}: the {what} is another model: {found}; {right}.")
 
 
 def split_overrides(

@@ -9,7 +9,7 @@ from mindspore import Tensor
 from mindrlhf.algorithms.advantages import RewardBatch, compute_advantages, gae_with_returns
 from mindrlhf.algorithms.kl import kl_estimator, steered_coefficient
 from mindrlhf.configs.algorithm import AlgorithmSettings
-from mindrlhf.configs.grpo import GRPOConfig
+from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.parallel.data_parallel import DataParallel
 from mindrlhf.rewards.form import environment
 from mindrlhf.roles.policy_updates import policy_log_probs
@@ -23,7 +23,7 @@ class Credit:
     data_parallel: the training ranks' axis. kl: None without a KL term.
     """
 
-    def __init__(self, config: GRPOConfig, data_parallel: DataParallel):
+    def __init__(self, config: GRPOSettings, data_parallel: DataParallel):
         self._config, self._data_parallel = config, data_parallel
         self.kl = KLTerm(config.algorithm, data_parallel) if config.algorithm.beta > 0 else None
 
@@ -47,12 +47,14 @@ class Credit:
         ]
 
     def _batch(self, everything: Sequence[Experience], own: Sequence[Experience]) -> RewardBatch:
-        config, token_rewards, values = self._config, None, None
+        config, token_rewards, values, ratios = self._config, None, None, None
         if self.kl and self.kl.in_reward:
             penalties = [[-self.kl.coefficient * row for row in rows] for rows in self.kl.values(own)]
             token_rewards = self._gathered(penalties)
         if config.algorithm.uses_critic:
             values = self._gathered([taken(e.values, e.sampled) for e in own])
+        if config.algorithm.method.uses_teacher:
+            ratios = self._gathered([teacher_log_ratios(e) for e in own])
         # Groups that only fill a step must not move any statistic.
         names = everything[0].rewards_by_function if everything else ()  # in the settings' order
         weights = dict(zip(names, (one.weight for one in config.reward.all_functions), strict=False))
@@ -61,6 +63,7 @@ class Credit:
             lengths=[e.sampled_lengths for e in everything],
             token_rewards=token_rewards,
             values=values,
+            teacher_log_ratios=ratios,
             greedy_rewards=[np.nan if e.greedy_reward is None else e.greedy_reward for e in everything],
             rewards_by_function=[e.rewards_by_function for e in everything],
             function_weights=weights,
@@ -70,6 +73,12 @@ class Credit:
     def _gathered(self, own: list) -> list:
         """Gather the ranks' values of their groups, in order."""
         return [rows for part in self._data_parallel.gather(own) for rows in part]
+
+
+def teacher_log_ratios(experience: Experience) -> list[np.ndarray]:
+    """Subtract the policy's log-probs of sampled tokens from the teacher's: G arrays float64."""
+    pairs = zip(experience.teacher_log_probs, policy_log_probs(experience), strict=True)
+    return taken([theirs.astype(np.float64) - ours for theirs, ours in pairs], experience.sampled)
 
 
 def _turn_rewards(experiences: Sequence[Experience], weight: float) -> list[list[np.ndarray]] | None:

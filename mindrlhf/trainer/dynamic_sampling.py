@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from mindrlhf.configs.grpo import GRPOConfig
+from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.metrics.experience import NO_SPREAD
 from mindrlhf.records.formats import pack, unpack
 from mindrlhf.records.rows import experiences_of, rows_of
@@ -26,7 +26,7 @@ class StepSampling:
     surplus: groups with spread that were not needed, oldest first: they go into the next step.
     """
 
-    def __init__(self, config: GRPOConfig):
+    def __init__(self, config: GRPOSettings):
         self._config = config
         self._size = config.data.prompts_per_step
         self.surplus: list[Experience] = []
@@ -95,7 +95,7 @@ class StepSampling:
         }
 
 
-def has_spread(experience: Experience, config: GRPOConfig) -> bool:
+def has_spread(experience: Experience, config: GRPOSettings) -> bool:
     """Test for differing scores, of `dynamic_sampling.metric`, among responses with a score."""
     scores, metric, factor = experience.rewards, config.dynamic_sampling.metric, config.reward.overlong_factor
     if metric is not None:
@@ -107,12 +107,12 @@ def has_spread(experience: Experience, config: GRPOConfig) -> bool:
     return scores.size > 1 and bool(np.ptp(scores) > NO_SPREAD)
 
 
-def only_fills(experience: Experience, config: GRPOConfig) -> bool:
+def only_fills(experience: Experience, config: GRPOSettings) -> bool:
     """Test for a group that dynamic sampling keeps only to fill a step."""
     return config.dynamic_sampling.enabled and not has_spread(experience, config)
 
 
-def mark_trained(experiences: list[Experience], config: GRPOConfig) -> list[Experience]:
+def mark_trained(experiences: list[Experience], config: GRPOSettings) -> list[Experience]:
     """Set `trained`: not unscored responses, nor truncated ones and equal groups, if configured."""
     marked = []
     for experience in experiences:

@@ -4,15 +4,18 @@ Members of the family differ in the parts: the groups of a step (`sampling`), ad
 policy's loss (`parts.policy`), a reference and a critic (`parts`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from mindrlhf.configs.grpo import GRPOConfig, OptimizerSettings
+from mindrlhf.configs.grpo import GRPOSettings, OptimizerSettings
 from mindrlhf.evaluation.validation import Validation
+from mindrlhf.metrics.experience import token_counts
+from mindrlhf.metrics.progress import Advance
 from mindrlhf.metrics.timer import STEP
 from mindrlhf.roles.parts import Parts
-from mindrlhf.roles.policy_updates import Advance, sequences
+from mindrlhf.roles.policy_updates import sequences
 from mindrlhf.rollout.scored import Rollouts
+from mindrlhf.run.report import StepRecord
 from mindrlhf.run.run import Run
 from mindrlhf.run.step_report import StepResult
 from mindrlhf.run.training_data import TrainingData
@@ -24,13 +27,13 @@ from mindrlhf.types import Experience
 
 
 @dataclass(frozen=True)
-class GRPOTrainer:
+class GRPOLoop:
     """Order of a step's phases.
 
     generate, sampling: None for a replay. validation: None without held-out problems.
     """
 
-    config: GRPOConfig
+    config: GRPOSettings
     data: TrainingData
     parts: Parts
     credit: Credit
@@ -39,49 +42,29 @@ class GRPOTrainer:
     sampling: StepSampling | None = None
     validation: Validation | None = None
 
-    def fit(self) -> None:
-        """Generate and train until `total_steps` steps are done."""
+    def steps(self) -> Iterator[StepRecord]:
+        """Generate and train until the run is over, or replay; yields each step."""
+        if self.data.recorded:
+            yield from self.replay()
+            return
         run = self.run
-        if self.validation and self.config.trainer.val_before_train and run.first_step == 1:
-            self.validate_only()
-        for step in range(run.first_step, run.total_steps + 1):
+        yield from run.validate_first(self.validation)
+        for step in run.steps():
             with run.timers(STEP):
                 experiences, figures = self.collect(step)
                 result = self.train(experiences, step, figures)
                 self.reshard()
-                self.validate(step)
-            self.record(step, result, self.data.stream.position)
+                run.validate(self.validation, step)
+            yield run.record(step, result, self.data.stream.position)
         run.checkpointer.finish()
 
-    def replay(self) -> None:
-        """Train on recorded rollouts (`records`), as the run that made them did."""
+    def replay(self) -> Iterator[StepRecord]:
+        """Train on recorded rollouts (`records`) as their run did; yields each step."""
         for step, experiences in self.data.recorded[self.run.first_step - 1 :]:
             with self.run.timers(STEP):
                 result = self.train(experiences, step, {})
-            self.record(step, result)
+            yield self.run.record(step, result)
         self.run.checkpointer.finish()
-
-    def record(self, step: int, result: StepResult, position: int = 0) -> None:
-        """Write metrics, rollouts and checkpoint of a step; booked on the next one."""
-        run = self.run
-        with run.timers(STEP):
-            with run.timers("report"):
-                run.report.write(step, result, position)
-            run.checkpointer.after_step(step, run.report.last, result.updates)
-
-    def validate_only(self) -> None:
-        """Measure accuracy on held-out problems before any further step."""
-        step = self.run.first_step - 1
-        with self.run.timers("testing"):
-            values = self.validation(step)
-        self.run.timers.collect()
-        self.run.report.write_validation(step, values)
-
-    def validate(self, step: int) -> None:
-        """Measure accuracy on held-out problems, if due."""
-        if self.validation and self.validation.due(step):
-            with self.run.timers("testing"):
-                self.run.report.add_values(self.validation(step))
 
     def reshard(self) -> None:
         """Bring the updated weights to the graphs that generate."""
@@ -117,18 +100,13 @@ class GRPOTrainer:
 
     def with_log_probs(self, experiences: list[Experience]) -> list[Experience]:
         """Add reference log-probs, old log-probs (but those that a group has), and values."""
-        parts, groups = self.parts, [sequences(e) for e in experiences]
-        for phase, part, field in (
-            ("ref", parts.reference, "reference_log_probs"),
-            ("old_log_prob", parts.policy, "old_log_probs"),
-            ("values", parts.critic, "values"),
-        ):
-            if part and part.scorer:
-                with self.run.timers(phase):
-                    rows = part.scorer(groups)
-                experiences = [
-                    replace(e, **{field: getattr(e, field) or row}) for e, row in zip(experiences, rows, strict=True)
-                ]
+        groups = [sequences(e) for e in experiences]
+        for part in self.parts.scoring():
+            with self.run.timers(part.score_phase):
+                rows, field = part.scorer(groups), part.score_field
+            experiences = [
+                replace(e, **{field: getattr(e, field) or row}) for e, row in zip(experiences, rows, strict=True)
+            ]
         return experiences
 
     def update_critic(self, experiences: list[Experience], step: int) -> list[Update]:
@@ -176,7 +154,8 @@ class GRPOTrainer:
         done, total = ((steps - warmup_steps) * per_step for steps in (step - 1, self.run.total_steps))
         if done < 0:
             return updates
-        with self.run.timers(phase), self.run.progress("update", per_step, "updates") as advance:
+        tokens = self.config.algorithm.num_iterations * token_counts(experiences)[0]
+        with self.run.timers(phase), self.run.progress("update", tokens, "tokens") as advance:
             for index in range(per_step):
                 rate = learning_rate(settings, done + index, total)
                 updates.append(one_update(experiences[index % parts :: parts], rate, advance))

@@ -18,7 +18,7 @@ from mindrlhf.backend.ceiling import matmul_ceiling
 from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.backend.process.wait_for_ranks import roll_call
 from mindrlhf.checkpoint.open import stop_ids
-from mindrlhf.configs.grpo import GRPOConfig
+from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
@@ -26,12 +26,14 @@ from mindrlhf.files.settings_file import versions
 from mindrlhf.job import Job
 from mindrlhf.memory.batch_table import batch_table
 from mindrlhf.memory.estimate import Lengths, Work, device_limit
-from mindrlhf.metrics.writers import check_installed
+from mindrlhf.memory.step_time import Rates, run_rates, time_line
+from mindrlhf.metrics.trackers import check_installed
 from mindrlhf.models.adapters import adapter_line
 from mindrlhf.models.parameters import parameter_count, trained_count
 from mindrlhf.rewards.runner import RewardRunner
 from mindrlhf.rollout.decode_graphs import FUSED_TOKENS
 from mindrlhf.rollout.sampling import draws_in_operator
+from mindrlhf.run.training_data import TrainingData
 from mindrlhf.types import Prompt
 from mindrlhf.units import FLOAT32, GIB, size
 
@@ -40,30 +42,36 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RankResources:
-    """Host of a rank, threads, bytes of free memory there, and FLOP/s."""
+    """Host of a rank, threads, bytes of free memory there, FLOP/s.
+
+    rates: see `run_rates`.
+    """
 
     host: str
     threads: int
     memory: int
     ceiling: float
+    rates: Rates | None = None
 
 
-def preflight(job: Job, collectives: Collectives, prompts: Sequence[Prompt], rewards: RewardRunner | None) -> None:
+def preflight(job: Job, collectives: Collectives, data: TrainingData, rewards: RewardRunner | None) -> None:
     """Check the environment on every rank; rank 0 prints the summary.
 
-    Raises UserError for a point that would fail later. prompts: of the dataset; none for a replay. rewards: on the
-    ranks that score.
+    Raises UserError for a point that would fail later. rewards: on the ranks that score.
     """
+    prompts = [] if data.recorded else data.prompts
     world, longest = collectives.world, max((len(prompt.token_ids) for prompt in prompts), default=0)
-    work = Work.of(job.config, job.model, job.train, job.infer, Lengths(longest)) if prompts else None
+    sizes = job.config, job.model, job.train, job.infer, Lengths(longest), job.teacher
+    work = Work.of(*sizes) if prompts else None
     if work and world.rank == 0:
         print(batch_table(work), flush=True)
     answered = roll_call(collectives, world.abort)
-    for folder in {job.output, job.args.save_ckpt_dir}:
+    for folder in {job.output, job.flags.save_ckpt_dir}:
         check_writable(folder)
     dtype, threads = job.train.model.compute_dtype, int(os.environ.get("OMP_NUM_THREADS", 1))
     ceiling = matmul_ceiling(world.device_target, dtype)
-    own = RankResources(socket.gethostname(), threads, psutil.virtual_memory().available, ceiling)
+    rates = run_rates(work, data.total_steps, ceiling) if work else None
+    own = RankResources(socket.gethostname(), threads, psutil.virtual_memory().available, ceiling, rates)
     ranks: list[RankResources] = collectives.all_gather_object(own)
     if world.rank:
         return
@@ -76,12 +84,14 @@ def preflight(job: Job, collectives: Collectives, prompts: Sequence[Prompt], rew
         "model": f"{job.model.family}, {parameter_count(job.model):,} parameters",
         **({"adapters": adapter_line(job.model, job.config)} if job.model.adapter else {}),
         "tokenizer": tokenizer_line(job.tokenizer, job.model),
-        "disk": disk_line(job.args.save_ckpt_dir, *disk_needs(job.config, job.model)),
+        "disk": disk_line(job.flags.save_ckpt_dir, *disk_needs(job.config, job.model)),
     }
     if work:
         lines["memory"] = memory_line(work, ranks)
+        lines["time"] = time_line(work, data.total_steps, [rank.rates for rank in ranks])
     if prompts and rewards:
-        lines["reward"] = try_reward(rewards, prompts[0], lambda ids: job.tokenizer.decode(list(ids)))
+        limit = job.config.rollout.max_new_tokens
+        lines["reward"] = try_reward(rewards, prompts[0], lambda ids: job.tokenizer.decode(list(ids)), limit)
     print(block(lines), flush=True)
 
 
@@ -132,7 +142,7 @@ def check_writable(folder: Path) -> None:
         raise UserError(f"{found}; free some space, or give another folder.") from error
 
 
-def disk_needs(config: GRPOConfig, model: ModelConfig) -> tuple[int, int]:
+def disk_needs(config: GRPOSettings, model: ModelConfig) -> tuple[int, int]:
     """Compute bytes of disk: the least for saving, and for all that is kept.
 
     The exported model is one copy of the weights in float32, a checkpoint three: weights and two moments. One more than
@@ -166,10 +176,12 @@ def tokenizer_line(tokenizer: Tokenizer, model: ModelConfig) -> str:
     return f"{text}; answers end with {', '.join(repr(tokenizer.decode([token])) for token in ends)}"
 
 
-def try_reward(runner: RewardRunner, prompt: Prompt, decode: Callable[[Sequence[int]], str]) -> str:
+def try_reward(
+    runner: RewardRunner, prompt: Prompt, decode: Callable[[Sequence[int]], str], max_new_tokens: int
+) -> str:
     """Score three answers to a row; UserError if a function fails for all."""
     truth, text = prompt.fields.get("ground_truth", ""), decode(prompt.token_ids)
-    fields = {**prompt.fields, "response_length": "1", "max_new_tokens": "1"}
+    fields = {**prompt.fields, "response_length": "1", "max_new_tokens": str(max_new_tokens)}
     table = runner.score([(text, answer, fields) for answer in (truth, f"The answer is {truth}.", "")])
     parts = []
     for name, scores in table.by_function.items():
@@ -186,4 +198,4 @@ def try_reward(runner: RewardRunner, prompt: Prompt, decode: Callable[[Sequence[
 
 
 def _score(value: float) -> str:
-    return "unscored" if np.isnan(value) else f"{value:.3g}"
+    return "unscored" if np.isnan(value) else f"{value + 0.0:.3g}"  # -0 shows as 0

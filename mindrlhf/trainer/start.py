@@ -1,27 +1,41 @@
-"""Start of a `mindrlhf train` job, from its processes to the trained model."""
+"""Start of a training job, from its processes to the trained model."""
 
-import argparse
+from collections.abc import Callable, Generator
 from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mindrlhf.backend.process.launch import World, is_first_process, launch
 from mindrlhf.checkpoint.open import checkpoint_config
-from mindrlhf.configs.model_yaml import ModelYaml, load_model_yaml
+from mindrlhf.configs.model_yaml import ModelYaml
+from mindrlhf.flags import SFTFlags, TrainFlags
+from mindrlhf.hub.models import local_models
+from mindrlhf.job import Job
 from mindrlhf.parallel.layout import yaml_layout
 from mindrlhf.reshard.strategy import save_strategies
 from mindrlhf.run.outputs import lock_outputs
 from mindrlhf.run.stop_signals import Stopped, StopSignals
-from mindrlhf.trainer.check import check, split_overrides
+from mindrlhf.trainer.check import check, check_tuning, read_model_yamls, split_overrides
+
+if TYPE_CHECKING:  # it imports MindSpore, and mistakes in settings are told before
+    from mindrlhf.run.report import StepRecord
+
+Build = Callable[[Job, World, ExitStack, StopSignals], Any]
+"""Builder of a loop, which has `steps`, `run`, `parts` and `validation`; the stack closes everything."""
+Steps: TypeAlias = Generator["StepRecord", None, bool]
+"""Steps of a job, each once it is written. Returns whether the trained model is written: not after a stop.
+
+Whoever takes the steps may ask the job's signals to stop; closing the generator stops at once. The state is saved then.
+"""
 
 
-def save_both_strategies(args: argparse.Namespace) -> None:
+def save_both_strategies(flags: TrainFlags) -> None:
     """Write MindSpore's strategy files of both layouts, for `--only_save_strategy True`."""
     if not is_first_process():
         return
-    overrides = split_overrides(args.overrides)
-    hf = checkpoint_config(args.load_sft_checkpoint_train or args.load_sft_checkpoint_infer)
-    output = args.output_dir or args.save_ckpt_dir.parent
-    for role, path in (("train", args.sft_path_train), ("infer", args.sft_path_infer)):
-        yaml = load_model_yaml(path, overrides[f"{role}_yaml"])
+    overrides, flags = split_overrides(flags.overrides), local_models(flags, weights=False)
+    hf = checkpoint_config(flags.load_sft_checkpoint_train or flags.load_sft_checkpoint_infer)
+    output = flags.output_dir or flags.save_ckpt_dir.parent
+    for role, yaml in zip(("train", "infer"), read_model_yamls(flags, overrides), strict=True):
         layout = yaml_layout(yaml, yaml.architecture(hf))
         folder = output / "strategy" / role
         save_strategies(folder, layout)
@@ -41,12 +55,17 @@ def launch_from(yaml: ModelYaml) -> World:
     return launch(context.device_target, worker_count=yaml.parallel.workers, layout_source=source, context=context)
 
 
-def run_grpo(args: argparse.Namespace, signals: StopSignals) -> None:
+def run_grpo(flags: TrainFlags, signals: StopSignals) -> None:
     """Generate and train, or train on recorded rollouts; write the trained model."""
-    if args.only_save_strategy:
-        save_both_strategies(args)
+    if flags.only_save_strategy:
+        save_both_strategies(flags)
         return
-    job = check(args)
+    for _ in grpo_steps(check(flags), signals):
+        pass
+
+
+def grpo_steps(job: Job, signals: StopSignals) -> Steps:
+    """Run a job as `run_grpo`, step by step."""
     with launch_from(job.train) as world:
         if world.rank == 0:
             list_unused(job.train)
@@ -54,19 +73,42 @@ def run_grpo(args: argparse.Namespace, signals: StopSignals) -> None:
         # It imports MindSpore, which must not happen before `launch` has set what MindSpore reads when it starts.
         from mindrlhf.trainer.build import build
 
-        with ExitStack() as stack:
-            stack.enter_context(lock_outputs(world, job.output, job.args.save_ckpt_dir, job.args.save_data_file))
-            trainer = build(job, world, stack, signals)
-            try:
-                trainer.run.checkpointer.between_phases()
-                if job.config.trainer.val_only:
-                    trainer.validate_only()
-                    return
-                if trainer.data.recorded:
-                    trainer.replay()
-                else:
-                    trainer.fit()
-                trainer.run.export(trainer.parts)
-            except Stopped as stopped:
-                if world.rank == 0:
-                    print(stopped, flush=True)
+        return (yield from loop_steps(build, job, world, signals))
+
+
+def run_sft(flags: SFTFlags, signals: StopSignals) -> None:
+    """Train on demonstrations; write the fine-tuned model."""
+    for _ in sft_steps(check_tuning(flags), signals):
+        pass
+
+
+def sft_steps(job: Job, signals: StopSignals) -> Steps:
+    """Run a job as `run_sft`, step by step."""
+    with launch_from(job.train) as world:
+        if world.rank == 0:
+            list_unused(job.train)
+        from mindrlhf.trainer.sft import build
+
+        return (yield from loop_steps(build, job, world, signals))
+
+
+def loop_steps(build: Build, job: Job, world: World, signals: StopSignals) -> Steps:
+    """Build a job's loop, yield its steps, and write the trained model."""
+    with ExitStack() as stack:
+        stack.enter_context(lock_outputs(world, job.output, job.flags.save_ckpt_dir, job.flags.save_data_file))
+        loop = build(job, world, stack, signals)
+        try:
+            loop.run.checkpointer.between_phases()
+            if job.config.trainer.val_only:
+                yield loop.run.validate_only(loop.validation)
+                return False
+            for record in loop.steps():
+                yield record
+                loop.run.checkpointer.between_phases()
+            loop.run.export(loop.parts)
+            return True
+        except (Stopped, GeneratorExit) as stopped:
+            reason = str(stopped) or f"stopped: {loop.run.checkpointer.leave()}"
+            if world.rank == 0:
+                print(reason, flush=True)
+            return False

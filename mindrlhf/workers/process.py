@@ -7,10 +7,9 @@ import sys
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
-import mindrlhf
+from mindrlhf.files.shipped import PACKAGE
 from mindrlhf.workers.peer import Loss, Peer
 
 START_TIMEOUT_S = 60.0  # for importing the functions' modules
@@ -38,7 +37,7 @@ class WorkerProcess(Peer):
 
         worker: the module. timeout_s: seconds for one call. inherited: descriptors that it keeps, under their numbers.
         """
-        paths = [*(path or os.getcwd() for path in sys.path), str(Path(mindrlhf.__file__).parents[1]), os.getcwd()]
+        paths = [*(path or os.getcwd() for path in sys.path), str(PACKAGE.parent), os.getcwd()]
         command = [sys.executable, "-c", _BOOTSTRAP.format(worker), *dict.fromkeys(paths)]
         variables = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}  # the cores belong to the training
         # The worker closes stderr first of all, so it holds no more than a failing start.

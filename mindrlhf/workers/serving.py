@@ -87,10 +87,10 @@ def send(replies: BinaryIO, message: Any) -> None:
         line = line[replies.write(line) :]
 
 
-def reason(error: BaseException, own_file: str) -> str:
-    """Format `ValueError: message (file.py, line 3)`, the innermost line outside of `own_file`."""
+def reason(error: BaseException, *own_files: str) -> str:
+    """Format `ValueError: message (file.py, line 3)`, the innermost line outside of `own_files`."""
     places = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    places = [f" ({os.path.basename(file)}, line {line})" for file, line in places if file != own_file]
+    places = [f" ({os.path.basename(file)}, line {line})" for file, line in places if file not in own_files]
     try:
         message = str(error)
     except BaseException as second:

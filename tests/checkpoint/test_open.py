@@ -1,6 +1,5 @@
 """Where a role's weights come from: each rank reads its own part, the same as if it were cut out of the whole."""
 
-import hashlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from layouts import full_arrays
 from sharded_files import MODEL, TIED, write_full_file, write_hf_folder, write_shards
 from training_states import save, states, stores
 
+from mindrlhf.checkpoint import manifest
 from mindrlhf.checkpoint.hf import companion_files
 from mindrlhf.checkpoint.open import Weights, checkpoint_config, hf_folder
 from mindrlhf.errors import UserError
@@ -72,13 +72,13 @@ def test_parameters_are_those_of_the_part(tmp_path):
 @pytest.fixture
 def hashed(monkeypatch) -> list[str]:
     """Files whose content was hashed, in order."""
-    names, digest = [], hashlib.file_digest
+    names, digest = [], manifest.file_digest
 
-    def recorded(file, method):
+    def recorded(file):
         names.append(f"{Path(file.name).parent.name}/{Path(file.name).name}")
-        return digest(file, method)
+        return digest(file)
 
-    monkeypatch.setattr(hashlib, "file_digest", recorded)
+    monkeypatch.setattr(manifest, "file_digest", recorded)
     return names
 
 

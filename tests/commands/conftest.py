@@ -2,12 +2,6 @@
 
 import jobs
 import pytest
-from small_model import random_arrays
-
-from mindrlhf.checkpoint.hf import save_hf
-from mindrlhf.configs.model_yaml import load_model_yaml
-from mindrlhf.data.tokenizer import Tokenizer
-from mindrlhf.models.parameters import parameter_table
 
 
 @pytest.fixture(scope="session")
@@ -18,12 +12,7 @@ def task(tmp_path_factory) -> jobs.Task:
 @pytest.fixture(scope="session")
 def model(task, tmp_path_factory):
     """An HF directory with random weights and the tokenizer of the task."""
-    folder = tmp_path_factory.mktemp("model") / "hf"
-    config = load_model_yaml(task.folder / "train.yaml").architecture()
-    arrays = random_arrays(config)
-    tensors = ((spec, arrays[spec.name]) for spec in parameter_table(config))
-    save_hf(folder, config, tensors, tokenizer=Tokenizer.from_path(task.folder))
-    return folder
+    return jobs.write_model(task, tmp_path_factory.mktemp("model") / "hf")
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from mindrlhf.backend.process.launch import launch
 from mindrlhf.configs.grpo import SamplingSettings
 from mindrlhf.data.mindrecord import read_prompts
 from mindrlhf.data.tokenizer import Tokenizer
+from mindrlhf.files.printable import LAYOUT, printable
 from mindrlhf.rollout.generator import Generator
 
 TEXTS = ["Add 3 and 4.", "How much is twelve times two, and why?", "1", "Add 3 and 4."]
@@ -109,6 +110,80 @@ def test_a_training_step_s_responses_come_out_again(task, model, tmp_path):
         np.testing.assert_allclose(response["log_probs"], rollout.policy_log_probs, rtol=0, atol=2e-5)
 
 
+ENVIRONMENT = """
+class Echo:
+    def reset(self, word: str, number: str) -> str:
+        self.answers = [word, number]
+        return f" Say {word}."
+
+    def reply(self, text: str) -> str | None:
+        return self.answers.pop() if self.answers else None
+
+    def get_reward(self) -> float:
+        return 2.0 - len(self.answers)
+"""
+
+
+def test_conversations_with_an_environment(model, tmp_path, capsys):
+    """The turns of both sides, and what the environment says of them."""
+    (tmp_path / "echo.py").write_text(ENVIRONMENT)
+    prompts = write_rows(tmp_path / "prompts.jsonl", [{"messages": MESSAGES, "word": "tree", "number": 17}])
+    output = tmp_path / "out.jsonl"
+    flags = ("--environment", f"{tmp_path}/echo.py:Echo", "--max_turns", 3, "--num_generations", 4, "--log_probs")
+    assert jobs.call(generation(model, prompts, output, *flags, "stop_strings=[e, a, '1']", "max_new_tokens=90")) == 0
+    (row,) = rows_of(output)
+    tokenizer = Tokenizer.from_path(model)
+    assert row["word"] == "tree"
+    said = []
+    for response in row["responses"]:
+        sampled, turns = np.array(response["sampled"]), response["turns"]
+        assert "".join(text for _, text in turns) == tokenizer.decode(response["token_ids"])
+        assert [drawn for drawn, _ in turns] == [number % 2 == 1 for number in range(len(turns))]
+        assert turns[0][1].startswith(" Say tree.<|im_end|>")
+        assert response["tokens"] == sampled.sum() < len(sampled)
+        said.append([text for drawn, text in turns[1:] if not drawn])
+        assert response["environment_reward"] == len(said[-1])
+    assert max(map(len, said)) == 2
+    assert all("\n17<|im_end|>" in texts[0] for texts in said if texts)
+    assert "conversations: " in capsys.readouterr().out
+
+
+def test_typed_prompts_are_questions_of_data(model, tmp_path, capsys):
+    """To the terminal and to a file the same; a template and a system prompt as `mindrlhf data` has them."""
+    texts = [part for text in TEXTS[:2] for part in ("--prompt", text)]
+    flags = ("--template", "plain", "--system_prompt", "Be brief.", "--num_generations", 2, "max_new_tokens=10")
+    command = ["generate", "--model", model, *texts, *flags]
+    output, prompts = tmp_path / "typed.jsonl", tmp_path / "prompts.jsonl"
+    assert jobs.call(command) == 0
+    shown, _ = capsys.readouterr()
+    assert jobs.call([*command, "--output", output]) == 0
+    write_rows(prompts, [{"prompt": f"Be brief.\n\n{text}\n"} for text in TEXTS[:2]])
+    again = tmp_path / "again.jsonl"
+    assert jobs.call(generation(model, prompts, again, "--num_generations", 2)) == 0
+    rows = rows_of(output)
+    assert [row["prompt"] for row in rows] == TEXTS[:2]
+    assert [row["responses"] for row in rows] == [row["responses"] for row in rows_of(again)]
+    lines = []
+    for number, row in enumerate(rows, 1):
+        lines.append(f"--- prompt {number} of 2: {row['prompt']}")
+        for index, response in enumerate(row["responses"], 1):
+            lines += [f"--- response {index} of 2", printable(response["text"], keep=LAYOUT)]
+    assert shown == "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("--prompts", "a.jsonl"), "--output is missing"),
+        (("--prompts", "a.jsonl", "--output", "b.jsonl", "--template", "plain"), "--template and --system_prompt are"),
+        (("--prompt", "a", "--log_probs"), "--log_probs are written to --output"),
+        (("--prompt", "a", "--template", "nothing"), "--template nothing: neither one of"),
+    ],
+)
+def test_typed_prompts_that_are_refused(model, refused, arguments, text):
+    refused(["generate", "--model", model, *arguments], text)
+
+
 @pytest.mark.parametrize(
     ("row", "text"),
     [
@@ -137,6 +212,7 @@ def test_rows_that_are_refused(model, output, refused, tmp_path, row, text):
         (("min_new_tokens=11",), ("min_new_tokens is 11", "max_new_tokens 10")),
         (("temperature=0", "--num_generations", 2), ("--num_generations 2", "temperature above 0")),
         (("--num_generations", 0), ("--num_generations 0: should be 1 or more",)),
+        (("--tools", "calculater"), ("tool 'calculater' is not known", "calculator")),
         (("--seed", -1), ("--seed -1: should be 0 or more",)),
         (("--slots", 0), ("--slots 0: should be 1 or more",)),
         (("--limit", 0), ("--limit 0: should be 1 or more",)),

@@ -53,6 +53,16 @@ def test_adapters_take_less_than_half_of_the_memory(planned):
     assert "reference" not in adapted["ranks"][0]["roles"]
 
 
+def test_time_is_forecast_with_rates_of_this_machine(planned):
+    short, long = (planned("tiny", "--prompt_tokens", "64", f"trainer.total_steps={n}")["time"] for n in (1, 10**6))
+    assert short == "short: the matrix products of all steps take less than 10s"
+    assert re.fullmatch(
+        r"about \S+s a step \(gen \S+s, .*train \S+s\), \S+ for 1,000,000 steps, if every answer has 128 tokens; .+",
+        long,
+    )
+    assert planned("7b", "--prompt_tokens", "64")["time"] == "measured when the job begins, on Ascend"
+
+
 @pytest.mark.parametrize("name", PAIRS)
 def test_every_shipped_pair(planned, name):
     _, _, ranks, parameters = PAIRS[name]

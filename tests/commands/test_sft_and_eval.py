@@ -7,6 +7,7 @@ import jobs
 import numpy as np
 import pytest
 import reference_model
+from safetensors.numpy import load_file
 from small_model import log_softmax, read_model
 
 from mindrlhf.data.demonstrations import read_demonstrations
@@ -44,8 +45,10 @@ def test_sft_learns(tuned):
     assert (tuned.column("actor/skipped_updates") == 0).all()
     assert tuned.column("training/epoch")[-1] == 60
     assert list((tuned.folder / "tensorboard").iterdir())
-    first, *_, last = (tuned.folder / "console").read_text().splitlines()
-    assert first.startswith("step 1/60 | loss 5.")
+    lines = (tuned.folder / "console").read_text().splitlines()
+    header, first, *_, last = [line for line in lines if not line.startswith("compiling graphs: ")]
+    assert header.split()[:3] == ["step", "loss", "trend"]
+    assert first.split()[:3] == ["1/60", f"{losses[0]:.2f}", "-"]
     assert last == f"the fine-tuned model is in {tuned.folder}/ckpt/hf"
 
 
@@ -65,9 +68,18 @@ def test_sft_on_conversations_learns_the_assistant_s_tokens_only(task, model, tm
     long += [{"role": "tool", "content": "3"}, {"role": "assistant", "content": "It is 3."}]
     data = tmp_path / "conversations.jsonl"
     data.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in (short, long)))
-    settings = ("data.pairs_per_step=2", "trainer.total_steps=1")
+    settings = ("data.pairs_per_step=2", "trainer.total_steps=1", f"data.val_dataset={data}", "trainer.test_freq=1")
     flags = {"mind_dataset_dir": data, "load_sft_checkpoint_train": model}
     assert jobs.call(task.sft(tmp_path, *settings, **flags)) == 0
+    losses = assistant_losses(task, model, data)
+    before, after = jobs.Run(tmp_path).metrics
+    assert before["val/loss"] == pytest.approx(losses.mean(), rel=1e-5)
+    assert after["train/loss"] == pytest.approx(losses.mean(), rel=1e-5)
+    assert after["val/loss"] == pytest.approx(assistant_losses(task, tmp_path / "ckpt" / "hf", data).mean(), rel=1e-5)
+
+
+def assistant_losses(task, model, data) -> np.ndarray:
+    """-log p of every token that the assistant writes, by the reference in float64."""
     config, tensors = read_model(model)
     losses = []
     for turns in read_demonstrations(data, Tokenizer.from_path(task.folder)):
@@ -75,8 +87,49 @@ def test_sft_on_conversations_learns_the_assistant_s_tokens_only(task, model, tm
         found = log_softmax(reference_model.logits(config, tensors, ids)[:-1])[np.arange(len(ids) - 1), ids[1:]]
         losses.append(-found[-len(turns.response_ids) :][turns.sampled])
         assert turns.sampled.all() == (len(losses) == 1)
-    (loss,) = jobs.Run(tmp_path).column("train/loss")
-    assert loss == pytest.approx(np.concatenate(losses).mean(), rel=1e-5)
+    return np.concatenate(losses)
+
+
+@pytest.fixture(scope="module")
+def stopped(task, tmp_path_factory) -> jobs.Run:
+    """A run that learns three rows by heart, forgets about others, and is stopped for that."""
+    folder = tmp_path_factory.mktemp("stopped")
+    rows = [{"messages": [{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": n}]} for n in "123"]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = ("trainer.total_steps=40", "trainer.test_freq=2", "trainer.early_stop_patience=2", "validation.limit=4")
+    held_out = (f"data.val_dataset={task.folder}/test.mindrecord", f"data.val_problems={task.folder}/test.mindrecord")
+    best = ("trainer.export_best=True", "data.pairs_per_step=3", "validation.max_new_tokens=8")
+    with contextlib.redirect_stdout((folder / "console").open("w")):
+        argv = task.sft(folder, *settings, *held_out, *best, mind_dataset_dir=folder / "rows.jsonl")
+        assert jobs.call(argv) == 0
+    return jobs.Run(folder)
+
+
+def test_sft_stops_early_and_exports_its_best_step(stopped, tmp_path):
+    losses = {row["step"]: row["val/loss"] for row in stopped.metrics if "val/loss" in row}
+    best = min(losses.keys() - {0}, key=losses.get)
+    last = max(losses)
+    assert last == best + 4 < 40, "two measurements later"
+    said = f"early stop after step {last} of 40: 2 measurements without a better one; val/loss was best in step {best}"
+    assert said in (stopped.folder / "console").read_text()
+    exported = tmp_path / "best"
+    assert jobs.call(["export", "--checkpoint", stopped.folder / "ckpt" / "best", "--output", exported]) == 0
+    expected = load_file(exported / "model.safetensors")
+    assert expected.keys() == stopped.weights.keys()
+    for name, weights in stopped.weights.items():
+        np.testing.assert_array_equal(weights, expected[name], err_msg=name)
+    card = (stopped.folder / "ckpt" / "hf" / "README.md").read_text()
+    assert f"{losses[best]:.6g}" in card
+
+
+def test_sft_measures_accuracy(stopped):
+    """On the first four held-out problems, every time that the loss is measured."""
+    rows = [row for row in stopped.metrics if "val/loss" in row]
+    assert rows[0]["step"] == 0
+    for row in rows:
+        assert row["val-core/arithmetic/acc/mean@1"] == 0.0
+        answers = read_answers(stopped.folder / "validation" / f"step_{row['step']:06d}.jsonl")
+        assert [answer.id for answer in answers] == [0, 1, 2, 3]
 
 
 def test_eval_of_what_was_learnt(task, tuned, tmp_path, capsys):
@@ -169,6 +222,17 @@ def test_eval_refuses_an_output_it_cannot_write(task, model, output, refused):
         (("train_yaml.parallel_config.data_parallel=2",), {}, ("the workers started are 1", "--worker_num=2")),
         (("optimizer.lr=high",), {}, ("optimizer.lr", "high")),
         ((), {"mind_dataset_dir": "none.jsonl"}, ("none.jsonl",)),
+        (("data.val_dataset=none.jsonl", "trainer.test_freq=1"), {}, ("none.jsonl",)),
+        (("data.val_share=0.001", "trainer.test_freq=1"), {}, ("data.val_share is 0.001", "0 of 64 rows")),
+        (("data.val_share=0.5", "data.val_dataset=a.jsonl"), {}, ("data.val_share is 0.5", "give one of them")),
+        (("trainer.test_freq=1",), {}, ("trainer.test_freq needs held-out rows", "data.val_share")),
+        (("trainer.early_stop_patience=2", "data.val_share=0.1"), {}, ("val/loss", "set test_freq too")),
+        (("trainer.export_best=True",), {}, ("val/loss, which is measured every trainer.test_freq steps; set test",)),
+        (
+            ("trainer.export_best=True", "trainer.test_freq=1", "data.val_problems=none.mindrecord"),
+            {},
+            ("val/loss is measured on held-out rows",),
+        ),
     ],
 )
 def test_sft_refuses(task, output, refused, settings, flags, texts):

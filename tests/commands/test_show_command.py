@@ -27,7 +27,7 @@ def test_prompts_answers_and_rewards_side_by_side(run, capsys, monkeypatch):
     answers = next(line for line in text.splitlines() if "####" in line)
     assert answers.count("####") == 4, "side by side"
     assert "cut off" in text
-    assert show(capsys, run).count("step 3 · ") == 2, "the last step"
+    assert show(capsys, run).count("step 3 · ") == 3, "the last step"
 
 
 def test_a_narrow_terminal_shows_fewer_beside_each_other(run, capsys, monkeypatch):

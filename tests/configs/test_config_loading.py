@@ -8,10 +8,10 @@ from pydantic import ValidationError
 
 from mindrlhf.configs import grpo, model, model_settings, model_yaml, sft
 from mindrlhf.configs.base import Settings
-from mindrlhf.configs.grpo import GRPOConfig
+from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.configs.loading import load_grpo_config, load_sft_config
 from mindrlhf.configs.model_yaml import load_model_yaml
-from mindrlhf.configs.sft import SFTConfig
+from mindrlhf.configs.sft import SFTSettings
 from mindrlhf.errors import UserError
 
 
@@ -31,8 +31,8 @@ def refused(text, folder, overrides=()):
 
 
 def test_nothing_given_is_the_typed_defaults():
-    assert load_grpo_config() == GRPOConfig()
-    assert load_sft_config() == SFTConfig()
+    assert load_grpo_config() == GRPOSettings()
+    assert load_sft_config() == SFTSettings()
 
 
 def test_precedence_is_defaults_predict_yaml_files_overrides(tmp_path):
@@ -75,7 +75,7 @@ def test_optional_settings_take_null(tmp_path):
         ("optimiser:\n  lr: 1\n", "FILE:1: unknown key optimiser; did you mean optimizer?"),
         ("beta: 0.1\n", "FILE:1: unknown key beta; did you mean algorithm.beta?"),
         ("rollout:\n  beta: 0.1\n", "FILE:2: unknown key rollout.beta; did you mean algorithm.beta?"),
-        ("data:\n  xyz: 1\n", "FILE:2: unknown key data.xyz; known here are prompts_per_step, shuffle, val_dataset."),
+        ("critic:\n  xyz: 1\n", "FILE:2: unknown key critic.xyz; known here are optimizer, value_clip, warmup_steps."),
         (
             "reward:\n  functions:\n    - name: a\n      wieght: 1\n",
             "FILE:4: unknown key reward.functions.0.wieght; did you mean reward.functions.0.weight?",
@@ -148,14 +148,14 @@ def test_a_long_value_is_cut_in_the_message(tmp_path):
 
 def test_settings_cannot_be_changed():
     with pytest.raises(ValidationError):
-        GRPOConfig().seed = 3
+        GRPOSettings().seed = 3
 
 
 def test_sft_settings_load_from_yaml_with_the_shared_groups(tmp_path):
     path = written(tmp_path, "data:\n  pairs_per_step: 4\noptimizer:\n  warmup_steps: 2\n")
     config = load_sft_config(path, ["trainer.epochs=3"])
     assert (config.data.pairs_per_step, config.optimizer.warmup_steps, config.trainer.epochs) == (4, 2, 3)
-    assert config.optimizer.lr == SFTConfig().optimizer.lr, "a group given in part keeps this run's own defaults"
+    assert config.optimizer.lr == SFTSettings().optimizer.lr, "a group given in part keeps this run's own defaults"
     with pytest.raises(UserError, match=r"unknown key data.prompts_per_step; did you mean data\.pairs_per_step\?"):
         load_sft_config(overrides=["data.prompts_per_step=4"])
 
@@ -182,7 +182,9 @@ values = st.recursive(
     lambda inner: st.one_of(st.lists(inner, max_size=2), st.dictionaries(st.text(max_size=3), inner, max_size=2)),
     max_leaves=4,
 )
-keys = st.sampled_from([*GRPOConfig.model_fields, "lr", "functions", "top_p", "model_config", "context", "model", "x"])
+keys = st.sampled_from(
+    [*GRPOSettings.model_fields, "lr", "functions", "top_p", "model_config", "context", "model", "x"]
+)
 
 
 @given(st.dictionaries(keys, st.one_of(values, st.dictionaries(keys, values, max_size=3)), max_size=3))
@@ -212,7 +214,7 @@ def numbers(group, prefix=""):
             yield prefix + name
 
 
-@pytest.mark.parametrize(("load", "config"), [(load_grpo_config, GRPOConfig), (load_sft_config, SFTConfig)])
+@pytest.mark.parametrize(("load", "config"), [(load_grpo_config, GRPOSettings), (load_sft_config, SFTSettings)])
 def test_numbers_of_graphs_are_within_float32(load, config):
     names = [name for name in numbers(config) if name not in ON_THE_HOST]
     assert len(names) > 6

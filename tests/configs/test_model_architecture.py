@@ -94,16 +94,26 @@ def test_what_the_yaml_says_must_agree_with_the_checkpoint(write, key, value, th
     path = write(model_yaml(**{key: value}))
     message = refused(load_model_yaml(path).architecture, HF, "out/config.json")
     assert message == (
-        f"{path}: model.model_config.{key} is {value}, and the checkpoint (out/config.json) says {theirs}; "
-        f"set {key}: {theirs} or remove the key."
+        f"{path}: model.model_config is not that of the checkpoint (out/config.json): {key} is {value} (the checkpoint "
+        f"has {theirs}); set these keys to the checkpoint's values, or remove them."
     )
+
+
+def test_all_keys_that_differ_are_listed_at_once(write):
+    path = write(model_yaml(hidden_size=128, num_layers=3, rms_norm_eps=1e-5, type="Qwen3Config"))
+    message = refused(load_model_yaml(path).architecture, HF)
+    assert message.count("(the checkpoint has ") == 4
+    for text in (
+        "hidden_size is 128 (the checkpoint has 64), num_layers is 3 (the checkpoint has 2)",
+        "rms_norm_eps is 1e-05 (the checkpoint has 1e-06), model family is qwen3 (the checkpoint has qwen2);",
+    ):
+        assert text in message
 
 
 def test_a_yaml_of_another_family_than_the_checkpoint_is_refused(write):
     path = write({"model": {"model_config": {"type": "Qwen3Config"}}})
     message = refused(load_model_yaml(path).architecture, HF)
-    assert "describes a qwen3 model" in message
-    assert "is a qwen2 model" in message
+    assert "model family is qwen3 (the checkpoint has qwen2)" in message
 
 
 def test_token_ids_are_the_yamls_and_the_smaller_length_holds(write):
@@ -174,8 +184,8 @@ def test_the_scaling_of_llama_3_comes_from_the_yaml_or_agrees_with_the_checkpoin
     assert load_model_yaml(path).architecture(scaled) == scaled
     assert load_model_yaml(write(model_yaml())).architecture(scaled) == scaled
     message = refused(load_model_yaml(write(model_yaml(**changes))).architecture, HF)
-    assert "model.model_config.scaling_factor is " in message
-    assert "says None" in message
+    assert "scaling_factor is " in message
+    assert "(the checkpoint has None)" in message
 
 
 def test_a_bare_scaling_factor_scales_nothing(write):
@@ -196,7 +206,6 @@ def test_a_llama_yaml_beside_its_checkpoint(write):
     llama = HF.model_copy(update={"family": "llama", "attention_bias": False})
     assert load_model_yaml(write(model_yaml(qkv_has_bias=None))).architecture(llama) == llama
     message = refused(load_model_yaml(write(model_yaml())).architecture, llama)
-    assert "qkv_has_bias is True, and the checkpoint (config.json) says False" in message
+    assert "(config.json): qkv_has_bias is True (the checkpoint has False)" in message
     message = refused(load_model_yaml(write(model_yaml(type="Qwen2Config", qkv_has_bias=None))).architecture, llama)
-    assert "describes a qwen2 model" in message
-    assert "is a llama model" in message
+    assert "model family is qwen2 (the checkpoint has llama)" in message

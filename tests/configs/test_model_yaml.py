@@ -229,7 +229,7 @@ PET = {"lora_rank": 4, "lora_alpha": 8, "target_modules": ".*wq|.*w2"}
         (
             "model.model_config",
             {"compute_dtype": "fp16"},
-            "is 'fp16', and must be one of 'float32', 'float16', 'bfloat16'.",
+            "is 'fp16', and must be one of 'float32', 'float16', 'bfloat16', 'auto'.",
         ),
         (
             "model.model_config",

@@ -13,7 +13,7 @@ from small_model import random_arrays
 from mindrlhf.checkpoint.hf import save_hf
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_yaml import load_model_yaml
-from mindrlhf.data.source import write_parquet
+from mindrlhf.data.source import read_source, write_parquet
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.models.parameters import parameter_table
 
@@ -38,6 +38,9 @@ def prepared(tmp_path_factory) -> Path:
         for name in ("vocab.json", "merges.txt"):
             shutil.copy(f"gsm8k/{name}", name)
         models()
+        for split in ("train", "test"):
+            rows = [row.values for row in read_source(f"gsm8k/{split}.jsonl")]
+            write_parquet(f"openai/gsm8k/main/{split}-00000-of-00001.parquet", rows)
         for name, source in DATASETS.items():
             tokenizer = () if name.endswith(".parquet") else ("--tokenizer_path", "gsm8k")
             done("data", "--file_path", f"gsm8k/{source}.jsonl", "--output_path", name, *tokenizer)
@@ -45,6 +48,9 @@ def prepared(tmp_path_factory) -> Path:
     conversation = next(block.text for block in documentation.blocks("docs/fine_tuning.md") if block.text[0] == "{")
     (folder / "conversations.jsonl").write_text(json.dumps(json.loads(conversation)) + "\n")
     retool(folder)
+    for role in ("sft", "grpo"):  # of the quick start
+        (folder / "out/quickstart" / role).mkdir(parents=True)
+        (folder / "out/quickstart" / role / "hf").symlink_to(folder / "models/Qwen2.5-0.5B-Instruct")
     (folder / "verl_reward.py").write_text(VERL_REWARD)
     (folder / "my_rewards.py").write_text(python_file("docs/faq.md", "my_rewards.py"))
     return folder
@@ -58,10 +64,11 @@ DATASETS = {
     "data/gsm8k_64.mindrecord": "train",
     "test.mindrecord": "test",
     "verl/train.parquet": "train",
-    "data/dapo/data/dapo-math-17k.parquet": "train",
+    "BytedTsinghua-SIA/DAPO-Math-17k/data/dapo-math-17k.parquet": "train",
     "data/from_verl.mindrecord": "train",
     "data/countdown/train.mindrecord": "train",
     "data/dapo/train.mindrecord": "train",
+    "out/quickstart/data/train.mindrecord": "train",
 }
 
 
@@ -74,9 +81,10 @@ def trained(prepared) -> Path:
     command = next(c for c in documentation.commands("docs/tutorial.md") if c.begins("mindrlhf train "))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(prepared)
+        reference = "algorithm.beta=0.04"  # whose metrics other pages name
         best = ("trainer.save_best_metric=critic/rewards/mean", "trainer.loggers=[console, jsonl]")
-        done(*command.words[1:], *documentation.SMALL, "trainer.total_steps=20", *best)
-        for name in ("out/seed0/grpo", "out/seed1/grpo", "out/seed2/grpo"):
+        done(*command.words[1:], *documentation.SMALL, "trainer.total_steps=20", reference, *best)
+        for name in (f"out/{kind}{seed}/grpo" for kind in ("seed", "tools") for seed in range(3)):
             Path(name).parent.mkdir(parents=True)
             Path(name).symlink_to(prepared / "out" / "gsm8k")
         shutil.copytree("out/gsm8k/ckpt", "out/ckpt")
@@ -86,12 +94,16 @@ def trained(prepared) -> Path:
 
 
 def retool(folder: Path) -> None:
-    """A demonstration as ReTool's are published, and the model that is fine-tuned on it: here the first one."""
+    """Demonstrations as ReTool's are published, and the model that is fine-tuned on them: here the first one."""
     said = "Let me see. <code>\nprint(6 * 7)\n</code>\n<interpreter>\n42\n</interpreter>\nIt is \\boxed{42}."
-    messages = [{"role": "user", "content": "What is 6 * 7?"}, {"role": "assistant", "content": said}]
-    for name in ("data/retool/data", "out/retool_sft/ckpt"):
+    answer = {"role": "assistant", "content": said}
+    rows = [
+        {"messages": [{"role": "user", "content": f"Use Python.\n{question}"}, answer]}
+        for question in ("What is 6 * 7?", "And 7 * 6?")
+    ]
+    for name in ("JoeYing/ReTool-SFT", "data/retool", "out/retool_sft/ckpt"):
         (folder / name).mkdir(parents=True)
-    write_parquet(folder / "data/retool/data/train-00000-of-00001.parquet", [{"messages": messages}])
+    write_parquet(folder / "JoeYing/ReTool-SFT/train_2000.parquet", rows)
     (folder / "out/retool_sft/ckpt/hf").symlink_to(folder / "models/Qwen2.5-0.5B-Instruct")
 
 
@@ -116,9 +128,10 @@ def small_yamls(folder: Path) -> None:
 
 def models() -> None:
     """Hugging Face directories with random weights under the real models' names, in the working folder."""
-    for size, stem in (("0.5B", "0_5b"), ("7B", "7b"), ("32B", "32b")):
+    for size, stem in (("0.5B", "0_5b"), ("1.5B", "0_5b"), ("7B", "7b"), ("32B", "32b")):
         config = load_model_yaml(f"model_configs/qwen_grpo/finetune_qwen2_5_{stem}.yaml").architecture()
         write_model(Path("models") / f"Qwen2.5-{size}-Instruct", config)
+    Path("Qwen").symlink_to(Path("models").absolute())  # a folder goes before a hub's model of that name
     Path("Qwen2.5-7B-Instruct").symlink_to(Path("models/Qwen2.5-7B-Instruct").absolute())
 
 

@@ -24,17 +24,22 @@ from mindrlhf.rewards.registry import resolve
 
 PAGE = "docs/extending.md"
 SCREEN = 50  # lines
-MLFLOW = """
+AIM = """
 calls = []
-def _add(name):
-    return lambda *given, **named: calls.append([name, list(given), named])
-for name in ("set_tracking_uri", "set_experiment", "start_run", "log_dict", "log_metrics", "end_run"):
-    globals()[name] = _add(name)
+class Run:
+    def __init__(self, **given):
+        calls.append(["Run", given])
+    def __setitem__(self, key, value):
+        calls.append([key, value])
+    def track(self, value, **given):
+        calls.append(["track", value, given])
+    def close(self):
+        calls.append(["close"])
 """
 USE = """
 import json
 from pathlib import Path
-import mlflow
+import aim
 from mindrlhf import cli
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.tracking import TrackingSettings
@@ -44,7 +49,7 @@ from mindrlhf.metrics.writers import open_writers
 from mindrlhf.models.parameters import parameter_table
 
 status = cli.main(["data", "--dataset_type", "letters", "--file_path", "rows.jsonl", "--output_path", "rows.parquet"])
-writers = open_writers(Path("run"), TrackingSettings(loggers=("mlflow",), experiment_name="first"), 2)
+writers = open_writers(Path("run"), TrackingSettings(loggers=("aim",), experiment_name="first"), 2)
 writers.write(1, {"val-core/pass@4": 0.5})
 writers.close()
 shape = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1}
@@ -54,7 +59,7 @@ written = model.to_hf()
 found = {
     "status": status,
     "rows": list(read_parquet("rows.parquet")),
-    "calls": mlflow.calls,
+    "calls": aim.calls,
     "architectures": written["architectures"],
     "same": ModelConfig.from_hf(written, "config.json") == model,
     "shapes": {spec.hf_name: spec.shape for spec in parameter_table(model)},
@@ -132,7 +137,7 @@ def extended(tmp_path_factory) -> dict:
     for block in documentation.blocks(PAGE):
         if block.language == "diff":
             apply_diff(block.text, folder)
-    (folder / "mlflow.py").write_text(MLFLOW)
+    (folder / "aim.py").write_text(AIM)
     (folder / "rows.jsonl").write_text('{"word": "letter", "letter": "t"}\n')
     done = subprocess.run(
         [sys.executable, "-c", USE], cwd=folder, env={**os.environ, "PYTHONPATH": "."}, capture_output=True, text=True
@@ -163,10 +168,9 @@ def test_task(extended):
 
 
 def test_tracker(extended):
-    names = [name for name, *_ in extended["calls"]]
-    assert names == ["set_tracking_uri", "set_experiment", "start_run", "log_dict", "log_metrics", "end_run"]
-    assert extended["calls"][2][2] == {"run_name": "first"}
-    assert extended["calls"][4][1:] == [[{"val-core/pass_at_4": 0.5}], {"step": 1}]
+    begun, *rest = extended["calls"]
+    assert begun == ["Run", {"repo": "run/aim", "experiment": "mindrlhf"}]
+    assert rest == [["settings", {}], ["track", 0.5, {"name": "val-core/pass@4", "step": 1}], ["close"]]
 
 
 def test_layer_rows(own, monkeypatch):

@@ -9,8 +9,9 @@ import pytest
 from documentation import settings
 
 from mindrlhf.cli import COMMANDS
-from mindrlhf.configs.grpo import GRPOConfig
-from mindrlhf.configs.sft import SFTConfig
+from mindrlhf.configs.grpo import GRPOSettings
+from mindrlhf.configs.sft import SFTSettings
+from mindrlhf.configs.trl.names import trl_names
 from mindrlhf.configs.verl import rules, table
 
 
@@ -28,7 +29,7 @@ def rows(page: str) -> dict[str, list[str]]:
 def test_every_setting_is_there(generated):
     page = generated.settings_page()
     grpo, sft = page.split("## Fine-tuning")
-    for part, config in ((grpo, GRPOConfig), (sft.split("## Model YAMLs")[0], SFTConfig)):
+    for part, config in ((grpo, GRPOSettings), (sft.split("## Model YAMLs")[0], SFTSettings)):
         found, expected = rows(part), settings(config)
         assert found.keys() == expected.keys()
         for key, description in expected.items():
@@ -54,7 +55,7 @@ def test_every_command_and_flag_is_there(generated):
         for action in generated.command_parser(name)._actions:
             if action.option_strings and action.help != "==SUPPRESS==":
                 assert f"`{action.option_strings[0]}`" in text, (name, action.option_strings)
-    assert "**`--sft_path_train`**" in sections["train"], "it has to be given"
+    assert "**`--checkpoint`**" in sections["export"], "it has to be given"
     assert "--pre_store_data" not in page, "it has no effect"
 
 
@@ -71,7 +72,7 @@ def test_every_key_of_verl_is_in_its_table(generated):
     keys |= {key for settings in copied for names in settings.values() for key in names.split()}
     assert len(keys) > 60
     translated = {key for names in generated.verl_rows() for key in names.split(", ")}
-    known = translated | settings(GRPOConfig).keys() | table.VERL_DEFAULTS.keys() | table.FILE_DEFAULTS.keys()
+    known = translated | settings(GRPOSettings).keys() | table.VERL_DEFAULTS.keys() | table.FILE_DEFAULTS.keys()
     known |= set(" ".join((*table.ELSEWHERE.values(), *table.NEEDLESS.values())).split())
     beginnings = {key for key in keys if any(name.startswith(key) and name != key for name in known)}
     assert keys - known - beginnings == set()
@@ -81,7 +82,7 @@ def test_every_key_of_verl_in_a_description_is_translated(generated):
     """`(verl x.y)` in a setting's description is a promise that `--from-verl` keeps."""
     rows = [(keys.split(", "), ours) for keys, ours in generated.verl_rows().items()]
     named = 0
-    for setting, description in settings(GRPOConfig).items():
+    for setting, description in settings(GRPOSettings).items():
         if setting.startswith("critic.optimizer."):  # described for the actor's optimizer
             continue
         for part in re.findall(r"verl ((?:(?!TRL|MindRLHF)[^)])*)", description):
@@ -97,8 +98,8 @@ def test_every_key_of_verl_in_a_description_is_translated(generated):
 
 
 def test_tables_name_settings_that_exist(generated):
-    known = settings(GRPOConfig).keys()
-    for tables in (generated.verl_rows(), generated.trl_rows()):
+    known = settings(GRPOSettings).keys()
+    for tables in (generated.verl_rows(), trl_names(GRPOSettings)):
         assert len(tables) > 30
         for names in tables.values():
             assert {name for name in names if not name.startswith("--")} <= known
@@ -106,5 +107,5 @@ def test_tables_name_settings_that_exist(generated):
     assert generated.verl_rows()["data.train_batch_size, actor.ppo_mini_batch_size"] == [
         "algorithm.updates_per_iteration"
     ]
-    assert generated.trl_rows()["epsilon_high"] == ["algorithm.epsilon_high"]
-    assert generated.trl_rows()["ref_model_sync_steps"] == ["algorithm.reference_sync_steps"]
+    assert trl_names(GRPOSettings)["epsilon_high"] == ["algorithm.epsilon_high"]
+    assert trl_names(GRPOSettings)["ref_model_sync_steps"] == ["algorithm.reference_sync_steps"]

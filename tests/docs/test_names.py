@@ -8,11 +8,11 @@ import pytest
 from documentation import settings
 
 from mindrlhf.cli import COMMANDS
-from mindrlhf.configs.grpo import GRPOConfig
+from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.configs.loading import load_grpo_config
 from mindrlhf.configs.model_settings import ModelSettings
 from mindrlhf.configs.model_yaml import ContextSettings, ParallelSettings, RecomputeSettings
-from mindrlhf.configs.sft import SFTConfig
+from mindrlhf.configs.sft import SFTSettings
 from mindrlhf.configs.verl.table import ELSEWHERE, NEEDLESS, NOT_DONE
 from mindrlhf.metrics.report.charts import COST, LEARNING
 
@@ -33,6 +33,8 @@ FLAGS_ELSEWHERE = {
 OTHER_RUNS = {
     "val-core/": "held-out problems",
     "val-aux/": "held-out problems",
+    "val/loss": "fine-tuning with held-out rows",
+    "train/loss": "fine-tuning",
     "critic/vf_loss": "a critic",
     "critic/value": "a critic",
     "reshard/": "two layouts",
@@ -51,7 +53,7 @@ GROUPS = "actor|critic|reward|group|[a-z]+_length|timing_s|timing_per_token_ms|p
 def keys() -> set[str]:
     """Our settings, and verl's names as the descriptions and the translation have them."""
     generated = documentation.generated_pages()
-    ours = settings(GRPOConfig) | settings(SFTConfig)
+    ours = settings(GRPOSettings) | settings(SFTSettings)
     verl = {key for names in generated.verl_rows() for key in names.split(", ")}
     verl |= set(" ".join((*ELSEWHERE.values(), *NEEDLESS.values())).split())
     verl |= {key for feature in NOT_DONE for key in feature.asking}
@@ -64,7 +66,7 @@ def keys() -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_settings(page, keys):
-    groups = "|".join((*GRPOConfig.model_fields, *YAML_GROUPS))
+    groups = "|".join((*GRPOSettings.model_fields, *YAML_GROUPS))
     for text in documentation.named(page):
         found = re.fullmatch(rf"(?:train_yaml\.|infer_yaml\.|model\.)?((?:{groups})(?:\.[a-z_0-9]+)+)(?:[=:].*)?", text)
         if found and not re.fullmatch(r".*\.(?:py|md|yaml|json)", text):
@@ -89,6 +91,13 @@ def test_files(page, root):
             assert (root / name).exists() or name in METRICS, f"{page}: there is no {name}"
         if re.fullmatch(rf"(?:{inside})/[\w./-]+\.py", text):
             assert (root / "mindrlhf" / text).is_file(), f"{page}: there is no mindrlhf/{text}"
+
+
+def test_the_page_in_chinese_has_the_commands_and_quick_starts(root):
+    texts = [(root / page).read_text(encoding="utf-8") for page in ("README.md", "docs/zh/quickstart.md")]
+    readme, chinese = (set(re.findall(r"^\| `([a-z-]+)` \||bash (scripts/\w+)", text, re.M)) for text in texts)
+    assert {("sft", ""), ("", "scripts/quickstart_tools")} <= readme
+    assert readme - chinese == {("", "scripts/run_tests"), ("", "scripts/setup")}  # for those who change it
 
 
 def test_rooms(root):
@@ -116,8 +125,15 @@ def written(trained) -> set[str]:
 
 def test_charts(written):
     """Every pattern of a report's charts is that of a metric which some run writes."""
-    # `mindrlhf sft`, algorithm.kl_in_reward, algorithm.dual_clip, rollout.tools
-    elsewhere = ("train/", "actor/reward_kl_penalty", "actor/pg_clipfrac_lower", "tools/", "conversation/")
+    # `mindrlhf sft`, algorithm.kl_in_reward, algorithm.dual_clip, rollout.tools, algorithm.teacher
+    elsewhere = (
+        "train/",
+        "actor/reward_kl_penalty",
+        "actor/pg_clipfrac_lower",
+        "tools/",
+        "conversation/",
+        "distillation/",
+    )
     for chart in (*LEARNING, *COST):
         assert isinstance(chart.metrics, tuple), chart.title
         for pattern in chart.metrics:

@@ -1,19 +1,22 @@
 """The site builds without a warning, and its pages ask nothing of the network."""
 
+import os
 import re
 import subprocess
 import sys
 
 import documentation
 import pytest
-from browser import Browser, find_browser
+
+REPOSITORY = "https://example.org/team/mindrlhf"
 
 
 @pytest.fixture(scope="module")
 def site(root, tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=300)
+    named = {**os.environ, "REPOSITORY_URL": REPOSITORY}
+    done = subprocess.run(command, cwd=root, env=named, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -36,24 +39,23 @@ def test_nothing_comes_from_elsewhere(site):
         assert not re.search(r"(?:url\(|@import)\s*[\"']?(?:https?:)?//", path.read_text(encoding="utf-8")), path
 
 
+def test_the_header_has_the_repository_and_a_switch_of_themes(site):
+    text = (site / "index.html").read_text(encoding="utf-8")
+    assert f'href="{REPOSITORY}"' in text
+    assert re.findall(r'data-md-color-scheme="(\w+)"[^>]*id="__palette_', text) == ["default", "default", "slate"]
+
+
 def test_tables_are_in_place(site):
     text = (site / "from_verl.html").read_text(encoding="utf-8")
     assert "<!-- table" not in text
     assert "<code>algorithm.updates_per_iteration</code>" in text
 
 
-def test_pages_fit_a_phone(site, tmp_path):
+def test_pages_fit_a_phone(site, browser):
     """Pictures load, nothing is wider than the screen, and the console has nothing to say; 404 needs a server."""
-    program = find_browser()
-    if program is None:
-        pytest.skip("no Chromium is installed")
-    browser = Browser(program, tmp_path)
-    try:
-        for page in {*site.rglob("*.html")} - {site / "404.html"}:
-            browser.open(page.as_uri(), width=390, mobile=True)
-            assert browser.run("document.documentElement.scrollWidth") <= 390, page
-            broken = "[...document.images].filter((image) => !image.naturalWidth).map((image) => image.src)"
-            assert browser.run(broken) == [], page
-            assert browser.errors == [], page
-    finally:
-        browser.close()
+    for page in {*site.rglob("*.html")} - {site / "404.html"}:
+        browser.open(page.as_uri(), width=390, mobile=True)
+        assert browser.run("document.documentElement.scrollWidth") <= 390, page
+        broken = "[...document.images].filter((image) => !image.naturalWidth).map((image) => image.src)"
+        assert browser.run(broken) == [], page
+        assert browser.errors == [], page

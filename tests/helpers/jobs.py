@@ -1,7 +1,7 @@
 """Small jobs for end-to-end tests: a practice task with its tokenizer and models, command lines, and what a run left.
 
-A process takes 5 s to start and each compiled graph 1-3 s, so tests share runs and the models are tiny. `call` runs a
-command in this process, `start` in one of its own, and `workers.run_msrun` under msrun.
+A process takes 5 s to start and each compiled graph 1-3 s, so tests share runs and compiled graphs, and the models are
+tiny. `call` runs a command in this process, `start` in one of its own, and `workers.run_msrun` under msrun.
 """
 
 import json
@@ -15,9 +15,14 @@ from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import load_file
+from small_model import random_arrays
 
 from mindrlhf import cli
+from mindrlhf.checkpoint.hf import save_hf
+from mindrlhf.configs.model_yaml import load_model_yaml
+from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.metrics.writers import read_metrics
+from mindrlhf.models.parameters import parameter_table
 from mindrlhf.records.formats import read_record
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -67,6 +72,7 @@ class Task:
             "mind_dataset_dir": self.folder / "train.mindrecord",
             "save_ckpt_dir": output / "ckpt",
             "save_data_file": output / "rollouts.mindrecord",
+            "enable_compile_cache": "True",
         }
         small = ("data.prompts_per_step=4", "rollout.num_generations=4", "rollout.max_new_tokens=16")
         common = (f"reward.functions=[{{name: '{self.folder}/reward.py:variety'}}]", "trainer.total_steps=3")
@@ -97,6 +103,15 @@ def make_task(folder: Path, vocab_size: int = 300) -> Task:
     return Task(folder)
 
 
+def write_model(task: Task, folder: Path, **changes: int) -> Path:
+    """An HF directory with random weights and the tokenizer of the task; returns it."""
+    config = load_model_yaml(task.folder / "train.yaml").architecture().model_copy(update=changes)
+    arrays = random_arrays(config)
+    tensors = ((spec, arrays[spec.name]) for spec in parameter_table(config))
+    save_hf(folder, config, tensors, tokenizer=Tokenizer.from_path(task.folder))
+    return folder
+
+
 @dataclass(frozen=True)
 class Run:
     """What a run left below its folder."""
@@ -107,6 +122,12 @@ class Run:
     def metrics(self) -> list[dict[str, float]]:
         """One dict a step."""
         return read_metrics(self.folder / "metrics.jsonl")
+
+    @property
+    def kept_metrics(self) -> list[dict[str, float]]:
+        """What is measured, without times and memory."""
+        timed = ("timing", "perf", "reshard/seconds", "reshard/bytes_per_s")
+        return [{name: row[name] for name in row if not name.startswith(timed)} for row in self.metrics]
 
     def column(self, name: str) -> np.ndarray:
         """One metric over the steps, float64[steps]."""

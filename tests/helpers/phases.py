@@ -1,7 +1,7 @@
-"""Runs of `mindrlhf train` that are killed in a chosen phase, and what they left.
+"""Runs of `mindrlhf train` and `sft` that are killed in a chosen phase, and what they left.
 
 `kill_in(argv, log, "update", step=2)` starts one and sends the signal some moment after it has entered the phase.
-This file is also the script that runs: `mindrlhf train`, noting each phase that it enters in the file $PHASE_LOG.
+This file is also the script that runs: `mindrlhf`, noting each phase that it enters in the file $PHASE_LOG.
 """
 
 import contextlib
@@ -172,13 +172,17 @@ def _note_phases() -> None:
             from mindrlhf.checkpoint.store import CheckpointStore
             from mindrlhf.reshard.online import OnlineReshard
             from mindrlhf.run.step_report import StepReport
-            from mindrlhf.trainer.grpo import GRPOTrainer
+            from mindrlhf.run.tuning_report import TuningReport
+            from mindrlhf.trainer.grpo import GRPOLoop
+            from mindrlhf.trainer.sft import SFTLoop
 
-            GRPOTrainer.collect = _noting(log, "generate", GRPOTrainer.collect)
-            GRPOTrainer.update = _noting(log, "update", GRPOTrainer.update)
+            GRPOLoop.collect = _noting(log, "generate", GRPOLoop.collect)
+            GRPOLoop.update = _noting(log, "update", GRPOLoop.update)
+            SFTLoop.train = _noting(log, "update", SFTLoop.train)
             CheckpointStore._write = _noting(log, "save", CheckpointStore._write)
             OnlineReshard.run = _noting(log, "reshard", OnlineReshard.run)
-            StepReport.write = _noting(log, "report", StepReport.write)
+            for report in (StepReport, TuningReport):
+                report.write = _noting(log, "report", report.write)
         return world
 
     start.launch = launched

@@ -1,5 +1,7 @@
 """Run folders as a training leaves them, made up: metrics, rollouts and settings, without any training."""
 
+import base64
+import gzip
 import json
 from pathlib import Path
 
@@ -8,6 +10,7 @@ import numpy as np
 from mindrlhf.files.json import write_json_lines
 from mindrlhf.files.naming import ROLLOUTS_FOLDER
 from mindrlhf.files.settings_file import SETTINGS_FILE
+from mindrlhf.metrics.report.answers import Answers
 from mindrlhf.records.formats import write_text
 
 # What a model may write, and what would happen to a page that took it for markup.
@@ -32,6 +35,7 @@ def metrics_row(step: int, steps: int, seed: int = 0, reward: float = 0.0) -> di
         "response_length/clip_ratio": float(0.3 - 0.2 * done),
         "group/zero_std_fraction": float(0.5 * done),
         "rollout_corr/k3_kl": 1e-6,
+        "tools/failure_frequency": 0.0,
         "rollout_corr/log_prob_diff/mean": 1e-6,
         "timing_s/gen": gen,
         "timing_s/update_actor": update,
@@ -42,6 +46,8 @@ def metrics_row(step: int, steps: int, seed: int = 0, reward: float = 0.0) -> di
         "perf/throughput": float(5000 + 100 * random.normal()),
         "perf/max_memory_allocated_gb": 3.2,
         "perf/cpu_memory_used_gb": 2.8,
+        "swap/role_gb/kv_cache": 0.5,
+        "swap/role_gb/reference": 1.5,
         **({"val-core/gsm8k/acc/mean@1": float(0.1 + 0.6 * done)} if step % 5 == 0 else {}),
     }
 
@@ -54,14 +60,21 @@ def make_run(
     rows = [{"step": step, **metrics_row(step, steps, seed, reward)} for step in range(1, steps + 1)]
     write_json_lines(folder / "metrics.jsonl", rows)
     settings = {"grpo": {"optimizer": {"lr": lr}, "seed": seed, "rollout": {"num_generations": 4}}, "command": "train"}
+    settings["starts"] = [{"date": f"2026-05-0{seed + 1}T10:00:00+00:00", "host": "h", "command": f"train seed={seed}"}]
     (folder / SETTINGS_FILE).write_text(json.dumps(settings))
     for step in range(1, steps + 1) if rollouts else ():
         write_text(folder / ROLLOUTS_FOLDER, step, rollout_rows(step))
     return folder
 
 
+def unpacked(answers: Answers) -> list[dict]:
+    """The groups of all chunks of a report, in order."""
+    return [one for packed in answers.chunks.values() for one in json.loads(gzip.decompress(base64.b64decode(packed)))]
+
+
 def rollout_rows(step: int, prompts: int = 2, samples: int = 4) -> list[dict]:
-    """A step's dump; the first answer of step 1 is HOSTILE."""
+    """A step's dump; the first answer of step 1 is HOSTILE. Prompt 7 is in every third step, with equal answers and
+    figures of tokens."""
     rows = []
     for prompt in range(prompts):
         for sample in range(samples):
@@ -84,4 +97,28 @@ def rollout_rows(step: int, prompts: int = 2, samples: int = 4) -> list[dict]:
                     "response_length": 12 + sample,
                 }
             )
+    if step % 3 == 0:
+        rows += [repeated_row(step, sample) for sample in range(samples)]
     return rows
+
+
+def repeated_row(step: int, sample: int) -> dict:
+    """Two different answers, the right one in more samples the later the step; the second token is clipped."""
+    right = 10 * (sample + 1) <= step
+    texts = [" 7", "2" if right else "1", "<|im_end|>"]
+    figures = {"advantage": [1.5, -0.5, 0.25], "ratio": [1.0, 1.3, 0.9], "entropy": [0.1, 0.7, 0.0]}
+    return {
+        "step": step,
+        "prompt_id": 7,
+        "sample_index": sample,
+        "prompt": "The prompt that comes again",
+        "completion": "".join(texts),
+        "ground_truth": "72",
+        "reward": float(right),
+        "rewards": {"gsm8k": float(right), "format": 1.0},
+        "advantage": 0.5,
+        "finish_reason": "eos",
+        "prompt_length": 5,
+        "response_length": 2,
+        "tokens": {"text": texts, "sampled": [1, 1, 0], "clipped": [0.0, 1.0, 0.0], **figures},
+    }

@@ -33,7 +33,7 @@ class ScriptedPartner:
         keys = [(prompt.id, sample) for prompt in prompts for sample in range(num_generations)]
         self.heard = {row: [] for row in range(len(keys))}
         said = [[] if self._silent else first_words(*key) for key in keys]
-        return [Reply(row, np.array(ids, np.int32)) for row, ids in enumerate(said)]
+        return prompts, [Reply(row, np.array(ids, np.int32)) for row, ids in enumerate(said)]
 
     def submit(self, row, turn, length):
         self.heard[row].append((list(turn), length))

@@ -34,8 +34,9 @@ class Subject:
         optimizer=OPTIMIZER,
         recompute=False,
         entropy_gradient=False,
+        kernels=None,
     ):
-        self.decoder, self.parameters = model.build(recompute=recompute)
+        self.decoder, self.parameters = model.build(recompute=recompute, kernels=kernels)
         trained = [spec for spec in model.specs if spec.trains]
         self.optimizer = AdamW(optimizer, [self.parameters[spec.name] for spec in trained], trained)
         settings = TrainSettings(max_tokens_per_micro_batch=max_tokens, length_bucket=bucket)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from mindrlhf.trainer.credit import Credit
 from mindrlhf.types import Experience, Prompt, Rollout, RolloutGroup
 
 LOG_PROBS = ("behaviour_log_probs", "policy_log_probs")
@@ -105,3 +106,22 @@ def on_ranks(size: int, work) -> list:
     if errors:
         raise errors[0]
     return results
+
+
+def rows_of(experiences, field):
+    return [row for one in experiences for row in getattr(one, field)]
+
+
+def assert_same_rows(got, expected, tolerance=0.0):
+    for mine, theirs in zip(got, expected, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=tolerance, atol=tolerance)
+
+
+def advantages(step, settings, size):
+    """The step with advantages, computed by `size` ranks of which each knows the log-probs of its own share only."""
+
+    def work(rank: Rank):
+        bare = [replace(one, values=None, reference_log_probs=None, old_log_probs=None) for one in step]
+        return Credit(settings, rank)(bare, rank.share(step))
+
+    return [one for part in on_ranks(size, work) for one in part]

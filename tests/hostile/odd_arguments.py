@@ -58,10 +58,10 @@ def odd_arguments(rng: random.Random, argv: tuple[str, ...]) -> tuple[tuple[str,
 
 
 def _settings(command: str) -> list[str]:
-    from mindrlhf.configs.grpo import GRPOConfig, SamplingSettings
-    from mindrlhf.configs.sft import SFTConfig
+    from mindrlhf.configs.grpo import GRPOSettings, SamplingSettings
+    from mindrlhf.configs.sft import SFTSettings
 
-    kind = {"generate": SamplingSettings, "sft": SFTConfig}.get(command, GRPOConfig)
+    kind = {"generate": SamplingSettings, "sft": SFTSettings}.get(command, GRPOSettings)
     names = list(_leaves(kind().model_dump(mode="json")))
     if command != "generate":
         roles = ("train",) if command == "sft" else ("train", "infer")

@@ -18,6 +18,7 @@ from mindrlhf.memory import activations, residency
 from mindrlhf.memory.activations import Stage, score_bytes, update_bytes, update_tables
 from mindrlhf.memory.estimate import Lengths, Work
 from mindrlhf.memory.remedies import RECOMPUTE, largest_peak, remedies, with_settings
+from mindrlhf.memory.step_time import Rates, step_seconds
 from mindrlhf.models.chunks import chunk_count
 from mindrlhf.models.parameters import parameter_count, parameter_table, trained_count
 from mindrlhf.phases import PHASES
@@ -159,6 +160,19 @@ def test_the_critic_validation_and_remax_have_roles_of_their_own():
     assert remax.roles["kv_cache"] == work().rank_plan(0).roles["kv_cache"] // 64 * (64 + 16)
 
 
+def test_a_teacher_of_another_size_is_held_whole_and_scores():
+    plain, teacher = work(), MODEL.model_copy(update={"num_layers": 6, "hidden_size": 64})
+    settings = load_grpo_config(None, [*SMALL, "algorithm.advantage=distillation", "algorithm.teacher=some/model"])
+    taught = Work.of(settings, MODEL, plain.train, plain.infer, plain.lengths, ("some/model", teacher))
+    assert taught.phases == ("gen", "ref", "teacher", "update_actor", "export")
+    seconds = step_seconds(taught, Rates(1e9, 1e9, 1e9))
+    assert seconds["teacher"] > seconds["ref"] > 0
+    plan = taught.rank_plan(0)
+    assert plan.roles["teacher"] == parameter_count(teacher) * FLOAT32
+    assert {name: size for name, size in plan.roles.items() if name != "teacher"} == plain.rank_plan(0).roles
+    assert plan.activations["teacher"] > plan.activations["ref"] > 0
+
+
 def random_stage(rng: random.Random) -> tuple[Stage, MicroBatch]:
     tp = rng.choice((1, 2, 4))
     flags = (rng.random() < 0.7, rng.random() < 0.5)  # the last stage, rows split
@@ -258,7 +272,7 @@ def test_a_run_counts_what_was_planned(tmp_path, capsys, workers, layouts):
     task = jobs.make_task(tmp_path / "task")
     settings = ("memory.swap=True", "algorithm.beta=0.1", "algorithm.updates_per_iteration=2", "trainer.total_steps=1")
     settings = (*settings, "algorithm.reference_sync_steps=1", "trainer.save_freq=1", *layouts)
-    arguments = task.train(tmp_path / "run", *settings)
+    arguments = task.train(tmp_path / "run", *settings, enable_compile_cache=None)  # reading graphs takes memory, too
     capsys.readouterr()
     assert main(["plan", *arguments[1:], "--json"]) == 0
     planned = json.loads(capsys.readouterr().out)["ranks"]

@@ -82,6 +82,18 @@ def test_only_what_has_changed_is_written(moving):
     assert moving.resident() == {REFERENCE: reference.nbytes}
 
 
+def test_sizes_of_roles_are_reported_without_swap_too():
+    moving = Residency(lambda parameters: None, moving_roles(False, "Ascend"))
+    moving.add(REFERENCE, [parameter((64, 1024), "a")])
+    moving.add(f"{MOMENTS}.0", [parameter((8, 1024), "b")])
+    moving.add(f"{MOMENTS}.1", [parameter((8, 1024), "c")])
+    moving.add(GRADIENTS, [])
+    figures = MetricSet()
+    moving.report(figures)
+    expected = {f"swap/role_gb/{REFERENCE}": 64 * 4096 / GIB, f"swap/role_gb/{MOMENTS}": 2 * 8 * 4096 / GIB}
+    assert figures.results() == pytest.approx(expected)
+
+
 def test_zeros_and_scratch_need_no_file(moving, tmp_path):
     from mindspore import Parameter, Tensor
 
@@ -234,7 +246,8 @@ def test_without_swap_only_scratch_memory_comes_and_goes(tmp_path):
     assert not list(tmp_path.iterdir())
     figures = MetricSet()
     moving.report(figures)
-    assert not figures.results()
+    sizes = {f"swap/role_gb/{CACHE}": 8 * MIB / GIB, f"swap/role_gb/{TRAIN}": MIB / 4 / GIB}
+    assert figures.results() == sizes, "nothing has moved"
 
 
 def test_phases_that_disturb_what_is_read_elsewhere():
@@ -258,7 +271,7 @@ def test_without_swap_everything_stays_on_a_device(tmp_path):
     assert weight.asnumpy().tobytes() == expected.tobytes()
     figures = MetricSet()
     idle.report(figures)
-    assert not figures.results()
+    assert figures.results() == {f"swap/role_gb/{TRAIN}": MIB / 4 / GIB}, "nothing has moved"
 
 
 def test_a_role_in_parts_has_one_part_in_memory(moving):

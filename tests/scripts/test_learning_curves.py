@@ -43,5 +43,5 @@ def test_every_step_of_it_works_and_none_is_done_twice(tmp_path):
     again = run_script(SCRIPT, tmp_path, *few)
     assert again.returncode == 0
     assert "warm start" not in again.stdout
-    assert "step 2/2" not in again.stdout
+    assert " 2/2 " not in again.stdout
     assert (tmp_path / "here" / "accuracy.txt").read_text().splitlines() == again.stdout.splitlines()[-3:-1]

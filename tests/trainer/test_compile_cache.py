@@ -128,7 +128,7 @@ def test_keys_follow_settings_that_graphs_depend_on():
         for place, value in changes.items():
             *groups, key = place.split("__")
             reduce(getitem, groups, described)[key] = value
-        return graph_settings(SimpleNamespace(described=lambda: described))
+        return graph_settings(SimpleNamespace(config=SimpleNamespace(kind="grpo"), described=lambda: described))
 
     for changed in ("grpo__algorithm__beta", "train_yaml__parallel__model_parallel", "model__hidden_size"):
         assert settings(**{changed: 2}) != settings(), changed

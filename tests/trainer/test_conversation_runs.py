@@ -6,6 +6,10 @@ import pytest
 from workers import run_msrun
 
 ENVIRONMENT = '''
+import random
+import time
+
+
 class Counter:
     """Says how long a turn was, three times; some rows begin with a word of its own."""
 
@@ -22,6 +26,14 @@ class Counter:
 
     def get_turn_rewards(self) -> list[float]:
         return [len(turn) / 1000 for turn in self.turns]
+
+
+class Sleeper(Counter):
+    """Takes up to 500 ms for an answer, by what it hears."""
+
+    def reply(self, text: str) -> str | None:
+        time.sleep(random.Random(f"{len(self.turns)} {text}").random() / 2)
+        return super().reply(text)
 '''
 SETTINGS = (
     "rollout.max_new_tokens=64",
@@ -97,8 +109,10 @@ def test_a_replay_of_conversations_gives_the_same_update(task, first, tmp_path):
 @pytest.mark.msrun
 @pytest.mark.parametrize("axis", ["data_parallel", "model_parallel"])
 def test_two_workers_have_the_same_conversations(task, first, tmp_path, axis):
+    """However long the environment takes, in few slots."""
     ranks = (f"train_yaml.parallel_config.{axis}=2", f"infer_yaml.parallel_config.{axis}=2", "trainer.total_steps=1")
-    arguments = task.train(tmp_path, *settings(task.folder), *ranks)
+    slow = (f"rollout.environment={task.folder}/counter.py:Sleeper", "rollout.max_slots=5")
+    arguments = task.train(tmp_path, *settings(task.folder), *slow, *ranks)
     result = run_msrun(2, [jobs.ONE_STAGE, *arguments[1:]])
     assert result.returncode == 0, result.logs
     run = jobs.Run(tmp_path)

@@ -10,6 +10,7 @@ import pytest
 
 from mindrlhf.data.convert_problems import convert
 from mindrlhf.data.tokenizer import Tokenizer
+from mindrlhf.metrics.writers import read_metrics
 
 ONE_LAYER = ("train_yaml.model.model_config.num_layers=1", "infer_yaml.model.model_config.num_layers=1")
 
@@ -264,7 +265,11 @@ def test_what_is_exported_stops_and_samples_as_it_should(task, tmp_path):
         assert "grpo advantages, clip loss, KL (k3) with weight 0.01; 1 steps of 4 prompts with 4 answers each" in card
         assert "train.mindrecord: 64 prompts (arithmetic)" in card
         assert "| optimizer.lr | 1e-05 |" in card
-    assert "| critic/rewards/mean | " in (again / "ckpt" / "hf" / "README.md").read_text()
+        assert "| seed | 0 |" in card
+    card = (again / "ckpt" / "hf" / "README.md").read_text()
+    assert "| critic/rewards/mean | " in card
+    reward = read_metrics(again / "metrics.jsonl")[0]["critic/rewards/mean"]
+    assert f"| step | |\n| --- | --- |\n| 1 | {reward:.4g} |\n" in card
     assert "Weights after step 1." in (exported / "README.md").read_text()
     third = run(task, tmp_path / "third", "trainer.total_steps=1", load_sft_checkpoint_infer=exported)
     assert 'base_model: "Tiny-Instruct"' in (third.folder / "ckpt" / "hf" / "README.md").read_text(), "lineage"

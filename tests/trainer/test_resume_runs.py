@@ -74,10 +74,7 @@ def whole(job, tmp_path_factory) -> Path:
 
 
 def kept_metrics(folder: Path) -> list[dict]:
-    """What is measured, without times and memory."""
-    rows = jobs.Run(folder).metrics
-    timed = ("timing", "perf", "reshard/seconds", "reshard/bytes_per_s")
-    return [{name: row[name] for name in row if not name.startswith(timed)} for row in rows]
+    return jobs.Run(folder).kept_metrics
 
 
 def listing(folder: Path) -> list[str]:

@@ -21,6 +21,7 @@ COMMANDS = {
     for command in json.loads((Path(__file__).parent / "data" / "commands.json").read_text())["commands"]
 }
 GRPO = [name for name, arguments in COMMANDS.items() if "algorithm.adv_estimator=grpo" in arguments]
+QWEN_SCRIPTS = 30  # run_qwen*.sh in grpo_trainer of that commit
 # Values of the commands that a rule refuses, because no setting here can have them.
 REFUSED_VALUES = {
     "actor.policy_loss.loss_mode": ("dppo_tv",),
@@ -29,9 +30,32 @@ REFUSED_VALUES = {
 }
 
 
+# Further keys in grpo_trainer/run_qwen*.sh, of branches that the scripts' defaults do not take.
+ENGINE = "actor_rollout_ref.rollout.engine_kwargs.trtllm"
+MEGATRON = "actor_rollout_ref.actor.megatron.override_transformer_config"
+BRANCHES = (
+    *(f"{ENGINE}.{value}" for value in ("batch_wait_timeout_iters=32", "batch_wait_max_tokens_ratio=0.5")),
+    f"{ENGINE}.moe_config.backend=DEEPGEMM",
+    *(f"{MEGATRON}.{value}" for value in ("use_triton_gdn=False", "use_ascend_gdn=True")),
+    "ray_kwargs.ray_init.num_gpus=4",
+)
+
+
+@pytest.mark.parametrize("argument", BRANCHES)
+def test_a_key_of_a_branch_is_needless_here(argument):
+    translation = translate(f"algorithm.adv_estimator=grpo +{argument}")
+    assert argument.partition("=")[0].removeprefix("actor_rollout_ref.") in translation.needless
+
+
+def test_quantised_generation_of_a_branch_is_not_done():
+    with pytest.raises(UserError, match=r"not done here: rollout\.quantization=fp8 \(quantisation\)"):
+        translate("algorithm.adv_estimator=grpo actor_rollout_ref.rollout.quantization=fp8")
+
+
 def test_there_are_enough_of_them():
     assert len(GRPO) >= 50
     assert len(COMMANDS) > len(GRPO)
+    assert sum(name.startswith("grpo_trainer/run_qwen") for name in COMMANDS) == QWEN_SCRIPTS
 
 
 @pytest.mark.parametrize("script", COMMANDS)

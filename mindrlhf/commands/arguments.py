@@ -1,0 +1,111 @@
+"""Command lines in one grammar: `--name value`, `--name=value` and `name=value` mean the same.
+
+A name is a flag of the command or, where the command takes settings, a setting: `group.key`.
+"""
+
+import argparse
+from collections import deque
+from collections.abc import Sequence
+from typing import NoReturn
+
+from mindrlhf.configs.layers import parse_override
+from mindrlhf.errors import UserError
+from mindrlhf.files.printable import printable
+from mindrlhf.files.text import nearest
+
+SETTINGS = "overrides"  # the positional argument that takes settings
+LIKENESS = {True: 0.8, False: 0.6}  # of an unknown name to a flag that may be meant, by whether it may be a setting
+WORDS = {True: ("true", "1", "yes", "on"), False: ("false", "0", "no", "off")}
+
+
+def boolean(text: str) -> bool:
+    """Parse True or False, as MindRLHF's flags are written."""
+    for value, words in WORDS.items():
+        if text.strip().lower() in words:
+            return value
+    raise argparse.ArgumentTypeError(f"{text!r} is neither True nor False")
+
+
+BOOLEAN = {"type": boolean, "metavar": "True|False"}
+
+
+class Parser(argparse.ArgumentParser):
+    """Argument parser of a command, whose refusals are safe to print for any input."""
+
+    def __init__(self, prog: str | None = None, **others):
+        super().__init__(prog, **others, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        super().error(printable(message))
+
+    def parse(self, words: Sequence[str]) -> argparse.Namespace:
+        """Parse flags and settings in any of their forms. UserError for an unknown name."""
+        return self.parse_intermixed_args(self._usual(deque(words)))
+
+    def _usual(self, words: deque[str]) -> list[str]:
+        """Write words as argparse knows them: flags last, with dashes."""
+        flags, others = [], []
+        while words:
+            word = words.popleft()
+            dashed, (name, equals, value) = word.startswith("--"), word.removeprefix("--").partition("=")
+            if (dashed or equals) and self._flag(name):
+                flags += self._with_value(self._flag(name), value if equals else None, words)
+                continue
+            if dashed or (equals and self._positional in ([], [SETTINGS])):
+                self._check_setting(name)
+            if dashed and not equals:
+                value = "True" if self._begins(words) else words.popleft()
+            others.append(f"{name}={value}" if dashed else word)
+        return [*others, *flags]
+
+    @property
+    def _positional(self) -> list[str]:
+        return [action.dest for action in self._get_positional_actions()]
+
+    def _flag(self, name: str) -> argparse.Action | None:
+        return self._option_string_actions.get(f"--{name}") or self._option_string_actions.get(
+            f"--{name.replace('-', '_')}"
+        )
+
+    def _begins(self, words: Sequence[str]) -> bool:
+        """Tell whether the first word begins a flag or a setting, or is none."""
+        if not words or words[0].startswith("--"):
+            return True
+        name, equals, _ = words[0].partition("=")
+        setting = SETTINGS in self._positional and name.replace(".", "").isidentifier()
+        return bool(equals and (setting or self._flag(name)))
+
+    def _with_value(self, flag: argparse.Action, value: str | None, words: deque[str]) -> list[str]:
+        """Write a flag with its value, which may be the next words.
+
+        value: behind the equals sign; a list of several values is one of YAML.
+        """
+        option = flag.option_strings[0]
+        if flag.nargs == 0:
+            if value is None and words and words[0] in ("True", "False"):
+                value = words.popleft()
+            try:
+                return [option] if value is None or boolean(value) else []
+            except argparse.ArgumentTypeError as error:
+                raise UserError(f"{option}: {error}.") from None
+        if flag.nargs is None:
+            if value is None and words and not words[0].startswith("--"):
+                value = words.popleft()
+            return [option] if value is None else [f"{option}={value}"]
+        if value is not None:
+            _, values = parse_override(f"{flag.dest}={value}")
+            return [option, *map(str, values)] if isinstance(values, list) else [option, value]
+        values, pairs = [], "=" in str(flag.metavar)
+        while words and not words[0].startswith("--") and (pairs or not self._begins(words)):
+            values.append(words.popleft())
+        return [option, *values]
+
+    def _check_setting(self, name: str) -> None:
+        """Refuse a name that is no flag and cannot be a setting."""
+        takes_settings = SETTINGS in self._positional
+        flags = [option.removeprefix("--") for option in self._option_string_actions if option.startswith("--")]
+        near = nearest(name.replace("-", "_"), flags, LIKENESS[takes_settings])
+        if near:
+            raise UserError(f"unknown flag --{name}; did you mean --{near}?")
+        if not takes_settings:
+            raise UserError(f"unknown flag --{name}; `{self.prog} --help` lists those of this command.")

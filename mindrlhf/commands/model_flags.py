@@ -1,0 +1,33 @@
+"""Flags of commands that generate with a model.
+
+Imports no NumPy, whose threads would take signals.
+"""
+
+import argparse
+
+from mindrlhf.backend import default_device
+from mindrlhf.commands.train import add_device_argument, add_model_arguments
+
+PLAIN = "plain"  # the template that writes bare texts
+
+
+def add_model_flags(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of model, tokenizer, seed and device."""
+    add = parser.add_argument
+    model = (
+        "HF directory or a hub's id, adapter in PEFT's format (with its own base), or checkpoint of training (step_N, "
+        "latest, best)"
+    )
+    add("--model", required=True, help=model)
+    add("--adapter", help="adapter in PEFT's format, which --model is the base of")
+    add_model_arguments(parser)
+    add("--seed", type=int, default=0, help="of the responses that are drawn (default 0)")
+    add_device_argument(parser)
+    parser.set_defaults(device_target=default_device())
+
+
+def add_message_flags(parser: argparse.ArgumentParser, templates: str) -> None:
+    """Declare the flags of messages that are typed; templates: description of --template's values."""
+    add = parser.add_argument
+    add("--template", help=f"{templates} (default: the tokenizer's own chat template, or that of the model's family)")
+    add("--system_prompt", help='system prompt in place of the template\'s own; "" for none')

@@ -1,0 +1,58 @@
+"""Model YAMLs without a file: shape of the checkpoint, layout of the flags."""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from mindrlhf.configs.base import Device
+from mindrlhf.configs.layers import merge
+from mindrlhf.configs.model_yaml import ModelYaml, load_model_yaml, typed_model_yaml
+from mindrlhf.configs.yaml_file import Layer
+
+Role = Literal["train", "infer"]
+
+# Keys of model_config on Ascend, by role; on CPU all is float32.
+ASCEND_DTYPES: Mapping[Role, Mapping[str, str]] = {
+    "train": {"compute_dtype": "bfloat16"},
+    "infer": {"compute_dtype": "bfloat16", "param_init_type": "bfloat16"},
+}
+
+
+def default_model_yaml(
+    role: Role, device: Device, workers: int = 1, tensor_parallel: int = 1, overrides: Sequence[str] = ()
+) -> ModelYaml:
+    """Build the model YAML of a role that has no file.
+
+    It says nothing of the shape, so that the checkpoint's holds.
+
+    device: `CPU` or `Ascend`. workers: processes of the job; those that tensor and pipeline parallelism leave are
+    data-parallel. tensor_parallel: the default of `parallel_config.model_parallel`. overrides: as `load_model_yaml`.
+    Raises UserError.
+    """
+    values = {
+        "model": {"model_config": ASCEND_DTYPES[role] if device == "Ascend" else {}},
+        "parallel_config": {"model_parallel": tensor_parallel},
+        "context": {"device_target": device},
+    }
+    path = f"defaults of --sft_path_{role}"
+    yaml = typed_model_yaml(merge([Layer(values, {(): path})], overrides), path)
+    parallel = yaml.parallel
+    split = parallel.model_parallel * parallel.pipeline_stage
+    rest = {"data_parallel": max(1, workers // split)}
+    if parallel.pipeline_stage > 1:
+        rest["micro_batch_num"] = 2 * parallel.pipeline_stage
+    missing = {key: value for key, value in rest.items() if key not in parallel.model_fields_set}
+    return yaml.model_copy(update={"parallel": parallel.model_copy(update=missing)})
+
+
+def open_model_yaml(
+    role: Role,
+    path: str | None,
+    device: Device,
+    workers: int,
+    tensor_parallel: int = 1,
+    overrides: Sequence[str] = (),
+) -> ModelYaml:
+    """Read the model YAML of a role, or build it as `default_model_yaml`."""
+    if path is not None:
+        return load_model_yaml(path, overrides)
+    return default_model_yaml(role, device, workers, tensor_parallel, overrides)

@@ -1,0 +1,49 @@
+"""Rules for the keys of TRL's `SFTConfig` that are no setting under another name."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mindrlhf.configs.sft import SFTSettings
+from mindrlhf.configs.trl.names import DEFAULTS
+from mindrlhf.configs.trl.rules import RunRules
+from mindrlhf.configs.trl.translation import Surroundings, Translation
+
+PAIRS = "data.pairs_per_step"
+BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps")
+
+
+def translate_sft(
+    given: Mapping[str, Any], base: SFTSettings, own: Collection[str], around: Surroundings, where: str = "SFTConfig"
+) -> Translation:
+    """Translate the keys of an `SFTConfig`; arguments and errors as of `translate_grpo`."""
+    result = _SFT(where, given, SFTSettings, base=base, own=own, around=around)
+    for rule in (result.batch, result.loss, result.length, result.schedule, result.evaluation, result.saving):
+        rule()
+    result.outputs()
+    result.place_others()
+    return result
+
+
+@dataclass
+class _SFT(RunRules):
+    """Rules of fine-tuning's own keys."""
+
+    measured = ("eval_loss",)
+
+    def batch(self) -> None:
+        """Count pairs of a step: TRL counts those of one device and micro-batch."""
+        size, accumulation = (self(key) for key in BATCH)
+        named = [key for key in BATCH if self.peek(key) is not None]
+        if PAIRS in self.own:
+            if named:
+                raise self.refuse(named[0], f"and {PAIRS} is given; leave one of them out")
+            self.rows = self.base.data.pairs_per_step
+        elif self.around.devices is not None:
+            self.rows = (size or DEFAULTS[BATCH[0]]) * (accumulation or 1) * self.around.devices
+            self.put(PAIRS, self.rows, BATCH[0])
+
+    def loss(self) -> None:
+        """Refuse another loss than the mean over tokens."""
+        if self("loss_type", "nll") != "nll":
+            raise self.refuse("loss_type", "which is not done here; set it to nll")

@@ -1,0 +1,115 @@
+"""Translation of TRL's keyword arguments: `GRPOConfig(learning_rate=1e-6, max_steps=100)`.
+
+Every key is translated, without effect here, or refused with what would be right.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from mindrlhf.configs.base import Settings
+from mindrlhf.configs.layers import deep_merge
+from mindrlhf.configs.trl.names import NEEDLESS, NOT_DONE, trl_names
+from mindrlhf.configs.yaml_file import Layer
+from mindrlhf.errors import UserError
+from mindrlhf.files.text import nearest
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Numbers outside of a configuration that its arithmetic needs.
+
+    None where they are not known yet. devices: data-parallel ranks of training. rows: of the dataset.
+    """
+
+    devices: int | None = None
+    rows: int | None = None
+
+
+@dataclass
+class Translation:
+    """TRL's keys as settings of this suite.
+
+    where: what takes the keys, for messages. settings: the group of settings that they lead to.
+    placed: our dotted key -> (value, TRL's key). needless: TRL's key -> why it has no effect.
+    """
+
+    where: str
+    given: Mapping[str, Any]
+    settings: type[Settings]
+    placed: dict[str, tuple[Any, str]] = field(default_factory=dict)
+    needless: dict[str, str] = field(default_factory=dict)
+    used: set[str] = field(default_factory=set)
+
+    def __call__(self, key: str, default: Any = None) -> Any:
+        """Take the value of a key; the default stands for None."""
+        self.used.add(key)
+        return self.peek(key, default)
+
+    def peek(self, key: str, default: Any = None) -> Any:
+        """Look at the value of a key whose place is elsewhere."""
+        value = self.given.get(key)
+        value = value.value if isinstance(value, Enum) else value
+        return default if value is None else value
+
+    def put(self, ours: str, value: Any, theirs: str) -> None:
+        """Set our key, which follows from one of TRL's."""
+        self.placed[ours] = value, theirs
+
+    def copy(self, ours: str, theirs: str) -> None:
+        """Set our key to the value of TRL's, if there is one."""
+        if (value := self(theirs)) is not None:
+            self.put(ours, value, theirs)
+
+    def refuse(self, key: str, problem: str) -> UserError:
+        """Make the error about a key.
+
+        The problem begins behind the key's value, and ends with what would be right.
+        """
+        return UserError(f"{self.where}: {key} is {self.given.get(key)!r}, {problem}.")
+
+    def place_others(self) -> None:
+        """Copy the keys that are settings under another name; sort the others."""
+        names = trl_names(self.settings)
+        for key, value in self.given.items():
+            if key in self.used:
+                continue
+            if key in names:
+                for ours in names[key]:
+                    self.copy(ours, key)
+            elif key in NEEDLESS:
+                self.needless[key] = NEEDLESS[key]
+            elif key in NOT_DONE:
+                values, advice = NOT_DONE[key]
+                if not any(type(value) is type(one) and value == one for one in values):
+                    raise self.refuse(key, f"which is not done here; {advice}")
+            else:
+                raise UserError(
+                    f"{self.where}: unknown key {key}{_hint(key, [*names, *NEEDLESS, *NOT_DONE, *self.used])}"
+                )
+
+    def layer(self) -> Layer:
+        """Return the settings as a layer, where each has the place of its key."""
+        values: dict[str, Any] = {}
+        places: dict[tuple[str, ...], str] = {(): self.where}
+        for ours, (value, theirs) in self.placed.items():
+            path = tuple(ours.split("."))
+            places[path] = f"{self.where}: {theirs}"
+            values = deep_merge(values, nested({ours: value}))
+        return Layer(values, places)
+
+
+def nested(dotted: Mapping[str, Any]) -> dict[str, Any]:
+    """Turn `{"group.key": value}` into groups."""
+    values: dict[str, Any] = {}
+    for key, value in dotted.items():
+        for part in reversed(key.split(".")):
+            value = {part: value}
+        values = deep_merge(values, value)
+    return values
+
+
+def _hint(key: str, known: Iterable[str]) -> str:
+    near = nearest(key, known)
+    return f"; did you mean {near}?" if near else "; give one of TRL's, or a setting as group.key."

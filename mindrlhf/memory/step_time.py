@@ -1,0 +1,127 @@
+"""Forecast of a step's time: operations by phase over rates measured on this machine.
+
+Counted are matrix products, and bytes of the key-value cache and of the optimizer, for responses as long as they may
+be. Not counted: softmax, norms, sampling, rewards, transfers between ranks, and compiling.
+"""
+
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+
+from mindrlhf.memory.activations import ITEMSIZE
+from mindrlhf.memory.estimate import Work
+from mindrlhf.metrics.console import short_duration
+from mindrlhf.metrics.flops import forward_flops, phase_flops
+from mindrlhf.models.parameters import parameter_count, trained_count
+from mindrlhf.phases import PHASES
+from mindrlhf.shapes import round_responses
+from mindrlhf.units import FLOAT32
+
+MOST_ROWS = 2048  # of a measured product; more are no faster
+MOST_NUMBERS = 2**24  # of its weights; more than caches hold
+MOST_OPERATIONS = 2**33
+OPTIMIZER_PASSES = 7  # reads of weight, gradient and two moments, and writes of all but the gradient
+LEAST_SHARE = 0.05  # of a step, for a phase to be named
+SHORT_S = 10.0  # a run whose products take less is not worth measuring for
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Rates of one process.
+
+    passes: FLOP/s of products with the rows of a micro-batch. decode: with a row for each slot. memory: bytes/s of
+    weights in a product with one row.
+    """
+
+    passes: float
+    decode: float
+    memory: float
+
+    def shared(self, processes: int) -> "Rates":
+        """Divide this machine among processes."""
+        return Rates(*(rate / processes for rate in astuple(self)))
+
+
+def measured_rates(work: Work) -> Rates:
+    """Measure this process's rates at the shapes of a job, in about a second.
+
+    Weights are as many as the model has, up to `MOST_NUMBERS`, so that they come from memory where the model's do.
+    """
+    from mindrlhf.backend.ceiling import product_rate
+
+    model, dtype, target = work.model, work.train.model.compute_dtype, work.train.context.device_target
+    inner = model.hidden_size
+
+    def rate(rows: int, numbers: int) -> float:
+        columns = max(1, min(numbers, MOST_OPERATIONS // (2 * rows)) // inner)
+        return product_rate(target, dtype, rows, inner, columns)
+
+    rows = min(MOST_ROWS, work.micro_batches("update")[0].rows)
+    return Rates(
+        passes=rate(rows, inner * model.intermediate_size),
+        decode=rate(work.engines("gen")[0].slots, min(MOST_NUMBERS, parameter_count(model))),
+        memory=rate(1, MOST_NUMBERS) * ITEMSIZE["float32" if target == "CPU" else dtype] / 2,
+    )
+
+
+def step_seconds(work: Work, rates: Rates) -> dict[str, float]:
+    """Compute seconds of each phase of a step that computes with a model."""
+    config, lengths = work.config, work.lengths
+    groups = [(lengths.prompt, [config.rollout.max_new_tokens], config.rollout.num_generations)]
+    flops = phase_flops(work.model, groups, config.algorithm.num_iterations, work.teacher)
+    prompts, seconds = config.data.prompts_per_step / len(work.trains), {}
+    for name in work.phases:
+        kind = PHASES[name].kind
+        if name == "gen":
+            seconds[name] = _generating(work, rates)
+        elif kind and name in flops:
+            again = 1 + (kind == "update" and work.train.recompute.recompute is True) / PHASES[name].passes
+            seconds[name] = prompts * flops[name] * again / rates.passes
+            if kind == "update":
+                updates = config.algorithm.num_iterations * config.algorithm.updates_per_iteration
+                moved = OPTIMIZER_PASSES * FLOAT32 * trained_count(work.model) / work.train.parallel.model_parallel
+                seconds[name] += updates * moved / work.train.parallel.pipeline_stage / rates.memory
+    return seconds
+
+
+def _generating(work: Work, rates: Rates) -> float:
+    """Compute seconds of a rank's prompts and responses."""
+    config, model, parallel = work.config, work.model, work.infer.parallel
+    samples, length, prompt = config.rollout.num_generations, config.rollout.max_new_tokens, work.lengths.prompt
+    token = forward_flops(model, 0, [1])
+    position = 2 * FLOAT32 * model.num_layers * model.num_kv_heads * model.head_dim
+    total = 0.0
+    counts = [count for count in round_responses(config, parallel.data_parallel) if count]
+    for responses in counts:
+        kept = prompt / samples if work.fused else prompt  # of a prompt's positions, for each of its responses
+        read = responses * length * (kept + length / 2) * position
+        total += responses / samples * forward_flops(model, prompt, []) / rates.passes
+        total += responses * length * token / rates.decode + read / rates.memory
+    return total / parallel.model_parallel
+
+
+def run_rates(work: Work, steps: int | None, ceiling: float) -> Rates | None:
+    """Measure rates for a run; None for one that is soon over.
+
+    steps: None where they are not known. ceiling: FLOP/s of large products, the most that any are computed at.
+    """
+    least = sum(step_seconds(work, Rates(ceiling, ceiling, float("inf"))).values())
+    return None if steps is not None and steps * least < SHORT_S else measured_rates(work)
+
+
+def time_line(work: Work, steps: int | None, ranks: Sequence[Rates | None]) -> str:
+    """Describe the time of a step and of a run.
+
+    ranks: see `run_rates`; all wait for the slowest.
+    """
+    if None in ranks:
+        return f"short: the matrix products of all steps take less than {short_duration(SHORT_S)}"
+    seconds = step_seconds(work, Rates(*map(min, zip(*map(astuple, ranks), strict=True))))
+    step = sum(seconds.values())
+    named = ", ".join(
+        f"{PHASES[phase].label} {short_duration(took)}" for phase, took in seconds.items() if took >= LEAST_SHARE * step
+    )
+    whole = "" if steps is None else f", {short_duration(steps * step)} for {steps:,} steps"
+    return (
+        f"about {short_duration(step)} a step ({named}){whole}, if every answer has "
+        f"{work.config.rollout.max_new_tokens:,} tokens; compiling graphs comes on top"
+    )

@@ -1,0 +1,71 @@
+"""verl command lines that are refused: what cannot be read, what is not done here, and unknown keys."""
+
+import pytest
+
+from mindrlhf.configs.verl.translation import translate
+from mindrlhf.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("data.train_files=$HOME/train.parquet", "holds a shell variable; give its value"),
+        ("data.train_batch_size=10 actor_rollout_ref.actor.ppo_mini_batch_size=4", "10 is no multiple of .* 4"),
+        ("data.train_batch_size=many", "data.train_batch_size is 'many', and should be a number"),
+        ("python3 -m verl.trainer.main_ppo", "there is no key=value in it"),
+        ("data.x='open", "cannot be read"),
+        ("data.x=[1", "cannot be read"),
+        ("actor.use_kl_loss=True algorithm.use_kl_in_reward=True", "both True, and the KL term is in one place"),
+    ],
+)
+def test_what_cannot_be_translated(command, message):
+    with pytest.raises(UserError, match=message):
+        translate(command)
+
+
+@pytest.mark.parametrize(
+    ("command", "feature"),
+    [
+        ("critic.model.lora_rank=32", "critic.model.lora_rank=32 (LoRA of the critic"),
+        ("critic.model.lora.rank=32", "critic.model.lora.rank=32 (LoRA of the critic"),
+        ("model.lora.rank=32 model.lora.type=dora", "model.lora.type=dora (adapters are plain LoRA here"),
+        ("model.lora.rank=8 model.lora.target_modules=[router]", "model.lora.target_modules=['router'] (router is"),
+        ("reward.reward_model.enable=True", "reward.reward_model.enable=True (a reward model"),
+        ("reward_model.enable=True", "reward_model.enable=True (a reward model"),
+        ("rollout.agent.default_agent_loop=my_agent", "rollout.agent.default_agent_loop=my_agent (agent loops"),
+        (
+            "rollout.multi_turn.enable=True rollout.multi_turn.format=gpt-oss",
+            "rollout.multi_turn.format=gpt-oss (rollout",
+        ),
+        ("rollout.multi_turn.enable=True rollout.multi_turn.max_user_turns=2", "rollout.multi_turn.max_user_turns=2 ("),
+        ("data.image_key=images", "data.image_key=images (images"),
+        ("distillation.enabled=True", "distillation.enabled=True (distillation"),
+        ("actor_rollout_ref.actor.optim.optimizer=SGD", "actor.optim.optimizer=SGD (optimizers other than AdamW"),
+        ("actor.optim.lr_scheduler_type=WSD", "actor.optim.lr_scheduler_type=WSD (optimizer.lr_decay"),
+        ("data.truncation=middle", "data.truncation=middle (`mindrlhf data` has"),
+        ("actor_rollout_ref.actor.shuffle=True", "actor.shuffle=True (mini-batches in random order"),
+        ("critic.ppo_epochs=4", "critic.ppo_epochs=4 (the critic has the actor's, 1"),
+    ],
+)
+def test_what_is_not_done_is_refused(command, feature):
+    with pytest.raises(UserError) as refusal:
+        translate(f"algorithm.adv_estimator=gae {command}")
+    assert str(refusal.value).startswith(f"--from-verl: not done here: {feature}")
+
+
+def test_a_share_of_steps_needs_their_number():
+    with pytest.raises(UserError, match=r"lr_warmup_steps_ratio=0\.1 is a share of the run's updates"):
+        translate("actor_rollout_ref.actor.optim.lr_warmup_steps_ratio=0.1")
+
+
+@pytest.mark.parametrize(
+    ("command", "nearest"),
+    [
+        ("actor_rollout_ref.rollout.nn=5", "rollout.n"),
+        ("trainer.safe_freq=5", "trainer.save_freq"),
+        ("+data.trian_batch_size=5", "data.train_batch_size"),
+    ],
+)
+def test_an_unknown_key_is_refused_with_the_nearest(command, nearest):
+    with pytest.raises(UserError, match=rf"is no key of verl's that is known here \(did you mean {nearest}\?\)"):
+        translate(command)

@@ -1,0 +1,21 @@
+"""Inputs of the decode graph, and its cache."""
+
+import numpy as np
+
+from mindrlhf.rollout import decode_graphs as graphs
+
+
+def alone(slots: int, enough: int = 0) -> tuple[np.ndarray, ...]:
+    """Slots that share nothing: leaders, prefixes; with how many of them no token is begun, where they begin, and how
+    many tokens are drawn of one.
+    """
+    call = np.array([enough, 0, graphs.FUSED_TOKENS], np.int32)
+    return np.arange(slots, dtype=np.int32), np.zeros(slots, np.int32), call
+
+
+def no_context(slots: int, tokens: int = graphs.FUSED_TOKENS) -> np.ndarray:
+    return np.full((slots, tokens), -1, np.int32)
+
+
+def cache_of(config, slots: int, size: int) -> graphs.Cache:
+    return graphs.Cache(config.num_layers, slots, config.num_kv_heads, size, config.head_dim)
