@@ -247,7 +247,9 @@ def verl_rows() -> dict[str, list[str]]:
     """verl's key, or keys that count together -> our keys and flags, as `translate` makes one of the other."""
     rows: dict[str, list[str]] = {}
     for command in VERL_COMMANDS:
-        for ours, theirs in translate(command).sources:
+        translation = translate(command)
+        translation.check()
+        for ours, theirs in translation.sources:
             keys = ", ".join(re.findall(r"(?:^|, )([a-z_][\w.]*)=", theirs))
             if not keys:
                 continue

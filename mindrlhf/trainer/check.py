@@ -198,6 +198,7 @@ def from_verl(flags: TrainFlags, overrides: list[str]) -> tuple[TrainFlags, list
     translation = translate(flags.from_verl)
     if is_first_process():
         print(translation, flush=True)
+    translation.check()
     for name, value in translation.flags.items():
         given = getattr(flags, name)
         if given is None or given is DEFAULT_FOLDER:

@@ -9,22 +9,26 @@ import yaml
 
 from mindrlhf.configs.verl.command import Keys
 from mindrlhf.configs.verl.table import COPIED_WITH, VERL_DEFAULTS
+from mindrlhf.errors import UserError
 
 
 @dataclass
 class Translation:
     """A verl command line as settings of this suite.
 
-    Every key that it gives is in one of used, elsewhere, needless and unknown.
+    Every key that it gives is in one of used, elsewhere, needless, not_done and unknown.
+    keys: without those of features that are not done. command: all of them.
     overrides: `group.key=value` each, for `load_grpo_config`.
     flags: flag of `mindrlhf train`, without dashes -> value; a flag that is given goes before it.
     sources: (ours, theirs) for people, one for each override and flag. used: verl's keys in them.
     commands: commands that make the datasets that a flag or a setting names.
     elsewhere: key -> its place. needless: key -> why it is needless. unknown: key of a file -> the nearest one.
-    refused: key -> why it is refused. judged: key -> arguments of `judge`.
+    not_done: key -> why it is not done. refused: those of them that ask for it, as `check` names them.
+    judged: key -> arguments of `judge`.
     """
 
     keys: Keys
+    command: Keys
     overrides: list[str] = field(default_factory=list)
     flags: dict[str, str] = field(default_factory=dict)
     sources: list[tuple[str, str]] = field(default_factory=list)
@@ -33,6 +37,7 @@ class Translation:
     elsewhere: dict[str, str] = field(default_factory=dict)
     needless: dict[str, str] = field(default_factory=dict)
     unknown: dict[str, str] = field(default_factory=dict)
+    not_done: dict[str, str] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     judged: dict[str, tuple[str, str]] = field(default_factory=dict)
 
@@ -47,7 +52,7 @@ class Translation:
             self.overrides.append(shown)
         given, known = self.keys.given, VERL_DEFAULTS | self.keys.given
         followed = [f"{key}={known[key]}" + " (verl's default)" * (key not in given) for key in theirs if key in known]
-        self.used.update(theirs)
+        self.used.update(key for key in theirs if key not in self.not_done)
         self.sources.append((shown, ", ".join(followed)))
 
     def copy(self, ours: str, theirs: str, change: Callable[[Any], Any] = lambda value: value) -> None:
@@ -65,6 +70,33 @@ class Translation:
         """Note where keys end without a setting: `elsewhere` or `needless`."""
         self.judged.update(dict.fromkeys(theirs, (place, words)))
 
+    def refuse(self, key: str, reason: str, *followers: str) -> None:
+        """Refuse a key, together with keys that depend on its value.
+
+        followers: such keys, given or not.
+        """
+        self.refused[key] = reason
+        self.not_done |= {name: reason for name in (key, *followers) if name in self.command.given}
+
+    def place_others(self, look_up: Callable[[str, Any], tuple[str, str]]) -> None:
+        """Find a place for each given key without a setting."""
+        for key, value in self.keys.given.items():
+            if key not in self.not_done and key not in self.used:
+                place, words = self.judged.get(key) or look_up(key, value)
+                getattr(self, place)[key] = words
+
+    def check(self) -> None:
+        """Raise UserError for refused and for unknown keys."""
+        reasons: dict[str, list[str]] = {}
+        for key, reason in self.refused.items():
+            reasons.setdefault(reason, []).append(f"{key}={self.command(key)}")
+        parts = [f"{', '.join(keys)} ({reason})" for reason, keys in reasons.items()]
+        if parts:
+            raise UserError(f"--from-verl: not done here: {'; '.join(parts)}; leave it out to train without it.")
+        mistakes = [words for key, words in self.unknown.items() if key not in self.keys.from_files]
+        if mistakes:
+            raise UserError(f"--from-verl: {'; '.join(mistakes)}; correct it or leave it out.")
+
     def __str__(self) -> str:
         width = max(len(ours) for ours, _ in self.sources)
         parts = {
@@ -72,6 +104,7 @@ class Translation:
             ", datasets to make before the run": self.commands,
             ", done elsewhere": self._by_words(self.elsewhere),
             ", needless here": self._by_words(self.needless),
+            ", NOT DONE": self._by_words(self.not_done),
             ", unknown": [*self.unknown.values()],
         }
         titled = [[f"from verl{title}:", *(f"  {line}" for line in lines)] for title, lines in parts.items() if lines]
@@ -82,7 +115,7 @@ class Translation:
         lines = []
         for words in dict.fromkeys(table.values()):
             keys = [key for key, found in table.items() if found == words]
-            shown = [f"{key}={self.keys(key)}" for key in keys if key not in self.keys.from_files]
+            shown = [f"{key}={self.command(key)}" for key in keys if key not in self.command.from_files]
             counted = len(keys) - len(shown)
             if counted:
                 shown.append(f"{counted} keys of the file" if counted > 1 else "a key of the file")

@@ -39,11 +39,11 @@ UNLIMITED_TURNS = 1_000
 def _data(keys: Keys, result: Translation) -> None:
     truncation = "drop" if keys("data.filter_overlong_prompts") is True else keys("data.truncation")
     if truncation not in TRUNCATIONS:
-        result.refused["data.truncation"] = f"`mindrlhf data` has --truncation {', '.join(TRUNCATIONS)}"
+        result.refuse("data.truncation", f"`mindrlhf data` has --truncation {', '.join(TRUNCATIONS)}")
     column = keys("data.prompt_key") or "prompt"
     options = f"--max_prompt_length {keys('data.max_prompt_length')} --truncation {truncation}"
     options += "" if column == "prompt" else f" --fields prompt={column}"
-    tools = _tools(keys)
+    tools = _tools(keys, result)
     options += f" --tools {' '.join(tools)}" if tools else ""
     for theirs, ours in (("data.train_files", "--mind_dataset_dir"), ("data.val_files", "data.val_dataset")):
         given = keys(theirs) or []
@@ -72,10 +72,10 @@ def _sampling(keys: Keys, result: Translation) -> None:
             result.put(f"{ours}.top_k", keys.positive(top_k) or 0, top_k)
 
 
-def _tools(keys: Keys) -> list[str]:
-    """List ready tools for the names in verl's tool file.
+def _tools(keys: Keys, result: Translation) -> list[str]:
+    """List ready tools for the names in verl's tool file; refuse others.
 
-    Raises UserError for other tools, and for a file that cannot be read.
+    Raises UserError for a file that cannot be read.
     """
     key = f"{TURNS}.tool_config_path"
     if keys(f"{TURNS}.enable") is not True or not keys(key):
@@ -88,9 +88,10 @@ def _tools(keys: Keys) -> list[str]:
         except (KeyError, TypeError):
             raise UserError(f"--from-verl: {key}={keys(key)} has a tool without tool_schema.function.name.") from None
         if name not in TOOLS:
-            found = f"{key}={keys(key)} names the tool {name!r} ({row.get('class_name')})"
-            raise UserError(f"--from-verl: {found}, and here are {', '.join(TOOLS)}; give it in rollout.tools instead.")
-        tools.append(TOOLS[name])
+            found = f"it names the tool {name!r} ({row.get('class_name')}), and here are {', '.join(TOOLS)}"
+            result.refuse(key, f"{found}; give it in rollout.tools instead")
+        else:
+            tools.append(TOOLS[name])
     return tools
 
 
@@ -98,19 +99,19 @@ def _turns(keys: Keys, result: Translation) -> None:
     if keys(f"{TURNS}.enable") is not True:
         return
     named, turns, form = (f"{TURNS}.{name}" for name in ("tool_config_path", "max_assistant_turns", "format"))
-    if tools := _tools(keys):
+    if tools := _tools(keys, result):
         result.put("rollout.tools", tools, f"{TURNS}.enable", named)
     result.put("rollout.max_turns", keys.positive(turns) or UNLIMITED_TURNS, turns)
     if keys(form) in (None, "hermes"):
         result.put("rollout.tool_format", "hermes", form)
     else:
-        result.refused[form] = "rollout.tool_format is hermes, retool, python_block or file.py:Class"
+        result.refuse(form, "rollout.tool_format is hermes, retool, python_block or file.py:Class")
     for name, reason in (
         ("interaction_config_path", "users are an environment, rollout.environment=file.py:Class"),
         ("max_user_turns", "rollout.max_turns counts the policy's turns"),
     ):
         if keys(f"{TURNS}.{name}"):
-            result.refused[f"{TURNS}.{name}"] = reason
+            result.refuse(f"{TURNS}.{name}", reason)
 
 
 def _reward(keys: Keys, result: Translation) -> None:
@@ -194,7 +195,8 @@ def _advantage(keys: Keys, result: Translation) -> None:
     estimator, by_std = "algorithm.adv_estimator", "algorithm.norm_adv_by_std_in_grpo"
     ours = NAMES["advantage"].get(keys(estimator), keys(estimator))
     if ours not in ADVANTAGES:
-        result.refused[estimator] = f"algorithm.advantage is one of {', '.join(ADVANTAGES)}"
+        followers = by_std, *(key for name in ADVANTAGES for key in COPIED_WITH.get(name, {}).values())
+        result.refuse(estimator, f"algorithm.advantage is one of {', '.join(ADVANTAGES)}", *followers)
         return
     result.put("algorithm.advantage", ours, estimator)
     if keys(estimator) == "gdpo":
@@ -208,7 +210,7 @@ def _loss(keys: Keys, result: Translation) -> None:
     mode, by_token = "actor.policy_loss.loss_mode", "actor.use_token_level_loss"
     ours = NAMES["policy_loss"].get(keys(mode), keys(mode))
     if ours not in POLICY_LOSSES:
-        result.refused[mode] = f"algorithm.policy_loss is one of {', '.join(POLICY_LOSSES)}"
+        result.refuse(mode, f"algorithm.policy_loss is one of {', '.join(POLICY_LOSSES)}", *_of_loss(keys))
         return
     result.put("algorithm.policy_loss", ours, mode)
     for side in ("low", "high"):
@@ -221,6 +223,18 @@ def _loss(keys: Keys, result: Translation) -> None:
         result.put("algorithm.aggregation", "token-mean", by_token)
     else:
         result.copy("algorithm.aggregation", "actor.loss_agg_mode")
+
+
+def _of_loss(keys: Keys) -> list[str]:
+    """List the given keys that mean nothing without a policy loss."""
+    beginnings = (
+        "actor.clip_ratio",
+        "actor.policy_loss.",
+        "actor.tau_",
+        "actor.loss_agg_mode",
+        "actor.use_token_level_",
+    )
+    return [name for name in keys.below("actor") if name.startswith(beginnings)]
 
 
 def _kl(keys: Keys, result: Translation) -> None:
@@ -255,7 +269,7 @@ def _optimizer(keys: Keys, result: Translation, theirs: str = "actor", ours: str
     if style and keys(style) in DECAYS:
         result.copy(f"{ours}.lr_decay", style)
     elif style:
-        result.refused[style] = f"optimizer.lr_decay is one of {', '.join(DECAYS)}"
+        result.refuse(style, f"optimizer.lr_decay is one of {', '.join(DECAYS)}")
     if keys(least) is None:
         result.copy(f"{ours}.min_lr", f"{least}_ratio", lambda share: share * keys.number(f"{group}.lr"))
     else:
@@ -281,7 +295,7 @@ def _critic(keys: Keys, result: Translation) -> None:
     result.copy("--load_critic_checkpoint", "critic.model.path")
     for name in ("ppo_mini_batch_size", "ppo_epochs", "loss_agg_mode"):
         if keys(f"critic.{name}") not in (None, "", keys(f"actor.{name}")):
-            result.refused[f"critic.{name}"] = f"the critic has the actor's, {keys(f'actor.{name}')}"
+            result.refuse(f"critic.{name}", f"the critic has the actor's, {keys(f'actor.{name}')}")
 
 
 def _adapters(keys: Keys, result: Translation) -> None:
@@ -300,14 +314,14 @@ def _megatron_adapters(keys: Keys, result: Translation) -> None:
     group = MEGATRON_ADAPTER
     result.judge("needless", "A is drawn uniformly, B is 0, both are float32", *keys.below(group))
     if keys(f"{group}.type") not in (None, "lora", "canonical_lora"):
-        result.refused[f"{group}.type"] = "adapters are plain LoRA here"
+        result.refuse(f"{group}.type", "adapters are plain LoRA here")
     result.copy_with("megatron_adapters")
     for name in ("target_modules", "exclude_modules"):
         given = keys(f"{group}.{name}") or []
         names = [given] if isinstance(given, str) else given
         unknown = [one for one in names if one not in MEGATRON_MODULES]
         if unknown:
-            result.refused[f"{group}.{name}"] = f"{unknown[0]} is not among {', '.join(MEGATRON_MODULES)}"
+            result.refuse(f"{group}.{name}", f"{unknown[0]} is not among {', '.join(MEGATRON_MODULES)}")
         elif names:
             ours = [one for joined in names for one in MEGATRON_MODULES[joined].split()]
             result.put(f"lora.{name}", ours, f"{group}.{name}")
@@ -323,14 +337,14 @@ def _dapo(keys: Keys, result: Translation) -> None:
     if keys(metric) in METRICS:
         result.put("dynamic_sampling.metric", None, metric)
     elif keys(metric) is not None:
-        result.refused[metric] = f"groups are compared by {' or '.join(METRICS)}, without the overlong punishment"
+        result.refuse(metric, f"groups are compared by {' or '.join(METRICS)}, without the overlong punishment")
 
 
 def _correction(keys: Keys, result: Translation) -> None:
     group, cap = "algorithm.rollout_correction", "actor.tis_imp_ratio_cap"
     weights, rows, threshold = f"{group}.rollout_is", f"{group}.rollout_rs", f"{group}.rollout_is_threshold"
     if keys(rows) not in (None, keys(weights)):
-        result.refused[rows] = "rows and tokens are left out by the level of rollout_is only"
+        result.refuse(rows, "rows and tokens are left out by the level of rollout_is only", *keys.below(group))
     elif keys(weights) in ("token", "sequence"):
         result.put("rollout_correction.level", keys(weights), weights)
         lower, _, upper = str(keys(threshold)).rpartition("_")
@@ -345,7 +359,7 @@ def _correction(keys: Keys, result: Translation) -> None:
             result.put("rollout_correction.lower", _bound(lower, lowest), lowest)
         result.put("rollout_correction.upper", _bound(upper, threshold), threshold)
     elif keys(weights) is not None:
-        result.refused[weights] = "rollout_correction.level is token or sequence"
+        result.refuse(weights, "rollout_correction.level is token or sequence", *keys.below(group))
     elif keys.positive(cap):
         result.put("rollout_correction.level", "token", cap)
         result.put("rollout_correction.upper", keys(cap), cap)

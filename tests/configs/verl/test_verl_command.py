@@ -96,4 +96,4 @@ def test_a_file_that_asks_for_what_is_not_done(tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text("actor_rollout_ref: {rollout: {ignore_eos: True}}\n")
     with pytest.raises(UserError, match=r"not done here: rollout.ignore_eos=True \(answers that go on"):
-        translate(str(path))
+        translate(str(path)).check()

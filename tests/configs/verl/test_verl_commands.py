@@ -15,6 +15,8 @@ from mindrlhf.configs.verl.command import read_command
 from mindrlhf.configs.verl.table import ELSEWHERE, FILE_DEFAULTS, NEEDLESS, NOT_DONE, VERL_DEFAULTS
 from mindrlhf.configs.verl.translation import asked, translate
 from mindrlhf.errors import UserError
+from mindrlhf.flags import TrainFlags
+from mindrlhf.trainer.check import from_verl
 
 COMMANDS = {
     command["script"]: command["arguments"]
@@ -48,8 +50,9 @@ def test_a_key_of_a_branch_is_needless_here(argument):
 
 
 def test_quantised_generation_of_a_branch_is_not_done():
+    translation = translate("algorithm.adv_estimator=grpo actor_rollout_ref.rollout.quantization=fp8")
     with pytest.raises(UserError, match=r"not done here: rollout\.quantization=fp8 \(quantisation\)"):
-        translate("algorithm.adv_estimator=grpo actor_rollout_ref.rollout.quantization=fp8")
+        translation.check()
 
 
 def test_there_are_enough_of_them():
@@ -60,26 +63,39 @@ def test_there_are_enough_of_them():
 
 @pytest.mark.parametrize("script", COMMANDS)
 def test_every_key_of_a_command_ends_in_one_place(script):
-    arguments = COMMANDS[script]
-    given = read_command(shlex.join(arguments)).given
-    features, values = set(asked(given)), {key for key, refused in REFUSED_VALUES.items() if given.get(key) in refused}
-    not_done = features | values
-    if not_done:
-        with pytest.raises(UserError, match="--from-verl: not done here: ") as refusal:
-            translate(shlex.join(arguments))
-        for key in features or values:
-            assert f"{key}=" in str(refusal.value)
-        arguments = [word for word in arguments if not any(key in word.partition("=")[0] for key in not_done)]
-        if "async_training" in str(not_done):  # its batches are 0
-            arguments = [word for word in arguments if "data.train_batch_size" not in word and "gen_batch" not in word]
-    translation = translate(shlex.join(arguments))
-    places = [translation.used, translation.elsewhere.keys(), translation.needless.keys()]
-    for key in given.keys() - not_done:
-        if any(key in word for word in arguments):
-            assert sum(key in place for place in places) == 1, key
-    assert all(words for words in (*translation.elsewhere.values(), *translation.needless.values()))
+    translation = translate(shlex.join(COMMANDS[script]))
+    given = translation.command.given
+    values = {key for key, refused in REFUSED_VALUES.items() if given.get(key) in refused}
+    assert translation.refused.keys() == asked(given).keys() | values
+    groups = translation.elsewhere, translation.needless, translation.not_done
+    for key in given:
+        assert sum(key in place for place in (translation.used, *groups)) == 1, key
+    assert all(words for group in groups for words in group.values())
     assert not translation.unknown
     load_grpo_config(overrides=translation.overrides)
+
+
+@pytest.mark.parametrize("script", COMMANDS)
+def test_the_report_shows_every_key_before_the_refusal(script, capsys):
+    """Keys that are not done are shown in a group, beside the other ones; the sentence names those that ask for it."""
+    flags = TrainFlags(from_verl=shlex.join(COMMANDS[script]))
+    command = read_command(flags.from_verl)
+    features = asked(command.given)
+    try:
+        from_verl(flags, [])
+    except UserError as refusal:
+        sentence = str(refusal)
+        assert sentence.startswith("--from-verl: not done here: ")
+        assert all(f"{key}={command(key)}" in sentence for key in features)
+    else:
+        assert not features
+    report = capsys.readouterr().out
+    for key, value in command.given.items():
+        assert f" {key}={value}" in report, key
+    shown, _, refused = report.partition("from verl, NOT DONE:\n")
+    for key, feature in features.items():
+        assert f"{key}={command(key)}" not in shown
+        assert f"{feature}: " in refused
 
 
 def test_more_grpo_commands_are_translated_than_refused():

@@ -20,7 +20,7 @@ from mindrlhf.errors import UserError
 )
 def test_what_cannot_be_translated(command, message):
     with pytest.raises(UserError, match=message):
-        translate(command)
+        translate(command).check()
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_what_cannot_be_translated(command, message):
 )
 def test_what_is_not_done_is_refused(command, feature):
     with pytest.raises(UserError) as refusal:
-        translate(f"algorithm.adv_estimator=gae {command}")
+        translate(f"algorithm.adv_estimator=gae {command}").check()
     assert str(refusal.value).startswith(f"--from-verl: not done here: {feature}")
 
 
@@ -68,4 +68,35 @@ def test_a_share_of_steps_needs_their_number():
 )
 def test_an_unknown_key_is_refused_with_the_nearest(command, nearest):
     with pytest.raises(UserError, match=rf"is no key of verl's that is known here \(did you mean {nearest}\?\)"):
-        translate(command)
+        translate(command).check()
+
+
+def test_keys_of_a_feature_that_is_not_done_are_shown_with_it():
+    """Keys that another value would give a meaning do not come to nothing in silence."""
+    translation = translate(
+        "algorithm.adv_estimator=grpo rollout.n=5 rollout.name=vllm distillation.enabled=True distillation.topk=4 "
+        "actor.policy_loss.loss_mode=dppo_tv actor.clip_ratio_low=0.3 data.train_batch_size=0 data.gen_batch_size=1 "
+        "async_training.staleness_threshold=0.5"
+    )
+    assert translation.refused.keys() == {
+        *("distillation.enabled", "actor.policy_loss.loss_mode", "async_training.staleness_threshold"),
+    }
+    followers = {"distillation.topk", "actor.clip_ratio_low", "data.train_batch_size", "data.gen_batch_size"}
+    assert translation.not_done.keys() == translation.refused.keys() | followers
+    report = str(translation)
+    group = report.partition("from verl, NOT DONE:\n")[2].splitlines()
+    assert group[0].startswith("  distillation; ")
+    assert group[0].endswith(": distillation.enabled=True, distillation.topk=4")
+    assert "from verl, needless here:\n  one engine generates here" in report
+    assert "rollout.num_generations=5" in report
+
+
+def test_an_estimator_that_is_not_done_keeps_its_keys():
+    translation = translate("algorithm.adv_estimator=mine algorithm.gamma=0.9 algorithm.norm_adv_by_std_in_grpo=False")
+    assert translation.not_done.keys() == translation.command.given.keys()
+
+
+def test_thresholds_of_a_correction_that_is_not_done():
+    group = "algorithm.rollout_correction"
+    translation = translate(f"algorithm.adv_estimator=grpo {group}.rollout_is=turn {group}.rollout_is_threshold=2")
+    assert translation.not_done.keys() == {f"{group}.rollout_is", f"{group}.rollout_is_threshold"}

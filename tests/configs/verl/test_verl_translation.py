@@ -115,7 +115,7 @@ def test_tools(tmp_path):
     assert translate(command).commands[0].endswith(" --tools python")
     path.write_text(f"tools:\n  - {{{TOOL.format('verl.tools.search_tool.SearchTool', 'search')}}}\n")
     with pytest.raises(UserError, match=r"names the tool 'search' \(verl.tools.search_tool.SearchTool\), and here are"):
-        translate(command)
+        translate(command).check()
     path.write_text("tools: [{class_name: Search}]")
     with pytest.raises(UserError, match="has a tool without tool_schema"):
         translate(command)
