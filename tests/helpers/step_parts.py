@@ -64,12 +64,17 @@ def with_context(one: Experience, seed: int = 0) -> Experience:
 
 @dataclass(frozen=True)
 class Rank:
-    """Stands for `DataParallel` on one of several threads that run the same code."""
+    """Stands for `DataParallel` on one of several threads that run the same code.
+
+    One of them runs at a time, the others wait for it in `gather`: MindSpore's operators, called one by one from two
+    threads at once, give wrong numbers now and then.
+    """
 
     rank: int
     size: int
     shelf: list
     barrier: threading.Barrier
+    turn: threading.Lock
 
     def share(self, items) -> list:
         count = len(items) // self.size
@@ -77,10 +82,18 @@ class Rank:
 
     def gather(self, value) -> list:
         self.shelf[self.rank] = value
-        self.barrier.wait()
+        self._wait()
         values = list(self.shelf)
-        self.barrier.wait()
+        self._wait()
         return values
+
+    def _wait(self) -> None:
+        """For all ranks, and then for its turn."""
+        self.turn.release()
+        try:
+            self.barrier.wait()
+        finally:
+            self.turn.acquire()
 
     def sum(self, array) -> np.ndarray:
         return np.sum(self.gather(array), axis=0)
@@ -88,15 +101,16 @@ class Rank:
 
 def on_ranks(size: int, work) -> list:
     """[work(rank)] of `size` ranks at the same time."""
-    shelf, barrier = [None] * size, threading.Barrier(size)
+    shelf, barrier, turn = [None] * size, threading.Barrier(size), threading.Lock()
     results, errors = [None] * size, []
 
     def run(index: int) -> None:
-        try:
-            results[index] = work(Rank(index, size, shelf, barrier))
-        except BaseException as error:
-            errors.append(error)
-            barrier.abort()
+        with turn:
+            try:
+                results[index] = work(Rank(index, size, shelf, barrier, turn))
+            except BaseException as error:
+                errors.append(error)
+                barrier.abort()
 
     threads = [threading.Thread(target=run, args=(index,)) for index in range(size)]
     for thread in threads:
