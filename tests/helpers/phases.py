@@ -1,11 +1,13 @@
 """Runs of `mindrlhf train` and `sft` that are killed in a chosen phase, and what they left.
 
-`kill_in(argv, log, "update", step=2)` starts one and sends the signal some moment after it has entered the phase.
-This file is also the script that runs: `mindrlhf`, noting each phase that it enters in the file $PHASE_LOG.
+`kill_in(argv, log, "update", step=2)` starts one, which waits for its end at some Python call in the phase: no clock
+decides where. This file is also the script that runs: `mindrlhf`, noting each phase that it enters in the file
+$PHASE_LOG, and waiting where $PHASE_HELD says, until that file's `.go` is there.
 """
 
 import contextlib
 import functools
+import itertools
 import json
 import os
 import random
@@ -22,9 +24,13 @@ ROOT = Path(__file__).resolve().parents[2]
 PHASES = ("generate", "update", "save", "reshard", "start", "report")
 
 
-def start(argv: Sequence[object], log: Path, workers: int = 0) -> subprocess.Popen:
-    """A run by itself, or under msrun with some workers; phases of rank 0 go to `log`, output to `log`.out."""
+def start(argv: Sequence[object], log: Path, workers: int = 0, held: Sequence[object] = ()) -> subprocess.Popen:
+    """A run by itself, or under msrun with some workers; phases of rank 0 go to `log`, output to `log`.out.
+
+    held: phase, first step and number of Python calls into the phase; there rank 0 waits, once, for `let_go`.
+    """
     log.write_text("")
+    log.with_suffix(".go").unlink(missing_ok=True)
     command = [sys.executable, __file__, *map(str, argv)]
     if workers:
         from workers import free_port
@@ -34,36 +40,41 @@ def start(argv: Sequence[object], log: Path, workers: int = 0) -> subprocess.Pop
         command += [__file__, *map(str, argv)]
     environment = {"OMP_NUM_THREADS": "2", "GLOG_v": "3", "PYTHONPATH": str(ROOT), "PHASE_LOG": str(log)}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment["PHASE_HELD"] = json.dumps(list(held))
     with log.with_suffix(".out").open("a") as output:
         return subprocess.Popen(
             [str(part) for part in command], env=os.environ | environment, stdout=output, stderr=subprocess.STDOUT
         )
 
 
-def wait_for(process: subprocess.Popen, log: Path, phase: str, step: int, timeout: float = 300) -> bool:
-    """Whether the run came to a phase of a step, or a later one of the same kind, before it ended."""
+def let_go(log: Path) -> None:
+    """A held run goes on."""
+    log.with_suffix(".go").touch()
+
+
+def wait_for(process: subprocess.Popen, log: Path, phase: str, timeout: float = 300) -> None:
+    """Until the run is in a phase, or waits in one ("held")."""
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
-        notes = [json.loads(line) for line in log.read_text().splitlines() if line.endswith("]")]
-        if any(noted == phase and at >= step for at, noted in notes):
-            return True
-        if process.poll() is not None:
-            return False
+        if any(json.loads(line)[1] == phase for line in log.read_text().splitlines() if line.endswith("]")):
+            return
+        assert process.poll() is None, (phase, process.poll(), log.with_suffix(".out").read_text()[-3000:])
         time.sleep(0.002)
-    raise AssertionError(f"no {phase} of step {step} within {timeout} s")
+    raise AssertionError(f"no {phase} within {timeout} s")
 
 
-def kill_in(
-    argv: Sequence[object], log: Path, phase: str, step: int, rng: random.Random, workers: int = 0, within: float = 0.1
-) -> str:
-    """SIGKILL to the whole run a random moment after it has entered the phase. Returns the phase that it was in."""
-    process = start(argv, log, workers)
+def kill_in(argv: Sequence[object], log: Path, phase: str, step: int, rng: random.Random, workers: int = 0) -> None:
+    """SIGKILL to the whole run at some Python call in the phase of a step, or at the phase's end."""
+    process = start(argv, log, workers, held=(phase, step, calls_into(rng)))
     try:
-        assert wait_for(process, log, phase, step), (process.poll(), log.with_suffix(".out").read_text()[-3000:])
-        time.sleep(rng.uniform(0, within))
+        wait_for(process, log, "held")
     finally:
         kill(process)
-    return json.loads(log.read_text().splitlines()[-1])[1]
+
+
+def calls_into(rng: random.Random) -> int:
+    """A number of Python calls, as likely a few as some hundreds."""
+    return int(10 ** rng.uniform(0, 3))
 
 
 def kill(process: subprocess.Popen) -> None:
@@ -96,17 +107,20 @@ def signalled(
     number: int = signal.SIGTERM,
     workers: int = 0,
     rank: int = 0,
+    calls: int = 0,
     delay: float = 0.0,
 ) -> str:
-    """Send one signal to a rank, some seconds after rank 0 has entered a phase; the run must end well by itself.
+    """Send one signal to a rank while rank 0 is in a phase of a step; the run must end well by itself.
 
+    calls: Python calls into the phase. delay: seconds, for the phase "start", in which nothing can be held.
     Returns the output.
     """
-    process = start(argv, log, workers)
+    process = start(argv, log, workers, held=() if phase == "start" else (phase, step, calls))
     try:
-        assert wait_for(process, log, phase, step), (process.poll(), log.with_suffix(".out").read_text()[-3000:])
+        wait_for(process, log, phase if phase == "start" else "held")
         time.sleep(delay)
         (process if not workers else worker(process, rank)).send_signal(number)
+        let_go(log)
         code = process.wait(300)
     finally:
         kill(process)
@@ -123,21 +137,57 @@ def worker(process: subprocess.Popen, rank: int) -> psutil.Process:
     raise AssertionError(f"there is no rank {rank}")
 
 
-def _noting(log: int, phase: str, function):
-    """The function, which notes that it is entered, with the step that it is called with if it is."""
+class _Noting:
+    """Notes the phases that a run enters, with their steps, and waits in one of them."""
 
-    @functools.wraps(function)
-    def noted(self, *arguments, **named):
-        steps = [argument for argument in arguments if type(argument) is int]
-        steps += [argument.step for argument in arguments if hasattr(argument, "step")] + [_noting.step]
-        _noting.step = steps[0]
-        os.write(log, f'[{_noting.step}, "{phase}"]\n'.encode())
-        try:
-            return function(self, *arguments, **named)
-        finally:
-            os.write(log, f'[{_noting.step}, "other"]\n'.encode())
+    def __init__(self):
+        self._file = os.open(os.environ["PHASE_LOG"], os.O_WRONLY | os.O_APPEND)
+        self._held, self._step = json.loads(os.environ["PHASE_HELD"]), 0
 
-    return noted
+    def note(self, phase: str) -> None:
+        os.write(self._file, f'[{self._step}, "{phase}"]\n'.encode())
+
+    def hold(self) -> None:
+        """Wait, once, until the test lets go or kills."""
+        if self._held:
+            self._held = None
+            self.note("held")
+            while not Path(os.environ["PHASE_LOG"]).with_suffix(".go").exists():
+                time.sleep(0.002)
+
+    def __call__(self, phase: str, function):
+        """The function as a phase; its step is that of the call, or of the phase before."""
+
+        @functools.wraps(function)
+        def noted(*arguments, **named):
+            steps = [argument for argument in arguments if type(argument) is int]
+            steps += [argument.step for argument in arguments[1:] if hasattr(argument, "step")] + [self._step]
+            self._step = steps[0]
+            self.note(phase)
+            held = bool(self._held) and self._held[0] == phase and self._held[1] <= self._step
+            if held:
+                sys.setprofile(_after_calls(self._held[2], self.hold))
+            try:
+                return function(*arguments, **named)
+            finally:
+                if held:
+                    sys.setprofile(None)
+                    self.hold()
+                self.note("other")
+
+        return noted
+
+
+def _after_calls(count: int, action):
+    """A profile function that acts at the call of a number, and then ends."""
+    calls = itertools.count()
+
+    def profile(frame, event: str, argument) -> None:
+        if event == "call" and next(calls) == count:
+            sys.setprofile(None)
+            action()
+
+    return profile
 
 
 def _main() -> int:
@@ -160,10 +210,9 @@ def _note_phases() -> None:
     from mindrlhf.backend.process.launch import is_first_process
     from mindrlhf.trainer import start
 
-    launch, log = start.launch, os.open(os.environ["PHASE_LOG"], os.O_WRONLY | os.O_APPEND)
-    _noting.step = 0
+    launch, phase = start.launch, _Noting()
     if is_first_process():
-        os.write(log, b'[0, "start"]\n')
+        phase.note("start")
 
     def launched(*arguments, **named):
         """Patched once MindSpore may be imported."""
@@ -176,13 +225,13 @@ def _note_phases() -> None:
             from mindrlhf.trainer.grpo import GRPOLoop
             from mindrlhf.trainer.sft import SFTLoop
 
-            GRPOLoop.collect = _noting(log, "generate", GRPOLoop.collect)
-            GRPOLoop.update = _noting(log, "update", GRPOLoop.update)
-            SFTLoop.train = _noting(log, "update", SFTLoop.train)
-            CheckpointStore._write = _noting(log, "save", CheckpointStore._write)
-            OnlineReshard.run = _noting(log, "reshard", OnlineReshard.run)
+            GRPOLoop.collect = phase("generate", GRPOLoop.collect)
+            GRPOLoop.update = phase("update", GRPOLoop.update)
+            SFTLoop.train = phase("update", SFTLoop.train)
+            CheckpointStore._write = phase("save", CheckpointStore._write)
+            OnlineReshard.run = phase("reshard", OnlineReshard.run)
             for report in (StepReport, TuningReport):
-                report.write = _noting(log, "report", report.write)
+                report.write = phase("report", report.write)
         return world
 
     start.launch = launched
