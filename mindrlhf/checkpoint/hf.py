@@ -21,10 +21,11 @@ from mindrlhf.parallel.buckets import buckets
 CONFIG_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
 CARD_FILE = "README.md"
+CURVE_FILE = "curves.png"  # which the card shows
 FILLERS = ("pad_token_id", "bos_token_id")
 
 # What a folder written here can hold; one with anything else in it is somebody's, and never replaced.
-_OWN_FILES = (CARD_FILE, "*.json", "*.safetensors", "merges.txt", "tokenizer.model")
+_OWN_FILES = (CARD_FILE, CURVE_FILE, "*.json", "*.safetensors", "merges.txt", "tokenizer.model")
 
 
 def read_hf_config(directory: str | Path) -> ModelConfig:
@@ -58,7 +59,7 @@ def save_hf(
     max_shard_bytes: int = 5 * 10**9,
     replace: bool = False,
     generation: Mapping[str, Any] | None = None,
-    card: str | None = None,
+    card: Mapping[str, bytes] | None = None,
 ) -> None:
     """Write a model folder, complete or not at all, tensor by tensor.
 
@@ -67,7 +68,7 @@ def save_hf(
     replace: exchange an earlier model folder as a whole; without it, and for a folder that holds anything else, a
         folder that is not empty is refused.
     generation: sampling defaults to hand on (`generation_defaults`); the tokens that end a response are the config's.
-    card: text of the model card. Raises `ValueError` when `tensors` is not the table.
+    card: files of the model card. Raises `ValueError` when `tensors` is not the table.
     """
     if replace:
         check_replaceable(Path(directory))
@@ -82,7 +83,7 @@ def companion_files(
     config: ModelConfig,
     tokenizer: Tokenizer | None,
     generation: Mapping[str, Any] | None = None,
-    card: str | None = None,
+    card: Mapping[str, bytes] | None = None,
     dtype: StoredDtype = "float32",
 ) -> dict[str, bytes]:
     """Build the files of a model folder except its weights, from arguments of `save_hf`."""
@@ -93,8 +94,8 @@ def companion_files(
         folder = Path(name)
         write_json(folder / CONFIG_FILE, {**config.to_hf(), "torch_dtype": dtype})
         write_json(folder / GENERATION_FILE, {**tokens, **(generation or {}), **known})
-        if card is not None:
-            (folder / CARD_FILE).write_text(card, encoding="utf-8")
+        for file, content in (card or {}).items():
+            (folder / file).write_bytes(content)
         if tokenizer is not None:
             tokenizer.save(folder)
         return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}

@@ -1,4 +1,4 @@
-"""`README.md` of a trained model: its origin and training, for later readers."""
+"""Model card of a trained model, for later readers: text and picture."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -9,13 +9,14 @@ from pathlib import Path
 import numpy as np
 from jinja2 import Environment, StrictUndefined
 
-from mindrlhf.checkpoint.hf import CARD_FILE
+from mindrlhf.checkpoint.hf import CARD_FILE, CURVE_FILE
 from mindrlhf.checkpoint.open import hf_folder
 from mindrlhf.configs.base import Settings
-from mindrlhf.hub.names import id_of
+from mindrlhf.hub.names import id_of, is_id
 from mindrlhf.job import Job
 from mindrlhf.metrics.console import guide
 from mindrlhf.metrics.report.run import flatten
+from mindrlhf.metrics.writers import read_metrics
 from mindrlhf.types import Prompt
 from mindrlhf.version import __version__
 
@@ -37,25 +38,36 @@ METRICS = (
 class ModelCard:
     """Facts for the model card of a trained model.
 
-    base: name of the model whose weights were the first; None for random ones. method, data: in words.
-    settings: dotted name -> value, for settings that are not the defaults. metrics: of the last step. curve: step ->
-    what the run improves, at a few steps.
+    base: hub's id of the model that it descends from, if it has one. start, method, data: in words; start is the origin
+    of the first weights. settings: dotted name -> value, for settings that are not the defaults. metrics: of the last
+    step. curve: step -> what the run improves, at a few steps. picture: its curves as a PNG.
     """
 
     base: str | None
+    start: str
     method: str
     data: str
     seed: int
     settings: Mapping[str, str]
     metrics: Mapping[str, float] = field(default_factory=dict)
     curve: Mapping[int, float] = field(default_factory=dict)
+    picture: bytes = b""
 
-    def measured(self, metrics: Mapping[str, float], rows: Sequence[Mapping[str, float]]) -> "ModelCard":
-        """Add metrics of the last step, and the curve from rows of steps."""
+    def measured(self, metrics: Mapping[str, float], path: Path | None) -> "ModelCard":
+        """Add metrics of the last step, and curves.
+
+        path: the run's metrics file, which need not exist.
+        """
+        rows = read_metrics(path) if path and path.is_file() else []
         relevant = {name: value for name, value in metrics.items() if name.startswith(METRICS)}
         points = [(row["step"], value) for row in rows if (value := guide(row)) is not None]
         chosen = np.unique(np.linspace(0, len(points) - 1, min(len(points), POINTS)).round().astype(int))
-        return replace(self, metrics=relevant, curve=dict(points[index] for index in chosen))
+        curve = dict(points[index] for index in chosen)
+        return replace(self, metrics=relevant, curve=curve, picture=_picture(path) if curve else b"")
+
+    def files(self) -> dict[str, bytes]:
+        """Return the card's files by name."""
+        return {CARD_FILE: str(self).encode(), **({CURVE_FILE: self.picture} if self.picture else {})}
 
     def __str__(self) -> str:
         environment = Environment(trim_blocks=True, undefined=StrictUndefined, keep_trailing_newline=True)
@@ -63,14 +75,25 @@ class ModelCard:
         metrics = {name: f"{value:.6g}" for name, value in sorted(self.metrics.items())}
         quoted = json.dumps(self.base)
         curve = {step: f"{value:.4g}" for step, value in self.curve.items()}
-        return template.render(
-            vars(self) | {"metrics": metrics, "curve": curve, "quoted": quoted, "version": __version__}
-        )
+        facts = {"metrics": metrics, "curve": curve, "quoted": quoted, "version": __version__}
+        return template.render(vars(self) | facts | {"picture": CURVE_FILE if self.picture else None})
 
 
-def adapter_card(card: str) -> str:
+def _picture(path: Path) -> bytes:
+    from mindrlhf.metrics.plot import draw_runs  # matplotlib takes a second to import
+
+    return draw_runs([path]).png()
+
+
+def read_card(folder: Path) -> dict[str, bytes]:
+    """Read the files of a folder's card; {} without one."""
+    return {name: (folder / name).read_bytes() for name in (CARD_FILE, CURVE_FILE) if (folder / name).is_file()}
+
+
+def adapter_card(card: Mapping[str, bytes]) -> dict[str, bytes]:
     """Make the card of the adapter from that of the model with it."""
-    return card.replace("library_name: transformers", "library_name: peft", 1)
+    text = card.get(CARD_FILE, b"").replace(b"library_name: transformers", b"library_name: peft", 1)
+    return {**card, CARD_FILE: text} if card else {}
 
 
 def card_of_run(job: Job, prompts: Sequence[Prompt], total: int) -> ModelCard:
@@ -97,14 +120,21 @@ def describe(
     }
     seed = changed.pop("seed", given["seed"])
     of = f" ({', '.join(sorted(set(tasks)))})" if any(tasks) else ""
-    return ModelCard(base_name(path), method, f"{Path(file).name}: {count}{of}", seed, changed)
+    return ModelCard(*origin(path), method, f"{Path(file).name}: {count}{of}", seed, changed)
 
 
-def base_name(path: str | None) -> str | None:
-    """Find a model's name: its id, its folder's card's, or the folder's."""
-    if path is None or id_of(path):
-        return path and id_of(path)
-    card = (hf_folder(path) or Path(path)) / CARD_FILE
-    lines = card.read_text(encoding="utf-8", errors="replace").splitlines() if card.is_file() else []
-    named = next((line.removeprefix(BASE).strip("\"' ") for line in lines if line.startswith(BASE)), None)
-    return named or Path(path).resolve().name
+def origin(path: str | None) -> tuple[str | None, str]:
+    """Find the hub's id that first weights descend from, and describe where they lay.
+
+    The id of a local folder is the one that its card names, if any.
+    """
+    if path is None:
+        return None, "random weights"
+    if own := id_of(path):
+        return own, own
+    folder = Path(path).resolve()
+    card = read_card(hf_folder(path) or folder).get(CARD_FILE, b"").decode("utf-8", "replace")
+    names = [line.removeprefix(BASE).strip("\"' ") for line in card.splitlines() if line.startswith(BASE)]
+    base = next((name for name in names if is_id(name)), None)
+    place = f"the local folder {folder.parent.name}/{folder.name}"
+    return base, f"{place}, trained from {base}" if base else place

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from mindrlhf.checkpoint.finite import all_finite
-from mindrlhf.checkpoint.hf import CARD_FILE, check_replaceable
+from mindrlhf.checkpoint.hf import check_replaceable
 from mindrlhf.checkpoint.manifest import describe
 from mindrlhf.checkpoint.peft_config import PEFT_CONFIG_FILE, Base, peft_config, read_peft_config
 from mindrlhf.checkpoint.safetensors_file import index_safetensors, write_safetensors
@@ -157,12 +157,12 @@ def write_adapter(
     adapter: Adapter,
     arrays: Mapping[str, np.ndarray],
     base: Base,
-    card: str | None = None,
+    card: Mapping[str, bytes] | None = None,
     replaces: bool = False,
 ) -> None:
     """Write an adapter folder, which appears complete or not at all.
 
-    arrays: as of `StoredAdapter`. base: its sha256 is set here. card: text of the model card. replaces: exchange an
+    arrays: as of `StoredAdapter`. base: its sha256 is set here. card: files of the model card. replaces: exchange an
     earlier folder of a model; any other that is not empty is refused.
     """
     if replaces:
@@ -175,5 +175,5 @@ def write_adapter(
         modules = [name.rpartition(".lora_")[0] for name in arrays]
         content = peft_config(adapter, modules, replace(base, sha256=digest.hexdigest()))
         write_json(temporary / PEFT_CONFIG_FILE, content)
-        if card is not None:
-            (temporary / CARD_FILE).write_text(card, encoding="utf-8")
+        for name, text in (card or {}).items():
+            (temporary / name).write_bytes(text)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mindrlhf.checkpoint.hf import CARD_FILE, generation_defaults, read_hf_config, save_hf
-from mindrlhf.checkpoint.model_card import adapter_card
+from mindrlhf.checkpoint.model_card import adapter_card, read_card
 from mindrlhf.checkpoint.open import Weights, checkpoint_reader
 from mindrlhf.checkpoint.peft import StoredAdapter, write_adapter
 from mindrlhf.checkpoint.resume import Checkpoint, newest
@@ -66,14 +66,15 @@ def _write_adapter(args: argparse.Namespace, checkpoint: Checkpoint, stored: Sto
     """Write the adapter in PEFT's format."""
     card = _card(checkpoint)
     base = replace(stored.base, name=args.base or stored.base.name)
-    write_adapter(args.output, stored.adapter, stored.arrays, base, card=card and adapter_card(card))
+    write_adapter(args.output, stored.adapter, stored.arrays, base, card=adapter_card(card))
     print(f"{args.output}: the adapter after step {checkpoint.step}, {len(stored.arrays)} tensors, of {base.name}")
 
 
-def _card(checkpoint: Checkpoint) -> str | None:
+def _card(checkpoint: Checkpoint) -> dict[str, bytes]:
     """Make the model card of the checkpoint's run, with the step.
 
-    None for a checkpoint without a card.
+    {} for a checkpoint without a card.
     """
-    path = checkpoint.hf_folder / CARD_FILE
-    return f"{path.read_text(encoding='utf-8')}\nWeights after step {checkpoint.step}.\n" if path.is_file() else None
+    card = read_card(checkpoint.hf_folder)
+    line = f"\nWeights after step {checkpoint.step}.\n"
+    return {name: content + line.encode() if name == CARD_FILE else content for name, content in card.items()}

@@ -71,6 +71,10 @@ class Curves(Figure):
     """Figure in this style, which a notebook shows by itself."""
 
     def _repr_png_(self) -> bytes:
+        return self.png()
+
+    def png(self) -> bytes:
+        """Return the figure as a PNG."""
         buffer = BytesIO()
         with _style():
             self.savefig(buffer, format="png")
@@ -79,7 +83,7 @@ class Curves(Figure):
     def write(self, path: Path) -> Path:
         """Write a PNG whole, or not at all; returns its path."""
         with atomic_file(path, durable=False) as temporary:
-            temporary.write_bytes(self._repr_png_())
+            temporary.write_bytes(self.png())
         return path
 
 

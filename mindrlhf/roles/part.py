@@ -1,7 +1,7 @@
 """One rank's part of a model: shard, process groups, parameters, updater, files."""
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -195,13 +195,13 @@ class ModelPart:
         directory: Path,
         tokenizer: Tokenizer,
         first: Weights | None = None,
-        card: str | None = None,
+        card: Mapping[str, bytes] | None = None,
         lora: LoraSettings | None = None,
     ) -> None:
         """Write the whole model as an HF directory, one parameter at a time.
 
         All ranks take part.
-        first: the first weights, whose sampling defaults are handed on; the base of adapters. card: text of the model
+        first: the first weights, whose sampling defaults are handed on; the base of adapters. card: files of the model
         card. lora: settings of adapters, which go to `hf_adapter` next to the directory, are merged, or both.
         Raises `UserError` on all ranks where a weight is not finite; the folder keeps its content then.
         """
@@ -227,6 +227,6 @@ class ModelPart:
         else:
             deque(tensors, 0)
         if arrays and lora.save != "merged":
-            folder, own = directory.with_name(ADAPTER_FOLDER), card and adapter_card(card)
+            folder, own = directory.with_name(ADAPTER_FOLDER), adapter_card(card or {})
             write_adapter(folder, part.model.adapter, arrays, first.base(part), own, True)
             print(f"the adapter of the {self.what} is in {folder}", flush=True)

@@ -18,7 +18,7 @@ from mindrlhf.job import Job
 from mindrlhf.memory.residency import Residency, moving_roles
 from mindrlhf.metrics.progress import CompileLines, Progress
 from mindrlhf.metrics.timer import STEP, Timers
-from mindrlhf.metrics.writers import METRICS_FILE, read_metrics
+from mindrlhf.metrics.writers import METRICS_FILE
 from mindrlhf.phases import PHASES
 from mindrlhf.roles.parts import Parts
 from mindrlhf.run.checkpointer import Blob, Checkpointer, Managed, Stateful
@@ -77,7 +77,7 @@ class Run:
         job, world = self._job, self.collectives.world
         parts.register(self.residency)
         counters = drop_none(parts.counters() | counters | {"report": self.report})
-        files = hf_files(job, str(self._card)) if world.rank == 0 else {}
+        files = hf_files(job, self._card.files()) if world.rank == 0 else {}
         identity = run_identity(job, self._data)
         self.checkpointer.manage(Managed(parts.arrays(), counters, drop_none(blobs), identity, files))
         if self.checkpoint:
@@ -137,9 +137,8 @@ class Run:
         if job.config.trainer.export_best:
             with self.timers("load_checkpoint"):
                 self.checkpointer.load_best(self.collectives.world.rank)
-        metrics = job.output / METRICS_FILE
-        rows = read_metrics(metrics) if self.collectives.world.rank == 0 and metrics.is_file() else []
-        card = str(self._card.measured(self.report.last, rows))
+        metrics = job.output / METRICS_FILE if self.collectives.world.rank == 0 else None
+        card = self._card.measured(self.report.last, metrics).files()
         try:
             with self.timers("export"):
                 first = Weights(job.policy_path, job.model, job.config.seed)
@@ -177,7 +176,7 @@ def open_residency(job: Job) -> Residency:
     return Residency(lambda parameters: open_store(target, parameters, folder), moving)
 
 
-def hf_files(job: Job, card: str) -> dict[str, bytes]:
+def hf_files(job: Job, card: Mapping[str, bytes]) -> dict[str, bytes]:
     """Return everything of a Hugging Face folder but the weights, for checkpoints."""
     generation = generation_defaults(job.policy_path and hf_folder(job.policy_path))
     return companion_files(stopping_config(job.tokenizer, job.model), job.tokenizer, generation, card)

@@ -125,7 +125,7 @@ def test_settings_survive(tmp_path):
     path = "model.layers.0.self_attn.q_proj"
     arrays = {f"{path}.lora_A.weight": np.ones((5, 4)), f"{path}.lora_B.weight": np.ones((4, 5))}
     adapter = Adapter(2, 0.5, True, r".*\.q_proj", ("k_proj",), {"q_proj": 5}, {"q_.*": 3.5}, dropout=0.1)
-    write_adapter(tmp_path / "a", adapter, arrays, Base("b", "c" * 64), card="# Card\n")
+    write_adapter(tmp_path / "a", adapter, arrays, Base("b", "c" * 64), card={"README.md": b"# Card\n"})
     stored = read_adapter(tmp_path / "a")
     assert stored.adapter == adapter
     assert stored.adapter.of(path) == (5, 3.5 / 5**0.5)

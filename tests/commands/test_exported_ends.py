@@ -85,7 +85,7 @@ def exported(request, task, tmp_path_factory):
 
     model = read_hf_config(source)
     job = SimpleNamespace(policy_path=str(source), tokenizer=tokenizer, model=model)
-    files = {f"hf/{name}": content for name, content in hf_files(job, "card").items()}
+    files = {f"hf/{name}": content for name, content in hf_files(job, {}).items()}
     layout = model_layout(model, Mesh())
     save(stores(folder / "ckpt"), [TrainingState(1, {"model": ShardGroup(layout, small.arrays)}, {}, {}, files)])
     assert jobs.call(["export", "--checkpoint", folder / "ckpt" / "latest", "--output", folder / "hf"]) == 0

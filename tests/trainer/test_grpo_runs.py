@@ -261,7 +261,8 @@ def test_what_is_exported_stops_and_samples_as_it_should(task, tmp_path):
         assert [content["eos_token_id"] for content in files] == [ends, ends]
         assert files[1].items() >= (given | {"eos_token_id": ends}).items()
         card = (folder / "README.md").read_text()
-        assert card.startswith('---\nbase_model: "Tiny-Instruct"\nlibrary_name: transformers\n')
+        assert card.startswith("---\nlibrary_name: transformers\n")
+        assert f"| first weights | the local folder {tmp_path.name}/Tiny-Instruct |" in card
         assert "grpo advantages, clip loss, KL (k3) with weight 0.01; 1 steps of 4 prompts with 4 answers each" in card
         assert "train.mindrecord: 64 prompts (arithmetic)" in card
         assert "| optimizer.lr | 1e-05 |" in card
@@ -270,6 +271,11 @@ def test_what_is_exported_stops_and_samples_as_it_should(task, tmp_path):
     assert "| critic/rewards/mean | " in card
     reward = read_metrics(again / "metrics.jsonl")[0]["critic/rewards/mean"]
     assert f"| step | |\n| --- | --- |\n| 1 | {reward:.4g} |\n" in card
+    assert "](curves.png)" in card
+    assert (again / "ckpt" / "hf" / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert "Weights after step 1." in (exported / "README.md").read_text()
+    card = (exported / "README.md").read_text()
+    (exported / "README.md").write_text(card.replace("---\n", '---\nbase_model: "Org/Tiny"\n', 1))
     third = run(task, tmp_path / "third", "trainer.total_steps=1", load_sft_checkpoint_infer=exported)
-    assert 'base_model: "Tiny-Instruct"' in (third.folder / "ckpt" / "hf" / "README.md").read_text(), "lineage"
+    card = (third.folder / "ckpt" / "hf" / "README.md").read_text()
+    assert card.startswith('---\nbase_model: "Org/Tiny"\nlibrary_name: transformers\n'), "lineage"
