@@ -1,6 +1,8 @@
 """Shared fixtures: where reference data lies, slow tests off unless asked for."""
 
+import gc
 import os
+import sys
 from contextlib import nullcontext, suppress
 from pathlib import Path
 
@@ -33,6 +35,15 @@ def pytest_addoption(parser):
     parser.addoption("--slow", action="store_true", help="also run the tests marked slow")
 
 
+def pytest_configure():
+    """Write byte code, even in a container that tells Python not to.
+
+    Each of the many processes here would compile MindSpore's modules from their text again, for seconds.
+    """
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
+
+
 def pytest_collection_modifyitems(config, items):
     if config.getoption("--slow"):
         return
@@ -40,6 +51,13 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if "slow" in item.keywords:
             item.add_marker(skip)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _known_objects_are_no_garbage():
+    """MindSpore calls the garbage collector before each graph: let it pass over what was there before the file."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(params=["cpu", "copying"])

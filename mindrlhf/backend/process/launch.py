@@ -4,6 +4,7 @@
 MS_WORKER_NUM (over all hosts), RANK_ID (when it knows it), MS_SCHED_HOST and MS_SCHED_PORT. Not run on Ascend.
 """
 
+import gc
 import os
 import socket
 import sys
@@ -44,6 +45,9 @@ class World:
     exception on one of several ranks is printed with its number and ends the process on the spot, with code 2 for a
     `UserError` and 1 otherwise: an orderly exit would leave the others waiting. They notice (on CPU), say which one is
     gone, and end too; `msrun` ends when its scheduler has noticed, within 35 s. One process passes exceptions through.
+
+    Objects that are there at the beginning, MindSpore's modules above all, are kept from the garbage collector until
+    the end: MindSpore calls it before each graph that it compiles, and it would look at each of them.
     """
 
     rank: int
@@ -52,9 +56,11 @@ class World:
     hosts: tuple[int, ...] = ()  # of each rank its host's first rank, where ranks may share memory
 
     def __enter__(self) -> "World":
+        gc.freeze()
         return self
 
     def __exit__(self, kind, error, trace) -> None:
+        gc.unfreeze()
         if self.size == 1:
             return
         orderly = isinstance(error, GeneratorExit) or (isinstance(error, SystemExit) and error.code in (None, 0))

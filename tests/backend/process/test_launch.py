@@ -1,5 +1,6 @@
 """How a process starts and ends: alone in this process, and under msrun as a user would."""
 
+import gc
 import json
 import os
 import subprocess
@@ -102,6 +103,20 @@ def test_ascend_without_an_npu(environment):
         pytest.skip("this machine has an NPU")
     with pytest.raises(UserError, match=r"no NPU with CANN .* CPU overlay"):
         launch("Ascend")
+
+
+def test_the_collector_passes_over_what_was_there_before():
+    """Within the world, and what is made in it is collected."""
+    before = [[]]
+
+    def collected() -> list[bool]:
+        known = {id(one) for one in gc.get_objects()}
+        return [id(one) in known for one in (before, inside)]
+
+    with World(rank=0, size=1, device_target="CPU"):
+        inside = [[]]
+        assert collected() == [False, True]
+    assert collected() == [True, True]
 
 
 def test_alone_an_exception_passes_through():
