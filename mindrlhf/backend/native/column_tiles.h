@@ -93,8 +93,7 @@ void norm_tiles(const ColumnTiles &tiles, const float *x, const float *weight, f
     }
     for (int64_t i = 0; i < width; ++i) scale[i] = 1.0f / std::sqrt(scale[i] / size + eps);
     for (int64_t j = 0; j < size; ++j) {
-#pragma omp simd
-      for (int64_t i = 0; i < width; ++i) to[j * width + i] = rounded<Number>(from[j * width + i] * scale[i] * weight[j]);
+      fill(to + j * width, width, [&](int64_t i) { return from[j * width + i] * scale[i] * weight[j]; });
     }
   });
 }

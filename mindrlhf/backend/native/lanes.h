@@ -111,8 +111,7 @@ void norm_rows(const float *x, const float *weight, float eps, Number *y, int64_
   for (int64_t i = 0; i < rows; ++i, x += size, y += size) {
     const float squares = sum_over(size, [=](int64_t j) { return x[j] * x[j]; });
     const float scale = 1.0f / std::sqrt(squares / size + eps);
-#pragma omp simd
-    for (int64_t j = 0; j < size; ++j) y[j] = rounded<Number>(x[j] * scale * weight[j]);
+    fill(y, size, [=](int64_t j) { return x[j] * scale * weight[j]; });
   }
 }
 
@@ -150,18 +149,24 @@ void turn(const float *x, const float *cos, const float *sin, float sign, float 
 // y = silu(gate) * up; y may be gate
 template <typename Number>
 void gated(const float *gate, const float *up, Number *y, int64_t n) {
-#pragma omp simd
-  for (int64_t i = 0; i < n; ++i) y[i] = rounded<Number>(gate[i] / (1.0f + exponential(-gate[i])) * up[i]);
+  fill(y, n, [=](int64_t i) { return gate[i] / (1.0f + exponential(-gate[i])) * up[i]; });
 }
 
 // Gradients of gate and up from that of what `gated` makes of them; they may take the place of gate and up.
 template <typename Number>
 void gated_gradient(const float *dy, const float *gate, const float *up, Number *d_gate, Number *d_up, int64_t n) {
+  const int64_t near = 64;  // numbers at a time
+  float gate_slopes[near], up_slopes[near];
+  for (; n > 0; n -= near, dy += near, gate += near, up += near, d_gate += near, d_up += near) {
+    const int64_t size = std::min(n, near);
 #pragma omp simd
-  for (int64_t i = 0; i < n; ++i) {
-    const float slope = dy[i], g = gate[i], u = up[i], sigmoid = 1.0f / (1.0f + exponential(-g));
-    d_gate[i] = rounded<Number>(slope * u * sigmoid * (1.0f + g * (1.0f - sigmoid)));
-    d_up[i] = rounded<Number>(slope * g * sigmoid);
+    for (int64_t i = 0; i < size; ++i) {
+      const float slope = dy[i], g = gate[i], u = up[i], sigmoid = 1.0f / (1.0f + exponential(-g));
+      gate_slopes[i] = slope * u * sigmoid * (1.0f + g * (1.0f - sigmoid));
+      up_slopes[i] = slope * g * sigmoid;
+    }
+    round_numbers(gate_slopes, size, d_gate);
+    round_numbers(up_slopes, size, d_up);
   }
 }
 
