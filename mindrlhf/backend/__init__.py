@@ -20,12 +20,13 @@ class Kernels:
     """Operators that graphs are built from on a device target.
 
     composed: a module with all of them, made of MindSpore's. fused: the C++ operators (`backend.native`), or None.
-    activations: dtype of the arrays between operators.
+    activations: dtype of the arrays between operators. weights: numbers that decode steps multiply by.
     """
 
     composed: ModuleType
     fused: Any = None
     activations: str = "float32"
+    weights: str = "float32"
 
     @property
     def best(self) -> Any:
@@ -33,16 +34,31 @@ class Kernels:
         return self.fused or self.composed
 
 
-def kernels(target: str, dtype: str = "float32") -> Kernels:
-    """Return the kernels of a `context.device_target`; dtype: of what matrix products take, see `product_dtype`."""
+def kernels(target: str, dtype: str = "float32", weights: str = "train") -> Kernels:
+    """Return the kernels of a `context.device_target`.
+
+    dtype: of what matrix products take, see `product_dtype`. weights: those of decode steps, see `check_weights`.
+    """
+    decoded = dtype if weights == "train" else weights
     if target == "CPU":
         from mindrlhf.backend import cpu
         from mindrlhf.backend.native.operators import operators
 
-        return Kernels(cpu, operators(dtype))
+        return Kernels(cpu, operators(dtype, decoded), weights=decoded)
     from mindrlhf.backend import ascend
 
-    return Kernels(ascend, activations=dtype)
+    return Kernels(ascend, activations=dtype, weights=decoded)
+
+
+def check_weights(target: str, weights: str) -> None:
+    """Check that decode steps can have weights of their own: `rollout.weights`. Raises UserError."""
+    if weights == "train":
+        return
+    from mindrlhf.backend.native import library
+
+    problem = "" if target == "CPU" else f"{target} has no products of packed weights"
+    if problem or (problem := library().problem):
+        raise UserError(f"rollout.weights is {weights}, which takes the CPU's fused operators ({problem}); set train.")
 
 
 def product_dtype(target: str, dtype: str) -> str:

@@ -63,6 +63,9 @@ class RolloutSettings(SamplingSettings):
     """Responses per prompt (verl actor_rollout_ref.rollout.n, TRL num_generations)."""
     max_slots: int = Field(64, ge=1)
     """Sequences decoded at once on one data-parallel rank (verl rollout.max_num_seqs)."""
+    weights: Literal["train", "bfloat16", "int8"] = "train"
+    """Numbers that decode steps multiply by: the trained weights, or copies packed after each update, on CPU alone.
+    int8 has a scale for each 64 numbers of a row."""
     verify_weights: bool = False
     """Compare checksums of the weights that generate with the trained ones after each reshard."""
     environment: str | dict[str, str] | None = None

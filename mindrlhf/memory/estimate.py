@@ -11,13 +11,14 @@ from math import prod
 
 from mindrlhf import phases
 from mindrlhf.backend.native import library
+from mindrlhf.backend.native.packing import row_words
 from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_yaml import ModelYaml
 from mindrlhf.memory import activations
 from mindrlhf.memory.activations import Engine, Stage
 from mindrlhf.memory.residency import BLOCK_NUMBERS, moving_roles
-from mindrlhf.models.parameters import ParameterSpec
+from mindrlhf.models.parameters import ParameterSpec, decoded_rows
 from mindrlhf.parallel.buckets import buckets
 from mindrlhf.parallel.layout import Layout
 from mindrlhf.parallel.partition import Partition
@@ -111,6 +112,11 @@ class Work:
         """Layouts of what trains: in training and in generation."""
         return self.trains[0].trained_layout, self.infers[0].trained_layout
 
+    @property
+    def packed(self) -> list[ParameterSpec]:
+        """Rows of the weights that `rollout.weights` packs."""
+        return [] if self.config.rollout.weights == "train" else decoded_rows(self.infers[0].model)
+
     @cached_property
     def phases(self) -> tuple[str, ...]:
         """Phases of a run, in order."""
@@ -124,7 +130,7 @@ class Work:
             "update_critic": algorithm.uses_critic,
             "update_actor": True,
             "sync_ref": algorithm.beta > 0 and algorithm.reference_sync_steps > 0,
-            "reshard": train != infer,
+            "reshard": train != infer or any(spec.trains for spec in self.packed),
             "testing": self.lengths.problems > 0,
             "save_checkpoint": trainer.save_freq is not None or trainer.save_best_metric is not None,
             "export": True,
@@ -209,7 +215,7 @@ def role_parts(work: Work, rank: int) -> dict[str, list[int]]:
         for phase in ("gen", "testing")
     )
     parts = {
-        **_policy(train, infer, apart),
+        **_policy(train, infer, apart, _packed_bytes(work, infer)),
         phases.REFERENCE: [_bytes(train, _reference(config, train)) if config.algorithm.beta > 0 else 0],
         phases.GRADIENTS: [_bytes(train, train.trained)],
         phases.MOMENTS: moments,
@@ -234,14 +240,28 @@ def _reference(config: GRPOSettings, train: Partition) -> list[ParameterSpec]:
     return train.trained if config.lora.reference == "start" else []
 
 
-def _policy(train: Partition, infer: Partition, apart: int) -> dict[str, list[int]]:
-    """Compute the bytes of the policy's parameters in both layouts, by role."""
+def _packed_bytes(work: Work, infer: Partition) -> dict[bool, int]:
+    """Compute the bytes of packed weights on a rank, by whether they train."""
+    total = {True: 0, False: 0}
+    for spec in work.packed:
+        outputs, inputs = infer.shape(spec)
+        if spec.kind != "matrix":
+            outputs = work.model.vocab_size // infer.mesh.tp
+        total[spec.trains] += outputs * row_words(work.config.rollout.weights, inputs) * FLOAT32
+    return total
+
+
+def _policy(train: Partition, infer: Partition, apart: int, packed: Mapping[bool, int]) -> dict[str, list[int]]:
+    """Compute the bytes of the policy's parameters in both layouts, by role.
+
+    apart: bytes of separately updated rows. packed: bytes of packed weights, by whether they train.
+    """
     roles, kept_apart = {}, {True: apart, False: 0}
     for trains, (shared, training, generating) in phases.POLICY_ROLES.items():
         mine, theirs = ([spec for spec in part.specs if spec.trains == trains] for part in (train, infer))
         both = _bytes(train, [spec for spec in theirs if train.slices(spec) == infer.slices(spec)])
         roles |= {shared: [both], training: [_bytes(train, mine) - both + kept_apart[trains]]}
-        roles |= {generating: [_bytes(infer, theirs) - both]}
+        roles |= {generating: [_bytes(infer, theirs) - both + packed[trains]]}
     return roles
 
 

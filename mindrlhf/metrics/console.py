@@ -122,6 +122,7 @@ COLUMNS = (  # in the order of the line
     Column("accuracy", 8, 4, "accuracy", lambda value: (f"{value:.3f}", f"{value:.0e}")),
     Column("entropy", 7, 5, "actor/entropy"),
     Column("kl", 7, 9, "actor/kl_loss"),
+    Column("mismatch", 8, 8, "mismatch"),
     Column("length", 6, 6, "response_length/mean"),
     Column("cut", 4, 7, "response_length/clip_ratio", _share),
     Column("same", 4, 10, "group/zero_std_fraction", _share),
@@ -134,6 +135,7 @@ COLUMNS = (  # in the order of the line
     Column("tok/s", 6, 8, "throughput"),
     Column("left", 6, 2, "left", _seconds),
 )
+MISMATCH, ROUNDING = "rollout_corr/k3_kl", 1e-8  # nats per token; from float32 on both sides it is less
 LEAST_IMPORTANT = 100  # each reward function's mean, where there are several
 
 
@@ -200,6 +202,8 @@ class ConsoleWriter:
         if value is not None:
             self._guides.append(value)
             known["trend"] = trend(self._guides)
+        if values.get(MISMATCH, 0.0) > ROUNDING:
+            known["mismatch"] = values[MISMATCH]
         accuracies = [value for name, value in values.items() if ACCURACY.fullmatch(name)]
         if accuracies:
             known["accuracy"] = statistics.fmean(accuracies)

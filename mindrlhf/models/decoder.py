@@ -10,6 +10,8 @@ layers of one pipeline stage. Matrices of adapters that `config` does not have a
 same model with its adapters off. Not here: dropout but of adapters' inputs, sliding windows, mixture of experts.
 """
 
+from collections.abc import Mapping
+
 from mindspore import Parameter, Tensor, nn, ops
 
 from mindrlhf.backend import Kernels
@@ -17,7 +19,7 @@ from mindrlhf.backend.comm.broadcast import expand
 from mindrlhf.backend.comm.graph_collectives import TensorParallel
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.models.halves import COMPLETIONS, NO_ROWS, Layer, Materials, Norm
-from mindrlhf.models.parameters import VALUE_HEAD, adapter_rows
+from mindrlhf.models.parameters import EMBEDDING, HEAD, VALUE_HEAD, adapter_rows
 from mindrlhf.models.rotary import rotary_table
 from mindrlhf.models.weight import Weight
 
@@ -71,7 +73,8 @@ class Decoder(nn.Cell):
     of positions of the rotary table. shards: the tensor-parallel ranks that share the layers.
     layers: those of this stage, all by default; `parameters` has no others. is_first, is_last: the stage's place.
     recompute: the backward pass computes each half of a layer again from its input; only fused halves can.
-    for_updates: adapters drop their inputs as `config` says; the halves are composed then.
+    for_updates: adapters drop their inputs as `config` says; the halves are composed then. packed: weights packed for
+    decode steps (`PackedWeights`), by name; the kernels are for such.
     """
 
     def __init__(
@@ -86,6 +89,7 @@ class Decoder(nn.Cell):
         is_last: bool = True,
         recompute: bool = False,
         for_updates: bool = False,
+        packed: Mapping[str, Parameter] | None = None,
     ):
         super().__init__(auto_prefix=False)
         shards = shards or TensorParallel()
@@ -98,16 +102,19 @@ class Decoder(nn.Cell):
         self.group_view, self.decode_view = kernels.composed.group_view, kernels.composed.decode_view
         self.hidden_size, self.row_shares = config.hidden_size, shards.size if shards.sequence else 1
         tied, self.head_trains = config.tie_word_embeddings, config.adapter is None
-        table = parameters.get("model.tok_embeddings.embedding_weight")
+        table = parameters.get(EMBEDDING)
         if self.is_first:
             self.embed = Embedding(table, config.vocab_size, tied, shards)
         if self.is_last:
             self.final_norm = Norm(parameters["model.norm_out.weight"], config.rms_norm_eps, kernels.best.rms_norm)
-            self.head = Weight(table if tied else parameters[VALUE_HEAD if config.value_head else "lm_head.weight"])
+            name = EMBEDDING if tied else VALUE_HEAD if config.value_head else HEAD
+            self.head = Weight(parameters[name], (packed or {}).get(name))
             self.head_first, self.head_end = shards.share(config.vocab_size)
             self.head_is_whole = shards.size > 1 and self.head.shape[0] == config.vocab_size
+            self.decoded_head_is_whole = self.head_is_whole and not self.head.is_packed
+            self.decode_head = kernels.fused.decode_logits if self.fused else None
         of_halves = kernels if self.fused else Kernels(kernels.composed)
-        given = config, parameters, of_halves, shards, adapter_rows(config), recompute, dropout
+        given = config, parameters, of_halves, shards, adapter_rows(config), recompute, dropout, packed or {}
         made = [Layer(Materials(f"model.layers.{i}.", *given)) for i in numbers]
         self.layers = nn.CellList(made, auto_prefix=False)
         # Of the last layer's prompt only keys and values are needed.
@@ -255,7 +262,9 @@ class Decoder(nn.Cell):
         """
         parts = zip(self.layers, keys, values, strict=True)
         return tuple(
-            array for layer, *cache in parts for array in (*layer.attention.arrays, *cache, *layer.feed_forward.arrays)
+            array
+            for layer, *cache in parts
+            for array in (*layer.attention.decoded, *cache, *layer.feed_forward.decoded)
         )
 
     def decode_tokens(self, slots, uniform, stop_ids, inverse, greedy, layers):
@@ -264,7 +273,7 @@ class Decoder(nn.Cell):
         The operator of that name describes them. Only where `decodes_tokens`. layers: of `decode_parameters`.
         """
         numbers = (*self.numbers, ("inverse_temperature", inverse), ("greedy", greedy))
-        table, norm, head = self.embed.weight.parameter, self.final_norm.weight.parameter, self.head.parameter
+        table, norm, head = self.embed.weight.parameter, self.final_norm.weight.parameter, self.head.decoded
         angles, given = (self.cos, self.sin), self.decode_weights
         return self.decode_fused(slots, uniform, stop_ids, table, angles, norm, head, layers, given, numbers)
 
@@ -272,3 +281,10 @@ class Decoder(nn.Cell):
         """Compute logits: [T, hidden] -> float32[T, vocab], or this rank's part."""
         hidden, head = self.with_head(hidden)
         return self.linear(hidden, head).astype("float32")
+
+    def decode_logits(self, hidden):
+        """Compute logits of a decode step, likewise."""
+        if not self.fused:
+            return self.logits(hidden)
+        head = self.head.decoded
+        return self.decode_head(hidden, head[self.head_first : self.head_end] if self.decoded_head_is_whole else head)

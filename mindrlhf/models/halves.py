@@ -7,7 +7,7 @@ parts. x is added by the first rank, before the sum, so that one operator does i
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from mindspore import Parameter, Tensor, nn
@@ -52,9 +52,9 @@ class Linear(nn.Cell):
     `InputDropout`.
     """
 
-    def __init__(self, weight: Parameter, bias: Parameter | None, adapter: LowRank | None, kernels: Kernels):
+    def __init__(self, weight: Weight, bias: Parameter | None, adapter: LowRank | None, kernels: Kernels):
         super().__init__(auto_prefix=False)
-        self.weight = Weight(weight)
+        self.weight = weight
         self.bias = Weight(bias) if bias is not None else None
         self.adapter = adapter
         self.linear, self.linear_bias = kernels.composed.linear, kernels.composed.linear_bias
@@ -94,7 +94,8 @@ class Materials:
 
     prefix: the beginning of the layer's names among `parameters`. adapters: rows of the matrices in use, by name;
     others among `parameters` are left out. recompute: the backward pass computes a half again from its input; only the
-    fused form can. dropout: share of the adapters' inputs that is dropped; only the composed form can.
+    fused form can. dropout: share of the adapters' inputs that is dropped; only the composed form can. packed: weights
+    packed for decode steps, by name.
     """
 
     prefix: str
@@ -105,6 +106,7 @@ class Materials:
     adapters: Mapping[str, ParameterSpec]
     recompute: bool = False
     dropout: float = 0.0
+    packed: Mapping[str, Parameter] = field(default_factory=dict)
 
     def linear(self, name: str) -> Linear:
         """Build the linear map of this name within the layer."""
@@ -113,7 +115,8 @@ class Materials:
         if a in self.adapters:
             matrices, dropout = (self.parameters[a], self.parameters[b]), self._dropout(name, a)
             adapter = LowRank(*matrices, self.adapters[a].scale, self.kernels, dropout)
-        return Linear(self.parameters[f"{name}.weight"], self.parameters.get(f"{name}.bias"), adapter, self.kernels)
+        weight, bias = Weight(self.parameters[f"{name}.weight"], self.packed.get(f"{name}.weight")), f"{name}.bias"
+        return Linear(weight, self.parameters.get(bias), adapter, self.kernels)
 
     def _dropout(self, name: str, a: str) -> InputDropout | None:
         """Build the dropout of a map's input, whose columns are those of A."""
@@ -161,6 +164,11 @@ class Half(nn.Cell):
     def arrays(self) -> tuple:
         """The weights as inputs of an operator."""
         return (*(weight.parameter for weight in self.weights if weight is not None), *self.scales)
+
+    @property
+    def decoded(self) -> tuple:
+        """The same for decode steps, where matrices may be packed."""
+        return (*(weight.decoded for weight in self.weights if weight is not None), *self.scales)
 
     @property
     def present(self) -> int:
@@ -267,7 +275,7 @@ class AttentionHalf(Half):
         x = self.enter(x)
         if self.fused:
             numbers = self.numbers(ONE_ROW, ALL_ROWS, self.head_dim, self.scale)
-            return self.leave(self.decode_fused(x, self.arrays, places, numbers, keys, values))
+            return self.leave(self.decode_fused(x, self.decoded, places, numbers, keys, values))
         cos, sin, view = places
         h = self.norm(x)
         q = self._heads(self.wq(h), self.q_norm, self.heads, cos, sin)
@@ -308,7 +316,7 @@ class FeedForwardHalf(Half):
         """Run one row for each slot: [B, hidden] -> [B, hidden]."""
         x = self.enter(x)
         if self.fused:
-            return self.leave(self.decode_fused(x, self.arrays, self.numbers(ONE_ROW, ALL_ROWS)))
+            return self.leave(self.decode_fused(x, self.decoded, self.numbers(ONE_ROW, ALL_ROWS)))
         return self.leave(self._composed(x))
 
 

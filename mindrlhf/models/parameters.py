@@ -125,6 +125,12 @@ def adapter_rows(config: ModelConfig) -> dict[str, ParameterSpec]:
     return {spec.name: spec for spec in parameter_table(config) if spec.adapts}
 
 
+def decoded_rows(config: ModelConfig) -> list[ParameterSpec]:
+    """List the matrices that each token of generation is multiplied by: those of layers, and the head."""
+    kinds = ("matrix", "embedding" if config.tie_word_embeddings else "head")
+    return [spec for spec in parameter_table(config) if spec.kind in kinds]
+
+
 def is_layer_weight(name: str) -> bool:
     """Test for a decoder layer's weight or bias, of any model, by name."""
     return name.startswith(LAYERS) and name.endswith((".weight", ".bias"))

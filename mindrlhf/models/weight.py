@@ -49,16 +49,26 @@ class _CollectRows(nn.Cell):
 
 
 class Weight(nn.Cell):
-    """Use of a parameter in a graph."""
+    """Use of a parameter in a graph.
 
-    def __init__(self, parameter: Parameter):
+    packed: the parameter's form in decode steps, if it has another one.
+    """
+
+    def __init__(self, parameter: Parameter, packed: Parameter | None = None):
         super().__init__(auto_prefix=False)
-        self.parameter = parameter
+        self.parameter, self.is_packed = parameter, packed is not None
+        if packed is not None:
+            self.packed = packed
         self.collects = self.passes = False
 
     @property
     def shape(self) -> tuple[int, ...]:
         return self.parameter.shape
+
+    @property
+    def decoded(self) -> Parameter:
+        """The parameter's form in decode steps."""
+        return self.packed if self.is_packed else self.parameter
 
     def construct(self, x):
         """Return (the parameter, x), where x is combined with the parameter next."""

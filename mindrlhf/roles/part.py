@@ -94,11 +94,17 @@ class ModelPart:
         """
         return self._decoder(for_updates=True) if self.partition.model.dropout else self.decoder
 
-    def _decoder(self, recompute: bool = False, for_updates: bool = False) -> Decoder:
+    def _decoder(
+        self,
+        recompute: bool = False,
+        for_updates: bool = False,
+        kernels: backend.Kernels | None = None,
+        packed: Parameters | None = None,
+    ) -> Decoder:
         part, yaml = self.partition, self.yaml
         stage, last = part.coordinates.pp, part.mesh.pp - 1
-        places = (self.shards, part.layers, stage == 0, stage == last, recompute, for_updates)
-        kernels = backend.kernels(yaml.context.device_target, yaml.model.compute_dtype)
+        places = (self.shards, part.layers, stage == 0, stage == last, recompute, for_updates, packed)
+        kernels = kernels or backend.kernels(yaml.context.device_target, yaml.model.compute_dtype)
         return Decoder(part.model, self.parameters, kernels, self._max_positions, *places)
 
     def open_updater(

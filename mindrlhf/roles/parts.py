@@ -10,6 +10,7 @@ from mindrlhf.job import Job
 from mindrlhf.memory.residency import Residency
 from mindrlhf.roles.critic import Critic
 from mindrlhf.roles.fine_tuned import FineTuned
+from mindrlhf.roles.generator import Generator
 from mindrlhf.roles.part import Arrays, ModelPart
 from mindrlhf.roles.policy import Policy
 from mindrlhf.roles.reference import Reference
@@ -26,7 +27,7 @@ class Parts:
     policy: Policy | FineTuned
     reference: Reference | None
     critic: Critic | None
-    generator: ModelPart | None
+    generator: Generator | None
     teacher: Teacher | None = None
 
     def __iter__(self) -> Iterator[ModelPart]:
@@ -74,7 +75,7 @@ def open_parts(
     if reference:
         reference.join(policy)
     critic = Critic(job, *place, checkpoint) if algorithm.uses_critic else None
-    generator = ModelPart(job.infer, job.model, *place) if generates else None
+    generator = Generator(job, *place) if generates else None
     if generator:
         policy.publish_to(generator)
     return Parts(policy, reference, critic, generator, teacher)

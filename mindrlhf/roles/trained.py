@@ -16,6 +16,7 @@ from mindrlhf.parallel.layout import Layout
 from mindrlhf.phases import GRADIENTS, MOMENTS, POLICY_ROLES
 from mindrlhf.reshard.online import OnlineReshard, ReshardStatistics
 from mindrlhf.reshard.plan import plan
+from mindrlhf.roles.generator import Generator
 from mindrlhf.roles.part import Arrays, MemoryRole, ModelPart, Parameters
 
 
@@ -37,6 +38,7 @@ class TrainedModel(ModelPart):
         self.load(read)
         self._published: Parameters = {}
         self._reshard: OnlineReshard | None = None
+        self._generator: Generator | None = None
 
     def publish_to(self, generator: ModelPart) -> None:
         """Give the weights to the part that generates.
@@ -56,23 +58,30 @@ class TrainedModel(ModelPart):
                 for spec in there.specs
             }
             self._reshard = self._open_reshard(here.layout, there.layout)
-            self.publish()
+            self._reshard.run(self.verifies)
             if here.trained_layout != here.layout:
                 differ = here.trained_layout != there.trained_layout
                 self._reshard = self._open_reshard(here.trained_layout, there.trained_layout) if differ else None
         generator.hold(self._published)
+        self._generator = generator if isinstance(generator, Generator) else None
 
     def _open_reshard(self, here: Layout, there: Layout) -> OnlineReshard:
         return OnlineReshard(plan(here, there), self.collectives, self.parameters, self._published)
 
     @property
     def publishes(self) -> bool:
-        """True when weights move between the layouts."""
-        return self._reshard is not None
+        """True when weights move between the layouts, or are packed."""
+        return self._reshard is not None or (self._generator is not None and self._generator.refreshes)
 
     def publish(self) -> ReshardStatistics:
         """Bring the published weights up to date, where `publishes`."""
-        return self._reshard.run(self.verifies)
+        done = self._reshard.run(self.verifies) if self._reshard else self._nothing_moved()
+        if self._generator:
+            self._generator.refresh()
+        return done
+
+    def _nothing_moved(self) -> ReshardStatistics:
+        return ReshardStatistics(0, 0, 0, sum(shared.nbytes for shared in self._published.values()), 0.0)
 
     def memory_roles(self) -> Iterator[MemoryRole]:
         yield from self.optimizer_roles()
@@ -84,7 +93,8 @@ class TrainedModel(ModelPart):
             mine, theirs = ([name for name in side if (name in trained) == trains] for side in (own, published))
             yield roles[0], [own[name] for name in mine if name in shared], False
             yield roles[1], [*(own[name] for name in mine if name not in shared), *rows[trains]], False
-            yield roles[2], [published[name] for name in theirs if name not in shared], False
+            packed = self._generator.packed_parameters(trains) if self._generator else []
+            yield roles[2], [*(published[name] for name in theirs if name not in shared), *packed], False
 
     def arrays(self) -> Arrays:
         return {**self.trained_arrays(WEIGHTS), **self.moment_arrays()}

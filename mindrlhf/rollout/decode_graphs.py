@@ -88,7 +88,7 @@ class Decode(Graph):
     """
 
     def __init__(self, decoder: Decoder, cache: Cache, sampler: Sampler):
-        super().__init__("generate/decode", decoder.positions, sampler.rule)
+        super().__init__("generate/decode", decoder.positions, decoder.kernels.weights, sampler.rule)
         self.decoder, self.sampler = decoder, sampler
         self.keys, self.values = cache.keys, cache.values
         self.fused = decoder.decodes_tokens and sampler.simple
@@ -103,7 +103,7 @@ class Decode(Graph):
             return self.decoder.decode_tokens(slots, uniform, *rule, self.layers)
         hidden = self.decoder.decode(ids, positions, self.keys, self.values)
         ban = (banned > 0).astype("float32")
-        token, behaviour, policy = sampler(self.decoder.logits(hidden), uniform.reshape((-1,)), ban, seen)
+        token, behaviour, policy = sampler(self.decoder.decode_logits(hidden), uniform.reshape((-1,)), ban, seen)
         given, nothing = context >= 0, ops.zeros_like(context).astype("float32")
         token = ops.select(given, context, token.reshape((-1, 1)))
         behaviour = ops.select(given, nothing, behaviour.reshape((-1, 1)))

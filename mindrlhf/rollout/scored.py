@@ -10,7 +10,7 @@ from mindrlhf.job import Job
 from mindrlhf.phases import CACHE
 from mindrlhf.rewards.process import Sample
 from mindrlhf.rewards.runner import RewardRunner
-from mindrlhf.roles.part import ModelPart
+from mindrlhf.roles.generator import Generator
 from mindrlhf.rollout.engine import Engine
 from mindrlhf.rollout.partner import Partner, TurnRewards
 from mindrlhf.run.run import Run
@@ -29,7 +29,7 @@ class Rollouts:
         self,
         job: Job,
         longest_prompt: int,
-        generator: ModelPart,
+        generator: Generator,
         rewards: RewardRunner | None,
         run: Run,
         partner: Partner | None = None,
@@ -41,7 +41,9 @@ class Rollouts:
         responses = round_responses(job.config, generator.data_parallel.size)
         slots = [slot_count(self._settings.max_slots, count) if count else 0 for count in responses]
         self._engine, self._greedy = (
-            Engine.of_job(job, generator.decoder, sampling, count, longest_prompt, job.config.seed) if count else None
+            Engine.of_job(job, generator.rollout_decoder, sampling, count, longest_prompt, job.config.seed)
+            if count
+            else None
             for sampling, count in zip((self._settings, greedy), slots, strict=True)
         )
         caches = [engine.cache.parameters for engine in (self._engine, self._greedy) if engine]

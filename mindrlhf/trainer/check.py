@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mindrlhf.backend import default_device, product_dtype
+from mindrlhf.backend import check_weights, default_device, product_dtype
 from mindrlhf.backend.process.launch import is_first_process, started_workers, under_msrun
 from mindrlhf.checkpoint.adapted import with_adapters
 from mindrlhf.checkpoint.open import checkpoint_config, hf_folder, open_tokenizer
@@ -143,19 +143,34 @@ def read_settings(flags: TrainFlags) -> tuple[TrainFlags, GRPOSettings, ModelYam
     if flags.from_verl is not None:
         flags, overrides[""] = from_verl(flags, overrides[""])
     train, infer = read_model_yamls(flags, overrides)
-    corrected = correction_defaults(train, infer)
-    defaults = {**infer.sampling_defaults(), **train.adapter_defaults(), **corrected}
+    defaults = {**infer.sampling_defaults(), **train.adapter_defaults()}
     config = load_grpo_config(flags.grpo_config, overrides[""], defaults, flags.settings)
-    if corrected and config.rollout_correction.level is None:
-        dtypes = infer.model.compute_dtype, train.model.compute_dtype
-        _log.warning("rollout_correction.level is null, with generation in %s and training in %s", *dtypes)
+    check_weights(infer.context.device_target, config.rollout.weights)
+    corrected = correction_defaults(train, infer, config.rollout.weights)
+    if corrected:
+        config = load_grpo_config(flags.grpo_config, overrides[""], {**defaults, **corrected}, flags.settings)
+        if config.rollout_correction.level is None:
+            _log.warning(
+                "rollout_correction.level is null, with %s and training in %s: updates take responses for the trained "
+                "policy's own",
+                generated_in(infer, config.rollout.weights),
+                train.model.compute_dtype,
+            )
     return flags, with_resume(config, flags.resume_training), train, infer
 
 
-def correction_defaults(train: ModelYaml, infer: ModelYaml) -> dict[str, Any]:
-    """Return settings for rollouts whose products have another dtype than the trained policy's."""
-    differ = train.model.compute_dtype != infer.model.compute_dtype
+def correction_defaults(train: ModelYaml, infer: ModelYaml, weights: str = "train") -> dict[str, Any]:
+    """Return settings for rollouts whose products have other numbers than the trained policy's.
+
+    weights: `rollout.weights`.
+    """
+    differ = weights != "train" or train.model.compute_dtype != infer.model.compute_dtype
     return {"rollout_correction": {"level": "token"}} if differ else {}
+
+
+def generated_in(infer: ModelYaml, weights: str) -> str:
+    """Describe the numbers of generation for people."""
+    return f"rollout.weights {weights}" if weights != "train" else f"generation in {infer.model.compute_dtype}"
 
 
 def read_model_yamls(flags: TrainFlags, overrides: Mapping[str, Sequence[str]]) -> tuple[ModelYaml, ModelYaml]:

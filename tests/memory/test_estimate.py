@@ -9,6 +9,7 @@ import jobs
 import pytest
 from workers import run_msrun
 
+from mindrlhf.backend.native import library
 from mindrlhf.cli import main
 from mindrlhf.configs.loading import load_grpo_config
 from mindrlhf.configs.lora import Adapter
@@ -93,6 +94,20 @@ def test_replicas_that_share_the_optimizer_have_its_moments_once():
     assert sums["moments"] == 2 * model
     # what each replica updates apart from its parameters, once more
     assert sums["train_weights"] == model
+
+
+@pytest.mark.parametrize(("weights", "numbers"), [("bfloat16", 2), ("int8", 68 / 64)])
+def test_packed_weights_are_held_alongside(weights, numbers):
+    """Of layers and the head, of which each rank has its part; a run packs them again after each update."""
+    if library().problem:
+        pytest.skip("packed weights take the fused operators")
+    model = MODEL.model_copy(update={"hidden_size": 256, "intermediate_size": 512, "head_dim": 32})
+    matrices = sum(spec.size for spec in parameter_table(model) if spec.kind in ("matrix", "head"))
+    settings, halves = [f"rollout.weights={weights}"], {"model_parallel": 2}
+    job = work(settings=settings, model=model)
+    assert role_sums(job)["infer_weights"] == matrices * numbers
+    assert "reshard" in job.phases
+    assert role_sums(work(halves, halves, settings, model))["infer_weights"] == matrices * numbers
 
 
 @pytest.mark.parametrize("kept", ["base", "start"])

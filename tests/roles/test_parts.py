@@ -9,10 +9,14 @@ from sharded_updates import Case, model_yaml
 from small_model import POSITIONS, small_config
 
 from mindrlhf import backend, phases
+from mindrlhf.backend import native
 from mindrlhf.backend.comm.collectives import Collectives
+from mindrlhf.backend.native import packing
 from mindrlhf.backend.process.launch import World
 from mindrlhf.configs.loading import load_grpo_config
+from mindrlhf.configs.lora import Adapter
 from mindrlhf.memory.residency import Residency
+from mindrlhf.models.parameters import decoded_rows
 
 SETTINGS = ("algorithm.advantage=gae", "algorithm.beta=0.1", "algorithm.updates_per_iteration=2")
 
@@ -27,10 +31,14 @@ def opened(tmp_path):
     mindspore.set_context(mode=mindspore.GRAPH_MODE, device_target="CPU")
     yaml = model_yaml(Case({}, {}))
 
-    def open_with(*settings: str, generates: bool = True):
+    def open_with(*settings: str, generates: bool = True, model=None):
         paths = dict.fromkeys(("policy_path", "reference_path", "critic_path", "teacher"))
         job = SimpleNamespace(
-            config=load_grpo_config(None, [*SETTINGS, *settings]), model=small_config(), train=yaml, infer=yaml, **paths
+            config=load_grpo_config(None, [*SETTINGS, *settings]),
+            model=model or small_config(),
+            train=yaml,
+            infer=yaml,
+            **paths,
         )
         memory = Residency(lambda parameters: backend.memory.open_store("CPU", parameters, tmp_path))
         return open_parts(job, Collectives(World(0, 1, "CPU")), POSITIONS, None, memory, generates), memory
@@ -84,3 +92,44 @@ def test_a_part_exports_its_weights(opened, tmp_path):
     stored = load_file(tmp_path / "critic" / "model.safetensors")
     for spec in parts.critic.partition.specs:
         np.testing.assert_array_equal(stored[spec.hf_name], backend.read(parts.critic.parameters[spec.name]))
+
+
+@pytest.mark.parametrize("weights", ["bfloat16", "int8"])
+def test_packed_weights_follow_what_is_published(opened, weights):
+    if native.library().problem:
+        pytest.skip("packed weights take the fused operators")
+    parts, _ = opened(f"rollout.weights={weights}")
+    policy, generator = parts.policy, parts.generator
+    assert policy.publishes
+    assert generator.rollout_decoder is not generator.decoder
+
+    def packed():
+        return {p.name: backend.read(p).copy() for p in generator.packed_parameters(trained=True)}
+
+    first = packed()
+    held = [p for role, parameters, _ in policy.memory_roles() if role == phases.INFER for p in parameters]
+    assert {p.name for p in held} == set(first)
+    for parameter in policy.parameters.values():
+        backend.write(parameter, 2 * backend.read(parameter))
+    moved = policy.publish()
+    assert moved.bytes_received == moved.bytes_copied == 0
+    found, words = packed(), []
+    for spec in decoded_rows(small_config()):
+        doubled = backend.read(policy.parameters[spec.name])
+        expected = np.empty_like(first[f"packed.{spec.name}"])
+        packing.pack(weights, doubled, expected)
+        np.testing.assert_array_equal(found[f"packed.{spec.name}"], expected)
+        assert (found[f"packed.{spec.name}"] != first[f"packed.{spec.name}"]).any()
+        words.append(spec.shape[0] * (-(-spec.shape[1] // 64) * 17 if weights == "int8" else spec.shape[1] // 2))
+    assert sum(p.nbytes for p in held) == 4 * sum(words)
+
+
+def test_a_packed_base_is_not_packed_again(opened):
+    if native.library().problem:
+        pytest.skip("packed weights take the fused operators")
+    parts, _ = opened("rollout.weights=int8", model=small_config(adapter=Adapter(4, 8)))
+    assert not parts.policy.publishes
+    roles = {role: parameters for role, parameters, _ in parts.policy.memory_roles()}
+    assert {id(p) for p in roles[phases.INFER_BASE]} == {
+        id(p) for p in parts.generator.packed_parameters(trained=False)
+    }

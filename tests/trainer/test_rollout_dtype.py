@@ -1,25 +1,29 @@
 """Correction for rollouts of another dtype than the trained policy's."""
 
+import re
+
 import pytest
 
 from mindrlhf.backend import native
 from mindrlhf.configs.loading import load_grpo_config
 from mindrlhf.configs.model_settings import ModelSettings
 from mindrlhf.configs.model_yaml import ModelYaml
+from mindrlhf.errors import UserError
 from mindrlhf.flags import TrainFlags
 from mindrlhf.trainer.check import correction_defaults, read_settings
 
 
-def level(infer: str, overrides=()):
+def level(infer: str, overrides=(), weights: str = "train"):
     """The level of a run that trains in bfloat16."""
     yamls = (ModelYaml(path=dtype, model=ModelSettings(compute_dtype=dtype)) for dtype in ("bfloat16", infer))
-    return load_grpo_config(None, overrides, correction_defaults(*yamls)).rollout_correction.level
+    return load_grpo_config(None, overrides, correction_defaults(*yamls, weights)).rollout_correction.level
 
 
 def test_rollouts_of_another_dtype_are_corrected_for():
     assert level("float32") == "token"
     assert level("bfloat16") is None
     assert level("float32", ["rollout_correction.level=sequence"]) == "sequence"
+    assert level("bfloat16", weights="int8") == "token"
 
 
 @pytest.mark.parametrize("given", ["null", "token"])
@@ -29,3 +33,29 @@ def test_a_run_without_correction_is_warned_of(monkeypatch, caplog, given):
     flags = TrainFlags(load_sft_checkpoint_train="model", overrides=(dtype, f"rollout_correction.level={given}"))
     assert read_settings(flags)[1].rollout_correction.level == (None if given == "null" else given)
     assert ("rollout_correction.level is null" in caplog.text) == (given == "null")
+
+
+@pytest.mark.parametrize("given", [None, "null", "sequence"])
+def test_packed_weights_are_corrected_for_or_warned_of(monkeypatch, caplog, given):
+    monkeypatch.setattr(native, "library", lambda: native.Library(None))
+    correction = () if given is None else (f"rollout_correction.level={given}",)
+    flags = TrainFlags(load_sft_checkpoint_train="model", overrides=("rollout.weights=int8", *correction))
+    found = read_settings(flags)[1].rollout_correction
+    assert found.level == {None: "token", "null": None, "sequence": "sequence"}[given]
+    assert found.upper == 2.0
+    warned = "rollout_correction.level is null, with rollout.weights int8 and training in float32" in caplog.text
+    assert warned == (given == "null")
+
+
+@pytest.mark.parametrize(
+    ("device", "problem", "reason"),
+    [
+        ("CPU", "g++ is not installed", "g++ is not installed"),
+        ("Ascend", "", "Ascend has no products of packed weights"),
+    ],
+)
+def test_packed_weights_take_fused_operators(monkeypatch, device, problem, reason):
+    monkeypatch.setattr(native, "library", lambda: native.Library(None, problem))
+    flags = TrainFlags(load_sft_checkpoint_train="model", device_target=device, overrides=("rollout.weights=bfloat16",))
+    with pytest.raises(UserError, match=rf"rollout.weights is bfloat16, .* \({re.escape(reason)}\); set train"):
+        read_settings(flags)

@@ -11,7 +11,6 @@
 #include "decode_halves.h"
 #include "factors.h"
 #include "lanes.h"
-#include "low_rank.h"
 #include "names.h"
 #include "column_tiles.h"
 #include "slots.h"
@@ -106,28 +105,25 @@ struct DecodeLayer {
   Given<AttentionWeights, Input> attention;
   Given<DecodeCaches, Output> caches;
   Given<FeedForwardWeights, Input> feed_forward;
+  LinearMaps<Number> attention_maps, feed_forward_maps;
   DecodeSizes sizes;
-  AttentionWeights<const Number *> attention_matrices;
-  FeedForwardWeights<const Number *> feed_forward_matrices;
-  AttentionAdapters<Number> attention_adapters;
-  FeedForwardAdapters<Number> feed_forward_adapters;
 
   // The next layer. bits: which weights of its halves are given.
   DecodeLayer(Arguments &arguments, const int32_t *bits, int64_t hidden)
       : attention(arguments.next<AttentionWeights, Input>(bits[0])),
         caches(arguments.next<DecodeCaches, Output>(3)),
         feed_forward(arguments.next<FeedForwardWeights, Input>(bits[1])),
-        sizes{hidden, attention.shapes.wq[0], attention.shapes.wk[0], feed_forward.shapes.w1[0], 0} {}
+        attention_maps(maps_of<Number>(attention, hidden)),
+        feed_forward_maps(maps_of<Number>(feed_forward, hidden)),
+        sizes{hidden, attention.shapes.wq[0], attention.shapes.wk[0], feed_forward.shapes.w1[0],
+              std::max(inner_memory(attention_maps), inner_memory(feed_forward_maps))} {}
 
-  int64_t numbers() const { return matrix_numbers(attention) + matrix_numbers(feed_forward); }
+  int64_t words() const { return attention_maps.words() + feed_forward_maps.words(); }
 
-  // To be called before the layer is computed, with memory for its numbers.
-  void make_factors(Number *memory) {
-    attention_matrices = matrix_factors(attention, memory);
-    feed_forward_matrices = matrix_factors(feed_forward, memory + matrix_numbers(attention));
-    attention_adapters = adapters_of(attention, attention_matrices);
-    feed_forward_adapters = adapters_of(feed_forward, feed_forward_matrices);
-    sizes.rank = std::max(attention_adapters.rank(), feed_forward_adapters.rank());
+  // To be called before the layer is computed, with memory for its words.
+  void pack(Word *memory) {
+    attention_maps.pack(memory);
+    feed_forward_maps.pack(memory + attention_maps.words());
   }
 };
 
@@ -174,21 +170,23 @@ int decode_tokens_of(void **params, int *ndims, int64_t **shapes) {
   Arguments arguments(params, ndims, shapes);
   const auto in = arguments.next<DecodeInputs>();
   const int64_t slots = shapes[INDEX(DecodeInputs, uniform)][0], tokens = shapes[INDEX(DecodeInputs, uniform)][1];
-  const int64_t vocabulary = shapes[INDEX(DecodeInputs, head)][0], hidden = shapes[INDEX(DecodeInputs, head)][1];
+  const int64_t vocabulary = shapes[INDEX(DecodeInputs, head)][0], hidden = shapes[INDEX(DecodeInputs, norm)][0];
   const int64_t known = shapes[INDEX(DecodeInputs, cos)][0], stop_count = shapes[INDEX(DecodeInputs, stops)][0];
   const DecodeNumbers &numbers = *in.numbers;
   std::vector<DecodeLayer<Number>> layers;
-  int64_t numbers_of_all = vocabulary * hidden, most = 0;  // most: memory of a row
+  LinearMaps<Number> head;
+  head.add(in.head, shapes[INDEX(DecodeInputs, head)], hidden);
+  int64_t all_words = head.words(), most = 0;  // most: memory of a row
   for (int64_t i = 0; i < shapes[INDEX(DecodeInputs, weights)][0]; i += 2) {
-    numbers_of_all += layers.emplace_back(arguments, in.weights + i, hidden).numbers();
+    all_words += layers.emplace_back(arguments, in.weights + i, hidden).words();
   }
-  const FactorMemory<Number> factors(numbers_of_all);
-  const Number *head = all_factors(in.head, vocabulary * hidden, factors.data());
-  Number *next = factors.data() + vocabulary * hidden;
+  const WordMemory words(all_words);
+  head.pack(words.data());
+  Word *next = words.data() + head.words();
   for (DecodeLayer<Number> &layer : layers) {
-    layer.make_factors(next);
-    next += layer.numbers();
-    most = std::max(most, layer.sizes.memory());
+    layer.pack(next);
+    next += layer.words();
+    most = std::max(most, layer.sizes.template memory<Number>());
   }
   const auto out = arguments.next<DecodeOutputs>();
   std::fill(out.token, out.token + slots * tokens, -1);
@@ -206,10 +204,11 @@ int decode_tokens_of(void **params, int *ndims, int64_t **shapes) {
     rows.next_step(in, tokens, known, last, at, out.token);
     const int64_t count = rows.ids.size();
     const ColumnTiles tiles(count), drawn(rows.drawing.size());
-    const size_t layered = tiles.columns * (hidden + most), all = layered + drawn.columns * (2 * hidden + vocabulary);
+    const size_t layered = tiles.columns * (hidden + most);
+    const size_t all = layered + drawn.columns * (2 * hidden + vocabulary + words_apart<Number>(hidden));
     memory.resize(std::max(memory.size(), all));
-    Output x = memory.data(), rest = x + tiles.columns * hidden, h = x + layered, logits = h + 2 * drawn.columns * hidden;
-    auto normed = reinterpret_cast<Number *>(h + drawn.columns * hidden);
+    Output x = memory.data(), rest = x + tiles.columns * hidden, h = x + layered, normed = h + drawn.columns * hidden;
+    Output logits = normed + drawn.columns * hidden, apart = logits + drawn.columns * vocabulary;
     to_tiles(tiles, hidden, [&](int64_t row) { return in.embedding + rows.ids[row] * hidden; }, x);
     for (const DecodeLayer<Number> &layer : layers) {
       const DecodeSizes &sizes = layer.sizes;
@@ -224,15 +223,15 @@ int decode_tokens_of(void **params, int *ndims, int64_t **shapes) {
                       rows.positions.data(),
                       rows.leaders.data(),
                       rows.prefixes.data()};
-      decode_attention(layer.attention.arrays, layer.attention_matrices, layer.attention_adapters, sizes, now,
+      decode_attention<Number>(layer.attention.arrays, layer.attention_maps, sizes, now,
                        {in.cos, in.sin, cache[3], numbers.epsilon}, numbers.scale, rows.angles.data(), tiles, x, x,
                        layer.caches.arrays.keys, layer.caches.arrays.values, rest);
-      decode_feed_forward(layer.feed_forward.arrays, layer.feed_forward_matrices, layer.feed_forward_adapters, sizes,
+      decode_feed_forward<Number>(layer.feed_forward.arrays, layer.feed_forward_maps, sizes,
                           numbers.epsilon, tiles, x, x, rest);
     }
     pick_tiles(tiles, x, drawn, rows.drawing.data(), hidden, h);
     norm_tiles(drawn, h, in.norm, numbers.epsilon, normed, hidden);
-    products<Number>(drawn, normed, hidden, {{head, nullptr, logits, vocabulary}});
+    products<Number>(drawn, tile_words<Number>(drawn, normed, hidden, apart), {{&head[0], nullptr, logits, nullptr}});
     parallel_pieces(drawn.rows, 1, [&](int64_t i, int64_t) {
       const int64_t slot = rows.slots[rows.drawing[i]], t = at[slot]++, place = slot * tokens + t;
       const SampledToken one = draw(logits + i * vocabulary, vocabulary, in.uniform[place], t < in.banned[slot], in.stops,
@@ -253,4 +252,4 @@ int decode_tokens_of(void **params, int *ndims, int64_t **shapes) {
 
 }  // namespace
 
-ENTRY_POINTS(decode_tokens)
+DECODE_ENTRY_POINTS(decode_tokens)

@@ -10,7 +10,6 @@
 #include "attention.h"
 #include "factors.h"
 #include "lanes.h"
-#include "low_rank.h"
 #include "matrix.h"
 #include "names.h"
 #include "column_tiles.h"
@@ -19,31 +18,34 @@
 
 namespace {
 
-// What is put for one row of them in memory while a half is computed. rank: the sum of a half's adapters.
+// What is put for one row of them in memory while a half is computed. adapters: memory of theirs.
 struct DecodeSizes {
-  int64_t hidden, width, key_width, inner, rank;
+  int64_t hidden, width, key_width, inner, adapters;
 
-  int64_t memory() const { return hidden + std::max(3 * width + 2 * key_width, inner) + rank; }
+  template <typename Number>
+  int64_t memory() const {
+    const int64_t words = words_apart<Number>(hidden) + std::max(words_apart<Number>(width), words_apart<Number>(inner));
+    return hidden + std::max(3 * width + 2 * key_width, inner) + adapters + words;
+  }
 };
 
 // Tiles: to y [hidden], which may be x, the attention half's output for x [hidden] is added. keys, values: caches. The
 // angles of row i are those of position angles[i]. memory: DecodeSizes::memory() for each column.
 template <typename Number>
-void decode_attention(const AttentionWeights<Input> &w, const AttentionWeights<const Number *> &f,
-                      const AttentionAdapters<Number> &maps, const DecodeSizes &sizes, const Slots &slots, const Heads &heads, float scale, const int32_t *angles, const ColumnTiles &tiles,
-                      Input x, Output y, Output keys, Output values, Output memory) {
+void decode_attention(const AttentionWeights<Input> &w, const LinearMaps<Number> &maps, const DecodeSizes &sizes,
+                      const Slots &slots, const Heads &heads, float scale, const int32_t *angles,
+                      const ColumnTiles &tiles, Input x, Output y, Output keys, Output values, Output memory) {
   const int64_t columns = tiles.columns, hidden = sizes.hidden, width = sizes.width, key_width = sizes.key_width;
-  Output q = memory + columns * hidden, attended = q + columns * width, k = attended + 2 * columns * width;
-  Output v = k + columns * key_width;
-  auto h = reinterpret_cast<Number *>(memory), turned = reinterpret_cast<Number *>(attended + columns * width);
-  auto inner = reinterpret_cast<Number *>(v + columns * key_width);
+  Output h = memory, q = h + columns * hidden, attended = q + columns * width, turned = attended + columns * width;
+  Output k = turned + columns * width, v = k + columns * key_width, inner = v + columns * key_width;
+  Output apart = inner + columns * sizes.adapters, apart_too = apart + columns * words_apart<Number>(hidden);
   TileAdapter<Number> near[3], out[1];
   norm_tiles(tiles, x, w.norm, heads.epsilon, h, hidden);
-  inner_tiles(tiles, h, hidden, {maps.q, maps.k, maps.v}, inner, near);
-  products<Number>(tiles, h, hidden,
-                   {{f.wq, w.wq_bias, q, width, near},
-                    {f.wk, w.wk_bias, k, key_width, near + 1},
-                    {f.wv, w.wv_bias, v, key_width, near + 2}});
+  inner_tiles(tiles, h, {&maps[MAP_Q], &maps[MAP_K], &maps[MAP_V]}, inner, near);
+  products<Number>(tiles, tile_words<Number>(tiles, h, hidden, apart),
+                   {{&maps[MAP_Q], w.wq_bias, q, near},
+                    {&maps[MAP_K], w.wk_bias, k, near + 1},
+                    {&maps[MAP_V], w.wv_bias, v, near + 2}});
   auto before = [&](int64_t row, int64_t head) {
     Output own_q = q + row * width + head * slots.queries * slots.d, own_k = k + row * key_width + head * slots.d;
     heads.prepare(own_q, w.q_norm, angles[row], slots.queries, own_q);
@@ -51,43 +53,46 @@ void decode_attention(const AttentionWeights<Input> &w, const AttentionWeights<c
   };
   attend_slots(slots, q, k, v, keys, values, scale, attended, before);
   to_tiles(tiles, width, [=](int64_t row) { return attended + row * width; }, turned);
-  inner_tiles(tiles, turned, width, {maps.o}, inner, out);
-  add_product<Number>(tiles, turned, width, f.wo, out[0], y, hidden);
+  inner_tiles(tiles, turned, {&maps[MAP_O]}, inner, out);
+  add_product<Number>(tiles, tile_words<Number>(tiles, turned, width, apart_too), out[0], y);
 }
 
 // Tiles: to y [hidden], which may be x, the feed-forward half's output for x [hidden] is added. memory: as above.
 template <typename Number>
-void decode_feed_forward(const FeedForwardWeights<Input> &w, const FeedForwardWeights<const Number *> &f,
-                         const FeedForwardAdapters<Number> &maps, const DecodeSizes &sizes, float epsilon,
-                         const ColumnTiles &tiles, Input x, Output y, Output memory) {
-  const int64_t hidden = sizes.hidden, inner = sizes.inner;
-  auto h = reinterpret_cast<Number *>(memory), act = reinterpret_cast<Number *>(memory + tiles.columns * hidden);
-  auto low = reinterpret_cast<Number *>(memory + tiles.columns * (hidden + inner));
+void decode_feed_forward(const FeedForwardWeights<Input> &w, const LinearMaps<Number> &maps, const DecodeSizes &sizes,
+                         float epsilon, const ColumnTiles &tiles, Input x, Output y, Output memory) {
+  const int64_t columns = tiles.columns, hidden = sizes.hidden, inner = sizes.inner;
+  Output h = memory, act = h + columns * hidden, low = act + columns * inner, apart = low + columns * sizes.adapters;
+  Output apart_too = std::is_same_v<Number, float> ? act : apart + columns * words_apart<Number>(hidden);
+  auto act_words = reinterpret_cast<Word *>(apart_too);
   TileAdapter<Number> near[2], down[1];
   norm_tiles(tiles, x, w.norm, epsilon, h, hidden);
-  inner_tiles(tiles, h, hidden, {maps.gate, maps.up}, low, near);
+  inner_tiles(tiles, h, {&maps[MAP_GATE], &maps[MAP_UP]}, low, near);
+  const Word *h_words = tile_words<Number>(tiles, h, hidden, apart);
   parallel_pieces(inner, kFewRows, [&](int64_t j, int64_t n) {
     Output gate = scratch(2 * n * kTile), up = gate + n * kTile;
     tiles.each([&](int64_t first, int64_t count) {
-      const Number *own = h + first * hidden;
-      gemm('N', 'N', n, count, hidden, 1, f.w1 + j * hidden, hidden, own, count, 0, gate, count);
-      gemm('N', 'N', n, count, hidden, 1, f.w3 + j * hidden, hidden, own, count, 0, up, count);
-      near[0].add(j, n, first, count, gate, count);
-      near[1].add(j, n, first, count, up, count);
-      gated(gate, up, act + first * inner + j * count, n * count);
+      tile_product(maps[MAP_GATE].weight, j, n, h_words, first, count, false, gate);
+      tile_product(maps[MAP_UP].weight, j, n, h_words, first, count, false, up);
+      near[0].add(j, n, first, count, gate);
+      near[1].add(j, n, first, count, up);
+      Output piece = act + first * inner + j * count;
+      gated(gate, up, piece, n * count);
+      const int64_t own = first * WordsOf<Number>::column(inner) + WordsOf<Number>::column(j) * count;
+      column_words<Number>(piece, n, count, act_words + own);
     });
   });
-  inner_tiles(tiles, act, inner, {maps.down}, low, down);
-  add_product<Number>(tiles, act, inner, f.w2, down[0], y, hidden);
+  inner_tiles(tiles, act, {&maps[MAP_DOWN]}, low, down);
+  add_product<Number>(tiles, act_words, down[0], y);
 }
 
 // Rows [rows, hidden] to tiles and, after body(tiles, x, y, memory), y back to rows. residual: y begins as x, else as 0.
-template <typename Body>
+template <typename Number, typename Body>
 void in_tiles(Input rows, int64_t count, const DecodeSizes &sizes, bool residual, Output out, Body body) {
   const ColumnTiles tiles(count);
   const int64_t hidden = sizes.hidden, numbers = tiles.columns * hidden;
   thread_local std::vector<float> memory;
-  memory.resize(2 * numbers + tiles.columns * sizes.memory());
+  memory.resize(2 * numbers + tiles.columns * sizes.template memory<Number>());
   Output x = memory.data(), y = residual ? x : x + numbers;
   to_tiles(tiles, hidden, [&](int64_t row) { return rows + row * hidden; }, x);
   if (!residual) std::fill(y, y + numbers, 0.0f);
@@ -115,10 +120,10 @@ int decode_attention_half_of(void **params, int *ndims, int64_t **shapes) {
   const auto given = arguments.next<AttentionWeights, Input>(p.numbers->weights);
   const auto out = arguments.next<Outputs>();
   const int64_t *cache = shapes[INDEX(Inputs, keys)], rows = shapes[0][0];
-  const FactorMemory<Number> factors(matrix_numbers(given));
-  const auto matrices = matrix_factors(given, factors.data());
-  const AttentionAdapters<Number> maps = adapters_of(given, matrices);
-  const DecodeSizes sizes{shapes[0][1], given.shapes.wq[0], given.shapes.wk[0], 0, maps.rank()};
+  auto maps = maps_of<Number>(given, shapes[0][1]);
+  const WordMemory words(maps.words());
+  maps.pack(words.data());
+  const DecodeSizes sizes{shapes[0][1], given.shapes.wq[0], given.shapes.wk[0], 0, inner_memory(maps)};
   std::vector<int32_t> numbered(rows), zeros(rows, 0), angles(p.positions, p.positions + rows);
   std::iota(numbered.begin(), numbered.end(), 0);
   for (int32_t &angle : angles) angle = std::min<int32_t>(angle, shapes[INDEX(Inputs, cos)][0] - 1);
@@ -133,10 +138,11 @@ int decode_attention_half_of(void **params, int *ndims, int64_t **shapes) {
                     numbered.data(),
                     zeros.data()};
   const Heads heads{p.cos, p.sin, cache[3], p.numbers->epsilon};
-  in_tiles(p.x, rows, sizes, p.numbers->residual, out.y, [&](const ColumnTiles &tiles, Input x, Output y, Output memory) {
-    decode_attention(given.arrays, matrices, maps, sizes, slots, heads, p.numbers->scale, angles.data(), tiles, x, y, p.keys,
-                     p.values, memory);
-  });
+  auto run = [&](const ColumnTiles &tiles, Input x, Output y, Output memory) {
+    decode_attention<Number>(given.arrays, maps, sizes, slots, heads, p.numbers->scale, angles.data(), tiles, x, y, p.keys,
+                             p.values, memory);
+  };
+  in_tiles<Number>(p.x, rows, sizes, p.numbers->residual, out.y, run);
   return 0;
 }
 
@@ -154,18 +160,51 @@ int decode_feed_forward_half_of(void **params, int *ndims, int64_t **shapes) {
   const auto p = arguments.next<Inputs>();
   const auto given = arguments.next<FeedForwardWeights, Input>(p.numbers->weights);
   const auto out = arguments.next<Outputs>();
-  const FactorMemory<Number> factors(matrix_numbers(given));
-  const auto matrices = matrix_factors(given, factors.data());
-  const FeedForwardAdapters<Number> maps = adapters_of(given, matrices);
-  const DecodeSizes sizes{shapes[0][1], 0, 0, given.shapes.w1[0], maps.rank()};
-  in_tiles(p.x, shapes[0][0], sizes, p.numbers->residual, out.y,
-           [&](const ColumnTiles &tiles, Input x, Output y, Output memory) {
-             decode_feed_forward(given.arrays, matrices, maps, sizes, p.numbers->epsilon, tiles, x, y, memory);
-           });
+  auto maps = maps_of<Number>(given, shapes[0][1]);
+  const WordMemory words(maps.words());
+  maps.pack(words.data());
+  const DecodeSizes sizes{shapes[0][1], 0, 0, given.shapes.w1[0], inner_memory(maps)};
+  auto run = [&](const ColumnTiles &tiles, Input x, Output y, Output memory) {
+    decode_feed_forward<Number>(given.arrays, maps, sizes, p.numbers->epsilon, tiles, x, y, memory);
+  };
+  in_tiles<Number>(p.x, shapes[0][0], sizes, p.numbers->residual, out.y, run);
+  return 0;
+}
+
+// Inputs: x [B, in], weight [out, in] or rows of it. Output: logits [B, out].
+template <typename Number>
+int decode_logits_of(void **params, int *ndims, int64_t **shapes) {
+  struct Inputs {
+    Input x, weight;
+  };
+  struct Outputs {
+    Output y;
+  };
+  Arguments arguments(params, ndims, shapes);
+  const auto p = arguments.next<Inputs>();
+  const auto out = arguments.next<Outputs>();
+  const int64_t in = shapes[0][1];
+  const ColumnTiles tiles(shapes[0][0]);
+  LinearMaps<Number> maps;
+  maps.add(p.weight, shapes[1], in);
+  const WordMemory words(maps.words());
+  maps.pack(words.data());
+  std::vector<float> memory(tiles.columns * (in + words_apart<Number>(in)));
+  to_tiles(tiles, in, [&](int64_t row) { return p.x + row * in; }, memory.data());
+  const Word *x = tile_words<Number>(tiles, memory.data(), in, memory.data() + tiles.columns * in);
+  products<Number>(tiles, x, {{&maps[0], nullptr, out.y, nullptr}});
   return 0;
 }
 
 }  // namespace
 
-ENTRY_POINTS(decode_attention_half)
-ENTRY_POINTS(decode_feed_forward_half)
+// The entry points of an operator of a decode step: with rows of float, bfloat16 and int8 numbers.
+#define DECODE_ENTRY_POINTS(name)                                                                           \
+  ENTRY_POINTS(name)                                                                                        \
+  extern "C" int name##_int8(int, void **params, int *ndims, int64_t **shapes, const char **, void *, void *) { \
+    return name##_of<Int8>(params, ndims, shapes);                                                          \
+  }
+
+DECODE_ENTRY_POINTS(decode_attention_half)
+DECODE_ENTRY_POINTS(decode_feed_forward_half)
+DECODE_ENTRY_POINTS(decode_logits)

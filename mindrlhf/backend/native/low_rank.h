@@ -110,18 +110,4 @@ class LowRankGradient {
   const FactorRows<Number> inner_factors_, slope_factors_;
 };
 
-// An adapter in a decode step: the inner values are put together first, as tiles of `rank` rows.
-template <typename Number>
-struct TileAdapter {
-  LowRank<Number> map;
-  Number *inner = nullptr;
-
-  // To y [n, width], of rows j to j + n of the map's output, the part is added that belongs to columns `first` and on.
-  void add(int64_t j, int64_t n, int64_t first, int64_t width, Output y, int64_t stride) const {
-    if (!map.a) return;
-    gemm('N', 'N', n, width, map.rank, map.scale, map.b + j * map.rank, map.rank, inner + first * map.rank, width, 1, y,
-         stride);
-  }
-};
-
 }  // namespace

@@ -24,16 +24,20 @@ ATTENTION_WEIGHTS, FEED_FORWARD_WEIGHTS = names.members("AttentionWeights"), nam
 class Operators:
     """Operators of the library at `path`.
 
-    dtype: of what products take, float32 or bfloat16. Shapes and dtypes of results are functions of those of the
-    inputs.
+    dtype: of what products take, float32 or bfloat16; weights: the same for decode steps, or int8. Shapes and dtypes of
+    results are functions of those of the inputs.
     """
 
-    def __init__(self, path: str, dtype: str = "float32"):
+    def __init__(self, path: str, dtype: str = "float32", weights: str = "float32"):
+        self.weights = weights
+
         def operator(name, shapes, dtypes=lambda *inputs: inputs[0]):
             return ops.Custom(f"{path}:{name}", out_shape=shapes, out_dtype=dtypes, func_type="aot")
 
-        def products(name, *results):
+        def products(name, *results, dtype=dtype):
             return operator(name if dtype == "float32" else f"{name}_{dtype}", *results)
+
+        decoding = functools.partial(products, dtype=weights)
 
         self.linear = products("linear", lambda x, w: [x[0], w[0]])
         self._rms_norm = _RmsNorm(
@@ -54,9 +58,10 @@ class Operators:
             for name, shapes, gradients, kept, outputs, between in halves
             for again in (False, True)
         }
-        self._decode_attention = products("decode_attention_half", lambda x, *_: x)
-        self._decode_feed_forward = products("decode_feed_forward_half", lambda x, *_: x)
-        self._tokens = products(
+        self._decode_attention = decoding("decode_attention_half", lambda x, *_: x)
+        self._decode_feed_forward = decoding("decode_feed_forward_half", lambda x, *_: x)
+        self.decode_logits = decoding("decode_logits", lambda x, head: [x[0], head[0]])
+        self._tokens = decoding(
             "decode_tokens",
             lambda *inputs: (inputs[7],) * 3,  # of the context
             lambda *_: (int32, float32, float32),
@@ -146,10 +151,13 @@ class Operators:
 
 
 @functools.cache
-def operators(dtype: str = "float32") -> Operators | None:
-    """Open the built operators; None where they could not be built. dtype: see `Operators`."""
+def operators(dtype: str = "float32", weights: str | None = None) -> Operators | None:
+    """Open the built operators; None where they could not be built.
+
+    dtype, weights: see `Operators`; the weights' is that of products by default.
+    """
     path = library().path
-    return Operators(str(path), dtype) if path else None
+    return Operators(str(path), dtype, weights or dtype) if path else None
 
 
 @constexpr

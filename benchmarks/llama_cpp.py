@@ -1,0 +1,221 @@
+"""Generation alongside llama.cpp: the same random weights of Qwen2.5-0.5B's shape, numbers and processor.
+
+    python benchmarks/llama_cpp.py CACHE
+    python benchmarks/llama_cpp.py CACHE --dtype int8 --sequences 8
+
+CACHE is a folder outside of the project. The first call builds llama.cpp there, from the source package of
+`llama-cpp-python`, with its own options for this processor, and writes the models as GGUF files (3.6 GB). Each call
+measures both sides one after the other and joins its figures to those of earlier calls in CACHE/results.json.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+PACKAGE = "llama-cpp-python==0.3.36"
+TARGETS = ("llama-batched-bench", "llama-quantize")
+# Ours -> the type of llama.cpp's file.
+TYPES = {"float32": "F32", "bfloat16": "BF16", "int8": "Q8_0"}
+SEQUENCES, TOKENS, THREADS = (8, 64), 64, 2
+GOALS = {8: 1.0, 64: 1.5}  # our tokens per second over theirs
+
+OUTER = {
+    "token_embd.weight": "model.tok_embeddings.embedding_weight",
+    "output_norm.weight": "model.norm_out.weight",
+}
+LAYER = {
+    "attn_norm.weight": "attention_norm.weight",
+    "ffn_norm.weight": "ffn_norm.weight",
+    **{f"attn_{letter}.{kind}": f"attention.w{letter}.{kind}" for letter in "qkv" for kind in ("weight", "bias")},
+    "attn_output.weight": "attention.wo.weight",
+    "ffn_gate.weight": "feed_forward.w1.weight",
+    "ffn_up.weight": "feed_forward.w3.weight",
+    "ffn_down.weight": "feed_forward.w2.weight",
+}
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cache", type=Path, help="folder of the build, the models and the results")
+    parser.add_argument("--dtype", action="append", choices=TYPES, help="numbers of the weights; default: all")
+    parser.add_argument("--sequences", action="append", type=int, help=f"at a time; default: {SEQUENCES}")
+    parser.add_argument("--measure-ours", action="store_true", help=argparse.SUPPRESS)
+    return parser.parse_args(argv)
+
+
+def qwen():
+    """Qwen2.5-0.5B's architecture."""
+    from mindrlhf.configs.model import ModelConfig
+
+    return ModelConfig(
+        vocab_size=151936,
+        hidden_size=896,
+        intermediate_size=4864,
+        num_layers=24,
+        num_heads=14,
+        num_kv_heads=2,
+        head_dim=64,
+        rope_theta=1e6,
+        attention_bias=True,
+        tie_word_embeddings=True,
+    )
+
+
+def source(cache: Path) -> Path:
+    """Fetch llama.cpp's source; returns its folder."""
+    found = next(cache.glob("llama_cpp_python-*/vendor/llama.cpp"), None)
+    if found is None:
+        fetch = ("pip", "download", "--no-deps", "--no-binary", ":all:", "--dest", str(cache), PACKAGE)
+        subprocess.run((sys.executable, "-m", *fetch), check=True)
+        with tarfile.open(next(cache.glob("llama_cpp_python-*.tar.gz"))) as archive:
+            archive.extractall(cache, filter="data")
+        found = next(cache.glob("llama_cpp_python-*/vendor/llama.cpp"))
+    return found
+
+
+def build(cache: Path) -> Path:
+    """Build llama.cpp's programs; returns their folder."""
+    folder = cache / "build"
+    if not all((folder / "bin" / name).exists() for name in TARGETS):
+        options = ("CMAKE_BUILD_TYPE=Release", "GGML_NATIVE=ON", "LLAMA_CURL=OFF", "BUILD_SHARED_LIBS=OFF")
+        given = [f"-D{option}" for option in options]
+        subprocess.run(("cmake", "-B", str(folder), "-S", str(source(cache)), *given), check=True)
+        subprocess.run(("cmake", "--build", str(folder), "-j", str(THREADS), "--target", *TARGETS), check=True)
+    return folder / "bin"
+
+
+def names(layers: int) -> dict[str, str]:
+    """GGUF's name of each parameter -> ours."""
+    named = {f"blk.{i}.{theirs}": f"model.layers.{i}.{ours}" for i in range(layers) for theirs, ours in LAYER.items()}
+    return OUTER | named
+
+
+def model_file(cache: Path, dtype: str) -> Path:
+    """Write the random weights, or convert them; returns the file."""
+    file = cache / f"model-{dtype}.gguf"
+    if file.exists():
+        return file
+    if dtype != "float32":
+        convert = (build(cache) / "llama-quantize", model_file(cache, "float32"), file, TYPES[dtype])
+        subprocess.run(tuple(map(str, convert)), check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        return file
+    sys.path.insert(0, str(source(cache) / "gguf-py"))
+    import gguf
+
+    from mindrlhf import backend
+    from mindrlhf.checkpoint.open import Weights
+
+    model = qwen()
+    parameters = Weights(None, model, seed=0).parameters()
+    writer = gguf.GGUFWriter(file, "qwen2")
+    writer.add_block_count(model.num_layers)
+    writer.add_context_length(32768)
+    writer.add_embedding_length(model.hidden_size)
+    writer.add_feed_forward_length(model.intermediate_size)
+    writer.add_head_count(model.num_heads)
+    writer.add_head_count_kv(model.num_kv_heads)
+    writer.add_rope_freq_base(model.rope_theta)
+    writer.add_layer_norm_rms_eps(model.rms_norm_eps)
+    writer.add_vocab_size(model.vocab_size)
+    writer.add_tokenizer_model("none")
+    for theirs, ours in names(model.num_layers).items():
+        writer.add_tensor(theirs, backend.read(parameters[ours]))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+def theirs(cache: Path, dtype: str, sequences: int) -> dict[str, float]:
+    """Measure llama.cpp: tokens per second of prompts and of generation."""
+    sizes = {"-npp": TOKENS, "-ntg": TOKENS, "-npl": sequences, "-c": 2 * TOKENS * sequences}
+    threads = {"-t": THREADS, "-tb": THREADS, "-b": 2048, "-ub": 512}
+    options = [str(part) for pair in (sizes | threads).items() for part in pair]
+    command = (str(build(cache) / TARGETS[0]), "-m", str(model_file(cache, dtype)), *options, "--output-format", "jsonl")
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
+    row = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
+    return {"prompts": row["speed_pp"], "generation": row["speed_tg"]}
+
+
+def ours(cache: Path, dtype: str, sequences: int) -> dict[str, float]:
+    """Measure ours in a process of its own, likewise."""
+    given = ("--dtype", dtype, "--sequences", str(sequences), "--measure-ours")
+    done = subprocess.run((sys.executable, __file__, str(cache), *given), capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"our side failed:\n{done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def measure_ours(cache: Path, dtype: str, sequences: int) -> dict[str, float]:
+    """Generate once for the graphs and once for the figures, with prompts prefilled in bfloat16 unless in float32."""
+    sys.path.insert(0, str(source(cache) / "gguf-py"))
+    import gguf
+    import numpy as np
+
+    from mindrlhf import backend
+    from mindrlhf.backend.process.launch import launch
+    from mindrlhf.configs.grpo import SamplingSettings
+    from mindrlhf.models.decoder import Decoder
+    from mindrlhf.models.initialize import build_parameters
+    from mindrlhf.models.packed import PackedWeights
+    from mindrlhf.models.parameters import decoded_rows, parameter_table
+    from mindrlhf.rollout.engine import Engine
+    from mindrlhf.types import Prompt
+
+    launch("CPU")
+    model = qwen()
+    tensors = {tensor.name: tensor.data for tensor in gguf.GGUFReader(model_file(cache, "float32")).tensors}
+    known = {name: tensors[stored] for stored, name in names(model.num_layers).items()}
+    parameters = build_parameters(parameter_table(model), lambda spec: np.array(known[spec.name]))
+    float32 = dtype == "float32"
+    kernels = backend.kernels("CPU", "float32" if float32 else "bfloat16", "train" if float32 else dtype)
+    packed = None if float32 else PackedWeights(dtype, decoded_rows(model), parameters).packed
+    decoder = Decoder(model, parameters, kernels, 4 * TOKENS, packed=packed)
+    engine = Engine(model, decoder, SamplingSettings(max_new_tokens=TOKENS), sequences, TOKENS, (), seed=0)
+    ids = np.random.default_rng(0).integers(0, model.vocab_size, (sequences, TOKENS)).astype(np.int32)
+    prompts = [Prompt(number, row) for number, row in enumerate(ids)]
+    for step in range(2):
+        engine.generate(prompts, 1, step)
+    done = engine.statistics
+    return {"prompts": sequences * TOKENS / done.prefill_s, "generation": done.tokens / done.decode_s}
+
+
+def table(results: dict[str, dict]) -> str:
+    """Describe all results: tokens per second of generation, and their ratio with its goal."""
+    lines = ["| weights | sequences | llama.cpp tokens/s | ours | ours / llama.cpp | goal |", "| --- |" + " --- |" * 5]
+    for dtype, sequences in ((dtype, count) for dtype in TYPES for count in SEQUENCES):
+        found = results.get(f"{dtype} {sequences}")
+        if found:
+            their_rate, our_rate = (found[side]["generation"] for side in ("llama.cpp", "ours"))
+            kind = dtype if dtype != "int8" else "int8, Q8_0"
+            rates = f"{their_rate:.0f} | {our_rate:.0f} | {our_rate / their_rate:.2f}"
+            lines.append(f"| {kind} | {sequences} | {rates} | {GOALS[sequences]:.1f} |")
+    return "\n".join(lines)
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse(argv)
+    cases = [(dtype, count) for dtype in args.dtype or TYPES for count in args.sequences or SEQUENCES]
+    if args.measure_ours:
+        print(json.dumps(measure_ours(args.cache, *cases[0])))
+        return 0
+    args.cache.mkdir(parents=True, exist_ok=True)
+    file = args.cache / "results.json"
+    results = json.loads(file.read_text()) if file.exists() else {}
+    for dtype, count in cases:
+        model_file(args.cache, dtype)
+        sides = {"ours": ours, "llama.cpp": theirs}
+        results[f"{dtype} {count}"] = {name: side(args.cache, dtype, count) for name, side in sides.items()}
+        file.write_text(json.dumps(results, indent=1))
+    print(table(results))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,125 @@
+// The linear maps of a half in a decode step: rows of weights, with adapters.
+
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "factors.h"
+#include "names.h"
+#include "weight_rows.h"
+
+namespace {
+
+// Memory for words, from the blocks of `FactorMemory`.
+class WordMemory {
+ public:
+  explicit WordMemory(int64_t words) : numbers_(2 * words) {}
+  Word *data() const { return reinterpret_cast<Word *>(numbers_.data()); }
+
+ private:
+  const FactorMemory<BFloat16> numbers_;
+};
+
+// A matrix [rows, in] as rows of words: itself, if it has such, else packed in memory for `words`.
+template <typename Number>
+struct PackedMatrix {
+  Input array = nullptr;
+  int64_t rows = 0, in = 0, words = 0;
+  const Word *packed = nullptr;
+
+  PackedMatrix() = default;
+  PackedMatrix(Input array, int64_t rows, int64_t in, bool ready = std::is_same_v<Number, float>)
+      : array(array), rows(rows), in(in), words(ready ? 0 : rows * WordsOf<Number>::row(in)) {}
+
+  // Returns the memory behind its own.
+  Word *pack(Word *memory) {
+    packed = words ? memory : reinterpret_cast<const Word *>(array);
+    if constexpr (!std::is_same_v<Number, float>) {
+      if (words) pack_rows<Number>(array, rows, in, memory);
+    }
+    return memory + words;
+  }
+  const Word *row(int64_t i) const { return packed + i * WordsOf<Number>::row(in); }
+};
+
+// Numbers of adapters: int8 ones would round away what an update changes.
+template <typename Number>
+using AdapterNumber = std::conditional_t<std::is_same_v<Number, Int8>, float, Number>;
+
+// A weight [out, in], and an adapter scale * B A with A [rank, in] and B [out, rank]; rank is 0 without one.
+template <typename Number>
+struct LinearMap {
+  PackedMatrix<Number> weight;
+  PackedMatrix<AdapterNumber<Number>> a, b;
+  float scale = 0;
+
+  int64_t in() const { return weight.in; }
+  int64_t out() const { return weight.rows; }
+  int64_t rank() const { return a.rows; }
+};
+
+// The maps of a half, by their places.
+template <typename Number>
+class LinearMaps {
+ public:
+  // weight: [out, words of a row] or, of floats, [out, in]. a, b: null without an adapter.
+  void add(Input weight, Shape shape, int64_t in, Input a = nullptr, Input b = nullptr, Shape a_shape = nullptr,
+           Input scales = nullptr) {
+    LinearMap<Number> map;
+    map.weight = {weight, shape[0], in, shape[1] == WordsOf<Number>::row(in)};
+    if (a) {
+      const int64_t rank = a_shape[0];
+      map.a = {a, rank, in}, map.b = {b, shape[0], rank}, map.scale = scales[maps_.size()];
+    }
+    maps_.push_back(map);
+  }
+  // Words that `pack` has to make.
+  int64_t words() const {
+    int64_t total = 0;
+    for (const LinearMap<Number> &map : maps_) total += map.weight.words + map.a.words + map.b.words;
+    return total;
+  }
+  void pack(Word *memory) {
+    for (LinearMap<Number> &map : maps_) memory = map.b.pack(map.a.pack(map.weight.pack(memory)));
+  }
+  int64_t rank() const {
+    int64_t total = 0;
+    for (const LinearMap<Number> &map : maps_) total += map.rank();
+    return total;
+  }
+  const LinearMap<Number> &operator[](int i) const { return maps_[i]; }
+
+ private:
+  std::vector<LinearMap<Number>> maps_;
+};
+
+enum AttentionMap { MAP_Q, MAP_K, MAP_V, MAP_O };
+enum FeedForwardMap { MAP_GATE, MAP_UP, MAP_DOWN };
+
+template <typename Number>
+LinearMaps<Number> maps_of(const Given<AttentionWeights, Input> &given, int64_t hidden) {
+  const auto &w = given.arrays;
+  const auto &s = given.shapes;
+  LinearMaps<Number> maps;
+  maps.add(w.wq, s.wq, hidden, w.wq_a, w.wq_b, s.wq_a, w.scales);
+  maps.add(w.wk, s.wk, hidden, w.wk_a, w.wk_b, s.wk_a, w.scales);
+  maps.add(w.wv, s.wv, hidden, w.wv_a, w.wv_b, s.wv_a, w.scales);
+  maps.add(w.wo, s.wo, s.wq[0], w.wo_a, w.wo_b, s.wo_a, w.scales);
+  return maps;
+}
+
+template <typename Number>
+LinearMaps<Number> maps_of(const Given<FeedForwardWeights, Input> &given, int64_t hidden) {
+  const auto &w = given.arrays;
+  const auto &s = given.shapes;
+  LinearMaps<Number> maps;
+  maps.add(w.w1, s.w1, hidden, w.w1_a, w.w1_b, s.w1_a, w.scales);
+  maps.add(w.w3, s.w3, hidden, w.w3_a, w.w3_b, s.w3_a, w.scales);
+  maps.add(w.w2, s.w2, s.w1[0], w.w2_a, w.w2_b, s.w2_a, w.scales);
+  return maps;
+}
+
+}  // namespace

@@ -1,0 +1,34 @@
+"""Packing of weights for decode steps: rows of bfloat16 numbers, or of int8 numbers with scales of blocks of 64."""
+
+import ctypes
+import functools
+from typing import TYPE_CHECKING
+
+from mindrlhf.backend.native import library
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+def row_words(weights: str, inputs: int) -> int:
+    """Words of 32 bits of a row with this many numbers; weights: bfloat16 or int8."""
+    count = getattr(_opened(), f"row_words_{weights}")
+    count.restype = ctypes.c_int64
+    return count(ctypes.c_int64(inputs))
+
+
+def pack(weights: str, matrix: "np.ndarray", packed: "np.ndarray") -> None:
+    """Pack float32[out, in] into int32[out, row_words]; both are dense."""
+    sizes = map(ctypes.c_int64, matrix.shape)
+    getattr(_opened(), f"pack_{weights}")(_address(matrix), *sizes, _address(packed))
+
+
+def _address(array: "np.ndarray") -> ctypes.c_void_p:
+    if not array.flags.c_contiguous:
+        raise ValueError(f"an array of shape {list(array.shape)} is not dense")
+    return ctypes.c_void_p(array.ctypes.data)
+
+
+@functools.cache
+def _opened() -> ctypes.CDLL:
+    return ctypes.CDLL(str(library().path))

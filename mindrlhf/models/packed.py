@@ -1,0 +1,54 @@
+"""Weights packed for decoding (`rollout.weights`), alongside the float32 ones."""
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+from mindspore import Parameter, Tensor
+
+from mindrlhf import backend
+from mindrlhf.backend.native import packing
+from mindrlhf.models.parameters import ParameterSpec
+
+
+class PackedWeights:
+    """Packed copies of the matrices that decode steps multiply by.
+
+    weights: bfloat16 or int8. specs: rows of the parameter table. parameters: float32, by name. rows: of some of them,
+    the ones that this rank needs. `packed` has int32[out, words] by name.
+    """
+
+    def __init__(
+        self,
+        weights: str,
+        specs: Iterable[ParameterSpec],
+        parameters: Mapping[str, Parameter],
+        rows: Mapping[str, slice] | None = None,
+    ):
+        self.weights, self._parameters, self._rows = weights, parameters, rows or {}
+        self.packed: dict[str, Parameter] = {}
+        self.trained: set[str] = set()
+        for spec in specs:
+            matrix = self._matrix(spec.name)
+            words = packing.row_words(weights, matrix.shape[1])
+            values = Tensor(np.empty((matrix.shape[0], words), np.int32))
+            self.packed[spec.name] = Parameter(values, name=f"packed.{spec.name}", requires_grad=False)
+            if spec.trains:
+                self.trained.add(spec.name)
+        self._pack(self.packed)
+
+    def refresh(self) -> None:
+        """Pack the matrices that training changes once more."""
+        self._pack(self.trained)
+
+    def parameters(self, trained: bool) -> list[Parameter]:
+        """List the packed copies of weights that train, or of the others."""
+        return [packed for name, packed in self.packed.items() if (name in self.trained) == trained]
+
+    def _matrix(self, name: str) -> np.ndarray:
+        matrix = backend.read(self._parameters[name])
+        return matrix[self._rows[name]] if name in self._rows else matrix
+
+    def _pack(self, names: Iterable[str]) -> None:
+        with backend.rewriting({name: self.packed[name] for name in names}) as arrays:
+            for name, packed in arrays.items():
+                packing.pack(self.weights, self._matrix(name), packed)

@@ -1,0 +1,53 @@
+"""Policy in the layout that generates."""
+
+from mindspore import Parameter
+
+from mindrlhf import backend
+from mindrlhf.backend.comm.collectives import Collectives
+from mindrlhf.job import Job
+from mindrlhf.models.packed import PackedWeights
+from mindrlhf.models.parameters import decoded_rows
+from mindrlhf.roles.part import ModelPart, Parameters
+
+
+class Generator(ModelPart):
+    """Policy in the layout that generates, with weights packed as `rollout.weights` says.
+
+    decoder: over the published weights, for held-out problems. rollout_decoder: the one that draws responses to train
+    on; its prompts are prefilled with the published weights.
+    """
+
+    what = "generator"
+
+    def __init__(self, job: Job, collectives: Collectives, max_positions: int):
+        super().__init__(job.infer, job.model, collectives, max_positions)
+        self._weights = job.config.rollout.weights
+        self._packed: PackedWeights | None = None
+
+    def hold(self, parameters: Parameters) -> None:
+        super().hold(parameters)
+        self.rollout_decoder = self.decoder
+        if self._weights == "train":
+            return
+        model, shards = self.partition.model, self.shards
+        specs = decoded_rows(model)
+        head = specs[0] if model.tie_word_embeddings else specs[-1]
+        whole = shards.size > 1 and parameters[head.name].shape[0] == model.vocab_size
+        rows = {head.name: slice(*shards.share(model.vocab_size))} if whole else {}
+        self._packed = PackedWeights(self._weights, specs, parameters, rows)
+        kernels = backend.kernels(self.yaml.context.device_target, self.yaml.model.compute_dtype, self._weights)
+        self.rollout_decoder = self._decoder(kernels=kernels, packed=self._packed.packed)
+
+    @property
+    def refreshes(self) -> bool:
+        """True when packed weights follow updates."""
+        return self._packed is not None and bool(self._packed.trained)
+
+    def refresh(self) -> None:
+        """Pack the published weights that have changed, where it `refreshes`."""
+        if self._packed:
+            self._packed.refresh()
+
+    def packed_parameters(self, trained: bool) -> list[Parameter]:
+        """List the packed copies of weights that train, or of the others."""
+        return self._packed.parameters(trained) if self._packed else []
