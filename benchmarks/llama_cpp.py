@@ -135,7 +135,8 @@ def theirs(cache: Path, dtype: str, sequences: int) -> dict[str, float]:
     sizes = {"-npp": TOKENS, "-ntg": TOKENS, "-npl": sequences, "-c": 2 * TOKENS * sequences}
     threads = {"-t": THREADS, "-tb": THREADS, "-b": 2048, "-ub": 512}
     options = [str(part) for pair in (sizes | threads).items() for part in pair]
-    command = (str(build(cache) / TARGETS[0]), "-m", str(model_file(cache, dtype)), *options, "--output-format", "jsonl")
+    program, model = str(build(cache) / TARGETS[0]), str(model_file(cache, dtype))
+    command = (program, "-m", model, *options, "--output-format", "jsonl")
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")

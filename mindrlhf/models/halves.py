@@ -167,7 +167,7 @@ class Half(nn.Cell):
 
     @property
     def decoded(self) -> tuple:
-        """The same for decode steps, where matrices may be packed."""
+        """The inputs of a decode step's operator, where matrices may be packed."""
         return (*(weight.decoded for weight in self.weights if weight is not None), *self.scales)
 
     @property

@@ -126,7 +126,7 @@ def adapter_rows(config: ModelConfig) -> dict[str, ParameterSpec]:
 
 
 def decoded_rows(config: ModelConfig) -> list[ParameterSpec]:
-    """List the matrices that each token of generation is multiplied by: those of layers, and the head."""
+    """List the matrices that each generated token is multiplied by: of layers and head."""
     kinds = ("matrix", "embedding" if config.tie_word_embeddings else "head")
     return [spec for spec in parameter_table(config) if spec.kind in kinds]
 

@@ -1,4 +1,7 @@
-"""Packing of weights for decode steps: rows of bfloat16 numbers, or of int8 numbers with scales of blocks of 64."""
+"""Packing of weights for decode steps.
+
+Rows are of bfloat16 numbers, or of int8 numbers with a scale for each 64 of them.
+"""
 
 import ctypes
 import functools
@@ -11,7 +14,10 @@ if TYPE_CHECKING:
 
 
 def row_words(weights: str, inputs: int) -> int:
-    """Words of 32 bits of a row with this many numbers; weights: bfloat16 or int8."""
+    """Count the 32-bit words of a packed row.
+
+    weights: bfloat16 or int8. inputs: numbers of the row.
+    """
     count = getattr(_opened(), f"row_words_{weights}")
     count.restype = ctypes.c_int64
     return count(ctypes.c_int64(inputs))
