@@ -57,7 +57,6 @@ class Sampler(nn.Cell):
         shards = shards or TensorParallel()
         self.size, self.stack_ranks, self.reduce = shards.size, shards.stack, shards.reduce
         self.first, self.end = shards.share(vocabulary)
-        self.rule = f"{settings!r} {stop_ids}"  # tells samplers of a job apart
         self.greedy = settings.temperature == 0.0
         self.inverse = 1.0 if self.greedy else 1.0 / settings.temperature
         self.top_k = settings.top_k if settings.top_k < vocabulary else 0
@@ -71,6 +70,8 @@ class Sampler(nn.Cell):
         self.filters = bool(self.top_k or self.top_p < 1.0 or self.min_p > 0.0)
         self.plain = self.penalty == 1.0 and not self.bans_stop and not self.filters
         self.simple = draws_in_operator(settings, vocabulary, shards.size)
+        filters = (self.top_k, self.top_p, self.min_p, self.penalty, self.bans_stop)
+        self.rule = (self.greedy, self.inverse, *filters, self.simple, tuple(stop_ids))  # tells samplers apart
         self.stop_ids = Tensor(np.array(stop_ids or (-1,), np.int32))
         self.cumulative = ops.CumSum()
         self.row_max = ops.ReduceMax(True)

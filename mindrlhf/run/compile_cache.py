@@ -12,7 +12,14 @@ from mindrlhf.job import Job
 
 _log = logging.getLogger(__name__)
 
-NOT_COMPILED = ("data", "reward", "optimizer", "trainer")  # groups of settings
+# Groups of settings that are compiled into no graph, and those that are compiled into no graph of some names.
+NOT_COMPILED = ("data", "memory", "optimizer", "reward", "trainer", "validation")
+NOT_TRAINED_BY = ("algorithm", "critic", "dynamic_sampling", "rollout_correction", "seed", "train")
+NOT_COMPILED_INTO = {
+    "generate/": (*NOT_TRAINED_BY, "rollout"),  # the sampler's constants are in the graph's name
+    "optimizer/": (*NOT_TRAINED_BY, "rollout"),
+    "train/scores": NOT_TRAINED_BY,
+}
 
 
 def use_compile_cache(job: Job, world: World, stack: ExitStack) -> None:
@@ -20,7 +27,7 @@ def use_compile_cache(job: Job, world: World, stack: ExitStack) -> None:
     if not job.flags.enable_compile_cache:
         return
     try:
-        cache = GraphCache(user_cache() / GRAPHS, world.rank, f"{world} {graph_settings(job)}")
+        cache = GraphCache(user_cache() / GRAPHS, world.rank, lambda name: f"{world} {graph_settings(job, name)}")
     except OSError as error:
         _log.warning("--enable_compile_cache: compiled graphs are not kept (%s)", error)
         return
@@ -29,14 +36,18 @@ def use_compile_cache(job: Job, world: World, stack: ExitStack) -> None:
         stack.callback(lambda: print(cache, flush=True))
 
 
-def graph_settings(job: Job) -> dict[str, Any]:
-    """Select the settings that are compiled into graphs.
+def graph_settings(job: Job, name: str) -> dict[str, Any]:
+    """Select the settings that are compiled into a graph.
 
-    Prompts, rewards, rates and the length of a run are not, so that it may go on with others.
+    Prompts, rewards, rates and the length of a run are not, so that it may go on with others. name: the graph's.
     """
     described = job.described()
     kind = job.config.kind
-    described[kind] = {group: own for group, own in described[kind].items() if group not in NOT_COMPILED}
+    left_out = {
+        group for beginning, groups in NOT_COMPILED_INTO.items() if name.startswith(beginning) for group in groups
+    }
+    left_out.update(NOT_COMPILED)
+    described[kind] = {group: own for group, own in described[kind].items() if group not in left_out}
     for yaml in ("train_yaml", "infer_yaml"):
         del described[yaml]["path"]
     del described["flags"]

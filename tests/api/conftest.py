@@ -1,7 +1,24 @@
 """A practice task with its tokenizer, and the smallest model, which the trainers of this folder share."""
 
+from dataclasses import replace
+
 import jobs
 import pytest
+
+from mindrlhf.api.trainer import Trainer
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _shared_graphs():
+    """Trainers find the graphs of earlier ones, and of commands."""
+    flags = Trainer._flags
+
+    def keeping(*given, **named):
+        return replace(flags(*given, **named), enable_compile_cache=True)
+
+    with pytest.MonkeyPatch.context() as patch, jobs.tests_are_no_users():
+        patch.setattr(Trainer, "_flags", keeping)
+        yield
 
 
 @pytest.fixture(scope="session")

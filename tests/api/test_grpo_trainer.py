@@ -118,6 +118,7 @@ def test_the_command_makes_the_same_run(trained, model, reward, tmp_path):
         "load_sft_checkpoint_infer": model,
         "mind_dataset_dir": tmp_path / "train.jsonl",
         "save_ckpt_dir": tmp_path / "run" / "ckpt",
+        "enable_compile_cache": True,
     }
     settings = {
         "reward.functions": f"[{{name: '{reward[0]}:variety'}}]",

@@ -52,6 +52,7 @@ def test_the_command_makes_the_same_run(trained, model, tmp_path):
     for name, rows in (("train", ROWS), ("test", ROWS[:4])):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     flags = ("--load_sft_checkpoint_train", model, "--mind_dataset_dir", tmp_path / "train.jsonl")
+    flags += ("--enable_compile_cache", True)
     settings = {
         "seed": 42,
         "data.pairs_per_step": 4,

@@ -117,9 +117,10 @@ def test_workers_have_graphs_of_their_own(task, tmp_path, cache, train, infer):
 def test_keys_follow_settings_that_graphs_depend_on():
     """Not where files are, nor how long a run goes on: it would build its graphs again after a resume."""
 
-    def settings(**changes) -> dict:
+    def settings(name="train/loss", **changes) -> dict:
+        groups = ("algorithm", "data", "lora", "memory", "optimizer", "reward", "rollout", "trainer", "validation")
         described = {
-            "grpo": {"algorithm": {"beta": 0.1}, "data": {}, "optimizer": {}, "reward": {}, "trainer": {}},
+            "grpo": {group: {} for group in groups},
             "train_yaml": {"path": "a.yaml", "parallel": {"model_parallel": 1}},
             "infer_yaml": {"path": "b.yaml"},
             "model": {"hidden_size": 64},
@@ -128,9 +129,18 @@ def test_keys_follow_settings_that_graphs_depend_on():
         for place, value in changes.items():
             *groups, key = place.split("__")
             reduce(getitem, groups, described)[key] = value
-        return graph_settings(SimpleNamespace(config=SimpleNamespace(kind="grpo"), described=lambda: described))
+        return graph_settings(SimpleNamespace(config=SimpleNamespace(kind="grpo"), described=lambda: described), name)
 
-    for changed in ("grpo__algorithm__beta", "train_yaml__parallel__model_parallel", "model__hidden_size"):
-        assert settings(**{changed: 2}) != settings(), changed
-    for changed in ("grpo__trainer__total_steps", "grpo__data__val_dataset", "train_yaml__path", "flags__resume"):
-        assert settings(**{changed: 2}) == settings(), changed
+    everywhere = ("train_yaml__parallel__model_parallel", "model__hidden_size", "grpo__lora__rank")
+    nowhere = ("grpo__trainer__total_steps", "grpo__data__val_dataset", "grpo__memory__swap", "train_yaml__path")
+    scoring = {"grpo__algorithm__beta": False, "grpo__rollout__temperature": True}
+    changed = {
+        "train/loss": dict.fromkeys(scoring, True),
+        "train/scores": scoring,
+        "generate/decode": dict.fromkeys(scoring, False),
+        "optimizer/apply": dict.fromkeys(scoring, False),
+    }
+    for name, by_setting in changed.items():
+        expected = by_setting | dict.fromkeys(everywhere, True) | dict.fromkeys((*nowhere, "flags__resume"), False)
+        for setting, differs in expected.items():
+            assert (settings(name, **{setting: 2}) != settings(name)) == differs, (name, setting)

@@ -30,8 +30,7 @@ SETTINGS = (
 
 
 def argv(task, folder: Path, *settings: str, **flags) -> list[str]:
-    given = {"resume_training": "auto", "enable_compile_cache": "True"} | flags
-    return task.sft(folder, *SETTINGS, *settings, **given)
+    return task.sft(folder, *SETTINGS, *settings, **{"resume_training": "auto"} | flags)
 
 
 @pytest.fixture(scope="module")

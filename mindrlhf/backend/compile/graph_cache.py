@@ -14,7 +14,7 @@ import shutil
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from weakref import WeakKeyDictionary
@@ -43,13 +43,14 @@ LIMIT_BYTES = 2**30
 class GraphCache:
     """Compiled graphs of a folder, as `<key>-<digest of the content>.mindir`.
 
-    settings: of the job, and its size. limit: bytes. loaded, stored, left_out: numbers of graphs that were found,
-    that were built and kept, and that cannot be kept. Processes may share a folder. A damaged graph is built again.
+    settings: those of the job that a graph of this name depends on, and the job's size. limit: bytes. loaded, stored,
+    left_out: numbers of graphs that were found, that were built and kept, and that cannot be kept. Processes may share
+    a folder. A damaged graph is built again.
     """
 
     _opened = 0  # how often MindSpore's cache was, in this process: it numbers its files so
 
-    def __init__(self, folder: Path, rank: int, settings: str = "", limit: int = LIMIT_BYTES):
+    def __init__(self, folder: Path, rank: int, settings: Callable[[str], str] = str, limit: int = LIMIT_BYTES):
         self._folder, self._rank, self._settings, self._limit = private_folder(Path(folder)), rank, settings, limit
         self._compiled: WeakKeyDictionary[nn.Cell, set[tuple]] = WeakKeyDictionary()
         self.loaded = self.stored = self.left_out = 0
@@ -64,7 +65,7 @@ class GraphCache:
     def key(self, graph: nn.Cell, shapes: tuple) -> str:
         """Digest all that determines a compiled graph: code, settings, names and shapes."""
         parameters = [(one.name, one.shape, str(one.dtype), one.requires_grad) for one in graph.get_parameters()]
-        parts = (self._code, self._settings, self._rank, graph.name, graph.constants, parameters, shapes)
+        parts = (self._code, self._settings(graph.name), self._rank, graph.name, graph.constants, parameters, shapes)
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
     @functools.cached_property
