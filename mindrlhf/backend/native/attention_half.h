@@ -56,7 +56,7 @@ struct AttentionHalf {
                   key_width / in.numbers->head_size,
                   width / key_width,
                   in.numbers->scale},
-        piece(even_piece(sequences.rows, kLayerRows)) {}
+        piece(even_piece(sequences.rows, kLayerRows * kRoom<Number>)) {}
   AttentionHalf(const AttentionHalf &) = delete;
 
   // ready [rows, key_width] from what the projection gives; m rows from `first` on
@@ -83,7 +83,7 @@ int attention_half_of(void **params, int *ndims, int64_t **shapes) {
   const Sequences &s = h.sequences;
   const int64_t hidden = h.hidden, width = h.width;
   // Where not all rows ask, few of a piece may: other pieces would have other last bits.
-  parallel_pieces(s.rows, s.skip ? h.piece : paired_piece(s.rows), [&](int64_t first, int64_t m) {
+  parallel_pieces(s.rows, s.skip ? h.piece : paired_piece<Number>(s.rows), [&](int64_t first, int64_t m) {
     Output memory = scratch(2 * m * (hidden + h.adapters.rank())), inner = memory + 2 * m * hidden;
     auto normed = reinterpret_cast<Number *>(memory + m * hidden);
     norm_rows(s.take(h.in.x, hidden, 0, first, m, memory), w.norm, h.in.numbers->epsilon, normed, m, hidden);
@@ -106,7 +106,7 @@ int attention_half_of(void **params, int *ndims, int64_t **shapes) {
   }
   attend(h.attention, out.query, out.ready, out.value, out.attended);
   s.zero_unused(out.y, hidden, s.all_skip);
-  parallel_pieces(s.asking(), paired_piece(s.asking()), [&](int64_t first, int64_t m) {
+  parallel_pieces(s.asking(), paired_piece<Number>(s.asking()), [&](int64_t first, int64_t m) {
     Output memory = scratch(m * (2 * hidden + 2 * h.adapters.rank() + width)), inner = memory + 2 * m * hidden,
            y = s.target(out.y, hidden, s.all_skip, s.skip + first, m, memory);
     if (h.in.numbers->residual) {
@@ -152,8 +152,8 @@ int attention_half_gradient_of(void **params, int *ndims, int64_t **shapes) {
   const FactorRows<Number> d_query(kept.query, asking, width);
   const FactorRows<Number> d_key(out.d_key, s.rows, key_width), d_value(out.d_value, s.rows, key_width);
   auto normed = reinterpret_cast<Number *>(out.normed);
-  parallel_pieces(s.rows, paired_piece(s.rows), [&](int64_t first, int64_t m) { h.prepare_keys(kept.key, first, m, out.ready); });
-  parallel_pieces(asking, paired_piece(asking), [&](int64_t first, int64_t m) {
+  parallel_pieces(s.rows, paired_piece<Number>(s.rows), [&](int64_t first, int64_t m) { h.prepare_keys(kept.key, first, m, out.ready); });
+  parallel_pieces(asking, paired_piece<Number>(asking), [&](int64_t first, int64_t m) {
     Input own = s.take(kept.dy, hidden, s.all_skip, s.skip + first, m, out.packed + first * hidden);
     if (d_y == out.packed && own != d_y + first * hidden) std::copy(own, own + m * hidden, out.packed + first * hidden);
     Output d_attended = out.d_attended + first * width;

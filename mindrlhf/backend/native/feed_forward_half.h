@@ -50,7 +50,7 @@ struct FeedForwardHalf {
         rows(sequences.asking()),
         hidden(arguments.shape(INDEX(FeedForwardInputs, x))[1]),
         inner(given.shapes.w1[0]),
-        piece(even_piece(rows, kLayerRows)) {}
+        piece(even_piece(rows, kLayerRows * kRoom<Number>)) {}
   FeedForwardHalf(const FeedForwardHalf &) = delete;
 
   // See `Sequences`; of packed rows that ask.
@@ -78,7 +78,7 @@ int feed_forward_half_of(void **params, int *ndims, int64_t **shapes) {
   const auto out = arguments.next<Outputs>();
   const int64_t hidden = h.hidden, inner = h.inner;
   h.sequences.zero_unused(out.y, hidden, h.sequences.all_skip);
-  parallel_pieces(h.rows, paired_piece(h.rows), [&](int64_t first, int64_t m) {
+  parallel_pieces(h.rows, paired_piece<Number>(h.rows), [&](int64_t first, int64_t m) {
     Output memory = scratch(m * (2 * hidden + inner + 2 * h.adapters.rank())), near = memory + m * hidden;
     Output low = near + m * (hidden + inner);
     auto normed = reinterpret_cast<Number *>(near), act = reinterpret_cast<Number *>(near + m * hidden);
@@ -128,7 +128,7 @@ int feed_forward_half_gradient_of(void **params, int *ndims, int64_t **shapes) {
   auto normed = reinterpret_cast<Number *>(out.normed), act = reinterpret_cast<Number *>(out.act);
   h.sequences.zero_unused(out.dx, hidden, h.sequences.all_skip);
   // A block of the weights serves several pieces while it is near.
-  const int64_t block = (even_piece(inner, kInner) + kLanes - 1) / kLanes * kLanes;
+  const int64_t block = (even_piece(inner, kInner * kRoom<Number>) + kLanes - 1) / kLanes * kLanes;
   const int64_t together = std::clamp<int64_t>(parts / ThreadTeam::get().threads(), 1, kNearPieces);
   parallel_pieces(parts, together, [&](int64_t part, int64_t n) {
     const int64_t begin = part * h.piece, end = std::min(begin + n * h.piece, h.rows), count = end - begin;

@@ -84,7 +84,7 @@ int token_log_probs_of(void **params, int *, int64_t **shapes) {
     }
   };
   if (h.count() >= 2 * kRows) {  // while the logits are near
-    parallel_pieces(h.count(), paired_piece(h.count()), [&](int64_t i, int64_t m) {
+    parallel_pieces(h.count(), paired_piece<Number>(h.count()), [&](int64_t i, int64_t m) {
       gemm('N', 'T', m, h.vocabulary, h.hidden, 1, f.rows + i * h.hidden, h.hidden, f.head, h.hidden, 0, logits + i * h.vocabulary,
            h.vocabulary);
       statistics(i, m);
@@ -108,7 +108,7 @@ int token_log_probs_gradient_of(void **params, int *ndims, int64_t **shapes) {
   auto p = reinterpret_cast<float **>(params);
   float *logits = p[LOGITS], *d_hidden = p[D_HIDDEN];
   auto d_logits = reinterpret_cast<Number *>(logits);
-  parallel_pieces(h.count(), paired_piece(h.count()), [&](int64_t first, int64_t m) {
+  parallel_pieces(h.count(), paired_piece<Number>(h.count()), [&](int64_t first, int64_t m) {
     for (int64_t i = first; i < first + m; ++i) {
       float *x = logits + i * h.vocabulary, *slope = std::is_same_v<Number, float> ? x : scratch(h.vocabulary);
       const int64_t token = h.given[i];

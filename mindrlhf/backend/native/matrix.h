@@ -50,11 +50,17 @@ const int64_t kLayerRows = 96;  // rows of one piece that goes through several p
 const int64_t kPairRows = 144;  // rows of one of a pair of such pieces, at most
 const int64_t kLeastPair = 32;  // rows of a pair, at least: a product of under 16 rows has other last bits
 
+// How many numbers take the room of a float: of smaller ones larger pieces are near.
+template <typename Number>
+const int64_t kRoom = sizeof(float) / sizeof(Number);
+
 // The size of pieces of `rows` of which two at a time end together. Not where rows are summed up by pieces: another
 // number of them would give other last bits.
+template <typename Number>
 int64_t paired_piece(int64_t rows) {
   if (rows < kLeastPair) return std::max<int64_t>(rows, 1);
-  const int64_t pieces = 2 * ((rows + 2 * kPairRows - 1) / (2 * kPairRows));
+  const int64_t most = kPairRows * kRoom<Number>;
+  const int64_t pieces = 2 * ((rows + 2 * most - 1) / (2 * most));
   return (rows + pieces - 1) / pieces;
 }
 
