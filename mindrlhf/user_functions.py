@@ -12,6 +12,8 @@ from mindrlhf.errors import UserError
 from mindrlhf.files.shipped import shipped_file
 from mindrlhf.files.text import nearest
 
+_loading: list[str] = []
+
 
 def is_user_function(name: str) -> bool:
     """Test that a name has the form `place:function`."""
@@ -37,6 +39,11 @@ def load_function(what: str, name: str) -> Callable:
     return function
 
 
+def loading() -> str | None:
+    """Return the file that is being imported for its functions, if any."""
+    return _loading[-1] if _loading else None
+
+
 def absolute(name: str) -> str:
     """Make the path in `path/file.py:function` absolute; keep other names."""
     place, colon, function_name = name.rpartition(":")
@@ -58,6 +65,8 @@ def _load_module(what: str, place: str) -> ModuleType:
         raise UserError(f"{what}: there is no file {path}.")
     try:
         return _load_file(path) if place.endswith(".py") else importlib.import_module(place)
+    except UserError:
+        raise
     except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and error.name and f"{place}.".startswith(f"{error.name}."):
             raise UserError(f"{what}: there is no module {error.name!r} on the Python path.") from None
@@ -76,9 +85,12 @@ def _load_file(path: Path) -> ModuleType:
     sys.modules[name] = module
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))  # so that it can import its neighbours
+    _loading.append(name)
     try:
         spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise
+    finally:
+        _loading.pop()
     return module

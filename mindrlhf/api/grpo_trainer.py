@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mindrlhf.api.config import GRPOConfig
-from mindrlhf.api.objects import given_names, named_functions
+from mindrlhf.api.objects import importable_names, named_functions
 from mindrlhf.api.trainer import Trainer
 from mindrlhf.errors import UserError
 from mindrlhf.job import Job, Objects
@@ -24,8 +24,8 @@ class GRPOTrainer(Trainer):
     run in this process; names of shipped ones, or `file.py:function`, in processes of their own; None leaves the
     configuration's. train_dataset, eval_dataset: rows with `prompt` as text or messages, or as `mindrlhf data` reads
     them; a `datasets.Dataset`; a JSONL, JSON or parquet file, or a MindRecord. processing_class: another tokenizer than
-    the model's. peft_config: a `LoraConfig`, or a mapping of its values. tools, environment_factory: names. Under msrun
-    every process makes the same trainer.
+    the model's. peft_config: a `LoraConfig`, or a mapping of its values. tools, environment_factory: functions and a
+    class of a file, which processes of their own import, or names. Under msrun every process makes the same trainer.
     """
 
     args: GRPOConfig
@@ -44,9 +44,9 @@ class GRPOTrainer(Trainer):
         callbacks: Iterable[Any] | None = None,
         optimizers: tuple[None, None] = (None, None),
         peft_config: Any = None,
-        tools: Sequence[str] | None = None,
+        tools: Sequence[Callable[..., Any] | str] | None = None,
         rollout_func: None = None,
-        environment_factory: str | None = None,
+        environment_factory: Callable[..., Any] | str | None = None,
     ):
         absent = {
             "reward_processing_classes": reward_processing_classes,
@@ -60,8 +60,10 @@ class GRPOTrainer(Trainer):
         self._functions: dict[str, Callable[..., Any]] = {}
         if reward_funcs is not None:
             self._names, self._functions = named_functions(reward_funcs)
-        self._tools = given_names(tools, "tools")
-        self._environment = given_names([environment_factory] if environment_factory else None, "environment_factory")
+        self._tools = importable_names(tools, "tools")
+        self._environment = importable_names(
+            [environment_factory] if environment_factory else None, "environment_factory"
+        )
         args = GRPOConfig() if args is None else args
         super().__init__(model, args, train_dataset, eval_dataset, processing_class, callbacks, peft_config)
 

@@ -1,6 +1,9 @@
 """Objects of the calling program as flags and settings name them: datasets, functions, tokenizers."""
 
+import inspect
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.util import find_spec
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
@@ -63,17 +66,29 @@ def name_of(function: Callable[..., Any]) -> str:
     return (getattr(inner, "__name__", None) or type(inner).__name__).strip("<>")
 
 
-def given_names(objects: Iterable[Any] | None, what: str) -> list[str]:
-    """Return names of functions or classes that other processes import; UserError for an object.
+def importable_names(objects: Iterable[Any] | None, what: str) -> list[str]:
+    """Return the names by which other processes import functions or classes.
 
-    what: the argument's name, for messages.
+    One of the program's own file becomes `file.py:name`. what: the argument's name, for messages. Raises UserError for
+    an object that has no such name.
     """
-    names = list(objects or ())
-    for one in names:
-        if not isinstance(one, str):
-            found = f"{what}: {name_of(one)} is an object of this program, and calls run in processes of their own"
-            raise UserError(f"{found}; put it into a file, and give its name, tools.py:{name_of(one)} say.")
-    return names
+    return [one if isinstance(one, str) else _importable_name(one, what) for one in objects or ()]
+
+
+def _importable_name(one: Any, what: str) -> str:
+    name, module = getattr(one, "__qualname__", ""), sys.modules.get(getattr(one, "__module__", None) or "")
+    try:
+        file = Path(inspect.getsourcefile(one) or "")
+    except TypeError:  # neither a function nor a class of Python's
+        file = Path()
+    if name.isidentifier() and file.suffix == ".py" and file.is_file():
+        known = module is not None and getattr(module, name, None) is one
+        if module and known and module.__name__ != "__main__" and find_spec(module.__name__):
+            return f"{module.__name__}:{name}"
+        return f"{file.absolute()}:{name}"
+    found = f"{what}: {name_of(one)} is an object of this program, and calls run in processes of their own"
+    right = f"define it at the top of a file, or give its name, tools.py:{name_of(one)} say"
+    raise UserError(f"{found}; {right}.")
 
 
 def adapter_settings(peft_config: Any) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from mindrlhf.job import Job, Objects
 from mindrlhf.run.stop_signals import StopSignals
 from mindrlhf.trainer.check import read_train_yaml, split_overrides
 from mindrlhf.trainer.start import Steps
+from mindrlhf.user_functions import loading
 
 if TYPE_CHECKING:
     from mindrlhf.metrics.plot import Curves
@@ -68,6 +69,9 @@ class Trainer(ABC):
         callbacks: Iterable[Any] | None,
         peft_config: Any,
     ):
+        if file := loading():
+            found = f"{file}: makes a trainer when it is imported, as processes of its tools and environments do"
+            raise UserError(f'{found}; put that below `if __name__ == "__main__":`.')
         if not isinstance(model, str | Path | None):
             found = f"model: is {type(model).__name__}"
             raise UserError(f"{found}, and models are read from disk here; give a folder or a hub's id.")

@@ -89,6 +89,8 @@ def test_the_steps_are_one_at_a_time(make):
         ({"train_dataset": 3}, "train_dataset: is int"),
         ({"rollout_func": print}, "rollout_func is given"),
         ({"tools": [print]}, r"tools: print is an object of this program.*tools\.py:print"),
+        ({"tools": [lambda: 1]}, r"tools: lambda is an object of this program"),
+        ({"environment_factory": type("A.B", (), {})}, r"environment_factory: A.B is an object of this program"),
         ({"processing_class": 3}, "processing_class: is int"),
         ({"peft_config": {"r": 4, "use_dora": True}}, "use_dora is True"),
         ({"args": GRPOConfig(per_device_train_batch_size=3)}, "num_generations 8 does not divide"),

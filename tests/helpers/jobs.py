@@ -177,11 +177,11 @@ def tests_are_no_users() -> Iterator[None]:
 
 
 def start(
-    argv: Sequence[str], script: Path | None = None, timeout: float = 300, **environment: str
+    argv: Sequence[str], script: Path | None = None, timeout: float = 300, cwd: Path | None = None, **environment: str
 ) -> subprocess.CompletedProcess:
     """A command in a process of its own, on one thread.
 
-    script: run this instead of `mindrlhf`; argv is then without the command's name.
+    script: run this instead of `mindrlhf`; argv is then without the command's name. cwd: its working directory.
     """
     command = ["-m", "mindrlhf"] if script is None else [script]
     threads = {"OMP_NUM_THREADS": "1", "GLOG_v": "3", "PYTHONPATH": str(ROOT)}
@@ -191,6 +191,7 @@ def start(
         capture_output=True,
         text=True,
         timeout=timeout,
+        cwd=cwd,
     )
 
 
