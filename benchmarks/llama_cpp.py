@@ -5,7 +5,8 @@
 
 CACHE is a folder outside of the project. The first call builds llama.cpp there, from the source package of
 `llama-cpp-python`, with its own options for this processor, and writes the models as GGUF files (3.6 GB). Each call
-measures both sides one after the other and joins its figures to those of earlier calls in CACHE/results.json.
+measures both sides one after the other and joins its figures to those of earlier calls in CACHE/results.json. The last
+column has the cores that other processes used meanwhile, at the most: only figures with next to none count.
 """
 
 import argparse
@@ -14,6 +15,8 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
+
+from machine import Moment
 
 PACKAGE = "llama-cpp-python==0.3.36"
 TARGETS = ("llama-batched-bench", "llama-quantize")
@@ -189,14 +192,18 @@ def measure_ours(cache: Path, dtype: str, sequences: int) -> dict[str, float]:
 
 def table(results: dict[str, dict]) -> str:
     """Describe all results: tokens per second of generation, and their ratio with its goal."""
-    lines = ["| weights | sequences | llama.cpp tokens/s | ours | ours / llama.cpp | goal |", "| --- |" + " --- |" * 5]
+    lines = [
+        "| weights | sequences | llama.cpp tokens/s | ours | ours / llama.cpp | goal | others |",
+        "|" + " --- |" * 7,
+    ]
     for dtype, sequences in ((dtype, count) for dtype in TYPES for count in SEQUENCES):
         found = results.get(f"{dtype} {sequences}")
         if found:
             their_rate, our_rate = (found[side]["generation"] for side in ("llama.cpp", "ours"))
             kind = dtype if dtype != "int8" else "int8, Q8_0"
             rates = f"{their_rate:.0f} | {our_rate:.0f} | {our_rate / their_rate:.2f}"
-            lines.append(f"| {kind} | {sequences} | {rates} | {GOALS[sequences]:.1f} |")
+            others = max(side["others"] for side in found.values())
+            lines.append(f"| {kind} | {sequences} | {rates} | {GOALS[sequences]:.1f} | {others:.1f} |")
     return "\n".join(lines)
 
 
@@ -211,8 +218,11 @@ def main(argv: list[str] | None = None) -> int:
     results = json.loads(file.read_text()) if file.exists() else {}
     for dtype, count in cases:
         model_file(args.cache, dtype)
-        sides = {"ours": ours, "llama.cpp": theirs}
-        results[f"{dtype} {count}"] = {name: side(args.cache, dtype, count) for name, side in sides.items()}
+        found = results[f"{dtype} {count}"] = {}
+        for name, side in (("ours", ours), ("llama.cpp", theirs)):
+            start = Moment.now()
+            rates = side(args.cache, dtype, count)
+            found[name] = rates | {"others": Moment.now().cores_since(start)[1]}
         file.write_text(json.dumps(results, indent=1))
     print(table(results))
     return 0

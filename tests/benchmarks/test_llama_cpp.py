@@ -1,0 +1,47 @@
+"""The comparison with llama.cpp: every weight is in its file, and the table has the ratio of what was measured."""
+
+import sys
+
+import pytest
+from workers import ROOT
+
+from mindrlhf.models.parameters import parameter_table
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import llama_cpp
+
+
+def test_each_weight_has_a_name_in_the_file():
+    model = llama_cpp.qwen()
+    assert set(llama_cpp.names(model.num_layers).values()) == {spec.name for spec in parameter_table(model)}
+
+
+def test_the_table_has_ratios_of_generation():
+    theirs = {"prompts": 9.0, "generation": 100.0, "others": 0.24}
+    rows = {"ours": {"prompts": 1.0, "generation": 150.0, "others": 0.0}, "llama.cpp": theirs}
+    *_, row = llama_cpp.table({"int8 64": rows}).splitlines()
+    assert row == "| int8, Q8_0 | 64 | 100 | 150 | 1.50 | 1.5 | 0.2 |"
+
+
+def test_sides_are_measured_one_after_the_other_and_join_earlier_figures(monkeypatch, tmp_path, capsys):
+    order = []
+    monkeypatch.setattr(llama_cpp, "model_file", lambda cache, dtype: order.append(dtype))
+    for side, rate in (("ours", 30.0), ("theirs", 20.0)):
+
+        def measured(cache, dtype, count, side=side, rate=rate):
+            order.append((side, dtype, count))
+            return {"prompts": 1.0, "generation": rate}
+
+        monkeypatch.setattr(llama_cpp, side, measured)
+    for dtype in ("float32", "bfloat16"):
+        assert llama_cpp.main([str(tmp_path), "--dtype", dtype, "--sequences", "8"]) == 0
+    assert order[-3:] == ["bfloat16", ("ours", "bfloat16", 8), ("theirs", "bfloat16", 8)]
+    rows = capsys.readouterr().out.splitlines()[-2:]
+    assert [row.split(" | ")[0] for row in rows] == ["| float32", "| bfloat16"]
+    assert "| 20 | 30 | 1.50 | 1.0 |" in rows[0]
+
+
+def test_unknown_numbers_are_refused(capsys):
+    with pytest.raises(SystemExit):
+        llama_cpp.main(["cache", "--dtype", "int4"])
+    assert "int4" in capsys.readouterr().err
