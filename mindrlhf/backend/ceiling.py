@@ -20,26 +20,35 @@ def matmul_ceiling(device_target: str, dtype: str = "float32") -> float:
 
 
 @cache
-def product_rate(device_target: str, dtype: str, rows: int, inner: int, columns: int) -> float:
-    """Measure floating-point operations per second of [rows, inner] x [columns, inner]."""
+def product_rate(
+    device_target: str, dtype: str, rows: int, inner: int, columns: int, decoded: str | None = None
+) -> float:
+    """Measure floating-point operations per second of [rows, inner] x [columns, inner].
+
+    decoded: the weights' numbers in a decode step, whose products are measured then where there are fused ones.
+    """
     import mindspore
     from mindspore import Tensor
 
     from mindrlhf.backend import kernels
     from mindrlhf.backend.compile.graph import Graph
+    from mindrlhf.backend.native.packing import row_words
 
-    used = kernels(device_target, dtype)
+    used = kernels(device_target, dtype, decoded or dtype)
+    decodes = decoded is not None and used.fused is not None
 
     class Product(Graph):
         def __init__(self):
             super().__init__("ceiling")
-            self.linear = used.best.linear
+            self.linear = used.fused.decode_logits if decodes else used.best.linear
 
         def construct(self, x, weight):
             return self.linear(x, weight)
 
     kind = getattr(mindspore, used.activations)
     x, weight = (Tensor(np.full((size, inner), 1.0 / inner, np.float32), kind) for size in (rows, columns))
+    if decodes and decoded != "float32":
+        weight = Tensor(np.zeros((columns, row_words(decoded, inner)), np.int32))
     graph = Product()
 
     def seconds(count: int) -> float:

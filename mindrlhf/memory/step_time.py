@@ -49,16 +49,17 @@ def measured_rates(work: Work) -> Rates:
     from mindrlhf.backend.ceiling import product_rate
 
     model, dtype, target = work.model, work.train.model.compute_dtype, work.train.context.device_target
-    inner = model.hidden_size
+    inner, weights = model.hidden_size, work.config.rollout.weights
+    decoded = work.infer.model.compute_dtype if weights == "train" else weights
 
-    def rate(rows: int, numbers: int) -> float:
+    def rate(rows: int, numbers: int, *decoded: str) -> float:
         columns = max(1, min(numbers, MOST_OPERATIONS // (2 * rows)) // inner)
-        return product_rate(target, dtype, rows, inner, columns)
+        return product_rate(target, dtype, rows, inner, columns, *decoded)
 
     rows = min(MOST_ROWS, work.micro_batches("update")[0].rows)
     return Rates(
         passes=rate(rows, inner * model.intermediate_size),
-        decode=rate(work.engines("gen")[0].slots, min(MOST_NUMBERS, parameter_count(model))),
+        decode=rate(work.engines("gen")[0].slots, min(MOST_NUMBERS, parameter_count(model)), decoded),
         memory=rate(1, MOST_NUMBERS) * ITEMSIZE["float32" if target == "CPU" else dtype] / 2,
     )
 

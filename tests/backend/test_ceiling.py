@@ -31,3 +31,10 @@ def test_the_ceiling_by_the_real_clock_is_a_number(measured_anew):
     start = time.perf_counter()
     found = matmul_ceiling("CPU")
     assert found * (time.perf_counter() - start) > 2 * SIZE["CPU"] ** 3, "the product that was timed fits into the time"
+
+
+@pytest.mark.parametrize("decoded", ["float32", "bfloat16", "int8"])
+def test_products_of_a_decode_step_have_rates_of_their_own(measured_anew, fused, decoded):
+    start = time.perf_counter()
+    found = product_rate("CPU", "float32", 8, 100, 70, decoded)
+    assert found * (time.perf_counter() - start) > 2 * 8 * 100 * 70
