@@ -14,6 +14,8 @@ from mindrlhf.errors import UserError
 if TYPE_CHECKING:
     from mindrlhf.configs.base import Device
 
+LACKS_BFLOAT16 = "this processor has neither AVX512_BF16 nor AMX"
+
 
 @dataclass(frozen=True)
 class Kernels:
@@ -74,7 +76,7 @@ def product_dtype(target: str, dtype: str) -> str:
     if dtype == "auto":
         return "bfloat16" if built.bfloat16 else "float32"
     if built and not built.bfloat16:
-        lacks = built.problem or "this processor has neither AVX512_BF16 nor AMX"
+        lacks = built.problem or LACKS_BFLOAT16
         raise UserError(f"CPU has no fast bfloat16 products here ({lacks}); set float32 or auto")
     return dtype
 
@@ -95,5 +97,6 @@ def operators_in_use(target: str) -> str:
 
     built = library()
     if built.path:
-        return "fused attention and feed-forward halves"
+        lacks = "" if built.bfloat16 else f"; float32 products alone: {LACKS_BFLOAT16}"
+        return f"fused attention and feed-forward halves{lacks}"
     return f"MindSpore's, several times slower than fused ones: {built.problem}"

@@ -31,9 +31,9 @@ class Stage:
 
     tp: tensor-parallel ranks. layers: of this pipeline stage. is_last: the head is here. sequence: rows outside
     of the parallel regions are split. itemsize: bytes of an activation's number. fused: the kernels are those
-    of `backend.native`. recompute: halves are computed again from their inputs. drops: adapters drop theirs. query,
-    key, inner, vocabulary: widths here of query heads, of key or value heads, of a feed-forward half, and of the head
-    (0 for a critic).
+    of `backend.native`. recompute: halves are computed again from their inputs. drops: adapters drop theirs. rounds:
+    fused operators round what their products take, in memory of their own. query, key, inner, vocabulary: widths here
+    of query heads, of key or value heads, of a feed-forward half, and of the head (0 for a critic).
     """
 
     model: ModelConfig
@@ -45,6 +45,7 @@ class Stage:
     fused: bool
     recompute: bool = False
     drops: bool = False
+    rounds: bool = False
 
     @property
     def query(self) -> int:
@@ -101,6 +102,16 @@ class Stage:
         numbers = 2 * self.inside(rows) + rows * max(2 * self.inner, 2 * self.query + 3 * self.key)
         return numbers if self.fused else numbers * 3 // 2 + 3 * self.probabilities(rows, positions)
 
+    def rounded_bytes(self, rows: int) -> int:
+        """Count the bytes of the largest operator's rounded factors.
+
+        They are the weights, inputs and slopes of a feed-forward half, or those of the head.
+        """
+        width = self.model.hidden_size
+        half = 3 * self.inner * width + rows * (2 * self.inner + width)
+        head = (self.vocabulary + rows) * width if self.is_last else 0
+        return ITEMSIZE["bfloat16"] * max(half, head) if self.rounds else 0
+
 
 def update_bytes(stage: Stage, micro: MicroBatch, in_flight: int = 1) -> int:
     """Bytes of an update where its backward pass begins: kept numbers and gradients.
@@ -119,7 +130,7 @@ def update_bytes(stage: Stage, micro: MicroBatch, in_flight: int = 1) -> int:
     again = stage.inside(last) + 2 * last * stage.inner - logits if stage.recompute else 0
     first = max(first, last * stage.inner + 4 * stage.inside(last) + again)
     waiting = (in_flight - 1) * stage.outside(rows) * 4  # NumPy arrays in float32
-    return (kept + first) * stage.itemsize + waiting
+    return (kept + first) * stage.itemsize + waiting + stage.rounded_bytes(last)
 
 
 def _head_update(stage: Stage, rows: int) -> tuple[int, int]:
@@ -144,7 +155,7 @@ def score_bytes(stage: Stage, micro: MicroBatch) -> int:
     """Peak bytes of a pass without gradients, in a layer or the head."""
     layer = stage.alive(micro.rows, micro.prefix_size + micro.response_size)
     head = stage.head(micro.response_rows) + stage.outside(micro.response_rows)
-    return max(layer, head if stage.is_last else 0) * stage.itemsize
+    return max(layer, head if stage.is_last else 0) * stage.itemsize + stage.rounded_bytes(micro.rows)
 
 
 def cache_bytes(stage: Stage, engine: Engine) -> int:
@@ -162,4 +173,4 @@ def generate_bytes(stage: Stage, engine: Engine) -> int:
     filled = 2 * stage.layers * rows * stage.key
     prefill = filled + stage.alive(rows, engine.prefix)
     decode = max(stage.alive(engine.slots, engine.positions), 4 * engine.slots * stage.vocabulary)
-    return (filled + max(prefill, decode)) * stage.itemsize
+    return (filled + max(prefill, decode)) * stage.itemsize + stage.rounded_bytes(rows)

@@ -192,11 +192,13 @@ class Work:
 
     def stage(self, yaml: ModelYaml, part: Partition, updates: bool = False) -> Stage:
         """Describe a rank's part for its graphs; those of updates may drop adapters' inputs."""
-        dtype = "float32" if yaml.context.device_target == "CPU" else yaml.model.compute_dtype
+        on_cpu = yaml.context.device_target == "CPU"
+        dtype = "float32" if on_cpu else yaml.model.compute_dtype
         drops, itemsize = updates and part.model.dropout > 0, activations.ITEMSIZE[dtype]
         place = part.mesh.tp, len(part.layers), part.coordinates.pp == part.mesh.pp - 1, part.sequence
         recompute = yaml.recompute.recompute is True and part.mesh.pp == 1
-        return Stage(part.model, *place, itemsize, self.fused and not drops, recompute, drops)
+        rounds = on_cpu and yaml.model.compute_dtype == "bfloat16"
+        return Stage(part.model, *place, itemsize, self.fused and not drops, recompute, drops, rounds)
 
 
 def device_limit(yaml: ModelYaml) -> int | None:

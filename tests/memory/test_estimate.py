@@ -249,6 +249,13 @@ def test_the_head_of_an_update_is_there_a_chunk_at_a_time(monkeypatch):
         assert update_bytes(stage, MicroBatch((), 8, samples, 64, 64)) == pytest.approx(seen * 2**20, rel=0.12)
 
 
+@pytest.mark.parametrize(("vocabulary", "numbers"), [(2048, 3 * 704 * 256 + 576 * 1664), (32768, (32768 + 576) * 256)])
+def test_rounded_factors_of_the_largest_operator_are_counted(vocabulary, numbers):
+    model, micro = MEASURED.model_copy(update={"vocab_size": vocabulary}), MicroBatch((), 1, 8, 64, 64)
+    plain, rounds = (Stage(model, 1, 4, True, False, 4, True, rounds=part) for part in (False, True))
+    assert score_bytes(rounds, micro) - score_bytes(plain, micro) == 2 * numbers
+
+
 def test_remedies_lower_the_peak_and_name_a_setting_that_does():
     job = work(lengths=Lengths(500), settings=("rollout.max_new_tokens=256",))
     now = largest_peak(job)
