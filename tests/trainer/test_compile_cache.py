@@ -28,12 +28,12 @@ def cache(tmp_path_factory) -> Path:
     return folder
 
 
-def run(task, folder, cache, *settings, kept=True, **flags):
+def run(task, folder, cache, *settings, **flags):
     """(the run, how many of its graphs came from the cache, were built, could not be kept)."""
-    arguments = task.train(folder, *SETTINGS, *settings, enable_compile_cache=str(kept), **flags)
+    arguments = task.train(folder, *SETTINGS, *settings, enable_compile_cache="True", **flags)
     result = jobs.start(arguments, XDG_CACHE_HOME=str(cache))
     assert result.returncode == 0, result.stderr
-    return jobs.Run(folder), counts(result.stdout) if kept else None
+    return jobs.Run(folder), counts(result.stdout)
 
 
 def counts(output: str) -> tuple[int, int, int]:
@@ -53,25 +53,22 @@ def assert_same(one, other):
 
 @pytest.fixture(scope="module")
 def without(task, tmp_path_factory, cache):
-    return run(task, tmp_path_factory.mktemp("without"), cache, kept=False)[0]
+    """A run that goes on where there is no folder for graphs, and says so."""
+    folder = tmp_path_factory.mktemp("without")
+    (folder / "mindrlhf").mkdir(mode=0o700)
+    for path in (cache / "mindrlhf").glob("*.so"):
+        (folder / "mindrlhf" / path.name).symlink_to(path.resolve())
+    (folder / "mindrlhf" / "graphs").write_text("in its place")
+    arguments = task.train(folder / "run", *SETTINGS, enable_compile_cache="True")
+    result = jobs.start(arguments, XDG_CACHE_HOME=str(folder))
+    assert result.returncode == 0, result.stderr
+    assert "compiled graphs are not kept" in result.stdout + result.stderr
+    return jobs.Run(folder / "run")
 
 
 @pytest.fixture(scope="module")
 def cold(task, tmp_path_factory, cache):
     return run(task, tmp_path_factory.mktemp("cold"), cache)
-
-
-def test_where_there_is_no_folder_for_graphs(task, tmp_path, cache, without):
-    """The run goes on without it, and says so."""
-    (tmp_path / "mindrlhf").mkdir(mode=0o700)
-    for path in (cache / "mindrlhf").glob("*.so"):
-        (tmp_path / "mindrlhf" / path.name).symlink_to(path.resolve())
-    (tmp_path / "mindrlhf" / "graphs").write_text("in its place")
-    arguments = task.train(tmp_path / "run", *SETTINGS, enable_compile_cache="True")
-    result = jobs.start(arguments, XDG_CACHE_HOME=str(tmp_path))
-    assert result.returncode == 0, result.stderr
-    assert "compiled graphs are not kept" in result.stdout + result.stderr
-    assert_same(jobs.Run(tmp_path / "run"), without)
 
 
 def test_a_run_started_again_builds_nothing(task, tmp_path, cache, without, cold):

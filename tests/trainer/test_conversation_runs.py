@@ -64,8 +64,7 @@ def first(task, tmp_path_factory) -> jobs.Run:
     folder = tmp_path_factory.mktemp("first")
     problems = f"data.val_dataset={task.folder}/test.mindrecord"
     held_out = (problems, "trainer.test_freq=1", "trainer.val_before_train=False", "validation.reward=environment")
-    result = jobs.start(task.train(folder, *settings(task.folder), *held_out))
-    assert result.returncode == 0, result.stderr
+    assert jobs.call(task.train(folder, *settings(task.folder), *held_out)) == 0
     return jobs.Run(folder)
 
 
@@ -96,8 +95,7 @@ def test_a_run_with_an_environment(first):
 
 def test_a_replay_of_conversations_gives_the_same_update(task, first, tmp_path):
     replay = {"replay": first.folder / "rollouts.mindrecord", "mind_dataset_dir": None, "save_data_file": None}
-    result = jobs.start(task.train(tmp_path, *settings(task.folder), **replay))
-    assert result.returncode == 0, result.stderr
+    assert jobs.call(task.train(tmp_path, *settings(task.folder), **replay)) == 0
     replayed = jobs.Run(tmp_path)
     for name in SAME:
         assert replayed.column(name).tolist() == first.column(name).tolist(), name

@@ -27,15 +27,17 @@ LOG_PROBS = ("behaviour_log_probs", "policy_log_probs")
 SAME = ("actor/loss", "actor/pg_loss", "actor/kl_loss", "actor/grad_norm", "actor/entropy", "critic/rewards/mean")
 
 
-def train(task: jobs.Task, folder, *settings: str, workers: int = 0, **flags) -> jobs.Run:
-    """A finished run: by itself, or under msrun with some workers."""
+def train(task: jobs.Task, folder, *settings: str, workers: int | None = None, **flags) -> jobs.Run:
+    """A finished run: in this process, in one of its own (0 workers), or under msrun with some."""
     arguments = task.train(folder, *SETTINGS, *settings, **flags)
     if workers:
         result = run_msrun(workers, [jobs.ONE_STAGE, *arguments[1:]])
         assert result.returncode == 0, result.logs
-    else:
+    elif workers == 0:
         result = jobs.start(arguments)
         assert result.returncode == 0, result.stderr
+    else:
+        assert jobs.call(arguments) == 0
     return jobs.Run(folder)
 
 
@@ -66,7 +68,8 @@ def test_the_job_is_worth_comparing(first):
 
 
 def test_the_same_seed_twice(task, first, tmp_path):
-    again = train(task, tmp_path)
+    """In two processes, too."""
+    again = train(task, tmp_path, workers=0)
     assert again.responses == first.responses
     for name in SAME:
         assert again.column(name).tolist() == first.column(name).tolist(), name

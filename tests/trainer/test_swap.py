@@ -22,8 +22,7 @@ LAYOUTS = (
 def train(task, folder, workers: int, *settings: str) -> jobs.Run:
     arguments = task.train(folder, *SETTINGS, *settings)
     if workers == 1:
-        result = jobs.start(arguments)
-        assert result.returncode == 0, result.stderr
+        assert jobs.call(arguments) == 0
     else:
         result = run_msrun(workers, [jobs.ONE_STAGE, *arguments[1:]])
         assert result.returncode == 0, result.logs
