@@ -5,16 +5,22 @@
 
 CACHE is a folder outside of the project. The first call builds llama.cpp there, from the source package of
 `llama-cpp-python`, with its own options for this processor, and writes the models as GGUF files (3.6 GB). Each call
-measures both sides one after the other and joins its figures to those of earlier calls in CACHE/results.json. The last
-column has the cores that other processes used meanwhile, at the most: only figures with next to none count.
+measures both sides one after the other and joins its figures to those of earlier calls in CACHE/results.json. Column
+"others" has the cores that other processes used meanwhile, at the most: rates count only with next to none. On a busy
+machine `--processor-time` measures processor time of a decode step on one thread, as the difference of two runs.
 """
 
 import argparse
 import json
+import os
+import resource
 import subprocess
 import sys
 import tarfile
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from machine import Moment
 
@@ -24,6 +30,18 @@ TARGETS = ("llama-batched-bench", "llama-quantize")
 TYPES = {"float32": "F32", "bfloat16": "BF16", "int8": "Q8_0"}
 SEQUENCES, TOKENS, THREADS = (8, 64), 64, 2
 GOALS = {8: 1.0, 64: 1.5}  # our tokens per second over theirs
+SHORT, LONG, SHORT_PROMPT = 4, 16, 16  # tokens of the two runs of `--processor-time`
+
+
+class Load(NamedTuple):
+    """Work of one run."""
+
+    dtype: str
+    sequences: int
+    prompt: int = TOKENS
+    tokens: int = TOKENS
+    threads: int = THREADS
+
 
 OUTER = {
     "token_embd.weight": "model.tok_embeddings.embedding_weight",
@@ -45,7 +63,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("cache", type=Path, help="folder of the build, the models and the results")
     parser.add_argument("--dtype", action="append", choices=TYPES, help="numbers of the weights; default: all")
     parser.add_argument("--sequences", action="append", type=int, help=f"at a time; default: {SEQUENCES}")
-    parser.add_argument("--measure-ours", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--processor-time", action="store_true", help="measure processor time in place of rates")
+    parser.add_argument("--measure-ours", help=argparse.SUPPRESS)
     return parser.parse_args(argv)
 
 
@@ -133,30 +152,34 @@ def model_file(cache: Path, dtype: str) -> Path:
     return file
 
 
-def theirs(cache: Path, dtype: str, sequences: int) -> dict[str, float]:
-    """Measure llama.cpp: tokens per second of prompts and of generation."""
-    sizes = {"-npp": TOKENS, "-ntg": TOKENS, "-npl": sequences, "-c": 2 * TOKENS * sequences}
-    threads = {"-t": THREADS, "-tb": THREADS, "-b": 2048, "-ub": 512}
+def theirs(cache: Path, load: Load) -> dict[str, float]:
+    """Run llama.cpp; returns tokens per second of prompts and generation, and processor seconds."""
+    positions = (load.prompt + load.tokens) * load.sequences
+    sizes = {"-npp": load.prompt, "-ntg": load.tokens, "-npl": load.sequences, "-c": positions}
+    threads = {"-t": load.threads, "-tb": load.threads, "-b": 2048, "-ub": 512}
     options = [str(part) for pair in (sizes | threads).items() for part in pair]
-    program, model = str(build(cache) / TARGETS[0]), str(model_file(cache, dtype))
-    command = (program, "-m", model, *options, "--output-format", "jsonl")
-    done = subprocess.run(command, capture_output=True, text=True)
+    program, model = str(build(cache) / TARGETS[0]), str(model_file(cache, load.dtype))
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+    output = run((program, "-m", model, *options, "--output-format", "jsonl"))
+    row = json.loads(next(line for line in output.splitlines() if line.startswith("{")))
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
+    return {"prompts": row["speed_pp"], "generation": row["speed_tg"], "processor_s": spent}
+
+
+def ours(cache: Path, load: Load) -> dict[str, float]:
+    """Run ours in a process of its own, likewise."""
+    command = (sys.executable, __file__, str(cache), "--measure-ours", json.dumps(load))
+    return json.loads(run(command, OMP_NUM_THREADS=str(load.threads)).splitlines()[-1])
+
+
+def run(command: tuple[str, ...], **variables: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **variables})
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
-    row = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
-    return {"prompts": row["speed_pp"], "generation": row["speed_tg"]}
+    return done.stdout
 
 
-def ours(cache: Path, dtype: str, sequences: int) -> dict[str, float]:
-    """Measure ours in a process of its own, likewise."""
-    given = ("--dtype", dtype, "--sequences", str(sequences), "--measure-ours")
-    done = subprocess.run((sys.executable, __file__, str(cache), *given), capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"our side failed:\n{done.stderr[-2000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def measure_ours(cache: Path, dtype: str, sequences: int) -> dict[str, float]:
+def measure_ours(cache: Path, load: Load) -> dict[str, float]:
     """Generate once for the graphs and once for the figures, with prompts prefilled in bfloat16 unless in float32."""
     sys.path.insert(0, str(source(cache) / "gguf-py"))
     import gguf
@@ -177,52 +200,66 @@ def measure_ours(cache: Path, dtype: str, sequences: int) -> dict[str, float]:
     tensors = {tensor.name: tensor.data for tensor in gguf.GGUFReader(model_file(cache, "float32")).tensors}
     known = {name: tensors[stored] for stored, name in names(model.num_layers).items()}
     parameters = build_parameters(parameter_table(model), lambda spec: np.array(known[spec.name]))
-    float32 = dtype == "float32"
-    kernels = backend.kernels("CPU", "float32" if float32 else "bfloat16", "train" if float32 else dtype)
-    packed = None if float32 else PackedWeights(dtype, decoded_rows(model), parameters).packed
+    float32 = load.dtype == "float32"
+    kernels = backend.kernels("CPU", "float32" if float32 else "bfloat16", "train" if float32 else load.dtype)
+    packed = None if float32 else PackedWeights(load.dtype, decoded_rows(model), parameters).packed
     decoder = Decoder(model, parameters, kernels, 4 * TOKENS, packed=packed)
-    engine = Engine(model, decoder, SamplingSettings(max_new_tokens=TOKENS), sequences, TOKENS, (), seed=0)
-    ids = np.random.default_rng(0).integers(0, model.vocab_size, (sequences, TOKENS)).astype(np.int32)
+    sampling = SamplingSettings(max_new_tokens=load.tokens)
+    engine = Engine(model, decoder, sampling, load.sequences, load.prompt, (), seed=0)
+    ids = np.random.default_rng(0).integers(0, model.vocab_size, (load.sequences, load.prompt)).astype(np.int32)
     prompts = [Prompt(number, row) for number, row in enumerate(ids)]
-    for step in range(2):
-        engine.generate(prompts, 1, step)
-    done = engine.statistics
-    return {"prompts": sequences * TOKENS / done.prefill_s, "generation": done.tokens / done.decode_s}
+    engine.generate(prompts, 1, 0)
+    before = time.process_time()
+    engine.generate(prompts, 1, 1)
+    done, spent = engine.statistics, time.process_time() - before
+    rates = {"prompts": load.sequences * load.prompt / done.prefill_s, "generation": done.tokens / done.decode_s}
+    return rates | {"processor_s": spent}
+
+
+def step_time(cache: Path, side: Callable[[Path, Load], dict[str, float]], dtype: str, count: int) -> float:
+    """Measure milliseconds of one thread for a decode step."""
+    runs = (side(cache, Load(dtype, count, SHORT_PROMPT, tokens, threads=1)) for tokens in (SHORT, LONG))
+    short, long = (run["processor_s"] for run in runs)
+    return 1000 * (long - short) / (LONG - SHORT)
 
 
 def table(results: dict[str, dict]) -> str:
-    """Describe all results: tokens per second of generation, and their ratio with its goal."""
-    lines = [
-        "| weights | sequences | llama.cpp tokens/s | ours | ours / llama.cpp | goal | others |",
-        "|" + " --- |" * 7,
-    ]
-    for dtype, sequences in ((dtype, count) for dtype in TYPES for count in SEQUENCES):
-        found = results.get(f"{dtype} {sequences}")
+    """Describe all results: tokens per second of generation with their goals, and processor time of a step."""
+    head = "| weights | sequences | llama.cpp tokens/s | ours | ours / llama.cpp | goal | others |"
+    lines = [f"{head} llama.cpp ms | ours | llama.cpp / ours |", "|" + " --- |" * 10]
+    for dtype, count in ((dtype, count) for dtype in TYPES for count in SEQUENCES):
+        found = results.get(f"{dtype} {count}")
         if found:
-            their_rate, our_rate = (found[side]["generation"] for side in ("llama.cpp", "ours"))
-            kind = dtype if dtype != "int8" else "int8, Q8_0"
-            rates = f"{their_rate:.0f} | {our_rate:.0f} | {our_rate / their_rate:.2f}"
-            others = max(side["others"] for side in found.values())
-            lines.append(f"| {kind} | {sequences} | {rates} | {GOALS[sequences]:.1f} | {others:.1f} |")
+            their, our = found["llama.cpp"], found["ours"]
+            kind, rates, times = dtype if dtype != "int8" else "int8, Q8_0", "- | - | -", "- | - | -"
+            others = max((side["others"] for side in found.values() if "others" in side), default=0.0)
+            if "generation" in our:
+                their_rate, our_rate = their["generation"], our["generation"]
+                rates = f"{their_rate:.0f} | {our_rate:.0f} | {our_rate / their_rate:.2f}"
+            if "step_ms" in our:
+                times = f"{their['step_ms']:.0f} | {our['step_ms']:.0f} | {their['step_ms'] / our['step_ms']:.2f}"
+            lines.append(f"| {kind} | {count} | {rates} | {GOALS[count]:.1f} | {others:.1f} | {times} |")
     return "\n".join(lines)
 
 
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
-    cases = [(dtype, count) for dtype in args.dtype or TYPES for count in args.sequences or SEQUENCES]
     if args.measure_ours:
-        print(json.dumps(measure_ours(args.cache, *cases[0])))
+        print(json.dumps(measure_ours(args.cache, Load(*json.loads(args.measure_ours)))))
         return 0
     args.cache.mkdir(parents=True, exist_ok=True)
     file = args.cache / "results.json"
     results = json.loads(file.read_text()) if file.exists() else {}
-    for dtype, count in cases:
+    for dtype, count in ((dtype, count) for dtype in args.dtype or TYPES for count in args.sequences or SEQUENCES):
         model_file(args.cache, dtype)
-        found = results[f"{dtype} {count}"] = {}
+        known = results.setdefault(f"{dtype} {count}", {})
         for name, side in (("ours", ours), ("llama.cpp", theirs)):
-            start = Moment.now()
-            rates = side(args.cache, dtype, count)
-            found[name] = rates | {"others": Moment.now().cores_since(start)[1]}
+            own, start = known.setdefault(name, {}), Moment.now()
+            if args.processor_time:
+                own["step_ms"] = step_time(args.cache, side, dtype, count)
+            else:
+                own |= side(args.cache, Load(dtype, count))
+                own["others"] = Moment.now().cores_since(start)[1]
         file.write_text(json.dumps(results, indent=1))
     print(table(results))
     return 0

@@ -20,7 +20,10 @@ def test_the_table_has_ratios_of_generation():
     theirs = {"prompts": 9.0, "generation": 100.0, "others": 0.24}
     rows = {"ours": {"prompts": 1.0, "generation": 150.0, "others": 0.0}, "llama.cpp": theirs}
     *_, row = llama_cpp.table({"int8 64": rows}).splitlines()
-    assert row == "| int8, Q8_0 | 64 | 100 | 150 | 1.50 | 1.5 | 0.2 |"
+    assert row == "| int8, Q8_0 | 64 | 100 | 150 | 1.50 | 1.5 | 0.2 | - | - | - |"
+    rows["ours"]["step_ms"], theirs["step_ms"] = 40.0, 100.0
+    *_, row = llama_cpp.table({"int8 64": rows}).splitlines()
+    assert row.endswith("| 100 | 40 | 2.50 |")
 
 
 def test_sides_are_measured_one_after_the_other_and_join_earlier_figures(monkeypatch, tmp_path, capsys):
@@ -28,9 +31,9 @@ def test_sides_are_measured_one_after_the_other_and_join_earlier_figures(monkeyp
     monkeypatch.setattr(llama_cpp, "model_file", lambda cache, dtype: order.append(dtype))
     for side, rate in (("ours", 30.0), ("theirs", 20.0)):
 
-        def measured(cache, dtype, count, side=side, rate=rate):
-            order.append((side, dtype, count))
-            return {"prompts": 1.0, "generation": rate}
+        def measured(cache, load, side=side, rate=rate):
+            order.append((side, load.dtype, load.sequences))
+            return {"prompts": 1.0, "generation": rate, "processor_s": load.tokens / rate}
 
         monkeypatch.setattr(llama_cpp, side, measured)
     for dtype in ("float32", "bfloat16"):
@@ -39,6 +42,17 @@ def test_sides_are_measured_one_after_the_other_and_join_earlier_figures(monkeyp
     rows = capsys.readouterr().out.splitlines()[-2:]
     assert [row.split(" | ")[0] for row in rows] == ["| float32", "| bfloat16"]
     assert "| 20 | 30 | 1.50 | 1.0 |" in rows[0]
+
+
+def test_processor_time_of_a_step_leaves_out_what_both_runs_have(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(llama_cpp, "model_file", lambda cache, dtype: None)
+    for side, step_s in (("ours", 0.25), ("theirs", 0.5)):
+        monkeypatch.setattr(
+            llama_cpp, side, lambda cache, load, step_s=step_s: {"processor_s": 7.0 + step_s * load.tokens}
+        )
+    command = [str(tmp_path), "--dtype", "int8", "--sequences", "64", "--processor-time"]
+    assert llama_cpp.main(command) == 0
+    assert capsys.readouterr().out.splitlines()[-1].endswith("| 500 | 250 | 2.00 |")
 
 
 def test_unknown_numbers_are_refused(capsys):
