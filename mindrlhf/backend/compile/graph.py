@@ -8,7 +8,7 @@ from weakref import WeakSet
 
 import numpy as np
 from mindspore import Tensor, nn
-from mindspore.common.api import _cell_graph_executor
+from mindspore.graph.api import _cell_graph_executor
 
 from mindrlhf.backend.compile.graph_cache import GraphCache
 

@@ -284,3 +284,14 @@ def test_settings_show_what_differs(browser, two):
     assert count(browser, "tbody tr") == 4
     set_field(browser, "settings", "text", "generations")
     assert count(browser, "tbody tr") == 1
+
+
+def test_a_run_of_fine_tuning_is_not_asked_for_its_answers(browser, tmp_path):
+    """It has no setting that would keep some."""
+    (tmp_path / "tuned").mkdir()
+    (tmp_path / "tuned" / "metrics.jsonl").write_text('{"step": 1, "train/loss": 2.5}\n')
+    (tmp_path / "tuned" / "settings.json").write_text('{"sft": {"seed": 0}}\n')
+    browser.open(written(tmp_path, tmp_path / "tuned").as_uri())
+    assert counted(browser) == "Fine-tuning draws no answers."
+    assert "Loss on demonstrations" in browser.run("document.body.innerText")
+    assert not browser.errors

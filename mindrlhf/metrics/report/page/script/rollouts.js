@@ -75,7 +75,8 @@ async function drawRollouts() {
 
 function counted(groups, runs, filters) {
   const answers = runs.map((place) => data.runs[place].answers), all = sum(answers.map((one) => one.all_steps));
-  if (!all) return "No answers were kept: set trainer.save_rollouts=True to read them here.";
+  const tuned = runs.every((place) => Object.keys(data.runs[place].settings).some((name) => name.startsWith("sft.")));
+  if (!all) return tuned ? "Fine-tuning draws no answers." : "No answers were kept: set trainer.save_rollouts=True to read them here.";
   const kept = sum(answers.map((one) => one.steps.length));
   const limited = kept < all ? `; ${kept.toLocaleString("en")} of ${plural(all, "step")} are in this report` : "";
   const old = !("DecompressionStream" in window);
