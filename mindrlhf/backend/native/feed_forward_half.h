@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 #include <vector>
 
 #include "attention.h"
@@ -16,7 +17,8 @@
 
 namespace {
 
-const int64_t kInner = 192;     // numbers between the products of a block
+template <typename Number>  // numbers between the products of a block: packing a weight takes more of faster products
+const int64_t kInner = std::is_same_v<Number, float> ? 192 : 1536;
 const int64_t kNearPieces = 3;  // that go through such a block one after another
 
 // Inputs of both operators below, before the weights. x [asking, hidden]: of the rows that ask, with padding; lengths
@@ -128,7 +130,7 @@ int feed_forward_half_gradient_of(void **params, int *ndims, int64_t **shapes) {
   auto normed = reinterpret_cast<Number *>(out.normed), act = reinterpret_cast<Number *>(out.act);
   h.sequences.zero_unused(out.dx, hidden, h.sequences.all_skip);
   // A block of the weights serves several pieces while it is near.
-  const int64_t block = (even_piece(inner, kInner * kRoom<Number>) + kLanes - 1) / kLanes * kLanes;
+  const int64_t block = (even_piece(inner, kInner<Number>) + kLanes - 1) / kLanes * kLanes;
   const int64_t together = std::clamp<int64_t>(parts / ThreadTeam::get().threads(), 1, kNearPieces);
   parallel_pieces(parts, together, [&](int64_t part, int64_t n) {
     const int64_t begin = part * h.piece, end = std::min(begin + n * h.piece, h.rows), count = end - begin;
