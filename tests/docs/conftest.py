@@ -46,7 +46,8 @@ def prepared(tmp_path_factory) -> Path:
             done("data", "--file_path", f"gsm8k/{source}.jsonl", "--output_path", name, *tokenizer)
     (folder / "my_problems.jsonl").write_text('{"problem": "What is 2 + 3?", "solution": "5"}\n')
     conversation = next(block.text for block in documentation.blocks("docs/fine_tuning.md") if block.text[0] == "{")
-    (folder / "conversations.jsonl").write_text(json.dumps(json.loads(conversation)) + "\n")
+    rows = 20  # of which 5% are held out
+    (folder / "conversations.jsonl").write_text((json.dumps(json.loads(conversation)) + "\n") * rows)
     retool(folder)
     for role in ("sft", "grpo"):  # of the quick start
         (folder / "out/quickstart" / role).mkdir(parents=True)

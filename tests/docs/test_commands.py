@@ -75,6 +75,7 @@ SHORTER = {
     "sft": ("data.pairs_per_step=1", "trainer.total_steps=2", "--save_ckpt_dir", "own/ckpt"),
     "train": (
         *SMALL,
+        *("reward.overlong_buffer=8", "algorithm.updates_per_iteration=1"),  # what so few tokens and prompts allow
         *("trainer.total_steps=2", "dynamic_sampling.max_rounds=1", "trainer.loggers=[jsonl]"),
         *("--save_ckpt_dir", "own/ckpt", "--save_data_file", "own/rollouts.mindrecord"),
     ),
