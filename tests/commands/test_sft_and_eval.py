@@ -32,7 +32,8 @@ def tuned(task, tmp_path_factory) -> jobs.Run:
         assert jobs.call(["data", "--tokenizer_path", task.folder, "--template", "plain", *paths]) == 0
     settings = ("trainer.total_steps=60", "optimizer.lr=1e-2", "optimizer.lr_decay=linear", "optimizer.warmup_steps=5")
     with contextlib.redirect_stdout((folder / "console").open("w")):
-        assert jobs.call(task.sft(folder, *settings, mind_dataset_dir=folder / "one.mindrecord")) == 0
+        flags = {"mind_dataset_dir": folder / "one.mindrecord", "enable_compile_cache": None}
+        assert jobs.call(task.sft(folder, *settings, **flags)) == 0
     return jobs.Run(folder)
 
 
