@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 NOT_COMPILED = ("data", "memory", "optimizer", "reward", "trainer", "validation")
 NOT_TRAINED_BY = ("algorithm", "critic", "dynamic_sampling", "rollout_correction", "seed", "train")
 NOT_COMPILED_INTO = {
-    "generate/": (*NOT_TRAINED_BY, "rollout"),  # the sampler's constants are in the graph's name
+    "generate/": NOT_TRAINED_BY,
     "optimizer/": (*NOT_TRAINED_BY, "rollout"),
     "train/scores": NOT_TRAINED_BY,
 }
