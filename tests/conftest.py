@@ -105,3 +105,19 @@ def shared() -> Path:
     if not path.is_dir():
         pytest.skip("reference data (../shared) is not here")
     return path
+
+
+@pytest.fixture(scope="module")
+def fused():
+    """The fused CPU operators; skips where they cannot be built."""
+    import mindspore
+
+    from mindrlhf.backend import native
+    from mindrlhf.backend.native.operators import operators
+
+    mindspore.set_context(mode=mindspore.GRAPH_MODE, device_target="CPU")
+    found = operators()
+    if found is None:
+        assert native.library().problem == "g++ is not installed"
+        pytest.skip(f"the fused operators cannot be built here: {native.library().problem}")
+    return found

@@ -54,6 +54,9 @@ class SamplingSettings(Settings):
     """Logits of tokens already seen are divided (positive) or multiplied by it; 1 is off (TRL repetition_penalty)."""
     stop_strings: Texts = ()
     """A response ends when one of these texts appears in it."""
+    speculation: bool = True
+    """Check drafts of next tokens, taken from other answers to the prompt, while few responses are left; the tokens are
+    the same (n-gram speculation)."""
 
 
 class RolloutSettings(SamplingSettings):

@@ -76,15 +76,16 @@ class Admit(Graph):
 class Decode(Graph):
     """Graph that draws the next tokens of each slot.
 
-    The outputs are [B, n] token (-1 for none), behaviour and policy log-prob (see `Sampler`), 0 without a draw.
+    The outputs are [B, n] token (-1 for none), behaviour and policy log-prob (see `Sampler`), 0 without a draw; and, if
+    one operator draws several tokens, int32[3]: steps, tokens of drafts, and how many of these came true.
     ids, positions: int32[B], of the last token. remaining: int32[B], tokens still to come, 0 in an empty slot.
     banned: int32[B], number of the next tokens without a stop token.
     leaders, prefixes: int32[B], the slot that keeps the prompt and its positions of the prompt, if one operator
     draws several tokens; otherwise each slot has all of its own.
     enough: int32[3]: the number of active slots at which no new token begins, the first own position of a slot, if a
-    prompt is kept elsewhere, and the most steps, of which each draws a token of a slot at most.
+    prompt is kept elsewhere, and the most steps, of which each draws a token of a slot, and those after a draft.
     context: int32[B, n], tokens that are taken as they are, and do not end a slot; -1 where a token is drawn.
-    uniform: [B, n]. seen: see `Sampler`.
+    histories: int32[B, h], texts for drafts (see `rollout.drafts`). uniform: [B, n]. seen: see `Sampler`.
     """
 
     def __init__(self, decoder: Decoder, cache: Cache, sampler: Sampler):
@@ -95,10 +96,12 @@ class Decode(Graph):
         if self.fused:
             self.layers = decoder.decode_parameters(cache.keys, cache.values)
 
-    def construct(self, ids, positions, remaining, banned, leaders, prefixes, enough, context, uniform, seen):
+    def construct(
+        self, ids, positions, remaining, banned, leaders, prefixes, enough, context, histories, uniform, seen
+    ):
         sampler = self.sampler
         if self.fused:
-            slots = (ids, positions, remaining, banned, leaders, prefixes, enough, context)
+            slots = (ids, positions, remaining, banned, leaders, prefixes, enough, context, histories)
             rule = (sampler.stop_ids, sampler.inverse, sampler.greedy)
             return self.decoder.decode_tokens(slots, uniform, *rule, self.layers)
         hidden = self.decoder.decode(ids, positions, self.keys, self.values)

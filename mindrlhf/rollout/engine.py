@@ -4,7 +4,7 @@ A prompt is prefilled once, and its cache copied to the slots of its samples; or
 for all of them. The first decode step feeds the prompt's last token, so that prefill needs no logits. Random numbers
 depend on counters alone: the same rollouts come out for any number of slots, order of prompts, or workers. With a
 partner, a slot whose turn has ended keeps its cache and waits for the reply, whose tokens are decoded without a draw.
-Not here: paged caches, speculative decoding, prefix sharing between different prompts.
+Not here: paged caches, prefix sharing between different prompts.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,6 +24,7 @@ from mindrlhf.metrics.timer import Timers
 from mindrlhf.models.decoder import Decoder
 from mindrlhf.random_numbers import uniform
 from mindrlhf.rollout.decode_graphs import FUSED_CONTEXT, FUSED_TOKENS, Admit, Cache, Decode, Prefill
+from mindrlhf.rollout.drafts import Histories
 from mindrlhf.rollout.partner import Exchange, Listener, Partner
 from mindrlhf.rollout.sampling import Sampler
 from mindrlhf.shapes import cache_positions, padded_prefix, pool_size
@@ -34,12 +35,14 @@ from mindrlhf.types import Prompt, Rollout, RolloutGroup
 class Statistics:
     """Statistics of a `generate` call.
 
-    tokens: drawn ones. Seconds are wall time; only compile_s includes compiling; partner_s: work and waiting of the
-    conversations' other side.
+    tokens: drawn ones. drafted, accepted: tokens of drafts, and those that came true. Seconds are wall time; only
+    compile_s includes compiling; partner_s: work and waiting of the conversations' other side.
     """
 
     tokens: int = 0
     decode_steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
     prefill_s: float = 0.0
     decode_s: float = 0.0
     partner_s: float = 0.0
@@ -85,6 +88,7 @@ class Engine:
         sampler = Sampler(sampling, config.vocab_size, tuple(stop_ids), decoder.shards)
         self._decode = Decode(decoder, self.cache, sampler)
         self.copies_prompts = not self._decode.fused
+        self._histories = Histories(slots, sampling.speculation and self._decode.fused)
         self._penalises = sampling.repetition_penalty != 1.0
         # 1 at the tokens a slot holds already; the sampler looks at it only when it penalises.
         self._seen = np.zeros((slots, config.vocab_size) if self._penalises else (1, 1), np.float32)
@@ -126,11 +130,12 @@ class Engine:
             raise ValueError("a partner's stop strings need decode_text")
         self._parts.collect()  # of a call that was interrupted
         run = _Run(self, prompts, num_generations, step, progress, partner, listen)
-        decode_steps = run.finish()
+        run.finish()
         seconds = {f"{part}_s": spent for part, spent in self._parts.collect().items()}
         groups = run.groups()
         tokens = sum(int(rollout.sampled.sum()) for group in groups for rollout in group.rollouts)
-        self.statistics = Statistics(tokens, decode_steps, **seconds)
+        self.statistics = Statistics(tokens, *map(int, run.counts), **seconds)
+        self._histories.remember(groups)
         return groups
 
 
@@ -169,19 +174,19 @@ class _Run:
         self.prompt_slot = np.full(len(prompts), -1)
         self.unanswered = np.full(len(prompts), generations)
         self.saved = self.reported = 0  # tokens: those that ended responses left of their limit, and reported ones
+        self.counts = np.zeros(3, int)  # decode steps, tokens of drafts, and how many of these came true
 
-    def finish(self) -> int:
-        """Answer all prompts; returns the number of decode steps."""
-        steps = 0
+    def finish(self) -> None:
+        """Answer all prompts."""
         while self.unanswered.any():
             self._report()
             self._refill()
             if self.exchange.waiting.any():
                 self._listen()
             active = self._active()
-            steps += self._step(active) if len(active) else 0
+            if len(active):
+                self._step(active)
         self._report()
-        return steps
 
     def _report(self) -> None:
         if self.progress:
@@ -270,8 +275,8 @@ class _Run:
         self.prompt_slot[new] = free[: len(new)]
         return self.prompt_slot[new], new
 
-    def _step(self, active: np.ndarray) -> int:
-        """Decode the next tokens of these slots; returns the most drawn of one."""
+    def _step(self, active: np.ndarray) -> None:
+        """Decode the next tokens of these slots."""
         engine, limit = self.engine, self.engine.sampling.max_new_tokens
         rows = self.sample[active]
         counts, groups = self.length[rows], self.group[rows]
@@ -293,8 +298,9 @@ class _Run:
         enough = np.array([enough, engine.max_prompt, 1 if self.listen else FUSED_TOKENS], np.int32)
         slots = (self.token, self.position, remaining, banned, leaders, prefixes, enough, context)
         with engine._parts("decode"):
-            out = engine._decode.on_arrays(*slots, numbers, engine._seen)
-            tokens, behaviour, policy = (part.asnumpy()[active] for part in out)
+            out = engine._decode.on_arrays(*slots, self._histories(active), numbers, engine._seen)
+            tokens, behaviour, policy = (part.asnumpy()[active] for part in out[:3])
+            self.counts += out[3].asnumpy() if engine._decode.fused else (1, 0, 0)
         drawn, kept = (tokens >= 0) & (context[active] < 0), (tokens >= 0).sum(1)
         last = np.arange(len(rows)), kept - 1
         stopped = np.isin(tokens[last], engine.stop_ids) & drawn[last]
@@ -319,7 +325,19 @@ class _Run:
         if engine._penalises:
             engine._seen[active, self.token[active]] = 1.0  # one token of each call
         self._end_turns(rows, stopped, said)
-        return int(drawn.sum(1).max())
+
+    def _histories(self, active: np.ndarray) -> np.ndarray:
+        """Gather the texts in which these slots' next tokens are looked for: other answers, its prompt and its own."""
+        histories = self.engine._histories
+        if self.listen or not histories.wanted(len(active)):
+            return histories.arrays()
+        texts = []
+        for slot, row in zip(active, self.sample[active], strict=True):
+            prompt, first = self.prompts[self.group[row]], row - row % self.generations
+            others = (i for i in range(first, first + self.generations) if i != row)
+            own = np.concatenate((prompt.token_ids, self.tokens[row, : self.length[row]]))
+            texts.append((slot, prompt.id, [*(self.tokens[i, : self.length[i]] for i in others), own]))
+        return histories.arrays(texts)
 
     def _first_said(self, row: int, count: int, more: int) -> int | None:
         """Count the next tokens, up to `more`, until the turn has a stop string."""

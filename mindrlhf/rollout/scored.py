@@ -69,7 +69,7 @@ class Rollouts:
             groups = engine.generate(prompts, samples, step, drawn, self._partner)
             own = self._partner.rewards() if self._partner else ()
             groups = with_turn_rewards(groups, self._partner.turn_rewards if self._partner else ())
-        run.report.add_generation(engine.statistics.tokens, engine.statistics.seconds)
+        run.report.add_generation(engine.statistics)
         run.report.add_conversations(self._partner and self._partner.statistics)
         return groups, own
 

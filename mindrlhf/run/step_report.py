@@ -89,10 +89,12 @@ class StepReport(Report):
             what = f"reward function {failure.function} failed ({failure.reason}); the sample counts as unscored"
             _log.warning("%s, and this is shown once. Completion: %r", what, failure.completion[:200])
 
-    def add_generation(self, tokens: int, seconds: float) -> None:
-        """Add the rate of a generation."""
-        if seconds:
-            self._metrics.add("perf/generation_tokens_per_s", tokens, seconds)
+    def add_generation(self, statistics: Any) -> None:
+        """Add an engine's statistics of a call: its rate, and the share of drafts that came true."""
+        if statistics.seconds:
+            self._metrics.add("perf/generation_tokens_per_s", statistics.tokens, statistics.seconds)
+        if statistics.drafted:
+            self._metrics.add("perf/draft_acceptance_rate", statistics.accepted, statistics.drafted)
 
     def add_conversations(self, statistics: Any) -> None:
         """Add a partner's statistics; None where another rank has them, or none are held."""

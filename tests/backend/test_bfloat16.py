@@ -8,7 +8,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from decode_inputs import alone, cache_of, no_context
+from decode_inputs import alone, cache_of, no_context, no_histories
 from mindspore import Tensor
 from small_model import Golden
 from small_updater import RATE, Subject, rows_like
@@ -114,7 +114,7 @@ def test_log_probs_of_drawn_tokens_are_those_of_the_rounded_model(bfloat16, shar
         graph = graphs.Decode(decoder, cache_of(config, slots, 40), sampler)
         assert graph.fused
         remaining = np.where(np.arange(slots) < going, tokens, 0).astype(np.int32)
-        rest = no_context(slots), uniform, np.zeros((1, 1), np.float32)
+        rest = no_context(slots), no_histories(slots), uniform, np.zeros((1, 1), np.float32)
         inputs = (ids, 0 * ids, remaining, 0 * ids, *alone(slots), *rest)
         found.append([part.asnumpy()[:3] for part in graph(*(Tensor(part) for part in inputs))])
     for one, other in zip(*found, strict=True):

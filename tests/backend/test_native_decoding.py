@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from decode_inputs import alone, cache_of, no_context
+from decode_inputs import alone, cache_of, no_context, no_histories
 from mindspore import Tensor, nn
 from small_model import SmallModel
 
@@ -46,10 +46,12 @@ def test_tokens_of_one_call_are_those_of_one_by_one(fused, options, temperature)
         out = np.full((3, slots, tokens), -1.0) * np.array([1, 0, 0]).reshape((3, 1, 1))
         seen = np.zeros((1, 1), np.float32)
         if is_fused:
-            inputs = (*now, *alone(slots), context, uniform, seen)
-            out = np.stack([part.asnumpy().astype(np.float64) for part in graph(*(Tensor(part) for part in inputs))])
+            inputs = (*now, *alone(slots), context, no_histories(slots), uniform, seen)
+            parts = graph(*(Tensor(part) for part in inputs))[:3]
+            out = np.stack([part.asnumpy().astype(np.float64) for part in parts])
         for t in range(0 if is_fused else tokens):
-            inputs = (*now, *alone(slots), *(part[:, t : t + 1].copy() for part in (context, uniform)), seen)
+            given, numbers = (part[:, t : t + 1].copy() for part in (context, uniform))
+            inputs = (*now, *alone(slots), given, no_histories(slots), numbers, seen)
             parts = [part.asnumpy() for part in graph(*(Tensor(part) for part in inputs))]
             going = now[2] > 0
             out[:, going, t] = np.stack(parts)[:, going, 0]
@@ -100,8 +102,8 @@ def test_tokens_of_the_context_together_are_those_of_one_by_one(fused):
         ids, positions, left, out = zeros + 3, zeros + prefix, remaining.copy(), []
         for part in pieces:
             own = tuple(array[:, part].copy() for array in (context, uniform))
-            inputs = (ids, positions, left, zeros, *shared, *own, seen)
-            out.append(np.stack([part.asnumpy() for part in graph(*(Tensor(one.copy()) for one in inputs))]))
+            inputs = (ids, positions, left, zeros, *shared, own[0], no_histories(slots), own[1], seen)
+            out.append(np.stack([part.asnumpy() for part in graph(*(Tensor(one.copy()) for one in inputs))[:3]]))
             token = out[-1][0, :, 0].astype(np.int32)
             going = left > 0
             ids, positions = np.where(going, token, ids), positions + going.astype(np.int32)
@@ -157,7 +159,7 @@ def test_slots_with_the_same_prompt_read_it_together(fused, prefix):
             parameter.asnumpy()[...] = content
         graph = graphs.Decode(decoder, cache, Sampler(SamplingSettings(max_new_tokens=64), 64, ()))
         inputs = (ids, positions, remaining, zeros, leaders, prefixes, np.array([0, 40, 16], np.int32))
-        inputs = (*inputs, no_context(slots), uniform, seen)
+        inputs = (*inputs, no_context(slots), no_histories(slots), uniform, seen)
         found.append([part.asnumpy() for part in graph(*(Tensor(part) for part in inputs))])
         assert ((found[-1][0] >= 0).sum(1) == remaining).all()
     for together, apart in zip(*found, strict=True):
@@ -183,9 +185,9 @@ def test_a_slot_does_not_feel_how_many_others_there_are(fused):
         going = np.zeros(slots, np.int32)
         chosen = slice(slots - count, slots) if count % 2 else slice(0, count)
         going[chosen] = 16
-        rest = no_context(slots), uniform, np.zeros((1, 1), np.float32)
+        rest = no_context(slots), no_histories(slots), uniform, np.zeros((1, 1), np.float32)
         inputs = (ids, positions, going, 0 * going, *alone(slots), *rest)
-        found[count] = [part.asnumpy() for part in graph(*(Tensor(part) for part in inputs))]
+        found[count] = [part.asnumpy() for part in graph(*(Tensor(part) for part in inputs))[:3]]
         assert (found[count][0][chosen] >= 0).all()
         for part, every in zip(found[count], found[67], strict=True):
             assert part[chosen].tobytes() == every[chosen].tobytes(), count
@@ -199,7 +201,7 @@ def test_no_token_is_begun_with_enough_slots_done(fused):
     remaining, zeros = np.array([3, 9, 5, 16], np.int32), np.zeros(4, np.int32)
     uniform = np.random.default_rng(1).random((4, graphs.FUSED_TOKENS)).astype(np.float32)
     for enough, lengths in ((0, [3, 9, 5, 16]), (2, [3, 5, 5, 5]), (4, [1, 1, 1, 1])):
-        rest = no_context(4), uniform, np.zeros((1, 1), np.float32)
+        rest = no_context(4), no_histories(4), uniform, np.zeros((1, 1), np.float32)
         inputs = (zeros, zeros, remaining, zeros, *alone(4, enough), *rest)
         token = graph(*(Tensor(part) for part in inputs))[0].asnumpy()
         assert (token >= 0).sum(1).tolist() == lengths
@@ -221,20 +223,23 @@ class Drawing:
         """(Drawn by the operator, drawn by the composition): token, behaviour and policy log-probs of each row."""
 
         class One(nn.Cell):
-            def construct(self, rows, zeros, ones, ban, leaders, enough, context, uniform, norm, table, head, angles):
+            def construct(
+                self, rows, zeros, ones, ban, leaders, enough, context, past, uniform, norm, table, head, angles
+            ):
                 draw = (("inverse_temperature", sampler.inverse), ("greedy", sampler.greedy))
                 numbers = (("scale", 1.0), ("epsilon", 0.0), *draw)
-                slots, tables = (rows, zeros, ones, ban, leaders, zeros, enough, context), (angles, angles)
+                slots, tables = (rows, zeros, ones, ban, leaders, zeros, enough, context, past), (angles, angles)
                 return run(slots, uniform, sampler.stop_ids, table, tables, norm, head, (), (), numbers)
 
         sampler, run = self.sampler, self.fused.decode_tokens
         zeros = np.zeros(len(numbers), np.int32)
         slots = (self.rows, Tensor(zeros), Tensor(zeros + 1), Tensor(ban.astype(np.int32)), self.rows)
         inputs = (*slots, Tensor(np.array([0, 0, 1], np.int32)), Tensor(no_context(len(numbers), 1)))
+        inputs = (*inputs, Tensor(no_histories(len(numbers))))
         out = One()(*inputs, Tensor(numbers[:, None]), self.norm, self.table, self.head, self.angles)
         seen = Tensor(np.zeros((1, 1), np.float32))
         expected = sampler(Tensor(self.scale * self.logits), Tensor(numbers), Tensor(ban), seen)
-        return [part.asnumpy()[:, 0] for part in out], [part.asnumpy() for part in expected]
+        return [part.asnumpy()[:, 0] for part in out[:3]], [part.asnumpy() for part in expected]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])

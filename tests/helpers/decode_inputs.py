@@ -17,5 +17,9 @@ def no_context(slots: int, tokens: int = graphs.FUSED_TOKENS) -> np.ndarray:
     return np.full((slots, tokens), -1, np.int32)
 
 
+def no_histories(slots: int) -> np.ndarray:
+    return np.full((slots, 1), -1, np.int32)
+
+
 def cache_of(config, slots: int, size: int) -> graphs.Cache:
     return graphs.Cache(config.num_layers, slots, config.num_kv_heads, size, config.head_dim)

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "decode_halves.h"
+#include "drafts.h"
 #include "factors.h"
 #include "lanes.h"
 #include "names.h"
@@ -81,12 +82,12 @@ struct DecodeCall {
 
 const int64_t kContextRows = 128, kSlotRows = 32;  // tokens of the context at a time, of all slots and of one
 
-// ids .. prefixes int32[B], context int32[B, n], uniform [B, n], stops int32[s], weights int32[2 * layers]; see
-// `decode_tokens` in operators.py.
+// ids .. prefixes int32[B], context int32[B, n], histories int32[B, h], uniform [B, n], stops int32[s],
+// weights int32[2 * layers]; see `decode_tokens` in operators.py.
 struct DecodeInputs {
   const int32_t *ids, *positions, *remaining, *banned, *leaders, *prefixes;
   const DecodeCall *call;
-  const int32_t *context;
+  const int32_t *context, *histories;
   Input uniform;
   const int32_t *stops;
   Input embedding, cos, sin, norm, head;
@@ -127,44 +128,61 @@ struct DecodeLayer {
   }
 };
 
+// counts: steps, tokens of drafts, and how many of them came true.
 struct DecodeOutputs {
   int32_t *token;
   Output behaviour, policy;
+  int32_t *counts;
 };
 
 // The slots whose turn it is, and the rows of a step: the tokens from which their next ones follow. A token of the
-// context follows without a draw, and is the slot's next row in the same step.
+// context follows without a draw, and is the slot's next row in the same step. So is a token of a draft: what is drawn
+// after it counts if it came true. Drafts take columns that the products compute anyway.
 struct DecodeRows {
   std::vector<int32_t> active, ids, slots, positions, angles, leaders, prefixes;
-  std::vector<int32_t> drawing;  // rows from which a token is drawn, one of a slot at most
+  std::vector<int32_t> drawing;  // rows from which a token is drawn: a slot's next one, then those after its draft
+  std::vector<int32_t> draft;
 
   // last: the last token of each slot, at: its tokens so far, both brought up to date. out int32[B, n]: gets tokens of
   // the context. known: positions of the tables of angles.
-  void next_step(const DecodeInputs &in, int64_t n, int64_t known, std::vector<int32_t> &last, std::vector<int32_t> &at,
-                 int32_t *out) {
+  void next_step(const DecodeInputs &in, int64_t n, int64_t known, Drafts &drafts, std::vector<int32_t> &last,
+                 std::vector<int32_t> &at, int32_t *out) {
     for (auto *part : {&ids, &slots, &positions, &angles, &leaders, &prefixes, &drawing}) part->clear();
-    int64_t room = kContextRows;
+    int64_t room = kContextRows, left = active.size(), spare = ColumnTiles(left).columns - left;
     for (const int32_t slot : active) {
+      const int64_t most = std::min<int64_t>(in.remaining[slot], n);
       for (int64_t own = 0;; ++own, --room) {
         int32_t &t = at[slot];
-        ids.push_back(last[slot]), slots.push_back(slot);
-        positions.push_back(in.positions[slot] + t), angles.push_back(std::min<int64_t>(positions.back(), known - 1));
-        leaders.push_back(in.leaders[slot]), prefixes.push_back(in.prefixes[slot]);
+        add(in, slot, last[slot], t, known);
         const int32_t given = in.context[slot * n + t];
         if (given < 0) {
           drawing.push_back(ids.size() - 1);
+          drafts.propose(slot, std::min((spare + left - 1) / left, most - t - 1), draft);
+          for (size_t i = 0; i < draft.size(); ++i) {
+            add(in, slot, draft[i], t + 1 + i, known);
+            drawing.push_back(ids.size() - 1);
+          }
+          spare -= draft.size();
           break;
         }
         last[slot] = out[slot * n + t++] = given;
-        if (t >= std::min<int64_t>(in.remaining[slot], n) || own + 1 == kSlotRows || room == 0) break;
+        drafts.add(slot, given);
+        if (t >= most || own + 1 == kSlotRows || room == 0) break;
       }
+      --left;
     }
+  }
+
+  void add(const DecodeInputs &in, int32_t slot, int32_t id, int32_t t, int64_t known) {
+    ids.push_back(id), slots.push_back(slot);
+    positions.push_back(in.positions[slot] + t), angles.push_back(std::min<int64_t>(positions.back(), known - 1));
+    leaders.push_back(in.leaders[slot]), prefixes.push_back(in.prefixes[slot]);
   }
 };
 
 // Slots that have ended are left out. Tokens of the context are taken as they are: they are not drawn, and end nothing;
 // several of a slot are computed at a time.
-// Outputs: token int32[B, n], behaviour and policy log-probs [B, n], 0 where a token was not drawn.
+// Outputs: token int32[B, n], behaviour and policy log-probs [B, n], 0 where a token was not drawn; counts int32[3].
 template <typename Number>
 int decode_tokens_of(void **params, int *ndims, int64_t **shapes) {
   Arguments arguments(params, ndims, shapes);
@@ -197,11 +215,13 @@ int decode_tokens_of(void **params, int *ndims, int64_t **shapes) {
   for (int64_t slot = 0; slot < slots; ++slot) {
     if (in.remaining[slot] > 0) rows.active.push_back(slot);
   }
+  std::fill(out.counts, out.counts + 3, 0);
+  Drafts drafts(in.histories, slots, shapes[INDEX(DecodeInputs, histories)][1]);
   std::vector<int32_t> last(in.ids, in.ids + slots), at(slots, 0);
   thread_local std::vector<float> memory;
   const size_t enough = std::max(in.call->enough, 0);
   for (int32_t step = 0; step < in.call->steps && rows.active.size() > (step ? enough : 0); ++step) {
-    rows.next_step(in, tokens, known, last, at, out.token);
+    rows.next_step(in, tokens, known, drafts, last, at, out.token);
     const int64_t count = rows.ids.size();
     const ColumnTiles tiles(count), drawn(rows.drawing.size());
     const size_t layered = tiles.columns * (hidden + most);
@@ -232,18 +252,33 @@ int decode_tokens_of(void **params, int *ndims, int64_t **shapes) {
     pick_tiles(tiles, x, drawn, rows.drawing.data(), hidden, h);
     norm_tiles(drawn, h, in.norm, numbers.epsilon, normed, hidden);
     products<Number>(drawn, tile_words<Number>(drawn, normed, hidden, apart), {{&head[0], nullptr, logits, nullptr}});
+    std::vector<SampledToken> found(drawn.rows);
     parallel_pieces(drawn.rows, 1, [&](int64_t i, int64_t) {
-      const int64_t slot = rows.slots[rows.drawing[i]], t = at[slot]++, place = slot * tokens + t;
-      const SampledToken one = draw(logits + i * vocabulary, vocabulary, in.uniform[place], t < in.banned[slot], in.stops,
-                                    stop_count, numbers.inverse_temperature, numbers.greedy);
-      last[slot] = out.token[place] = one.token;
-      out.behaviour[place] = one.behaviour, out.policy[place] = one.policy;
+      const int64_t row = rows.drawing[i], slot = rows.slots[row], t = rows.positions[row] - in.positions[slot];
+      found[i] = draw(logits + i * vocabulary, vocabulary, in.uniform[slot * tokens + t], t < in.banned[slot], in.stops,
+                      stop_count, numbers.inverse_temperature, numbers.greedy);
     });
+    const auto stops = in.stops + stop_count;
+    auto stops_at = [&](int32_t id) { return std::find(in.stops, stops, id) != stops; };
+    for (int64_t i = 0, end = 0; i < drawn.rows; i = end) {
+      const int32_t slot = rows.slots[rows.drawing[i]];
+      while (end < drawn.rows && rows.slots[rows.drawing[end]] == slot) ++end;
+      int64_t right = 0;  // tokens of the draft that came true
+      for (int64_t next = i;; ++next, ++right) {
+        const SampledToken &one = found[next];
+        const int64_t place = slot * tokens + at[slot]++;
+        last[slot] = out.token[place] = one.token;
+        out.behaviour[place] = one.behaviour, out.policy[place] = one.policy;
+        drafts.add(slot, one.token);
+        if (stops_at(one.token) || next + 1 == end || rows.ids[rows.drawing[next + 1]] != one.token) break;
+      }
+      drafts.judge(slot, end - i - 1, right);
+      out.counts[1] += end - i - 1, out.counts[2] += right;
+    }
+    ++out.counts[0];
     auto ended = [&](int32_t slot) {
-      const auto stops = in.stops + stop_count;
       const bool was_drawn = in.context[slot * tokens + at[slot] - 1] < 0;
-      return at[slot] >= std::min<int64_t>(in.remaining[slot], tokens) ||
-             (was_drawn && std::find(in.stops, stops, last[slot]) != stops);
+      return at[slot] >= std::min<int64_t>(in.remaining[slot], tokens) || (was_drawn && stops_at(last[slot]));
     };
     rows.active.erase(std::remove_if(rows.active.begin(), rows.active.end(), ended), rows.active.end());
   }

@@ -63,8 +63,8 @@ class Operators:
         self.decode_logits = decoding("decode_logits", lambda x, head: [x[0], head[0]])
         self._tokens = decoding(
             "decode_tokens",
-            lambda *inputs: (inputs[7],) * 3,  # of the context
-            lambda *_: (int32, float32, float32),
+            lambda *inputs: (*(inputs[7],) * 3, [3]),  # of the context
+            lambda *_: (int32, float32, float32, int32),
         )
         self._admit = operator("admit", lambda *_: [1], lambda *_: float32)
         self._squared_norm = operator("squared_norm", lambda *_: [1])
@@ -130,14 +130,16 @@ class Operators:
         slots: int32[B] each: the last token, its position, the number of tokens still to come (0: an empty slot), the
             number of them without a stop token, the slot that keeps the prompt, and its positions of the prompt;
             int32[3]: the number of active slots at which no further token is begun, the first own position of a slot,
-            behind the longest prompt, and the most steps, of which each draws a token of a slot at most; and
-            int32[B, n]: tokens of the context, which are taken as they are and end nothing, -1 where a token is drawn.
+            behind the longest prompt, and the most steps; int32[B, n]: tokens of the context, which are taken as they
+            are and end nothing, -1 where a token is drawn; and int32[B, h]: texts in which drafts of the next tokens
+            are looked for (see `rollout.drafts`), -1 for none. A step draws a token of a slot, and those after a draft.
         uniform: [B, n]; stop_ids: int32[s], -1 for none; table: of embeddings [V, hidden].
         angles: tables of cos and sin [positions, D]; norm, head: the final norm's weight and [V, hidden].
         layers: of each the attention half's weights, its caches, the feed-forward half's weights, all in one row.
         given: of each, which weights of its halves these are, as in `HalfNumbers`. numbers: of `DecodeNumbers`.
 
-        Returns token int32[B, n] (-1 where there is none), behaviour and policy log-probs [B, n], 0 without a draw.
+        Returns token int32[B, n] (-1 where there is none), behaviour and policy log-probs [B, n], 0 without a draw; and
+        int32[3]: steps, tokens of drafts, and how many of these came true. Drafts change no token and no number.
         """
         fixed = (table, *angles, norm, head, numbers_of("DecodeNumbers", numbers), integers(given))
         return self._tokens(*slots, uniform, stop_ids, *fixed, *layers)

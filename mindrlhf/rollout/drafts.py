@@ -1,0 +1,55 @@
+"""Texts in which drafts of a response's next tokens are looked for.
+
+Answers to one prompt repeat each other: what followed the last tokens in another answer, or earlier in the same one, is
+a draft, which the decode operator checks in columns of its products that would be empty (n-gram speculation; A. Saxena,
+"Prompt lookup decoding", 2023). Random numbers depend on counters alone, so the tokens are those without drafts.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+
+import numpy as np
+
+from mindrlhf.types import RolloutGroup
+
+SIZE = 4096  # tokens of texts for each slot
+FEW_SLOTS = 32  # drafts are looked for while fewer than these are active: more leave no columns empty
+KEPT_TOKENS = 1 << 22  # of earlier answers, in all
+APART = np.array([-1], np.int32)
+
+
+class Histories:
+    """Texts of each slot, and answers of earlier calls."""
+
+    def __init__(self, slots: int, enabled: bool):
+        self._nothing = np.full((slots, SIZE if enabled else 1), -1, np.int32)
+        self._enabled, self._earlier, self._tokens = enabled, {}, 0
+
+    def wanted(self, active: int) -> bool:
+        """Tell whether a call with this many active slots looks for drafts."""
+        return self._enabled and active < FEW_SLOTS
+
+    def arrays(self, texts: Collection[tuple[int, int, Sequence[np.ndarray]]] = ()) -> np.ndarray:
+        """Lay out int32[slots, size] from each slot's prompt id and texts, its own last; the end of them fits."""
+        if not texts:
+            return self._nothing
+        out = self._nothing.copy()
+        for slot, prompt_id, own in texts:
+            parts = [part for text in (*self._earlier.get(prompt_id, ()), *own) if len(text) for part in (APART, text)]
+            line = np.concatenate(parts)[-out.shape[1] :]
+            out[slot, -len(line) :] = line
+        return out
+
+    def remember(self, groups: Iterable[RolloutGroup]) -> None:
+        """Keep the answers to each prompt until the same prompt is answered again, or too many others are."""
+        if not self._enabled:
+            return
+        for group in groups:
+            self._tokens -= _count(self._earlier.pop(group.prompt.id, ()))
+            self._earlier[group.prompt.id] = [rollout.response_ids for rollout in group.rollouts]
+            self._tokens += _count(self._earlier[group.prompt.id])
+        while self._tokens > KEPT_TOKENS:
+            self._tokens -= _count(self._earlier.pop(next(iter(self._earlier))))
+
+
+def _count(texts: Iterable[np.ndarray]) -> int:
+    return sum(map(len, texts))
