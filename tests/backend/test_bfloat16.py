@@ -116,7 +116,7 @@ def test_log_probs_of_drawn_tokens_are_those_of_the_rounded_model(bfloat16, shar
         remaining = np.where(np.arange(slots) < going, tokens, 0).astype(np.int32)
         rest = no_context(slots), no_histories(slots), uniform, np.zeros((1, 1), np.float32)
         inputs = (ids, 0 * ids, remaining, 0 * ids, *alone(slots), *rest)
-        found.append([part.asnumpy()[:3] for part in graph(*(Tensor(part) for part in inputs))])
+        found.append([part.asnumpy()[:3] for part in graph(*(Tensor(part) for part in inputs))[:3]])
     for one, other in zip(*found, strict=True):
         assert one.tobytes() == other.tobytes()
     token, behaviour, policy = found[0]
