@@ -1,5 +1,7 @@
 """From files and overrides to typed settings: precedence, and one sentence for each kind of mistake."""
 
+import re
+
 import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
@@ -210,7 +212,7 @@ def numbers(group, prefix=""):
     for name, field in group.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, Settings):
             yield from numbers(field.annotation, f"{prefix}{name}.")
-        elif field.annotation in (float, float | None) or "float" in str(field.annotation):
+        elif field.annotation is float or re.search(r"\bfloat\b", str(field.annotation)):
             yield prefix + name
 
 
