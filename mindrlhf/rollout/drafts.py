@@ -29,7 +29,10 @@ class Histories:
         return self._enabled and active < FEW_SLOTS
 
     def arrays(self, texts: Collection[tuple[int, int, Sequence[np.ndarray]]] = ()) -> np.ndarray:
-        """Lay out int32[slots, size] from each slot's prompt id and texts, its own last; the end of them fits."""
+        """Lay out texts as int32[slots, size].
+
+        texts: of a slot, its number, its prompt's id and texts, its own last; as much of their end as fits is taken.
+        """
         if not texts:
             return self._nothing
         out = self._nothing.copy()
@@ -40,7 +43,7 @@ class Histories:
         return out
 
     def remember(self, groups: Iterable[RolloutGroup]) -> None:
-        """Keep the answers to each prompt until the same prompt is answered again, or too many others are."""
+        """Keep the last answers to each prompt; the oldest go when there are too many."""
         if not self._enabled:
             return
         for group in groups:

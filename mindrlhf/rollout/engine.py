@@ -327,7 +327,7 @@ class _Run:
         self._end_turns(rows, stopped, said)
 
     def _histories(self, active: np.ndarray) -> np.ndarray:
-        """Gather the texts in which these slots' next tokens are looked for: other answers, its prompt and its own."""
+        """Gather other answers to each slot's prompt, the prompt and its own text."""
         histories = self.engine._histories
         if self.listen or not histories.wanted(len(active)):
             return histories.arrays()

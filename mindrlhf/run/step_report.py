@@ -90,7 +90,7 @@ class StepReport(Report):
             _log.warning("%s, and this is shown once. Completion: %r", what, failure.completion[:200])
 
     def add_generation(self, statistics: Any) -> None:
-        """Add an engine's statistics of a call: its rate, and the share of drafts that came true."""
+        """Add the rate of a call, and the share of drafts that came true."""
         if statistics.seconds:
             self._metrics.add("perf/generation_tokens_per_s", statistics.tokens, statistics.seconds)
         if statistics.drafted:
