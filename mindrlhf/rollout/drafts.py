@@ -43,7 +43,7 @@ class Histories:
         return out
 
     def remember(self, groups: Iterable[RolloutGroup]) -> None:
-        """Keep the last answers to each prompt; the oldest go when there are too many."""
+        """Keep the last answers to each prompt, up to a number of tokens in all."""
         if not self._enabled:
             return
         for group in groups:
