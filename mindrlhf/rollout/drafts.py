@@ -43,7 +43,7 @@ class Histories:
         return out
 
     def remember(self, groups: Iterable[RolloutGroup]) -> None:
-        """Keep the last answers to each prompt, up to a number of tokens in all."""
+        """Keep the last answers to each prompt, up to KEPT_TOKENS tokens."""
         if not self._enabled:
             return
         for group in groups:
