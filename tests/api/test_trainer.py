@@ -58,7 +58,15 @@ def test_an_error_of_a_callback_ends_the_run(make):
     assert isinstance(trainer.threw, ZeroDivisionError)
 
 
-def test_an_interrupt_stops_the_run_and_the_program(make):
+@pytest.fixture
+def interruptible():
+    """SIGINT as in a program in the foreground: one that a script starts in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupt_stops_the_run_and_the_program(make, interruptible):
     trainer = make(Steps)
     trainer.interrupt = 2
     with pytest.raises(KeyboardInterrupt):
