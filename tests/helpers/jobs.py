@@ -18,6 +18,7 @@ from unittest.mock import patch
 import numpy as np
 from safetensors.numpy import load_file
 from small_model import random_arrays
+from workers import run_msrun
 
 from mindrlhf import cli
 from mindrlhf.backend.compile import graph_cache
@@ -193,6 +194,20 @@ def start(
         timeout=timeout,
         cwd=cwd,
     )
+
+
+def train_apart(argv: Sequence[str], workers: int = 0, timeout: float = 120) -> str:
+    """Train in processes that must end well: one alone, or some under msrun. Returns what the one alone complained of.
+
+    timeout: seconds under msrun.
+    """
+    if not workers:
+        result = start(argv)
+        assert result.returncode == 0, result.stderr
+        return result.stderr
+    result = run_msrun(workers, [ONE_STAGE, *argv[1:]], timeout=timeout)
+    assert result.returncode == 0, result.logs
+    return ""
 
 
 def files(folder: Path) -> dict[Path, bytes]:

@@ -9,7 +9,6 @@ import jobs
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from workers import run_msrun
 
 COMMON = (
     "optimizer.lr=1e-3",
@@ -60,12 +59,7 @@ SAME += ("rollout_corr/rollout_is_mean", "actor/selected_fraction", "sampling/su
 
 def finished(task: jobs.Task, folder, name: str, *settings: str, workers: int = 0) -> jobs.Run:
     arguments = task.train(folder, *COMMON, *JOBS[name], *settings)
-    if workers:
-        result = run_msrun(workers, [jobs.ONE_STAGE, *arguments[1:]], timeout=500)
-        assert result.returncode == 0, result.logs
-    else:
-        result = jobs.start(arguments)
-        assert result.returncode == 0, result.stderr
+    jobs.train_apart(arguments, workers, timeout=500)
     return jobs.Run(folder)
 
 

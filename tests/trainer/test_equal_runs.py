@@ -7,7 +7,6 @@ log-probs matter), responses of uneven length, and weights that really move.
 import jobs
 import numpy as np
 import pytest
-from workers import run_msrun
 
 from mindrlhf.records.formats import read_record_rows, write_record
 
@@ -30,14 +29,10 @@ SAME = ("actor/loss", "actor/pg_loss", "actor/kl_loss", "actor/grad_norm", "acto
 def train(task: jobs.Task, folder, *settings: str, workers: int | None = None, **flags) -> jobs.Run:
     """A finished run: in this process, in one of its own (0 workers), or under msrun with some."""
     arguments = task.train(folder, *SETTINGS, *settings, **flags)
-    if workers:
-        result = run_msrun(workers, [jobs.ONE_STAGE, *arguments[1:]])
-        assert result.returncode == 0, result.logs
-    elif workers == 0:
-        result = jobs.start(arguments)
-        assert result.returncode == 0, result.stderr
-    else:
+    if workers is None:
         assert jobs.call(arguments) == 0
+    else:
+        jobs.train_apart(arguments, workers)
     return jobs.Run(folder)
 
 

@@ -3,7 +3,6 @@
 import jobs
 import numpy as np
 import pytest
-from workers import run_msrun
 
 SETTINGS = (
     "rollout.weights=int8",
@@ -19,13 +18,7 @@ STEPS = 4
 
 def finished(task: jobs.Task, folder, *settings: str, workers: int = 0, **flags) -> jobs.Run:
     arguments = task.train(folder, *SETTINGS, *settings, **flags)
-    if workers:
-        result = run_msrun(workers, [jobs.ONE_STAGE, *arguments[1:]], timeout=500)
-        assert result.returncode == 0, result.logs
-    else:
-        result = jobs.start(arguments)
-        assert result.returncode == 0, result.stderr
-        assert "rollout_correction.level is null" not in result.stderr
+    assert "rollout_correction.level is null" not in jobs.train_apart(arguments, workers, timeout=500)
     return jobs.Run(folder)
 
 

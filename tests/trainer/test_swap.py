@@ -2,7 +2,6 @@
 
 import jobs
 import pytest
-from workers import run_msrun
 
 SETTINGS = (
     "algorithm.beta=0.1",
@@ -24,8 +23,7 @@ def train(task, folder, workers: int, *settings: str) -> jobs.Run:
     if workers == 1:
         assert jobs.call(arguments) == 0
     else:
-        result = run_msrun(workers, [jobs.ONE_STAGE, *arguments[1:]])
-        assert result.returncode == 0, result.logs
+        jobs.train_apart(arguments, workers)
     return jobs.Run(folder)
 
 

@@ -26,6 +26,7 @@ class Drafts {
   // A draft of at most `most` tokens, from where most of the last tokens came before, and of several such places the last.
   void propose(int64_t slot, int64_t most, std::vector<int32_t> &draft) const {
     draft.clear();
+    if (most <= 0) return;
     const std::vector<int32_t> &text = texts_[slot];
     const int64_t last = static_cast<int64_t>(text.size()) - 1;
     int64_t place = -1, longest = kShortestKey - 1;
