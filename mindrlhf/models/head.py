@@ -140,6 +140,13 @@ class TokenLogProbs(nn.Cell):
         d_hidden = self.hidden_product(d_logits, head.astype(hidden.dtype))
         return d_hidden, self.head_product(d_logits, hidden).astype(head.dtype) if self.head_trains else head
 
+    def _sum_of_head(self, total, part):
+        """Add a chunk's gradient of the head.
+
+        Not a statement of `bprop`: with an `if` in that loop, graphs that collect gradients do not compile.
+        """
+        return total + part if self.head_trains else total
+
     def construct(self, hidden, head, targets, used):
         """Compute the results of the class, and arrays for the backward pass.
 
@@ -174,8 +181,7 @@ class TokenLogProbs(nn.Cell):
             logits = self._forward(x, head, ids, some)[3] if self.fused else self._logits(x, head)
             part = self._backward(x, head, ids, some, logits, entropy, log_total, d_log_prob, d_entropy)
             d_hiddens += (part[0],)
-            if self.head_trains:
-                d_head = d_head + part[1]
+            d_head = self._sum_of_head(d_head, part[1])
         return ops.concat(d_hiddens), d_head, ops.zeros_like(targets), ops.zeros_like(used)
 
 

@@ -4,6 +4,7 @@ import numpy as np
 
 from mindrlhf.algorithms.losses import policy_loss
 from mindrlhf.configs.grpo import OptimizerSettings, TrainSettings
+from mindrlhf.models.head import CHUNK_NUMBERS
 from mindrlhf.training.batch import SequenceGroup
 from mindrlhf.training.graphs import PolicyLogProbs
 from mindrlhf.training.objective import policy_objective
@@ -35,12 +36,13 @@ class Subject:
         recompute=False,
         entropy_gradient=False,
         kernels=None,
+        chunk_numbers=CHUNK_NUMBERS,
     ):
         self.decoder, self.parameters = model.build(recompute=recompute, kernels=kernels)
         trained = [spec for spec in model.specs if spec.trains]
         self.optimizer = AdamW(optimizer, [self.parameters[spec.name] for spec in trained], trained)
         settings = TrainSettings(max_tokens_per_micro_batch=max_tokens, length_bucket=bucket)
-        head = PolicyLogProbs(self.decoder, temperature, entropy_gradient=entropy_gradient)
+        head = PolicyLogProbs(self.decoder, temperature, chunk_numbers, entropy_gradient)
         self.updater = Updater(head, objective, self.optimizer, settings, self._keep)
         self.gradients = {}
 

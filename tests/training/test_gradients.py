@@ -6,6 +6,7 @@ from small_model import Golden, SmallModel
 from small_updater import RATE, TEMPERATURE, Subject, assert_close, random_groups, rows_like
 
 from mindrlhf.configs.lora import Adapter
+from mindrlhf.models.head import CHUNK_NUMBERS
 from mindrlhf.training.batch import SequenceGroup
 from mindrlhf.training.objective import NEGATIVE_LOG_LIKELIHOOD
 
@@ -32,15 +33,16 @@ def test_loss_log_probs_and_gradient_norms_are_the_stored_ones(shared, name):
 ADAPTER = Adapter(4, 8, exclude_modules=("k_proj",), rank_pattern={"down_proj": 3}, alpha_pattern={"q_proj": 5})
 
 
+@pytest.mark.parametrize("chunk_numbers", [CHUNK_NUMBERS, 40 * 32], ids=["one-chunk", "four-chunks"])
 @pytest.mark.parametrize("adapter", [None, ADAPTER])
-def test_gradients_of_one_layer_are_slopes_of_the_oracle(adapter):
+def test_gradients_of_one_layer_are_slopes_of_the_oracle(adapter, chunk_numbers):
     """The oracle's loss in float64, moved a little along one random direction for each parameter."""
     model = SmallModel.random(4, num_layers=1, vocab_size=32, adapter=adapter)
     groups = [SequenceGroup(g.prompt_ids % 32, tuple(r % 32 for r in g.responses)) for g in random_groups()]
     rng = np.random.default_rng(5)
     weights = rows_like(groups, rng.standard_normal)
     # A bucket of its own: MindSpore compiles graphs with equal inputs anew when one of them dies.
-    subject = Subject(model, NEGATIVE_LOG_LIKELIHOOD, TEMPERATURE, bucket=8)
+    subject = Subject(model, NEGATIVE_LOG_LIKELIHOOD, TEMPERATURE, bucket=8, chunk_numbers=chunk_numbers)
     update = subject.updater(groups, 0.0, weights=weights)
 
     def loss(changed):
