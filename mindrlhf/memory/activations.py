@@ -79,9 +79,13 @@ class Stage:
         """Numbers of one chunk of logits."""
         return rows // chunk_count(rows, self.vocabulary) * self.vocabulary if self.vocabulary else 0
 
+    @property
+    def fused_head(self) -> bool:
+        return self.fused and self.tp == 1
+
     def head(self, rows: int) -> int:
         """Numbers of a chunk of logits and, unless fused, of its softmax."""
-        return self.logits(rows) * (1 if self.fused and self.tp == 1 else 3)
+        return self.logits(rows) * (1 if self.fused_head else 3)
 
     def kept(self, rows: int, near: int) -> int:
         """Numbers that a layer keeps; only `near` rows leave its attention half."""
@@ -136,9 +140,10 @@ def update_bytes(stage: Stage, micro: MicroBatch, in_flight: int = 1) -> int:
 def _head_update(stage: Stage, rows: int) -> tuple[int, int]:
     """Logits that the head keeps, and most numbers its backward pass adds."""
     chunk = stage.logits(rows)
-    matrix = stage.vocabulary * stage.model.hidden_size if stage.model.adapter is None else 0
-    if chunk < rows * stage.vocabulary:
-        return 0, stage.head(rows) + 3 * matrix
+    own = stage.model.adapter is None and not stage.fused_head  # else there is none, or it is the buffer's
+    matrix = stage.vocabulary * stage.model.hidden_size if own else 0
+    if chunk < rows * stage.vocabulary:  # one is freed once the next is there
+        return 0, stage.head(rows) + (chunk if stage.fused_head else 3 * matrix)
     return chunk, stage.head(rows) - chunk + matrix + stage.outside(rows)
 
 

@@ -175,6 +175,10 @@ class Decoder(nn.Cell):
         head, hidden = self.head(hidden)
         return hidden, head[self.head_first : self.head_end] if self.head_is_whole else head
 
+    def with_fused_head(self, hidden):
+        """Return final hidden states, the head's weight, and `Weight.collected`."""
+        return hidden, self.head.parameter, self.head.collected
+
     def completions(self, prefix_ids, prefix_lengths, input_ids, lengths):
         """Run prompts and completions, with each prompt computed once.
 

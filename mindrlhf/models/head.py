@@ -35,7 +35,8 @@ class TokenLogProbs(nn.Cell):
     entropy_gradient: gradients go through the entropy; without, it is for reading only. head_trains: head gets a
     gradient.
 
-    fused: the operators of `backend.native`; None for compositions of basic operators.
+    fused: the operators of `backend.native`, which add the head's gradient to its buffer (`Weight.collected`); None for
+    compositions of basic operators, which return it.
     shards: the ranks that share the vocabulary, one block of head's rows each, in rank order. A rank has the logits
     of its own block; four numbers of each token travel, and the gradient of hidden is this rank's part of a sum (after
     Shoeybi et al. 2019, arXiv:1909.08053, section 3, who reduce the loss; here log-probs and entropy are).
@@ -57,14 +58,15 @@ class TokenLogProbs(nn.Cell):
         head_trains: bool = True,
     ):
         super().__init__(auto_prefix=False)
-        self.entropy_gradient, self.head_trains = entropy_gradient, head_trains
+        self.entropy_gradient = entropy_gradient
         shards = shards or TensorParallel()
         # Fused operators read whole rows of logits.
         self.fused = shards.size == 1 and fused is not None
         if self.fused:
             self.fused_log_probs = fused.token_log_probs
-            self.fused_gradient = fused.token_log_probs_gradient if head_trains else fused.token_log_probs_slope
+            self.fused_gradient = fused.token_log_probs_gradient
             self.inverse_tensor = Tensor(np.array([1.0 / temperature], np.float32))
+        self.collects, self.sums_head = head_trains and self.fused, head_trains and not self.fused
         self.rank, self.size, self.stack_ranks = shards.rank, shards.size, shards.stack
         self.inverse = 1.0 / temperature
         self.chunk_numbers = chunk_numbers
@@ -119,15 +121,15 @@ class TokenLogProbs(nn.Cell):
         log_total = log_from_one(total) + top
         return picked - log_total, log_total - weighted / total, log_total
 
-    def _backward(self, hidden, head, targets, used, logits, entropy, log_total, d_log_prob, d_entropy):
+    def _backward(self, hidden, head, targets, used, logits, entropy, log_total, d_log_prob, d_entropy, collected):
         """Compute the gradients of hidden and head.
 
-        That of a head that does not train is any array.
+        That of a head that does not train, or that is in a buffer, is any array.
         """
         if self.fused:  # overwrites the logits
             slope = d_entropy if self.entropy_gradient else d_entropy * 0.0
-            inputs = (hidden, head, targets, used, self.inverse_tensor)
-            return self.fused_gradient(*inputs, entropy, log_total, logits, d_log_prob, slope)
+            inputs = (hidden, head, targets, used, self.inverse_tensor, entropy, log_total, logits, d_log_prob, slope)
+            return self.fused_gradient(*inputs, collected[0] if self.collects else d_log_prob), head
         every_log_prob = logits - self._column(log_total, logits)
         factor = self._column(-d_log_prob, logits)
         if self.entropy_gradient:
@@ -138,20 +140,23 @@ class TokenLogProbs(nn.Cell):
         d_logits = self.scatter(d_logits, ops.stack((rows, local), 1), d_log_prob * own) * self.inverse
         d_logits = d_logits.astype(hidden.dtype)
         d_hidden = self.hidden_product(d_logits, head.astype(hidden.dtype))
-        return d_hidden, self.head_product(d_logits, hidden).astype(head.dtype) if self.head_trains else head
+        return d_hidden, self.head_product(d_logits, hidden).astype(head.dtype) if self.sums_head else head
 
     def _sum_of_head(self, total, part):
         """Add a chunk's gradient of the head.
 
         Not a statement of `bprop`: with an `if` in that loop, graphs that collect gradients do not compile.
         """
-        return total + part if self.head_trains else total
+        return total + part if self.sums_head else total
 
-    def construct(self, hidden, head, targets, used):
+    def construct(self, hidden, head, targets, used, collected=()):
         """Compute the results of the class, and arrays for the backward pass.
 
+        collected: see `Weight.collected`.
         Returns (log_probs [T], entropy [T], log of the partition sum [T], kept logits [T, V] or an empty [0]).
         """
+        for array in collected:  # as in a half of a layer
+            hidden = ops.depend(hidden, array)
         tokens = hidden.shape[0]
         size = tokens // chunk_count(tokens, head.shape[0], self.chunk_numbers)
         if size == tokens:
@@ -164,25 +169,35 @@ class TokenLogProbs(nn.Cell):
             log_probs, entropy, log_total = (*log_probs, part[0]), (*entropy, part[1]), (*log_total, part[2])
         return ops.concat(log_probs), ops.concat(entropy), ops.concat(log_total), ops.zeros((0,), log_total[0].dtype)
 
-    def bprop(self, hidden, head, targets, used, out, d_out):
+    def bprop(self, hidden, head, targets, used, collected, out, d_out):
         tokens = hidden.shape[0]
         size = tokens // chunk_count(tokens, head.shape[0], self.chunk_numbers)
         if size == tokens:
-            inputs = (hidden, head, targets, used, out[3], out[1], out[2], d_out[0], d_out[1])
+            inputs = (hidden, head, targets, used, out[3], out[1], out[2], d_out[0], d_out[1], collected)
             d_hidden, d_head = self._backward(*inputs)
-            return d_hidden, d_head if self.head_trains else head, ops.zeros_like(targets), ops.zeros_like(used)
-        d_hiddens, d_head = (), ops.zeros_like(head) if self.head_trains else head
+            return d_hidden, d_head, *self._rest(targets, used, collected, d_hidden)
+        d_hiddens, d_head = (), ops.zeros_like(head) if self.sums_head else head
         rows = (hidden, targets, used, out[1], out[2], d_out[0], d_out[1])
         for start in range(0, tokens, size):
-            before = (d_head if self.head_trains else d_hiddens[-1]) if start else d_out[0]
+            before = (d_head if self.sums_head else d_hiddens[-1]) if start else d_out[0]
             x, ids, some, entropy, log_total, d_log_prob, d_entropy = [
                 ops.depend(row[start : start + size], before) for row in rows
             ]
             logits = self._forward(x, head, ids, some)[3] if self.fused else self._logits(x, head)
-            part = self._backward(x, head, ids, some, logits, entropy, log_total, d_log_prob, d_entropy)
+            part = self._backward(x, head, ids, some, logits, entropy, log_total, d_log_prob, d_entropy, collected)
             d_hiddens += (part[0],)
             d_head = self._sum_of_head(d_head, part[1])
-        return ops.concat(d_hiddens), d_head, ops.zeros_like(targets), ops.zeros_like(used)
+        d_hidden = ops.concat(d_hiddens)
+        return d_hidden, d_head, *self._rest(targets, used, collected, d_hidden)
+
+    def _rest(self, targets, used, collected, d_hidden):
+        """Return gradients of inputs that have none.
+
+        The head's is in its buffer before the trigger's is there.
+        """
+        if self.collects:
+            collected = (collected[0], ops.depend(collected[1], d_hidden))
+        return ops.zeros_like(targets), ops.zeros_like(used), collected
 
 
 class TokenValues(nn.Cell):

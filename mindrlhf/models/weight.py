@@ -82,6 +82,11 @@ class Weight(nn.Cell):
             return self.collect_rows(self.parameter, ids, self.buffer, self.trigger)
         return ops.gather(self.parameter, ids, 0)
 
+    @property
+    def collected(self) -> tuple:
+        """The buffer of the gradient, and the trigger, for operators that add to it; () without a buffer."""
+        return (self.buffer, self.trigger) if self.collects else ()
+
     def collect_into(self, buffer: Parameter | None, trigger: Parameter) -> None:
         """Let later-compiled graphs add the gradient to `buffer` in backward passes.
 

@@ -51,10 +51,13 @@ class PolicyLogProbs(nn.Cell):
 
     def construct(self, x, prefix_ids, prefix_lengths, input_ids, lengths, targets, *row_keys):
         rows = self.stage(x, prefix_ids, prefix_lengths, input_ids, lengths, *row_keys)
-        hidden, head = self.decoder.with_head(rows)
+        if self.token_log_probs.fused:
+            hidden, head, collected = self.decoder.with_fused_head(rows)
+        else:
+            (hidden, head), collected = self.decoder.with_head(rows), ()
         used = ops.arange(0, targets.shape[1]).reshape((1, -1)) < lengths.reshape((-1, 1))
         flat = targets.reshape((-1,)), used.astype("int32").reshape((-1,))
-        out = self.token_log_probs(hidden, head, *flat)
+        out = self.token_log_probs(hidden, head, *flat, collected)
         return out[0].reshape(targets.shape), out[1].reshape(targets.shape)
 
 

@@ -7,11 +7,13 @@ import sys
 
 import mindspore
 import numpy as np
+from collecting_head import CollectingHead
 from mindspore import Tensor, nn, ops
 
 from mindrlhf.backend.native.operators import operators
 from mindrlhf.metrics.performance import peak_resident_bytes
 from mindrlhf.models.head import TokenLogProbs
+from mindrlhf.models.weight import collect_gradients
 
 VOCABULARY, WIDTH, CHUNK, CHUNKS = 131072, 8, 128, 12
 
@@ -19,23 +21,25 @@ VOCABULARY, WIDTH, CHUNK, CHUNKS = 131072, 8, 128, 12
 class Sum(nn.Cell):
     def __init__(self, fused):
         super().__init__()
-        self.token_log_probs = TokenLogProbs(1.0, CHUNK * VOCABULARY, fused=fused)
+        self.head = CollectingHead(VOCABULARY, WIDTH, TokenLogProbs(1.0, CHUNK * VOCABULARY, fused=fused))
 
-    def construct(self, hidden, head, targets):
-        return self.token_log_probs(hidden, head, targets, ops.ones_like(targets))[0].sum()
+    def construct(self, hidden, targets):
+        return self.head(hidden, targets, ops.ones_like(targets))[0].sum()
 
 
 def main(fused) -> None:
     mindspore.set_context(mode=mindspore.GRAPH_MODE, device_target="CPU")
-    gradient = ops.value_and_grad(Sum(fused), (0, 1))
+    subject = Sum(fused)
+    trigger = collect_gradients(subject, [subject.head.head], [subject.head.buffer])
+    gradient = ops.value_and_grad(subject, 0, trigger)
 
     @mindspore.jit
     def graph(*inputs):
         return gradient(*inputs)
 
     def run(chunks: int) -> None:
-        hidden, head = np.ones((chunks * CHUNK, WIDTH), np.float32), np.ones((VOCABULARY, WIDTH), np.float32)
-        graph(Tensor(hidden), Tensor(head), Tensor(np.zeros(chunks * CHUNK, np.int32)))[0].asnumpy()
+        hidden = np.ones((chunks * CHUNK, WIDTH), np.float32)
+        graph(Tensor(hidden), Tensor(np.zeros(chunks * CHUNK, np.int32)))[0].asnumpy()
 
     run(2)
     before = peak_resident_bytes()

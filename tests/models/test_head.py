@@ -6,16 +6,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from collecting_head import CollectingHead
 from hypothesis import given
 from hypothesis import strategies as st
 from small_model import log_softmax
 
+from mindrlhf.backend import read, write
 from mindrlhf.backend.native.operators import operators
 from mindrlhf.models.head import CHUNK_NUMBERS, TokenLogProbs, TokenValues, chunk_count
+from mindrlhf.models.weight import collect_gradients
 
 TOKENS, WIDTH, VOCABULARY, TEMPERATURE = 12, 6, 17, 0.7
 # One of three chunks has none.
 USED = np.array([1, 1, 0, 1, 0, 0, 0, 0, 1, 1, 1, 0], bool)
+# What is in the buffer of the head's gradient.
+BEFORE = np.random.default_rng(2).normal(size=(VOCABULARY, WIDTH)).astype(np.float32)
 ENTROPY_WEIGHTS = np.random.default_rng(1).normal(size=TOKENS) * USED
 
 
@@ -47,27 +52,28 @@ def run(request, entropy_gradient, fused):
     class Weighted(nn.Cell):
         def __init__(self):
             super().__init__()
-            self.token_log_probs = TokenLogProbs(
-                TEMPERATURE, request.param, entropy_gradient=entropy_gradient, fused=fused
-            )
+            log_probs = TokenLogProbs(TEMPERATURE, request.param, entropy_gradient=entropy_gradient, fused=fused)
+            self.head = CollectingHead(VOCABULARY, WIDTH, log_probs)
             self.used = Tensor(USED.astype(np.int32))
 
-        def construct(self, hidden, head, targets, weights, entropy_weights):
-            out = self.token_log_probs(hidden, head, targets, self.used)
+        def construct(self, hidden, targets, weights, entropy_weights):
+            out = self.head(hidden, targets, self.used)
             return (weights * out[0]).sum() + (entropy_weights * out[1]).sum(), out[0], out[1]
 
-    gradient = ops.value_and_grad(Weighted(), (0, 1), None, has_aux=True)
+    weighted = Weighted()
+    parameter, buffer = weighted.head.head, weighted.head.buffer
+    gradient = ops.value_and_grad(weighted, 0, collect_gradients(weighted, [parameter], [buffer]), has_aux=True)
 
     @mindspore.jit
     def graph(*inputs):
         return gradient(*inputs)
 
     def compute(hidden, head, targets, weights):
-        floats = [Tensor(np.asarray(part, np.float32)) for part in (hidden, head, weights, ENTROPY_WEIGHTS)]
-        (_, log_probs, entropy), (d_hidden, d_head) = graph(
-            floats[0], floats[1], Tensor(targets.astype(np.int32)), *floats[2:]
-        )
-        return [part.asnumpy() for part in (log_probs, entropy, d_hidden, d_head)]
+        write(parameter, np.asarray(head, np.float32))
+        write(buffer, BEFORE)
+        floats = [Tensor(np.asarray(part, np.float32)) for part in (hidden, weights, ENTROPY_WEIGHTS)]
+        (_, *found), (d_hidden, _) = graph(floats[0], Tensor(targets.astype(np.int32)), *floats[1:])
+        return [part.asnumpy() for part in (*found, d_hidden)] + [read(buffer) - BEFORE]
 
     compute.entropy_gradient = entropy_gradient
     return compute

@@ -212,8 +212,7 @@ int attention_half_gradient_of(void **params, int *ndims, int64_t **shapes) {
                             k_map.of_a(normed, hidden, buffers.wk_a),
                             k_map.of_b(d_key.at(0), key_width, buffers.wk_b),
                             v_map.of_a(normed, hidden, buffers.wv_a),
-                            v_map.of_b(d_value.at(0), key_width, buffers.wv_b)},
-                           true);
+                            v_map.of_b(d_value.at(0), key_width, buffers.wv_b)});
   add_rows(kept.query, asking, width, buffers.wq_bias);
   add_rows(out.d_key, s.rows, key_width, buffers.wk_bias);
   add_rows(out.d_value, s.rows, key_width, buffers.wv_bias);

@@ -187,8 +187,7 @@ int feed_forward_half_gradient_of(void **params, int *ndims, int64_t **shapes) {
                             gate_map.of_a(normed, hidden, buffers.w1_a),
                             gate_map.of_b(d_gate.at(0), inner, buffers.w1_b),
                             up_map.of_a(normed, hidden, buffers.w3_a),
-                            up_map.of_b(d_up.at(0), inner, buffers.w3_b)},
-                           true);
+                            up_map.of_b(d_up.at(0), inner, buffers.w3_b)});
   add_rows(norms.data(), parts, hidden, buffers.norm);
   return 0;
 }

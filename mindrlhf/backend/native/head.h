@@ -96,15 +96,15 @@ int token_log_probs_of(void **params, int *, int64_t **shapes) {
   return 0;
 }
 
-// Inputs of `token_log_probs`, then entropy, log of the partition sum, logits (overwritten), d_log_prob, d_entropy ->
-// d_hidden [T, H], d_head [V, H], or [1] without it
+// Inputs of `token_log_probs`, then entropy, log of the partition sum, logits (overwritten), d_log_prob, d_entropy, and the
+// buffer [V, H] to which the head's gradient is added, or any array of one dimension without one -> d_hidden [T, H]
 template <typename Number>
 int token_log_probs_gradient_of(void **params, int *ndims, int64_t **shapes) {
   using H = TokenHead;
   const H h(params, shapes);
   const HeadFactors<Number> f(h, static_cast<Input>(params[H::HEAD]));
   const int64_t apart = h.vocabulary * sizeof(float) / sizeof(Number);  // factors take the place of their logits
-  enum { ENTROPY = H::END, LOG_TOTAL, LOGITS, D_LOG_PROB, D_ENTROPY, D_HIDDEN, D_HEAD };
+  enum { ENTROPY = H::END, LOG_TOTAL, LOGITS, D_LOG_PROB, D_ENTROPY, BUFFER, D_HIDDEN };
   auto p = reinterpret_cast<float **>(params);
   float *logits = p[LOGITS], *d_hidden = p[D_HIDDEN];
   auto d_logits = reinterpret_cast<Number *>(logits);
@@ -132,8 +132,8 @@ int token_log_probs_gradient_of(void **params, int *ndims, int64_t **shapes) {
     if (token > i) std::copy(d_hidden + i * h.hidden, d_hidden + (i + 1) * h.hidden, d_hidden + token * h.hidden);
   }
   std::fill(d_hidden, d_hidden + end * h.hidden, 0.0f);
-  float *d_head = ndims[D_HEAD] == 2 ? p[D_HEAD] : nullptr;
-  weight_gradients<Number>({{h.count(), d_logits, f.rows, d_head, h.vocabulary, h.hidden, apart}}, false);
+  float *buffer = ndims[BUFFER] == 2 ? p[BUFFER] : nullptr;
+  weight_gradients<Number>({{h.count(), d_logits, f.rows, buffer, h.vocabulary, h.hidden, apart}});
   return 0;
 }
 

@@ -95,19 +95,18 @@ struct WeightGradient {
   int64_t out, in, apart = out;  // apart: how far rows of dy are
 };
 
-// Columns of the longer side of all of them are shared out together. `add`: to what is there.
+// They are added to what is there. Columns of the longer side of all of them are shared out together.
 template <typename Number>
-void weight_gradients(std::initializer_list<WeightGradient<Number>> list, bool add) {
+void weight_gradients(std::initializer_list<WeightGradient<Number>> list) {
   std::vector<std::pair<const WeightGradient<Number> *, int64_t>> parts;
   for (const WeightGradient<Number> &one : list) {
     for (int64_t j = 0; one.target && j < std::max(one.out, one.in); j += kColumns) parts.emplace_back(&one, j);
   }
-  const float keep = add ? 1 : 0;
   parallel_pieces(parts.size(), 1, [&](int64_t part, int64_t) {
     const WeightGradient<Number> &g = *parts[part].first;
     const int64_t j = parts[part].second;
     if (g.out < g.in) {
-      gemm('T', 'N', g.out, std::min(kColumns, g.in - j), g.rows, 1, g.dy, g.apart, g.x + j, g.in, keep, g.target + j, g.in);
+      gemm('T', 'N', g.out, std::min(kColumns, g.in - j), g.rows, 1, g.dy, g.apart, g.x + j, g.in, 1, g.target + j, g.in);
       return;
     }
     const int64_t n = std::min(kColumns, g.out - j);
@@ -119,7 +118,7 @@ void weight_gradients(std::initializer_list<WeightGradient<Number>> list, bool a
       for (int64_t i = 0; i < g.rows; ++i) std::copy(dy + i * g.apart, dy + i * g.apart + n, copy + i * stride);
       dy = copy;
     }
-    gemm('T', 'N', n, g.in, g.rows, 1, dy, stride, g.x, g.in, keep, g.target + j * g.in, g.in);
+    gemm('T', 'N', n, g.in, g.rows, 1, dy, stride, g.x, g.in, 1, g.target + j * g.in, g.in);
   });
 }
 

@@ -77,12 +77,7 @@ class Operators:
             lambda hidden, head, *_: (*([hidden[0]],) * 3, [hidden[0], head[0]]),
             _float32s(4),
         )
-        self.token_log_probs_gradient = products(
-            "token_log_probs_gradient", lambda hidden, head, *_: (hidden, head), _float32s(2)
-        )
-        self.token_log_probs_slope = products(  # without the gradient of the head
-            "token_log_probs_gradient", lambda hidden, *_: (hidden, [1]), _float32s(2)
-        )
+        self.token_log_probs_gradient = products("token_log_probs_gradient", lambda hidden, *_: hidden)
 
     def shared_sum(self, group) -> "_SharedSum":
         """Return a sum over ranks that share memory (`comm.shared_memory`)."""
