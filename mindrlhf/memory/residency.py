@@ -15,18 +15,18 @@ from mindrlhf.units import GIB
 
 BLOCK_NUMBERS = 64 * 2**20  # of moments that come and go together: 256 MiB of each of the two
 # Roles whose content need not be kept: gradients are zero between updates, a cache means nothing between generations.
-SCRATCH = frozenset((CACHE, VALIDATION_CACHE, GRADIENTS, CRITIC_GRADIENTS))
-# Of these, the ones of which a phase writes every number; of a cache it may be a few.
-FILLED = frozenset((GRADIENTS, CRITIC_GRADIENTS))
+CACHES = frozenset((CACHE, VALIDATION_CACHE))
+SCRATCH = CACHES | {GRADIENTS, CRITIC_GRADIENTS}
 
 
 def moving_roles(swap: bool, target: str) -> frozenset[str]:
     """List the roles that are swapped.
 
-    On CPU scratch roles are swapped even without `memory.swap`, where releasing them costs next to nothing; a device
-    has no such call.
+    On CPU caches come and go even without `memory.swap`: releasing them costs next to nothing, and what is not used of
+    them is never taken. Gradients are written whole, and taking their memory again is a second or more for each 2 GB,
+    on virtual machines several. A device has no such call.
     """
-    return ROLES if swap else SCRATCH if target == "CPU" else frozenset()
+    return ROLES if swap else CACHES if target == "CPU" else frozenset()
 
 
 @dataclass
@@ -156,7 +156,7 @@ class Residency:
     def _bring_back(self, part: _Part) -> None:
         if not part.resident:
             part.store.bring_back()
-            if part.role in FILLED:
+            if part.role in SCRATCH - CACHES:  # a phase writes every number
                 part.store.fill()
             part.resident = True
             self._moved["in"] += 0 if part.scratch else part.store.nbytes

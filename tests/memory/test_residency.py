@@ -230,12 +230,14 @@ def test_a_phase_or_role_without_a_row_is_refused(moving):
         moving.add(INFER, [parameter((8,))])
 
 
-def test_without_swap_only_scratch_memory_comes_and_goes(tmp_path):
+def test_without_swap_only_caches_come_and_go(tmp_path):
     cache, weight = parameter((1024, 2048), "cache"), parameter((64, 1024), "weight")
+    gradient = parameter((64, 1024), "gradient")
     expected = weight.asnumpy().copy()
     moving = Residency(lambda parameters: FileStore(parameters, tmp_path), moving_roles(False, "CPU"))
     moving.add(CACHE, [cache], zeros=True)
     moving.add(TRAIN, [weight])
+    moving.add(GRADIENTS, [gradient])
     moving.enter("gen")
     cache.asnumpy()[...] = 1.0
     held = rss()
@@ -243,10 +245,12 @@ def test_without_swap_only_scratch_memory_comes_and_goes(tmp_path):
     moving.use(MOMENTS)
     assert held - rss() > 0.95 * 8 * MIB
     assert weight.asnumpy().tobytes() == expected.tobytes()
+    assert gradient.asnumpy().all()
     assert not list(tmp_path.iterdir())
     figures = MetricSet()
     moving.report(figures)
-    sizes = {f"swap/role_gb/{CACHE}": 8 * MIB / GIB, f"swap/role_gb/{TRAIN}": MIB / 4 / GIB}
+    sizes = {f"swap/role_gb/{CACHE}": 8 * MIB / GIB}
+    sizes |= {f"swap/role_gb/{role}": MIB / 4 / GIB for role in (TRAIN, GRADIENTS)}
     assert figures.results() == sizes, "nothing has moved"
 
 
