@@ -56,7 +56,7 @@ struct AttentionHalf {
                   key_width / in.numbers->head_size,
                   width / key_width,
                   in.numbers->scale},
-        piece(even_piece(sequences.rows, kLayerRows * kRoom<Number>)) {}
+        piece(summed_piece<Number>(sequences.rows)) {}
   AttentionHalf(const AttentionHalf &) = delete;
 
   // ready [rows, key_width] from what the projection gives; m rows from `first` on

@@ -52,7 +52,7 @@ struct FeedForwardHalf {
         rows(sequences.asking()),
         hidden(arguments.shape(INDEX(FeedForwardInputs, x))[1]),
         inner(given.shapes.w1[0]),
-        piece(even_piece(rows, kLayerRows * kRoom<Number>)) {}
+        piece(summed_piece<Number>(rows)) {}
   FeedForwardHalf(const FeedForwardHalf &) = delete;
 
   // See `Sequences`; of packed rows that ask.

@@ -46,22 +46,26 @@ void gemm(char a_op, char b_op, int64_t m, int64_t n, int64_t k, float alpha, co
 
 const int64_t kRows = 192;     // rows of one piece of work
 const int64_t kColumns = 128;  // columns of one, where that is how it is cut
+template <typename Number>
+const int64_t kGradientColumns = std::is_same_v<Number, float> ? 128 : 384;  // columns of one of a weight's gradient, at most
 const int64_t kLayerRows = 96;  // rows of one piece that goes through several products, at most
-const int64_t kPairRows = 144;  // rows of one of a pair of such pieces, at most
+template <typename Number>  // rows of one of a pair of such pieces, at most: packing a weight takes more of faster products
+const int64_t kPairRows = std::is_same_v<Number, float> ? 144 : 320;
 const int64_t kLeastPair = 32;  // rows of a pair, at least: a product of under 16 rows has other last bits
 
-// How many numbers take the room of a float: of smaller ones larger pieces are near.
+// The size of pieces of `rows` of which two at a time end together.
 template <typename Number>
-const int64_t kRoom = sizeof(float) / sizeof(Number);
-
-// The size of pieces of `rows` of which two at a time end together. Not where rows are summed up by pieces: another
-// number of them would give other last bits.
-template <typename Number>
-int64_t paired_piece(int64_t rows) {
+int64_t paired_piece(int64_t rows, int64_t most = kPairRows<Number>) {
   if (rows < kLeastPair) return std::max<int64_t>(rows, 1);
-  const int64_t most = kPairRows * kRoom<Number>;
   const int64_t pieces = 2 * ((rows + 2 * most - 1) / (2 * most));
   return (rows + pieces - 1) / pieces;
+}
+
+// The same where rows are summed up by pieces: another number of them gives other last bits.
+template <typename Number>
+int64_t summed_piece(int64_t rows) {
+  if (std::is_same_v<Number, float>) return even_piece(rows, kLayerRows);
+  return paired_piece<Number>(rows);
 }
 
 // bias [columns], or null, is added to each of the rows of y, which are `stride` apart
@@ -98,18 +102,23 @@ struct WeightGradient {
 // They are added to what is there. Columns of the longer side of all of them are shared out together.
 template <typename Number>
 void weight_gradients(std::initializer_list<WeightGradient<Number>> list) {
-  std::vector<std::pair<const WeightGradient<Number> *, int64_t>> parts;
+  struct Part {
+    const WeightGradient<Number> *gradient;
+    int64_t first, size;
+  };
+  std::vector<Part> parts;
   for (const WeightGradient<Number> &one : list) {
-    for (int64_t j = 0; one.target && j < std::max(one.out, one.in); j += kColumns) parts.emplace_back(&one, j);
+    const int64_t all = std::max(one.out, one.in), most = kGradientColumns<Number>;
+    const int64_t step = std::is_same_v<Number, float> ? most : even_piece(all, most);
+    for (int64_t j = 0; one.target && j < all; j += step) parts.push_back({&one, j, std::min(step, all - j)});
   }
   parallel_pieces(parts.size(), 1, [&](int64_t part, int64_t) {
-    const WeightGradient<Number> &g = *parts[part].first;
-    const int64_t j = parts[part].second;
+    const WeightGradient<Number> &g = *parts[part].gradient;
+    const int64_t j = parts[part].first, n = parts[part].size;
     if (g.out < g.in) {
-      gemm('T', 'N', g.out, std::min(kColumns, g.in - j), g.rows, 1, g.dy, g.apart, g.x + j, g.in, 1, g.target + j, g.in);
+      gemm('T', 'N', g.out, n, g.rows, 1, g.dy, g.apart, g.x + j, g.in, 1, g.target + j, g.in);
       return;
     }
-    const int64_t n = std::min(kColumns, g.out - j);
     const Number *dy = g.dy + j;
     int64_t stride = g.apart;
     if (g.apart * sizeof(Number) % 4096 == 0) {  // such columns fall on the same lines of the cache: half the speed
