@@ -106,3 +106,13 @@ JOBS["qwen2.5-0.5b-lora"] = replace(
     work={**JOBS["qwen2.5-0.5b"].work, "--lora-rank": "16"},
     goals={"step": 0.60},
 )
+# What a laptop does in a night; ours with `--dtype bfloat16 rollout.weights=bfloat16`.
+JOBS["overnight"] = replace(
+    JOBS["qwen2.5-0.5b-lora"],
+    what="the same, 8 prompts x 128 tokens, 8 samples x 256",
+    work={"--lora-rank": "16", **_lengths(128, 256)},
+    micro_batches=(8,),
+    tokens=2304,
+    goals={},
+    steps=5,
+)
