@@ -84,7 +84,10 @@ class Weight(nn.Cell):
 
     @property
     def collected(self) -> tuple:
-        """The buffer of the gradient, and the trigger, for operators that add to it; () without a buffer."""
+        """The gradient's buffer and the trigger, for operators that add to it.
+
+        () without a buffer.
+        """
         return (self.buffer, self.trigger) if self.collects else ()
 
     def collect_into(self, buffer: Parameter | None, trigger: Parameter) -> None:
