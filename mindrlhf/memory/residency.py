@@ -14,8 +14,8 @@ from mindrlhf.phases import CACHE, CRITIC_GRADIENTS, GRADIENTS, PHASES, ROLES, V
 from mindrlhf.units import GIB
 
 BLOCK_NUMBERS = 64 * 2**20  # of moments that come and go together: 256 MiB of each of the two
-# Roles whose content need not be kept: gradients are zero between updates, a cache means nothing between generations.
 CACHES = frozenset((CACHE, VALIDATION_CACHE))
+# Roles whose content need not be kept: gradients are zero between updates, a cache means nothing between generations.
 SCRATCH = CACHES | {GRADIENTS, CRITIC_GRADIENTS}
 
 

@@ -55,8 +55,9 @@ const int64_t kLeastPair = 32;  // rows of a pair, at least: a product of under 
 
 // The size of pieces of `rows` of which two at a time end together.
 template <typename Number>
-int64_t paired_piece(int64_t rows, int64_t most = kPairRows<Number>) {
+int64_t paired_piece(int64_t rows) {
   if (rows < kLeastPair) return std::max<int64_t>(rows, 1);
+  const int64_t most = kPairRows<Number>;
   const int64_t pieces = 2 * ((rows + 2 * most - 1) / (2 * most));
   return (rows + pieces - 1) / pieces;
 }
