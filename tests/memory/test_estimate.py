@@ -244,9 +244,9 @@ def test_the_head_of_an_update_is_there_a_chunk_at_a_time(monkeypatch):
     """As seen with a vocabulary of 131,072, whose matrix has 128 MiB: chunks of 128 and 256 MiB, and one of 512."""
     model = MEASURED.model_copy(update={"vocab_size": 131072, "num_layers": 4})
     stage = Stage(model, 1, 4, True, False, 4, True)
-    for mib, seen in ((128, 289), (256, 532), (512, 517)):
+    for mib, seen in ((128, 290), (256, 534), (512, 519)):
         monkeypatch.setattr(activations, "chunk_count", partial(chunk_count, limit=mib * 2**18))
-        assert update_bytes(stage, MicroBatch((), 8, 2, 64, 64)) == pytest.approx(seen * 2**20, rel=0.13)
+        assert update_bytes(stage, MicroBatch((), 8, 2, 64, 64)) == pytest.approx(seen * 2**20, rel=0.12)
 
 
 @pytest.mark.parametrize(("vocabulary", "numbers"), [(2048, 3 * 704 * 256 + 576 * 1664), (32768, (32768 + 576) * 256)])
