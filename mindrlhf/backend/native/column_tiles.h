@@ -20,13 +20,13 @@ namespace {
 const int64_t kFewRows = 64;  // rows of a weight, in the products of a decode step
 static_assert(kFewRows % kBlock == 0);
 
-// The rows of a decode step as columns, in tiles of kTile or half as many of them: a weight is taken as it lies in
-// products with such. Tiles of an array with `size` numbers in a row follow each other; each is [size, width], and the last
-// may have columns that are not used.
+// The rows of a decode step as columns, in tiles of kTile of them: a weight is taken as it lies in products with such.
+// Tiles of an array with `size` numbers in a row follow each other; each is [size, width]. The last may be narrower, a
+// multiple of `least`, and have columns that are not used.
 struct ColumnTiles {
   int64_t rows, columns;
 
-  explicit ColumnTiles(int64_t rows) : rows(rows), columns((rows + kTile / 2 - 1) / (kTile / 2) * (kTile / 2)) {}
+  ColumnTiles(int64_t rows, int64_t least) : rows(rows), columns((rows + least - 1) / least * least) {}
 
   // body(first, width), of which `used(first, width)` hold a row
   template <typename Body>

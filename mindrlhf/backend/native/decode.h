@@ -144,11 +144,11 @@ struct DecodeRows {
   std::vector<int32_t> draft;
 
   // last: the last token of each slot, at: its tokens so far, both brought up to date. out int32[B, n]: gets tokens of
-  // the context. known: positions of the tables of angles.
-  void next_step(const DecodeInputs &in, int64_t n, int64_t known, Drafts &drafts, std::vector<int32_t> &last,
-                 std::vector<int32_t> &at, int32_t *out) {
+  // the context. known: positions of the tables of angles. least: columns come in multiples of it.
+  void next_step(const DecodeInputs &in, int64_t n, int64_t known, int64_t least, Drafts &drafts,
+                 std::vector<int32_t> &last, std::vector<int32_t> &at, int32_t *out) {
     for (auto *part : {&ids, &slots, &positions, &angles, &leaders, &prefixes, &drawing}) part->clear();
-    int64_t room = kContextRows, left = active.size(), spare = ColumnTiles(left).columns - left;
+    int64_t room = kContextRows, left = active.size(), spare = ColumnTiles(left, least).columns - left;
     for (const int32_t slot : active) {
       const int64_t most = std::min<int64_t>(in.remaining[slot], n);
       for (int64_t own = 0;; ++own, --room) {
@@ -190,6 +190,7 @@ int decode_tokens_of(void **params, int *ndims, int64_t **shapes) {
   const int64_t slots = shapes[INDEX(DecodeInputs, uniform)][0], tokens = shapes[INDEX(DecodeInputs, uniform)][1];
   const int64_t vocabulary = shapes[INDEX(DecodeInputs, head)][0], hidden = shapes[INDEX(DecodeInputs, norm)][0];
   const int64_t known = shapes[INDEX(DecodeInputs, cos)][0], stop_count = shapes[INDEX(DecodeInputs, stops)][0];
+  const int64_t least = kLeastColumns<Number>;
   const DecodeNumbers &numbers = *in.numbers;
   std::vector<DecodeLayer<Number>> layers;
   LinearMaps<Number> head;
@@ -221,9 +222,9 @@ int decode_tokens_of(void **params, int *ndims, int64_t **shapes) {
   thread_local std::vector<float> memory;
   const size_t enough = std::max(in.call->enough, 0);
   for (int32_t step = 0; step < in.call->steps && rows.active.size() > (step ? enough : 0); ++step) {
-    rows.next_step(in, tokens, known, drafts, last, at, out.token);
+    rows.next_step(in, tokens, known, least, drafts, last, at, out.token);
     const int64_t count = rows.ids.size();
-    const ColumnTiles tiles(count), drawn(rows.drawing.size());
+    const ColumnTiles tiles(count, least), drawn(rows.drawing.size(), least);
     const size_t layered = tiles.columns * (hidden + most);
     const size_t all = layered + drawn.columns * (2 * hidden + vocabulary + words_apart<Number>(hidden));
     memory.resize(std::max(memory.size(), all));

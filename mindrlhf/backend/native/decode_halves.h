@@ -89,7 +89,7 @@ void decode_feed_forward(const FeedForwardWeights<Input> &w, const LinearMaps<Nu
 // Rows [rows, hidden] to tiles and, after body(tiles, x, y, memory), y back to rows. residual: y begins as x, else as 0.
 template <typename Number, typename Body>
 void in_tiles(Input rows, int64_t count, const DecodeSizes &sizes, bool residual, Output out, Body body) {
-  const ColumnTiles tiles(count);
+  const ColumnTiles tiles(count, kLeastColumns<Number>);
   const int64_t hidden = sizes.hidden, numbers = tiles.columns * hidden;
   thread_local std::vector<float> memory;
   memory.resize(2 * numbers + tiles.columns * sizes.template memory<Number>());
@@ -184,7 +184,7 @@ int decode_logits_of(void **params, int *ndims, int64_t **shapes) {
   const auto p = arguments.next<Inputs>();
   const auto out = arguments.next<Outputs>();
   const int64_t in = shapes[0][1];
-  const ColumnTiles tiles(shapes[0][0]);
+  const ColumnTiles tiles(shapes[0][0], kLeastColumns<Number>);
   LinearMaps<Number> maps;
   maps.add(p.weight, shapes[1], in);
   const WordMemory words(maps.words());

@@ -1,8 +1,9 @@
-// Rows of weights in a decode step: float, bfloat16 or int8 numbers, and their products with columns.
+// Weights in a decode step: float, bfloat16 or int8 numbers, and their products with columns.
 //
 // Both factors are words of 32 bits: one float, two bfloat16 or four int8 numbers that follow each other along the inner
-// dimension. A word of a row meets the words of 16 or 32 columns at once. Every number of a result has one sum, in the order
-// of the inner dimension: it does not depend on the number of rows or columns around it.
+// dimension. Float weights are taken as they lie: a word of a row meets the words of 16 or 32 columns at once. Packed ones lie
+// in panels, from which a column's word meets those of 16 rows. Every number of a result has one sum, in the order of the
+// inner dimension: it does not depend on the number of rows or columns around it.
 
 #pragma once
 
@@ -24,15 +25,20 @@ namespace {
 typedef int32_t Word __attribute__((may_alias));
 typedef int32_t Words __attribute__((vector_size(64)));
 
-const int64_t kTile = 32;         // columns of a product at most, and half as many at least
-const int64_t kBlock = 64;        // int8 numbers that share a scale
+const int64_t kTile = 32;   // columns of a product at most
+const int64_t kPanel = 16;  // packed rows side by side: first their first words, then their second ones; the last are fewer
+const int64_t kBlock = 64;  // int8 numbers that share a scale
 const int64_t kBlockWords = kBlock / 4;
+
+// Columns of a product are multiples of this.
+template <typename Number>
+constexpr int64_t kLeastColumns = std::is_same_v<Number, float> ? 16 : 8;
 
 // Rows: block after block, each its scale and 64 numbers, 128 added. Columns: each block their scales, -128 times the sums
 // of their numbers, and the numbers.
 struct Int8 {};
 
-// Words of a row and of a column with `in` numbers. step: a sum and the products of a row's word, in all lanes, and columns'.
+// Words of a row and of a column with `in` numbers. step: a sum and the products of rows' words and columns'.
 template <typename Number>
 struct WordsOf;
 
@@ -102,17 +108,20 @@ void pack_row(Input from, int64_t in, Word *to) {
   if constexpr (std::is_same_v<Number, Int8>) {
     for (int64_t k = 0; k < in; k += kBlock, from += kBlock) {
       const int64_t size = std::min(kBlock, in - k);
-      float most = 0;
-      for (int64_t i = 0; i < size; ++i) most = larger(most, from[i]);
+      float block[kBlock] = {}, mosts[kLanes] = {}, most = 0;
+      std::copy(from, from + size, block);
+      for (int64_t i = 0; i < kBlock; i += kLanes) {
+#pragma omp simd
+        for (int64_t j = 0; j < kLanes; ++j) mosts[j] = larger(mosts[j], block[i + j]);
+      }
+      for (const float one : mosts) most = larger(most, one);
       const float factor = int8_factor(most);
       *to++ = word_of(most / 127.0f);
-      for (int64_t i = 0; i < kBlock; i += 4) {
-        uint32_t word = 0;
-        for (int64_t j = 0; j < 4; ++j) {
-          word |= static_cast<uint32_t>(128 + (i + j < size ? int8_of(from[i + j], factor) : 0)) << 8 * j;
-        }
-        *to++ = static_cast<Word>(word);
-      }
+      uint8_t numbers[kBlock];
+#pragma omp simd
+      for (int64_t i = 0; i < kBlock; ++i) numbers[i] = static_cast<uint8_t>(128 + int8_of(block[i], factor));
+      std::memcpy(to, numbers, sizeof(numbers));
+      to += kBlockWords;
     }
   } else {
     if (in % 2) to[in / 2] = 0;
@@ -120,20 +129,42 @@ void pack_row(Input from, int64_t in, Word *to) {
   }
 }
 
-// The same of all rows [rows, in].
-template <typename Number>
-void pack_rows(Input from, int64_t rows, int64_t in, Word *to) {
-  parallel_pieces(rows, 16, [&](int64_t first, int64_t n) {
-    for (int64_t i = first; i < first + n; ++i) pack_row<Number>(from + i * in, in, to + i * WordsOf<Number>::row(in));
-  });
+// N rows of sixteen words become sixteen rows of N, one behind the other.
+template <int N>
+__attribute__((always_inline)) inline void transpose(Words (&x)[N]) {
+  const Order low{0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23};
+  const Order high{8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+#pragma GCC unroll 4
+  for (int once = 1; once < N; once *= 2) {
+    Words y[N];
+#pragma GCC unroll 8
+    for (int i = 0; i < N / 2; ++i) {
+      y[2 * i] = __builtin_shuffle(x[i], x[i + N / 2], low);
+      y[2 * i + 1] = __builtin_shuffle(x[i], x[i + N / 2], high);
+    }
+    std::memcpy(x, y, sizeof(x));
+  }
 }
 
-// Numbers rounded to bfloat16 ones, in the upper halves of words.
-inline Words bfloat16_bits(Lanes x) {
-  typedef uint32_t Bits __attribute__((vector_size(64)));
-  auto bits = reinterpret_cast<Bits>(x);
-  bits = x != x ? bits | 0x400000 : bits + 0x7fff + (bits >> 16 & 1);
-  return reinterpret_cast<Words>(bits & 0xffff0000u);
+// All rows [rows, in], packed, in panels.
+template <typename Number>
+void pack_rows(Input from, int64_t rows, int64_t in, Word *to) {
+  const int64_t size = WordsOf<Number>::row(in);
+  parallel_pieces(rows, kPanel, [&](int64_t first, int64_t n) {
+    auto packed = reinterpret_cast<Word *>(scratch(n * size));
+    for (int64_t i = 0; i < n; ++i) pack_row<Number>(from + (first + i) * in, in, packed + i * size);
+    Word *panel = to + first * size;
+    int64_t k = 0;
+    for (; n == kPanel && k + kPanel <= size; k += kPanel) {
+      Words block[kPanel];
+      for (int64_t i = 0; i < kPanel; ++i) block[i] = words(packed + i * size + k);
+      transpose(block);
+      std::memcpy(panel + k * kPanel, block, sizeof(block));
+    }
+    for (; k < size; ++k) {
+      for (int64_t i = 0; i < n; ++i) panel[k * n + i] = packed[i * size + k];
+    }
+  });
 }
 
 // The words of columns x [in, width]: x itself, or in `to`.
@@ -166,70 +197,41 @@ void column_words(const float *x, int64_t in, int64_t width, Word *to) {
     }
   } else if constexpr (std::is_same_v<Number, BFloat16>) {
     for (int64_t k = 0; k < in; k += 2, x += 2 * width, to += width) {
-      for (int64_t c = 0; c < width; c += kLanes) {
-        const Words low = bfloat16_bits(lanes(x + c)), high = k + 1 < in ? bfloat16_bits(lanes(x + width + c)) : Words{};
-        const Words both = (low >> 16 & 0xffff) | high;
-        std::memcpy(to + c, &both, sizeof(both));
+#pragma omp simd
+      for (int64_t c = 0; c < width; ++c) {
+        const uint32_t low = rounded<BFloat16>(x[c]).bits;
+        const uint32_t high = k + 1 < in ? rounded<BFloat16>(x[width + c]).bits : 0;
+        to[c] = static_cast<Word>(low | high << 16);
       }
     }
   }
 }
 
-// To the sums of R rows, which are `stride` words apart, and 16 V columns, the products of `count` words each.
-template <typename Number, int R, int V, typename Sum>
-__attribute__((always_inline)) inline void add_words(const Word *w, int64_t stride, int64_t count, const Word *x,
-                                                     Sum (&sums)[R][V]) {
-#pragma GCC unroll 4
-  for (int64_t k = 0; k < count; ++k) {
-    Words columns[V];
-#pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) columns[v] = words(x + (k * V + v) * kLanes);
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-      const Words row = Words{} + w[r * stride + k];
-#pragma GCC unroll 4
-      for (int v = 0; v < V; ++v) sums[r][v] = WordsOf<Number>::step(sums[r][v], row, columns[v]);
-    }
-  }
-}
-
-// y [R, 16 V] is, or for `add` gets added, the product of R rows and the columns of x, of `in` numbers each.
-template <typename Number, int R, int V>
+// y [R, 16 V] is, or for `add` gets added, the product of R rows of floats and the columns of x, of `in` numbers each.
+template <int R, int V>
 void multiply_rows(const Word *w, int64_t in, const Word *x, bool add, float *y) {
-  const int64_t stride = WordsOf<Number>::row(in);
   Lanes sums[R][V] = {};
-  auto look_ahead = [&](int64_t word) {  // for the rows that come next
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) __builtin_prefetch(w + (R + r) * stride + word, 0, 2);
+  auto go_on = [&](int64_t first, int64_t last) __attribute__((always_inline)) {
+#pragma GCC unroll 4
+    for (int64_t k = first; k < last; ++k) {
+      Words columns[V];
+#pragma GCC unroll 2
+      for (int v = 0; v < V; ++v) columns[v] = words(x + (k * V + v) * kLanes);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        const Words row = Words{} + w[r * in + k];
+#pragma GCC unroll 2
+        for (int v = 0; v < V; ++v) sums[r][v] = WordsOf<float>::step(sums[r][v], row, columns[v]);
+      }
+    }
   };
-  if constexpr (std::is_same_v<Number, Int8>) {
-    for (int64_t k = 0; k < stride; k += 1 + kBlockWords, x += (2 + kBlockWords) * V * kLanes) {
-      look_ahead(k);
-      Words products[R][V];
-#pragma GCC unroll 16
-      for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-        for (int v = 0; v < V; ++v) products[r][v] = words(x + (V + v) * kLanes);
-      }
-      add_words<Number>(w + k + 1, stride, kBlockWords, x + 2 * V * kLanes, products);
-#pragma GCC unroll 16
-      for (int r = 0; r < R; ++r) {
-        const Lanes scale = reinterpret_cast<Lanes>(Words{} + w[r * stride + k]);
-#pragma GCC unroll 4
-        for (int v = 0; v < V; ++v) {
-          const Lanes both = scale * reinterpret_cast<Lanes>(words(x + v * kLanes));
-          sums[r][v] += __builtin_convertvector(products[r][v], Lanes) * both;
-        }
-      }
-    }
-  } else {
-    int64_t k = 0;
-    for (; k + kLanes <= stride; k += kLanes) {
-      look_ahead(k);
-      add_words<Number>(w + k, stride, kLanes, x + k * V * kLanes, sums);
-    }
-    add_words<Number>(w + k, stride, stride - k, x + k * V * kLanes, sums);
+  int64_t k = 0;
+  for (; k + kLanes <= in; k += kLanes) {
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) __builtin_prefetch(w + (R + r) * in + k, 0, 2);  // the rows that come next
+    go_on(k, k + kLanes);
   }
+  go_on(k, in);
   for (int r = 0; r < R; ++r) {
     for (int v = 0; v < V; ++v, y += kLanes) {
       if (add) sums[r][v] += lanes(y);
@@ -238,7 +240,63 @@ void multiply_rows(const Word *w, int64_t in, const Word *x, bool add, float *y)
   }
 }
 
-// y [rows, width], likewise, of any number of rows; 16 or 32 columns.
+// Words of a panel with `rows` rows.
+template <bool kFull>
+__attribute__((always_inline)) inline Words panel_words(const Word *w, int64_t rows) {
+  if constexpr (kFull) {
+    __builtin_prefetch(w + 64 * kPanel, 0, 2);  // seen best: 4 KiB ahead
+    return words(w);
+  } else {
+    Words all{};
+    std::memcpy(&all, w, rows * sizeof(Word));
+    return all;
+  }
+}
+
+// To the sums of C columns of x [count, width], the products of a panel's words.
+template <typename Number, bool kFull, int C, typename Sum>
+__attribute__((always_inline)) inline void add_words(const Word *w, int64_t rows, int64_t count, const Word *x,
+                                                     int64_t width, Sum (&sums)[C]) {
+#pragma GCC unroll 2
+  for (int64_t k = 0; k < count; ++k) {
+    const Words row = panel_words<kFull>(w + k * rows, rows);
+#pragma GCC unroll 16
+    for (int c = 0; c < C; ++c) sums[c] = WordsOf<Number>::step(sums[c], row, Words{} + x[k * width + c]);
+  }
+}
+
+// y [rows, width], C of its columns: is, or for `add` gets added, the product of a panel and the columns of x.
+template <typename Number, bool kFull, int C>
+void multiply_panel(const Word *w, int64_t rows, int64_t in, const Word *x, int64_t width, bool add, float *y) {
+  if (kFull) rows = kPanel;
+  const int64_t size = WordsOf<Number>::row(in);
+  Lanes sums[C] = {};
+  if constexpr (std::is_same_v<Number, Int8>) {
+    for (int64_t k = 0; k < size; k += 1 + kBlockWords, x += (2 + kBlockWords) * width) {
+      Words products[C];
+#pragma GCC unroll 16
+      for (int c = 0; c < C; ++c) products[c] = Words{} + x[width + c];
+      add_words<Int8, kFull>(w + (k + 1) * rows, rows, kBlockWords, x + 2 * width, width, products);
+      const Lanes scale = reinterpret_cast<Lanes>(panel_words<kFull>(w + k * rows, rows));
+#pragma GCC unroll 16
+      for (int c = 0; c < C; ++c) {
+        const Lanes both = scale * reinterpret_cast<Lanes>(Words{} + x[c]);
+        sums[c] += __builtin_convertvector(products[c], Lanes) * both;
+      }
+    }
+  } else {
+    add_words<Number, kFull>(w, rows, size, x, width, sums);
+  }
+  Words turned[C];
+  std::memcpy(turned, sums, sizeof(sums));
+  transpose(turned);
+  auto found = reinterpret_cast<const float *>(turned);
+  for (int64_t i = 0; i < rows; ++i, y += width, found += C) {
+    for (int c = 0; c < C; ++c) y[c] = add ? y[c] + found[c] : found[c];
+  }
+}
+
+// y [rows, width], likewise, of any number of rows. w: rows of floats, or the first of a panel.
 template <typename Number>
 void multiply(const Word *w, int64_t rows, int64_t in, const Word *x, int64_t width, bool add, float *y) {
 #if defined(__AVX512F__)
@@ -246,22 +304,35 @@ void multiply(const Word *w, int64_t rows, int64_t in, const Word *x, int64_t wi
 #else
   const int many = 2;  // of 16 registers
 #endif
-  auto go_on = [&](auto vectors) {
-    const int V = decltype(vectors)::value;
-    int64_t i = 0;
-    const int64_t stride = WordsOf<Number>::row(in);
-    for (; i + many <= rows; i += many) multiply_rows<Number, many, V>(w + i * stride, in, x, add, y + i * width);
-    for (; i < rows; ++i) multiply_rows<Number, 1, V>(w + i * stride, in, x, add, y + i * width);
-  };
-  if (width == kLanes) return go_on(std::integral_constant<int, 1>());
-  go_on(std::integral_constant<int, 2>());
+  if constexpr (std::is_same_v<Number, float>) {
+    auto go_on = [&](auto vectors) {
+      const int V = decltype(vectors)::value;
+      int64_t i = 0;
+      for (; i + many <= rows; i += many) multiply_rows<many, V>(w + i * in, in, x, add, y + i * width);
+      for (; i < rows; ++i) multiply_rows<1, V>(w + i * in, in, x, add, y + i * width);
+    };
+    if (width == kLanes) return go_on(std::integral_constant<int, 1>());
+    go_on(std::integral_constant<int, 2>());
+  } else {
+    for (int64_t i = 0; i < rows; i += kPanel, w += kPanel * WordsOf<Number>::row(in), y += kPanel * width) {
+      const int64_t n = std::min(kPanel, rows - i);
+      auto go_on = [&](auto columns, int64_t c) {
+        const int C = decltype(columns)::value;
+        if (n == kPanel) return multiply_panel<Number, true, C>(w, n, in, x + c, width, add, y + c);
+        multiply_panel<Number, false, C>(w, n, in, x + c, width, add, y + c);
+      };
+      int64_t c = 0;
+      for (; c + 2 * many <= width; c += 2 * many) go_on(std::integral_constant<int, 2 * many>(), c);
+      for (; c < width; c += many) go_on(std::integral_constant<int, many>(), c);
+    }
+  }
 }
 
 }  // namespace
 
 extern "C" {
 
-// A float array [rows, in] as rows of packed numbers.
+// A float array [rows, in] as panels of packed numbers.
 void pack_bfloat16(const float *from, int64_t rows, int64_t in, int32_t *to) { pack_rows<BFloat16>(from, rows, in, to); }
 void pack_int8(const float *from, int64_t rows, int64_t in, int32_t *to) { pack_rows<Int8>(from, rows, in, to); }
 
