@@ -8,11 +8,15 @@ first of them also builds each job's model and prompts. A round is one run of ev
 reversed. A round in which other processes used more than --max-others cores during a run, or in which a run has too few
 undisturbed steps, is not judged but repeated. What counts is, for each side, the median over rounds of a run's medians.
 
+With --bfloat16 it is ours with bfloat16 products that is judged, alongside ours in float32 and the peer in each of its
+dtypes: its fastest counts.
+
 Written to --output: `results.json` (jobs of earlier calls stay), `table.md`, `bars.png`, and with the growth jobs
 `growth.png`. Exit code 1 when a goal is missed, 3 when the machine was too busy to judge.
 """
 
 import argparse
+import itertools
 import json
 import shutil
 import statistics
@@ -29,13 +33,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from chart import bars, growth
 from comparison_jobs import JOBS, ComparedJob
-from comparison_table import Outcome, as_outcome, markdown
+from comparison_table import FLOAT32, OURS, Outcome, as_outcome, markdown
 from machine import Moment
 from work import loaded_prompts
 
 from mindrlhf.errors import UserError
 
-OURS = "ours"
+PEER_DTYPES = ("fp32", "bf16", "bf16-autocast")
 WARMUP, LEAST_STEPS = 2, 5
 MODEL_MARK = "built_with.json"
 ENDING_PROMPTS = 64  # of the prompts, that the end token is made likely behind
@@ -77,6 +81,12 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--max-others", type=float, default=0.15, help="cores that other processes may use")
     parser.add_argument(
         "--ours", action="append", default=[], metavar="group.key=value", help="a setting of our runs; may be repeated"
+    )
+    parser.add_argument(
+        "--bfloat16",
+        choices=("train", "bfloat16", "int8"),
+        metavar="WEIGHTS",
+        help="ours with bfloat16 products and this as rollout.weights: train, bfloat16 or int8",
     )
     return parser.parse_args(argv)
 
@@ -183,13 +193,19 @@ def sides_of(args: argparse.Namespace, job: ComparedJob, model: Path) -> list[Si
     work += ["--fixed-length"] if job.fixed_length else []
     script = Path(__file__).with_name("grpo_step.py")
     ours = [sys.executable, str(script), *work, "--micro-batch", str(job.tokens)]
-    sides = [Side(OURS, lambda path: [*ours, "--json", str(path), *args.ours])]
+
+    def side(name: str, flags: Sequence[str] = (), settings: Sequence[str] = ()) -> Side:
+        return Side(name, lambda path: [*ours, *flags, "--json", str(path), *args.ours, *settings])
+
+    sides = [side(OURS)]
+    if args.bfloat16:
+        sides = [side(OURS, ("--dtype", "bfloat16"), [f"rollout.weights={args.bfloat16}"]), side(FLOAT32)]
     wrapper = [str(Path(__file__).with_name("peer_lora.py"))] if "--lora-rank" in job.work else []
     for number, python in enumerate(args.peer_python, 1):
-        for micro in job.micro_batches:
+        for micro, dtype in itertools.product(job.micro_batches, PEER_DTYPES if args.bfloat16 else ("",)):
             peer = [python, *wrapper, str(args.peer_script), *work, *job.peer, "--tuned-malloc"]
-            peer += ["--micro-batch", str(micro)]
-            name = f"peer {number}, micro-batch {micro}"
+            peer += ["--micro-batch", str(micro), *(["--dtype", dtype] if dtype else [])]
+            name = f"peer {number}, micro-batch {micro}{dtype and ', ' + dtype}"
             sides.append(Side(name, lambda path, peer=peer: [*peer, "--json", str(path)]))
     return sides
 

@@ -6,14 +6,14 @@ from typing import Any
 
 from comparison_jobs import GROWTH, JOBS
 
-OURS = "ours"
+OURS, FLOAT32 = "ours", "ours in float32"
 DIFFERENCE = 0.04  # below it two times are the same
 
 
 @dataclass(frozen=True)
 class Outcome:
     """A job's sides. ours: our medians. peer: those of the peer's fastest side, whose name is `fastest`.
-    smallest_memory: MiB, the least over the peer's sides.
+    smallest_memory: MiB, the least over the peer's sides. float32: ours in float32, where `ours` are in bfloat16.
     """
 
     name: str
@@ -21,6 +21,7 @@ class Outcome:
     peer: dict[str, Any]
     fastest: str
     smallest_memory: float
+    float32: dict[str, Any] | None = None
 
     def ratio(self, what: str) -> float:
         """ours / peer of `memory`, or for a response token of `step`, `gen`, `logprob`, `train` with the optimizer."""
@@ -52,9 +53,10 @@ def seconds(side: Mapping[str, Any], what: str) -> float:
 
 def as_outcome(name: str, sides: Mapping[str, dict[str, Any]]) -> Outcome:
     """From medians by side."""
-    peers = {side: values for side, values in sides.items() if side != OURS}
+    peers = {side: values for side, values in sides.items() if side not in (OURS, FLOAT32)}
     fastest = min(peers, key=lambda side: peers[side]["step"])
-    return Outcome(name, sides[OURS], peers[fastest], fastest, min(values["memory"] for values in peers.values()))
+    smallest = min(values["memory"] for values in peers.values())
+    return Outcome(name, sides[OURS], peers[fastest], fastest, smallest, sides.get(FLOAT32))
 
 
 def growth_of(outcomes: Sequence[Outcome]) -> list[tuple[int, Outcome]]:
@@ -75,6 +77,12 @@ def markdown(outcomes: Sequence[Outcome]) -> str:
         "against its smallest. MiB: our peak with the reward processes / the peer's smallest. tokens/s: our response "
         "tokens / generation. Graphs are built once, before the steps that count.",
     ]
+    half = [outcome for outcome in outcomes if outcome.float32]
+    if half:
+        heads = ["job", "bfloat16 s", "float32 s", "step", "generate", "log-probs", "train", "memory", "peer's fastest"]
+        lines += ["", "Ours in bfloat16 / ours in float32:", ""]
+        lines += ["| " + " | ".join(heads) + " |", "| " + " | ".join("---" for _ in heads) + " |"]
+        lines += ["| " + " | ".join(_half_cells(outcome)) + " |" for outcome in half]
     points = growth_of(outcomes)
     if len(points) > 1:
         (fewest, first), (most, last) = points[0], points[-1]
@@ -104,3 +112,12 @@ def _cells(outcome: Outcome) -> list[str]:
         f"{ours['compile_total_s']:.1f}",
         "; ".join(outcome.missed) or ("reached" if job.goals else ""),
     ]
+
+
+def _half_cells(outcome: Outcome) -> list[str]:
+    """Of our sides alone, but for the name of the peer's fastest."""
+    ours, plain = outcome.ours, outcome.float32
+    ratios = {what: seconds(ours, what) / seconds(plain, what) for what in ("step", "gen", "logprob", "train")}
+    numbers = {**ratios, "memory": ours["memory"] / plain["memory"]}
+    steps = (f"{side['step']:.3f}" for side in (ours, plain))
+    return [outcome.name, *steps, *(f"{ratio:.2f}" for ratio in numbers.values()), outcome.fastest]

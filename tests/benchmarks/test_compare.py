@@ -17,7 +17,7 @@ import compare
 import grpo_step
 from compare import OURS, BusyError, Run, Side
 from comparison_jobs import JOBS
-from comparison_table import as_outcome, markdown
+from comparison_table import FLOAT32, as_outcome, markdown
 from work import prepare
 
 from mindrlhf.checkpoint.hf import read_hf_config, save_hf
@@ -169,6 +169,23 @@ def test_both_scripts_get_the_same_work(peer, tmp_path):
     assert [command[0] for command in peers] == [sys.executable, "other"]
     for command in peers:
         assert command[2:-2] == [*shared, "--tuned-malloc", "--micro-batch", "8"]
+
+
+def test_bfloat16_is_beside_float32_and_all_dtypes_of_the_peer(peer, tmp_path):
+    argv = ["--peer-python", "python", "--peer-script", str(peer), "--output", str(tmp_path), "--bfloat16", "int8"]
+    args = compare.arguments([*argv, "--ours", "seed=1"])
+    sides = {side.name: side.command(tmp_path / "run.json") for side in compare.sides_of(args, JOBS["wide"], tmp_path)}
+    assert list(sides)[:2] == [OURS, FLOAT32]
+    command, place = sides[FLOAT32], sides[FLOAT32].index("--json")
+    assert sides[OURS] == [*command[:place], "--dtype", "bfloat16", *command[place:], "rollout.weights=int8"]
+    dtypes = ["fp32", "bf16", "bf16-autocast"]
+    assert [command[command.index("--dtype") + 1] for command in list(sides.values())[2:]] == dtypes
+    steps = zip(sides, (1.0, 2.0, 5.0, 4.0, 3.0), strict=True)
+    found = {name: compare.middle([ran(step).result]) for name, step in steps}
+    outcome = as_outcome("wide", found)
+    assert outcome.ratio("step") == pytest.approx(1 / 3)
+    cells = "| wide | 1.000 | 2.000 | 0.50 | 0.50 | 0.50 | 0.50 | 1.00 | peer 1, micro-batch 16, bf16-autocast |"
+    assert cells in markdown([outcome]).splitlines()
 
 
 def test_both_sides_get_adapters(peer, tmp_path):
