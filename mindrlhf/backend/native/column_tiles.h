@@ -20,6 +20,9 @@ namespace {
 const int64_t kFewRows = 64;  // rows of a weight, in the products of a decode step
 static_assert(kFewRows % kBlock == 0);
 
+// Rows of a weight with `in` numbers each, few enough to stay near while all columns are multiplied.
+int64_t near_rows(int64_t in) { return std::clamp<int64_t>((1 << 16) / in / kPanel * kPanel, kPanel, kFewRows); }
+
 // The rows of a decode step as columns, in tiles of kTile of them: a weight is taken as it lies in products with such.
 // Tiles of an array with `size` numbers in a row follow each other; each is [size, width]. The last may be narrower, a
 // multiple of `least`, and have columns that are not used.
@@ -205,7 +208,7 @@ void products(const ColumnTiles &tiles, const Word *x, std::initializer_list<Pro
 template <typename Number>
 void add_product(const ColumnTiles &tiles, const Word *x, const TileAdapter<Number> &adapter, float *y) {
   const LinearMap<Number> &map = *adapter.map;
-  parallel_pieces(map.out(), kFewRows, [&](int64_t j, int64_t n) {
+  parallel_pieces(map.out(), near_rows(map.in()), [&](int64_t j, int64_t n) {
     tiles.each([&](int64_t first, int64_t width) {
       float *part_y = y + first * map.out() + j * width;
       tile_product(map.weight, j, n, x, first, width, true, part_y);
