@@ -24,6 +24,7 @@ from mindrlhf.training.batch import SequenceGroup
 from mindrlhf.training.objective import NEGATIVE_LOG_LIKELIHOOD
 
 GOLDEN = ["qwen2_tiny", "qwen3_tiny", "llama3_tiny", "qwen2_tiny_lora", "qwen3_tiny_lora"]
+SLOTS = 20
 
 
 @pytest.fixture(scope="module")
@@ -101,25 +102,31 @@ def test_gradients_are_the_same_bits_with_layers_computed_again(bfloat16, shared
         assert found[key].tobytes() == gradient.tobytes(), key
 
 
+def first_ids(golden) -> np.ndarray:
+    return np.random.default_rng(3).integers(0, golden.config.vocab_size, SLOTS).astype(np.int32)
+
+
+def drawn(golden, used, going: int) -> list[np.ndarray]:
+    """Tokens, behaviour and policy log-probs of the first `going` of SLOTS slots."""
+    decoder, _ = golden.build(40, kernels=used)
+    config, tokens, ids = golden.config, graphs.FUSED_TOKENS, first_ids(golden)
+    uniform = np.random.default_rng(4).random((SLOTS, tokens)).astype(np.float32)
+    sampler = Sampler(SamplingSettings(max_new_tokens=64), config.vocab_size, ())
+    graph = graphs.Decode(decoder, cache_of(config, SLOTS, 40), sampler)
+    assert graph.fused
+    remaining = np.where(np.arange(SLOTS) < going, tokens, 0).astype(np.int32)
+    rest = no_context(SLOTS), no_histories(SLOTS), uniform, np.zeros((1, 1), np.float32)
+    inputs = (ids, 0 * ids, remaining, 0 * ids, *alone(SLOTS), *rest)
+    return [part.asnumpy()[:going] for part in graph(*(Tensor(part) for part in inputs))[:3]]
+
+
 def test_log_probs_of_drawn_tokens_are_those_of_the_rounded_model(bfloat16, shared):
     """Drawn in any company, from distributions that training computes again."""
     golden = Golden.load(shared / "golden" / "qwen2_tiny_lora")
-    decoder, _ = golden.build(40, kernels=bfloat16)
-    config, slots, tokens = golden.config, 20, graphs.FUSED_TOKENS
-    ids = np.random.default_rng(3).integers(0, config.vocab_size, slots).astype(np.int32)
-    uniform = np.random.default_rng(4).random((slots, tokens)).astype(np.float32)
-    sampler = Sampler(SamplingSettings(max_new_tokens=64), config.vocab_size, ())
-    found = []
-    for going in (slots, 3):
-        graph = graphs.Decode(decoder, cache_of(config, slots, 40), sampler)
-        assert graph.fused
-        remaining = np.where(np.arange(slots) < going, tokens, 0).astype(np.int32)
-        rest = no_context(slots), no_histories(slots), uniform, np.zeros((1, 1), np.float32)
-        inputs = (ids, 0 * ids, remaining, 0 * ids, *alone(slots), *rest)
-        found.append([part.asnumpy()[:3] for part in graph(*(Tensor(part) for part in inputs))[:3]])
+    found = [[part[:3] for part in drawn(golden, bfloat16, going)] for going in (SLOTS, 3)]
     for one, other in zip(*found, strict=True):
         assert one.tobytes() == other.tobytes()
-    token, behaviour, policy = found[0]
+    ids, (token, behaviour, policy) = first_ids(golden), found[0]
     np.testing.assert_array_equal(behaviour, policy)  # temperature 1
     groups = [SequenceGroup(ids[i : i + 1], (token[i],)) for i in range(3)]
     updates = [
@@ -132,6 +139,21 @@ def test_log_probs_of_drawn_tokens_are_those_of_the_rounded_model(bfloat16, shar
     near, far = np.abs(policy.ravel() - trained).mean(), np.abs(policy.ravel() - exact).mean()
     assert near < 0.5 * far  # the same rounding on both sides
     assert far < 0.1
+
+
+@pytest.mark.parametrize("weights", ["bfloat16", "int8"])
+def test_packed_weights_with_adapters_draw_the_same_bits_in_any_company(fused, shared, weights):
+    """An adapter's numbers are float32 with int8 weights, whose columns come in other multiples."""
+    golden = Golden.load(shared / "golden" / "qwen2_tiny_lora")
+    exact, used = kernels("CPU"), kernels("CPU", "float32", weights)
+    every = drawn(golden, used, SLOTS)
+    for going in (1, 3, 9, 18):
+        for one, other in zip(drawn(golden, used, going), every, strict=True):
+            assert one.tobytes() == other[:going].tobytes()
+    (token, behaviour, _), (expected, log_probs, _) = every, drawn(golden, exact, SLOTS)
+    same = token[:, 0] == expected[:, 0]
+    assert same.mean() > 0.6
+    np.testing.assert_allclose(behaviour[same, 0], log_probs[same, 0], rtol=0, atol=0.15)
 
 
 def test_the_dtype_is_chosen_by_the_processor(monkeypatch):

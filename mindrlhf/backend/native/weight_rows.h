@@ -207,16 +207,19 @@ void column_words(const float *x, int64_t in, int64_t width, Word *to) {
   }
 }
 
-// y [R, 16 V] is, or for `add` gets added, the product of R rows of floats and the columns of x, of `in` numbers each.
-template <int R, int V>
-void multiply_rows(const Word *w, int64_t in, const Word *x, bool add, float *y) {
+// y [R, width], C of its columns: is, or for `add` gets added, the product of R rows of floats and the columns of x, of `in`
+// numbers each. Fewer columns than lanes are worked on as if there were as many: other instructions have other last bits.
+template <int R, int C>
+void multiply_rows(const Word *w, int64_t in, const Word *x, int64_t width, bool add, float *y) {
+  const int V = (C + kLanes - 1) / kLanes;
+  const size_t bytes = C / V * sizeof(float);
   Lanes sums[R][V] = {};
   auto go_on = [&](int64_t first, int64_t last) __attribute__((always_inline)) {
 #pragma GCC unroll 4
     for (int64_t k = first; k < last; ++k) {
-      Words columns[V];
+      Words columns[V] = {};
 #pragma GCC unroll 2
-      for (int v = 0; v < V; ++v) columns[v] = words(x + (k * V + v) * kLanes);
+      for (int v = 0; v < V; ++v) std::memcpy(&columns[v], x + k * width + v * kLanes, bytes);
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
         const Words row = Words{} + w[r * in + k];
@@ -232,10 +235,14 @@ void multiply_rows(const Word *w, int64_t in, const Word *x, bool add, float *y)
     go_on(k, k + kLanes);
   }
   go_on(k, in);
-  for (int r = 0; r < R; ++r) {
-    for (int v = 0; v < V; ++v, y += kLanes) {
-      if (add) sums[r][v] += lanes(y);
-      std::memcpy(y, &sums[r][v], sizeof(Lanes));
+  for (int r = 0; r < R; ++r, y += width) {
+    for (int v = 0; v < V; ++v) {
+      if (add) {
+        Lanes kept = {};
+        std::memcpy(&kept, y + v * kLanes, bytes);
+        sums[r][v] += kept;
+      }
+      std::memcpy(y + v * kLanes, &sums[r][v], bytes);
     }
   }
 }
@@ -305,14 +312,16 @@ void multiply(const Word *w, int64_t rows, int64_t in, const Word *x, int64_t wi
   const int many = 2;  // of 16 registers
 #endif
   if constexpr (std::is_same_v<Number, float>) {
-    auto go_on = [&](auto vectors) {
-      const int V = decltype(vectors)::value;
+    auto go_on = [&](auto columns, int64_t c) {
+      const int C = decltype(columns)::value;
       int64_t i = 0;
-      for (; i + many <= rows; i += many) multiply_rows<many, V>(w + i * in, in, x, add, y + i * width);
-      for (; i < rows; ++i) multiply_rows<1, V>(w + i * in, in, x, add, y + i * width);
+      for (; i + many <= rows; i += many) multiply_rows<many, C>(w + i * in, in, x + c, width, add, y + i * width + c);
+      for (; i < rows; ++i) multiply_rows<1, C>(w + i * in, in, x + c, width, add, y + i * width + c);
     };
-    if (width == kLanes) return go_on(std::integral_constant<int, 1>());
-    go_on(std::integral_constant<int, 2>());
+    int64_t c = 0;
+    for (; c + 32 <= width; c += 32) go_on(std::integral_constant<int, 32>(), c);
+    for (; c + 16 <= width; c += 16) go_on(std::integral_constant<int, 16>(), c);
+    if (c < width) go_on(std::integral_constant<int, 8>(), c);
   } else {
     for (int64_t i = 0; i < rows; i += kPanel, w += kPanel * WordsOf<Number>::row(in), y += kPanel * width) {
       const int64_t n = std::min(kPanel, rows - i);
