@@ -7,7 +7,7 @@
 
 #pragma once
 
-#if defined(__AVX512BF16__) || defined(__AVX512VNNI__)
+#if defined(__AVX512BF16__) || defined(__AVX512VNNI__) || defined(__FMA__)
 #include <immintrin.h>
 #endif
 #include <algorithm>
@@ -38,7 +38,7 @@ constexpr int64_t kLeastColumns = std::is_same_v<Number, float> ? 16 : 8;
 // of their numbers, and the numbers.
 struct Int8 {};
 
-// Words of a row and of a column with `in` numbers. step: a sum and the products of rows' words and columns'.
+// Words of a row and of a column with `in` numbers. step: a sum and the products of packed rows' words and columns'.
 template <typename Number>
 struct WordsOf;
 
@@ -46,9 +46,6 @@ template <>
 struct WordsOf<float> {
   static int64_t row(int64_t in) { return in; }
   static int64_t column(int64_t in) { return in; }
-  __attribute__((always_inline)) static Lanes step(Lanes sum, Words w, Words x) {
-    return sum + reinterpret_cast<Lanes>(w) * reinterpret_cast<Lanes>(x);
-  }
 };
 
 template <>
@@ -207,24 +204,34 @@ void column_words(const float *x, int64_t in, int64_t width, Word *to) {
   }
 }
 
-// y [R, width], C of its columns: is, or for `add` gets added, the product of R rows of floats and the columns of x, of `in`
-// numbers each. Fewer columns than lanes are worked on as if there were as many: other instructions have other last bits.
-template <int R, int C>
-void multiply_rows(const Word *w, int64_t in, const Word *x, int64_t width, bool add, float *y) {
-  const int V = (C + kLanes - 1) / kLanes;
-  const size_t bytes = C / V * sizeof(float);
-  Lanes sums[R][V] = {};
+typedef float HalfLanes __attribute__((vector_size(32)));
+
+inline Lanes plus_product(Lanes sum, float w, Lanes x) { return sum + w * x; }
+// Compilers do not always make one instruction of it here, and two of them have other last bits.
+inline HalfLanes plus_product(HalfLanes sum, float w, HalfLanes x) {
+#if defined(__FMA__)
+  return _mm256_fmadd_ps(_mm256_set1_ps(w), x, sum);
+#else
+  return sum + w * x;
+#endif
+}
+
+// y [R, width], V vectors of its columns: is, or for `add` gets added, the product of R rows of floats and the columns of x,
+// of `in` numbers each.
+template <typename Vector, int R, int V>
+void multiply_rows(const float *w, int64_t in, const float *x, int64_t width, bool add, float *y) {
+  const int64_t size = sizeof(Vector) / sizeof(float);
+  Vector sums[R][V] = {};
   auto go_on = [&](int64_t first, int64_t last) __attribute__((always_inline)) {
 #pragma GCC unroll 4
     for (int64_t k = first; k < last; ++k) {
-      Words columns[V] = {};
+      Vector columns[V];
 #pragma GCC unroll 2
-      for (int v = 0; v < V; ++v) std::memcpy(&columns[v], x + k * width + v * kLanes, bytes);
+      for (int v = 0; v < V; ++v) std::memcpy(&columns[v], x + k * width + v * size, sizeof(Vector));
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
-        const Words row = Words{} + w[r * in + k];
 #pragma GCC unroll 2
-        for (int v = 0; v < V; ++v) sums[r][v] = WordsOf<float>::step(sums[r][v], row, columns[v]);
+        for (int v = 0; v < V; ++v) sums[r][v] = plus_product(sums[r][v], w[r * in + k], columns[v]);
       }
     }
   };
@@ -238,11 +245,11 @@ void multiply_rows(const Word *w, int64_t in, const Word *x, int64_t width, bool
   for (int r = 0; r < R; ++r, y += width) {
     for (int v = 0; v < V; ++v) {
       if (add) {
-        Lanes kept = {};
-        std::memcpy(&kept, y + v * kLanes, bytes);
+        Vector kept;
+        std::memcpy(&kept, y + v * size, sizeof(Vector));
         sums[r][v] += kept;
       }
-      std::memcpy(y + v * kLanes, &sums[r][v], bytes);
+      std::memcpy(y + v * size, &sums[r][v], sizeof(Vector));
     }
   }
 }
@@ -312,16 +319,22 @@ void multiply(const Word *w, int64_t rows, int64_t in, const Word *x, int64_t wi
   const int many = 2;  // of 16 registers
 #endif
   if constexpr (std::is_same_v<Number, float>) {
-    auto go_on = [&](auto columns, int64_t c) {
-      const int C = decltype(columns)::value;
+    const auto *rows_of_w = reinterpret_cast<const float *>(w), *columns = reinterpret_cast<const float *>(x);
+    auto go_on = [&](auto vector, auto vectors, int64_t c) {
+      using Vector = decltype(vector);
+      const int V = decltype(vectors)::value;
       int64_t i = 0;
-      for (; i + many <= rows; i += many) multiply_rows<many, C>(w + i * in, in, x + c, width, add, y + i * width + c);
-      for (; i < rows; ++i) multiply_rows<1, C>(w + i * in, in, x + c, width, add, y + i * width + c);
+      for (; i + many <= rows; i += many) {
+        multiply_rows<Vector, many, V>(rows_of_w + i * in, in, columns + c, width, add, y + i * width + c);
+      }
+      for (; i < rows; ++i) {
+        multiply_rows<Vector, 1, V>(rows_of_w + i * in, in, columns + c, width, add, y + i * width + c);
+      }
     };
     int64_t c = 0;
-    for (; c + 32 <= width; c += 32) go_on(std::integral_constant<int, 32>(), c);
-    for (; c + 16 <= width; c += 16) go_on(std::integral_constant<int, 16>(), c);
-    if (c < width) go_on(std::integral_constant<int, 8>(), c);
+    for (; c + 2 * kLanes <= width; c += 2 * kLanes) go_on(Lanes{}, std::integral_constant<int, 2>(), c);
+    for (; c + kLanes <= width; c += kLanes) go_on(Lanes{}, std::integral_constant<int, 1>(), c);
+    if (c < width) go_on(HalfLanes{}, std::integral_constant<int, 1>(), c);
   } else {
     for (int64_t i = 0; i < rows; i += kPanel, w += kPanel * WordsOf<Number>::row(in), y += kPanel * width) {
       const int64_t n = std::min(kPanel, rows - i);
