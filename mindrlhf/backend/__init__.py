@@ -22,13 +22,15 @@ class Kernels:
     """Operators that graphs are built from on a device target.
 
     composed: a module with all of them, made of MindSpore's. fused: the C++ operators (`backend.native`), or None.
-    activations: dtype of the arrays between operators. weights: numbers that decode steps multiply by.
+    activations: dtype of the arrays between operators. weights: numbers that decode steps multiply by. packs_cache:
+    decode steps keep keys and values as bfloat16 numbers, two in each int32.
     """
 
     composed: ModuleType
     fused: Any = None
     activations: str = "float32"
     weights: str = "float32"
+    packs_cache: bool = False
 
     @property
     def best(self) -> Any:
@@ -46,7 +48,8 @@ def kernels(target: str, dtype: str = "float32", weights: str = "train") -> Kern
         from mindrlhf.backend import cpu
         from mindrlhf.backend.native.operators import operators
 
-        return Kernels(cpu, operators(dtype, decoded), weights=decoded)
+        fused = operators(dtype, decoded)
+        return Kernels(cpu, fused, weights=decoded, packs_cache=bool(fused) and weights != "train")
     from mindrlhf.backend import ascend
 
     return Kernels(ascend, activations=dtype, weights=decoded)

@@ -17,12 +17,16 @@ TABLE = 16  # bytes that a composed kernel on CPU keeps for each number of a bro
 
 
 class Engine(NamedTuple):
-    """Prompts prefilled at once, their padded tokens, slots and positions of the cache."""
+    """Prompts prefilled at once, their padded tokens, slots and positions of the cache.
+
+    packed: the cache holds bfloat16 numbers.
+    """
 
     prompts: int
     prefix: int
     slots: int
     positions: int
+    packed: bool = False
 
 
 @dataclass(frozen=True)
@@ -165,7 +169,8 @@ def score_bytes(stage: Stage, micro: MicroBatch) -> int:
 
 def cache_bytes(stage: Stage, engine: Engine) -> int:
     """Bytes of an engine's key-value cache."""
-    return 2 * stage.layers * engine.slots * stage.key * engine.positions * stage.itemsize
+    itemsize = ITEMSIZE["bfloat16"] if engine.packed else stage.itemsize
+    return 2 * stage.layers * engine.slots * stage.key * engine.positions * itemsize
 
 
 def generate_bytes(stage: Stage, engine: Engine) -> int:

@@ -177,7 +177,11 @@ class Work:
         bucket = config.train.length_bucket
         prefix, positions = padded_prefix(prompt, bucket), cache_positions(prompt, sampling.max_new_tokens, bucket)
         slots = [slot_count(config.rollout.max_slots, responses) for responses in counts if responses]
-        return [Engine(pool_size(count, config.rollout.num_generations), prefix, count, positions) for count in slots]
+        packed = phase == "gen" and bool(self.packed)
+        return [
+            Engine(pool_size(count, config.rollout.num_generations), prefix, count, positions, packed)
+            for count in slots
+        ]
 
     def micro_batches(self, kind: str) -> Sequence[MicroBatch]:
         """Cut the longest groups for a pass of `kind` (score, update), largest first."""

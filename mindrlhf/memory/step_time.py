@@ -89,7 +89,8 @@ def _generating(work: Work, rates: Rates) -> float:
     config, model, parallel = work.config, work.model, work.infer.parallel
     samples, length, prompt = config.rollout.num_generations, config.rollout.max_new_tokens, work.lengths.prompt
     token = forward_flops(model, 0, [1])
-    position = 2 * FLOAT32 * model.num_layers * model.num_kv_heads * model.head_dim
+    cached = ITEMSIZE["bfloat16" if work.packed else "float32"]
+    position = 2 * cached * model.num_layers * model.num_kv_heads * model.head_dim
     total = 0.0
     counts = [count for count in round_responses(config, parallel.data_parallel) if count]
     for responses in counts:

@@ -12,11 +12,24 @@ FUSED_TOKENS, FUSED_CONTEXT = 16, 256
 
 
 class Cache:
-    """Keys and values of `slots` sequences: each layer's [slots, K, size, D]."""
+    """Keys and values of `slots` sequences: each layer's [slots, K, size, D].
 
-    def __init__(self, layers: int, slots: int, kv_heads: int, size: int, head_dim: int, dtype: str = "float32"):
-        self.slots, self.size = slots, size
-        shape = (slots, kv_heads, size, head_dim)
+    packed: they are int32[slots, K, size, D / 2], of two bfloat16 numbers each (`Kernels.packs_cache`).
+    """
+
+    def __init__(
+        self,
+        layers: int,
+        slots: int,
+        kv_heads: int,
+        size: int,
+        head_dim: int,
+        dtype: str = "float32",
+        packed: bool = False,
+    ):
+        self.slots, self.size, self.packed = slots, size, packed
+        shape = (slots, kv_heads, size, head_dim // 2 if packed else head_dim)
+        dtype = "int32" if packed else dtype
         self.keys, self.values = (
             ParameterTuple([zero_parameter(f"cache.{part}.{i}", shape, dtype) for i in range(layers)])
             for part in ("key", "value")
@@ -50,7 +63,7 @@ class Admit(Graph):
     """
 
     def __init__(self, cache: Cache, kernels, longest: int):
-        super().__init__("generate/admit", longest)
+        super().__init__("generate/admit", longest, cache.packed)
         self.keys, self.values, self.size = cache.keys, cache.values, cache.size
         self.put = ops.ScatterUpdate()
         self.fused = kernels.fused is not None
@@ -89,7 +102,7 @@ class Decode(Graph):
     """
 
     def __init__(self, decoder: Decoder, cache: Cache, sampler: Sampler):
-        super().__init__("generate/decode", decoder.positions, decoder.kernels.weights, sampler.rule)
+        super().__init__("generate/decode", decoder.positions, decoder.kernels.weights, cache.packed, sampler.rule)
         self.decoder, self.sampler = decoder, sampler
         self.keys, self.values = cache.keys, cache.values
         self.fused = decoder.decodes_tokens and sampler.simple

@@ -80,7 +80,8 @@ class Engine:
         if sampling.stop_strings and decode_text is None:
             raise ValueError("stop strings need decode_text")
         size = cache_positions(max_prompt, sampling.max_new_tokens, length_bucket)
-        self.cache = Cache(config.num_layers, slots, decoder.kv_heads, size, config.head_dim, decoder.dtype)
+        sizes = config.num_layers, slots, decoder.kv_heads, size, config.head_dim
+        self.cache = Cache(*sizes, decoder.dtype, decoder.kernels.packs_cache)
         self.statistics = Statistics()
         self._parts = Timers(compile_seconds)
         self._admit_size = -(-slots // 8)

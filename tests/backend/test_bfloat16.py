@@ -8,6 +8,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+from bfloat16_numbers import rounded
 from decode_inputs import alone, cache_of, no_context, no_histories
 from mindspore import Tensor
 from small_model import Golden
@@ -15,7 +16,6 @@ from small_updater import RATE, Subject, rows_like
 
 from mindrlhf.backend import kernels, native, product_dtype
 from mindrlhf.backend.native.operators import Operators, operators
-from mindrlhf.checkpoint.stored_tensor import decode, encode
 from mindrlhf.configs.grpo import SamplingSettings
 from mindrlhf.errors import UserError
 from mindrlhf.rollout import decode_graphs as graphs
@@ -32,11 +32,6 @@ def bfloat16():
     if not native.library().bfloat16:
         pytest.skip("this processor has no fast bfloat16 products")
     return kernels("CPU", "bfloat16")
-
-
-def rounded(x: np.ndarray) -> np.ndarray:
-    """float64 of the nearest bfloat16 numbers, by the encoding of weight files."""
-    return decode(encode(x, "bfloat16", "x"), "bfloat16").astype(np.float64).reshape(x.shape)
 
 
 @cache
@@ -112,7 +107,7 @@ def drawn(golden, used, going: int) -> list[np.ndarray]:
     config, tokens, ids = golden.config, graphs.FUSED_TOKENS, first_ids(golden)
     uniform = np.random.default_rng(4).random((SLOTS, tokens)).astype(np.float32)
     sampler = Sampler(SamplingSettings(max_new_tokens=64), config.vocab_size, ())
-    graph = graphs.Decode(decoder, cache_of(config, SLOTS, 40), sampler)
+    graph = graphs.Decode(decoder, cache_of(config, SLOTS, 40, used.packs_cache), sampler)
     assert graph.fused
     remaining = np.where(np.arange(SLOTS) < going, tokens, 0).astype(np.int32)
     rest = no_context(SLOTS), no_histories(SLOTS), uniform, np.zeros((1, 1), np.float32)

@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
+from bfloat16_numbers import pairs, rounded
 from decode_inputs import alone, cache_of, no_context, no_histories
 from mindspore import Tensor, nn
-from small_model import SmallModel
+from small_model import SmallModel, log_softmax
 
 from mindrlhf.backend import Kernels, cpu, kernels
 from mindrlhf.configs.grpo import SamplingSettings
@@ -137,8 +138,49 @@ def test_prompts_are_put_into_slots(fused):
         assert not one[:, :, 9:].any()
 
 
+def test_prompts_are_rounded_into_packed_slots(fused):
+    config = SmallModel.random().config
+    shape = (3, config.num_kv_heads, 10, config.head_dim)
+    prefilled = [normal(shape, 10 + i) for i in range(2 * config.num_layers)]
+    cache = cache_of(config, 5, 24, packed=True)
+    places = (Tensor(np.array(part, np.int32)) for part in ((4, 0), (1, 2)))
+    graphs.Admit(cache, kernels("CPU"), 9)(*places, *map(Tensor, prefilled))
+    interleaved = [p.asnumpy() for pair in zip(cache.keys, cache.values, strict=True) for p in pair]
+    for found, given in zip(interleaved, prefilled, strict=True):
+        np.testing.assert_array_equal(found[[4, 0], :, :9], pairs(given[[1, 2], :, :9]))
+        assert not found[1:4].any()
+        assert not found[:, :, 9:].any()
+
+
+@pytest.mark.parametrize("head_dim", [8, 64, 128])
+def test_log_probs_over_a_packed_cache_are_those_of_rounded_keys_and_values(fused, head_dim):
+    """More positions than are scored at a time, against the float64 model whose keys and values are rounded."""
+    model = SmallModel.random(head_dim=head_dim, qk_norm=True)
+    decoder, _ = model.build(64)
+    slots, tokens, run = 3, 45, 40
+    rng = np.random.default_rng(9)
+    ids, context = rng.integers(0, 64, slots).astype(np.int32), no_context(slots, tokens)
+    context[:, :run] = rng.integers(0, 64, (slots, run))
+    uniform, zeros = rng.random((slots, tokens)).astype(np.float32), np.zeros(slots, np.int32)
+    graph = graphs.Decode(
+        decoder, cache_of(model.config, slots, 64, packed=True), Sampler(SamplingSettings(max_new_tokens=64), 64, ())
+    )
+    rest = context, no_histories(slots), uniform, np.zeros((1, 1), np.float32)
+    inputs = (ids, zeros, zeros + tokens, zeros, *alone(slots), *rest)
+    token, _, policy = (part.asnumpy() for part in graph(*(Tensor(part) for part in inputs))[:3])
+    near, far = [], []
+    for slot in range(slots):
+        text, drawn = np.concatenate([ids[slot : slot + 1], token[slot]]), np.arange(run, tokens)
+        for errors, options in ((near, {"cached": rounded}), (far, {})):
+            expected = log_softmax(model.logits(text[:-1], **options))[drawn, text[1:][drawn]]
+            errors.append(np.abs(policy[slot, drawn] - expected))
+    assert np.mean(near) < 0.1 * np.mean(far)
+    assert np.max(far) < 0.5
+
+
+@pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("prefix", [1, 21, 40])
-def test_slots_with_the_same_prompt_read_it_together(fused, prefix):
+def test_slots_with_the_same_prompt_read_it_together(fused, prefix, packed):
     """Thirteen slots in a mixed order, of three prompts, one of which has more slots than are worked on at once."""
     model = SmallModel.random()
     decoder, _ = model.build(64)
@@ -152,9 +194,10 @@ def test_slots_with_the_same_prompt_read_it_together(fused, prefix):
     uniform, seen = rng.random((slots, graphs.FUSED_TOKENS)).astype(np.float32), np.zeros((1, 1), np.float32)
     found = []
     for leaders, prefixes in ((first, zeros + prefix), (np.arange(slots, dtype=np.int32), zeros + prefix)):
-        cache = cache_of(model.config, slots, size)
+        cache = cache_of(model.config, slots, size, packed)
         for number, parameter in enumerate((*cache.keys, *cache.values)):
-            content = normal(parameter.shape, number)
+            content = normal((slots, model.config.num_kv_heads, size, model.config.head_dim), number)
+            content = pairs(content) if packed else content
             content[:, :, :prefix] = content[prompts, :, :prefix]
             parameter.asnumpy()[...] = content
         graph = graphs.Decode(decoder, cache, Sampler(SamplingSettings(max_new_tokens=64), 64, ()))

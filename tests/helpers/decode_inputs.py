@@ -21,5 +21,5 @@ def no_histories(slots: int) -> np.ndarray:
     return np.full((slots, 1), -1, np.int32)
 
 
-def cache_of(config, slots: int, size: int) -> graphs.Cache:
-    return graphs.Cache(config.num_layers, slots, config.num_kv_heads, size, config.head_dim)
+def cache_of(config, slots: int, size: int, packed: bool = False) -> graphs.Cache:
+    return graphs.Cache(config.num_layers, slots, config.num_kv_heads, size, config.head_dim, packed=packed)

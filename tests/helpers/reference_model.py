@@ -32,10 +32,10 @@ def rotate(x, position, config):
     )
 
 
-def logits(config, tensors, ids):
+def logits(config, tensors, ids, cached=lambda x: x):
     """float64[S, vocab] for one unpadded sequence of token ids.
 
-    config: mindrlhf ModelConfig; tensors: HF name -> array.
+    config: mindrlhf ModelConfig; tensors: HF name -> array; cached: keys or values -> those that are attended to.
     """
     w = {name: np.asanyarray(value, np.float64) for name, value in tensors.items()}
     x = w["model.embed_tokens.weight"][np.asarray(ids)]
@@ -57,7 +57,7 @@ def logits(config, tensors, ids):
             q = rms_norm(q, w[p + "self_attn.q_norm.weight"], config.rms_norm_eps)
             k = rms_norm(k, w[p + "self_attn.k_norm.weight"], config.rms_norm_eps)
         q = np.stack([rotate(q[t], t, config) for t in range(length)])
-        k = np.stack([rotate(k[t], t, config) for t in range(length)])
+        k, v = cached(np.stack([rotate(k[t], t, config) for t in range(length)])), cached(v)
         out = np.zeros((length, config.num_heads, config.head_dim))
         for head in range(config.num_heads):
             for t in range(length):

@@ -70,9 +70,9 @@ class SmallModel:
         how = {"recompute": recompute, "for_updates": for_updates}
         return Decoder(self.config, parameters, kernels, positions, **how), parameters
 
-    def logits(self, ids, arrays: dict[str, np.ndarray] | None = None) -> np.ndarray:
+    def logits(self, ids, arrays: dict[str, np.ndarray] | None = None, **options) -> np.ndarray:
         """float64[S, vocab] of the oracle for one sequence; `arrays` replaces weights by our names."""
-        return reference_model.logits(self.config, self.merged(self.arrays | (arrays or {})), ids)
+        return reference_model.logits(self.config, self.merged(self.arrays | (arrays or {})), ids, **options)
 
     def merged(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Weights by HF names, with the adapters' products added in float64."""

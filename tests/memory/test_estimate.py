@@ -98,7 +98,10 @@ def test_replicas_that_share_the_optimizer_have_its_moments_once():
 
 @pytest.mark.parametrize(("weights", "numbers"), [("bfloat16", 2), ("int8", 68 / 64)])
 def test_packed_weights_are_held_alongside(weights, numbers):
-    """Of layers and the head, of which each rank has its part; a run packs them again after each update."""
+    """Of layers and the head, of which each rank has its part; a run packs them again after each update.
+
+    Keys and values are bfloat16 numbers then.
+    """
     if library().problem:
         pytest.skip("packed weights take the fused operators")
     model = MODEL.model_copy(update={"hidden_size": 256, "intermediate_size": 512, "head_dim": 32})
@@ -106,6 +109,7 @@ def test_packed_weights_are_held_alongside(weights, numbers):
     settings, halves = [f"rollout.weights={weights}"], {"model_parallel": 2}
     job = work(settings=settings, model=model)
     assert role_sums(job)["infer_weights"] == matrices * numbers
+    assert 2 * role_sums(job)["kv_cache"] == role_sums(work(model=model))["kv_cache"]
     assert "reshard" in job.phases
     assert role_sums(work(halves, halves, settings, model))["infer_weights"] == matrices * numbers
 

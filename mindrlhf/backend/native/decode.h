@@ -95,7 +95,7 @@ struct DecodeInputs {
   const int32_t *weights;
 };
 
-// Of each layer, behind those, between the weights of its halves: [B, K, S, d].
+// Of each layer, behind those, between the weights of its halves: see `CacheArrays`.
 template <typename Array>
 struct DecodeCaches {
   Array keys, values;
@@ -189,7 +189,8 @@ int decode_tokens_of(void **params, int *ndims, int64_t **shapes) {
   const auto in = arguments.next<DecodeInputs>();
   const int64_t slots = shapes[INDEX(DecodeInputs, uniform)][0], tokens = shapes[INDEX(DecodeInputs, uniform)][1];
   const int64_t vocabulary = shapes[INDEX(DecodeInputs, head)][0], hidden = shapes[INDEX(DecodeInputs, norm)][0];
-  const int64_t known = shapes[INDEX(DecodeInputs, cos)][0], stop_count = shapes[INDEX(DecodeInputs, stops)][0];
+  const int64_t known = shapes[INDEX(DecodeInputs, cos)][0], d = shapes[INDEX(DecodeInputs, cos)][1];
+  const int64_t stop_count = shapes[INDEX(DecodeInputs, stops)][0];
   const int64_t least = kLeastColumns<Number>;
   const DecodeNumbers &numbers = *in.numbers;
   std::vector<DecodeLayer<Number>> layers;
@@ -238,15 +239,15 @@ int decode_tokens_of(void **params, int *ndims, int64_t **shapes) {
                       cache[1],
                       sizes.width / sizes.key_width,
                       cache[2],
-                      cache[3],
+                      d,
                       in.call->own_start,
                       rows.slots.data(),
                       rows.positions.data(),
                       rows.leaders.data(),
                       rows.prefixes.data()};
       decode_attention<Number>(layer.attention.arrays, layer.attention_maps, sizes, now,
-                       {in.cos, in.sin, cache[3], numbers.epsilon}, numbers.scale, rows.angles.data(), tiles, x, x,
-                       layer.caches.arrays.keys, layer.caches.arrays.values, rest);
+                       {in.cos, in.sin, d, numbers.epsilon}, numbers.scale, rows.angles.data(), tiles, x, x,
+                       {layer.caches.arrays.keys, layer.caches.arrays.values, cache[3] != d}, rest);
       decode_feed_forward<Number>(layer.feed_forward.arrays, layer.feed_forward_maps, sizes,
                           numbers.epsilon, tiles, x, x, rest);
     }

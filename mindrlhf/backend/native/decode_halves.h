@@ -29,12 +29,18 @@ struct DecodeSizes {
   }
 };
 
-// Tiles: to y [hidden], which may be x, the attention half's output for x [hidden] is added. keys, values: caches. The
-// angles of row i are those of position angles[i]. memory: DecodeSizes::memory() for each column.
+// Arrays of keys and values: [B, K, S, d], or, with two bfloat16 numbers in a word, int32[B, K, S, d / 2].
+struct CacheArrays {
+  Output keys, values;
+  bool rounded;
+};
+
+// Tiles: to y [hidden], which may be x, the attention half's output for x [hidden] is added. The angles of row i are those
+// of position angles[i]. memory: DecodeSizes::memory() for each column.
 template <typename Number>
 void decode_attention(const AttentionWeights<Input> &w, const LinearMaps<Number> &maps, const DecodeSizes &sizes,
                       const Slots &slots, const Heads &heads, float scale, const int32_t *angles,
-                      const ColumnTiles &tiles, Input x, Output y, Output keys, Output values, Output memory) {
+                      const ColumnTiles &tiles, Input x, Output y, const CacheArrays &caches, Output memory) {
   const int64_t columns = tiles.columns, hidden = sizes.hidden, width = sizes.width, key_width = sizes.key_width;
   Output h = memory, q = h + columns * hidden, attended = q + columns * width, turned = attended + columns * width;
   Output k = turned + columns * width, v = k + columns * key_width, inner = v + columns * key_width;
@@ -51,7 +57,12 @@ void decode_attention(const AttentionWeights<Input> &w, const LinearMaps<Number>
     heads.prepare(own_q, w.q_norm, angles[row], slots.queries, own_q);
     heads.prepare(own_k, w.k_norm, angles[row], 1, own_k);
   };
-  attend_slots(slots, q, k, v, keys, values, scale, attended, before);
+  auto attend_to = [&](auto cached) {
+    using Cached = decltype(cached);
+    const Caches<Cached> own{reinterpret_cast<Cached *>(caches.keys), reinterpret_cast<Cached *>(caches.values)};
+    attend_slots(slots, q, k, v, own, scale, attended, before);
+  };
+  caches.rounded ? attend_to(BFloat16{}) : attend_to(float{});
   to_tiles(tiles, width, [=](int64_t row) { return attended + row * width; }, turned);
   inner_tiles(tiles, turned, {&maps[MAP_O]}, inner, out);
   add_product<Number>(tiles, tile_words<Number>(tiles, turned, width, apart_too), out[0], y);
@@ -102,8 +113,8 @@ void in_tiles(Input rows, int64_t count, const DecodeSizes &sizes, bool residual
   });
 }
 
-// Inputs: x [B, hidden], cos, sin [positions, d], positions int32[B], numbers, caches of keys and values [B, K, S, d]
-// (written), the weights. Output: y [B, hidden].
+// Inputs: x [B, hidden], cos, sin [positions, d], positions int32[B], numbers, caches of keys and values (written; see
+// `CacheArrays`), the weights. Output: y [B, hidden].
 template <typename Number>
 int decode_attention_half_of(void **params, int *ndims, int64_t **shapes) {
   struct Inputs {
@@ -119,7 +130,7 @@ int decode_attention_half_of(void **params, int *ndims, int64_t **shapes) {
   const auto p = arguments.next<Inputs>();
   const auto given = arguments.next<AttentionWeights, Input>(p.numbers->weights);
   const auto out = arguments.next<Outputs>();
-  const int64_t *cache = shapes[INDEX(Inputs, keys)], rows = shapes[0][0];
+  const int64_t *cache = shapes[INDEX(Inputs, keys)], rows = shapes[0][0], d = shapes[INDEX(Inputs, cos)][1];
   auto maps = maps_of<Number>(given, shapes[0][1]);
   const WordMemory words(maps.words());
   maps.pack(words.data());
@@ -131,16 +142,17 @@ int decode_attention_half_of(void **params, int *ndims, int64_t **shapes) {
                     cache[1],
                     sizes.width / sizes.key_width,
                     cache[2],
-                    cache[3],
+                    d,
                     0,
                     numbered.data(),
                     p.positions,
                     numbered.data(),
                     zeros.data()};
-  const Heads heads{p.cos, p.sin, cache[3], p.numbers->epsilon};
+  const Heads heads{p.cos, p.sin, d, p.numbers->epsilon};
+  const CacheArrays caches{p.keys, p.values, cache[3] != d};
   auto run = [&](const ColumnTiles &tiles, Input x, Output y, Output memory) {
-    decode_attention<Number>(given.arrays, maps, sizes, slots, heads, p.numbers->scale, angles.data(), tiles, x, y, p.keys,
-                             p.values, memory);
+    decode_attention<Number>(given.arrays, maps, sizes, slots, heads, p.numbers->scale, angles.data(), tiles, x, y, caches,
+                             memory);
   };
   in_tiles<Number>(p.x, rows, sizes, p.numbers->residual, out.y, run);
   return 0;

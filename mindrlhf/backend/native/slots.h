@@ -8,6 +8,7 @@
 #include <numeric>
 #include <vector>
 
+#include "factors.h"
 #include "lanes.h"
 #include "names.h"
 #include "team.h"
@@ -49,15 +50,31 @@ struct PromptGroups {
   }
 };
 
+// Numbers of a cache, float or bfloat16 ones, as floats.
+__attribute__((always_inline)) inline float number(float x) { return x; }
+__attribute__((always_inline)) inline float number(BFloat16 x) {
+  const uint32_t bits = static_cast<uint32_t>(x.bits) << 16;
+  float y;
+  std::memcpy(&y, &bits, sizeof(y));
+  return y;
+}
+__attribute__((always_inline)) inline Lanes cached(const float *x) { return lanes(x); }
+__attribute__((always_inline)) inline Lanes cached(const BFloat16 *x) {
+  RoundedTo upper;
+  std::memcpy(&upper, x, sizeof(upper));
+  const RoundedBits bits = __builtin_convertvector(upper, RoundedBits) << 16;
+  return reinterpret_cast<Lanes>(bits);
+}
+
 // weights[t] = the inner product of q and row t of keys, for t from `first` to `end`; d = C * kLanes
-template <int C>
-void score_lanes(const float *q, const float *keys, int64_t first, int64_t end, float *weights) {
+template <int C, typename Cached>
+void score_lanes(const float *q, const Cached *keys, int64_t first, int64_t end, float *weights) {
   Lanes own[C];
   std::memcpy(own, q, sizeof(own));
   auto product = [&](int64_t t) {
-    const float *key = keys + t * C * kLanes;
-    Lanes sums = own[0] * lanes(key);
-    for (int c = 1; c < C; ++c) sums += own[c] * lanes(key + c * kLanes);
+    const Cached *key = keys + t * C * kLanes;
+    Lanes sums = own[0] * cached(key);
+    for (int c = 1; c < C; ++c) sums += own[c] * cached(key + c * kLanes);
     return sums;
   };
   int64_t t = first;
@@ -72,23 +89,24 @@ void score_lanes(const float *q, const float *keys, int64_t first, int64_t end, 
 }
 
 // The same for any d.
-inline void score(const float *q, const float *keys, int64_t first, int64_t end, int64_t d, float *weights) {
+template <typename Cached>
+void score(const float *q, const Cached *keys, int64_t first, int64_t end, int64_t d, float *weights) {
   if (d == 4 * kLanes) return score_lanes<4>(q, keys, first, end, weights);
   if (d == 8 * kLanes) return score_lanes<8>(q, keys, first, end, weights);
   for (int64_t t = first; t < end; ++t) {
-    weights[t] = sum_over(d, [q, key = keys + t * d](int64_t c) { return q[c] * key[c]; });
+    weights[t] = sum_over(d, [q, key = keys + t * d](int64_t c) { return q[c] * number(key[c]); });
   }
 }
 
 // out += the sum of weights[t] times row t of values, for t from `first` to `end`; for Q queries, whose weights are
 // `stride` apart, and d = C * kLanes.
-template <int Q, int C>
-void mix_lanes(const float *weights, int64_t stride, const float *values, int64_t first, int64_t end, float *out) {
+template <int Q, int C, typename Cached>
+void mix_lanes(const float *weights, int64_t stride, const Cached *values, int64_t first, int64_t end, float *out) {
   Lanes sums[Q * C];
   for (int i = 0; i < Q * C; ++i) sums[i] = lanes(out + i * kLanes);
   for (int64_t t = first; t < end; ++t) {
     for (int c = 0; c < C; ++c) {
-      const Lanes value = lanes(values + (t * C + c) * kLanes);
+      const Lanes value = cached(values + (t * C + c) * kLanes);
       for (int j = 0; j < Q; ++j) sums[j * C + c] += weights[j * stride + t] * value;
     }
   }
@@ -96,29 +114,37 @@ void mix_lanes(const float *weights, int64_t stride, const float *values, int64_
 }
 
 // The same for any number of queries and any d.
-inline void mix(const float *weights, int64_t stride, const float *values, int64_t first, int64_t end, int64_t d,
-                int64_t queries, float *out) {
+template <typename Cached>
+void mix(const float *weights, int64_t stride, const Cached *values, int64_t first, int64_t end, int64_t d, int64_t queries,
+         float *out) {
   auto several = [&](auto two, auto one) {
     int64_t j = 0;
     for (; j + 2 <= queries; j += 2) two(weights + j * stride, stride, values, first, end, out + j * d);
     if (j < queries) one(weights + j * stride, stride, values, first, end, out + j * d);
   };
-  if (d == 4 * kLanes) return several(mix_lanes<2, 4>, mix_lanes<1, 4>);
-  if (d == 8 * kLanes) return several(mix_lanes<2, 8>, mix_lanes<1, 8>);
+  if (d == 4 * kLanes) return several(mix_lanes<2, 4, Cached>, mix_lanes<1, 4, Cached>);
+  if (d == 8 * kLanes) return several(mix_lanes<2, 8, Cached>, mix_lanes<1, 8, Cached>);
   for (int64_t j = 0; j < queries; ++j) {
     for (int64_t t = first; t < end; ++t) {
-      const float w = weights[j * stride + t], *v = values + t * d;
+      const float w = weights[j * stride + t];
+      const Cached *v = values + t * d;
 #pragma omp simd
-      for (int64_t c = 0; c < d; ++c) out[j * d + c] += w * v[c];
+      for (int64_t c = 0; c < d; ++c) out[j * d + c] += w * number(v[c]);
     }
   }
 }
 
+// Caches of keys and values [B, K, S, d], whose numbers are floats or bfloat16 ones.
+template <typename Cached>
+struct Caches {
+  Cached *keys, *values;
+};
+
 // Writes the new key and value of each row into the caches and attends to what its slot holds so far. `before` is
 // called with each row and key head first: it may still change queries and keys.
-template <typename Before>
-void attend_slots(const Slots &s, const float *query, const float *key, const float *value, float *key_cache,
-                  float *value_cache, float scale, float *output, Before before) {
+template <typename Cached, typename Before>
+void attend_slots(const Slots &s, const float *query, const float *key, const float *value, const Caches<Cached> &caches,
+                  float scale, float *output, Before before) {
   const int64_t d = s.d, width = s.heads * s.queries * d, near = 32;  // positions that stay in the nearest cache
   const PromptGroups groups(s);
   parallel_pieces((groups.starts.size() - 1) * s.heads, 1, [&](int64_t task, int64_t) {
@@ -132,8 +158,8 @@ void attend_slots(const Slots &s, const float *query, const float *key, const fl
       const int64_t row = rows[i], at = (row * s.heads + head) * d;
       const int64_t target = place(s.slots[row]) + (s.base + s.own(row) - 1) * d;
       before(row, head);
-      std::copy(key + at, key + at + d, key_cache + target);
-      std::copy(value + at, value + at + d, value_cache + target);
+      round_numbers(key + at, d, caches.keys + target);
+      round_numbers(value + at, d, caches.values + target);
       most = std::max(most, s.seen(row));
     }
     float *weights = scratch(count * s.queries * most);
@@ -141,11 +167,11 @@ void attend_slots(const Slots &s, const float *query, const float *key, const fl
       const int64_t at = rows[i] * width + head * s.queries * d;
       for (int64_t j = 0; j < s.queries; ++j) body(query + at + j * d, weights + (i * s.queries + j) * most);
     };
-    auto mixed = [&](int64_t i, const float *values, int64_t first, int64_t end) {
+    auto mixed = [&](int64_t i, const Cached *values, int64_t first, int64_t end) {
       float *out = output + rows[i] * width + head * s.queries * d;
       mix(weights + i * s.queries * most, most, values, first, end, d, s.queries, out);
     };
-    const float *leader = key_cache + place(s.leaders[rows[0]]);
+    const Cached *leader = caches.keys + place(s.leaders[rows[0]]);
     for (int64_t t = 0; t < shared; t += near) {
       for (int64_t i = 0; i < count; ++i) {
         for_queries(i, [&](const float *q, float *w) { score(q, leader, t, std::min(t + near, shared), d, w); });
@@ -153,7 +179,7 @@ void attend_slots(const Slots &s, const float *query, const float *key, const fl
     }
     for (int64_t i = 0; i < count; ++i) {
       const int64_t seen = s.seen(rows[i]);
-      const float *own = key_cache + place(s.slots[rows[i]]) + apart;
+      const Cached *own = caches.keys + place(s.slots[rows[i]]) + apart;
       for_queries(i, [&](const float *q, float *w) {
         score(q, own, shared, seen, d, w);
         for (int64_t t = 0; t < seen; ++t) w[t] *= scale;
@@ -162,13 +188,13 @@ void attend_slots(const Slots &s, const float *query, const float *key, const fl
       float *out = output + rows[i] * width + head * s.queries * d;
       std::fill(out, out + s.queries * d, 0.0f);
     }
-    leader = value_cache + place(s.leaders[rows[0]]);
+    leader = caches.values + place(s.leaders[rows[0]]);
     for (int64_t t = 0; t < shared; t += near) {
       for (int64_t i = 0; i < count; ++i) mixed(i, leader, t, std::min(t + near, shared));
     }
     for (int64_t i = 0; i < count; ++i) {
       const int64_t seen = s.seen(rows[i]);
-      mixed(i, value_cache + place(s.slots[rows[i]]) + apart, shared, seen);
+      mixed(i, caches.values + place(s.slots[rows[i]]) + apart, shared, seen);
     }
   });
 }
@@ -178,19 +204,23 @@ void attend_slots(const Slots &s, const float *query, const float *key, const fl
 extern "C" {
 
 // slots, rows int32[A], AdmitNumbers, then n times keys or values of prompts [N, K, P, d], then as many caches
-// [B, K, S, d]: the first positions of row rows[i] of each go into slot slots[i] of its cache -> [1]
+// [B, K, S, d], or int32[B, K, S, d / 2]: the first positions of row rows[i] of each go into slot slots[i] of its cache
+// -> [1]
 int admit(int nparam, void **params, int *, int64_t **shapes, const char **, void *, void *) {
   auto p = reinterpret_cast<float **>(params);
+  auto rounded = reinterpret_cast<BFloat16 **>(params);
   auto integers = reinterpret_cast<int32_t **>(params);
   const int parts = (nparam - 4) / 2;
   const int64_t count = shapes[0][0], limit = static_cast<const AdmitNumbers *>(params[2])->limit;
   parallel_pieces(parts * count, 1, [&](int64_t task, int64_t) {
     const int64_t part = 3 + task / count, slot = integers[0][task % count], row = integers[1][task % count];
     const int64_t *from = shapes[part], *to = shapes[part + parts];
-    const int64_t heads = to[1], each = std::min({from[2], to[2], limit}) * to[3];
+    const int64_t heads = to[1], d = from[3], each = std::min({from[2], to[2], limit}) * d;
     for (int64_t head = 0; head < heads; ++head) {
-      const float *source = p[part] + (row * heads + head) * from[2] * from[3];
-      std::copy(source, source + each, p[part + parts] + (slot * heads + head) * to[2] * to[3]);
+      const float *source = p[part] + (row * heads + head) * from[2] * d;
+      const int64_t target = (slot * heads + head) * to[2] * d;
+      if (to[3] == d) round_numbers(source, each, p[part + parts] + target);
+      else round_numbers(source, each, rounded[part + parts] + target);
     }
   });
   p[nparam - 1][0] = 0;
