@@ -66,7 +66,7 @@ def assert_same(found, expected):
             assert part.tobytes() == other.tobytes()
 
 
-@pytest.fixture(params=[(1, 1.0), (7, 1.0), (7, 0.0), (14, 1.0), (21, 1.0)], ids=lambda p: f"{p[0]} slots, {p[1]}")
+@pytest.fixture(params=[(1, 1.0), (5, 1.0), (5, 0.0), (13, 1.0), (21, 1.0)], ids=lambda p: f"{p[0]} slots, {p[1]}")
 def call(request, fused):
     return Call(*request.param)
 

@@ -88,7 +88,7 @@ def rollouts_of(request):
     return rollouts
 
 
-@pytest.mark.parametrize("slots", [3, 8, 20])
+@pytest.mark.parametrize("slots", [3, 6, 17])
 @pytest.mark.parametrize("temperature", [0.0, 0.3, 1.0])
 def test_rollouts_are_the_same(fused, rollouts_of, slots, temperature):
     plain, (before, again) = rollouts_of(False, 20, temperature)

@@ -91,7 +91,7 @@ int attention_half_of(void **params, int *ndims, int64_t **shapes) {
                        int64_t begin) {
       if (begin >= m) return;
       Output own = target + (first + begin) * size;
-      gemm('N', 'T', m - begin, size, hidden, 1, normed + begin * hidden, hidden, weight, hidden, 0, own, size);
+      gemm_rows('T', m - begin, size, hidden, 1, normed + begin * hidden, hidden, weight, hidden, 0, own, size);
       adapter.add(normed + begin * hidden, m - begin, hidden, own, size, inner);
       add_bias(bias, own, m - begin, size, size);
     };
@@ -115,7 +115,7 @@ int attention_half_of(void **params, int *ndims, int64_t **shapes) {
     }
     const Number *attended =
         factors(out.attended + first * width, m * width, reinterpret_cast<Number *>(inner + 2 * m * h.adapters.rank()));
-    gemm('N', 'T', m, hidden, width, 1, attended, width, f.wo, width, h.in.numbers->residual, y, hidden);
+    gemm_rows('T', m, hidden, width, 1, attended, width, f.wo, width, h.in.numbers->residual, y, hidden);
     h.adapters.o.add(attended, m, width, y, hidden, inner);
     s.put(y, hidden, s.all_skip, s.skip + first, m, out.y);
   });
@@ -152,13 +152,14 @@ int attention_half_gradient_of(void **params, int *ndims, int64_t **shapes) {
   const FactorRows<Number> d_query(kept.query, asking, width);
   const FactorRows<Number> d_key(out.d_key, s.rows, key_width), d_value(out.d_value, s.rows, key_width);
   auto normed = reinterpret_cast<Number *>(out.normed);
-  parallel_pieces(s.rows, paired_piece<Number>(s.rows), [&](int64_t first, int64_t m) { h.prepare_keys(kept.key, first, m, out.ready); });
+  parallel_pieces(s.rows, paired_piece<Number>(s.rows),
+                  [&](int64_t first, int64_t m) { h.prepare_keys(kept.key, first, m, out.ready); });
   parallel_pieces(asking, paired_piece<Number>(asking), [&](int64_t first, int64_t m) {
     Input own = s.take(kept.dy, hidden, s.all_skip, s.skip + first, m, out.packed + first * hidden);
     if (d_y == out.packed && own != d_y + first * hidden) std::copy(own, own + m * hidden, out.packed + first * hidden);
     Output d_attended = out.d_attended + first * width;
     const Number *slope = d_output.round(first, m);
-    gemm('N', 'N', m, width, hidden, 1, slope, hidden, f.wo, width, 0, d_attended, width);
+    gemm_rows('N', m, width, hidden, 1, slope, hidden, f.wo, width, 0, d_attended, width);
     o_map.input(first, m, attended.round(first, m), width, 0, width, width);
     o_map.output(first, m, slope, hidden, 0, hidden);
     o_map.add(first, m, d_attended, width, 0, width, width);
@@ -184,7 +185,7 @@ int attention_half_gradient_of(void **params, int *ndims, int64_t **shapes) {
                     int64_t begin, int64_t row, float keep) {
       Output own = d_normed + begin * hidden;
       const Number *slope = slopes.round(row, m - begin);
-      gemm('N', 'N', m - begin, hidden, size, 1, slope, size, weight, hidden, keep, own, hidden);
+      gemm_rows('N', m - begin, hidden, size, 1, slope, size, weight, hidden, keep, own, hidden);
       map.input(row, m - begin, normed + (first + begin) * hidden, hidden, 0, hidden, hidden);
       map.output(row, m - begin, slope, size, 0, size);
       map.add(row, m - begin, own, hidden, 0, hidden, hidden);

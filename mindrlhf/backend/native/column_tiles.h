@@ -143,7 +143,9 @@ struct TileAdapter {
 // Float numbers of memory for a column of an adapter.
 template <typename Number>
 int64_t inner_memory(const LinearMaps<Number> &maps) {
-  return 2 * maps.rank();
+  int64_t total = 0;
+  for (const LinearMap<Number> &map : maps) total += map.rank() + words_apart<AdapterNumber<Number>>(map.rank());
+  return total;
 }
 
 // The adapters of maps with the same x, tiles [in]. memory: `inner_memory` for each column.
@@ -169,7 +171,7 @@ void inner_tiles(const ColumnTiles &tiles, const float *x, const LinearMap<Numbe
       for (int64_t k = 0; k < rank * width; ++k) own[k] *= map.scale;
       column_words<Own>(own, rank, width, words + first * WordsOf<Own>::column(rank));
     });
-    memory += 2 * tiles.columns * rank;
+    memory += tiles.columns * (rank + words_apart<Own>(rank));
   }
 }
 

@@ -85,11 +85,8 @@ class LinearMaps {
   void pack(Word *memory) {
     for (LinearMap<Number> &map : maps_) memory = map.b.pack(map.a.pack(map.weight.pack(memory)));
   }
-  int64_t rank() const {
-    int64_t total = 0;
-    for (const LinearMap<Number> &map : maps_) total += map.rank();
-    return total;
-  }
+  auto begin() const { return maps_.begin(); }
+  auto end() const { return maps_.end(); }
   const LinearMap<Number> &operator[](int i) const { return maps_[i]; }
 
  private:

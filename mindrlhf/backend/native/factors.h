@@ -13,6 +13,7 @@
 
 #include "names.h"
 #include "team.h"
+#include "vectors.h"
 
 namespace {
 
@@ -34,13 +35,11 @@ __attribute__((always_inline)) inline Number rounded(float x) {
   }
 }
 
-// Numbers that are rounded side by side.
-const int64_t kRounded = 16;
-typedef float RoundedFrom __attribute__((vector_size(64)));
-typedef uint32_t RoundedBits __attribute__((vector_size(64)));
-typedef uint16_t RoundedTo __attribute__((vector_size(32)));
+// A register of floats, as bits and as their upper halves.
+typedef uint32_t RoundedBits __attribute__((vector_size(4 * kRegister)));
+typedef uint16_t RoundedTo __attribute__((vector_size(2 * kRegister)));
 
-// y[i] = term(i) for i below n, rounded. Compilers do not find the instructions for sixteen numbers at once by themselves.
+// y[i] = term(i) for i below n, rounded. Compilers do not find the instructions for a register at once by themselves.
 template <typename Number, typename Term>
 __attribute__((always_inline)) inline void fill(Number *y, int64_t n, Term term) {
   if constexpr (std::is_same_v<Number, float>) {
@@ -48,17 +47,14 @@ __attribute__((always_inline)) inline void fill(Number *y, int64_t n, Term term)
     for (int64_t i = 0; i < n; ++i) y[i] = term(i);
   } else {
     int64_t i = 0;
-    for (; i + kRounded <= n; i += kRounded) {
-      float terms[kRounded];
+    for (; i + kRegister <= n; i += kRegister) {
+      float terms[kRegister];
 #pragma omp simd
-      for (int64_t j = 0; j < kRounded; ++j) terms[j] = term(i + j);
-      RoundedFrom x;
-      std::memcpy(&x, terms, sizeof(x));
-      RoundedBits bits;
-      std::memcpy(&bits, &x, sizeof(bits));
+      for (int64_t j = 0; j < kRegister; ++j) terms[j] = term(i + j);
+      const auto x = load<Floats>(terms);
+      auto bits = load<RoundedBits>(terms);
       bits = x != x ? bits | 0x400000 : bits + 0x7fff + (bits >> 16 & 1);
-      const auto upper = __builtin_convertvector(bits >> 16, RoundedTo);
-      std::memcpy(static_cast<void *>(y + i), &upper, sizeof(upper));
+      store(__builtin_convertvector(bits >> 16, RoundedTo), y + i);
     }
     for (; i < n; ++i) y[i] = rounded<Number>(term(i));
   }

@@ -87,14 +87,14 @@ int feed_forward_half_of(void **params, int *ndims, int64_t **shapes) {
     Input x = h.take(h.in.x, first, m, memory);
     Output gate = out.gate + first * inner, up = out.up + first * inner;
     norm_rows(x, w.norm, h.in.numbers->epsilon, normed, m, hidden);
-    gemm('N', 'T', m, inner, hidden, 1, normed, hidden, f.w1, hidden, 0, gate, inner);
-    gemm('N', 'T', m, inner, hidden, 1, normed, hidden, f.w3, hidden, 0, up, inner);
+    gemm_rows('T', m, inner, hidden, 1, normed, hidden, f.w1, hidden, 0, gate, inner);
+    gemm_rows('T', m, inner, hidden, 1, normed, hidden, f.w3, hidden, 0, up, inner);
     h.adapters.gate.add(normed, m, hidden, gate, inner, low);
     h.adapters.up.add(normed, m, hidden, up, inner, low);
     gated(gate, up, act, m * inner);
     Output y = h.target(out.y, first, m, near);
     if (h.in.numbers->residual) std::copy(x, x + m * hidden, y);
-    gemm('N', 'T', m, hidden, inner, 1, act, inner, f.w2, inner, h.in.numbers->residual, y, hidden);
+    gemm_rows('T', m, hidden, inner, 1, act, inner, f.w2, inner, h.in.numbers->residual, y, hidden);
     h.adapters.down.add(act, m, inner, y, hidden, low);
     h.put(y, first, m, out.y);
   });
@@ -151,15 +151,15 @@ int feed_forward_half_gradient_of(void **params, int *ndims, int64_t **shapes) {
         const int64_t m = std::min(h.piece, end - first), at = first * inner + j;
         Output own = d_normed + (first - begin) * hidden;
         Number *gate = d_gate.at(first) + j, *up = d_up.at(first) + j;
-        gemm('N', 'N', m, size, hidden, 1, d_output.at(first), hidden, f.w2 + j, inner, 0, slope, size);
+        gemm_rows('N', m, size, hidden, 1, d_output.at(first), hidden, f.w2 + j, inner, 0, slope, size);
         down_map.add(first, m, slope, size, j, size, inner);
         for (int64_t i = 0; i < m; ++i) {
           Input g = kept.gate + at + i * inner, u = kept.up + at + i * inner;
           gated(g, u, act + at + i * inner, size);
           gated_gradient(slope + i * size, g, u, gate + i * inner, up + i * inner, size);
         }
-        gemm('N', 'N', m, hidden, size, 1, gate, inner, f.w1 + j * hidden, hidden, j > 0, own, hidden);
-        gemm('N', 'N', m, hidden, size, 1, up, inner, f.w3 + j * hidden, hidden, 1, own, hidden);
+        gemm_rows('N', m, hidden, size, 1, gate, inner, f.w1 + j * hidden, hidden, j > 0, own, hidden);
+        gemm_rows('N', m, hidden, size, 1, up, inner, f.w3 + j * hidden, hidden, 1, own, hidden);
         down_map.input(first, m, act + at, inner, j, size, inner);
         gate_map.output(first, m, gate, inner, j, size);
         up_map.output(first, m, up, inner, j, size);

@@ -85,8 +85,8 @@ int token_log_probs_of(void **params, int *, int64_t **shapes) {
   };
   if (h.count() >= 2 * kRows) {  // while the logits are near
     parallel_pieces(h.count(), paired_piece<Number>(h.count()), [&](int64_t i, int64_t m) {
-      gemm('N', 'T', m, h.vocabulary, h.hidden, 1, f.rows + i * h.hidden, h.hidden, f.head, h.hidden, 0, logits + i * h.vocabulary,
-           h.vocabulary);
+      gemm_rows('T', m, h.vocabulary, h.hidden, 1, f.rows + i * h.hidden, h.hidden, f.head, h.hidden, 0,
+                logits + i * h.vocabulary, h.vocabulary);
       statistics(i, m);
     });
   } else {
@@ -122,8 +122,8 @@ int token_log_probs_gradient_of(void **params, int *ndims, int64_t **shapes) {
       slope[h.targets[token]] += d_log_prob * h.inverse;
       factors(slope, h.vocabulary, reinterpret_cast<Number *>(x));
     }
-    gemm('N', 'N', m, h.hidden, h.vocabulary, 1, d_logits + first * apart, apart, f.head, h.hidden, 0,
-         d_hidden + first * h.hidden, h.hidden);
+    gemm_rows('N', m, h.hidden, h.vocabulary, 1, d_logits + first * apart, apart, f.head, h.hidden, 0,
+              d_hidden + first * h.hidden, h.hidden);
   });
   int64_t end = h.tokens;  // the rows are moved to where they belong, the last one first
   for (int64_t i = h.count() - 1; i >= 0; end = h.given[i], --i) {

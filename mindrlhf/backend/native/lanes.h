@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "factors.h"
+#include "vectors.h"
 
 namespace {
 
@@ -32,43 +33,6 @@ __attribute__((always_inline)) inline float exponential(float x) {
   return p * power;
 }
 
-// Numbers that are added up side by side, whatever the registers hold: compilers are slow at sums in a fixed order.
-typedef float Lanes __attribute__((vector_size(64)));
-const int64_t kLanes = 16;
-
-inline Lanes lanes(const float *x) {
-  Lanes all;
-  std::memcpy(&all, x, sizeof(all));
-  return all;
-}
-
-typedef int32_t Order __attribute__((vector_size(64)));
-
-inline float sum_of(Lanes x) {
-  x += __builtin_shuffle(x, Order{8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7});
-  x += __builtin_shuffle(x, Order{4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11});
-  x += __builtin_shuffle(x, Order{2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13});
-  return x[0] + x[1];
-}
-
-// The sixteen `sum_of`, to the last bit. x is overwritten.
-inline Lanes sums_of(Lanes *x) {
-  auto fold = [x](int count, Order low, Order high) {
-    for (int i = 0; i < count; ++i) {
-      x[i] = __builtin_shuffle(x[2 * i], x[2 * i + 1], low) + __builtin_shuffle(x[2 * i], x[2 * i + 1], high);
-    }
-  };
-  fold(8, Order{0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23},
-       Order{8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31});
-  fold(4, Order{0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27},
-       Order{4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31});
-  fold(2, Order{0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29},
-       Order{2, 3, 6, 7, 10, 11, 14, 15, 18, 19, 22, 23, 26, 27, 30, 31});
-  fold(1, Order{0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30},
-       Order{1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31});
-  return x[0];
-}
-
 // The sum of term(i) for i below n.
 template <typename Term>
 __attribute__((always_inline)) inline float sum_over(int64_t n, Term term) {
@@ -90,8 +54,10 @@ inline float largest(const float *x, int64_t n) {
   int64_t i = 0;
   if (n >= kLanes) {
     Lanes tops = lanes(x);
-    for (; i + kLanes <= n; i += kLanes) tops = lanes(x + i) > tops ? lanes(x + i) : tops;
-    for (int64_t j = 0; j < kLanes; ++j) top = std::max(top, tops[j]);
+    for (; i + kLanes <= n; i += kLanes) tops = larger(lanes(x + i), tops);
+    float found[kLanes];
+    store(tops, found);
+    for (int64_t j = 0; j < kLanes; ++j) top = std::max(top, found[j]);
   }
   for (; i < n; ++i) top = std::max(top, x[i]);
   return top;

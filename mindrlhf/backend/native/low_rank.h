@@ -21,9 +21,9 @@ struct LowRank {
   // To y [m, out] the adapter's product with x [m, in] is added. inner: memory for [2, m, rank].
   void add(const Number *x, int64_t m, int64_t in, Output y, int64_t out, Output inner) const {
     if (!a) return;
-    gemm('N', 'T', m, rank, in, scale, x, in, a, in, 0, inner, rank);
+    gemm_rows('T', m, rank, in, scale, x, in, a, in, 0, inner, rank);
     const Number *own = factors(inner, m * rank, reinterpret_cast<Number *>(inner + m * rank));
-    gemm('N', 'T', m, out, rank, 1, own, rank, b, rank, 1, y, out);
+    gemm_rows('T', m, out, rank, 1, own, rank, b, rank, 1, y, out);
   }
 };
 
@@ -76,21 +76,22 @@ class LowRankGradient {
   // Takes columns `begin` to `begin + size` of x; m rows from `first` on, those of x `stride` apart, of `in` columns.
   void input(int64_t first, int64_t m, const Number *x, int64_t stride, int64_t begin, int64_t size, int64_t in) {
     if (!map_.a) return;
-    gemm('N', 'T', m, map_.rank, size, map_.scale, x, stride, map_.a + begin, in, begin > 0, at(inner_, first), map_.rank);
+    gemm_rows('T', m, map_.rank, size, map_.scale, x, stride, map_.a + begin, in, begin > 0, at(inner_, first),
+              map_.rank);
   }
 
   // Takes columns of dy, likewise.
   void output(int64_t first, int64_t m, const Number *dy, int64_t stride, int64_t begin, int64_t size) {
     if (!map_.a) return;
     const Number *b = map_.b + begin * map_.rank;
-    gemm('N', 'N', m, map_.rank, size, map_.scale, dy, stride, b, map_.rank, begin > 0, at(slope_, first), map_.rank);
+    gemm_rows('N', m, map_.rank, size, map_.scale, dy, stride, b, map_.rank, begin > 0, at(slope_, first), map_.rank);
   }
 
   // To columns of dx the gradient is added, once all columns of dy have been taken.
   void add(int64_t first, int64_t m, Output dx, int64_t stride, int64_t begin, int64_t size, int64_t in) {
     if (!map_.a) return;
     const Number *slope = slope_factors_.round(first, m);
-    gemm('N', 'N', m, size, map_.rank, 1, slope, map_.rank, map_.a + begin, in, 1, dx, stride);
+    gemm_rows('N', m, size, map_.rank, 1, slope, map_.rank, map_.a + begin, in, 1, dx, stride);
   }
 
   // Those of a and b, from all rows of x [rows, in] and dy [rows, out], once all gradients have been added.

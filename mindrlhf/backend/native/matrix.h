@@ -44,6 +44,39 @@ void gemm(char a_op, char b_op, int64_t m, int64_t n, int64_t k, float alpha, co
   library_gemm<Number>(a_op, b_op, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
 }
 
+// With AVX2, oneDNN takes 6 rows at a time and halves many rows: those that are left over may have other last bits. Seen: none
+// have in products of a multiple of `kEvenRows`, up to `kMostRows`.
+const int64_t kEvenRows = kRegister == kLanes ? 1 : 12, kMostRows = 144;
+
+// c [m, n] = alpha * a op(b) + beta * c, of which a row has the same bits in any place.
+template <typename Number>
+void gemm_rows(char b_op, int64_t m, int64_t n, int64_t k, float alpha, const Number *a, int64_t lda, const Number *b,
+               int64_t ldb, float beta, float *c, int64_t ldc) {
+  auto product = [&](int64_t rows, const Number *x, int64_t ldx, float *y, int64_t ldy) {
+    gemm('N', b_op, rows, n, k, alpha, x, ldx, b, ldb, beta, y, ldy);
+  };
+  if (kEvenRows == 1) return product(m, a, lda, c, ldc);
+  while (m >= kEvenRows) {
+    const int64_t rows = std::min(m, kMostRows) / kEvenRows * kEvenRows;
+    product(rows, a, lda, c, ldc);
+    m -= rows, a += rows * lda, c += rows * ldc;
+  }
+  if (m <= 0) return;
+  thread_local std::vector<Number> inputs;
+  thread_local std::vector<float> outputs;
+  inputs.assign(kEvenRows * k, Number{});
+  outputs.assign(kEvenRows * n, 0.0f);
+  for (int64_t i = 0; i < m; ++i) {
+    std::copy_n(a + i * lda, k, inputs.data() + i * k);
+    std::copy_n(c + i * ldc, n, outputs.data() + i * n);
+  }
+  product(kEvenRows, inputs.data(), k, outputs.data(), n);
+  for (int64_t i = 0; i < m; ++i) std::copy_n(outputs.data() + i * n, n, c + i * ldc);
+}
+
+// Rows of a piece of about `size`, in which none are left over.
+int64_t even_rows(int64_t size) { return (size + kEvenRows - 1) / kEvenRows * kEvenRows; }
+
 const int64_t kRows = 192;     // rows of one piece of work
 const int64_t kColumns = 128;  // columns of one, where that is how it is cut
 template <typename Number>
@@ -59,13 +92,13 @@ int64_t paired_piece(int64_t rows) {
   if (rows < kLeastPair) return std::max<int64_t>(rows, 1);
   const int64_t most = kPairRows<Number>;
   const int64_t pieces = 2 * ((rows + 2 * most - 1) / (2 * most));
-  return (rows + pieces - 1) / pieces;
+  return even_rows((rows + pieces - 1) / pieces);
 }
 
 // The same where rows are summed up by pieces: another number of them gives other last bits.
 template <typename Number>
 int64_t summed_piece(int64_t rows) {
-  if (std::is_same_v<Number, float>) return even_piece(rows, kLayerRows);
+  if (std::is_same_v<Number, float>) return even_rows(even_piece(rows, kLayerRows));
   return paired_piece<Number>(rows);
 }
 
@@ -83,11 +116,11 @@ template <typename Number>
 void linear_rows(const Number *x, const Number *w, float *y, int64_t rows, int64_t in, int64_t out) {
   if (rows >= 2 * kRows) {
     parallel_pieces(rows, kRows, [&](int64_t i, int64_t m) {
-      gemm('N', 'T', m, out, in, 1, x + i * in, in, w, in, 0, y + i * out, out);
+      gemm_rows('T', m, out, in, 1, x + i * in, in, w, in, 0, y + i * out, out);
     });
   } else {
     parallel_pieces(out, kColumns,
-                    [&](int64_t j, int64_t n) { gemm('N', 'T', rows, n, in, 1, x, in, w + j * in, in, 0, y + j, out); });
+                    [&](int64_t j, int64_t n) { gemm_rows('T', rows, n, in, 1, x, in, w + j * in, in, 0, y + j, out); });
   }
 }
 

@@ -60,20 +60,22 @@ __attribute__((always_inline)) inline float number(BFloat16 x) {
 }
 __attribute__((always_inline)) inline Lanes cached(const float *x) { return lanes(x); }
 __attribute__((always_inline)) inline Lanes cached(const BFloat16 *x) {
-  RoundedTo upper;
-  std::memcpy(&upper, x, sizeof(upper));
-  const RoundedBits bits = __builtin_convertvector(upper, RoundedBits) << 16;
-  return reinterpret_cast<Lanes>(bits);
+  return sixteen([=](int i) {
+    const auto upper = load<RoundedTo>(x + i * kRegister);
+    return reinterpret_cast<Floats>(__builtin_convertvector(upper, RoundedBits) << 16);
+  });
 }
 
 // weights[t] = the inner product of q and row t of keys, for t from `first` to `end`; d = C * kLanes
 template <int C, typename Cached>
 void score_lanes(const float *q, const Cached *keys, int64_t first, int64_t end, float *weights) {
   Lanes own[C];
-  std::memcpy(own, q, sizeof(own));
-  auto product = [&](int64_t t) {
+#pragma GCC unroll 8
+  for (int c = 0; c < C; ++c) own[c] = lanes(q + c * kLanes);
+  auto product = [&](int64_t t) __attribute__((always_inline)) {
     const Cached *key = keys + t * C * kLanes;
     Lanes sums = own[0] * cached(key);
+#pragma GCC unroll 8
     for (int c = 1; c < C; ++c) sums += own[c] * cached(key + c * kLanes);
     return sums;
   };
@@ -82,8 +84,7 @@ void score_lanes(const float *q, const Cached *keys, int64_t first, int64_t end,
     Lanes products[kLanes];
 #pragma GCC unroll 16
     for (int i = 0; i < kLanes; ++i) products[i] = product(t + i);
-    const Lanes all = sums_of(products);
-    std::memcpy(weights + t, &all, sizeof(all));
+    store(sums_of(products), weights + t);
   }
   for (; t < end; ++t) weights[t] = sum_of(product(t));
 }
@@ -102,15 +103,24 @@ void score(const float *q, const Cached *keys, int64_t first, int64_t end, int64
 // `stride` apart, and d = C * kLanes.
 template <int Q, int C, typename Cached>
 void mix_lanes(const float *weights, int64_t stride, const Cached *values, int64_t first, int64_t end, float *out) {
-  Lanes sums[Q * C];
-  for (int i = 0; i < Q * C; ++i) sums[i] = lanes(out + i * kLanes);
-  for (int64_t t = first; t < end; ++t) {
-    for (int c = 0; c < C; ++c) {
-      const Lanes value = cached(values + (t * C + c) * kLanes);
-      for (int j = 0; j < Q; ++j) sums[j * C + c] += weights[j * stride + t] * value;
+  const int many = kRegister == kLanes ? C : 4 / Q;  // sums for which there are registers
+  for (int part = 0; part < C; part += many) {
+    Lanes sums[Q][many];
+    auto each = [&](auto body) __attribute__((always_inline)) {
+#pragma GCC unroll 8
+      for (int c = 0; c < many; ++c) {
+#pragma GCC unroll 2
+        for (int j = 0; j < Q; ++j) body(j, c, (part + c) * kLanes);
+      }
+    };
+    each([&](int j, int c, int64_t at) __attribute__((always_inline)) { sums[j][c] = lanes(out + j * C * kLanes + at); });
+    for (int64_t t = first; t < end; ++t) {
+      each([&](int j, int c, int64_t at) __attribute__((always_inline)) {
+        sums[j][c] += weights[j * stride + t] * cached(values + t * C * kLanes + at);
+      });
     }
+    each([&](int j, int c, int64_t at) __attribute__((always_inline)) { store(sums[j][c], out + j * C * kLanes + at); });
   }
-  std::memcpy(out, sums, sizeof(sums));
 }
 
 // The same for any number of queries and any d.

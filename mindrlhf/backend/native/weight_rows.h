@@ -7,7 +7,7 @@
 
 #pragma once
 
-#if defined(__AVX512BF16__) || defined(__AVX512VNNI__) || defined(__FMA__)
+#if defined(__AVX2__) || defined(__FMA__)
 #include <immintrin.h>
 #endif
 #include <algorithm>
@@ -19,11 +19,11 @@
 #include "factors.h"
 #include "lanes.h"
 #include "team.h"
+#include "vectors.h"
 
 namespace {
 
 typedef int32_t Word __attribute__((may_alias));
-typedef int32_t Words __attribute__((vector_size(64)));
 
 const int64_t kTile = 32;   // columns of a product at most
 const int64_t kPanel = 16;  // packed rows side by side: first their first words, then their second ones; the last are fewer
@@ -32,13 +32,14 @@ const int64_t kBlockWords = kBlock / 4;
 
 // Columns of a product are multiples of this.
 template <typename Number>
-constexpr int64_t kLeastColumns = std::is_same_v<Number, float> ? 16 : 8;
+constexpr int64_t kLeastColumns = std::is_same_v<Number, float> ? std::max(kRegister, 8) : 8;
 
-// Rows: block after block, each its scale and 64 numbers, 128 added. Columns: each block their scales, -128 times the sums
-// of their numbers, and the numbers.
+// Rows: block after block, each its scale and 64 numbers, 128 added. Columns: each block their scales, where the sums of
+// their products begin, and the numbers.
 struct Int8 {};
 
-// Words of a row and of a column with `in` numbers. step: a sum and the products of packed rows' words and columns'.
+// Words of a row and of a column with `in` numbers. each: words of a column for one of a row. step: a sum and the products
+// of packed rows' words and a column's, from x on.
 template <typename Number>
 struct WordsOf;
 
@@ -51,16 +52,20 @@ struct WordsOf<float> {
 template <>
 struct WordsOf<BFloat16> {
   static int64_t row(int64_t in) { return (in + 1) / 2; }
-  static int64_t column(int64_t in) { return (in + 1) / 2; }
-  __attribute__((always_inline)) static Lanes step(Lanes sum, Words w, Words x) {
+  static int64_t column(int64_t in) { return (in + 1) / 2 * each; }
 #if defined(__AVX512BF16__)
-    return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(w), reinterpret_cast<__m512bh>(x));
-#else
-    const int32_t upper = static_cast<int32_t>(0xffff0000u);
-    sum += reinterpret_cast<Lanes>(w << 16) * reinterpret_cast<Lanes>(x << 16);
-    return sum + reinterpret_cast<Lanes>(w & upper) * reinterpret_cast<Lanes>(x & upper);
-#endif
+  static const int each = 1;
+  __attribute__((always_inline)) static Floats step(Floats sum, Words w, const Word *x, int64_t) {
+    return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(w), reinterpret_cast<__m512bh>(Words{} + *x));
   }
+#else
+  static const int each = 2;  // floats with nothing below a bfloat16 number's bits
+  __attribute__((always_inline)) static Floats step(Floats sum, Words w, const Word *x, int64_t width) {
+    const auto *column = reinterpret_cast<const float *>(x);
+    sum += column[0] * reinterpret_cast<Floats>(w << 16);
+    return sum + column[width] * reinterpret_cast<Floats>(w & static_cast<int32_t>(0xffff0000u));
+  }
+#endif
 };
 
 template <>
@@ -68,22 +73,30 @@ struct WordsOf<Int8> {
   static int64_t blocks(int64_t in) { return (in + kBlock - 1) / kBlock; }
   static int64_t row(int64_t in) { return blocks(in) * (1 + kBlockWords); }
   static int64_t column(int64_t in) { return blocks(in) * (2 + kBlockWords); }
-  __attribute__((always_inline)) static Words step(Words sum, Words w, Words x) {
+  static const int each = 1;
+  // added: what `step` leaves in rows' numbers.
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  static const int added = 0;
+#else
+  static const int added = 128;
+#endif
+  __attribute__((always_inline)) static Words step(Words sum, Words w, const Word *column, int64_t) {
+    const Words x = Words{} + *column;
 #if defined(__AVX512VNNI__)
     return reinterpret_cast<Words>(_mm512_dpbusd_epi32(reinterpret_cast<__m512i>(sum), reinterpret_cast<__m512i>(w),
                                                        reinterpret_cast<__m512i>(x)));
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+    // The sum of two products has to fit into 16 bits: of magnitudes up to 127, with the sign at the column's number.
+    const auto row = reinterpret_cast<__m256i>(w ^ static_cast<int32_t>(0x80808080u));
+    const __m256i with_sign = _mm256_sign_epi8(reinterpret_cast<__m256i>(x), row);
+    const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(row), with_sign);
+    return sum + reinterpret_cast<Words>(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 #else
     for (int i = 0; i < 4; ++i) sum += (w >> 8 * i & 255) * (x << (24 - 8 * i) >> 24);
     return sum;
 #endif
   }
 };
-
-inline Words words(const Word *x) {
-  Words all;
-  std::memcpy(&all, x, sizeof(all));
-  return all;
-}
 
 inline Word word_of(float x) {
   Word word;
@@ -126,11 +139,19 @@ void pack_row(Input from, int64_t in, Word *to) {
   }
 }
 
+__attribute__((always_inline)) inline Sixteen<Words> sixteen_words(const Word *x) {
+  return sixteen([=](int i) { return load<Words>(x + i * kRegister); });
+}
+
 // N rows of sixteen words become sixteen rows of N, one behind the other.
-template <int N>
-__attribute__((always_inline)) inline void transpose(Words (&x)[N]) {
-  const Order low{0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23};
-  const Order high{8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+template <int N, typename Register>
+__attribute__((always_inline)) inline void transpose(const Sixteen<Register> (&rows)[N], Word *to) {
+#if defined(__AVX512F__)
+  const Words low{0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23};
+  const Words high{8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  Words x[N];
+#pragma GCC unroll 16
+  for (int i = 0; i < N; ++i) x[i] = reinterpret_cast<Words>(rows[i].part[0]);
 #pragma GCC unroll 4
   for (int once = 1; once < N; once *= 2) {
     Words y[N];
@@ -141,6 +162,16 @@ __attribute__((always_inline)) inline void transpose(Words (&x)[N]) {
     }
     std::memcpy(x, y, sizeof(x));
   }
+  std::memcpy(to, x, sizeof(x));
+#else
+  Word from[N * kPanel];
+  std::memcpy(from, rows, sizeof(from));
+#pragma GCC unroll 16
+  for (int i = 0; i < kPanel; ++i) {
+#pragma GCC unroll 16
+    for (int j = 0; j < N; ++j) to[i * N + j] = from[j * kPanel + i];
+  }
+#endif
 }
 
 // All rows [rows, in], packed, in panels.
@@ -153,10 +184,9 @@ void pack_rows(Input from, int64_t rows, int64_t in, Word *to) {
     Word *panel = to + first * size;
     int64_t k = 0;
     for (; n == kPanel && k + kPanel <= size; k += kPanel) {
-      Words block[kPanel];
-      for (int64_t i = 0; i < kPanel; ++i) block[i] = words(packed + i * size + k);
-      transpose(block);
-      std::memcpy(panel + k * kPanel, block, sizeof(block));
+      Sixteen<Words> block[kPanel];
+      for (int64_t i = 0; i < kPanel; ++i) block[i] = sixteen_words(packed + i * size + k);
+      transpose(block, panel + k * kPanel);
     }
     for (; k < size; ++k) {
       for (int64_t i = 0; i < n; ++i) panel[k * n + i] = packed[i * size + k];
@@ -190,30 +220,34 @@ void column_words(const float *x, int64_t in, int64_t width, Word *to) {
           }
         }
       }
-      for (int64_t c = 0; c < width; ++c) to[width + c] = -128 * sums[c];
+      for (int64_t c = 0; c < width; ++c) to[width + c] = -WordsOf<Int8>::added * sums[c];
     }
   } else if constexpr (std::is_same_v<Number, BFloat16>) {
-    for (int64_t k = 0; k < in; k += 2, x += 2 * width, to += width) {
+    const int64_t each = WordsOf<BFloat16>::each;
+    for (int64_t k = 0; k < in; k += 2, x += 2 * width, to += each * width) {
 #pragma omp simd
       for (int64_t c = 0; c < width; ++c) {
         const uint32_t low = rounded<BFloat16>(x[c]).bits;
         const uint32_t high = k + 1 < in ? rounded<BFloat16>(x[width + c]).bits : 0;
-        to[c] = static_cast<Word>(low | high << 16);
+        to[c] = static_cast<Word>(each == 1 ? low | high << 16 : low << 16);
+        if (each == 2) to[width + c] = static_cast<Word>(high << 16);
       }
     }
   }
 }
 
-typedef float HalfLanes __attribute__((vector_size(32)));
+// Half of a large register.
+typedef float HalfFloats __attribute__((vector_size(32)));
 
-inline Lanes plus_product(Lanes sum, float w, Lanes x) { return sum + w * x; }
-// Compilers do not always make one instruction of it here, and two of them have other last bits.
-inline HalfLanes plus_product(HalfLanes sum, float w, HalfLanes x) {
+// Compilers do not always make one instruction of it, and two of them have other last bits.
 #if defined(__FMA__)
+inline HalfFloats plus_product(HalfFloats sum, float w, HalfFloats x) {
   return _mm256_fmadd_ps(_mm256_set1_ps(w), x, sum);
-#else
-  return sum + w * x;
+}
 #endif
+template <typename Vector>
+Vector plus_product(Vector sum, float w, Vector x) {
+  return sum + w * x;
 }
 
 // y [R, width], V vectors of its columns: is, or for `add` gets added, the product of R rows of floats and the columns of x,
@@ -256,15 +290,15 @@ void multiply_rows(const float *w, int64_t in, const float *x, int64_t width, bo
 
 // Words of a panel with `rows` rows.
 template <bool kFull>
-__attribute__((always_inline)) inline Words panel_words(const Word *w, int64_t rows) {
+__attribute__((always_inline)) inline Sixteen<Words> panel_words(const Word *w, int64_t rows) {
+  Word some[kPanel] = {};
   if constexpr (kFull) {
     __builtin_prefetch(w + 64 * kPanel, 0, 2);  // seen best: 4 KiB ahead
-    return words(w);
   } else {
-    Words all{};
-    std::memcpy(&all, w, rows * sizeof(Word));
-    return all;
+    std::memcpy(some, w, rows * sizeof(Word));
+    w = some;
   }
+  return sixteen_words(w);
 }
 
 // To the sums of C columns of x [count, width], the products of a panel's words.
@@ -273,9 +307,12 @@ __attribute__((always_inline)) inline void add_words(const Word *w, int64_t rows
                                                      int64_t width, Sum (&sums)[C]) {
 #pragma GCC unroll 2
   for (int64_t k = 0; k < count; ++k) {
-    const Words row = panel_words<kFull>(w + k * rows, rows);
+    const Sixteen<Words> row = panel_words<kFull>(w + k * rows, rows);
 #pragma GCC unroll 16
-    for (int c = 0; c < C; ++c) sums[c] = WordsOf<Number>::step(sums[c], row, Words{} + x[k * width + c]);
+    for (int c = 0; c < C; ++c) {
+      const Word *column = x + k * WordsOf<Number>::each * width + c;
+      sums[c] = sixteen([&](int i) { return WordsOf<Number>::step(sums[c].part[i], row.part[i], column, width); });
+    }
   }
 }
 
@@ -287,24 +324,25 @@ void multiply_panel(const Word *w, int64_t rows, int64_t in, const Word *x, int6
   Lanes sums[C] = {};
   if constexpr (std::is_same_v<Number, Int8>) {
     for (int64_t k = 0; k < size; k += 1 + kBlockWords, x += (2 + kBlockWords) * width) {
-      Words products[C];
+      Sixteen<Words> products[C];
 #pragma GCC unroll 16
-      for (int c = 0; c < C; ++c) products[c] = Words{} + x[width + c];
+      for (int c = 0; c < C; ++c) products[c] = sixteen([&](int) { return Words{} + x[width + c]; });
       add_words<Int8, kFull>(w + (k + 1) * rows, rows, kBlockWords, x + 2 * width, width, products);
-      const Lanes scale = reinterpret_cast<Lanes>(panel_words<kFull>(w + k * rows, rows));
+      const Sixteen<Words> scale = panel_words<kFull>(w + k * rows, rows);
 #pragma GCC unroll 16
       for (int c = 0; c < C; ++c) {
-        const Lanes both = scale * reinterpret_cast<Lanes>(Words{} + x[c]);
-        sums[c] += __builtin_convertvector(products[c], Lanes) * both;
+        sums[c] += sixteen([&](int i) {
+          const Floats both = reinterpret_cast<Floats>(scale.part[i]) * reinterpret_cast<Floats>(Words{} + x[c]);
+          return __builtin_convertvector(products[c].part[i], Floats) * both;
+        });
       }
     }
   } else {
     add_words<Number, kFull>(w, rows, size, x, width, sums);
   }
-  Words turned[C];
-  std::memcpy(turned, sums, sizeof(sums));
-  transpose(turned);
-  auto found = reinterpret_cast<const float *>(turned);
+  Word turned[kPanel * C];
+  transpose(sums, turned);
+  const auto *found = reinterpret_cast<const float *>(turned);
   for (int64_t i = 0; i < rows; ++i, y += width, found += C) {
     for (int c = 0; c < C; ++c) y[c] = add ? y[c] + found[c] : found[c];
   }
@@ -313,16 +351,11 @@ void multiply_panel(const Word *w, int64_t rows, int64_t in, const Word *x, int6
 // y [rows, width], likewise, of any number of rows. w: rows of floats, or the first of a panel.
 template <typename Number>
 void multiply(const Word *w, int64_t rows, int64_t in, const Word *x, int64_t width, bool add, float *y) {
-#if defined(__AVX512F__)
-  const int many = 8;
-#else
-  const int many = 2;  // of 16 registers
-#endif
   if constexpr (std::is_same_v<Number, float>) {
     const auto *rows_of_w = reinterpret_cast<const float *>(w), *columns = reinterpret_cast<const float *>(x);
     auto go_on = [&](auto vector, auto vectors, int64_t c) {
       using Vector = decltype(vector);
-      const int V = decltype(vectors)::value;
+      const int V = decltype(vectors)::value, many = kRegister == kLanes ? 8 : 8 / V;  // of 32 or 16 registers
       int64_t i = 0;
       for (; i + many <= rows; i += many) {
         multiply_rows<Vector, many, V>(rows_of_w + i * in, in, columns + c, width, add, y + i * width + c);
@@ -332,10 +365,11 @@ void multiply(const Word *w, int64_t rows, int64_t in, const Word *x, int64_t wi
       }
     };
     int64_t c = 0;
-    for (; c + 2 * kLanes <= width; c += 2 * kLanes) go_on(Lanes{}, std::integral_constant<int, 2>(), c);
-    for (; c + kLanes <= width; c += kLanes) go_on(Lanes{}, std::integral_constant<int, 1>(), c);
-    if (c < width) go_on(HalfLanes{}, std::integral_constant<int, 1>(), c);
+    for (; c + 2 * kRegister <= width; c += 2 * kRegister) go_on(Floats{}, std::integral_constant<int, 2>(), c);
+    for (; c + kRegister <= width; c += kRegister) go_on(Floats{}, std::integral_constant<int, 1>(), c);
+    if (kRegister > 8 && c < width) go_on(HalfFloats{}, std::integral_constant<int, 1>(), c);
   } else {
+    const int many = kRegister == kLanes ? 8 : 2;
     for (int64_t i = 0; i < rows; i += kPanel, w += kPanel * WordsOf<Number>::row(in), y += kPanel * width) {
       const int64_t n = std::min(kPanel, rows - i);
       auto go_on = [&](auto columns, int64_t c) {

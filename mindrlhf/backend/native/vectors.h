@@ -1,0 +1,133 @@
+// Vectors as wide as the processor's registers, and sixteen numbers in as many of them as they take.
+
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+namespace {
+
+#if defined(__AVX512F__)
+const int kRegister = 16;  // numbers of 32 bits in a register
+#elif defined(__AVX__)
+const int kRegister = 8;
+#else
+const int kRegister = 4;
+#endif
+typedef float Floats __attribute__((vector_size(4 * kRegister)));
+typedef int32_t Words __attribute__((vector_size(4 * kRegister)));
+
+template <typename Register, typename Number>
+__attribute__((always_inline)) inline Register load(const Number *x) {
+  Register all;
+  std::memcpy(&all, x, sizeof(all));
+  return all;
+}
+
+template <typename Register, typename Number>
+__attribute__((always_inline)) inline void store(const Register &x, Number *to) {
+  std::memcpy(static_cast<void *>(to), &x, sizeof(x));
+}
+
+// Sixteen numbers, whatever a register holds. One vector of them would stay in memory where registers are smaller.
+const int64_t kLanes = 16;
+const int kParts = kLanes / kRegister;
+template <typename Register>
+struct Sixteen {
+  Register part[kParts];
+};
+
+// Their registers are term(i).
+template <typename Term>
+__attribute__((always_inline)) inline auto sixteen(Term term) {
+  Sixteen<decltype(term(0))> all;
+#pragma GCC unroll 4
+  for (int i = 0; i < kParts; ++i) all.part[i] = term(i);
+  return all;
+}
+
+// Numbers that are added up side by side: compilers are slow at sums in a fixed order.
+typedef Sixteen<Floats> Lanes;
+
+__attribute__((always_inline)) inline Lanes lanes(const float *x) {
+  return sixteen([=](int i) { return load<Floats>(x + i * kRegister); });
+}
+__attribute__((always_inline)) inline void store(const Lanes &x, float *to) {
+#pragma GCC unroll 4
+  for (int i = 0; i < kParts; ++i) store(x.part[i], to + i * kRegister);
+}
+__attribute__((always_inline)) inline Lanes operator+(const Lanes &x, const Lanes &y) {
+  return sixteen([&](int i) { return x.part[i] + y.part[i]; });
+}
+__attribute__((always_inline)) inline Lanes operator*(const Lanes &x, const Lanes &y) {
+  return sixteen([&](int i) { return x.part[i] * y.part[i]; });
+}
+__attribute__((always_inline)) inline Lanes operator*(float x, const Lanes &y) {
+  return sixteen([&](int i) { return x * y.part[i]; });
+}
+__attribute__((always_inline)) inline void operator+=(Lanes &x, const Lanes &y) { x = x + y; }
+__attribute__((always_inline)) inline Lanes larger(const Lanes &x, const Lanes &y) {
+  return sixteen([&](int i) { return x.part[i] > y.part[i] ? x.part[i] : y.part[i]; });
+}
+
+// The first half of the numbers plus the second, until one is left.
+__attribute__((always_inline)) inline float sum_of(const Lanes &x) {
+#if defined(__AVX512F__)
+  typedef Words Order;
+  Floats y = x.part[0];
+  y += __builtin_shuffle(y, Order{8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7});
+  y += __builtin_shuffle(y, Order{4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11});
+  y += __builtin_shuffle(y, Order{2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13});
+  return y[0] + y[1];
+#elif defined(__AVX__)
+  Floats y = x.part[0] + x.part[1];
+  y += __builtin_shuffle(y, Words{4, 5, 6, 7, 0, 1, 2, 3});
+  y += __builtin_shuffle(y, Words{2, 3, 0, 1, 6, 7, 4, 5});
+  return y[0] + y[1];
+#else
+  const Floats y = (x.part[0] + x.part[2]) + (x.part[1] + x.part[3]);
+  return (y[0] + y[2]) + (y[1] + y[3]);
+#endif
+}
+
+// The sixteen `sum_of`, to the last bit. x is overwritten.
+inline Lanes sums_of(Lanes *x) {
+#if defined(__AVX512F__)
+  typedef Words Order;
+  auto fold = [x](int count, Order low, Order high) {
+    for (int i = 0; i < count; ++i) {
+      const Floats one = x[2 * i].part[0], two = x[2 * i + 1].part[0];
+      x[i].part[0] = __builtin_shuffle(one, two, low) + __builtin_shuffle(one, two, high);
+    }
+  };
+  fold(8, Order{0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23},
+       Order{8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31});
+  fold(4, Order{0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27},
+       Order{4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31});
+  fold(2, Order{0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29},
+       Order{2, 3, 6, 7, 10, 11, 14, 15, 18, 19, 22, 23, 26, 27, 30, 31});
+  fold(1, Order{0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30},
+       Order{1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31});
+  return x[0];
+#elif defined(__AVX__)
+  Floats y[kLanes];
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i) y[i] = x[i].part[0] + x[i].part[1];
+  auto fold = [&](int count, Words low, Words high) __attribute__((always_inline)) {
+#pragma GCC unroll 8
+    for (int i = 0; i < count; ++i) {
+      y[i] = __builtin_shuffle(y[2 * i], y[2 * i + 1], low) + __builtin_shuffle(y[2 * i], y[2 * i + 1], high);
+    }
+  };
+  fold(8, Words{0, 1, 2, 3, 8, 9, 10, 11}, Words{4, 5, 6, 7, 12, 13, 14, 15});
+  fold(4, Words{0, 1, 4, 5, 8, 9, 12, 13}, Words{2, 3, 6, 7, 10, 11, 14, 15});
+  fold(2, Words{0, 2, 4, 6, 8, 10, 12, 14}, Words{1, 3, 5, 7, 9, 11, 13, 15});
+  return sixteen([&](int i) { return y[i]; });
+#else
+  float sums[kLanes];
+  for (int i = 0; i < kLanes; ++i) sums[i] = sum_of(x[i]);
+  return lanes(sums);
+#endif
+}
+
+}  // namespace
