@@ -180,7 +180,10 @@ def run(command: tuple[str, ...], **variables: str) -> str:
 
 
 def measure_ours(cache: Path, load: Load) -> dict[str, float]:
-    """Generate once for the graphs and once for the figures, with prompts prefilled in bfloat16 unless in float32."""
+    """Generate once to compile the graphs and once for the figures.
+
+    Packed weights come with prompts prefilled in bfloat16 where the processor multiplies it.
+    """
     sys.path.insert(0, str(source(cache) / "gguf-py"))
     import gguf
     import numpy as np
@@ -201,7 +204,8 @@ def measure_ours(cache: Path, load: Load) -> dict[str, float]:
     known = {name: tensors[stored] for stored, name in names(model.num_layers).items()}
     parameters = build_parameters(parameter_table(model), lambda spec: np.array(known[spec.name]))
     float32 = load.dtype == "float32"
-    kernels = backend.kernels("CPU", "float32" if float32 else "bfloat16", "train" if float32 else load.dtype)
+    products = "float32" if float32 else backend.product_dtype("CPU", "auto")
+    kernels = backend.kernels("CPU", products, "train" if float32 else load.dtype)
     packed = None if float32 else PackedWeights(load.dtype, decoded_rows(model), parameters).packed
     decoder = Decoder(model, parameters, kernels, 4 * TOKENS, packed=packed)
     sampling = SamplingSettings(max_new_tokens=load.tokens)
