@@ -169,18 +169,20 @@ class Work:
     def engines(self, phase: str) -> list[Engine]:
         """List the engines of one rank in the phase `gen` or `testing`."""
         config, ranks = self.config, self.infer.parallel.data_parallel
-        sampling, prompt, counts = config.rollout, self.lengths.prompt, round_responses(config, ranks)
+        sampling, prompt, packed = config.rollout, self.lengths.prompt, bool(self.packed)
+        responses, samples = round_responses(config, ranks), (sampling.num_generations, 1)
         if phase == "testing":
-            sampling, prompt = config.validation.completed(config.rollout), self.lengths.problem
+            sampling, prompt, packed = config.validation.completed(config.rollout), self.lengths.problem, False
+            samples = (sampling.num_generations,)
             # The first ranks have one held-out problem more where they do not divide.
-            counts = (-(-self.lengths.problems // ranks) * sampling.num_generations,)
+            responses = (-(-self.lengths.problems // ranks) * sampling.num_generations,)
         bucket = config.train.length_bucket
         prefix, positions = padded_prefix(prompt, bucket), cache_positions(prompt, sampling.max_new_tokens, bucket)
-        slots = [slot_count(config.rollout.max_slots, responses) for responses in counts if responses]
-        packed = phase == "gen" and bool(self.packed)
+        slots = [slot_count(config.rollout.max_slots, count) for count in responses]
         return [
-            Engine(pool_size(count, config.rollout.num_generations), prefix, count, positions, packed)
-            for count in slots
+            Engine(pool_size(slots[i], samples[i]), prefix, slots[i], positions, packed)
+            for i, count in enumerate(responses)
+            if count
         ]
 
     def micro_batches(self, kind: str) -> Sequence[MicroBatch]:

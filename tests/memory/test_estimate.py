@@ -114,6 +114,17 @@ def test_packed_weights_are_held_alongside(weights, numbers):
     assert role_sums(work(halves, halves, settings, model))["infer_weights"] == matrices * numbers
 
 
+def test_engines_prefill_the_prompts_of_their_own_samples():
+    """Held-out problems have one response each, and so has the greedy baseline of an advantage."""
+    job = work(settings=["algorithm.advantage=remax", "validation.num_generations=1"], lengths=Lengths(20, 20, 40))
+    sampled, greedy = job.engines("gen")
+    (held_out,) = job.engines("testing")
+    generations = job.config.rollout.num_generations
+    assert generations > 1
+    assert sampled.prompts == sampled.slots // generations
+    assert (greedy.prompts, held_out.prompts) == (greedy.slots, held_out.slots)
+
+
 @pytest.mark.parametrize("kept", ["base", "start"])
 def test_adapters_have_gradients_and_moments_alone_and_share_the_reference(kept):
     model = MODEL.model_copy(update={"adapter": Adapter(4, 8)})
