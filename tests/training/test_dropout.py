@@ -143,7 +143,7 @@ def test_any_cut_gives_the_same_gradients(model, groups, weights, subject):
     for name, gradient in whole.items():
         difference = np.linalg.norm(pieces.gradients[name].astype(np.float64) - gradient)
         assert gradient.any()
-        assert difference <= 1e-6 * np.linalg.norm(gradient), name
+        assert difference <= 2e-6 * np.linalg.norm(gradient), name
 
 
 def test_a_resumed_run_draws_the_same_masks(groups, weights, subject):

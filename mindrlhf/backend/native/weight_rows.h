@@ -18,6 +18,7 @@
 
 #include "factors.h"
 #include "lanes.h"
+#include "register_products.h"
 #include "team.h"
 #include "vectors.h"
 
@@ -236,58 +237,6 @@ void column_words(const float *x, int64_t in, int64_t width, Word *to) {
   }
 }
 
-// Half of a large register.
-typedef float HalfFloats __attribute__((vector_size(32)));
-
-// Compilers do not always make one instruction of it, and two of them have other last bits.
-#if defined(__FMA__)
-inline HalfFloats plus_product(HalfFloats sum, float w, HalfFloats x) {
-  return _mm256_fmadd_ps(_mm256_set1_ps(w), x, sum);
-}
-#endif
-template <typename Vector>
-Vector plus_product(Vector sum, float w, Vector x) {
-  return sum + w * x;
-}
-
-// y [R, width], V vectors of its columns: is, or for `add` gets added, the product of R rows of floats and the columns of x,
-// of `in` numbers each.
-template <typename Vector, int R, int V>
-void multiply_rows(const float *w, int64_t in, const float *x, int64_t width, bool add, float *y) {
-  const int64_t size = sizeof(Vector) / sizeof(float);
-  Vector sums[R][V] = {};
-  auto go_on = [&](int64_t first, int64_t last) __attribute__((always_inline)) {
-#pragma GCC unroll 4
-    for (int64_t k = first; k < last; ++k) {
-      Vector columns[V];
-#pragma GCC unroll 2
-      for (int v = 0; v < V; ++v) std::memcpy(&columns[v], x + k * width + v * size, sizeof(Vector));
-#pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 2
-        for (int v = 0; v < V; ++v) sums[r][v] = plus_product(sums[r][v], w[r * in + k], columns[v]);
-      }
-    }
-  };
-  int64_t k = 0;
-  for (; k + kLanes <= in; k += kLanes) {
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) __builtin_prefetch(w + (R + r) * in + k, 0, 2);  // the rows that come next
-    go_on(k, k + kLanes);
-  }
-  go_on(k, in);
-  for (int r = 0; r < R; ++r, y += width) {
-    for (int v = 0; v < V; ++v) {
-      if (add) {
-        Vector kept;
-        std::memcpy(&kept, y + v * size, sizeof(Vector));
-        sums[r][v] += kept;
-      }
-      std::memcpy(y + v * size, &sums[r][v], sizeof(Vector));
-    }
-  }
-}
-
 // Words of a panel with `rows` rows.
 template <bool kFull>
 __attribute__((always_inline)) inline Sixteen<Words> panel_words(const Word *w, int64_t rows) {
@@ -352,22 +301,8 @@ void multiply_panel(const Word *w, int64_t rows, int64_t in, const Word *x, int6
 template <typename Number>
 void multiply(const Word *w, int64_t rows, int64_t in, const Word *x, int64_t width, bool add, float *y) {
   if constexpr (std::is_same_v<Number, float>) {
-    const auto *rows_of_w = reinterpret_cast<const float *>(w), *columns = reinterpret_cast<const float *>(x);
-    auto go_on = [&](auto vector, auto vectors, int64_t c) {
-      using Vector = decltype(vector);
-      const int V = decltype(vectors)::value, many = kRegister == kLanes ? 8 : 8 / V;  // of 32 or 16 registers
-      int64_t i = 0;
-      for (; i + many <= rows; i += many) {
-        multiply_rows<Vector, many, V>(rows_of_w + i * in, in, columns + c, width, add, y + i * width + c);
-      }
-      for (; i < rows; ++i) {
-        multiply_rows<Vector, 1, V>(rows_of_w + i * in, in, columns + c, width, add, y + i * width + c);
-      }
-    };
-    int64_t c = 0;
-    for (; c + 2 * kRegister <= width; c += 2 * kRegister) go_on(Floats{}, std::integral_constant<int, 2>(), c);
-    for (; c + kRegister <= width; c += kRegister) go_on(Floats{}, std::integral_constant<int, 1>(), c);
-    if (kRegister > 8 && c < width) go_on(HalfFloats{}, std::integral_constant<int, 1>(), c);
+    const auto *own = reinterpret_cast<const float *>(w), *columns = reinterpret_cast<const float *>(x);
+    register_products(rows, own, in, columns, width, add, y);
   } else {
     const int many = kRegister == kLanes ? 8 : 2;
     for (int64_t i = 0; i < rows; i += kPanel, w += kPanel * WordsOf<Number>::row(in), y += kPanel * width) {
