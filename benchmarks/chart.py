@@ -1,4 +1,4 @@
-"""The comparison as pictures."""
+"""Charts of the comparison."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,14 +7,14 @@ from comparison_table import Outcome, growth_of, seconds
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-# Okabe and Ito 2008: told apart by the colour-blind as well.
+# Okabe and Ito 2008: colours that the colour-blind can tell apart.
 PHASES = {"generate": "#0072B2", "log-probs": "#E69F00", "train": "#009E73", "the rest": "#999999"}
 KEYS = ("gen", "logprob", "train")
 INK, FAINT = "#333333", "#DDDDDD"
 
 
 def bars(outcomes: Sequence[Outcome], path: Path) -> None:
-    """For each job two bars cut by phase, ours over the peer's, in parts of the peer's step."""
+    """Draw two bars for each job, ours above the peer's, cut by phase, as parts of the peer's step."""
     figure = Figure(figsize=(10, 1.2 + 0.8 * len(outcomes)), layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
@@ -40,7 +40,7 @@ def bars(outcomes: Sequence[Outcome], path: Path) -> None:
 
 
 def growth(outcomes: Sequence[Outcome], path: Path) -> None:
-    """Time of a step for each response token over the samples of a prompt; no file when there are fewer than two."""
+    """Draw step time per response token over the samples of a prompt; writes no file for fewer than two points."""
     points = growth_of(outcomes)
     if len(points) < 2:
         return

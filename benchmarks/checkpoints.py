@@ -1,16 +1,16 @@
-"""What saving a checkpoint costs the training: of the reference job by default, see `grpo_step.py` for its flags.
+"""Cost of saving checkpoints during training: by default for the reference job; flags as for `grpo_step.py`.
 
 OMP_NUM_THREADS=2 python benchmarks/checkpoints.py --fixed-length --rounds 7 trainer.async_save=True
 OMP_NUM_THREADS=2 python benchmarks/checkpoints.py --fixed-length --rounds 7 trainer.async_save=False
 OMP_NUM_THREADS=2 python benchmarks/checkpoints.py --fixed-length --lora-rank 16 --hidden 896 --layers 24 --heads 14 \
     --kv-heads 2 --intermediate 4864 --model-vocab 151936 --prompts 2 --num-generations 4 --micro-batch 576
 
-Every fourth step is saved. Its save falls into that step's end and, written beside the training, into the next step;
-the other two steps are as they would be without. The overhead of a round is what those two steps took longer than two
-undisturbed ones, as a share of an undisturbed step: what saving after every step would cost. It all happens in one
-process, so that a slow machine slows both sides. Where steps differ by more than a save takes, look at the seconds in
-which the loop waits for a save: all of its cost when it is written at once; beside the training its beginning, and what
-the next step's update has to wait for.
+Every fourth step is saved. The save falls into the end of this step and, if it is written in the background, into the
+next step; the other two steps are undisturbed. The overhead of a round is the extra time of the two disturbed steps
+over two undisturbed ones, as a share of an undisturbed step: the cost of saving after every step. All of it happens in
+one process, so a slow machine slows both sides. If steps differ by more than a save takes, look at the seconds in which
+the loop waits for a save: the whole cost if it is written at once; in the background only its beginning, and the wait
+of the next step's update.
 """
 
 import contextlib
@@ -59,7 +59,7 @@ def main() -> int:
 
 
 def measure(args, work, folder: Path) -> tuple[dict[int, float], list[float], int]:
-    """(step -> seconds with its save, seconds in which the loop waited for each save, bytes of one checkpoint)."""
+    """Return (step -> seconds with its save, seconds that the loop waited for each save, bytes of one checkpoint)."""
     import argparse
 
     from mindrlhf.backend.process.launch import launch
@@ -100,7 +100,7 @@ def measure(args, work, folder: Path) -> tuple[dict[int, float], list[float], in
 
 
 def settling_seconds() -> list[float]:
-    """A list that gets the seconds of each `CheckpointStore.settle` from now on."""
+    """Return a list that collects the seconds of each `CheckpointStore.settle` from now on."""
     from mindrlhf.checkpoint.store import CheckpointStore
 
     settle, seconds = CheckpointStore.settle, []

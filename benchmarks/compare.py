@@ -42,7 +42,7 @@ from mindrlhf.errors import UserError
 PEER_DTYPES = ("fp32", "bf16", "bf16-autocast")
 WARMUP, LEAST_STEPS = 2, 5
 MODEL_MARK = "built_with.json"
-ENDING_PROMPTS = 64  # of the prompts, that the end token is made likely behind
+ENDING_PROMPTS = 64  # number of prompts after which the end token is made likely
 DESCRIPTIONS = ("compile_total_s", "start_to_first_step_s", "share_of_ceiling")
 
 Result = dict[str, Any]
@@ -54,7 +54,7 @@ class BusyError(Exception):
 
 @dataclass(frozen=True)
 class Side:
-    """One of those that are compared: a name, and the command that runs a job and writes its JSON to `json`."""
+    """One compared program: a name, and the command that runs a job and writes its JSON to a path."""
 
     name: str
     command: Callable[[Path], list[str]]
@@ -62,7 +62,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Run:
-    """A run's JSON, and how many cores other processes used meanwhile."""
+    """A run's JSON, and the number of cores that other processes used meanwhile."""
 
     result: Result
     others: float
@@ -122,7 +122,7 @@ def judged(
     sides: Sequence[Side],
     run: Callable[[Side, Path], Run] | None = None,
 ) -> dict[str, Result]:
-    """Side -> the median over `rounds` quiet rounds. Raises BusyError when `tries` rounds do not have as many.
+    """Map each side to its median over `rounds` quiet rounds. Raises BusyError if `tries` rounds have fewer quiet ones.
 
     run: runs one side; by default as a process.
     """
@@ -148,7 +148,7 @@ def judged(
 
 
 def disturbance(made: Mapping[str, Run], max_others: float, least_steps: int) -> str | None:
-    """Why a round says nothing, None when it does."""
+    """Explain why a round does not count; None if it does."""
     for name, run in made.items():
         if run.others > max_others:
             return f"{name}: other processes used {run.others:.2f} cores"
@@ -158,7 +158,7 @@ def disturbance(made: Mapping[str, Run], max_others: float, least_steps: int) ->
 
 
 def run_side(side: Side, path: Path) -> Run:
-    """Raises UserError when the command fails."""
+    """Run one side in a process. Raises UserError when the command fails."""
     path.unlink(missing_ok=True)
     start = Moment.now()
     done = subprocess.run(side.command(path), capture_output=True, text=True)
@@ -170,7 +170,7 @@ def run_side(side: Side, path: Path) -> Run:
 
 
 def middle(results: Sequence[Result]) -> Result:
-    """The median over runs of each number that is compared; what describes the run is of the first."""
+    """Take the median over runs of each compared number; descriptions come from the first run."""
     medians = [result["median"] for result in results]
     names = [name for name, value in medians[0].items() if value is not None]
     numbers = {name: statistics.median(median[name] for median in medians) for name in names}
@@ -187,7 +187,7 @@ def brief(made: Mapping[str, Run]) -> str:
 
 
 def sides_of(args: argparse.Namespace, job: ComparedJob, model: Path) -> list[Side]:
-    """Ours, and the peer in each of its environments and micro-batch sizes."""
+    """List our side, and the peer in each of its environments and micro-batch sizes."""
     work = ["--load", str(model), "--steps", str(job.steps), "--warmup", str(WARMUP), "--quiet"]
     work += ["--threads", str(args.threads), "--max-others", str(args.max_others), *_flags(job.work)]
     work += ["--fixed-length"] if job.fixed_length else []
@@ -211,7 +211,7 @@ def sides_of(args: argparse.Namespace, job: ComparedJob, model: Path) -> list[Si
 
 
 def model_of(args: argparse.Namespace, name: str, job: ComparedJob) -> Path:
-    """The folder with the job's model and prompts; built once by the peer's script, unless --load has it."""
+    """Return the folder with the job's model and prompts; the peer's script builds it once, unless --load has it."""
     wanted = {**job.model, **job.length_flags}
     folder = args.load
     if folder is None or wanted:
@@ -230,7 +230,7 @@ def model_of(args: argparse.Namespace, name: str, job: ComparedJob) -> Path:
 
 
 def with_head_norms(folder: Path) -> Path:
-    """A copy of a Qwen2 model folder in Qwen3's shape: norms of heads, drawn around 1, and no biases."""
+    """Copy a Qwen2 model folder to Qwen3's shape: norms of heads, drawn around 1, and no biases."""
 
     from mindrlhf.checkpoint.hf import CONFIG_FILE, read_hf_config
     from mindrlhf.checkpoint.safetensors_file import write_safetensors
@@ -257,10 +257,10 @@ def with_head_norms(folder: Path) -> Path:
 
 
 def ending_earlier(folder: Path, probability: float) -> Path:
-    """A copy of a model folder whose tied embedding has another row for the end token.
+    """Copy a model folder, with another row for the end token in the tied embedding.
 
-    The row lies along the mean final hidden state behind the folder's prompts and has the wanted chance there, in the
-    mean: random weights hardly turn away from one direction. Raises UserError for a model with a head of its own.
+    The row has the direction of the mean final hidden state after the folder's prompts, and the wanted mean chance
+    there: with random weights hidden states stay close to it. Raises UserError for a model with a head of its own.
     """
     from mindrlhf.checkpoint.hf import read_hf_config
     from mindrlhf.checkpoint.safetensors_file import write_safetensors
@@ -323,7 +323,7 @@ def hidden_behind(prompts: Sequence[Sequence[int]], model, table, arrays: Mappin
 
 
 def keep(stored: Path, name: str, outcome: Outcome) -> None:
-    """Adds a job's outcome to those of earlier calls."""
+    """Add a job's outcome to the outcomes of earlier calls."""
     outcomes = json.loads(stored.read_text()) if stored.is_file() else {}
     outcomes[name] = vars(outcome)
     ordered = {job: outcomes[job] for job in JOBS if job in outcomes}

@@ -1,4 +1,4 @@
-"""The jobs that are compared: their work, how the peer does it best, and what ratio ours / peer is wanted."""
+"""Compared jobs: their work, the peer's best settings for it, and the wanted ratios ours / peer."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -10,13 +10,13 @@ GROWTH = (4, 8, 16, 32)  # samples of a prompt
 class ComparedJob:
     """One job, in flags that both scripts know; the peer's knows --lora-rank through `peer_lora.py`.
 
-    what: for the table. model: flags that the peer's script builds the model and its prompts with. work: flags of the
-    measured runs. peer: flags of the peer alone. micro_batches: of the peer, in completions: it is measured with each,
-    its fastest counts for time and its smallest for memory. tokens: of our micro-batches, at most; one size counts for
-    both. goals: `step`, `gen`, `memory` -> greatest ratio.
-    end_probability: with which random weights are made to draw the end token at each position; 0 leaves them alone.
+    what: words for the table. model: flags for the peer's script, which builds the model and its prompts. work: flags
+    of the measured runs. peer: flags of the peer alone. micro_batches: sizes for the peer, in completions: it is
+    measured with each, its fastest counts for time and its smallest for memory. tokens: maximum of our micro-batches;
+    one size counts for both. goals: `step`, `gen`, `memory` -> greatest ratio.
+    end_probability: chance of the end token at each position, set in the random weights; 0 leaves them alone.
     head_norms: the model gets norms of heads and loses its biases, as in Qwen3.
-    steps: with two that are left out; more where more shapes have to be met first.
+    steps: including two that are left out; more for jobs with more shapes to compile first.
     """
 
     what: str
@@ -106,7 +106,7 @@ JOBS["qwen2.5-0.5b-lora"] = replace(
     work={**JOBS["qwen2.5-0.5b"].work, "--lora-rank": "16"},
     goals={"step": 0.60},
 )
-# What a laptop does in a night; ours with `--dtype bfloat16 rollout.weights=bfloat16`.
+# A night's work for a laptop; ours with `--dtype bfloat16 rollout.weights=bfloat16`.
 JOBS["overnight"] = replace(
     JOBS["qwen2.5-0.5b-lora"],
     what="the same, 8 prompts x 128 tokens, 8 samples x 256",

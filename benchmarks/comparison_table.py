@@ -1,4 +1,4 @@
-"""From the medians of all sides of a job to ratios, verdicts, and a table."""
+"""Ratios, verdicts, and a table from the medians of all sides of a job."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ DIFFERENCE = 0.04  # below it two times are the same
 
 @dataclass(frozen=True)
 class Outcome:
-    """A job's sides. ours: our medians. peer: those of the peer's fastest side, whose name is `fastest`.
-    smallest_memory: MiB, the least over the peer's sides. float32: ours in float32, where `ours` are in bfloat16.
+    """A job's sides. ours: our medians. peer: medians of the peer's fastest side, whose name is `fastest`.
+    smallest_memory: MiB, the least over the peer's sides. float32: our medians in float32, if `ours` are bfloat16.
     """
 
     name: str
@@ -24,7 +24,7 @@ class Outcome:
     float32: dict[str, Any] | None = None
 
     def ratio(self, what: str) -> float:
-        """ours / peer of `memory`, or for a response token of `step`, `gen`, `logprob`, `train` with the optimizer."""
+        """Return ours / peer of `memory`, or per response token of `step`, `gen`, `logprob`, `train` with optimizer."""
         if what == "memory":
             return self.ours["memory"] / self.smallest_memory
         ours, theirs = (seconds(side, what) / side["completion_tokens"] for side in (self.ours, self.peer))
@@ -32,7 +32,7 @@ class Outcome:
 
     @property
     def missed(self) -> list[str]:
-        """The goals that are not reached, in words."""
+        """List the goals that are not reached, in words."""
         compared = [(what, self.ratio(what), goal) for what, goal in JOBS[self.name].goals.items()]
         return [f"{what} {ratio:.2f} > {goal:.2f}" for what, ratio, goal in compared if not ratio <= goal]
 
@@ -42,17 +42,17 @@ class Outcome:
 
     @property
     def seconds_per_token(self) -> tuple[float, float]:
-        """Of a step for each response token: ours, the peer's."""
+        """Seconds of a step per response token: ours, the peer's."""
         return tuple(side["step"] / side["completion_tokens"] for side in (self.ours, self.peer))
 
 
 def seconds(side: Mapping[str, Any], what: str) -> float:
-    """A phase's seconds; training includes the optimizer, which not every side can tell apart."""
+    """Return a phase's seconds; training includes the optimizer, because not every side measures it apart."""
     return side["train"] + side["optim"] if what == "train" else side[what]
 
 
 def as_outcome(name: str, sides: Mapping[str, dict[str, Any]]) -> Outcome:
-    """From medians by side."""
+    """Build a job's outcome from the medians of each side."""
     peers = {side: values for side, values in sides.items() if side not in (OURS, FLOAT32)}
     fastest = min(peers, key=lambda side: peers[side]["step"])
     smallest = min(values["memory"] for values in peers.values())
@@ -60,13 +60,13 @@ def as_outcome(name: str, sides: Mapping[str, dict[str, Any]]) -> Outcome:
 
 
 def growth_of(outcomes: Sequence[Outcome]) -> list[tuple[int, Outcome]]:
-    """(samples of a prompt, outcome) of the growth jobs that there are."""
+    """List (samples of a prompt, outcome) of the growth jobs among the outcomes."""
     by_name = {outcome.name: outcome for outcome in outcomes}
     return [(samples, by_name[f"growth-{samples}"]) for samples in GROWTH if f"growth-{samples}" in by_name]
 
 
 def markdown(outcomes: Sequence[Outcome]) -> str:
-    """The table, and what is to be said below it."""
+    """Format the table and the notes below it."""
     heads = ["job", "ours s", "peer s", "step", "goal", "generate", "log-probs", "train", "memory", "MiB", "tokens/s"]
     heads += ["of ceiling", "building graphs s", "verdict"]
     lines = ["| " + " | ".join(heads) + " |", "| " + " | ".join("---" for _ in heads) + " |"]
@@ -115,7 +115,7 @@ def _cells(outcome: Outcome) -> list[str]:
 
 
 def _half_cells(outcome: Outcome) -> list[str]:
-    """Of our sides alone, but for the name of the peer's fastest."""
+    """Format our two sides, and the name of the peer's fastest."""
     ours, plain = outcome.ours, outcome.float32
     ratios = {what: seconds(ours, what) / seconds(plain, what) for what in ("step", "gen", "logprob", "train")}
     numbers = {**ratios, "memory": ours["memory"] / plain["memory"]}

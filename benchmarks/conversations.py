@@ -68,7 +68,7 @@ class Script:
         return cls(ends[:, :-1] - 1 + answer * np.arange(calls), ends[:, -1] + answer * calls)
 
     def numbers(self, with_calls: bool) -> np.ndarray:
-        """Random numbers float32[rows, limit], which draw a stop token at these places alone."""
+        """Make random numbers float32[rows, limit] that draw a stop token only at these places."""
         shape = len(self.lengths), int(self.lengths.max())
         numbers = np.random.default_rng(1).uniform(0.02, 0.98, shape).astype(np.float32)
         if with_calls:
@@ -113,7 +113,7 @@ class Bench:
         call = self._template.tool_format.render(ToolCall("look_up", {"seconds": self.args.latency}))
 
         def text(ids):
-            """A drawn turn's text, with the call for which its stop token stands."""
+            """Return a drawn turn's text, with the call that its stop token stands for."""
             said = self._tokenizer.decode(list(ids), skip_special_tokens=True)
             return said.replace("<tool_call>", "") + (call if ids[-1] == 0 else "")
 
@@ -121,7 +121,7 @@ class Bench:
         return Conversations(pool, self._template, text, seed=0, max_turns=self.args.calls + 1)
 
     def generate(self, side: str) -> tuple[float, float]:
-        """Returns seconds of one side, and the cores that other processes used meanwhile."""
+        """Return seconds of one side, and the cores that other processes used meanwhile."""
         partner = self.partners.get(side)
         with scripted(self.script.numbers(with_calls=partner is not None)):
             start = Moment.now()
@@ -139,7 +139,7 @@ class Bench:
 
 @contextlib.contextmanager
 def scripted(numbers: np.ndarray) -> Iterator[None]:
-    """Gives the engine these random numbers."""
+    """Give the engine these random numbers."""
     from mindrlhf.rollout import engine
 
     known = engine.uniform
@@ -162,7 +162,7 @@ def main() -> int:
         stack.enter_context(launch("CPU", worker_count=1))
         bench = Bench(args, shape, work, stack)
         sides = ["plain", *SIDES]
-        for side in sides:  # graphs are built, and processes begun
+        for side in sides:  # builds graphs and starts processes
             bench.generate(side)
         rounds = []
         for number in range(args.rounds):
@@ -173,7 +173,7 @@ def main() -> int:
 
 
 def report(args: argparse.Namespace, script: Script, rounds: list[dict[str, tuple[float, float]]]) -> str:
-    """What is printed: seconds of the rounds and their median."""
+    """Format the seconds of the rounds and their median."""
     sleeping = args.calls * args.latency
     lines = [
         f"{len(script.lengths)} conversations of {args.calls} calls, {int(script.lengths.sum()):,} tokens; "

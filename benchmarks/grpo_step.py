@@ -114,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure(args: argparse.Namespace, work: Work) -> dict[str, Any]:
-    """Runs the steps and the matrix products."""
+    """Run the steps and the matrix products."""
     from mindrlhf.backend.process.launch import launch
     from mindrlhf.commands import train
     from mindrlhf.flags import TrainFlags
@@ -143,7 +143,7 @@ def measure(args: argparse.Namespace, work: Work) -> dict[str, Any]:
                 first_step_s = seconds_since_start()
         own, reward_processes = peak_mib()
         wall = Moment.now().clock - begun.clock
-        product_rate.cache_clear()  # the run has asked for it when it began
+        product_rate.cache_clear()  # the run has measured it at its start
         ceiling = matmul_ceiling("CPU", args.dtype)
         forecast = forecast_row(job, args.max_prompt)
     summary = summarise(rows, args.warmup, args.max_others)
@@ -174,7 +174,7 @@ def measure(args: argparse.Namespace, work: Work) -> dict[str, Any]:
 
 
 def forecast_row(job, prompt: int) -> Row:
-    """What `mindrlhf plan` says of a step before it is run."""
+    """Return the forecast of `mindrlhf plan` for a step."""
     from mindrlhf.memory import estimate
     from mindrlhf.memory.step_time import measured_rates, step_seconds
 
@@ -186,7 +186,7 @@ def forecast_row(job, prompt: int) -> Row:
 
 
 def one_step(trainer, step: int, work: Work, args: argparse.Namespace) -> tuple[Row, dict[str, float]]:
-    """One step of the trainer, as its own loop has it, without writing metrics; and what it learnt."""
+    """Run one step as the trainer's own loop does, without writing metrics; returns its row and what it learnt."""
     trainer.run.timers.collect()
     start = Moment.now()
     with trainer.run.timers("step"):
@@ -210,7 +210,7 @@ def one_step(trainer, step: int, work: Work, args: argparse.Namespace) -> tuple[
 
 
 def step_row(seconds: Mapping[str, float], optim: float, groups: Sequence[tuple[int, Sequence[int]]]) -> Row:
-    """The phases of the trainer under the names of the benchmark, and tokens for each second."""
+    """Return the trainer's phases under the benchmark's names, and tokens per second."""
     took = {name: seconds.get(name, 0.0) for name in ("gen", "ref", "old_log_prob", "reward", "adv", "update_actor")}
     compile_s = seconds.get("compile", 0.0)
     row: Row = {
@@ -233,7 +233,7 @@ def step_row(seconds: Mapping[str, float], optim: float, groups: Sequence[tuple[
 
 
 def needed_operations(work: Work, groups, updates: int, reference: bool, old: bool) -> Row:
-    """Billions of operations that each phase needs at least; see `metrics.flops`."""
+    """Count the least billions of operations of each phase; see `metrics.flops`."""
     from mindrlhf.metrics.flops import forward_flops
 
     forward = sum(forward_flops(work.model, *group) for group in groups) / 1e9
@@ -242,7 +242,7 @@ def needed_operations(work: Work, groups, updates: int, reference: bool, old: bo
 
 
 def summarise(rows: Sequence[Row], warmup: int, max_others: float) -> dict[str, Any]:
-    """Mean, median and best of the steps that count; all measured ones where none was undisturbed."""
+    """Summarise the undisturbed steps by mean, median and best; all measured steps if none was undisturbed."""
     measured = list(rows[warmup:] or rows)
     clean = [row for row in measured if row["others"] <= max_others and not row["compile"]]
     kept = clean or measured
@@ -262,14 +262,14 @@ def summarise(rows: Sequence[Row], warmup: int, max_others: float) -> dict[str, 
 
 
 def policy_parameters(work: Work):
-    """The model's parameters as the suite lists them."""
+    """List the model's parameters as the suite does."""
     from mindrlhf.models.parameters import parameter_table
 
     return parameter_table(work.model)
 
 
 def table(result: Mapping[str, Any]) -> str:
-    """What is printed: one line a step, averages, memory and shares of the ceiling."""
+    """Format one line per step, averages, memory and shares of the ceiling."""
 
     def cells(row: Row) -> str:
         return " ".join("        -" if row[name] is None else f"{row[name]:9.3f}" for name in COLUMNS)

@@ -69,7 +69,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def qwen():
-    """Qwen2.5-0.5B's architecture."""
+    """Return Qwen2.5-0.5B's architecture."""
     from mindrlhf.configs.model import ModelConfig
 
     return ModelConfig(
@@ -110,7 +110,7 @@ def build(cache: Path) -> Path:
 
 
 def names(layers: int) -> dict[str, str]:
-    """GGUF's name of each parameter -> ours."""
+    """Map GGUF's name of each parameter to ours."""
     named = {f"blk.{i}.{theirs}": f"model.layers.{i}.{ours}" for i in range(layers) for theirs, ours in LAYER.items()}
     return OUTER | named
 
@@ -167,7 +167,7 @@ def theirs(cache: Path, load: Load) -> dict[str, float]:
 
 
 def ours(cache: Path, load: Load) -> dict[str, float]:
-    """Run ours in a process of its own, likewise."""
+    """Run our side in a process of its own; returns the same figures."""
     command = (sys.executable, __file__, str(cache), "--measure-ours", json.dumps(load))
     return json.loads(run(command, OMP_NUM_THREADS=str(load.threads)).splitlines()[-1])
 
@@ -180,9 +180,9 @@ def run(command: tuple[str, ...], **variables: str) -> str:
 
 
 def measure_ours(cache: Path, load: Load) -> dict[str, float]:
-    """Generate once to compile the graphs and once for the figures.
+    """Generate once to build graphs and once to measure.
 
-    Packed weights come with prompts prefilled in bfloat16 where the processor multiplies it.
+    With packed weights, prompts are prefilled in bfloat16 if the processor has fast bfloat16 products.
     """
     sys.path.insert(0, str(source(cache) / "gguf-py"))
     import gguf

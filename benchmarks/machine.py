@@ -1,4 +1,4 @@
-"""What the machine did meanwhile: processor time of this and of other processes, and memory."""
+"""Load of the machine: processor time of this and of other processes, and memory."""
 
 import os
 import resource
@@ -15,13 +15,13 @@ MIB = 1024**2
 
 
 def busy_seconds() -> float:
-    """Processor seconds that everything on this machine has used so far; time stolen by a hypervisor counts too."""
+    """Return processor seconds of all processes on this machine so far; time stolen by a hypervisor counts too."""
     times = psutil.cpu_times()._asdict()
     return sum(times.values()) - sum(times.get(k, 0.0) for k in ("idle", "iowait", "guest", "guest_nice"))
 
 
 def own_seconds() -> float:
-    """Of this job's processes: this one or msrun, what it has started, and the dead that this one has waited for."""
+    """Return processor seconds of this job: this process or msrun, its children, and its own ended children."""
     dead = resource.getrusage(resource.RUSAGE_CHILDREN)
     total = dead.ru_utime + dead.ru_stime
     msrun = find_msrun()
@@ -35,7 +35,7 @@ def own_seconds() -> float:
 
 @dataclass(frozen=True)
 class Moment:
-    """A point in time: seconds on the clock, and processor seconds as above."""
+    """A point in time: seconds on the clock, and processor seconds by `busy_seconds` and `own_seconds`."""
 
     clock: float
     busy: float
@@ -46,19 +46,19 @@ class Moment:
         return cls(time.perf_counter(), busy_seconds(), own_seconds())
 
     def cores_since(self, start: "Moment") -> tuple[float, float]:
-        """(cores that this process and its children used, cores that others used) on average since `start`."""
+        """Return average (cores used by this process and its children, cores used by others) since `start`."""
         seconds = self.clock - start.clock
         own = self.own - start.own
         return own / seconds, max(0.0, self.busy - start.busy - own) / seconds
 
 
 def peak_mib() -> tuple[float, float]:
-    """(of this process, of the processes that it has started and that live), the most that was ever resident."""
+    """Return peak resident memory, in MiB, of (this process, its living descendants)."""
     return _high_water(os.getpid()), sum(_high_water(process.pid) for process in _descendants())
 
 
 def seconds_since_start() -> float:
-    """Wall time since the operating system started this process."""
+    """Return the wall time since the operating system started this process."""
     return time.time() - psutil.Process().create_time()
 
 
@@ -67,7 +67,7 @@ def _descendants() -> list[psutil.Process]:
 
 
 def _high_water(pid: int) -> float:
-    """Linux's own counter; elsewhere what is resident now."""
+    """Return peak memory by Linux's counter; elsewhere the memory resident now."""
     with suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("VmHWM:"):

@@ -16,7 +16,7 @@ from pathlib import Path
 
 
 def arguments(argv: Sequence[str] | None = None) -> tuple[argparse.Namespace, list[str]]:
-    """(own arguments, those of the script)."""
+    """Parse (own arguments, arguments of the script)."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
@@ -31,20 +31,20 @@ def main() -> None:
     os.execve = restarting(os.execve)
     spec = importlib.util.spec_from_file_location("peer_script", args.script)
     script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)  # before anything of torch is imported: it sets threads by the environment
+    spec.loader.exec_module(script)  # before any import of torch: it sets threads by the environment
     script.GRPOTrainer = with_adapters(script.GRPOTrainer, args.lora_rank)
     script.main()
 
 
 def restarting(execve):
-    """`os.execve` for a script that starts itself anew with other environment variables: this file is started."""
+    """Wrap `os.execve` for a script that restarts itself with other environment variables: restart this file."""
     return lambda program, _, environment: execve(program, sys.orig_argv, environment)
 
 
 def with_adapters(trainer: type, rank: int) -> type:
-    """The trainer with adapters of all linear modules.
+    """Derive a trainer with adapters of all linear modules.
 
-    It ends the process when other parameters train than those of the adapters, or when there is a reference model.
+    It ends the process if other parameters than the adapters' train, or if there is a reference model.
     """
     import peft
     import torch

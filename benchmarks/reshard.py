@@ -41,14 +41,14 @@ STEPS = ("save", "transform", "load")
 
 
 def mesh_of(text: str) -> Mesh:
-    """`dp2tp4` and the like."""
+    """Parse a mesh such as `dp2tp4`."""
     if not re.fullmatch(r"((dp|tp|pp)\d+)+", text):
         raise argparse.ArgumentTypeError(f"{text!r} is no layout like dp2tp4 or tp2pp2")
     return Mesh(**{axis: int(length) for axis, length in re.findall(r"(dp|tp|pp)(\d+)", text)})
 
 
 def name_of(mesh: Mesh) -> str:
-    """The inverse, without axes of one."""
+    """Format a mesh as `mesh_of` reads it, without axes of length one."""
     lengths = {axis: getattr(mesh, axis) for axis in ("dp", "tp", "pp")}
     return "".join(f"{axis}{length}" for axis, length in lengths.items() if length > 1) or "dp1"
 
@@ -64,7 +64,7 @@ def arguments() -> argparse.Namespace:
 
 
 def model_of(layers: int) -> ModelConfig:
-    """Qwen2's shape at width 768, embedding tied."""
+    """Build a model of Qwen2's shape, width 768, embedding tied."""
     return ModelConfig(
         vocab_size=16384, hidden_size=768, intermediate_size=3072, num_layers=layers, num_heads=12, num_kv_heads=4,
         head_dim=64, tie_word_embeddings=True,
@@ -87,7 +87,7 @@ class Bench:
         }
 
     def _shards(self, layout: Layout) -> dict:
-        """New Parameters, filled with numbers that differ from place to place and rank to rank."""
+        """Make new Parameters, filled with numbers that differ by place and rank."""
         from mindspore import Parameter, Tensor
 
         parameters = {}
@@ -98,7 +98,7 @@ class Bench:
         return parameters
 
     def slowest(self, step: Callable[[], None]) -> float:
-        """Seconds of a step on the rank that takes longest; all begin together."""
+        """Measure seconds of a step on the slowest rank; all ranks begin together."""
         self.collectives.barrier()
         start = time.perf_counter()
         step()
@@ -127,7 +127,7 @@ class Bench:
             backend.write(parameter, stored[name].read())
 
     def through_files(self) -> dict[str, float]:
-        """Seconds of each step; leaves no file."""
+        """Measure seconds of each step; leaves no file."""
         seconds = {step: self.slowest(getattr(self, step)) for step in STEPS}
         self.collectives.barrier()
         if self.rank == 0:
@@ -136,7 +136,7 @@ class Bench:
         return seconds
 
     def round(self) -> dict[str, float]:
-        """Seconds of everything. Raises RuntimeError where two ways end in different bits."""
+        """Measure seconds of all ways. Raises RuntimeError if two ways end in different bits."""
         seconds = self.through_files()
         expected = {name: backend.read(parameter).copy() for name, parameter in self.after.items()}
         for way, reshard in self.ways.items():
@@ -151,7 +151,7 @@ class Bench:
 
 
 def report(made: Plan, rounds: list[dict[str, float]]) -> None:
-    """One line a round, then medians."""
+    """Print one line per round, then medians."""
     for row in rounds:
         row["files"] = sum(row[step] for step in STEPS)
         row["ratio"] = row["files"] / row["online"]

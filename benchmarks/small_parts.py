@@ -34,7 +34,7 @@ def arguments() -> argparse.Namespace:
 
 
 def best(work: Callable[[], object]) -> float:
-    """Seconds of the quickest of `TRIES` calls."""
+    """Measure seconds of the quickest of `TRIES` calls."""
     seconds = []
     for _ in range(TRIES):
         start = time.perf_counter()
@@ -44,14 +44,14 @@ def best(work: Callable[[], object]) -> float:
 
 
 def rewards_s() -> float:
-    """Seconds of scoring 512 responses; the process that scores is there already."""
+    """Measure seconds of scoring 512 responses; the scoring process is already running."""
     samples = [("question " * 20, "so 3+4=7 " * 20 + "#### 7", {"ground_truth": "7"}) for _ in range(512)]
     with RewardRunner(RewardSettings(functions=[{"name": "gsm8k"}])) as runner:
         return best(lambda: runner.score(samples))
 
 
 def numpy_gflop_s() -> float:
-    """NumPy's rate of the matrix product that the ceiling is measured with."""
+    """Measure NumPy's rate for the matrix product of the ceiling."""
     matrix = np.ones((SIZE["CPU"],) * 2, np.float32)
     return 2e-9 * SIZE["CPU"] ** 3 / best(lambda: matrix @ matrix)
 

@@ -1,4 +1,4 @@
-"""The work of a benchmark as a real job: a model, prompts, and the command line of `mindrlhf train` for them."""
+"""Work of a benchmark as a real job: a model, prompts, and their `mindrlhf train` command line."""
 
 import argparse
 import json
@@ -25,7 +25,7 @@ THINGS = ("eggs", "stamps", "candles", "tickets", "ropes", "bottles", "bricks", 
 
 @dataclass(frozen=True)
 class Work:
-    """model, tokenizer: of both roles. train: arguments of `mindrlhf train`, everything below a folder of its own."""
+    """A job. model, tokenizer: for both roles. train: arguments of `mindrlhf train`; its files are in one folder."""
 
     model: ModelConfig
     tokenizer: Tokenizer
@@ -33,7 +33,7 @@ class Work:
 
 
 def prepare(args: argparse.Namespace, folder: Path) -> Work:
-    """Writes what the job reads into `folder`. Raises UserError for a --load that is not as expected."""
+    """Write the job's input files to `folder`. Raises UserError for an unusable --load."""
     if args.load:
         model, tokenizer = read_hf_config(args.load), Tokenizer.from_path(args.load)
         rows = loaded_prompts(Path(args.load), tokenizer)
@@ -60,7 +60,7 @@ def prepare(args: argparse.Namespace, folder: Path) -> Work:
 
 
 def _settings(args: argparse.Namespace) -> list[str]:
-    """The flags as settings of a GRPO run, with the loss of the paper."""
+    """Turn the flags into settings of a GRPO run, with the paper's loss."""
     least = args.max_completion if args.fixed_length else 0
     settings = {
         "seed": args.seed,
@@ -89,7 +89,7 @@ def _settings(args: argparse.Namespace) -> list[str]:
 
 
 def _model(args: argparse.Namespace, tokenizer: Tokenizer) -> ModelConfig:
-    """Random weights in Qwen2's or Qwen3's shape."""
+    """Build a configuration of Qwen2's or Qwen3's shape, for random weights."""
     return ModelConfig(
         family=args.family,
         qk_norm=args.family == "qwen3",
@@ -119,7 +119,7 @@ def _problem(rng: random.Random) -> tuple[str, str]:
 
 
 def _built_prompts(args: argparse.Namespace, tokenizer: Tokenizer) -> list[dict]:
-    """Prompts of exactly --max-prompt tokens: problems one after the other, of which the last one is answered."""
+    """Build prompts of exactly --max-prompt tokens: a series of problems; the answer is the last one's."""
     rng, rows = random.Random(args.seed), []
     for _ in range(args.dataset_size):
         question, answer = _problem(rng)
@@ -131,7 +131,7 @@ def _built_prompts(args: argparse.Namespace, tokenizer: Tokenizer) -> list[dict]
 
 
 def loaded_prompts(folder: Path, tokenizer: Tokenizer) -> list[dict]:
-    """The prompts beside a model: JSONL with `prompt` and `answer`."""
+    """Read the prompts next to a model: JSONL with `prompt` and `answer`."""
     rows = []
     for row in read_source(folder / PROMPTS_FILE):
         text = row.values.get("prompt")
@@ -165,7 +165,7 @@ def _write_prompts(path: Path, rows: list[dict]) -> None:
 
 
 def _write_yaml(path: Path, model: ModelConfig, args: argparse.Namespace, seq_parallel: bool) -> None:
-    """A model YAML, which is JSON here."""
+    """Write a model YAML, which is JSON here."""
     shape = {key: getattr(model, field) for key, field in SHAPE_FIELDS.items()}
     shape |= {
         "type": "Qwen3Config" if model.family == "qwen3" else "LlamaConfig",

@@ -1,8 +1,8 @@
 """Command line `mindrlhf COMMAND ...`, the one entry for everything.
 
 The scripts of `examples/` and `tools/` call it too.
-Exit codes: 0 done, 2 a user's mistake (one line on stderr), 1 an error of the suite itself (a traceback), or
-two runs that were compared and do not agree, or a reward function that failed on every row it was tried on.
+Exit codes: 0 done, 2 a user's mistake (one line on stderr), 1 an error of the suite itself (a traceback), two compared
+runs that do not agree, or a reward function that failed on every row on which it was tried.
 """
 
 import argparse

@@ -23,7 +23,7 @@ class TokenizerFlags(Protocol):
 
 
 class LayoutFlags(Protocol):
-    """Flags of the training graph's model YAML, and of values over it."""
+    """Flags that name the training graph's model YAML and override its values."""
 
     sft_path_train: str | None
     device_target: str | None
@@ -37,8 +37,8 @@ class LayoutFlags(Protocol):
 class RunFlags:
     """Flags of every kind of run; see `mindrlhf train --help`.
 
-    overrides: `group.key=value` each. settings: of a calling program, beneath these. save_data_file: of runs that
-    generate.
+    overrides: `group.key=value` each. settings: values from a calling program, which these flags override.
+    save_data_file: set only for runs that generate.
     """
 
     sft_path_train: str | None = None

@@ -16,7 +16,7 @@ from mindrlhf.models.parameters import parameter_count
 
 @dataclass(frozen=True)
 class Objects:
-    """Objects of the calling program, named by flags and settings like files.
+    """Objects of the calling program, which flags and settings name like files.
 
     datasets: rows by name. functions: reward functions by `python:NAME`.
     """
@@ -26,7 +26,7 @@ class Objects:
 
 
 NO_OBJECTS = Objects()  # a command line has none
-NOT_FLAGS = ("overrides", "from_verl", "settings")  # which the settings contain
+NOT_FLAGS = ("overrides", "from_verl", "settings")  # the settings contain these
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class Job:
     """Run with checked settings; MindSpore has not been touched yet.
 
     train, infer: model YAMLs of the graphs that train and generate; fine-tuning has one for both. policy_path,
-    reference_path, critic_path: of first weights; None for random ones, and for a role that is not there. teacher: its
-    path and architecture.
+    reference_path, critic_path: paths of the initial weights; None for random weights, and for a role that the run does
+    not have. teacher: its path and architecture.
     """
 
     flags: TrainFlags | SFTFlags
@@ -52,7 +52,7 @@ class Job:
     teacher: tuple[str, ModelConfig] | None = None
 
     def described(self) -> dict[str, Any]:
-        """All settings, for people and for comparing runs."""
+        """Return all settings, for people and for comparing runs."""
         flags = {name: value for name, value in vars(self.flags).items() if name not in NOT_FLAGS}
         return {
             self.config.kind: self.config.model_dump(mode="json"),

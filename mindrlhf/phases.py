@@ -1,13 +1,13 @@
 """The phases of a step: timers, memory needs and labels. Pure Python.
 
 The names are those of timers; each phase says which weights it needs in memory, and how tables show it.
-A role is a set of parameters that come and go together (`memory.residency`).
+A role is a set of parameters that enter and leave memory together (`memory.residency`).
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
-# Of the policy: parameters that have the same part in both layouts, and those of one layout alone.
+# Roles of the policy: parameters with the same part in both layouts, and the other parameters in each layout.
 SHARED, TRAIN, INFER = "shared_weights", "train_weights", "infer_weights"
 SHARED_BASE, TRAIN_BASE, INFER_BASE = "shared_base_weights", "train_base_weights", "infer_base_weights"
 POLICY_ROLES = {True: (SHARED, TRAIN, INFER), False: (SHARED_BASE, TRAIN_BASE, INFER_BASE)}  # by whether they train
@@ -27,9 +27,9 @@ class Phase:
     """One phase of a step.
 
     label: short name in tables and on the console. kind: computation of the model, if any. reads, writes: roles that it
-    needs; what it writes has other content afterwards. parts: roles of which it says the part that it needs next
-    (`Residency.use`), and writes that. A phase without roles leaves memory as it is. per_token: its time is also
-    reported for each token. model: which it runs.
+    needs; the content of written roles changes. parts: roles that it needs and writes one part at a time, after calling
+    `Residency.use` with the part. A phase without roles leaves memory as it is. per_token: its time is also reported
+    per token. model: the model that it runs.
     """
 
     label: str
@@ -46,12 +46,12 @@ class Phase:
 
     @property
     def passes(self) -> int:
-        """Forward passes over a step's tokens; 0 where other tokens are computed, or none."""
+        """Forward passes over a step's tokens; 0 if it has other tokens or none."""
         return PASSES[self.kind] if self.kind and self.per_token else 0
 
     @property
     def mfu(self) -> str | None:
-        """Last part of the metric of its utilization; None without one."""
+        """Last part of its utilization metric's name; None without such a metric."""
         names = {"generate": "rollout", "update": "critic" if self.model == "critic" else "actor"}
         return names.get(self.kind) if self.passes else None
 

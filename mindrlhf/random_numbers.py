@@ -11,7 +11,7 @@ def _mix(x: np.ndarray) -> np.ndarray:
 
 
 def random_bits(*counters) -> np.ndarray:
-    """Compute uint64, a pure function of the counters.
+    """Compute uint64 random bits, a pure function of the counters.
 
     counters: integers or integer arrays, broadcast together.
     """
@@ -34,5 +34,5 @@ def uniform(seed: int, step: int, prompt_id, sample_index, position) -> np.ndarr
 
 
 def random_keys(*counters) -> np.ndarray:
-    """Compute int32 over its whole range, a pure function of the counters, as `random_bits`."""
+    """Compute int32 numbers over the whole range from the counters, as `random_bits` does."""
     return (random_bits(*counters) >> np.uint64(32)).astype(np.uint32).view(np.int32)

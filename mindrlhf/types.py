@@ -1,7 +1,7 @@
-"""Data between rooms: frozen dataclasses with shapes and dtypes on each field.
+"""Data that packages exchange: frozen dataclasses with shapes and dtypes on each field.
 
-Symbols: P prompt tokens, R response tokens (true lengths, never padded), G samples of one prompt. Arrays are NumPy. A
-group is a group because its rollouts have one `Prompt` object in common, never because rows are neighbours.
+Symbols: P prompt tokens, R response tokens (true lengths, never padded), G samples of one prompt. Arrays are NumPy.
+Rollouts form a group because they share one `Prompt` object, never because their rows are adjacent.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,8 +19,8 @@ class Prompt:
 
     id: the row index in its dataset; it keys the random numbers of its rollouts.
     token_ids: int32[P], P >= 1, without padding.
-    fields: task fields as text: `task`, `question`, `ground_truth`, and further ones of the dataset.
-    occurrence: the number of times that the same step has drawn it before; 0 but where an epoch ends within a step.
+    fields: task fields as text: `task`, `question`, `ground_truth`, and further fields of the dataset.
+    occurrence: how often the same step has drawn this prompt before; above 0 only where an epoch ends within a step.
     """
 
     id: int
@@ -35,16 +35,16 @@ class Rollout:
 
     prompt_id, sample_index: its prompt, and its index among the G samples (0..G-1).
     response_ids: int32[R], R >= 1, including the stop token when the model ended by itself.
-    sampled: bool[R], the tokens that the policy drew. The others (a tool's answer, a user's turn) are context for the
-        tokens after them, and nothing is learned, counted or measured on them.
+    sampled: bool[R], the tokens that the policy drew. Other tokens (a tool's answer, a user's turn) are context for the
+        tokens after them; nothing is learned, counted or measured on them.
     behaviour_log_probs: float32[R], natural log of the probability of each token under the distribution
         it was really drawn from (temperature, top-k, top-p, min-p and repetition penalty applied).
     policy_log_probs: float32[R], the same under the policy with temperature only, as the train graph computes it.
         Both log-probs mean nothing on tokens that were not sampled.
     finish_reason: `eos` a stop token was drawn, `stop` a stop string appeared, `length` the token limit was hit.
     seed: the run's seed that keyed the random numbers.
-    turn_rewards: (place of a turn's last token in the response, the environment's reward of the turn), where it gives
-        them; they are a part of its reward of the conversation.
+    turn_rewards: (index of a turn's last token in the response, the environment's reward for the turn); empty where the
+        environment gives none. They are part of its reward for the conversation.
     """
 
     prompt_id: int
@@ -75,16 +75,16 @@ class Experience:
     advantages: float32[G] (one number for all tokens of a response) or G arrays float32[R]; 0 where the reward is NaN.
     policy_step: the step (from 1) whose weights drew the group; below the current step for a group that was carried
         over.
-    trained: bool[G], the responses that enter the loss; None is all of them.
-    greedy_reward: of the most probable response to the prompt, NaN where it has none; None when nothing needs it.
+    trained: bool[G], the responses that enter the loss; None means all of them.
+    greedy_reward: reward of the most probable response to the prompt, NaN if it has none; None when nothing needs it.
     reference_log_probs, teacher_log_probs: G arrays float32[R] from the reference model and from a teacher, or None
         when nothing needs them.
-    old_log_probs: G arrays float32[R] of the policy before this step's first update, or None when the
-        first update sees all of a step, and its own values are taken.
+    old_log_probs: G arrays float32[R] of the policy before this step's first update, or None when the first update
+        covers the whole step, so that its own values serve.
     values, returns: G arrays float32[R], the critic's estimates before each token at the start of the step, and their
         targets; None without a critic.
-    token_figures: G mappings name -> float32[R], what the step's last update measured of each token (`records`); None
-        where nobody asked.
+    token_figures: G mappings name -> float32[R], values that the step's last update measured for each token
+        (`records`); None if not requested.
     """
 
     group: RolloutGroup
@@ -138,19 +138,19 @@ class TrainBatch:
     """Padded arrays of one compiled train graph: N prompts, G responses each.
 
     The prompt is split before its last token: `prefix` holds tokens 0..P-2, computed once per group; each
-    completion row begins with the last prompt token and ends before the last response token, so that its R
-    positions are exactly those whose logits predict `targets`.
+    completion row begins with the last prompt token and ends before the last response token, so that its R positions
+    are exactly the positions whose logits predict `targets`.
 
     prefix_ids: int32[N, P]; prefix_lengths: int32[N], 0 <= length <= P.
     input_ids: int32[N*G, R]; targets: int32[N*G, R]; row n*G + g belongs to prefix n.
-    lengths: int32[N*G], response tokens of each row: those that exist, and that later ones attend to.
-    mask: float32[N*G, R], 1 on sampled tokens, 0 on other tokens of a response and on the padding behind it.
+    lengths: int32[N*G], number of response tokens in each row: the real tokens, to which later tokens attend.
+    mask: float32[N*G, R], 1 on sampled tokens, 0 on other tokens of a response and on the padding after it.
     weights: float32[N*G, R], the factor of each token's loss before the plain sum. It carries the whole
         aggregation rule (global denominators included), is 0 where the mask is, and makes the sum over micro-batches
         and ranks the loss.
     fields: name -> float32[N*G, R], 0 on padding: further inputs of the objective (advantages, old log-probs, ...).
-    prefix_keys, input_keys: int32[N, P] and int32[N*G, R], random numbers of the positions, of which graphs make the
-        masks of dropout; None without.
+    prefix_keys, input_keys: int32[N, P] and int32[N*G, R], random numbers of the positions, from which graphs compute
+        dropout masks; None without dropout.
     """
 
     prefix_ids: np.ndarray

@@ -5,5 +5,5 @@ FLOAT32 = 4  # bytes of a weight, a gradient and a moment
 
 
 def size(nbytes: int) -> str:
-    """Write bytes as 1.23 GiB, or as 340.0 MiB below one."""
+    """Format bytes as 1.23 GiB, or as 340.0 MiB below 1 GiB."""
     return f"{nbytes / GIB:.2f} GiB" if nbytes >= GIB else f"{nbytes / MIB:.1f} MiB"

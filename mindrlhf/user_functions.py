@@ -22,10 +22,10 @@ def is_user_function(name: str) -> bool:
 
 
 def load_function(what: str, name: str) -> Callable:
-    """Import the function called `name`, a file relative to the working directory.
+    """Import the function called `name`; file paths are relative to the working directory.
 
-    what: its kind, for messages, such as `reward`. UserError without such a file, module or function, and when the
-    import fails.
+    what: its kind, for messages, such as `reward`. Raises UserError if there is no such file, module or function, and
+    when the import fails.
     """
     place, _, function_name = name.rpartition(":")
     what = f"{what} {name!r}"
@@ -51,7 +51,7 @@ def absolute(name: str) -> str:
 
 
 def hint(name: str, known: Iterable[str]) -> str:
-    """Format ` (nearest: 'known')` for a message; empty where none is near."""
+    """Format ` (nearest: 'known')` for a message; empty if no name is near."""
     return f" (nearest: {near!r})" if (near := nearest(name, known)) else ""
 
 
@@ -84,7 +84,7 @@ def _load_file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))  # so that it can import its neighbours
+        sys.path.append(str(path.parent))  # so that it can import modules of its folder
     _loading.append(name)
     try:
         spec.loader.exec_module(module)

@@ -1,9 +1,9 @@
-"""What the documentation site takes from the package while it is built: a hook of `mkdocs build` (mkdocs.yml).
+"""Hook of `mkdocs build` (mkdocs.yml) that generates pages and tables of the documentation from the package.
 
 - `settings.md`: every setting with its type, default, range and meaning, from the typed settings.
 - `commands.md`: every command with its flags, from the parsers.
-- A line `<!-- table: NAME -->` in a page becomes a table: `verl`, what `--from-verl` makes of verl's keys;
-  `verl-elsewhere`, `verl-needless` and `verl-not-done`, what it says of the others;
+- A line `<!-- table: NAME -->` in a page becomes a table: `verl`, the translation of verl's keys by `--from-verl`;
+  `verl-elsewhere`, `verl-needless` and `verl-not-done`, its report on the other keys;
   `trl`, the names that our settings have in TRL.
 """
 
@@ -37,10 +37,10 @@ YAML_GROUPS = {
     "context": ContextSettings,
 }
 
-# Around a table of settings or flags, which stylesheets/site.css shows in another way on a narrow screen.
+# Around a table of settings or flags, which stylesheets/site.css shows differently on a narrow screen.
 REFERENCE, END = ('<div class="reference" markdown>', ""), ("", "</div>")
 
-# verl command lines that between them reach every key which `--from-verl` reads (tests/docs/test_generated_pages.py).
+# verl command lines that together reach every key that `--from-verl` reads (tests/docs/test_generated_pages.py).
 VERL_COMMANDS = (
     "data.train_batch_size=64 data.seed=1 data.shuffle=True data.max_response_length=512 data.train_files=t.parquet "
     "data.val_files=v.parquet data.val_max_samples=100 data.tokenizer=t actor.ppo_mini_batch_size=32 "
@@ -92,14 +92,14 @@ VERL_COMMANDS = (
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """mkdocs: add the pages that have no file."""
+    """Add the pages that have no file when mkdocs collects its files."""
     for name, page in (("settings.md", settings_page()), ("commands.md", commands_page())):
         files.append(File.generated(config, name, content=page))
     return files
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """mkdocs: put the tables in. A page that names another table than those below stops the build with a KeyError."""
+    """Insert the tables when mkdocs reads a page. An unknown table's name stops the build with a KeyError."""
     return re.sub(r"<!-- table: ([\w-]+) -->", lambda found: "\n".join(TABLES[found[1]]()), markdown)
 
 
@@ -136,7 +136,7 @@ def settings_page() -> str:
 
 
 def _groups(config: type[Settings]) -> Iterator[str]:
-    """A table of the settings without a group, and one for each group."""
+    """Yield a table of the settings without a group, and a table for each group."""
     single = {name: field for name, field in config.model_fields.items() if not is_group(field.annotation)}
     yield ""
     yield from _table(single, "")
@@ -151,7 +151,7 @@ def _section(group: type[Settings], prefix: str, meaning: str, defaults: Setting
 
 
 def _table(fields: dict[str, FieldInfo], prefix: str, defaults: Settings | None = None) -> Iterator[str]:
-    """defaults: the values that hold in this group, which may be others than those of its class."""
+    """Yield a table of settings. defaults: this group's values, which may differ from its class's defaults."""
     yield from (*REFERENCE, "| key | type | default | meaning |", "| --- | --- | --- | --- |")
     for name, field in flat_fields(fields):
         default = field.get_default(call_default_factory=True)
@@ -175,7 +175,7 @@ def _value(value: Any) -> str:
 
 
 def _type(field: FieldInfo) -> str:
-    """`int, 1 or more`: the type, and the limits that a number has."""
+    """Describe a type, with the limits of a number: `int, from 1`."""
     signs = {"ge": "from {}", "gt": "above {}", "le": "to {}", "lt": "below {}"}
     limits = [
         words.format(f"{limit:g}")
@@ -202,7 +202,7 @@ def _name(annotation: Any) -> str:
 
 
 def _cell(text: str) -> str:
-    """Text in a table: a pipe would end the cell, and outside of code `<output>` would be a tag."""
+    """Escape text for a table: a pipe would end the cell, and outside of code `<output>` would be a tag."""
     parts = text.replace("|", "\\|").split("`")
     return "`".join(part if i % 2 else part.replace("<", "&lt;") for i, part in enumerate(parts))
 
@@ -225,7 +225,7 @@ def commands_page() -> str:
 
 
 def command_parser(name: str) -> argparse.ArgumentParser:
-    """The parser of `mindrlhf NAME`."""
+    """Build the parser of `mindrlhf NAME`."""
     parser = argparse.ArgumentParser(prog=f"mindrlhf {name}", add_help=False)
     importlib.import_module(f"mindrlhf.commands.{cli.COMMANDS[name][0]}").add_arguments(parser)
     return parser
@@ -244,7 +244,7 @@ def _flag(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
 
 
 def verl_rows() -> dict[str, list[str]]:
-    """verl's key, or keys that count together -> our keys and flags, as `translate` makes one of the other."""
+    """Map verl's key, or keys that count together, to our keys and flags, by `translate`."""
     rows: dict[str, list[str]] = {}
     for command in VERL_COMMANDS:
         translation = translate(command)
@@ -269,7 +269,7 @@ def _code(names: Iterable[str]) -> str:
 
 
 def _verl_table(table: Mapping[str, str], heading: str) -> list[str]:
-    """Keys of verl by what becomes of them."""
+    """List keys of verl, grouped by the reason or place given in the table."""
     lines = [f"| {heading} | verl |", "| --- | --- |"]
     return lines + [
         f"| {_cell(reason.format(value='...'))} | {_code(keys.split())} |" for reason, keys in table.items()

@@ -1,4 +1,4 @@
-"""Draws the table of lora_grid.sh: accuracy against the learning rate, a curve for each rank.
+"""Draw the table of lora_grid.sh: accuracy over the learning rate, a curve for each rank.
 
 python scripts/lora_grid_figure.py out/lora_grid/table.txt out/lora_grid/lora_grid.png
 """
@@ -19,7 +19,7 @@ MARKERS = "osD^v"
 
 
 def read(table: Path) -> dict[str, dict[str, list[tuple[float, float, float]]]]:
-    """Task -> what was trained -> (rate, mean, spread) of each row; the rate of the warm start is 0."""
+    """Read task -> trained part -> (rate, mean, spread) of each row; the rate of the warm start is 0."""
     found = defaultdict(lambda: defaultdict(list))
     for task, name, rate, *numbers in ROW.findall(table.read_text()):
         found[task][name].append((0.0 if rate == "-" else float(rate), *map(float, numbers)))
@@ -27,7 +27,7 @@ def read(table: Path) -> dict[str, dict[str, list[tuple[float, float, float]]]]:
 
 
 def draw(tasks: dict[str, dict[str, list[tuple[float, float, float]]]]) -> Figure:
-    """One panel for each task; bars are a standard deviation over seeds to both sides."""
+    """Draw one panel for each task; bars extend one standard deviation over seeds to both sides."""
     figure = Figure(figsize=(5.2 * len(tasks), 4.2), layout="constrained")
     panels = figure.subplots(1, len(tasks), squeeze=False)[0]
     for panel, (task, curves) in zip(panels, tasks.items(), strict=True):

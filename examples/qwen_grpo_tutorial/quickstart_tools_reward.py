@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from mindrlhf.rewards.gsm8k import gsm8k
 
-PRICE = 0.2  # of a call
+PRICE = 0.2  # price of a call
 
 
 def thrifty(prompt: str, completion: str, fields: Mapping[str, str]) -> float:

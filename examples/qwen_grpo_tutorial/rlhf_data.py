@@ -1,4 +1,4 @@
-"""GSM8K and its like to MindRecord: `mindrlhf data` under the name that MindRLHF's users know.
+"""GSM8K and similar data to MindRecord: `mindrlhf data` under the name of MindRLHF's script.
 
 python rlhf_data.py --vocab_path vocab.json --merges_file_path merges.txt \
     --file_path train.jsonl --output_path gsm8k.mindrecord

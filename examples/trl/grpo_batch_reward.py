@@ -16,13 +16,13 @@ dataset = Dataset.from_list(
 
 
 def right(completions, answer, **kwargs):
-    """1.0 where the answer's last word is the sum."""
+    """Give 1.0 if the answer's last word is the sum."""
     texts = [completion[0]["content"] for completion in completions]
     return [float(text.rstrip(". ").endswith(str(number))) for text, number in zip(texts, answer, strict=True)]
 
 
 def brief(completions, **kwargs):
-    """Less for longer answers."""
+    """Give less for longer answers."""
     return [-len(completion[0]["content"]) / 1000 for completion in completions]
 
 

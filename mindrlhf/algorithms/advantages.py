@@ -29,8 +29,8 @@ TokenGroups = list[list[np.ndarray]]
 class AdvantageMethod(Method):
     """An advantage estimator.
 
-    compares: the responses of a group, so that it needs two. uses_values: of a critic. uses_greedy: the reward of a
-    greedy response to each prompt. uses_teacher: the log-probs of one.
+    compares: it compares a group's responses, so it needs two. uses_values: it needs a critic's values. uses_greedy: it
+    needs the reward of a greedy response to each prompt. uses_teacher: it needs a teacher's log-probs.
     """
 
     compares: bool = False
@@ -48,9 +48,9 @@ class RewardBatch:
 
     rewards: float[G] per group; NaN where a sample abstained. lengths: int[G] per group, response tokens.
     token_rewards: G arrays float[R] per group, added to the reward, which counts at the last token.
-    turn_rewards: G arrays float[R] per group, the parts of the reward that count at other tokens, those of turns.
+    turn_rewards: G arrays float[R] per group, the parts of the reward that count at other tokens, at ends of turns.
     values: G arrays float[R] per group, the critic's estimate before each token.
-    teacher_log_ratios: G arrays float[R] per group, log-prob of each token by the teacher less that by the policy.
+    teacher_log_ratios: G arrays float[R] per group, log-prob of each token: teacher's minus policy's.
     greedy_rewards: one number per group, the reward of the greedy response.
     rewards_by_function: name -> float[G] per group, unweighted, NaN where a function abstained. function_weights: name
         -> weight.
@@ -67,7 +67,7 @@ class RewardBatch:
     teacher_log_ratios: Sequence[Sequence[np.ndarray]] | None = None
 
     def scores(self) -> Groups:
-        """Total reward of each sample, token rewards included: float64[G] per group."""
+        """Compute the total reward of each sample, token rewards included: float64[G] per group."""
         scores = [np.asarray(rewards, np.float64) for rewards in self.rewards]
         if self.token_rewards is None:
             return scores
@@ -75,7 +75,7 @@ class RewardBatch:
         return [score + np.array(added) for score, added in zip(scores, sums, strict=True)]
 
     def require(self, field: str):
-        """Return the named field. Raises ValueError where the caller left it out."""
+        """Return the named field. Raises ValueError if the caller left it out."""
         value = getattr(self, field)
         if value is None:
             raise ValueError(f"this advantage needs RewardBatch.{field}")
@@ -83,9 +83,9 @@ class RewardBatch:
 
 
 def _apply(rule: Callable[..., np.ndarray], scores: Groups, *others: Sequence[np.ndarray]) -> Groups:
-    """Apply `rule` to each group's valid scores and their places of `others`.
+    """Apply `rule` to each group's valid scores and the matching entries of `others`.
 
-    The rest get 0, and all of a group where fewer than two scores are valid or all are equal.
+    Other samples get 0; so do all samples of a group with fewer than two valid scores or with equal scores.
     """
     results = []
     for score, *more in zip(scores, *others, strict=True):
@@ -119,8 +119,8 @@ def _normalise(groups: Groups, std: str = "none", leave_one_out: bool = False, e
         if std == "none":
             return centred
         spread = _std(basis) if std == "group" else batch_std
-        # Only a leave-one-out std can be 0 here: a 7-against-1 group, whose odd one is left undivided instead of
-        # being blown up by 1/eps.
+        # Only a leave-one-out std can be 0 here: in a 7-against-1 group the odd sample stays undivided instead of being
+        # multiplied by 1/eps.
         return centred / np.where(spread > 0, spread + eps, 1.0)
 
     return _apply(rule, groups)
@@ -137,11 +137,11 @@ def grpo(
 ) -> Groups:
     """Group-normalised advantage (r - mean) / (std + eps) (DeepSeekMath, arXiv 2402.03300, section 4.1.2).
 
-    advantage_std: the unbiased std of the "group"; "batch" for that of all rewards of the batch, the mean staying the
-        group's; "none" for no division.
-    leave_one_out: mean (and group std) over the other samples of the group; undivided where those do not differ.
-    normalize_functions: GDPO: each reward function by the options above (0 where it abstained), then the weighted sum
-        by mean and std of the batch.
+    advantage_std: divide by the unbiased std of the "group" or of all rewards of the "batch", the mean being the
+        group's in both cases; "none" for no division.
+    leave_one_out: mean (and group std) over the other samples of the group; undivided if these do not differ.
+    normalize_functions: GDPO: normalise each reward function by the options above (0 where it abstained), then the
+        weighted sum by mean and std of the batch.
     """
     options = advantage_std, leave_one_out, advantage_eps
     if not normalize_functions:
@@ -200,8 +200,8 @@ def grpo_passk(
 ) -> Groups:
     """Advantage of a group's best sample over its second best (arXiv 2503.19595).
 
-    All others get 0. The best sample gets (best - second best) / (std + eps); of several best ones the first, whose
-    difference is 0.
+    All others get 0. The best sample gets (best - second best) / (std + eps); of several best samples the first does,
+    with difference 0.
     """
 
     def rule(rewards):
@@ -216,7 +216,7 @@ def _whiten(values: list[np.ndarray], counts: Sequence[np.ndarray]) -> list[np.n
     """Compute (x - mean) / sqrt(var + 1e-8) over the batch; 0 for NaN.
 
     values, counts: arrays of equal shapes; x[i] stands for counts[i] tokens. The variance is unbiased. All results are
-    0 where fewer than two tokens are valid.
+    0 if fewer than two tokens are valid.
     """
     pooled, weights = (np.concatenate([np.zeros(0), *arrays]) for arrays in (values, counts))
     used = np.isfinite(pooled) & (weights > 0)
@@ -245,7 +245,7 @@ def reinforce_plus_plus_baseline(batch: RewardBatch) -> Groups:
 
 
 def _token_rewards(batch: RewardBatch) -> TokenGroups:
-    """Token rewards float64[R] with the sample's reward in its places; NaN for an abstention."""
+    """Compute token rewards float64[R], the sample's reward included; NaN for an abstention."""
 
     def row(reward, length, added, turns):
         rewards = np.zeros(int(length)) + added + turns
@@ -271,7 +271,7 @@ def reinforce_plus_plus(batch: RewardBatch, *, gamma: Discount = 1.0) -> TokenGr
 
 @ADVANTAGES.register(uses_greedy=True)
 def remax(batch: RewardBatch) -> TokenGroups:
-    """Future reward minus that of the greedy response, 0 without one (arXiv 2310.10505)."""
+    """Future reward minus the greedy response's reward, 0 without one (arXiv 2310.10505)."""
     groups = zip(_token_rewards(batch), batch.require("greedy_rewards"), strict=True)
     return [[np.nan_to_num(_discounted(row, 1.0) - float(baseline)) for row in rows] for rows, baseline in groups]
 
@@ -305,7 +305,7 @@ def distillation(batch: RewardBatch) -> TokenGroups:
     """Log-ratio of teacher and policy at each token, without rewards (arXiv 2306.13649).
 
     Over tokens that the policy draws, its mean is the negative of the reverse KL(policy || teacher) per token, so that
-    each token is credited with its own part alone and not with those of later ones.
+    each token is credited only with its own part, not with the parts of later tokens.
     """
     return [[np.asarray(row, np.float64) for row in rows] for rows in batch.require("teacher_log_ratios")]
 

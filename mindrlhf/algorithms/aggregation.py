@@ -1,7 +1,7 @@
 """Weights that aggregate per-token losses to one number: loss = sum(weights * losses).
 
-Denominators are of the whole update batch, over all micro-batches and ranks and without rows that only pad: however it
-is cut, the plain sum over micro-batches and ranks (gradients too) is the same.
+Denominators cover the whole update batch, all micro-batches and ranks, without rows that only pad: the plain sum over
+micro-batches and ranks (gradients too) is the same for any cut of the batch.
 """
 
 import numpy as np

@@ -1,7 +1,7 @@
 """Token selection for Clip-Cov and KL-Cov (Cui et al. 2025, arXiv 2505.22617, section 4).
 
 A token's covariance is (A - mean A) * (log p - mean log p), over all trained tokens of an update batch and all ranks.
-verl chooses in each micro-batch, from that moment's log-probs; here from those that the update starts from.
+verl chooses in each micro-batch, from the current log-probs; this code uses the log-probs at the update's start.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ import numpy as np
 
 
 def token_covariances(log_probs: Sequence[np.ndarray], advantages: Sequence) -> np.ndarray:
-    """Covariance of each token: float64[sum of R], rows one after the other.
+    """Compute the covariance of each token: float64[sum of R], rows one after the other.
 
     log_probs: float[R] per row. advantages: per row one number for all its tokens, or float[R].
     """
@@ -30,7 +30,7 @@ def _first(chosen: np.ndarray, ratio: float, log_probs: Sequence[np.ndarray]) ->
 def select_clip_cov(
     log_probs: Sequence[np.ndarray], advantages: Sequence, seed: int, *, ratio: float, low: float, high: float
 ) -> list[np.ndarray]:
-    """Choose random tokens among those with a covariance between two bounds.
+    """Choose random tokens whose covariance is between two bounds.
 
     ratio: number of tokens as a part of all tokens; at least one. low, high: the bounds, exclusive.
     seed: fixes the choice; give each update its own. Returns float32[R] per row, 1 on chosen tokens.

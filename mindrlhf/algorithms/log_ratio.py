@@ -8,8 +8,8 @@ from mindrlhf.algorithms.mismatch import LOG_RATIO_LIMIT
 def masked_log_ratio(log_probs, other_log_probs, mask):
     """Compute log(p / q) per token, clamped to +-20, 0 on padding: float32[B, T].
 
-    log_probs, other_log_probs: float32[B, T]; whatever stands on padding (NaN and inf too) reaches neither value nor
-    gradient. mask: float32[B, T], 1 on response tokens. The gradient is 0 where the clamp acts.
+    log_probs, other_log_probs: float32[B, T]; numbers on padding (NaN and inf too) affect neither value nor gradient.
+    mask: float32[B, T], 1 on response tokens. The gradient is 0 where the clamp acts.
     """
     difference = ops.where(mask > 0, log_probs - other_log_probs, 0.0)
     return ops.clamp(difference, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)

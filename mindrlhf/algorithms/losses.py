@@ -7,10 +7,10 @@ Each registered function is called with its options, once, and returns the loss 
 All are float32[B, T]. log_probs: of the policy now, the gradient flows through it. old_log_probs: of the policy that
 starts the update; `stop_gradient(log_probs)` when a batch is used once. mask: 1 on response tokens; a row holds a whole
 response. selected: 1 on chosen tokens. losses: the caller sums `weights * losses` (`aggregation.py`). metrics: by name,
-to be averaged over the mask. Losses, metrics and gradient are 0 on padding, whatever stands there (NaN and inf too).
+to be averaged over the mask. Losses, metrics and gradient are 0 on padding, for any inputs there (NaN and inf too).
 
-The loss is a closure over its options and never a `functools.partial`: MindSpore 2.9 then gives zeros for all
-gradients, without an error. MindSpore is imported when a loss is made: settings are checked without it.
+The loss is a closure over its options and never a `functools.partial`, with which MindSpore 2.9 gives zeros for all
+gradients, without an error. MindSpore is imported only when a loss is made: settings are checked without it.
 """
 
 from collections.abc import Callable, Mapping
@@ -43,7 +43,7 @@ class PolicyLoss:
     """A policy loss with its options bound.
 
     losses: see the module. select: (log_probs, advantages, seed) -> float32[R] per row, 1 on chosen tokens, on the
-        host; None where the loss takes no `selected`. aggregation: see `LossMethod`.
+        host; None if the loss takes no `selected`. aggregation: see `LossMethod`.
     """
 
     name: str
@@ -64,7 +64,7 @@ def policy_loss(name: str, options: Mapping[str, Any] | None = None) -> PolicyLo
 
 
 def _masked(formula: Callable) -> Callable:
-    """Make a loss from a formula that need not care for padding.
+    """Make a loss from a formula that may ignore padding.
 
     formula: (log_probs, log_ratio, advantages, mask[, selected]) -> (losses, conditions), log-ratios clamped to +-20.
     A metric is 1 where its condition bool[B, T] holds; policy_kl (old - now, in nats) is added.
@@ -98,7 +98,7 @@ def clip(
 
     The separate bounds are DAPO's (arXiv 2503.14476).
     dual_clip: c > 1 bounds the loss of a negative advantage by -c * A (arXiv 1912.09729).
-    delta: caps the ratio itself, so also where the advantage is negative (INTELLECT-2, arXiv 2505.07291); give it above
+    delta: caps the ratio itself, also where the advantage is negative (INTELLECT-2, arXiv 2505.07291); set it above
         1 + epsilon_high.
     Metrics: clip_fraction (the clip acts), its parts clip_fraction_low and clip_fraction_high, and dual_clip_fraction.
     """
@@ -180,8 +180,8 @@ def sapo(*, tau_positive: PositiveFloat = 1.0, tau_negative: PositiveFloat = 1.0
 def geo_mean(*, epsilon_low: NonNegativeFloat = 0.4, epsilon_high: NonNegativeFloat = 0.4):
     """GMPO: -A * geometric mean of the row's clipped token ratios (arXiv 2507.20673).
 
-    The log-ratio is bounded to [-epsilon_low, epsilon_high], one-sided by the sign of A. The row's one loss (with the
-    row's mean advantage) stands at each of its tokens. verl takes the mean over all rows, empty ones included.
+    The log-ratio is bounded to [-epsilon_low, epsilon_high], one-sided by the sign of A. Each token has its row's loss
+    (with the row's mean advantage). verl takes the mean over all rows, empty ones included.
     Metrics: clip_fraction (the clip acts; verl also counts tokens that leave the range on the other side), its parts
     clip_fraction_low and clip_fraction_high.
     """
@@ -222,7 +222,7 @@ def clip_cov(
 ):
     """Clip-Cov: `clip` without the gradient of some high-covariance tokens (arXiv 2505.22617).
 
-    A selected token that the clip already holds keeps its (constant) loss, as in verl. Metrics: selected_fraction too.
+    A selected token that the clip already holds keeps its (constant) loss, as in verl. Metrics: also selected_fraction.
     """
     from mindspore import ops
 

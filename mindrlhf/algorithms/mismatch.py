@@ -1,6 +1,6 @@
 """Distance between the rollout's distribution and the trained one, over a step.
 
-Sums come first, so that ranks can add theirs. The metrics have the names that verl prints as `rollout_corr/...`.
+Sums are computed first, so that ranks can add them. The metrics have the names that verl prints as `rollout_corr/...`.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ def mismatch_sums(log_probs: Sequence[np.ndarray], rollout_log_probs: Sequence[n
     """Sum log-ratios over rows into float64[len(SUMS)], for `mismatch_figures`.
 
     log_probs, rollout_log_probs: float[R] per row, of the same tokens under the train graph and the rollout's
-    distribution. Rows without tokens count nowhere. Log-ratios are clamped to +-20.
+    distribution. Rows without tokens are ignored. Log-ratios are clamped to +-20.
     """
     sums = np.zeros(len(SUMS))
     for train, rollout in zip(log_probs, rollout_log_probs, strict=True):

@@ -14,8 +14,8 @@ def importance_weights(
     """Make the function that computes per-token importance weights in compiled graphs.
 
     The function: (log_probs, rollout_log_probs, mask) -> (weights, outside), all float32[B, T]. log_probs: of the
-    policy that starts the update, without gradient. rollout_log_probs: of the distribution that was really drawn from.
-    weights, outside: 0 on padding; outside is 1 where a bound acts.
+    policy that starts the update, without gradient. rollout_log_probs: of the distribution from which the tokens were
+    drawn. weights, outside: 0 on padding; outside is 1 where a bound acts.
     level: "token", or "sequence" for the product over the row (its log clamped to +-20) at each of its tokens.
     mode: "truncate" bounds the weight to [lower, upper] (truncated importance sampling; verl's upper is 2); "mask"
         gives a token outside the bounds weight 0 (TRL's default is "sequence" and "mask" with upper 3).

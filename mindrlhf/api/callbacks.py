@@ -6,28 +6,28 @@ from typing import Any
 
 
 class TrainerCallback:
-    """Base class of callbacks, which any object may be without it.
+    """Optional base class of callbacks; any object may be a callback.
 
-    Methods that it may have: `on_init_end`, `on_train_begin`, `on_step_begin`, `on_step_end`, `on_log`, `on_evaluate`,
-    `on_save` and `on_train_end`. They get the configuration, the state, the control, and by name `model`, the path of
-    the first weights, `processing_class`, and `logs` or `metrics`. Under msrun every process calls its own; one that
-    raises ends the run.
+    Possible methods: `on_init_end`, `on_train_begin`, `on_step_begin`, `on_step_end`, `on_log`, `on_evaluate`,
+    `on_save` and `on_train_end`. They get the configuration, the state and the control, and by name `model` (path of
+    the initial weights), `processing_class`, and `logs` or `metrics`. Under msrun every process calls its own
+    callbacks; an exception in a callback ends the run.
     """
 
 
 @dataclass(slots=True)
 class TrainerControl:
-    """Wishes of callbacks. should_training_stop: the run saves its state and ends."""
+    """Requests of callbacks. should_training_stop: the run saves its state and ends."""
 
     should_training_stop: bool = False
 
 
 @dataclass
 class TrainerState:
-    """Place of a run.
+    """Progress of a run.
 
-    global_step, max_steps: done, and of the run, in steps of this suite. epoch: passes over the dataset so far.
-    log_history: metrics of the steps that were logged, and of measurements, under TRL's names and ours.
+    global_step, max_steps: steps done and steps of the run, counted in this suite's steps. epoch: passes over the
+    dataset so far. log_history: metrics of the steps that were logged, and of measurements, under TRL's names and ours.
     """
 
     global_step: int = 0
@@ -40,7 +40,7 @@ class TrainerState:
 class Callbacks:
     """Callbacks of a trainer with the control that they share.
 
-    args: its configuration. others: arguments that all of them get by name.
+    args: the trainer's configuration. others: arguments that all callbacks get by name.
     """
 
     def __init__(self, callbacks: Iterable[Any], args: Any, state: TrainerState, **others: Any):
@@ -51,7 +51,7 @@ class Callbacks:
             self.add(callback)
 
     def add(self, callback: Any) -> None:
-        """Add a callback, or a class of one."""
+        """Add a callback; a class is instantiated."""
         self._callbacks.append(callback() if isinstance(callback, type) else callback)
 
     def __call__(self, event: str, **given: Any) -> None:

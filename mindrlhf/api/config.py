@@ -32,7 +32,7 @@ NOT_GIVEN |= {"mind_dataset_dir", "load_sft_checkpoint_train", "load_sft_checkpo
 class Resolved:
     """Configuration in the suite's own terms.
 
-    flags: by name. settings: over the configuration's file. needless: TRL's keys without effect -> why.
+    flags: name -> value. settings: values over the configuration's file. needless: TRL's keys without effect -> why.
     """
 
     flags: Mapping[str, Any]
@@ -45,12 +45,12 @@ class Config:
 
     Ours are written as in YAML, `rollout={"max_slots": 8}`, or dotted, `**{"rollout.max_slots": 8}`; `train_yaml` and
     `infer_yaml` take keys of the model YAMLs. A key can be read, and set again, as an attribute. Raises UserError for
-    a key or a value that is not right.
+    a wrong key or value.
     """
 
     kind: ClassVar[type[Settings]]
     flags: ClassVar[type[RunFlags]]
-    file_flag: ClassVar[str]  # flag of the YAML file beneath the keys
+    file_flag: ClassVar[str]  # flag of the YAML file that the keys override
 
     output_dir: str | Path | None
 
@@ -82,12 +82,12 @@ class Config:
         return f"{type(self).__name__}({', '.join(f'{key}={value!r}' for key, value in keys.items())})"
 
     def settings(self) -> Any:
-        """Build the typed settings, but for what depends on data and devices."""
+        """Build the typed settings, except values that depend on data and devices."""
         resolved = self.resolve(NOWHERE)
         return load_settings(self.kind, resolved.flags.get(self.file_flag), given=resolved.settings)
 
     def flag(self, name: str) -> Any:
-        """Return a flag's value, None where it is not given."""
+        """Return a flag's value, None if it is not given."""
         return self._sorted()[0].get(name)
 
     def resolve(self, around: Surroundings) -> Resolved:
@@ -129,26 +129,26 @@ class Config:
         return self._translate({}, self.kind(), {}, NOWHERE).used
 
     def _flags(self) -> dict[str, Any]:
-        """Return flags that hold unless others are given."""
+        """Return default flags, which given flags override."""
         return {}
 
     def _lowest(self) -> Layer:
-        """Return settings that hold unless others are given."""
+        """Return default settings, which given settings override."""
         return Layer({}, {})
 
     def _translate(
         self, theirs: Mapping[str, Any], base: Any, own: Mapping[str, Any], around: Surroundings
     ) -> Translation:
-        """Translate TRL's keys over the settings `base`, which have `own` from the user."""
+        """Translate TRL's keys over the settings `base`; `own`: the user's among these."""
         raise NotImplementedError
 
 
 class GRPOConfig(Config):
     """Configuration of a `GRPOTrainer`: TRL's names and defaults, or ours.
 
-    output_dir: of metrics and checkpoints. Other keys: TRL's (`learning_rate`, `num_generations`, ...); our settings
-    (`rollout={...}`); flags of `mindrlhf train` (`tensor_parallel`, `load_ref_checkpoint`, ...). grpo_config: a YAML
-    file, or one of ours, in place of TRL's defaults `preset:trl`.
+    output_dir: folder of metrics and checkpoints. Other keys: TRL's (`learning_rate`, `num_generations`, ...); our
+    settings (`rollout={...}`); flags of `mindrlhf train` (`tensor_parallel`, `load_ref_checkpoint`, ...). grpo_config:
+    a YAML file, or a shipped one, instead of TRL's defaults `preset:trl`.
     """
 
     kind = GRPOSettings
@@ -169,8 +169,8 @@ class GRPOConfig(Config):
 class SFTConfig(Config):
     """Configuration of an `SFTTrainer`: TRL's names and defaults, or ours.
 
-    output_dir: of metrics and checkpoints. Other keys: as of `GRPOConfig`, with settings and flags of `mindrlhf sft`.
-    sft_config: a YAML file in place of TRL's defaults.
+    output_dir: folder of metrics and checkpoints. Other keys: as in `GRPOConfig`, with settings and flags of `mindrlhf
+    sft`. sft_config: a YAML file instead of TRL's defaults.
     """
 
     kind = SFTSettings

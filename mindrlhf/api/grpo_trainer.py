@@ -20,12 +20,12 @@ Reward = Callable[..., Any] | str
 class GRPOTrainer(Trainer):
     """GRPO of a language model, with TRL's arguments.
 
-    model: folder in Hugging Face's format, or a hub's id. reward_funcs: functions, in TRL's form or one of ours, that
-    run in this process; names of shipped ones, or `file.py:function`, in processes of their own; None leaves the
+    model: folder in Hugging Face's format, or a hub's id. reward_funcs: functions in TRL's form or one of ours, which
+    run in this process; names of shipped functions, or `file.py:function`, which run in other processes; None keeps the
     configuration's. train_dataset, eval_dataset: rows with `prompt` as text or messages, or as `mindrlhf data` reads
-    them; a `datasets.Dataset`; a JSONL, JSON or parquet file, or a MindRecord. processing_class: another tokenizer than
+    them; a `datasets.Dataset`; a JSONL, JSON or parquet file, or a MindRecord. processing_class: a tokenizer instead of
     the model's. peft_config: a `LoraConfig`, or a mapping of its values. tools, environment_factory: functions and a
-    class of a file, which processes of their own import, or names. Under msrun every process makes the same trainer.
+    class from a file, which other processes import, or names. Under msrun every process makes the same trainer.
     """
 
     args: GRPOConfig

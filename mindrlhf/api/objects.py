@@ -33,7 +33,7 @@ def rows_of(dataset: Any, name: str) -> Rows | str | None:
 
 
 def number_of_rows(rows: Rows | str | None) -> int | None:
-    """Count rows; None for a MindRecord, whose rows MindSpore alone reads."""
+    """Count rows; None for a MindRecord, which only MindSpore reads."""
     if isinstance(rows, str):
         return len(read_source(rows)) if is_source(rows) else None
     return None if rows is None else len(rows)
@@ -61,7 +61,7 @@ def named_functions(functions: Any) -> tuple[list[str], dict[str, Callable[..., 
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """Return the name of a function, a class, or an object that is called."""
+    """Return the name of a function, a class, or a callable object."""
     inner = getattr(function, "func", function)  # of a partial
     return (getattr(inner, "__name__", None) or type(inner).__name__).strip("<>")
 
@@ -69,8 +69,8 @@ def name_of(function: Callable[..., Any]) -> str:
 def importable_names(objects: Iterable[Any] | None, what: str) -> list[str]:
     """Return the names by which other processes import functions or classes.
 
-    One of the program's own file becomes `file.py:name`. what: the argument's name, for messages. Raises UserError for
-    an object that has no such name.
+    An object of the program's own file becomes `file.py:name`. what: the argument's name, for messages. Raises
+    UserError for an object that has no such name.
     """
     return [one if isinstance(one, str) else _importable_name(one, what) for one in objects or ()]
 

@@ -17,9 +17,9 @@ class SFTTrainer(Trainer):
 
     model: folder in Hugging Face's format, or a hub's id; None for random weights of the shape in `sft_path_train`.
     train_dataset, eval_dataset: rows with `messages` (and `tools`), or with `prompt` and `completion` as texts or
-    messages; a `datasets.Dataset`; a JSONL, JSON or parquet file, or a MindRecord. processing_class: another tokenizer
-    than the model's. peft_config: a `LoraConfig`, or a mapping of its values. Under msrun every process makes the same
-    trainer.
+    messages; a `datasets.Dataset`; a JSONL, JSON or parquet file, or a MindRecord. processing_class: a tokenizer
+    instead of the model's. peft_config: a `LoraConfig`, or a mapping of its values. Under msrun every process makes the
+    same trainer.
     """
 
     args: SFTConfig

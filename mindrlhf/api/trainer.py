@@ -42,7 +42,7 @@ Resume = str | Path | bool | None
 
 
 class TrainOutput(NamedTuple):
-    """Result of a training. metrics: of the last step."""
+    """Result of a training. metrics: metrics of the last step."""
 
     global_step: int
     training_loss: float
@@ -52,12 +52,12 @@ class TrainOutput(NamedTuple):
 class Trainer(ABC):
     """Base class of trainers.
 
-    args: the configuration. state: of the last training. model: path or id of the first weights; None for random ones.
-    Raises `UserError` for a mistake in what it is given, here or when it is used.
+    args: the configuration. state: state of the last training. model: path or id of the initial weights; None for
+    random ones. Raises `UserError` for a wrong argument, here or when it is used.
     """
 
     loss: ClassVar[str]  # metric
-    sampling: ClassVar[str]  # settings of answers that `generate` draws
+    sampling: ClassVar[str]  # group of settings for `generate`
 
     def __init__(
         self,
@@ -99,14 +99,14 @@ class Trainer(ABC):
         return self.args.flag("save_ckpt_dir") or self.output / "ckpt"
 
     def add_callback(self, callback: Any) -> None:
-        """Add a callback, or a class of one."""
+        """Add a callback; a class is instantiated."""
         self._callbacks.add(callback)
 
     def train(self, resume_from_checkpoint: Resume = None) -> TrainOutput:
         """Train to the end; the model is then in `checkpoints`, and `save_model` copies it.
 
-        resume_from_checkpoint: True goes on from the newest checkpoint of the output folder, a path from that one. The
-        first SIGINT (Ctrl-C) or SIGTERM saves the run's state and raises KeyboardInterrupt or SystemExit.
+        resume_from_checkpoint: True continues from the output folder's newest checkpoint, a path from the checkpoint
+        there. The first SIGINT (Ctrl-C) or SIGTERM saves the run's state and raises KeyboardInterrupt or SystemExit.
         """
         last = deque(self.train_iter(resume_from_checkpoint), maxlen=1)
         metrics = last.pop() if last else {}
@@ -115,7 +115,7 @@ class Trainer(ABC):
     def train_iter(self, resume_from_checkpoint: Resume = None) -> Iterator[dict[str, float]]:
         """Train as `train`, and yield each step's metrics.
 
-        They have TRL's names and ours. An iterator that is left before its end saves the run's state.
+        The metrics have TRL's names and ours. An iterator that is closed before its end saves the run's state.
         """
         resumed = {True: "auto", False: None, None: None}
         resume = resumed[resume_from_checkpoint] if resume_from_checkpoint in resumed else str(resume_from_checkpoint)
@@ -136,8 +136,8 @@ class Trainer(ABC):
     def evaluate(self) -> dict[str, float]:
         """Measure on held-out data; returns its metrics under TRL's names and ours.
 
-        It measures the trained model, or the first one before a training. Rewards have the name `eval_reward`, the loss
-        of answers `eval_loss`.
+        It measures the trained model, or the initial one before a training. `eval_reward` is the mean reward,
+        `eval_loss` the loss of answers.
         """
         if self._datasets[HELD_OUT] is None:
             raise UserError("evaluate: there is no held-out data; give the trainer an eval_dataset.")
@@ -153,7 +153,7 @@ class Trainer(ABC):
     def save_model(self, output_dir: str | Path | None = None) -> None:
         """Write the trained model as a Hugging Face folder.
 
-        output_dir: by default the output folder. Adapters are merged into it. Raises UserError before a training.
+        output_dir: by default the output folder. Adapters are merged into the model. UserError before a training.
         """
         if self._trained is None:
             raise UserError("save_model: nothing is trained yet; call train first.")
@@ -173,10 +173,10 @@ class Trainer(ABC):
     def generate(
         self, prompts: Sequence[Any] | str, num_generations: int = 1, seed: int = 0, **sampling: Any
     ) -> list[Any]:
-        """Answer prompts with the trained model, or the first one before a training.
+        """Answer prompts with the trained model, or the initial one before a training.
 
-        prompts: texts, or lists of messages. sampling: `temperature`, `max_new_tokens` and so on, in place of the
-        configuration's. Returns a text for each prompt, or with several generations a list of them. One process only.
+        prompts: texts, or lists of messages. sampling: `temperature`, `max_new_tokens` and so on, instead of the
+        configuration's. Returns a text, or with several generations a list, for each prompt. One process only.
         """
         if started_workers() > 1:
             raise UserError("generate: msrun started several processes; call it in a script that one process runs.")
@@ -242,7 +242,7 @@ class Trainer(ABC):
         return self.args.flags(**(dict(resolved.flags) | own))
 
     def _source(self, name: str) -> str | None:
-        """Name a dataset for flags and settings: its path, or its place in `_objects`."""
+        """Name a dataset for flags and settings: its path, or its key in `_objects`."""
         dataset = self._datasets[name]
         return dataset if dataset is None or isinstance(dataset, str) else name
 
@@ -266,9 +266,9 @@ class Trainer(ABC):
             self._busy = False
 
     def _told(self, steps: Steps, signals: StopSignals) -> Generator[dict[str, float], None, bool]:
-        """Tell callbacks of each step, and yield its metrics; returns what `steps` does.
+        """Report each step to callbacks and yield its metrics; returns the result of `steps`.
 
-        Signals are wishes to stop while a step or a callback runs, and have their usual effect between them.
+        During a step or a callback a signal is a request to stop; between them it has its usual effect.
         """
         begins, every = True, self.args.settings().trainer.log_every
         try:
@@ -295,7 +295,7 @@ class Trainer(ABC):
             raise
 
     def _seen(self, record: "StepRecord", every: int) -> dict[str, float]:
-        """Tell callbacks of a step; every: steps from one log to the next."""
+        """Report a step to callbacks; every: steps from one log to the next."""
         state, logs = self.state, {"step": record.step, **with_trl_names(record.metrics)}
         if self.loss in logs:
             logs["loss"] = logs[self.loss]
@@ -351,12 +351,12 @@ class Trainer(ABC):
 
 
 def listening(signals: StopSignals) -> AbstractContextManager[Any]:
-    """Enter signals in the main thread; Python lets no other one have them."""
+    """Enter signals in the main thread; Python lets no other thread handle them."""
     return signals if threading.current_thread() is threading.main_thread() else nullcontext()
 
 
 def measured_of(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Select what was measured on held-out data; `eval_reward` is the mean over its sources."""
+    """Select the metrics of held-out data; `eval_reward` is the mean over its sources."""
     measured = {name: value for name, value in metrics.items() if name.startswith(MEASURED)}
     rewards = [value for name, value in measured.items() if "/reward/mean@" in name]
     if rewards:

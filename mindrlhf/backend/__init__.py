@@ -1,6 +1,6 @@
 """Differences between device targets: kernels, collectives, memory, process start.
 
-All other rooms are the same code on a laptop's CPU and on Ascend.
+All other packages run the same code on a laptop's CPU and on Ascend.
 """
 
 from dataclasses import dataclass
@@ -21,9 +21,9 @@ LACKS_BFLOAT16 = "this processor has neither AVX512_BF16 nor AMX"
 class Kernels:
     """Operators that graphs are built from on a device target.
 
-    composed: a module with all of them, made of MindSpore's. fused: the C++ operators (`backend.native`), or None.
-    activations: dtype of the arrays between operators. weights: numbers that decode steps multiply by. packs_cache:
-    decode steps keep keys and values as bfloat16 numbers, two in each int32.
+    composed: module of all operators, built from MindSpore's. fused: the C++ operators (`backend.native`), or None.
+    activations: dtype of the arrays between operators. weights: dtype of the weights in decode steps. packs_cache:
+    decode steps store keys and values as bfloat16, two in each int32.
     """
 
     composed: ModuleType
@@ -34,14 +34,14 @@ class Kernels:
 
     @property
     def best(self) -> Any:
-        """Fused operators if available, for functions that both have."""
+        """Fused operators if available, else composed, for functions that both have."""
         return self.fused or self.composed
 
 
 def kernels(target: str, dtype: str = "float32", weights: str = "train") -> Kernels:
     """Return the kernels of a `context.device_target`.
 
-    dtype: of what matrix products take, see `product_dtype`. weights: those of decode steps, see `check_weights`.
+    dtype: input dtype of matrix products (`product_dtype`). weights: dtype in decode steps, or train (`check_weights`).
     """
     decoded = dtype if weights == "train" else weights
     if target == "CPU":
@@ -56,7 +56,7 @@ def kernels(target: str, dtype: str = "float32", weights: str = "train") -> Kern
 
 
 def check_weights(target: str, weights: str) -> None:
-    """Check that decode steps can have weights of their own: `rollout.weights`. Raises UserError."""
+    """Check that decode steps support `rollout.weights` here. Raises UserError."""
     if weights == "train":
         return
     from mindrlhf.backend.native import library
@@ -67,9 +67,9 @@ def check_weights(target: str, weights: str) -> None:
 
 
 def product_dtype(target: str, dtype: str) -> str:
-    """Choose the dtype of matrix products: for `auto` bfloat16 where it is fast.
+    """Choose the dtype of matrix products; `auto` is bfloat16 if that is fast.
 
-    Raises UserError for bfloat16 on a CPU without fast products of it.
+    Raises UserError for bfloat16 on a CPU without fast bfloat16 products.
     """
     if target != "CPU":
         return "bfloat16" if dtype == "auto" else dtype
@@ -87,13 +87,13 @@ def product_dtype(target: str, dtype: str) -> str:
 def default_device() -> "Device":
     """Return `Ascend` on a host with an NPU, else `CPU`.
 
-    An NPU shows as /dev/davinciN, also without MindSpore. Imports no NumPy. Not run on Ascend.
+    An NPU appears as /dev/davinciN, also without MindSpore. Does not import NumPy. Not run on Ascend.
     """
     return "Ascend" if any(Path("/dev").glob("davinci[0-9]*")) else "CPU"
 
 
 def operators_in_use(target: str) -> str:
-    """Describe the operators of `kernels` for people."""
+    """Describe the operators of `kernels` in a message."""
     if target != "CPU":
         return "MindSpore's fused ones"
     from mindrlhf.backend.native import library

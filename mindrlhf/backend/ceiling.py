@@ -5,15 +5,15 @@ from functools import cache
 
 import numpy as np
 
-SIZE = {"CPU": 1024, "Ascend": 8192}  # of the square matrices
+SIZE = {"CPU": 1024, "Ascend": 8192}  # rows and columns of the square matrices
 ATTEMPTS, LEAST_S = 3, 0.05  # best of ATTEMPTS runs of at least LEAST_S seconds
 
 
 def matmul_ceiling(device_target: str, dtype: str = "float32") -> float:
     """Measure floating-point operations per second of square matrix products, in about 0.2 s.
 
-    dtype: of what the products take. Ranks of one host measure at about the same time, and each of them finds its
-    part of the host. The Ascend branch has not been run.
+    dtype: input dtype of the products. Ranks of one host measure at about the same time, so each one measures its share
+    of the host. The Ascend branch has not been run.
     """
     size = SIZE[device_target]
     return product_rate(device_target, dtype, size, size, size)
@@ -25,7 +25,7 @@ def product_rate(
 ) -> float:
     """Measure floating-point operations per second of [rows, inner] x [columns, inner].
 
-    decoded: the weights' numbers in a decode step, whose products are measured then where there are fused ones.
+    decoded: dtype of the weights in decode steps; if given, the fused decode product is measured, where available.
     """
     import mindspore
     from mindspore import Tensor

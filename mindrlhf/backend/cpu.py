@@ -1,7 +1,7 @@
 """Kernels composed of MindSpore's basic operators.
 
 The fused operators of Ascend (RmsNorm, Swiglu, RotaryPositionEmbedding) do not exist on CPU, and bfloat16 has no
-matrix product there. Scores and softmax of attention are float32.
+matrix product there. Attention scores and softmax are float32.
 
 Symbols: N prompts, G samples of each, P prefix positions, R completion positions, K key-value heads (on this rank),
 Q query heads per key-value head, D head_dim.
@@ -12,7 +12,7 @@ from mindspore import Tensor, ops
 
 from mindrlhf.backend.comm.broadcast import expand
 
-# Added to masked scores: far below any real score, and far from float32's edge, so that sums stay finite.
+# Added to masked scores: far below any real score, but far from float32's limit, so that sums stay finite.
 MASKED = -1e30
 
 
@@ -28,10 +28,10 @@ def linear_bias(x, weight, bias):
 
 
 def group_view(prefix_lengths, lengths, split, key_heads, query_heads):
-    """Describe visibility for `group_attention`, once for all layers.
+    """Build the masks of `group_attention`, once for all layers.
 
-    prefix_lengths: int32[N]; lengths: int32[N*G] of the completions, which operators that leave out padding need;
-    split: (N, P, G, R), with G 0 for prompts alone.
+    prefix_lengths: int32[N]; lengths: int32[N*G], completion lengths, for operators that skip padding; split: (N, P, G,
+    R), with G = 0 for prompts only.
     """
     _, p, g, r = split
     queries = query_heads // key_heads
@@ -43,9 +43,9 @@ def group_view(prefix_lengths, lengths, split, key_heads, query_heads):
 def group_attention(query, key, value, view, split, scale):
     """Attend causally within prompts, and from completions to their shared prompt and themselves.
 
-    query: [T, K * Q, D], of T = N*P + N*G*R tokens, the prompts' first, or of the completions' alone; key, value:
-    [T, K, D]; view: from `group_view`. Returns [rows of query, K * Q * D]. Right padding of a prompt needs no mask of
-    its own: a real position never looks ahead, and nothing reads the padded ones.
+    query: [T, K * Q, D] for T = N*P + N*G*R tokens, prompts first, or for the completion tokens only; key, value: [T,
+    K, D]; view: from `group_view`. Returns [query rows, K * Q * D]. Within prompts, right padding needs no extra mask:
+    a real position never looks ahead, and nothing reads the padded positions.
     """
     n, p, g, r = split
     heads, d = key.shape[1:]
@@ -94,7 +94,7 @@ def prefix_attention(query, key, value, mask, scale):
 
 
 def completion_attention(query, key, value, prefix_key, prefix_value, mask, prefix_mask, scale):
-    """Attend from completion rows to shared prompt and, causally, completion, in one softmax.
+    """Attend from completions to shared prompt and, causally, themselves, in one softmax.
 
     query: [N, G, R, K, Q, D]; key, value: [N, G, R, K, D]; prefix_key, prefix_value: [N, P, K, D];
     mask: [Q*R, R] from `causal_mask`; prefix_mask: [N, P] from `key_mask`. Returns [N, G, R, K, Q, D].
@@ -119,9 +119,9 @@ def completion_attention(query, key, value, prefix_key, prefix_value, mask, pref
 
 
 def decode_view(positions, heads, size):
-    """Describe visibility for `decode_attention`, once for all layers.
+    """Build cache positions and mask of `decode_attention`, once for all layers.
 
-    positions: int32[B] of the tokens to come; heads, size: K and S of the caches.
+    positions: int32[B], of the new tokens; heads, size: K and S of the caches.
     """
     b = positions.shape[0]
     slots = ops.arange(0, b * heads).astype("int32").reshape((b * heads, 1))
@@ -178,10 +178,9 @@ def squared_norm(gradients):
 def adamw(parameters, gradients, first, second, decays, rows, numbers):
     """Update all parameters and moments in place; zero the gradients.
 
-    decays: for each parameter, True if weight decay applies. rows: (first, end) of those rows of each gradient that
-    belong to the parameter. numbers: six float32 scalars, rate, beta1, beta2, epsilon, decay, and the factor of the
-    gradients. Computed is w -= rate * (m / (sqrt(v) + epsilon) + decay * w), without a correction of the moments'
-    bias.
+    decays: for each parameter, True if weight decay applies. rows: (first, end) of the rows of each gradient that
+    belong to the parameter. numbers: six float32 scalars: rate, beta1, beta2, epsilon, decay, and the factor of the
+    gradients. The update is w -= rate * (m / (sqrt(v) + epsilon) + decay * w), without bias correction of the moments.
     """
     rate, beta1, beta2, eps, decay, scale = numbers
     done = rate
@@ -192,7 +191,7 @@ def adamw(parameters, gradients, first, second, decays, rows, numbers):
         given = rate, beta1, beta2, eps, decay if decays[i] else decay * 0.0, own * scale
         step = ops.AdamWeightDecay()(parameters[i], first[i], second[i], *given)
         done = ops.depend(done, step)
-        # g - g, because zeros would be folded into the graph as constants: the size of the model once more. The
-        # gradients are finite here.
+        # g - g instead of zeros, which would become constants of the graph and take the model's size in memory again.
+        # The gradients are finite here.
         done = ops.depend(done, ops.assign_sub(gradient, ops.depend(gradient, step)))
     return done

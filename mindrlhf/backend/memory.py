@@ -1,7 +1,7 @@
-"""Temporary release of parameter memory, without compiled graphs noticing.
+"""Temporary release of parameter memory, unnoticed by compiled graphs.
 
-On CPU a parameter's pages go back to the operating system and its content to a file; it keeps its address, which
-compiled graphs know. On Ascend MindSpore moves it to host memory.
+On CPU a parameter's pages return to the operating system and its content goes to a file; its address stays the same,
+because compiled graphs hold it. On Ascend MindSpore moves the parameter to host memory.
 """
 
 import ctypes
@@ -20,41 +20,41 @@ from mindrlhf.errors import UserError
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _MADV_DONTNEED = 4
-_MADV_POPULATE_WRITE = 23  # Linux 5.14; older ones refuse it
+_MADV_POPULATE_WRITE = 23  # since Linux 5.14; older kernels refuse it
 
 
 class Store(Protocol):
-    """Store for the parameters of one role, of which `nbytes` move."""
+    """Store for the parameters of one role; it can move `nbytes` of them."""
 
     nbytes: int
 
     def put_away(self, keep: bool) -> None:
         """Free the memory.
 
-        keep: the content is needed again; otherwise the parameters are zero afterwards, or as they
-        were put away before with `keep`.
+        keep: the content is needed again. Otherwise the parameters come back as zeros, or with the content of the last
+        `put_away` with `keep`.
         """
 
     def bring_back(self) -> None:
-        """Take the memory again, with the content that was kept last."""
+        """Restore the memory, with the content that was kept last."""
 
     def fill(self) -> None:
-        """Take all memory now, which is quicker than page by page later."""
+        """Allocate all memory now, which is faster than page by page later."""
 
     def expect(self) -> None:
-        """Prefetch in the background, outside of this process's memory, for a fast `bring_back`."""
+        """Prefetch in the background, outside this process's memory, for a fast `bring_back`."""
 
 
 def open_store(target: str, parameters: Sequence, folder: Path) -> Store:
-    """Open the store of a `context.device_target`; files go below `folder`."""
+    """Open the store for a `context.device_target`; its files go to `folder`."""
     return AscendStore(parameters) if target == "Ascend" else FileStore(parameters, folder)
 
 
 class FileStore:
-    """Store on CPU: pages go to a nameless file.
+    """Store on CPU: pages go to an unnamed file.
 
-    The first and the last, incomplete, page of each parameter stay. Raises `UserError` when the file cannot be written;
-    everything is still in memory then.
+    Incomplete first and last pages of a parameter stay in memory. Raises `UserError` when the file cannot be written;
+    all content is still in memory then.
     """
 
     def __init__(self, parameters: Sequence, folder: Path):
@@ -69,7 +69,7 @@ class FileStore:
             _give_back(pages)
 
     def bring_back(self) -> None:
-        if self._file:  # else never kept: the pages come back as zeros when they are touched
+        if self._file:  # otherwise nothing was kept: the pages are zeros when they are next used
             self._move(lambda file, content, offset: os.preadv(file, [content], offset))
 
     def fill(self) -> None:
@@ -77,7 +77,7 @@ class FileStore:
             _advise(pages, _MADV_POPULATE_WRITE)
 
     def expect(self) -> None:
-        """Make the operating system read the file into its own cache."""
+        """Make the operating system read the file into its cache."""
         if self._file:
             os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
 
@@ -104,12 +104,12 @@ class FileStore:
                 rest, offset = rest[count:], offset + count
 
     def _pages(self) -> list[np.ndarray]:
-        """View whole pages as bytes, anew each time because they may move."""
+        """View whole pages as bytes; called each time, because they may move."""
         return [_whole_pages(parameter.asnumpy()) for parameter in self._parameters]
 
 
 class AscendStore:
-    """Store on Ascend: MindSpore's own move to the host; not run here."""
+    """Store on Ascend: MindSpore moves parameters to the host; not run here."""
 
     def __init__(self, parameters: Sequence):
         self._parameters = parameters
@@ -124,14 +124,14 @@ class AscendStore:
             parameter._load()
 
     def fill(self) -> None:
-        """Do nothing: a device's memory is there or not."""
+        """Do nothing: device memory is allocated as a whole or not at all."""
 
     def expect(self) -> None:
-        """Do nothing: host memory is quick, and `_load` always waits."""
+        """Do nothing: host memory is fast, and `_load` always waits."""
 
 
 def zero_parameter(name: str, shape: Sequence[int], dtype: str = "float32"):
-    """Make a Parameter of zeros, on CPU without memory until it is written to."""
+    """Make a Parameter of zeros; on CPU it takes memory only when written to."""
     import mindspore
     from mindspore import Parameter, Tensor
 
@@ -155,6 +155,6 @@ def _give_back(pages: np.ndarray) -> None:
 
 
 def _advise(pages: np.ndarray, advice: int) -> int:
-    """Call `madvise`; returns 0, or the number of the error."""
+    """Call `madvise`; returns 0, or the error number."""
     failed = pages.nbytes and _LIBC.madvise(ctypes.c_void_p(pages.ctypes.data), ctypes.c_size_t(pages.nbytes), advice)
     return ctypes.get_errno() if failed else 0

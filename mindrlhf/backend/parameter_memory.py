@@ -1,7 +1,7 @@
-"""Reading and writing of parameters, which compiled graphs see.
+"""Reading and writing of parameters; compiled graphs see the writes.
 
-On the CPU both happen in the parameter's own buffer; on Ascend, not run there, a write copies back to the device.
-NumPy is imported on use: its threads must not start before `run.stop_signals` has blocked the signals in them.
+On the CPU both use the parameter's own buffer; on Ascend (not run there) a write copies back to the device. NumPy is
+imported inside functions: its threads must not start before `run.stop_signals` has blocked signals in them.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def read(parameter: "Parameter") -> "np.ndarray":
-    """Read a parameter: its own memory on the CPU, read-only, else a copy."""
+    """Read a parameter: on the CPU its own memory, read-only, elsewhere a copy."""
     numbers = parameter.asnumpy().view()
     numbers.flags.writeable = False
     return numbers
@@ -36,7 +36,7 @@ def write(parameter: "Parameter", values: "np.ndarray | float") -> None:
 
 @contextmanager
 def rewriting(parameters: Mapping[str, "Parameter"]) -> "Iterator[dict[str, np.ndarray]]":
-    """Yield writable arrays by name, with the parameters' numbers; their content becomes the parameters'."""
+    """Yield writable arrays by name, with the parameters' values; changes reach the parameters."""
     from mindspore import Tensor
 
     arrays = {name: parameter.asnumpy() for name, parameter in parameters.items()}
@@ -51,7 +51,7 @@ def rewriting(parameters: Mapping[str, "Parameter"]) -> "Iterator[dict[str, np.n
 
 
 def _in_place() -> bool:
-    """Test that `asnumpy` gives a parameter's own memory."""
+    """Test if `asnumpy` returns a parameter's own memory."""
     import mindspore
 
     return mindspore.get_context("device_target") == "CPU"

@@ -1,4 +1,4 @@
-"""Adapters that a model path is: PEFT folders, and training checkpoints of adapters."""
+"""Adapters in place of models: PEFT folders, and training checkpoints of adapters."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -21,7 +21,7 @@ from mindrlhf.models.parameters import ParameterSpec, parameter_table
 
 
 def base_path(folder: str | Path) -> str:
-    """Find a PEFT folder's base model by the path or id there."""
+    """Find a PEFT folder's base model by the path or id in its configuration."""
     named = read_peft_config(Path(folder, PEFT_CONFIG_FILE))[1].name
     try:
         name = named and local_model(named)
@@ -34,7 +34,7 @@ def base_path(folder: str | Path) -> str:
 
 
 def checkpoint_adapter(checkpoint: Checkpoint) -> StoredAdapter | None:
-    """Read the adapters of a training checkpoint; None for one of whole weights."""
+    """Read the adapters of a training checkpoint; None if it holds whole weights."""
     with checkpoint.understood("run.model.adapter"):
         saved = checkpoint.run.get("model", {}).get("adapter")
         if saved is None:
@@ -80,7 +80,7 @@ def split_adapter(
     """Merge adapters into the weights before them, and collect their matrices.
 
     Yields the weights, with rows of the table without adapters. tensors: in the order of the table, where A and B
-    follow their weight, if it is there. arrays: filled with the matrices by Hugging Face's names.
+    follow their weight, if it is present. arrays: filled with the matrices by Hugging Face's names.
     """
     held: list[tuple[ParameterSpec, np.ndarray]] = []
     for spec, array in tensors:

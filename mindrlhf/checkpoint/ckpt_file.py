@@ -2,7 +2,7 @@
 
 A file is one protobuf message: repeated field 1, each {1: name, 2: {1: dims (a varint each), 2: type name, 3: bytes}},
 where a large tensor is cut into consecutive entries of the same name. `mindspore.load_checkpoint` holds a whole file in
-memory twice. Not done: encrypted files; the checksum that MindSpore appends on request is skipped.
+memory twice. Encrypted files cannot be read; the checksum that MindSpore appends on request is skipped.
 """
 
 import mmap
@@ -41,7 +41,7 @@ def index_ckpt(path: Path) -> dict[str, StoredTensor]:
                     entry = replace(earlier, segments=earlier.segments + entry.segments)
                 if entry:
                     tensors[entry.name] = entry
-    except (ValueError, TypeError) as error:  # also an empty file, which cannot be mapped; a number for bytes
+    except (ValueError, TypeError) as error:  # also an empty file, which cannot be mapped; a number in place of bytes
         raise UserError(f"{path}: not a MindSpore .ckpt, or damaged or truncated ({error}); get it again.") from error
     for tensor in tensors.values():
         needed = stored_size(tensor.dtype, tensor.shape)
@@ -70,7 +70,7 @@ def write_ckpt(
 
 
 def _entry(path: Path, data: mmap.mmap, start: int, end: int) -> StoredTensor | None:
-    """Read one entry as a one-segment tensor; None without a plain tensor."""
+    """Read one entry as a one-segment tensor; None unless it is plain."""
     entry = dict(_fields(data, start, end))
     if 2 not in entry:
         return None

@@ -21,18 +21,18 @@ from mindrlhf.parallel.buckets import buckets
 CONFIG_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
 CARD_FILE = "README.md"
-CURVE_FILE = "curves.png"  # which the card shows
+CURVE_FILE = "curves.png"  # shown in the card
 FILLERS = ("pad_token_id", "bos_token_id")
 
-# What a folder written here can hold; one with anything else in it is somebody's, and never replaced.
+# Files that a folder written here can hold; a folder with any other file is never replaced: it is somebody's.
 _OWN_FILES = (CARD_FILE, CURVE_FILE, "*.json", "*.safetensors", "merges.txt", "tokenizer.model")
 
 
 def read_hf_config(directory: str | Path) -> ModelConfig:
     """Read the model configuration of a Hugging Face folder.
 
-    Stop tokens are those of `config.json` and `generation_config.json`, in that order (Qwen2.5-Instruct names one and
-    two); padding and beginning tokens come from the second where the first has none.
+    Stop tokens come from `config.json` and `generation_config.json`, in that order (Qwen2.5-Instruct names one and
+    two); padding and beginning tokens come from the second file if the first has none.
     """
     file = Path(directory, CONFIG_FILE)
     raw = read_json(file)
@@ -64,11 +64,11 @@ def save_hf(
     """Write a model folder, complete or not at all, tensor by tensor.
 
     tensors: (spec, full float32 array) for every parameter, in the order of `parameter_table(config)`.
-    dtype: of the stored numbers. max_shard_bytes: a new file begins where a tensor would take one beyond this size.
-    replace: exchange an earlier model folder as a whole; without it, and for a folder that holds anything else, a
-        folder that is not empty is refused.
-    generation: sampling defaults to hand on (`generation_defaults`); the tokens that end a response are the config's.
-    card: files of the model card. Raises `ValueError` when `tensors` is not the table.
+    dtype: of the stored numbers. max_shard_bytes: a new file begins when a tensor would make this one larger.
+    replace: exchange an earlier model folder as a whole. Without it, every non-empty folder is refused; with it, a
+        folder that holds any other file.
+    generation: sampling defaults to write (`generation_defaults`); tokens that end a response are the config's.
+    card: files of the model card. Raises `ValueError` when `tensors` does not match the table.
     """
     if replace:
         check_replaceable(Path(directory))
@@ -115,7 +115,7 @@ def check_replaceable(directory: Path) -> None:
 def _checked(
     table: tuple[ParameterSpec, ...], tensors: Iterable[tuple[ParameterSpec, np.ndarray]]
 ) -> Iterator[np.ndarray]:
-    """Yield the arrays; raise where they are not in the table's order."""
+    """Yield the arrays; raise ValueError if they are not in the table's order."""
     for expected, (spec, array) in zip(table, tensors, strict=True):
         if spec != expected:
             raise ValueError(f"{spec.name} was given where {expected.name} is due")

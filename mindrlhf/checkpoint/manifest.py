@@ -1,7 +1,7 @@
 """`manifest.json`: size and checksum of every file of a training checkpoint.
 
-A checkpoint is whole exactly when its manifest is there and agrees with the files: it is written last, and the folder
-gets its final name after that.
+A checkpoint is whole if and only if its manifest exists and agrees with the files: the manifest is written last, and
+the folder gets its final name after that.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ class StoredFile:
 
 @dataclass(frozen=True)
 class Manifest:
-    """List of a checkpoint's files, or of those that one rank has written.
+    """List of the files of a checkpoint, or of one rank's part of it.
 
     step: steps done. files: path below the checkpoint -> file.
     """
@@ -52,7 +52,7 @@ class Manifest:
     files: dict[Annotated[str, AfterValidator(_inside)], StoredFile]
 
     def write(self, folder: Path, durable: bool = True) -> None:
-        """Write it into the folder, complete or not at all.
+        """Write the manifest into the folder, complete or not at all.
 
         durable: wait for the disk.
         """
@@ -66,7 +66,7 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path) -> "Manifest":
-        """Read a manifest; a UserError for one that is missing, damaged or another step's."""
+        """Read a manifest; a UserError if it is missing, damaged or another step's."""
         path = folder / MANIFEST_FILE
         if not path.exists():
             raise UserError(f"{folder}: is no whole checkpoint (no {MANIFEST_FILE}); give a step_N folder of a run.")
@@ -104,7 +104,7 @@ def describe(path: Path) -> StoredFile:
 
 
 def file_digest(file: BinaryIO) -> str:
-    """Compute the SHA-256 of an open file, in hexadecimal digits; Python 3.10's hashlib cannot."""
+    """Compute an open file's SHA-256 in hexadecimal digits (Python 3.10's hashlib has no function)."""
     digest = hashlib.sha256()
     while chunk := file.read(1 << 20):
         digest.update(chunk)

@@ -21,7 +21,7 @@ from mindrlhf.types import Prompt
 from mindrlhf.version import __version__
 
 BASE = "base_model: "
-START = "trainer.resume_"  # settings of a start, not of the run
+START = "trainer.resume_"  # settings of one start, not of the whole run
 POINTS = 11  # of a curve, at most
 METRICS = (
     "critic/rewards/mean",
@@ -38,9 +38,9 @@ METRICS = (
 class ModelCard:
     """Facts for the model card of a trained model.
 
-    base: hub's id of the model that it descends from, if it has one. start, method, data: in words; start is the origin
-    of the first weights. settings: dotted name -> value, for settings that are not the defaults. metrics: of the last
-    step. curve: step -> what the run improves, at a few steps. picture: its curves as a PNG.
+    base: hub id of the model that it descends from, if known. start, method, data: in words; start is the origin of the
+    initial weights. settings: dotted name -> value, for settings that are not the defaults. metrics: of the last step.
+    curve: step -> value that the run improves, at a few steps. picture: the run's curves as a PNG.
     """
 
     base: str | None
@@ -91,7 +91,7 @@ def read_card(folder: Path) -> dict[str, bytes]:
 
 
 def adapter_card(card: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Make the card of the adapter from that of the model with it."""
+    """Make an adapter's card from the card of the model with the adapter."""
     text = card.get(CARD_FILE, b"").replace(b"library_name: transformers", b"library_name: peft", 1)
     return {**card, CARD_FILE: text} if card else {}
 
@@ -124,9 +124,9 @@ def describe(
 
 
 def origin(path: str | None) -> tuple[str | None, str]:
-    """Find the hub's id that first weights descend from, and describe where they lay.
+    """Find the hub id that initial weights descend from, and describe their place.
 
-    The id of a local folder is the one that its card names, if any.
+    A local folder's id is the id that its card names, if any.
     """
     if path is None:
         return None, "random weights"

@@ -25,7 +25,7 @@ from mindrlhf.parallel.partition import Partition
 
 Reader = Callable[[ParameterSpec], np.ndarray]
 Index = Callable[[ParameterSpec], Slices | None]
-_fingerprints: dict[tuple, str] = {}  # by this process: of the weights at a path, with seed and architecture
+_fingerprints: dict[tuple, str] = {}  # computed by this process: (path, seed, architecture) -> fingerprint
 
 
 def hf_folder(path: str | Path) -> Path | None:
@@ -86,11 +86,11 @@ def stopping_config(tokenizer: Tokenizer, model: ModelConfig) -> ModelConfig:
 
 @dataclass(frozen=True)
 class Weights:
-    """Origin of a role's parameters. path None: random from the seed.
+    """Origin of a role's parameters; with path None they are random from the seed.
 
-    The path may be a training checkpoint in any layout; for a rank it may also hold one folder a rank, written in its
-    layout. An adapter in PEFT's format, or a checkpoint of adapters, is merged into its base model. adapter: a PEFT
-    folder over these weights; it gives the first adapters of a model that has some, and is merged otherwise.
+    The path may be a training checkpoint in any layout; for a rank it may also hold one folder per rank in its layout.
+    An adapter in PEFT's format, or a checkpoint of adapters, is merged into its base model. adapter: a PEFT folder over
+    these weights; a model with adapters starts from it, else it is merged.
     """
 
     path: str | None
@@ -116,7 +116,7 @@ class Weights:
         return lambda spec: (adapters if spec.adapts else read)(spec)
 
     def base(self, part: Partition | None = None) -> Base:
-        """Name and fingerprint of these weights, at this process's first call, as a base."""
+        """Identify these weights as a base; the fingerprint is computed once per process."""
         key = self.path, self.seed, repr(self.model.base)
         if key not in _fingerprints:
             table = parameter_table(self.model.base)
@@ -142,7 +142,7 @@ class Weights:
         return replace(plain, path=stored.base.name, seed=newest(self.path).run["base"]["seed"]), stored
 
     def _checked(self, stored: StoredAdapter, part: Partition | None) -> StoredAdapter:
-        """Check that an adapter is one of these weights."""
+        """Check that an adapter belongs to these weights."""
         name = self.path or "a model of random weights"
         stored.check_fits(self.model.base, name)
         if stored.base.fingerprint is not None:
@@ -154,14 +154,14 @@ class Weights:
         return self.path is not None and not (Path(self.path) / CONFIG_FILE).is_file() and is_checkpoint(self.path)
 
     def _stored(self, part: Partition | None, index: Index) -> Reader:
-        """Return a reader of weights that are no adapter."""
+        """Return a reader of weights that are not an adapter."""
         if self.path is None:
             return self._random(index)
         source = self._source(part)
         return lambda spec: source.read(spec.name, index(spec))
 
     def _source(self, part: Partition | None) -> WeightSource:
-        """Open weights that are no adapter and not random."""
+        """Open weights that are neither an adapter nor random."""
         shapes = {spec.name: spec.shape for spec in parameter_table(self.model)}
         if self._is_checkpoint:
             return newest(self.path).weights(WEIGHTS, shapes)

@@ -1,6 +1,6 @@
 """PEFT's adapter folders: `adapter_config.json` and `adapter_model.safetensors`.
 
-What is written here loads in `peft`, `transformers` and vLLM; what they write loads here, as far as it is plain LoRA.
+Folders written here load in `peft`, `transformers` and vLLM; their folders load here if they are plain LoRA.
 """
 
 import hashlib
@@ -28,13 +28,13 @@ from mindrlhf.hub.models import local_model
 from mindrlhf.models.parameters import ParameterSpec, parameter_table
 
 PEFT_WEIGHTS_FILE = "adapter_model.safetensors"
-_PREFIX = "base_model.model."  # of PEFT's names, before Hugging Face's
+_PREFIX = "base_model.model."  # of PEFT's names, in front of Hugging Face's names
 _NAME = re.compile(r"(?P<module>.+)\.lora_(?P<matrix>[AB])\.weight")
 
 
 @dataclass(frozen=True, eq=False)
 class StoredAdapter:
-    """Adapter of a folder, loaded and whole.
+    """Complete adapter, loaded from a folder.
 
     arrays: Hugging Face's module path with `.lora_A.weight` [r, in] or `.lora_B.weight` [out, r] -> float32.
     """
@@ -45,7 +45,7 @@ class StoredAdapter:
     base: Base
 
     def check_fits(self, config: ModelConfig, model: str) -> None:
-        """Check that its matrices fit a model, called `model` in messages."""
+        """Check that the adapter's matrices fit a model, called `model` in messages."""
         table = parameter_table(config.model_copy(update={"adapter": self.adapter}))
         expected = {spec.hf_name: spec.shape for spec in table if spec.adapts}
         advice = "give the base model that it was trained on"
@@ -60,13 +60,13 @@ class StoredAdapter:
             raise UserError(f"{found}; {advice}, or get the adapter again.")
 
     def check_base(self, fingerprint: str, model: str) -> None:
-        """Check that a model is the base of the adapter, if it says."""
+        """Check that a model is the adapter's base, if the adapter records a fingerprint."""
         if self.base.fingerprint not in (None, fingerprint):
             found = f"{self.folder}: was trained on {self.base.name}, whose weights are not those of {model}"
             raise UserError(f"{found} ({self.base.fingerprint[:12]} and {fingerprint[:12]}); give that base model.")
 
     def check_agrees(self, settings: LoraSettings) -> None:
-        """Check that no setting of a run, except by its default, contradicts this adapter."""
+        """Check that no setting of a run contradicts this adapter, defaults excepted."""
         defaults = LoraSettings()
         for name in ("rank", "alpha", "use_rslora", "target_modules", "exclude_modules", "dropout"):
             ours, theirs = getattr(settings, name), getattr(self.adapter, name)
@@ -77,7 +77,7 @@ class StoredAdapter:
     def merged(self, spec: ParameterSpec, weight: np.ndarray, index: tuple[slice, ...] | None = None) -> np.ndarray:
         """Add the adapter's product to a weight of the base, in place; returns it.
 
-        weight: the part `index` of the parameter, float32; one without an adapter is left as it is.
+        weight: the part `index` of the parameter, float32; a parameter without an adapter is left unchanged.
         """
         found = self.adapter.of(spec.hf_module) if spec.kind == "matrix" else None
         if found is not None:
@@ -89,7 +89,7 @@ class StoredAdapter:
     def over(
         self, read: Callable[[ParameterSpec], np.ndarray], index: Callable[[ParameterSpec], tuple[slice, ...] | None]
     ) -> Callable[[ParameterSpec], np.ndarray]:
-        """Merge it into each part `index` of a base that `read` gives."""
+        """Return a reader that merges the adapter into each part `index` that `read` returns."""
         return lambda spec: self.merged(spec, read(spec), index(spec))
 
 
@@ -104,7 +104,7 @@ def is_adapter(path: str | Path | None) -> bool:
 
 
 def read_adapter(folder: str | Path) -> StoredAdapter:
-    """Read and check an adapter's folder, or that of its id on a hub.
+    """Read and check an adapter, given by its folder or its hub id.
 
     `UserError` for anything but whole, finite, plain LoRA.
     """
@@ -162,8 +162,8 @@ def write_adapter(
 ) -> None:
     """Write an adapter folder, which appears complete or not at all.
 
-    arrays: as of `StoredAdapter`. base: its sha256 is set here. card: files of the model card. replaces: exchange an
-    earlier folder of a model; any other that is not empty is refused.
+    arrays: as in `StoredAdapter`. base: its sha256 is set here. card: files of the model card. replaces: replace an
+    earlier folder of a model; any other non-empty folder is refused.
     """
     if replaces:
         check_replaceable(Path(folder))

@@ -53,7 +53,7 @@ class _Own(Settings):
 
 
 class PeftConfig(Settings):
-    """Keys of an `adapter_config.json` that say which plain LoRA it is."""
+    """Keys of an `adapter_config.json` that describe a plain LoRA adapter."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -73,8 +73,8 @@ class PeftConfig(Settings):
 class Base:
     """Base model of an adapter.
 
-    name: as whoever trained the adapter called it. fingerprint: of its weights; None in an
-    adapter from elsewhere. sha256: of the adapter's own weight file, likewise.
+    name: as given when the adapter was trained. fingerprint: of the base's weights; None in an adapter from elsewhere.
+    sha256: of the adapter's own weight file; None likewise.
     """
 
     name: str | None
@@ -83,7 +83,7 @@ class Base:
 
 
 def read_peft_config(path: Path) -> tuple[Adapter, Base]:
-    """Read an `adapter_config.json`; `UserError` for every setting of more than plain LoRA."""
+    """Read an `adapter_config.json`; `UserError` for every setting beyond plain LoRA."""
     read = _plain(read_json(path), str(path))
     modules = read.target_modules, read.exclude_modules or ()
     patterns = read.rank_pattern or {}, read.alpha_pattern or {}
@@ -95,7 +95,7 @@ def read_peft_config(path: Path) -> tuple[Adapter, Base]:
 def lora_settings(raw: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Convert the values of a `LoraConfig` to settings of `lora`, with PEFT's defaults.
 
-    where: names the values in messages. `UserError` for every setting of more than plain LoRA.
+    where: names the values in messages. `UserError` for every setting beyond plain LoRA.
     """
     given = {key: sorted(value) if isinstance(value, set) else value for key, value in raw.items()}
     given = {key: getattr(value, "value", value) for key, value in given.items() if value is not None}
@@ -130,8 +130,8 @@ def _plain(raw: Mapping[str, Any], where: str) -> PeftConfig:
 def peft_config(adapter: Adapter, modules: Iterable[str], base: Base) -> dict[str, Any]:
     """Build the content of an `adapter_config.json`, with PEFT's keys and one of our own.
 
-    modules: paths of all adapted modules. vLLM takes `all-linear` for a regular expression, so that their last names
-    are written in its place.
+    modules: paths of all adapted modules. vLLM treats `all-linear` as a regular expression, so the modules' last names
+    are written instead.
     """
     last_names = sorted({module.rpartition(".")[2] for module in modules})
     own = {"base_fingerprint": base.fingerprint, "weights_sha256": base.sha256}
@@ -150,5 +150,5 @@ def peft_config(adapter: Adapter, modules: Iterable[str], base: Base) -> dict[st
 
 
 def _whole(number: float) -> float | int:
-    """Write 16.0 as 16: readers elsewhere expect a whole number where it is one."""
+    """Convert 16.0 to 16: other programs expect whole numbers as integers."""
     return int(number) if number == int(number) else number

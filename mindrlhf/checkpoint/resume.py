@@ -20,7 +20,7 @@ from mindrlhf.parallel.layout import Shape
 
 _log = logging.getLogger(__name__)
 
-_verified: set[tuple[Path, str]] = set()  # by this process: folder, and the checksum of its manifest
+_verified: set[tuple[Path, str]] = set()  # by this process: (folder, checksum of its manifest)
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,7 +131,7 @@ def locate(path: str | Path) -> list[Path]:
 
 
 def _pointed(pointer: Path) -> Path:
-    """Find the checkpoint that `latest` or `best` names, with the checksum that stands there."""
+    """Find the checkpoint that `latest` or `best` names, with the checksum recorded there."""
     try:
         name, checksum = pointer.read_text(encoding="utf-8").split()
     except (OSError, ValueError):
@@ -166,8 +166,8 @@ def choose(
 ) -> tuple[Checkpoint, list[str]]:
     """Return the first sound candidate, and the errors of those before it.
 
-    agree: hands over this rank's error (None for a sound candidate) and returns the first error of all ranks.
-    check: raises `UserError` for a damaged one; ranks may divide the work of reading the files.
+    agree: shares this rank's error (None for a sound candidate) and returns the first error of all ranks.
+    check: raises `UserError` for a damaged candidate; ranks may share the work of reading the files.
     """
     problems: list[str] = []
     for folder in candidates:

@@ -25,7 +25,7 @@ _MAX_HEADER_BYTES = 100_000_000  # the limit of the format's reference implement
 def index_safetensors(path: Path) -> dict[str, StoredTensor]:
     """Index the tensors of a file by name, from its header alone.
 
-    Raises `UserError` for a damaged header, and for tensors that do not fill the rest of the file one after the other.
+    Raises `UserError` for a damaged header, and for tensors that do not fill the rest of the file without gaps.
     """
     try:
         with reading(path), path.open("rb") as file:

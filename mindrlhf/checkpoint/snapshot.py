@@ -11,8 +11,8 @@ from mindrlhf.checkpoint.training_state import ShardGroup
 class Snapshot:
     """Arrays of a rank, read in place until `settle`, and from copies after it.
 
-    `take` belongs to the thread that writes, `settle` to the one that changes the arrays. An array is let go once it is
-    written.
+    The thread that writes calls `take`, the thread that changes the arrays calls `settle`. An array is released once it
+    is written.
     """
 
     def __init__(self, groups: Mapping[str, ShardGroup]):
@@ -21,8 +21,8 @@ class Snapshot:
     def take(self, kind: str) -> Iterator[np.ndarray]:
         """Yield the arrays of a kind in order.
 
-        Each stays as it is until the next one is asked for. A reader that stops early closes the iterator: `settle`
-        waits for that.
+        Each array stays unchanged until the next one is requested. A reader that stops early has to close the iterator:
+        `settle` waits for that.
         """
         for held in self._arrays[kind]:
             with held.lock:
@@ -32,7 +32,7 @@ class Snapshot:
     def settle(self) -> None:
         """Copy the arrays that are not written yet; all may change when this returns.
 
-        It begins at the end, while the writer goes on from the beginning, and waits for the array where they meet.
+        It copies from the end, while the writer continues from the beginning, and waits for the array where they meet.
         """
         for arrays in reversed(self._arrays.values()):
             for held in reversed(arrays):

@@ -1,7 +1,7 @@
 """Training checkpoints on disk: one folder per step, complete or absent.
 
 Every rank writes its parts, and a manifest of them, into one hidden temporary folder on a disk that all ranks see; rank
-0 waits for all of them, writes the manifest, renames the folder, turns the pointers, and only then, alongside the
+0 waits for all of them, writes the manifest, renames the folder, updates the pointers, and only then, alongside the
 training, removes old checkpoints.
 """
 
@@ -34,13 +34,13 @@ PART_TIMEOUT_S = 3600.0  # another rank may be writing to a slow disk for long
 
 
 class CheckpointStore:
-    """Writes the checkpoints of one run; used by every rank alike.
+    """Writer of one run's checkpoints, which every rank uses in the same way.
 
     folder: `save_ckpt_dir`. rank, size: this process among all. token: 8 hexadecimal digits, the same on all ranks and
-    another one in each run. keep: how many checkpoints stay, the best one not counted; None keeps all.
-    asynchronous: write in a thread; see `settle`. A writing that failed is raised by the next call.
+    different in each run. keep: number of checkpoints to keep, the best one not counted; None keeps all.
+    asynchronous: write in a thread; see `settle`. If writing fails, the next call raises the error.
     best_step: the step of the best checkpoint of the run so far. implied: called on rank 0 before a checkpoint is
-    complete, by the thread that writes; it blocks until the other files are there that go with the steps so far.
+    complete, by the thread that writes; it blocks until all other files of the steps so far are written.
     """
 
     def __init__(
@@ -64,8 +64,8 @@ class CheckpointStore:
         """Write the checkpoint of a step, replacing one of the same step.
 
         Returns when this rank's files are written, and on rank 0 when the checkpoint is complete; with `asynchronous`
-        at once, and the arrays may change after `settle`. An older checkpoint that is to go leaves in a thread. best:
-        it is the best one so far. Raises `UserError` when writing fails.
+        it returns at once, and the arrays may change after `settle`. A thread removes old checkpoints. best: the
+        checkpoint is the best so far. Raises `UserError` when writing fails.
         """
         self.wait()
         groups = {}
@@ -99,7 +99,7 @@ class CheckpointStore:
         self.check()
 
     def with_advice(self, error: UserError) -> UserError:
-        """Add the checkpoint to go on from to an error."""
+        """Add to an error the checkpoint from which a run can continue."""
         left = "no earlier checkpoint is there"
         with suppress(UserError, StopIteration):
             whole = next(path for path in step_folders(self.folder) if (path / MANIFEST_FILE).exists())
@@ -137,8 +137,8 @@ class CheckpointStore:
     def _write_part(self, state: TrainingState, snapshot: Snapshot, temporary: Path) -> None:
         """Write this rank's files, then a manifest of them.
 
-        Several at a time, but for one at a time beside the training, which needs the processors itself; the disk is
-        waited for once all arrays are read.
+        Threads write several files at a time, or one alongside the training, which needs the processors itself. Waiting
+        for the disk begins once all arrays are read.
         """
         folder = temporary / f"rank_{self._rank}"
         folder.mkdir(parents=True, exist_ok=True)
@@ -165,12 +165,12 @@ class CheckpointStore:
         self._implied()
         Manifest(state.step, files).write(temporary)
         with ThreadPoolExecutor(WRITING_THREADS) as pool:
-            # list: the results of a map raise only when they are taken
+            # list: a map raises errors only when its results are taken
             list(pool.map(sync_folder, (*(path for path in temporary.iterdir() if path.is_dir()), temporary)))
         put_in_place(temporary, target)
 
     def _part(self, folder: Path) -> Mapping[str, StoredFile]:
-        """Take the manifest of one rank once it is there."""
+        """Take the manifest of one rank once it exists."""
         path = folder / MANIFEST_FILE
         deadline = time.monotonic() + PART_TIMEOUT_S
         while not path.exists():

@@ -1,6 +1,6 @@
 """Tensors in weight files, read on demand, and their numbers: float32, float16, bfloat16.
 
-NumPy has no bfloat16: it is the upper half of a float32, and handled here as its bits in uint16.
+NumPy has no bfloat16: such a number is the upper half of a float32, handled here as its bits in uint16.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ _BLOCK = 1 << 16  # elements rounded at a time: the temporaries stay in the cach
 
 
 def decode(raw: np.ndarray, dtype: StoredDtype) -> np.ndarray:
-    """Convert numbers of `STORAGE[dtype]` to an own contiguous float32 array; exact."""
+    """Convert numbers of `STORAGE[dtype]` to a new contiguous float32 array; exact."""
     if dtype != "bfloat16":
         return raw.astype(np.float32, order="C")
     bits = raw.astype(np.uint32, order="C")
@@ -45,9 +45,9 @@ def encode(array: np.ndarray, dtype: StoredDtype, name: str) -> np.ndarray:
 
 
 def _bfloat16_bits(array: np.ndarray) -> np.ndarray:
-    """float32 to bfloat16 bits (uint16).
+    """Convert float32 to bfloat16 bits (uint16).
 
-    Adding half of the last kept bit, less one where that bit is even, and cutting rounds to nearest with ties to even.
+    Adding half of the last kept bit, less one if that bit is even, then truncating rounds to nearest, ties to even.
     """
     result = np.empty(array.shape, dtype=STORAGE["bfloat16"])
     source, target = array.reshape(-1).view(np.uint32), result.reshape(-1)
@@ -78,7 +78,7 @@ class StoredTensor:
     segments: tuple[tuple[int, int], ...]
 
     def read(self, index: tuple[slice, ...] | None = None) -> np.ndarray:
-        """Read the tensor, or the part `index`, as an own contiguous float32 array.
+        """Read the tensor, or the part `index`, as a new contiguous float32 array.
 
         Only the pages of that part are read from the file (all pages if the tensor has several segments).
         """

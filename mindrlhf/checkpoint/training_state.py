@@ -1,7 +1,7 @@
 """State of a run for an exact resume: arrays and counters of each rank.
 
 Random numbers need no state: rollouts are keyed by (seed, step, prompt, sample, position) and the order of prompts by
-(seed, epoch), so that step and cursor say it all.
+(seed, epoch), so that step and cursor are enough.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ import numpy as np
 from mindrlhf.parallel.layout import Layout, Placement, Sharding
 
 MAX_RANKS = 1 << 14  # a file that claims more is damaged
-# Kinds of arrays that are read by name, and whose files are called so.
+# Kinds of arrays that are read by name; their files have the same names.
 WEIGHTS, CRITIC_WEIGHTS, REFERENCE_WEIGHTS = "model", "critic", "reference"
 
 
@@ -33,7 +33,7 @@ class ShardGroup:
 class TrainingState:
     """State of a run between two steps, on one rank.
 
-    All but step and groups is rank 0's.
+    All fields except step and groups come from rank 0.
     step: steps done. groups: kind -> arrays; the kinds become file names. counters: plain JSON values to set again on
     resume (data cursor, optimizer updates). run: plain JSON values that describe the run (settings, model, versions).
     companions: path in the checkpoint -> content of further files (tokenizer, the model's configuration).
@@ -49,8 +49,8 @@ class TrainingState:
 def check_alike(saved: Any, own: Any) -> None:
     """Compare the keys and types of a saved state with a new one.
 
-    Raises ValueError for a difference. A value that is None in the new state may be anything plain; counts that are
-    not negative stay so.
+    Raises ValueError for a difference. Where the new state has None, any plain value is allowed; counts that are not
+    negative have to stay so.
     """
     if isinstance(own, Mapping):
         if not isinstance(saved, Mapping) or not own.keys() <= saved.keys():
@@ -78,7 +78,7 @@ def layout_to_json(layout: Layout) -> dict[str, Any]:
 
 
 def layout_from_json(content: dict[str, Any]) -> Layout:
-    """Convert JSON values of `layout_to_json` back; any of several errors for others."""
+    """Convert JSON values of `layout_to_json` back; raises one of several errors for others."""
     shardings = [Sharding(_counts(entry["grid"]), tuple(map(_counts, entry["cuts"]))) for entry in content["shardings"]]
     placements = {}
     for name, entry in content["placements"].items():

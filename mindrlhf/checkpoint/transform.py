@@ -1,4 +1,4 @@
-"""Weights of any layout written in any other, without a job.
+"""Conversion of weights from any layout to any other, without a job.
 
 Each output file is written front to back, each tensor put together from exactly the parts that it needs, so that about
 one tensor is in memory. Outputs appear complete or not at all; sources are only read.
@@ -37,8 +37,8 @@ def write_ranks(
 ) -> None:
     """Write `rank_R/<prefix>R.<file_format>` for every rank of `layout`, or for `only_rank`.
 
-    The folder, or the one rank's folder within it, appears when it is complete; one that is not empty is refused.
-    processes: that write, each a rank's file at a time. advance: called with each finished file.
+    The folder, or the one rank's folder within it, appears when it is complete; a non-empty one is refused. processes:
+    writing processes, each with one rank's file at a time. advance: called for each finished file.
     """
     with atomic_folder(folder if only_rank is None else folder / f"rank_{only_rank}") as temporary:
         jobs = []

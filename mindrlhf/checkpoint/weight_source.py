@@ -50,8 +50,8 @@ Tensors = Mapping[str, StoredTensor]
 _log = logging.getLogger(__name__)
 
 _RANK_FOLDER = re.compile(r"rank_(\d+)")
-_SAMPLED_ROWS = 16  # of each parameter at least, or all of them where it has fewer
-_BLOCK_ELEMENTS = 1 << 24  # how much of two tensors is compared at a time
+_SAMPLED_ROWS = 16  # of each parameter at least, or all of them if it has fewer
+_BLOCK_ELEMENTS = 1 << 24  # elements of two tensors that are compared at a time
 _ADVICE = "give the layout that the checkpoint was written in"
 
 
@@ -59,7 +59,7 @@ _ADVICE = "give the layout that the checkpoint was written in"
 class WeightSource:
     """Weights in files: complete, of the right shapes, not loaded.
 
-    path: as the user gave it. shapes: of whole parameters. parts: parameter -> place in it -> part, each once.
+    path: as the user gave it. shapes: of whole parameters. parts: parameter -> box in it -> part, each once.
     """
 
     path: Path
@@ -70,7 +70,7 @@ class WeightSource:
     def of(cls, path: Path, layout: Layout, ranks: Sequence[Tensors]) -> "WeightSource":
         """Take each part of a layout from the first holder that has it.
 
-        Raises LookupError for one that none of them has in its shape.
+        Raises LookupError for a part that no holder has, or that has another shape.
         """
         parts: dict[str, dict[Box, StoredTensor]] = {name: {} for name in layout.placements}
         for name, found in parts.items():
@@ -100,9 +100,9 @@ class WeightSource:
         return replace(self, shapes=shapes, parts={name: self.parts[name] for name in shapes})
 
     def read(self, name: str, index: Slices | None = None) -> np.ndarray:
-        """Read a parameter, or the part `index`, as an own contiguous float32 array.
+        """Read a parameter, or the part `index`, as a new contiguous float32 array.
 
-        At most one more part is in memory. index: slices with both ends, or with a step along the first dimension.
+        At most one further part is in memory. index: slices with both ends, or with a step along the first dimension.
         """
         parts = self.parts[name]
         if len(parts) == 1:
@@ -123,7 +123,7 @@ class WeightSource:
 def open_weights(path: str | Path, config: ModelConfig) -> WeightSource:
     """Find and check the weights of a model; nothing is loaded.
 
-    path: as of `index_weights`, with Hugging Face or MindFormers names.
+    path: as in `index_weights`, with Hugging Face or MindFormers names.
     Raises `UserError` when a weight is missing, has another shape or a type that is not float, or when the files hold
     layers, biases or a head that the configuration does not have. Other tensors are listed in the log.
     """
@@ -140,7 +140,7 @@ def open_weights(path: str | Path, config: ModelConfig) -> WeightSource:
 
 
 def open_full(path: Path, model: ModelConfig | None) -> WeightSource:
-    """Open weights that are not cut; with `model` as `open_weights`."""
+    """Open uncut weights; if `model` is given, as `open_weights` does."""
     return open_weights(path, model) if model else _whole(path, _floating(path, [index_weights(path)])[0])
 
 
@@ -151,7 +151,7 @@ def _whole(path: Path, tensors: Tensors) -> WeightSource:
 def open_sharded(path: Path, layout: Layout | Strategy) -> WeightSource:
     """Open weights in folders `rank_0`, `rank_1`, ..., under our names.
 
-    Raises `UserError` unless there are the layout's ranks with its parameters in its shapes, and none of other models.
+    Raises `UserError` unless the folder has the layout's ranks, parameters and shapes, and no weights of other models.
     """
     found = rank_folders(path)
     missing = [rank for rank in range(layout.size) if rank not in found]
@@ -213,9 +213,9 @@ def _floating(path: Path, ranks: Sequence[Tensors]) -> list[Tensors]:
 def index_weights(path: Path) -> dict[str, StoredTensor]:
     """Index all tensors of a path by name, from headers alone.
 
-    A path is a `.safetensors` or `.ckpt` file, or a folder with (the first that is there) `model.safetensors`, a
-    sharded checkpoint with its index, any `.safetensors` files with distinct tensors, one `.ckpt`, or one `rank_*`
-    folder of these. Hidden files (unfinished writing) are not seen.
+    A path is a `.safetensors` or `.ckpt` file, or a folder, of which the first of these is taken: `model.safetensors`,
+    a sharded checkpoint with its index, any `.safetensors` files with distinct tensors, one `.ckpt`, or one `rank_*`
+    folder of these. Hidden files (unfinished writing) are ignored.
     """
     if not path.exists():
         raise UserError(f"{path}: the path does not exist; give a model folder, a .safetensors or a .ckpt file.")
@@ -282,11 +282,11 @@ def _visible(folder: Path, pattern: str) -> list[Path]:
 def fingerprint(table: Iterable[ParameterSpec], read: Callable[[str, Slices], np.ndarray]) -> str:
     """Compute the SHA-256 of a model's names, shapes and a sample of its numbers.
 
-    The sample is every n-th row of each parameter, at least 16 rows and fewer than 32 (all of them where there are no
-    more), because reading the whole of a large file at each start would take longer than the rest of the start.
-    Numbers are taken as float32 under Hugging Face's names, so that a model has one fingerprint in any file format,
-    sharding, or dtype that holds it exactly. A change of a few rows alone can go unseen; training changes all of them.
-    table: without adapters. read: gives the part of a parameter, by name, that the slices cut out, float32.
+    The sample is every n-th row of each parameter, at least 16 rows and fewer than 32 (all rows if there are no more),
+    because reading the whole of a large file at each start would take longer than the rest of the start. Numbers are
+    taken as float32 under Hugging Face's names, so that a model has one fingerprint in any file format, sharding, or
+    dtype that holds it exactly. A change of only a few rows can go unnoticed; training changes all of them. table:
+    without adapters. read: returns the part of a parameter, by name, that the slices select, float32.
     """
     digest = hashlib.sha256()
     for spec in table:
@@ -303,7 +303,7 @@ def common_dtype(dtypes: Iterable[StoredDtype]) -> StoredDtype:
 
 
 def note_unused(path: Path, names: Collection[str]) -> None:
-    """Log the tensors of files that are no weights of the model."""
+    """Log the tensors in files that are not weights of the model."""
     if names:
         shown = some(sorted(names), 5)
         _log.warning("%s: %d tensors are not part of the model and are not used: %s", path, len(names), shown)

@@ -14,7 +14,7 @@ from mindrlhf.files.printable import printable
 from mindrlhf.files.text import nearest
 
 SETTINGS = "overrides"  # the positional argument that takes settings
-LIKENESS = {True: 0.8, False: 0.6}  # of an unknown name to a flag that may be meant, by whether it may be a setting
+LIKENESS = {True: 0.8, False: 0.6}  # least likeness of an unknown name to a suggested flag; True: it may be a setting
 WORDS = {True: ("true", "1", "yes", "on"), False: ("false", "0", "no", "off")}
 
 
@@ -30,7 +30,7 @@ BOOLEAN = {"type": boolean, "metavar": "True|False"}
 
 
 class Parser(argparse.ArgumentParser):
-    """Argument parser of a command, whose refusals are safe to print for any input."""
+    """Argument parser of a command; its errors are safe to print for any input."""
 
     def __init__(self, prog: str | None = None, **others):
         super().__init__(prog, **others, allow_abbrev=False)
@@ -43,7 +43,7 @@ class Parser(argparse.ArgumentParser):
         return self.parse_intermixed_args(self._usual(deque(words)))
 
     def _usual(self, words: deque[str]) -> list[str]:
-        """Write words as argparse knows them: flags last, with dashes."""
+        """Rewrite words in argparse's form: flags last, with dashes."""
         flags, others = [], []
         while words:
             word = words.popleft()
@@ -68,7 +68,7 @@ class Parser(argparse.ArgumentParser):
         )
 
     def _begins(self, words: Sequence[str]) -> bool:
-        """Tell whether the first word begins a flag or a setting, or is none."""
+        """Tell whether the first word is missing, or begins a flag or a setting."""
         if not words or words[0].startswith("--"):
             return True
         name, equals, _ = words[0].partition("=")
@@ -78,7 +78,7 @@ class Parser(argparse.ArgumentParser):
     def _with_value(self, flag: argparse.Action, value: str | None, words: deque[str]) -> list[str]:
         """Write a flag with its value, which may be the next words.
 
-        value: behind the equals sign; a list of several values is one of YAML.
+        value: text after the equals sign; a list of several values is a YAML list.
         """
         option = flag.option_strings[0]
         if flag.nargs == 0:

@@ -19,7 +19,7 @@ CONTEXT = 4096
 
 
 class StandardStreams:
-    """Standard input and output as the place of conversations (`rollout.user.Terminal`)."""
+    """Standard input and output as the terminal of conversations (`rollout.user.Terminal`)."""
 
     def __init__(self, interrupts: Interrupts):
         self._interrupts, self.closed = interrupts, False

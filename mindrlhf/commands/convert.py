@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Convert one tensor at a time; without a change of dtype bit for bit."""
+    """Convert one tensor at a time; bit for bit unless the dtype changes."""
     given = args.torch_ckpt_dir
     folder, file = Path(given if args.reverse else local_model(given)), _mindspore_file(args.mindspore_ckpt_path)
     origin, target = (file, folder) if args.reverse else (folder, file)
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _mindspore_file(text: str) -> Path:
-    """Add the ending to a path; a number behind a dot (`qwen2.5`) is none."""
+    """Add the ending to a path; digits after a dot (`qwen2.5`) are none."""
     file = Path(text)
     if file.suffix in SUFFIXES:
         return file
@@ -85,7 +85,7 @@ def _config(config_path: str | None, weights: Path) -> ModelConfig:
 
 
 def _adapter(folder: str | Path, source: WeightSource, config: ModelConfig) -> StoredAdapter:
-    """Read an adapter, and check that it is one of these weights."""
+    """Read an adapter, and check that it fits these weights."""
     stored = read_adapter(folder)
     stored.check_fits(config, str(source.path))
     if stored.base.fingerprint is not None:

@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> None:
 def _answers(
     args: argparse.Namespace, settings: RolloutSettings, path: str, tokenizer: Tokenizer
 ) -> tuple[list[Answer], dict[str, float]]:
-    """Generate one model's answers; of conversations there are metrics, too."""
+    """Generate one model's answers; conversations also give metrics."""
     from mindrlhf.evaluation.evaluator import Evaluator, reward_of
 
     prompts = read_problems(args.data, tokenizer, GRPOSettings(rollout=settings), {})[: args.limit]
@@ -99,7 +99,7 @@ def _answers(
 
 
 def _summary(answers: Sequence[Answer]) -> dict[str, Any]:
-    """Summarise all problems, and each source where there are several."""
+    """Summarise all problems, and each source if there are several."""
     sources = evaluate(answers)
     names = [name for name in next(iter(sources.values())) if name.startswith(("pass@", "maj@")) and name != "pass@1"]
     shown = {"accuracy": "pass@1", **{n: n for n in names}, "mean_length": "length", "truncated": "truncated"}

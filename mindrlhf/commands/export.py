@@ -1,6 +1,6 @@
 """`mindrlhf export`: the model of a training checkpoint as a Hugging Face folder.
 
-The checkpoint may have any layout. One of adapters gives a folder in PEFT's format, or the merged model.
+The checkpoint may have any layout. A checkpoint of adapters gives a folder in PEFT's format, or the merged model.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""`mindrlhf generate`: responses to typed prompts, or to those of a file."""
+"""`mindrlhf generate`: responses to typed prompts, or to the prompts of a file."""
 
 import argparse
 import sys
@@ -55,11 +55,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Generate, write the file, and print counts and times."""
-    load_settings(SamplingSettings, overrides=args.overrides)  # which other keys are refused
+    load_settings(SamplingSettings, overrides=args.overrides)  # refuses all other keys
     settings = rollout_settings(args, args.overrides)
     check_generation(args, settings)
     args = local_models(args)
-    language_model(args.model)  # a folder that is no model is said to be so before its tokenizer is missed
+    language_model(args.model)  # refuses a folder that is no model, before its tokenizer is looked for
     tokenizer = open_tokenizer(args, args.model)
     typed = args.template is not None or args.system_prompt is not None
     faults = {
@@ -111,7 +111,7 @@ def _generate(args: argparse.Namespace, settings: RolloutSettings, generator: Ge
 
 
 def _print(rows: Sequence[dict[str, Any]]) -> None:
-    """Print responses, below their prompts and numbers where there are several."""
+    """Print responses; if there are several, below their prompts and numbers."""
     for number, row in enumerate(rows, 1):
         if len(rows) > 1:
             print(f"--- prompt {number} of {len(rows)}: {printable(row['prompt'])}")
@@ -130,8 +130,8 @@ def _conversations(counts: Statistics) -> str:
 def _response(rollout: Rollout, generator: Generator, log_probs: bool, reward: float) -> dict[str, Any]:
     """Format a response with its log-probs.
 
-    `log_probs` are the policy's with temperature only, `behaviour_log_probs` those of the sampling distribution.
-    `tokens` counts what the policy said, and a conversation also has its turns. reward: of its environment, or NaN.
+    `log_probs` are the policy's with temperature only, `behaviour_log_probs` the sampling distribution's. `tokens`
+    counts the policy's tokens, and a conversation also has its turns. reward: its environment's, or NaN.
     """
     response: dict[str, Any] = {"text": generator.text(rollout), "tokens": int(rollout.sampled.sum())}
     response["finish_reason"] = rollout.finish_reason

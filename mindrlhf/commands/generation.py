@@ -15,7 +15,7 @@ LEAST = {"num_generations": 1, "limit": 1, "slots": 1, "seed": 0, "step": 0, "co
 
 
 def add_generation_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags of model and amount."""
+    """Declare the flags of the model and of the number of responses."""
     add = parser.add_argument
     add_model_flags(parser)
     add("--num_generations", type=int, default=1, help="responses to each prompt (default 1); pass@k needs several")
@@ -56,7 +56,7 @@ def open_generator(
 ) -> Generator:
     """Open a generator with the flags' values.
 
-    model: the path of --model, or of one that it is compared with, which has no adapter but its own. where: name of the
+    model: the path of --model, or of the model that it is compared with, which gets no --adapter. where: name of the
     prompts in messages.
     """
     flags = {name: getattr(args, name) for name in ("slots", "seed", "device_target")}

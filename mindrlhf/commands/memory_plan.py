@@ -71,7 +71,7 @@ def describe_plan(flags: TrainFlags, objects: Objects) -> str:
 def plan_figures(work: Work, moved: Plan, limit: int | None) -> dict[str, Any]:
     """Collect all numbers of a plan as plain values.
 
-    Tokens and operations are the most of a step over all ranks; a prompt counts once. limit: see `memory_limit`.
+    Tokens and operations are the maximum of a step over all ranks; a prompt counts once. limit: see `memory_limit`.
     """
     config, prompt = work.config, work.lengths.prompt
     prompts, rollout = config.data.prompts_per_step, config.rollout
@@ -96,9 +96,9 @@ def plan_figures(work: Work, moved: Plan, limit: int | None) -> dict[str, Any]:
 
 
 def plan_time(work: Work, steps: int | None) -> str:
-    """Describe the time of a step and the run, where the device is there.
+    """Describe the time of a step and the run, if the device is available.
 
-    All of the job's processes are taken to share this machine.
+    All of the job's processes are assumed to share this machine.
     """
     target, processes = work.train.context.device_target, len(work.trains)
     if target != default_device() or under_msrun():
@@ -113,8 +113,8 @@ def read_work(
 ) -> tuple[Work, str, int | None]:
     """Read a job's sizes, and the longest prompt's origin; UserError as `train`.
 
-    Returns the number of steps, too; None where it is not known. objects: of the calling program. prompt_tokens: of the
-    longest prompt, in place of the dataset's.
+    Also returns the number of steps; None if it is not known. objects: the calling program's. prompt_tokens: length of
+    the longest prompt, instead of the dataset's.
     """
     flags, config, *yamls = read_settings(flags)
     flags = local_models(flags, weights=False)
@@ -126,7 +126,7 @@ def read_work(
     model = read_model(flags, config, *yamls, workers)
     if not flags.replay:
         with RewardRunner(config.reward.model_copy(update={"workers": 1}), objects.functions):
-            pass  # it has found the functions, and they take their arguments
+            pass  # opening it checks that the functions exist and take their arguments
     tokenizer = open_tokenizer(flags, checkpoint) if flags.tokenizer_path or flags.vocab_path or checkpoint else None
     reading = tokenizer, config, objects.datasets
     rows = read_problems(flags.mind_dataset_dir, *reading) if flags.mind_dataset_dir else []
@@ -155,7 +155,7 @@ def _longest(prompts: list[Prompt]) -> int:
 
 
 def memory_limit(work: Work) -> tuple[int | None, str]:
-    """Find the bytes that one process may have, and their origin in words.
+    """Find the bytes that one process may use, and their origin in words.
 
     None without a limit. On CPU it is this machine's free memory, shared by all processes.
     """
@@ -212,7 +212,7 @@ def rank_table(work: Work, figures: dict[str, Any]) -> str:
 
 
 def memory_table(figure: dict[str, Any]) -> str:
-    """Make the table of role by phase of one rank, in GiB."""
+    """Make the table of roles and phases of one rank, in GiB."""
     phases, pools = figure["phases"], figure["activations"]
     rows = [[role, nbytes, *(held.get(role) for held in phases.values())] for role, nbytes in figure["roles"].items()]
     rows.append(["activations", max(pools.values()), *map(pools.get, phases)])
@@ -225,7 +225,7 @@ def memory_table(figure: dict[str, Any]) -> str:
 
 
 def verdict(figures: dict[str, Any], fullest: dict[str, Any], reason: str) -> Iterator[str]:
-    """Explain if the job fits, and settings that would make it fit."""
+    """Explain whether the job fits, and which settings would make it fit."""
     peak = f"rank {fullest['rank']} peaks at {fullest['peak'] / GIB:.2f} GiB in {fullest['peak_phase']}"
     estimated = "" if fullest["process"] else " (activations estimated by the CPU graphs; fused operators keep less)"
     yield f"{'fits' if figures['fits'] else 'WILL NOT FIT'}: {peak}{estimated}; {reason}"

@@ -27,7 +27,7 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_message_flags(parser: argparse.ArgumentParser, templates: str) -> None:
-    """Declare the flags of messages that are typed; templates: description of --template's values."""
+    """Declare the flags of typed messages; templates: description of --template's values."""
     add = parser.add_argument
     add("--template", help=f"{templates} (default: the tokenizer's own chat template, or that of the model's family)")
     add("--system_prompt", help='system prompt in place of the template\'s own; "" for none')

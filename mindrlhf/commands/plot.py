@@ -1,4 +1,4 @@
-"""`mindrlhf plot`: learning curves of runs, or one metric of many, as PNG."""
+"""`mindrlhf plot`: learning curves of runs, or one metric of many runs, as PNG."""
 
 import argparse
 from collections.abc import Iterable

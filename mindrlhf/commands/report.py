@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write or compare; returns 1 where two compared runs do not agree, else 0."""
+    """Write or compare; returns 1 if two compared runs do not agree, else 0."""
     count, labels = len(args.runs), len(args.labels or ())
     counts = "--samples and --sample_steps should be 1 or more, and --refresh between 0.5 and 3600 seconds."
     few = any(limit is not None and limit < 1 for limit in (args.samples, args.sample_steps))
@@ -66,9 +66,9 @@ def _write(args: argparse.Namespace, runs: Sequence[Run], refresh_s: float | Non
 
 
 def write_page(page: Page, output: Path, folder: Path, durable: bool = True) -> None:
-    """Write a page over an earlier one, files first.
+    """Replace an earlier page; files are written first.
 
-    A file's name stands for its content, so that one that is there already is not written again.
+    A file's name identifies its content, so an existing file is not written again.
     """
     for name, content in page.files.items():
         if not (folder / name).is_file():

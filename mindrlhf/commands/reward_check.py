@@ -32,7 +32,7 @@ from mindrlhf.rewards.table import RewardTable
 SHOWN_END = 48  # characters of a completion's end in the table: answers stand there
 SHOWN_COMPONENTS = 20
 SHOWN_INPUT = 2000  # characters of each text of a failing input
-END_TOKENS = re.compile(r"(?:<\|\w+\|>)+$")  # rollout dumps keep them, reward functions never see them
+END_TOKENS = re.compile(r"(?:<\|\w+\|>)+$")  # rollout dumps keep them, reward functions never get them
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def _read_mindrecord(data: str, tokenizer: Tokenizer | None, references: bool) -
     prompts = read_prompts(data, tokenizer)
     if tokenizer is None:
         return [_Row(prompt.id, prompt.fields["question"], "", prompt.fields) for prompt in prompts]
-    pairs = read_pairs(data, tokenizer) if references else []  # without the rows that have no answer
+    pairs = read_pairs(data, tokenizer) if references else []  # rows without an answer are left out
     answers = {prompt_ids.tobytes(): answer_ids for prompt_ids, answer_ids in pairs}
     rows = []
     for prompt in prompts:

@@ -85,7 +85,7 @@ def _heading(row: dict) -> Text:
 
 
 def _answer(row: Mapping[str, Any], full: bool) -> Text:
-    """Write an answer; of a conversation, what the policy did not say is dim."""
+    """Write an answer; text of a conversation that is not the policy's is dim."""
     turns = row.get("turns") or [(True, row["completion"])]
     room = SHOWN // len(turns)
     return Text.assemble(*(_text(text, full, "" if drawn else "dim italic", room) for drawn, text in turns))

@@ -74,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_arguments(parser)
     add("--only_save_strategy", **BOOLEAN, default=False)
     add("--replay", type=Path, help="train on a file of --save_data_file instead of generating")
-    # MindRLHF's two flags of its warm-up rollout; there is none here, and a command line that has them still works.
+    # MindRLHF's two flags of its warm-up rollout: there is none here, but command lines with these flags still work.
     add("--pre_num_generations", type=int, help=argparse.SUPPRESS)
     add("--pre_store_data", type=int, help=argparse.SUPPRESS)
 

@@ -29,7 +29,7 @@ FILE_SUFFIXES = (".safetensors", ".ckpt")
 
 _LAYOUT_HELP = "a model YAML, a MindSpore strategy file, or a folder of them"
 
-Wish = ModelYaml | Strategy | None  # what a user names a layout by; None is uncut
+Wish = ModelYaml | Strategy | None  # a user's description of a layout; None is uncut
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -131,7 +131,7 @@ def _model(source: Path, origin: Wish, goal: Wish) -> ModelConfig | None:
 
 
 def _is_trained(source: Path) -> bool:
-    """Test for an adapter or a training checkpoint, which has its layout in itself."""
+    """Test for an adapter or a training checkpoint, which contains its own layout."""
     checkpoint = source.exists() and is_checkpoint(source) and not (source / CONFIG_FILE).is_file()
     return checkpoint or is_adapter(source)
 

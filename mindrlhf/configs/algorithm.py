@@ -1,7 +1,7 @@
 """Typed settings of the algorithm: advantage, loss, KL, correction, dynamic sampling.
 
-A setting whose default is null belongs to some methods only, and is made from their signatures: null is the method's
-own value, and giving it to a method that has no such option is refused (`validate.py`).
+A setting whose default is null belongs to some methods only and is made from their signatures. Null means the method's
+own value; setting it for a method without this option is refused (`validate.py`).
 """
 
 from inspect import Parameter
@@ -16,7 +16,7 @@ from mindrlhf.configs.base import Float32, Settings, representable
 
 
 def _field(name: str, takers: dict[str, Parameter]) -> tuple[Any, Any]:
-    """Make a setting from the methods' options, with the first, widest type."""
+    """Make a setting from the methods' options; the first type is widest."""
     options = list(takers.values())
     annotation = Annotated[options[0].annotation, AfterValidator(representable)]
     own = {taker: option.default for taker, option in takers.items() if option.default is not None}
@@ -40,18 +40,18 @@ class AlgorithmSettings(_OPTIONS):
     advantage: str = "grpo"
     """Advantage estimator (verl algorithm.adv_estimator)."""
     advantage_options: dict[str, Any] = {}
-    """Options of an advantage of your own, `file.py:function`, by name."""
+    """Options, by name, of your own advantage function (`file.py:function`)."""
     policy_loss: str = "clip"
     """Policy loss (verl actor.policy_loss.loss_mode, TRL loss_type)."""
     policy_loss_options: dict[str, Any] = {}
-    """Options of a policy loss of your own, `file.py:function`, by name."""
+    """Options, by name, of your own policy loss (`file.py:function`)."""
     aggregation: str = "seq-mean-token-mean"
-    """How token losses become one number (verl actor.loss_agg_mode)."""
+    """Reduction of the token losses to one number (verl actor.loss_agg_mode)."""
     aggregation_tokens: int | None = Field(None, ge=1)
     """Constant that seq-mean-token-sum-norm and dr_grpo divide by; null is rollout.max_new_tokens (verl
     actor.loss_scale_factor)."""
     mask_truncated: bool = False
-    """Responses cut off at the token limit are not trained on (TRL mask_truncated_completions)."""
+    """Do not train on responses cut off at the token limit (TRL mask_truncated_completions)."""
     entropy_coef: Float32 = Field(0.0, ge=0.0)
     """Weight of the entropy, subtracted from the loss (verl actor.entropy_coeff, TRL entropy_coef)."""
     kl_estimator: str = "k3"
@@ -62,17 +62,17 @@ class AlgorithmSettings(_OPTIONS):
     """Subtract the KL term from the reward of each token instead of adding it to the loss (verl
     algorithm.use_kl_in_reward)."""
     kl_target: Float32 | None = Field(None, gt=0.0)
-    """KL per token, in nats, that beta is steered to; null keeps beta fixed (verl algorithm.kl_ctrl.target_kl with type
-    adaptive)."""
+    """Target KL per token, in nats, that beta is adjusted to; null keeps beta fixed (verl algorithm.kl_ctrl.target_kl
+    with type adaptive)."""
     kl_horizon: int = Field(10000, ge=1)
-    """With kl_target: responses over which beta may change by a fifth (verl algorithm.kl_ctrl.horizon)."""
+    """With kl_target: number of responses over which beta may change by a fifth (verl algorithm.kl_ctrl.horizon)."""
     reference_sync_steps: int = Field(0, ge=0)
-    """Steps between two updates of the reference model from the policy; 0 is never (TRL sync_ref_model,
+    """Steps between two updates of the reference model from the policy; 0 means never (TRL sync_ref_model,
     ref_model_sync_steps)."""
     reference_sync_share: Float32 = Field(1.0, gt=0.0, le=1.0)
     """Share of the policy in the reference model after such an update (TRL ref_model_mixup_alpha)."""
     teacher: str | None = None
-    """Model that the advantage `distillation` learns from: an HF directory or a hub's id, of any size and the policy's
+    """Model that the advantage `distillation` learns from: an HF directory or a hub's id; any size, with the policy's
     tokenizer."""
     num_iterations: int = Field(1, ge=1)
     """Passes over a step's rollouts (verl actor.ppo_epochs, TRL num_iterations)."""
@@ -105,18 +105,18 @@ class AlgorithmSettings(_OPTIONS):
         return self.num_iterations * self.updates_per_iteration == 1
 
     def scores_old_policy(self, dropout: float) -> bool:
-        """Test that old log-probs take a pass, because no update gives them all.
+        """Tell whether the old log-probs need a forward pass of their own.
 
-        dropout: of updates, which then are of another policy than the one that generates.
+        dropout: rate in updates. With dropout, or with several updates, no update gives them all.
         """
         return self.updates_per_iteration > 1 or dropout > 0
 
 
 class RolloutCorrectionSettings(Settings):
-    """Importance weights for rollouts drawn from another distribution than the trained one."""
+    """Importance weights for rollouts drawn from a distribution other than the trained one."""
 
     level: Literal["token", "sequence"] | None = None
-    """Weight of each token, or the product over its row; null is no correction (verl
+    """Weight of each token, or the product of the weights of its row; null corrects nothing (verl
     algorithm.rollout_correction.rollout_is, TRL vllm_importance_sampling_correction)."""
     mode: Literal["truncate", "mask"] = "truncate"
     """Weights beyond the bounds are set to the bound, or to 0 (TRL vllm_importance_sampling_mode)."""
@@ -131,12 +131,12 @@ class DynamicSamplingSettings(Settings):
     """DAPO's dynamic sampling: new groups replace those with equal rewards."""
 
     enabled: bool = False
-    """Draw further prompts for groups without spread (verl algorithm.filter_groups.enable)."""
+    """Draw more prompts to replace groups with equal rewards (verl algorithm.filter_groups.enable)."""
     max_rounds: int = Field(10, ge=1)
-    """Most rounds of generation for one step; then it trains on what there is (verl
+    """Maximum rounds of generation for one step, which then trains on the groups it has (verl
     algorithm.filter_groups.max_num_gen_batches)."""
     prompts_per_round: int | None = Field(None, ge=1)
     """Prompts of one round; null is data.prompts_per_step (verl data.gen_batch_size)."""
     metric: str | None = None
-    """Reward function whose scores have to differ in a group; null is the reward without the overlong punishment (verl
+    """Reward function whose scores must differ within a group; null is the reward without the overlong punishment (verl
     algorithm.filter_groups.metric)."""

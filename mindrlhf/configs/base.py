@@ -1,4 +1,4 @@
-"""Settings base class: frozen, unknown keys refused; and numbers within float32."""
+"""Base class of settings (frozen, unknown keys refused), and numbers within float32."""
 
 from typing import Annotated, Any, Literal
 
@@ -9,7 +9,7 @@ LARGEST, SMALLEST = (float(number) for number in (np.finfo(np.float32).max, np.f
 
 
 def representable(value: Any) -> Any:
-    """Check that float32 has a normal number, and its reciprocal, for a float."""
+    """Check that a nonzero float and its reciprocal are within float32's range."""
     if isinstance(value, float) and value and not SMALLEST <= abs(value) <= LARGEST:
         right = f"give at most {LARGEST:.2e} in size, and at least {SMALLEST:.2e} or 0"
         raise ValueError(f"{value:g} is beyond float32, which graphs compute in; {right}")
@@ -25,9 +25,8 @@ class Settings(BaseModel):
     """Group of settings, immutable.
 
     A key that is not declared is an error, and so are NaN and infinity.
-    Every field has a description, as a docstring below it or in its `Field`: its meaning, its unit, and the same
-    setting's name in verl and TRL where they have one; that of a group is its docstring. The settings reference is
-    generated from it.
+    Every field has a description, as a docstring below it or in its `Field`: its meaning, its unit, and the setting's
+    name in verl and TRL, if any. A group is described by its docstring. The settings reference is generated from these.
     """
 
     model_config = ConfigDict(
@@ -36,7 +35,7 @@ class Settings(BaseModel):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
-        """Make each description one line, a group's from its docstring."""
+        """Make each description one line; a group's description is its docstring."""
         for field in cls.model_fields.values():
             text = field.description or (is_group(field.annotation) and field.annotation.__doc__) or ""
             field.description = " ".join(text.partition("\n\n")[0].split())

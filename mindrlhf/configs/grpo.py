@@ -14,7 +14,7 @@ from mindrlhf.configs.base import Float32, Settings
 from mindrlhf.configs.lora import LoraSettings
 from mindrlhf.configs.run import RunSettings
 
-Seed = Annotated[int, Field(ge=0, le=2**62)]  # with what is added to it for validation it is kept as int64
+Seed = Annotated[int, Field(ge=0, le=2**62)]  # int64 also holds the sum of the seed and validation's offset
 Texts = tuple[Annotated[str, Field(min_length=1)], ...]
 
 
@@ -26,20 +26,20 @@ class DataSettings(Settings):
     shuffle: bool = True
     """Draw prompts in a new order each epoch (verl data.shuffle, TRL shuffle_dataset)."""
     val_dataset: str | None = None
-    """Held-out problems, as --mind_dataset_dir; null measures no accuracy (verl data.val_files)."""
+    """Held-out problems, in a form of --mind_dataset_dir; null measures no accuracy (verl data.val_files)."""
     template: str | None = None
-    """Of rows that are no MindRecord: template of prompts, as --template of `mindrlhf data`."""
+    """Prompt template for rows outside a MindRecord, as --template of `mindrlhf data`."""
     max_prompt_length: int | None = Field(None, ge=1)
-    """Of such rows: a longer prompt, in tokens, loses its beginning; null keeps all (TRL max_prompt_length)."""
+    """Longest prompt of such rows, in tokens; others lose their beginning; null keeps all (TRL max_prompt_length)."""
     chat_template_kwargs: dict[str, Any] = {}
-    """Of such rows: further variables of the chat template (TRL chat_template_kwargs)."""
+    """Additional variables of the chat template for such rows (TRL chat_template_kwargs)."""
 
 
 class SamplingSettings(Settings):
     """Token sampling in rollouts, evaluation and `mindrlhf generate`."""
 
     max_new_tokens: int = Field(256, ge=1)
-    """Most tokens of a response (verl data.max_response_length, TRL max_completion_length)."""
+    """Maximum tokens of a response (verl data.max_response_length, TRL max_completion_length)."""
     min_new_tokens: int = Field(0, ge=0)
     """Stop tokens cannot be drawn before this many tokens of a response."""
     temperature: Float32 = Field(1.0, ge=0.0)
@@ -55,8 +55,8 @@ class SamplingSettings(Settings):
     stop_strings: Texts = ()
     """A response ends when one of these texts appears in it."""
     speculation: bool = True
-    """Check drafts of next tokens, taken from other answers to the prompt, while few responses are left; the tokens are
-    the same (n-gram speculation)."""
+    """While few responses are left, verify drafts of the next tokens taken from other answers to the prompt; the
+    generated tokens stay the same (n-gram speculation)."""
 
 
 class RolloutSettings(SamplingSettings):
@@ -67,26 +67,26 @@ class RolloutSettings(SamplingSettings):
     max_slots: int = Field(64, ge=1)
     """Sequences decoded at once on one data-parallel rank (verl rollout.max_num_seqs)."""
     weights: Literal["train", "bfloat16", "int8"] = "train"
-    """Numbers that decode steps multiply by: the trained weights, or copies packed after each update, on CPU alone.
-    int8 has a scale for each 64 numbers of a row."""
+    """Weights used by decode steps: the trained ones, or copies packed after each update, on CPU only. int8 has one
+    scale for each 64 numbers of a row."""
     verify_weights: bool = False
-    """Compare checksums of the weights that generate with the trained ones after each reshard."""
+    """Compare checksums of the generating and the trained weights after each reshard."""
     environment: str | dict[str, str] | None = None
-    """Environment of each conversation, `file.py:Class` or a ready one; of several by name, the rows' field
-    `environment` chooses (TRL environment_factory)."""
+    """Environment of each conversation: `file.py:Class` or a ready one. Of several by name, each row chooses one with
+    its field `environment` (TRL environment_factory)."""
     tools: Texts = ()
-    """Functions that the policy may call, `file.py:function` or ready ones (TRL tools); `none` answers each call by an
-    error."""
+    """Functions that the policy may call, `file.py:function` or ready ones (TRL tools); `none` answers each call with
+    an error."""
     tool_format: str = "hermes"
-    """Way to write calls of tools: hermes, retool, python_block, or `file.py:Class`."""
+    """Format of tool calls: hermes, retool, python_block, or `file.py:Class`."""
     max_turns: int = Field(8, ge=1)
-    """Most turns of the policy in a conversation (TRL max_tool_calling_iterations, and 1)."""
+    """Maximum turns of the policy in a conversation (TRL max_tool_calling_iterations + 1)."""
     tool_timeout_s: float = Field(10.0, gt=0.0)
     """Seconds that a call of a tool or an environment may take."""
     tool_workers: int = Field(64, ge=1, le=1024)
-    """Calls at a time on each rank that scores; tools that wait, for a network say, may all wait together."""
+    """Concurrent calls on each rank that scores; tools that wait, for example for a network, can all wait at once."""
     tool_memory_mb: int = Field(1024, ge=1)
-    """Memory of a conversation's process, in MiB, in addition to what it has at its beginning."""
+    """Memory limit of a conversation's process, in MiB, on top of its memory at the start."""
 
     @property
     def converses(self) -> bool:
@@ -102,23 +102,23 @@ class AccuracySettings(SamplingSettings):
     num_generations: int = Field(1, ge=1)
     """Answers to each problem, for pass@k and maj@k (verl rollout.val_kwargs.n)."""
     limit: int | None = Field(None, ge=1)
-    """Number of first problems to take; null takes all (verl data.val_max_samples)."""
+    """Take only this many problems, from the first; null takes all (verl data.val_max_samples)."""
     reward: str | None = None
-    """Reward function that gives 1 to what is right; null is the one of the dataset's task."""
+    """Reward function that gives 1 to a right answer; null is the function of the dataset's task."""
 
 
 class ValidationSettings(AccuracySettings):
     """Generation and scoring for held-out problems (`data.val_dataset`)."""
 
     max_new_tokens: int | None = Field(None, ge=1)
-    """Most tokens of an answer; null is that of rollout (TRL max_completion_length)."""
+    """Maximum tokens of an answer; null is rollout.max_new_tokens (TRL max_completion_length)."""
     reward: str | None = None
-    """Reward function that gives 1 to what is right; null is the one of the dataset's task, all takes those of
+    """Reward function that gives 1 to a right answer; null is that of the dataset's task, all is the functions of
     reward."""
     stop_strings: Texts | None = None
-    """An answer ends when one of these texts appears in it; null is those of rollout."""
+    """An answer ends when one of these texts appears in it; null is rollout.stop_strings."""
     environment: bool = True
-    """Let answers have the environment and the tools of rollout, if there are any."""
+    """Give answers the environment and the tools of rollout, if there are any."""
 
     def completed(self, rollout: RolloutSettings) -> "ValidationSettings":
         """Fill in rollout settings for absent values."""
@@ -156,17 +156,17 @@ class CriticSettings(Settings):
     optimizer: OptimizerSettings = OptimizerSettings(lr=1e-5)
     """AdamW of the critic, its schedule and gradient clipping (verl critic.optim, critic.grad_clip)."""
     value_clip: Float32 | None = Field(0.5, gt=0.0)
-    """A value's loss counts as if it had moved by at most this much in one step; null is off (verl
+    """In the loss, a value counts as moved by at most this much in one step; null is off (verl
     critic.cliprange_value)."""
     warmup_steps: int = Field(0, ge=0)
-    """First steps in which the critic alone is trained (verl trainer.critic_warmup)."""
+    """Number of first steps that train only the critic (verl trainer.critic_warmup)."""
 
 
 class TrainSettings(Settings):
     """Division of an update into pieces that fit into memory."""
 
     max_tokens_per_micro_batch: int = Field(16384, ge=1)
-    """Padded tokens of a micro-batch, a shared prompt once (verl actor.ppo_max_token_len_per_gpu)."""
+    """Maximum padded tokens of a micro-batch; a shared prompt counts once (verl actor.ppo_max_token_len_per_gpu)."""
     length_bucket: int = Field(32, ge=1)
     """Lengths are padded to a multiple of this many tokens, so that few graphs compile."""
 
@@ -175,10 +175,10 @@ class MemorySettings(Settings):
     """Memory by phase of a step."""
 
     swap: bool = False
-    """Put away what a phase does not need: weights, moments, gradients, cache (verl actor.fsdp_config.param_offload and
-    optimizer_offload)."""
+    """Swap out the data that a phase does not need: weights, moments, gradients, cache (verl
+    actor.fsdp_config.param_offload and optimizer_offload)."""
     swap_dir: Path | None = None
-    """On CPU, where what is put away goes; null is <output>/swap. A local disk with room."""
+    """Folder of the swapped-out data on CPU; null is <output>/swap. Use a local disk with enough room."""
 
 
 class RewardFunctionSettings(Settings):
@@ -201,10 +201,10 @@ class RewardSettings(Settings):
     """Largest soft overlong punishment, DAPO's; 0 is off (verl reward_model.overlong_buffer.enable,
     .penalty_factor)."""
     overlong_buffer: int | None = Field(None, ge=1)
-    """Tokens before rollout.max_new_tokens over which the punishment grows; null is a fifth of all (verl
-    reward_model.overlong_buffer.len)."""
+    """Tokens before rollout.max_new_tokens over which the punishment grows; null is a fifth of rollout.max_new_tokens
+    (verl reward_model.overlong_buffer.len)."""
     timeout_s: float = Field(10.0, gt=0.0)
-    """Seconds that one call of a function may take: for a response, or for all of a step."""
+    """Seconds that one call of a function may take, for one response or for all responses of a step."""
     workers: int = Field(1, ge=1, le=1024)
     """Reward processes on each rank."""
 
@@ -226,15 +226,15 @@ class TrainerSettings(RunSettings):
     """Steps between showing the best and the worst answer to a prompt on the console; null shows none (TRL
     log_completions)."""
     token_figures: int = Field(1, ge=0)
-    """Of the kept rollouts, the prompts of each step whose answers have advantage, ratio, entropy and clipping of each
-    token: those with the widest spread of rewards."""
+    """Number of prompts per step whose kept answers have advantage, ratio, entropy and clipping of each token: the
+    prompts with the widest spread of rewards."""
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Settings by which answers to held-out problems are drawn and judged.
+    """Settings for drawing and judging answers to held-out problems.
 
-    source: of the problems. max_slots: sequences decoded at once on one data-parallel rank.
+    source: dataset of the problems. max_slots: sequences decoded at once on one data-parallel rank.
     """
 
     source: str | None

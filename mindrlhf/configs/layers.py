@@ -1,4 +1,4 @@
-"""Settings in layers: later ones win, and each value knows its place."""
+"""Settings in layers: later layers win, and each value keeps its place."""
 
 import copy
 from collections.abc import Iterable, Mapping
@@ -12,9 +12,9 @@ COMMAND_LINE = "command line"
 
 
 def deep_merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge copies: groups key by key, all else, lists too, replaced whole.
+    """Merge copies of groups key by key; other values, also lists, are replaced.
 
-    A group with nothing below it (`optimizer:`, which YAML reads as null) says nothing.
+    An empty group (`optimizer:`, which YAML reads as null) changes nothing.
     """
     merged = dict(base)
     for key, value in over.items():

@@ -25,10 +25,10 @@ def load_settings(
 ) -> Group:
     """Load typed settings whose every field has a default, from several layers.
 
-    path: a YAML file, upon its own `base_config`.
+    path: a YAML file, merged over its own `base_config`.
     overrides: `group.key=value` each, values read as YAML.
-    defaults: nested mapping laid upon the typed defaults, beneath the files.
-    given: settings of a calling program, between file and overrides.
+    defaults: nested mapping, merged over the typed defaults and under the files.
+    given: settings of a calling program, merged between file and overrides.
     Raises UserError for a file that cannot be read, an unknown key, a wrong type and a value out of range.
     """
     lowest = [Layer(values, {(): "defaults"}) for values in (settings().model_dump(mode="json"), defaults or {})]

@@ -27,11 +27,11 @@ Init = Literal["kaiming", "gaussian"]
 class Adapter:
     """Modules of one adapter, with their ranks and scales.
 
-    rank, alpha: of modules without a pattern of their own. use_rslora: scales are alpha / sqrt(rank), not alpha / rank
-    (Kalajdzievski 2023, arXiv:2312.03732). target_modules, exclude_modules: names, each the end of a module's path, or
-    one regular expression of whole paths; `all-linear` is every linear module of every layer. rank_pattern,
-    alpha_pattern: the end of a path, as a regular expression -> rank or alpha. init: the first values of A; those of B
-    are 0. dropout: share of the inputs of A that updates drop; the weight has them all.
+    rank, alpha: values for modules without their own pattern. use_rslora: scales are alpha / sqrt(rank), not alpha /
+    rank (Kalajdzievski 2023, arXiv:2312.03732). target_modules, exclude_modules: names, each the end of a module's
+    path, or one regular expression of whole paths; `all-linear` is every linear module of every layer. rank_pattern,
+    alpha_pattern: the end of a path, as a regular expression -> rank or alpha. init: initial values of A; B starts at
+    0. dropout: share of the inputs of A that updates drop; the weight gets all inputs.
     """
 
     rank: int
@@ -62,9 +62,9 @@ class LoraSettings(Settings):
     rank: int = Field(0, ge=0)
     """Rank of the adapters; 0 trains all weights (verl model.lora_rank, TRL lora_r)."""
     alpha: Float32 = Field(32.0, gt=0.0)
-    """Products are scaled by alpha / rank (verl model.lora_alpha, TRL lora_alpha)."""
+    """The product B A is scaled by alpha / rank (verl model.lora_alpha, TRL lora_alpha)."""
     dropout: Float32 = Field(0.0, ge=0.0, lt=1.0)
-    """Share of the adapters' inputs that updates drop; their layers then run composed, not fused (verl
+    """Share of the adapters' inputs that updates drop; these layers then run composed, not fused (verl
     model.lora.dropout, TRL lora_dropout)."""
     target_modules: Modules = ALL_LINEAR
     """Names of the modules with adapters, or one regular expression of their whole paths; all-linear is every linear
@@ -74,13 +74,13 @@ class LoraSettings(Settings):
     use_rslora: bool = False
     """Scale by alpha / sqrt(rank) instead (TRL use_rslora)."""
     init: Init = "kaiming"
-    """First values of A: uniform within 1 / sqrt(inputs), or normal with deviation 1 / rank; B is 0."""
+    """Initial values of A: uniform within 1 / sqrt(inputs), or normal with deviation 1 / rank; B is 0."""
     adapter_path: str | None = None
     """Folder of an adapter in PEFT's format to start from (verl model.lora_adapter_path)."""
     save: Literal["adapter", "merged", "both"] = "both"
     """Output of a run: the adapter in hf_adapter, the merged model in hf, or both."""
     reference: Literal["base", "start"] = "base"
-    """Reference of the KL term: the model without adapters, or with those of the start."""
+    """Reference of the KL term: the model without adapters, or with the adapters it started from."""
 
     @field_validator("target_modules", "exclude_modules")
     @classmethod
@@ -115,7 +115,7 @@ class PetSettings(Settings):
     lora_dropout: Float32 = Field(0.0, ge=0.0, lt=1.0)
     """lora.dropout (MindFormers' default is 0.01)."""
     target_modules: str
-    """Regular expression of the beginning of MindFormers' module paths, for lora.target_modules."""
+    """Regular expression for the beginning of MindFormers' module paths, for lora.target_modules."""
     exclude_layers: None = None
     """Must be absent; lora.exclude_modules excludes modules."""
 
@@ -149,5 +149,5 @@ def _matches(modules: Modules, path: str) -> bool:
 
 
 def _by_pattern(patterns: Mapping[str, float], path: str, default: float) -> float:
-    """Find the value of the first pattern that is the end of a path."""
+    """Find the value of the first pattern that matches the end of a path."""
     return next((value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", path)), default)

@@ -14,7 +14,7 @@ from mindrlhf.configs.yaml_file import Layer
 from mindrlhf.errors import UserError
 from mindrlhf.models.families import DEFAULT, FAMILIES, Family
 
-LAST_TOKEN_ID = 2**31 - 1  # ids are int32; -1 is how some checkpoints write that there is none
+LAST_TOKEN_ID = 2**31 - 1  # ids are int32; some checkpoints write -1 for an absent token
 TokenId = Annotated[int, Field(ge=-1, le=LAST_TOKEN_ID, strict=True)]
 CRITIC = "SequenceClassification"  # HF's class for a model with one number as its output
 NO_SCALING, LLAMA3 = "default", "llama3"  # HF's `rope_type`
@@ -23,8 +23,8 @@ NO_SCALING, LLAMA3 = "default", "llama3"  # HF's `rope_type`
 class Llama3Scaling(Settings):
     """Llama 3's scaling, for contexts longer than the first training's.
 
-    Wavelengths beyond original_max_position_embeddings / low_freq_factor are stretched by `factor`, those below
-    original_max_position_embeddings / high_freq_factor stay, and the part between is interpolated.
+    Wavelengths beyond original_max_position_embeddings / low_freq_factor are stretched by `factor`, wavelengths below
+    original_max_position_embeddings / high_freq_factor stay, and those between are interpolated.
     """
 
     factor: Float32 = Field(ge=1.0, description="Stretch of the longest wavelengths.")
@@ -46,7 +46,7 @@ class Llama3Scaling(Settings):
 
 
 def _read(value: Any) -> Any:
-    """Take the numbers out of HF's or MindFormers' group; a bare number scales nothing."""
+    """Read the scaling from HF's or MindFormers' group; a number means none."""
     if not isinstance(value, Mapping):
         return None if isinstance(value, int | float) else value
     kind = value.get("rope_type", value.get("type", LLAMA3 if "low_freq_factor" in value else NO_SCALING))
@@ -91,7 +91,7 @@ class ModelConfig(Settings):
     @model_validator(mode="before")
     @classmethod
     def _derive(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Fill in num_kv_heads and head_dim, where they are absent, from the other sizes."""
+        """Compute absent num_kv_heads and head_dim from the other sizes."""
         heads, hidden = values.get("num_heads"), values.get("hidden_size")
         derived = {"num_kv_heads": heads}
         if "head_dim" not in values and isinstance(hidden, int) and isinstance(heads, int) and heads > 0:
@@ -187,7 +187,7 @@ def _rope(raw: dict[str, Any], where: str) -> tuple[str, dict[str, Any]]:
 
 
 def _names(raw: dict[str, Any], key: str, where: str) -> list[Any]:
-    """List the names under a key; none where it is absent or null."""
+    """List the names under a key; none if it is absent or null."""
     names = raw.get(key)
     if names is not None and not isinstance(names, list):
         raise UserError(f"{where}: {key} is {brief(names)}, and must be a list of names.")
@@ -195,7 +195,7 @@ def _names(raw: dict[str, Any], key: str, where: str) -> list[Any]:
 
 
 def _refuse_unsupported(raw: dict[str, Any], family: Family, where: str) -> None:
-    """Raise UserError for settings that make another model than this suite computes."""
+    """Raise UserError for settings of a model that this suite does not compute."""
     if raw.get("use_sliding_window") or "sliding_attention" in _names(raw, "layer_types", where):
         right = "set it to false, and every layer to full_attention"
         raise UserError(f"{where}: use_sliding_window true is not supported; {right}.")

@@ -1,4 +1,4 @@
-"""Model YAMLs without a file: shape of the checkpoint, layout of the flags."""
+"""Model YAMLs without a file: shape from the checkpoint, layout from the flags."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal
@@ -22,9 +22,9 @@ def default_model_yaml(
 ) -> ModelYaml:
     """Build the model YAML of a role that has no file.
 
-    It says nothing of the shape, so that the checkpoint's holds.
+    It does not set the shape, so the checkpoint's shape holds.
 
-    device: `CPU` or `Ascend`. workers: processes of the job; those that tensor and pipeline parallelism leave are
+    device: `CPU` or `Ascend`. workers: processes of the job; those beyond the tensor and pipeline ranks are
     data-parallel. tensor_parallel: the default of `parallel_config.model_parallel`. overrides: as `load_model_yaml`.
     Raises UserError.
     """

@@ -1,4 +1,4 @@
-"""Names for a model's numbers, ours, HF's and MindFormers', from `model_names.yaml`."""
+"""Names of a model's numbers here, in HF and in MindFormers (`model_names.yaml`)."""
 
 from pathlib import Path
 
@@ -15,5 +15,5 @@ SHAPE_FIELDS = {key: field for field, (_, key) in _TABLES["shape"].items()}
 SPELLINGS = {hf: key for hf, key in _NAMES.values() if hf not in (None, key)} | _TABLES["spellings"]
 # MindFormers' path of a linear module within a layer -> its name in Hugging Face's models.
 MODULES = _TABLES["modules"]
-# Kind of model that is not supported -> keys of model settings that only such models have.
+# Unsupported kind of model -> keys of model settings that only this kind has.
 SIGNS = {kind: keys.split() for kind, keys in _TABLES["unsupported"].items()}

@@ -22,13 +22,13 @@ GROUP = "model.model_config"
 
 DType = Literal["float32", "float16", "bfloat16"]
 
-# Keys that a YAML without a checkpoint must give: MindFormers' defaults are another model's.
+# Keys that a YAML without a checkpoint must give: MindFormers' defaults belong to another model.
 NEEDED = ("vocab_size", "hidden_size", "num_layers", "num_heads", "rms_norm_eps", "theta")
 
 MULTIPLE_OF = 256  # LlamaConfig's default
 
 
-# Numbers of a model and of its sampling by their keys, null where the YAML is silent.
+# Key of a number of the model, or of its sampling -> our name; null if the YAML does not set it.
 _MODEL = {key: name for key, name in SHAPE_FIELDS.items() if name != "rope_scaling"}
 _MODEL |= {"max_position_embedding": "max_position_embeddings", "initializer_range": "initializer_range"}
 _SAMPLING = {key: key for key in ("temperature", "top_k", "top_p", "repetition_penalty")}
@@ -52,7 +52,7 @@ _NUMBERS = create_model(
 
 
 class ModelSettings(_NUMBERS):
-    """`model.model_config` under MindFormers' names; null where the YAML is silent."""
+    """`model.model_config` under MindFormers' names; null if the YAML does not set it."""
 
     type: Literal[CLASSES] | None = Field(None, description="MindFormers' configuration class.")
     model_type: Literal[MODEL_TYPES] | None = Field(None, description="HF's name of the model family.")
@@ -87,7 +87,7 @@ class ModelSettings(_NUMBERS):
 
     @property
     def stated_family(self) -> Family | None:
-        """The model family, where the YAML states it by q/k norms or type."""
+        """Model family that the YAML states by q/k norms or type, or None."""
         families = FAMILIES.values()
         norms = (one for one in families if self.qk_norm and one.qk_norm)
         classes = (one for one in families if self.type and self.type == one.mindformers)
@@ -96,7 +96,7 @@ class ModelSettings(_NUMBERS):
 
     @property
     def family(self) -> Family | None:
-        """The model family without a checkpoint; biases decide where the class is `LlamaConfig`."""
+        """Model family without a checkpoint; for the class `LlamaConfig` biases decide."""
         biases, llama = bool(self.qkv_has_bias), self.type == LLAMA_CLASS or self.model_type == LLAMA_TYPE
         if self.stated_family or not (biases or llama):
             return self.stated_family
@@ -108,7 +108,7 @@ class ModelSettings(_NUMBERS):
         return (ids,) if isinstance(ids, int) else ids or ()
 
     def feed_forward_width(self, hidden_size: int) -> int:
-        """intermediate_size, or MindFormers' rule for its absence (`LlamaFeedForward`).
+        """Return intermediate_size, or compute it by MindFormers' rule (`LlamaFeedForward`).
 
         4 * hidden, times (ffn_dim_multiplier + 0.01) if given, cut to two thirds, rounded up to multiple_of.
         """
@@ -122,8 +122,8 @@ class ModelSettings(_NUMBERS):
         """Combine this YAML with a checkpoint's configuration (`hf`), if there is one.
 
         where, hf_where: the two files' names in messages.
-        Shape numbers in the YAML must equal the checkpoint's. Token ids and the range of initial weights are the YAML's
-        where it gives them; of the two longest lengths the smaller holds.
+        Shape numbers in the YAML must equal the checkpoint's. Token ids and the range of initial weights come from the
+        YAML if it sets them; the smaller one of the two maximum lengths holds.
         Raises UserError for a disagreement, and without `hf` for a key that is missing.
         """
         return self._alone(where) if hf is None else self._beside(hf, where, hf_where)

@@ -1,7 +1,8 @@
 """MindFormers model YAMLs, read into typed settings.
 
 The groups `model.model_config`, `parallel_config`, `recompute_config` and `context` are ours: a key that is neither
-read here nor known to MindFormers is a mistake. All else belongs to MindFormers' own trainer and is listed as unused.
+read here nor known to MindFormers is a mistake. All other keys belong to MindFormers' own trainer and are listed as
+unused.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -33,7 +34,7 @@ UNUSED = {group: frozenset(" ".join(keys.values()).split()) for group, keys in _
 
 
 class ParallelSettings(Settings):
-    """`parallel_config`, and the parallel key that MindFormers keeps elsewhere."""
+    """`parallel_config`, and `parallel.enable_parallel_optimizer`."""
 
     data_parallel: int = Field(1, ge=1, description="Data-parallel ranks.")
     model_parallel: int = Field(1, ge=1, description="Tensor-parallel ranks.")
@@ -79,7 +80,7 @@ class ContextSettings(Settings):
 
 ASCEND_KEYS = ("device_id", "max_device_memory", "jit_level")
 TRAINING_KEYS = ("micro_batch_num", "gradient_aggregation_group", "enable_parallel_optimizer")
-# Groups of a model YAML that are ours, and those of MindRLHF's grpo_config.yaml.
+# Groups of a model YAML that are ours, and groups of MindRLHF's grpo_config.yaml.
 OWN_GROUPS = ("model", "parallel_config", "recompute_config", "context")
 MINDRLHF_GROUPS = ("rl_config", "actor_config", "ref_config", "reward_config", "generate_config")
 
@@ -124,8 +125,7 @@ def load_model_yaml(path: str | Path, overrides: Sequence[str] = ()) -> ModelYam
     """Read a MindFormers model YAML (and its `base_config` chain).
 
     overrides: dotted, with the file's own keys: `model.model_config.seq_length=2048`.
-    Raises UserError, also for a value that asks for a model that this suite does not compute, and a file without our
-    groups.
+    Raises UserError, also for a model that this suite does not compute and for a file without our groups.
     """
     return typed_model_yaml(merge(read_chain(path), overrides), str(path))
 
@@ -162,7 +162,7 @@ class _Reader:
         raise UserError(f"{self.layered.where(place)}: {words}")
 
     def mapping(self, path: KeyPath) -> Mapping[str, Any]:
-        """Find the group at `path`; empty where it is absent or null."""
+        """Find the group at `path`; empty if it is absent or null."""
         values: Any = self.layered.values
         for depth, part in enumerate(path, 1):
             values = values.get(part)
@@ -226,7 +226,7 @@ class _Reader:
         return build(settings, values, self.layered, written)
 
     def rest(self) -> tuple[str, ...]:
-        """List all unused keys, those outside of our groups too; refuse misspelt group names."""
+        """List all unused keys, also outside of our groups; refuse misspelt group names."""
         top = self.layered.values
         if not any(name in top for name in OWN_GROUPS):
             grpo = " (GRPO settings go to --grpo_config)" if set(top) & set(GRPOSettings.model_fields) else ""

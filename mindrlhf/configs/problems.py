@@ -31,10 +31,10 @@ def build(
 ) -> Group:
     """Validate a nested mapping; a UserError explains a failure in one sentence.
 
-    An unknown key goes first.
-    layer: knows the place of each value.
-    written: field of `settings` -> the key path under which the user wrote it, where that is another one.
-    strict: only whole numbers become floats, and lists tuples; without, whatever pydantic converts.
+    An unknown key is reported first.
+    layer: has the place of each value.
+    written: field of `settings` -> the key path under which the user wrote it, if it differs.
+    strict: convert only whole numbers to floats and lists to tuples; if False, all that pydantic converts.
     """
     try:
         # JSON mode is pydantic's only strict mode that takes a list for a tuple.
@@ -114,7 +114,7 @@ def brief(value: Any) -> str:
 
 
 def _unknown_key(settings: type[Settings], path: KeyPath, key: str) -> str:
-    """Explain an unknown key; one of another group is sent there."""
+    """Explain an unknown key, and name the group that has it, if any."""
     name = str(path[-1])
     elsewhere = [leaf for leaf in _leaves(settings) if leaf.rpartition(".")[2] == name]
     if elsewhere:
@@ -130,7 +130,7 @@ def _group_of(annotation: Any) -> type[Settings] | None:
 def _walk(settings: type[Settings], location: KeyPath) -> tuple[KeyPath, Any, FieldInfo | None]:
     """Follow pydantic's location to (key path, annotation, field), both None for an unknown key.
 
-    Pydantic appends the tag of a union's member to a location; it is no key, and the walk ends before it.
+    Pydantic appends the tag of a union's member to a location. The tag is not a key, so the walk ends before it.
     """
     path: KeyPath = ()
     annotation: Any = settings

@@ -1,4 +1,4 @@
-"""Settings of a run that training has whatever it trains on."""
+"""Settings of a run that are shared by all kinds of training."""
 
 from typing import Literal
 
@@ -6,45 +6,45 @@ from pydantic import Field
 
 from mindrlhf.configs.tracking import TrackingSettings
 
-HELD_OUT = ("val-", "val/")  # metrics of held-out data begin so
+HELD_OUT = ("val-", "val/")  # beginnings of metrics on held-out data
 
 
 class RunSettings(TrackingSettings):
     """Length of a run, its measurements, checkpoints and outputs."""
 
     total_steps: int | None = Field(None, ge=1)
-    """Steps of the run, or of its record that are replayed; null is epochs x (rows / rows per step) (verl
+    """Steps of the run, or steps of the record to replay; null is epochs x (rows / rows per step) (verl
     trainer.total_training_steps, TRL max_steps)."""
     epochs: int = Field(1, ge=1)
     """Passes over the rows when total_steps is not given (verl trainer.total_epochs, TRL num_train_epochs)."""
     progress: bool = True
     """Show progress bars on a terminal."""
     save_freq: int | None = Field(None, ge=1)
-    """Steps between checkpoints, the last step has one too; null writes none (verl trainer.save_freq, TRL save_steps,
+    """Steps between checkpoints; the last step has one too; null writes none (verl trainer.save_freq, TRL save_steps,
     MindRLHF save_ckpt_interval)."""
     save_max_ckpt_num: int | None = Field(5, ge=1)
-    """Newest checkpoints that are kept; null keeps all (verl trainer.max_actor_ckpt_to_keep, TRL save_total_limit,
+    """Number of newest checkpoints to keep; null keeps all (verl trainer.max_actor_ckpt_to_keep, TRL save_total_limit,
     MindRLHF save_max_ckpt_num)."""
     save_best_metric: str | None = None
     """Metric whose best step gets a checkpoint that is kept, val-core/gsm8k/acc/mean@1 for example (TRL
     metric_for_best_model)."""
     save_best_mode: Literal["max", "min"] = "max"
-    """Whether a larger or a smaller save_best_metric is better (TRL greater_is_better)."""
+    """Better direction of save_best_metric: max for larger, min for smaller (TRL greater_is_better)."""
     early_stop_patience: int | None = Field(None, ge=1)
-    """Measurements of save_best_metric in a row without a better one after which the run ends; null never does (TRL
+    """End the run after this many measurements of save_best_metric in a row without a new best; null never does (TRL
     early_stopping_patience)."""
     export_best: bool = False
     """Export the model of the best step of save_best_metric in place of the last one (TRL load_best_model_at_end)."""
     async_save: bool = False
-    """Write checkpoints while training goes on; what is not written when an update begins is copied in memory (verl
+    """Write checkpoints while training goes on; data not yet written when an update begins is copied in memory (verl
     checkpoint.async_save)."""
     resume_mode: Literal["disable", "auto", "resume_path"] = "disable"
     """auto continues from the newest whole checkpoint of --save_ckpt_dir, resume_path from resume_from_path;
     --resume_training sets both (verl trainer.resume_mode)."""
     resume_from_path: str | None = None
-    """A step_N folder, or a folder with some of them (verl trainer.resume_from_path)."""
+    """A step_N folder, or a folder of step_N folders (verl trainer.resume_from_path)."""
     test_freq: int | None = Field(None, ge=1)
-    """Steps between measuring held-out data, the last step included; null never does (verl
+    """Steps between measurements of held-out data, the last step included; null never measures (verl
     trainer.test_freq, TRL eval_steps)."""
     val_before_train: bool = True
     """Measure held-out data before the first step too (verl trainer.val_before_train, TRL
@@ -52,13 +52,13 @@ class RunSettings(TrackingSettings):
     val_only: bool = False
     """Measure held-out data and stop (verl trainer.val_only)."""
     max_bad_updates: int = Field(5, ge=1)
-    """Updates in a row that may be skipped for a loss or gradient that is not finite; the run then saves its state and
+    """Updates in a row that may be skipped because a loss or gradient is not finite; the run then saves its state and
     stops."""
     max_host_memory_gb: float | None = Field(None, gt=0.0)
-    """GiB of memory of one process beyond which the run saves its state and stops; null is no limit (MindRLHF
+    """Memory of one process, in GiB, above which the run saves its state and stops; null is no limit (MindRLHF
     host_memory_protection)."""
 
     @property
     def best(self) -> tuple[str | None, Literal["max", "min"]]:
-        """Metric whose best step is kept, and the direction of better."""
+        """Metric whose best step is kept, and its better direction."""
         return self.save_best_metric, self.save_best_mode

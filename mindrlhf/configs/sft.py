@@ -26,14 +26,14 @@ class SFTDataSettings(Settings):
     shuffle: bool = True
     """Draw pairs in a new order each epoch (TRL shuffle_dataset)."""
     tool_format: str = "hermes"
-    """Form of tool calls in conversations: hermes, retool, python_block, or file.py:Class."""
+    """Format of tool calls in conversations: hermes, retool, python_block, or file.py:Class."""
     max_length: int | None = Field(None, ge=2)
-    """Tokens of a prompt with its response; longer responses lose their end (verl data.max_length, TRL max_length)."""
+    """Maximum tokens of prompt and response; long responses lose their end (verl data.max_length, TRL max_length)."""
     val_dataset: str | None = None
     """Held-out demonstrations in a form of --mind_dataset_dir, whose loss is measured (verl data.val_files, TRL
     eval_dataset)."""
     val_share: Float32 = Field(0.0, ge=0.0, lt=1.0)
-    """Share of the rows that is held out for that, drawn by the seed."""
+    """Share of the rows that is held out to measure the loss, drawn by the seed."""
     val_problems: str | None = None
     """Prompt MindRecord of held-out problems, whose accuracy is measured too."""
 
@@ -49,8 +49,8 @@ class SFTRunSettings(RunSettings):
     """Length of a run, its measurements, checkpoints and outputs."""
 
     save_best_metric: str | None = None
-    """Metric whose best step gets a checkpoint that is kept; null is the smallest val/loss with early_stop_patience or
-    export_best, else none (TRL metric_for_best_model)."""
+    """Metric whose best step gets a checkpoint that is kept; null is the smallest val/loss if early_stop_patience or
+    export_best is set, else none (TRL metric_for_best_model)."""
 
     @property
     def best(self) -> tuple[str | None, Literal["max", "min"]]:

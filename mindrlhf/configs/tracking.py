@@ -13,14 +13,14 @@ class TrackingSettings(Settings):
     """Writers of each step's metrics."""
 
     loggers: tuple[Logger, ...] = ("console", "jsonl", "tensorboard")
-    """What writes the metrics: console, jsonl (which `mindrlhf report` reads), tensorboard, wandb, swanlab, mlflow,
+    """Writers of the metrics: console, jsonl (which `mindrlhf report` reads), tensorboard, wandb, swanlab, mlflow,
     trackio (verl trainer.logger, TRL report_to)."""
     log_every: int = Field(1, ge=1)
-    """Steps between two lines of the console; all others get every step (TRL logging_steps)."""
+    """Steps between two lines of the console; all other writers get every step (TRL logging_steps)."""
     project_name: str = "mindrlhf"
-    """Project of trackers: wandb, swanlab, mlflow, trackio (verl trainer.project_name, TRL project)."""
+    """Project name in trackers: wandb, swanlab, mlflow, trackio (verl trainer.project_name, TRL project)."""
     experiment_name: str | None = None
-    """Name of the run in trackers; null is their choice (verl trainer.experiment_name, TRL run_name)."""
+    """Name of the run in trackers; null lets the tracker choose (verl trainer.experiment_name, TRL run_name)."""
     trackers_offline: bool = False
     """Trackers write to this machine only; runs of wandb and swanlab can be synchronised later."""
 

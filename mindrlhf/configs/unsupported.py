@@ -13,14 +13,14 @@ MODEL_TYPES = tuple(sorted({LLAMA_TYPE, *FAMILIES}))
 
 
 def unsupported(where: str, found: str, kind: str = "this model family") -> UserError:
-    """Build the error for another model family; `found` says how the file shows it."""
+    """Build the error for another model family; `found` is the evidence in the file."""
     return UserError(f"{where}: {found}, and {kind} is not supported; {SUPPORTED}.")
 
 
 def sign_of_another(group: Mapping[str, Any]) -> tuple[str, str] | None:
     """Find (key, kind of model) of an unsupported family in a YAML's group.
 
-    A `moe_config` of several experts is one; with one expert the model is dense.
+    A `moe_config` with several experts is such a sign; with one expert the model is dense.
     """
     for key, known in (("type", CLASSES), ("model_type", MODEL_TYPES)):
         if isinstance(group.get(key), str) and group[key] not in known:
@@ -33,5 +33,5 @@ def sign_of_another(group: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 def _is_set(value: Any) -> bool:
-    """Tell whether a key is set to more than nothing or one."""
+    """Tell whether a value is neither empty, False, 0 nor 1."""
     return value not in (None, False, 0, 1)

@@ -1,6 +1,6 @@
 """Checks across settings, before anything is built; each raises UserError.
 
-A single value's type and range are checked where it is read, and the data and the devices where they are known.
+A value's type and range are checked when it is read, the data and the devices when they are known.
 """
 
 from collections.abc import Iterable
@@ -25,7 +25,7 @@ from mindrlhf.errors import UserError, refuse
 from mindrlhf.user_functions import is_user_function
 
 DTYPE_KEYS = ("compute_dtype", "param_init_type", "layernorm_compute_type", "softmax_compute_type")
-# Pairs of settings of which the first must not be above the second; the first pair is that of fine-tuning too.
+# Pairs of settings; the first must not be above the second. Fine-tuning has the first pair too.
 ORDER = (
     ("optimizer.min_lr", "optimizer.lr"),
     ("rollout.min_new_tokens", "rollout.max_new_tokens"),
@@ -82,7 +82,7 @@ def check_sft(config: SFTSettings, yaml: ModelYaml, model: ModelConfig, workers:
 
 
 def check_held_out_pairs(config: SFTSettings) -> None:
-    """Check for held-out data to measure, from one origin."""
+    """Check that there is held-out data to measure, from one source."""
     data, trainer = config.data, config.trainer
     pairs = data.val_dataset is not None or data.val_share > 0
     give = "held-out rows; set data.val_dataset, data.val_share or data.val_problems"
@@ -102,10 +102,10 @@ def check_training_layout(yaml: ModelYaml, length_bucket: int) -> None:
 
 
 def check_recompute(yaml: ModelYaml) -> None:
-    """Check that what is to be recomputed can be.
+    """Check that the layout supports the requested recomputation.
 
-    Pipeline stages can; without stages only the CPU's fused halves of layers can.
-    With MindSpore 2.9's own (`Cell.recompute()`) some shapes fail to compile on CPU, with a topological cycle.
+    Pipeline stages do; without stages only the CPU's fused half-layers do.
+    With MindSpore 2.9's own `Cell.recompute()` some shapes fail to compile on CPU, with a topological cycle.
     """
     recompute, target = yaml.recompute.recompute, yaml.context.device_target
     shown = list(recompute) if isinstance(recompute, tuple) else recompute
@@ -125,7 +125,7 @@ def check_generating_layout(yaml: ModelYaml) -> None:
 
 
 def check_layout(yaml: ModelYaml, model: ModelConfig, workers: int) -> None:
-    """Check that the layout takes all workers and divides the model."""
+    """Check that the layout uses all workers and divides the model."""
     layout, where, layers = yaml.parallel, f"{yaml.path}: parallel_config", model.num_layers
     product, tensor, stages = layout.workers, layout.model_parallel, layout.pipeline_stage
     parts, misfit = layout.micro_batch_num, _misfit(model, tensor)
@@ -144,7 +144,7 @@ def check_layout(yaml: ModelYaml, model: ModelConfig, workers: int) -> None:
 
 
 def _misfit(model: ModelConfig, ranks: int) -> str:
-    """Explain why tensor-parallel ranks cannot share a model; empty where they can."""
+    """Explain why tensor-parallel ranks cannot share a model; empty if they can."""
     for key in ("num_heads", "hidden_size", "intermediate_size", "vocab_size"):
         if getattr(model, key) % ranks:
             return f"does not divide {key} {getattr(model, key)}"
@@ -153,7 +153,7 @@ def _misfit(model: ModelConfig, ranks: int) -> str:
 
 
 def check_dtypes(yaml: ModelYaml) -> None:
-    """Check for float32 on CPU, whose matrix products take bfloat16 too."""
+    """Check that CPU computes in float32; its matrix products may take bfloat16."""
     for key in DTYPE_KEYS if yaml.context.device_target == "CPU" else ():
         dtype, where = getattr(yaml.model, key), f"{yaml.path}: {GROUP}.{key}"
         known = ("float32", "bfloat16") if key == "compute_dtype" else ("float32",)
@@ -179,7 +179,7 @@ def check_order(config: GRPOSettings | SFTSettings, pairs: Iterable[tuple[str, s
 
 
 def check_divides(key: str, value: int, divisor: int, name: str, unit: int | None = None) -> None:
-    """Check that a divisor, called `name`, divides a setting; right are multiples of `unit`."""
+    """Check that a divisor, called `name`, divides a setting; suggest multiples of `unit`."""
     if value % divisor:
         unit = unit or divisor
         below = value // unit * unit
@@ -188,7 +188,7 @@ def check_divides(key: str, value: int, divisor: int, name: str, unit: int | Non
 
 
 def check_comparison(config: GRPOSettings) -> None:
-    """Check for different responses to a prompt, where the advantage compares them."""
+    """Check that responses to a prompt can differ if the advantage compares them."""
     rollout, asks = config.rollout, f"algorithm.advantage {config.algorithm.advantage!r}"
     one = f"rollout.num_generations is 1, and {asks} compares the responses to one prompt; set it to 2 or more."
     greedy = f"rollout.temperature is 0 (or do_sample False), and {asks} compares different responses; set it above 0."
@@ -213,7 +213,7 @@ def _check_ranks(yaml: ModelYaml, key: str, value: int, unit: int | None = None)
 
 
 def check_dynamic_sampling(config: GRPOSettings, infer: ModelYaml) -> None:
-    """Check that rounds of further prompts can fill a step."""
+    """Check that rounds of additional prompts can fill a step."""
     sampling, prompts = config.dynamic_sampling, config.data.prompts_per_step
     if not sampling.enabled:
         return
@@ -234,7 +234,7 @@ def check_dynamic_sampling(config: GRPOSettings, infer: ModelYaml) -> None:
 def check_trainer(trainer: RunSettings, measured: bool, give: str) -> None:
     """Check for held-out data, a metric to watch, and a path to resume from.
 
-    measured: there is held-out data. give: what to set for that.
+    measured: whether there is held-out data. give: the settings that provide it, for messages.
     """
     mode, path, (best, _) = trainer.resume_mode, trainer.resume_from_path, trainer.best
     resumed = f"trainer.resume_mode is {mode} and trainer.resume_from_path is {path}; a path goes with resume_path"
@@ -252,7 +252,7 @@ def check_trainer(trainer: RunSettings, measured: bool, give: str) -> None:
 
 
 def check_lora(lora: LoraSettings) -> None:
-    """Check that adapters are on where they are set."""
+    """Check that adapters are switched on if any of their settings is changed."""
     changed = [name for name, field in LoraSettings.model_fields.items() if getattr(lora, name) != field.default]
     if changed and not lora.enabled:
         found = f"lora.{changed[0]} is {getattr(lora, changed[0])!r}, and lora.rank 0 means that there are no adapters"
@@ -260,9 +260,9 @@ def check_lora(lora: LoraSettings) -> None:
 
 
 def check_dropout(yaml: ModelYaml, dropout: float) -> None:
-    """Check that layers whose adapters drop inputs are not to be computed again.
+    """Check that layers with adapter dropout are not recomputed.
 
-    dropout: of the model's adapters. Pipeline stages draw their masks again. On CPU such layers have float32 products.
+    dropout: rate of the adapters. Pipeline stages draw their masks again. On CPU such layers have float32 products.
     """
     if dropout and yaml.context.device_target == "CPU" and yaml.model.compute_dtype != "float32":
         raise UserError(
@@ -277,7 +277,7 @@ def check_dropout(yaml: ModelYaml, dropout: float) -> None:
 
 
 def check_reference(config: GRPOSettings) -> None:
-    """Check that a reference that follows adapters has adapters, and takes them whole."""
+    """Check that a reference updated from adapters has adapters, and copies them whole."""
     steps, share = config.algorithm.reference_sync_steps, config.algorithm.reference_sync_share
     reference = config.lora.reference
     given = f"algorithm.reference_sync_steps is {steps} with algorithm.reference_sync_share {share:g}"

@@ -1,6 +1,6 @@
 """YAML files as mappings with line numbers, and chains of them.
 
-The name of a shipped file (`mindrlhf.files.shipped`) stands for it wherever a chain is read.
+A chain may contain the name of a shipped file (`mindrlhf.files.shipped`) instead of a path.
 """
 
 import re
@@ -17,7 +17,7 @@ from mindrlhf.files.shipped import shipped_file, shipped_yamls
 from mindrlhf.files.text import read_text
 
 BASE_KEY = "base_config"
-MOST_VALUES = 1_000_000  # of a file or setting, with all that its aliases stand for
+MOST_VALUES = 1_000_000  # in a file or setting, with its aliases expanded
 
 KeyPath = tuple[str | int, ...]
 
@@ -59,7 +59,7 @@ NOT_YAML = (yaml.YAMLError, ValueError, RecursionError)  # ValueError: an imposs
 def parse(text: str) -> tuple[Any, dict[KeyPath, int]]:
     """Parse a YAML document: its value, and the line of every key.
 
-    Raises one of NOT_YAML, also for a key that is given twice, and for values without end by an alias.
+    Raises one of NOT_YAML, also for a key that is given twice, and for an alias inside of its own value.
     """
     root = yaml.compose(text, _Loader)
     lines: dict[KeyPath, int] = {}
@@ -115,7 +115,7 @@ def read_yaml(path: str | Path) -> Layer:
 def read_chain(path: str | Path) -> tuple[Layer, ...]:
     """Read a YAML file and its chain of `base_config` files, the base first.
 
-    Each is relative to the file that names it, or the name of a shipped file, as the first may be. Raises UserError.
+    A base is a path relative to the file that names it. Any of the files may be the name of a shipped one. UserError.
     """
     return _chain(_file_of(str(path)), ())
 

@@ -15,23 +15,23 @@ from mindrlhf.data.tokenizer_config import TOKEN_KEYS, token_text
 from mindrlhf.errors import UserError
 from mindrlhf.models.families import CHATS, DEFAULT, Chat
 
-CPU_SECONDS = 20  # of a process that renders, for one request
+CPU_SECONDS = 20  # CPU time of the rendering process for one request
 PER_REQUEST = 1000  # conversations
-# Runs a file without its folder, or the current one, to import from: modules there are none of the library's.
+# Runs a file with neither its folder nor the current one to import from: modules there could hide libraries.
 PROGRAM = "import sys; del sys.path[0]; import runpy; runpy.run_path(sys.argv[1], run_name='__main__')"
 
 Conversation = tuple[Any, str]
-"""Messages [{"role": ..., "content": ...}, ...], and where they are from, for messages of error."""
+"""Messages [{"role": ..., "content": ...}, ...], and their place, for error messages."""
 
 
 def render_conversations(
     conversations: Sequence[Conversation], chat_template: str | None, chat: Chat = DEFAULT.chat, **tokens: Any
 ) -> list[str]:
-    """Render each conversation up to where the model answers its last message.
+    """Render each conversation up to the start of the model's answer.
 
     chat_template: jinja2 in HF's dialect, run in a process with limits on time and memory; None is the markup of
-    `chat`. tokens: further variables of a template, such as `eos_token`. UserError for malformed messages, and when the
-    template fails or does not end.
+    `chat`. tokens: additional variables of a template, such as `eos_token`. UserError for malformed messages, and for a
+    template that fails or does not end.
     """
     for messages, where in conversations:
         try:
@@ -57,10 +57,10 @@ def write_prompts(
     tools: Sequence[Mapping[str, Any]] = (),
     variables: Mapping[str, Any] | None = None,
 ) -> list[str]:
-    """Render conversations as a tokenizer's model knows them; a text stays as it is.
+    """Render conversations in the format of a tokenizer's model; texts stay unchanged.
 
-    tools, variables: JSON schemas of tools, and others, for the tokenizer's own chat template. UserError, too, for a
-    tokenizer that has neither a chat template nor a family's chat tokens.
+    tools: JSON schemas of tools; variables: additional variables; both for the tokenizer's own chat template. UserError
+    also for a tokenizer that has neither a chat template nor a family's chat tokens.
     """
     conversations = [each for each in prompts if not isinstance(each[0], str)]
     chat = family_chat(tokenizer)
@@ -77,7 +77,7 @@ def write_prompts(
 
 
 def family_chat(tokenizer: Tokenizer) -> Chat | None:
-    """Find the family whose markup a tokenizer's chat template, or else its vocabulary, has."""
+    """Find the family whose markup is in a tokenizer's chat template or vocabulary."""
     own = tokenizer.chat_template
     for chat in CHATS.values():
         if tokenizer.token_to_id(chat.before) is not None if own is None else chat.before in own:
@@ -102,7 +102,7 @@ class RenderingError(ValueError):
 class Renderer:
     """Process that renders conversations by a chat template until it is closed.
 
-    template: jinja2 in HF's dialect. variables: given to each rendering, such as `eos_token`.
+    template: jinja2 in HF's dialect. variables: passed to each rendering, such as `eos_token`.
     """
 
     def __init__(self, template: str, variables: Mapping[str, Any]):
@@ -114,7 +114,7 @@ class Renderer:
         self._head = json.dumps({"template": template, "variables": variables, "cpu_seconds": CPU_SECONDS}) + "\n"
 
     def __call__(self, conversations: Sequence[Mapping[str, Any]]) -> list[str]:
-        """Render conversations, each given as variables: `messages` and others. RenderingError."""
+        """Render conversations, each a mapping of template variables. Raises RenderingError."""
         request, self._head = f"{self._head}{json.dumps(conversations)}\n", ""
         try:
             self._process.stdin.write(request)

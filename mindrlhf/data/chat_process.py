@@ -1,8 +1,8 @@
-"""Rendering of chat templates, which are others' programs, in a process with limits.
+"""Rendering of chat templates, which are untrusted programs, in a limited process.
 
-Reads lines of JSON: {"template", "variables", "cpu_seconds"} once, then lists of conversations, each the template's
-further variables, `messages` among them. Answers each list by a line: {"texts": [...]}, or {"conversation": index,
-"error": reason} for the first one that fails. Run by its path: imports nothing of the package.
+Reads lines of JSON: {"template", "variables", "cpu_seconds"} once, then lists of conversations; each has the template's
+other variables, including `messages`. Answers each list with a line: {"texts": [...]}, or {"conversation": index,
+"error": reason} for the first one that fails. It is run by its path and imports nothing of the package.
 """
 
 import json
@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import jinja2
 import jinja2.sandbox
 
-MEMORY_BYTES = 2 << 30  # of addresses: jinja2 alone takes 0.1 GB, a thousand conversations of 100 kB as much again
+MEMORY_BYTES = 2 << 30  # address space: jinja2 alone takes 0.1 GB, a thousand conversations of 100 kB another 0.1 GB
 MOST_CHARACTERS = 16 << 20  # of one prompt
 MOST_OF_REASON = 200
 
@@ -41,7 +41,7 @@ def _answer(settings: dict[str, Any], conversations: list[dict[str, Any]]) -> di
             if len(text) > MOST_CHARACTERS:
                 raise ValueError(f"it writes {len(text):,} characters")
             texts.append(text)
-    except Exception as error:  # whatever the template raises is for the user to mend
+    except Exception as error:  # whatever the template raises, the user has to fix it
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         return {"conversation": len(texts), "error": reason[:MOST_OF_REASON].rstrip(": ")}
     return {"texts": texts}

@@ -22,21 +22,21 @@ from mindrlhf.shapes import round_up
 from mindrlhf.types import Prompt
 
 TRUNCATIONS = ("error", "left", "right", "drop")
-ROWS_PER_BATCH = 512  # texts tokenised between two moves of the progress bar
+ROWS_PER_BATCH = 512  # texts tokenised between two updates of the progress bar
 SEQ_LENGTH_MULTIPLE = 64
 PERCENTILES = (50, 90, 99, 100)
 
-Sources = str | Path | Sequence[str | Path]  # one file, or several whose rows follow one another
-TokenPair = tuple[list[int], list[int]]  # a prompt and its answer, which has its end token or is empty
+Sources = str | Path | Sequence[str | Path]  # one file, or several with their rows in order
+TokenPair = tuple[list[int], list[int]]  # a prompt and its answer, with its end token or empty
 
 
 @dataclass(frozen=True)
 class ConversionSummary:
     """Counts and lengths of a conversion's rows.
 
-    rows: written; dropped: left out for their length; truncated: written with a shortened prompt or answer.
-    prompt_tokens, answer_tokens: percentile (50, 90, 99, 100) -> tokens of the written rows; answers with their end
-    token, empty ones left out.
+    rows: rows written; dropped: rows left out for their length; truncated: rows written with a shortened prompt or
+    answer. prompt_tokens, answer_tokens: percentile (50, 90, 99, 100) -> tokens of the written rows; answers with their
+    end token, empty ones left out.
     """
 
     output: Path
@@ -80,12 +80,12 @@ def convert(
     """Convert JSONL files, JSON arrays or parquet files to a MindRecord.
 
     task: its name; None chooses it by the first row (`parse_rows`). fields: see `mapped`. system_prompt: None is the
-    row's, else the template's default; "" is none. max_prompt_length: tokens a prompt may have. seq_length: tokens of
+    row's, else the template's default; "" is none. max_prompt_length: maximum tokens of a prompt. seq_length: tokens of
     prompt, answer and end token; None takes the longest row's, rounded up to a multiple of 64. pad_token_id: None is
     the tokenizer's. tools: JSON schemas of tools that prompts list.
     truncation: treatment of a longer prompt: `error` refuses the file, naming the row; `drop` leaves the row out;
-    `left` cuts the prompt's beginning, `right` its end (and with it the template's last words, as in MindRLHF). Where
-    prompt and answer exceed `seq_length`, both cut the answer's end, its end token included.
+    `left` cuts the prompt's beginning, `right` its end (and with it the template's last words, as in MindRLHF). If
+    prompt and answer exceed `seq_length`, `left` and `right` cut the answer's end, with its end token.
     UserError for any fault of the input or the output folder; an earlier output stays as it was.
     """
     _validate(max_prompt_length, seq_length, truncation)
@@ -130,8 +130,8 @@ def convert_rows(
 ) -> list[Prompt]:
     """Convert source rows to the prompts that `convert` would write.
 
-    max_prompt_length: a longer prompt loses its beginning; None keeps all. variables: further ones of a chat template.
-    Raises UserError as `convert`.
+    max_prompt_length: a longer prompt loses its beginning; None keeps all. variables: additional ones of a chat
+    template. Raises UserError as `convert`.
     """
     chosen, rows = parse_rows(sources, None)
     places = [each.where for each in sources]
@@ -184,7 +184,7 @@ def _tokenise(rows: Sequence[TaskRow], texts: Sequence[str], tokenizer: Tokenize
 def _fit(
     where: str, pair: TokenPair, max_prompt_length: int, seq_length: int | None, truncation: str
 ) -> TokenPair | None:
-    """Apply the length limits: a row that fits comes back itself, None drops it."""
+    """Apply the length limits: a fitting row returns unchanged, None drops it."""
     prompt, answer = pair
     whole = len(prompt) + len(answer)
     if not prompt:

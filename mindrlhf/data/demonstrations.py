@@ -27,12 +27,12 @@ def read_demonstrations(
 ) -> list[Turns]:
     """Read the rows of a MindRecord (`read_pairs`), or conversations of another file.
 
-    A row of a JSONL, JSON or parquet file has `messages` with an assistant's turns, `tool_calls` and tool messages
-    among them, and may have `tools`: schemas that the chat template lists. Or it has `prompt` and `completion`, both
-    texts, to whose tokens an end token is added, or both messages. tool_format: see `load_tool_format`. max_length:
-    tokens of prompt and response; a longer response loses its end, and a row without an assistant's token then is left
-    out, which a warning counts. given: rows of the calling program in place of the file's. UserError, with its place,
-    for a malformed row.
+    A row of a JSONL, JSON or parquet file has `messages`, which include assistant turns and may include `tool_calls`
+    and tool messages, and may have `tools`: schemas that the chat template lists. Or it has `prompt` and `completion`:
+    both texts (an end token is added), or both messages. tool_format: see `load_tool_format`. max_length: maximum
+    tokens of prompt and response; a longer response loses its end. A row left without an assistant's token is left out,
+    and a warning counts these rows. given: rows of the calling program instead of the file's. UserError, with the
+    place, for a malformed row.
     """
     path = Path(path)
     if given is not None or is_source(path):

@@ -1,17 +1,17 @@
 """MindRecord files: atomic writing of columns, reading of prompts and answers.
 
-A MindRecord is a pair that is never renamed: the data `X` and its index `X.db`, which knows the name `X`. A prompt
-dataset has these columns:
+A MindRecord is a pair of files that must not be renamed: the data `X` and its index `X.db`, which has the name `X` in
+it. A prompt dataset has these columns:
 
 prompt_ids     int64[max_prompt_length]  prompt, padded on the right with the pad id
 pretrain_ids   int64[seq_length]         prompt, worked answer and end token, padded the same way
 loss_mask      int64[seq_length]         1 on the answer and its end token, 0 elsewhere
-task, question, ground_truth, extra      text; extra is a JSON object of further text fields
+task, question, ground_truth, extra      text; extra is a JSON object of other text fields
 row_index      int64                     row of the source file, from 0
 prompt_length  int64                     prompt tokens, without padding
 
-The first three are MindRLHF's. A file made by MindRLHF has only these and is read too, given a tokenizer: its prompts
-end before the trailing pads, and its `pretrain_ids` hold the solution, with or without the prompt before it.
+The first three are MindRLHF's. A file made by MindRLHF has only these and can be read with a tokenizer: its prompts end
+before the trailing pads, and its `pretrain_ids` hold the solution, with or without the prompt before it.
 """
 
 import sqlite3
@@ -48,7 +48,7 @@ def write_columns(path: str | Path, schema: Mapping[str, Mapping[str, Any]], row
 
     schema: column -> {"type": ...} for scalars (int32, int64, float32, float64, string, bytes), with "shape": [-1] for
     arrays of this dtype, as MindSpore's FileWriter takes it; float scalars need an int64 column too.
-    UserError for no rows or a file that cannot be written, ValueError for a row unlike the schema.
+    UserError for no rows or a file that cannot be written, ValueError for a row that does not fit the schema.
     """
     from mindspore.mindrecord import FileWriter
 
@@ -59,11 +59,11 @@ def write_columns(path: str | Path, schema: Mapping[str, Mapping[str, Any]], row
             writer = FileWriter(str(stage / path.name), shard_num=1)
             writer.add_schema({column: dict(kind) for column, kind in schema.items()}, path.name)
             if whole := [name for name, kind in schema.items() if kind == {"type": "int64"}]:
-                writer.add_index(whole[:1])  # unless one is named MindSpore indexes floats too, and aborts at NaN
+                writer.add_index(whole[:1])  # without this MindSpore indexes floats too, and aborts at NaN
         while chunk := [dict(row) for row in islice(pending, ROWS_PER_WRITE)]:
             first, count = count, count + len(chunk)
             with _mindspore_errors(path):
-                writer.write_raw_data(chunk)  # drops rows that do not fit, with no more than a log line
+                writer.write_raw_data(chunk)  # drops rows that do not fit, and only logs a line
             if lost := count - first - len(chunk):
                 raise ValueError(f"{path}: {lost} of rows {first}..{count - 1} do not fit the schema")
         if not count:
@@ -107,8 +107,8 @@ def read_prompts(path: str | Path, tokenizer: Tokenizer | None = None) -> list[P
     """Read the prompts of a dataset in row order.
 
     id: the row of the source file. fields: task, question, ground_truth (if the row has one) and the extras. A file
-    made by MindRLHF needs the tokenizer: its question is the decoded prompt, its ground truth the text after `####` of
-    the solution, or the whole solution. UserError as `read_columns`.
+    made by MindRLHF needs the tokenizer: its question is the decoded prompt, its ground truth is the text after `####`
+    in the solution, or the whole solution. UserError as `read_columns`.
     """
     path = Path(path)
     if _made_by_mindrlhf(path):
@@ -196,7 +196,7 @@ def _truth(solution: str) -> str:
 
 
 def _check_pair(path: Path) -> None:
-    """Refuse files that MindSpore cannot open, or would take for others."""
+    """Refuse files that MindSpore cannot open, or would confuse with others."""
     database = path.with_name(path.name + ".db")
     if not path.is_file():
         right = f"; make one of the dataset with `mindrlhf data --dataset {path}`" if is_id(path) else ""
@@ -208,7 +208,7 @@ def _check_pair(path: Path) -> None:
             raise UserError(f"{path}: is not a MindRecord file; make one with `mindrlhf data`.")
         if not database.is_file():
             raise UserError(f"{path}: its index {database.name} is not beside it; move both files together.")
-        database.open("rb").close()  # sqlite3 does not say why it cannot
+        database.open("rb").close()  # raises an error with a reason; sqlite3's has none
         with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as connection:
             names = [str(name) for (name,) in connection.execute("SELECT NAME FROM SHARD_NAME")]
     except OSError as error:

@@ -17,7 +17,7 @@ from mindrlhf.errors import UserError
 from mindrlhf.types import Prompt
 
 Request = tuple[Prompt, Mapping[str, Any]]
-"""Prompt and its source row, whose fields return with the responses."""
+"""Prompt and its source row; the row's fields are written with the responses."""
 
 
 def read_requests(
@@ -25,9 +25,9 @@ def read_requests(
 ) -> list[Request]:
     """Read the prompts of a file in order, at most `limit`.
 
-    A row has `prompt` (text taken as it is, or messages) or `messages`; its number keys the random numbers, as the row
-    index of a MindRecord (named .mindrecord, or with a .db file alongside) does. UserError for a file that cannot be
-    read, and, with its line, for a row without a prompt. tools: JSON schemas, which prompts of messages list.
+    A row has `prompt` (text taken as it is, or messages) or `messages`; the row number selects its random numbers, as
+    does the row index of a MindRecord (named .mindrecord, or with a .db file alongside). UserError for a file that
+    cannot be read, and, with its line, for a row without a prompt. tools: JSON schemas listed in prompts of messages.
     """
     path = Path(path)
     if path.suffix == ".mindrecord" or path.with_name(path.name + ".db").is_file():

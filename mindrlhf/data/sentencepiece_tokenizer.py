@@ -34,9 +34,9 @@ class SentencePieceTokenizer(ConfiguredTokenizer):
         added = added_tokens(config, self._where)
         control = filter(self._pieces.IsControl, range(self._pieces.GetPieceSize()))
         self._special = {self._pieces.IdToPiece(i): i for i in control} | {token.content: i for i, token in added}
-        self._shown = {i for i, token in added if not token.special}  # text, also when special tokens are skipped
+        self._shown = {i for i, token in added if not token.special}  # kept when special tokens are skipped
         self._special_by_id = {token_id: token for token, token_id in self._special.items()}
-        # The longest first, so that a token which begins like another one wins.
+        # The longest first: a token wins over another one that is its beginning.
         names = sorted(self._special, key=len, reverse=True)
         self._split = re.compile(f"({'|'.join(map(re.escape, names)) or '(?!)'})")
 

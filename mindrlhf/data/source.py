@@ -31,7 +31,7 @@ def is_source(path: str | Path) -> bool:
 
 
 def _dataset(path: str | Path) -> tuple[str, str] | None:
-    """Return a folder or id, and the split behind it; None for files."""
+    """Return a folder or id, and the split after its colon; None for files."""
     name, _, split = str(path).partition(":")
     return (name, split) if Path(name).is_dir() or is_id(name) else None
 
@@ -39,9 +39,9 @@ def _dataset(path: str | Path) -> tuple[str, str] | None:
 def read_source(path: str | Path) -> list[SourceRow]:
     """Read all rows of a file, a folder or a hub's dataset.
 
-    A folder gives those of its JSONL files by name; one without, and a dataset's id, those of the split `train`, or of
-    the split behind it: `openai/gsm8k:test`. UserError, with file and line, for a file that is missing, empty, not
-    UTF-8, or not JSON objects.
+    A folder gives the rows of its JSONL files, sorted by name. A folder without these, and a dataset's id, give the
+    split `train`, or the split named after a colon: `openai/gsm8k:test`. UserError, with file and line, for a file that
+    is missing, empty, not UTF-8, or not JSON objects.
     """
     if dataset := _dataset(path):
         name, split = dataset
@@ -61,13 +61,13 @@ def _read_json(path: Path) -> list[SourceRow]:
     text = read_text(path, "a JSON or JSONL file").removeprefix("\ufeff")
     if text.lstrip().startswith("["):
         return [_row(values, f"{path}, item {number}") for number, values in enumerate(_parsed(text, path, 1), 1)]
-    # Not splitlines(): U+2028 and its like may stand inside a JSON string.
+    # Not splitlines(): U+2028 and similar characters may be inside a JSON string.
     lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     return [_row(_parsed(line, path, number), f"{path}, line {number}") for number, line in lines]
 
 
 def _parsed(text: str, path: Path, line: int) -> Any:
-    """Parse JSON that begins in a line of a file; UserError names its faults."""
+    """Parse JSON that begins in this line of a file; UserError names its fault."""
     try:
         return parse_json(text)
     except json.JSONDecodeError as error:
@@ -78,7 +78,7 @@ def _parsed(text: str, path: Path, line: int) -> Any:
 
 
 def given_rows(rows: Iterable[Mapping[str, Any]], name: str) -> list[SourceRow]:
-    """Take rows of the calling program; `name` is the dataset's in messages. Raises UserError."""
+    """Take rows of the calling program; `name` is the dataset's in messages. UserError."""
     found = [SourceRow(row, f"{name}, row {number}") for number, row in enumerate(rows)]
     for row in found:
         if not isinstance(row.values, Mapping):
@@ -101,7 +101,7 @@ def _row(values: Any, where: str) -> SourceRow:
 
 def read_parquet(path: str | Path) -> list[dict[str, Any]]:
     """Read all rows of a file; UserError when it is missing or damaged."""
-    import pyarrow  # takes a quarter of a second, which only parquet files are worth
+    import pyarrow  # takes a quarter of a second, needed for parquet files only
     from pyarrow import parquet
 
     try:

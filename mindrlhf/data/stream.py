@@ -12,7 +12,7 @@ from mindrlhf.types import Prompt
 class PromptStream:
     """Stream of `prompts_per_step` prompts at a time, epoch after epoch.
 
-    An epoch's order depends on (seed, epoch) alone. No row comes twice before all have come; a step may cross epochs.
+    An epoch's order depends on (seed, epoch) alone. No row comes again before all have come; a step may cross epochs.
     """
 
     def __init__(self, prompts: Sequence[Prompt], prompts_per_step: int, shuffle: bool, seed: int):
@@ -41,7 +41,7 @@ class PromptStream:
         return {"position": self.position, **self._identity()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved cursor; UserError for one of other data or order."""
+        """Continue from a saved cursor; UserError for a cursor of other data or order."""
         for key, value in self._identity().items():
             if state.get(key) != value:
                 found = f"cannot resume the prompt stream: its {key} was {state.get(key)} and is {value} now"

@@ -1,6 +1,6 @@
 """Prompt templates: question, instruction and system prompt to text, in sandboxed jinja2.
 
-A template sees these texts, of which the last two may be empty, and ends where the model begins to write.
+A template gets these three texts (the last two may be empty), and ends where the model begins to write.
 """
 
 import re
@@ -68,14 +68,14 @@ class Template:
         system = self.default_system if system is None else system
         try:
             return self._template.render(question=question, instruction=instruction, system=system)
-        except Exception as error:  # the template is the user's program: whatever it raises is for the user to mend
+        except Exception as error:  # the template is the user's program: whatever it raises, the user has to fix it
             raise UserError(f"{self._where}: rendering fails ({type(error).__name__}: {error}).") from None
 
 
 def load_template(name: str, chat_template: str | None = None, chat: Chat = DEFAULT.chat) -> Template:
     """Load a built-in template by name, or a jinja2 file by path.
 
-    A file's last newline is left out. chat_template: the tokenizer's own, whose system prompt a family's chat then uses
+    A file's last newline is left out. chat_template: the tokenizer's own; a family's chat then uses its system prompt
     (Qwen2.5's base and instruct models differ, Qwen3 has none). chat: the markup for `think`.
     """
     if name in BUILT_IN:
@@ -111,11 +111,11 @@ def prompt_texts(
 ) -> list[str]:
     """Render the prompt of each row.
 
-    places: of the rows, for messages. instruction: the task's, below a question. template: its name or file; None is
-    the chat of the tokenizer's model family, or its own chat template. system: replaces the rows' system prompts; "" is
-    none, None keeps them. tools: JSON schemas of tools, which the tokenizer's own chat template lists. variables:
-    further ones of that template. UserError as the templates, and for a conversation of several turns with a template
-    of one question.
+    places: the rows' places, for messages. instruction: the task's, below a question. template: its name or file; None
+    is the chat of the tokenizer's model family, or its own chat template. system: replaces the rows' system prompts; ""
+    removes them, None keeps them. tools: JSON schemas of tools, which the tokenizer's own chat template lists.
+    variables: additional ones of that template. UserError as `Template`, and for a conversation of several turns with a
+    template for one question.
     """
     chat = family_chat(tokenizer)
     markup = chat or DEFAULT.chat

@@ -35,8 +35,8 @@ class Tokenizer(ConfiguredTokenizer):
     def from_files(cls, vocab_path: str | Path, merges_path: str | Path) -> "Tokenizer":
         """Open `vocab.json` and `merges.txt` with Qwen2's normaliser and pre-tokenizer.
 
-        Special tokens come from a `tokenizer_config.json` next to them, else Qwen2.5's own follow the vocabulary's last
-        id. UserError for missing, unreadable or contradicting files.
+        Special tokens come from a `tokenizer_config.json` next to them; without one, Qwen2.5's own follow the last id
+        of the vocabulary. UserError for missing, unreadable or contradicting files.
         """
         vocab_path, merges_path = _existing(vocab_path), _existing(merges_path)
         try:
@@ -120,7 +120,7 @@ class Tokenizer(ConfiguredTokenizer):
     def save(self, directory: str | Path) -> None:
         """Write tokenizer.json and tokenizer_config.json, which HF's classes load.
 
-        Also vocab.json and merges.txt, if `from_files` would cut text in the same way.
+        Also vocab.json and merges.txt, if `from_files` would split text in the same way.
         """
         added = {
             str(token_id): {key: getattr(token, key) for key in ADDED_TOKEN_KEYS}

@@ -31,8 +31,8 @@ class ConfiguredTokenizer:
     def plain_text(self, text: str) -> str:
         """Break up special and added tokens in a text.
 
-        `encode` then gives none of them. A space separates a token's first character from the rest; without any rest to
-        separate, it is left out. Tokens of white space stay.
+        `encode` then gives none of them. A space separates a token's first character from the rest; without a rest, the
+        character is left out. Tokens of white space stay.
         """
         while (plain := self._control_tokens.sub(_broken, text)) != text:
             text = plain
@@ -45,19 +45,19 @@ class ConfiguredTokenizer:
         return re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) or "(?!)")
 
     def _added_tokens(self) -> Iterable[str]:
-        """List the tokens that are no pieces of ordinary text."""
+        """List the tokens that are not pieces of ordinary text."""
         raise NotImplementedError
 
     @property
     def eos_token_id(self) -> int:
-        """Id of `eos_token`, or of a family's end of text; UserError for neither."""
+        """Id of `eos_token`, or of a family's end of text; UserError without either."""
         ends = (family.end_of_text for family in FAMILIES.values())
         known = (token for token in ends if self.token_to_id(token) is not None)
         return self._known_id("end", token_text(self.config.get("eos_token")) or next(known, DEFAULT.end_of_text))
 
     @property
     def pad_token_id(self) -> int:
-        """Id of `pad_token`, or the end token's without a configured one."""
+        """Id of `pad_token`, or of the end token if none is configured."""
         token = token_text(self.config.get("pad_token"))
         return self.eos_token_id if token is None else self._known_id("pad", token)
 

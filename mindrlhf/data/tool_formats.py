@@ -17,7 +17,7 @@ CODE_TOOL, CODE = "code_interpreter", "code"  # tool of the formats that write c
 class ToolCall:
     """Call of a tool.
 
-    error: text for the model in place of an answer, where its call does not parse; nothing is called then.
+    error: text that the model gets instead of an answer if its call does not parse; nothing is called then.
     """
 
     name: str
@@ -28,8 +28,8 @@ class ToolCall:
 class ToolFormat:
     """Format of calls in a turn's text; a user's own is derived from it.
 
-    stop_strings: texts that end a turn besides its end token.
-    inline: answers to a turn that a stop string ended are text within the same turn of the chat template.
+    stop_strings: texts that end a turn, in addition to its end token.
+    inline: if a stop string ended a turn, its answers are text within the same turn of the chat template.
     """
 
     stop_strings: tuple[str, ...] = ()
@@ -40,7 +40,7 @@ class ToolFormat:
         raise NotImplementedError
 
     def render(self, call: ToolCall) -> str:
-        """Write a call as `parse` reads it; ValueError for another kind of call."""
+        """Write a call as `parse` reads it; ValueError for another kind."""
         raise NotImplementedError
 
     def answer(self, text: str) -> str | None:
@@ -93,7 +93,7 @@ class PythonBlock(ToolFormat):
 class ReTool(ToolFormat):
     """Code between `<code>` and `</code>`, answered within the turn by `<interpreter>`.
 
-    ReTool, arXiv 2504.11536. The code may be fenced. It counts in reasoning, too, which goes on behind the answer.
+    ReTool, arXiv 2504.11536. The code may be fenced. Code in reasoning counts too; reasoning goes on after it.
     """
 
     stop_strings = ("</code>",)
@@ -122,7 +122,7 @@ FORMATS = {"hermes": Hermes, "retool": ReTool, "python_block": PythonBlock}
 
 
 def load_tool_format(name: str) -> ToolFormat:
-    """Make a format by name, or by `file.py:Class`; UserError for another one."""
+    """Make a format by name, or by `file.py:Class`; UserError for an unknown one."""
     if name in FORMATS:
         return FORMATS[name]()
     if not is_user_function(name):
@@ -135,7 +135,7 @@ def load_tool_format(name: str) -> ToolFormat:
 
 
 def read_call(value: Any) -> ToolCall:
-    """Read a call as JSON: `{"name", "arguments"}`, or OpenAI's with these in `function`.
+    """Read a call as JSON: `{"name", "arguments"}`, or OpenAI's form with both in `function`.
 
     The arguments may be JSON text. Raises ValueError for anything else.
     """
@@ -151,7 +151,7 @@ def read_call(value: Any) -> ToolCall:
 
 
 def _hermes_calls(text: str) -> Iterator[str]:
-    """Cut text at each `<tool_call>`, but not at those within a call's JSON."""
+    """Cut text at each `<tool_call>` that is not within a call's JSON."""
     _, tag, rest = text.partition("<tool_call>")
     while tag:
         try:
@@ -164,7 +164,7 @@ def _hermes_calls(text: str) -> Iterator[str]:
 
 
 def _spoken(text: str) -> str:
-    """Text behind the reasoning."""
+    """Text after the reasoning."""
     return text.rpartition("</think>")[2]
 
 

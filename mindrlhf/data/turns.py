@@ -1,7 +1,7 @@
 """Turns of conversations as token ids, found by rendering and slicing.
 
-A conversation is one sequence of ids that only grows: the prompt, the model's turns with the ids that were drawn, and
-between them the ids of what a chat template writes there. Nothing that was drawn is decoded and encoded again.
+A conversation is one sequence of ids that only grows: the prompt, the drawn ids of the model's turns, and between turns
+the ids of the chat template's text. Drawn ids are never decoded and encoded again.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ ASSISTANT = "assistant"
 ASKED, ANSWERED = {"role": "user", "content": "asked"}, {"role": ASSISTANT, "content": "ANSWERED"}
 REASON = "considered"
 REASONED = {"role": ASSISTANT, "content": f"<think>\n{REASON}\n</think>\n\nSo it is."}
-# Of Qwen3's chat template: conditions on a turn's place that strip the reasoning of earlier turns.
+# Conditions in Qwen3's chat template, on a turn's place, that strip the reasoning of earlier turns.
 STRIPPING = ("loop.index0 > ns.last_query_index", "loop.last or (not loop.last and reasoning_content)")
 
 
@@ -39,15 +39,15 @@ class Turns:
     sampled: np.ndarray
 
     def cut(self, length: int) -> "Turns":
-        """Cut the response so that all together are at most `length` tokens."""
+        """Cut the response so that prompt and response have at most `length` tokens."""
         room = max(0, length - len(self.prompt_ids))
         return Turns(self.prompt_ids, self.response_ids[:room], self.sampled[:room])
 
 
 class TurnTemplate:
-    """Chat template as the ids of prompts and of answers between two turns.
+    """Chat template that gives ids of prompts and of answers between turns.
 
-    end_id: the token that ends an assistant turn. plain_text: that of the tokenizer.
+    end_id: the token that ends an assistant turn. plain_text: the tokenizer's method.
     """
 
     def __init__(
@@ -59,9 +59,9 @@ class TurnTemplate:
     ):
         """Open a template and check that its text only grows with the conversation.
 
-        template: jinja2 in HF's dialect; None is the tokenizer's own, or the markup of its model family, which lists
-        no tools. schemas: of the tools, as JSON schemas of OpenAI's functions. tool_format: of calls in messages and of
-        answers; None is Hermes'. UserError for a template that would write earlier turns anew.
+        template: jinja2 in HF's dialect; None is the tokenizer's own, or the markup of its model family, which lists no
+        tools. schemas: JSON schemas of the tools, as OpenAI's functions. tool_format: form of calls in messages and of
+        answers; None is Hermes. UserError for a template that would rewrite earlier turns.
         """
         self._tokenizer, self._schemas = tokenizer, schemas
         self.plain_text = tokenizer.plain_text
@@ -83,17 +83,17 @@ class TurnTemplate:
         self.end_id = ids[0]
 
     def prompt(self, messages: Sequence[Message], schemas: Sequence[Mapping[str, Any]] | None = None) -> np.ndarray:
-        """Encode messages up to where the model answers, as int32[P].
+        """Encode messages up to the start of the model's answer, as int32[P].
 
-        schemas: of the tools, in place of the template's. UserError for malformed messages.
+        schemas: JSON schemas of the tools, instead of the template's. UserError for malformed messages.
         """
         return self._encode(*self._render(self._written(messages), schemas=schemas))
 
     def answers(self, messages: Sequence[Message], turn: Sequence[int] | None = None) -> np.ndarray:
-        """Encode tool and user messages behind a drawn turn, as int32[n].
+        """Encode tool and user messages after a drawn turn, as int32[n].
 
-        The ids end where the model's next turn begins. turn: the drawn ids; the template's end of a turn is added
-        where they do not end with it, but where the tool format answers within the turn. None: they do.
+        The ids end where the model's next turn begins. turn: the drawn ids; the template's end of a turn is added if
+        they lack it, unless the tool format answers within the turn. None: they have it.
         """
         return self.answers_to([(messages, turn)])[0]
 
@@ -118,8 +118,8 @@ class TurnTemplate:
     def extended(self, prompt: np.ndarray, texts: Sequence[str]) -> tuple[np.ndarray, list[np.ndarray]]:
         """Append texts to the user message that ends a prompt, int32[P].
 
-        Returns the prompt to the end of that message, and for each text the ids that follow, up to where the model
-        answers. A prompt that ends otherwise stays as it is, and texts follow as messages.
+        Returns the prompt to the end of that message, and for each text the ids that follow, up to the start of the
+        model's answer. A prompt that ends otherwise stays unchanged, and the texts follow as messages.
         """
         rendered = self._render(*([ASKED | {"content": ASKED["content"] + text}] for text in ("", *texts)))
         asked = self._opening[: self._opening.rindex(ASKED["content"]) + len(ASKED["content"])]
@@ -131,9 +131,9 @@ class TurnTemplate:
         return prompt, [self.answers([{"role": "user", "content": text}], ()) if text else nothing for text in texts]
 
     def conversation(self, messages: Sequence[Message], schemas: Sequence[Mapping[str, Any]] | None = None) -> Turns:
-        """Encode a whole conversation, as it would have been drawn.
+        """Encode a whole conversation as if it had been drawn.
 
-        schemas: as of `prompt`. UserError for malformed messages and for none of the assistant.
+        schemas: as in `prompt`. UserError for malformed messages, and if none is the assistant's.
         """
         written = self._written(messages)
         turns = [number for number, message in enumerate(written) if message["role"] == ASSISTANT]
@@ -160,9 +160,9 @@ class TurnTemplate:
         return [*((self._encode(piece), drawn) for piece, drawn in pieces), (end, True)]
 
     def _written(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
-        """Write calls and answers as text, as the tool format has them.
+        """Write calls and answers as text in the tool format.
 
-        The template's own way for calls may be another than the one that is parsed.
+        The template may write calls in another form than the one that is parsed.
         """
         written: list[dict[str, Any]] = []
         before = ""  # role of the message before
@@ -191,7 +191,7 @@ class TurnTemplate:
     def _render(
         self, *conversations: Sequence[Message], prompt: bool = True, schemas: Sequence[Mapping[str, Any]] | None = None
     ) -> list[str]:
-        """Render conversations; prompt: up to where the model answers."""
+        """Render conversations; prompt: up to the start of the model's answer."""
         tools = schemas or self._schemas
         same = {"add_generation_prompt": prompt, "tools": list(tools) if tools else None}
         try:
@@ -227,7 +227,7 @@ def _behind(start: str, text: str) -> str:
 
 
 def _with_content(message: Any) -> Any:
-    """Copy a message; calls alone have an empty content."""
+    """Copy a message; a message with only calls gets an empty content."""
     if not isinstance(message, Mapping):
         return message
     return {**message, "content": message.get("content") or ""} if message.get("tool_calls") else dict(message)

@@ -14,16 +14,16 @@ from mindrlhf.rollout.partner import Opening, Reply, TurnRewards
 from mindrlhf.types import Prompt
 
 NO_IDS = np.zeros(0, np.int32)
-ENVIRONMENT = "environment"  # field of a row that names its environment, where there are several
+ENVIRONMENT = "environment"  # field of a row that names its environment, if there are several
 
 
 @dataclass
 class Statistics:
     """Counts of the conversations of a `generate` call.
 
-    turns: drawn ones that ended by themselves. calls: of tools, those that do not parse included, or moves in an
-    environment without tools. failures: of these. lost: environments that ended with their process, or failed to give
-    their rewards. seconds: inside of calls, however many run at a time. tokens: by role: `assistant` (in these turns),
+    turns: drawn turns that ended by themselves. calls: tool calls, unreadable ones included, or moves in an environment
+    without tools. failures: failed calls. lost: environments that ended with their process, or failed to give their
+    rewards. seconds: sum over calls, which may run at the same time. tokens: by role: `assistant` (in these turns),
     `tool` and `user`.
     """
 
@@ -39,9 +39,9 @@ class Statistics:
 class Conversations:
     """Partner of the engine with the environments and tools of a pool.
 
-    Every conversation has its environment; rows with the same prompt begin alike, if this draws by the `seed` that it
-    gets. One that has no call of a tool in a turn is over, as is one whose environment says so or is lost, and one of
-    `max_turns` turns.
+    Every conversation has its own environment; rows with the same prompt begin alike if the environment draws from the
+    `seed` that it gets. A conversation is over after a turn without a tool call, after `max_turns` turns, and when its
+    environment ends it or is lost.
     """
 
     def __init__(
@@ -100,16 +100,16 @@ class Conversations:
             self._pool.call(key, [(call.name, call.arguments) for call in talk.calls if not call.error])
 
     def collect(self, wait: bool) -> list[Reply]:
-        """Return the replies that are ready; wait: until there is one."""
+        """Return the replies that are ready; wait: block until there is one."""
         replies = list(self._ready)
         self._ready.clear()
         outcomes = self._pool.collect(wait and not replies)
         return replies + self._replies([self._answer(outcome) for outcome in outcomes])
 
     def rewards(self) -> np.ndarray:
-        """Ask for the environments' rewards, and end them: float32[rows], NaN where there is none.
+        """Get the environments' rewards, and end them: float32[rows], NaN without a reward.
 
-        Sets those of turns, which are included. An environment that fails here counts as lost.
+        Sets `turn_rewards`, which the rewards include. An environment that fails here counts as lost.
         """
         for key, talk in self._talks.items():
             self._pool.reward(key, talk.made)
@@ -172,7 +172,7 @@ class Conversations:
         return _Words(talk.row, "tool", [] if over else texts, talk.turn, over)
 
     def _replies(self, several: Sequence["_Words"]) -> list[Reply]:
-        """Encode what others say; one rendering of the chat template for all of them."""
+        """Encode all messages of tools and users with one rendering of the chat template."""
         speaking = [words for words in several if words.texts]
         turns = [(self._messages(words), words.turn) for words in speaking]
         ids = dict(zip((words.row for words in speaking), self._template.answers_to(turns), strict=True))
@@ -197,8 +197,8 @@ class Conversations:
 class _Talk:
     """Conversation.
 
-    ends, made: of each turn, the place of its last token in the response, and its number of calls without those that
-    cannot be read. turn, calls: the last ones.
+    ends, made: for each turn, the index of its last token in the response, and its number of readable calls. turn,
+    calls: the last turn, and its calls.
     """
 
     row: int
@@ -214,7 +214,7 @@ class _Talk:
 class _Words:
     """Messages of one role to a conversation.
 
-    texts: none where nothing is said. turn: the drawn ids before them.
+    texts: empty if nothing is said. turn: the drawn ids before them.
     """
 
     row: int

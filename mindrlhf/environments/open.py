@@ -13,14 +13,14 @@ from mindrlhf.job import Job
 from mindrlhf.parallel.partition import Partition
 from mindrlhf.rollout.partner import Partner, SharedPartner
 
-ONLY = "environment"  # name of a single one
+ONLY = "environment"  # name of a single environment
 
 
 def open_partner(job: Job, collectives: Collectives, stack: ExitStack) -> Partner | None:
     """Open the partner of conversations on every rank; None without environment and tools.
 
-    It lives on the first rank of each replica. `stack` ends its processes. Raises UserError for environments, tools
-    and chat templates that are not fit.
+    It runs on the first rank of each replica. `stack` ends its processes. Raises UserError for environments, tools and
+    chat templates that do not work.
     """
     settings = job.config.rollout
     if not settings.converses:

@@ -5,21 +5,21 @@ from typing import Any
 
 
 class OpenEnvironment(ABC):
-    """Environment on an OpenEnv server, with the sum of rewards.
+    """Environment on an OpenEnv server; its reward is the sum of the steps' rewards.
 
-    A user's class says how to connect, what a turn's text means, and how observations read.
+    A user's subclass defines how to connect, the action for a turn's text, and the text of an observation.
     """
 
     @abstractmethod
     def connect(self) -> Any:
-        """Open a client: `EchoEnv(base_url=...).sync()`, say."""
+        """Open a client, for example `EchoEnv(base_url=...).sync()`."""
 
     @abstractmethod
     def action(self, text: str) -> Any:
-        """Make the client's action of a turn's text."""
+        """Make the client's action from a turn's text."""
 
     def show(self, observation: Any) -> str:
-        """Write an observation for the model."""
+        """Format an observation for the model."""
         return str(observation)
 
     def reset(self, **row: str) -> str:

@@ -1,8 +1,8 @@
 """Owner's side of environments and tools: their processes, with limits.
 
-A conversation with an environment has a process of its own. Requests of those without one, which have no state, share
+A conversation with an environment has its own process. Conversations without one have no state: their requests share
 processes, one at a time. A call that raises, returns no text, hangs, takes too much memory or ends its process is
-answered by a failure. An environment is lost with its process, and its conversation has only failures from then on.
+answered by a failure. An environment is lost when its process ends; its conversation then has only failures.
 """
 
 import json
@@ -32,8 +32,8 @@ MOST_FILES = 1 << 16  # open at a time
 class Answer:
     """Result of one call.
 
-    value: text, a reward, or one followed by those of turns, or None. seconds: wall time inside of the call. failure:
-        reason, or None.
+    value: text, a reward, a list of a reward and the turns' rewards, or None. seconds: wall time inside of the call.
+        failure: reason, or None.
     """
 
     value: str | float | list[float] | None = None
@@ -55,7 +55,7 @@ class Outcome:
 
 
 class EnvironmentPool(AbstractContextManager):
-    """Environments of all conversations, not for several threads.
+    """Environments of all conversations; not thread-safe.
 
     A conversation has a key of integers, and at most one request under way. schemas, raw: by the environment's name,
     the tools' schemas, and whether it answers turns by `reply`.
@@ -70,11 +70,11 @@ class EnvironmentPool(AbstractContextManager):
         memory_mb: int = 1024,
         max_output: int = 4096,
     ):
-        """Start the process that imports them; raises UserError where that fails.
+        """Start the process that imports environments and tools; UserError if that fails.
 
-        environments: name -> `file.py:Class`, a ready one's name, or "" for tools alone. tools: functions that all of
-        them have. workers: requests that run at the same time. timeout_s, memory_mb: of one call, the memory in
-        addition to that of an idle process. max_output: characters of an answer, the middle of a longer one is cut out.
+        environments: name -> `file.py:Class`, a ready one's name, or "" for tools alone. tools: functions that every
+        environment has. workers: requests that run at the same time. timeout_s, memory_mb: limits of one call; the
+        memory is in addition to an idle process. max_output: characters of an answer; a longer one loses its middle.
         """
         self._files = tempfile.TemporaryDirectory(prefix="mindrlhf-tools-", ignore_cleanup_errors=True)
         self._setup = {
@@ -117,14 +117,14 @@ class EnvironmentPool(AbstractContextManager):
         self._request(key, "reply", [(text,)])
 
     def reward(self, key: Key, calls: Sequence[int] = ()) -> None:
-        """Ask the environment for its reward; the answer is None where it has none.
+        """Ask the environment for its reward; the answer is None if it has none.
 
-        calls: number of each turn's calls; where the environment gives rewards of turns, the answer is a list.
+        calls: number of each turn's calls; if the environment gives rewards for turns, the answer is a list.
         """
         self._request(key, "reward", [(calls,)] if self._conversations[key].stateful else [])
 
     def end(self, key: Key) -> None:
-        """Forget a conversation, and whatever it does."""
+        """Forget a conversation with its requests, and end its process."""
         conversation = self._conversations.pop(key)
         for queue in (self._waiting, self._running):
             if conversation in queue:
@@ -133,9 +133,9 @@ class EnvironmentPool(AbstractContextManager):
         self._drop(conversation.peer)
 
     def collect(self, wait_for_one: bool = False) -> list[Outcome]:
-        """Return the requests that are answered.
+        """Return the outcomes of answered requests.
 
-        wait_for_one: wait until there is one, if any is under way.
+        wait_for_one: wait until there is one, if any request is under way.
         """
         self._fill()
         while True:
@@ -172,7 +172,7 @@ class EnvironmentPool(AbstractContextManager):
                 raise UserError(self._server.refusal or f"environments and tools do not load: {loss.error}.")
 
     def _stop(self) -> None:
-        """End the server after its last word, without which it would remove the files."""
+        """End the server after a last message, without which it would remove the files."""
         with suppress(OSError):
             self._control.send(b"null")
         self._control.close()
@@ -215,7 +215,7 @@ class EnvironmentPool(AbstractContextManager):
             self._start()
         ours, theirs = socket.socketpair()
         number = next(self._numbers)
-        with theirs, suppress(OSError):  # of a server that dies right now: then calls find nobody
+        with theirs, suppress(OSError):  # the server may die right now: then calls get no answer
             socket.send_fds(self._control, [json.dumps(number).encode()], [theirs.fileno()])
         return _Peer(ours, number, self._timeout_s)
 
@@ -238,7 +238,7 @@ class EnvironmentPool(AbstractContextManager):
         answers = tuple(conversation.answers + rest)
         self._ready.append(Outcome(conversation.key, conversation.action, answers, conversation.lost))
         if conversation.peer and not conversation.stateful:
-            if any(answer.failure for answer in answers):  # and what else it has left in the process
+            if any(answer.failure for answer in answers):  # the process may be in a bad state
                 self._drop(conversation.peer)
             else:
                 self._spare.append(conversation.peer)
@@ -292,11 +292,11 @@ class _Conversation:
 
     @property
     def seed(self) -> str:
-        """Seed of random numbers: of all of an environment, or of one request alone."""
+        """Seed of random numbers: one for an environment, else one for each request."""
         return " ".join(map(str, self.key if self.stateful else (*self.key, self.requests)))
 
     def checked(self, answer: Answer) -> Answer:
-        """Make a failure of a forged answer: one of the wrong kind."""
+        """Turn a forged answer, one of the wrong kind, into a failure."""
         kinds = {"call": str, "reward": (float, list, NoneType)}.get(self.action, (str, NoneType))
         if answer.failure or isinstance(answer.value, kinds):
             return answer
@@ -304,7 +304,7 @@ class _Conversation:
 
 
 class _Server(WorkerProcess):
-    """Process that forks those of conversations."""
+    """Process that forks the processes of conversations."""
 
     def __init__(self, setup: Mapping[str, Any]):
         self.greeting: dict[str, tuple[bool, list[dict[str, Any]]]] = {}

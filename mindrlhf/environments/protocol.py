@@ -1,4 +1,4 @@
-"""Environments and tools by name, and the schemas that tell a model of tools."""
+"""Environments and tools by name, and the schemas that describe tools to a model."""
 
 import inspect
 import re
@@ -30,7 +30,7 @@ RESERVED = ("reset", "reply", "get_reward", "get_turn_rewards")
 
 @dataclass(frozen=True)
 class Environment:
-    """Environment's class, or None where a conversation has only tools, with its tools.
+    """Class of an environment, or None for tools alone, with its tools.
 
     methods, functions: tools by name, which check their arguments; methods take the instance first. raw: it answers
     turns by `reply`. schemas: of all tools.
@@ -44,7 +44,7 @@ class Environment:
 
 
 def load(what: str, name: str) -> Any:
-    """Import the environment or tool called `name`; UserError where that fails."""
+    """Import the environment or tool called `name`; UserError if that fails."""
     target = READY.get(name, name)
     if not is_user_function(target):
         known = f"give one of {', '.join(READY)}, or path/file.py:name"
@@ -53,7 +53,7 @@ def load(what: str, name: str) -> Any:
 
 
 def load_tools(names: Sequence[str]) -> dict[str, Any]:
-    """Import functions, by the names that a model calls them; none for `none`."""
+    """Import functions by the names that a model calls; no function for `none`."""
     if NONE in names and len(names) > 1:
         raise UserError(f"tools {', '.join(names)}: {NONE} stands alone; leave it out, or the others.")
     return {function.__name__: function for function in (load("tool", name) for name in names if name != NONE)}
@@ -92,7 +92,7 @@ def build(made: type | None, functions: Mapping[str, Callable[..., Any]]) -> Env
 def tool_schema(function: Callable[..., Any]) -> dict[str, Any]:
     """Describe a function, or bound method, as OpenAI's JSON schema of a tool.
 
-    UserError for an argument without a type, or with one that JSON has not, and for a missing docstring.
+    UserError for an argument without a type, or with a type that JSON lacks, and for a missing docstring.
     """
     name, text = function.__name__, inspect.getdoc(function)
     if not text:

@@ -1,12 +1,12 @@
-"""Main program of the process in which environments and tools live.
+"""Main program of the process that runs environments and tools.
 
 It imports the user's modules once, and forks a child for each conversation, so that a conversation which hangs, takes
-too much memory or ends its process loses nobody else's state. First comes one line of JSON with the settings, answered
-by {"greeting": {environment: [raw, schemas]}} or {"error": sentence}. Then numbers come on the socket `control`: one
-with a descriptor begins a child, to which that leads; without one, it ends the child. The owner's last word is null: an
-end without it means that the owner was killed, and its temporary files are removed here. A child's requests are
-[number, method of `_Conversation`, environment, seed, value, ...], its replies [number, value or null, seconds, failure
-or null].
+too much memory or ends its process does not affect the others. First comes one line of JSON with the settings, answered
+by {"greeting": {environment: [raw, schemas]}} or {"error": sentence}. Then numbers come on the socket `control`: a
+number with a descriptor begins a child, which serves this descriptor; without one, it ends that child. The owner's last
+message is null: an end without it means that the owner was killed, and its temporary files are removed here. A child's
+requests are [number, method of `_Conversation`, environment, seed, value, ...], its replies [number, value or null,
+seconds, failure or null].
 """
 
 import asyncio
@@ -55,12 +55,12 @@ def main() -> None:
             continue
         try:
             child = os.fork()
-        except OSError:  # no more processes: the other side finds nobody at the descriptor
+        except OSError:  # no more processes: the other side finds its descriptor closed
             os.close(descriptors[0])
             continue
         if child == 0:
             control.close()
-            for pipe in (requests, replies):  # numbers that a further fork closes
+            for pipe in (requests, replies):  # descriptors that a further fork closes
                 os.dup2(descriptors[0], pipe.fileno(), inheritable=False)
             os.close(descriptors[0])
             try:
@@ -81,7 +81,7 @@ def main() -> None:
 def _end(child: int | None) -> None:
     """End a child and its children, unless it is None.
 
-    No other process has its number, because it is not waited for before.
+    No other process can have its id, because nobody has waited for it before.
     """
     if child is not None:
         with suppress(ProcessLookupError, PermissionError):
@@ -124,7 +124,7 @@ class _Conversation:
         except pydantic.ValidationError as error:
             faults = error.errors(include_url=False, include_context=False, include_input=False)
             failure = "; ".join(f"argument {'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in faults)
-        except BaseException as error:  # sys.exit too costs no more than its call
+        except BaseException as error:  # even sys.exit loses only its call
             failure = reason(error, __file__)
         return [value, time.perf_counter() - start, failure]
 
@@ -158,7 +158,7 @@ class _Conversation:
     def reward(self, environment: Environment, calls: Sequence[int]) -> float | list[float] | None:
         """Ask for the reward; None without one.
 
-        calls: number of each turn's calls. With rewards of turns, they follow it in a list.
+        calls: number of each turn's calls. Rewards of turns, if any, follow it in a list.
         """
         numbers = [self._finished(self._instance.get_reward())] if hasattr(self._instance, "get_reward") else []
         of_turns = getattr(self._instance, "get_turn_rewards", None)
@@ -173,7 +173,7 @@ class _Conversation:
 
     @cached_property
     def _loop(self) -> asyncio.AbstractEventLoop:
-        """The loop of all coroutines of the conversation, which may share connections."""
+        """Event loop of all coroutines of the conversation, which may share connections."""
         return asyncio.new_event_loop()
 
     def _finished(self, result: Any) -> Any:

@@ -23,9 +23,9 @@ from mindrlhf.types import Prompt, RolloutGroup
 class Evaluator:
     """Evaluator of one model on one set of problems.
 
-    prompts: this rank's share; ranks that generate together have the same. num_generations: answers to each. rewards:
-    whose total is the score; None on ranks that leave that to another. decode: token ids -> text without special
-    tokens. gather: the answers of all ranks from each one's own. partner: of conversations.
+    prompts: this rank's share; ranks that generate together have the same. num_generations: answers to each prompt.
+    rewards: their total is the score; None on ranks that leave scoring to another. decode: token ids -> text without
+    special tokens. gather: this rank's answers -> all ranks' answers. partner: of conversations.
     """
 
     engine: Engine
@@ -72,7 +72,7 @@ class Evaluator:
 def vote(completion: str) -> str | None:
     """Normalise an answer for maj@k; None without an answer.
 
-    As GSM8K's reward reads it, a number votes for its value: `18`, `18.0` and `$18` are one vote. A stated text (an
+    A number, as GSM8K's reward reads it, votes for its value: `18`, `18.0` and `$18` are one vote. A stated text (an
     expression of the countdown task) votes for itself without its spaces.
     """
     answer, number = answered(completion)

@@ -51,9 +51,9 @@ class Answer:
 class Comparison:
     """Comparison of two models on the same problems, B against A.
 
-    problems: how many. difference: mean over problems of (share of right answers of B - that of A). low, high: its 95%
+    problems: how many. difference: mean over problems of (B's share of right answers - A's share). low, high: its 95%
     interval, by resampling problems. wins, losses: problems on which B's share is larger or smaller. p: two-sided exact
-    sign test over these two, with one answer each McNemar's exact test.
+    sign test over wins and losses; with one answer each it is McNemar's exact test.
     """
 
     problems: int
@@ -71,9 +71,9 @@ def pass_at_k(answers: int, right: int, k: int) -> float:
 
 
 def majority_at_k(votes: Sequence[str | None], right: Sequence[bool], k: int) -> float:
-    """Probability that the most frequent vote of k drawn answers is right.
+    """Compute the probability that the most frequent vote of k drawn answers is right.
 
-    Ties are broken by a fair draw; None is no vote. Answers with one vote are right in proportion to the right ones.
+    Ties are broken by a fair draw; None is no vote. A vote is right in proportion to the right answers with this vote.
     """
     counts = Counter(value for value in votes if value is not None)
     solved = Counter(value for value, correct in zip(votes, right, strict=True) if correct and value is not None)
@@ -87,7 +87,7 @@ def majority_at_k(votes: Sequence[str | None], right: Sequence[bool], k: int) ->
 
 @cache
 def _wins(mine: int, others: tuple[int, ...], silent: int, k: int) -> float:
-    """Probability that a vote with `mine` answers wins among k drawn answers.
+    """Compute the probability that a vote with `mine` answers wins among k drawn answers.
 
     For each number t of its own answers drawn: ways[d] counts the ways to draw d of the others, none more than t times.
     A tie with j others, each drawn t times, weighs 1 / (1 + j), the integral of tie**j from 0 to 1, for which the nodes
@@ -212,6 +212,6 @@ def read_answers(path: str | Path) -> list[Answer]:
 
 
 def overall(values: Mapping[str, Mapping[str, float]], name: str) -> float:
-    """Mean over all problems of a value by source."""
+    """Compute the mean over all problems of a value by source."""
     problems = [source["problems"] for source in values.values()]
     return float(np.average([source[name] for source in values.values()], weights=problems))

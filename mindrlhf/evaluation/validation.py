@@ -17,16 +17,16 @@ from mindrlhf.rollout.partner import Partner
 from mindrlhf.shapes import slot_count
 from mindrlhf.types import Prompt
 
-# Rollouts of training and answers to a held-out problem of the same number and step do not share random numbers.
+# Separates random numbers of training rollouts and of answers to a held-out problem with the same id and step.
 SEED_SHIFT = 1 << 32
-ALL = "all"  # reward functions: those of training
+ALL = "all"  # the reward functions of training
 
 
 @dataclass
 class Validation:
     """Evaluation in a run.
 
-    folder: of the answers as JSONL by step; None on ranks that write nothing.
+    folder: for the answers as JSONL by step; None on ranks that write nothing.
     """
 
     evaluator: Evaluator
@@ -47,7 +47,7 @@ def open_validation(
     stack: ExitStack,
     partner: Partner | None = None,
 ) -> Validation | None:
-    """Make the evaluation of held-out problems, divided by replicas; None without problems.
+    """Open the evaluation of held-out problems, divided among replicas; None without problems.
 
     Objects to close go on `stack`. partner: of conversations.
     """

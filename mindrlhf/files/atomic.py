@@ -1,8 +1,8 @@
 """Atomic writing of files and folders: complete under the final name, or absent.
 
-The context managers hand out a temporary next to the final place, bring it to the disk and rename it. An error leaves
-what was there before; an `OSError` about the destination becomes a `UserError`. A process that is killed outright
-leaves its hidden `.NAME.XXXXXXXX.tmp` behind, which `clean` removes.
+The context managers yield a temporary path next to the final one, sync it to the disk and rename it. An error leaves
+earlier content unchanged; an `OSError` about the destination becomes a `UserError`. A killed process leaves its hidden
+`.NAME.XXXXXXXX.tmp` behind, which `clean` removes.
 """
 
 import errno
@@ -72,7 +72,7 @@ def atomic_folder(path: str | Path, replace: bool = False) -> Iterator[Path]:
     """Yield a temporary folder, renamed to `path` when the body succeeds.
 
     An existing folder that is not empty is refused, or with `replace` exchanged as a whole; between the two renames of
-    that exchange the earlier one is called `.NAME.XXXXXXXX.old`.
+    that exchange the earlier folder is called `.NAME.XXXXXXXX.old`.
     """
     target = Path(path).resolve()
     with _temporary(target, target) as temporary:
@@ -94,7 +94,7 @@ def atomic_folder(path: str | Path, replace: bool = False) -> Iterator[Path]:
 
 @contextmanager
 def _temporary(target: Path, name: Path) -> Iterator[Path]:
-    """Yield the temporary name of `name`, explain errors, remove what is left."""
+    """Yield the temporary name of `name`, explain errors, remove leftovers."""
     temporary = temporary_name(name)
     try:
         yield temporary
@@ -120,7 +120,7 @@ def _remove(path: Path) -> None:
 def clean(folder: str | Path) -> None:
     """Remove the leftovers of killed processes in `folder`, where no other process is writing.
 
-    A folder that had been moved aside for a new one that never took its place gets its name back.
+    A folder gets its name back if it was moved aside for a new one that never took its place.
     """
     folder = Path(folder)
     try:
@@ -135,7 +135,7 @@ def clean(folder: str | Path) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder; no part of it ever stands under its name."""
+    """Remove a folder; its name never belongs to only a part of it."""
     doomed = temporary_name(path)
     with suppress(FileNotFoundError):
         os.rename(path, doomed)
@@ -145,7 +145,7 @@ def remove_folder(path: Path) -> None:
 def temporary_name(target: Path, token: str | None = None) -> Path:
     """Make the name of the hidden sibling that `target` is written as.
 
-    token: 8 hexadecimal digits that several processes writing one folder have agreed on; random without.
+    token: 8 hexadecimal digits that several processes writing one folder have agreed on; random if None.
     """
     return target.with_name(f".{target.stem}.{token or secrets.token_hex(4)}.tmp{target.suffix}")
 
@@ -153,7 +153,7 @@ def temporary_name(target: Path, token: str | None = None) -> Path:
 def put_in_place(temporary: Path, target: Path) -> None:
     """Rename a complete folder to its final name, durably; an existing folder is exchanged."""
     earlier = target.with_name(f".{target.name}.{secrets.token_hex(4)}.old")
-    exchanged = target.exists() and any(target.iterdir())  # an empty folder gives its place in one step
+    exchanged = target.exists() and any(target.iterdir())  # an empty folder is replaced in one step
     if exchanged:
         os.rename(target, earlier)
     try:
@@ -167,7 +167,7 @@ def put_in_place(temporary: Path, target: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Bring a file to the disk."""
+    """Sync a file to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -176,7 +176,7 @@ def sync(path: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    with suppress(OSError):  # some network file systems know no fsync of a folder
+    with suppress(OSError):  # some network file systems have no fsync of a folder
         sync(path)
 
 

@@ -1,4 +1,4 @@
-"""Locks on folders for one run at a time, gone with their holder."""
+"""Locks that keep folders for one run at a time, until their holder ends."""
 
 import errno
 import fcntl
@@ -13,7 +13,7 @@ from pathlib import Path
 from mindrlhf.errors import UserError
 
 LOCK_FILE = ".mindrlhf.lock"
-PATIENCE_S = 0.2  # in which a holder has written its name, or one that is ending has ended
+PATIENCE_S = 0.2  # time for a holder to write its name, or for an ending holder to end
 
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 _log = logging.getLogger(__name__)
@@ -23,8 +23,8 @@ _log = logging.getLogger(__name__)
 def lock_folders(folders: Mapping[str, Path]) -> Iterator[None]:
     """Keep other runs out of existing folders until the body ends.
 
-    folders: flag that names the folder -> folder. Raises `UserError` with the process and host that has one of them; on
-    a file system without locks it only warns.
+    folders: flag that names the folder -> folder. Raises `UserError` with the process and host that has locked a
+    folder; on a file system without locks it only warns.
     """
     flags = {folder.resolve(): flag for flag, folder in reversed(folders.items())}
     with ExitStack() as stack:
@@ -75,5 +75,5 @@ def _stands(path: Path, file: int) -> bool:
 
 
 def _release(path: Path, file: int) -> None:
-    path.unlink(missing_ok=True)  # while it is locked: who has opened it finds out that it is the lock no more
+    path.unlink(missing_ok=True)  # while it is locked: others that have opened it notice that it is no longer the lock
     os.close(file)

@@ -14,11 +14,11 @@ from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import atomic_file
 from mindrlhf.files.text import read_text
 
-MOST_LEVELS = 200  # of lists and groups inside each other: writers of values go no deeper
+MOST_LEVELS = 200  # of nested lists and groups: writers of values go no deeper
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse a JSON text; ValueError for broken syntax, endless nesting or numbers."""
+    """Parse a JSON text; ValueError for bad syntax, deep nesting, or long numbers."""
     deep = ValueError(f"lists and groups more than {MOST_LEVELS} levels deep")
     try:
         parsed = json.loads(text)
@@ -38,12 +38,12 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def is_number(value: Any) -> bool:
-    """Test that a JSON value is a number within float64; booleans are none."""
+    """Test that a JSON value is a number within float64; booleans are not."""
     return isinstance(value, float) or (type(value) is int and abs(value) <= sys.float_info.max)
 
 
 def is_whole(value: Any) -> bool:
-    """Test that a JSON value is a whole number within float64; booleans are none."""
+    """Test that a JSON value is a whole number within float64; booleans are not."""
     return type(value) is int and is_number(value)
 
 
@@ -53,7 +53,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """Read the objects of a JSONL file, but of no unfinished last line."""
+    """Read the objects of a JSONL file, except an unfinished last line."""
     try:
         lines = Path(path).read_bytes().split(b"\n")[:-1]
     except OSError as error:
@@ -85,7 +85,7 @@ def json_line(fields: Mapping[str, Any]) -> bytes:
 
 
 def write_json_lines(path: Path, rows: Iterable[Mapping[str, Any]], durable: bool = True) -> None:
-    """Write a JSONL file atomically, a `json_line` for each row; durable: as of `atomic_file`."""
+    """Write a JSONL file atomically, a `json_line` for each row; durable: as in `atomic_file`."""
     content = b"".join(map(json_line, rows))
     with atomic_file(path, durable) as temporary:
         temporary.write_bytes(content)

@@ -14,7 +14,7 @@ import psutil
 
 from mindrlhf.units import GIB
 
-GIT_SECONDS = 20.0  # a folder that takes longer goes without a commit
+GIT_SECONDS = 20.0  # if a folder takes longer, no commit is recorded
 
 
 def provenance() -> dict[str, Any]:

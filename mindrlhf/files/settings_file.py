@@ -18,7 +18,7 @@ NAMED_PACKAGES = ("mindspore", "numpy", "tokenizers")
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python, the suite and the packages that numbers depend on."""
+    """Collect versions of Python, the suite, and packages that results depend on."""
     found = {"python": platform.python_version(), "mindrlhf": __version__}
     for name in NAMED_PACKAGES:
         try:

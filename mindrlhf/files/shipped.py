@@ -22,12 +22,12 @@ def shipped_yamls() -> dict[str, Path]:
 
 
 def names_yaml(text: str | Path) -> bool:
-    """Test for the path of a YAML file, or a shipped one's name."""
+    """Test for a path of a YAML file, or a shipped file's name."""
     return Path(text).suffix in (".yaml", ".yml") or str(text) in shipped_yamls()
 
 
 def shipped_file(path: Path) -> Path:
-    """Return a path, or a shipped one in place of a missing one.
+    """Return a path, or the shipped file's path if the path is missing.
 
     Paths of shipped files begin with `examples` or `model_configs`.
     """

@@ -20,7 +20,7 @@ class Unsafe(OSError):
 def user_cache() -> Path:
     """Find or make the cache folder, writable by this user only.
 
-    It is $XDG_CACHE_HOME/mindrlhf (by default ~/.cache/mindrlhf), else /tmp/mindrlhf-UID, else one of this process.
+    It is $XDG_CACHE_HOME/mindrlhf (by default ~/.cache/mindrlhf), else /tmp/mindrlhf-UID, else a temporary one.
     """
     chosen = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mindrlhf"
     for folder in (chosen, Path(tempfile.gettempdir()) / f"mindrlhf-{os.getuid()}"):

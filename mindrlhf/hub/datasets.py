@@ -11,17 +11,17 @@ from mindrlhf.hub.download import download, fetch_command, list_files
 from mindrlhf.hub.names import is_id
 
 SUFFIXES = (".parquet", ".jsonl", ".json")  # the first that a split has is taken
-FOLDERS = ("data", "default", "train", "test", "validation")  # that name no subset
-DEFAULTS = ("default", "main")  # subsets that are taken where several are there
-# None is the dataset as its owner uploaded it; of others Hugging Face makes parquet files.
+FOLDERS = ("data", "default", "train", "test", "validation")  # folders that name no subset
+DEFAULTS = ("default", "main")  # subsets that are taken if there are several
+# None is the dataset as its owner uploaded it; the other has parquet files that Hugging Face makes from it.
 REVISIONS = (None, "refs/convert/parquet")
 _SHARD = re.compile(r"-\d+-of-(\d+)\.\w+$")
 
 
 def dataset_files(name: str, split: str = "train", subset: str | None = None) -> list[Path]:
-    """Find the row files of a split in order, downloaded if need be.
+    """Find the row files of a split in order, downloaded if needed.
 
-    name: a dataset's id, or a folder with its files. subset: the folder in it that holds the split, where there are
+    name: a dataset's id, or a folder with its files. subset: the folder in it that holds the split, if there are
     several ("configuration" in Hugging Face's words). Raises UserError.
     """
     there: list[str] = []
@@ -35,7 +35,7 @@ def dataset_files(name: str, split: str = "train", subset: str | None = None) ->
 
 
 def _places(name: str, split: str) -> Iterator[tuple[list[str], Callable[[list[str]], Path]]]:
-    """Yield (files that are there, function from some to their local folder)."""
+    """Yield (files available, function from chosen files to their local folder)."""
     if not is_id(name):
         yield _files_in(Path(name)), partial(_whole, Path(name))
         return
@@ -59,7 +59,7 @@ def _files_in(folder: Path) -> list[str]:
 def choose(name: str, files: Iterable[str], split: str, subset: str | None) -> list[str]:
     """Choose the files of a split by their names; none if there are none.
 
-    Raises UserError for a subset that is not there, several that none was chosen of, and missing parts.
+    Raises UserError for a missing subset, several subsets without a choice, and missing parts.
     """
     rows = sorted(file for file in files if file.endswith(SUFFIXES))
     named = [file for file in rows if split in re.split(r"[^A-Za-z0-9]+", file)]
@@ -83,7 +83,7 @@ def _subset(file: str) -> str:
 
 
 def _check_whole(name: str, files: Sequence[str]) -> None:
-    """Check that all parts `-00000-of-00002` are there: a cache may hold some."""
+    """Check that all parts `-00000-of-00002` are there: a cache may hold only some."""
     counts = [int(found[1]) for file in files if (found := _SHARD.search(file))]
     if counts and len(counts) < max(counts):
         right = f"fetch it whole with {fetch_command(name, 'dataset')}"

@@ -1,6 +1,6 @@
 """Downloads from Hugging Face's hub or ModelScope's.
 
-ModelScope's package is not required, and only a stand-in for it was run with this.
+ModelScope's package is not required, and this code has run only with a stand-in for it.
 """
 
 import fcntl
@@ -25,7 +25,7 @@ def from_model_scope() -> bool:
 def download(name: str, kind: Kind, patterns: Sequence[str], revision: str | None = None) -> Path:
     """Download the files that match; returns their folder in the cache.
 
-    What is there already is not downloaded again, and all is taken from the cache while the hub cannot be reached. One
+    Files in the cache are not downloaded again, and all files come from the cache while the hub cannot be reached. One
     process of a host downloads at a time, so that the others find its files. Raises UserError.
     """
     with _alone():
@@ -36,7 +36,7 @@ def download(name: str, kind: Kind, patterns: Sequence[str], revision: str | Non
 def list_files(name: str, revision: str | None = None) -> list[str] | None:
     """List a dataset's files.
 
-    None where only a download shows them: while the hub cannot be reached, and on ModelScope.
+    None if only a download shows them: while the hub cannot be reached, and on ModelScope.
     """
     if from_model_scope():
         return None
@@ -46,7 +46,7 @@ def list_files(name: str, revision: str | None = None) -> list[str] | None:
         files = HfApi().dataset_info(name, revision=revision).siblings
     except errors.RevisionNotFoundError:
         return []
-    except Exception:  # of whichever HTTP client the package has; the download that follows says what is wrong
+    except Exception:  # from any HTTP client that the package has; the download that follows reports the problem
         return None
     return [file.rfilename for file in files or ()]
 

@@ -26,7 +26,7 @@ Flags = TypeVar("Flags", bound=Any)
 
 
 def local_models(flags: Flags, weights: bool = True) -> Flags:
-    """Exchange the ids of models in a command's flags for their folders.
+    """Replace the ids of models in a command's flags by their folders.
 
     weights: as in `local_model`. Raises UserError.
     """
@@ -37,9 +37,9 @@ def local_models(flags: Flags, weights: bool = True) -> Flags:
 
 @cache
 def local_model(name: str, weights: bool = True) -> str:
-    """Find a model's folder: its path, or its id's in the hub's cache.
+    """Find a model's folder: its path, or its id's folder in the hub's cache.
 
-    What the cache lacks is downloaded. weights: False for configuration and tokenizer alone. Raises UserError.
+    Files that the cache lacks are downloaded. weights: False for configuration and tokenizer only. Raises UserError.
     """
     if not is_id(name):
         return name

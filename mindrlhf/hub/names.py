@@ -1,4 +1,4 @@
-"""Ids of models and datasets on a hub, told from paths."""
+"""Ids of models and datasets on a hub, distinguished from paths."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,7 @@ _SNAPSHOT = re.compile(r"/(?:models--)?([^/]+?)--([^/]+)/snapshots/[^/]+/?$")
 
 
 def is_id(text: str | Path) -> bool:
-    """Test for an id like `Qwen/Qwen2.5-0.5B-Instruct`; an existing path is none."""
+    """Test for an id like `Qwen/Qwen2.5-0.5B-Instruct`; an existing path is not an id."""
     text = str(text)
     return bool(_ID.fullmatch(text)) and not text.endswith(_FILES) and not shipped_file(Path(text)).exists()
 

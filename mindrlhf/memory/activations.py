@@ -1,7 +1,7 @@
 """Activations of compiled graphs in bytes, from shapes alone. Pure Python.
 
-A half of a layer keeps its input and the projections that its backward pass reads; recomputed, only its input. The
-factors were measured on CPU with compositions and fused operators; Ascend is counted as compositions, an upper bound.
+A half of a layer keeps its input and the projections that its backward pass reads; with recomputation, only its input.
+Factors were measured on CPU with compositions and fused operators; Ascend is counted as compositions, an upper bound.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from mindrlhf.models.chunks import chunk_count
 from mindrlhf.training.batch import MicroBatch
 
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}  # on CPU all activations are float32
-COMPOSED = 3  # times as many numbers kept by compositions
+COMPOSED = 3  # compositions keep this many times the numbers of fused operators
 TABLE = 16  # bytes that a composed kernel on CPU keeps for each number of a broadcast result
 
 
@@ -33,11 +33,11 @@ class Engine(NamedTuple):
 class Stage:
     """A rank's part of a model, as its graphs see it.
 
-    tp: tensor-parallel ranks. layers: of this pipeline stage. is_last: the head is here. sequence: rows outside
-    of the parallel regions are split. itemsize: bytes of an activation's number. fused: the kernels are those
-    of `backend.native`. recompute: halves are computed again from their inputs. drops: adapters drop theirs. rounds:
-    fused operators round what their products take, in memory of their own. query, key, inner, vocabulary: widths here
-    of query heads, of key or value heads, of a feed-forward half, and of the head (0 for a critic).
+    tp: tensor-parallel ranks. layers: of this pipeline stage. is_last: it has the head. sequence: rows outside of the
+    parallel regions are split. itemsize: bytes of an activation's number. fused: graphs have the kernels of
+    `backend.native`. recompute: halves are recomputed from their inputs. drops: adapters apply dropout to their inputs.
+    rounds: fused operators round the factors of products into separate memory. query, key, inner, vocabulary: this
+    rank's widths of query heads, of key or value heads, of a feed-forward half, and of the head (0 for a critic).
     """
 
     model: ModelConfig
@@ -68,19 +68,19 @@ class Stage:
         return 0 if self.model.value_head else self.model.vocab_size // self.tp
 
     def outside(self, rows: int) -> int:
-        """Numbers of [rows, hidden] outside of the parallel regions."""
+        """Count the numbers of [rows, hidden] outside of the parallel regions."""
         return rows * self.model.hidden_size // (self.tp if self.sequence else 1)
 
     def inside(self, rows: int) -> int:
-        """Numbers of a half's input, whole on every rank with fused operators."""
+        """Count the numbers of a half's input, whole on every rank with fused operators."""
         return rows * self.model.hidden_size if self.fused else self.outside(rows)
 
     def probabilities(self, rows: int, positions: int) -> int:
-        """Attention probabilities of rows that each see `positions`, where they are held."""
+        """Count attention probabilities in memory, for rows that each see `positions`; 0 if fused."""
         return 0 if self.fused else rows * self.model.num_heads // self.tp * positions
 
     def logits(self, rows: int) -> int:
-        """Numbers of one chunk of logits."""
+        """Count the numbers of one chunk of logits."""
         return rows // chunk_count(rows, self.vocabulary) * self.vocabulary if self.vocabulary else 0
 
     @property
@@ -88,11 +88,11 @@ class Stage:
         return self.fused and self.tp == 1
 
     def head(self, rows: int) -> int:
-        """Numbers of a chunk of logits and, unless fused, of its softmax."""
+        """Count the numbers of a chunk of logits and, unless fused, of its softmax."""
         return self.logits(rows) * (1 if self.fused_head else 3)
 
     def kept(self, rows: int, near: int) -> int:
-        """Numbers that a layer keeps; only `near` rows leave its attention half."""
+        """Count the numbers that a layer keeps; its attention half outputs only `near` rows."""
         inputs = self.inside(rows) + self.inside(near)
         projections = 2 * (rows * self.key + near * (self.query + self.inner))
         if self.recompute:
@@ -100,20 +100,20 @@ class Stage:
         return (inputs + projections) * (1 if self.fused else COMPOSED) + self.dropped(rows, near)
 
     def dropped(self, rows: int, near: int) -> int:
-        """Numbers of the seven maps' inputs after dropout, with a byte each."""
+        """Count numbers of the seven maps' inputs after dropout, plus a byte for each."""
         width = self.model.hidden_size
         inputs = 2 * rows * width + near * (3 * width + self.query + self.inner)
         return inputs * (self.itemsize + 1) // self.itemsize if self.drops else 0
 
     def alive(self, rows: int, positions: int) -> int:
-        """Most numbers of a forward pass in one half of a layer."""
+        """Count the most numbers that half a layer has during a forward pass."""
         numbers = 2 * self.inside(rows) + rows * max(2 * self.inner, 2 * self.query + 3 * self.key)
         return numbers if self.fused else numbers * 3 // 2 + 3 * self.probabilities(rows, positions)
 
     def rounded_bytes(self, rows: int) -> int:
         """Count the bytes of the largest operator's rounded factors.
 
-        They are the weights, inputs and slopes of a feed-forward half, or those of the head.
+        These factors are the weights, inputs and slopes of a feed-forward half or of the head.
         """
         width = self.model.hidden_size
         half = 3 * self.inner * width + rows * (2 * self.inner + width)
@@ -122,9 +122,9 @@ class Stage:
 
 
 def update_bytes(stage: Stage, micro: MicroBatch, in_flight: int = 1) -> int:
-    """Bytes of an update where its backward pass begins: kept numbers and gradients.
+    """Compute bytes of an update where its backward pass begins: kept numbers and gradients.
 
-    in_flight: micro-batches that a pipeline stage has begun and not finished, of which it keeps the input alone.
+    in_flight: unfinished micro-batches of a pipeline stage, which keeps only the input of those that wait.
     """
     rows, near = micro.rows, micro.response_rows
     of_near = 2 * stage.probabilities(near, micro.prefix_size + micro.response_size)
@@ -134,7 +134,7 @@ def update_bytes(stage: Stage, micro: MicroBatch, in_flight: int = 1) -> int:
     if stage.is_last:
         last, logits, first = near, *_head_update(stage, near)
         kept += stage.kept(rows, near) + of_near + logits + 2 * stage.outside(near) * (1 if stage.fused else COMPOSED)
-    # Or the peak is in the last feed-forward half, which is computed again when the logits are gone.
+    # Otherwise the peak is in the last feed-forward half, which is recomputed after the logits are freed.
     again = stage.inside(last) + 2 * last * stage.inner - logits if stage.recompute else 0
     first = max(first, last * stage.inner + 4 * stage.inside(last) + again)
     waiting = (in_flight - 1) * stage.outside(rows) * 4  # NumPy arrays in float32
@@ -142,17 +142,17 @@ def update_bytes(stage: Stage, micro: MicroBatch, in_flight: int = 1) -> int:
 
 
 def _head_update(stage: Stage, rows: int) -> tuple[int, int]:
-    """Logits that the head keeps, and most numbers its backward pass adds."""
+    """Count logits that the head keeps, and peak numbers that its backward pass adds."""
     chunk = stage.logits(rows)
-    own = stage.model.adapter is None and not stage.fused_head  # else there is none, or it is the buffer's
+    own = stage.model.adapter is None and not stage.fused_head  # else there is no such matrix, or it is the buffer's
     matrix = stage.vocabulary * stage.model.hidden_size if own else 0
-    if chunk < rows * stage.vocabulary:  # one is freed once the next is there
+    if chunk < rows * stage.vocabulary:  # a chunk is freed once the next one exists
         return 0, stage.head(rows) + (chunk if stage.fused_head else 3 * matrix)
     return chunk, stage.head(rows) - chunk + matrix + stage.outside(rows)
 
 
 def update_tables(stage: Stage, micro: MicroBatch) -> int:
-    """Bytes of the tables that composed kernels keep for norms and probabilities."""
+    """Compute bytes of the tables that composed kernels keep for norms and probabilities."""
     if stage.fused:
         return 0
     seen = stage.probabilities(micro.response_rows, micro.prefix_size + micro.response_size)
@@ -161,23 +161,23 @@ def update_tables(stage: Stage, micro: MicroBatch) -> int:
 
 
 def score_bytes(stage: Stage, micro: MicroBatch) -> int:
-    """Peak bytes of a pass without gradients, in a layer or the head."""
+    """Compute peak bytes of a pass without gradients, in a layer or the head."""
     layer = stage.alive(micro.rows, micro.prefix_size + micro.response_size)
     head = stage.head(micro.response_rows) + stage.outside(micro.response_rows)
     return max(layer, head if stage.is_last else 0) * stage.itemsize + stage.rounded_bytes(micro.rows)
 
 
 def cache_bytes(stage: Stage, engine: Engine) -> int:
-    """Bytes of an engine's key-value cache."""
+    """Compute bytes of an engine's key-value cache."""
     itemsize = ITEMSIZE["bfloat16"] if engine.packed else stage.itemsize
     return 2 * stage.layers * engine.slots * stage.key * engine.positions * itemsize
 
 
 def generate_bytes(stage: Stage, engine: Engine) -> int:
-    """Bytes of generation at its peak: prefilling prompts, or a decode step.
+    """Compute bytes of generation at its peak: prefilling prompts, or a decode step.
 
-    Prefilled keys and values stay while their samples are admitted, and are there twice while their heads are put in
-    order.
+    Prefilled keys and values stay in memory while their samples are admitted, and exist twice while their heads are
+    reordered.
     """
     rows = engine.prompts * engine.prefix
     filled = 2 * stage.layers * rows * stage.key

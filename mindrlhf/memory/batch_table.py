@@ -5,9 +5,9 @@ from mindrlhf.memory.estimate import Work
 
 
 def batch_table(work: Work) -> str:
-    """Format one line for each quantity: over all ranks, on one, its settings.
+    """Format one line per quantity: over all ranks, on one rank, its settings.
 
-    Micro-batches are those of an update whose prompts and responses all have the greatest length: shorter ones make
+    Micro-batches are counted for an update whose prompts and responses all have the greatest length: shorter ones need
     fewer. Settings that do not divide have been refused before (`configs.validate.check_batch`).
     """
     config, micro = work.config, work.micro_batches("update")

@@ -1,7 +1,7 @@
 """Memory of each rank of a job, from its settings alone. Pure Python.
 
-Roles are counted as in a run (`swap/role_gb/*`, `swap/resident_gb/*`). Estimates join them: the activations of graphs,
-and on CPU the process itself, its compiled graphs and its kernels' tables.
+Roles are counted as in a run (`swap/role_gb/*`, `swap/resident_gb/*`). Estimates are added to them: the activations of
+graphs, and on CPU the process itself, its compiled graphs and its kernels' tables.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,7 +26,7 @@ from mindrlhf.shapes import cache_positions, padded_prefix, pool_size, round_res
 from mindrlhf.training.batch import MicroBatch, cut_alike
 from mindrlhf.units import FLOAT32, GIB, MIB
 
-# Measured with MindSpore 2.9 on CPU: Python with everything imported, and compiled graphs, the first and of each layer.
+# Measured with MindSpore 2.9 on CPU: Python with all imports; compiled graphs: the first one, and per layer.
 PROCESS = 445 * MIB
 FUSED_GRAPHS = {"first": 78 * MIB, "generate": 2 * MIB, "score": 2 * MIB, "update": 4 * MIB}
 COMPOSED_GRAPHS = {"first": 145 * MIB, "generate": 16 * MIB, "score": 8 * MIB, "update": 46 * MIB}
@@ -35,7 +35,7 @@ TOKENIZER_ROW = 600  # bytes of a token in the tokenizer's tables
 
 @dataclass(frozen=True)
 class Lengths:
-    """Tokens of the longest prompt, held-out problems, tokens of their longest."""
+    """Tokens of the longest prompt; number of held-out problems, tokens of the longest."""
 
     prompt: int
     problems: int = 0
@@ -46,8 +46,8 @@ class Lengths:
 class RankPlan:
     """Memory of one rank in bytes.
 
-    roles: of each. phases: phase -> role -> bytes in memory then; of a role in parts, its largest one. activations:
-    phase -> their most. process: everything else on CPU; 0 on a device. totals: phase -> bytes in all.
+    roles: role -> bytes. phases: phase -> role -> bytes in memory; for a role in parts, its largest part. activations:
+    phase -> peak bytes. process: everything else on CPU; 0 on a device. totals: phase -> total bytes.
     """
 
     rank: int
@@ -64,7 +64,7 @@ class RankPlan:
 class Work:
     """Sizes of a job that determine its memory.
 
-    infers: every rank's part of the model that generates. models: those in training, by the name that a phase has.
+    infers: every rank's part of the model that generates. models: `Phase.model` -> every rank's part of it in training.
     fused: graphs have the fused operators of `backend.native`.
     """
 
@@ -87,7 +87,7 @@ class Work:
         lengths: Lengths,
         teacher: tuple[str, ModelConfig] | None = None,
     ) -> "Work":
-        """Compute the sizes; UserError where a layout does not divide a model.
+        """Compute the sizes; UserError if a layout does not divide a model.
 
         teacher: see `Job`.
         """
@@ -98,7 +98,7 @@ class Work:
 
     @property
     def trains(self) -> Sequence[Partition]:
-        """Every rank's part of the model that trains."""
+        """Parts of the policy in training, of every rank."""
         return self.models["policy"]
 
     @property
@@ -109,7 +109,7 @@ class Work:
 
     @property
     def layouts(self) -> tuple[Layout, Layout]:
-        """Layouts of what trains: in training and in generation."""
+        """Layouts of the trained parameters: in training and in generation."""
         return self.trains[0].trained_layout, self.infers[0].trained_layout
 
     @property
@@ -143,8 +143,8 @@ class Work:
     def rank_plan(self, rank: int) -> RankPlan:
         """Plan the memory of `rank`.
 
-        On CPU activations come from a pool that gives nothing back, so that it counts as large as any phase makes it. A
-        device has one pool for them and for roles, which reuses the memory that swap has freed.
+        On CPU, activations come from a pool that never shrinks, so that its largest size in any phase counts. A device
+        has one pool for activations and roles, which reuses the memory that swap has freed.
         """
         parts = role_parts(self, rank)
         target = self.train.context.device_target
@@ -174,7 +174,7 @@ class Work:
         if phase == "testing":
             sampling, prompt, packed = config.validation.completed(config.rollout), self.lengths.problem, False
             samples = (sampling.num_generations,)
-            # The first ranks have one held-out problem more where they do not divide.
+            # If the ranks do not divide the held-out problems, the first ranks have one more.
             responses = (-(-self.lengths.problems // ranks) * sampling.num_generations,)
         bucket = config.train.length_bucket
         prefix, positions = padded_prefix(prompt, bucket), cache_positions(prompt, sampling.max_new_tokens, bucket)
@@ -197,7 +197,7 @@ class Work:
         return cut_alike(*sizes, train.max_tokens_per_micro_batch, train.length_bucket, least)
 
     def stage(self, yaml: ModelYaml, part: Partition, updates: bool = False) -> Stage:
-        """Describe a rank's part for its graphs; those of updates may drop adapters' inputs."""
+        """Describe a rank's part for its graphs; graphs of updates may drop adapters' inputs."""
         on_cpu = yaml.context.device_target == "CPU"
         dtype = "float32" if on_cpu else yaml.model.compute_dtype
         drops, itemsize = updates and part.model.dropout > 0, activations.ITEMSIZE[dtype]
@@ -208,13 +208,13 @@ class Work:
 
 
 def device_limit(yaml: ModelYaml) -> int | None:
-    """Bytes that `context.max_device_memory` allows; None where it is not set."""
+    """Compute the bytes that `context.max_device_memory` allows; None if it is not set."""
     text = yaml.context.max_device_memory
-    return None if text is None else int(float(text.removesuffix("GB")) * GIB)  # as MindSpore means it
+    return None if text is None else int(float(text.removesuffix("GB")) * GIB)  # MindSpore's GB is GiB
 
 
 def role_parts(work: Work, rank: int) -> dict[str, list[int]]:
-    """Compute the bytes of each part of a rank's roles that are there."""
+    """Compute the bytes of each part of the roles that a rank has."""
     config, swap = work.config, work.config.memory.swap
     train, infer = work.trains[rank], work.infers[rank]
     apart, moments = _optimizer(train, swap)
@@ -305,7 +305,7 @@ def pool_bytes(work: Work, rank: int) -> dict[str, int]:
 
 
 def process_bytes(work: Work, rank: int) -> int:
-    """Bytes of a CPU process: itself, its tokenizer, compiled graphs, kernels' tables."""
+    """Compute bytes of a CPU process: itself, its tokenizer, compiled graphs, kernels' tables."""
     generating, graphs = len(work.infers[rank].layers), (FUSED_GRAPHS if work.fused else COMPOSED_GRAPHS)["first"]
     for phase in map(phases.PHASES.get, work.phases):
         part = work.models[phase.model][rank]

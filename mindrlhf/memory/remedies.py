@@ -24,7 +24,7 @@ def largest_peak(work: Work) -> int:
 
 
 def remedies(work: Work) -> list[Remedy]:
-    """Find settings that lower the largest peak, best first; last all together."""
+    """Find settings that lower the largest peak, best first, then all of them together."""
     limit, options = 0.99 * largest_peak(work), _options(work)
     peaks = {name: largest_peak(with_settings(work, {name: value})) for name, value in options.items()}
     helping = sorted((name for name, peak in peaks.items() if peak < limit), key=peaks.get)

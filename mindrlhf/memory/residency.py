@@ -1,7 +1,7 @@
 """Residency of weights, moments, gradients and caches by phase of a step (`mindrlhf.phases`).
 
-When a phase begins, roles that it does not need are put away, and then its own are brought back; those of the phase
-after it, going by the step before, are read ahead. Content is written out only if it has changed since.
+When a phase begins, roles that it does not need are put away, and then its own are brought back; roles of the phase
+that followed it in the step before are read ahead. Content is written out only if it has changed since the last time.
 """
 
 import time
@@ -13,7 +13,7 @@ from mindrlhf.metrics.metric_set import MetricSet
 from mindrlhf.phases import CACHE, CRITIC_GRADIENTS, GRADIENTS, PHASES, ROLES, VALIDATION_CACHE
 from mindrlhf.units import GIB
 
-BLOCK_NUMBERS = 64 * 2**20  # of moments that come and go together: 256 MiB of each of the two
+BLOCK_NUMBERS = 64 * 2**20  # of moments that are swapped together: 256 MiB of each of the two
 CACHES = frozenset((CACHE, VALIDATION_CACHE))
 # Roles whose content need not be kept: gradients are zero between updates, a cache means nothing between generations.
 SCRATCH = CACHES | {GRADIENTS, CRITIC_GRADIENTS}
@@ -22,9 +22,9 @@ SCRATCH = CACHES | {GRADIENTS, CRITIC_GRADIENTS}
 def moving_roles(swap: bool, target: str) -> frozenset[str]:
     """List the roles that are swapped.
 
-    On CPU caches come and go even without `memory.swap`: releasing them costs next to nothing, and what is not used of
-    them is never taken. Gradients are written whole, and taking their memory again is a second or more for each 2 GB,
-    on virtual machines several. A device has no such call.
+    On CPU, caches are swapped even without `memory.swap`: releasing them costs next to nothing, and their unused memory
+    is never allocated. Gradients are written whole, and allocating their memory again takes a second or more for each 2
+    GB, on virtual machines several seconds. A device has no such call.
     """
     return ROLES if swap else CACHES if target == "CPU" else frozenset()
 
@@ -37,7 +37,7 @@ class _Part:
     store: Store
     nbytes: int
     resident: bool = True
-    changed: bool = False  # since its content was kept, or since the parameters were made as zeros
+    changed: bool = False  # since its content was stored, or since the parameters were created as zeros
 
     @property
     def scratch(self) -> bool:
@@ -47,8 +47,8 @@ class _Part:
 class Residency:
     """Swapping of roles when phases begin.
 
-    open_store: parameters -> where they go (`backend.memory.open_store`). moving: the roles that do, while the others
-    stay in memory.
+    open_store: parameters -> the store to put them in (`backend.memory.open_store`). moving: roles that are swapped;
+    the others stay in memory.
     """
 
     def __init__(self, open_store: Callable[[Sequence], Store], moving: Collection[str] = ROLES):
@@ -59,13 +59,13 @@ class Residency:
         self._seconds = 0.0
         self._resident: dict[str, int] = {}
         self._phase = ""
-        self._followed_by: dict[str, str] = {}  # phase -> the one that came after it last
+        self._followed_by: dict[str, str] = {}  # phase -> the phase that followed it last time
 
     def add(self, name: str, parameters: Iterable, zeros: bool = False) -> None:
-        """Put parameters under a role, and away until a phase needs them.
+        """Register parameters under a role, and put them away until a phase needs them.
 
         A role may have parts, `role.0` and so on.
-        zeros: they are all zero, which needs no file. Raises ValueError for a role that no phase uses.
+        zeros: the parameters are all zero, so that they need no file. Raises ValueError for a role that no phase uses.
         """
         parameters, role = list(parameters), _role(name)
         if role not in ROLES:
@@ -81,7 +81,7 @@ class Residency:
         self._put_away(self._parts[name])
 
     def enter(self, phase: str) -> None:
-        """Bring a phase's roles into memory; ValueError for one that `PHASES` lacks."""
+        """Bring a phase's roles into memory; ValueError for a phase that `PHASES` lacks."""
         if phase not in PHASES:
             raise ValueError(f"PHASES does not say what the phase {phase!r} needs")
         needs = PHASES[phase]
@@ -101,7 +101,7 @@ class Residency:
         soon = PHASES[following].roles - SCRATCH if following else ()
         for part in self._parts.values():
             if not part.resident and part.role in soon:
-                part.store.expect()  # all parts of a divided role, which come one soon after another
+                part.store.expect()  # all parts of a divided role: they are used one soon after another
         self._count(start)
 
     def disturbs(self, phase: str, roles: Collection[str]) -> bool:
@@ -111,7 +111,7 @@ class Residency:
         return not disturbed.isdisjoint(roles)
 
     def use(self, name: str) -> None:
-        """Have this part of a role in memory alone; ValueError outside its phases."""
+        """Keep only this part of its role in memory; ValueError outside its phases."""
         role = _role(name)
         if role not in self._moving:
             return
@@ -126,14 +126,14 @@ class Residency:
         self._count(start)
 
     def resident(self) -> dict[str, int]:
-        """Bytes of each role that is in memory now."""
+        """Return the bytes of each part of a role that is in memory now."""
         return {name: part.nbytes for name, part in self._parts.items() if part.resident}
 
     def report(self, metrics: MetricSet) -> None:
         """Add `swap/*` of this rank since the last call.
 
-        They are the size of each role (`swap/role_gb/*`), bytes moved, seconds, and the most bytes of roles in memory
-        in each phase; the size alone where only scratch memory comes and goes.
+        These are the size of each role (`swap/role_gb/*`), bytes moved, seconds, and the most bytes of roles in memory
+        in each phase; the sizes only, if nothing but scratch memory is swapped.
         """
         for role, nbytes in self._sizes.items():
             metrics.add_max(f"swap/role_gb/{role}", nbytes / GIB)

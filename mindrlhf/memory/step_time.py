@@ -1,7 +1,7 @@
 """Forecast of a step's time: operations by phase over rates measured on this machine.
 
-Counted are matrix products, and bytes of the key-value cache and of the optimizer, for responses as long as they may
-be. Not counted: softmax, norms, sampling, rewards, transfers between ranks, and compiling.
+It counts matrix products, and bytes of the key-value cache and of the optimizer, for responses of the greatest length.
+It does not count softmax, norms, sampling, rewards, transfers between ranks, and compiling.
 """
 
 from collections.abc import Sequence
@@ -16,20 +16,20 @@ from mindrlhf.phases import PHASES
 from mindrlhf.shapes import round_responses
 from mindrlhf.units import FLOAT32
 
-MOST_ROWS = 2048  # of a measured product; more are no faster
-MOST_NUMBERS = 2**24  # of its weights; more than caches hold
+MOST_ROWS = 2048  # of a measured product; more rows are no faster
+MOST_NUMBERS = 2**24  # of its weights; more than processor caches hold
 MOST_OPERATIONS = 2**33
 OPTIMIZER_PASSES = 7  # reads of weight, gradient and two moments, and writes of all but the gradient
-LEAST_SHARE = 0.05  # of a step, for a phase to be named
-SHORT_S = 10.0  # a run whose products take less is not worth measuring for
+LEAST_SHARE = 0.05  # smallest share of a step for a phase to be named
+SHORT_S = 10.0  # no measurement for a run whose products take less
 
 
 @dataclass(frozen=True)
 class Rates:
     """Rates of one process.
 
-    passes: FLOP/s of products with the rows of a micro-batch. decode: with a row for each slot. memory: bytes/s of
-    weights in a product with one row.
+    passes: FLOP/s of products with the rows of a micro-batch. decode: FLOP/s of products with a row for each slot.
+    memory: bytes/s of weights in a product with one row.
     """
 
     passes: float
@@ -44,7 +44,7 @@ class Rates:
 def measured_rates(work: Work) -> Rates:
     """Measure this process's rates at the shapes of a job, in about a second.
 
-    Weights are as many as the model has, up to `MOST_NUMBERS`, so that they come from memory where the model's do.
+    Products have as many weights as the model, up to `MOST_NUMBERS`, so that these come from memory if the model's do.
     """
     from mindrlhf.backend.ceiling import product_rate
 
@@ -65,7 +65,7 @@ def measured_rates(work: Work) -> Rates:
 
 
 def step_seconds(work: Work, rates: Rates) -> dict[str, float]:
-    """Compute seconds of each phase of a step that computes with a model."""
+    """Compute seconds of each phase of a step that runs a model."""
     config, lengths = work.config, work.lengths
     groups = [(lengths.prompt, [config.rollout.max_new_tokens], config.rollout.num_generations)]
     flops = phase_flops(work.model, groups, config.algorithm.num_iterations, work.teacher)
@@ -94,7 +94,7 @@ def _generating(work: Work, rates: Rates) -> float:
     total = 0.0
     counts = [count for count in round_responses(config, parallel.data_parallel) if count]
     for responses in counts:
-        kept = prompt / samples if work.fused else prompt  # of a prompt's positions, for each of its responses
+        kept = prompt / samples if work.fused else prompt  # positions of a prompt, for each of its responses
         read = responses * length * (kept + length / 2) * position
         total += responses / samples * forward_flops(model, prompt, []) / rates.passes
         total += responses * length * token / rates.decode + read / rates.memory
@@ -102,9 +102,9 @@ def _generating(work: Work, rates: Rates) -> float:
 
 
 def run_rates(work: Work, steps: int | None, ceiling: float) -> Rates | None:
-    """Measure rates for a run; None for one that is soon over.
+    """Measure rates for a run; None for a short run.
 
-    steps: None where they are not known. ceiling: FLOP/s of large products, the most that any are computed at.
+    steps: None if unknown. ceiling: FLOP/s of large products, the highest rate of any product.
     """
     least = sum(step_seconds(work, Rates(ceiling, ceiling, float("inf"))).values())
     return None if steps is not None and steps * least < SHORT_S else measured_rates(work)

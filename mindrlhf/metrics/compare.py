@@ -1,8 +1,8 @@
 """Comparison of two runs of one job by the acceptance rules for ports.
 
-Over the steps that both have, the mean absolute error of rewards is at most 4% of mean |A|, that of the loss 2%; the
-ratio of mean `perf/throughput` over the first 4 steps decides nothing. A loss near 0 by construction (one update a
-batch, no KL term) is mostly rounding: its absolute error is given too.
+The mean absolute error over shared steps is at most 4% of mean |A| for rewards and 2% for the loss; the ratio of mean
+`perf/throughput` over the first 4 steps has no limit. A loss near 0 by construction (one update a batch, no KL term) is
+mostly rounding: its absolute error is shown too.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ Rows = Sequence[Mapping[str, float]]
 class Agreement:
     """Difference of one metric over `steps` shared steps.
 
-    absolute: mean |B - A|. relative: that / mean |A|, inf where A is 0 throughout and B is not. zero: both are.
+    absolute: mean |B - A|. relative: absolute / mean |A|, inf if only A is 0 throughout. zero: both are.
     """
 
     metric: str
@@ -51,7 +51,7 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Result; throughput: mean of B / mean of A, first steps, or None."""
+    """Result; throughput: B's mean / A's mean over the first steps, or None."""
 
     reward: Agreement
     loss: Agreement
@@ -77,7 +77,7 @@ class Comparison:
 
 
 def compare(a: Rows, b: Rows) -> Comparison:
-    """Compare run B with run A; UserError where they share no step."""
+    """Compare run B with run A; UserError if they share no step."""
     loss = next((name for name in LOSSES if all(any(name in row for row in rows) for rows in (a, b))), LOSSES[0])
     first, second = ([row[THROUGHPUT] for row in rows if THROUGHPUT in row][:THROUGHPUT_STEPS] for rows in (a, b))
     throughput = fmean(second) / fmean(first) if second and any(first) else None

@@ -17,8 +17,8 @@ def print_best_and_worst(
 ) -> None:
     """Print the group whose rewards differ most: its prompt, best and worst answer.
 
-    Long texts are their beginnings and ends. decode: token ids -> text without special tokens. stream: standard output
-    without. Prints nothing for a step without rewards.
+    Long texts are cut to beginning and end. decode: token ids -> text without special tokens. stream: standard output
+    by default. Prints nothing for a step without rewards.
     """
     from rich.console import Console
     from rich.table import Column, Table

@@ -13,7 +13,7 @@ from typing import TextIO
 from mindrlhf.files.printable import printable
 
 REWARD, LOSS = "critic/rewards/mean", "train/loss"
-GUIDES = (REWARD, LOSS)  # what a run improves: that of GRPO, and of fine-tuning
+GUIDES = (REWARD, LOSS)  # metric that a run improves: GRPO's, and fine-tuning's
 ACCURACY = re.compile(r"val-core/(.+)/acc/mean@\d+")
 HELD_OUT = {"val/loss", "accuracy"}  # columns of measurements that not every step has
 FUNCTION = re.compile(r"reward/(.+)/mean")
@@ -22,7 +22,7 @@ ETA_STEPS = 20  # recent steps whose times the estimate of the remaining time us
 WIDEST = 100  # characters of a line
 HEADER_EVERY = 20  # lines
 SIZES = ((1e6, 1e6, 1, "M"), (1e3, 1e3, 1, "k"), (100, 1, 0, ""), (10, 1, 1, ""), (0.1, 1, 2, ""))  # from, unit, digits
-# Seconds below which these units are used: letters, seconds of the small one, small ones in a large one.
+# Seconds below which two units are used; their letters, seconds of the small unit, small units in a large one.
 TIMES = ((3600, "ms", 1, 60), (48 * 3600, "hm", 60, 60), (math.inf, "dh", 3600, 24))
 
 
@@ -59,7 +59,7 @@ def ends(values: Sequence[float]) -> tuple[float, float]:
 
 
 def trend(values: Sequence[float]) -> float | None:
-    """Compute the growth between the `ends` without NaN; None for one step."""
+    """Compute the growth between the `ends` without NaN; None for under two values."""
     known = [value for value in values if not math.isnan(value)]
     if len(known) < 2:
         return None
@@ -73,7 +73,7 @@ def guide(values: Mapping[str, float]) -> float | None:
 
 
 def console_width() -> int:
-    """Characters of a line: those of the terminal, but at most 100."""
+    """Compute the characters of a line: the terminal's width, but at most 100."""
     return min(WIDEST, shutil.get_terminal_size((WIDEST, 0)).columns)
 
 
@@ -95,10 +95,10 @@ def _seconds(value: float) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Column:
-    """Column of the line.
+    """Column of the console line.
 
-    importance: a narrow line has the columns with the smallest. metric: of a step, or a name of `ConsoleWriter._known`.
-    texts: forms of a value, of which the first that fits is shown.
+    importance: a narrow line has the columns with the smallest numbers. metric: of a step, or a name of
+    `ConsoleWriter._known`. texts: formats a value in several forms; the first that fits is shown.
     """
 
     title: str
@@ -135,16 +135,16 @@ COLUMNS = (  # in the order of the line
     Column("tok/s", 6, 8, "throughput"),
     Column("left", 6, 2, "left", _seconds),
 )
-MISMATCH, ROUNDING = "rollout_corr/k3_kl", 1e-8  # nats per token; from float32 on both sides it is less
-LEAST_IMPORTANT = 100  # each reward function's mean, where there are several
+MISMATCH, ROUNDING = "rollout_corr/k3_kl", 1e-8  # nats per token; with float32 on both sides it is less
+LEAST_IMPORTANT = 100  # each reward function's mean, if there are several
 
 
 class ConsoleWriter:
     """Writer of one line per step to the console, in columns.
 
-    A header names the columns every 20 lines: those that the steps so far have values for, as many as the terminal is
-    wide for. Times and tokens per second leave out seconds of compiling; the time left counts on as many as the recent
-    steps had, but for the first.
+    A header names the columns every 20 lines: columns with values so far, as many as fit into the terminal. Times and
+    tokens per second exclude seconds of compiling; the time left includes the mean compile time of the recent steps,
+    the first one excepted.
     """
 
     def __init__(
@@ -152,8 +152,8 @@ class ConsoleWriter:
     ) -> None:
         """Begin with the `guide` of earlier steps.
 
-        every: steps between two lines; the first, the last, and those with held-out data have theirs, too. stream:
-        standard output without.
+        every: steps between two lines; the first, the last, and steps with held-out data always have a line. stream:
+        standard output by default.
         """
         self._total_steps, self._every, self._stream = total_steps, every, stream
         self._guides, self._seen = list(earlier), set()
@@ -196,7 +196,7 @@ class ConsoleWriter:
         return [column for column in offered if column in chosen]
 
     def _known(self, step: int, values: Mapping[str, float]) -> dict[str, float | None]:
-        """Add to a step's metrics what other steps tell: trend, accuracy, time, throughput, left."""
+        """Add derived values to a step's metrics: trend, mismatch, accuracy, time, throughput, left."""
         known = dict(values)
         value = guide(values)
         if value is not None:

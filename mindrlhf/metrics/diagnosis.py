@@ -1,6 +1,6 @@
 """Known problems of a run, recognised in its metrics, with usual remedies (`hints.yaml`).
 
-It is no proof: thresholds are where people who have run such training begin to worry.
+A hint is no proof: the thresholds are values at which people with experience of such training begin to worry.
 """
 
 import math
@@ -12,9 +12,9 @@ from importlib import resources
 
 import yaml
 
-AGAIN_AFTER = 50  # steps after which a hint whose trouble has stayed is shown again
-KEPT = 200  # values of a metric that a condition sees, besides the first ones
-FIRST = 5  # values that tell how a run began, or what is usual
+AGAIN_AFTER = 50  # steps after which a hint is shown again if its problem persists
+KEPT = 200  # last values of a metric that a condition sees, in addition to the first ones
+FIRST = 5  # number of values from which the beginning, or the usual value, is computed
 
 RULES: Mapping[str, Mapping] = yaml.safe_load((resources.files(__package__) / "hints.yaml").read_text("utf-8"))
 
@@ -50,7 +50,7 @@ class Course:
         return statistics.median(earlier) if len(earlier) >= FIRST else math.nan
 
 
-# Whether a rule's hint is given; false for NaN. Entropy and KL are in nats per token, log-probs in nats.
+# Conditions for a rule's hint; false for NaN. Entropy and KL are in nats per token, log-probs in nats.
 CONDITIONS: Mapping[str, Callable[[Course], bool]] = {
     "no_spread": lambda course: course.now >= 1.0,
     "entropy_collapse": lambda course: course.now < 0.2 and course.now < 0.15 * course.began,
@@ -79,7 +79,7 @@ class Diagnosis:
         self._said: dict[str, int] = {}
 
     def look(self, step: int, values: Mapping[str, float]) -> list[Hint]:
-        """Return the hints of a step, none given less than `AGAIN_AFTER` steps before."""
+        """Return the hints of a step, without hints given less than `AGAIN_AFTER` steps before."""
         hints = []
         for name, rule in RULES.items():
             if rule["metric"] not in values:

@@ -11,11 +11,11 @@ from mindrlhf.algorithms.mismatch import LOG_RATIO_LIMIT
 from mindrlhf.metrics.metric_set import MetricSet
 from mindrlhf.types import Experience, Rollout, taken
 
-NO_SPREAD = 1e-8  # rewards of a group that differ by less are equal
+NO_SPREAD = 1e-8  # rewards of a group that differ by less count as equal
 
 
 def token_counts(experiences: Sequence[Experience]) -> tuple[int, int]:
-    """Count sampled tokens, and tokens of responses, each with its prompt, as verl."""
+    """Count sampled tokens, and tokens of responses, each with its prompt, as verl does."""
     sampled = sum(int(e.sampled_lengths.sum()) for e in experiences)
     return sampled, sum(int((len(e.group.prompt.token_ids) + e.lengths).sum()) for e in experiences)
 
@@ -23,8 +23,8 @@ def token_counts(experiences: Sequence[Experience]) -> tuple[int, int]:
 def add_lengths(metrics: MetricSet, experiences: Sequence[Experience], max_prompt_length: int) -> None:
     """Add `response_length/*` (sampled tokens) and `prompt_length/*` in tokens, over responses.
 
-    `clip_ratio`: of responses, the fraction that ended because the limit was hit, as the engine recorded it; of
-    prompts, that of `max_prompt_length` tokens or more.
+    `clip_ratio` of responses: the fraction that ended because the limit was hit, as the engine recorded it; of prompts:
+    the fraction with `max_prompt_length` tokens or more.
     """
     pairs = [(e.group.prompt, rollout) for e in experiences for rollout in e.group.rollouts]
     prompts = np.array([len(prompt.token_ids) for prompt, _ in pairs])
@@ -40,9 +40,9 @@ def add_rewards(metrics: MetricSet, experiences: Sequence[Experience]) -> None:
 
     Score and rewards are the same number: a KL term in the reward is shown by itself (`actor/reward_kl_penalty`). NaN
     rewards (every function abstained) are left out. The mean advantage is over tokens, as in verl.
-    `reward/<function>/missing` counts samples without a value. `group/zero_std_fraction` is of groups whose rewards do
-    not differ and so teach nothing, left out where prompts have one response each (PPO); `group/reward_std` the mean of
-    their unbiased standard deviations.
+    `reward/<function>/missing` counts samples without a value. `group/zero_std_fraction` is the fraction of groups
+    whose rewards do not differ and so teach nothing, left out if prompts have one response each (PPO);
+    `group/reward_std` is the mean of the groups' unbiased standard deviations.
     """
     if not experiences:
         return
@@ -80,7 +80,7 @@ def add_values(metrics: MetricSet, experiences: Sequence[Experience]) -> None:
 def add_distillation(metrics: MetricSet, experiences: Sequence[Experience]) -> None:
     """Add `distillation/reverse_kl` with a teacher: KL(policy || teacher) in nats per sampled token.
 
-    It is an estimate from the sampled tokens, whose log-ratio is their advantage.
+    It is estimated from the sampled tokens: the log-ratio of a token is its advantage.
     """
     for e in experiences:
         if e.teacher_log_probs is not None:
@@ -124,9 +124,9 @@ def add_log_prob_difference(
 ) -> None:
     """Add differences between log-probs of the rollouts and the train graph.
 
-    train_log_probs: float32[R] for each rollout. Of d = train - behaviour (which drew the tokens), as in verl:
-    `rollout_corr/kl` mean -d, `rollout_corr/k3_kl` mean exp(d) - d - 1, KL(rollout || train) in nats per token. Of d =
-    train - policy, one distribution by two graphs: `rollout_corr/log_prob_diff/{mean,max}` of |d|, and
+    train_log_probs: float32[R] for each rollout. With d = train - behaviour (which drew the tokens), as in verl:
+    `rollout_corr/kl` mean -d, `rollout_corr/k3_kl` mean exp(d) - d - 1, KL(rollout || train) in nats per token. With
+    d = train - policy, one distribution computed by two graphs: `rollout_corr/log_prob_diff/{mean,max}` of |d|, and
     `training/rollout_probs_diff_{mean,max}` of the probabilities.
     """
     if not rollouts:
@@ -147,7 +147,7 @@ def add_log_prob_difference(
 
 
 def add_experience(metrics: MetricSet, experiences: Sequence[Experience], max_prompt_length: int) -> None:
-    """Add all metrics of experiences; log-prob differences where there are old log-probs."""
+    """Add all metrics of experiences; log-prob differences only with old log-probs."""
     add_lengths(metrics, experiences, max_prompt_length)
     add_rewards(metrics, experiences)
     add_values(metrics, experiences)

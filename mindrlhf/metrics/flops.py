@@ -1,7 +1,7 @@
 """Model FLOPs utilization (MFU): matrix products against a measured ceiling.
 
-Counted are the products that the algorithm needs, as multiplications and additions: a prompt once for its group, a
-response token once a pass, no padding, nothing recomputed, attention over the positions that it sees. verl counts a
+It counts the products that the algorithm needs, as multiplications and additions: a prompt once for its group, a
+response token once per pass, attention over the visible positions, without padding and recomputation. verl counts a
 prompt once for each response and divides by the data sheet's number.
 """
 
@@ -57,9 +57,9 @@ def phase_flops(
 class Utilization:
     """Utilization of the machine: adds `perf/mfu` and its parts to a step's metrics.
 
-    model: the policy, and in all but its head the critic. teacher: None without one. ceiling: of this process, in FLOP
-    per second. iterations: passes of updates over a step's groups. exceeded: factor by which a phase has been faster
-    than the ceiling, which a busy machine may have held down when it was measured.
+    model: the policy's, and except for its head the critic's. teacher: None without one. ceiling: of this process, in
+    FLOP per second. iterations: passes of updates over a step's groups. exceeded: factor by which a phase has been
+    faster than the ceiling: a busy machine may have lowered the ceiling when it was measured.
     """
 
     model: ModelConfig
@@ -74,8 +74,8 @@ class Utilization:
         """Add `perf/mfu` of the step, of generation and of each kind of update.
 
         seconds: phase -> seconds of this rank. groups: see `phase_flops`; this rank's own, none on a rank that computes
-        a part of another one's work. drawn: those of them that the step has generated. A rank that built a graph in
-        this step is left out of the phases' values, whose seconds lack the graph's first run.
+        a part of another one's work. drawn: the groups that the step has generated. A rank that built a graph in this
+        step is left out of the phases' values, because their seconds lack the graph's first run.
         """
         trained = phase_flops(self.model, groups, self.iterations, self.teacher)
         answered = phase_flops(self.model, drawn, self.iterations)
@@ -89,13 +89,13 @@ class Utilization:
         metrics.add(MFU, whole, seconds.get(STEP, 0.0) * self.ceiling)
 
     def within_ceiling(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Scale reduced values to the highest rate so far; those of earlier steps stay."""
+        """Scale reduced values to the highest rate so far; earlier steps keep theirs."""
         shares = {name: value for name, value in values.items() if name.startswith(MFU)}
         self.exceeded = max((self.exceeded, *shares.values()))
         return {**values, **{name: value / self.exceeded for name, value in shares.items()}}
 
 
 def group_lengths(experience: Experience) -> tuple[int, list[int]]:
-    """List the prompt's tokens, and those of each answer."""
+    """Count the tokens of the prompt and of each answer."""
     group = experience.group
     return len(group.prompt.token_ids), [len(rollout.response_ids) for rollout in group.rollouts]

@@ -1,6 +1,6 @@
 """Metrics as sums that are divided at the very end.
 
-A mean is (numerator, denominator), an extreme itself, a standard deviation (count, mean, sum of squared deviations).
+A mean is (numerator, denominator), an extreme the value, a standard deviation (count, mean, sum of squared deviations).
 All merge in any grouping, so that no figure depends on how a batch was cut or spread over ranks.
 """
 
@@ -37,7 +37,7 @@ def _deviation(sums: Sums) -> float | None:
 
 
 # Kind -> (merges two sums, value of sums or None where nothing was counted).
-# np.maximum and np.minimum carry NaN whichever side it is on; Python's max and min do so on one side only.
+# np.maximum and np.minimum propagate NaN from either side; Python's max and min do so from one side only.
 _KINDS: dict[str, tuple[Callable[[Sums, Sums], Sums], Callable[[Sums], float | None]]] = {
     "ratio": (_add, _divide),
     "total": (_add, itemgetter(0)),
@@ -114,7 +114,7 @@ class MetricSet:
 
 
 def reduce(metrics: MetricSet, all_gather: Callable[[MetricSet], list[MetricSet]]) -> MetricSet:
-    """Merge the metrics of all ranks; all_gather: this rank's -> those of every rank."""
+    """Merge the metrics of all ranks; all_gather: this rank's metrics -> all ranks' metrics."""
     together = MetricSet()
     for one in all_gather(metrics):
         together.merge(one)

@@ -20,7 +20,7 @@ def resident_bytes() -> int:
 def peak_resident_bytes() -> int:
     """Read the highest resident memory that this process ever had.
 
-    By Linux's own counter if present: `getrusage` would also count the process that started this one.
+    It reads Linux's own counter if present: `getrusage` would also count the process that started this one.
     """
     status = Path("/proc/self/status")
     for line in status.read_text().splitlines() if status.exists() else ():

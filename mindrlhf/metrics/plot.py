@@ -19,7 +19,7 @@ from mindrlhf.metrics.writers import read_metrics, run_labels
 
 # Okabe and Ito 2008: the colour-blind can distinguish them, too.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-PANELS = (  # (title, what the y axis is, metric): of each place, the first that the runs have is drawn
+PANELS = (  # (title, y axis, metric); in each place, the first metric that the runs have is drawn
     (
         ("KL to the reference model", "nats per token", "actor/kl_loss"),
         ("Groups that all score the same", "fraction of groups", "group/zero_std_fraction"),
@@ -35,7 +35,7 @@ PANELS = (  # (title, what the y axis is, metric): of each place, the first that
         ("Entropy", "nats per token", "actor/entropy"),
     ),
 )
-GUIDES = {  # what runs improve -> (title, what the y axis is); the first that all runs have is drawn
+GUIDES = {  # metric that runs improve -> (title, y axis); the first that all runs have is drawn
     REWARD: ("Reward (mean of a step)", "reward"),
     LOSS: ("Loss on demonstrations", "nats per token"),
 }
@@ -137,11 +137,11 @@ def draw_runs(
 ) -> Curves:
     """Draw reward, KL, response length and entropy by step.
 
-    Of runs with tools, calls and their failures take the place of length and entropy; of fine-tuning, loss, held-out
-    loss and gradient norm are drawn.
-    paths: `metrics.jsonl` of each run; a metric that no run has gets no panel. labels: names, by default of the
-    folders. accuracy: held-out accuracy (before, after) of each run, 0 to 1, drawn as bars. UserError for a file that
-    is absent or not a metrics file.
+    For runs with tools, calls and their failures replace length and entropy; for fine-tuning, loss, held-out loss and
+    gradient norm are drawn.
+    paths: `metrics.jsonl` of each run; a metric that no run has gets no panel. labels: names, by default the folders'.
+    accuracy: held-out accuracy (before, after) of each run, 0 to 1, drawn as bars. UserError for a file that is absent
+    or not a metrics file.
     """
     paths = [Path(path) for path in paths]
     names = run_labels(paths, labels)

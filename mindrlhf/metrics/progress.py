@@ -15,16 +15,16 @@ INTERVAL = 5.0  # seconds between two lines
 
 class Advance(Protocol):
     def __call__(self, count: int, total: int | None = None) -> None:
-        """Count more units; total: of all there will be, where it has changed."""
+        """Count more units; total: the total number of units, if it has changed."""
 
 
 @dataclass(frozen=True)
 class Progress:
     """Progress of a phase: `with progress("tokenise", 64, "rows") as advance: ... advance(3)`.
 
-    A bar on a terminal, gone when the block ends; elsewhere (`msrun` writes its workers' output to files) a line at
-    most every `interval` seconds. enabled: False on ranks other than 0. stream: standard output by default. compile_s:
-    seconds that went into compiling so far, which count for no rate.
+    A terminal shows a bar until the block ends; elsewhere (`msrun` writes its workers' output to files) there is a line
+    at most every `interval` seconds. enabled: False on ranks other than 0. stream: standard output by default.
+    compile_s: seconds of compiling so far, which rates exclude.
     """
 
     enabled: bool = True
@@ -74,7 +74,7 @@ class Progress:
 class CompileLines:
     """Lines that count compiled graphs: `compiling graphs: 3 of 5, 12s`.
 
-    There is one at first, and then one at most every `interval` seconds.
+    The first graph has a line; then there is one at most every `interval` seconds.
     """
 
     stream: TextIO | None = None

@@ -12,9 +12,9 @@ class Timers:
     """Timers of phases: `with timers("gen"): ...` adds the block's seconds.
 
     Blocks nest, and an outer phase includes its inner ones; a phase inside itself counts once. Seconds of compiling
-    belong to the phase `compile`, and to no other one but `step`: the phases of a step and `compile` add up to it.
-    compile_s: seconds that went into compiling so far. on_phase: called with each block's phase when it begins, as part
-    of it. clock: seconds from any origin.
+    belong to the phase `compile`, and to no other phase except `step`: the phases of a step and `compile` add up to
+    `step`. compile_s: seconds of compiling so far. on_phase: called with each block's phase when it begins, as part of
+    it. clock: seconds from any origin.
     """
 
     def __init__(

@@ -24,7 +24,7 @@ class TrackerWriter:
     """Writer to a tracker, with its files in `folder`; trackio's are in TRACKIO_DIR.
 
     settings: shown as the run's config. Offline runs stay on this machine (`wandb sync`, `swanlab sync`); otherwise
-    the package's own variables decide: WANDB_MODE, SWANLAB_MODE, MLFLOW_TRACKING_URI, TRACKIO_SPACE_ID. UserError where
+    the package's own variables decide: WANDB_MODE, SWANLAB_MODE, MLFLOW_TRACKING_URI, TRACKIO_SPACE_ID. UserError if
     the run cannot begin.
     """
 
@@ -78,7 +78,7 @@ def _trackio(package: ModuleType, folder: Path, tracking: TrackingSettings, conf
 
 
 class _MlflowRun:
-    """MLflow's current run, in a database in `folder` unless MLFLOW_TRACKING_URI says where."""
+    """MLflow's current run, in a database in `folder` unless MLFLOW_TRACKING_URI names another place."""
 
     def __init__(self, package: ModuleType, folder: Path, tracking: TrackingSettings, config: dict[str, Any]):
         self._package = package
@@ -89,7 +89,7 @@ class _MlflowRun:
         package.log_params(config)
 
     def log(self, values: dict[str, float], step: int) -> None:
-        """Record one step; MLflow's names have no @."""
+        """Record one step; MLflow's names must not contain @."""
         self._package.log_metrics({name.replace("@", "_at_"): value for name, value in values.items()}, step=step)
 
     def finish(self) -> None:

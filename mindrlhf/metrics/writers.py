@@ -1,6 +1,6 @@
 """Writers of a step's metrics, and their places in a run's output folder.
 
-A resumed run cuts off the steps of the files from its first one on: no step is there twice.
+A resumed run removes its first step and all later ones from the files, so that no step is there twice.
 """
 
 import time
@@ -17,7 +17,7 @@ from mindrlhf.metrics.console import ConsoleWriter, guide
 from mindrlhf.metrics.trackers import TrackerWriter
 
 METRICS_FILE = "metrics.jsonl"
-MOST_STEP = 2**53  # whole numbers up to here are exact in float64; larger ones are read as that
+MOST_STEP = 2**53  # whole numbers up to here are exact in float64; larger ones are read as float64
 
 
 class Writer(Protocol):
@@ -32,7 +32,7 @@ class Writers(ExitStack):
     """Several writers as one; `close` closes every one, whatever the others raise."""
 
     def __init__(self, writers: Iterable[Writer]):
-        """Take writers as they are opened; an error of one closes those before it."""
+        """Take writers as they are opened; an error of one closes its predecessors."""
         super().__init__()
         self._writers: list[Writer] = []
         self._step: int | None = None
@@ -45,7 +45,7 @@ class Writers(ExitStack):
             raise
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Record one step everywhere; ValueError for one that does not follow the last."""
+        """Record one step everywhere; ValueError unless it follows the last one."""
         if self._step is not None and step <= self._step:
             raise ValueError(f"step {step} after step {self._step}: each step is written once, in order")
         self._step = step
@@ -62,9 +62,9 @@ def open_writers(
 ) -> Writers:
     """Open the writers that are set: `metrics.jsonl`, `tensorboard/`, ... in `folder`.
 
-    start_step: the first step of this process; later content of the files is cut off, 0 begins new ones. settings: of
+    start_step: the first step of this process, from which on the files are cut off; 0 begins new files. settings: of
     the run, shown by trackers. UserError for a package that is not installed, or a folder that cannot be
-    written; an earlier run's files are then as they were.
+    written; an earlier run's files are unchanged then.
     """
     folder = Path(folder)
     metrics = folder / METRICS_FILE
@@ -78,7 +78,7 @@ def open_writers(
         "tensorboard": lambda: TensorBoardWriter(folder / "tensorboard", start_step),
         "jsonl": lambda: JsonlWriter(metrics, start_step),
     }
-    # In this order: what may be missing or refuse comes first, what cuts an earlier run's file comes last.
+    # Writers that can fail to open come first; writers that cut an earlier run's file come last.
     return Writers(make() for name, make in makers.items() if name in tracking.loggers)
 
 
@@ -140,7 +140,7 @@ class TensorBoardWriter:
     long.
     """
 
-    FLUSH_SECONDS = 60.0  # brings the file to the disk, which may take as long as a short step
+    FLUSH_SECONDS = 60.0  # between two flushes to the disk; a flush may take as long as a short step
 
     def __init__(self, folder: Path, start_step: int = 0):
         from tensorboardX.event_file_writer import EventsWriter
@@ -155,7 +155,7 @@ class TensorBoardWriter:
         self._flushed = time.monotonic()
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Add a step's values as one event (one each takes four times as long)."""
+        """Add a step's values as one event; separate ones take four times as long."""
         event = self._event(wall_time=time.time(), step=step)
         for name, value in values.items():
             event.summary.value.add(tag=name, simple_value=value)

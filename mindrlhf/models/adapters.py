@@ -1,15 +1,15 @@
-"""Adapters in words, for the start of a run."""
+"""Description of adapters, printed at the start of a run."""
 
 from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.sft import SFTSettings
 from mindrlhf.models.parameters import parameter_count, trained_count
 
-FASTER = 10  # than all weights adapters learn, at their best rates (docs/lora.md)
+FASTER = 10  # best learning rate of adapters, relative to training all weights (docs/lora.md)
 
 
 def adapter_line(model: ModelConfig, config: GRPOSettings | SFTSettings) -> str:
-    """Count the parameters that train, tell of dropout, and judge the learning rate."""
+    """Describe the parameters that train, dropout, and too low a learning rate."""
     trained, every, rate = trained_count(model), parameter_count(model), config.optimizer.lr
     text = f"{trained:,} of {every:,} parameters train ({trained / every:.2%})"
     if model.dropout:

@@ -1,6 +1,6 @@
-"""Row chunks of large logits, which are never held whole. Pure Python."""
+"""Row chunks of large logits, which never exist as a whole. Pure Python."""
 
-# Logits of one chunk: 64 Mi float32 numbers are 256 MiB. Beyond it, tokens are cut into chunks.
+# Limit on logits of one chunk: 64 Mi float32 numbers are 256 MiB. Above it, tokens are cut into chunks.
 CHUNK_NUMBERS = 64 * 2**20
 
 

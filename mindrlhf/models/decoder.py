@@ -1,13 +1,13 @@
-"""Dense decoder over one set of parameters, in the forms of a GRPO step.
+"""Dense decoder over one set of parameters, in the forms that a GRPO step needs.
 
 - `Decoder.completions`: training and log-probs. The prompt is computed once per group; completion rows attend to the
   shared prompt keys and values and to themselves.
 - `Decoder.prefill`, `Decoder.decode` and `Decoder.decode_tokens`: generation with a static key-value cache.
 
-Linear weights are [out, in] as in HF and MindFormers. The parameters are handed in by name (`parameters.py` has the
-table), so that graphs of equal layout share the same storage; they may be one tensor-parallel rank's shards of the
-layers of one pipeline stage. Matrices of adapters that `config` does not have are not used: `ModelConfig.base` is the
-same model with its adapters off. Not here: dropout but of adapters' inputs, sliding windows, mixture of experts.
+Linear weights are [out, in] as in HF and MindFormers. The parameters are passed by name (`parameters.py` has the
+table), so that graphs of equal layout share the same storage; they may be one tensor-parallel rank's shards of one
+pipeline stage's layers. Adapter matrices that `config` does not have are not used: `ModelConfig.base` is the same model
+without its adapters. Not supported: dropout except of adapters' inputs, sliding windows, mixture of experts.
 """
 
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ class ScaleGradient(nn.Cell):
 class Embedding(nn.Cell):
     """Lookup of token ids int32[T] -> [T, hidden], outside of the parallel regions.
 
-    weight: [vocab, hidden], or [vocab / size, hidden] cut by vocabulary. tied: it is the head's weight too.
+    weight: [vocab, hidden], or [vocab / size, hidden] cut by vocabulary. tied: the head uses the same weight.
     """
 
     def __init__(self, weight: Parameter, vocab_size: int, tied: bool, shards: TensorParallel):
@@ -51,8 +51,8 @@ class Embedding(nn.Cell):
         self.first, self.end = shards.share(vocab_size)
         self.rank, self.size, self.sequence = shards.rank, shards.size, shards.sequence
         self.leave = shards.leave
-        # Every rank looks up the same rows of a whole table, where the head's gradient is of this rank's rows alone:
-        # to be summed over the ranks together with it, each has to be a share.
+        # Every rank looks up the same rows of a whole table, but computes the head's gradient for its own rows only.
+        # Both gradients are summed over the ranks together, so the lookup's gradient is divided by their number.
         self.gradient = ScaleGradient(1.0 / shards.size) if tied and shards.size > 1 else nn.Identity()
 
     def construct(self, ids):
@@ -71,10 +71,10 @@ class Decoder(nn.Cell):
 
     kernels: of `backend`, with the dtype of activations and caches; the parameters stay float32. max_positions: number
     of positions of the rotary table. shards: the tensor-parallel ranks that share the layers.
-    layers: those of this stage, all by default; `parameters` has no others. is_first, is_last: the stage's place.
-    recompute: the backward pass computes each half of a layer again from its input; only fused halves can.
-    for_updates: adapters drop their inputs as `config` says; the halves are composed then. packed: weights packed for
-    decode steps (`PackedWeights`), by name; the kernels are for such.
+    layers: layers of this stage, all by default; `parameters` has no others. is_first, is_last: the stage's place.
+    recompute: the backward pass computes each half of a layer again from its input; only fused halves support it.
+    for_updates: adapters have dropout as in `config`; the halves are composed then. packed: weights packed for decode
+    steps (`PackedWeights`), by name; the kernels must be for this packing.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Decoder(nn.Cell):
         given = config, parameters, of_halves, shards, adapter_rows(config), recompute, dropout, packed or {}
         made = [Layer(Materials(f"model.layers.{i}.", *given)) for i in numbers]
         self.layers = nn.CellList(made, auto_prefix=False)
-        # Of the last layer's prompt only keys and values are needed.
+        # In the last layer, prompts need only keys and values.
         ends_early = self.is_last and bool(made)
         self.inner_layers = nn.CellList(made[:-1] if ends_early else made, auto_prefix=False)
         self.last_layer = made[-1] if ends_early else None
@@ -129,7 +129,7 @@ class Decoder(nn.Cell):
         self.dtype = kernels.activations
         self.numbers = (("scale", config.head_dim**-0.5), ("epsilon", config.rms_norm_eps))
         self.enter = shards.enter
-        # One operator for several tokens reads the whole model.
+        # The operator that draws several tokens reads the whole model.
         self.decodes_tokens = self.fused and shards.size == 1 and self.is_first and ends_early
         self.decode_fused = kernels.fused.decode_tokens if self.decodes_tokens else None
         self.decode_weights = tuple(half.present for layer in made for half in (layer.attention, layer.feed_forward))
@@ -141,7 +141,7 @@ class Decoder(nn.Cell):
         return ops.gather(self.cos, positions, 0).reshape(shape), ops.gather(self.sin, positions, 0).reshape(shape)
 
     def places(self, positions, prefix_lengths, lengths, split):
-        """Describe positions and visibility for all layers at once."""
+        """Prepare positions, and masks or lengths, for all layers at once."""
         if self.fused:
             spans = prefix_lengths if split[2] == 0 else ops.concat((prefix_lengths, lengths))
             return self.cos, self.sin, positions.astype("int32"), spans
@@ -168,7 +168,7 @@ class Decoder(nn.Cell):
         return rows[self.shard * share : (self.shard + 1) * share]
 
     def with_head(self, hidden):
-        """Return final hidden states, and the head's weight to read them with.
+        """Return final hidden states, and the head's weight to apply to them.
 
         The weight is [vocab, hidden], or this rank's rows of it.
         """
@@ -182,10 +182,10 @@ class Decoder(nn.Cell):
     def completions(self, prefix_ids, prefix_lengths, input_ids, lengths):
         """Run prompts and completions, with each prompt computed once.
 
-        `types.TrainBatch` has the split of prompt and completion.
+        `types.TrainBatch` explains the split of prompt and completion.
 
         prefix_ids: int32[N, P]; prefix_lengths: int32[N]; input_ids: int32[N*G, R]; lengths: int32[N*G].
-        Returns final hidden states [N*G*R, hidden] at the completion positions; behind the lengths they say nothing.
+        Returns final hidden states [N*G*R, hidden] at the completion positions, undefined past each length.
         """
         return self.stage(prefix_ids, prefix_lengths, input_ids, lengths, self.tokens(prefix_ids, input_ids))
 
@@ -253,7 +253,7 @@ class Decoder(nn.Cell):
         return self._final(x)
 
     def decode_places(self, positions, keys):
-        """Describe the new positions for all layers at once."""
+        """Prepare the new positions for all layers at once."""
         if self.fused:
             return self.cos, self.sin, positions
         _, heads, size, _ = keys[0].shape
@@ -274,7 +274,7 @@ class Decoder(nn.Cell):
     def decode_tokens(self, slots, uniform, stop_ids, inverse, greedy, layers):
         """Draw several tokens of each slot with the fused operator.
 
-        The operator of that name describes them. Only where `decodes_tokens`. layers: of `decode_parameters`.
+        The operator of that name describes the arguments. Needs `decodes_tokens`. layers: from `decode_parameters`.
         """
         numbers = (*self.numbers, ("inverse_temperature", inverse), ("greedy", greedy))
         table, norm, head = self.embed.weight.parameter, self.final_norm.weight.parameter, self.head.decoded
@@ -287,7 +287,7 @@ class Decoder(nn.Cell):
         return self.linear(hidden, head).astype("float32")
 
     def decode_logits(self, hidden):
-        """Compute logits of a decode step, likewise."""
+        """Compute logits of a decode step, in the shape of `logits`."""
         if not self.fused:
             return self.logits(hidden)
         head = self.head.decoded

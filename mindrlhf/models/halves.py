@@ -1,9 +1,9 @@
 """Halves of a decoder layer: x + leave(attention(x)), then x + leave(feed_forward(x)).
 
-Each half has one composed form, of MindSpore's operators, and at most one fused one, a C++ operator (`backend.native`):
-biases, norms of heads and adapters are data of a half. A half is one parallel region (Shoeybi et al. 2019,
-arXiv:1909.08053, section 3): its rank has some of the heads or of the inner columns, and `leave` sums the ranks'
-parts. x is added by the first rank, before the sum, so that one operator does it.
+Each half has one composed form, of MindSpore's operators, and at most one fused form, a C++ operator
+(`backend.native`): biases, norms of heads and adapters are data of a half. A half is one parallel region (Shoeybi et
+al. 2019, arXiv:1909.08053, section 3): each rank has some of the heads or of the inner columns, and `leave` sums the
+ranks' results. The first rank adds x before the sum, so that the half's operator can do it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +20,7 @@ from mindrlhf.models.dropout import InputDropout
 from mindrlhf.models.parameters import ParameterSpec
 from mindrlhf.models.weight import Weight
 
-# Which rows a half's output has: none that anybody reads, those of completions, or all.
+# Rows of a half's output: none that are read, the rows of completions, or all rows.
 NO_ROWS, COMPLETIONS, ALL_ROWS = 0, 1, 2
 ONE_ROW = (0, 0, 0, 0)  # split of a decode step, which has one row for each slot
 
@@ -28,8 +28,8 @@ ONE_ROW = (0, 0, 0, 0)  # split of a decode step, which has one row for each slo
 class LowRank(nn.Cell):
     """Low-rank adapter of a linear map.
 
-    It is x [T, in] -> scale * (x A^T) B^T [T, out] in the dtype of x, with A [rank, in] and B [out, rank]. dropout: of
-    x, with the keys of its rows.
+    It maps x [T, in] -> scale * (x A^T) B^T [T, out] in the dtype of x, with A [rank, in] and B [out, rank]. dropout:
+    applied to x, with the keys of its rows.
     """
 
     def __init__(self, a: Parameter, b: Parameter, scale: float, kernels: Kernels, dropout: InputDropout | None = None):
@@ -71,7 +71,7 @@ class Linear(nn.Cell):
         return self.linear_bias(x, weight, bias)
 
     def weights(self, name: str) -> dict[str, Weight | None]:
-        """Return the weights by their names among an operator's, for a map called `name`."""
+        """Return the weights by their names in an operator, for a map called `name`."""
         a, b = (self.adapter.a, self.adapter.b) if self.adapter else (None, None)
         return {name: self.weight, f"{name}_bias": self.bias, f"{name}_a": a, f"{name}_b": b}
 
@@ -90,12 +90,12 @@ class Norm(nn.Cell):
 
 @dataclass(frozen=True)
 class Materials:
-    """Materials of one layer, from which its halves are built.
+    """Inputs from which the halves of one layer are built.
 
-    prefix: the beginning of the layer's names among `parameters`. adapters: rows of the matrices in use, by name;
-    others among `parameters` are left out. recompute: the backward pass computes a half again from its input; only the
-    fused form can. dropout: share of the adapters' inputs that is dropped; only the composed form can. packed: weights
-    packed for decode steps, by name.
+    prefix: the beginning of the layer's names in `parameters`. adapters: table rows of the adapter matrices in use, by
+    name; other adapter matrices in `parameters` are ignored. recompute: the backward pass computes a half again from
+    its input, in the fused form only. dropout: share of the adapters' inputs that is dropped, in the composed form
+    only. packed: weights packed for decode steps, by name.
     """
 
     prefix: str
@@ -119,7 +119,7 @@ class Materials:
         return Linear(weight, self.parameters.get(bias), adapter, self.kernels)
 
     def _dropout(self, name: str, a: str) -> InputDropout | None:
-        """Build the dropout of a map's input, whose columns are those of A."""
+        """Build the dropout of a map's input, with the columns of A; None without it."""
         if not self.dropout:
             return None
         count = self.parameters[a].shape[1]
@@ -133,10 +133,10 @@ class Materials:
 
 
 class Half(nn.Cell):
-    """Weights of a half for its operators, and its parallel region's ends.
+    """Half of a layer: weights for its operators, and ends of its parallel region.
 
-    name: that of the fused form. names: of its operator's arrays, the last of which are the adapters' scales. linears:
-    by name, in the order of the scales. others: further weights by name; None for an absent one.
+    name: the fused form's name. names: names of its operator's arrays; the last are the adapters' scales. linears:
+    linear maps by name, in the order of the scales. others: further weights by name; None for an absent weight.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class Half(nn.Cell):
 
     @property
     def present(self) -> int:
-        """Bits of the operator's weights that these are, in the order of their names."""
+        """Bits of the operator's weights that this half has, in the order of names."""
         return _bits((*(weight is not None for weight in self.weights), bool(self.scales)))
 
     @property
@@ -182,7 +182,7 @@ class Half(nn.Cell):
 
     @property
     def collected(self) -> int:
-        """Bits of the operator's weights that have such a buffer."""
+        """Bits of the operator's weights whose gradients have a buffer."""
         return _bits(weight is not None and weight.collects for weight in self.weights)
 
     def numbers(self, split, asking, head_size=0, scale=0.0):
@@ -208,7 +208,7 @@ class Half(nn.Cell):
 
 
 class AttentionHalf(Half):
-    """Half x [rows, hidden] -> x + wo(attention(norm(x))), for some rows.
+    """Attention half: x [rows, hidden] -> x + wo(attention(norm(x))), for some rows.
 
     Rows may be this rank's slice of T (`TensorParallel.sequence`).
     """
@@ -230,9 +230,9 @@ class AttentionHalf(Half):
     def construct(self, x, places, split, asking):
         """Run the half on all rows.
 
-        places: of `Decoder`; split: (N, P, G, R); asking: the rows of the output.
+        places: of `Decoder`; split: (N, P, G, R); asking: which rows the output has.
 
-        Returns also the keys, ready for a cache, and the values of all T rows, [T, K * D].
+        Returns the output, and of all T rows the keys, ready for a cache, and the values, [T, K * D].
         """
         x = self.enter(x)
         if self.fused:
@@ -258,7 +258,7 @@ class AttentionHalf(Half):
         return self.run_fused(x, (cos, sin, positions, positions[:asked], lengths, numbers))
 
     def _heads(self, x, norm, heads, cos, sin):
-        """Split, norm and rotate heads: [T, heads * D] -> [T, heads, D].
+        """Split, normalise and rotate heads: [T, heads * D] -> [T, heads, D].
 
         Norms are applied if the model has them.
         """
@@ -270,7 +270,7 @@ class AttentionHalf(Half):
     def decode(self, x, places, keys, values):
         """Run one new position of each slot: [B, hidden] -> [B, hidden].
 
-        Its key and value go into the caches in place.
+        Writes its key and value to the caches in place.
         """
         x = self.enter(x)
         if self.fused:
@@ -285,7 +285,7 @@ class AttentionHalf(Half):
 
 
 class FeedForwardHalf(Half):
-    """Half x [rows, hidden] -> x + w2(silu(w1(norm(x))) * w3(norm(x)))."""
+    """Feed-forward half: x [rows, hidden] -> x + w2(silu(w1(norm(x))) * w3(norm(x)))."""
 
     def __init__(self, given: Materials):
         norm = given.norm("ffn_norm")

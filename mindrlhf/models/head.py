@@ -1,6 +1,6 @@
 """Heads on hidden states: log-probs of given tokens, and a critic's values.
 
-[tokens, vocabulary] is never held whole when it is large.
+Logits [tokens, vocabulary] are never held whole when they are large.
 """
 
 import numpy as np
@@ -18,9 +18,9 @@ chunk_count = constexpr(chunks.chunk_count)
 def log_from_one(x):
     """ln x for float32 x >= 1.
 
-    Not by `ops.log`: on CPU that times itself over its first calls to find how to cut its work, and rounds the numbers
-    at the end of a cut differently, so that its last bits depend on how often a process has called it and how fast it
-    was. `log1p` does neither, and is more exact.
+    Not with `ops.log`: on CPU it times its first calls to choose how to cut its work, and rounds the numbers at the end
+    of a cut differently, so that the last bits depend on how often a process has called it and how fast it ran. `log1p`
+    does neither, and is more exact.
     """
     return ops.log1p(x - 1.0)
 
@@ -31,21 +31,21 @@ class TokenLogProbs(nn.Cell):
     They are log softmax(hidden @ head^T / temperature)[target] and the entropy of that distribution.
 
     hidden [T, H], head [V, H], targets int32[T], used int32[T] -> log_probs float32[T], entropy float32[T]. used: 0 for
-    tokens whose results nobody reads and whose gradients are 0, which may be left out; theirs are any finite numbers.
-    entropy_gradient: gradients go through the entropy; without, it is for reading only. head_trains: head gets a
-    gradient.
+    tokens whose results are not read and whose gradients are 0; they may be skipped, with any finite numbers as
+    results. entropy_gradient: gradients flow through the entropy; otherwise it is for reading only. head_trains: head
+    gets a gradient.
 
     fused: the operators of `backend.native`, which add the head's gradient to its buffer (`Weight.collected`); None for
     compositions of basic operators, which return it.
-    shards: the ranks that share the vocabulary, one block of head's rows each, in rank order. A rank has the logits
-    of its own block; four numbers of each token travel, and the gradient of hidden is this rank's part of a sum (after
-    Shoeybi et al. 2019, arXiv:1909.08053, section 3, who reduce the loss; here log-probs and entropy are).
+    shards: the ranks that share the vocabulary, one block of head's rows each, in rank order. A rank has the logits of
+    its own block; the ranks exchange four numbers for each token, and the gradient of hidden is this rank's term of a
+    sum (after Shoeybi et al. 2019, arXiv:1909.08053, section 3, who reduce the loss instead of log-probs and entropy).
 
-    One chunk keeps its logits from the forward pass. Several chunks keep nothing and multiply again in the backward
-    pass: a third more work on the head, and memory of one chunk. Each waits for the one before (`ops.depend`): the
-    runtime begins with operators that depend on nothing, and would hold the logits of all of them. The gradients
-    are written out, with p the softmax: d log_prob / d logits = (onehot(target) - p) / temperature and d entropy /
-    d logits = -p (log p + entropy) / temperature.
+    A single chunk keeps its logits from the forward pass. Several chunks keep nothing and multiply again in the
+    backward pass: a third more work on the head, but memory of one chunk. Each chunk waits for the one before
+    (`ops.depend`): the runtime starts operators without dependencies first, and would hold the logits of all. The
+    gradients are explicit, with p the softmax: d log_prob / d logits = (onehot(target) - p) / temperature and d entropy
+    / d logits = -p (log p + entropy) / temperature.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class TokenLogProbs(nn.Cell):
     def _place(self, targets, rows):
         """Convert targets to this rank's rows.
 
-        Returns row indices, 0 for other ranks' targets, and float32, 1 for its own.
+        Returns row indices (0 for other ranks' targets), and float32, 1 for this rank's targets.
         """
         if self.size == 1:
             return targets, ops.ones_like(targets).astype("float32")
@@ -124,7 +124,7 @@ class TokenLogProbs(nn.Cell):
     def _backward(self, hidden, head, targets, used, logits, entropy, log_total, d_log_prob, d_entropy, collected):
         """Compute the gradients of hidden and head.
 
-        That of a head that does not train, or that is in a buffer, is any array.
+        The head's gradient is any array if the head does not train or has a gradient buffer.
         """
         if self.fused:  # overwrites the logits
             slope = d_entropy if self.entropy_gradient else d_entropy * 0.0
@@ -145,17 +145,17 @@ class TokenLogProbs(nn.Cell):
     def _sum_of_head(self, total, part):
         """Add a chunk's gradient of the head.
 
-        Not a statement of `bprop`: with an `if` in that loop, graphs that collect gradients do not compile.
+        It is a method because graphs that collect gradients do not compile with an `if` in the loop of `bprop`.
         """
         return total + part if self.sums_head else total
 
     def construct(self, hidden, head, targets, used, collected=()):
-        """Compute the results of the class, and arrays for the backward pass.
+        """Compute log-probs and entropy, and arrays for the backward pass.
 
         collected: see `Weight.collected`.
         Returns (log_probs [T], entropy [T], log of the partition sum [T], kept logits [T, V] or an empty [0]).
         """
-        for array in collected:  # as in a half of a layer
+        for array in collected:  # as in a fused half of a layer
             hidden = ops.depend(hidden, array)
         tokens = hidden.shape[0]
         size = tokens // chunk_count(tokens, head.shape[0], self.chunk_numbers)
@@ -191,9 +191,9 @@ class TokenLogProbs(nn.Cell):
         return d_hidden, d_head, *self._rest(targets, used, collected, d_hidden)
 
     def _rest(self, targets, used, collected, d_hidden):
-        """Return gradients of inputs that have none.
+        """Return placeholders for the gradients of the other inputs.
 
-        The head's is in its buffer before the trigger's is there.
+        The trigger's gradient waits until the head's gradient is in its buffer.
         """
         if self.collects:
             collected = (collected[0], ops.depend(collected[1], d_hidden))
@@ -204,7 +204,7 @@ class TokenValues(nn.Cell):
     """Values of hidden states: [T, H], head [1, H] -> float32[T].
 
     shards: the ranks that share the head, one block of its columns each, in rank order; a rank reads its own columns of
-    hidden, so that the gradient of hidden is its part of a sum, as it is in `TokenLogProbs`.
+    hidden, so that the gradient of hidden is its term of a sum, as in `TokenLogProbs`.
     """
 
     def __init__(self, shards: TensorParallel | None = None):

@@ -1,4 +1,4 @@
-"""Parameters of a model: created from a weight source, or at random."""
+"""Creation of a model's parameters, from a weight source or at random."""
 
 import zlib
 from collections.abc import Callable, Iterable
@@ -11,11 +11,11 @@ from mindrlhf.models.parameters import ParameterSpec
 
 
 def random_tensor(spec: ParameterSpec, config: ModelConfig, seed: int) -> np.ndarray:
-    """Draw the first values of a parameter, float32 of `spec.shape`.
+    """Draw the initial values of a parameter, float32 of `spec.shape`.
 
-    Norms are 1, biases 0, the rest normal with `initializer_range`, as HF initialises Qwen2. Of an adapter, A is as
-    `Adapter.init` says and B is 0, so that it adds nothing at first.
-    Keyed by (seed, name), so that a parameter does not depend on the others or their order.
+    Norms are 1, biases 0, the rest normal with deviation `initializer_range`, as HF initialises Qwen2. An adapter's A
+    follows `Adapter.init` and its B is 0, so that it adds nothing at first.
+    The numbers are keyed by (seed, name), so that a parameter does not depend on the others or their order.
     """
     if spec.kind == "norm":
         return np.ones(spec.shape, np.float32)
@@ -35,7 +35,7 @@ def build_parameters(
 ) -> dict[str, Parameter]:
     """Create float32 parameters by name, in the order of `specs`.
 
-    read: gives each tensor, or the part of it that is held.
+    read: returns each tensor, or this rank's part of it.
     """
     return {
         spec.name: Parameter(Tensor(np.ascontiguousarray(read(spec), np.float32)), name=spec.name) for spec in specs

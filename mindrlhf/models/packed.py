@@ -13,8 +13,8 @@ from mindrlhf.models.parameters import ParameterSpec
 class PackedWeights:
     """Packed copies of the matrices that decode steps multiply by.
 
-    weights: bfloat16 or int8. specs: rows of the parameter table. parameters: float32, by name. rows: of some of them,
-    the ones that this rank needs. `packed` has int32[out, words] by name.
+    weights: bfloat16 or int8. specs: rows of the parameter table. parameters: float32, by name. rows: the rows that
+    this rank needs of some parameters, by name. `packed` has int32[out, words] by name.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class PackedWeights:
         self._pack(self.packed)
 
     def refresh(self) -> None:
-        """Pack the matrices that training changes once more."""
+        """Pack the trained matrices again."""
         self._pack(self.trained)
 
     def parameters(self, trained: bool) -> list[Parameter]:

@@ -1,7 +1,7 @@
 """Table of a model's parameters: names, shapes, sharding, layers.
 
-Everything that walks over weights (graphs, loading, saving, optimizer groups, layouts, the reshard planner) walks over
-this table, so that a parameter is described in one place only.
+All code that iterates over weights (graphs, loading, saving, optimizer groups, layouts, the reshard planner) uses this
+table, so that a parameter is described in one place only.
 """
 
 from collections.abc import Iterable
@@ -30,11 +30,11 @@ class ParameterSpec:
     name: the name in MindFormers' `LlamaForCausalLM`, which is also ours.
     hf_name: the name in a Hugging Face checkpoint.
     shape: the full shape; linear weights are [out, in] in both worlds.
-    kind: decides weight decay and the first values.
+    kind: decides weight decay and the initial values.
     place: index of the decoder layer; else the first or the last pipeline stage, or both (`ends`: a tied embedding).
-    axis: the mesh axis that cuts the parameter; None where every rank of a stage holds the whole.
+    axis: the mesh axis that cuts the parameter; None if every rank of a stage holds the whole parameter.
     dim: the dimension that `axis` cuts.
-    parts: the largest number of parts it is cut into; further ranks hold the same part. None is no limit.
+    parts: the largest number of parts; with more ranks than parts, several ranks hold the same part. None is no limit.
     inside: used inside the parallel region of `tp`, where each rank computes a part of the gradient.
     trains: whether updates change it.
     scale: factor of the product of an adapter's two matrices.
@@ -59,7 +59,7 @@ class ParameterSpec:
 
     @property
     def decays(self) -> bool:
-        """True when weight decay applies: for matrices and an untied head.
+        """True if weight decay applies: for matrices and an untied head.
 
         It does not apply to biases, norms and embeddings.
         """
@@ -84,9 +84,9 @@ class ParameterSpec:
 def parameter_table(config: ModelConfig) -> tuple[ParameterSpec, ...]:
     """List all parameters in their fixed order.
 
-    It is: embedding, layers one after the other, final norm, head if untied.
-    A critic's head reads one number off the hidden states, and is cut by their columns.
-    An adapter's matrices follow the weight that they belong to, and nothing else trains then.
+    The order is: embedding, layers one after the other, final norm, head if untied.
+    A critic's head maps hidden states to one number, and is cut by columns.
+    An adapter's matrices follow the weight that they belong to; with adapters nothing else trains.
     """
     hidden, tied = config.hidden_size, config.tie_word_embeddings
     table = {"shape": (config.vocab_size, hidden), "axis": "tp", "dim": 0}
@@ -96,7 +96,7 @@ def parameter_table(config: ModelConfig) -> tuple[ParameterSpec, ...]:
             "model.embed_tokens.weight",
             kind="embedding",
             place="ends" if tied else "first",
-            inside=tied,  # as the head; the lookup by ids is outside
+            inside=tied,  # as the head; the lookup by ids is outside the region
             **table,
         )
     ]
@@ -126,7 +126,7 @@ def adapter_rows(config: ModelConfig) -> dict[str, ParameterSpec]:
 
 
 def decoded_rows(config: ModelConfig) -> list[ParameterSpec]:
-    """List the matrices that each generated token is multiplied by: of layers and head."""
+    """List the matrices that decode steps multiply by, of layers and head."""
     kinds = ("matrix", "embedding" if config.tie_word_embeddings else "head")
     return [spec for spec in parameter_table(config) if spec.kind in kinds]
 
@@ -155,10 +155,10 @@ def _at_layer(layer: int, rows: Iterable[ParameterSpec]) -> list[ParameterSpec]:
 
 
 def _adapted(rows: Iterable[ParameterSpec], adapter: Adapter) -> tuple[ParameterSpec, ...]:
-    """Freeze all rows, and put the adapters' rows behind those of their weights.
+    """Freeze all rows, and insert the adapters' rows after the rows of their weights.
 
-    A [r, in] and B [out, r] are cut as the weight [out, in] is: A with its columns, B with its rows. Either is used
-    inside of the parallel region, so that a rank that holds the whole of one computes a part of its gradient.
+    A [r, in] and B [out, r] are cut as the weight [out, in] is: A with its columns, B with its rows. Both are used
+    inside of the parallel region, so that a rank that holds a whole matrix computes a part of its gradient.
     """
     adapted: list[ParameterSpec] = []
     for row in rows:

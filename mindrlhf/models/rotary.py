@@ -8,8 +8,8 @@ from mindrlhf.configs.model import ModelConfig
 def inverse_frequencies(config: ModelConfig) -> np.ndarray:
     """Compute each pair's angle per position: float64[head_dim / 2].
 
-    It is theta^(-2i/d), scaled where the model says so.
-    Llama 3's scaling is that of Hugging Face's `rope_type: llama3`: a frequency that makes n full turns within the
+    The angle is theta^(-2i/d), scaled if the model's config has a scaling.
+    Llama 3's scaling is Hugging Face's `rope_type: llama3`: a frequency that makes n full turns within the
     original context is divided by `factor` below low_freq_factor turns, kept above high_freq_factor turns, and
     interpolated in between.
     """

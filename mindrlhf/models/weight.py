@@ -1,9 +1,9 @@
-"""Parameters in graphs, with gradients that go into buffers at once.
+"""Parameters in graphs, whose gradients are added to buffers at once.
 
-`ops.value_and_grad(..., weights=parameters)` returns all gradients at the end, so that a second set of them, the
-size of the model, is in memory until it is added to the buffers. Here each gradient is added where the backward
-pass comes upon it, and freed. The graph is differentiated by one number instead, the trigger, on which every weight
-pretends to depend: to know its gradient, the graph has to run all additions.
+`ops.value_and_grad(..., weights=parameters)` returns all gradients at the end, so that a second set of gradients, of
+the model's size, is in memory until it is added to the buffers. Here the backward pass adds each gradient as soon as it
+is computed, and frees it. The graph is differentiated by one number instead, the trigger, on which every weight
+formally depends: to compute the trigger's gradient, the graph has to run all additions.
 
 Untested on Ascend.
 """
@@ -17,9 +17,9 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 class _Collect(nn.Cell):
     """Identity (weight, x, buffer, trigger) -> (weight, x) that collects a gradient.
 
-    Nothing before x in the graph gets a gradient before the weight's is in the buffer.
+    The weight's gradient is in the buffer before anything that x depends on gets a gradient.
 
-    A Parameter may not be used in `bprop` but as an argument.
+    `bprop` may use a Parameter only as an argument.
     """
 
     def construct(self, weight, x, buffer, trigger):
@@ -33,7 +33,7 @@ class _Collect(nn.Cell):
 class _CollectRows(nn.Cell):
     """Lookup (weight [V, H], ids int32[T], buffer, trigger) -> rows [T, H].
 
-    Gradients go to rows of the buffer, and a gradient [V, H] never exists.
+    Gradients are added to rows of the buffer, and a gradient [V, H] never exists.
     """
 
     def __init__(self):
@@ -71,13 +71,13 @@ class Weight(nn.Cell):
         return self.packed if self.is_packed else self.parameter
 
     def construct(self, x):
-        """Return (the parameter, x), where x is combined with the parameter next."""
+        """Return (the parameter, x); the caller combines x with the parameter next."""
         if self.collects:
             return self.collect(self.parameter, x, self.buffer, self.trigger)
         return self.parameter, x
 
     def rows(self, ids):
-        """Look up the parameter's rows of these indices."""
+        """Look up the parameter's rows with these indices."""
         if self.collects:
             return self.collect_rows(self.parameter, ids, self.buffer, self.trigger)
         return ops.gather(self.parameter, ids, 0)
@@ -86,14 +86,14 @@ class Weight(nn.Cell):
     def collected(self) -> tuple:
         """The gradient's buffer and the trigger, for operators that add to it.
 
-        () without a buffer.
+        It is () without a buffer.
         """
         return (self.buffer, self.trigger) if self.collects else ()
 
     def collect_into(self, buffer: Parameter | None, trigger: Parameter) -> None:
         """Let later-compiled graphs add the gradient to `buffer` in backward passes.
 
-        None: the parameter does not train; gradients only pass by it.
+        buffer: None if the parameter does not train; gradients only pass on to x.
         """
         self.trigger, self.passes = trigger, True
         if buffer is not None:
@@ -104,9 +104,9 @@ class Weight(nn.Cell):
 def collect_gradients(graph: nn.Cell, parameters: Sequence[Parameter], buffers: Sequence[Parameter]) -> ParameterTuple:
     """Let the backward pass of `graph` add each parameter's gradient to its buffer.
 
-    Returns the arrays to differentiate by: the backward pass runs once their gradients are used. Other parameters of
-    the graph do not train and have no gradient.
-    Raises ValueError where a parameter is not read through a `Weight`.
+    Returns the parameters to differentiate by: the backward pass runs once their gradients are used. Other parameters
+    of the graph do not train and have no gradient.
+    Raises ValueError if a parameter is not read through a `Weight`.
     """
     trigger = Parameter(Tensor(np.float32(0)), name="gradient.trigger")
     by_parameter = {id(parameter): buffer for parameter, buffer in zip(parameters, buffers, strict=True)}

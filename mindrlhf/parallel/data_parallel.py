@@ -29,5 +29,5 @@ class DataParallel:
         return self._collectives.all_reduce_sum(array, self._group)
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's picklable value, in rank order."""
+        """Collect every rank's picklable value, in rank order."""
         return self._collectives.all_gather_object(value, self._group)

@@ -8,16 +8,16 @@ from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.backend.comm.graph_collectives import graph_all_reduce
 from mindrlhf.parallel.buckets import buckets
 
-# Gradients travel in few large buffers: a reduction has a fixed cost of milliseconds on CPU.
+# Gradients are sent in a few large buffers: a reduction has a fixed cost of milliseconds on CPU.
 BUCKET_NUMBERS = 4 * 2**20
 
 
 class ReduceGradients(nn.Cell):
     """Graph that sums parameters over groups of ranks in place.
 
-    groups: (ranks, indices of `gradients`), the same on every rank of a group and in an order that lets none wait for
-    another (`Partition.gradient_groups`). Each group's gradients travel in at least `aggregation_groups` buckets, none
-    larger than `BUCKET_NUMBERS` or one parameter.
+    groups: (ranks, indices of `gradients`), the same on every rank of a group and in an order in which no rank waits
+    for another (`Partition.gradient_groups`). Each group's gradients are sent in at least `aggregation_groups` buckets,
+    none larger than `BUCKET_NUMBERS` or one parameter.
     """
 
     def __init__(

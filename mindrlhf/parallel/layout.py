@@ -1,7 +1,7 @@
 """Layouts: the part of every parameter that each rank holds. Pure Python.
 
-A stage's ranks form a grid, and a parameter's dimensions are cut along its axes. This is MindSpore's own way of
-saying it, so that a layout comes from a model YAML or from a strategy file (`reshard/strategy.py`) alike.
+A stage's ranks form a grid, and a parameter's dimensions are cut along its axes. MindSpore describes layouts in the
+same way, so that a layout can come from a model YAML or from a strategy file (`reshard/strategy.py`).
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,8 +19,8 @@ from mindrlhf.models.parameters import ParameterSpec, parameter_table
 from mindrlhf.parallel.mesh import STAGE_AXES, Mesh
 
 Shape = tuple[int, ...]
-Slices = tuple[slice, ...]  # one for each dimension, both ends given; () for a number without dimensions
-Box = tuple[tuple[int, int], ...]  # slices that can be compared and be keys: (start, stop) for each dimension
+Slices = tuple[slice, ...]  # one for each dimension, both ends given; () for a scalar
+Box = tuple[tuple[int, int], ...]  # slices that can be compared and used as keys: (start, stop) for each dimension
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Sharding:
     """Partition of one tensor over the ranks of a stage.
 
     grid: lengths of the grid's axes; the stage's ranks are its points in row-major order (the "device matrix").
-    cuts: for each dimension of the tensor the axes that cut it, the outermost first; () where it stays whole.
+    cuts: for each dimension of the tensor the axes that cut it, the outermost first; () for an uncut dimension.
     """
 
     grid: tuple[int, ...]
@@ -63,7 +63,7 @@ class Layout:
     """Place of every parameter on `stages * stage_ranks` ranks.
 
     Stage s is ranks s*stage_ranks to (s+1)*stage_ranks - 1.
-    placements: name -> place, in the order of the parameter table, which every rank walks over in the same way.
+    placements: name -> placement, in the order of the parameter table, the same on every rank.
     """
 
     stages: int
@@ -87,7 +87,7 @@ class Layout:
 
     @cached_property
     def writers(self) -> tuple[tuple[str, ...], ...]:
-        """Parts that each rank writes: a part's holder with least to write takes it."""
+        """Names of the parts that each rank writes: the holder with least to write takes a part."""
         written = [0] * self.size
         names: list[list[str]] = [[] for _ in range(self.size)]
         for name in self.placements:
@@ -127,7 +127,7 @@ class Layout:
         return found
 
     def shape(self, rank: int, name: str) -> Shape:
-        """Shape of the part that `rank` holds; ValueError where it holds none."""
+        """Shape of the part that `rank` holds; ValueError if it holds none."""
         held = self.slices(rank, name)
         if held is None:
             raise ValueError(f"rank {rank} holds no part of {name}")
@@ -177,8 +177,8 @@ def model_layout(
     With more ranks than key-value heads, neighbouring ranks hold the same head.
     offset: see `split_layers`; `where` is its name in messages. vocab_emb_dp: every tensor-parallel rank holds the
     whole embedding; otherwise it is cut by vocabulary. An untied head is always cut, so that no rank ever has all
-    logits (MindFormers leaves it whole with vocab_emb_dp: its checkpoints are read by their strategy files).
-    Raises ValueError where the mesh does not divide the model, which `yaml_layout` explains to the user.
+    logits (MindFormers leaves it whole with vocab_emb_dp: its checkpoints are read with their strategy files).
+    Raises ValueError if the mesh does not divide the model; `yaml_layout` explains this to the user.
     """
     heads, tp = model.num_kv_heads, mesh.tp
     if model.num_heads % tp or (heads % tp and tp % heads):
@@ -192,7 +192,7 @@ def model_layout(
 
 
 def replica_sharded(layout: Layout) -> Layout:
-    """Cut first dimensions over the data-parallel ranks too, where they divide them."""
+    """Cut first dimensions over the data-parallel ranks too, if they divide evenly."""
     replicas = STAGE_AXES.index("dp")
 
     def shared(sharding: Sharding, shape: Shape) -> Sharding:
@@ -226,9 +226,9 @@ def split_layers(
 ) -> tuple[range, ...]:
     """Divide the decoder layers over the pipeline stages.
 
-    Each stage has num_layers // stages layers and its entry of `offset` more (or fewer, if negative), as in
-    MindFormers' `LayerSetting`; only the first and the last stage may be left without a layer. 0 means that there is no
-    remainder; with one stage the offset says nothing. where: the beginning of a `UserError`.
+    Each stage has num_layers // stages layers plus its entry of `offset` (which may be negative), as in MindFormers'
+    `LayerSetting`; only the first and the last stage may have no layer. 0 means that there is no remainder; with one
+    stage the offset is ignored. where: the beginning of a `UserError`.
     """
     if stages == 1:
         return (range(num_layers),)

@@ -1,6 +1,6 @@
 """Grid of ranks: pipeline stages x data-parallel replicas x tensor-parallel shards.
 
-A further axis is a further name in `AXES`, and a field with a length in `Mesh` and in `Coordinates`.
+A new axis needs a name in `AXES`, a length in `Mesh`, and an index in `Coordinates`.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class Coordinates(NamedTuple):
 class Mesh:
     """Mesh of `pp` stages, `dp` replicas and `tp` shards over ranks 0..size-1.
 
-    rank = (pp*DP + dp)*TP + tp: tensor-parallel neighbours are adjacent ranks, because they talk most; pipeline
+    rank = (pp*DP + dp)*TP + tp: tensor-parallel neighbours are adjacent ranks, because they communicate most; pipeline
     stages are farthest apart. Groups are tuples of ranks in ascending order.
     """
 

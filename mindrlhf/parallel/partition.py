@@ -18,10 +18,10 @@ Group = tuple[int, ...]
 class Partition:
     """Part of the model on `rank`.
 
-    mesh, layout: the ranks and all their shards. layers: of this rank's pipeline stage. sequence: activations outside
-    of the parallel regions are split by rows (`use_seq_parallel`). shared_optimizer: each data-parallel replica keeps
-    the optimizer state of, and updates, its shard of the parameters (`enable_parallel_optimizer`; Rajbhandari et al.
-    2020, arXiv:1910.02054, section 5.1).
+    mesh, layout: the ranks and all their shards. layers: layers of this rank's pipeline stage. sequence: activations
+    outside of the parallel regions are split by rows (`use_seq_parallel`). shared_optimizer: each data-parallel replica
+    keeps optimizer state for its shard of the parameters, and updates only this shard (`enable_parallel_optimizer`;
+    Rajbhandari et al. 2020, arXiv:1910.02054, section 5.1).
     """
 
     model: ModelConfig
@@ -47,7 +47,7 @@ class Partition:
 
     @property
     def first_of_replica(self) -> bool:
-        """True on the rank that speaks for all ranks with the same data."""
+        """True on the first of all ranks that have the same data."""
         return self.coordinates.pp == 0 and self.coordinates.tp == 0
 
     @property
@@ -91,15 +91,15 @@ class Partition:
         return tuple(rank for rank in replica if self.slices(spec, rank) == self.slices(spec))
 
     def counts(self, spec: ParameterSpec) -> bool:
-        """Test for the first of the twins; its part enters sums over a replica."""
+        """Test if this rank is the first of the twins, which counts in a replica's sums."""
         return self.twins(spec)[0] == self.rank
 
     def gradient_group(self, spec: ParameterSpec) -> Group:
         """List the ranks that sum their gradients of a parameter.
 
-        Every data-parallel replica sees other data. Twins in other stages (a tied embedding) use the parameter
-        elsewhere. Twins in the same stage compute a part of its gradient where they use it inside a parallel region
-        (shared key-value heads, norms of a layer, a tied embedding's head) or on their slice of the rows; elsewhere
+        Every data-parallel replica has other data. Twins in other stages (a tied embedding) use the parameter
+        elsewhere. Twins in the same stage compute a part of its gradient if they use it inside a parallel region
+        (shared key-value heads, norms of a layer, a tied embedding's head) or on their slice of the rows; otherwise
         each has the whole.
         """
         every, own = self.sequence or spec.inside, self.coordinates.tp

@@ -14,8 +14,8 @@ def one_forward_one_backward(stage: int, stages: int, micro_batches: int) -> Ite
     """Compute the 1F1B schedule of one stage: (pass, micro-batch) in order.
 
     The schedule is PipeDream-Flush of Narayanan et al. 2019 (arXiv:2006.09503, section 2.2): a forward pass for
-    each stage after this one, then one backward pass after each forward, then the rest of the backward passes. At
-    most `stages - stage` micro-batches are under way in a stage at any time.
+    each stage after this one, then one backward pass after each forward, then the rest of the backward passes. At most
+    `stages - stage` micro-batches are in flight in a stage at any time.
     """
     ahead = min(stages - stage - 1, micro_batches)
     for index in range(micro_batches + ahead):
@@ -28,7 +28,7 @@ def one_forward_one_backward(stage: int, stages: int, micro_batches: int) -> Ite
 class PipelineAxis:
     """One rank's place on the pipeline axis, and its messages to neighbouring stages.
 
-    group: the global ranks along it, first stage first. Arrays are float32. All ranks of the world build their axis at
+    group: the global ranks along it, first stage first. Arrays are float32. All ranks of the job build their axis at
     the same time. `PipelineAxis()` is a whole model on one rank.
     """
 

@@ -1,7 +1,7 @@
 """File formats of response rows: JSONL, MindRecord, and bytes in between.
 
-The rows are those of `records.rows`; JSONL is for people, MindRecord for a replay.
-All of them keep every number bit for bit. Files of versions before `policy_step`, `sampled`, `occurrence`,
+`records.rows` defines the rows; JSONL is for people, MindRecord for a replay.
+All formats keep every number bit for bit. Files of versions before `policy_step`, `sampled`, `occurrence`,
 `turn_rewards` and `token_figures` are read too.
 """
 
@@ -27,7 +27,7 @@ _ARRAYS = [name for name, kind in SCHEMA.items() if "shape" in kind or kind["typ
 _FLOATS = [name for name, kind in SCHEMA.items() if kind == {"type": "float32"}]
 _PLAIN = [name for name in SCHEMA if name not in _ARRAYS]
 
-# The columns of each member of the archives that earlier versions packed, arrays apart.
+# The columns, except arrays, of each member of the archives that earlier versions packed.
 _EARLIER = {
     "texts": ("finish_reason", "rewards_by_function", "fields"),
     "whole": ("step", "prompt_id", "sample_index", "seed", CARRIED),

@@ -1,16 +1,15 @@
 """The record of responses: one row for each, the source of all files.
 
 `--save_data_file` (MindRecord) has the columns of SCHEMA, for `--replay`: `policy_step` is below `step` for a group
-that was carried over, `occurrence` is that of its prompt, `greedy_reward` NaN where nothing needed it;
-`rewards_by_function`, `fields`, `turn_rewards` and `token_figures` are JSON, `sampled` is a byte for each token.
-`rollouts/` (JSONL) has TEXT_KEYS, for people: `rewards` are unweighted, `advantage` is the mean over sampled tokens,
-`response_length` their number. A conversation has `turns` there, too: its parts in order, [true where the policy drew
-it, text].
+that was carried over, `occurrence` is its prompt's, `greedy_reward` is NaN if nothing needed it; `rewards_by_function`,
+`fields`, `turn_rewards` and `token_figures` are JSON, `sampled` is a byte for each token. `rollouts/` (JSONL) has
+TEXT_KEYS, for people: `rewards` are unweighted, `advantage` is the mean over sampled tokens, `response_length` their
+number. A conversation has `turns` there, too: its parts in order, [true if the policy drew it, text].
 
-Of some answers (`trainer.token_figures`) there are figures of each token: `advantage`, and of the step's last update on
-it the probability `ratio` to the policy that began the step, `entropy` in nats, and `clipped`, 1 where the loss was.
-They mean nothing on tokens that were not sampled. `token_figures` is {} without them; JSONL then has no `tokens`, and
-else one with `text` and `sampled` (0 or 1) of each token alongside.
+Some answers (`trainer.token_figures`) have figures for each token: `advantage`, and from the step's last update on it
+the probability `ratio` to the policy that began the step, `entropy` in nats, and `clipped`, 1 where the loss was
+clipped. They mean nothing on tokens that were not sampled. Without figures, `token_figures` is {} and JSONL has no
+`tokens`; otherwise `tokens` has the figures, and `text` and `sampled` (0 or 1) of each token.
 """
 
 import json
@@ -94,7 +93,7 @@ def rows_of(
 
 
 def turns_of(rollout: Rollout, decode: Callable[[np.ndarray], str]) -> list[tuple[bool, str]]:
-    """Cut a conversation into (whether the policy drew it, text)."""
+    """Cut a conversation into parts (True if the policy drew it, text)."""
     borders = np.flatnonzero(np.diff(rollout.sampled)) + 1
     parts = np.split(rollout.response_ids, borders)
     return [(bool(rollout.sampled[first]), decode(ids)) for first, ids in zip((0, *borders), parts, strict=True)]
@@ -143,7 +142,7 @@ def completed(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def experiences_of(rows: Iterable[Row]) -> list[tuple[int, list[Experience]]]:
-    """Invert `rows_of` over steps, with zero advantages; ValueError for rows of no run."""
+    """Invert `rows_of` over steps, with zero advantages; ValueError for rows that no run writes."""
     steps = []
     for step, members in groupby(rows, lambda row: row["step"]):
         # A group ends where the sample index starts again: the same prompt may come twice in a step.

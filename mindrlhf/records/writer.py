@@ -1,7 +1,7 @@
 """Writer of a run's responses while it trains: JSONL, and parts of a MindRecord.
 
-The MindRecord is put together from one part for each step when the run ends: a run that is killed loses none of the
-steps before its last checkpoint, and memory does not grow with the run.
+When the run ends, the MindRecord is put together from one part per step: a killed run loses none of the steps before
+its last checkpoint, and memory does not grow with the run.
 """
 
 import os
@@ -51,7 +51,7 @@ class RecordParts:
             temporary.write_bytes(pack(rows))
 
     def merge(self, finished: bool) -> None:
-        """Write the MindRecord of all steps; finished: its parts may go."""
+        """Write the MindRecord of all steps; finished: then remove its parts."""
         if parts := self._parts():
             write_record(self.file, chain.from_iterable(map(_read, parts.values())))
         if finished:
@@ -84,7 +84,7 @@ class ResponseWriter:
     """Writer of a run's responses, on rank 0, in a thread.
 
     The thread starts after a short delay, once the next step runs inside MindSpore and Python's lock is free. folder:
-    of the JSONL of each step, or None. record: the parts of the MindRecord, or None. decode: token ids -> text.
+    for the JSONL of each step, or None. record: the parts of the MindRecord, or None. decode: token ids -> text.
     """
 
     def __init__(self, folder: Path | None, record: RecordParts | None, decode: Callable[[np.ndarray], str]):
@@ -94,20 +94,20 @@ class ResponseWriter:
         self._awaited = threading.Event()
 
     def add(self, step: int, experiences: Sequence[Experience]) -> None:
-        """Begin to write a step's responses when the last step's are in files."""
+        """Begin to write a step's responses after the last step's are in files."""
         self.flush()
         self._awaited.clear()
         self._begun = self._thread.submit(self._write, step, experiences)
 
     def flush(self) -> None:
-        """Block until all is in files; any thread may. Raises the thread's error, once."""
+        """Block any calling thread until responses are in files; raise the writer's error once."""
         begun = self._begun
         self._awaited.set()
         if begun:
             try:
                 begun.result()
             except BaseException:
-                self._begun = None  # nothing else has begun: `add` comes here first
+                self._begun = None  # nothing else has begun: `add` calls this first
                 raise
 
     def close(self, finished: bool) -> None:

@@ -1,8 +1,8 @@
-"""The planner between running graphs: weights change their layout in memory, without files.
+"""Reshard between running graphs: weights change layout in memory, without files.
 
-Every rank writes its parts of the destination layout in place, so that compiled graphs see the new weights. A box that
-is one piece of memory is sent from and received in its place; any other is packed or unpacked on the way. On Ascend,
-where that has not been run, numbers are copied to the host and back.
+Every rank writes its parts of the destination layout in place, so that compiled graphs see the new weights. A
+contiguous box is sent from its place and received in its place; any other is packed and unpacked. On Ascend, where this
+has not been run, numbers are copied to the host and back.
 """
 
 import time
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
     from mindspore import Parameter
 
 Shards = Mapping[str, "Parameter"]  # name -> the part of a weight that a rank holds
-Arrays = Mapping[str, np.ndarray]  # the same as numbers on the host
+Arrays = Mapping[str, np.ndarray]  # the same as arrays on the host
 
 
 class ReshardError(RuntimeError):
-    """Weights on a rank after a reshard that differ from their source."""
+    """Error for weights that differ from their source after a reshard."""
 
 
 @dataclass(frozen=True)
 class ReshardStatistics:
     """Bytes and seconds of a reshard on one rank.
 
-    bytes_copied: within the rank. bytes_shared: of parameters that serve both layouts. seconds: without verification.
+    bytes_copied: within the rank. bytes_shared: of parameters that both layouts use. seconds: without verification.
     """
 
     bytes_sent: int
@@ -50,8 +50,8 @@ class OnlineReshard:
     """One rank's part in executing a plan, any number of times.
 
     Every rank makes one at the same time, with the same plan and bucket_bytes (the largest message).
-    source, destination: every parameter that this rank holds in the one and in the other layout, all of one dtype. A
-    parameter that is in both stays as it is.
+    source, destination: every parameter that this rank holds in each layout, all of one dtype. A parameter in both does
+    not change.
     """
 
     def __init__(
@@ -118,8 +118,8 @@ def gather_full(
 ) -> Iterator[tuple[str, np.ndarray | None]]:
     """Gather full parameters on rank 0, one after the other, in table order.
 
-    Yields (name, full parameter) on rank 0 and (name, None) on the others; every rank goes through all of it.
-    shards: all parts that this rank holds. Rank 0's arrays are read-only, and on CPU not copied where they are whole.
+    Yields (name, full parameter) on rank 0 and (name, None) on the others; every rank iterates to the end.
+    shards: all parts that this rank holds. Rank 0's arrays are read-only: on CPU, whole parameters are not copied.
     """
     rank, itemsize = collectives.world.rank, np.dtype(dtype).itemsize
     _check(shards, layout, rank, itemsize)
@@ -138,12 +138,12 @@ def gather_full(
         return full
 
     for name, shape in layout.shapes.items():
-        yield name, gathered(name, shape)  # not kept here while the next one is made
+        yield name, gathered(name, shape)  # holds no reference while the next one is made
 
 
 @dataclass(frozen=True)
 class _Share:
-    """Copies, outgoing and incoming transfers (by the other rank) of one rank."""
+    """Copies of one rank, and its outgoing and incoming transfers by other rank."""
 
     copies: Sequence[Transfer]
     outgoing: Mapping[int, Sequence[Transfer]]
@@ -180,7 +180,7 @@ def _packed(pieces: Sequence[Transfer], source: Arrays) -> Iterator[np.ndarray]:
 
 
 def _unpacked(pieces: Sequence[Transfer], destination: Arrays) -> Iterator[np.ndarray]:
-    """Yield buffers for incoming messages; a piece gets its content with the next."""
+    """Yield buffers for incoming messages; unpacks each when the next is requested."""
     for piece in pieces:
         target = _box(destination[piece.parameter], piece.destination_slices)
         message = target if target.flags.c_contiguous else np.empty(target.shape, target.dtype)
@@ -190,7 +190,7 @@ def _unpacked(pieces: Sequence[Transfer], destination: Arrays) -> Iterator[np.nd
 
 
 def _box(array: np.ndarray, slices: Slices) -> np.ndarray:
-    """View a part, also of an array without dimensions."""
+    """View a part of an array, which may be a scalar."""
     return array[(*slices, ...)]
 
 

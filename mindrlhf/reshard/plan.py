@@ -60,7 +60,7 @@ class Plan:
     """Transfers that turn `source` into `destination`.
 
     transfers: between different ranks, ordered by parameter (table order), source, place in the parameter, destination:
-        every rank makes the same list, and a box that goes to several ranks has its transfers together.
+        every rank makes the same list, and the transfers of a box to several ranks are neighbours.
     copies: within a rank. itemsize: bytes of one element.
     """
 
@@ -110,14 +110,14 @@ class Plan:
         return "\n".join([title, aligned(rows), *(map(str, self.transfers) if every_transfer else ())])
 
     def _moved(self, layout: Layout, rank: Callable[[Transfer], int]) -> dict[int, int]:
-        """Sum the bytes of the transfers by a rank of each."""
+        """Sum the bytes of transfers by `rank` of each, over a layout's ranks."""
         total = dict.fromkeys(range(layout.size), 0)
         for transfer in self.transfers:
             total[rank(transfer)] += transfer.nbytes
         return total
 
     def _missing(self, wanted: Callable[[str, Slices], Box]) -> dict[int, int]:
-        """Sum the bytes of `wanted(name, its part)` that each destination rank lacks."""
+        """Sum the bytes of `wanted(name, part)` that each destination rank lacks."""
         total = dict.fromkeys(range(self.destination.size), 0)
         for rank in total:
             for name, part in self.destination.shards(rank):
@@ -131,9 +131,9 @@ class Plan:
 def plan(source: Layout, destination: Layout, itemsize: int = 4) -> Plan:
     """Plan the transfers that turn `source` into `destination`, layouts of the same parameters.
 
-    A destination rank copies the parts that it holds already; the rest comes, piece by piece, from the one of its
-    holders that has sent the least so far, and of several from the nearest: the one with the smallest exclusive or of
-    the two numbers, which prefers the same host and lets equal positions in two groups of ranks pair up.
+    A destination rank copies the parts that it holds already. Each other piece comes from the holder that has sent the
+    least so far. A tie goes to the nearest holder, with the smallest exclusive or of the two ranks: this prefers the
+    same host and pairs equal positions in two groups of ranks.
     itemsize: bytes of one element.
     """
     if source.shapes != destination.shapes:

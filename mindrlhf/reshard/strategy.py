@@ -1,10 +1,10 @@
 """MindSpore's strategy files, which hold layouts: reading and writing.
 
-A file is one protobuf message (`mindspore.train.node_strategy_pb2.ParallelStrategyMap`) about one pipeline stage: for
-each parameter a device matrix over the stage's ranks (`Sharding.grid`), a tensor map that names for each dimension the
-axis that cuts it, counted from the right with -1 for none, and by how much `enable_parallel_optimizer` cuts the first
-dimension further; no shapes. Jobs write one file per rank; `merge_pipeline_strategys` makes one of them all, whose
-parameter names begin with `STAGE-`. Not read: the JSON form; uneven cuts of an embedding (`param_split_shape`).
+A file is one protobuf message (`mindspore.train.node_strategy_pb2.ParallelStrategyMap`) about one pipeline stage. It
+has no shapes. For each parameter it has a device matrix over the stage's ranks (`Sharding.grid`), a tensor map with the
+axis that cuts each dimension (counted from the right, -1 for none), and the number of further cuts of the first
+dimension by `enable_parallel_optimizer`. Jobs write one file per rank; `merge_pipeline_strategys` merges them into one,
+whose parameter names begin with `STAGE-`. Not read: the JSON form; uneven cuts of an embedding (`param_split_shape`).
 """
 
 import re
@@ -41,8 +41,8 @@ class Strategy:
     def layout(self, shapes: Mapping[str, Shape], what: str) -> Layout:
         """Compute the layout of parameters of these full shapes, named `what`, in their order.
 
-        Raises `UserError` where the strategy is of another model: a parameter is missing on either side (but for
-        optimizer state, which a strategy may list and the shapes need not have), or a shape cannot be cut that way.
+        Raises `UserError` if the strategy is of another model: a parameter is missing on either side (except for
+        optimizer state, which a strategy may list without the shapes having it), or a shape cannot be cut that way.
         """
         advice = "give the strategy and the weights of one model"
         unknown = [name for name in shapes if name not in self.shardings]
@@ -69,7 +69,7 @@ def parameters_only(names: Collection[str]) -> set[str]:
 def save_strategies(folder: str | Path, layout: Layout) -> list[Path]:
     """Write a layout as MindSpore's strategy files, one for each rank; returns their paths.
 
-    An earlier folder of strategy files is replaced as a whole; one with anything else in it is refused.
+    An earlier folder of strategy files is replaced as a whole; a folder with any other file is refused.
     """
     folder = Path(folder)
     for path in folder.iterdir() if folder.is_dir() else ():
@@ -91,7 +91,7 @@ def read_strategy(path: str | Path) -> Strategy:
     for file in _files(path):
         with reading(file):
             content = file.read_bytes()
-        if content in seen:  # ranks of one stage
+        if content in seen:  # another rank of the same stage
             continue
         seen.add(content)
         for name, stage, sharding in _entries(file, content):
@@ -139,7 +139,7 @@ def _entries(file: Path, content: bytes) -> Iterator[tuple[str, int, Sharding]]:
 
 def _sharding(file: Path, name: str, layout: Any) -> Sharding:
     grid, maps = tuple(layout.dev_matrix[0].dim or (1,)) if layout.dev_matrix else (), layout.tensor_map
-    # One map has a number for each dimension; several have the axes of one dimension each.
+    # A single map has one number for each dimension; several maps have the axes of one dimension each.
     dims = [[number] for number in maps[0].dim] if len(maps) == 1 else [list(each.dim) for each in maps]
     cuts = tuple(tuple(len(grid) - 1 - number for number in numbers if number != -1) for numbers in dims)
     axes = [axis for each in cuts for axis in each]
@@ -154,8 +154,8 @@ def _with_optimizer_shards(file: Path, name: str, sharding: Sharding, parts: int
     """Cut the first dimension once more, along axes that cut nothing.
 
     parts: number of cuts; -1 for the number of replicas.
-    As in MindSpore's `_construct_tensor_layout_for_opt_shard`: the last of these axes are used up first, and of the
-    last one needed only the inner part where `parts` asks for less than all of it.
+    As in MindSpore's `_construct_tensor_layout_for_opt_shard`: the last of these axes is used first; if a whole axis
+    would make too many cuts, only its inner part is used.
     """
     grid, cuts = list(sharding.grid), list(sharding.cuts)
     free = [axis for axis in range(len(grid)) if not any(axis in axes for axes in cuts)]
@@ -186,7 +186,7 @@ def _message(layout: Layout, stage: int) -> Any:
         sharding = placement.shardings.get(stage)
         if sharding is None:
             continue
-        # MindSpore's tools learn the stage from the first operator's entry; a parameter stands for its operator here.
+        # MindSpore's tools read the stage from the first operator's entry; here a parameter replaces its operator.
         operator = message.parallel_strategy_item.add(node_name=name)
         operator.parallel_strategys.stage = stage
         operator.parallel_strategys.parallel_strategy.add(dim=sharding.parts)

@@ -7,8 +7,8 @@ _BOXES = (r"\boxed{", r"\fbox{")
 def stated(completion: str) -> str | None:
     r"""Find the text of the stated answer after the thinking; None without any form.
 
-    In the last `<answer>...</answer>` if any: the rest of the line after the last `####`, else the content of the last
-    `\boxed{}`, else the tag's own.
+    Of the last `<answer>...</answer>`, or else of all text, it is the rest of the line after the last `####`, else the
+    content of the last `\boxed{}`, else the content of the tag.
     """
     text = after_thinking(completion)
     answer = tagged(text)

@@ -1,8 +1,8 @@
 """Reward functions in TRL's form: one call for a batch, columns by name.
 
-`f(prompts, completions, **columns)` gets lists with an element for each sample. A prompt is text, or messages where the
-dataset has messages, and its completion then is one message of the assistant. A column has the dataset's values, None
-in rows without one. Not given, unlike in TRL: token ids, and the trainer's state. Imports only the standard library.
+`f(prompts, completions, **columns)` gets lists with an element for each sample. A prompt is text; if the dataset has
+messages, it is messages, and its completion is one message of the assistant. A column has the dataset's values, None in
+rows without one. Unlike in TRL, token ids and the trainer's state are not given. Imports only the standard library.
 """
 
 import inspect
@@ -22,7 +22,7 @@ Sample = tuple[str, str, Mapping[str, str]]
 
 
 def takes_batch(parameters: Collection[str]) -> bool:
-    """Test a function's parameters for those of a batch."""
+    """Test a function's parameters for the names of a batch function."""
     return not {PROMPTS, COMPLETIONS, *NOT_GIVEN}.isdisjoint(parameters)
 
 
@@ -57,11 +57,11 @@ def finished(returned: Any) -> Any:
 
 
 def run_all(awaitables: Iterable[Awaitable[Any]]) -> list[Any]:
-    """Await several at the same time; an error takes a result's place.
+    """Await several objects at the same time; an error takes a result's place.
 
-    They run in a thread of their own: the caller's may have an event loop already, as in a notebook.
+    They run in a separate thread: the caller's thread may have an event loop already, as in a notebook.
     """
-    import asyncio  # takes longer than what functions without it need to start
+    import asyncio  # takes longer to import than functions without it take to start
     from concurrent.futures import ThreadPoolExecutor
 
     async def gather() -> list[Any]:

@@ -22,8 +22,8 @@ def countdown(
     """Reward 1 for an expression with the target's value, else 0.
 
     The ground truth is JSON, `{"target": 24, "numbers": [3, 8]}`. The stated expression (`answers.stated`) may use each
-    number once, and with `use_all` (TinyZero's verifier) must. format_score: for a well-formed one that is wrong (there
-    0.1).
+    number once, and with `use_all` (TinyZero's verifier) has to. format_score: for a well-formed expression that is
+    wrong (0.1 in TinyZero).
     """
     problem = json.loads(fields["ground_truth"])
     answer = answers.stated(completion)
@@ -38,8 +38,8 @@ def countdown(
 def evaluate(expression: str) -> tuple[Fraction | None, list[int]] | None:
     """Evaluate an expression of whole numbers exactly; returns (value, its numbers).
 
-    It has + - * / and parentheses, and is parsed, never run. None for anything else, or longer than MAX_LENGTH; the
-    value is None when it divides by zero.
+    An expression has + - * / and parentheses, and is parsed, never run. Returns None for anything else, or more than
+    MAX_LENGTH characters; the value is None if it divides by zero.
     """
     for sign, plain in _SIGNS.items():
         expression = expression.replace(sign, plain)

@@ -1,4 +1,4 @@
-"""Rewards for a response's form (tags, length, repetitions), and that of its environment."""
+"""Rewards for a response's form (tags, length, repetitions), and its environment's reward."""
 
 import re
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ _TOKEN = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9ff
 def format(prompt: str, completion: str, fields: Mapping[str, str]) -> float:
     """Reward 1 for `<think>...</think><answer>...</answer>`, else 0 (DeepSeek-R1, Guo et al. 2025).
 
-    Neither part may be empty, each tag stands once. A prompt that ends with `<think>` has opened the tag already.
+    Neither part may be empty, and each tag occurs once. A prompt that ends with `<think>` has opened the tag already.
     """
     text = "<think>" + completion if prompt.rstrip().endswith("<think>") else completion
     once = all(text.count(tag) == 1 for tag in _TAGS)
@@ -21,7 +21,7 @@ def format(prompt: str, completion: str, fields: Mapping[str, str]) -> float:
 
 
 def length(prompt: str, completion: str, fields: Mapping[str, str], target: int) -> float:
-    """Reward 1 at `target` tokens, in proportion less elsewhere, 0 from twice on."""
+    """Reward 1 at `target` tokens, falling linearly on both sides, 0 from twice `target`."""
     if target < 1:
         raise ValueError(f"length: target is {target}, and must be at least 1 token")
     return max(0.0, 1.0 - abs(_tokens(fields, "response_length") - target) / target)
@@ -32,8 +32,8 @@ def soft_overlong(
 ) -> float:
     """Punish overlong responses softly (DAPO, Yu et al. 2025, eq. 13).
 
-    The result is 0 up to `max_new_tokens` - buffer tokens, then falls straight to -factor at `max_new_tokens`. buffer:
-    tokens (the paper's L_cache, verl's overlong_buffer.len); None is a fifth of the limit.
+    The result is 0 up to `max_new_tokens` - buffer tokens, then falls linearly to -factor at `max_new_tokens`. buffer:
+    tokens (the paper's L_cache, verl's overlong_buffer.len); None means a fifth of the limit.
     """
     limit = _tokens(fields, "max_new_tokens")
     if buffer is None:

@@ -1,7 +1,7 @@
 """Reward functions of the calling program, called in its own process.
 
-They see the program's objects, and its memory and time: one that never returns holds the training up. A call that
-raises costs its samples.
+They have access to the program's objects and share its memory and time: a function that never returns blocks the
+training. A call that raises loses only its samples.
 """
 
 import inspect
@@ -17,12 +17,12 @@ from mindrlhf.rewards.registry import RewardFunction
 from mindrlhf.rewards.results import Outcome, failed, outcome, outcomes
 from mindrlhf.workers.serving import reason
 
-OWN = (__file__, results.__file__, registry.__file__, batches.__file__)  # whose lines a failure is not blamed on
-CALLER = (Exception, SystemExit)  # what a function may raise; an interrupt is for the caller
+OWN = (__file__, results.__file__, registry.__file__, batches.__file__)  # files never named as a failure's place
+CALLER = (Exception, SystemExit)  # errors of a function; an interrupt is for the caller
 
 
 def score_in_process(functions: Mapping[int, RewardFunction], samples: Sequence[Sample]) -> dict[int, list[Reply]]:
-    """Call functions, by their place, on samples; awaitable ones run together."""
+    """Call functions, by their place, on samples; awaitable results run together."""
     if not samples:
         return {place: [] for place in functions}
     replies: dict[int, list[Reply]] = {}

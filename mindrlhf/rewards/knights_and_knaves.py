@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from mindrlhf.rewards import answers
 
-# From the start of a word, which is taken whole: the time stays linear in the text.
+# A match begins at the start of a word and takes the whole word: the time stays linear in the text.
 _CLAIM = re.compile(
     r"(?<![\w'’-])([^\W\d_][\w'’-]*)(?![\w'’-])\W{0,3}(?:\bis\b|:|=)\W{0,3}(?:\ban?\b\W{0,3})?\b(knight|knave)\b",
     re.IGNORECASE,
@@ -15,8 +15,8 @@ _CLAIM = re.compile(
 def knights_and_knaves(prompt: str, completion: str, fields: Mapping[str, str]) -> dict[str, float]:
     """Reward 1 when every person has exactly the right role, else 0.
 
-    The ground truth reads `(1) Zoey is a knight (2) Oliver is a knave`, as does the stated answer (`answers.stated`),
-    else the text after the thinking. Component `people`: the fraction of persons that are right.
+    The ground truth reads `(1) Zoey is a knight (2) Oliver is a knave`, as does the stated answer (`answers.stated`)
+    or, without one, the text after the thinking. Component `people`: the fraction of persons with the right role.
     """
     truth = claims(fields["ground_truth"])
     if not truth:

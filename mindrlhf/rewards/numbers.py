@@ -22,7 +22,7 @@ _VALUE = re.compile(
     rf"(?:(?P<whole>{_INTEGER})[{_SPACES}]+(?P<part>[0-9]+/[0-9]+)"
     rf"|(?P<numerator>{_DECIMAL})(?:/(?P<denominator>{_DECIMAL})|[eE](?P<exponent>[-+]?[0-9]+))?)"
 )
-# Everything that is joined to a digit belongs to the same run, so that a number is never cut out of a longer thing.
+# Everything that is joined to a digit belongs to the same run, so that a number is never cut out of a longer text.
 _RUN = re.compile(
     rf"""
     (?<![A-Za-z0-9_]) (?<![0-9][.,/:]) (?<![\^_¤]\{{)   # not inside a word, a longer number, an exponent, a command

@@ -21,7 +21,7 @@ class Reply:
     """Outcome of a call.
 
     score: finite, or None for an abstention or failure. seconds: wall time inside the function. error: reason of a
-    failure. timed_out: it was the time limit.
+    failure. timed_out: the reason was the time limit.
     """
 
     score: float | None = None
@@ -32,10 +32,10 @@ class Reply:
 
 
 class RewardProcess(WorkerProcess):
-    """Process of reward functions; ready when these are imported.
+    """Process of reward functions; ready when the functions are imported.
 
-    needs_ground_truth, takes_batch: for each function, if it fails for a row without one, and if it is called for all
-    samples at once. Its refusal is about a function that cannot be resolved.
+    needs_ground_truth, takes_batch: for each function, whether it fails for a row without one, and whether it is called
+    for all samples at once. refusal: the error for a function that cannot be resolved.
     """
 
     def __init__(self, functions: Sequence[tuple[str, Mapping[str, Any]]], timeout_s: float):
@@ -60,7 +60,7 @@ class RewardProcess(WorkerProcess):
         self.needs_ground_truth, self.takes_batch = map(list, zip(*pairs, strict=True))
 
     def _reply(self, values: list[Any]) -> list[Reply]:
-        """Convert a reply to those of its call's samples."""
+        """Convert a reply to the replies of its call's samples."""
         call = self.calls[0] if self.calls else None
         match values:
             case [list(outcomes), float(seconds)] if call and len(outcomes) == len(call.samples):
@@ -72,7 +72,7 @@ class RewardProcess(WorkerProcess):
 
 
 def _checked(values: list[Any]) -> Reply:
-    """Convert the values of one sample; ValueError for others."""
+    """Convert the values of one sample; ValueError for invalid ones."""
     match values:
         case [float() | None as score, dict(components), float(seconds), str() | None as error]:
             numbers = [score or 0.0, seconds, *components.values()]

@@ -23,7 +23,7 @@ SHIPPED = {
     "repetition_penalty": "mindrlhf.rewards.form:repetition_penalty",
     "environment": "mindrlhf.rewards.form:environment",
 }
-# Of these, the ones that compare with a ground truth; a function of the user's says so by a parameter of that name.
+# The shipped functions that compare with a ground truth; a user's function shows it by a parameter of that name.
 COMPARING = frozenset({"gsm8k", "gsm8k_strict", "math", "countdown", "knights_and_knaves"})
 
 
@@ -31,9 +31,9 @@ COMPARING = frozenset({"gsm8k", "gsm8k_strict", "math", "countdown", "knights_an
 class RewardFunction:
     """Reward function bound to its arguments.
 
-    values: of its leading parameters, from prompt, completion and fields. needs_ground_truth: it fails for a row
-    without one. defaults: fields of a row that lacks them. takes_batch: it is called by `of_batch`, with columns of
-    these names, or with all where that is None.
+    values: (prompt, completion, fields) -> leading arguments. needs_ground_truth: it fails for a row without one.
+    defaults: fields for a row that lacks them. takes_batch: it is called by `of_batch`, with the named `columns`, or
+    with all columns if that is None.
     """
 
     function: Callable[..., Any]
@@ -79,7 +79,7 @@ def bind(function: Callable[..., Any], name: str, args: Mapping[str, Any] | None
     args = dict(args or {})
     try:
         signature = inspect.signature(function)
-    except ValueError:  # some functions written in C have none: the first call tells
+    except ValueError:  # some functions written in C have none: the first call will show
         return RewardFunction(function, args, _FORMS[_FULL])
     if takes_batch(signature.parameters):
         return _of_batch(function, signature, name, args)
@@ -122,7 +122,7 @@ def _verl_values(prompt: str, completion: str, fields: Mapping[str, Any]) -> tup
     return fields.get("data_source", fields.get("task", "")), completion, fields["ground_truth"], extra_info
 
 
-# Names of the leading parameters -> the values for them. A function with others is called as _FULL.
+# Names of the leading parameters -> the values for them. A function with other names is called as _FULL.
 _FULL = ("prompt", "completion", "fields")
 _FORMS: dict[tuple[str, ...], Callable[..., tuple[Any, ...]]] = {
     _FULL: lambda *given: given,

@@ -6,7 +6,7 @@ from typing import Any
 
 from mindrlhf.workers.serving import MAX_NAME, reason
 
-MAX_COMPONENTS = 100_001  # of one reply, its score among them
+MAX_COMPONENTS = 100_001  # of one reply, its score included
 FLOAT32_MAX = 3.4028234e38
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 80
@@ -18,7 +18,7 @@ Outcome = tuple[float | None, dict[str, float], str | None]
 def outcome(returned: Any) -> tuple[float | None, dict[str, float]]:
     """Convert a reward function's result to (score, components); None is an abstention.
 
-    ValueError for none of the forms in the room's docstring.
+    ValueError for a result in none of the forms in the docstring of `mindrlhf.rewards`.
     """
     if returned is None:
         return None, {}
@@ -36,7 +36,7 @@ def outcome(returned: Any) -> tuple[float | None, dict[str, float]]:
 def outcomes(returned: Any, count: int) -> list[Outcome]:
     """Convert a batch function's result to the outcomes of its `count` samples.
 
-    A value of none of the forms costs its sample; anything else than `count` values raises ValueError.
+    A value in none of the forms loses only its sample; any other number of values than `count` raises ValueError.
     """
     found = f"it returned {type(returned).__name__}"
     if not hasattr(returned, "__iter__") or isinstance(returned, str | bytes | Mapping):

@@ -1,7 +1,7 @@
-"""Isolation of reward functions: a failure costs its sample and not the run.
+"""Isolation of reward functions: a failure loses its sample, not the run.
 
 A function that raises, returns no finite number, never returns or ends its process loses that one call, which is
-counted; a process that hangs or dies is replaced. Not limited: memory, and access to files and the network.
+counted; a process that hangs or dies is replaced. Memory, and access to files and the network, are not limited.
 """
 
 import json
@@ -25,19 +25,19 @@ from mindrlhf.user_functions import absolute
 from mindrlhf.workers.peer import wait
 
 # A function that has lost this many calls of a batch by hanging or crashing, and answered none, is not tried on the
-# rest of it: one that always hangs then costs a step seconds, not hours.
+# rest: a function that always hangs then costs a step seconds, not hours.
 HOPELESS_AFTER = 3
 
 
 class RewardRunner(AbstractContextManager):
-    """Pool of reward processes for one set of functions, not for several threads.
+    """Pool of reward processes for one set of functions; not thread-safe.
 
-    names: of the functions in tables and metrics, in the settings' order: the shipped name, or the name after the
-    colon, with `_2`, `_3`, ... for repeated ones. comparing: names of those that need a ground truth.
+    names: names of the functions in tables and metrics, in the settings' order: the shipped name, or the name after the
+    colon, with `_2`, `_3`, ... for repeated ones. comparing: names of the functions that need a ground truth.
     """
 
     def __init__(self, settings: RewardSettings, functions: Mapping[str, Callable[..., Any]] | None = None):
-        """Start the processes and import the functions; raises UserError where that fails.
+        """Start the processes and import the functions; raises UserError if that fails.
 
         functions: of the calling program, by the names that settings have for them; they run in this process.
         """
@@ -88,7 +88,7 @@ class RewardRunner(AbstractContextManager):
         batch = _Batch(self._calls(len(samples)))
         try:
             self._run(batch, samples)
-        except BaseException:  # an interrupt: what is under way belongs to no batch any more
+        except BaseException:  # an interrupt: calls under way belong to no batch any more
             self._drop(process for process in self._processes if not process.idle)
             raise
         by_place = score_in_process(self._own, samples)
@@ -134,7 +134,7 @@ class RewardRunner(AbstractContextManager):
             self._processes.remove(process)
 
     def _run(self, batch: "_Batch", samples: Sequence[Sample]) -> None:
-        broken = None  # why no further process can be started: the function's file was changed, say
+        broken = None  # why no further process can be started, for example after a change of the function's file
         while batch.open:
             if broken is None:
                 self._start()
@@ -158,11 +158,11 @@ class RewardRunner(AbstractContextManager):
                         broken = broken or loss.error
                     self._drop([process])
         if broken is None:
-            self._start()  # replacements load while the caller goes on
+            self._start()  # replacements load while the caller continues
 
 
 class _Batch:
-    """Calls of one `score`: the waiting ones, and the replies to others."""
+    """Calls of one `score`: waiting calls, and the replies to others."""
 
     def __init__(self, calls: Iterable[Call]):
         self._waiting = deque(calls)

@@ -25,11 +25,11 @@ class RewardTable:
     """Rewards of N samples; the mappings are by function.
 
     totals: float32[N], the weighted sum over the functions that gave a score; NaN where none did. A function of weight
-    0 is not in the sum and makes no total; the overlong punishment of the settings is only in the sum.
+    0 is not in the sum and makes no total; the settings' overlong punishment is only added to one.
     by_function: float32[N], unweighted; NaN where it abstained or failed. components: by name, likewise. seconds:
     float32[N], wall time inside the function (the limit, for a call that was given up). errors: sample index -> reason.
-    timeouts: calls that took longer than the limit; failures: others without a result, but for abstentions.
-    first_failures: of each function that failed for the first time since its runner was made, its lowest such sample.
+    timeouts: calls that took longer than the limit; failures: other calls without a result, abstentions excepted.
+    first_failures: for each function that failed for the first time since its runner was made, its first failed sample.
     """
 
     totals: np.ndarray
@@ -45,7 +45,7 @@ class RewardTable:
 def build_table(weights: Sequence[float], replies: Mapping[str, Sequence[Reply]], scoring: int) -> RewardTable:
     """Build a table, without `first_failures`, from the replies of each function.
 
-    scoring: the first `scoring` functions can make a total; others are added to it.
+    scoring: only the first `scoring` functions make a total; the others are added to it.
     """
     scores = {
         name: np.array([np.nan if reply.score is None else reply.score for reply in own], np.float32)

@@ -1,7 +1,7 @@
 """Limits on computer algebra, in operations and sizes: no score depends on a clock.
 
-One operation on enormous numbers, which nothing can interrupt, is refused beforehand (`check_text`, `check_size`); ever
-more small operations are counted while they run (`work_limit`).
+A single operation on enormous numbers cannot be interrupted, so it is refused beforehand (`check_text`, `check_size`);
+small operations are counted while they run (`work_limit`).
 """
 
 import re
@@ -37,7 +37,7 @@ _COMBINATORIAL = (
 
 
 class TooMuchWorkError(BaseException):
-    """Work beyond the limits; no `Exception`, because math-verify and sympy swallow those."""
+    """Work beyond the limits; not an `Exception`, because math-verify and sympy swallow these."""
 
 
 def check_text(text: str) -> None:

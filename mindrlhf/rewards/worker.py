@@ -1,11 +1,11 @@
 """Main program of a reward process: reads calls, calls functions, writes replies.
 
 Lines of JSON. First comes {"functions": [[name, args], ...], "timeout_s": seconds}, answered by {"greeting": [[bool,
-bool], ...]}, if each needs a ground truth and takes a batch, or {"error": sentence}. Then each [[number, function,
-prompt, completion, fields], ...] is answered by one reply for each call, in order and at once: [number, score or null,
-{component: number}, seconds, error or null]. A call of a batch function is [number, function, [[prompt, completion,
-fields], ...]], and its reply [number, [[score or null, {component: number}, error or null], ...], seconds]. Imports
-only the standard library and the functions' modules, so that starting takes milliseconds.
+bool], ...]}, whether each function needs a ground truth and takes a batch, or {"error": sentence}. Then each [[number,
+function, prompt, completion, fields], ...] is answered by one reply for each call, in order and at once: [number, score
+or null, {component: number}, seconds, error or null]. A call of a batch function is [number, function, [[prompt,
+completion, fields], ...]], and its reply [number, [[score or null, {component: number}, error or null], ...], seconds].
+Imports only the standard library and the functions' modules, so that starting takes milliseconds.
 """
 
 import json
@@ -20,7 +20,7 @@ from mindrlhf.rewards.registry import RewardFunction, resolve
 from mindrlhf.rewards.results import Outcome, failed, outcome, outcomes
 from mindrlhf.workers.serving import greet, open_pipes, reason, serve
 
-OWN = (__file__, results.__file__, registry.__file__)  # whose lines a failure is not blamed on
+OWN = (__file__, results.__file__, registry.__file__)  # files never named as a failure's place
 
 
 def main() -> None:
@@ -46,7 +46,7 @@ def _call(function: RewardFunction, prompt: str, completion: str, fields: dict[s
     found: Outcome
     try:
         found = *outcome(function(prompt, completion, MappingProxyType(fields))), None
-    except BaseException as error:  # sys.exit too costs no more than its sample
+    except BaseException as error:  # even sys.exit loses only its sample
         found = None, {}, reason(error, *OWN)
     score, components, failure = found
     return [score, components, time.perf_counter() - start, failure]

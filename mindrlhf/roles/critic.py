@@ -27,9 +27,9 @@ class Critic(ModelPart):
 
     It has the training layout.
 
-    Its weights come from the checkpoint that a run continues, else from `--load_critic_checkpoint`, by default the
-    policy's; one without a value head gets one of zeros, so that the first values are 0. The loss is the mean over the
-    trained tokens of a mini-batch. scorer: gives the value before each token.
+    Its weights come from a resumed run's checkpoint, else from `--load_critic_checkpoint`, by default the policy's. A
+    checkpoint without a value head gets a head of zeros, so that the first values are 0. The loss is the mean over the
+    trained tokens of a mini-batch. scorer: computes the value before each token.
     """
 
     what = "trained critic"

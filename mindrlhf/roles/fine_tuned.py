@@ -17,7 +17,7 @@ from mindrlhf.training.updater import Update
 class FineTuned(TrainedModel):
     """Trained model with the mean of -log p over demonstrated tokens as its loss.
 
-    scorer: gives log-probs of demonstrations, for validation.
+    scorer: computes log-probs of demonstrations, for validation.
     """
 
     what = "fine-tuned model"

@@ -1,4 +1,4 @@
-"""Policy in the layout that generates."""
+"""Policy in the generation layout."""
 
 from mindspore import Parameter
 
@@ -11,10 +11,10 @@ from mindrlhf.roles.part import ModelPart, Parameters
 
 
 class Generator(ModelPart):
-    """Policy in the layout that generates, with weights packed as `rollout.weights` says.
+    """Policy in the generation layout, with weights packed as in `rollout.weights`.
 
-    decoder: over the published weights, for held-out problems. rollout_decoder: the one that draws responses to train
-    on; its prompts are prefilled with the published weights.
+    decoder: uses the published weights, for held-out problems. rollout_decoder: draws responses to train on; it
+    prefills prompts with the published weights.
     """
 
     what = "generator"
@@ -40,11 +40,11 @@ class Generator(ModelPart):
 
     @property
     def refreshes(self) -> bool:
-        """True when packed weights follow updates."""
+        """True if packed weights change after updates."""
         return self._packed is not None and bool(self._packed.trained)
 
     def refresh(self) -> None:
-        """Pack the published weights that have changed, where it `refreshes`."""
+        """Pack the published weights that have changed, if it `refreshes`."""
         if self._packed:
             self._packed.refresh()
 

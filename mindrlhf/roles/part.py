@@ -49,17 +49,17 @@ MemoryRole = tuple[str, list[Parameter], bool]
 class ModelPart:
     """The part of a model that this rank holds under one model YAML.
 
-    All ranks make theirs at the same time and in the same order. `load` or `hold` gives it parameters.
-    partition: the shard. data_parallel, shards, pipeline: this rank's place on each axis. micro_batches: the least
-    number in an update, to keep the stages of a pipeline busy. max_positions: of the longest sequence.
-    Raises `UserError` where the layout does not divide the model.
+    All ranks make their parts at the same time and in the same order. `load` or `hold` sets the parameters.
+    partition: the shard. data_parallel, shards, pipeline: this rank's place on each axis. micro_batches: the fewest in
+    an update, to keep the stages of a pipeline busy. max_positions: of the longest sequence.
+    Raises `UserError` if the layout does not divide the model.
     """
 
     what = "model"  # for messages
     scorer: Scorer | None = None
-    score_phase = score_field = ""  # its phase, and the field of an experience that takes its numbers of each token
-    updater: Updater | None = None  # of a part that is trained
-    gradients_role = moments_role = ""  # of its optimizer, in memory
+    score_phase = score_field = ""  # the scorer's phase, and the experience's field for its values of tokens
+    updater: Updater | None = None  # only of a part that is trained
+    gradients_role = moments_role = ""  # memory roles of its optimizer
 
     def __init__(self, yaml: ModelYaml, model: ModelConfig, collectives: Collectives, max_positions: int):
         self.yaml, self.collectives, self._max_positions = yaml, collectives, max_positions
@@ -77,7 +77,7 @@ class ModelPart:
         self.hold(build_parameters(self.partition.specs, read))
 
     def hold(self, parameters: Parameters) -> None:
-        """Take parameters by name and build the decoder; UserError where it cannot recompute."""
+        """Set parameters by name and build the decoder; UserError if it cannot recompute."""
         self.parameters = parameters
         yaml, recompute = self.yaml, self.yaml.recompute.recompute is True and self.partition.mesh.pp == 1
         self.decoder = self._decoder(recompute)
@@ -88,9 +88,9 @@ class ModelPart:
             )
 
     def decoder_for_updates(self) -> Decoder:
-        """Return the decoder of updates, over the same parameters.
+        """Return the decoder for updates, over the same parameters.
 
-        It is another one where adapters drop their inputs.
+        It is a separate decoder if adapters have dropout.
         """
         return self._decoder(for_updates=True) if self.partition.model.dropout else self.decoder
 
@@ -118,8 +118,8 @@ class ModelPart:
     ) -> Updater:
         """Open an updater that minimises an objective over the parameters that train.
 
-        head: see `training.graphs`, over the part's decoder for updates. in_blocks: the optimizer's moments may come
-        and go while it updates. seed: see `Updater`.
+        head: see `training.graphs`, over the part's decoder for updates. in_blocks: update in blocks, so that moments
+        can be swapped during an update. seed: see `Updater`.
         """
         part = self.partition
         counted = [part.counts(spec) for spec in part.trained]
@@ -207,9 +207,9 @@ class ModelPart:
         """Write the whole model as an HF directory, one parameter at a time.
 
         All ranks take part.
-        first: the first weights, whose sampling defaults are handed on; the base of adapters. card: files of the model
-        card. lora: settings of adapters, which go to `hf_adapter` next to the directory, are merged, or both.
-        Raises `UserError` on all ranks where a weight is not finite; the folder keeps its content then.
+        first: the initial weights, whose sampling defaults are copied; the base of adapters. card: files of the model
+        card. lora: settings of adapters, which are written to `hf_adapter` next to the directory, merged, or both.
+        Raises `UserError` on all ranks if a weight is not finite; the folder keeps its content then.
         """
         part = self.partition
         weights = backend.read_all(self.parameters)

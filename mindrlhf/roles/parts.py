@@ -19,9 +19,9 @@ from mindrlhf.roles.teacher import Teacher
 
 @dataclass(frozen=True)
 class Parts:
-    """Policy, reference, teacher and critic, and the policy in the layout that generates.
+    """Policy, reference, critic and teacher, and the policy in the generation layout.
 
-    reference: None where beta is 0. critic, teacher: None without one. generator: None for a replay.
+    reference: None if beta is 0. critic, teacher: None if not used. generator: None for a replay.
     """
 
     policy: Policy | FineTuned
@@ -63,8 +63,8 @@ def open_parts(
 ) -> Parts:
     """Open the parts of a run; all ranks do it at the same time.
 
-    Reference and teacher go first, and out of memory before the others are loaded.
-    checkpoint: of the run that is continued. generates: False for a replay.
+    Reference and teacher are loaded first, and leave memory before the others are loaded.
+    checkpoint: of a run that is resumed. generates: False for a replay.
     """
     algorithm, place = job.config.algorithm, (collectives, max_positions)
     reference = Reference(job, *place) if algorithm.beta > 0 else None

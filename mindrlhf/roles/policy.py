@@ -15,7 +15,7 @@ from mindrlhf.training.scoring import Scorer
 class Policy(TrainedModel):
     """Trained model with the policy's loss.
 
-    scorer: gives log-probs of the policy before a step's updates; None where the first update gives them.
+    scorer: computes log-probs of the policy before a step's updates; None if the first update gives them.
     """
 
     score_phase, score_field = "old_log_prob", "old_log_probs"

@@ -30,14 +30,14 @@ class Updates:
         self._aggregation, self._limit = aggregation, limit
 
     def update(self, experiences: Sequence[Experience], rate: float, progress: Advance, **fields: Rows) -> Update:
-        """Make one update from experiences, as `update_groups`."""
+        """Make one update from experiences, see `update_groups`."""
         masks = [e.trained_tokens for e in experiences]
         return self.update_groups([sequences(e) for e in experiences], masks, rate, progress, **fields)
 
     def update_groups(
         self, groups: Sequence[SequenceGroup], masks: Rows, rate: float, progress: Advance, **fields: Rows
     ) -> Update:
-        """Make one update; nothing moves where no token of any rank is trained on.
+        """Make one update; nothing changes if no rank trains on any token.
 
         masks: the tokens to train on. rate: learning rate. progress, fields: see `Updater`.
         """
@@ -86,7 +86,7 @@ class PolicyUpdates(Updates):
         return {"count": self._count}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on from `state_dict`."""
+        """Restore `state_dict`."""
         self._count = state["count"]
 
     def _selected(self, experiences: Sequence[Experience]) -> Rows:
@@ -111,8 +111,8 @@ class PolicyUpdates(Updates):
 def loss_weights(masks: Rows, aggregation: str, limit: int, data_parallel: DataParallel) -> tuple[Rows, int]:
     """Return per-token loss weights, and the number of trained tokens over all ranks.
 
-    Responses that are left out have 0; denominators are over all ranks. masks: the trained tokens. aggregation: a name
-    of `algorithms.aggregation.MODES`. limit: the constant that some of them divide by, in tokens.
+    Excluded responses have weight 0; denominators are over all ranks. masks: the trained tokens. aggregation: a name in
+    `algorithms.aggregation.MODES`. limit: the constant that some modes divide by, in tokens.
     """
     totals = data_parallel.sum(batch_totals([np.count_nonzero(row) for rows in masks for row in rows]))
     weights = [[token_weights(row[None], aggregation, totals, max_tokens=limit)[0] for row in rows] for rows in masks]
@@ -128,7 +128,7 @@ def sequences(experience: Experience) -> SequenceGroup:
 
 
 def policy_log_probs(experience: Experience) -> tuple[np.ndarray, ...]:
-    """Return the starting policy's log-probs: the train graph's, else the engine's."""
+    """Return the policy's log-probs before updates: from the train graph, else the engine."""
     if experience.old_log_probs is not None:
         return experience.old_log_probs
     return tuple(rollout.policy_log_probs for rollout in experience.group.rollouts)
@@ -137,14 +137,14 @@ def policy_log_probs(experience: Experience) -> tuple[np.ndarray, ...]:
 def open_objective(config: GRPOSettings, loss: PolicyLoss, dropout: float = 0.0) -> Objective:
     """Build the objective that the policy's updates minimise.
 
-    dropout: of the updates; the policy that generates has none.
+    dropout: of the updates; generation has none.
     """
     algorithm, correction = config.algorithm, config.rollout_correction
     in_loss = algorithm.beta > 0 and not algorithm.kl_in_reward
     corrects = correction.level is not None
     return policy_objective(
         loss,
-        # Groups that are carried over from the step before were drawn by another policy than the one being updated.
+        # Groups carried over from the previous step were drawn by another policy than the one being updated.
         on_policy=algorithm.single_update and not config.dynamic_sampling.enabled and not dropout,
         kl=algorithm.kl_estimator if in_loss else None,
         beta=algorithm.beta if algorithm.kl_target is None else None,

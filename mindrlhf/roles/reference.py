@@ -22,7 +22,7 @@ class Following:
     """Schedule by which a reference follows the policy (TR-DPO, Gorbatovski et al. 2024).
 
     The source is arXiv:2404.09656, section 3.
-    every: steps; 0 is never. share: of the policy in the reference after a step that moves it; 1 replaces it.
+    every: interval in steps; 0 is never. share: the policy's share when the reference moves; 1 replaces the reference.
     """
 
     every: int = 0
@@ -42,9 +42,9 @@ class Following:
 class Reference(ModelPart):
     """Copy of the policy's first weights, in the training layout.
 
-    It is frozen, or follows the policy. It is complete once it has joined the policy.
-    Adapters leave all other weights as they are: a reference that starts from the policy's weights then reads the
-    policy's own, with the first adapters or with none, and has a copy of those adapters alone.
+    It is frozen, or follows the policy. It is complete after `join`.
+    Training adapters does not change other weights: a reference that starts from the policy's weights then uses the
+    policy's own, with the initial adapters or with none, and has a copy of only those adapters.
     """
 
     what = "reference model"
@@ -61,7 +61,7 @@ class Reference(ModelPart):
         self.following = Following(algorithm.reference_sync_steps, algorithm.reference_sync_share)
 
     def join(self, policy: ModelPart) -> None:
-        """Build the decoder over its own parameters, and the policy's for all others."""
+        """Build the decoder from its own parameters, and the policy's for all others."""
         self.hold({spec.name: {**policy.parameters, **self._own}[spec.name] for spec in self.partition.specs})
         head = PolicyLogProbs(self.decoder, self._config.rollout.temperature)
         self.scorer = Scorer(head, self._config.train, self.pipeline)

@@ -1,4 +1,4 @@
-"""Teacher of on-policy distillation: a frozen model that scores what the policy draws."""
+"""Teacher of on-policy distillation: a frozen model that scores the policy's tokens."""
 
 from collections.abc import Iterator
 
@@ -12,9 +12,9 @@ from mindrlhf.training.scoring import Scorer
 
 
 class Teacher(ModelPart):
-    """Frozen model of any size with the policy's tokens, in the training layout.
+    """Frozen model of any size with the policy's vocabulary, in the training layout.
 
-    Its log-probs are at the temperature that responses are drawn with, as the policy's are.
+    Its log-probs are at the temperature of generation, like the policy's.
     """
 
     what = "teacher"

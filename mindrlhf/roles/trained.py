@@ -1,4 +1,4 @@
-"""Model that trains, and whose weights also generate."""
+"""Trained model, whose weights also generate."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -21,9 +21,9 @@ from mindrlhf.roles.part import Arrays, MemoryRole, ModelPart, Parameters
 
 
 class TrainedModel(ModelPart):
-    """Model of a run, in the training layout; a derived class opens its updater.
+    """Trained model of a run, in the training layout; a derived class opens its updater.
 
-    Its weights come from the checkpoint that a run continues, else from the job's policy path. verifies: compare
+    Its weights come from a resumed run's checkpoint, else from the job's policy path. verifies: compare
     checksums of the published weights with the trained ones.
     """
 
@@ -43,8 +43,8 @@ class TrainedModel(ModelPart):
     def publish_to(self, generator: ModelPart) -> None:
         """Give the weights to the part that generates.
 
-        `publish` brings those that train up to date after an update.
-        A parameter of which this rank holds the same slice in both layouts is shared; nothing moves for it.
+        `publish` brings the trained weights up to date after an update.
+        A parameter is shared, and never moved, if this rank holds the same slice of it in both layouts.
         """
         here, there = self.partition, generator.partition
         self._published = self.parameters
@@ -74,7 +74,7 @@ class TrainedModel(ModelPart):
         return self._reshard is not None or (self._generator is not None and self._generator.refreshes)
 
     def publish(self) -> ReshardStatistics:
-        """Bring the published weights up to date, where `publishes`."""
+        """Bring the published weights up to date, if it `publishes`."""
         done = self._reshard.run(self.verifies) if self._reshard else self._nothing_moved()
         if self._generator:
             self._generator.refresh()

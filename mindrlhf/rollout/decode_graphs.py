@@ -7,14 +7,14 @@ from mindrlhf.backend.memory import zero_parameter
 from mindrlhf.models.decoder import Decoder
 from mindrlhf.rollout.sampling import Sampler
 
-# Tokens of a call, at most, where one operator draws several; and with those of others between them.
+# Token limit of one call of the operator that draws several: without, and with a partner's tokens between them.
 FUSED_TOKENS, FUSED_CONTEXT = 16, 256
 
 
 class Cache:
     """Keys and values of `slots` sequences: each layer's [slots, K, size, D].
 
-    packed: they are int32[slots, K, size, D / 2], of two bfloat16 numbers each (`Kernels.packs_cache`).
+    packed: arrays are int32[slots, K, size, D / 2], with two bfloat16 numbers in each int32 (`Kernels.packs_cache`).
     """
 
     def __init__(
@@ -58,8 +58,8 @@ class Admit(Graph):
     """Copy of prefilled prompts into slots: row `rows[i]` to slot `slots[i]`, int32[A] each.
 
     longest: positions of the longest prompt; positions beyond it may belong to the slot's own tokens and must not
-    be overwritten by padding. The outputs of `Prefill` come as single arguments: with a tuple, MindSpore would
-    compile again for each new one.
+    be overwritten by padding. The outputs of `Prefill` are single arguments: with a tuple, MindSpore would compile
+    again for each new tuple.
     """
 
     def __init__(self, cache: Cache, kernels, longest: int):
@@ -90,14 +90,14 @@ class Decode(Graph):
     """Graph that draws the next tokens of each slot.
 
     The outputs are [B, n] token (-1 for none), behaviour and policy log-prob (see `Sampler`), 0 without a draw; and, if
-    one operator draws several tokens, int32[3]: steps, tokens of drafts, and how many of these came true.
+    one operator draws several tokens, int32[3]: steps, draft tokens, and accepted draft tokens.
     ids, positions: int32[B], of the last token. remaining: int32[B], tokens still to come, 0 in an empty slot.
-    banned: int32[B], number of the next tokens without a stop token.
-    leaders, prefixes: int32[B], the slot that keeps the prompt and its positions of the prompt, if one operator
-    draws several tokens; otherwise each slot has all of its own.
-    enough: int32[3]: the number of active slots at which no new token begins, the first own position of a slot, if a
-    prompt is kept elsewhere, and the most steps, of which each draws a token of a slot, and those after a draft.
-    context: int32[B, n], tokens that are taken as they are, and do not end a slot; -1 where a token is drawn.
+    banned: int32[B], number of next tokens that must not be a stop token.
+    leaders, prefixes: int32[B], the slot that holds the prompt and the prompt's positions there, if one operator draws
+    several tokens; otherwise each slot holds its own prompt.
+    enough: int32[3]: the number of active slots at which no further token begins, a slot's first position after the
+    longest prompt, and the most steps; each draws one token of a slot, plus its draft's.
+    context: int32[B, n], tokens that are taken as they are and never end a slot; -1 where a token is drawn.
     histories: int32[B, h], texts for drafts (see `rollout.drafts`). uniform: [B, n]. seen: see `Sampler`.
     """
 

@@ -1,8 +1,8 @@
-"""Texts in which drafts of a response's next tokens are looked for.
+"""Texts to search for drafts of a response's next tokens.
 
-Answers to one prompt repeat each other: what followed the last tokens in another answer, or earlier in the same one, is
-a draft, which the decode operator checks in columns of its products that would be empty (n-gram speculation; A. Saxena,
-"Prompt lookup decoding", 2023). Random numbers depend on counters alone, so the tokens are those without drafts.
+Answers to one prompt repeat each other: the tokens that followed the last tokens in another answer, or earlier in this
+one, are a draft. The decode operator checks it in columns of its products that would be empty (n-gram speculation; A.
+Saxena, "Prompt lookup decoding", 2023). Random numbers depend only on counters, so drafts do not change tokens.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -12,8 +12,8 @@ import numpy as np
 from mindrlhf.types import RolloutGroup
 
 SIZE = 4096  # tokens of texts for each slot
-FEW_SLOTS = 32  # drafts are looked for while fewer than these are active: more leave no columns empty
-KEPT_TOKENS = 1 << 22  # of earlier answers, in all
+FEW_SLOTS = 32  # drafts are made while fewer slots are active: with more, no columns are empty
+KEPT_TOKENS = 1 << 22  # of earlier answers, in total
 APART = np.array([-1], np.int32)
 
 
@@ -25,13 +25,13 @@ class Histories:
         self._enabled, self._earlier, self._tokens = enabled, {}, 0
 
     def wanted(self, active: int) -> bool:
-        """Tell whether a call with this many active slots looks for drafts."""
+        """Test if a call with this many active slots makes drafts."""
         return self._enabled and active < FEW_SLOTS
 
     def arrays(self, texts: Collection[tuple[int, int, Sequence[np.ndarray]]] = ()) -> np.ndarray:
         """Lay out texts as int32[slots, size].
 
-        texts: of a slot, its number, its prompt's id and texts, its own last; as much of their end as fits is taken.
+        texts: (slot, its prompt's id, its texts with its own text last); only the end that fits is used.
         """
         if not texts:
             return self._nothing

@@ -1,10 +1,10 @@
 """Generation engine: a fixed number of slots over a static, refilled cache.
 
-A prompt is prefilled once, and its cache copied to the slots of its samples; or to one slot, where one operator decodes
-for all of them. The first decode step feeds the prompt's last token, so that prefill needs no logits. Random numbers
-depend on counters alone: the same rollouts come out for any number of slots, order of prompts, or workers. With a
-partner, a slot whose turn has ended keeps its cache and waits for the reply, whose tokens are decoded without a draw.
-Not here: paged caches, prefix sharing between different prompts.
+A prompt is prefilled once, and its cache copied to the slots of its samples, or to one slot if one operator decodes for
+all of them. The first decode step feeds the prompt's last token, so that prefill needs no logits. Random numbers depend
+only on counters: rollouts do not depend on the number of slots, order of prompts, or workers. With a partner, a slot
+whose turn has ended keeps its cache and waits for the reply, whose tokens are decoded without a draw. Not supported:
+paged caches, prefix sharing between different prompts.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,8 +35,8 @@ from mindrlhf.types import Prompt, Rollout, RolloutGroup
 class Statistics:
     """Statistics of a `generate` call.
 
-    tokens: drawn ones. drafted, accepted: tokens of drafts, and those that came true. Seconds are wall time; only
-    compile_s includes compiling; partner_s: work and waiting of the conversations' other side.
+    tokens: drawn tokens. drafted, accepted: all draft tokens, and the accepted ones. Seconds are wall time; only
+    compile_s includes compiling; partner_s: work of the partner and waiting for it.
     """
 
     tokens: int = 0
@@ -91,7 +91,7 @@ class Engine:
         self.copies_prompts = not self._decode.fused
         self._histories = Histories(slots, sampling.speculation and self._decode.fused)
         self._penalises = sampling.repetition_penalty != 1.0
-        # 1 at the tokens a slot holds already; the sampler looks at it only when it penalises.
+        # 1 at the tokens that a slot already contains; the sampler reads it only when it penalises.
         self._seen = np.zeros((slots, config.vocab_size) if self._penalises else (1, 1), np.float32)
 
     @classmethod
@@ -114,9 +114,8 @@ class Engine:
     ) -> list[RolloutGroup]:
         """Generate responses to each prompt, or conversations with a partner.
 
-        progress: gets the new tokens of responses, and the most that they can all become; it may end the call by
-        raising. listen: hears each token as soon as it is drawn. The tokens do not depend on the time that replies
-        take.
+        progress: gets the number of new response tokens, and the most tokens that all responses can have; it may end
+        the call by raising. listen: called after each drawn token. The tokens do not depend on how long replies take.
         """
         for prompt in prompts:
             if len(prompt.token_ids) > self.max_prompt:
@@ -129,7 +128,7 @@ class Engine:
             return []
         if partner and partner.stop_strings and self.decode_text is None:
             raise ValueError("a partner's stop strings need decode_text")
-        self._parts.collect()  # of a call that was interrupted
+        self._parts.collect()  # drops the times of an interrupted call
         run = _Run(self, prompts, num_generations, step, progress, partner, listen)
         run.finish()
         seconds = {f"{part}_s": spent for part, spent in self._parts.collect().items()}
@@ -154,28 +153,28 @@ class _Run:
             self.prompts = prompts = self.exchange.begin(prompts, generations, step)
         self.group = np.repeat(np.arange(len(prompts)), generations)
         ids = np.array([(prompt.id, prompt.occurrence * generations) for prompt in prompts], np.int64)[self.group]
-        # A prompt that a step draws again gets further samples of the same prompt, not the same ones once more.
+        # A prompt that a step draws again gets new samples, not the same samples again.
         drawn = ids[:, 1] + np.tile(np.arange(generations), len(prompts))
         self.uniform = uniform(engine.seed, step, ids[:, :1], drawn[:, None], np.arange(limit)[None])
         self.tokens = np.zeros((count, limit), np.int32)
         self.behaviour, self.policy = (np.zeros((count, limit), np.float32) for _ in range(2))
         self.length = np.zeros(count, np.int32)
         self.reason = np.full(count, "", object)
-        # Of each prompt: its last token, and that one's position.
+        # For each prompt: its last token, and that token's position.
         self.last_token = np.array([prompt.token_ids[-1] for prompt in prompts], np.int32)
         self.last = np.array([len(prompt.token_ids) - 1 for prompt in prompts], np.int32)
         self.next_sample = 0
         self.pool_groups = min(len(prompts), pool_size(slots, generations))
-        self.pool, self.pool_end = None, 0  # prefilled prompts, and the number of the one after them
+        self.pool, self.pool_end = None, 0  # prefilled prompts, and the index of the next one
         self.prefix_size = padded_prefix(int(self.last.max()) + 1, engine.bucket)
-        self.sample = np.full(slots, -1)  # which sample sits in a slot; -1 is none
+        self.sample = np.full(slots, -1)  # sample in each slot; -1 is none
         self.token, self.position = (np.zeros(slots, np.int32) for _ in range(2))
-        # Where responses read their prompt together: the slot that holds each prompt that is being answered; -1 is
-        # none. A slot holds one prompt and one response, which need not belong together.
+        # If responses share their prompt's cache: the slot that holds each prompt being answered; -1 is none. A slot
+        # holds one prompt and one response, which may belong to different prompts.
         self.prompt_slot = np.full(len(prompts), -1)
         self.unanswered = np.full(len(prompts), generations)
-        self.saved = self.reported = 0  # tokens: those that ended responses left of their limit, and reported ones
-        self.counts = np.zeros(3, int)  # decode steps, tokens of drafts, and how many of these came true
+        self.saved = self.reported = 0  # tokens: unused by ended responses, and reported
+        self.counts = np.zeros(3, int)  # decode steps, draft tokens, accepted draft tokens
 
     def finish(self) -> None:
         """Answer all prompts."""
@@ -196,11 +195,11 @@ class _Run:
             self.reported = done
 
     def _active(self) -> np.ndarray:
-        """List the slots whose turn it is."""
+        """List the slots that hold a response and wait for no reply."""
         return np.flatnonzero((self.sample >= 0) & ~self.exchange.waiting[self.sample])
 
     def _listen(self) -> None:
-        """Take the partner's replies; waits for one where no slot can go on."""
+        """Take the partner's replies; waits for one if no slot can go on."""
         with self.engine._parts("partner"):
             ended = self.exchange.collect(not len(self._active()), self.length)
         for row, end, cut in ended:
@@ -231,7 +230,7 @@ class _Run:
 
     def _refill(self) -> None:
         free, total = np.flatnonzero(self.sample < 0), len(self.group)
-        # Few free slots are left to gather, so that an admission copies several at once.
+        # A few free slots wait until there are more, so that an admission copies several at once.
         if len(free) < min(self.engine._admit_size, total - self.next_sample) and len(self._active()):
             return
         while len(free) and self.next_sample < total:
@@ -254,7 +253,7 @@ class _Run:
     def _place(self, slots: np.ndarray, rows: np.ndarray) -> None:
         engine, size, groups = self.engine, self.engine._admit_size, self.group[rows]
         places, copied = (slots, groups) if engine.copies_prompts else self._keep_prompts(groups)
-        # Padding repeats the last entry: the same copy twice is the same cache.
+        # Padding repeats the last entry: a second copy does not change the cache.
         pairs = np.stack((places, copied - self.pool_end + self.pool_groups)).astype(np.int32)
         pairs = np.pad(pairs, ((0, 0), (0, -len(places) % size)), "edge")
         with engine._parts("prefill"):
@@ -269,7 +268,7 @@ class _Run:
     def _keep_prompts(self, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Assign slots to prompts without one; returns slots and prompts.
 
-        There is always a free slot: every kept prompt has a response in a slot, but the one whose turn it is.
+        There is always a free slot: every kept prompt, except the one being placed, has a response in a slot.
         """
         new = np.unique(groups[self.prompt_slot[groups] < 0])
         free = np.setdiff1d(np.arange(self.engine.slots), self.prompt_slot)
@@ -293,7 +292,7 @@ class _Run:
         if not engine.copies_prompts:
             leaders[active], prefixes[active] = self.prompt_slot[groups], self.last[groups]
         pending = min(engine._admit_size, len(self.group) - self.next_sample)
-        # Decoding of several tokens ends when this many slots are active: enough others are worth refilling.
+        # Decoding of several tokens ends when only this many slots are active: enough others can be refilled.
         waiting = int(self.exchange.waiting.sum())
         enough = engine.slots - pending - waiting if pending else 0
         enough = np.array([enough, engine.max_prompt, 1 if self.listen else FUSED_TOKENS], np.int32)
@@ -324,11 +323,11 @@ class _Run:
         self.token[active] = tokens[np.arange(len(rows)), kept - 1]
         self.position[active] += kept
         if engine._penalises:
-            engine._seen[active, self.token[active]] = 1.0  # one token of each call
+            engine._seen[active, self.token[active]] = 1.0  # a call draws one token then
         self._end_turns(rows, stopped, said)
 
     def _histories(self, active: np.ndarray) -> np.ndarray:
-        """Gather other answers to each slot's prompt, the prompt and its own text."""
+        """Collect each slot's texts: other answers, and its prompt with its own answer."""
         histories = self.engine._histories
         if self.listen or not histories.wanted(len(active)):
             return histories.arrays()
@@ -341,7 +340,7 @@ class _Run:
         return histories.arrays(texts)
 
     def _first_said(self, row: int, count: int, more: int) -> int | None:
-        """Count the next tokens, up to `more`, until the turn has a stop string."""
+        """Count the next tokens, up to `more`, until a stop string; None without one."""
         first = self.exchange.first[row]
         for length in range(max(1, first - count + 1), more + 1):
             text = self.engine.decode_text(self.tokens[row, first : count + length].tolist())

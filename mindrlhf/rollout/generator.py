@@ -38,10 +38,10 @@ LENGTH_BUCKET = 32
 class Generator:
     """Model with its tokenizer that answers prompts under one sampling rule.
 
-    model: HF directory or a hub's id, an adapter in PEFT's format, or a training checkpoint. tokenizer: its own by
+    model: HF directory or a hub's id, an adapter in PEFT's format, or a training checkpoint. tokenizer: the model's by
     default. slots: most responses generated at once. seed: keys the random numbers, together with a prompt's id and a
-    response's index. where: names the prompts in messages. adapter: one in PEFT's format, merged into the model. Raises
-    UserError for a directory that is no model.
+    response's index. where: names the prompts in messages. adapter: an adapter in PEFT's format, merged into the model.
+    Raises UserError for a directory that is not a model.
     """
 
     def __init__(
@@ -76,9 +76,9 @@ class Generator:
     ) -> list[RolloutGroup]:
         """Generate `num_generations` responses to each prompt, in order.
 
-        A text's id is its place. step: also keys the random numbers; with the step, seed, settings and weights of a
-        training step, the responses are the same. progress, listen: see `rollout.engine`. partner: other side of
-        conversations. Raises UserError for prompts that the model or the tokenizer cannot have.
+        A text's id is its index. step: also keys the random numbers; with the step, seed, settings and weights of a
+        training step, the responses are the same. progress, listen: see `rollout.engine`. partner: of conversations.
+        Raises UserError for prompts that do not fit the model or the tokenizer.
         """
         known = [self._encoded(i, prompt) if isinstance(prompt, str) else prompt for i, prompt in enumerate(prompts)]
         if not known:
@@ -138,7 +138,7 @@ def refuse_critic(path: str | None, model: ModelConfig | None) -> None:
 def check_prompts(
     prompts: Sequence[Prompt], model: ModelConfig, tokenizer: Tokenizer, max_new_tokens: int, where: str
 ) -> int:
-    """Check room and ids for all prompts; returns the longest one's tokens."""
+    """Check lengths and ids of all prompts; returns the largest length in tokens."""
     check_token_ids(tokenizer, model, max(int(prompt.token_ids.max()) for prompt in prompts), where)
     longest = max(len(prompt.token_ids) for prompt in prompts)
     room = model.max_position_embeddings - longest

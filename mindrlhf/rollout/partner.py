@@ -1,7 +1,7 @@
-"""Other side of conversations: environments, tools or users that answer the policy's turns.
+"""Partners of conversations: environments, tools or users that answer the policy's turns.
 
-A conversation is one response: turns that the policy draws, and context between them. Nothing here knows texts: a
-partner takes the token ids that were drawn, and gives the ids to be appended.
+A conversation is one response: turns that the policy draws, and context between them. There are no texts here: a
+partner takes the drawn token ids, and returns the ids to append.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from mindrlhf.types import Prompt
 
 TurnRewards = tuple[tuple[int, float], ...]
 Listener = Callable[[int, Sequence[int]], bool]
-"""Hears a row's turn, its drawn ids so far, after each token; returns True to end the turn there."""
+"""Called after each token with a row and the drawn ids of its turn; returns True to end the turn there."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,7 +22,7 @@ class Reply:
     """Answer to one turn of a conversation.
 
     row: the conversation. token_ids: int32[n], n >= 0, appended to the response as context. over: no further turn is
-    drawn; token_ids are appended all the same.
+    drawn; token_ids are still appended.
     """
 
     row: int
@@ -34,12 +34,12 @@ Opening = tuple[Sequence[Prompt], Sequence[Reply]]
 
 
 class Partner(Protocol):
-    """Other side of the conversations of a `generate` call.
+    """Partner of the conversations of a `generate` call.
 
-    Rows are prompt-major: row = prompt's index * G + sample's index. stop_strings: texts that end a turn, besides stop
+    Rows are prompt-major: row = prompt's index * G + sample's index. stop_strings: texts that end a turn, like stop
     tokens and the sampling's own stop strings. statistics: of the last call, with the arguments of
-    `metrics.experience.add_conversations` as attributes. turn_rewards: by row, those of `Rollout` in the conversations
-    that `rewards` ended last.
+    `metrics.experience.add_conversations` as attributes. turn_rewards: by row, `Rollout.turn_rewards` of the
+    conversations that `rewards` ended last.
     """
 
     stop_strings: tuple[str, ...]
@@ -47,33 +47,33 @@ class Partner(Protocol):
     turn_rewards: Sequence[TurnRewards]
 
     def begin(self, prompts: Sequence[Prompt], num_generations: int, step: int) -> Opening:
-        """Begin the conversations; returns prompts and the context behind them.
+        """Begin the conversations; returns prompts and the context after them.
 
-        A prompt may lose its end to that context. There is one reply for each row, in their order, often without a
-        token; none of them is over.
+        The end of a prompt may move to that context. There is one reply for each row, in row order, often without a
+        token; none has `over` set.
         """
 
     def submit(self, row: int, turn: Sequence[int], length: int) -> None:
         """Take a turn that ended by a stop token or string; returns at once.
 
-        turn: its drawn ids, the stop token included. length: ids of the response so far. A turn that the limit of
-        tokens cuts off is not submitted: its conversation has ended.
+        turn: its drawn ids, the stop token included. length: number of the response's ids so far. A turn that the token
+        limit cuts off is not submitted: its conversation has ended.
         """
 
     def collect(self, wait: bool) -> Sequence[Reply]:
-        """Return the replies that are ready; wait: until there is at least one."""
+        """Return the replies that are ready; wait: wait for at least one."""
 
     def rewards(self) -> np.ndarray:
         """End all conversations.
 
-        Returns the rewards that their environments give, those of turns included: float32[rows], NaN for none.
+        Returns the environments' rewards, rewards of turns included: float32[rows], NaN for none.
         """
 
 
 class SharedPartner:
-    """Partner of ranks that generate the same rows, which one of them has.
+    """Partner shared by ranks that generate the same rows; one rank owns it.
 
-    partner: None on the others. share: called by all of them at once, with any value; returns that of the one.
+    partner: None on the others. share: called by all of them together, with any value; returns the owner's value.
     """
 
     def __init__(self, partner: Partner | None, share: Callable[[Any], Any]):
@@ -106,10 +106,10 @@ class SharedPartner:
 class Exchange:
     """Exchange of turns and replies in a `generate` call.
 
-    partner: None where a turn is a whole response. rows, limit: number of responses and their most tokens.
+    partner: None if a turn is a whole response. rows, limit: number of responses, and most tokens of each.
 
-    context: int32[rows, limit], ids at the places of a response that the partner has filled, -1 elsewhere. first:
-    int32[rows], the place of a turn's first token. waiting: bool[rows], True while a reply is outstanding.
+    context: int32[rows, limit], the partner's ids at their places in a response, -1 elsewhere. first: int32[rows], the
+    place of the current turn's first token. waiting: bool[rows], True while a reply is outstanding.
     """
 
     def __init__(self, partner: Partner | None, rows: int, limit: int, vocabulary: int):
@@ -118,9 +118,9 @@ class Exchange:
         self.first, self.waiting = np.zeros(rows, np.int32), np.zeros(rows, bool)
 
     def begin(self, prompts: Sequence[Prompt], num_generations: int, step: int) -> Sequence[Prompt]:
-        """Put the partner's words in front of the first turns.
+        """Put the partner's context before the first turns.
 
-        Returns the prompts before them. A response keeps room for one drawn token.
+        Returns the prompts without this context. A response keeps space for one drawn token.
         """
         if self.partner is None:
             return prompts
@@ -132,14 +132,14 @@ class Exchange:
         return opened
 
     def submit(self, row: int, tokens: np.ndarray, length: int) -> None:
-        """Hand a row's turn over. tokens: int32[limit], the response; length: its tokens."""
+        """Submit a row's turn. tokens: int32[limit], the response; length: its tokens."""
         self.waiting[row] = True
         self.partner.submit(row, tokens[self.first[row] : length].tolist(), length)
 
     def collect(self, wait: bool, lengths: np.ndarray) -> list[tuple[int, int, bool]]:
         """Append the replies that are ready to responses of these lengths.
 
-        Returns for each conversation that ends so: its row, its length then, and whether the limit ended it.
+        Returns for each conversation that ends by this: its row, its final length, and True if the limit ended it.
         """
         ended = []
         for reply in self.partner.collect(wait):
@@ -156,7 +156,7 @@ class Exchange:
     def _append(self, reply: Reply, length: int, limit: int) -> bool:
         """Append a reply to a response of this length, up to the limit.
 
-        Returns whether that cuts it off.
+        Returns True if the limit cuts the reply off.
         """
         ids = np.asarray(reply.token_ids, np.int32)
         if len(ids) and not 0 <= ids.min() <= ids.max() < self._vocabulary:

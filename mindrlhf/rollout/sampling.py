@@ -1,6 +1,6 @@
 """Sampling of one token for each slot, inside the decode graph.
 
-Order of the filters: repetition penalty on the logits, temperature, top-k, top-p over the rest of top-k, min-p. The
+Order of the filters: repetition penalty on the logits, temperature, top-k, top-p over top-k's tokens, min-p. The
 draw inverts the cumulative distribution at one uniform number. Tensor-parallel ranks draw the same token.
 """
 
@@ -15,7 +15,7 @@ from mindrlhf.backend.cpu import MASKED
 from mindrlhf.configs.grpo import SamplingSettings
 from mindrlhf.models.head import log_from_one
 
-# Halvings of the interval that contains the top-p threshold: 40 nats wide, so the last is 4e-8 nats.
+# Halvings of the interval that contains the top-p threshold: it is 40 nats wide, and 4e-8 nats at the end.
 TOP_P_HALVINGS = 30
 TOP_P_RANGE = 40.0
 
@@ -23,8 +23,8 @@ TOP_P_RANGE = 40.0
 def block_size(vocabulary: int, ranks: int = 1) -> int:
     """Find the block size of the two-level search in a rank's vocabulary.
 
-    It is the divisor of the rank's part nearest to the whole vocabulary's square root: the search looks
-    at V/b + b numbers a row.
+    It is the divisor of the rank's part nearest to the whole vocabulary's square root: the search reads V/b + b numbers
+    of a row.
     """
     part = vocabulary // ranks
     divisors = [b for b in range(1, part + 1) if part % b == 0]
@@ -42,7 +42,7 @@ class Sampler(nn.Cell):
 
     The outputs are token int32[B], behaviour log-prob and policy log-prob, float32[B].
     shards: the ranks that share the vocabulary, V / size logits each; every rank returns the same.
-    The behaviour log-prob is that of the distribution drawn from; the policy log-prob has the temperature only.
+    The behaviour log-prob is under the distribution drawn from; the policy log-prob has only the temperature applied.
     Temperature 0 takes the largest logit; its behaviour log-prob is 0 and its policy log-prob is at temperature 1.
     """
 
@@ -86,7 +86,7 @@ class Sampler(nn.Cell):
         return self.reduce(weights.sum(-1, keepdims=True))
 
     def _own(self, token):
-        """Convert token ids to this rank's, with 1 where it has them."""
+        """Convert token ids to this rank's indices, with 1 for ids that it has."""
         if self.size == 1:
             return token, ops.ones_like(token).astype("float32")
         own = ops.logical_and(token >= self.first, token < self.end)
@@ -100,14 +100,14 @@ class Sampler(nn.Cell):
         return values[:, self.top_k - 1 : self.top_k]
 
     def _keep(self, scores):
-        """Set scores that top-k, top-p and min-p refuse to MASKED."""
+        """Set scores that top-k, top-p or min-p exclude to MASKED."""
         top = self._largest(scores)
         if self.top_k:
             scores = ops.select(scores >= self._kth_largest(scores), scores, ops.full_like(scores, MASKED))
         if self.top_p < 1.0:
             weights = ops.exp(scores - expand(top, scores.shape))
             target = self._total(weights) * self.top_p
-            low, high = top - TOP_P_RANGE, top  # the tokens above `low` hold the mass; those above `high` may not
+            low, high = top - TOP_P_RANGE, top  # tokens above `low` have the mass; tokens above `high` may not
             for _ in range(TOP_P_HALVINGS):
                 middle = (low + high) * 0.5
                 enough = self._total(ops.select(scores >= middle, weights, ops.zeros_like(weights))) >= target
@@ -120,8 +120,8 @@ class Sampler(nn.Cell):
     def _search(self, weights, uniform):
         """Find the first index whose cumulative weight exceeds uniform * total.
 
-        It searches among blocks first, then inside one. Returns the index as int32[B], within this rank's part of
-        the vocabulary, and float32[B], 1 where it is in that part.
+        It searches among blocks first, then inside one. Returns the index in this rank's part of the vocabulary,
+        int32[B], and float32[B], 1 if it is in that part.
         """
         rows, blocks = weights.shape[0], weights.shape[1] // self.block
         weights = weights.reshape((rows, blocks, self.block))
@@ -140,7 +140,7 @@ class Sampler(nn.Cell):
         return (block + (inside <= rest).astype("int32").sum(-1)).astype("int32"), own
 
     def _draw(self, weights, uniform):
-        """Draw token int32[B] and log-prob float32[B] under weights [B, V], of any sum."""
+        """Draw token int32[B] and log-prob float32[B] under weights [B, V] with any sum."""
         token, own = self._search(weights, uniform)
         weight = ops.gather_d(weights, 1, token.reshape((-1, 1))).reshape((-1,))
         total = weights.sum(-1)
@@ -169,8 +169,8 @@ class Sampler(nn.Cell):
     def construct(self, logits, uniform, ban_stop, seen):
         """Draw one token for each slot.
 
-        ban_stop: float32[B], 1 while a slot may not stop. seen: float32[B, V] (or [1, 1]), 1 at tokens already
-        there.
+        ban_stop: float32[B], 1 while a slot may not stop. seen: float32[B, V] (or [1, 1]), 1 at tokens that the slot
+        already contains.
         """
         raw = logits * self.inverse
         scores = raw

@@ -21,8 +21,8 @@ from mindrlhf.types import Experience, Prompt, Rollout, RolloutGroup
 class Rollouts:
     """Generator of scored responses to this rank's prompts.
 
-    rewards: None on ranks that leave scoring to another one of their replica. partner: of conversations. With an
-    advantage that needs it, the most probable response to each prompt is scored too.
+    rewards: None on ranks that do not score: another rank of their replica does. partner: of conversations. If the
+    advantage needs it, the most probable response to each prompt is scored too.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Rollouts:
         self._settings, self._rewards, self._run, self._partner = job.config.rollout, rewards, run, partner
         self._decode = lambda ids: job.tokenizer.decode(list(ids), skip_special_tokens=True)
         greedy = self._settings.model_copy(update={"temperature": 0.0})
-        # No engine has more slots than there are responses to a round.
+        # No engine has more slots than a round has responses.
         responses = round_responses(job.config, generator.data_parallel.size)
         slots = [slot_count(self._settings.max_slots, count) if count else 0 for count in responses]
         self._engine, self._greedy = (
@@ -58,7 +58,7 @@ class Rollouts:
     def _generate(
         self, engine: Engine, prompts: list[Prompt], samples: int, step: int
     ) -> tuple[list[RolloutGroup], Sequence[float]]:
-        """Generate groups; with a partner there are its rewards, too."""
+        """Generate groups; returns them, and the partner's rewards if it has any."""
         run = self._run
         with run.timers("gen"), run.progress("generate", 0, "tokens") as advance:
 
@@ -76,7 +76,7 @@ class Rollouts:
     def _score(
         self, groups: list[RolloutGroup], greedy: list[RolloutGroup], own: Sequence[float], step: int
     ) -> list[Experience]:
-        """Score samples; a function that fails costs its sample, is counted, and shown once.
+        """Score samples; a failed call gives no score, is counted, and shown once.
 
         own: rewards of the environments, as in `reward_samples`.
         """
@@ -101,7 +101,7 @@ class Rollouts:
 
 
 def with_turn_rewards(groups: list[RolloutGroup], rewards: Sequence[TurnRewards]) -> list[RolloutGroup]:
-    """Give rewards of turns to rollouts, in their order, if there are any."""
+    """Add rewards of turns to rollouts, in order, if there are any."""
     if not any(rewards):
         return groups
     ends = np.cumsum([0] + [len(group.rollouts) for group in groups])
@@ -121,11 +121,11 @@ def reward_samples(
     max_new_tokens: int,
     own: Sequence[float] = (),
 ) -> list[Sample]:
-    """Build reward functions' inputs: both texts, the task's fields, and more.
+    """Build the inputs of reward functions: both texts, the task's fields, and more.
 
-    own: of conversations, the environments' rewards by rollout, NaN for none. A completion is what the policy said.
-    Further fields: `response_length` and `max_new_tokens`, in tokens; of conversations `environment_reward`, if there
-    is one, and `conversation`, the text with what others said.
+    own: for conversations, the environments' rewards by rollout, NaN for none. A completion is the text of sampled
+    tokens. Further fields: `response_length` and `max_new_tokens`, in tokens; for conversations `environment_reward`,
+    if there is one, and `conversation`, the text with all context.
     """
     every = [(group.prompt, rollout) for group in groups for rollout in group.rollouts]
     samples = []

@@ -13,13 +13,13 @@ from mindrlhf.rollout.partner import Opening, Reply
 from mindrlhf.types import Prompt
 
 OVER = Reply(0, np.zeros(0, np.int32), over=True)
-INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # the first bytes of a character, decoded
+INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # decoded from the first bytes of a character
 
 
 class Terminal(Protocol):
     """Place where a user reads and writes.
 
-    closed: True when there will be no further message. interrupted: True when the answer is to end where it is.
+    closed: True when there will be no further message. interrupted: True when the answer has to end now.
     """
 
     closed: bool
@@ -34,14 +34,14 @@ class Terminal(Protocol):
         """Show a part of an answer."""
 
     def note(self, text: str) -> None:
-        """Tell something about the conversation."""
+        """Show a message about the conversation."""
 
 
 class User:
     """Partner who reads an answer while it is drawn, and writes the next message.
 
-    first: ids that the conversation begins with. room: most tokens of the conversation. decode: ids -> text without
-    control tokens. most: tokens of an answer. unanswered: a message for which there was no room.
+    first: first ids of the conversation. room: token limit of the conversation. decode: ids -> text without control
+    tokens. most: token limit of an answer. unanswered: a message that no longer fit into the conversation.
     """
 
     stop_strings: tuple[str, ...] = ()
@@ -68,7 +68,7 @@ class User:
         return prompts, [Reply(0, self._first)]
 
     def read(self, row: int, turn: Sequence[int]) -> bool:
-        """Show the text so far; returns whether the answer is to end here."""
+        """Show the text so far; returns True to end the answer here."""
         self._turn = turn
         self._show(self._text().rstrip(INCOMPLETE))
         return self._terminal.interrupted or len(turn) >= self._most
@@ -91,11 +91,11 @@ class User:
         return [Reply(0, ids)]
 
     def rewards(self) -> np.ndarray:
-        """Return none."""
+        """Return NaN: a user gives no reward."""
         return np.full(1, np.nan, np.float32)
 
     def end_line(self) -> None:
-        """Show what is left of an answer."""
+        """Show the rest of an answer, and end the line."""
         self._show(self._text())
         self._terminal.write("\n")
 
@@ -116,8 +116,8 @@ def converse(
 ) -> None:
     """Answer messages until the terminal is closed, in one conversation after another.
 
-    generator: its limit of new tokens is that of a conversation, whose first message is context, too: one engine has
-    room for each. opening: messages before the first, such as the system prompt. most: tokens of an answer.
+    generator: its limit of new tokens applies to a conversation with its first message, so that one engine fits all
+    conversations. opening: messages before the first, such as the system prompt. most: token limit of an answer.
     """
     room, unanswered = generator.sampling.max_new_tokens, None
     for number in count():

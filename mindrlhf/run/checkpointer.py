@@ -57,8 +57,8 @@ class Blob(Protocol):
 class Managed:
     """State of this rank in a checkpoint.
 
-    arrays: kind -> its layout, and this rank's parameters of it by the names of the layout. counters, blobs: by name.
-    run: see `TrainingState`. hf_files: of the checkpoint's HF folder, on rank 0.
+    arrays: kind -> (layout, this rank's parameters by their names in the layout). counters, blobs: by name. run: see
+    `TrainingState`. hf_files: files of the checkpoint's HF folder, on rank 0.
     """
 
     arrays: Arrays
@@ -71,8 +71,8 @@ class Managed:
 class Checkpointer:
     """Saver and restorer of a run, which may also end it.
 
-    Every rank uses it at the same places, after `manage`. saving: entered while a save begins; it has the arrays in
-    memory.
+    Every rank calls it at the same points, after `manage`. saving: makes a context that is entered when a save begins
+    and brings the arrays into memory.
     """
 
     def __init__(
@@ -130,9 +130,9 @@ class Checkpointer:
                 self._counters[name].load_state_dict(checkpoint.counters[name])
 
     def load_best(self, rank: int) -> None:
-        """Read the best step's weights and report, if it is not the last.
+        """Read the best step's weights and report, unless it is the last step.
 
-        Raises `UserError` where its checkpoint is not there.
+        Raises `UserError` if its checkpoint is missing.
         """
         if self._best.step in (None, self._step):
             return
@@ -144,9 +144,9 @@ class Checkpointer:
         self._restore_counter(checkpoint, "report")
 
     def after_step(self, step: int, metrics: Mapping[str, float], updates: Sequence[Update]) -> None:
-        """Save if it is due.
+        """Save a checkpoint if one is due.
 
-        Raises `UserError` when the run cannot go on; its state is saved then.
+        Raises `UserError` when the run cannot continue, after its state has been saved.
         """
         self._store.check()
         bad = self._bad.count(updates)
@@ -172,16 +172,16 @@ class Checkpointer:
             )
 
     def between_phases(self) -> None:
-        """Raise `Stopped` when any rank is asked to; the weights are the last step's.
+        """Raise `Stopped` if any rank is asked to stop.
 
-        After the last step nothing is left to stop.
+        Call it while the weights are the last step's. After the run's last step nothing is left to stop.
         """
         if not self.over and self._largest(self._signals.wanted):
             raise Stopped(f"stopped: {self.leave()}")
 
     @property
     def over(self) -> bool:
-        """True after the last step, or when patience is."""
+        """True after the last step, or when patience has run out."""
         return self._step >= self._total or self._patience.over
 
     @property
@@ -194,7 +194,7 @@ class Checkpointer:
         return f"early stop after step {self._step} of {self._total}: {measured} without a better one; {found}"
 
     def within_phase(self) -> None:
-        """Raise `Stopped` as `between_phases`, where no other rank waits for this one."""
+        """Raise `Stopped` like `between_phases`, if no other rank waits for this one."""
         if self._alone:
             self.between_phases()
 
@@ -202,7 +202,7 @@ class Checkpointer:
         return float(self._reduce_max(np.array([value], np.float32))[0])
 
     def finish(self) -> None:
-        """Return when the last checkpoint is complete."""
+        """Wait until the last checkpoint is complete."""
         self._store.wait()
 
     def leave(self) -> str:
@@ -231,7 +231,7 @@ class Checkpointer:
             self._saved = self._step
 
     def _check_finite(self, groups: Mapping[str, ShardGroup]) -> None:
-        """Raise `UserError` for bad weights, which would push good checkpoints out."""
+        """Raise `UserError` for non-finite weights, which would displace good checkpoints."""
         for kind in (WEIGHTS, CRITIC_WEIGHTS, REFERENCE_WEIGHTS):
             if kind in groups:
                 group = groups[kind]
@@ -241,7 +241,7 @@ class Checkpointer:
                     raise self._store.with_advice(UserError(f"step {self._step}: {spoiled(kind, name)}"))
 
     def _take_snapshot(self) -> None:
-        """Copy everything but the arrays: the next step may be left half-way."""
+        """Copy everything except the arrays: the next step may stop half-way."""
         self._counts = {name: counter.state_dict() for name, counter in self._counters.items()}
         self._blob_snapshots = {name: blob.snapshot() for name, blob in self._state.blobs.items()}
 

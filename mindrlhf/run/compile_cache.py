@@ -1,4 +1,4 @@
-"""Compiled graphs of earlier runs, for this one."""
+"""Reuse of graphs that earlier runs compiled."""
 
 import logging
 from contextlib import ExitStack
@@ -12,7 +12,7 @@ from mindrlhf.job import Job
 
 _log = logging.getLogger(__name__)
 
-# Groups of settings that are compiled into no graph, and those that are compiled into no graph of some names.
+# Groups of settings that no graph depends on; further groups by the beginning of a graph's name.
 NOT_COMPILED = ("data", "memory", "optimizer", "reward", "trainer", "validation")
 NOT_TRAINED_BY = ("algorithm", "critic", "dynamic_sampling", "rollout_correction", "seed", "train")
 NOT_COMPILED_INTO = {
@@ -23,7 +23,7 @@ NOT_COMPILED_INTO = {
 
 
 def use_compile_cache(job: Job, world: World, stack: ExitStack) -> None:
-    """Use this user's graphs of equal jobs, if asked for, until `stack` closes."""
+    """Use this user's cached graphs of equal jobs, if enabled, until `stack` closes."""
     if not job.flags.enable_compile_cache:
         return
     try:
@@ -39,7 +39,7 @@ def use_compile_cache(job: Job, world: World, stack: ExitStack) -> None:
 def graph_settings(job: Job, name: str) -> dict[str, Any]:
     """Select the settings that are compiled into a graph.
 
-    Prompts, rewards, rates and the length of a run are not, so that it may go on with others. name: the graph's.
+    Prompts, rewards, rates and the length of a run are not, so a run may continue with other values. name: the graph's.
     """
     described = job.described()
     kind = job.config.kind

@@ -21,7 +21,7 @@ class Best:
     step: int | None = None
 
     def improved(self, metrics: Mapping[str, float], step: int) -> bool:
-        """Test that this step is the best so far. UserError without such a metric."""
+        """Test that this step is the best so far; UserError without the metric."""
         name = self.metric
         measured = any(other.startswith(HELD_OUT) for other in metrics)
         if name is None or (name not in metrics and name.startswith(HELD_OUT) and not measured):
@@ -40,16 +40,16 @@ class Best:
         return {"metric": self.metric, "value": self.value, "step": self.step}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state; values of another metric are forgotten."""
+        """Restore a state; a state of another metric is ignored."""
         if state["metric"] == self.metric:
             self.value, self.step = state["value"], state["step"]
 
 
 @dataclass
 class Patience:
-    """Number of measurements in a row without a better one.
+    """Number of consecutive measurements without an improvement.
 
-    limit: the number at which patience is over; None for never.
+    limit: the number at which patience runs out; None for never.
     """
 
     limit: int | None

@@ -19,15 +19,15 @@ from mindrlhf.run.report import RunData
 
 # Fields of the model that a run may change without becoming another one.
 _OPEN_FIELDS = ("eos_token_ids", "pad_token_id", "bos_token_id", "initializer_range", "max_position_embeddings")
-# Settings of the trainer group that change what is computed; the others only say what is written, and when.
+# Settings of the trainer group that change the computation; the others only control what is written, and when.
 _MATTERS = ("trainer.total_steps", "trainer.epochs")
 
 
 def find_checkpoint(job: Job, collectives: Collectives) -> Checkpoint | None:
     """Find the checkpoint that `trainer.resume_mode` asks for, or None.
 
-    All ranks find the same and divide the work of checking it. Checkpoints that are not continued must not be in the
-    run's way.
+    All ranks find the same checkpoint and share the work of checking it. Raises `UserError` if other checkpoints in the
+    folder would mix with the run's.
     """
     trainer, folder, rank = job.config.trainer, Path(job.flags.save_ckpt_dir), collectives.world.rank
     present = step_folders(folder)
@@ -64,7 +64,7 @@ def run_identity(job: Job, data: RunData) -> dict[str, Any]:
 
 
 def _base(job: Job) -> dict[str, Any]:
-    """Describe the base model of the run's adapters, of which checkpoints hold no weights."""
+    """Describe the base model of the run's adapters; checkpoints do not hold its weights."""
     base = Weights(job.policy_path, job.model, job.config.seed).base(Partition.of_yaml(job.train, job.model, 0))
     return {"path": base.name, "seed": job.config.seed, "fingerprint": base.fingerprint}
 
@@ -86,7 +86,7 @@ def check_identity(checkpoint: Checkpoint, run: Mapping[str, Any], rank: int) ->
 
 
 def _misfits(saved: Mapping[str, Any], run: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield (problem, input that is another) for everything that makes another run."""
+    """Yield (problem, input that differs) for each difference that makes another run."""
     for field, ours in run["model"].items():
         theirs, ours = _without_dropout(saved["model"].get(field)), _without_dropout(ours)
         if theirs != ours and field not in _OPEN_FIELDS:
@@ -103,7 +103,7 @@ def _misfits(saved: Mapping[str, Any], run: Mapping[str, Any]) -> Iterator[tuple
         counts = f"{prompts['count']} of them, and there are {now['count']} now"
         yield f"was trained on other prompts ({counts})", "dataset"
     truths = now.get("ground_truths_crc32")
-    if prompts.get("ground_truths_crc32", truths) != truths:  # earlier checkpoints say nothing of them
+    if prompts.get("ground_truths_crc32", truths) != truths:  # earlier checkpoints do not record them
         yield "was trained on the same prompts with other ground truths", "dataset"
 
 

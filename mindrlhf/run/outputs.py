@@ -35,7 +35,7 @@ def prepare_outputs(save_ckpt_dir: Path, output_dir: Path | None, save_data_file
 def lock_outputs(
     world: World, output: Path, save_ckpt_dir: Path, save_data_file: Path | None = None
 ) -> AbstractContextManager[None]:
-    """Keep other runs out of the outputs; UserError where one is writing."""
+    """Keep other runs out of the outputs; UserError if one is writing."""
     folders = {"--save_ckpt_dir": save_ckpt_dir, "--output_dir": output}
     if save_data_file:
         folders["--save_data_file"] = save_data_file.parent
@@ -43,7 +43,7 @@ def lock_outputs(
 
 
 def clean_outputs(collectives: Collectives, output: Path, save_ckpt_dir: Path, save_data_file: Path | None) -> None:
-    """Remove half-written leftovers of killed runs, on rank 0; all wait for it."""
+    """Remove half-written leftovers of killed runs on rank 0; all ranks wait for it."""
     if collectives.world.rank == 0:
         folders = {output, output / ROLLOUTS_FOLDER, output / VALIDATION_FOLDER, save_ckpt_dir}
         for folder in folders | ({save_data_file.parent} if save_data_file else set()):

@@ -27,16 +27,16 @@ _log = logging.getLogger(__name__)
 
 
 class RunData(Protocol):
-    """Data of a run, as far as every kind of run has it.
+    """Data that every kind of run has.
 
-    rows: of the dataset. total_steps: of the run.
+    rows: number of rows in the dataset. total_steps: number of steps of the run.
     """
 
     rows: int
     total_steps: int
 
     def fingerprint(self) -> dict[str, int]:
-        """Describe what a resumed run must find again: name -> count or checksum."""
+        """Describe data that a resumed run must find unchanged: name -> count or checksum."""
 
     def card(self, job: Job) -> ModelCard:
         """Make the card of the model that the run trains."""
@@ -44,7 +44,7 @@ class RunData(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class StepRecord:
-    """Step that is written, or the validation before it.
+    """Record of a written step, or of a validation before further steps.
 
     total: steps of the run. metrics: over all ranks. checkpoint: its folder, if it has one.
     """
@@ -58,9 +58,9 @@ class StepRecord:
 class Report:
     """Collector of a step's metrics on every rank; rank 0 writes them after `open_outputs`.
 
-    A kind of run derives from it and measures its own steps. One rank speaks for those that train on the same rows.
-    iterations: passes of updates over a step's rows. last: the metrics of the last step. finished: to be set when the
-    run has done its last step.
+    Each kind of run has a subclass that measures its steps. Of the ranks that train on the same rows, only one reports.
+    iterations: passes of updates over a step's rows. last: the metrics of the last step. finished: set it when the run
+    has done its last step.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Report:
         self.finished = False
 
     def open_outputs(self, steps_done: int) -> None:
-        """Open the run's outputs on rank 0; those of steps after `steps_done` are forgotten."""
+        """Open the run's outputs on rank 0; remove outputs of steps after `steps_done`."""
         job, settings, output = self._job, self._job.config.trainer, self._job.output
         tracking = settings.model_copy(update={"loggers": ("console",)} if settings.val_only else {})
         total, start = self._data.total_steps, steps_done + 1 if steps_done else 0
@@ -101,7 +101,7 @@ class Report:
             self._metrics.add_max(name, value)
 
     def write_validation(self, step: int, values: Mapping[str, float]) -> None:
-        """Write what was measured on held-out data between `step` and the next one."""
+        """Write values measured on held-out data between `step` and the next step."""
         if self._writers:
             self._writers.write(step, values)
 
@@ -118,7 +118,7 @@ class Report:
         return self._utilization.within_ceiling(reduce(metrics, self._gather).results())
 
     def _show(self, step: int, values: dict[str, float]) -> None:
-        """Write a step's values, and hints that they give."""
+        """Write a step's values, and log the hints derived from them."""
         self.last = values
         if self._writers:
             self._writers.write(step, values)
@@ -135,7 +135,7 @@ class Report:
         metrics.add_total(f"{role}/empty_updates", share * update.result.empty)
 
     def flush(self) -> None:
-        """Return when all files of the steps so far are there."""
+        """Wait until all files of the steps so far are written."""
 
     def state_dict(self) -> dict[str, float]:
         """Return the last step's metrics for the model card."""

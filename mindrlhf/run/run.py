@@ -34,7 +34,7 @@ Validation = Callable[[int], Mapping[str, float]]
 class Run:
     """Life of a run on one rank, from `checkpoint` if there is one.
 
-    report: of the steps of this kind of run.
+    report: class that reports the steps of this kind of run.
     """
 
     def __init__(
@@ -69,10 +69,10 @@ class Run:
         return [item for part in self.collectives.all_gather_object(local) for item in part]
 
     def begin(self, parts: Parts, counters: dict[str, Stateful], blobs: dict[str, Blob], stack: ExitStack) -> None:
-        """Go on from the checkpoint, if any, and open the outputs, which `stack` closes.
+        """Continue from the checkpoint, if any, and open the outputs, which `stack` closes.
 
-        counters, blobs: state to save besides that of the parts; None is left out. The outputs come last because they
-        cut an earlier run's files: mistakes in the input have been found by now.
+        counters, blobs: state to save in addition to the parts' own; None entries are left out. The outputs are opened
+        last, because this truncates an earlier run's files: mistakes in the input have been found by then.
         """
         job, world = self._job, self.collectives.world
         parts.register(self.residency)
@@ -91,7 +91,7 @@ class Run:
         stack.callback(self.report.close)
 
     def steps(self) -> Iterator[int]:
-        """Count the steps that are left, until patience is over."""
+        """Yield the numbers of the remaining steps, until patience runs out."""
         for step in range(self.first_step, self.total_steps + 1):
             if self.checkpointer.over:
                 break
@@ -100,9 +100,9 @@ class Run:
             print(reason, flush=True)
 
     def record(self, step: int, result: Any, position: int = 0) -> StepRecord:
-        """Write metrics and checkpoint of a step; booked on the next one.
+        """Write metrics and checkpoint of a step; the next step's time includes this.
 
-        result: as the report takes it. position: rows drawn so far.
+        result: argument of the report's `write`. position: rows drawn so far.
         """
         with self.timers(STEP):
             with self.timers("report"):
@@ -111,7 +111,7 @@ class Run:
         return StepRecord(step, self.total_steps, self.report.last, self.checkpointer.saved)
 
     def validate_first(self, validation: Validation | None) -> Iterator[StepRecord]:
-        """Measure on held-out data before the first step of all, if wanted."""
+        """Measure on held-out data before step 1, if the settings ask for it."""
         if validation and self._job.config.trainer.val_before_train and self.first_step == 1:
             yield self.validate_only(validation)
 
@@ -125,14 +125,14 @@ class Run:
         return StepRecord(step, self.total_steps, values)
 
     def validate(self, validation: Validation | None, step: int) -> None:
-        """Measure on held-out data, if due after a step; the last one included."""
+        """Measure on held-out data after every `test_freq` steps and after the last step."""
         frequency = self._job.config.trainer.test_freq
         if validation and frequency and (step % frequency == 0 or step == self.total_steps):
             with self.timers("testing"):
                 self.report.add_values(validation(step))
 
     def export(self, parts: Parts) -> None:
-        """Write the trained or best models as HF directories; the run is done then."""
+        """Write the trained or best models as HF directories; the run is finished then."""
         job, folder = self._job, self._job.flags.save_ckpt_dir
         if job.config.trainer.export_best:
             with self.timers("load_checkpoint"):
@@ -153,7 +153,7 @@ class Run:
         return self.timers("save_checkpoint")
 
     def _enter(self, phase: str) -> None:
-        """Prepare memory for a phase, once a checkpoint does not need it any more."""
+        """Prepare memory for a phase, after copying arrays that an unfinished checkpoint needs."""
         if self.residency.disturbs(phase, PHASES["save_checkpoint"].roles):
             self._store.settle()
         self.residency.enter(phase)
@@ -177,7 +177,7 @@ def open_residency(job: Job) -> Residency:
 
 
 def hf_files(job: Job, card: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Return everything of a Hugging Face folder but the weights, for checkpoints."""
+    """Return all files of a Hugging Face folder except the weights, for checkpoints."""
     generation = generation_defaults(job.policy_path and hf_folder(job.policy_path))
     return companion_files(stopping_config(job.tokenizer, job.model), job.tokenizer, generation, card)
 

@@ -53,7 +53,7 @@ NAMES = {
 
 @dataclass(frozen=True, eq=False)
 class StepResult:
-    """Results of a step: this rank's experiences and updates, and common values."""
+    """Results of a step: this rank's experiences and updates, and rank-independent values."""
 
     experiences: list[Experience]
     updates: list[Update]
@@ -83,26 +83,26 @@ class StepReport(Report):
             self._responses = ResponseWriter(folder, record, job.tokenizer.decode)
 
     def add_reward_troubles(self, table: RewardTable) -> None:
-        """Count calls without a reward; log each function's first with its input."""
+        """Count calls without a reward; log each function's first failure with its completion."""
         add_reward_troubles(self._metrics, table.failures, table.timeouts)
         for failure in table.first_failures:
             what = f"reward function {failure.function} failed ({failure.reason}); the sample counts as unscored"
             _log.warning("%s, and this is shown once. Completion: %r", what, failure.completion[:200])
 
     def add_generation(self, statistics: Any) -> None:
-        """Add the rate of a call, and the share of drafts that came true."""
+        """Add a generation call's token rate and its share of accepted draft tokens."""
         if statistics.seconds:
             self._metrics.add("perf/generation_tokens_per_s", statistics.tokens, statistics.seconds)
         if statistics.drafted:
             self._metrics.add("perf/draft_acceptance_rate", statistics.accepted, statistics.drafted)
 
     def add_conversations(self, statistics: Any) -> None:
-        """Add a partner's statistics; None where another rank has them, or none are held."""
+        """Add statistics of conversations; None without any, or where another rank has them."""
         if statistics:
             add_conversations(self._metrics, **vars(statistics))
 
     def add_reshard(self, done: ReshardStatistics) -> None:
-        """Add bytes of all ranks, and bytes received per second of ranks' time."""
+        """Add resharded bytes of all ranks, and bytes received per second of rank time."""
         for name in ("bytes_received", "bytes_copied", "bytes_shared"):
             self._metrics.add_total(f"reshard/{name}", getattr(done, name))
         self._metrics.add("reshard/bytes_per_s", done.bytes_received, done.seconds)
@@ -118,7 +118,7 @@ class StepReport(Report):
             self._add_update(metrics, update, "actor", "actor/loss")
         for update in result.critic_updates:
             self._add_update(metrics, update, "critic", "critic/vf_loss")
-        if any(e.old_log_probs is None for e in experiences):  # else `add_experience` has taken them
+        if any(e.old_log_probs is None for e in experiences):  # otherwise `add_experience` has added them
             pairs = first_scored(experiences, updates)
             add_log_prob_difference(metrics, [rollout for rollout, _ in pairs], [train for _, train in pairs])
         add_performance(metrics, seconds, *token_counts(experiences), self._ranks)
@@ -135,7 +135,7 @@ class StepReport(Report):
             self._record_responses(step, result)
 
     def _completions_due(self, step: int) -> bool:
-        """Tell whether the console shows answers of this step."""
+        """Test whether the console shows answers of this step."""
         settings = self._job.config.trainer
         every = settings.log_completions_every if "console" in settings.loggers else None
         return every is not None and (step % every == 0 or step in (1, self._data.total_steps))
@@ -159,7 +159,7 @@ class StepReport(Report):
                 metrics.add_values(shown, np.concatenate([row for group in groups for row in group]))
 
     def _record_responses(self, step: int, result: StepResult) -> None:
-        """Record all ranks' responses, without large arrays that a step has computed of them."""
+        """Record all ranks' responses, without the large arrays computed from them."""
         config = self._job.config
         parts, most = config.algorithm.updates_per_iteration, config.trainer.token_figures
         scores = ("reference_log_probs", "teacher_log_probs", "old_log_probs", "values", "returns")
@@ -182,7 +182,7 @@ class StepReport(Report):
 def first_scored(experiences: Sequence[Experience], updates: Sequence[Update]) -> list[tuple[Rollout, np.ndarray]]:
     """Select responses with the train graph's log-probs of the step's first policy.
 
-    All have them where old log-probs were computed, else those of the first mini-batch, which its update has seen.
+    These are all responses if old log-probs were computed, else the first mini-batch, whose update computed them.
     """
     if not experiences:
         return []

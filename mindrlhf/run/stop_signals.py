@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT as a wish to stop. Imports no NumPy, which starts threads."""
+"""SIGTERM and SIGINT as requests to stop. Imports no NumPy, which starts threads."""
 
 import ctypes
 import os
@@ -19,16 +19,16 @@ class Stopped(Exception):
 
 
 class StopSignals:
-    """Context in which SIGTERM and SIGINT are a wish to stop.
+    """Context in which SIGTERM and SIGINT are requests to stop.
 
-    A second one ends the process at once. Enter it in the main thread, before NumPy is imported: threads that are there
-    already have nothing blocked. Both signals are blocked in this thread and in all that it starts, and one thread
-    alone waits for them. Handlers would not do: MindSpore sets its own for SIGINT before each run of a graph (it sends
-    SIGTERM) and from several threads at once while it compiles kernels; its network threads take SIGINT for themselves;
-    and a KeyboardInterrupt while MindSpore is imported makes the interpreter abort when it ends.
-    Processes that are started meanwhile inherit the blocked signals. The end of an msrun that waits for its workers is
-    a wish to stop too: on signals that it does not handle it dies without telling them. Its scheduler is left alone.
-    It may be entered again, and a wish remains.
+    A second signal ends the process at once. Enter the context in the main thread, before NumPy is imported: threads
+    that exist already do not block the signals. Both signals are blocked in this thread and in all threads that it
+    starts; a single thread waits for them. Handlers would not work: MindSpore sets its own for SIGINT before each run
+    of a graph (it sends SIGTERM) and from several threads at once while it compiles kernels; its network threads take
+    SIGINT for themselves; and a KeyboardInterrupt while MindSpore is imported makes the interpreter abort when it ends.
+    Processes started within the context inherit the blocked signals. The end of an msrun that waits for its workers is
+    a request to stop too: on signals that it does not handle, it dies without telling the workers. Its scheduler is
+    left alone. The context may be entered again, and a request stays in force.
     """
 
     signals: tuple[int, ...] = SIGNALS
@@ -55,7 +55,7 @@ class StopSignals:
         if not self._earlier:
             return
         self._ended = True
-        signal.pthread_kill(self._thread.ident, self.signals[0])  # for this thread alone: it stops waiting
+        signal.pthread_kill(self._thread.ident, self.signals[0])  # for that thread only, which then stops waiting
         self._thread.join()
         for number, handler in self._earlier.items():
             signal.signal(number, handler)
@@ -63,7 +63,7 @@ class StopSignals:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._blocked)
 
     def ask(self, reason: str) -> None:
-        """Wish to stop for another reason than a signal."""
+        """Request a stop for a reason other than a signal."""
         self.reason = self.reason or reason
 
     @property
@@ -83,7 +83,7 @@ class StopSignals:
         if self.received is not None:
             end_by(number)
         self.received, self.reason = number, f"{signal.Signals(number).name} was received"
-        with suppress(OSError):  # a terminal that is gone
+        with suppress(OSError):  # the terminal may have closed
             said = f"{self.reason}: saving the state and stopping; again, and it stops at once"
             print(said, file=sys.stderr, flush=True)
 
@@ -101,7 +101,7 @@ class Interrupts(StopSignals):
         self._held = False
 
     def hold(self) -> None:
-        """Hold Ctrl-C back, until it is `raised`."""
+        """Hold Ctrl-C back until the context `raised` is entered."""
         self.received, self._held = None, True
 
     @contextmanager
@@ -123,6 +123,6 @@ class Interrupts(StopSignals):
 
 def end_by(number: int) -> None:
     """End this process by a signal with its default effect, from any thread."""
-    ctypes.CDLL(None).signal(number, None)  # `signal.signal` is for the main thread alone; None is the default
+    ctypes.CDLL(None).signal(number, None)  # `signal.signal` works in the main thread only; None is the default
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (number,))
     signal.pthread_kill(threading.get_ident(), number)

@@ -22,8 +22,8 @@ def with_token_figures(
 ) -> list[Experience]:
     """Add figures to the groups with the widest spread of rewards.
 
-    updates: the step's, none while a critic warms up; each pass over the experiences is `parts` of them, with every
-    parts-th group. Without an update there is the advantage alone.
+    updates: all updates of the step, none while a critic warms up. A pass over the experiences consists of `parts`
+    updates, each with every `parts`-th group. Without an update the advantage is the only figure.
     """
     chosen, last = widest(experiences, most), updates[len(updates) - parts :]
     return [
@@ -42,7 +42,7 @@ def of_widest(experiences: Sequence[Experience], most: int) -> list[Experience]:
 
 
 def _figures(e: Experience, update: Update | None, place: int) -> tuple[Mapping[str, np.ndarray], ...]:
-    """Compute one group's figures; place: of the group in its update."""
+    """Compute one group's figures; place: index of the group in its update."""
     figures = {"advantage": e.token_advantages}
     if update:
         metrics = {name: groups[place] for name, groups in update.metrics.items()}

@@ -32,9 +32,9 @@ Recorded = list[tuple[int, list[Experience]]]
 class TrainingData:
     """Data that a run reads.
 
-    stream: of prompts; None for a replay. recorded: (step, experiences) to replay; empty when the run generates. rows:
-    of the dataset. prompts: of the dataset, or recorded. problems: held out. longest_prompt: tokens. max_positions:
-    padded.
+    stream: the prompts; None for a replay. recorded: (step, experiences) to replay; empty when the run generates. rows:
+    number in the dataset. prompts: all of the dataset, or of the replay. problems: held-out problems. longest_prompt:
+    in tokens. max_positions: of a padded sequence.
     """
 
     stream: PromptStream | None
@@ -119,7 +119,7 @@ def check_recorded(job: Job, recorded: Recorded) -> None:
 
 
 def check_prompts(job: Job, prompts: list[Prompt], source: str | Path, *yamls: ModelYaml, of: str = "rollout") -> int:
-    """Check prompts for the settings of the group `of`; returns the longest one's tokens."""
+    """Check prompts against the settings of the group `of`; returns the longest prompt's tokens."""
     check_token_ids(job.tokenizer, job.model, max(int(prompt.token_ids.max()) for prompt in prompts), str(source))
     longest = max(len(prompt.token_ids) for prompt in prompts)
     for yaml in yamls:
@@ -128,7 +128,7 @@ def check_prompts(job: Job, prompts: list[Prompt], source: str | Path, *yamls: M
 
 
 def total_steps(config: GRPOSettings, rows: int) -> int:
-    """Return the run's steps: as set, or as the epochs give."""
+    """Count the run's steps, as set or computed from the epochs."""
     if config.trainer.total_steps:
         return config.trainer.total_steps
     prompts = config.data.prompts_per_step

@@ -1,4 +1,4 @@
-"""Data of fine-tuning: demonstrations, held-out ones, and held-out problems, checked."""
+"""Checked data of fine-tuning: demonstrations, held-out demonstrations, and held-out problems."""
 
 import zlib
 from collections.abc import Iterable
@@ -19,15 +19,15 @@ from mindrlhf.shapes import longest_position
 from mindrlhf.training.batch import SequenceGroup
 from mindrlhf.types import Prompt
 
-HELD_OUT_DRAW = 1  # beside the seed, for the rows that `data.val_share` holds out
+HELD_OUT_DRAW = 1  # alongside the seed, to draw the rows that `data.val_share` holds out
 
 
 @dataclass(frozen=True)
 class TuningData:
     """Data that fine-tuning reads.
 
-    stream: of pairs: a prompt with the response to imitate. rows: of the dataset that are trained on. held_out: pairs
-    whose loss is measured. problems: prompts whose answers are judged. max_positions: padded.
+    stream: pairs of a prompt and the response to imitate. rows: number of rows to train on. held_out: pairs whose loss
+    is measured. problems: prompts whose answers are scored. max_positions: of a padded sequence.
     """
 
     stream: PromptStream
@@ -77,7 +77,7 @@ def read_tuning_data(job: Job) -> TuningData:
 
 
 def read_pairs(job: Job, source: str) -> list[SequenceGroup]:
-    """Read demonstrations as groups of one response, which a row's number identifies."""
+    """Read demonstrations as groups of one response, identified by the row number."""
     data = job.config.data
     given = job.objects.datasets.get(source)
     rows = read_demonstrations(source, job.tokenizer, data.tool_format, data.max_length, given)
@@ -93,9 +93,9 @@ def largest_id(sequences: Iterable[np.ndarray]) -> int:
 def held_out_share(
     pairs: list[SequenceGroup], share: float, seed: int
 ) -> tuple[list[SequenceGroup], list[SequenceGroup]]:
-    """Divide pairs into those to train on and a share to hold out.
+    """Divide pairs into a part to train on and a share to hold out.
 
-    The seed draws them; both keep their order.
+    The draw depends on the seed; both parts keep their order.
     """
     count = round(share * len(pairs))
     if share and not 0 < count < len(pairs):

@@ -50,7 +50,7 @@ def build(job: Job, world: World, stack: ExitStack, signals: StopSignals) -> GRP
 def open_rewards(job: Job, data: TrainingData, collectives: Collectives, stack: ExitStack) -> RewardRunner | None:
     """Start reward processes on the first rank of a replica; None for a replay.
 
-    Raises `UserError` for rows that lack a field of the functions. `stack` ends the processes.
+    Raises `UserError` for rows that lack a field that functions need. `stack` ends the processes.
     """
     generating = Partition.of_yaml(job.infer, job.model, collectives.world.rank)
     if data.recorded or not generating.first_of_replica:

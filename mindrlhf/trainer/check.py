@@ -50,7 +50,7 @@ YAML_FLAGS = {
 
 
 def check(flags: TrainFlags, objects: Objects = NO_OBJECTS) -> Job:
-    """Read and check all settings, which may name `objects`. Raises UserError."""
+    """Read and check all settings; they may name `objects`. Raises UserError."""
     flags, config, train, infer = read_settings(flags)
     flags = local_models(flags)
     policy_path = flags.load_sft_checkpoint_train or flags.load_sft_checkpoint_infer
@@ -79,7 +79,7 @@ def check(flags: TrainFlags, objects: Objects = NO_OBJECTS) -> Job:
 
 
 def check_tuning(flags: SFTFlags, objects: Objects = NO_OBJECTS) -> Job:
-    """Read and check all settings of fine-tuning, which may name `objects`. Raises UserError."""
+    """Read and check all settings of fine-tuning; they may name `objects`. Raises UserError."""
     overrides = split_overrides(flags.overrides, ("train_yaml",))
     yaml = read_train_yaml(flags, flags.load_sft_checkpoint_train, overrides)
     config = load_sft_config(flags.sft_config, overrides[""], yaml.adapter_defaults(), flags.settings)
@@ -129,7 +129,7 @@ def read_teacher(config: GRPOSettings, weights: bool = True) -> tuple[str, Model
 
 
 def check_same_tokens(teacher: Tokenizer, tokenizer: Tokenizer, where: str) -> None:
-    """Check that the teacher has each of the policy's tokens, by its id."""
+    """Check that the teacher has all of the policy's tokens, with the same ids."""
     tokens = ((i, tokenizer.id_to_token(i), teacher.id_to_token(i)) for i in range(tokenizer.size))
     for number, ours, theirs in tokens:
         if ours != theirs:
@@ -160,7 +160,7 @@ def read_settings(flags: TrainFlags) -> tuple[TrainFlags, GRPOSettings, ModelYam
 
 
 def correction_defaults(train: ModelYaml, infer: ModelYaml, weights: str = "train") -> dict[str, Any]:
-    """Return settings for rollouts whose products have other numbers than the trained policy's.
+    """Return settings for rollouts whose products have another dtype than training.
 
     weights: `rollout.weights`.
     """
@@ -169,7 +169,7 @@ def correction_defaults(train: ModelYaml, infer: ModelYaml, weights: str = "trai
 
 
 def generated_in(infer: ModelYaml, weights: str) -> str:
-    """Describe the numbers of generation for people."""
+    """Describe the dtype of generation in a message."""
     return f"rollout.weights {weights}" if weights != "train" else f"generation in {infer.model.compute_dtype}"
 
 
@@ -184,7 +184,7 @@ def read_model_yamls(flags: TrainFlags, overrides: Mapping[str, Sequence[str]]) 
 def read_train_yaml(flags: LayoutFlags, checkpoint: str | None, overrides: Mapping[str, Sequence[str]]) -> ModelYaml:
     """Read the training graph's model YAML, or build it from flags.
 
-    checkpoint: of the model's shape, where there is no YAML. Raises UserError.
+    checkpoint: gives the model's shape if there is no YAML. Raises UserError.
     """
     if flags.sft_path_train is None and checkpoint is None:
         right = "name a folder or a hub's id with --load_sft_checkpoint_train, or a YAML with --sft_path_train"
@@ -194,7 +194,7 @@ def read_train_yaml(flags: LayoutFlags, checkpoint: str | None, overrides: Mappi
 
 
 def _with_dtype(yaml: ModelYaml) -> ModelYaml:
-    """Settle a YAML's dtype of matrix products on this device. Raises UserError."""
+    """Choose a YAML's dtype of matrix products for this device. Raises UserError."""
     try:
         dtype = product_dtype(yaml.context.device_target, yaml.model.compute_dtype)
     except UserError as error:
@@ -203,13 +203,13 @@ def _with_dtype(yaml: ModelYaml) -> ModelYaml:
 
 
 def _given(flags: LayoutFlags, role: Role, overrides: Mapping[str, Sequence[str]]) -> list[str]:
-    """List what goes over a model YAML: flags, then overrides."""
+    """List the overrides of a model YAML: from flags, then given ones."""
     values = {key: getattr(flags, flag) for flag, key in YAML_FLAGS[role].items()}
     return [*(f"{key}={value}" for key, value in values.items() if value is not None), *overrides[f"{role}_yaml"]]
 
 
 def from_verl(flags: TrainFlags, overrides: list[str]) -> tuple[TrainFlags, list[str]]:
-    """Put flags and overrides of `--from-verl` beneath the given ones, and print them."""
+    """Add flags and overrides of `--from-verl`, and print them; given ones win."""
     translation = translate(flags.from_verl)
     if is_first_process():
         print(translation, flush=True)
@@ -247,7 +247,7 @@ def check_same_architecture(path: str | None, model: ModelConfig, what: str, fla
 def split_overrides(
     overrides: Sequence[str], yamls: Sequence[str] = ("train_yaml", "infer_yaml")
 ) -> dict[str, list[str]]:
-    """Split overrides by their prefix `train_yaml.` or `infer_yaml.`, or none for the run's own."""
+    """Split overrides by prefix: `train_yaml.`, `infer_yaml.`, or none for the run's settings."""
     split: dict[str, list[str]] = {name: [] for name in ("", *yamls)}
     for override in overrides:
         prefix, _, rest = override.partition(".")

@@ -28,9 +28,9 @@ class Credit:
         self.kl = KLTerm(config.algorithm, data_parallel) if config.algorithm.beta > 0 else None
 
     def __call__(self, everything: Sequence[Experience], own: Sequence[Experience]) -> list[Experience]:
-        """Add advantages, and with a critic its targets, to `own`.
+        """Add advantages, and the critic's targets if there is one, to `own`.
 
-        everything: the step's experiences of all ranks, in order. own: those of this rank, with log-probs.
+        everything: the step's experiences of all ranks, in order. own: this rank's experiences, with log-probs.
         """
         algorithm, batch = self._config.algorithm, self._batch(everything, own)
         options = algorithm.options_of(algorithm.method)
@@ -55,7 +55,7 @@ class Credit:
             values = self._gathered([taken(e.values, e.sampled) for e in own])
         if config.algorithm.method.uses_teacher:
             ratios = self._gathered([teacher_log_ratios(e) for e in own])
-        # Groups that only fill a step must not move any statistic.
+        # Groups that only fill a step must not change any statistic.
         names = everything[0].rewards_by_function if everything else ()  # in the settings' order
         weights = dict(zip(names, (one.weight for one in config.reward.all_functions), strict=False))
         return RewardBatch(
@@ -98,7 +98,7 @@ def _turn_rewards(experiences: Sequence[Experience], weight: float) -> list[list
 class KLTerm:
     """Penalty beta * KL(policy || reference) per token, with fixed or steered beta.
 
-    in_reward: subtracted from the reward of each token instead of being a part of the loss.
+    in_reward: it is subtracted from the reward of each token instead of being a part of the loss.
     """
 
     def __init__(self, settings: AlgorithmSettings, data_parallel: DataParallel):
@@ -107,11 +107,11 @@ class KLTerm:
         self.coefficient, self.in_reward = settings.beta, settings.kl_in_reward
 
     def state_dict(self) -> dict[str, float]:
-        """Return the state that a resumed run goes on from."""
+        """Return the state for a resumed run."""
         return {"coefficient": self.coefficient}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Restore a steered coefficient; a fixed one stays that of the settings."""
+        """Restore a steered coefficient; a fixed one comes from the settings."""
         if self._target is not None:
             self.coefficient = state["coefficient"]
 

@@ -1,7 +1,7 @@
 """Dynamic sampling: a step trains on groups with differing rewards.
 
-DAPO (Yu et al. 2025, arXiv 2503.14476, section 3.2), in bounded rounds: surplus groups are kept for the next step, and
-groups without spread take missing places, out of the loss, so that a step keeps its size and division over ranks.
+DAPO (Yu et al. 2025, arXiv 2503.14476, section 3.2), in bounded rounds: surplus groups go to the next step; groups
+without spread fill missing places, outside of the loss, so that a step keeps its size and division over ranks.
 """
 
 import logging
@@ -49,7 +49,7 @@ class StepSampling:
         self.surplus = [experience for _, group in experiences_of(unpack(content)) for experience in group]
 
     def begin(self) -> None:
-        """Start a new step with the surplus of the one before."""
+        """Start a new step with the previous step's surplus."""
         self._with_spread, self.surplus, self._without, self._rounds = self.surplus, [], [], 0
         self._drawn.clear()
 
@@ -63,7 +63,7 @@ class StepSampling:
         return settings.prompts_per_round or self._size
 
     def numbered(self, prompts: Sequence[Prompt]) -> list[Prompt]:
-        """Set `occurrence` of a round's prompts, those of all ranks."""
+        """Set `occurrence` of a round's prompts, over all ranks."""
         numbered = []
         for prompt in prompts:
             numbered.append(replace(prompt, occurrence=self._drawn[prompt.id]))
@@ -91,7 +91,7 @@ class StepSampling:
             "sampling/rounds": self._rounds,
             "sampling/dropped_groups": len(self._without),
             "sampling/surplus_groups": len(self.surplus),
-            "sampling/missing": missing,  # places that groups without spread had to take
+            "sampling/missing": missing,  # places filled by groups without spread
         }
 
 
@@ -113,7 +113,7 @@ def only_fills(experience: Experience, config: GRPOSettings) -> bool:
 
 
 def mark_trained(experiences: list[Experience], config: GRPOSettings) -> list[Experience]:
-    """Set `trained`: not unscored responses, nor truncated ones and equal groups, if configured."""
+    """Set `trained`: excludes unscored responses and, if configured, truncated ones and equal groups."""
     marked = []
     for experience in experiences:
         trained = np.isfinite(experience.rewards)
@@ -124,7 +124,7 @@ def mark_trained(experiences: list[Experience], config: GRPOSettings) -> list[Ex
 
 
 def with_drawing_policy(experiences: list[Experience], step: int) -> list[Experience]:
-    """Set old log-probs of groups that an earlier step's weights drew: their old policy."""
+    """Set old log-probs of groups from earlier steps: their drawing policy's."""
     return [
         replace(e, old_log_probs=tuple(rollout.policy_log_probs for rollout in e.group.rollouts))
         if e.policy_step < step

@@ -1,7 +1,7 @@
 """GRPO loop; a step reads like the algorithm (Shao et al. 2024, algorithm 1).
 
-Members of the family differ in the parts: the groups of a step (`sampling`), advantages and the KL term (`credit`), the
-policy's loss (`parts.policy`), a reference and a critic (`parts`).
+Algorithms of the family differ in these parts: the groups of a step (`sampling`), advantages and the KL term
+(`credit`), the policy's loss (`parts.policy`), a reference and a critic (`parts`).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -99,7 +99,7 @@ class GRPOLoop:
         return StepResult(own, updates, critic_updates, figures)
 
     def with_log_probs(self, experiences: list[Experience]) -> list[Experience]:
-        """Add reference log-probs, old log-probs (but those that a group has), and values."""
+        """Add log-probs of reference, teacher and old policy, and values, if still missing."""
         groups = [sequences(e) for e in experiences]
         for part in self.parts.scoring():
             with self.run.timers(part.score_phase):
@@ -119,8 +119,7 @@ class GRPOLoop:
     def update_policy(self, experiences: list[Experience], step: int) -> list[Update]:
         """Make the policy's updates of a step; none while the critic warms up.
 
-        Without a pass of its own, the old policy's log-probs are the outputs of the step's first update: it has seen
-        all groups.
+        Without a scorer, the step's first update gives the old policy's log-probs: it has used all groups.
         """
         seen: list[Update] = []
         policy, critic, kl = self.parts.policy, self.parts.critic, self.credit.kl
@@ -146,8 +145,8 @@ class GRPOLoop:
     ) -> list[Update]:
         """Make `num_iterations` passes, each in `updates_per_iteration` optimizer updates.
 
-        A mini-batch is every n-th group: blocks of each rank's share would differ with the number of ranks.
-        warmup_steps: first steps without an update; the schedule counts from there.
+        A mini-batch is every n-th group: blocks of each rank's share would depend on the number of ranks.
+        warmup_steps: first steps without an update; the learning rate schedule starts after them.
         """
         parts, updates = self.config.algorithm.updates_per_iteration, []
         per_step = self.config.algorithm.num_iterations * parts

@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RankResources:
-    """Host of a rank, threads, bytes of free memory there, FLOP/s.
+    """Resources of a rank: host, threads, bytes of free memory, FLOP/s.
 
     rates: see `run_rates`.
     """
@@ -57,7 +57,7 @@ class RankResources:
 def preflight(job: Job, collectives: Collectives, data: TrainingData, rewards: RewardRunner | None) -> None:
     """Check the environment on every rank; rank 0 prints the summary.
 
-    Raises UserError for a point that would fail later. rewards: on the ranks that score.
+    Raises UserError for a problem that would fail later. rewards: given on the ranks that score.
     """
     prompts = [] if data.recorded else data.prompts
     world, longest = collectives.world, max((len(prompt.token_ids) for prompt in prompts), default=0)
@@ -120,7 +120,7 @@ def devices(target: str, ranks: Sequence[RankResources], dtype: str) -> str:
 
 
 def memory_line(work: Work, ranks: Sequence[RankResources]) -> str:
-    """Compare the largest planned peak with the device's, or host's, memory for it."""
+    """Compare the largest planned peak with the memory of the device or host."""
     fullest = max(work.rank_plans(), key=lambda plan: plan.peak)
     limit = device_limit(work.train)
     if work.train.context.device_target == "CPU":
@@ -133,7 +133,7 @@ def memory_line(work: Work, ranks: Sequence[RankResources]) -> str:
 
 
 def check_writable(folder: Path) -> None:
-    """Raise UserError for a folder in which no file can be made."""
+    """Raise UserError for a folder that cannot be written to."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"0")
@@ -143,10 +143,10 @@ def check_writable(folder: Path) -> None:
 
 
 def disk_needs(config: GRPOSettings, model: ModelConfig) -> tuple[int, int]:
-    """Compute bytes of disk: the least for saving, and for all that is kept.
+    """Compute bytes of disk: the least for saving, and the need of all kept files.
 
-    The exported model is one copy of the weights in float32, a checkpoint three: weights and two moments. One more than
-    is kept is on the disk while it is written. Rollouts are not counted.
+    The exported model is one copy of the weights in float32; a checkpoint is three: weights and two moments. While a
+    checkpoint is written, the disk has one more than is kept. Rollouts are not counted.
     """
     critic = parameter_count(model.base) if config.algorithm.uses_critic else 0
     weights, trained = (FLOAT32 * (count(model) + critic) for count in (parameter_count, trained_count))
@@ -179,7 +179,7 @@ def tokenizer_line(tokenizer: Tokenizer, model: ModelConfig) -> str:
 def try_reward(
     runner: RewardRunner, prompt: Prompt, decode: Callable[[Sequence[int]], str], max_new_tokens: int
 ) -> str:
-    """Score three answers to a row; UserError if a function fails for all."""
+    """Score three answers to a row; UserError if a function fails for all three."""
     truth, text = prompt.fields.get("ground_truth", ""), decode(prompt.token_ids)
     fields = {**prompt.fields, "response_length": "1", "max_new_tokens": str(max_new_tokens)}
     table = runner.score([(text, answer, fields) for answer in (truth, f"The answer is {truth}.", "")])

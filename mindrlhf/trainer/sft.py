@@ -1,6 +1,6 @@
 """Fine-tuning loop: each step is one update on demonstrated answers, by GRPO's machinery.
 
-A demonstration is a group of one response, and the loss the mean of -log p over all tokens that its author wrote.
+A demonstration is a group of one response, and the loss is the mean of -log p over all tokens that its author wrote.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -16,15 +16,15 @@ from mindrlhf.run.outputs import lock_outputs
 from mindrlhf.run.stop_signals import Stopped, StopSignals
 from mindrlhf.trainer.check import check, check_tuning, read_model_yamls, split_overrides
 
-if TYPE_CHECKING:  # it imports MindSpore, and mistakes in settings are told before
+if TYPE_CHECKING:  # it imports MindSpore; errors in settings are reported before that
     from mindrlhf.run.report import StepRecord
 
 Build = Callable[[Job, World, ExitStack, StopSignals], Any]
 """Builder of a loop, which has `steps`, `run`, `parts` and `validation`; the stack closes everything."""
 Steps: TypeAlias = Generator["StepRecord", None, bool]
-"""Steps of a job, each once it is written. Returns whether the trained model is written: not after a stop.
+"""Steps of a job, once recorded. Returns True if the trained model is written: not after a stop or with `val_only`.
 
-Whoever takes the steps may ask the job's signals to stop; closing the generator stops at once. The state is saved then.
+The caller may use the job's signals to stop; closing the generator stops at once. The state is saved then.
 """
 
 
@@ -50,7 +50,7 @@ def list_unused(yaml: ModelYaml, generating: bool = False) -> None:
 
 
 def launch_from(yaml: ModelYaml) -> World:
-    """Start this process as a model YAML says: device, and number of workers."""
+    """Start this process with a model YAML's device and number of workers."""
     source, context = f"{yaml.path}: parallel_config", yaml.context
     return launch(context.device_target, worker_count=yaml.parallel.workers, layout_source=source, context=context)
 
@@ -70,7 +70,7 @@ def grpo_steps(job: Job, signals: StopSignals) -> Steps:
         if world.rank == 0:
             list_unused(job.train)
             list_unused(job.infer, generating=True)
-        # It imports MindSpore, which must not happen before `launch` has set what MindSpore reads when it starts.
+        # It imports MindSpore, which has to wait until `launch` has set the environment that MindSpore reads.
         from mindrlhf.trainer.build import build
 
         return (yield from loop_steps(build, job, world, signals))

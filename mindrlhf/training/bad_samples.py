@@ -1,7 +1,7 @@
 """Search for the sample that made an update's loss or gradient non-finite.
 
-Inputs and outputs of the graph are tested first. Where all of them are finite, only the gradient is not,
-and micro-batches run again with all but some samples left out, half of those that remain each time.
+Inputs and outputs of the graph are tested first. If all of them are finite, only the gradient is not: micro-batches run
+again with some samples only, half as many each time.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from mindrlhf.types import TrainBatch
 
 @dataclass(frozen=True)
 class BadSample:
-    """Sample that spoils an update.
+    """Sample that makes an update non-finite.
 
     group: its index among the update's groups. reason: the non-finite quantity, in words.
     """
@@ -32,10 +32,10 @@ def find_bad_samples(
     results: Sequence[MicroResult],
     is_finite: Callable[[TrainBatch], bool],
 ) -> list[BadSample]:
-    """Find the samples to blame; empty when none is by itself.
+    """Find the samples to blame; empty if no single sample is.
 
-    is_finite: runs a batch and tests its loss and the norm of its gradients. All ranks that share
-    the batches come to the same calls of it.
+    is_finite: runs a batch and tests its loss and the norm of its gradients. All ranks that share the batches make the
+    same calls of it.
     """
     seen = [one for group in zip(micros, batches, results, strict=True) for one in _not_finite(*group)]
     if seen:
@@ -68,7 +68,7 @@ def _not_finite(micro: MicroBatch, batch: TrainBatch, result: MicroResult) -> li
 
 
 def _search(members: Sequence[int], is_finite: Callable[[Sequence[int]], bool]) -> int | None:
-    """Find one member that is not finite by itself, by halving, or None."""
+    """Find one member that alone is not finite, by halving; None without one."""
     members = list(members)
     while len(members) > 1:
         half = len(members) // 2
@@ -82,7 +82,7 @@ def _search(members: Sequence[int], is_finite: Callable[[Sequence[int]], bool]) 
 
 
 def _only(batch: TrainBatch, kept: Sequence[int], axis: int) -> TrainBatch:
-    """Replace other groups (axis 0) or samples (1) by the first kept one, weightless."""
+    """Replace other groups (axis 0) or samples (1) by the first kept one, with weight 0."""
     shape = len(batch.prefix_ids), len(batch.input_ids) // len(batch.prefix_ids)
     source = list(np.indices(shape))  # group and sample of each row
     replaced = ~np.isin(source[axis], kept)

@@ -1,7 +1,7 @@
 """Conversion of groups of sequences to padded arrays of compiled graphs, and back.
 
-Groups are sorted by length and cut by a token budget, and their lengths padded to multiples of a bucket, so that a
-handful of shapes compile. Micro-batches of one cut have equal numbers of groups; missing ones are padded with weight 0.
+Groups are sorted by length and cut by a token budget, and their lengths are padded to multiples of a bucket, so that
+only a few shapes compile. Micro-batches of one cut have equal numbers of groups; missing ones have weight 0.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,8 +21,8 @@ Rows = Sequence[Sequence[np.ndarray]]  # per group, per sample: float[R]
 class SequenceGroup:
     """Prompt and its responses as token ids: int32[P] and G arrays int32[R].
 
-    sampled: G arrays bool[R], the tokens that may be trained on; the others are context. None is all of them.
-    identity: numbers that no other group of an update has; they key the group's random masks.
+    sampled: G arrays bool[R], the tokens that may be trained on; the others are context. None: all tokens. identity:
+    numbers that are unique among the groups of an update; they key the group's random masks.
     """
 
     prompt_ids: np.ndarray
@@ -36,7 +36,7 @@ class MicroBatch:
     """Groups that run together, and the padded sizes of their graph.
 
     groups: indices into the list that was cut; count: N, groups including weight-0 padding; samples: G;
-    prefix_size: P, prompt tokens but the last; response_size: R.
+    prefix_size: P, prompt tokens without the last; response_size: R.
     """
 
     groups: tuple[int, ...]
@@ -62,7 +62,7 @@ class MicroBatch:
 
     @property
     def rows(self) -> int:
-        """Padded positions in all."""
+        """Padded positions in total."""
         return self.prompt_rows + self.response_rows
 
 
@@ -70,7 +70,7 @@ def cut(groups: Sequence[SequenceGroup], max_tokens: int, bucket: int, least: in
     """Cut groups into micro-batches of at most `max_tokens` padded positions.
 
     Each has at least one group.
-    bucket: sizes are multiples of it, in tokens. least: the fewest micro-batches, if there are as many groups.
+    bucket: sizes are multiples of it, in tokens. least: the fewest micro-batches, if there are enough groups.
     """
     if not groups:
         return []
@@ -78,7 +78,7 @@ def cut(groups: Sequence[SequenceGroup], max_tokens: int, bucket: int, least: in
     return _cut(sizes, max(len(group.responses) for group in groups), max_tokens, least)
 
 
-@lru_cache(maxsize=16)  # a plan asks for the same few cuts over and over
+@lru_cache(maxsize=16)  # a plan needs the same few cuts many times
 def cut_alike(
     groups: int, prompt: int, samples: int, response: int, max_tokens: int, bucket: int, least: int = 1
 ) -> Sequence[MicroBatch]:
@@ -124,7 +124,7 @@ def collect(batch: MicroBatch, array: np.ndarray, groups: Sequence[SequenceGroup
 
 
 def collect_sampled(batch: MicroBatch, array: np.ndarray, groups: Sequence[SequenceGroup], into: list) -> None:
-    """Collect the values of sampled tokens only: shorter rows."""
+    """Undo `spread` for sampled tokens only, in shorter rows."""
     collect(batch, array, groups, into)
     for index in batch.groups:
         if groups[index].sampled is not None:
@@ -141,7 +141,7 @@ def pad(
     """Build the arrays of one micro-batch.
 
     weights, fields: per group, per sample, float[R]; weights are 0 for left-out tokens. draw: numbers that key the
-    update's random masks; None without any.
+    update's random masks; None without masks.
     """
     rows = batch.count * batch.samples
     prefix_ids = np.zeros((batch.count, batch.prefix_size), np.int32)
@@ -178,8 +178,8 @@ def position_keys(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Draw a random number for each position of prompts and responses.
 
-    They are int32[N, P] and int32[N*G, R]. Each is a function of `draw`, the group's identity, the sample and the
-    position in its sequence, so that no cut changes it. The samples of a group share their prompt and its numbers.
+    Returns int32[N, P] and int32[N*G, R]. Each number is a function of `draw`, the group's identity, the sample and the
+    position in its sequence, independent of the cut. The samples of a group share the numbers of their prompt.
     """
     prefixes = np.zeros((batch.count, batch.prefix_size), np.int32)
     inputs = np.zeros((batch.count, batch.samples, batch.response_size), np.int32)

@@ -1,13 +1,13 @@
 """Training graphs: heads over a decoder, the loss, and a pipeline stage's compiled graphs.
 
-A whole model is a pipeline of one stage, both first and last. Each stage but the last runs forward twice: a backward
-pass begins from the stage's input alone, so that between the passes of a micro-batch nothing else is kept
+A whole model is a pipeline of one stage, both first and last. Each stage except the last runs forward twice: its
+backward pass starts from the stage's input, so that only this input is kept between the passes of a micro-batch
 (recomputation; Huang et al. 2019, arXiv:1811.06965, section 2.3).
 
 A stage's inputs are (x, prefix_ids [N, P], prefix_lengths [N], input_ids [N*G, R], lengths [N*G], *row_keys). x is the
 output of the previous stage, [rows, hidden]; the first stage, which begins with token ids, ignores it. row_keys: the
-keys int32[T] of `TrainBatch`'s positions, prompts first, or nothing without dropout. A head is a Cell with a `stage`,
-with targets [N*G, R] before row_keys and a tuple of float32[N*G, R] as outputs, undefined past each length.
+keys int32[T] of `TrainBatch`'s positions, prompts first, or nothing without dropout. A head is a Cell with a `stage`.
+It takes targets [N*G, R] before row_keys, and returns a tuple of float32[N*G, R], undefined past each length.
 """
 
 from mindspore import nn, ops
@@ -21,7 +21,7 @@ from mindrlhf.training.optimizer import AdamW
 
 
 class Stage(nn.Cell):
-    """Layers of a decoder, with the result of `Decoder.stage`."""
+    """Layers of a decoder; returns the result of `Decoder.stage`."""
 
     def __init__(self, decoder: Decoder):
         super().__init__(auto_prefix=False)
@@ -64,7 +64,7 @@ class PolicyLogProbs(nn.Cell):
 class Values(nn.Cell):
     """Head of a critic with output (values,).
 
-    A token's value estimates the return before it is drawn.
+    A token's value estimates the return before the token is drawn.
     """
 
     def __init__(self, decoder: Decoder):
@@ -82,7 +82,7 @@ class Loss(nn.Cell):
     """Weighted sum of losses, the head's first output, and the objective's metrics.
 
     The metrics are in the objective's order: MindSpore would return a dictionary through Python. fields: the
-    objective's, each float32[B, R], and row_keys.
+    objective's fields, each float32[B, R], and row_keys.
     """
 
     def __init__(self, head: nn.Cell, objective: Objective):
@@ -121,7 +121,7 @@ class StageProduct(nn.Cell):
 class StageBackward(Graph):
     """Backward graph: a stage's inputs, with d_output after x -> gradient at x.
 
-    It adds the gradients of the stage's parameters into the optimizer's buffers. d_output: [rows, hidden].
+    It adds the gradients of the stage's parameters to the optimizer's buffers. d_output: [rows, hidden].
     """
 
     def __init__(self, stage: Stage, optimizer: AdamW):
@@ -136,7 +136,7 @@ class StageBackward(Graph):
 
 
 class LastStageScores(Graph):
-    """Graph from a head's inputs to its first output; others are left out."""
+    """Graph from a head's inputs to its first output; drops other outputs."""
 
     def __init__(self, head: nn.Cell):
         super().__init__("train/scores", type(head).__name__, head.decoder.positions)
@@ -149,12 +149,12 @@ class LastStageScores(Graph):
 class LastStageBackward(Graph):
     """Backward graph of the last stage: `Loss`'s inputs -> (gradient at x, `Loss`'s outputs).
 
-    It adds the gradients into the buffers, in place.
+    It adds the gradients to the buffers, in place.
     """
 
     def __init__(self, loss: Loss, optimizer: AdamW):
         super().__init__("train/loss", type(loss.head).__name__, loss.head.decoder.positions)
-        self.loss = loss  # its parameters are this graph's, which a graph of the cache is given by name
+        self.loss = loss  # so that its parameters are this graph's: a cached graph gets them by name
         trigger = collect_gradients(loss, optimizer.parameters, optimizer.gradients)
         self.run = ops.value_and_grad(loss, 0, weights=trigger, has_aux=True)
 

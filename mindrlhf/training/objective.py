@@ -11,7 +11,7 @@ from mindrlhf.algorithms.kl import kl_estimator
 from mindrlhf.algorithms.losses import PolicyLoss
 from mindrlhf.algorithms.value_loss import clipped_value_loss
 
-CURRENT_POLICY = 1.0  # in `old_log_probs`, far above any log-prob: take the policy that is updated
+CURRENT_POLICY = 1.0  # in `old_log_probs`, far above any log-prob: use the policy that is updated
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Objective:
 
     @functools.cached_property
     def metrics(self) -> tuple[str, ...]:
-        """Names of the metrics, in the order of `losses`, found with one token."""
+        """Names of the metrics, in the order of `losses`, found by running one token."""
         one = Tensor(np.ones((1, 1), np.float32))
         return tuple(self.losses((one, one), one, *(one for _ in self.fields))[1])
 
@@ -46,13 +46,13 @@ def policy_objective(
 
     It is correction * policy_loss(now, old) + beta * KL(now || reference) - entropy_coef * entropy.
 
-    on_policy: the batch is used for one update, so that the old policy is the one being updated: its log-probs are
-        the current ones, without gradient. They are also taken, token by token, where the field `old_log_probs` has
-        CURRENT_POLICY. (Log-probs of the same policy from another graph differ in their last digits, and the sign of
-        that difference would be kl_cov's gradient.)
-    kl: an estimator of `algorithms.kl`, None for no KL term. beta: its weight; None takes the field `kl_coefficients`.
+    on_policy: the batch is used for one update, so that the old policy is the one being updated: its log-probs are the
+        current ones, without gradient. Tokens with CURRENT_POLICY in the field `old_log_probs` use them too. (Log-probs
+        of the same policy from another graph differ in their last digits, and the sign of that difference would be
+        kl_cov's gradient.)
+    kl: an estimator of `algorithms.kl`, None for no KL term. beta: its weight; None uses the field `kl_coefficients`.
     correction: importance weights for the rollout's distribution (`algorithms.rollout_correction`), or None.
-    entropy_coef: the head has to give the entropy a gradient where this is not 0.
+    entropy_coef: if it is not 0, the head has to give the entropy a gradient.
     """
     policy_loss = loss.losses
     wanted = {
@@ -64,7 +64,7 @@ def policy_objective(
         "kl_coefficients": kl is not None and beta is None,
     }
     fields = tuple(name for name, is_wanted in wanted.items() if is_wanted)
-    # Places in `given`, -1 for a field that is not wanted: a graph knows no dictionaries of tensors.
+    # Indices into `given`, -1 for a field that is not used: graphs do not support dictionaries of tensors.
     old_at, selected_at, rollout_at, reference_at, coefficient_at = (
         fields.index(name) if wanted[name] else -1 for name in list(wanted)[1:]
     )

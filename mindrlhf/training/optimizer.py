@@ -1,6 +1,6 @@
 """AdamW over accumulated gradients, in place, as two compiled graphs.
 
-Between the global norm and the update the host looks at the norm: a non-finite gradient never touches a weight.
+The host checks the global norm before the update: a non-finite gradient never changes a weight.
 """
 
 import math
@@ -38,7 +38,7 @@ class SquaredNorm(Graph):
 class ShardedNorm:
     """Rule for the squared norm of gradients over several ranks.
 
-    counted: for each parameter, if this rank's part enters the sum (of several ranks with the same part, one
+    counted: for each parameter, True if this rank's part enters the sum (only one of several ranks with the same part
     does). sum: adds a number over the ranks that together hold the model.
     """
 
@@ -50,7 +50,7 @@ class ShardedNorm:
 class ReplicaShare:
     """Rows of each parameter that this data-parallel replica updates for all.
 
-    parameters: those rows as parameters of their own; the very parameter where all of its rows are updated here.
+    parameters: these rows as separate parameters; the model's parameter itself if all of its rows are updated here.
     rows: their positions. gather: writes every replica's rows into all replicas' parameters.
     """
 
@@ -62,7 +62,7 @@ class ReplicaShare:
 class Apply(Graph):
     """Update of all parameters and moments by AdamW, in place; gradients are zero afterwards.
 
-    rows: (first, end) of those rows of each gradient that belong to the parameter.
+    rows: (first, end) of the rows of each gradient that belong to the parameter.
     The operators have no bias correction: w -= lr * (m / (sqrt(v) + eps) + decay * w). With
     lr' = lr * sqrt(1 - b2^t) / (1 - b1^t), eps' = eps * sqrt(1 - b2^t) and decay' = decay * lr / lr' it is AdamW
     exactly (Loshchilov & Hutter 2019, algorithm 2; Kingma & Ba 2015, section 2, last paragraph).
@@ -94,7 +94,7 @@ class Discard(Graph):
 class UpdateResult:
     """Outcome of an optimizer step.
 
-    grad_norm: global L2 norm before clipping; applied: False for an update that was left out.
+    grad_norm: global L2 norm before clipping; applied: False for an update that was skipped.
     """
 
     grad_norm: float
@@ -103,12 +103,12 @@ class UpdateResult:
 
     @property
     def failed(self) -> bool:
-        """True for an update left out because of a non-finite gradient or loss."""
+        """True for an update skipped because of a non-finite gradient or loss."""
         return not math.isfinite(self.grad_norm)
 
     @property
     def empty(self) -> bool:
-        """True when it was left out because no token was trained on."""
+        """True for an update skipped because no token was trained on."""
         return not self.applied and not self.failed
 
 
@@ -116,11 +116,11 @@ class AdamW:
     """Optimizer: gradient buffers, both moments, the update counter.
 
     parameters: the float32 weights to train, or this rank's shards of them; specs: their rows of the parameter table
-    (which of them decay). norm: how shards make up the norm of the whole model's gradients; None on a rank that holds
-    all of it. share: what this replica updates; None for everything. own_rows: its parameters that are none of the
+    (for weight decay). norm: rule for the norm of the whole model's gradients; None on a rank that holds the whole
+    model. share: rows that this replica updates; None for all. own_rows: parameters of `share` that are not the
     model's. block_numbers: parameters are updated in blocks of at most this many numbers (or one parameter); None is
-    all at once. blocks: indices of the parameters of each; before_block is called with a block's number, so that no
-    other moments than its own need be in memory. kernels: of `backend`; the compositions by default.
+    all at once. blocks: parameter indices of each block; before_block is called with a block's index, so that only this
+    block's moments need to be in memory. kernels: of `backend`; composed ones by default.
     """
 
     def __init__(
@@ -166,8 +166,8 @@ class AdamW:
     def step(self, rate: float, empty: bool = False) -> UpdateResult:
         """Clip, update with learning rate `rate`, and zero the gradients.
 
-        A norm that is not finite skips the update.
-        empty: no token was trained on; then nothing moves either, neither weights nor moments nor the counter.
+        A non-finite norm skips the update.
+        empty: no token was trained on; then weights, moments and the counter do not change either.
         """
         norm = self.norm()
         if empty or not math.isfinite(norm):
@@ -206,7 +206,7 @@ class AdamW:
 def learning_rate(settings: OptimizerSettings, update: int, total_updates: int) -> float:
     """Compute the rate of update 0, 1, ...: warm-up, then constant, linear or cosine.
 
-    The last update of `total_updates` runs one step short of min_lr, so that no update is wasted at a rate of zero.
+    The last update of `total_updates` is one step before min_lr, so that no update is wasted at a rate of zero.
     """
     if update < settings.warmup_steps:
         return settings.lr * (update + 1) / settings.warmup_steps

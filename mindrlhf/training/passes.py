@@ -1,7 +1,7 @@
 """Passes over micro-batches by pipeline stages, each with its layers' `Decoder`.
 
-A whole model is a pipeline of one stage. Activations and their gradients travel between neighbours from host to host;
-the last stage's results are handed to all stages at the end. The schedule is 1F1B (`parallel.pipeline`).
+A whole model is a pipeline of one stage. Neighbouring stages send activations and their gradients through host memory;
+at the end all stages get the last stage's results. The schedule is 1F1B (`parallel.pipeline`).
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ NEXT, BEFORE = 1, -1
 class MicroResult:
     """Result of one micro-batch.
 
-    loss: its part of the loss. output: the head's first, the policy's log-probs or the critic's values. Arrays are
+    loss: its part of the loss. output: the head's first output, log-probs or a critic's values. Arrays are
     float32[N*G, R], metrics by name.
     """
 
@@ -33,13 +33,13 @@ class MicroResult:
 
 
 class Passes:
-    """Messages of both kinds of pass."""
+    """Base of both kinds of pass: messages between stages."""
 
     def __init__(self, stage: Stage, axis: PipelineAxis):
         self.axis, self._decoder = axis, stage.decoder
 
     def _input(self, batch: TrainBatch) -> np.ndarray:
-        """Receive [rows, hidden] from the previous stage; a placeholder in the first."""
+        """Receive [rows, hidden] from the previous stage; a placeholder in the first stage."""
         if self.axis.is_first:
             return np.zeros((1, 1), np.float32)
         return self.axis.receive(self._row_shape(batch), BEFORE)
@@ -56,7 +56,7 @@ class Gradients(Passes):
     def __init__(self, head: nn.Cell, objective: Objective, optimizer: AdamW, axis: PipelineAxis):
         super().__init__(head.stage, axis)
         self._objective = objective
-        if axis.is_last:  # a backward pass follows each forward pass there, so that one graph does both
+        if axis.is_last:  # here each forward pass is followed by its backward pass, so one graph does both
             self._backward = LastStageBackward(Loss(head, objective), optimizer).on_arrays
         else:
             self._forward = StageForward(head.stage).on_arrays
@@ -94,7 +94,7 @@ class Gradients(Passes):
 
 
 def token_fields(batch: TrainBatch) -> tuple[np.ndarray, ...]:
-    """List the inputs of a stage after x, but its row keys, in order."""
+    """List the inputs of a stage after x, without row keys, in order."""
     return batch.prefix_ids, batch.prefix_lengths, batch.input_ids, batch.lengths
 
 

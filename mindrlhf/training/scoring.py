@@ -1,4 +1,4 @@
-"""Scores of whole groups by a head under fixed weights, without gradients."""
+"""Scoring of whole groups by a head with fixed weights, without gradients."""
 
 from collections.abc import Callable, Sequence
 
@@ -13,10 +13,10 @@ from mindrlhf.training.passes import NEXT, Passes, token_fields
 
 
 class Scorer(Passes):
-    """Pass that gives a head's first output at each response token, on every stage.
+    """Pass that returns a head's first output at each response token, on every stage.
 
-    It is log p(token | prompt, earlier tokens), or the critic's value. axis: the pipeline whose stage the head's
-    decoder is.
+    The output is log p(token | prompt, earlier tokens), or the critic's value. axis: the pipeline of which the head's
+    decoder is a stage.
     """
 
     def __init__(self, head: nn.Cell, settings: TrainSettings, axis: PipelineAxis = WHOLE_MODEL):
@@ -26,7 +26,7 @@ class Scorer(Passes):
     def __call__(
         self, groups: Sequence[SequenceGroup], progress: Callable[[int], None] = lambda count: None
     ) -> list[tuple[np.ndarray, ...]]:
-        """Score each group; returns G arrays float32[R] for each. progress: counts groups."""
+        """Score each group; returns G arrays float32[R] for each. progress: gets counts of scored groups."""
         micros = cut(groups, self._settings.max_tokens_per_micro_batch, self._settings.length_bucket)
         outputs = []
         for micro in micros:

@@ -27,9 +27,9 @@ class Update:
     loss: this rank's part of the loss; the sum over data-parallel ranks is the loss.
     metrics: name -> per group, G arrays of float32: the objective's values of each sampled token.
     weighted: name -> sum of weights * values of the same metrics: this rank's part, aggregated as the loss is.
-    outputs: per group, G arrays float32[R], the head's before the update: log-probs, or a critic's values.
+    outputs: per group, G arrays float32[R], the head's output before the update: log-probs, or a critic's values.
     optimizer_s: seconds of the optimizer, without compiling.
-    bad_samples: of this rank's samples, those to blame when the update was skipped.
+    bad_samples: this rank's samples to blame for a skipped update.
     """
 
     result: UpdateResult
@@ -45,8 +45,8 @@ class Updater:
     """Minimiser of one objective over a head and its decoder, with one optimizer.
 
     head: see `training.graphs`; reduce_gradients: sums the gradient buffers over ranks in place, or None on a
-    single rank; axis: the pipeline whose stage the head's decoder is; least_micro_batches: the fewest
-    micro-batches, if there are as many groups; seed: of the masks of dropout, if the decoder drops anything.
+    single rank; axis: the pipeline of which the head's decoder is a stage; least_micro_batches: the fewest
+    micro-batches, if there are enough groups; seed: of the dropout masks, if the decoder has dropout.
     """
 
     def __init__(
@@ -78,9 +78,9 @@ class Updater:
     ) -> Update:
         """Make one update from this rank's groups.
 
-        weights: see `algorithms.aggregation`, with denominators over all ranks. empty: they are 0 on all ranks, so
-        that only metrics are computed and nothing moves. fields: those of the objective; others are not used.
-        progress: called after each micro-batch with its number of tokens that the policy drew.
+        weights: see `algorithms.aggregation`, with denominators over all ranks. empty: weights are 0 on all ranks, so
+        that only metrics are computed and nothing changes. fields: the objective's fields; others are ignored.
+        progress: called after each micro-batch with its number of sampled tokens.
         """
         fields = {name: fields[name] for name in self._fields}
         settings = self._settings
@@ -100,8 +100,8 @@ class Updater:
                 collect_sampled(micro, array, groups, metrics.setdefault(name, [None] * len(groups)))
                 weighted[name] = weighted.get(name, 0.0) + float((batch.weights * array).sum())
         if not math.isfinite(loss):
-            # The gradient may be finite nevertheless, and other ranks have a loss of their own: through the sum of
-            # gradients all of them skip the update.
+            # The gradient may still be finite, and other ranks have their own losses: NaN in the sum of gradients makes
+            # all ranks skip the update.
             backend.write(self.optimizer.gradients[0], np.nan)
         if self._reduce:
             self._reduce()

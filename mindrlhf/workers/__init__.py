@@ -1,1 +1,1 @@
-"""Processes apart from the training for functions of the user."""
+"""Processes, separate from the training, for the user's functions."""

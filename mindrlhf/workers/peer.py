@@ -18,9 +18,9 @@ MAX_LINE_BYTES = 1 << 28  # of one reply; more is not read into the memory of th
 
 
 class Loss(NamedTuple):
-    """Reason for which a call has no reply.
+    """Reason why a call has no reply.
 
-    seconds: time that the call took. timed_out: it was the time limit.
+    seconds: time that the call took. timed_out: the reason is the time limit.
     """
 
     error: str
@@ -32,8 +32,8 @@ class Peer(ABC):
     """Other end of two pipes, which answers calls in order.
 
     The pipes never block, and each call has a time limit.
-    calls: its calls without a reply, in order; the first is under way. exited: nothing more will come from it.
-    repeated: because it answered a call twice, which says nothing against the call under way.
+    calls: its calls without a reply, in order; the first is under way. exited: it sends nothing more. repeated: it has
+    answered a call twice, for which the call under way is not to blame.
     """
 
     def __init__(self, reading: int, writing: int, timeout_s: float, first_timeout_s: float):
@@ -43,8 +43,8 @@ class Peer(ABC):
         self._reading, self._writing = reading, writing
         self._timeout_s, self._deadline = timeout_s, time.monotonic() + first_timeout_s
         self._outbox, self._inbox = memoryview(b""), bytearray()
-        self._answered = 0  # calls; a call's number is how many came before it
-        self._stray = False  # it sent what is no reply to its call
+        self._answered = 0  # calls; a call's number is the number of calls before it
+        self._stray = False  # it sent a message that is no reply to its call
         self.calls: deque[Any] = deque()
         self.exited = self.repeated = False
 
@@ -59,7 +59,7 @@ class Peer(ABC):
         self._post([(number, *request) for number, request in enumerate(requests, self._answered)])
 
     def collect(self) -> list[tuple[Any, Any]]:
-        """Move data through the pipes; returns (call, reply) for those answered since."""
+        """Move data through the pipes; returns (call, reply) for calls answered since."""
         self._write()
         answered = []
         with suppress(BlockingIOError):
@@ -74,7 +74,7 @@ class Peer(ABC):
         return answered
 
     def loss(self) -> Loss | None:
-        """Say why a hanging or dead peer owes a reply; None otherwise."""
+        """Explain why a hanging or dead peer gives no reply; None otherwise."""
         if self.exited:
             return Loss("its process sent what is no answer" if self._stray else self._end_reason())
         if self.idle or time.monotonic() < self._deadline:
@@ -83,13 +83,13 @@ class Peer(ABC):
 
     @abstractmethod
     def _reply(self, values: list[Any]) -> Any:
-        """Convert the values of a reply, without its number; ValueError for none."""
+        """Convert the values of a reply, without its number; ValueError for invalid ones."""
 
     def _end_reason(self) -> str:
         return "its process ended"
 
     def _receive(self, message: Any) -> list[tuple[Any, Any]]:
-        """Take the reply under way; ValueError for other messages."""
+        """Take the reply to the call under way; ValueError for other messages."""
         match message:
             case [int(number), *values]:
                 reply = self._reply(values)
@@ -131,9 +131,9 @@ class Peer(ABC):
 
 
 def wait(peers: Iterable[Peer], most_s: float = math.inf) -> list[Peer]:
-    """Sleep until a peer, not all idle, answers, accepts input, or is overdue.
+    """Sleep until a peer answers, accepts input, or is overdue; some must be busy.
 
-    It takes `most_s` seconds at most. Returns the peers for which that is so.
+    It sleeps for `most_s` seconds at most, and returns the peers that have woken it.
     """
     by_descriptor, poll = {}, select.poll()
     for peer in peers:

@@ -14,7 +14,7 @@ from mindrlhf.workers.peer import Loss, Peer
 
 START_TIMEOUT_S = 60.0  # for importing the functions' modules
 STOP_TIMEOUT_S = 1.0
-# The modules of this process are found there too, and those of the working directory, as for a script in it.
+# The worker finds the modules of this process and, like a script, the modules of the working directory.
 _BOOTSTRAP = "import sys; sys.path[:] = sys.argv[1:]; from {} import main; main()"
 
 
@@ -22,7 +22,7 @@ class WorkerProcess(Peer):
     """Fresh interpreter that runs `main` of a module.
 
     A fork would inherit threads. It leads a process group, which Ctrl-C does not reach and which is ended as a whole.
-    ready: it has answered its setup, by a greeting. refusal: sentence of the UserError that it answered instead.
+    ready: it has answered its setup with a greeting. refusal: message of the UserError that it sent instead.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class WorkerProcess(Peer):
         paths = [*(path or os.getcwd() for path in sys.path), str(PACKAGE.parent), os.getcwd()]
         command = [sys.executable, "-c", _BOOTSTRAP.format(worker), *dict.fromkeys(paths)]
         variables = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}  # the cores belong to the training
-        # The worker closes stderr first of all, so it holds no more than a failing start.
+        # The worker closes stderr first of all, so that stderr holds only errors of a failing start.
         pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         self._process = subprocess.Popen(
             command, **pipes, start_new_session=True, env=variables, pass_fds=tuple(inherited)
@@ -55,13 +55,13 @@ class WorkerProcess(Peer):
         return self.ready and not self.calls
 
     def alive(self) -> bool:
-        """Test that the process runs; output of an idle one is its end."""
+        """Test that the process runs; an idle one that sends output counts as ended."""
         if self.idle:
             self.collect()
         return not self.exited and self._process.poll() is None
 
     def loss(self) -> Loss | None:
-        """Say why a hanging or dead process owes a greeting or reply; None otherwise."""
+        """Explain why a hanging or dead process gives no greeting or reply; None otherwise."""
         if self.refusal:
             return Loss(self.refusal)
         loss = super().loss()
@@ -84,7 +84,7 @@ class WorkerProcess(Peer):
 
     @abstractmethod
     def _greet(self, greeting: Any) -> None:
-        """Take the worker's answer to its setup; ValueError for none."""
+        """Take the worker's answer to its setup; ValueError for an invalid one."""
 
     def _receive(self, message: Any) -> list[tuple[Any, Any]]:
         if self.ready:

@@ -1,7 +1,7 @@
 """Worker's side of its pipes: reading requests, sending replies, reasons of failures.
 
-A child process that a function forks never gets to the pipes, and ends where it returns from the function. Imports only
-the standard library, so that starting takes milliseconds.
+A child process that a function forks has no access to the pipes, and ends when it returns from the function. Imports
+only the standard library, so that starting takes milliseconds.
 """
 
 import json
@@ -24,17 +24,17 @@ _ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 
 def open_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """Take requests and replies away from stdin and stdout, whose places get nothing."""
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the training blocks what asks it to stop; functions do not
+    """Move requests and replies away from stdin and stdout, which become /dev/null."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the training blocks signals to stop; functions do not
     pipes = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb", buffering=0)
     null = os.open(os.devnull, os.O_RDWR)
-    for descriptor in (0, 1, 2):  # what functions print is dropped, at the cost of nothing
+    for descriptor in (0, 1, 2):  # output of functions is dropped, at no cost
         os.dup2(null, descriptor)
     for pipe in pipes:
         close_in_children(pipe.fileno())
     sys.argv[1:] = []
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")  # a function's hunger for memory is to end this process, not the training
+        file.write("1000")  # if memory runs out, this process is to end, not the training
     return pipes
 
 
@@ -62,7 +62,7 @@ def serve(requests: BinaryIO, replies: BinaryIO, timeout_s: float, call: Callabl
     A line [[number, value, ...], ...] is answered by lines [number, *call(value, ...)], one for each call.
     """
     own = os.getpid()
-    # The other side ends a call that takes too long; should it have died itself, the kernel does, by the alarm signal.
+    # The other side ends a call that takes too long; if it has died itself, the kernel does so, by the alarm signal.
     limit = 2 * timeout_s + EXIT_S
     for line in requests:
         for number, *values in json.loads(line):
@@ -88,7 +88,7 @@ def send(replies: BinaryIO, message: Any) -> None:
 
 
 def reason(error: BaseException, *own_files: str) -> str:
-    """Format `ValueError: message (file.py, line 3)`, the innermost line outside of `own_files`."""
+    """Format `ValueError: message (file.py, line 3)`, with the innermost line outside of `own_files`."""
     places = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     places = [f" ({os.path.basename(file)}, line {line})" for file, line in places if file not in own_files]
     try:

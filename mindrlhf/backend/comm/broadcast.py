@@ -1,8 +1,8 @@
-"""Explicit broadcasting, for operands that are large.
+"""Explicit broadcasting of large operands.
 
-MindSpore's CPU kernels of +, -, * and / keep, for as long as their graph lives, two tables of 8-byte indices for the
-elements of a broadcast result, and `ops.where` three. A repeated operand (`Tile`) is freed after use, and faster. A
-number or a tensor without dimensions on one side costs nothing and needs none of this.
+MindSpore's CPU kernels of +, -, * and / keep two tables of 8-byte indices, as long as a broadcast result, for the life
+of their graph; `ops.where` keeps three. A repeated operand (`Tile`) is faster, and freed after use. A scalar on one
+side costs nothing and needs no `expand`.
 """
 
 from mindspore import ops
@@ -13,11 +13,11 @@ _tile = ops.Tile()
 
 @constexpr
 def repeats(shape: tuple[int, ...], wanted: tuple[int, ...]) -> tuple[int, ...]:
-    """Compute `Tile`'s repeats of each dimension; `shape` may lack leading ones."""
+    """Compute `Tile`'s repeats per dimension; `shape` may lack leading dimensions."""
     missing = len(wanted) - len(shape)
     return tuple(size // (1 if i < missing else shape[i - missing]) for i, size in enumerate(wanted))
 
 
 def expand(x, shape):
-    """Repeat `x` along missing leading dimensions and those of size 1, to `shape`."""
+    """Repeat `x` along missing leading dimensions and dimensions of size 1, to `shape`."""
     return _tile(x, repeats(x.shape, shape))

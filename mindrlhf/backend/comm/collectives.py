@@ -1,7 +1,7 @@
 """Communication between ranks on NumPy arrays, the same on CPU and Ascend.
 
 All ranks of a group call the same operations in the same order, with equal shapes and dtypes. A group is a sequence of
-ascending global ranks that contains the caller; None is all ranks. A group of one needs no MindSpore at all. Not run on
+ascending global ranks that contains the caller; None is all ranks. A group of one needs no MindSpore. Not run on
 Ascend.
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 from mindrlhf.backend.comm.point_to_point import LibraryPeers, Peers
 from mindrlhf.backend.comm.tcp import SocketPeers, connect_peers
 
-# Larger transfers are cut: throughput on CPU falls above a few MB (it grows whole copies of each message).
+# Larger transfers are split: throughput on CPU falls above a few MB (it grows whole copies of each message).
 BUCKET_BYTES = 4 << 20
 
 
@@ -27,7 +27,7 @@ class Collectives:
         self.world = world
 
     def all_reduce_sum(self, array: np.ndarray, group: Sequence[int] | None = None) -> np.ndarray:
-        """Add the group's few numbers in rank order: the same bits on each rank."""
+        """Sum small arrays over the group in rank order: the same bits on each rank."""
         return functools.reduce(np.add, self.all_gather(array, group))
 
     def all_reduce_max(self, array: np.ndarray, group: Sequence[int] | None = None) -> np.ndarray:
@@ -35,7 +35,7 @@ class Collectives:
         return self.all_gather(array, group).max(axis=0)
 
     def all_gather(self, array: np.ndarray, group: Sequence[int] | None = None) -> np.ndarray:
-        """Stack every rank's array of a plain dtype, bit by bit: [size, *shape]."""
+        """Stack every rank's array of a plain dtype, bit for bit: [size, *shape]."""
         ranks = self._ranks(group)
         if len(ranks) == 1:
             return array[np.newaxis]
@@ -55,7 +55,7 @@ class Collectives:
         return gathered.reshape(-1).view(array.dtype).reshape(len(ranks), *array.shape)
 
     def barrier(self, group: Sequence[int] | None = None) -> None:
-        """Return when every rank of the group has called it."""
+        """Wait until every rank of the group has called it."""
         self.all_gather(np.zeros(1, np.int8), group)
 
     def all_gather_object(self, value: Any, group: Sequence[int] | None = None) -> list[Any]:

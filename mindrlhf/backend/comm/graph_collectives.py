@@ -2,8 +2,8 @@
 
 Column- and row-parallel layers are joined by a pair of conjugate operators (Shoeybi et al. 2019, arXiv:1909.08053,
 section 3, f and g), or, where activations are split by sequence, by another such pair (Korthikanti et al. 2022,
-arXiv:2205.05198, section 4.2.2). A plain `ops.AllReduce` would count each gradient size times.
-Only float32 sums exist on CPU, so gathering and scattering are made of them, exactly: x + 0 = x. Not run on Ascend.
+arXiv:2205.05198, section 4.2.2). A plain `ops.AllReduce` would count each gradient `size` times. On CPU only float32
+sums exist, so gathering and scattering are built from sums, which is exact: x + 0 = x. Not run on Ascend.
 """
 
 from collections.abc import Sequence
@@ -17,9 +17,9 @@ from mindrlhf.backend.native.operators import operators
 
 
 def graph_all_reduce(collectives: Collectives, group: Sequence[int]) -> nn.Cell | ops.AllReduce:
-    """Return a sum over the group for Cells; backward it sums too.
+    """Return an operator for Cells that sums over the group, forward and backward.
 
-    All ranks of the group call it together. On one host they add in shared memory, if the C++ operators are there.
+    All ranks of the group call it together. On one host they sum in shared memory, if the C++ operators are available.
     """
     if len(group) == 1:
         return nn.Identity()
@@ -29,7 +29,7 @@ def graph_all_reduce(collectives: Collectives, group: Sequence[int]) -> nn.Cell 
 
 
 class _OverGroup(nn.Cell):
-    """Operator over a group, in which this rank has a place."""
+    """Operator over a group that contains this rank."""
 
     def __init__(self, collectives: Collectives, group: Sequence[int]):
         super().__init__()
@@ -84,7 +84,7 @@ class GatherRows(nn.Cell):
 
 
 class ScatterRows(_OverGroup):
-    """Exit of a parallel region: sums, [T, ...] -> [T / size, ...]."""
+    """Exit of a parallel region: sums and splits rows, [T, ...] -> [T / size, ...]."""
 
     def __init__(self, collectives: Collectives, group: Sequence[int]):
         super().__init__(collectives, group)
@@ -99,13 +99,13 @@ class ScatterRows(_OverGroup):
 
 
 class TensorParallel:
-    """Tensor-parallel group of a graph; `TensorParallel()` is a rank by itself.
+    """Tensor-parallel group of a graph; `TensorParallel()` is one rank alone.
 
-    A layer's inputs enter its parallel region through `enter` and leave it through `leave`. Without `sequence` all
-    ranks hold all rows outside of the regions; with it (`use_seq_parallel`) each holds its slice of the rows, of norms
-    and of residuals, and the number of rows must be a multiple of `size`.
+    A layer's inputs enter its parallel region through `enter`, and its outputs leave through `leave`. Outside of the
+    regions, in norms and residuals, all ranks hold all rows without `sequence`; with it (`use_seq_parallel`) each rank
+    holds a slice of the rows, and the number of rows must be a multiple of `size`.
     enter: rows outside -> [T, hidden] inside, the same on each rank. leave: partial sums [T, hidden] -> rows outside.
-    reduce: partial sums -> sums, the same on each rank. stack: [...] -> [size, ...], every rank's.
+    reduce: partial sums -> sums, the same on each rank. stack: [...] -> [size, ...], the tensors of all ranks.
     """
 
     def __init__(self, collectives: Collectives | None = None, group: Sequence[int] = (0,), *, sequence: bool = False):
@@ -121,6 +121,6 @@ class TensorParallel:
         self.reduce, self.stack = ReduceFromGroup(collectives, group), StackOverGroup(collectives, group)
 
     def share(self, length: int) -> tuple[int, int]:
-        """Start and end of this rank's part of `length` equal things."""
+        """Start and end of this rank's equal part of `length` items."""
         step = length // self.size
         return self.rank * step, (self.rank + 1) * step

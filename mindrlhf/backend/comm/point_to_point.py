@@ -1,7 +1,7 @@
 """Messages between two ranks, on NumPy arrays, for pipelines and online reshard.
 
-`Collectives.peers()` gives `SocketPeers` on CPU, ten times as fast as MindSpore's own messages, and `LibraryPeers` on
-Ascend. They arrive in order; the receiver knows their shape and dtype beforehand; one thread makes all calls.
+`Collectives.peers()` returns `SocketPeers` on CPU, ten times as fast as MindSpore's own messages, and `LibraryPeers` on
+Ascend. Messages arrive in order; the receiver knows their shape and dtype beforehand; one thread makes all calls.
 """
 
 from collections.abc import Iterable, Mapping
@@ -26,20 +26,20 @@ class Peers(Protocol):
     """Connections of one rank to all others."""
 
     def send(self, array: np.ndarray, to: int) -> None:
-        """Send to rank `to` and return at once, also before it receives.
+        """Send to rank `to` and return at once, even before that rank receives.
 
-        array: any plain dtype and memory layout; copied, so that it may be changed afterwards.
+        array: any plain dtype and memory layout; it is copied, so the caller may change it afterwards.
         """
 
     def receive(self, into: np.ndarray, source: int) -> np.ndarray:
-        """Fill a C-contiguous array with the next message of rank `source`."""
+        """Fill a C-contiguous array with the next message from rank `source`."""
 
     def exchange(self, outgoing: Messages, incoming: Messages) -> None:
         """Send to and receive from several ranks at once, without copies.
 
-        The ranks that exchange with each other all call it. Arrays are C-contiguous; outgoing ones stay as they are
-        until the next one is asked for, and incoming ones have been filled by then. Both may be generators, so that an
-        array exists only while it is on its way; other threads may run the outgoing ones.
+        All ranks that exchange with each other call it. Arrays are C-contiguous. When the next array is requested, an
+        incoming one has been filled; until then an outgoing one must not change. Both may be generators, so that an
+        array exists only during its transfer; other threads may run the outgoing generators.
         """
 
 
@@ -53,21 +53,21 @@ def bytes_of(array: np.ndarray) -> memoryview:
 class LibraryPeers:
     """Peers on `mindspore.mint.distributed`, for hccl; all ranks build it together.
 
-    hccl has not been run here; the tests run this class on CPU. An exchange goes over the pairs of ranks in one order
-    that all ranks have in common, lower rank sending first, because on hccl a send may wait until it is received.
-    Empty messages stay at home: MindSpore's receive hangs on them.
+    hccl has not been run here; the tests run this class on CPU. All ranks exchange over pairs of ranks in the same
+    order, and the lower rank sends first, because on hccl a send may wait until it is received. Empty messages are not
+    sent: MindSpore's receive hangs on them.
     """
 
     def __init__(self, rank: int, size: int):
         from mindspore import communication
 
         self._rank = rank
-        self._sending: dict[int, tuple] = {}  # other rank -> (handle, tensor, which has to live until it is sent)
+        self._sending: dict[int, tuple] = {}  # other rank -> (handle, tensor that has to live until it is sent)
         if communication.GlobalComm.WORLD_COMM_GROUP != "hccl_world_group":
-            communication.create_group("hccl_world_group", list(range(size)))  # the only name that send looks up
+            communication.create_group("hccl_world_group", list(range(size)))  # the only name that `send` looks up
 
     def send(self, array: np.ndarray, to: int) -> None:
-        """Send like `Peers.send`, after the previous message to the same rank is out."""
+        """Send like `Peers.send`, once the previous message to that rank is sent."""
         from mindspore.mint import distributed
 
         if array.size == 0:

@@ -1,7 +1,7 @@
-"""Memory that ranks of one host share, for sums inside compiled graphs (`native/shared_sum.h`).
+"""Shared memory of one host's ranks, for sums in compiled graphs (`native/shared_sum.h`).
 
-It has no name in any file system: the first rank of a group makes it, the others open it as a file of that process, and
-it is gone when the last of them has ended, however that was. Linux only. Imports no MindSpore.
+The memory has no name in any file system: the first rank of a group creates it, the others open it as a file of that
+process, and it is freed when the last of them has ended for any reason. Linux only. Does not import MindSpore.
 """
 
 import ctypes
@@ -16,8 +16,8 @@ from mindrlhf.backend.native import library
 def host() -> str | None:
     """Name this process's host; None if unknown.
 
-    Processes with equal names can share memory. The name is that of the running system, its namespace of processes and
-    of the network: two network namespaces of one machine are two hosts.
+    Processes with equal names can share memory. The name is the boot id with the process and network namespaces: two
+    network namespaces of one machine count as two hosts.
     """
     try:
         spaces = [os.stat(f"/proc/self/ns/{name}").st_ino for name in ("pid", "net")]
@@ -28,10 +28,10 @@ def host() -> str | None:
 
 @functools.cache
 def share_memory(world, group: tuple[int, ...]) -> bool:
-    """Give a group of ranks memory for sums, once.
+    """Set up a group's shared memory for sums, once.
 
-    All of them call it together. Returns False, on all of them, where they are on several hosts (`launch.World.hosts`),
-    the C++ operators could not be built, or the system refuses.
+    All ranks of the group call it together. Returns False on all of them if they are on several hosts
+    (`launch.World.hosts`), the C++ operators could not be built, or the system refuses.
     """
     if not world.hosts or len({world.hosts[rank] for rank in group}) > 1:
         return False
@@ -48,7 +48,7 @@ def share_memory(world, group: tuple[int, ...]) -> bool:
 
 
 def _new_file(native: ctypes.CDLL, size: int) -> int | None:
-    """Make a file in memory for `size` ranks; None where that is refused."""
+    """Make a file in memory for `size` ranks; None if the system refuses."""
     native.shared_group_bytes.restype = ctypes.c_int64
     file = None
     try:

@@ -1,7 +1,7 @@
 """Messages between ranks over TCP, on one host or several.
 
-Each has its length before it, so that two ranks that have lost step find out. A rank that is gone is noticed at once
-when its process has ended, within half a minute when its host cannot be reached.
+Each message begins with its length, so that two ranks that run different steps notice it. A rank that is gone is
+noticed at once if its process has ended, and within half a minute if its host cannot be reached.
 """
 
 import hmac
@@ -23,7 +23,7 @@ from mindrlhf.backend.comm.point_to_point import Messages, PeerGone, bytes_of
 from mindrlhf.errors import UserError
 
 _LENGTH = struct.Struct("!q")
-_HELLO = struct.Struct("!i16s")  # the rank that calls, and the secret of the one that is called
+_HELLO = struct.Struct("!i16s")  # the caller's rank, and the secret of the rank that is called
 _CONNECT_TIMEOUT_S = 60
 _HELLO_TIMEOUT_S = 5
 
@@ -34,15 +34,15 @@ class SocketPeers:
     def __init__(self, sockets: Mapping[int, socket.socket]):
         self._sockets = sockets
         self._senders = {rank: ThreadPoolExecutor(1, f"to rank {rank}") for rank in sockets}
-        self._sending: dict[int, Future] = {}  # the last one to each rank
+        self._sending: dict[int, Future] = {}  # the last send to each rank
         self._watching = True
 
     def watch(self, on_gone: Callable[[int], None]) -> None:
-        """Call `on_gone(rank)`, from a thread, once the first other rank is gone."""
+        """Call `on_gone(rank)` from a thread when the first other rank is gone."""
         ranks = {connection.fileno(): rank for rank, connection in self._sockets.items()}
         poll = select.poll()
         for descriptor in ranks:
-            poll.register(descriptor, select.POLLRDHUP)  # and its errors, which need not be asked for
+            poll.register(descriptor, select.POLLRDHUP)  # and errors, which poll always reports
 
         def run() -> None:
             gone = poll.poll()
@@ -56,7 +56,7 @@ class SocketPeers:
         self._watching = False
 
     def send(self, array: np.ndarray, to: int) -> None:
-        """Send like `Peers.send`; a thread sends what the network refuses."""
+        """Send like `Peers.send`; a thread sends the part that would block."""
         rest, before = memoryview(b"".join(_message(np.ascontiguousarray(array)))), self._sending.get(to)
         if before is None or before.done():
             try:
@@ -80,12 +80,12 @@ class SocketPeers:
             self._sending[to].result()
 
     def _start(self, content: Iterable[memoryview], to: int) -> None:
-        """Send from a thread, after all that was to be sent before."""
+        """Send from a thread, after all earlier messages to the rank."""
         before = self._sending.get(to)
 
         def run() -> None:
             if before:
-                before.result()  # raises what has broken the connection
+                before.result()  # raises the error that broke the connection
             try:
                 for piece in content:
                     self._sockets[to].sendall(piece)
@@ -100,7 +100,7 @@ def _message(array: np.ndarray) -> list[memoryview]:
 
 
 def _receive(into: np.ndarray, connection: socket.socket, source: int | str) -> np.ndarray:
-    """Fill an array with the next message; raises RuntimeError for one of another length."""
+    """Fill an array with the next message; raises RuntimeError if its length differs."""
     content, length = bytes_of(into), bytearray(_LENGTH.size)
     _fill(memoryview(length), connection, source)
     if _LENGTH.unpack(length)[0] != into.nbytes:
@@ -128,7 +128,7 @@ def connect_peers(rank: int, gather: Callable[[Any], list[Any]]) -> SocketPeers:
     secret = secrets.token_bytes(16)
     with socket.create_server((_own_address(), 0), backlog=1024) as server:
         addresses = gather((*server.getsockname(), secret))
-        # By now all listen: lower ranks are called, and the calls of higher ones are waiting to be answered.
+        # All ranks listen now: this rank calls the lower ranks, and calls of higher ranks wait to be accepted.
         sockets = {other: _call(rank, *addresses[other]) for other in range(rank)}
         server.settimeout(_CONNECT_TIMEOUT_S)
         while len(sockets) < len(addresses) - 1:
@@ -145,8 +145,8 @@ def connect_peers(rank: int, gather: Callable[[Any], list[Any]]) -> SocketPeers:
     for connection in sockets.values():
         connection.settimeout(None)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # A host that vanishes says nothing. After 10 s of silence it is asked, and after three questions given up:
-        # before MindSpore's scheduler gives up (30 s) and ends ranks, which others would take for the first to go.
+        # A host that vanishes sends nothing. After 10 s of silence it is probed, and given up after three probes:
+        # before MindSpore's scheduler gives up (30 s) and ends ranks, which others would report as the first to fail.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3)):
             connection.setsockopt(socket.IPPROTO_TCP, option, value)
@@ -167,7 +167,7 @@ def _call(rank: int, host: str, port: int, secret: bytes) -> socket.socket:
 
 
 def _answer(server: socket.socket, secret: bytes) -> tuple[int | None, socket.socket]:
-    """Accept the next rank (None for a stranger) and its connection."""
+    """Accept a connection; returns the caller's rank (None for a stranger) and it."""
     connection, (host, _) = server.accept()
     connection.settimeout(_HELLO_TIMEOUT_S)
     with suppress(ConnectionError, RuntimeError):

@@ -18,19 +18,19 @@ Constant = int | float | str | tuple
 class Graph(nn.Cell):
     """Cell that is called often: every decode step, every micro-batch.
 
-    A call of a Cell looks for all possible changes in it since the graph was compiled, which takes longer than many a
-    graph. Here only shapes and dtypes of its tensors may change: a graph of known shapes is run at once. MindSpore also
-    writes the name of the compiled graph (`compile_phase`) into all cells below, which only its automatic parallelism
-    reads: two milliseconds for a model of four layers. Here it stays at the root.
+    A call of a Cell checks for all possible changes since the graph was compiled, which takes longer than many graphs
+    run. Here only shapes and dtypes of the inputs may change: a graph with known shapes runs at once. MindSpore also
+    writes the name of the compiled graph (`compile_phase`) into all cells below, where only its automatic parallelism
+    reads it: two milliseconds for a model of four layers. Here the name stays at the root.
 
-    name: its kind, such as "generate/decode". constants: numbers and texts that are compiled into it and that do not
-    follow from the job's settings, such as tokens of the longest prompt. cache: see `kept_graphs`.
+    name: the graph's kind, such as "generate/decode". constants: numbers and strings that are compiled into the graph
+    and do not follow from the job's settings, such as the longest prompt's length. cache: see `kept_graphs`.
     """
 
     cache: GraphCache | None = None
-    compile_s = 0.0  # of all graphs: each one's first runs with inputs of other shapes or dtypes
-    compiled = 0  # times that this happened, for `announce`
-    waiting: WeakSet = WeakSet()  # graphs that have not run
+    compile_s = 0.0  # of all graphs: their first runs with new shapes or dtypes of inputs
+    compiled = 0  # number of these first runs, for `announce`
+    waiting: WeakSet = WeakSet()  # graphs that have not run yet
     announce: Callable[[int, int, float], None] | None = None  # see `announced`
 
     def __init__(self, name: str, *constants: Constant):
@@ -60,12 +60,12 @@ class Graph(nn.Cell):
         return self(*map(Tensor.from_numpy, arrays))
 
     def compile(self, *args, **kwargs):
-        """Compile unless that is done; return freed memory, hundreds of MiB."""
+        """Compile if needed; give freed memory, hundreds of MiB, back to the system."""
         known = len(self.compile_cache)
         with Graph.cache.around(self, args) if Graph.cache else nullcontext():
             super().compile(*args, **kwargs)
         if len(self.compile_cache) > known:
-            trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
+            trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only glibc has it
             if trim:
                 trim(0)
 
@@ -79,7 +79,7 @@ class Graph(nn.Cell):
 
 
 def compile_seconds() -> float:
-    """Seconds of this process that went into compiling so far, for `metrics.timer.Timers`."""
+    """Seconds that this process has compiled so far, for `metrics.timer.Timers`."""
     return Graph.compile_s
 
 
@@ -87,8 +87,8 @@ def compile_seconds() -> float:
 def announced(announce: Callable[[int, int, float], None]) -> Iterator[None]:
     """Call a function before each graph that is compiled in the body.
 
-    announce(number, known, seconds): the graph is the `number`-th in the body, of `known` ones, which grow as graphs
-    meet other shapes; all graphs before it took so many seconds.
+    announce(number, known, seconds): the graph is the `number`-th of `known` graphs in the body, and all graphs before
+    it took `seconds`. `known` grows when graphs get inputs of new shapes.
     """
     Graph.announce, Graph.compiled = announce, 0
     try:

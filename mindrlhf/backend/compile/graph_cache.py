@@ -1,9 +1,9 @@
 """Cache of compiled graphs on disk, for restarted processes: `--enable_compile_cache True`.
 
-MindSpore's own finds a graph by the number of graphs compiled before: runs that compile in another order would run each
-other's code. Here its cache is opened for one compilation at a time, in a folder with this graph, found by a digest
-(`GraphCache.key`), or none. A graph that comes back finds its parameters by name among those of its Cells
-(`parameters_dict`): one with other parameters is not kept. Run on CPU only.
+MindSpore's own cache finds a graph by the number of graphs compiled before it: runs that compile in another order would
+run each other's code. Here its cache is opened for one compilation at a time, in a folder with only this graph, found
+by a digest (`GraphCache.key`), or no graph. A loaded graph finds its parameters by name in its Cells
+(`parameters_dict`): a graph with other parameters is not stored. Tested on CPU only.
 """
 
 import functools
@@ -28,35 +28,35 @@ from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import atomic_file
 from mindrlhf.files.user_cache import private_folder
 
-GRAPHS = "graphs"  # of `user_cache`
+GRAPHS = "graphs"  # folder in `user_cache`
 PACKAGE = Path(__file__).resolve().parents[2]
 
 _log = logging.getLogger(__name__)
 
-# What MindSpore needs to hand a graph over; one that it could write in part only would be kept so.
+# Free space that MindSpore needs to write a graph; with less, an incomplete graph would be stored.
 ROOM_BYTES = 2**27
 
-# Of all graphs together; those that were used longest ago go first.
+# Of all graphs together; the least recently used ones are deleted first.
 LIMIT_BYTES = 2**30
 
 
 class GraphCache:
     """Compiled graphs of a folder, as `<key>-<digest of the content>.mindir`.
 
-    settings: those of the job that a graph of this name depends on, and the job's size. limit: bytes. loaded, stored,
-    left_out: numbers of graphs that were found, that were built and kept, and that cannot be kept. Processes may share
-    a folder. A damaged graph is built again.
+    settings: returns the job's settings that a graph of this name depends on, and the job's size. limit: bytes. loaded,
+    stored, left_out: numbers of graphs that were found, built and stored, or built without being stored. Processes may
+    share a folder. A damaged graph is built again.
     """
 
-    _opened = 0  # how often MindSpore's cache was, in this process: it numbers its files so
+    _opened = 0  # how often this process has opened MindSpore's cache, which numbers its files by it
 
     def __init__(self, folder: Path, rank: int, settings: Callable[[str], str] = str, limit: int = LIMIT_BYTES):
         self._folder, self._rank, self._settings, self._limit = private_folder(Path(folder)), rank, settings, limit
         self._compiled: WeakKeyDictionary[nn.Cell, set[tuple]] = WeakKeyDictionary()
         self.loaded = self.stored = self.left_out = 0
-        # Else it compares the sources of the main script with those of the first time, and knows no others.
+        # Otherwise MindSpore compares the main script's sources with the first run's, and checks no other sources.
         os.environ["MS_DEV_FORCE_USE_COMPILE_CACHE"] = "1"
-        api.entry_script_path = os.devnull  # it reads them all the same; a notebook and `python -c` have no such file
+        api.entry_script_path = os.devnull  # it is read nevertheless; a notebook and `python -c` have no such file
 
     def __str__(self) -> str:
         counts = f"{self.loaded} from {self._folder}, {self.stored} built and kept there"
@@ -70,9 +70,9 @@ class GraphCache:
 
     @functools.cached_property
     def _code(self) -> str:
-        """Digest of all code when the first graph is compiled.
+        """Digest of all code, made when the first graph is compiled.
 
-        A user's loss may change between two runs of a process.
+        A user's loss may change between two runs in one process.
         """
         return code_digest()
 
@@ -113,7 +113,7 @@ class GraphCache:
             self.left_out += 1
 
     def _exchanged(self) -> Path:
-        """File of the next graph; OSError without room for it."""
+        """File that MindSpore uses for the next graph; OSError without disk space."""
         name = f"{os.environ.get('MS_ROLE', '')}compile_cache_{self._opened}.mindir"
         folder = Path(_exchange().name) / f"rank_{self._rank}" / "graph_cache"
         folder.mkdir(parents=True, exist_ok=True)
@@ -133,7 +133,7 @@ class GraphCache:
         return None
 
     def _write(self, key: str, content: bytes) -> bool:
-        """Write a graph; returns False without room for it."""
+        """Write a graph; returns False if that fails."""
         try:
             with atomic_file(self._folder / _name(key, content), durable=False) as temporary:
                 temporary.write_bytes(content)
@@ -160,7 +160,7 @@ def code_digest() -> str:
 
 
 def _user_modules() -> Iterator[Path]:
-    """List loaded modules that are not installed: a user's loss, and what it imports."""
+    """List loaded modules that are not installed: a user's loss, and its imports."""
     installed = [Path(sysconfig.get_paths()[name]).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     for module in list(sys.modules.values()):
         path = Path(getattr(module, "__file__", None) or "-").resolve()
@@ -170,7 +170,7 @@ def _user_modules() -> Iterator[Path]:
 
 @functools.cache
 def _exchange() -> tempfile.TemporaryDirectory:
-    """Folder of MindSpore's cache, which takes the first that it is given."""
+    """Folder of MindSpore's cache; MindSpore keeps the first folder it gets."""
     return tempfile.TemporaryDirectory(prefix="mindrlhf-graphs-")
 
 

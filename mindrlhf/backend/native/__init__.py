@@ -1,8 +1,8 @@
 """Fused CPU operators in C++, built on this machine at first use.
 
-`library()` gives the built file, or the reason that there is none; `operators` makes MindSpore operators of it,
-with the functions that `backend.cpu` has too. Where they cannot be built, `backend.cpu` is used, which is slower
-and gives the same numbers up to rounding.
+`library()` returns the built file, or the reason that it is missing; `operators` makes MindSpore operators of it,
+including functions of `backend.cpu`. If they cannot be built, `backend.cpu` is used, which is slower and gives the same
+numbers up to rounding.
 """
 
 import ctypes
@@ -26,8 +26,8 @@ FLAGS = ("-O3", "-march=native", "-std=c++17", "-fno-math-errno", "-fno-trapping
 class Library:
     """Built file, or the reason that it is missing.
 
-    path: None without a file. problem: the reason, empty with a file. bfloat16: the processor has products of bfloat16
-    numbers.
+    path: None without a file. problem: the reason, empty with a file. bfloat16: the processor has instructions for
+    bfloat16 products.
     """
 
     path: Path | None
@@ -37,9 +37,9 @@ class Library:
 
 @functools.cache
 def library() -> Library:
-    """Build the operators, unless this user has them for this machine.
+    """Build the operators, unless this user has built them on this machine.
 
-    Building takes some seconds.
+    Building takes a few seconds.
     """
     compiler = shutil.which("g++")
     if compiler is None:
@@ -50,7 +50,7 @@ def library() -> Library:
         problem = None if path.is_file() else _build(compiler, path)
         if problem:
             return Library(None, problem)
-        ctypes.CDLL(str(_onednn()))  # the operators look for it among what is loaded; MindSpore need not be yet
+        ctypes.CDLL(str(_onednn()))  # the operators look it up among loaded libraries; MindSpore may not be one
         built = ctypes.CDLL(str(path))
         if built.usable():
             return Library(None, "MindSpore's oneDNN is not there")
@@ -67,7 +67,7 @@ def _onednn() -> Path:
 def _build(compiler: str, path: Path) -> str | None:
     """Compile to `path`; returns the error, if any.
 
-    Several processes may do so at once.
+    Several processes may compile at once.
     """
     with tempfile.TemporaryDirectory(dir=path.parent, prefix="build-") as folder:
         made = Path(folder) / path.name

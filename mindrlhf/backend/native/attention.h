@@ -1,4 +1,4 @@
-// Attention of prompts to themselves, and of completions to their shared prompt and themselves.
+// Attention of prompts to themselves, and of completions to their shared prompt and to themselves.
 
 #pragma once
 
@@ -13,25 +13,25 @@
 
 namespace {
 
-const int64_t kQueryRows = 64;  // rows of scores held at once
+const int64_t kQueryRows = 64;  // rows of scores in memory at once
 
-// A sequence's rows that count: the first of them, and how many there are.
+// A range of rows: `size` rows, from row `at` on.
 struct Span {
   int64_t at, size;
 };
 
-// N prompts of up to P positions, G completions of each of up to R, and which of their T = N * P + N * G * R rows count.
-// Padding is not computed: inside of an operator the rows that count lie without gaps ("packed").
+// N prompts of up to P positions, and for each prompt G completions of up to R: T = N * P + N * G * R padded rows. Padding
+// is not computed: operators store all other rows without gaps, as unpadded rows. Asking rows: the rows of a half's output.
 struct Sequences {
   int64_t prompts, samples;
-  std::vector<Span> prompt, completion;  // [N], [N * G], packed
-  int64_t rows = 0;                      // packed
-  int64_t skip;                          // of them, those before the first that asks
-  int64_t all = 0, all_skip;             // the same with padding
-  std::vector<int64_t> given;            // of each packed row, which of all it is
-  std::vector<Span> unused;              // of all rows, those that do not count
+  std::vector<Span> prompt, completion;  // [N], [N * G], of unpadded rows
+  int64_t rows = 0;                      // number of unpadded rows
+  int64_t skip;                          // unpadded rows before the first asking row
+  int64_t all = 0, all_skip;             // rows and skip, counted in padded rows
+  std::vector<int64_t> given;            // the padded row of each unpadded row
+  std::vector<Span> unused;              // ranges of padding, in padded rows
 
-  // lengths int32[N * (1 + G)], of the prompts and then of the completions
+  // lengths int32[N * (1 + G)]: of the prompts, then of the completions. spans: their number.
   Sequences(const HalfNumbers &numbers, const int32_t *lengths, int64_t spans) {
     samples = numbers.samples, prompts = spans / (1 + samples);
     given.reserve(prompts * (numbers.prefix + samples * numbers.completion));
@@ -43,8 +43,8 @@ struct Sequences {
 
   int64_t asking() const { return rows - skip; }
 
-  // The m packed rows from `first` on, of an array [.., width] whose first row is row `begin` of all: where they lie, or a
-  // copy in `memory`.
+  // Returns m unpadded rows, from `first` on, of an array [.., width] whose first row is padded row `begin`: a pointer into
+  // the array if they are adjacent, else a copy in `memory`.
   Input take(Input array, int64_t width, int64_t begin, int64_t first, int64_t m, Output memory) const {
     if (m == 0) return array;
     if (adjacent(first, m)) return array + (given[first] - begin) * width;
@@ -55,7 +55,7 @@ struct Sequences {
     return memory;
   }
 
-  // The other way: where to write such rows, and afterwards what brings them there.
+  // Returns where to write such rows: in the array if they are adjacent, else in `memory`, from which `put` copies them.
   Output target(Output array, int64_t width, int64_t begin, int64_t first, int64_t m, Output memory) const {
     return m && adjacent(first, m) ? array + (given[first] - begin) * width : memory;
   }
@@ -87,20 +87,20 @@ struct Sequences {
   }
 };
 
-// What is done to heads of queries and keys before they meet: a norm where the model has one, and the rotation to their
-// position. cos, sin [positions, d].
+// Prepares heads of queries and keys for their product: a norm, if the model has one, and the rotation to their position.
+// cos, sin [positions, d].
 struct Heads {
   Input cos, sin;
   int64_t d;
   float epsilon;
 
-  // raw, ready [heads, d], which may be the same; norm [d] or null
+  // Computes ready [heads, d] from raw [heads, d], which may be the same array; norm [d] or null.
   void prepare(Input raw, Input norm, int64_t position, int64_t heads, Output ready) const {
     if (norm) norm_rows(raw, norm, epsilon, ready, heads, d);
     turn(norm ? ready : raw, cos + position * d, sin + position * d, 1, ready, heads, d);
   }
 
-  // From the gradient of `ready` that of `raw`, which may take the place of both; to d_norm [d] is added.
+  // Computes d_raw from d_ready, and adds the norm's gradient to d_norm [d]. d_raw may be the same array as d_ready or raw.
   void gradient(Input d_ready, Input raw, Input norm, int64_t position, int64_t heads, Output d_raw, Output d_norm,
                 Output memory) const {
     Output turned = norm ? memory : d_raw;
@@ -109,11 +109,11 @@ struct Heads {
   }
 };
 
-// Packed rows of one layer's attention: `heads` of keys, `queries` heads of queries for each, of size d.
+// The attention of one layer over unpadded rows: `heads` key heads, and `queries` query heads for each, of size d.
 struct Attention {
   const Sequences &sequences;
   Heads turning;
-  const int32_t *positions;  // of all rows
+  const int32_t *positions;  // of the padded rows
   Input q_norm;              // [d] or null
   int64_t heads, queries;
   float scale;
@@ -130,8 +130,8 @@ struct Attention {
   }
 };
 
-// A block of queries of one head: which rows they are among those that ask, and which keys they see: those of the prompt
-// and, of their own sequence, as many as their own position. first: the position of the block's first row there.
+// A block of query rows of one head: `rows` asking rows, from `query` on. They see the `prompt` keys from prompt_key on, and
+// up to `own` keys of their own sequence, from own_key on. first: the block's first row, counted in its sequence.
 struct Block {
   int64_t query, rows, prompt_key, prompt, own_key, own, first;
 };
@@ -149,8 +149,8 @@ void blocks(const Attention &a, int64_t i, Body body) {
   for (int64_t g = 0; g < s.samples; ++g) cut(s.completion[i * s.samples + g], s.prompt[i]);
 }
 
-// query [rows, d] of a block and its weights [rows, prompt + own]: the softmax over what each row sees, zeros elsewhere.
-// raw [asking, width] and key [rows, key_width]: from the block's heads on.
+// Computes a block's prepared query [rows, d] and its weights [rows, prompt + own]: the softmax over the keys that each row
+// sees, 0 for other keys. raw [asking, width], key [rows, key_width]: pointers to the first column of the block's head.
 void block_weights(const Attention &a, const Block &b, Input raw, Input key, Output query, Output weights) {
   const int64_t size = b.prompt + b.own, width = a.key_width(), d = a.d();
   for (int64_t i = 0; i < b.rows; ++i) {
@@ -166,8 +166,8 @@ void block_weights(const Attention &a, const Block &b, Input raw, Input key, Out
   }
 }
 
-// output [asking, width] of attention; query [asking, width] as it comes from its projection, key (prepared) and value
-// [rows, key_width]
+// Computes the output [asking, width] of attention from query [asking, width] (not yet prepared), key (prepared) and value
+// [rows, key_width].
 void attend(const Attention &a, Input query, Input key, Input value, Output output) {
   const int64_t d = a.d(), width = a.key_width(), most = a.most_seen();
   parallel_pieces(a.sequences.prompts * a.heads * a.queries, 1, [&](int64_t task, int64_t) {
@@ -186,8 +186,8 @@ void attend(const Attention &a, Input query, Input key, Input value, Output outp
   });
 }
 
-// Gradients of query (in its place), of the prepared key and of value, from that of the output. d_norms: of q_norm, one
-// [d] for each prompt and head of keys, to be summed; null where there is no such norm.
+// Computes the gradients of query (in place), prepared key and value from d_output. Adds the gradient of q_norm to d_norms:
+// one [d] for each prompt and key head, which the caller sums; null if the model has no q_norm.
 void attend_gradient(const Attention &a, Output query, Input key, Input value, Input d_output, Output d_key, Output d_value,
                      Output d_norms) {
   const int64_t d = a.d(), width = a.key_width(), most = a.most_seen();

@@ -1,4 +1,4 @@
-// The attention half of a layer, and its gradient: x + wo(attention(norm(x))), or without x.
+// The attention half of a layer and its gradient: x + wo(attention(norm(x))), or the same without adding x.
 
 #pragma once
 
@@ -16,15 +16,15 @@
 
 namespace {
 
-// Inputs of both operators below, before the weights. x [T, hidden]; cos, sin [positions, d]; positions int32[T]; asking:
-// of the last rows, which the output has, or any where it has none; lengths int32[N * (1 + G)]: see `Sequences`.
+// The first inputs of both operators below; the weights follow. x [T, hidden]; cos, sin [positions, d]; positions int32[T];
+// asking: any array with as many rows as the output; lengths int32[N * (1 + G)]: see `Sequences`.
 struct AttentionInputs {
   Input x, cos, sin;
   const int32_t *positions, *asking, *lengths;
   const HalfNumbers *numbers;
 };
 
-// What both begin with. Number: of products, but for those of attention itself, which are float.
+// The inputs and sizes of both operators. Number: the type of factors; attention itself always has float factors.
 template <typename Number>
 struct AttentionHalf {
   AttentionInputs in;
@@ -36,7 +36,7 @@ struct AttentionHalf {
   Sequences sequences;
   int64_t hidden, width, key_width;
   Attention attention;
-  int64_t piece;  // rows of one
+  int64_t piece;  // rows per piece
 
   explicit AttentionHalf(Arguments &arguments)
       : in(arguments.next<AttentionInputs>()),
@@ -59,7 +59,7 @@ struct AttentionHalf {
         piece(summed_piece<Number>(sequences.rows)) {}
   AttentionHalf(const AttentionHalf &) = delete;
 
-  // ready [rows, key_width] from what the projection gives; m rows from `first` on
+  // Prepares m rows of keys, from `first` on: from the projection's result to ready, both [rows, key_width].
   void prepare_keys(Input keys, int64_t first, int64_t m, Output ready) const {
     for (int64_t i = first; i < first + m; ++i) {
       const int64_t at = i * key_width;
@@ -68,8 +68,8 @@ struct AttentionHalf {
   }
 };
 
-// Outputs: y, rows like `asking` and `hidden` wide; and, packed, query [asking, width], key, value [rows, key_width] as
-// their projections give them, attended [asking, width], and prepared keys [rows, key_width].
+// Computes the half. Outputs: y [asking, hidden], padded; and unpadded: query [asking, width], key, value [rows, key_width],
+// all from their projections, attended [asking, width], and prepared keys [rows, key_width].
 template <typename Number>
 int attention_half_of(void **params, int *ndims, int64_t **shapes) {
   struct Outputs {
@@ -82,7 +82,7 @@ int attention_half_of(void **params, int *ndims, int64_t **shapes) {
   const auto out = arguments.next<Outputs>();
   const Sequences &s = h.sequences;
   const int64_t hidden = h.hidden, width = h.width;
-  // Where not all rows ask, few of a piece may: other pieces would have other last bits.
+  // If not all rows are asking rows, a piece may have few; another piece size would then give different last bits.
   parallel_pieces(s.rows, s.skip ? h.piece : paired_piece<Number>(s.rows), [&](int64_t first, int64_t m) {
     Output memory = scratch(2 * m * (hidden + h.adapters.rank())), inner = memory + 2 * m * hidden;
     auto normed = reinterpret_cast<Number *>(memory + m * hidden);
@@ -122,9 +122,9 @@ int attention_half_of(void **params, int *ndims, int64_t **shapes) {
   return 0;
 }
 
-// Inputs: those of `attention_half`; query (overwritten), key, value, attended as it gave them; dy like y; buffers of
-// weights, to which their gradients are added, where they are given. Outputs: dx [T, hidden], and memory for what lies
-// between.
+// Computes the half's gradient. Inputs: as in `attention_half`; its outputs query (overwritten), key, value, attended; dy
+// like y; gradient buffers of some weights, to which gradients are added. Outputs: dx [T, hidden], and memory for
+// intermediate results.
 template <typename Number>
 int attention_half_gradient_of(void **params, int *ndims, int64_t **shapes) {
   struct Kept {
@@ -180,7 +180,7 @@ int attention_half_gradient_of(void **params, int *ndims, int64_t **shapes) {
     }
     Input x = s.take(h.in.x, hidden, 0, first, m, memory);
     norm_rows(x, w.norm, h.in.numbers->epsilon, normed + first * hidden, m, hidden);
-    // row: of `map` and slopes, the one of the first of those from `begin` on.
+    // Computes a projection's part of d_normed for a piece's rows from `begin` on; row: their first index in slopes and map.
     auto back = [&](const FactorRows<Number> &slopes, const Number *weight, LowRankGradient<Number> &map, int64_t size,
                     int64_t begin, int64_t row, float keep) {
       Output own = d_normed + begin * hidden;

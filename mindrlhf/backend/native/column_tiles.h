@@ -1,4 +1,4 @@
-// The rows of a decode step as columns, and products with them.
+// The rows of a decode step, stored as columns, and products of weights with them.
 
 #pragma once
 
@@ -17,26 +17,26 @@
 
 namespace {
 
-const int64_t kFewRows = 64;  // rows of a weight, in the products of a decode step
+const int64_t kFewRows = 64;  // weight rows per piece of a decode step's products
 static_assert(kFewRows % kBlock == 0);
 
-// Rows of a weight with `in` numbers each, few enough to stay near while all columns are multiplied.
+// Returns a number of weight rows (`in` numbers each) that stay in the processor's cache while all columns are multiplied.
 int64_t near_rows(int64_t in) { return std::clamp<int64_t>((1 << 16) / in / kPanel * kPanel, kPanel, kFewRows); }
 
-// The rows of a decode step as columns, in tiles of kTile of them: a weight is taken as it lies in products with such.
-// Tiles of an array with `size` numbers in a row follow each other; each is [size, width]. The last may be narrower, a
-// multiple of `least`, and have columns that are not used.
+// The rows of a decode step as columns, kTile per tile: products with columns use a weight in its stored layout. The tiles
+// of an array with `size` numbers per row are stored one after another, each [size, width]. The last tile may be narrower:
+// its width is a multiple of `least`, and it may have unused columns.
 struct ColumnTiles {
   int64_t rows, columns;
 
   ColumnTiles(int64_t rows, int64_t least) : rows(rows), columns((rows + least - 1) / least * least) {}
 
-  // body(first, width), of which `used(first, width)` hold a row
+  // Calls body(first, width) for each tile; `used(first, width)` of its columns hold a row.
   template <typename Body>
   void each(Body body) const {
     for (int64_t i = 0; i < columns; i += kTile) body(i, std::min(kTile, columns - i));
   }
-  // The same, shared out.
+  // Like `each`, but threads share the tiles.
   template <typename Body>
   void share(Body body) const {
     parallel_pieces(columns, kTile, body);
@@ -44,10 +44,10 @@ struct ColumnTiles {
   int64_t used(int64_t first, int64_t width) const { return std::min(width, rows - first); }
 };
 
-// tiles of the rows row(i) [size]
+// Converts the rows row(i) [size] to tiles x.
 template <typename Row>
 void to_tiles(const ColumnTiles &tiles, int64_t size, const Row &row, float *x) {
-  const int64_t near = 16;  // numbers of each row at a time
+  const int64_t near = 16;  // numbers of each row per step
   tiles.share([&](int64_t first, int64_t width) {
     float *tile = x + first * size;
     const int64_t used = tiles.used(first, width);
@@ -62,7 +62,7 @@ void to_tiles(const ColumnTiles &tiles, int64_t size, const Row &row, float *x) 
   });
 }
 
-// tiles of some rows of other tiles x [size], which are numbered
+// Copies rows rows[0], rows[1], ... of tiles x [size] to tiles y.
 void pick_tiles(const ColumnTiles &from, const float *x, const ColumnTiles &tiles, const int32_t *rows, int64_t size,
                 float *y) {
   tiles.share([&](int64_t first, int64_t width) {
@@ -76,14 +76,14 @@ void pick_tiles(const ColumnTiles &from, const float *x, const ColumnTiles &tile
   });
 }
 
-// The first `used` columns of a tile [size, width] as rows, which are `stride` apart.
+// Converts the first `used` columns of a tile [size, width] to rows that are `stride` apart.
 void from_tile(const float *tile, int64_t size, int64_t width, int64_t used, float *rows, int64_t stride) {
   for (int64_t i = 0; i < used; ++i, rows += stride) {
     for (int64_t c = 0; c < size; ++c) rows[c] = tile[c * width + i];
   }
 }
 
-// `norm_rows` of tiles
+// Computes `norm_rows` for tiles x [size].
 void norm_tiles(const ColumnTiles &tiles, const float *x, const float *weight, float eps, float *y, int64_t size) {
   tiles.share([&](int64_t first, int64_t width) {
     const float *from = x + first * size;
@@ -101,13 +101,13 @@ void norm_tiles(const ColumnTiles &tiles, const float *x, const float *weight, f
   });
 }
 
-// Words of a column alongside its float numbers, which may be words themselves.
+// Returns the words that a column needs in addition to its `in` floats; 0 if floats are the words.
 template <typename Number>
 int64_t words_apart(int64_t in) {
   return std::is_same_v<Number, float> ? 0 : WordsOf<Number>::column(in);
 }
 
-// The words of tiles x [in]: x itself, or in `memory`. Those of a tile begin where those of its first column do.
+// Returns the words of tiles x [in]: x itself, or a copy in `memory`. A tile from column c on starts at word c * column(in).
 template <typename Number>
 const Word *tile_words(const ColumnTiles &tiles, const float *x, int64_t in, float *memory) {
   if constexpr (std::is_same_v<Number, float>) {
@@ -121,26 +121,26 @@ const Word *tile_words(const ColumnTiles &tiles, const float *x, int64_t in, flo
   }
 }
 
-// y [n, width] is, or for `add` gets added, the product of a weight's rows from j on and the columns from `first` on.
+// Multiplies n rows of a weight, from j on, by `width` columns, from `first` on. Writes to y [n, width], or adds if `add`.
 template <typename Number>
 void tile_product(const PackedMatrix<Number> &weight, int64_t j, int64_t n, const Word *x, int64_t first, int64_t width,
                   bool add, float *y) {
   multiply<Number>(weight.row(j), n, weight.in, x + first * WordsOf<Number>::column(weight.in), width, add, y);
 }
 
-// An adapter in a decode step: the inner values are put together first, as tiles of `rank` rows.
+// An adapter in a decode step. `inner_tiles` computes its inner values, scale * A x, before its output: tiles [rank].
 template <typename Number>
 struct TileAdapter {
   const LinearMap<Number> *map = nullptr;
   const Word *inner = nullptr;
 
-  // To y [n, width], of rows j to j + n of the map's output, the part is added that belongs to columns `first` and on.
+  // Adds the adapter's output rows j to j + n, for `width` columns from `first` on, to y [n, width].
   void add(int64_t j, int64_t n, int64_t first, int64_t width, float *y) const {
     if (map->rank()) tile_product(map->b, j, n, inner, first, width, true, y);
   }
 };
 
-// Float numbers of memory for a column of an adapter.
+// Returns the floats of memory that the adapters of `maps` need per column.
 template <typename Number>
 int64_t inner_memory(const LinearMaps<Number> &maps) {
   int64_t total = 0;
@@ -148,7 +148,7 @@ int64_t inner_memory(const LinearMaps<Number> &maps) {
   return total;
 }
 
-// The adapters of maps with the same x, tiles [in]. memory: `inner_memory` for each column.
+// Prepares the adapters of maps with the same input, tiles x [in]. memory: `inner_memory` floats per column.
 template <int N, typename Number>
 void inner_tiles(const ColumnTiles &tiles, const float *x, const LinearMap<Number> *const (&maps)[N], float *memory,
                  TileAdapter<Number> (&adapters)[N]) {
@@ -175,7 +175,7 @@ void inner_tiles(const ColumnTiles &tiles, const float *x, const LinearMap<Numbe
   }
 }
 
-// Of several products with the same x: the map, its bias [out] or null, y [rows, out], its adapter.
+// One of several products with the same x: map, bias [out] or null, output y [rows, out], adapter or null.
 template <typename Number>
 struct Product {
   const LinearMap<Number> *map;
@@ -184,7 +184,7 @@ struct Product {
   const TileAdapter<Number> *adapter;
 };
 
-// x: words of tiles. The rows of all weights are shared out together.
+// Computes several products with x, the words of tiles. Threads share the rows of all weights.
 template <typename Number>
 void products(const ColumnTiles &tiles, const Word *x, std::initializer_list<Product<Number>> list) {
   std::vector<std::pair<const Product<Number> *, int64_t>> parts;
@@ -206,7 +206,7 @@ void products(const ColumnTiles &tiles, const Word *x, std::initializer_list<Pro
   });
 }
 
-// x: words of tiles; to the tiles y [out] the map's product is added.
+// Adds the product of the adapter's map (adapter included) and x, the words of tiles, to tiles y [out].
 template <typename Number>
 void add_product(const ColumnTiles &tiles, const Word *x, const TileAdapter<Number> &adapter, float *y) {
   const LinearMap<Number> &map = *adapter.map;

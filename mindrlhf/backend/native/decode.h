@@ -1,4 +1,4 @@
-// Generation: several tokens of each slot, from the embedding to the draw.
+// Generation of several tokens per slot, from the embedding to the draw.
 
 #pragma once
 
@@ -24,7 +24,7 @@ struct SampledToken {
   float behaviour, policy;  // log-probs
 };
 
-// One token of `size` logits. stops: tokens that may not come if `banned`.
+// Draws one token from `size` logits. stops: tokens that are not drawn if `banned`; inverse: inverse temperature.
 SampledToken draw(const float *logits, int64_t size, float uniform, bool banned, const int32_t *stops, int64_t stop_count,
                   float inverse, bool greedy) {
   const int64_t block = 64;
@@ -51,7 +51,7 @@ SampledToken draw(const float *logits, int64_t size, float uniform, bool banned,
   if (greedy) {
     while (token + 1 < size && !(weights[token] >= 1.0f)) ++token;
   } else {
-    // The first token whose cumulative weight lies above uniform * total; the last that has weight if none does.
+    // Takes the first token whose cumulative weight exceeds uniform * total, or else the last token with a positive weight.
     const double target = uniform * total;
     double before = 0;
     size_t at = 0;
@@ -65,7 +65,7 @@ SampledToken draw(const float *logits, int64_t size, float uniform, bool banned,
     for (int64_t j = at * block; token < 0 && j-- > 0;) {
       if (weights[j] > 0) token = j;
     }
-    token = std::max<int64_t>(token, 0);  // not a number
+    token = std::max<int64_t>(token, 0);  // if weights are NaN
   }
   const float below = logits[token] * inverse - top;
   double every = total;
@@ -74,15 +74,15 @@ SampledToken draw(const float *logits, int64_t size, float uniform, bool banned,
           below - static_cast<float>(std::log(every))};
 }
 
-// Of one call. enough: with how many slots going on no further token is begun; own_start: where behind the longest prompt
-// a slot keeps what it has of its own; steps: the most, of which each draws a token of a slot at most.
+// The numbers of one call. enough: no further step starts with this many active slots or fewer; own_start: a slot's first
+// own cache position, behind the longest prompt; steps: most steps. A step draws one token of a slot, or more with a draft.
 struct DecodeCall {
   int32_t enough, own_start, steps;
 };
 
-const int64_t kContextRows = 128, kSlotRows = 32;  // tokens of the context at a time, of all slots and of one
+const int64_t kContextRows = 128, kSlotRows = 32;  // context tokens per step, of all slots and of one slot
 
-// ids .. prefixes int32[B], context int32[B, n], histories int32[B, h], uniform [B, n], stops int32[s],
+// The first inputs: ids .. prefixes int32[B], context int32[B, n], histories int32[B, h], uniform [B, n], stops int32[s],
 // weights int32[2 * layers]; see `decode_tokens` in operators.py.
 struct DecodeInputs {
   const int32_t *ids, *positions, *remaining, *banned, *leaders, *prefixes;
@@ -95,7 +95,7 @@ struct DecodeInputs {
   const int32_t *weights;
 };
 
-// Of each layer, behind those, between the weights of its halves: see `CacheArrays`.
+// The caches of a layer, which follow in the inputs between the weights of its halves: see `CacheArrays`.
 template <typename Array>
 struct DecodeCaches {
   Array keys, values;
@@ -109,7 +109,7 @@ struct DecodeLayer {
   LinearMaps<Number> attention_maps, feed_forward_maps;
   DecodeSizes sizes;
 
-  // The next layer. bits: which weights of its halves are given.
+  // Reads the next layer's inputs. bits: which weights of its halves are given.
   DecodeLayer(Arguments &arguments, const int32_t *bits, int64_t hidden)
       : attention(arguments.next<AttentionWeights, Input>(bits[0])),
         caches(arguments.next<DecodeCaches, Output>(3)),
@@ -121,30 +121,30 @@ struct DecodeLayer {
 
   int64_t words() const { return attention_maps.words() + feed_forward_maps.words(); }
 
-  // To be called before the layer is computed, with memory for its words.
+  // Packs the weights into memory of words() words; the caller does this before it computes the layer.
   void pack(Word *memory) {
     attention_maps.pack(memory);
     feed_forward_maps.pack(memory + attention_maps.words());
   }
 };
 
-// counts: steps, tokens of drafts, and how many of them came true.
+// counts: the numbers of steps, draft tokens, and accepted draft tokens.
 struct DecodeOutputs {
   int32_t *token;
   Output behaviour, policy;
   int32_t *counts;
 };
 
-// The slots whose turn it is, and the rows of a step: the tokens from which their next ones follow. A token of the
-// context follows without a draw, and is the slot's next row in the same step. So is a token of a draft: what is drawn
-// after it counts if it came true. Drafts take columns that the products compute anyway.
+// The active slots, and the rows of a step: one for each token whose next token is computed. If the context gives the next
+// token, it is not drawn, and it is the slot's next row in the same step. Draft tokens are rows too; the token drawn after a
+// draft token counts if the draft token is accepted. Drafts take columns that the products compute anyway.
 struct DecodeRows {
   std::vector<int32_t> active, ids, slots, positions, angles, leaders, prefixes;
-  std::vector<int32_t> drawing;  // rows from which a token is drawn: a slot's next one, then those after its draft
+  std::vector<int32_t> drawing;  // rows after which a token is drawn: a slot's last one, then its draft's rows
   std::vector<int32_t> draft;
 
-  // last: the last token of each slot, at: its tokens so far, both brought up to date. out int32[B, n]: gets tokens of
-  // the context. known: positions of the tables of angles. least: columns come in multiples of it.
+  // Collects the rows of the next step. Updates last, each slot's last token, and at, its number of tokens so far. Writes
+  // context tokens to out int32[B, n]. known: positions in the tables of angles. least: see `ColumnTiles`.
   void next_step(const DecodeInputs &in, int64_t n, int64_t known, int64_t least, Drafts &drafts,
                  std::vector<int32_t> &last, std::vector<int32_t> &at, int32_t *out) {
     for (auto *part : {&ids, &slots, &positions, &angles, &leaders, &prefixes, &drawing}) part->clear();
@@ -180,9 +180,9 @@ struct DecodeRows {
   }
 };
 
-// Slots that have ended are left out. Tokens of the context are taken as they are: they are not drawn, and end nothing;
-// several of a slot are computed at a time.
-// Outputs: token int32[B, n], behaviour and policy log-probs [B, n], 0 where a token was not drawn; counts int32[3].
+// Draws up to n tokens per slot; slots that have ended are left out. Context tokens are used as given: they are not drawn
+// and end no slot, and a step computes several of a slot.
+// Outputs: token int32[B, n], -1 for none; behaviour, policy log-probs [B, n], 0 for tokens not drawn; counts int32[3].
 template <typename Number>
 int decode_tokens_of(void **params, int *ndims, int64_t **shapes) {
   Arguments arguments(params, ndims, shapes);
@@ -196,7 +196,7 @@ int decode_tokens_of(void **params, int *ndims, int64_t **shapes) {
   std::vector<DecodeLayer<Number>> layers;
   LinearMaps<Number> head;
   head.add(in.head, shapes[INDEX(DecodeInputs, head)], hidden);
-  int64_t all_words = head.words(), most = 0;  // most: memory of a row
+  int64_t all_words = head.words(), most = 0;  // most: floats of memory per column
   for (int64_t i = 0; i < shapes[INDEX(DecodeInputs, weights)][0]; i += 2) {
     all_words += layers.emplace_back(arguments, in.weights + i, hidden).words();
   }
@@ -265,7 +265,7 @@ int decode_tokens_of(void **params, int *ndims, int64_t **shapes) {
     for (int64_t i = 0, end = 0; i < drawn.rows; i = end) {
       const int32_t slot = rows.slots[rows.drawing[i]];
       while (end < drawn.rows && rows.slots[rows.drawing[end]] == slot) ++end;
-      int64_t right = 0;  // tokens of the draft that came true
+      int64_t right = 0;  // accepted draft tokens
       for (int64_t next = i;; ++next, ++right) {
         const SampledToken &one = found[next];
         const int64_t place = slot * tokens + at[slot]++;

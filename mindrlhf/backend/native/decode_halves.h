@@ -1,4 +1,4 @@
-// The halves of a layer for one new position of each slot, with the columns of `ColumnTiles` for rows.
+// The halves of a layer for new positions of slots, whose rows are the columns of `ColumnTiles`.
 
 #pragma once
 
@@ -18,7 +18,7 @@
 
 namespace {
 
-// What is put for one row of them in memory while a half is computed. adapters: memory of theirs.
+// The sizes of a layer's arrays, and the floats of memory per column to compute a half. adapters: see `inner_memory`.
 struct DecodeSizes {
   int64_t hidden, width, key_width, inner, adapters;
 
@@ -29,14 +29,14 @@ struct DecodeSizes {
   }
 };
 
-// Arrays of keys and values: [B, K, S, d], or, with two bfloat16 numbers in a word, int32[B, K, S, d / 2].
+// Caches of keys and values: [B, K, S, d], or, if `rounded`, int32[B, K, S, d / 2] with two bfloat16 numbers per word.
 struct CacheArrays {
   Output keys, values;
   bool rounded;
 };
 
-// Tiles: to y [hidden], which may be x, the attention half's output for x [hidden] is added. The angles of row i are those
-// of position angles[i]. memory: DecodeSizes::memory() for each column.
+// Adds the attention half's output for tiles x [hidden] to tiles y [hidden], which may be x. Row i is rotated to position
+// angles[i]. memory: DecodeSizes::memory() floats per column.
 template <typename Number>
 void decode_attention(const AttentionWeights<Input> &w, const LinearMaps<Number> &maps, const DecodeSizes &sizes,
                       const Slots &slots, const Heads &heads, float scale, const int32_t *angles,
@@ -68,7 +68,7 @@ void decode_attention(const AttentionWeights<Input> &w, const LinearMaps<Number>
   add_product<Number>(tiles, tile_words<Number>(tiles, turned, width, apart_too), out[0], y);
 }
 
-// Tiles: to y [hidden], which may be x, the feed-forward half's output for x [hidden] is added. memory: as above.
+// Adds the feed-forward half's output for tiles x [hidden] to tiles y [hidden], which may be x. memory: as above.
 template <typename Number>
 void decode_feed_forward(const FeedForwardWeights<Input> &w, const LinearMaps<Number> &maps, const DecodeSizes &sizes,
                          float epsilon, const ColumnTiles &tiles, Input x, Output y, Output memory) {
@@ -97,7 +97,7 @@ void decode_feed_forward(const FeedForwardWeights<Input> &w, const LinearMaps<Nu
   add_product<Number>(tiles, act_words, down[0], y);
 }
 
-// Rows [rows, hidden] to tiles and, after body(tiles, x, y, memory), y back to rows. residual: y begins as x, else as 0.
+// Calls body(tiles, x, y, memory) with rows [count, hidden] as tiles x; writes y to `out`. residual: y starts as x, else 0.
 template <typename Number, typename Body>
 void in_tiles(Input rows, int64_t count, const DecodeSizes &sizes, bool residual, Output out, Body body) {
   const ColumnTiles tiles(count, kLeastColumns<Number>);
@@ -113,8 +113,8 @@ void in_tiles(Input rows, int64_t count, const DecodeSizes &sizes, bool residual
   });
 }
 
-// Inputs: x [B, hidden], cos, sin [positions, d], positions int32[B], numbers, caches of keys and values (written; see
-// `CacheArrays`), the weights. Output: y [B, hidden].
+// Computes the half for one new position of each slot. Inputs: x [B, hidden], cos, sin [positions, d], positions int32[B],
+// numbers, caches of keys and values (written; see `CacheArrays`), the weights. Output: y [B, hidden].
 template <typename Number>
 int decode_attention_half_of(void **params, int *ndims, int64_t **shapes) {
   struct Inputs {
@@ -158,7 +158,7 @@ int decode_attention_half_of(void **params, int *ndims, int64_t **shapes) {
   return 0;
 }
 
-// Inputs: x [B, hidden], numbers, the weights. Output: y [B, hidden].
+// Computes the half for one row of each slot. Inputs: x [B, hidden], numbers, the weights. Output: y [B, hidden].
 template <typename Number>
 int decode_feed_forward_half_of(void **params, int *ndims, int64_t **shapes) {
   struct Inputs {
@@ -183,7 +183,7 @@ int decode_feed_forward_half_of(void **params, int *ndims, int64_t **shapes) {
   return 0;
 }
 
-// Inputs: x [B, in], weight [out, in] or rows of it. Output: logits [B, out].
+// Computes logits. Inputs: x [B, in], weight [out, in] or packed. Output: logits [B, out].
 template <typename Number>
 int decode_logits_of(void **params, int *ndims, int64_t **shapes) {
   struct Inputs {
@@ -210,7 +210,7 @@ int decode_logits_of(void **params, int *ndims, int64_t **shapes) {
 
 }  // namespace
 
-// The entry points of an operator of a decode step: with rows of float, bfloat16 and int8 numbers.
+// Defines the entry points of a decode step's operator: for weights of float, bfloat16 and int8 numbers.
 #define DECODE_ENTRY_POINTS(name)                                                                           \
   ENTRY_POINTS(name)                                                                                        \
   extern "C" int name##_int8(int, void **params, int *ndims, int64_t **shapes, const char **, void *, void *) { \

@@ -1,4 +1,4 @@
-// The linear maps of a half in a decode step: rows of weights, with adapters.
+// The linear maps of a half in a decode step: weights, packed or float, with adapters.
 
 #pragma once
 
@@ -13,7 +13,7 @@
 
 namespace {
 
-// Memory for words, from the blocks of `FactorMemory`.
+// Memory for `words` words, taken from the blocks of `FactorMemory`.
 class WordMemory {
  public:
   explicit WordMemory(int64_t words) : numbers_(2 * words) {}
@@ -23,7 +23,7 @@ class WordMemory {
   const FactorMemory<BFloat16> numbers_;
 };
 
-// A matrix [rows, in] as rows of words: itself, if it has such, else packed in memory for `words`.
+// A matrix [rows, in] in words: the array itself if it is `ready`, else packed into memory of `words` words.
 template <typename Number>
 struct PackedMatrix {
   Input array = nullptr;
@@ -34,7 +34,7 @@ struct PackedMatrix {
   PackedMatrix(Input array, int64_t rows, int64_t in, bool ready = std::is_same_v<Number, float>)
       : array(array), rows(rows), in(in), words(ready ? 0 : rows * WordsOf<Number>::row(in)) {}
 
-  // Returns the memory behind its own.
+  // Packs the matrix into memory, unless it is ready; returns the memory behind its words.
   Word *pack(Word *memory) {
     packed = words ? memory : reinterpret_cast<const Word *>(array);
     if constexpr (!std::is_same_v<Number, float>) {
@@ -45,11 +45,11 @@ struct PackedMatrix {
   const Word *row(int64_t i) const { return packed + i * WordsOf<Number>::row(in); }
 };
 
-// Numbers of adapters: int8 ones would round away what an update changes.
+// The type of an adapter's numbers: not int8, which would round away the changes of an update.
 template <typename Number>
 using AdapterNumber = std::conditional_t<std::is_same_v<Number, Int8>, float, Number>;
 
-// A weight [out, in], and an adapter scale * B A with A [rank, in] and B [out, rank]; rank is 0 without one.
+// A weight [out, in] and its adapter, scale * B A with A [rank, in] and B [out, rank]; rank is 0 without an adapter.
 template <typename Number>
 struct LinearMap {
   PackedMatrix<Number> weight;
@@ -61,11 +61,11 @@ struct LinearMap {
   int64_t rank() const { return a.rows; }
 };
 
-// The maps of a half, by their places.
+// The maps of a half, in the order of AttentionMap or FeedForwardMap.
 template <typename Number>
 class LinearMaps {
  public:
-  // weight: [out, words of a row] or, of floats, [out, in]. a, b: null without an adapter.
+  // Appends a map. weight: packed [out, words of a row] or floats [out, in]. a, b: null without an adapter.
   void add(Input weight, Shape shape, int64_t in, Input a = nullptr, Input b = nullptr, Shape a_shape = nullptr,
            Input scales = nullptr) {
     LinearMap<Number> map;
@@ -76,7 +76,7 @@ class LinearMaps {
     }
     maps_.push_back(map);
   }
-  // Words that `pack` has to make.
+  // Returns the words that `pack` writes.
   int64_t words() const {
     int64_t total = 0;
     for (const LinearMap<Number> &map : maps_) total += map.weight.words + map.a.words + map.b.words;

@@ -1,4 +1,4 @@
-// Drafts of a slot's next tokens: those that followed its last ones where these came before.
+// Drafts of a slot's next tokens: the tokens that followed an earlier occurrence of the slot's last tokens.
 
 #pragma once
 
@@ -8,14 +8,14 @@
 
 namespace {
 
-const int64_t kShortestKey = 2, kLongestKey = 8;  // last tokens that have to come before
+const int64_t kShortestKey = 2, kLongestKey = 8;  // last tokens that must occur earlier
 const int64_t kFirstDraft = 2, kLongestDraft = 15;
 
-// The texts that each slot looks in, and how far its last drafts were right: that alone decides how long the next are.
+// The texts that each slot searches, and the length limit of its next draft, set by the accepted tokens of its last drafts.
 class Drafts {
  public:
-  // histories int32[slots, size]: texts like a slot's, and its own at the end with the token that it has last; before,
-  // between and after texts are negative numbers. One that ends in a negative number gives no drafts.
+  // histories int32[slots, size]: texts similar to a slot's text, and at the end its own text up to its last token; negative
+  // numbers before, between and after texts. A history that ends in a negative number gives no drafts.
   Drafts(const int32_t *histories, int64_t slots, int64_t size) : texts_(slots), reach_(slots, kFirstDraft) {
     for (int64_t slot = 0; slot < slots; ++slot) {
       const int32_t *text = histories + slot * size, *end = text + size;
@@ -23,7 +23,7 @@ class Drafts {
     }
   }
 
-  // A draft of at most `most` tokens, from where most of the last tokens came before, and of several such places the last.
+  // Writes a draft of at most `most` tokens, which follow the longest earlier match of the last tokens, the latest if equal.
   void propose(int64_t slot, int64_t most, std::vector<int32_t> &draft) const {
     draft.clear();
     if (most <= 0) return;
@@ -41,12 +41,12 @@ class Drafts {
     for (int64_t i = place + 1; i <= end && text[i] >= 0; ++i) draft.push_back(text[i]);
   }
 
-  // The slot has one more token.
+  // Appends a token to the slot's own text.
   void add(int64_t slot, int32_t token) {
     if (!texts_[slot].empty()) texts_[slot].push_back(token);
   }
 
-  // How many tokens of a slot's draft came true.
+  // Updates the limit of the slot's drafts: `right` of `drafted` tokens were accepted.
   void judge(int64_t slot, int64_t drafted, int64_t right) {
     if (drafted) reach_[slot] = std::min(right == drafted ? 2 * reach_[slot] : right + 1, kLongestDraft);
   }

@@ -1,4 +1,4 @@
-// What products take: float numbers, or bfloat16 ones, whose products are added up in float.
+// Factors: the inputs of matrix products, float or bfloat16 numbers. Products accumulate in float.
 
 #pragma once
 
@@ -17,12 +17,12 @@
 
 namespace {
 
-// The upper half of a float: its sign, its exponent, and 7 bits of its fraction. It may lie where floats were.
+// The upper half of a float: sign, exponent, and 7 bits of the fraction. May be stored in memory that held floats.
 struct __attribute__((may_alias)) BFloat16 {
   uint16_t bits;
 };
 
-// The nearest number of that type, of two the even one; NaN stays NaN.
+// Rounds to the nearest number of the type, ties to even; NaN stays NaN.
 template <typename Number>
 __attribute__((always_inline)) inline Number rounded(float x) {
   if constexpr (std::is_same_v<Number, float>) {
@@ -35,11 +35,11 @@ __attribute__((always_inline)) inline Number rounded(float x) {
   }
 }
 
-// A register of floats, as bits and as their upper halves.
+// One register of floats: as bits, and as the upper halves of the bits.
 typedef uint32_t RoundedBits __attribute__((vector_size(4 * kRegister)));
 typedef uint16_t RoundedTo __attribute__((vector_size(2 * kRegister)));
 
-// y[i] = term(i) for i below n, rounded. Compilers do not find the instructions for a register at once by themselves.
+// Sets y[i] = term(i), rounded, for 0 <= i < n. Rounds a whole register at once, which compilers do not do by themselves.
 template <typename Number, typename Term>
 __attribute__((always_inline)) inline void fill(Number *y, int64_t n, Term term) {
   if constexpr (std::is_same_v<Number, float>) {
@@ -65,26 +65,26 @@ void round_numbers(Input x, int64_t count, Number *y) {
   fill(y, count, [=](int64_t i) { return x[i]; });
 }
 
-// The numbers of an array as factors: themselves, or rounded in `memory`.
+// Returns the factors of an array: the array itself (float), or a rounded copy in `memory` (bfloat16).
 inline Input factors(Input x, int64_t, Input) { return x; }
 inline const BFloat16 *factors(Input x, int64_t count, BFloat16 *memory) {
   round_numbers(x, count, memory);
   return memory;
 }
 
-// Rows of an array as factors: the array itself, or others that pieces of work round while they are near.
+// Rows of an array as factors: the array itself, or a bfloat16 copy; pieces of work round their rows while they are cached.
 template <typename Number, typename Array = Input>
 class FactorRows {
  public:
   FactorRows(Array array, int64_t rows, int64_t width) : array_(array), width_(width) {
     if constexpr (!std::is_same_v<Number, float>) own_.reset(new Number[rows * width]);
   }
-  // Where the factors of rows from `first` on lie.
+  // Returns a pointer to the factors of row `first`.
   auto at(int64_t first) const {
     if constexpr (std::is_same_v<Number, float>) return array_ + first * width_;
     else return own_.get() + first * width_;
   }
-  // The same, made of the array's rows.
+  // Rounds `rows` rows of the array from `first` on, and returns a pointer to their factors.
   const Number *round(int64_t first, int64_t rows) const {
     return factors(array_ + first * width_, rows * width_, at(first));
   }
@@ -95,12 +95,12 @@ class FactorRows {
   std::unique_ptr<Number[]> own_;
 };
 
-// Memory for the factors of one operator, of which the process keeps as many blocks as operators run at a time.
+// Memory for the factors of one operator call. The process keeps one block for each operator that runs at the same time.
 template <typename Number>
 class FactorMemory {
  public:
   explicit FactorMemory(int64_t numbers) {
-    if (std::is_same_v<Number, float>) return;  // which are their own factors
+    if (std::is_same_v<Number, float>) return;  // floats are factors already
     {
       std::lock_guard<std::mutex> lock(mutex());
       if (!free().empty()) own_ = std::move(free().back()), free().pop_back();
@@ -129,14 +129,14 @@ class FactorMemory {
     return one;
   }
   static std::vector<Block> &free() {
-    static auto *blocks = new std::vector<Block>;  // never deleted: threads end with the process
+    static auto *blocks = new std::vector<Block>;  // never deleted: threads run until the process ends
     return *blocks;
   }
 
   Block own_;
 };
 
-// The numbers of a large array as factors: themselves, or rounded in `memory` by all threads.
+// Returns the factors of a large array: the array itself (float), or a copy in `memory` that all threads round (bfloat16).
 template <typename Number>
 const Number *all_factors(Input x, int64_t count, Number *memory) {
   if constexpr (std::is_same_v<Number, float>) {
@@ -147,7 +147,7 @@ const Number *all_factors(Input x, int64_t count, Number *memory) {
   }
 }
 
-// body(i, array, numbers) of the matrices among a half's weights, of which this is member i.
+// Calls body(i, array, numbers) for each matrix among a half's weights. i: its member index; numbers: its size.
 template <template <typename> class Names, typename Body>
 void for_matrices(const Given<Names, Input> &given, Body body) {
   const int count = sizeof(given.arrays) / sizeof(Input);
@@ -169,7 +169,7 @@ int64_t matrix_numbers(const Given<Names, Input> &given) {
   return total;
 }
 
-// The matrices among a half's weights as factors, in `memory` for their numbers; other weights are not.
+// Returns the factors of a half's matrices: themselves (float), or copies in `memory` (bfloat16; other weights are null).
 template <typename Number, template <typename> class Names>
 Names<const Number *> matrix_factors(const Given<Names, Input> &given, Number *memory) {
   if constexpr (std::is_same_v<Number, float>) {
@@ -186,7 +186,7 @@ Names<const Number *> matrix_factors(const Given<Names, Input> &given, Number *m
   }
 }
 
-// The entry points of an operator name_of<Number>: with products of float and of bfloat16 numbers.
+// Defines the entry points of the operator name_of<Number>: `name` for float and `name_bfloat16` for bfloat16 factors.
 #define ENTRY_POINTS(name)                                                                                      \
   extern "C" int name(int, void **params, int *ndims, int64_t **shapes, const char **, void *, void *) {            \
     return name##_of<float>(params, ndims, shapes);                                                                 \

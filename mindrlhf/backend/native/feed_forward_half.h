@@ -1,4 +1,4 @@
-// The feed-forward half of a layer, and its gradient: x + w2(silu(w1(norm(x))) * w3(norm(x))), or without x.
+// The feed-forward half of a layer and its gradient: x + w2(silu(w1(norm(x))) * w3(norm(x))), or the same without adding x.
 
 #pragma once
 
@@ -17,11 +17,11 @@
 
 namespace {
 
-template <typename Number>  // numbers between the products of a block: packing a weight takes more of faster products
+template <typename Number>  // most inner columns per block: packing a weight takes a larger part of a faster product's time
 const int64_t kInner = std::is_same_v<Number, float> ? 192 : 1536;
-const int64_t kNearPieces = 3;  // that go through such a block one after another
+const int64_t kNearPieces = 3;  // most pieces that use such a block one after another
 
-// Inputs of both operators below, before the weights. x [asking, hidden]: of the rows that ask, with padding; lengths
+// The first inputs of both operators below; the weights follow. x [asking, hidden]: the asking rows, padded; lengths
 // int32[N * (1 + G)]: see `Sequences`.
 struct FeedForwardInputs {
   Input x;
@@ -29,7 +29,7 @@ struct FeedForwardInputs {
   const HalfNumbers *numbers;
 };
 
-// What both begin with. Number: of products.
+// The inputs and sizes of both operators. Number: the type of factors.
 template <typename Number>
 struct FeedForwardHalf {
   FeedForwardInputs in;
@@ -39,7 +39,7 @@ struct FeedForwardHalf {
   const FeedForwardWeights<const Number *> matrices;
   FeedForwardAdapters<Number> adapters;
   Sequences sequences;
-  int64_t rows, hidden, inner, piece;  // rows: packed; piece: rows of one on the way back
+  int64_t rows, hidden, inner, piece;  // rows: unpadded asking rows; piece: rows per piece of the gradient
 
   explicit FeedForwardHalf(Arguments &arguments)
       : in(arguments.next<FeedForwardInputs>()),
@@ -55,7 +55,7 @@ struct FeedForwardHalf {
         piece(summed_piece<Number>(rows)) {}
   FeedForwardHalf(const FeedForwardHalf &) = delete;
 
-  // See `Sequences`; of packed rows that ask.
+  // See `Sequences`; `first` and m count unpadded asking rows.
   Input take(Input array, int64_t first, int64_t m, Output memory) const {
     return sequences.take(array, hidden, sequences.all_skip, sequences.skip + first, m, memory);
   }
@@ -67,7 +67,7 @@ struct FeedForwardHalf {
   }
 };
 
-// Outputs: y like x, and, packed, gate and up [rows, inner].
+// Computes the half. Outputs: y like x; and unpadded: gate and up [rows, inner].
 template <typename Number>
 int feed_forward_half_of(void **params, int *ndims, int64_t **shapes) {
   struct Outputs {
@@ -101,8 +101,8 @@ int feed_forward_half_of(void **params, int *ndims, int64_t **shapes) {
   return 0;
 }
 
-// Inputs: those of `feed_forward_half`; gate and up as it gave them (overwritten); dy like x; buffers of weights, to
-// which their gradients are added, where they are given. Outputs: dx like x, and memory for what lies between.
+// Computes the half's gradient. Inputs: as in `feed_forward_half`; its outputs gate and up (overwritten); dy like x;
+// gradient buffers of some weights, to which gradients are added. Outputs: dx like x, and memory for intermediate results.
 template <typename Number>
 int feed_forward_half_gradient_of(void **params, int *ndims, int64_t **shapes) {
   struct Kept {
@@ -129,7 +129,7 @@ int feed_forward_half_gradient_of(void **params, int *ndims, int64_t **shapes) {
   const FactorRows<Number, Output> d_gate(kept.gate, h.rows, inner), d_up(kept.up, h.rows, inner);
   auto normed = reinterpret_cast<Number *>(out.normed), act = reinterpret_cast<Number *>(out.act);
   h.sequences.zero_unused(out.dx, hidden, h.sequences.all_skip);
-  // A block of the weights serves several pieces while it is near.
+  // Several pieces use a block of the weights while it is in the processor's cache.
   const int64_t block = (even_piece(inner, kInner<Number>) + kLanes - 1) / kLanes * kLanes;
   const int64_t together = std::clamp<int64_t>(parts / ThreadTeam::get().threads(), 1, kNearPieces);
   parallel_pieces(parts, together, [&](int64_t part, int64_t n) {
@@ -169,7 +169,7 @@ int feed_forward_half_gradient_of(void **params, int *ndims, int64_t **shapes) {
     up_map.add(begin, count, d_normed, hidden, 0, hidden, hidden);
     for (int64_t first = begin; first < end; first += h.piece) {
       const int64_t m = std::min(h.piece, end - first), at = (first - begin) * hidden;
-      // Where rows lie apart they are put together in place of their slopes, which are not needed any out.
+      // Rows that are not adjacent are computed in the memory of their slopes, which are no longer needed.
       Output dx = h.target(out.dx, first, m, slope);
       Input own = d_y + first * hidden;
       if (h.in.numbers->residual) std::copy(own, own + m * hidden, dx);

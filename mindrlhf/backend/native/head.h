@@ -1,4 +1,4 @@
-// Log-probs of tokens at the model's head, and their gradient.
+// Log-probs of tokens from the model's head, and their gradient.
 
 #pragma once
 
@@ -15,14 +15,14 @@
 
 namespace {
 
-// What the operators below begin with. Tokens that are not used are not computed: logits of the others lie without gaps.
+// The first inputs of both operators below. Only used tokens are computed; their logits are stored without gaps.
 struct TokenHead {
   enum { HIDDEN, HEAD, TARGETS, USED, INVERSE, END };
   int64_t tokens, hidden, vocabulary;
   const int32_t *targets;
   float inverse;
-  std::vector<int64_t> given;  // of each token that is used, which one it is
-  const float *rows;           // their hidden states [used, hidden]
+  std::vector<int64_t> given;  // the token index of each used token
+  const float *rows;           // hidden states of used tokens [used, hidden]
 
   TokenHead(void **params, int64_t **shapes) {
     const float *all = static_cast<const float *>(params[HIDDEN]);
@@ -45,7 +45,7 @@ struct TokenHead {
   int64_t count() const { return given.size(); }
 };
 
-// The hidden states that are used, and the head, as factors.
+// The hidden states of used tokens, and the head, as factors.
 template <typename Number>
 struct HeadFactors {
   FactorMemory<Number> of_rows, of_head;
@@ -58,8 +58,8 @@ struct HeadFactors {
         head(all_factors(weight, h.vocabulary * h.hidden, of_head.data())) {}
 };
 
-// hidden [T, H], head [V, H], targets, used int32[T], inverse temperature [1] -> log_probs, entropy, log of the partition
-// sum, [T] each, 0 where not used, and logits [T, V], those that are used without gaps.
+// Computes log-probs: hidden [T, H], head [V, H], targets, used int32[T], inverse temperature [1] -> log_probs, entropy, log
+// of the partition sum, [T] each, 0 for unused tokens; and logits [T, V], where the used tokens come first without gaps.
 template <typename Number>
 int token_log_probs_of(void **params, int *, int64_t **shapes) {
   using H = TokenHead;
@@ -83,7 +83,7 @@ int token_log_probs_of(void **params, int *, int64_t **shapes) {
       out[2][token] = log_total + top;
     }
   };
-  if (h.count() >= 2 * kRows) {  // while the logits are near
+  if (h.count() >= 2 * kRows) {  // statistics follow while the logits are in the cache
     parallel_pieces(h.count(), paired_piece<Number>(h.count()), [&](int64_t i, int64_t m) {
       gemm_rows('T', m, h.vocabulary, h.hidden, 1, f.rows + i * h.hidden, h.hidden, f.head, h.hidden, 0,
                 logits + i * h.vocabulary, h.vocabulary);
@@ -96,14 +96,14 @@ int token_log_probs_of(void **params, int *, int64_t **shapes) {
   return 0;
 }
 
-// Inputs of `token_log_probs`, then entropy, log of the partition sum, logits (overwritten), d_log_prob, d_entropy, and the
-// buffer [V, H] to which the head's gradient is added, or any array of one dimension without one -> d_hidden [T, H]
+// Computes the gradient: inputs of `token_log_probs`; its outputs except log_probs (logits overwritten); d_log_prob,
+// d_entropy; a buffer [V, H] to add the head's gradient to, or any array of one dimension for none -> d_hidden [T, H].
 template <typename Number>
 int token_log_probs_gradient_of(void **params, int *ndims, int64_t **shapes) {
   using H = TokenHead;
   const H h(params, shapes);
   const HeadFactors<Number> f(h, static_cast<Input>(params[H::HEAD]));
-  const int64_t apart = h.vocabulary * sizeof(float) / sizeof(Number);  // factors take the place of their logits
+  const int64_t apart = h.vocabulary * sizeof(float) / sizeof(Number);  // factors are stored in place of their logits
   enum { ENTROPY = H::END, LOG_TOTAL, LOGITS, D_LOG_PROB, D_ENTROPY, BUFFER, D_HIDDEN };
   auto p = reinterpret_cast<float **>(params);
   float *logits = p[LOGITS], *d_hidden = p[D_HIDDEN];
@@ -125,7 +125,7 @@ int token_log_probs_gradient_of(void **params, int *ndims, int64_t **shapes) {
     gemm_rows('N', m, h.hidden, h.vocabulary, 1, d_logits + first * apart, apart, f.head, h.hidden, 0,
               d_hidden + first * h.hidden, h.hidden);
   });
-  int64_t end = h.tokens;  // the rows are moved to where they belong, the last one first
+  int64_t end = h.tokens;  // moves the rows to their token's place, the last row first
   for (int64_t i = h.count() - 1; i >= 0; end = h.given[i], --i) {
     const int64_t token = h.given[i];
     std::fill(d_hidden + (token + 1) * h.hidden, d_hidden + end * h.hidden, 0.0f);

@@ -1,4 +1,4 @@
-// Vector maths on rows of numbers: sums, softmax, norms, rotations, gates.
+// Vector math on rows of numbers: sums, softmax, norms, rotations, gates.
 
 #pragma once
 
@@ -13,8 +13,8 @@
 
 namespace {
 
-// e^x to 2 units in the last place (Cody & Waite's reduction, a polynomial of degree 6); NaN stays NaN. A loop that calls
-// it, rather than having it inside, works on one number at a time.
+// Returns e^x within 2 units in the last place (Cody & Waite's reduction, a polynomial of degree 7); NaN stays NaN. It is
+// always inlined: a loop that calls it as a function works on one number at a time.
 __attribute__((always_inline)) inline float exponential(float x) {
   x = x < -87.3f ? -87.3f : x;
   x = x > 88.3f ? 88.3f : x;
@@ -33,7 +33,7 @@ __attribute__((always_inline)) inline float exponential(float x) {
   return p * power;
 }
 
-// The sum of term(i) for i below n.
+// Returns the sum of term(i) for 0 <= i < n.
 template <typename Term>
 __attribute__((always_inline)) inline float sum_over(int64_t n, Term term) {
   Lanes total = {};
@@ -63,7 +63,7 @@ inline float largest(const float *x, int64_t n) {
   return top;
 }
 
-// x becomes exp(x - its largest) / their sum.
+// Replaces x [n] by exp(x - max(x)) / sum(exp(x - max(x))).
 inline void softmax(float *x, int64_t n) {
   const float top = largest(x, n);
   const float inverse = 1.0f / sum_over(n, [=](int64_t i) { return x[i] = exponential(x[i] - top); });
@@ -71,7 +71,7 @@ inline void softmax(float *x, int64_t n) {
   for (int64_t i = 0; i < n; ++i) x[i] *= inverse;
 }
 
-// y = x * weight / sqrt(mean(x^2) + eps) of `rows` rows
+// Computes y = x * weight / sqrt(mean(x^2) + eps) for `rows` rows [size].
 template <typename Number>
 void norm_rows(const float *x, const float *weight, float eps, Number *y, int64_t rows, int64_t size) {
   for (int64_t i = 0; i < rows; ++i, x += size, y += size) {
@@ -81,8 +81,8 @@ void norm_rows(const float *x, const float *weight, float eps, Number *y, int64_
   }
 }
 
-// dx of `rows` rows, which may take the place of x; to `sum` [size] the gradient of the weight is added. add: dx to what is
-// there.
+// Computes the gradient dx of `norm_rows` for `rows` rows [size], and adds the weight's gradient to `sum` [size]. dx may be
+// the same array as x. add: adds to dx instead of overwriting it.
 void norm_gradient_rows(const float *dy, const float *x, const float *weight, float eps, float *dx, float *sum,
                         int64_t rows, int64_t size, bool add = false) {
   for (int64_t i = 0; i < rows; ++i, dy += size, x += size, dx += size) {
@@ -99,7 +99,7 @@ void norm_gradient_rows(const float *dy, const float *x, const float *weight, fl
   }
 }
 
-// The heads of one token, x [heads, d], turned by its angles (or back, for sign -1); x and y may be the same.
+// Rotates the heads of one token, x [heads, d], by the token's angles; sign -1 rotates back. y may be the same array as x.
 void turn(const float *x, const float *cos, const float *sin, float sign, float *y, int64_t heads, int64_t d) {
   const int64_t half = d / 2;
   for (int64_t h = 0; h < heads; ++h, x += d, y += d) {
@@ -112,16 +112,16 @@ void turn(const float *x, const float *cos, const float *sin, float sign, float 
   }
 }
 
-// y = silu(gate) * up; y may be gate
+// Computes y = silu(gate) * up for n numbers; y may be the same array as gate.
 template <typename Number>
 void gated(const float *gate, const float *up, Number *y, int64_t n) {
   fill(y, n, [=](int64_t i) { return gate[i] / (1.0f + exponential(-gate[i])) * up[i]; });
 }
 
-// Gradients of gate and up from that of what `gated` makes of them; they may take the place of gate and up.
+// Computes d_gate and d_up from dy, the gradient of the result of `gated`; they may be the same arrays as gate and up.
 template <typename Number>
 void gated_gradient(const float *dy, const float *gate, const float *up, Number *d_gate, Number *d_up, int64_t n) {
-  const int64_t near = 64;  // numbers at a time
+  const int64_t near = 64;  // numbers per step
   float gate_slopes[near], up_slopes[near];
   for (; n > 0; n -= near, dy += near, gate += near, up += near, d_gate += near, d_up += near) {
     const int64_t size = std::min(n, near);
@@ -136,7 +136,7 @@ void gated_gradient(const float *dy, const float *gate, const float *up, Number 
   }
 }
 
-// One memory block for each thread, which grows and is kept: 64 bytes aligned.
+// Returns memory for `numbers` floats, aligned to 64 bytes. Each thread has one block, which it reuses and grows.
 float *scratch(int64_t numbers) {
   thread_local std::vector<float> memory;
   if (static_cast<int64_t>(memory.size()) < numbers + 16) memory.resize(numbers + 16);

@@ -1,4 +1,4 @@
-// Adapters of linear maps: to W [out, in] scale * B A is added, with A [rank, in] and B [out, rank].
+// Adapters of linear maps: they add scale * B A to a weight W [out, in], with A [rank, in] and B [out, rank].
 
 #pragma once
 
@@ -11,14 +11,14 @@
 
 namespace {
 
-// a and b are null, and rank is 0, where a map has no adapter.
+// The adapter of a map. Without an adapter a and b are null, and rank is 0.
 template <typename Number>
 struct LowRank {
   const Number *a = nullptr, *b = nullptr;
   float scale = 0;
   int64_t rank = 0;
 
-  // To y [m, out] the adapter's product with x [m, in] is added. inner: memory for [2, m, rank].
+  // Adds the adapter's product with x [m, in] to y [m, out]. inner: memory for [2, m, rank].
   void add(const Number *x, int64_t m, int64_t in, Output y, int64_t out, Output inner) const {
     if (!a) return;
     gemm_rows('T', m, rank, in, scale, x, in, a, in, 0, inner, rank);
@@ -46,7 +46,7 @@ LowRank<Number> adapter_of(const Number *a, const Number *b, Shape shape, Input 
   return a ? LowRank<Number>{a, b, scales[index], shape[0]} : LowRank<Number>{};
 }
 
-// w: the weights of `given` as factors.
+// Return the adapters of a half. w: the weights of `given` as factors.
 template <typename Number>
 AttentionAdapters<Number> adapters_of(const Given<AttentionWeights, Input> &given,
                                       const AttentionWeights<const Number *> &w) {
@@ -65,7 +65,7 @@ FeedForwardAdapters<Number> adapters_of(const Given<FeedForwardWeights, Input> &
           adapter_of(w.w2_a, w.w2_b, s.w2_a, scales, 2)};
 }
 
-// The gradient of an adapter. Rows are worked on as they come by; the products with all of them follow at the end.
+// The gradient of an adapter. Rows are processed piece by piece; the products over all rows follow at the end.
 template <typename Number>
 class LowRankGradient {
  public:
@@ -73,28 +73,28 @@ class LowRankGradient {
       : map_(map), rows_(rows), inner_(rows * map.rank), slope_(rows * map.rank),
         inner_factors_(inner_.data(), rows, map.rank), slope_factors_(slope_.data(), rows, map.rank) {}
 
-  // Takes columns `begin` to `begin + size` of x; m rows from `first` on, those of x `stride` apart, of `in` columns.
+  // Processes columns `begin` to `begin + size` of `in` columns of x, for m rows from `first` on; rows are `stride` apart.
   void input(int64_t first, int64_t m, const Number *x, int64_t stride, int64_t begin, int64_t size, int64_t in) {
     if (!map_.a) return;
     gemm_rows('T', m, map_.rank, size, map_.scale, x, stride, map_.a + begin, in, begin > 0, at(inner_, first),
               map_.rank);
   }
 
-  // Takes columns of dy, likewise.
+  // Processes columns of dy in the same way.
   void output(int64_t first, int64_t m, const Number *dy, int64_t stride, int64_t begin, int64_t size) {
     if (!map_.a) return;
     const Number *b = map_.b + begin * map_.rank;
     gemm_rows('N', m, map_.rank, size, map_.scale, dy, stride, b, map_.rank, begin > 0, at(slope_, first), map_.rank);
   }
 
-  // To columns of dx the gradient is added, once all columns of dy have been taken.
+  // Adds the gradient to columns of dx, after all columns of dy have been processed.
   void add(int64_t first, int64_t m, Output dx, int64_t stride, int64_t begin, int64_t size, int64_t in) {
     if (!map_.a) return;
     const Number *slope = slope_factors_.round(first, m);
     gemm_rows('N', m, size, map_.rank, 1, slope, map_.rank, map_.a + begin, in, 1, dx, stride);
   }
 
-  // Those of a and b, from all rows of x [rows, in] and dy [rows, out], once all gradients have been added.
+  // Return the gradients of a and b, from all rows of x [rows, in] and dy [rows, out], after all calls of `add`.
   WeightGradient<Number> of_a(const Number *x, int64_t in, Output target) const {
     return {rows_, slope_factors_.at(0), x, target, map_.rank, in};
   }

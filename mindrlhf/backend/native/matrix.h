@@ -1,4 +1,4 @@
-// Matrix products, shared among the threads: linear maps and their gradients.
+// Matrix products that threads share: linear maps and their gradients.
 
 #pragma once
 
@@ -20,19 +20,19 @@ template <typename Number>
 using Gemm = int (*)(char, char, int64_t, int64_t, int64_t, float, const Number *, int64_t, const Number *, int64_t,
                      float, float *, int64_t);
 
-// A function of oneDNN as it comes with MindSpore, or null.
+// Finds a function of the oneDNN library that comes with MindSpore; null if it is missing.
 template <typename Function>
 Function find_in_library(const char *name) {
   void *library = dlopen("libdnnl.so.3", RTLD_NOW);
   return library ? reinterpret_cast<Function>(dlsym(library, name)) : nullptr;
 }
 
-// Called on one thread: the loops around it share the work.
+// The matrix product of oneDNN. Each call uses one thread; the surrounding loops share the work.
 template <typename Number>
 const Gemm<Number> library_gemm =
     find_in_library<Gemm<Number>>(std::is_same_v<Number, float> ? "dnnl_sgemm" : "dnnl_gemm_bf16bf16f32");
 
-// c [m, n] = alpha * op(a) op(b) + beta * c
+// Computes c [m, n] = alpha * op(a) op(b) + beta * c.
 template <typename Number>
 void gemm(char a_op, char b_op, int64_t m, int64_t n, int64_t k, float alpha, const Number *a, int64_t lda,
           const Number *b, int64_t ldb, float beta, float *c, int64_t ldc) {
@@ -44,11 +44,11 @@ void gemm(char a_op, char b_op, int64_t m, int64_t n, int64_t k, float alpha, co
   library_gemm<Number>(a_op, b_op, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
 }
 
-// With AVX2, oneDNN takes 6 rows at a time and halves many rows: those that are left over may have other last bits. Seen: none
-// have in products of a multiple of `kEvenRows`, up to `kMostRows`.
+// With AVX2, oneDNN processes 6 rows at a time and halves a large number of rows; the remaining rows may get different last
+// bits. Measured: no row does if a product has a multiple of `kEvenRows` rows, up to `kMostRows`.
 const int64_t kEvenRows = kRegister == kLanes ? 1 : 12, kMostRows = 144;
 
-// c [m, n] = alpha * a op(b) + beta * c, of which a row has the same bits in any place.
+// Computes c [m, n] = alpha * a op(b) + beta * c. The bits of a row do not depend on its place among the rows.
 template <typename Number>
 void gemm_rows(char b_op, int64_t m, int64_t n, int64_t k, float alpha, const Number *a, int64_t lda, const Number *b,
                int64_t ldb, float beta, float *c, int64_t ldc) {
@@ -74,19 +74,19 @@ void gemm_rows(char b_op, int64_t m, int64_t n, int64_t k, float alpha, const Nu
   for (int64_t i = 0; i < m; ++i) std::copy_n(outputs.data() + i * n, n, c + i * ldc);
 }
 
-// Rows of a piece of about `size`, in which none are left over.
+// Rounds the rows of a piece up to a multiple of `kEvenRows`, so that oneDNN has no remaining rows.
 int64_t even_rows(int64_t size) { return (size + kEvenRows - 1) / kEvenRows * kEvenRows; }
 
-const int64_t kRows = 192;     // rows of one piece of work
-const int64_t kColumns = 128;  // columns of one, where that is how it is cut
+const int64_t kRows = 192;     // rows per piece of work
+const int64_t kColumns = 128;  // columns per piece, if work is split by columns
 template <typename Number>
-const int64_t kGradientColumns = std::is_same_v<Number, float> ? 128 : 384;  // columns of one of a weight's gradient, at most
-const int64_t kLayerRows = 96;  // rows of one piece that goes through several products, at most
-template <typename Number>  // rows of one of a pair of such pieces, at most: packing a weight takes more of faster products
+const int64_t kGradientColumns = std::is_same_v<Number, float> ? 128 : 384;  // most columns per piece of a weight's gradient
+const int64_t kLayerRows = 96;  // most rows per piece that goes through several products
+template <typename Number>  // most rows per piece of a pair: packing a weight takes a larger part of a faster product's time
 const int64_t kPairRows = std::is_same_v<Number, float> ? 144 : 320;
-const int64_t kLeastPair = 32;  // rows of a pair, at least: a product of under 16 rows has other last bits
+const int64_t kLeastPair = 32;  // fewest rows of a pair: a product of under 16 rows has different last bits
 
-// The size of pieces of `rows` of which two at a time end together.
+// Returns the size that cuts `rows` into an even number of about equal pieces, so that two at a time end together.
 template <typename Number>
 int64_t paired_piece(int64_t rows) {
   if (rows < kLeastPair) return std::max<int64_t>(rows, 1);
@@ -95,14 +95,14 @@ int64_t paired_piece(int64_t rows) {
   return even_rows((rows + pieces - 1) / pieces);
 }
 
-// The same where rows are summed up by pieces: another number of them gives other last bits.
+// Like `paired_piece`, for work that adds up one sum per piece: another number of pieces gives different last bits.
 template <typename Number>
 int64_t summed_piece(int64_t rows) {
   if (std::is_same_v<Number, float>) return even_rows(even_piece(rows, kLayerRows));
   return paired_piece<Number>(rows);
 }
 
-// bias [columns], or null, is added to each of the rows of y, which are `stride` apart
+// Adds bias [columns], unless it is null, to each row of y; rows are `stride` apart.
 void add_bias(const float *bias, float *y, int64_t rows, int64_t columns, int64_t stride) {
   if (!bias) return;
   for (int64_t i = 0; i < rows; ++i, y += stride) {
@@ -111,7 +111,7 @@ void add_bias(const float *bias, float *y, int64_t rows, int64_t columns, int64_
   }
 }
 
-// x [rows, in], weight [out, in] -> y [rows, out]
+// Computes the product y [rows, out] of x [rows, in] and a weight [out, in].
 template <typename Number>
 void linear_rows(const Number *x, const Number *w, float *y, int64_t rows, int64_t in, int64_t out) {
   if (rows >= 2 * kRows) {
@@ -124,16 +124,16 @@ void linear_rows(const Number *x, const Number *w, float *y, int64_t rows, int64
   }
 }
 
-// Of a weight [out, in], or of none where there is no target: from dy [rows, out] and x [rows, in].
+// The gradient of a weight [out, in], computed from dy [rows, out] and x [rows, in]; null target: it is skipped.
 template <typename Number>
 struct WeightGradient {
   int64_t rows;
   const Number *dy, *x;
   float *target;
-  int64_t out, in, apart = out;  // apart: how far rows of dy are
+  int64_t out, in, apart = out;  // apart: the stride of dy's rows
 };
 
-// They are added to what is there. Columns of the longer side of all of them are shared out together.
+// Adds the gradients to their targets. Cuts the longer side of each into pieces; threads share the pieces of all gradients.
 template <typename Number>
 void weight_gradients(std::initializer_list<WeightGradient<Number>> list) {
   struct Part {
@@ -155,7 +155,7 @@ void weight_gradients(std::initializer_list<WeightGradient<Number>> list) {
     }
     const Number *dy = g.dy + j;
     int64_t stride = g.apart;
-    if (g.apart * sizeof(Number) % 4096 == 0) {  // such columns fall on the same lines of the cache: half the speed
+    if (g.apart * sizeof(Number) % 4096 == 0) {  // such columns use the same cache lines: half the speed
       stride = n + 16;
       auto copy = reinterpret_cast<Number *>(scratch(g.rows * stride));
       for (int64_t i = 0; i < g.rows; ++i) std::copy(dy + i * g.apart, dy + i * g.apart + n, copy + i * stride);
@@ -165,7 +165,7 @@ void weight_gradients(std::initializer_list<WeightGradient<Number>> list) {
   });
 }
 
-// to sums [columns], if there are such, the rows of x [rows, columns] are added
+// Adds the rows of x [rows, columns] to sums [columns], unless it is null.
 void add_rows(const float *x, int64_t rows, int64_t columns, float *sums) {
   if (!sums) return;
   parallel_pieces(columns, kColumns, [&](int64_t j, int64_t n) {

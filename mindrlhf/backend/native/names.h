@@ -1,7 +1,7 @@
-// Names that C++ and Python share: `names.py` reads the structs here, and fills them by their members' names.
+// Names that C++ and Python share: `names.py` reads the structs in this file, and fills them by their members' names.
 //
-// Structs of numbers are one small array each. Structs of pointers are arrays that follow each other among an operator's
-// inputs. Of a half's weights those that the model does not have are left out there, and null here.
+// A struct of numbers is one small array. A struct of pointers is a sequence of arrays among an operator's inputs. Weights
+// of a half that the model does not have are left out of the inputs, and are null here.
 
 #pragma once
 
@@ -12,15 +12,15 @@
 
 namespace {
 
-// Of a half of a layer. prefix, samples, completion: positions of a prompt, samples of each, positions of a completion.
-// asking: which rows the output has, 0 none, 1 those of completions, 2 all. residual: whether x is added to the output.
-// weights, buffers: which of the half's weights, and of the buffers of their gradients, are given: a bit each.
+// The numbers of a half. prefix, samples, completion: most positions of a prompt, completions per prompt, most positions of
+// a completion. asking: the rows of the output: 0 none, 1 completions, 2 all. residual: whether x is added to the output.
+// weights, buffers: one bit for each of the half's weights: whether it, or the buffer of its gradient, is given.
 struct HalfNumbers {
   int32_t prefix, samples, completion, asking, residual, head_size, weights, buffers;
   float scale, epsilon;
 };
 
-// Of generation. greedy: whether the largest logit is taken.
+// The numbers of generation. greedy: whether to take the largest logit.
 struct DecodeNumbers {
   int32_t greedy;
   float scale, epsilon, inverse_temperature;
@@ -30,25 +30,25 @@ struct NormNumbers {
   float epsilon;
 };
 
-// limit: positions that are copied of a prompt.
+// limit: how many positions of a prompt are copied.
 struct AdmitNumbers {
   int32_t limit;
 };
 
-// Of an update. scale: what gradients are multiplied by.
+// The numbers of an update. scale: the factor of the gradients.
 struct UpdateNumbers {
   float rate, beta1, beta2, epsilon, decay, scale;
 };
 
-// norm [hidden]; wq [queries, hidden], wk, wv [keys, hidden], and their biases; norms of a head; wo [hidden, queries];
-// adapters of the maps (see `LowRank`), and a scale for each of wq, wk, wv, wo
+// norm [hidden]; wq [queries, hidden], wk, wv [keys, hidden], and their biases; norms of query and key heads; wo [hidden,
+// queries]; adapters of the maps (see `LowRank`), and a scale for each of wq, wk, wv, wo
 template <typename Array>
 struct AttentionWeights {
   Array norm, wq, wk, wv, wq_bias, wk_bias, wv_bias, q_norm, k_norm, wo;
   Array wq_a, wq_b, wk_a, wk_b, wv_a, wv_b, wo_a, wo_b, scales;
 };
 
-// norm [hidden]; w1, w3 [inner, hidden]: of gate and up; w2 [hidden, inner]; adapters, and a scale for each of w1, w3, w2
+// norm [hidden]; w1 (gate), w3 (up) [inner, hidden]; w2 (down) [hidden, inner]; adapters, a scale for each of w1, w3, w2
 template <typename Array>
 struct FeedForwardWeights {
   Array norm, w1, w3, w2;
@@ -60,7 +60,7 @@ using Output = float *;
 
 using Shape = const int64_t *;
 
-// A half's arrays, their shapes and numbers of dimensions; null or 0 for those that are not given.
+// A half's arrays, their shapes and numbers of dimensions; null or 0 for arrays that are not given.
 template <template <typename> class Names, typename Array>
 struct Given {
   Names<Array> arrays;
@@ -68,18 +68,18 @@ struct Given {
   Names<int> dimensions;
 };
 
-// An operator's inputs and then its outputs, read one struct after another.
+// Reads an operator's inputs and then its outputs, one struct after another.
 class Arguments {
  public:
   Arguments(void **params, int *ndims, int64_t **shapes) : params_(params), ndims_(ndims), shapes_(shapes) {}
 
-  // The next arrays, as members of T, all of which are pointers.
+  // Reads the next arrays as members of T; all members are pointers.
   template <typename T>
   T next() {
     return read<T>(params_, -1);
   }
 
-  // The next arrays of a half, of which the bits of `which` are given.
+  // Reads the next arrays of a half. which: one bit per member, 1 if it is given.
   template <template <typename> class Names, typename Array>
   Given<Names, Array> next(int32_t which) {
     const int first = at_;
@@ -90,7 +90,7 @@ class Arguments {
     return {read<Names<Array>>(params_, which), shapes, dimensions};
   }
 
-  // The shape of array number `index` of all.
+  // Returns the shape of array number `index` among all inputs and outputs.
   Shape shape(int index) const { return shapes_[index]; }
 
  private:
@@ -110,7 +110,7 @@ class Arguments {
   int at_ = 0;
 };
 
-// Where a member of a struct of pointers lies among them.
+// The index of a member in a struct of pointers.
 #define INDEX(type, member) static_cast<int>(offsetof(type, member) / sizeof(void *))
 
 }  // namespace

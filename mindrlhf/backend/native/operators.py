@@ -1,12 +1,12 @@
 """The fused operators (`kernels.cpp`) as MindSpore operators, with their gradients.
 
-All arrays are float32. Products take float32 numbers, or round them to bfloat16 and add up in float32; those of
-attention, and everything between products, are float32 always.
+All arrays are float32. Matrix products take float32 inputs, or round them to bfloat16 and sum in float32; products of
+attention, and all computation between products, are always float32.
 
-Operators take tensors only, so numbers (scales, sizes) are constants of the graph. Weights that a model does not have
-are left out. `names.h` has the names of both.
+Operators take only tensors, so numbers (scales, sizes) are constant tensors of the graph. Weights that a model does not
+have are omitted. `names.h` has the names of numbers and weights.
 
-A row of a result is computed by one thread, and always in the same order: results do not depend on the threads.
+One thread computes a row of a result, always in the same order: results do not depend on the threads.
 """
 
 import functools
@@ -24,8 +24,8 @@ ATTENTION_WEIGHTS, FEED_FORWARD_WEIGHTS = names.members("AttentionWeights"), nam
 class Operators:
     """Operators of the library at `path`.
 
-    dtype: of what products take, float32 or bfloat16; weights: the same for decode steps, or int8. Shapes and dtypes of
-    results are functions of those of the inputs.
+    dtype: input dtype of products, float32 or bfloat16; weights: dtype in decode steps, one of these or int8. Shapes
+    and dtypes of results are functions of the inputs' shapes and dtypes.
     """
 
     def __init__(self, path: str, dtype: str = "float32", weights: str = "float32"):
@@ -63,14 +63,14 @@ class Operators:
         self.decode_logits = decoding("decode_logits", lambda x, head: [x[0], head[0]])
         self._tokens = decoding(
             "decode_tokens",
-            lambda *inputs: (*(inputs[7],) * 3, [3]),  # of the context
+            lambda *inputs: (*(inputs[7],) * 3, [3]),  # shapes of the context
             lambda *_: (int32, float32, float32, int32),
         )
         self._admit = operator("admit", lambda *_: [1], lambda *_: float32)
         self._squared_norm = operator("squared_norm", lambda *_: [1])
         self._adamw = operator("adamw", lambda *_: [1])
         self._shared_sum = operator("shared_sum", lambda x, ranks: x)
-        # Else independent sums would run in any order, and ranks that have begun different ones wait for ever.
+        # Without it, independent sums would run in any order, and ranks that begin different sums would wait forever.
         self._shared_sum.add_prim_attr("side_effect_io", True)
         self.token_log_probs = products(
             "token_log_probs",
@@ -97,7 +97,7 @@ class Operators:
         """Run the attention half for one new position of each slot.
 
         Keys and values are written to the caches.
-        x: [B, hidden]; weights: those of `ATTENTION_WEIGHTS` that are given; places: tables of cos and sin
+        x: [B, hidden]; weights: the model's weights among `ATTENTION_WEIGHTS`; places: tables of cos and sin
         [positions, D], and positions int32[B]; numbers: of `HalfNumbers`; caches: [B, K, S, D]. Returns [B, hidden].
         """
         return self._decode_attention(x, *places, numbers_of("HalfNumbers", numbers), key_cache, value_cache, *weights)
@@ -112,29 +112,29 @@ class Operators:
     def admit(self, slots, rows, limit, prefilled, caches):
         """Copy row `rows[i]` of prefilled caches to slot `slots[i]`, int32[A] each.
 
-        `prefilled` are [N, K, P, D], the caches [B, K, S, D]. Content behind the first `limit` positions stays.
+        `prefilled` are [N, K, P, D], the caches [B, K, S, D]. Content after the first `limit` positions stays.
         """
         return self._admit(slots, rows, numbers_of("AdmitNumbers", (("limit", limit),)), *prefilled, *caches)
 
     def decode_tokens(self, slots, uniform, stop_ids, table, angles, norm, head, layers, given, numbers):
         """Draw up to n tokens of each slot.
 
-        They are those that `models.decoder.Decoder` and `rollout.sampling.Sampler` give one by one; a slot that draws a
-        stop token is left out from there on.
+        The tokens are the same that `models.decoder.Decoder` and `rollout.sampling.Sampler` draw one by one; a slot
+        that has drawn a stop token draws no more.
 
         slots: int32[B] each: the last token, its position, the number of tokens still to come (0: an empty slot), the
-            number of them without a stop token, the slot that keeps the prompt, and its positions of the prompt;
-            int32[3]: the number of active slots at which no further token is begun, the first own position of a slot,
-            behind the longest prompt, and the most steps; int32[B, n]: tokens of the context, which are taken as they
-            are and end nothing, -1 where a token is drawn; and int32[B, h]: texts in which drafts of the next tokens
-            are looked for (see `rollout.drafts`), -1 for none. A step draws a token of a slot, and those after a draft.
-        uniform: [B, n]; stop_ids: int32[s], -1 for none; table: of embeddings [V, hidden].
-        angles: tables of cos and sin [positions, D]; norm, head: the final norm's weight and [V, hidden].
-        layers: of each the attention half's weights, its caches, the feed-forward half's weights, all in one row.
-        given: of each, which weights of its halves these are, as in `HalfNumbers`. numbers: of `DecodeNumbers`.
+            number of next tokens that must not be a stop token, the slot that holds the prompt, and the prompt's
+            positions there; int32[3]: the number of active slots at which no further token begins, a slot's first
+            position after the longest prompt, and the most steps; int32[B, n]: context tokens, which are taken as they
+            are and never end a slot, -1 where a token is drawn; and int32[B, h]: texts to search for drafts of the next
+            tokens (see `rollout.drafts`), -1 for none. A step draws one token of a slot, plus its draft's.
+        uniform: [B, n]; stop_ids: int32[s], -1 for none; table: embeddings [V, hidden].
+        angles: tables of cos and sin [positions, D]; norm: the final norm's weight; head: [V, hidden].
+        layers: one flat tuple of each layer's attention weights, caches and feed-forward weights.
+        given: for each half the bits of its weights, as in `HalfNumbers`. numbers: of `DecodeNumbers`.
 
-        Returns token int32[B, n] (-1 where there is none), behaviour and policy log-probs [B, n], 0 without a draw; and
-        int32[3]: steps, tokens of drafts, and how many of these came true. Drafts change no token and no number.
+        Returns tokens int32[B, n] (-1 for none), behaviour and policy log-probs [B, n] (0 without a draw), and
+        int32[3]: steps, draft tokens, and accepted draft tokens. Drafts change no token and no log-prob.
         """
         fixed = (table, *angles, norm, head, numbers_of("DecodeNumbers", numbers), integers(given))
         return self._tokens(*slots, uniform, stop_ids, *fixed, *layers)
@@ -143,15 +143,15 @@ class Operators:
         return self._squared_norm(*gradients).reshape(())
 
     def adamw(self, parameters, gradients, first, second, decays, rows, numbers):
-        # No loop over parameters: MindSpore would infer as many tuples as there are, each longer than the one before.
+        # No loop over parameters: MindSpore would infer one tuple for each, and each is longer than the one before.
         return self._adamw(ops.stack(numbers), update_layout(rows, decays), *parameters, *first, *second, *gradients)
 
 
 @functools.cache
 def operators(dtype: str = "float32", weights: str | None = None) -> Operators | None:
-    """Open the built operators; None where they could not be built.
+    """Open the built operators; None if they could not be built.
 
-    dtype, weights: see `Operators`; the weights' is that of products by default.
+    dtype, weights: see `Operators`; `weights` is `dtype` by default.
     """
     path = library().path
     return Operators(str(path), dtype, weights or dtype) if path else None
@@ -159,7 +159,7 @@ def operators(dtype: str = "float32", weights: str | None = None) -> Operators |
 
 @constexpr
 def numbers_of(struct, values):
-    """Make a struct of `names.h` a constant.
+    """Make a constant tensor of a struct of `names.h`.
 
     values: pairs of a member's name and its value.
     """
@@ -168,7 +168,7 @@ def numbers_of(struct, values):
 
 @constexpr
 def integers(values):
-    """Make int32[n] a constant."""
+    """Make a constant tensor int32[n]."""
     return Tensor(np.array(values, np.int32))
 
 
@@ -192,7 +192,7 @@ class _RmsNorm(nn.Cell):
 
 
 class _SharedSum(nn.Cell):
-    """Sum over the ranks of a group: float32[...] -> [...]; backward it sums too."""
+    """Sum over a group's ranks, forward and backward: float32[...] -> [...]."""
 
     def __init__(self, operator, group):
         super().__init__(auto_prefix=False)
@@ -208,12 +208,12 @@ class _SharedSum(nn.Cell):
 class _Half(nn.Cell):
     """Half of a layer over all rows; padding gives 0.
 
-    x: [T, hidden]; places: the operator's other inputs, `HalfNumbers` last; weights: those of `ATTENTION_WEIGHTS` or
-    `FEED_FORWARD_WEIGHTS` that the numbers name; buffers: likewise, to which gradients are added; trigger: of
-    `models.weight`. Nothing before x gets a gradient before the weights have theirs. `forward` alone has no gradient.
+    x: [T, hidden]; places: the operator's other inputs, `HalfNumbers` last; weights: the weights of `ATTENTION_WEIGHTS`
+    or `FEED_FORWARD_WEIGHTS` whose bits the numbers set; buffers: likewise, for their gradients; trigger: of
+    `models.weight`. The weights get their gradients before anything that x depends on. `forward` alone has no gradient.
 
-    Returns the half's output and intermediate arrays. recompute: it keeps x alone, and is computed once more when its
-    gradient is asked for (Chen et al. 2016, arXiv:1604.06174).
+    Returns the half's output and intermediate arrays. recompute: only x is kept, and the backward pass computes the
+    half again (Chen et al. 2016, arXiv:1604.06174).
     """
 
     def __init__(self, forward, gradient, kept: slice, recompute: bool):
@@ -222,13 +222,13 @@ class _Half(nn.Cell):
         self.first_kept, self.end_kept = kept.start, kept.stop
 
     def construct(self, x, places, weights, buffers, trigger):
-        for buffer in buffers:  # the compiler may put something else in place of arrays that are not used here
+        for buffer in buffers:  # the compiler may replace arrays that are not used in the forward pass
             x = ops.depend(x, buffer)  # one by one: a tuple of them would be copied
         return self.forward(x, *places, *weights)
 
     def bprop(self, x, places, weights, buffers, trigger, out, d_out):
         if self.recompute:
-            x = ops.depend(x, d_out[0])  # not before: nor is it the same as the first time, for the compiler
+            x = ops.depend(x, d_out[0])  # so that the compiler neither runs this earlier nor reuses the first result
             out = self.forward(x, *places, *weights)
         kept = out[self.first_kept : self.end_kept]
         d_x = self.gradient(x, *places, *weights, *kept, d_out[0], *buffers)[0]

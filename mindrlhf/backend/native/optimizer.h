@@ -1,4 +1,4 @@
-// The optimizer: the norm of gradients, and updates.
+// The optimizer: the norm of gradients, and the update.
 
 #pragma once
 
@@ -14,14 +14,14 @@
 
 namespace {
 
-const int64_t kNumbers = 1 << 14;  // of one piece of a parameter
+const int64_t kNumbers = 1 << 14;  // numbers per piece of a parameter
 
 struct Part {
   int tensor;
   int64_t first, size;
 };
 
-// All tensors cut into pieces. `at(i)`: the index of tensor i among the arrays.
+// Cuts all tensors into pieces. at(i): the index of tensor i among the arrays.
 template <typename At>
 std::vector<Part> parts_of(int tensors, const int *ndims, int64_t **shapes, At at) {
   std::vector<Part> parts;
@@ -36,7 +36,7 @@ std::vector<Part> parts_of(int tensors, const int *ndims, int64_t **shapes, At a
 
 extern "C" {
 
-// tensors of any shapes -> the sum of all squares [1]
+// Computes the sum of all squares: tensors of any shapes -> [1].
 int squared_norm(int nparam, void **params, int *ndims, int64_t **shapes, const char **, void *, void *) {
   auto p = reinterpret_cast<float **>(params);
   const std::vector<Part> parts = parts_of(nparam - 1, ndims, shapes, [](int i) { return i; });
@@ -52,8 +52,8 @@ int squared_norm(int nparam, void **params, int *ndims, int64_t **shapes, const 
   return 0;
 }
 
-// UpdateNumbers, layout int32[2 * n]: the first row of each gradient that belongs to its parameter, and whether that
-// decays; then n each of parameters, first moments, second moments, gradients (all written) -> [1]
+// Updates parameters: UpdateNumbers; layout int32[2 * n]: for each parameter the first row of its gradient that belongs to
+// it, and whether it decays; n each of parameters, first moments, second moments, gradients (all overwritten) -> [1].
 int adamw(int nparam, void **params, int *ndims, int64_t **shapes, const char **, void *, void *) {
   auto p = reinterpret_cast<float **>(params);
   const int32_t *layout = static_cast<const int32_t *>(params[1]);
@@ -77,7 +77,7 @@ int adamw(int nparam, void **params, int *ndims, int64_t **shapes, const char **
       g[j] = 0;
     }
   });
-  for (int i = 0; i < tensors; ++i) {  // the rows of others
+  for (int i = 0; i < tensors; ++i) {  // zeroes gradient rows outside of the parameter
     const int at = own(i) + 3 * tensors;
     if (count(shapes[at], ndims[at]) == count(shapes[own(i)], ndims[own(i)])) continue;
     parallel_pieces(count(shapes[at], ndims[at]), kNumbers,

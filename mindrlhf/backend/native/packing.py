@@ -1,6 +1,6 @@
 """Packing of weights for decode steps.
 
-Rows are of bfloat16 numbers, or of int8 numbers with a scale for each 64 of them.
+Rows hold bfloat16 numbers, or int8 numbers with one scale for every 64 of them.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def row_words(weights: str, inputs: int) -> int:
     """Count the 32-bit words of a packed row.
 
-    weights: bfloat16 or int8. inputs: numbers of the row.
+    weights: bfloat16 or int8. inputs: elements of the row.
     """
     count = getattr(_opened(), f"row_words_{weights}")
     count.restype = ctypes.c_int64
@@ -24,7 +24,7 @@ def row_words(weights: str, inputs: int) -> int:
 
 
 def pack(weights: str, matrix: "np.ndarray", packed: "np.ndarray") -> None:
-    """Pack float32[out, in] into int32[out, row_words]; both are dense."""
+    """Pack float32[out, in] into int32[out, row_words]; both are C-contiguous."""
     sizes = map(ctypes.c_int64, matrix.shape)
     getattr(_opened(), f"pack_{weights}")(_address(matrix), *sizes, _address(packed))
 

@@ -1,4 +1,4 @@
-// The sum of arrays over processes of one host, through memory that all of them have mapped.
+// The sum of arrays over processes of one host, through memory that all processes have mapped.
 
 #pragma once
 
@@ -21,15 +21,15 @@
 
 namespace {
 
-// What a rank tells the others, in cache lines of its own: the number of pieces that it has written, of ranks that sleep
-// until it writes the next, and of each of the last two pieces how much of its array was left.
+// The state of a rank that other ranks read, in its own cache lines: the number of pieces that it has written; the number of
+// ranks that sleep until it writes the next one; for each of the last two, the rest of its array in numbers, from it on.
 struct alignas(64) Told {
   std::atomic<uint32_t> written, asleep;
   int64_t left[2];
 };
 
-// A group of ranks as one of them sees it. Each writes its array piece by piece, and adds everybody's: two pieces of each
-// rank are there at a time, so that all write the next one while some still read the last.
+// A group of ranks, seen from one rank. Each rank writes its array piece by piece, and adds the pieces of all ranks. Memory
+// holds two pieces per rank, so that ranks can write the next piece while other ranks still read the last one.
 class SharedGroup {
  public:
   static const int64_t kPiece = 1 << 16;
@@ -39,12 +39,12 @@ class SharedGroup {
   SharedGroup(std::vector<int32_t> ranks, int own, void *memory)
       : ranks(std::move(ranks)), own_(own), told_(static_cast<Told *>(memory)) {}
 
-  // y = sum of all ranks' x, added in their order: the same bits for all. Returns false for ranks out of step.
+  // Sums x over all ranks into y, in the order of ranks: the same bits on all ranks. Returns false for ranks out of step.
   bool sum(const float *x, float *y, int64_t count) {
     std::lock_guard<std::mutex> one_at_a_time(mutex_);
     for (; count > 0; count -= kPiece, x += kPiece, y += kPiece) {
       const int64_t size = std::min(count, kPiece);
-      const int place = pieces_ % 2;  // the piece here before has been read: all have written the one after it
+      const int place = pieces_ % 2;  // the old piece here has been read: all ranks have written the next one
       std::memcpy(piece(own_, place), x, size * sizeof(float));
       told_[own_].left[place] = count;
       tell(++pieces_);
@@ -65,7 +65,7 @@ class SharedGroup {
   }
 
   void add(int place, float *y, int64_t size) {
-    const int64_t step = 2048;  // stays in the nearest cache until all have been added
+    const int64_t step = 2048;  // stays in the L1 cache until all ranks' pieces are added
     for (int64_t i = 0; i < size; i += step) {
       const int64_t n = std::min(step, size - i);
       const float *first = piece(0, place) + i;
@@ -82,7 +82,7 @@ class SharedGroup {
     if (own.asleep > 0) syscall(SYS_futex, &own.written, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
   }
 
-  // Until the other one has written as many pieces as this rank. It sleeps soon: there may be more ranks than cores.
+  // Waits until another rank has written as many pieces as this rank. Sleeps soon: there may be more ranks than cores.
   void wait(Told *other) {
     for (int i = 0;; ++i) {
       const uint32_t written = other->written;
@@ -92,7 +92,7 @@ class SharedGroup {
         continue;
       }
       ++other->asleep;
-      syscall(SYS_futex, &other->written, FUTEX_WAIT, written, nullptr, nullptr, 0);  // at once if it changed
+      syscall(SYS_futex, &other->written, FUTEX_WAIT, written, nullptr, nullptr, 0);  // returns at once if it changed
       --other->asleep;
     }
   }
@@ -105,7 +105,7 @@ class SharedGroup {
   std::mutex mutex_;
 };
 
-std::vector<SharedGroup *> shared_groups;  // never deleted: graphs find them by their ranks
+std::vector<SharedGroup *> shared_groups;  // never deleted: graphs find groups by their ranks
 
 }  // namespace
 
@@ -113,8 +113,8 @@ extern "C" {
 
 int64_t shared_group_bytes(int size) { return SharedGroup::bytes(size); }
 
-// ranks: global ones in order, of which this is number `own`. file: of `shared_group_bytes` zeros, the same for all ranks.
-// Returns 0, or the number of the error.
+// Joins a group. ranks: global ranks in order; this process has index `own`. file: `shared_group_bytes` zeros, the same file
+// for all ranks. Returns 0, or the error number.
 int join_shared_group(const int32_t *ranks, int size, int own, int file) {
   void *memory = mmap(nullptr, SharedGroup::bytes(size), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   if (memory == MAP_FAILED) return errno;
@@ -122,7 +122,7 @@ int join_shared_group(const int32_t *ranks, int size, int own, int file) {
   return 0;
 }
 
-// x [...], ranks int32[size] of a group that this process has joined -> sum of x over the group
+// Sums over a group: x [...], ranks int32[size] of a group that this process has joined -> the sum of x.
 int shared_sum(int, void **params, int *ndims, int64_t **shapes, const char **, void *, void *) {
   const auto ranks = static_cast<const int32_t *>(params[1]);
   for (SharedGroup *group : shared_groups) {

@@ -1,4 +1,4 @@
-// Attention of one new position of each slot to the key-value cache.
+// Attention of new positions of slots to the key-value cache.
 
 #pragma once
 
@@ -15,24 +15,24 @@
 
 namespace {
 
-// Sequences of a static cache: K key heads, query heads for each, S positions, head size; and of each row of queries
-// its slot in the cache and its position. The first `prefixes` positions of a row are those of the slot `leaders`, where
-// rows of one leader read them together; the others lie in its own slot, from `base` on.
+// Rows of queries and their static cache. heads: K key heads; queries: query heads per key head; size: S positions; d: head
+// size; slots, positions: each row's slot and position. A row's first prefixes[row] positions are stored in its leader, the
+// slot leaders[row]; rows with the same leader read them together. Its other positions are in its own slot, from `base` on.
 struct Slots {
   int64_t rows, heads, queries, size, d, base;
   const int32_t *slots, *positions, *leaders, *prefixes;
 
   int64_t prefix(int64_t row) const { return std::min<int64_t>(std::max(prefixes[row], 0), base); }
-  // Positions of its own, with the new one.
+  // Returns the number of positions in the row's own slot, including the new one.
   int64_t own(int64_t row) const {
     return std::min<int64_t>(std::max<int64_t>(positions[row] - prefix(row), 0) + 1, size - base);
   }
   int64_t seen(int64_t row) const { return prefix(row) + own(row); }
 };
 
-const int64_t kGroupRows = 8;  // rows of one leader that are worked on together, if they are of several slots
+const int64_t kGroupRows = 8;  // most rows of a group, unless the next rows have the same slot as the last
 
-// Rows in an order in which those of one leader are neighbours, and where the groups of them begin.
+// The rows sorted by leader, in groups that are computed together. starts: each group's first row, then the end.
 struct PromptGroups {
   std::vector<int32_t> rows;
   std::vector<int64_t> starts;
@@ -42,7 +42,7 @@ struct PromptGroups {
     std::stable_sort(rows.begin(), rows.end(), [&](int32_t a, int32_t b) { return s.leaders[a] < s.leaders[b]; });
     for (int64_t i = 0; i < s.rows; ++i) {
       const bool near = i && s.leaders[rows[i]] == s.leaders[rows[i - 1]];
-      // A row attends to those before it of its own slot, whose keys the same group writes first.
+      // A row attends to earlier rows of its own slot, so the same group has to write their keys first.
       const bool follows = near && (s.slots[rows[i]] == s.slots[rows[i - 1]] || i - starts.back() < kGroupRows);
       if (!follows) starts.push_back(i);
     }
@@ -50,7 +50,7 @@ struct PromptGroups {
   }
 };
 
-// Numbers of a cache, float or bfloat16 ones, as floats.
+// Convert numbers of a cache, float or bfloat16, to floats: one (`number`) or sixteen (`cached`).
 __attribute__((always_inline)) inline float number(float x) { return x; }
 __attribute__((always_inline)) inline float number(BFloat16 x) {
   const uint32_t bits = static_cast<uint32_t>(x.bits) << 16;
@@ -66,7 +66,7 @@ __attribute__((always_inline)) inline Lanes cached(const BFloat16 *x) {
   });
 }
 
-// weights[t] = the inner product of q and row t of keys, for t from `first` to `end`; d = C * kLanes
+// Sets weights[t] to the inner product of q and row t of keys, for first <= t < end; d = C * kLanes.
 template <int C, typename Cached>
 void score_lanes(const float *q, const Cached *keys, int64_t first, int64_t end, float *weights) {
   Lanes own[C];
@@ -89,7 +89,7 @@ void score_lanes(const float *q, const Cached *keys, int64_t first, int64_t end,
   for (; t < end; ++t) weights[t] = sum_of(product(t));
 }
 
-// The same for any d.
+// Like `score_lanes`, for any d.
 template <typename Cached>
 void score(const float *q, const Cached *keys, int64_t first, int64_t end, int64_t d, float *weights) {
   if (d == 4 * kLanes) return score_lanes<4>(q, keys, first, end, weights);
@@ -99,11 +99,11 @@ void score(const float *q, const Cached *keys, int64_t first, int64_t end, int64
   }
 }
 
-// out += the sum of weights[t] times row t of values, for t from `first` to `end`; for Q queries, whose weights are
-// `stride` apart, and d = C * kLanes.
+// Adds the sum of weights[t] times row t of values, for first <= t < end, to out [Q, d]. The weights of the Q queries are
+// `stride` apart; d = C * kLanes.
 template <int Q, int C, typename Cached>
 void mix_lanes(const float *weights, int64_t stride, const Cached *values, int64_t first, int64_t end, float *out) {
-  const int many = kRegister == kLanes ? C : 4 / Q;  // sums for which there are registers
+  const int many = kRegister == kLanes ? C : 4 / Q;  // as many sums as fit into registers
   for (int part = 0; part < C; part += many) {
     Lanes sums[Q][many];
     auto each = [&](auto body) __attribute__((always_inline)) {
@@ -123,7 +123,7 @@ void mix_lanes(const float *weights, int64_t stride, const Cached *values, int64
   }
 }
 
-// The same for any number of queries and any d.
+// Like `mix_lanes`, for any number of queries and any d.
 template <typename Cached>
 void mix(const float *weights, int64_t stride, const Cached *values, int64_t first, int64_t end, int64_t d, int64_t queries,
          float *out) {
@@ -144,25 +144,25 @@ void mix(const float *weights, int64_t stride, const Cached *values, int64_t fir
   }
 }
 
-// Caches of keys and values [B, K, S, d], whose numbers are floats or bfloat16 ones.
+// Caches of keys and values [B, K, S, d], of float or bfloat16 numbers.
 template <typename Cached>
 struct Caches {
   Cached *keys, *values;
 };
 
-// Writes the new key and value of each row into the caches and attends to what its slot holds so far. `before` is
-// called with each row and key head first: it may still change queries and keys.
+// Writes each row's new key and value to the caches, and computes its attention to all of its positions so far. First calls
+// before(row, head) for each row and key head, which may still change queries and keys.
 template <typename Cached, typename Before>
 void attend_slots(const Slots &s, const float *query, const float *key, const float *value, const Caches<Cached> &caches,
                   float scale, float *output, Before before) {
-  const int64_t d = s.d, width = s.heads * s.queries * d, near = 32;  // positions that stay in the nearest cache
+  const int64_t d = s.d, width = s.heads * s.queries * d, near = 32;  // positions that stay in the L1 cache
   const PromptGroups groups(s);
   parallel_pieces((groups.starts.size() - 1) * s.heads, 1, [&](int64_t task, int64_t) {
     const int64_t group = task / s.heads, head = task % s.heads;
     const int32_t *rows = groups.rows.data() + groups.starts[group];
     const int64_t count = groups.starts[group + 1] - groups.starts[group];
     auto place = [&](int64_t slot) { return (slot * s.heads + head) * s.size * d; };
-    const int64_t shared = s.prefix(rows[0]), apart = (s.base - shared) * d;  // of one leader, one prompt
+    const int64_t shared = s.prefix(rows[0]), apart = (s.base - shared) * d;  // rows of one leader have one prompt
     int64_t most = 0;
     for (int64_t i = 0; i < count; ++i) {
       const int64_t row = rows[i], at = (row * s.heads + head) * d;
@@ -213,9 +213,9 @@ void attend_slots(const Slots &s, const float *query, const float *key, const fl
 
 extern "C" {
 
-// slots, rows int32[A], AdmitNumbers, then n times keys or values of prompts [N, K, P, d], then as many caches
-// [B, K, S, d], or int32[B, K, S, d / 2]: the first positions of row rows[i] of each go into slot slots[i] of its cache
-// -> [1]
+// Copies the first positions of row rows[i] of each array of prompts to slot slots[i] of the array's cache. Inputs: slots,
+// rows int32[A]; AdmitNumbers; n arrays of keys or values of prompts [N, K, P, d]; n caches [B, K, S, d], or
+// int32[B, K, S, d / 2] of bfloat16 numbers. Output: [1].
 int admit(int nparam, void **params, int *, int64_t **shapes, const char **, void *, void *) {
   auto p = reinterpret_cast<float **>(params);
   auto rounded = reinterpret_cast<BFloat16 **>(params);

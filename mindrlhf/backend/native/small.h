@@ -1,4 +1,4 @@
-// The operators between the halves: a linear map, and a norm with its gradient.
+// The operators outside of the halves: a linear map, and a norm with its gradient.
 
 #pragma once
 
@@ -14,7 +14,7 @@
 
 namespace {
 
-// x [T, in], weight [out, in] -> y [T, out]
+// Computes a linear map: x [T, in], weight [out, in] -> y [T, out].
 template <typename Number>
 int linear_of(void **params, int *, int64_t **shapes) {
   auto p = reinterpret_cast<float **>(params);
@@ -31,7 +31,7 @@ ENTRY_POINTS(linear)
 
 extern "C" {
 
-// x [..., H], weight [H], NormNumbers -> x * weight / sqrt(mean(x^2) + eps)
+// Computes the norm: x [..., H], weight [H], NormNumbers -> x * weight / sqrt(mean(x^2) + eps).
 int rms_norm(int, void **params, int *ndims, int64_t **shapes, const char **, void *, void *) {
   auto p = reinterpret_cast<float **>(params);
   const float epsilon = static_cast<const NormNumbers *>(params[2])->epsilon;
@@ -41,7 +41,7 @@ int rms_norm(int, void **params, int *ndims, int64_t **shapes, const char **, vo
   return 0;
 }
 
-// dy, x [..., H], weight [H], NormNumbers -> dx, dweight [H]
+// Computes the norm's gradient: dy, x [..., H], weight [H], NormNumbers -> dx, dweight [H].
 int rms_norm_gradient(int, void **params, int *ndims, int64_t **shapes, const char **, void *, void *) {
   auto p = reinterpret_cast<float **>(params);
   const float epsilon = static_cast<const NormNumbers *>(params[3])->epsilon;

@@ -1,4 +1,4 @@
-// The threads that share an operator's work.
+// The threads that share the work of an operator.
 
 #pragma once
 
@@ -16,10 +16,10 @@
 
 namespace {
 
-// Waits a moment, as step i of a loop that looks for something.
+// Waits a moment; i: the iteration of the polling loop that calls it.
 void pause(int i) {
   if (i % 64 == 63) {
-    sched_yield();  // to whom this core may belong
+    sched_yield();  // another thread may need this core
   } else {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
@@ -27,20 +27,20 @@ void pause(int i) {
   }
 }
 
-// Threads that share the pieces of an operator with the one that calls it. Operators follow each other within
-// microseconds, in which threads of OpenMP fall asleep, and waking one takes longer than many a piece; these look for more
-// work for a while first. The caller never waits for one that has not begun.
+// Threads that share the pieces of an operator with the calling thread. The next operator follows within microseconds.
+// OpenMP threads fall asleep in this time, and waking a thread takes longer than many pieces; threads of this team poll for
+// work for a while before they sleep. The caller never waits for a thread that has not begun.
 class ThreadTeam {
  public:
   static ThreadTeam &get() {
     static ThreadTeam *team =
-        new ThreadTeam(std::max(1, omp_get_max_threads()) - 1);  // never deleted: threads end with the process
+        new ThreadTeam(std::max(1, omp_get_max_threads()) - 1);  // never deleted: threads run until the process ends
     return *team;
   }
 
   int threads() const { return helpers_ + 1; }
 
-  // body(i) for i below count, in any order. One operator at a time is shared; others that run meanwhile are not.
+  // Calls body(i) for 0 <= i < count, in any order. The team helps one operator at a time; others run on their own thread.
   template <typename Body>
   void share(int64_t count, const Body &body) {
     std::unique_lock<std::mutex> mine(owner_, std::try_to_lock);
@@ -50,7 +50,7 @@ class ThreadTeam {
     }
     run_ = [](const void *b, int64_t i) { (*static_cast<const Body *>(b))(i); };
     body_ = &body, count_ = count, next_ = 0;
-    ++job_;  // odd: there is work
+    ++job_;  // odd numbers: there is work
     if (asleep_ > 0) syscall(SYS_futex, &job_, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
     work();
     ++job_;
@@ -70,13 +70,13 @@ class ThreadTeam {
     for (uint32_t done = 0;;) {
       const uint32_t now = found(done);
       ++inside_;
-      if (job_ == now) work();  // else the caller may be gone already
+      if (job_ == now) work();  // else the caller may have returned already
       --inside_;
       done = now;
     }
   }
 
-  // The number of a job that is not `done`; sleeps when there has been none for some time.
+  // Waits for a job other than `done`, and returns its number. Sleeps if there is no job for some time.
   uint32_t found(uint32_t done) {
     for (int i = 0;; ++i) {
       const uint32_t now = job_;
@@ -86,7 +86,7 @@ class ThreadTeam {
         continue;
       }
       ++asleep_;
-      syscall(SYS_futex, &job_, FUTEX_WAIT_PRIVATE, now, nullptr, nullptr, 0);  // at once if it changed
+      syscall(SYS_futex, &job_, FUTEX_WAIT_PRIVATE, now, nullptr, nullptr, 0);  // returns at once if it changed
       --asleep_;
       i = 0;
     }
@@ -104,7 +104,7 @@ class ThreadTeam {
   void (*run_)(const void *, int64_t) = nullptr;
 };
 
-// body(first, size) of pieces of about `size` of `total`, which are shared out.
+// Cuts `total` into pieces of `size` (the last may be smaller); threads share the calls of body(first, size).
 template <typename Body>
 void parallel_pieces(int64_t total, int64_t size, Body body) {
   const int64_t count = (total + size - 1) / size;
@@ -113,7 +113,7 @@ void parallel_pieces(int64_t total, int64_t size, Body body) {
   if (count > 1) ThreadTeam::get().share(count, one);
 }
 
-// The size of the smallest number of about equal pieces of at most `most` of `total`.
+// Returns the size that cuts `total` into the fewest pieces of at most `most`, all of about the same size.
 int64_t even_piece(int64_t total, int64_t most) {
   const int64_t count = std::max<int64_t>((total + most - 1) / most, 1);
   return std::max<int64_t>((total + count - 1) / count, 1);

@@ -1,4 +1,4 @@
-// Vectors as wide as the processor's registers, and sixteen numbers in as many of them as they take.
+// SIMD vectors of one processor register, and groups of sixteen numbers in one or several registers.
 
 #pragma once
 
@@ -8,7 +8,7 @@
 namespace {
 
 #if defined(__AVX512F__)
-const int kRegister = 16;  // numbers of 32 bits in a register
+const int kRegister = 16;  // 32-bit numbers per register
 #elif defined(__AVX__)
 const int kRegister = 8;
 #else
@@ -29,7 +29,7 @@ __attribute__((always_inline)) inline void store(const Register &x, Number *to) 
   std::memcpy(static_cast<void *>(to), &x, sizeof(x));
 }
 
-// Sixteen numbers, whatever a register holds. One vector of them would stay in memory where registers are smaller.
+// Sixteen 32-bit numbers for any register size. One vector of sixteen would stay in memory if registers are smaller.
 const int64_t kLanes = 16;
 const int kParts = kLanes / kRegister;
 template <typename Register>
@@ -37,7 +37,7 @@ struct Sixteen {
   Register part[kParts];
 };
 
-// Their registers are term(i).
+// Builds sixteen numbers; register i is term(i).
 template <typename Term>
 __attribute__((always_inline)) inline auto sixteen(Term term) {
   Sixteen<decltype(term(0))> all;
@@ -46,7 +46,7 @@ __attribute__((always_inline)) inline auto sixteen(Term term) {
   return all;
 }
 
-// Numbers that are added up side by side: compilers are slow at sums in a fixed order.
+// Sixteen floats that are added in parallel: compilers generate slow code for a sum in one fixed order.
 typedef Sixteen<Floats> Lanes;
 
 __attribute__((always_inline)) inline Lanes lanes(const float *x) {
@@ -70,7 +70,7 @@ __attribute__((always_inline)) inline Lanes larger(const Lanes &x, const Lanes &
   return sixteen([&](int i) { return x.part[i] > y.part[i] ? x.part[i] : y.part[i]; });
 }
 
-// The first half of the numbers plus the second, until one is left.
+// Returns the sum of the sixteen numbers: adds the second half to the first half until one number remains.
 __attribute__((always_inline)) inline float sum_of(const Lanes &x) {
 #if defined(__AVX512F__)
   typedef Words Order;
@@ -90,7 +90,7 @@ __attribute__((always_inline)) inline float sum_of(const Lanes &x) {
 #endif
 }
 
-// The sixteen `sum_of`, to the last bit. x is overwritten.
+// Returns `sum_of` of each of the sixteen x[i], with exactly the same bits. Overwrites x.
 inline Lanes sums_of(Lanes *x) {
 #if defined(__AVX512F__)
   typedef Words Order;

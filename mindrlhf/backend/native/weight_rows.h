@@ -1,9 +1,9 @@
-// Weights in a decode step: float, bfloat16 or int8 numbers, and their products with columns.
+// Weights in a decode step (float, bfloat16 or int8 numbers) and their products with columns.
 //
-// Both factors are words of 32 bits: one float, two bfloat16 or four int8 numbers that follow each other along the inner
-// dimension. Float weights are taken as they lie: a word of a row meets the words of 16 or 32 columns at once. Packed ones lie
-// in panels, from which a column's word meets those of 16 rows. Every number of a result has one sum, in the order of the
-// inner dimension: it does not depend on the number of rows or columns around it.
+// Both factors consist of 32-bit words: one float, two bfloat16 or four int8 numbers, consecutive along the inner dimension.
+// Float weights keep their layout: a word of a row is multiplied by words of 16 or 32 columns at once. Packed weights are
+// stored in panels: a word of a column is multiplied by words of 16 rows at once. Each number of a result is one sum in the
+// order of the inner dimension, so it does not depend on the number of rows or columns.
 
 #pragma once
 
@@ -26,21 +26,21 @@ namespace {
 
 typedef int32_t Word __attribute__((may_alias));
 
-const int64_t kTile = 32;   // columns of a product at most
-const int64_t kPanel = 16;  // packed rows side by side: first their first words, then their second ones; the last are fewer
+const int64_t kTile = 32;   // most columns of a product
+const int64_t kPanel = 16;  // interleaved packed rows: first word of each, then second, ...; the last panel may have fewer
 const int64_t kBlock = 64;  // int8 numbers that share a scale
 const int64_t kBlockWords = kBlock / 4;
 
-// Columns of a product are multiples of this.
+// The number of columns of a product is a multiple of this.
 template <typename Number>
 constexpr int64_t kLeastColumns = std::is_same_v<Number, float> ? std::max(kRegister, 8) : 8;
 
-// Rows: block after block, each its scale and 64 numbers, 128 added. Columns: each block their scales, where the sums of
-// their products begin, and the numbers.
+// Int8 numbers. A row has, for each block, a scale and 64 numbers with 128 added to each. Columns have, for each block,
+// their scales, the start values of their sums of products, and the numbers.
 struct Int8 {};
 
-// Words of a row and of a column with `in` numbers. each: words of a column for one of a row. step: a sum and the products
-// of packed rows' words and a column's, from x on.
+// row, column: the words of a row and of a column with `in` numbers. each: column words per row word. step: returns a sum
+// plus the products of one word of each packed row, w, and the words of one column, from x on.
 template <typename Number>
 struct WordsOf;
 
@@ -60,7 +60,7 @@ struct WordsOf<BFloat16> {
     return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(w), reinterpret_cast<__m512bh>(Words{} + *x));
   }
 #else
-  static const int each = 2;  // floats with nothing below a bfloat16 number's bits
+  static const int each = 2;  // a column's bfloat16 numbers are stored as floats, lower half zero
   __attribute__((always_inline)) static Floats step(Floats sum, Words w, const Word *x, int64_t width) {
     const auto *column = reinterpret_cast<const float *>(x);
     sum += column[0] * reinterpret_cast<Floats>(w << 16);
@@ -75,7 +75,7 @@ struct WordsOf<Int8> {
   static int64_t row(int64_t in) { return blocks(in) * (1 + kBlockWords); }
   static int64_t column(int64_t in) { return blocks(in) * (2 + kBlockWords); }
   static const int each = 1;
-  // added: what `step` leaves in rows' numbers.
+  // added: the part of the 128 in a row's numbers that `step` does not remove.
 #if defined(__AVX2__) && !defined(__AVX512F__)
   static const int added = 0;
 #else
@@ -87,7 +87,7 @@ struct WordsOf<Int8> {
     return reinterpret_cast<Words>(_mm512_dpbusd_epi32(reinterpret_cast<__m512i>(sum), reinterpret_cast<__m512i>(w),
                                                        reinterpret_cast<__m512i>(x)));
 #elif defined(__AVX2__) && !defined(__AVX512F__)
-    // The sum of two products has to fit into 16 bits: of magnitudes up to 127, with the sign at the column's number.
+    // The sum of two products must fit into 16 bits: rows give magnitudes up to 127; columns get the product's sign.
     const auto row = reinterpret_cast<__m256i>(w ^ static_cast<int32_t>(0x80808080u));
     const __m256i with_sign = _mm256_sign_epi8(reinterpret_cast<__m256i>(x), row);
     const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(row), with_sign);
@@ -105,15 +105,15 @@ inline Word word_of(float x) {
   return word;
 }
 
-// The larger magnitude; NaN stays.
+// Returns the larger of `most` and the magnitude of x; NaN stays NaN.
 inline float larger(float most, float x) { return std::fabs(x) > most || x != x ? std::fabs(x) : most; }
 
-// What numbers are multiplied by to have no magnitude over 127.
+// Returns the factor that scales numbers to magnitudes up to 127. most: their largest magnitude.
 inline float int8_factor(float most) { return most > 0 ? 127.0f / most : 0.0f; }
 
 inline Word int8_of(float x, float factor) { return static_cast<Word>(std::nearbyint(x * factor)); }
 
-// A row of float numbers, packed.
+// Packs a row of `in` floats.
 template <typename Number>
 void pack_row(Input from, int64_t in, Word *to) {
   if constexpr (std::is_same_v<Number, Int8>) {
@@ -144,7 +144,7 @@ __attribute__((always_inline)) inline Sixteen<Words> sixteen_words(const Word *x
   return sixteen([=](int i) { return load<Words>(x + i * kRegister); });
 }
 
-// N rows of sixteen words become sixteen rows of N, one behind the other.
+// Transposes N rows of sixteen words to sixteen rows of N words, stored one after another.
 template <int N, typename Register>
 __attribute__((always_inline)) inline void transpose(const Sixteen<Register> (&rows)[N], Word *to) {
 #if defined(__AVX512F__)
@@ -175,7 +175,7 @@ __attribute__((always_inline)) inline void transpose(const Sixteen<Register> (&r
 #endif
 }
 
-// All rows [rows, in], packed, in panels.
+// Packs all rows [rows, in] into panels.
 template <typename Number>
 void pack_rows(Input from, int64_t rows, int64_t in, Word *to) {
   const int64_t size = WordsOf<Number>::row(in);
@@ -195,7 +195,7 @@ void pack_rows(Input from, int64_t rows, int64_t in, Word *to) {
   });
 }
 
-// The words of columns x [in, width]: x itself, or in `to`.
+// Writes the words of the columns x [in, width] to `to`. Floats are words already: nothing is written.
 template <typename Number>
 void column_words(const float *x, int64_t in, int64_t width, Word *to) {
   if constexpr (std::is_same_v<Number, Int8>) {
@@ -237,12 +237,12 @@ void column_words(const float *x, int64_t in, int64_t width, Word *to) {
   }
 }
 
-// Words of a panel with `rows` rows.
+// Loads one word of each row of a panel with `rows` rows.
 template <bool kFull>
 __attribute__((always_inline)) inline Sixteen<Words> panel_words(const Word *w, int64_t rows) {
   Word some[kPanel] = {};
   if constexpr (kFull) {
-    __builtin_prefetch(w + 64 * kPanel, 0, 2);  // seen best: 4 KiB ahead
+    __builtin_prefetch(w + 64 * kPanel, 0, 2);  // measured to be best: 4 KiB ahead
   } else {
     std::memcpy(some, w, rows * sizeof(Word));
     w = some;
@@ -250,7 +250,7 @@ __attribute__((always_inline)) inline Sixteen<Words> panel_words(const Word *w, 
   return sixteen_words(w);
 }
 
-// To the sums of C columns of x [count, width], the products of a panel's words.
+// Adds the products of `count` words of each panel row and each of C columns of x to the columns' sums.
 template <typename Number, bool kFull, int C, typename Sum>
 __attribute__((always_inline)) inline void add_words(const Word *w, int64_t rows, int64_t count, const Word *x,
                                                      int64_t width, Sum (&sums)[C]) {
@@ -265,7 +265,7 @@ __attribute__((always_inline)) inline void add_words(const Word *w, int64_t rows
   }
 }
 
-// y [rows, width], C of its columns: is, or for `add` gets added, the product of a panel and the columns of x.
+// Multiplies a panel by C columns of x. Writes the product to y [rows, width], or adds it if `add` is true.
 template <typename Number, bool kFull, int C>
 void multiply_panel(const Word *w, int64_t rows, int64_t in, const Word *x, int64_t width, bool add, float *y) {
   if (kFull) rows = kPanel;
@@ -297,7 +297,7 @@ void multiply_panel(const Word *w, int64_t rows, int64_t in, const Word *x, int6
   }
 }
 
-// y [rows, width], likewise, of any number of rows. w: rows of floats, or the first of a panel.
+// Like `multiply_panel`, for any number of rows and all columns. w: rows of floats, or the start of a panel.
 template <typename Number>
 void multiply(const Word *w, int64_t rows, int64_t in, const Word *x, int64_t width, bool add, float *y) {
   if constexpr (std::is_same_v<Number, float>) {
@@ -323,11 +323,11 @@ void multiply(const Word *w, int64_t rows, int64_t in, const Word *x, int64_t wi
 
 extern "C" {
 
-// A float array [rows, in] as panels of packed numbers.
+// Pack a float array [rows, in] into panels.
 void pack_bfloat16(const float *from, int64_t rows, int64_t in, int32_t *to) { pack_rows<BFloat16>(from, rows, in, to); }
 void pack_int8(const float *from, int64_t rows, int64_t in, int32_t *to) { pack_rows<Int8>(from, rows, in, to); }
 
-// Words of such a row.
+// Return the words of a packed row with `in` numbers.
 int64_t row_words_bfloat16(int64_t in) { return WordsOf<BFloat16>::row(in); }
 int64_t row_words_int8(int64_t in) { return WordsOf<Int8>::row(in); }
 

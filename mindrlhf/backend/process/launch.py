@@ -20,40 +20,40 @@ from mindrlhf.backend.process.msrun import find_msrun
 from mindrlhf.configs.model_yaml import ContextSettings
 from mindrlhf.errors import UserError
 
-# On CPU a collective gives up after MS_NODE_TIMEOUT (default 30 s) of waiting for a slower rank, which any rank that
-# compiles, scores or saves for longer would exceed. The scheduler keeps its own 30 s, by which it notices dead workers.
+# On CPU a collective gives up when it has waited MS_NODE_TIMEOUT (default 30 s) for a slower rank, but a rank may
+# compile, score or save for longer. The scheduler keeps its own limit of 30 s to notice dead workers.
 COLLECTIVE_TIMEOUT_S = 7200
 
-# Until all processes have met; MindSpore's own limit is half an hour.
+# Limit for all processes to meet; MindSpore's own limit is half an hour.
 START_TIMEOUT_S = 600
 
-# A CPU collective returns on the receiver before the sender has its acknowledgement; a process that exits at once
-# takes that with it and the sender waits for its timeout. After the closing barrier only a few bytes are on the way.
+# A CPU collective returns on the receiver before the sender has its acknowledgement. If the receiver exits at once,
+# that is lost and the sender waits until its timeout. After the closing barrier only a few bytes are in flight.
 ACKNOWLEDGEMENT_S = 0.2
 
-# A rank that ends because another one is gone leaves `msrun` the time to notice that one first, and to name its error.
+# A rank that ends because another rank is gone waits first, so that `msrun` notices the other one and names its error.
 FOLLOWING_S = 5
 
-_ABORTING = threading.Lock()  # taken once and for all: only one reason to end is printed
+_ABORTING = threading.Lock()  # taken once, never released: only one reason to end is printed
 
 
 @dataclass(frozen=True)
 class World:
-    """All processes of a job, seen from one; a context manager for communication.
+    """All processes of a job, as one of them sees them; a context manager.
 
-    The process is `rank` in 0..size-1. The end waits for all ranks, so that none exits while another still needs it. An
-    exception on one of several ranks is printed with its number and ends the process on the spot, with code 2 for a
-    `UserError` and 1 otherwise: an orderly exit would leave the others waiting. They notice (on CPU), say which one is
-    gone, and end too; `msrun` ends when its scheduler has noticed, within 35 s. One process passes exceptions through.
+    This process is `rank` in 0..size-1. The exit waits for all ranks, so that none ends while another still needs it.
+    With several ranks, an exception is printed with the rank and ends the process at once, with code 2 for a
+    `UserError` and 1 otherwise: an orderly exit would leave the others waiting. They notice (on CPU), print which rank
+    is gone, and end; `msrun` ends when its scheduler notices, within 35 s. A single process passes exceptions on.
 
-    Objects that are there at the beginning, MindSpore's modules above all, are kept from the garbage collector until
-    the end: MindSpore calls it before each graph that it compiles, and it would look at each of them.
+    The garbage collector ignores objects that exist at the beginning, mainly MindSpore's modules, until the end:
+    MindSpore runs it before each graph that it compiles, and it would visit all of them.
     """
 
     rank: int
     size: int
     device_target: str
-    hosts: tuple[int, ...] = ()  # of each rank its host's first rank, where ranks may share memory
+    hosts: tuple[int, ...] = ()  # for each rank its host's first rank, if ranks may share memory
 
     def __enter__(self) -> "World":
         gc.freeze()
@@ -113,11 +113,11 @@ def launch(
 ) -> World:
     """Prepare this process to compute: threads, device, graph mode, communication.
 
-    Call it before anything imports MindSpore, whose import takes an unset OMP_NUM_THREADS for 1: here it becomes this
-    host's cores divided among its workers. In msrun's scheduler process this function never returns.
+    Call it before anything imports MindSpore: that import sets an unset OMP_NUM_THREADS to 1, but here it becomes this
+    host's cores divided by its workers. In msrun's scheduler process this function never returns.
 
     device_target: `CPU` or `Ascend`. worker_count: number of processes that the layout needs, or None for any.
-    layout_source: source of that number (file and key), for the message. context: options of a device.
+    layout_source: source of that number (file and key), for the message. context: options of the device.
 
     Raises UserError for another device_target, another number of workers, and Ascend without NPU or CANN.
     """
@@ -131,7 +131,7 @@ def launch(
         )
     os.environ.setdefault("GLOG_v", "3")
     if role == "MS_SCHED":
-        if size > 1:  # a single worker needs none
+        if size > 1:  # a single worker needs no scheduler
             _join("mccl")
         sys.exit(0)
     _choose_threads(size, started_by_msrun=bool(role))
@@ -151,7 +151,7 @@ def launch(
 
 
 def _join(backend: str) -> None:
-    """Meet the other processes; raises UserError where not all have come within MS_TOPO_TIMEOUT."""
+    """Meet the other processes; raises UserError if some are missing after MS_TOPO_TIMEOUT."""
     from mindspore import communication
 
     limit = os.environ.setdefault("MS_TOPO_TIMEOUT", str(START_TIMEOUT_S))
@@ -177,7 +177,7 @@ def _choose_device(device_target: str, options: ContextSettings, alone: bool) ->
     if device_target == "Ascend" and not ascend.is_available():
         found = "context.device_target is Ascend, and there is no NPU with CANN here"
         raise UserError(f"{found}: use --device CPU, or the CPU overlay of the model YAML")
-    # MindSpore refuses to set again what it has begun to use, even to the same.
+    # MindSpore refuses to set a device again once it is in use, even to the same one.
     if (mindspore.get_current_device().device_target, device_target) != ("CPU", "CPU"):
         mindspore.set_device(device_target, options.device_id if alone else None)
     mindspore.set_context(mode=mindspore.GRAPH_MODE)
@@ -191,16 +191,16 @@ def _choose_device(device_target: str, options: ContextSettings, alone: bool) ->
 def _choose_threads(size: int, started_by_msrun: bool) -> None:
     """Set OMP_NUM_THREADS to this host's cores per worker, unless it is set."""
     cores = os.sched_getaffinity(0)
-    # Importing MindSpore sets an unset OMP_NUM_THREADS to 1, and msrun, which imports it, hands that on: what the user
-    # wanted is in the environment that msrun itself was started with. Once msrun has gone, 1 counts as unset.
+    # Importing MindSpore sets an unset OMP_NUM_THREADS to 1, and msrun, which imports it, passes that on: the user's
+    # value is in the environment that msrun itself was started with. Once msrun has gone, 1 counts as unset.
     msrun = find_msrun()
     if not started_by_msrun:
         wanted, workers = "OMP_NUM_THREADS" in os.environ, 1
     elif msrun is None:
         wanted, workers = os.environ.get("OMP_NUM_THREADS", "1") != "1", size
     else:
-        # msrun may have bound each worker to cores of its own. The number of workers that it exports is that of all
-        # hosts; how many are here stands in its command line.
+        # msrun may have bound each worker to its own cores. It exports the number of workers on all hosts; the number
+        # on this host is in its command line.
         wanted = "OMP_NUM_THREADS" in msrun.environment
         workers = 1 if cores != msrun.cores else msrun.local_workers or size
     if not wanted:

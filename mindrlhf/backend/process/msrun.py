@@ -14,8 +14,8 @@ _NAMES = ("msrun", "mindspore.parallel.cluster.run")  # of the script, and of th
 class Msrun:
     """Options that msrun was started with.
 
-    joins: it waits for its workers, and its end is the job's. local_workers: on this host, or None for all. cores: that
-    it may use itself. environment: its own, before MindSpore's import added to it.
+    joins: msrun waits for its workers, and the job ends with it. local_workers: workers on this host, or None for all.
+    cores: cores that msrun may use. environment: msrun's own, before MindSpore's import added to it.
     """
 
     pid: int
@@ -32,7 +32,7 @@ def find_msrun() -> Msrun | None:
     try:
         parent = psutil.Process(os.getppid())
         command, cores, environment = parent.cmdline(), frozenset(parent.cpu_affinity()), parent.environ()
-    except psutil.Error:  # gone; or another process is the parent since then, whose environment is not ours to read
+    except psutil.Error:  # gone; or the parent is now another process, whose environment is not readable
         return None
     if not any(part in _NAMES or Path(part).name in _NAMES for part in command):
         return None

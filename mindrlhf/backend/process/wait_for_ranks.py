@@ -1,4 +1,4 @@
-"""Check that every rank answers within a time limit; names one that does not."""
+"""Check that every rank answers within a time limit; names a rank that does not."""
 
 import threading
 import time
@@ -16,7 +16,7 @@ def roll_call(collectives: Collectives, give_up: Callable[[BaseException], None]
     """Exchange a message between rank 0 and each other rank; returns this rank's seconds.
 
     give_up: called, from another thread, with a UserError when a rank has not answered for `limit_s`; it should end the
-    process, because waiting for a message cannot be called off.
+    process, because waiting for a message cannot be cancelled.
     """
     world, start = collectives.world, time.monotonic()
     if world.size == 1:

@@ -1,4 +1,4 @@
-"""Rules for the keys of TRL's `GRPOConfig` that are no setting under another name."""
+"""Rules for the keys of TRL's `GRPOConfig` that are not just renamed settings."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -37,8 +37,8 @@ def translate_grpo(
 ) -> Translation:
     """Translate the keys of a `GRPOConfig`.
 
-    base: the settings beneath them. own: settings, dotted, that are given under our names. Raises UserError for a key
-    that is not TRL's, and one that asks for what is not done here.
+    base: the settings that the keys override. own: dotted settings that the user gave under our names. Raises UserError
+    for a key that is not TRL's, and for a value that is not supported here.
     """
     result = _GRPO(where, given, GRPOSettings, base=base, own=own, around=around)
     own_rules = (result.batch, result.loss, result.advantage, result.reference, result.correction, result.sampling)
@@ -121,7 +121,7 @@ class _GRPO(RunRules):
         self.put("rollout_correction.upper", cap or DEFAULTS[keys[2]], keys[2])
 
     def sampling(self) -> None:
-        """Set limits and further arguments of generation."""
+        """Set limits and other arguments of generation."""
         if "max_completion_length" in self.given and self.given["max_completion_length"] is None:
             raise self.refuse("max_completion_length", "and a limit is needed here; give a number of tokens")
         for key, value in self("generation_kwargs", {}).items():

@@ -12,7 +12,7 @@ from mindrlhf.configs.yaml_file import read_yaml
 _KEYS = read_yaml(Path(__file__).with_name("trl_keys.yaml")).values
 # Key -> why it has no effect here.
 NEEDLESS = {key: reason for reason, keys in _KEYS["needless"].items() for key in keys.split()}
-# Key -> (values with which it asks for nothing, advice).
+# Key -> (values that ask for nothing, advice).
 NOT_DONE = {key: (values, advice) for advice, keys in _KEYS["not_done"].items() for key, values in keys.items()}
 DEFAULTS = _KEYS["defaults"]
 METRICS = _KEYS["metrics"]
@@ -30,7 +30,7 @@ def with_trl_names(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def flat_fields(fields: Mapping[str, FieldInfo], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """Yield dotted settings, those of groups within groups in their place."""
+    """Yield dotted settings; nested groups are flattened in their place."""
     for name, field in fields.items():
         if is_group(field.annotation):
             yield from flat_fields(field.annotation.model_fields, f"{prefix}{name}.")

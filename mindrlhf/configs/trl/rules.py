@@ -1,4 +1,4 @@
-"""Rules for keys of transformers' `TrainingArguments` that are no setting under another name."""
+"""Rules for keys of transformers' `TrainingArguments` that are not just renamed settings."""
 
 import math
 from collections.abc import Collection
@@ -17,9 +17,9 @@ SCHEDULES |= dict.fromkeys(("cosine_with_min_lr", "cosine_warmup_with_min_lr"), 
 class RunRules(Translation):
     """Rules with the numbers that several of them need.
 
-    measured: names of measurements on held-out data, `eval_...`. base: the settings beneath the keys. own: settings,
-    dotted, that are given under our names. updates: optimizer updates of one of our steps; TRL's step is one update.
-    rows: of one of our steps, once they are known.
+    measured: names of measurements on held-out data, `eval_...`. base: the settings that the keys override. own: dotted
+    settings that the user gave under our names. updates: optimizer updates of one of our steps; TRL's step is one
+    update. rows: number of rows of one of our steps, None until it is known.
     """
 
     measured: ClassVar[Collection[str]] = ()
@@ -90,7 +90,7 @@ class RunRules(Translation):
             self.put("trainer.save_best_mode", "max" if greater else "min", "greater_is_better")
 
     def outputs(self) -> None:
-        """Set what is written."""
+        """Set loggers, their interval and progress bars."""
         every = self("logging_steps")
         if every is not None:
             self._every("trainer.log_every", "steps", "logging_steps", every, "logging_steps")
@@ -104,7 +104,7 @@ class RunRules(Translation):
             self.put("trainer.progress", not quiet, "disable_tqdm")
 
     def _every(self, ours: str, strategy: str, strategy_key: str, steps: float | None, steps_key: str) -> None:
-        """Set a number of our steps: none, TRL's steps, or an epoch's."""
+        """Set an interval in our steps: none, TRL's steps, or an epoch."""
         if strategy not in ("no", "steps", "epoch"):
             raise self.refuse(strategy_key, "which is not done here; set it to no, steps or epoch")
         if strategy == "no":
@@ -123,7 +123,7 @@ class RunRules(Translation):
         return self.around.rows / self.rows if self.around.rows and self.rows else None
 
     def _run_steps(self) -> float | None:
-        """Compute our steps of the run, likewise."""
+        """Compute our steps of the run, once the number is known."""
         most, epochs = self.peek("max_steps", 0), self.peek("num_train_epochs", self.base.trainer.epochs)
         steps = most / self.updates if most > 0 else self.base.trainer.total_steps
         return steps or ((epoch := self._epoch()) and float(int(epochs * epoch)))

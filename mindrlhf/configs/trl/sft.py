@@ -1,4 +1,4 @@
-"""Rules for the keys of TRL's `SFTConfig` that are no setting under another name."""
+"""Rules for the keys of TRL's `SFTConfig` that are not just renamed settings."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps")
 def translate_sft(
     given: Mapping[str, Any], base: SFTSettings, own: Collection[str], around: Surroundings, where: str = "SFTConfig"
 ) -> Translation:
-    """Translate the keys of an `SFTConfig`; arguments and errors as of `translate_grpo`."""
+    """Translate the keys of an `SFTConfig`; arguments and errors as in `translate_grpo`."""
     result = _SFT(where, given, SFTSettings, base=base, own=own, around=around)
     for rule in (result.batch, result.loss, result.length, result.schedule, result.evaluation, result.saving):
         rule()
@@ -32,7 +32,7 @@ class _SFT(RunRules):
     measured = ("eval_loss",)
 
     def batch(self) -> None:
-        """Count pairs of a step: TRL counts those of one device and micro-batch."""
+        """Count pairs of a step: TRL counts pairs of one device and micro-batch."""
         size, accumulation = (self(key) for key in BATCH)
         named = [key for key in BATCH if self.peek(key) is not None]
         if PAIRS in self.own:

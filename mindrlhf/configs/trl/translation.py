@@ -1,6 +1,6 @@
 """Translation of TRL's keyword arguments: `GRPOConfig(learning_rate=1e-6, max_steps=100)`.
 
-Every key is translated, without effect here, or refused with what would be right.
+Every key is translated, without effect here, or refused with a remedy.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,9 +18,9 @@ from mindrlhf.files.text import nearest
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Numbers outside of a configuration that its arithmetic needs.
+    """Numbers that a configuration's arithmetic needs from outside.
 
-    None where they are not known yet. devices: data-parallel ranks of training. rows: of the dataset.
+    A number is None until it is known. devices: data-parallel ranks of training. rows: number of rows of the dataset.
     """
 
     devices: int | None = None
@@ -31,7 +31,7 @@ class Surroundings:
 class Translation:
     """TRL's keys as settings of this suite.
 
-    where: what takes the keys, for messages. settings: the group of settings that they lead to.
+    where: name of the configuration, for messages. settings: class of the settings that the keys become.
     placed: our dotted key -> (value, TRL's key). needless: TRL's key -> why it has no effect.
     """
 
@@ -43,12 +43,12 @@ class Translation:
     used: set[str] = field(default_factory=set)
 
     def __call__(self, key: str, default: Any = None) -> Any:
-        """Take the value of a key; the default stands for None."""
+        """Take a key's value and mark it as used; None gives the default."""
         self.used.add(key)
         return self.peek(key, default)
 
     def peek(self, key: str, default: Any = None) -> Any:
-        """Look at the value of a key whose place is elsewhere."""
+        """Look at the value of a key without marking it as used."""
         value = self.given.get(key)
         value = value.value if isinstance(value, Enum) else value
         return default if value is None else value
@@ -65,7 +65,7 @@ class Translation:
     def refuse(self, key: str, problem: str) -> UserError:
         """Make the error about a key.
 
-        The problem begins behind the key's value, and ends with what would be right.
+        The problem continues the sentence after the key's value, and ends with a remedy.
         """
         return UserError(f"{self.where}: {key} is {self.given.get(key)!r}, {problem}.")
 
@@ -90,7 +90,7 @@ class Translation:
                 )
 
     def layer(self) -> Layer:
-        """Return the settings as a layer, where each has the place of its key."""
+        """Return the settings as a layer, each with the place of its key."""
         values: dict[str, Any] = {}
         places: dict[tuple[str, ...], str] = {(): self.where}
         for ours, (value, theirs) in self.placed.items():

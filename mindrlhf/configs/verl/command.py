@@ -1,7 +1,7 @@
 """verl command lines: shell words, Hydra's forms of keys, and YAML files.
 
-`key=value`, `+key=value` and `++key=value` give a key, `~key` takes it back, and a word that ends in .yaml is a file of
-keys beneath the others (Hydra's `.hydra/config.yaml`, for example).
+`key=value`, `+key=value` and `++key=value` set a key, `~key` removes it, and a word that ends in .yaml is a file of
+keys that the others override (Hydra's `.hydra/config.yaml`, for example).
 """
 
 import re
@@ -25,7 +25,7 @@ REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 
 @dataclass(frozen=True)
 class Keys:
-    """Keys of a verl command line, without POLICY; `from_files` came from YAML files."""
+    """Keys of a verl command line, without POLICY; `from_files`: keys from YAML files."""
 
     given: Mapping[str, Any]
     from_files: frozenset[str] = frozenset()
@@ -42,7 +42,7 @@ class Keys:
         return value
 
     def positive(self, name: str) -> float | int | None:
-        """Return a number above 0; None for null, -1 and 0, which switch off."""
+        """Return a number above 0; None for null, -1 and 0, which mean off."""
         return None if self(name) is None or self.number(name) <= 0 else self.number(name)
 
     def first(self, *names: str) -> str | None:
@@ -57,7 +57,7 @@ def read_command(text: str) -> Keys:
     """Read the keys of a command line; words of another form are ignored.
 
     Raises UserError for a shell variable that was not expanded, a value or file that cannot be read, and a
-    configuration that is not verl's own and whose file is not given.
+    configuration other than verl's own, if its file is not given.
     """
     try:
         words = shlex.split(text.replace("\\\n", " "), comments=True)
@@ -96,7 +96,7 @@ def _without_config_flags(words: list[str]) -> Iterator[str]:
 
 
 def _asked(group: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Select the keys of a YAML file that ask for something."""
+    """Select a YAML file's keys with values other than verl's defaults."""
     for name, value in group.items():
         key = f"{prefix}{name}".removeprefix(POLICY)
         if isinstance(value, Mapping):

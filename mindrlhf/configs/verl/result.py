@@ -16,14 +16,14 @@ from mindrlhf.errors import UserError
 class Translation:
     """A verl command line as settings of this suite.
 
-    Every key that it gives is in one of used, elsewhere, needless, not_done and unknown.
-    keys: without those of features that are not done. command: all of them.
+    Every key of the command line is in one of used, elsewhere, needless, not_done and unknown.
+    keys: all keys except keys of features that are not done. command: all keys.
     overrides: `group.key=value` each, for `load_grpo_config`.
-    flags: flag of `mindrlhf train`, without dashes -> value; a flag that is given goes before it.
+    flags: flag of `mindrlhf train`, without dashes -> value; a flag that the user gives overrides it.
     sources: (ours, theirs) for people, one for each override and flag. used: verl's keys in them.
     commands: commands that make the datasets that a flag or a setting names.
-    elsewhere: key -> its place. needless: key -> why it is needless. unknown: key of a file -> the nearest one.
-    not_done: key -> why it is not done. refused: those of them that ask for it, as `check` names them.
+    elsewhere: key -> its place. needless: key -> why it is needless. unknown: key -> words with the nearest known key.
+    not_done: key -> why it is not done. refused: key that asks for it -> the reason that `check` names.
     judged: key -> arguments of `judge`.
     """
 
@@ -42,7 +42,7 @@ class Translation:
     judged: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     def put(self, ours: str, value: Any, *theirs: str) -> None:
-        """Set our key or `--flag`. theirs: keys of verl that it follows from."""
+        """Set our key or `--flag`. theirs: keys of verl that determine the value."""
         if ours.startswith("--"):
             value = self.flags[ours[2:]] = os.path.expanduser(str(value))
             shown = f"{ours} {value}"
@@ -56,7 +56,7 @@ class Translation:
         self.sources.append((shown, ", ".join(followed)))
 
     def copy(self, ours: str, theirs: str, change: Callable[[Any], Any] = lambda value: value) -> None:
-        """Set our key if verl's key, the first given of `theirs`, has one."""
+        """Set our key to the first given value of `theirs`, if any."""
         key = self.keys.first(*theirs.split()) or theirs.split()[-1]
         if self.keys(key) not in (None, ""):
             self.put(ours, change(self.keys(key)), key)
@@ -67,7 +67,7 @@ class Translation:
             self.copy(ours, theirs)
 
     def judge(self, place: str, words: str, *theirs: str) -> None:
-        """Note where keys end without a setting: `elsewhere` or `needless`."""
+        """Note the place of keys that become no setting: `elsewhere` or `needless`."""
         self.judged.update(dict.fromkeys(theirs, (place, words)))
 
     def refuse(self, key: str, reason: str, *followers: str) -> None:

@@ -32,7 +32,7 @@ OVERLONG_BUFFERS = (
 )
 MEGATRON_ADAPTER = "model.lora"
 TURNS = "rollout.multi_turn"
-TOOLS = {"code_interpreter": "python", "calculator": "calculator", "sqlite": "sqlite"}  # a tool's name -> ready one
+TOOLS = {"code_interpreter": "python", "calculator": "calculator", "sqlite": "sqlite"}  # verl's tool -> ready one
 UNLIMITED_TURNS = 1_000
 
 
@@ -164,7 +164,7 @@ def _checkpoints(keys: Keys, result: Translation) -> None:
 def _batch(keys: Keys, result: Translation) -> None:
     size, part = "data.train_batch_size", "actor.ppo_mini_batch_size"
     if keys.first("data.gen_batch_size") and keys("algorithm.filter_groups.enable") is not True:
-        size = "data.gen_batch_size"  # what verl draws for a step; dynamic sampling takes train_batch_size of them
+        size = "data.gen_batch_size"  # verl draws these for a step; dynamic sampling uses train_batch_size of them
         result.judge("needless", "data.gen_batch_size goes before it in verl", "data.train_batch_size")
     prompts = keys.number(size)
     mini = keys.number(part) if part in keys.given else min(keys.number(part), prompts)
@@ -175,7 +175,7 @@ def _batch(keys: Keys, result: Translation) -> None:
 
 
 def _micro_batch(keys: Keys, result: Translation) -> None:
-    """Translate verl's micro-batch size, in tokens or rows, by process."""
+    """Translate verl's micro-batch size, in tokens or rows, per process."""
     ours, dynamic, tokens = (
         "train.max_tokens_per_micro_batch",
         "actor.use_dynamic_bsz",

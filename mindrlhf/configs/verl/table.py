@@ -21,7 +21,7 @@ NEEDLESS, ELSEWHERE = _FACTS["needless"], _FACTS["elsewhere"]
 class Feature:
     """Feature of verl that this suite does not have, with an alternative or "".
 
-    asking: keys that ask for it -> values with which they do not. keys: patterns of all its keys.
+    asking: keys that ask for the feature -> values that do not ask for it. keys: patterns of all its keys.
     """
 
     name: str
@@ -41,7 +41,7 @@ def _feature(row: Mapping[str, Any]) -> Feature:
 
 
 NOT_DONE = tuple(map(_feature, _FACTS["not_done"]))
-# (where a key ends, words for the report, patterns of keys): the first that has the key counts.
+# (place of a key, words for the report, patterns of keys): the first match counts.
 PLACES = (
     *(("elsewhere", words, keys.split()) for words, keys in ELSEWHERE.items()),
     *(("needless", words, keys.split()) for words, keys in NEEDLESS.items()),

@@ -1,8 +1,8 @@
 """Translation of verl's command line: `mindrlhf train --from-verl "key=value ..."`.
 
-A key that the command line leaves out has verl's default where that is another than ours, so that the same
-algorithm runs. Every key that it gives is translated, needless here, done elsewhere or not done, and the report says
-which; a command with a key that is not done, or that is unknown, is refused after the report.
+A key that the command line leaves out has verl's default if it differs from ours, so that the same algorithm runs.
+Every given key is translated, needless here, done elsewhere or not done, and the report says which. A command with a
+key that is not done or not known is refused after the report.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,9 +20,9 @@ from mindrlhf.files.text import nearest
 def translate(text: str) -> Translation:
     """Translate a verl command line: `key=value ...`, and YAML files of keys.
 
-    Keys of features that are not done are noted, and the others are translated as without them; its `check` refuses
-    them. Raises UserError for a shell variable that was not expanded, a value that cannot be read, and batch sizes
-    that do not divide.
+    Keys of features that are not done are noted for `check`, which refuses them, and the other keys are translated as
+    if these were absent. Raises UserError for a shell variable that was not expanded, a value that cannot be read, and
+    batch sizes that do not divide.
     """
     command = read_command(text)
     features = asked(command.given)

@@ -28,7 +28,7 @@ def get_task(name: str) -> Task:
 def parse_rows(rows: Sequence[SourceRow], name: str | None, fields: Sequence[str] = ()) -> tuple[Task, list[TaskRow]]:
     """Parse the rows of files by their task.
 
-    name: of the task; None decides by the first row: verl's columns, a game's environment and seed, a conversation, a
+    name: the task's; None decides by the first row: verl's columns, a game's environment and seed, a conversation, a
     prompt or a ground truth that `fields` names (see `mapped`), else GSM8K. UserError, with its place, for a malformed
     row.
     """

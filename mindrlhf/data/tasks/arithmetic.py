@@ -22,8 +22,8 @@ def generate(
     """Generate `count` source rows `{question, answer}` with different questions.
 
     The answer is the steps, then the result: `3+4=7 7-2=5 #### 5`. Numbers given are from 2 to `max_number`, results
-    from 0. operations: which of + - * to use. two_step_share: fraction of two-step problems. UserError for too few
-    problems.
+    from 0. operations: which of + - * to use. two_step_share: fraction of two-step problems. UserError if there are too
+    few.
     """
     usable = [each for each in TEXTS["problems"] if {step.split()[1] for step in each["steps"]} <= set(operations)]
     by_steps = [[each for each in usable if len(each["steps"]) == steps] for steps in (1, 2)]

@@ -14,7 +14,7 @@ from mindrlhf.errors import UserError
 
 EASY_SHARE = 0.2  # of the problems
 EASY = 6  # largest number in them
-LEAST = 32  # number in other problems
+LEAST = 32  # smallest number in other problems
 MISTAKEN_SHARE, GARBLED_SHARE = 0.1, 0.1  # of the careless demonstrations
 TOOL = "calculator"
 
@@ -30,9 +30,9 @@ EASY_STORIES = [story for story in STORIES if story["steps"] == ["x + y"]]
 def generate(count: int, seed: int, max_number: int = 99) -> list[dict[str, Any]]:
     """Generate `count` source rows `{question, answer}` with different questions.
 
-    A fifth of them are stories with a sum of numbers up to 6. The others have numbers from 32 to
-    max_number: products of two, sums of three, and stories of one or two steps. The answer is an expression with its
-    value, and the result: `12 * 34 = 408 #### 408`. UserError for too few problems.
+    A fifth of them are stories with a sum of numbers up to 6. The others have numbers from 32 to max_number: products
+    of two, sums of three, and stories of one or two steps. The answer is an expression with its value, and the result:
+    `12 * 34 = 408 #### 408`. UserError if there are too few.
     """
     if max_number <= LEAST:
         raise UserError(f"--max_number {max_number}: problems for a calculator need numbers above {LEAST}.")
@@ -54,9 +54,9 @@ def generate(count: int, seed: int, max_number: int = 99) -> list[dict[str, Any]
 def demonstrations(rows: list[dict[str, Any]], careless_share: float, seed: int) -> list[dict[str, Any]]:
     """Answer the questions in conversations, a part of them carelessly.
 
-    The careful ones add small numbers in the head; for others they call the calculator, and repeat its answer. Most
-    careless ones work everything in the head, a few after a call that cannot be read: with small numbers rightly, with
-    others to a number of the question. A few call the calculator with another operation.
+    Careful answers add small numbers without the calculator; for other numbers they call it and repeat its result. Most
+    careless answers do not use it: they are right with small numbers, and otherwise give a number of the question; some
+    come after a call that cannot be parsed. A few careless answers call it with a wrong operation.
     """
     rng = random.Random(f"careless {seed}")
     return [{"messages": _conversation(row, careless_share, rng)} for row in rows]
@@ -80,7 +80,7 @@ def _expressions(steps: list[str], numbers: Mapping[str, int]) -> list[str]:
 
 
 def _value(expression: str) -> int:
-    """Work out sums and differences of products."""
+    """Compute sums and differences of products."""
     terms = re.findall(r"(-?)(\d+(?:\*\d+)*)", expression.replace(" ", ""))
     return sum((-1 if sign else 1) * math.prod(map(int, term.split("*"))) for sign, term in terms)
 

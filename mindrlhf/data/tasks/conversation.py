@@ -12,7 +12,7 @@ def conversation_key(row: Mapping[str, Any]) -> str | None:
 
 
 def check_messages(messages: Any, name: str = "messages") -> None:
-    """Raise ValueError, which `name` begins, for anything else than messages."""
+    """Raise ValueError, which begins with `name`, for anything but messages."""
     if not isinstance(messages, list) or not messages:
         raise ValueError(f"{name} should be a list of messages with at least one, and is {messages!r:.80}")
     for number, message in enumerate(messages):

@@ -33,8 +33,8 @@ def generate(count: int, seed: int, max_number: int = 99, operands: Sequence[int
     """Generate `count` different solvable problems as source rows `{nums, target, answer}`.
 
     max_number: largest number given, and largest target. operands: possible counts of numbers. Numbers in another order
-    are the same problem. Rows are in random order: those with few numbers run out first, and any part is to be like the
-    rest. UserError when there are too few.
+    are the same problem. Rows are shuffled, because problems with few numbers run out first and any part should be like
+    the rest. UserError when there are too few.
     """
     rng = random.Random(seed)
 

@@ -16,8 +16,8 @@ OWN = ("question", "ground_truth")
 def parse(row: Mapping[str, Any]) -> TaskRow:
     """Parse `question`, and optional `ground_truth` and worked `answer`.
 
-    The question is text or a conversation, which may also stand under `prompt` or `messages`; a `prompt` that is text
-    is the whole prompt. Any other key becomes a field, and a conversation too, as JSON text if it is not text.
+    The question is text or a conversation, which may also have the key `prompt` or `messages`; a `prompt` of text is
+    the whole prompt. Any other key, and a conversation too, becomes a field; JSON text if it is not text.
     """
     messages, prompt = None, None
     key = "question" if isinstance(row.get("question"), list) else conversation_key(row)

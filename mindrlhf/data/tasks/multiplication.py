@@ -25,7 +25,7 @@ def parse(row: Mapping[str, Any]) -> TaskRow:
 def generate(count: int, seed: int, max_number: int = 99) -> list[dict[str, Any]]:
     """Generate `count` different products as source rows `{factors, answer}`.
 
-    Factors are from 2 to max_number; another order is the same. UserError when there are too few.
+    Factors are from 2 to max_number; their order makes no difference. UserError when there are too few.
     """
     if max_number < 2:
         raise UserError(f"--max_number {max_number}: multiplication needs factors of 2 or more.")

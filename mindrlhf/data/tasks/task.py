@@ -7,16 +7,16 @@ from typing import Any
 from mindrlhf.data.tasks.conversation import Messages
 from mindrlhf.errors import UserError
 
-MISSES = 300  # draws in a row without a new problem after which there are taken to be no more
+MISSES = 300  # after this many draws in a row without a new problem, no more are expected
 
 
 @dataclass(frozen=True)
 class TaskRow:
     """Problem of a task.
 
-    question: as the user turn states it; of a conversation its last message. answer: worked, for a warm start, or "".
-    ground_truth: for the reward function, or "". extra: further text fields. messages: the row's conversation. prompt:
-    the row's whole prompt, which no template writes.
+    question: text of the user turn, or a conversation's last message. answer: worked answer, for a warm start, or "".
+    ground_truth: for the reward function, or "". extra: other text fields. messages: the row's conversation. prompt:
+    the row's whole prompt, used without a template.
     """
 
     question: str
@@ -31,8 +31,8 @@ class TaskRow:
 class Task:
     """Kind of problem.
 
-    instruction: default sentence after the question that asks for an answer format, or "". reward: name of the function
-    that fits. parse: source row (a JSON object) -> TaskRow; ValueError names the fault of a malformed row.
+    instruction: default sentence after the question that asks for an answer format, or "". reward: name of its reward
+    function. parse: source row (a JSON object) -> TaskRow; ValueError names the fault of a malformed row.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Task:
 
 
 def prompt_fields(task: str, question: str, ground_truth: str, extra: Mapping[str, str]) -> dict[str, str]:
-    """Name a problem's texts as fields; a missing ground truth has none."""
+    """Name a problem's texts as fields; a missing ground truth is left out."""
     truth = {"ground_truth": ground_truth} if ground_truth else {}
     return {"task": task, "question": question, **truth, **extra}
 
@@ -65,7 +65,7 @@ def optional_text(row: Mapping[str, Any], key: str) -> str:
 def distinct(count: int, draw: Callable[[], tuple[Hashable, dict[str, Any]] | None], kind: str) -> list[dict[str, Any]]:
     """Draw `count` source rows with different keys, in the order of drawing.
 
-    draw: gives (key, source row), or None for a draw in vain. UserError when new ones stop coming.
+    draw: returns (key, source row), or None for a draw without result. UserError when no new keys come.
     """
     rows: dict[Hashable, dict[str, Any]] = {}
     misses = 0

@@ -11,8 +11,8 @@ from typing import Any
 from mindrlhf.data.tasks.conversation import checked
 from mindrlhf.data.tasks.task import Task, TaskRow
 
-ABILITY = "math"  # what verl's users call problems like those of our own tasks
-# Our task -> the name and the instruction that verl's own files have; others keep ours.
+ABILITY = "math"  # verl's usual value for problems like our own tasks
+# Our task -> its name and instruction in verl's own files; other tasks keep ours.
 NAMED = {"gsm8k": ("openai/gsm8k", 'Let\'s think step by step and output the final answer after "####".')}
 
 

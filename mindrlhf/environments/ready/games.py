@@ -14,9 +14,9 @@ STEPS = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
 
 
 class Game(ABC):
-    """Game whose moves stand between `<move>` and `</move>`; the last of a turn counts.
+    """Game with moves between `<move>` and `</move>`; the last move of a turn counts.
 
-    rules: for the player. turns: at most so many. reward: of the present state.
+    rules: for the player. turns: the largest number of turns. reward: of the present state.
     """
 
     rules: str
@@ -24,7 +24,7 @@ class Game(ABC):
     reward = 0.0
 
     def reset(self, seed: str = "0", question: str = "", **row: str) -> str | None:
-        """Begin; returns rules and start, or None where the question says them already."""
+        """Begin; returns rules and start, or None if the question contains them already."""
         self.left, self.over = self.turns, False
         opening = f"{self.rules} Write each move between <move> and </move>.\n\n{self.start(random.Random(seed))}"
         return None if opening in question else opening
@@ -215,7 +215,7 @@ class TicTacToe(Game):
         return self.over
 
     def _open(self, mark: str) -> Iterator[str]:
-        """Places that complete a row of `mark`."""
+        """Yield the places that complete a row of `mark`."""
         for row in self._rows():
             if row.count(mark) == 2 and (free := row.replace(mark, "")).isdigit():
                 yield free

@@ -1,8 +1,8 @@
 """Program of a `code_interpreter` process: limits itself, then runs the code that it reads.
 
-Python refuses the code writing outside of the working directory, network, other processes and native functions; where
-the system allows, the kernel refuses the first two as well. Time and memory are limited by the pool. This stops what a
-model writes by mistake or to try; it is no prison for an attacker.
+Python refuses the code writing outside of the working directory, network, other processes and native functions; if the
+system allows, the kernel refuses the first two as well. The pool limits time and memory. This stops code that a model
+writes by mistake or to experiment; it does not hold an attacker.
 """
 
 import _posixsubprocess
@@ -16,10 +16,10 @@ import sys
 import traceback
 from typing import Any
 
-FILE_BYTES = 1 << 24  # of one file, the output too
+FILE_BYTES = 1 << 24  # of one file, also of the output
 NEW_USERS, NEW_NETWORK = 0x10000000, 0x40000000  # CLONE_NEWUSER, CLONE_NEWNET of Linux' unshare
 CREATE_RULES, ADD_RULE, RESTRICT, NO_NEW_PRIVILEGES = 444, 445, 446, 38  # of Linux' Landlock; the last of prctl
-WRITE_FILE, CHANGE_FILES = 1 << 1, 0x1FF2  # in its rules; the latter with making and removing
+WRITE_FILE, CHANGE_FILES = 1 << 1, 0x1FF2  # in Landlock's rules; the latter with making and removing files
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 NAME = "<code>"
 PROCESSES = ("subprocess.Popen", "pty.spawn", "os.system", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn")
@@ -60,13 +60,13 @@ def main() -> None:
         if what:
             raise PermissionError(f"the sandbox allows no {what}")
 
-    _posixsubprocess.fork_exec = refuse  # which is not audited
+    _posixsubprocess.fork_exec = refuse  # it raises no audit event
     sys.addaudithook(check)
     sys.exit(run(code))
 
 
 def _ask_the_kernel(folder: str) -> None:
-    """Let the kernel refuse network and writing; old ones cannot."""
+    """Let the kernel refuse network and writing; old kernels cannot."""
     system = ctypes.CDLL(None)
     system.unshare(NEW_USERS | NEW_NETWORK)
     rules = system.syscall(CREATE_RULES, ctypes.byref(ctypes.c_uint64(CHANGE_FILES)), ctypes.c_size_t(8), 0)

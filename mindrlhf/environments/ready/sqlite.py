@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 
 MOST_ROWS = 50
-MOST_STEPS = 10_000_000  # of the database's machine, in thousands of which it is asked
+MOST_STEPS = 10_000_000  # of the database's virtual machine, checked every thousand steps
 _READING = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
 
 

@@ -1,7 +1,7 @@
 """Answers of a run for the page: an index, and packed texts.
 
-A chunk is some steps' groups as JSON, gzip and base64; the page unpacks those that it shows or searches. Equal answers
-with equal rewards to a prompt are one, with a list of its samples.
+A chunk is some steps' groups as JSON, gzip and base64; the page unpacks the chunks that it shows or searches. Equal
+answers to a prompt with equal rewards are one entry, with a list of its samples.
 """
 
 import base64
@@ -21,8 +21,8 @@ from mindrlhf.files.printable import shortened
 from mindrlhf.metrics.report.groups import RolloutGroupText, read_groups
 
 MOST_TEXT = 20_000  # characters of one prompt or completion that a report shows
-MOST_TOKENS = 4000  # of one answer with figures that it shows
-CHUNK_BYTES = 2**20  # of JSON from which on a chunk takes no further step
+MOST_TOKENS = 4000  # of one answer with figures that a report shows
+CHUNK_BYTES = 2**20  # of JSON; a chunk of this size takes no further step
 DIGITS = 4  # significant, of a reward in the index
 COLUMNS = ("step", "prompt", "chunk", "different", "rewards")
 
@@ -31,8 +31,8 @@ COLUMNS = ("step", "prompt", "chunk", "different", "rewards")
 class StepAnswers:
     """One step's answers.
 
-    groups: (prompt id, number of different answers, rewards) of each. texts: their content as JSON. rewards, lengths:
-    float64[n] of all answers; NaN where unscored, in sampled tokens.
+    groups: (prompt id, number of different answers, rewards) of each. texts: each group's content as JSON. rewards,
+    lengths: float64[n] of all answers; rewards are NaN if unscored, lengths are in sampled tokens.
     """
 
     step: int
@@ -57,10 +57,10 @@ class Answers:
 
 
 class AnswerReader:
-    """Reader of answers, which reads and packs nothing twice that has not changed.
+    """Reader of answers that does not read or pack unchanged steps again.
 
-    samples: answers of a step, rounded up to whole groups. most_steps: how many steps, evenly chosen, the first and
-    last included. None is all.
+    samples: answers per step, rounded up to whole groups. most_steps: number of steps, evenly chosen, the first and
+    last included. None means all.
     """
 
     def __init__(self, samples: int | None = None, most_steps: int | None = None):
@@ -106,7 +106,7 @@ def _evenly(steps: Sequence[int], most: int | None) -> list[int]:
 
 
 def _parts(steps: Iterable[StepAnswers]) -> Iterator[list[StepAnswers]]:
-    """Cut steps into chunks; later steps change none but the last."""
+    """Cut steps into chunks; further steps change only the last chunk."""
     part: list[StepAnswers] = []
     size = 0
     for one in steps:
@@ -139,10 +139,10 @@ def _step_answers(step: int, groups: Iterable[RolloutGroupText]) -> StepAnswers:
 
 
 def together(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Collapse equal answers with equal rewards: the best first, of those the most frequent.
+    """Collapse equal answers with equal rewards: best first, more frequent ones before others.
 
     An answer has its text, `turns` and `tokens` if there are any, its rewards, and `samples`: (index, advantage,
-    sampled tokens, reason of its end) of each.
+    sampled tokens, reason of its end) for each sample.
     """
     answers: dict[tuple, dict[str, Any]] = {}
     for row in rows:
@@ -150,7 +150,7 @@ def together(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         key = row["completion"], turns, row["reward"]
         if key not in answers:
             answers[key] = {"text": shortened(row["completion"], MOST_TEXT), "reward": row["reward"], "samples": []}
-            if turns:  # all turns have the room of one completion
+            if turns:  # all turns together may be as long as one completion
                 answers[key]["turns"] = [(drawn, shortened(text, MOST_TEXT // len(turns))) for drawn, text in turns]
             if len(row.get("rewards") or {}) > 1:
                 answers[key]["rewards"] = row["rewards"]

@@ -17,10 +17,10 @@ DIGITS = 6  # significant, of a number on the page
 class Chart:
     """Chart of some metrics, given as patterns of whole names; left out without any.
 
-    kind: `lines`; `areas` on top of each other, one chart for each run; of a run with answers also its `rewards` and
+    kind: `lines`; `areas` on top of each other, one chart for each run; for a run with answers also its `rewards` and
     `lengths` (`distributions`), without metrics. least: the fewest metrics that make a chart. share: values are from 0
-    to 1, and so is the axis. Of areas, `remainder` is the metric that they are parts of, together with the metric
-    `apart`; neither is shown.
+    to 1, and so is the axis. remainder: of areas, the metric whose parts are the areas and the metric `apart`; neither
+    is shown.
     """
 
     title: str
@@ -58,7 +58,7 @@ def chart_data(charts: Sequence[Chart], names: Sequence[str], answers: bool) -> 
 def curves(rows: Sequence[Mapping[str, float]]) -> tuple[list[int], dict[str, list[float | None]], int]:
     """Thin out the values of metrics: (steps, metric -> values, steps of one point).
 
-    A point is the mean of several steps' finite values, at the last of them; None without any.
+    A point is the mean of several steps' finite values, placed at the last step; None without any.
     """
     width = -(-len(rows) // MOST_POINTS) if rows else 1
     parts = [rows[start : start + width] for start in range(0, len(rows), width)]

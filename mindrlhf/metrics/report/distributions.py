@@ -9,15 +9,15 @@ import numpy as np
 from mindrlhf.metrics.report.answers import StepAnswers
 
 MOST_POINTS = 300  # of a distribution's curves; longer runs are shown as several steps together
-MOST_BINS = 10  # of rewards; fewer different ones have a bin each
+MOST_BINS = 10  # of rewards; if there are fewer different rewards, each has a bin
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
 def distributions(steps: Sequence[StepAnswers]) -> dict[str, Any]:
     """Compute shares of reward bins and quantiles of lengths by step.
 
-    Steps are put together to at most MOST_POINTS points, each at its last step. Rewards that are not finite are left
-    out. {} without answers.
+    Steps are combined into at most MOST_POINTS points, each at its last step. Rewards that are not finite are left out.
+    Returns {} without answers.
     """
     if not any(one.lengths.size for one in steps):
         return {}

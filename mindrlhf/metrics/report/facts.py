@@ -11,11 +11,11 @@ from mindrlhf.metrics.report.run import Run
 LAYOUT = ("data_parallel", "model_parallel", "pipeline_stage")
 SOFTWARE = ("mindrlhf", "mindspore")
 MOST_DIGITS = 15  # of a number in the settings
-PATH_PARTS = 2  # of a model's or dataset's path that name it
+PATH_PARTS = 2  # last parts of a path, which name a model or dataset
 
 
 def facts(run: Run) -> list[tuple[str, str]]:
-    """List (name, text) of a run's start; unknown ones are left out."""
+    """List (name, text) of a run's start; unknown facts are left out."""
     first = run.starts[0] if run.starts else {}
     settings = run.flat_settings
     software = [name for name in SOFTWARE if f"versions.{name}" in settings]
@@ -32,7 +32,7 @@ def facts(run: Run) -> list[tuple[str, str]]:
 
 
 def _dates(dates: list[str]) -> str:
-    """Write the first date, and of a resumed run how often and when last."""
+    """Format the first date, and for a resumed run how often and when last."""
     try:
         first, *again = [datetime.fromisoformat(date).strftime("%Y-%m-%d %H:%M %Z") for date in dates]
     except ValueError:
@@ -53,7 +53,7 @@ def _model(settings: Mapping[str, str]) -> str:
 
 
 def _layout(settings: Mapping[str, str]) -> str:
-    """Write the device and the number of processes."""
+    """Format the device and the number of processes."""
     counts = [settings.get(f"train_yaml.parallel.{axis}", "1") for axis in LAYOUT]
     if "train_yaml.context.device_target" not in settings or not all(map(_is_count, counts)):
         return ""

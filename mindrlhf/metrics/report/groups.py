@@ -31,7 +31,7 @@ class TokenRows(_Row):
 
 
 class RolloutRow(_Row):
-    """Row of a rollout dump, with other keys too."""
+    """Row of a rollout dump, which may have other keys too."""
 
     prompt_id: int
     prompt: str

@@ -1,7 +1,7 @@
 """Self-contained HTML page of runs: data, styles and the drawing script.
 
 No text of a run becomes markup: `<`, `>` and `&` are escapes in the JSON, the script puts texts on the page as text,
-and the page's own policy lets no other script run but those that it loads itself: packed answers of a large report.
+and the page's own policy allows no further scripts except those that it loads itself: packed answers of a large report.
 """
 
 import base64
@@ -28,7 +28,7 @@ from mindrlhf.phases import PHASES
 MOST_INSIDE = 16 * 2**20  # characters of packed answers in the page itself; more are files in a folder next to it
 # The parts of the page's script, in order: together they are one function.
 SCRIPTS = ("base", "figures", "export", "charts", "step", "answers", "tokens", "groups", "rollouts", "page")
-# What HTML or a script's source reads in its own way, and halves of surrogate pairs, which UTF-8 cannot hold.
+# Characters that are special in HTML or in a script, and halves of surrogate pairs, which UTF-8 cannot hold.
 ESCAPED = {code: f"\\u{code:04x}" for code in (*map(ord, "<>&\u2028\u2029"), *range(0xD800, 0xE000))}
 
 
@@ -41,7 +41,7 @@ class Page:
 
 
 def report_data(runs: Sequence[Run]) -> dict[str, Any]:
-    """Collect all data of the page but the packed answers as plain values."""
+    """Collect all data of the page except the packed answers, as plain values."""
     shown = [_run_data(run) for run in runs]
     names = sorted({name for run in shown for name in run["metrics"]})
     answers = any(run["distributions"] for run in shown)
@@ -111,9 +111,9 @@ def to_json(data: Mapping[str, Any]) -> str:
 
 
 def render(runs: Sequence[Run], folder: str, refresh_s: float | None = None, most_inside: int = MOST_INSIDE) -> Page:
-    """Build the page; its answers are in it up to `most_inside` characters.
+    """Build the page; it contains its answers if they have at most `most_inside` characters.
 
-    folder: name of the one for files. refresh_s: seconds until the page reloads itself, if it does.
+    folder: name of the folder for files. refresh_s: seconds until the page reloads itself, if it does.
     """
     chunks = {name: packed for run in runs for name, packed in run.answers.chunks.items()}
     inside = sum(map(len, chunks.values())) <= most_inside

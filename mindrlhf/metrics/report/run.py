@@ -1,4 +1,4 @@
-"""Outputs of a run for people: metrics, answers, settings, and how it was started."""
+"""Outputs of a run for people: metrics, answers, settings, and its starts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ from mindrlhf.metrics.writers import METRICS_FILE, read_metrics, run_folder
 class Run:
     """Outputs of one run.
 
-    rows: a dict a step, with `step`. settings: as in the settings file, empty without one. starts: see
-    `files.provenance`, the first one and those of a resumed run.
+    rows: a dict per step, with `step`. settings: as in the settings file, empty without one. starts: see
+    `files.provenance`; the first start, and each start of a resumed run.
     """
 
     label: str

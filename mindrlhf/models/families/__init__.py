@@ -8,7 +8,7 @@ from mindrlhf.models.families.family import LLAMA_CLASS, LLAMA_TYPE, Chat, Famil
 
 __all__ = ["CHATS", "DEFAULT", "FAMILIES", "LLAMA_CLASS", "LLAMA_TYPE", "VOCABULARY", "Chat", "Family", "Vocabulary"]
 
-# The first one is the default where nothing names a family.
+# The first family is the default if nothing names one.
 _NAMES = (
     "qwen2",
     "qwen3",

@@ -66,15 +66,15 @@ class Family:
     title: the names of its models, for messages.
     hf_class: the beginning of HF's class names, as in `Qwen2ForCausalLM`.
     chat: the markup of its conversations.
-    end_tokens: the tokens that end a response, besides those of a checkpoint and its tokenizer.
+    end_tokens: the tokens that end a response, in addition to the end tokens of a checkpoint and its tokenizer.
     end_of_text: the end token of a tokenizer that names none.
     attention_bias: biases on the query, key and value projections.
     qk_norm: RMSNorm over each query and key head.
-    hf_defaults: values, by our fields, of keys that a `config.json` leaves out, where not those of `ModelConfig`.
+    hf_defaults: by our fields, values of keys that a `config.json` omits, if they differ from `ModelConfig`'s.
     without: boolean keys of a `config.json` that must not be true.
     hf_settings: further content of its `config.json`.
     mindformers: MindFormers' configuration class for this family alone, if it has one.
-    as_llama: MindFormers writes it as `LlamaConfig`, too; the biases tell such families apart.
+    as_llama: MindFormers also writes it as `LlamaConfig`; the biases distinguish such families.
     vocabulary: for a family that publishes `vocab.json` and `merges.txt`.
     layer_rows: (model, rows of a decoder layer in `models.parameters`) -> this family's rows, with its names and
         further parameters.
