@@ -34,4 +34,4 @@ def sign_of_another(group: Mapping[str, Any]) -> tuple[str, str] | None:
 
 def _is_set(value: Any) -> bool:
     """Tell whether a value is neither empty, False, 0 nor 1."""
-    return value not in (None, False, 0, 1)
+    return value is True or value not in (None, False, 0, 1)

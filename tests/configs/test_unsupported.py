@@ -17,6 +17,7 @@ YAMLS = {
     "deepseek": "model_config: {type: DeepseekV3Config, hidden_size: 7168, kv_lora_rank: 512, q_lora_rank: 1536}",
     "qwen3 moe": "model_config: {model_type: qwen3_moe, hidden_size: 2048, num_experts: 128}",
     "experts beside a known type": f"model_config: {{type: Qwen3Config, {DENSE}, num_experts: 128}}",
+    "a sign that is true or false": f"model_config: {{type: LlamaConfig, {DENSE}, multi_latent_attention: True}}",
     "pangu": "model_config: {type: PanguAlphaConfig, embedding_size: 2560}\n  arch: {type: PanguAlphaHeadModel}",
 }
 
