@@ -1,4 +1,4 @@
-"""Dense decoder over one set of parameters, in the forms that a GRPO step needs.
+"""Dense decoder over one set of parameters, with a GRPO step's forms.
 
 - `Decoder.completions`: training and log-probs. The prompt is computed once per group; completion rows attend to the
   shared prompt keys and values and to themselves.

@@ -119,7 +119,7 @@ class Materials:
         return Linear(weight, self.parameters.get(bias), adapter, self.kernels)
 
     def _dropout(self, name: str, a: str) -> InputDropout | None:
-        """Build the dropout of a map's input, with the columns of A; None without it."""
+        """Build the dropout of a map's input, or None; A gives the columns."""
         if not self.dropout:
             return None
         count = self.parameters[a].shape[1]

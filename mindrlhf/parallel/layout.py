@@ -87,12 +87,12 @@ class Layout:
 
     @cached_property
     def writers(self) -> tuple[tuple[str, ...], ...]:
-        """Names of the parts that each rank writes: the holder with least to write takes a part."""
+        """Names of the parts that each rank writes, spread evenly over their holders."""
         written = [0] * self.size
         names: list[list[str]] = [[] for _ in range(self.size)]
         for name in self.placements:
             for part, ranks in self.holders(name).items():
-                rank = min(ranks, key=lambda rank: (written[rank], rank))
+                rank = min(ranks, key=lambda rank: (written[rank], rank))  # the holder with the least to write
                 names[rank].append(name)
                 written[rank] += prod(box_shape(part))
         return tuple(map(tuple, names))

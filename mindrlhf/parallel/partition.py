@@ -91,7 +91,7 @@ class Partition:
         return tuple(rank for rank in replica if self.slices(spec, rank) == self.slices(spec))
 
     def counts(self, spec: ParameterSpec) -> bool:
-        """Test if this rank is the first of the twins, which counts in a replica's sums."""
+        """Test if this rank counts in a replica's sums: the first twin does."""
         return self.twins(spec)[0] == self.rank
 
     def gradient_group(self, spec: ParameterSpec) -> Group:

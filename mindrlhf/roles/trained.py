@@ -21,7 +21,7 @@ from mindrlhf.roles.part import Arrays, MemoryRole, ModelPart, Parameters
 
 
 class TrainedModel(ModelPart):
-    """Trained model of a run, in the training layout; a derived class opens its updater.
+    """Trained model in the training layout; a derived class opens its updater.
 
     Its weights come from a resumed run's checkpoint, else from the job's policy path. verifies: compare
     checksums of the published weights with the trained ones.

@@ -143,7 +143,7 @@ def check_writable(folder: Path) -> None:
 
 
 def disk_needs(config: GRPOSettings, model: ModelConfig) -> tuple[int, int]:
-    """Compute bytes of disk: the least for saving, and the need of all kept files.
+    """Compute bytes of disk: the least for saving, and for all files.
 
     The exported model is one copy of the weights in float32; a checkpoint is three: weights and two moments. While a
     checkpoint is written, the disk has one more than is kept. Rollouts are not counted.

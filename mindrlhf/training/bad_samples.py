@@ -82,7 +82,7 @@ def _search(members: Sequence[int], is_finite: Callable[[Sequence[int]], bool]) 
 
 
 def _only(batch: TrainBatch, kept: Sequence[int], axis: int) -> TrainBatch:
-    """Replace other groups (axis 0) or samples (1) by the first kept one, with weight 0."""
+    """Replace other groups (axis 0) or samples (1) by copies of weight 0."""
     shape = len(batch.prefix_ids), len(batch.input_ids) // len(batch.prefix_ids)
     source = list(np.indices(shape))  # group and sample of each row
     replaced = ~np.isin(source[axis], kept)

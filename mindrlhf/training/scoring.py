@@ -26,7 +26,7 @@ class Scorer(Passes):
     def __call__(
         self, groups: Sequence[SequenceGroup], progress: Callable[[int], None] = lambda count: None
     ) -> list[tuple[np.ndarray, ...]]:
-        """Score each group; returns G arrays float32[R] for each. progress: gets counts of scored groups."""
+        """Score each group as G arrays float32[R]; progress gets counts of groups."""
         micros = cut(groups, self._settings.max_tokens_per_micro_batch, self._settings.length_bucket)
         outputs = []
         for micro in micros:

@@ -27,7 +27,7 @@ class Collectives:
         self.world = world
 
     def all_reduce_sum(self, array: np.ndarray, group: Sequence[int] | None = None) -> np.ndarray:
-        """Sum small arrays over the group in rank order: the same bits on each rank."""
+        """Sum small arrays over the group in rank order: equal bits on every rank."""
         return functools.reduce(np.add, self.all_gather(array, group))
 
     def all_reduce_max(self, array: np.ndarray, group: Sequence[int] | None = None) -> np.ndarray:

@@ -84,7 +84,7 @@ class GatherRows(nn.Cell):
 
 
 class ScatterRows(_OverGroup):
-    """Exit of a parallel region: sums and splits rows, [T, ...] -> [T / size, ...]."""
+    """Exit of a parallel region: [T, ...] -> [T / size, ...], summed."""
 
     def __init__(self, collectives: Collectives, group: Sequence[int]):
         super().__init__(collectives, group)

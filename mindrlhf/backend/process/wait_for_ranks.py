@@ -1,4 +1,4 @@
-"""Check that every rank answers within a time limit; names a rank that does not."""
+"""Check that every rank answers in time; names a rank that fails to."""
 
 import threading
 import time
