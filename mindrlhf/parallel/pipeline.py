@@ -13,7 +13,7 @@ Action = tuple[Literal["forward", "backward"], int]
 def one_forward_one_backward(stage: int, stages: int, micro_batches: int) -> Iterator[Action]:
     """Compute the 1F1B schedule of one stage: (pass, micro-batch) in order.
 
-    The schedule is PipeDream-Flush of Narayanan et al. 2019 (arXiv:2006.09503, section 2.2): a forward pass for
+    The schedule is PipeDream-Flush of Narayanan et al. 2020 (arXiv:2006.09503, section 2.2): a forward pass for
     each stage after this one, then one backward pass after each forward, then the rest of the backward passes. At most
     `stages - stage` micro-batches are in flight in a stage at any time.
     """
