@@ -178,12 +178,9 @@ class Work:
             responses = (-(-self.lengths.problems // ranks) * sampling.num_generations,)
         bucket = config.train.length_bucket
         prefix, positions = padded_prefix(prompt, bucket), cache_positions(prompt, sampling.max_new_tokens, bucket)
-        slots = [slot_count(config.rollout.max_slots, count) for count in responses]
-        return [
-            Engine(pool_size(slots[i], samples[i]), prefix, slots[i], positions, packed)
-            for i, count in enumerate(responses)
-            if count
-        ]
+        pairs, limit = zip(responses, samples, strict=True), config.rollout.max_slots
+        slots = [(slot_count(limit, count), each) for count, each in pairs if count]
+        return [Engine(pool_size(count, each), prefix, count, positions, packed) for count, each in slots]
 
     def micro_batches(self, kind: str) -> Sequence[MicroBatch]:
         """Cut the longest groups for a pass of `kind` (score, update), largest first."""

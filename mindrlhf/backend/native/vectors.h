@@ -73,11 +73,10 @@ __attribute__((always_inline)) inline Lanes larger(const Lanes &x, const Lanes &
 // Returns the sum of the sixteen numbers: adds the second half to the first half until one number remains.
 __attribute__((always_inline)) inline float sum_of(const Lanes &x) {
 #if defined(__AVX512F__)
-  typedef Words Order;
   Floats y = x.part[0];
-  y += __builtin_shuffle(y, Order{8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7});
-  y += __builtin_shuffle(y, Order{4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11});
-  y += __builtin_shuffle(y, Order{2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13});
+  y += __builtin_shuffle(y, Words{8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7});
+  y += __builtin_shuffle(y, Words{4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11});
+  y += __builtin_shuffle(y, Words{2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13});
   return y[0] + y[1];
 #elif defined(__AVX__)
   Floats y = x.part[0] + x.part[1];
@@ -93,21 +92,20 @@ __attribute__((always_inline)) inline float sum_of(const Lanes &x) {
 // Returns `sum_of` of each of the sixteen x[i], with exactly the same bits. Overwrites x.
 inline Lanes sums_of(Lanes *x) {
 #if defined(__AVX512F__)
-  typedef Words Order;
-  auto fold = [x](int count, Order low, Order high) {
+  auto fold = [x](int count, Words low, Words high) {
     for (int i = 0; i < count; ++i) {
       const Floats one = x[2 * i].part[0], two = x[2 * i + 1].part[0];
       x[i].part[0] = __builtin_shuffle(one, two, low) + __builtin_shuffle(one, two, high);
     }
   };
-  fold(8, Order{0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23},
-       Order{8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31});
-  fold(4, Order{0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27},
-       Order{4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31});
-  fold(2, Order{0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29},
-       Order{2, 3, 6, 7, 10, 11, 14, 15, 18, 19, 22, 23, 26, 27, 30, 31});
-  fold(1, Order{0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30},
-       Order{1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31});
+  fold(8, Words{0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23},
+       Words{8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31});
+  fold(4, Words{0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27},
+       Words{4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31});
+  fold(2, Words{0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29},
+       Words{2, 3, 6, 7, 10, 11, 14, 15, 18, 19, 22, 23, 26, 27, 30, 31});
+  fold(1, Words{0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30},
+       Words{1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31});
   return x[0];
 #elif defined(__AVX__)
   Floats y[kLanes];
