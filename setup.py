@@ -29,7 +29,8 @@ REQUIRES = [
     "tensorboardX>=2.6.2",
     "crc32c>=2.4",  # without it tensorboardX sums every byte in Python, milliseconds of each step
     "matplotlib>=3.9",  # curves
-    "pyarrow>=16",  # verl's files
+    "pyarrow>=16,<26",  # parquet files; 26 needs NumPy 2, without saying so to pip
+    "pandas>=2.2,<3.1",  # never imported here: 3.1, which `datasets` brings, needs NumPy 2 and would break beside us
 ]
 
 DOCS = [
@@ -89,6 +90,8 @@ setup(
         "dev": DEV,
         "docs": DOCS,
         "trackers": ["wandb", "swanlab", "mlflow>=3", "trackio"],
+        # Alongside a program for TRL: rows as `datasets.Dataset`, `LoraConfig`, tokenizers as `processing_class`.
+        "trl": ["trl>=1.0", "datasets>=4", "peft>=0.17", "transformers>=4.57"],
         "types": ["mypy>=2.4,<2.5"],  # another version finds other mistakes
     },
     entry_points={"console_scripts": ["mindrlhf = mindrlhf.cli:main"]},

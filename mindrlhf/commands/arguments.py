@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from mindrlhf.configs.layers import parse_override
+from mindrlhf.configs.other_names import is_trl_key
 from mindrlhf.errors import UserError
 from mindrlhf.files.printable import printable
 from mindrlhf.files.text import nearest
@@ -103,9 +104,11 @@ class Parser(argparse.ArgumentParser):
     def _check_setting(self, name: str) -> None:
         """Refuse a name that is no flag and cannot be a setting."""
         takes_settings = SETTINGS in self._positional
-        flags = [option.removeprefix("--") for option in self._option_string_actions if option.startswith("--")]
+        shown = [action for action in self._actions if action.help != argparse.SUPPRESS]
+        options = [option for action in shown for option in action.option_strings]
+        flags = [option.removeprefix("--") for option in options if option.startswith("--")]
         near = nearest(name.replace("-", "_"), flags, LIKENESS[takes_settings])
-        if near:
+        if near and not (takes_settings and is_trl_key(name)):
             raise UserError(f"unknown flag --{name}; did you mean --{near}?")
         if not takes_settings:
             raise UserError(f"unknown flag --{name}; `{self.prog} --help` lists those of this command.")

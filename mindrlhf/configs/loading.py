@@ -1,7 +1,8 @@
 """Loading of typed settings from YAML files and command-line overrides.
 
 Order of precedence, lowest first: typed defaults, `defaults` from elsewhere (a predict YAML's sampling keys), the YAML
-file's `base_config`, the YAML file, settings of a calling program, dotted overrides.
+file's `base_config`, the YAML file, settings of a calling program, dotted overrides. An option that the method chosen
+above it does not have falls away.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from mindrlhf.configs.choices import without_void
 from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.configs.layers import merge
 from mindrlhf.configs.problems import Group, build
@@ -33,7 +35,9 @@ def load_settings(
     """
     lowest = [Layer(values, {(): "defaults"}) for values in (settings().model_dump(mode="json"), defaults or {})]
     upper = [*(() if path is None else read_chain(path)), *(() if given is None else (given,))]
-    merged = merge((*lowest, *upper), overrides)
+    chosen = merge((), overrides)  # on the command line
+    *layers, _ = without_void((*lowest, *upper, chosen))
+    merged = merge(layers, overrides)
     return build(settings, merged.values, merged)
 
 

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from mindrlhf.configs.base import Settings, is_group
+from mindrlhf.configs.other_names import answer
 from mindrlhf.configs.yaml_file import KeyPath, Layer, dotted
 from mindrlhf.errors import UserError
 from mindrlhf.files.text import nearest
@@ -57,7 +58,7 @@ def _explained(
     shown = (*written[path[0]], *path[1:]) if path and path[0] in written else path
     key, place = dotted(shown), layer.where(shown)
     if finding["type"] == "extra_forbidden":
-        return f"{place}: {_unknown_key(settings, path, key)}"
+        return f"{place}: {_unknown_key(settings, path, key, reduce(getitem, path, values))}"
     if finding["type"] == "value_error":
         message = finding["msg"].removeprefix("Value error, ")
         return f"{place}: {key}: {message}." if key else f"{place}: {message}."
@@ -113,14 +114,20 @@ def brief(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _unknown_key(settings: type[Settings], path: KeyPath, key: str) -> str:
-    """Explain an unknown key, and name the group that has it, if any."""
+def _unknown_key(settings: type[Settings], path: KeyPath, key: str, value: Any) -> str:
+    """Explain an unknown key: the group that has it, or our name for another suite's."""
     name = str(path[-1])
     elsewhere = [leaf for leaf in _leaves(settings) if leaf.rpartition(".")[2] == name]
     if elsewhere:
         return f"unknown key {key}; did you mean {elsewhere[0]}?"
+    if ours := answer(settings, key, value):
+        return f"{ours}."
     _, annotation, _ = _walk(settings, path[:-1])
-    return unknown_name(name, _group_of(annotation).model_fields, key.rpartition(".")[0])
+    group = _group_of(annotation).model_fields
+    leaves = {leaf.rpartition(".")[2]: leaf for leaf in reversed([*_leaves(settings)])}
+    if not nearest(name, group) and (near := nearest(name, leaves, cutoff=0.8)):
+        return f"unknown key {key}; did you mean {leaves[near]}?"
+    return unknown_name(name, group, key.rpartition(".")[0])
 
 
 def _group_of(annotation: Any) -> type[Settings] | None:

@@ -3,7 +3,9 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from mindrlhf.errors import UserError
@@ -99,11 +101,18 @@ def _row(values: Any, where: str) -> SourceRow:
     return SourceRow(values, where)
 
 
+def _arrow(path: str | Path) -> tuple[ModuleType, ModuleType]:
+    """Import pyarrow and its parquet, which takes a quarter of a second; UserError when they do not fit NumPy."""
+    try:
+        return import_module("pyarrow"), import_module("pyarrow.parquet")
+    except ImportError as error:
+        found = f"{path}: pyarrow, which reads parquet, cannot be imported ({str(error).splitlines()[0].rstrip('.')})"
+        raise UserError(f"{found}; install one for NumPy 1: pip install 'pyarrow<26' 'pandas<3.1'.") from None
+
+
 def read_parquet(path: str | Path) -> list[dict[str, Any]]:
     """Read all rows of a file; UserError when it is missing or damaged."""
-    import pyarrow  # takes a quarter of a second, needed for parquet files only
-    from pyarrow import parquet
-
+    pyarrow, parquet = _arrow(path)
     try:
         return parquet.read_table(path).to_pylist()
     except FileNotFoundError:
@@ -115,9 +124,7 @@ def read_parquet(path: str | Path) -> list[dict[str, Any]]:
 
 def write_parquet(path: str | Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write rows with the same columns; UserError when that fails."""
-    import pyarrow
-    from pyarrow import parquet
-
+    pyarrow, parquet = _arrow(path)
     path = Path(path)
     table = pyarrow.Table.from_pylist([dict(row) for row in rows])
     with atomic_files(path.parent) as stage:

@@ -1,0 +1,89 @@
+"""Names of settings in TRL and verl, answered with ours by the tables that translate them."""
+
+import json
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from mindrlhf.configs.base import Settings
+from mindrlhf.configs.grpo import GRPOSettings
+from mindrlhf.configs.sft import SFTSettings
+from mindrlhf.configs.trl.grpo import translate_grpo
+from mindrlhf.configs.trl.names import NEEDLESS, NOT_DONE, trl_names
+from mindrlhf.configs.trl.sft import translate_sft
+from mindrlhf.configs.trl.translation import Surroundings, Translation
+from mindrlhf.configs.verl.table import POLICY
+from mindrlhf.configs.verl.translation import translate
+from mindrlhf.errors import UserError
+
+TRL: dict[type[Settings], Callable[..., Translation]] = {GRPOSettings: translate_grpo, SFTSettings: translate_sft}
+# Two sizes of data: a value that differs between them is left open.
+SIZES = (Surroundings(devices=1, rows=1000), Surroundings(devices=1, rows=3000))
+
+
+def is_trl_key(name: str) -> bool:
+    """Tell whether a name is one of TRL's keys."""
+    ruled = (translate({}, settings(), (), Surroundings()).used for settings, translate in TRL.items())
+    named = map(trl_names, TRL)
+    return any(name in keys for keys in (NEEDLESS, NOT_DONE, *ruled, *named))
+
+
+def answer(settings: type[Settings], key: str, value: Any) -> str | None:
+    """Answer another suite's name: `learning_rate is TRL's name; here it is optimizer.lr=1e-06`.
+
+    settings: class of the run's settings. key: dotted. value: as read from YAML, a mapping for a group of names. None
+    for a name of nobody's.
+    """
+    if settings in TRL and "." not in key and is_trl_key(key):
+        return f"{key} is TRL's name; {_trl(settings, key, value)}"
+    for name, one in _leaves(key, value) if settings is GRPOSettings else ():
+        if found := _verl(name, one):
+            return f"{name} is verl's name; {found}"
+    return None
+
+
+def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for part, below in value.items():
+            yield from _leaves(f"{key}.{part}", below)
+    else:
+        yield key, value
+
+
+def _trl(settings: type[Settings], key: str, value: Any) -> str:
+    try:
+        (plain, _), (first, second) = (
+            [TRL[settings](given, settings(), (), size) for size in SIZES] for given in ({}, {key: value})
+        )
+    except UserError as error:
+        return str(error).partition(": ")[2].rstrip(".")
+    except (TypeError, AttributeError, ValueError):  # a value of another type
+        return f"here it is {' and '.join(trl_names(settings).get(key, ['another setting']))}, with another value"
+    ours = [
+        name if placed != second.placed[name] else _written(name, placed[0])
+        for name, placed in first.placed.items()
+        if placed[1] == key or placed != plain.placed.get(name)
+    ]
+    if ours:
+        return f"here it is {' '.join(ours)}"
+    return f"it has no effect here: {(NEEDLESS | first.needless).get(key, 'this value changes nothing')}"
+
+
+def _verl(key: str, value: Any) -> str | None:
+    theirs = key.removeprefix(POLICY)
+    try:
+        result = translate(
+            shlex.quote(f"{theirs}={value if isinstance(value, str) else json.dumps(value, default=str)}")
+        )
+    except UserError:
+        return None
+    ours = [shown for shown, cited in result.sources if any(word.startswith(f"{theirs}=") for word in cited.split())]
+    if ours:
+        return f"here it is {' '.join(ours)}"
+    places = {**result.elsewhere, **result.needless, **result.not_done}
+    ambiguous = key.partition(".")[0] in GRPOSettings.model_fields  # patterns match mistakes in our names too
+    return f"here: {places[theirs]}" if theirs in places and not ambiguous else None
+
+
+def _written(ours: str, value: Any) -> str:
+    return shlex.quote(f"{ours}={value if isinstance(value, str) else json.dumps(value, default=str)}")
