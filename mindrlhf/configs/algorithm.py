@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, create_model
 
 from mindrlhf.algorithms.advantages import ADVANTAGES, AdvantageMethod
-from mindrlhf.algorithms.losses import POLICY_LOSSES, PolicyLoss, policy_loss
+from mindrlhf.algorithms.losses import POLICY_LOSSES, Level, PolicyLoss, policy_loss
 from mindrlhf.algorithms.methods import DESCRIPTIONS, Method
 from mindrlhf.configs.base import Float32, Settings, representable
 
@@ -56,6 +56,9 @@ class AlgorithmSettings(_OPTIONS):
     """Weight of the entropy, subtracted from the loss (verl actor.entropy_coeff, TRL entropy_coef)."""
     kl_estimator: str = "k3"
     """KL estimator against the reference model (verl actor.kl_loss_type, algorithm.kl_penalty)."""
+    kl_bias_correction: bool = False
+    """Multiply the KL term of the loss by the importance ratio, whose gradient makes that of k1 or k3 unbiased (TRL
+    use_bias_correction_kl)."""
     beta: Float32 = Field(0.01, ge=0.0)
     """Weight of the KL term (verl actor.kl_loss_coef, TRL beta); 0 loads no reference model."""
     kl_in_reward: bool = False
@@ -93,6 +96,12 @@ class AlgorithmSettings(_OPTIONS):
     def loss(self) -> PolicyLoss:
         """Make the chosen policy loss with its options, as `policy_loss` does; imports MindSpore."""
         return policy_loss(self.policy_loss, self.options_of(POLICY_LOSSES.find(self.policy_loss)))
+
+    @property
+    def kl_ratio(self) -> Level | None:
+        """Level of the ratio that multiplies the KL term, as in the policy loss; None for none."""
+        level = self.importance_level or ("sequence" if self.policy_loss == "gspo" else "token")
+        return level if self.kl_bias_correction else None
 
     @property
     def uses_critic(self) -> bool:

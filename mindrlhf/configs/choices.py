@@ -39,6 +39,11 @@ def _without_reference(beta: Any) -> set[str]:
     return {"kl_in_reward", "kl_target", "reference_sync_steps"} if beta == 0 else set()
 
 
+def _without_corrected_kl(corrected: Any) -> set[str]:
+    """Name the correction of the KL term's gradient where that term, or its estimator, needs none."""
+    return {"kl_bias_correction"} if corrected is True or str(corrected).endswith("+") else set()
+
+
 def _without_adapters(rank: Any) -> set[str]:
     return LoraSettings.model_fields.keys() - {"rank"} if rank == 0 else set()
 
@@ -48,6 +53,8 @@ CHOICES: Mapping[tuple[str, str], Callable[[Any], set[str]]] = {
     ("algorithm", "advantage"): _advantage_lacks,
     ("algorithm", "policy_loss"): _policy_loss_lacks,
     ("algorithm", "beta"): _without_reference,
+    ("algorithm", "kl_in_reward"): _without_corrected_kl,
+    ("algorithm", "kl_estimator"): _without_corrected_kl,
     ("lora", "rank"): _without_adapters,
 }
 

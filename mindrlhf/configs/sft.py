@@ -24,7 +24,7 @@ class SFTDataSettings(Settings):
     pairs_per_step: int = Field(32, ge=1)
     """Pairs, or conversations, of one update over all data-parallel ranks (verl data.train_batch_size)."""
     shuffle: bool = True
-    """Draw pairs in a new order each epoch (TRL shuffle_dataset)."""
+    """Draw pairs in a new order each epoch (TRL train_sampling_strategy)."""
     tool_format: str = "hermes"
     """Format of tool calls in conversations: hermes, retool, python_block, or file.py:Class."""
     max_length: int | None = Field(None, ge=2)

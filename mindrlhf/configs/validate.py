@@ -317,9 +317,19 @@ def check_algorithm(algorithm: AlgorithmSettings) -> None:
     _check_options(algorithm, "policy_loss", POLICY_LOSSES)
     low, high = algorithm.clip_cov_lb, algorithm.clip_cov_ub
     both = "algorithm.normalize_functions does not normalise the KL term of kl_in_reward; set kl_in_reward to False."
+    loss = "algorithm.kl_bias_correction is of the KL term in the loss, and kl_in_reward puts it elsewhere; keep one."
+    twice = f"algorithm.kl_estimator {algorithm.kl_estimator} has an unbiased gradient; leave kl_bias_correction out."
+    corrected = algorithm.kl_bias_correction
     order = f"algorithm.clip_cov_lb is {low}, not below algorithm.clip_cov_ub {high}; lower it."
     unordered = None not in (low, high) and low >= high
-    refuse({both: algorithm.normalize_functions and algorithm.kl_in_reward, order: unordered})
+    refuse(
+        {
+            both: algorithm.normalize_functions and algorithm.kl_in_reward,
+            loss: corrected and algorithm.kl_in_reward,
+            twice: corrected and algorithm.kl_estimator.endswith("+"),
+            order: unordered,
+        }
+    )
     needs, absent = algorithm.method.uses_teacher, algorithm.teacher is None
     given = f"algorithm.teacher is {algorithm.teacher}, and algorithm.advantage {algorithm.advantage}"
     refuse(

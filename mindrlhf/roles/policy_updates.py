@@ -148,6 +148,7 @@ def open_objective(config: GRPOSettings, loss: PolicyLoss, dropout: float = 0.0)
         on_policy=algorithm.single_update and not config.dynamic_sampling.enabled and not dropout,
         kl=algorithm.kl_estimator if in_loss else None,
         beta=algorithm.beta if algorithm.kl_target is None else None,
+        kl_ratio=algorithm.kl_ratio,
         correction=importance_weights(**correction.model_dump()) if corrects else None,
         entropy_coef=algorithm.entropy_coef,
     )

@@ -8,7 +8,8 @@ import numpy as np
 from mindspore import Tensor, ops
 
 from mindrlhf.algorithms.kl import kl_estimator
-from mindrlhf.algorithms.losses import PolicyLoss
+from mindrlhf.algorithms.log_ratio import masked_log_ratio, row_mean
+from mindrlhf.algorithms.losses import Level, PolicyLoss
 from mindrlhf.algorithms.value_loss import clipped_value_loss
 
 CURRENT_POLICY = 1.0  # in `old_log_probs`, far above any log-prob: use the policy that is updated
@@ -39,6 +40,7 @@ def policy_objective(
     on_policy: bool,
     kl: str | None = None,
     beta: float | None = None,
+    kl_ratio: Level | None = None,
     correction: Callable | None = None,
     entropy_coef: float = 0.0,
 ) -> Objective:
@@ -51,6 +53,8 @@ def policy_objective(
         of the same policy from another graph differ in their last digits, and the sign of that difference would be
         kl_cov's gradient.)
     kl: an estimator of `algorithms.kl`, None for no KL term. beta: its weight; None uses the field `kl_coefficients`.
+    kl_ratio: level of the ratio now / old that multiplies the estimate, gradient included, or None (DeepSeek-V3.2,
+        arXiv 2512.02556, unbiased KL estimate); the ratio of a sequence is length-normalised.
     correction: importance weights for the rollout's distribution (`algorithms.rollout_correction`), or None.
     entropy_coef: if it is not 0, the head has to give the entropy a gradient.
     """
@@ -86,6 +90,10 @@ def policy_objective(
         metrics["entropy"] = ops.where(mask > 0, entropy, 0.0)
         if reference_at >= 0:
             metrics["kl"] = estimate(log_probs, given[reference_at], mask)
+            if kl_ratio is not None:
+                log_ratio = masked_log_ratio(log_probs, old, mask)
+                log_ratio = row_mean(log_ratio, mask) if kl_ratio == "sequence" else log_ratio
+                metrics["kl"] = metrics["kl"] * ops.exp(log_ratio)
             total = total + (given[coefficient_at] if coefficient_at >= 0 else beta) * metrics["kl"]
         if entropy_coef > 0:
             total = total - entropy_coef * metrics["entropy"]

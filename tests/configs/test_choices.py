@@ -94,3 +94,11 @@ def test_no_reference_and_no_adapters_take_their_settings_along(tmp_path):
     assert not lora.enabled
     with pytest.raises(UserError, match="rank 0 means that there are no adapters"):
         check_lora(load_grpo_config(None, ["lora.rank=0", "lora.alpha=5"]).lora)
+
+
+def test_a_kl_term_that_needs_no_correction_loses_the_preset_s():
+    assert chosen("preset:trl").kl_bias_correction
+    assert not chosen("preset:trl", kl_in_reward=True, beta=0.1).kl_bias_correction
+    assert not chosen("preset:trl", kl_estimator="k3+").kl_bias_correction
+    with pytest.raises(UserError, match="has an unbiased gradient; leave kl_bias_correction out"):
+        chosen("preset:grpo", kl_estimator="k3+", kl_bias_correction=True)

@@ -206,3 +206,30 @@ def test_values(compute, arrays):
     np.testing.assert_allclose(slope, masked(arrays, np.where(held, 0.0, values - returns)), rtol=1e-5, atol=1e-6)
     assert 0 < masked(arrays, held).sum() < arrays["mask"].sum()
     np.testing.assert_array_equal(metrics["value_clip_fraction"], masked(arrays, clipped_error > plain))
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("on_policy", [False, True])
+def test_the_ratio_of_the_kl_term(compute, arrays, level, on_policy):
+    """TRL's per_token_kl * coef_1, whose gradient goes through both factors; in float64."""
+    plain = policy_objective(policy_loss("gpg"), on_policy=on_policy, kl="k3", beta=0.0)
+    weighted = policy_objective(policy_loss("gpg"), on_policy=on_policy, kl="k3", beta=0.5, kl_ratio=level)
+    _, _, (without, _) = run(compute, arrays, plain)
+    _, metrics, (slope, _) = run(compute, arrays, weighted)
+
+    def kl(log_probs):
+        mask = arrays["mask"]
+        difference = np.where(mask > 0, arrays["reference_log_probs"] - log_probs, 0.0)
+        old = arrays["log_probs"] if on_policy else arrays["old_log_probs"]
+        log_ratio = np.where(mask > 0, log_probs - old, 0.0)
+        if level == "sequence":
+            log_ratio = log_ratio.sum(-1, keepdims=True) / np.maximum(mask.sum(-1, keepdims=True), 1)
+        return np.where(mask > 0, (np.exp(difference) - difference - 1) * np.exp(log_ratio), 0.0)
+
+    np.testing.assert_allclose(metrics["kl"], kl(arrays["log_probs"]), rtol=0, atol=1e-5)
+    expected = np.zeros(SHAPE)
+    for place in np.ndindex(SHAPE):
+        step = np.zeros(SHAPE)
+        step[place] = 1e-6
+        expected[place] = (kl(arrays["log_probs"] + step).sum() - kl(arrays["log_probs"] - step).sum()) / 2e-6
+    np.testing.assert_allclose(slope - without, 0.5 * expected, rtol=0, atol=1e-5)

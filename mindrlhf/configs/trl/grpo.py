@@ -14,6 +14,7 @@ from mindrlhf.errors import UserError
 PRESET = "preset:trl"
 PROMPTS = "data.prompts_per_step"
 BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation", "generation_batch_size")
+NO_BOUND = 1e9  # above every weight: their logs are clamped to 20
 # loss_type -> policy loss, aggregation; None where the loss fixes it.
 LOSSES = {
     "grpo": ("clip", "seq-mean-token-mean"),
@@ -108,17 +109,18 @@ class _GRPO(RunRules):
 
     def correction(self) -> None:
         """Set importance weights, which TRL has with vLLM only."""
-        keys = ("vllm_importance_sampling_correction", "vllm_importance_sampling_mode", "vllm_importance_sampling_cap")
-        on, mode, cap = (self(key) for key in keys)
-        if on is None and mode is None and cap is None:
-            return
+        keys = [f"vllm_importance_sampling_{name}" for name in ("correction", "mode", "clip_max", "clip_min", "cap")]
+        on, mode, most, least, cap = (self(key) for key in keys)
+        given = {key for key in keys if self.peek(key) is not None or (key == keys[2] and key in self.given)}
         if on is False or not self.peek("use_vllm"):
-            self.needless |= dict.fromkeys(set(keys) & self.given.keys(), "one engine generates and trains")
-            return
-        level, _, way = (mode or DEFAULTS[keys[1]]).partition("_")
-        self.put("rollout_correction.level", level, keys[1])
-        self.put("rollout_correction.mode", way, keys[1])
-        self.put("rollout_correction.upper", cap or DEFAULTS[keys[2]], keys[2])
+            self.needless |= dict.fromkeys(given, "one engine generates and trains")
+        elif given:
+            level, _, way = (mode or DEFAULTS[keys[1]]).partition("_")
+            most = NO_BOUND if keys[2] in given and most is None else most or DEFAULTS[keys[2]]
+            self.put("rollout_correction.level", level, keys[1])
+            self.put("rollout_correction.mode", way, keys[1])
+            self.put("rollout_correction.upper", cap or most, keys[2])
+            self.put("rollout_correction.lower", least or 0.0, keys[3])
 
     def sampling(self) -> None:
         """Set limits and other arguments of generation."""

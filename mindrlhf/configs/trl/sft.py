@@ -18,7 +18,15 @@ def translate_sft(
 ) -> Translation:
     """Translate the keys of an `SFTConfig`; arguments and errors as in `translate_grpo`."""
     result = _SFT(where, given, SFTSettings, base=base, own=own, around=around)
-    for rule in (result.batch, result.loss, result.length, result.schedule, result.evaluation, result.saving):
+    for rule in (
+        result.batch,
+        result.order,
+        result.loss,
+        result.length,
+        result.schedule,
+        result.evaluation,
+        result.saving,
+    ):
         rule()
     result.outputs()
     result.place_others()
@@ -42,6 +50,13 @@ class _SFT(RunRules):
         elif self.around.devices is not None:
             self.rows = (size or DEFAULTS[BATCH[0]]) * (accumulation or 1) * self.around.devices
             self.put(PAIRS, self.rows, BATCH[0])
+
+    def order(self) -> None:
+        """Choose the order of rows, which is the sampler's whether or not they were shuffled before."""
+        if self("train_sampling_strategy") == "sequential":
+            self.put("data.shuffle", False, "train_sampling_strategy")
+        if self("shuffle_dataset") is not None:
+            self.needless["shuffle_dataset"] = "train_sampling_strategy decides the order"
 
     def loss(self) -> None:
         """Refuse another loss than the mean over tokens."""

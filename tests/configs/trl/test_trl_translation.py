@@ -70,7 +70,7 @@ GRPO_KEYS = {
     "vllm_importance_sampling_mode": "sequence_mask",
     "vllm_importance_sampling_cap": 3.0,
     "off_policy_mask_threshold": None,
-    "use_bias_correction_kl": False,
+    "use_bias_correction_kl": True,
     "log_completions": False,
     "num_completions_to_print": None,
     "log_unique_prompts": False,
