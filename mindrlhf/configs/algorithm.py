@@ -99,7 +99,7 @@ class AlgorithmSettings(_OPTIONS):
 
     @property
     def kl_ratio(self) -> Level | None:
-        """Level of the ratio that multiplies the KL term, as in the policy loss; None for none."""
+        """Level of the ratio that multiplies the KL term, or None."""
         level = self.importance_level or ("sequence" if self.policy_loss == "gspo" else "token")
         return level if self.kl_bias_correction else None
 

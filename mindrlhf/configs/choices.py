@@ -1,4 +1,4 @@
-"""Options that a choice in a higher layer makes void: they fall away, and only the chooser's own are refused.
+"""Options that a choice in a higher layer makes void fall away.
 
 A preset sets options of its own advantage and policy loss. A file, a program or a command line above it that chooses
 another method means that method, without the preset's options.
@@ -13,6 +13,7 @@ from mindrlhf.algorithms.advantages import ADVANTAGES
 from mindrlhf.algorithms.losses import POLICY_LOSSES
 from mindrlhf.configs.lora import LoraSettings
 from mindrlhf.configs.yaml_file import Layer
+from mindrlhf.errors import UserError
 from mindrlhf.files.shipped import shipped_yamls
 from mindrlhf.user_functions import is_user_function, loading
 
@@ -20,19 +21,29 @@ _log = logging.getLogger(__name__)
 
 
 def _advantage_lacks(name: Any) -> set[str]:
-    """List the settings that an advantage does not take; a file that is being imported is not imported again."""
+    """List the settings that an advantage does not take.
+
+    A file that is being imported is not imported again, and one that cannot be found is refused later.
+    """
     if not isinstance(name, str) or (is_user_function(name) and loading()):
         return set()
-    method = ADVANTAGES.find(name)
+    try:
+        method = ADVANTAGES.find(name)
+    except UserError:
+        return set()
     return ADVANTAGES.offered().keys() - method.options.keys() | (set() if method.uses_teacher else {"teacher"})
 
 
 def _policy_loss_lacks(name: Any) -> set[str]:
-    """List the settings that a policy loss does not take; a user's has `policy_loss_options` instead."""
+    """List the settings that a policy loss does not take.
+
+    A user's has `policy_loss_options` instead.
+    """
     if not isinstance(name, str):
         return set()
-    taken = {} if is_user_function(name) and name not in POLICY_LOSSES else POLICY_LOSSES.find(name).options
-    return POLICY_LOSSES.offered().keys() - taken.keys()
+    taken = POLICY_LOSSES[name].options.keys() if name in POLICY_LOSSES else set()
+    known = name in POLICY_LOSSES or is_user_function(name)
+    return POLICY_LOSSES.offered().keys() - taken if known else set()
 
 
 def _without_reference(beta: Any) -> set[str]:
@@ -40,7 +51,7 @@ def _without_reference(beta: Any) -> set[str]:
 
 
 def _without_corrected_kl(corrected: Any) -> set[str]:
-    """Name the correction of the KL term's gradient where that term, or its estimator, needs none."""
+    """Name the correction of the KL term where it is void."""
     return {"kl_bias_correction"} if corrected is True or str(corrected).endswith("+") else set()
 
 
@@ -62,8 +73,7 @@ CHOICES: Mapping[tuple[str, str], Callable[[Any], set[str]]] = {
 def without_void(layers: Sequence[Layer]) -> list[Layer]:
     """Remove the options below the layer of a choice that are void with it.
 
-    layers: lowest first. What falls away from a file of the user's is logged once. Raises UserError for a method that
-    cannot be found.
+    layers: lowest first. What falls away from a file of the user's is logged once.
     """
     kept = list(layers)
     for (group, setting), lacks in CHOICES.items():

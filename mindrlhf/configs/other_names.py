@@ -1,4 +1,4 @@
-"""Names of settings in TRL and verl, answered with ours by the tables that translate them."""
+"""Names of settings in TRL and verl, answered with ours."""
 
 import json
 import shlex

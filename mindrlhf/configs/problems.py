@@ -115,7 +115,7 @@ def brief(value: Any) -> str:
 
 
 def _unknown_key(settings: type[Settings], path: KeyPath, key: str, value: Any) -> str:
-    """Explain an unknown key: the group that has it, or our name for another suite's."""
+    """Explain an unknown key: its group, or our name for another suite's."""
     name = str(path[-1])
     elsewhere = [leaf for leaf in _leaves(settings) if leaf.rpartition(".")[2] == name]
     if elsewhere:

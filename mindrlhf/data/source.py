@@ -102,7 +102,10 @@ def _row(values: Any, where: str) -> SourceRow:
 
 
 def _arrow(path: str | Path) -> tuple[ModuleType, ModuleType]:
-    """Import pyarrow and its parquet, which takes a quarter of a second; UserError when they do not fit NumPy."""
+    """Import pyarrow and its parquet; UserError when they do not fit NumPy.
+
+    It takes a quarter of a second, and is needed for parquet files only.
+    """
     try:
         return import_module("pyarrow"), import_module("pyarrow.parquet")
     except ImportError as error:

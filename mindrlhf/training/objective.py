@@ -49,12 +49,10 @@ def policy_objective(
     It is correction * policy_loss(now, old) + beta * KL(now || reference) - entropy_coef * entropy.
 
     on_policy: the batch is used for one update, so that the old policy is the one being updated: its log-probs are the
-        current ones, without gradient. Tokens with CURRENT_POLICY in the field `old_log_probs` use them too. (Log-probs
-        of the same policy from another graph differ in their last digits, and the sign of that difference would be
-        kl_cov's gradient.)
+        current ones, without gradient. Tokens with CURRENT_POLICY in the field `old_log_probs` use them too. (Those of
+        another graph differ in their last digits, and the sign of that difference would be kl_cov's gradient.)
     kl: an estimator of `algorithms.kl`, None for no KL term. beta: its weight; None uses the field `kl_coefficients`.
-    kl_ratio: level of the ratio now / old that multiplies the estimate, gradient included, or None (DeepSeek-V3.2,
-        arXiv 2512.02556, unbiased KL estimate); the ratio of a sequence is length-normalised.
+    kl_ratio: level of the ratio now / old that multiplies it, gradient included (arXiv 2512.02556), or None.
     correction: importance weights for the rollout's distribution (`algorithms.rollout_correction`), or None.
     entropy_coef: if it is not 0, the head has to give the entropy a gradient.
     """
@@ -72,7 +70,7 @@ def policy_objective(
     old_at, selected_at, rollout_at, reference_at, coefficient_at = (
         fields.index(name) if wanted[name] else -1 for name in list(wanted)[1:]
     )
-    estimate = kl_estimator(kl) if kl else None
+    estimate, ratio_of_kl = kl_estimator(kl) if kl else None, _kl_ratio(kl_ratio)
 
     def losses(outputs, mask, *given):
         log_probs, entropy = outputs
@@ -89,17 +87,25 @@ def policy_objective(
         metrics["pg_loss"] = total
         metrics["entropy"] = ops.where(mask > 0, entropy, 0.0)
         if reference_at >= 0:
-            metrics["kl"] = estimate(log_probs, given[reference_at], mask)
-            if kl_ratio is not None:
-                log_ratio = masked_log_ratio(log_probs, old, mask)
-                log_ratio = row_mean(log_ratio, mask) if kl_ratio == "sequence" else log_ratio
-                metrics["kl"] = metrics["kl"] * ops.exp(log_ratio)
+            metrics["kl"] = estimate(log_probs, given[reference_at], mask) * ratio_of_kl(log_probs, old, mask)
             total = total + (given[coefficient_at] if coefficient_at >= 0 else beta) * metrics["kl"]
         if entropy_coef > 0:
             total = total - entropy_coef * metrics["entropy"]
         return total, metrics
 
     return Objective(fields, losses)
+
+
+def _kl_ratio(level: Level | None) -> Callable:
+    """Make the factor of the KL term: 1, or the ratio now / old."""
+
+    def ratio(log_probs, old_log_probs, mask):
+        if level is None:
+            return 1.0
+        log_ratio = masked_log_ratio(log_probs, old_log_probs, mask)
+        return ops.exp(row_mean(log_ratio, mask) if level == "sequence" else log_ratio)
+
+    return ratio
 
 
 def value_objective(value_clip: float | None) -> Objective:

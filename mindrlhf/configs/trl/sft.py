@@ -52,7 +52,7 @@ class _SFT(RunRules):
             self.put(PAIRS, self.rows, BATCH[0])
 
     def order(self) -> None:
-        """Choose the order of rows, which is the sampler's whether or not they were shuffled before."""
+        """Choose the order of rows, which is the sampler's alone."""
         if self("train_sampling_strategy") == "sequential":
             self.put("data.shuffle", False, "train_sampling_strategy")
         if self("shuffle_dataset") is not None:
