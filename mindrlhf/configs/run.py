@@ -54,6 +54,9 @@ class RunSettings(TrackingSettings):
     max_bad_updates: int = Field(5, ge=1)
     """Updates in a row that may be skipped because a loss or gradient is not finite; the run then saves its state and
     stops."""
+    rank_timeout_s: float = Field(600.0, gt=0.0)
+    """Seconds that a rank on CPU which stands still (stopped, swapping, its host frozen) is waited for; then all ranks
+    end with a sentence that names it and its phase."""
     max_host_memory_gb: float | None = Field(None, gt=0.0)
     """Memory of one process, in GiB, above which the run saves its state and stops; null is no limit (MindRLHF
     host_memory_protection)."""

@@ -154,6 +154,7 @@ class Run:
 
     def _enter(self, phase: str) -> None:
         """Prepare memory for a phase, after copying arrays that an unfinished checkpoint needs."""
+        self.collectives.world.enter_phase(phase)
         if self.residency.disturbs(phase, PHASES["save_checkpoint"].roles):
             self._store.settle()
         self.residency.enter(phase)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from mindrlhf.backend.process.launch import World, is_first_process, launch
 from mindrlhf.checkpoint.open import checkpoint_config
 from mindrlhf.configs.model_yaml import ModelYaml
+from mindrlhf.configs.run import RunSettings
 from mindrlhf.flags import SFTFlags, TrainFlags
 from mindrlhf.hub.models import local_models
 from mindrlhf.job import Job
@@ -49,10 +50,15 @@ def list_unused(yaml: ModelYaml, generating: bool = False) -> None:
         print(f"{yaml.path}: not used here: {', '.join(unused)}", flush=True)
 
 
-def launch_from(yaml: ModelYaml) -> World:
+def launch_from(yaml: ModelYaml, run: RunSettings) -> World:
     """Start this process with a model YAML's device and number of workers."""
-    source, context = f"{yaml.path}: parallel_config", yaml.context
-    return launch(context.device_target, worker_count=yaml.parallel.workers, layout_source=source, context=context)
+    return launch(
+        yaml.context.device_target,
+        worker_count=yaml.parallel.workers,
+        layout_source=f"{yaml.path}: parallel_config",
+        context=yaml.context,
+        rank_timeout_s=run.rank_timeout_s,
+    )
 
 
 def run_grpo(flags: TrainFlags, signals: StopSignals) -> None:
@@ -66,7 +72,7 @@ def run_grpo(flags: TrainFlags, signals: StopSignals) -> None:
 
 def grpo_steps(job: Job, signals: StopSignals) -> Steps:
     """Run a job as `run_grpo`, step by step."""
-    with launch_from(job.train) as world:
+    with launch_from(job.train, job.config.trainer) as world:
         if world.rank == 0:
             list_unused(job.train)
             list_unused(job.infer, generating=True)
@@ -84,7 +90,7 @@ def run_sft(flags: SFTFlags, signals: StopSignals) -> None:
 
 def sft_steps(job: Job, signals: StopSignals) -> Steps:
     """Run a job as `run_sft`, step by step."""
-    with launch_from(job.train) as world:
+    with launch_from(job.train, job.config.trainer) as world:
         if world.rank == 0:
             list_unused(job.train)
         from mindrlhf.trainer.sft import build

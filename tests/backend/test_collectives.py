@@ -87,13 +87,13 @@ def check_objects(collectives: Collectives, group: tuple[int, ...]) -> None:
 
 def check_buckets(collectives: Collectives, group: tuple[int, ...]) -> None:
     """Arrays longer than a bucket, by a remainder, give the same as in one piece."""
-    whole = collectives_module.BUCKET_BYTES
-    collectives_module.BUCKET_BYTES = 1 << 12
+    whole = collectives_module.BUCKET_BYTES, collectives_module.SMALL_BYTES
+    collectives_module.BUCKET_BYTES = collectives_module.SMALL_BYTES = 1 << 12
     try:
         check_sums(collectives, group)
         check_moves(collectives, group)
     finally:
-        collectives_module.BUCKET_BYTES = whole
+        collectives_module.BUCKET_BYTES, collectives_module.SMALL_BYTES = whole
 
 
 def check_refusals(collectives: Collectives) -> None:
@@ -186,6 +186,19 @@ def check_independent_reductions(collectives: Collectives, groups: list[tuple[in
             np.testing.assert_array_equal(total.asnumpy(), np.full(50, expected, np.float32))
 
 
+def check_sums_over_sockets(collectives: Collectives, group: tuple[int, ...]) -> None:
+    """As between hosts, or without the C++ operators: the bits of sums in shared memory."""
+    from mindspore import Tensor
+
+    from mindrlhf.backend.comm.graph_collectives import SocketSum, graph_all_reduce
+
+    for size in (1, 1000, 1 << 17):
+        array = np.random.default_rng([collectives.world.rank, size]).normal(size=size).astype(np.float32)
+        total = SocketSum(collectives.world, group)(Tensor(array)).asnumpy()
+        assert_same_bits(total, graph_all_reduce(collectives, group)(Tensor(array)).asnumpy())
+        assert_same_bits(total, collectives.all_reduce_sum(array, group))
+
+
 def check_all(world: World, groups: list[tuple[int, ...]]) -> int:
     """Runs in each worker; `groups` are gone through in the same order everywhere. Returns how many it was in."""
     collectives = Collectives(world)
@@ -197,6 +210,8 @@ def check_all(world: World, groups: list[tuple[int, ...]]) -> int:
         check_objects(collectives, group)
     check_buckets(collectives, mine[-1])
     check_refusals(collectives)
+    if world.device_target == "CPU":
+        check_sums_over_sockets(collectives, mine[-1])
     check_tensor_parallel(collectives, mine[0])
     check_tensor_parallel(collectives, (world.rank,))
     check_independent_reductions(collectives, [mine[0], mine[-1]] * 4)
@@ -207,8 +222,11 @@ def check_all(world: World, groups: list[tuple[int, ...]]) -> int:
 
 
 @pytest.mark.msrun
-def test_two_workers():
-    assert run_workers(2, __file__, "check_all", groups=[(0, 1)], to_the_end=True) == [1, 1]
+@pytest.mark.parametrize("library", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["sockets", "library"])
+def test_two_workers(library):
+    """With what CPU uses, and with what Ascend would use."""
+    groups = [(0, 1)]
+    assert run_workers(2, __file__, "check_all", groups=groups, to_the_end=True, library=library) == [1, 1]
 
 
 @pytest.mark.slow

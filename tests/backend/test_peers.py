@@ -1,18 +1,20 @@
 """Messages between ranks: over real sockets between threads of this process, and between workers under msrun."""
 
 import socket
+import struct
 import threading
-import time
 
 import numpy as np
 import pytest
 from ranks import run_ranks, run_threads
 from workers import run_workers
 
+from mindrlhf.backend.comm import tcp
 from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.backend.comm.point_to_point import LibraryPeers, Peers
-from mindrlhf.backend.comm.tcp import SocketPeers, connect_peers
+from mindrlhf.backend.comm.tcp import SocketPeers
 from mindrlhf.backend.process.launch import World
+from mindrlhf.errors import UserError
 
 LARGE = 8 << 20  # bytes: more than any socket keeps
 
@@ -122,14 +124,11 @@ def check_all(rank: int, peers: Peers, size: int) -> str:
     return f"rank {rank} is right"
 
 
-def check_workers(world: World) -> list[str]:
-    """Runs in each worker, with what CPU uses and with what Ascend would use."""
-    collectives = Collectives(world)
-    peers = collectives.peers()
-    assert isinstance(peers, SocketPeers)
+def check_workers(world: World) -> str:
+    peers = Collectives(world).peers()
+    assert isinstance(peers, LibraryPeers if world.device_target == "Ascend" else SocketPeers)
     assert peers is Collectives(world).peers()
-    library = LibraryPeers(world.rank, world.size)
-    return [check_all(world.rank, each, world.size) for each in (peers, library)]
+    return check_all(world.rank, peers, world.size)
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
@@ -139,15 +138,13 @@ def test_messages_between_threads(size):
     ]
 
 
-@pytest.mark.msrun
-def test_two_workers():
-    assert run_workers(2, __file__, "check_workers") == [[f"rank {rank} is right"] * 2 for rank in range(2)]
-
-
 @pytest.mark.slow
 @pytest.mark.msrun
-def test_four_workers():
-    assert run_workers(4, __file__, "check_workers") == [[f"rank {rank} is right"] * 2 for rank in range(4)]
+@pytest.mark.parametrize(("size", "library"), [(2, True), (4, True), (4, False)])
+def test_workers(size, library):
+    """With what CPU uses, and with what Ascend would use."""
+    expected = [f"rank {rank} is right" for rank in range(size)]
+    assert run_workers(size, __file__, "check_workers", library=library) == expected
 
 
 def test_a_rank_that_is_gone_is_named():
@@ -179,34 +176,6 @@ def test_a_rank_that_goes_while_much_is_on_the_way_to_it_is_named():
     run_ranks(2, run)
 
 
-def test_whoever_watches_learns_which_rank_is_gone_whatever_it_does():
-    gone, may_end = [], threading.Event()
-
-    def run(rank, peers):
-        if rank == 1:
-            peers.send(np.zeros(3), 0)  # nobody has received this yet
-            return
-        peers.watch(lambda other: (gone.append((rank, other)), len(gone) == 2 and may_end.set()))
-        assert may_end.wait(10)
-
-    run_ranks(3, run)
-    assert sorted(gone) == [(0, 1), (2, 1)]
-
-
-def test_at_the_end_ranks_may_go():
-    gone, ended = [], threading.Barrier(2)
-
-    def run(rank, peers):
-        peers.watch(gone.append)
-        peers.stop_watching()
-        ended.wait()
-        if rank == 0:
-            time.sleep(0.2)
-
-    run_ranks(2, run)
-    assert gone == []
-
-
 def test_ranks_out_of_step_find_out():
     def run(rank, peers):
         if rank == 0:
@@ -226,26 +195,38 @@ def test_a_message_lies_in_one_piece():
     run_ranks(2, run)
 
 
-def test_strangers_that_call_are_left_outside(monkeypatch):
-    """Three ranks connect while somebody else calls: one that says nothing right, and one that hangs up."""
-    monkeypatch.setenv("MS_SCHED_HOST", "127.0.0.1")
-    monkeypatch.setenv("MS_SCHED_PORT", "9999")
-    size = 3
-    addresses, all_there = [None] * size, threading.Barrier(size)
+def test_a_rank_that_sends_nothing_is_not_waited_for_for_ever(monkeypatch):
+    monkeypatch.setattr(tcp, "MESSAGE_LIMIT_S", 0.2)
+    ends = socket.socketpair()
+    ends[0].settimeout(tcp.MESSAGE_LIMIT_S)
+    with pytest.raises(UserError, match=r"rank 1 sent nothing for 0\.2 s where a message was due"):
+        SocketPeers({1: ends[0]}).receive(np.zeros(1), 1)
 
-    def connect(rank):
-        def all_gather_object(value):
-            addresses[rank] = value
-            if rank == 0:
-                strangers = [socket.create_connection(value[:2]) for _ in range(2)]
-                strangers[0].sendall(bytes(100))
-                strangers[1].close()
-            all_there.wait()
-            return addresses
 
-        return check_all(rank, connect_peers(rank, all_gather_object), size)
+def connect_all(size: int, strangers) -> list[tcp.Channels]:
+    """Channels of each rank; `strangers(member)` is called with each one's address before ranks call each other."""
+    servers = [socket.create_server(("127.0.0.1", 0), backlog=64) for _ in range(size)]
+    members = [tcp.Member(*server.getsockname(), f"{rank:032d}", None) for rank, server in enumerate(servers)]
+    for member in members:
+        strangers(member)
+    return run_threads(size, lambda rank: tcp.connect_channels(rank, members, servers[rank]))
 
-    assert run_threads(size, connect) == [f"rank {rank} is right" for rank in range(size)]
+
+def test_strangers_that_call_are_left_outside():
+    """Three ranks connect while somebody else calls: with wrong bytes, without any, and with a wrong secret."""
+    calls = []
+
+    def call(member):
+        for content in (bytes(100), b"", tcp._HELLO.pack(2, 0, b"x" * 32)):
+            calls.append(socket.create_connection((member.address, member.port)))
+            calls[-1].sendall(struct.pack("!q", len(content)) + content)
+            if not content:
+                calls[-1].close()
+
+    channels = connect_all(3, call)
+    for kind in ("messages", "gathers", "sums"):
+        results = run_threads(3, lambda rank: check_all(rank, getattr(channels[rank], kind), 3))  # noqa: B023
+        assert results == [f"rank {rank} is right" for rank in range(3)]
 
 
 def test_one_process_has_nobody_to_talk_to():

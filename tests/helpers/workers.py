@@ -46,9 +46,19 @@ class MsrunResult:
 
 
 def run_workers(
-    count: int, file: str | Path, function: str, /, *, timeout: float = 120, to_the_end: bool = False, **arguments: Any
+    count: int,
+    file: str | Path,
+    function: str,
+    /,
+    *,
+    timeout: float = 120,
+    to_the_end: bool = False,
+    library: bool = False,
+    **arguments: Any,
 ) -> list[Any]:
     """Call `function(world, **arguments)` of the Python file on `count` ranks; arguments and results are pickled.
+
+    With `library` the ranks talk through MindSpore, as they do on Ascend.
 
     Returns the results by rank as soon as all are there and kills what is left; with `to_the_end` (some seconds more)
     when msrun has ended well. Raises WorkersFailed when a worker raises or dies, or after `timeout` s.
@@ -56,7 +66,7 @@ def run_workers(
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
         task = folder / "task.pickle"
-        task.write_bytes(pickle.dumps((str(file), function, arguments)))
+        task.write_bytes(pickle.dumps((str(file), function, arguments, library)))
         results = [folder / f"result_{rank}.pickle" for rank in range(count)]
         deadline = time.monotonic() + timeout
         with _msrun(count, [__file__, str(task)], folder) as process:
@@ -134,10 +144,15 @@ def _tails(folder: Path) -> str:
 
 def _work(task: Path) -> None:
     """What one rank does: load the file, call the function, leave the result under its final name."""
-    from mindrlhf.backend.process.launch import launch
+    from mindrlhf.backend.process.launch import join_library, launch
 
-    file, function, arguments = pickle.loads(task.read_bytes())
-    with launch("CPU") as world:
+    file, function, arguments, library = pickle.loads(task.read_bytes())
+    if library and os.environ["MS_ROLE"] == "MS_SCHED":
+        from mindspore import communication
+
+        communication.init("mccl")
+        return
+    with join_library("mccl") if library else launch("CPU") as world:
         spec = importlib.util.spec_from_file_location(Path(file).stem, file)
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module  # MindSpore looks up by name where a compiled function comes from

@@ -1,8 +1,8 @@
 """Communication between ranks on NumPy arrays, the same on CPU and Ascend.
 
 All ranks of a group call the same operations in the same order, with equal shapes and dtypes. A group is a sequence of
-ascending global ranks that contains the caller; None is all ranks. A group of one needs no MindSpore. Not run on
-Ascend.
+ascending global ranks that contains the caller; None is all ranks. On CPU everything goes over the job's own sockets
+(`tcp.Channels`), on Ascend through MindSpore's library; that has not been run on Ascend.
 """
 
 import functools
@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from mindrlhf.backend.comm.point_to_point import LibraryPeers, Peers
-from mindrlhf.backend.comm.tcp import SocketPeers, connect_peers
+from mindrlhf.backend.comm.tcp import SocketPeers
 
-# Larger transfers are split: throughput on CPU falls above a few MB (it grows whole copies of each message).
-BUCKET_BYTES = 4 << 20
+BUCKET_BYTES = 4 << 20  # of one transfer by MindSpore, which keeps whole copies of each message
+SMALL_BYTES = 1 << 16  # fits in any socket's buffer
 
 
 class Collectives:
@@ -39,19 +39,13 @@ class Collectives:
         ranks = self._ranks(group)
         if len(ranks) == 1:
             return array[np.newaxis]
-        from mindspore import Tensor
-        from mindspore.mint import distributed
-
         if array.dtype.hasobject:
             raise TypeError("an array of Python objects has no bytes to send: use all_gather_object")
         data = np.ascontiguousarray(array).reshape(-1).view(np.int8)
-        gathered = np.empty((len(ranks), data.size), np.int8)
-        for start in range(0, data.size, BUCKET_BYTES):
-            part = slice(start, start + BUCKET_BYTES)
-            tensors = [Tensor(np.zeros_like(data[part])) for _ in ranks]
-            distributed.all_gather(tensors, Tensor(data[part]), group=_group_name(ranks, self.world.size))
-            for row, tensor in zip(gathered, tensors, strict=True):
-                row[part] = tensor.asnumpy()
+        if self.world.device_target == "Ascend":
+            gathered = _gather_by_library(data, _group_name(ranks, self.world.size), len(ranks))
+        else:
+            gathered = gather_over(self.world.channels.gathers, data, ranks, self.world.rank)
         return gathered.reshape(-1).view(array.dtype).reshape(len(ranks), *array.shape)
 
     def barrier(self, group: Sequence[int] | None = None) -> None:
@@ -78,8 +72,10 @@ class Collectives:
         return _group_name(self._ranks(group), self.world.size)
 
     def peers(self) -> Peers:
-        """Open connections between pairs of ranks; all ranks make the first call together."""
-        return _peers(self.world)
+        """Return connections between pairs of ranks; on Ascend all ranks make the first call together."""
+        if self.world.device_target == "Ascend" and self.world.size > 1:
+            return _library_peers(self.world.rank, self.world.size)
+        return self.world.channels.messages
 
     def _ranks(self, group: Sequence[int] | None) -> tuple[int, ...]:
         ranks = tuple(range(self.world.size)) if group is None else tuple(group)
@@ -90,13 +86,38 @@ class Collectives:
         return ranks
 
 
+def gather_over(peers: SocketPeers, data: np.ndarray, ranks: Sequence[int], rank: int) -> np.ndarray:
+    """Stack the bytes of all ranks: int8[n] -> int8[len(ranks), n]. Each rank of `ranks` calls it."""
+    gathered = np.empty((len(ranks), data.size), np.int8)
+    rows = dict(zip(ranks, gathered, strict=True))
+    rows.pop(rank)[:] = data
+    if data.size <= SMALL_BYTES:  # without the threads of an exchange
+        for other in rows:
+            peers.send(data, other)
+        for other, row in rows.items():
+            peers.receive(row, other)
+    else:
+        peers.exchange({other: [data] for other in rows}, {other: [row] for other, row in rows.items()})
+    return gathered
+
+
+def _gather_by_library(data: np.ndarray, group: str, size: int) -> np.ndarray:
+    from mindspore import Tensor
+    from mindspore.mint import distributed
+
+    gathered = np.empty((size, data.size), np.int8)
+    for start in range(0, data.size, BUCKET_BYTES):
+        part = slice(start, start + BUCKET_BYTES)
+        tensors = [Tensor(np.zeros_like(data[part])) for _ in range(size)]
+        distributed.all_gather(tensors, Tensor(data[part]), group=group)
+        for row, tensor in zip(gathered, tensors, strict=True):
+            row[part] = tensor.asnumpy()
+    return gathered
+
+
 @functools.cache
-def _peers(world) -> Peers:
-    if world.size == 1:
-        return SocketPeers({})
-    if world.device_target == "Ascend":
-        return LibraryPeers(world.rank, world.size)
-    return connect_peers(world.rank, Collectives(world).all_gather_object)
+def _library_peers(rank: int, size: int) -> Peers:
+    return LibraryPeers(rank, size)
 
 
 @functools.cache

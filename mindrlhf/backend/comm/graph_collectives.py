@@ -6,26 +6,55 @@ arXiv:2205.05198, section 4.2.2). A plain `ops.AllReduce` would count each gradi
 sums exist, so gathering and scattering are built from sums, which is exact: x + 0 = x. Not run on Ascend.
 """
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
 from mindspore import Tensor, nn, ops
 
-from mindrlhf.backend.comm.collectives import Collectives
+from mindrlhf.backend.comm.collectives import Collectives, gather_over
 from mindrlhf.backend.comm.shared_memory import share_memory
+from mindrlhf.backend.compile.graph import PythonCell
 from mindrlhf.backend.native.operators import operators
 
 
 def graph_all_reduce(collectives: Collectives, group: Sequence[int]) -> nn.Cell | ops.AllReduce:
     """Return an operator for Cells that sums over the group, forward and backward.
 
-    All ranks of the group call it together. On one host they sum in shared memory, if the C++ operators are available.
+    All ranks of the group call it together. On CPU, ranks of one host sum in shared memory, if the C++ operators are
+    available, and others over sockets.
     """
     if len(group) == 1:
         return nn.Identity()
-    if collectives.world.device_target == "CPU" and share_memory(collectives.world, tuple(group)):
+    if collectives.world.device_target == "Ascend":
+        return ops.AllReduce(group=collectives.graph_group(group))
+    if share_memory(collectives.world, tuple(group)):
         return operators().shared_sum(group)
-    return ops.AllReduce(group=collectives.graph_group(group))
+    return SocketSum(collectives.world, group)
+
+
+class SocketSum(PythonCell):
+    """Sum over ranks through sockets, in the order of ranks: the same bits on each of them."""
+
+    def __init__(self, world, group: Sequence[int]):
+        super().__init__()
+
+        def summed(x: np.ndarray) -> np.ndarray:
+            try:
+                rows = gather_over(world.channels.sums, x.reshape(-1).view(np.int8), tuple(group), world.rank)
+                return functools.reduce(np.add, rows.view(x.dtype)).reshape(x.shape)
+            except Exception as error:  # MindSpore would end without its sentence
+                world.abort(error)
+
+        self._sum = ops.Custom(summed, out_shape=lambda x: x, out_dtype=lambda x: x, func_type="pyfunc")
+        # Without it, independent sums would run in any order, and ranks that begin different sums would wait forever.
+        self._sum.add_prim_attr("side_effect_io", True)
+
+    def construct(self, x: Tensor) -> Tensor:
+        return self._sum(x)
+
+    def bprop(self, x: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor]:
+        return (self._sum(dout),)
 
 
 class _OverGroup(nn.Cell):

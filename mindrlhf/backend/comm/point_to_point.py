@@ -22,6 +22,18 @@ class PeerGone(ConnectionError):
         )
 
 
+class PeerSilent(PeerGone):
+    """Another rank stood still for longer than the limit."""
+
+    def __init__(self, rank: int | str, phase: str, seconds: float, own_phase: str):
+        name = rank if isinstance(rank, str) else f"rank {rank}"
+        ConnectionError.__init__(
+            self,
+            f"{name} stood still for {seconds:.0f} s in the phase {phase} (this rank: {own_phase}): it may be stopped, "
+            "swapping, or its host frozen; trainer.rank_timeout_s sets how long a rank is waited for",
+        )
+
+
 class Peers(Protocol):
     """Connections of one rank to all others."""
 

@@ -5,55 +5,49 @@ noticed at once if its process has ended, and within half a minute if its host c
 """
 
 import hmac
-import os
-import secrets
-import select
 import socket
 import struct
-import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import chain
-from typing import Any
 
 import numpy as np
 
 from mindrlhf.backend.comm.point_to_point import Messages, PeerGone, bytes_of
 from mindrlhf.errors import UserError
 
+# A wait for a message gives up after this time: a rank may compile, score or save for long, but none waits for ever.
+MESSAGE_LIMIT_S = 7200
+
 _LENGTH = struct.Struct("!q")
-_HELLO = struct.Struct("!i16s")  # the caller's rank, and the secret of the rank that is called
+_HELLO = struct.Struct("!iB32s")  # the caller's rank, the channel, and the secret of the rank that is called
 _CONNECT_TIMEOUT_S = 60
 _HELLO_TIMEOUT_S = 5
 
 
+@dataclass(frozen=True)
+class Member:
+    """A rank of a job as others reach it.
+
+    address, port: of its listening socket; secret: 32 letters that a caller has to know; host: name of its host, equal
+    for ranks that can share memory, or None.
+    """
+
+    address: str
+    port: int
+    secret: str
+    host: str | None
+
+
 class SocketPeers:
-    """Peers over one socket to each other rank; `connect_peers` makes them."""
+    """Peers over one socket to each other rank; `connect_channels` makes them."""
 
     def __init__(self, sockets: Mapping[int, socket.socket]):
         self._sockets = sockets
         self._senders = {rank: ThreadPoolExecutor(1, f"to rank {rank}") for rank in sockets}
         self._sending: dict[int, Future] = {}  # the last send to each rank
-        self._watching = True
-
-    def watch(self, on_gone: Callable[[int], None]) -> None:
-        """Call `on_gone(rank)` from a thread when the first other rank is gone."""
-        ranks = {connection.fileno(): rank for rank, connection in self._sockets.items()}
-        poll = select.poll()
-        for descriptor in ranks:
-            poll.register(descriptor, select.POLLRDHUP)  # and errors, which poll always reports
-
-        def run() -> None:
-            gone = poll.poll()
-            if self._watching:
-                on_gone(ranks[gone[0][0]])
-
-        threading.Thread(target=run, name="watch", daemon=True).start()
-
-    def stop_watching(self) -> None:
-        """Stop watching; all ranks call it before any of them ends."""
-        self._watching = False
 
     def send(self, array: np.ndarray, to: int) -> None:
         """Send like `Peers.send`; a thread sends the part that would block."""
@@ -116,6 +110,8 @@ def _fill(rest: memoryview, connection: socket.socket, source: int | str) -> Non
     while rest:
         try:
             count = connection.recv_into(rest)
+        except TimeoutError:
+            raise UserError(f"rank {source} sent nothing for {MESSAGE_LIMIT_S} s where a message was due") from None
         except OSError as error:
             raise PeerGone(source) from error
         if count == 0:
@@ -123,56 +119,71 @@ def _fill(rest: memoryview, connection: socket.socket, source: int | str) -> Non
         rest = rest[count:]
 
 
-def connect_peers(rank: int, gather: Callable[[Any], list[Any]]) -> SocketPeers:
-    """Connect with all other ranks; `gather` collects every rank's picklable value."""
-    secret = secrets.token_bytes(16)
-    with socket.create_server((_own_address(), 0), backlog=1024) as server:
-        addresses = gather((*server.getsockname(), secret))
-        # All ranks listen now: this rank calls the lower ranks, and calls of higher ranks wait to be accepted.
-        sockets = {other: _call(rank, *addresses[other]) for other in range(rank)}
-        server.settimeout(_CONNECT_TIMEOUT_S)
-        while len(sockets) < len(addresses) - 1:
-            try:
-                caller, connection = _answer(server, secret)
-            except TimeoutError:
-                missing = sorted(set(range(rank + 1, len(addresses))) - sockets.keys())
-                raise UserError(
-                    f"rank {rank}: not connected within {_CONNECT_TIMEOUT_S} s with rank "
-                    f"{', '.join(map(str, missing))}; see the log of each, and whether its host reaches this one."
-                ) from None
-            if caller is not None:
-                sockets[caller] = connection
+@dataclass(frozen=True)
+class Channels:
+    """Connections of one rank to all others, a set for each use, so that messages of two uses never mix.
+
+    messages: of pipelines and reshard; gathers: of `Collectives`; sums: of compiled graphs.
+    """
+
+    messages: SocketPeers
+    gathers: SocketPeers
+    sums: SocketPeers
+
+
+NO_CHANNELS = Channels(SocketPeers({}), SocketPeers({}), SocketPeers({}))
+
+
+def connect_channels(rank: int, members: Sequence[Member], server: socket.socket) -> Channels:
+    """Connect with all other ranks; `server` listens at this rank's own address.
+
+    All ranks listen before any of them calls this: a rank calls the lower ranks, and calls of higher ranks wait to be
+    accepted. Raises UserError if one does not call in time.
+    """
+    kinds = range(3)
+    sockets = {(other, kind): _call(rank, kind, members[other]) for other in range(rank) for kind in kinds}
+    server.settimeout(_CONNECT_TIMEOUT_S)
+    while len(sockets) < (len(members) - 1) * len(kinds):
+        try:
+            caller, connection = _answer(server, members[rank].secret)
+        except TimeoutError:
+            missing = sorted(set(range(rank + 1, len(members))) - {other for other, _ in sockets})
+            raise UserError(
+                f"rank {rank}: not connected within {_CONNECT_TIMEOUT_S} s with rank "
+                f"{', '.join(map(str, missing))}; see the log of each, and whether its host reaches this one."
+            ) from None
+        if caller is not None:
+            sockets[caller] = connection
     for connection in sockets.values():
-        connection.settimeout(None)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # A host that vanishes sends nothing. After 10 s of silence it is probed, and given up after three probes:
-        # before MindSpore's scheduler gives up (30 s) and ends ranks, which others would report as the first to fail.
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3)):
-            connection.setsockopt(socket.IPPROTO_TCP, option, value)
-    return SocketPeers(sockets)
+        connection.settimeout(MESSAGE_LIMIT_S)
+        keep_alive(connection)
+    by_kind = [{other: sockets[other, kind] for other, same in sockets if same == kind} for kind in kinds]
+    return Channels(messages=SocketPeers(by_kind[0]), gathers=SocketPeers(by_kind[1]), sums=SocketPeers(by_kind[2]))
 
 
-def _own_address() -> str:
-    """Find this host's address on the network of msrun's scheduler."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # connecting it finds the route and sends nothing
-        probe.connect((os.environ["MS_SCHED_HOST"], int(os.environ["MS_SCHED_PORT"])))
-        return probe.getsockname()[0]
+def keep_alive(connection: socket.socket) -> None:
+    """Send small messages at once, and notice within half a minute that the other host is gone."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    # A host that vanishes sends nothing. After 10 s of silence it is probed, and given up after three probes.
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3)):
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
-def _call(rank: int, host: str, port: int, secret: bytes) -> socket.socket:
-    connection = socket.create_connection((host, port), timeout=_CONNECT_TIMEOUT_S)
-    connection.sendall(b"".join(_message(np.frombuffer(_HELLO.pack(rank, secret), np.uint8))))
+def _call(rank: int, kind: int, member: Member) -> socket.socket:
+    connection = socket.create_connection((member.address, member.port), timeout=_CONNECT_TIMEOUT_S)
+    hello = _HELLO.pack(rank, kind, member.secret.encode())
+    connection.sendall(b"".join(_message(np.frombuffer(hello, np.uint8))))
     return connection
 
 
-def _answer(server: socket.socket, secret: bytes) -> tuple[int | None, socket.socket]:
-    """Accept a connection; returns the caller's rank (None for a stranger) and it."""
+def _answer(server: socket.socket, secret: str) -> tuple[tuple[int, int] | None, socket.socket]:
+    """Accept a connection; returns the caller's rank and channel (None for a stranger) and it."""
     connection, (host, _) = server.accept()
     connection.settimeout(_HELLO_TIMEOUT_S)
-    with suppress(ConnectionError, RuntimeError):
-        rank, given = _HELLO.unpack(_receive(np.empty(_HELLO.size, np.uint8), connection, host))
-        if hmac.compare_digest(given, secret):
-            return rank, connection
+    with suppress(OSError, RuntimeError):
+        rank, kind, given = _HELLO.unpack(_receive(np.empty(_HELLO.size, np.uint8), connection, host))
+        if hmac.compare_digest(given, secret.encode()):
+            return (rank, kind), connection
     connection.close()
     return None, connection

@@ -15,6 +15,10 @@ from mindrlhf.backend.compile.graph_cache import GraphCache
 Constant = int | float | str | tuple
 
 
+class PythonCell(nn.Cell):
+    """Cell that runs Python code inside a graph; such a graph works in the process that compiled it only."""
+
+
 class Graph(nn.Cell):
     """Cell that is called often: every decode step, every micro-batch.
 
@@ -62,7 +66,8 @@ class Graph(nn.Cell):
     def compile(self, *args, **kwargs):
         """Compile if needed; give freed memory, hundreds of MiB, back to the system."""
         known = len(self.compile_cache)
-        with Graph.cache.around(self, args) if Graph.cache else nullcontext():
+        portable = not any(isinstance(cell, PythonCell) for _, cell in self.cells_and_names())
+        with Graph.cache.around(self, args) if Graph.cache and portable else nullcontext():
             super().compile(*args, **kwargs)
         if len(self.compile_cache) > known:
             trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only glibc has it

@@ -5,6 +5,7 @@
 #include <linux/futex.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 #include <algorithm>
 #include <atomic>
@@ -39,7 +40,8 @@ class SharedGroup {
   SharedGroup(std::vector<int32_t> ranks, int own, void *memory)
       : ranks(std::move(ranks)), own_(own), told_(static_cast<Told *>(memory)) {}
 
-  // Sums x over all ranks into y, in the order of ranks: the same bits on all ranks. Returns false for ranks out of step.
+  // Sums x over all ranks into y, in the order of ranks: the same bits on all ranks. Returns false for ranks out of step, and
+  // when a rank has not come for kPatience seconds.
   bool sum(const float *x, float *y, int64_t count) {
     std::lock_guard<std::mutex> one_at_a_time(mutex_);
     for (; count > 0; count -= kPiece, x += kPiece, y += kPiece) {
@@ -49,8 +51,7 @@ class SharedGroup {
       told_[own_].left[place] = count;
       tell(++pieces_);
       for (size_t rank = 0; rank < ranks.size(); ++rank) {
-        wait(&told_[rank]);
-        if (told_[rank].left[place] != count) return false;
+        if (!wait(&told_[rank]) || told_[rank].left[place] != count) return false;
       }
       add(place, y, size);
     }
@@ -82,22 +83,28 @@ class SharedGroup {
     if (own.asleep > 0) syscall(SYS_futex, &own.written, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
   }
 
-  // Waits until another rank has written as many pieces as this rank. Sleeps soon: there may be more ranks than cores.
-  void wait(Told *other) {
+  // Waits until another rank has written as many pieces as this rank. Sleeps soon: there may be more ranks than cores. Returns
+  // false after kPatience seconds.
+  bool wait(Told *other) {
+    int64_t slept = 0;
     for (int i = 0;; ++i) {
       const uint32_t written = other->written;
-      if (static_cast<int32_t>(written - pieces_) >= 0) return;
+      if (static_cast<int32_t>(written - pieces_) >= 0) return true;
       if (i < kLook) {
         pause(i);
         continue;
       }
+      const timespec limit = {kNap, 0};
       ++other->asleep;
-      syscall(SYS_futex, &other->written, FUTEX_WAIT, written, nullptr, nullptr, 0);  // returns at once if it changed
+      const auto woken = syscall(SYS_futex, &other->written, FUTEX_WAIT, written, &limit, nullptr, 0);  // at once if it changed
+      const bool nap_over = woken != 0 && errno == ETIMEDOUT;
       --other->asleep;
+      if (nap_over && (slept += kNap) >= kPatience) return false;
     }
   }
 
   static const int kLook = 1 << 10;
+  static const int kNap = 60, kPatience = 7200;  // seconds; as `MESSAGE_LIMIT_S` in comm/tcp.py
 
   const int own_;
   Told *const told_;

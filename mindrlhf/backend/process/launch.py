@@ -6,32 +6,32 @@ MS_WORKER_NUM (over all hosts), RANK_ID (when it knows it), MS_SCHED_HOST and MS
 
 import gc
 import os
+import signal
 import socket
 import sys
 import threading
 import time
 import traceback
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 
 from mindrlhf.backend.comm.collectives import Collectives
+from mindrlhf.backend.comm.membership import Membership, join
 from mindrlhf.backend.comm.point_to_point import PeerGone
+from mindrlhf.backend.comm.scheduler import run_scheduler
 from mindrlhf.backend.comm.shared_memory import host
+from mindrlhf.backend.comm.tcp import MESSAGE_LIMIT_S, NO_CHANNELS, Channels
 from mindrlhf.backend.process.msrun import find_msrun
 from mindrlhf.configs.model_yaml import ContextSettings
 from mindrlhf.errors import UserError
 
-# On CPU a collective gives up when it has waited MS_NODE_TIMEOUT (default 30 s) for a slower rank, but a rank may
-# compile, score or save for longer. The scheduler keeps its own limit of 30 s to notice dead workers.
-COLLECTIVE_TIMEOUT_S = 7200
-
 # Limit for all processes to meet; MindSpore's own limit is half an hour.
 START_TIMEOUT_S = 600
 
-# A CPU collective returns on the receiver before the sender has its acknowledgement. If the receiver exits at once,
-# that is lost and the sender waits until its timeout. After the closing barrier only a few bytes are in flight.
-ACKNOWLEDGEMENT_S = 0.2
+# Limit for a rank that stands still: the default of `trainer.rank_timeout_s`.
+RANK_TIMEOUT_S = 600.0
 
-# A rank that ends because another rank is gone waits first, so that `msrun` notices the other one and names its error.
+# A rank that ends because another rank is gone waits first: `msrun` kills all others when it sees that one has ended,
+# and should see the one that failed. The others can print their sentences meanwhile.
 FOLLOWING_S = 5
 
 _ABORTING = threading.Lock()  # taken once, never released: only one reason to end is printed
@@ -44,7 +44,7 @@ class World:
     This process is `rank` in 0..size-1. The exit waits for all ranks, so that none ends while another still needs it.
     With several ranks, an exception is printed with the rank and ends the process at once, with code 2 for a
     `UserError` and 1 otherwise: an orderly exit would leave the others waiting. They notice (on CPU), print which rank
-    is gone, and end; `msrun` ends when its scheduler notices, within 35 s. A single process passes exceptions on.
+    is gone, and end. A single process passes exceptions on.
 
     The garbage collector ignores objects that exist at the beginning, mainly MindSpore's modules, until the end:
     MindSpore runs it before each graph that it compiles, and it would visit all of them.
@@ -54,6 +54,8 @@ class World:
     size: int
     device_target: str
     hosts: tuple[int, ...] = ()  # for each rank its host's first rank, if ranks may share memory
+    channels: Channels = field(default=NO_CHANNELS, compare=False, repr=False)  # on CPU
+    membership: Membership | None = field(default=None, compare=False, repr=False)  # of several ranks on CPU
 
     def __enter__(self) -> "World":
         gc.freeze()
@@ -66,10 +68,14 @@ class World:
         orderly = isinstance(error, GeneratorExit) or (isinstance(error, SystemExit) and error.code in (None, 0))
         if error is not None and not orderly:
             self.abort(error)
-        if self.device_target == "CPU":
-            Collectives(self).peers().stop_watching()
         Collectives(self).barrier()
-        time.sleep(ACKNOWLEDGEMENT_S)
+        if self.membership:
+            self.membership.leave()
+
+    def enter_phase(self, phase: str) -> None:
+        """Note what this rank does now; other ranks name it if this one stands still."""
+        if self.membership:
+            self.membership.phase = phase
 
     def abort(self, error: BaseException) -> None:
         """Print the error and end this process at once, from any thread."""
@@ -110,6 +116,7 @@ def launch(
     worker_count: int | None = None,
     layout_source: str = "parallel_config",
     context: ContextSettings | None = None,
+    rank_timeout_s: float = RANK_TIMEOUT_S,
 ) -> World:
     """Prepare this process to compute: threads, device, graph mode, communication.
 
@@ -118,6 +125,7 @@ def launch(
 
     device_target: `CPU` or `Ascend`. worker_count: number of processes that the layout needs, or None for any.
     layout_source: source of that number (file and key), for the message. context: options of the device.
+    rank_timeout_s: on CPU, how long a rank that stands still is waited for.
 
     Raises UserError for another device_target, another number of workers, and Ascend without NPU or CANN.
     """
@@ -131,30 +139,61 @@ def launch(
         )
     os.environ.setdefault("GLOG_v", "3")
     if role == "MS_SCHED":
-        if size > 1:  # a single worker needs no scheduler
-            _join("mccl")
-        sys.exit(0)
+        sys.exit(_schedule(device_target, size, rank_timeout_s))
     _choose_threads(size, started_by_msrun=bool(role))
-    os.environ.setdefault("MS_NODE_TIMEOUT", str(COLLECTIVE_TIMEOUT_S))
     _choose_device(device_target, context or ContextSettings(), alone=size == 1)
     if size == 1:
         return World(rank=0, size=1, device_target=device_target)
-    from mindspore import communication
-
-    _join("hccl" if device_target == "Ascend" else "mccl")
-    world = World(communication.get_rank(), communication.get_group_size(), device_target)
-    if device_target == "CPU":
-        found = Collectives(world).all_gather_object(host())
-        world = replace(world, hosts=tuple(rank if one is None else found.index(one) for rank, one in enumerate(found)))
-        Collectives(world).peers().watch(lambda rank: world.abort(PeerGone(rank)))
+    if device_target == "Ascend":
+        return join_library("hccl")
+    wanted = os.environ.get("RANK_ID")
+    rank, members, channels, membership = join(
+        size,
+        int(wanted) if wanted else None,
+        host(),
+        start_limit_s=start_limit_s(),
+        silence_limit_s=rank_timeout_s,
+    )
+    names = [member.host for member in members]
+    hosts = tuple(other if name is None else names.index(name) for other, name in enumerate(names))
+    world = World(rank, size, device_target, hosts, channels, membership)
+    membership.watch(world.abort)
     return world
 
 
-def _join(backend: str) -> None:
+def start_limit_s() -> float:
+    """Return the limit for all processes to meet, in seconds; msrun's --cluster_time_out sets it."""
+    return float(os.environ.setdefault("MS_TOPO_TIMEOUT", str(START_TIMEOUT_S)))
+
+
+def _schedule(device_target: str, size: int, rank_timeout_s: float) -> int:
+    """Be msrun's scheduler process; returns its exit code."""
+    if size == 1:  # a single worker needs none
+        return 0
+    if device_target == "Ascend":
+        _meet("mccl")
+        return 0
+    # Workers that are told to stop save their state first, and need the scheduler meanwhile; it ends with them.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    return 0 if run_scheduler(size, rank_timeout_s, start_limit_s()) else 1
+
+
+def join_library(backend: str) -> World:
+    """Meet the other processes through MindSpore: `hccl` on Ascend, `mccl` for tests on CPU."""
+    from mindspore import communication
+
+    # On CPU a collective gives up when it has waited this long for a slower rank; the default is 30 s.
+    os.environ.setdefault("MS_NODE_TIMEOUT", str(MESSAGE_LIMIT_S))
+    _meet(backend)
+    return World(communication.get_rank(), communication.get_group_size(), "Ascend")
+
+
+def _meet(backend: str) -> None:
     """Meet the other processes; raises UserError if some are missing after MS_TOPO_TIMEOUT."""
     from mindspore import communication
 
-    limit = os.environ.setdefault("MS_TOPO_TIMEOUT", str(START_TIMEOUT_S))
+    limit = f"{start_limit_s():g}"
     try:
         communication.init(backend)
     except RuntimeError as error:

@@ -9,7 +9,7 @@ import sys
 import pytest
 from workers import ROOT, WorkersFailed, run_msrun, run_workers
 
-from mindrlhf.backend.process.launch import World, launch, started_workers
+from mindrlhf.backend.process.launch import World, join_library, launch, started_workers
 from mindrlhf.errors import UserError
 
 SCRIPT = """
@@ -190,11 +190,9 @@ def test_the_harness_shows_a_failure():
         run_workers(2, __file__, "fail_on_rank_1")
 
 
-def test_workers_that_do_not_come(monkeypatch):
+def test_workers_that_do_not_come_to_the_library(monkeypatch):
     """What MindSpore raises after its limit becomes one sentence; anything else of it passes through."""
     from mindspore import communication
-
-    from mindrlhf.backend.process.launch import _join
 
     for name, value in {"MS_ROLE": "MS_WORKER", "RANK_ID": "1", "MS_WORKER_NUM": "4"}.items():
         monkeypatch.setenv(name, value)
@@ -207,7 +205,7 @@ def test_workers_that_do_not_come(monkeypatch):
             raise RuntimeError(message)
 
         monkeypatch.setattr(communication, "init", init)
-        _join("mccl")
+        join_library("mccl")
 
     with pytest.raises(UserError, match=r"not all of the 4 workers came within 30 s \(worker 1 on .* 10\.0\.0\.1:8118"):
         fail("some processes in the cluster are not successfully spawned")
