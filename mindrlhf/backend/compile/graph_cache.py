@@ -20,7 +20,7 @@ from pathlib import Path
 from weakref import WeakKeyDictionary
 
 import mindspore
-from mindspore import Tensor, nn
+from mindspore import Tensor, communication, nn
 from mindspore.graph import api
 
 from mindrlhf.backend.native import library
@@ -114,8 +114,10 @@ class GraphCache:
 
     def _exchanged(self) -> Path:
         """File that MindSpore uses for the next graph; OSError without disk space."""
-        name = f"{os.environ.get('MS_ROLE', '')}compile_cache_{self._opened}.mindir"
-        folder = Path(_exchange().name) / f"rank_{self._rank}" / "graph_cache"
+        joined = communication.GlobalComm.INITED  # several ranks through MindSpore's library
+        role, rank = (os.environ["MS_ROLE"], self._rank) if joined else ("", 0)
+        name = f"{role}compile_cache_{self._opened}.mindir"
+        folder = Path(_exchange().name) / f"rank_{rank}" / "graph_cache"
         folder.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(folder).free
         if free < ROOM_BYTES:
