@@ -12,7 +12,7 @@ from mindrlhf.checkpoint.peft import StoredAdapter, is_adapter, product, read_ad
 from mindrlhf.checkpoint.peft_config import PEFT_CONFIG_FILE, Base, read_peft_config
 from mindrlhf.checkpoint.resume import Checkpoint, is_checkpoint, newest
 from mindrlhf.checkpoint.training_state import WEIGHTS
-from mindrlhf.configs.lora import Adapter, LoraSettings
+from mindrlhf.configs.lora import Adapter, LoraSettings, unmatched
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.problems import brief
 from mindrlhf.errors import UserError
@@ -59,12 +59,29 @@ def with_adapters(model: ModelConfig, settings: LoraSettings, path: str | None) 
         raise UserError(f"{path}: is an adapter, and the settings of lora ask for one over it; {right}.")
     if stored is not None:
         stored.check_fits(model, path or "the model")
+    else:
+        _check_modules(model, settings)
     adapter = settings.adapter() if stored is None else stored.adapter
     model = model.model_copy(update={"adapter": adapter})
     if not any(spec.adapts for spec in parameter_table(model)):
         named = f"lora.target_modules is {brief(adapter.target_modules)}, and without lora.exclude_modules that"
         raise UserError(f"{named} is no module of the model; use all-linear, or names like q_proj and down_proj.")
     return model
+
+
+def _check_modules(model: ModelConfig, settings: LoraSettings) -> None:
+    """Refuse a name among the modules to adapt or to exclude that no module has."""
+    table = parameter_table(model)
+    linear = {spec.hf_module for spec in table if spec.kind == "matrix"}
+    for name, paths, kind in (
+        ("target_modules", linear, "linear module of the model's layers"),
+        ("exclude_modules", {spec.hf_module for spec in table} | {"lm_head"}, "module of the model"),
+    ):
+        lost = unmatched(getattr(settings, name), paths)
+        if lost is not None:
+            given = f"lora.{name} is {brief(getattr(settings, name))}, and {lost!r} is no {kind}"
+            known = ", ".join(dict.fromkeys(path.rpartition(".")[2] for path in sorted(linear)))
+            raise UserError(f"{given}; give a list of names ({known}), or a regular expression of whole paths.")
 
 
 def _holds_adapters(path: str | None) -> bool:

@@ -6,7 +6,7 @@ the head.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from math import sqrt
 from typing import Any, Literal
@@ -122,8 +122,9 @@ class PetSettings(Settings):
     @field_validator("target_modules")
     @classmethod
     def _matching(cls, pattern: str) -> str:
-        if not _translated(pattern):
-            raise ValueError(f"{pattern!r} matches none of {', '.join(MODULES)}; write .*wq|.*wv for example")
+        for branch in _entries(pattern):
+            if not (branch and _translated(branch)):
+                raise ValueError(f"{branch!r} matches none of {', '.join(MODULES)}; write .*wq|.*wv for example")
         return pattern
 
     def settings(self) -> dict[str, Any]:
@@ -146,6 +147,18 @@ def _matches(modules: Modules, path: str) -> bool:
     if isinstance(modules, str):
         return re.fullmatch(modules, path) is not None
     return any(path == name or path.endswith(f".{name}") for name in modules)
+
+
+def unmatched(modules: Modules, paths: Collection[str]) -> str | None:
+    """Find a name, or a branch of a regular expression, that matches none of the paths."""
+    entries = _entries(modules) if isinstance(modules, str) else [(name,) for name in modules]
+    lost = (entry for entry in entries if not any(_matches(entry, path) for path in paths))
+    return next((entry if isinstance(entry, str) else entry[0] for entry in lost), None)
+
+
+def _entries(pattern: str) -> list[str]:
+    """Split a regular expression at its outermost `|`; one with brackets stays whole."""
+    return [pattern] if re.search(r"[()\[\]]|\\\|", pattern) else pattern.split("|")
 
 
 def _by_pattern(patterns: Mapping[str, float], path: str, default: float) -> float:

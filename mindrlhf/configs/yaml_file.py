@@ -42,18 +42,39 @@ class Layer:
         return next(self.places[path[:depth]] for depth in range(len(path), -1, -1) if path[:depth] in self.places)
 
 
+_NUMBERS = {
+    "tag:yaml.org,2002:int": r"[-+]?(0x[0-9a-fA-F_]+|0b[01_]+|[0-9][0-9_]*)$",
+    "tag:yaml.org,2002:float": (
+        r"([-+]?([0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)[eE][-+]?[0-9]+"
+        r"|[-+]?([0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*)|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))$"
+    ),
+}
+
+
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader with keys as text, and YAML 1.2's `1e-6` as a number."""
+    """PyYAML's safe loader with keys as text, and numbers as YAML 1.2 has them.
+
+    `1e-6` is a number and `0100` is 100; `1:30` and dates are text, not numbers of base 60 and objects.
+    """
+
+    yaml_implicit_resolvers = {
+        first: [(tag, form) for tag, form in found if tag not in {*_NUMBERS, "tag:yaml.org,2002:timestamp"}]
+        for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def construct_yaml_int(self, node):
+        text = self.construct_scalar(node).replace("_", "")
+        return int(text, 0 if re.match("[-+]?0[xb]", text) else 10)
 
     def construct_mapping(self, node, deep=False):
         self.flatten_mapping(node)
         return {self.construct_scalar(key): self.construct_object(value, deep=deep) for key, value in node.value}
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
-)
-NOT_YAML = (yaml.YAMLError, ValueError, RecursionError)  # ValueError: an impossible date
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
+for _tag, _form in _NUMBERS.items():
+    _Loader.add_implicit_resolver(_tag, re.compile(_form), list("-+.0123456789"))
+NOT_YAML = (yaml.YAMLError, ValueError, RecursionError)  # ValueError: an integer of thousands of digits
 
 
 def parse(text: str) -> tuple[Any, dict[KeyPath, int]]:

@@ -1,6 +1,7 @@
 """Model paths that are adapters: merged into their base, as first adapters of a run, and refused on another base."""
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -156,11 +157,45 @@ def test_an_adapter_over_an_adapter_is_refused(golden, own, trained):
             with_adapters(config, lora, str(path))
     assert with_adapters(config, lora, str(golden[0])).adapter.rank == 4
     assert with_adapters(config, LoraSettings(), str(own)) == config
-    with pytest.raises(UserError, match=r"lora\.target_modules is \('query',\), and .* that is no module of the model"):
-        with_adapters(config, LoraSettings(rank=4, target_modules=("query",)), None)
     short = config.model_copy(update={"num_layers": 1})
     with pytest.raises(UserError, match=r"has model\.layers\.1\..*, and short has no such module to adapt"):
         with_adapters(short, LoraSettings(adapter_path=str(own)), "short")
+
+
+@pytest.mark.parametrize(
+    ("given", "lost"),
+    [
+        ({"target_modules": ("query",)}, "query"),
+        ({"target_modules": ("q_proj", "v_porj")}, "v_porj"),
+        ({"target_modules": ("q_proj", "lm_head")}, "lm_head"),
+        ({"target_modules": ("q_proj", "layers.7.mlp.down_proj")}, "layers.7.mlp.down_proj"),
+        ({"target_modules": "q_proj,v_proj"}, "q_proj,v_proj"),
+        ({"target_modules": r".*q_proj|.*v_porj"}, ".*v_porj"),
+        ({"exclude_modules": ("down_proj", "visual")}, "visual"),
+        ({"exclude_modules": ".*visual.*"}, ".*visual.*"),
+        ({"target_modules": ("q_proj",), "exclude_modules": ("vproj",)}, "vproj"),
+    ],
+)
+def test_a_name_that_matches_no_module_is_refused(golden, given, lost):
+    """PEFT itself is content when one of several names matches."""
+    config = read_hf_config(golden[0])
+    with pytest.raises(
+        UserError, match=rf"^lora\.\w+ is .*, and {re.escape(repr(lost))} is no .*; give a list of names"
+    ):
+        with_adapters(config, LoraSettings(rank=4, **given), None)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"target_modules": ("q_proj", "layers.0.mlp.down_proj")},
+        {"target_modules": r".*\.(q|x)_proj|.*mlp.*"},
+        {"target_modules": r".*q_proj|.*v_proj", "exclude_modules": "model.layers.0.*"},
+        {"exclude_modules": ("lm_head", "embed_tokens", "down_proj")},
+    ],
+)
+def test_names_that_match_are_taken(golden, given):
+    assert with_adapters(read_hf_config(golden[0]), LoraSettings(rank=4, **given), None).adapter.rank == 4
 
 
 def test_a_random_base_is_told_by_its_seed(golden):

@@ -108,7 +108,7 @@ def test_optional_settings_take_null(tmp_path):
         ("trainer:\n  total_steps: 0\n", "FILE:2: trainer.total_steps is 0, and must be a whole number, at least 1."),
         (
             "seed: 2024-01-01\n",
-            f"FILE:1: seed is datetime.date(2024, 1, 1), and must be a whole number, at least 0 and at most {2**62}.",
+            f"FILE:1: seed is '2024-01-01', and must be a whole number, at least 0 and at most {2**62}.",
         ),
         ("algorithm:\n  advantage: 5\n", "FILE:2: algorithm.advantage is 5, and must be text."),
         (
@@ -201,6 +201,24 @@ def test_whatever_a_file_holds_it_loads_or_is_refused_in_one_line(tmp_path, cont
         except UserError as error:
             messages.append(str(error))
     assert all(message.startswith(str(path)) and "\n" not in message for message in messages)
+
+
+@pytest.mark.parametrize("text", ["0100", "090", "1_00", "1:30", "1:30:00"])
+def test_every_reader_takes_a_number_as_meant_or_refuses_it(tmp_path, text):
+    """YAML 1.1 has 64 (octal), 90 and 5400 (base 60) here."""
+    grpo, model = tmp_path / "grpo.yaml", tmp_path / "model.yaml"
+    grpo.write_text(f"rollout:\n  max_new_tokens: {text}\n")
+    model.write_text(f"model:\n  model_config:\n    seq_length: {text}\n")
+    for read in (
+        lambda: load_grpo_config(None, [f"rollout.max_new_tokens={text}"]).rollout.max_new_tokens,
+        lambda: load_grpo_config(grpo).rollout.max_new_tokens,
+        lambda: load_model_yaml(model).model.seq_length,
+    ):
+        if ":" in text:
+            with pytest.raises(UserError, match=f"is '{text}', and must be a whole number"):
+                read()
+        else:
+            assert read() == int(text)
 
 
 # Settings that no graph takes: seconds and GiB.

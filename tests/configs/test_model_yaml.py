@@ -370,3 +370,9 @@ def test_adapters_of_mindformers_are_defaults_of_the_run(write, group):
     assert config.lora.adapter() == Adapter(4, 32, target_modules=("q_proj", "down_proj"))
     assert load_sft_config(None, (), loaded.adapter_defaults()).lora.alpha == 8
     assert load_model_yaml(write(model_yaml())).adapter_defaults() == {}
+
+
+@pytest.mark.parametrize("pattern", [".*wq|.*w9", ".*query|.*wv", ".*wq|"])
+def test_a_branch_of_mindformers_pattern_that_matches_nothing_is_refused(write, pattern):
+    with pytest.raises(UserError, match=r"pet_config.target_modules: '.*' matches none of attention"):
+        load_model_yaml(write(model_yaml(pet_config=PET | {"target_modules": pattern})))

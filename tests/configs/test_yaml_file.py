@@ -19,6 +19,22 @@ def test_numbers_in_exponent_form_are_numbers(tmp_path):
     assert parse("[1, a]")[0] == [1, "a"]
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        *(("0100", 100), ("007", 7), ("-010", -10), ("089", 89), ("1_000", 1000), ("0x10", 16), ("0b101", 5)),
+        *(("1:30", "1:30"), ("1:30.5", "1:30.5"), ("-12:30:45", "-12:30:45"), ("0o17", "0o17")),
+        *(("2024-01-01", "2024-01-01"), ("2024-1-1 10:00:00", "2024-1-1 10:00:00"), ("2024-13-45", "2024-13-45")),
+        *(("1_0.5", 10.5), ("010.5", 10.5), (".5e-6", 5e-7), ("-.inf", float("-inf")), ("1.", 1.0), ("1e", "1e")),
+    ],
+)
+def test_a_number_is_the_one_that_people_read(text, value):
+    """YAML 1.1, PyYAML's, reads octal numbers and numbers of base 60 (0100 is 64, 1:30 is 90)."""
+    assert parse(text)[0] == value
+    assert type(parse(text)[0]) is type(value)
+    assert parse(f"[{{a: [{text}]}}]")[0] == [{"a": [value]}]
+
+
 def test_every_key_knows_its_line(tmp_path):
     path = written(tmp_path, "a.yaml", "# comment\ngroup:\n  key: 1\n\n  list:\n    - name: x\n      weight: 2\n")
     layer = read_yaml(path)
@@ -53,7 +69,7 @@ DOUBLED = "[&a0 [1, 1], " + ", ".join(f"&a{n + 1} [*a{n}, *a{n}]" for n in range
         ("", "", "empty"),
         ("just words\n", "", "must hold `key: value` lines"),
         ("a: \x07\n", "", "not valid YAML"),
-        ("a: 2024-13-45\n", "", "not valid YAML"),
+        (f"a: {'9' * 5000}\n", "", "not valid YAML"),
         ("a: " + "[" * 5000, "", "not valid YAML"),
         ("? [1, 2]\n: 3\n", ":1", "not valid YAML"),
         ("a: &a\n  b:\n    c: *a\n", ":3", "a.b.c contains itself"),
