@@ -70,8 +70,8 @@ class RolloutGroup:
 class Experience:
     """Scored group, the input of training.
 
-    rewards: float32[G], the weighted sum over reward functions; NaN where every function abstained.
-    rewards_by_function: name -> float32[G], unweighted; NaN where that function gave None or failed.
+    rewards: float64[G], the weighted sum over reward functions; NaN (unscored) where one failed or all abstained.
+    rewards_by_function: name -> float64[G], unweighted; NaN where that function gave None or failed.
     advantages: float32[G] (one number for all tokens of a response) or G arrays float32[R]; 0 where the reward is NaN.
     policy_step: the step (from 1) whose weights drew the group; below the current step for a group that was carried
         over.

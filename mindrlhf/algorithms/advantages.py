@@ -2,9 +2,10 @@
 
 A method takes all groups of a step, of all data-parallel ranks. It returns an entry per group with an entry per sample:
 a number for all tokens of the response, or (token-level methods) an array [R]. Both can be assigned to a row `[:R]`.
-- A sample whose reward is not finite (every reward function abstained) is left out of every statistic and gets 0.
-- A group without spread, or with one valid sample, gets exactly 0 from every method that compares with the group's own
-  mean. (verl keeps the raw reward of a single sample in `grpo`, `dr_grpo` and `rloo`; TRL gives 0.)
+- A sample whose reward is not finite (a reward function failed, or all abstained) is left out of every statistic and
+  gets 0.
+- A group without spread (`differ`), or with one valid sample, gets exactly 0 from every method that compares with the
+  group's own mean. (verl keeps the raw reward of a single sample in `grpo`, `dr_grpo` and `rloo`; TRL gives 0.)
 - Methods that are not token-level see the sum of rewards per token (a KL penalty) and the sample's reward.
 """
 
@@ -19,6 +20,7 @@ from pydantic import Field, PositiveFloat
 from mindrlhf.algorithms.methods import Method, Methods
 
 WHITEN_EPS = 1e-8  # added to the variance (verl, OpenRLHF)
+ROUNDING = 1e-10  # rewards that differ by less, relative to the largest, are equal numbers computed in other ways
 
 Discount = Annotated[float, Field(ge=0.0, le=1.0)]
 Groups = list[np.ndarray]
@@ -46,7 +48,7 @@ ADVANTAGES: Methods[AdvantageMethod] = Methods("advantage", AdvantageMethod)
 class RewardBatch:
     """Rewards, lengths and values of all groups of one step, as far as needed.
 
-    rewards: float[G] per group; NaN where a sample abstained. lengths: int[G] per group, response tokens.
+    rewards: float[G] per group; NaN where a sample is unscored. lengths: int[G] per group, response tokens.
     token_rewards: G arrays float[R] per group, added to the reward, which counts at the last token.
     turn_rewards: G arrays float[R] per group, the parts of the reward that count at other tokens, at ends of turns.
     values: G arrays float[R] per group, the critic's estimate before each token.
@@ -90,7 +92,7 @@ def _apply(rule: Callable[..., np.ndarray], scores: Groups, *others: Sequence[np
     results = []
     for score, *more in zip(scores, *others, strict=True):
         result, valid = np.zeros(score.shape), np.isfinite(score)
-        if np.count_nonzero(valid) > 1 and np.ptp(score[valid]) > 0:
+        if differ(score[valid]):
             result[valid] = rule(score[valid], *(other[valid] for other in more))
         results.append(result)
     return results
@@ -102,11 +104,18 @@ def _pooled(groups: Groups) -> np.ndarray:
     return pooled[np.isfinite(pooled)]
 
 
+def differ(values: np.ndarray) -> np.ndarray:
+    """Test finite values for differences beyond rounding, over the last axis."""
+    if values.shape[-1] < 2:
+        return np.zeros(values.shape[:-1], bool)
+    return np.ptp(values, axis=-1) > ROUNDING * np.abs(values).max(axis=-1)
+
+
 def _std(values: np.ndarray) -> np.ndarray:
     """Compute the unbiased std over the last axis; exactly 0 for equal values."""
     if values.shape[-1] < 2:
         return np.zeros(values.shape[:-1])
-    return np.where(np.ptp(values, axis=-1) > 0, values.std(axis=-1, ddof=1), 0.0)
+    return np.where(differ(values), values.std(axis=-1, ddof=1), 0.0)
 
 
 def _normalise(groups: Groups, std: str = "none", leave_one_out: bool = False, eps: float = 0.0) -> Groups:
@@ -150,7 +159,8 @@ def grpo(
         raise ValueError("normalize_functions is of the reward functions, token_rewards belong to none of them")
     sums = [np.where(np.isfinite(rewards), 0.0, np.nan) for rewards in batch.rewards]
     for name, weight in batch.require("function_weights").items():
-        parts = [np.asarray(group[name], np.float64) for group in batch.require("rewards_by_function")]
+        groups = zip(batch.require("rewards_by_function"), batch.rewards, strict=True)
+        parts = [np.where(np.isfinite(rewards), group[name], np.nan) for group, rewards in groups]
         sums = [total + weight * part for total, part in zip(sums, _normalise(parts, *options), strict=True)]
     pooled = _pooled(sums)
     spread = _std(pooled)
@@ -222,7 +232,7 @@ def _whiten(values: list[np.ndarray], counts: Sequence[np.ndarray]) -> list[np.n
     used = np.isfinite(pooled) & (weights > 0)
     pooled, weights = pooled[used], weights[used]
     tokens = weights.sum()
-    if tokens < 2 or np.ptp(pooled) == 0:
+    if tokens < 2 or not differ(pooled):
         return [np.zeros(value.shape) for value in values]
     mean = (weights @ pooled) / tokens
     variance = (weights @ (pooled - mean) ** 2) / (tokens - 1)

@@ -1,13 +1,12 @@
 """`mindrlhf generate`: responses to typed prompts, or to the prompts of a file."""
 
 import argparse
+import math
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from mindrlhf.backend.process.launch import launch
 from mindrlhf.checkpoint.open import open_tokenizer
@@ -89,7 +88,7 @@ def _generate(args: argparse.Namespace, settings: RolloutSettings, generator: Ge
         advance = stack.enter_context(Progress(stream=notes)("generate", 0, "tokens"))
         prompts = [prompt for prompt, _ in requests]
         groups = generator.generate(prompts, args.num_generations, args.step, advance, partner)
-        rewards = iter(partner.rewards() if partner else np.full(len(prompts) * args.num_generations, np.nan))
+        rewards = iter(partner.rewards() if partner else [None] * (len(prompts) * args.num_generations))
     rows = []
     for (prompt, row), group in zip(requests, groups, strict=True):
         responses = [_response(rollout, generator, args.log_probs, next(rewards)) for rollout in group.rollouts]
@@ -127,16 +126,16 @@ def _conversations(counts: Statistics) -> str:
     return f"conversations: {turns:.2f} turns and {calls:.2f} calls each; {failed}"
 
 
-def _response(rollout: Rollout, generator: Generator, log_probs: bool, reward: float) -> dict[str, Any]:
+def _response(rollout: Rollout, generator: Generator, log_probs: bool, reward: float | None) -> dict[str, Any]:
     """Format a response with its log-probs.
 
     `log_probs` are the policy's with temperature only, `behaviour_log_probs` the sampling distribution's. `tokens`
-    counts the policy's tokens, and a conversation also has its turns. reward: its environment's, or NaN.
+    counts the policy's tokens, and a conversation also has its turns. reward: its environment's, as `Partner.rewards`.
     """
     response: dict[str, Any] = {"text": generator.text(rollout), "tokens": int(rollout.sampled.sum())}
     response["finish_reason"] = rollout.finish_reason
-    if not np.isnan(reward):
-        response["environment_reward"] = float(reward)
+    if reward is not None and not math.isnan(reward):
+        response["environment_reward"] = reward
     conversation = not rollout.sampled.all()
     if conversation:
         response["turns"] = turns_of(rollout, generator.tokenizer.decode)

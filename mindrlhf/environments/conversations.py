@@ -1,5 +1,6 @@
 """Conversations of the policy with environments and tools: the partner of the generation engine."""
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,7 +11,7 @@ from mindrlhf.data.tool_formats import ToolCall
 from mindrlhf.data.turns import TurnTemplate
 from mindrlhf.environments.pool import Answer, EnvironmentPool, Key, Outcome
 from mindrlhf.errors import UserError
-from mindrlhf.rollout.partner import Opening, Reply, TurnRewards
+from mindrlhf.rollout.partner import EnvironmentRewards, Opening, Reply, TurnRewards
 from mindrlhf.types import Prompt
 
 NO_IDS = np.zeros(0, np.int32)
@@ -106,24 +107,25 @@ class Conversations:
         outcomes = self._pool.collect(wait and not replies)
         return replies + self._replies([self._answer(outcome) for outcome in outcomes])
 
-    def rewards(self) -> np.ndarray:
-        """Get the environments' rewards, and end them: float32[rows], NaN without a reward.
+    def rewards(self) -> EnvironmentRewards:
+        """Get the environments' rewards, and end them.
 
         Sets `turn_rewards`, which the rewards include. An environment that fails here counts as lost.
         """
         for key, talk in self._talks.items():
             self._pool.reward(key, talk.made)
-        rewards, self.turn_rewards = [], []
+        rewards: list[float | None] = []
+        self.turn_rewards = []
         for outcome in self._answered():
             talk = self._talks[outcome.key]
             answer = outcome.answers[0] if outcome.answers else Answer()
             value, *turns = answer.value if isinstance(answer.value, list) else [answer.value]
             fails = answer.failure or (isinstance(answer.value, list) and len(turns) != len(talk.ends))
             self._count(lost=bool(fails) and not talk.lost)
-            rewards.append(np.nan if fails or value is None else value + sum(turns))
+            rewards.append(np.nan if fails else None if value is None else math.fsum([value, *turns]))
             self.turn_rewards.append(() if fails else tuple(zip(talk.ends, turns, strict=False)))
         self._end()
-        return np.array(rewards, np.float32)
+        return rewards
 
     def _end(self) -> None:
         for key in self._talks:

@@ -14,7 +14,7 @@ from mindrlhf.metrics.progress import Progress
 from mindrlhf.rewards.gsm8k import answered
 from mindrlhf.rewards.runner import RewardRunner
 from mindrlhf.rollout.engine import Engine
-from mindrlhf.rollout.partner import Partner
+from mindrlhf.rollout.partner import EnvironmentRewards, Partner
 from mindrlhf.rollout.scored import reward_samples
 from mindrlhf.types import Prompt, RolloutGroup
 
@@ -46,7 +46,7 @@ class Evaluator:
             self.gather(self._judge(groups, own)), key=lambda answer: (answer.source, answer.id, answer.sample)
         )
 
-    def _judge(self, groups: Sequence[RolloutGroup], own: Sequence[float]) -> list[Answer]:
+    def _judge(self, groups: Sequence[RolloutGroup], own: EnvironmentRewards) -> list[Answer]:
         if self.rewards is None:
             return []
         every = [(group.prompt, rollout) for group in groups for rollout in group.rollouts]

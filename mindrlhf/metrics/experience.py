@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from mindrlhf.algorithms.advantages import differ
 from mindrlhf.algorithms.mismatch import LOG_RATIO_LIMIT
 from mindrlhf.metrics.metric_set import MetricSet
 from mindrlhf.types import Experience, Rollout, taken
-
-NO_SPREAD = 1e-8  # rewards of a group that differ by less count as equal
 
 
 def token_counts(experiences: Sequence[Experience]) -> tuple[int, int]:
@@ -39,16 +38,17 @@ def add_rewards(metrics: MetricSet, experiences: Sequence[Experience]) -> None:
     """Add `critic/score/*`, `critic/rewards/*`, `critic/advantages/*`, `reward/<function>/*` and `group/*`.
 
     Score and rewards are the same number: a KL term in the reward is shown by itself (`actor/reward_kl_penalty`). NaN
-    rewards (every function abstained) are left out. The mean advantage is over tokens, as in verl.
-    `reward/<function>/missing` counts samples without a value. `group/zero_std_fraction` is the fraction of groups
-    whose rewards do not differ and so teach nothing, left out if prompts have one response each (PPO);
-    `group/reward_std` is the mean of the groups' unbiased standard deviations.
+    rewards are left out; `reward/unscored` counts them. The mean advantage is over tokens, as in verl.
+    `reward/<function>/missing` counts samples without a value of that function. `group/zero_std_fraction` is the
+    fraction of groups whose rewards do not differ and so teach nothing, left out if prompts have one response each
+    (PPO); `group/reward_std` is the mean of the groups' unbiased standard deviations.
     """
     if not experiences:
         return
     rewards = np.concatenate([e.rewards for e in experiences], dtype=np.float64)
     for name in ("critic/score", "critic/rewards"):
         metrics.add_summary(name, rewards, ~np.isnan(rewards))
+    metrics.add_total("reward/unscored", np.count_nonzero(np.isnan(rewards)))
     for function in dict.fromkeys(name for e in experiences for name in e.rewards_by_function):
         of = [e.rewards_by_function[function] for e in experiences if function in e.rewards_by_function]
         values = np.concatenate(of)
@@ -58,10 +58,8 @@ def add_rewards(metrics: MetricSet, experiences: Sequence[Experience]) -> None:
         metrics.add_total(f"reward/{function}/missing", np.count_nonzero(~given))
     advantages = [row for e in experiences for row in taken(e.token_advantages, e.sampled)]
     metrics.add_summary("critic/advantages", np.concatenate(advantages))
-    several = [e.rewards.astype(np.float64) for e in experiences if len(e.rewards) > 1]
-    scored = [rewards[~np.isnan(rewards)] for rewards in several]
-    without = [rewards.size < 2 or np.ptp(rewards) < NO_SPREAD for rewards in scored]
-    metrics.add("group/zero_std_fraction", sum(without), len(without))
+    scored = [e.rewards[~np.isnan(e.rewards)] for e in experiences if len(e.rewards) > 1]
+    metrics.add("group/zero_std_fraction", sum(not differ(rewards) for rewards in scored), len(scored))
     spreads = [rewards.std(ddof=1) for rewards in scored if rewards.size > 1]
     metrics.add("group/reward_std", sum(spreads), len(spreads))
 

@@ -24,7 +24,7 @@ from mindrlhf.records.rows import ADDED, CARRIED, SCHEMA, Row, completed, experi
 from mindrlhf.types import Experience
 
 _ARRAYS = [name for name, kind in SCHEMA.items() if "shape" in kind or kind["type"] == "bytes"]
-_FLOATS = [name for name, kind in SCHEMA.items() if kind == {"type": "float32"}]
+_FLOATS = [name for name, kind in SCHEMA.items() if kind == {"type": "float64"}]
 _PLAIN = [name for name in SCHEMA if name not in _ARRAYS]
 
 # The columns, except arrays, of each member of the archives that earlier versions packed.

@@ -28,7 +28,7 @@ from mindrlhf.types import Experience, FinishReason, Prompt, Rollout, RolloutGro
 
 Row = Mapping[str, Any]
 
-_INTEGER, _FLOAT, _TEXT = {"type": "int64"}, {"type": "float32"}, {"type": "string"}
+_INTEGER, _FLOAT, _TEXT = {"type": "int64"}, {"type": "float64"}, {"type": "string"}
 _IDS, _NUMBERS = {"type": "int32", "shape": [-1]}, {"type": "float32", "shape": [-1]}
 SCHEMA = {
     **dict.fromkeys(("step", "prompt_id", "occurrence", "sample_index", "seed", "policy_step"), _INTEGER),
@@ -210,8 +210,8 @@ def _experience(rows: list[Row]) -> Experience:
     by_function = {name: [np.nan if one[name] is None else one[name] for one in given] for name in given[0]}
     return Experience(
         group=RolloutGroup(prompt, rollouts),
-        rewards=np.array([row["reward"] for row in rows], np.float32),
-        rewards_by_function={name: np.array(values, np.float32) for name, values in by_function.items()},
+        rewards=np.array([row["reward"] for row in rows], np.float64),
+        rewards_by_function={name: np.array(values, np.float64) for name, values in by_function.items()},
         advantages=np.zeros(len(rows), np.float32),
         policy_step=first["policy_step"],
         greedy_reward=first["greedy_reward"],

@@ -64,4 +64,6 @@ def repetition_penalty(
 def environment(prompt: str, completion: str, fields: Mapping[str, str]) -> float | None:
     """Give the reward of the conversation's environment, if it has one."""
     reward = fields.get("environment_reward")
+    if reward == "nan":
+        raise ValueError("the environment ended early, or failed to give its reward")
     return None if reward is None else float(reward)

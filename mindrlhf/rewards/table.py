@@ -1,11 +1,14 @@
 """Result of scoring: rewards by function, their weighted sum, and failures."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Context, Decimal, localcontext
 
 import numpy as np
 
 from mindrlhf.rewards.process import Reply
+
+_EXACT = Context(prec=100)  # more digits than any product or sum of a few float64 numbers needs in practice
 
 
 @dataclass(frozen=True)
@@ -24,9 +27,10 @@ class RewardFailure:
 class RewardTable:
     """Rewards of N samples; the mappings are by function.
 
-    totals: float32[N], the weighted sum over the functions that gave a score; NaN where none did. A function of weight
-    0 is not in the sum and makes no total; the settings' overlong punishment is only added to one.
-    by_function: float32[N], unweighted; NaN where it abstained or failed. components: by name, likewise. seconds:
+    totals: float64[N], the weighted sum over the functions that gave a score; NaN (unscored) where none did, or one
+    failed. A function of weight 0 is not in the sum: it makes no total, and its failures cost none. The settings'
+    overlong punishment is only added to a total.
+    by_function: float64[N], unweighted; NaN where it abstained or failed. components: by name, likewise. seconds:
     float32[N], wall time inside the function (the limit, for a call that was given up). errors: sample index -> reason.
     timeouts: calls that took longer than the limit; failures: other calls without a result, abstentions excepted.
     first_failures: for each function that failed for the first time since its runner was made, its first failed sample.
@@ -48,19 +52,16 @@ def build_table(weights: Sequence[float], replies: Mapping[str, Sequence[Reply]]
     scoring: only the first `scoring` functions make a total; the others are added to it.
     """
     scores = {
-        name: np.array([np.nan if reply.score is None else reply.score for reply in own], np.float32)
+        name: np.array([np.nan if reply.score is None else reply.score for reply in own], np.float64)
         for name, own in replies.items()
     }
-    columns = np.stack([column.astype(np.float64) for column in scores.values()])
-    factors = np.array(weights)[:, None]
-    scored = ((factors != 0) & ~np.isnan(columns))[:scoring].any(axis=0)
     errors = {
         name: {i: reply.error for i, reply in enumerate(own) if reply.error is not None}
         for name, own in replies.items()
     }
     timeouts = {name: sum(reply.timed_out for reply in own) for name, own in replies.items()}
     return RewardTable(
-        totals=np.where(scored, (factors * np.nan_to_num(columns)).sum(axis=0), np.nan).astype(np.float32),
+        totals=np.array([_total(weights, one, scoring) for one in zip(*replies.values(), strict=True)], np.float64),
         by_function=scores,
         components={name: _components(own) for name, own in replies.items()},
         seconds={name: np.array([reply.seconds for reply in own], np.float32) for name, own in replies.items()},
@@ -68,6 +69,24 @@ def build_table(weights: Sequence[float], replies: Mapping[str, Sequence[Reply]]
         failures={name: len(errors[name]) - timeouts[name] for name in replies},
         timeouts=timeouts,
     )
+
+
+def weighted_sum(weights: Sequence[float], scores: Iterable[float]) -> float:
+    """Sum weighted scores exactly, as decimal numbers.
+
+    NaN scores are left out. Equal sums are then equal rewards, whichever functions gave them and in whatever order.
+    """
+    with localcontext(_EXACT):
+        pairs = zip(weights, scores, strict=True)
+        return float(sum(Decimal(repr(weight)) * Decimal(repr(score)) for weight, score in pairs if score == score))
+
+
+def _total(weights: Sequence[float], replies: Sequence[Reply], scoring: int) -> float:
+    if any(weight and reply.error is not None for weight, reply in zip(weights, replies, strict=True)):
+        return np.nan
+    if all(not weight or reply.score is None for weight, reply in zip(weights, replies[:scoring], strict=False)):
+        return np.nan
+    return weighted_sum(weights, [np.nan if reply.score is None else reply.score for reply in replies])
 
 
 def _components(replies: Sequence[Reply]) -> dict[str, np.ndarray]:

@@ -13,6 +13,8 @@ import numpy as np
 from mindrlhf.types import Prompt
 
 TurnRewards = tuple[tuple[int, float], ...]
+EnvironmentRewards = Sequence[float | None]
+"""Reward of each row's environment; None if it gives none, NaN if it failed to give it; empty without environments."""
 Listener = Callable[[int, Sequence[int]], bool]
 """Called after each token with a row and the drawn ids of its turn; returns True to end the turn there."""
 
@@ -63,11 +65,8 @@ class Partner(Protocol):
     def collect(self, wait: bool) -> Sequence[Reply]:
         """Return the replies that are ready; wait: wait for at least one."""
 
-    def rewards(self) -> np.ndarray:
-        """End all conversations.
-
-        Returns the environments' rewards, rewards of turns included: float32[rows], NaN for none.
-        """
+    def rewards(self) -> EnvironmentRewards:
+        """End all conversations; returns the environments' rewards, rewards of turns included."""
 
 
 class SharedPartner:
@@ -90,9 +89,9 @@ class SharedPartner:
     def collect(self, wait: bool) -> Sequence[Reply]:
         return self._share(self._partner and self._partner.collect(wait))
 
-    def rewards(self) -> np.ndarray:
+    def rewards(self) -> EnvironmentRewards:
         """End all conversations; the ranks without the partner get no rewards."""
-        return self._partner.rewards() if self._partner else np.zeros(0, np.float32)
+        return self._partner.rewards() if self._partner else ()
 
     @property
     def statistics(self) -> Any:

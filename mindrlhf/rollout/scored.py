@@ -12,7 +12,7 @@ from mindrlhf.rewards.process import Sample
 from mindrlhf.rewards.runner import RewardRunner
 from mindrlhf.roles.generator import Generator
 from mindrlhf.rollout.engine import Engine
-from mindrlhf.rollout.partner import Partner, TurnRewards
+from mindrlhf.rollout.partner import EnvironmentRewards, Partner, TurnRewards
 from mindrlhf.run.run import Run
 from mindrlhf.shapes import round_responses, slot_count
 from mindrlhf.types import Experience, Prompt, Rollout, RolloutGroup
@@ -57,7 +57,7 @@ class Rollouts:
 
     def _generate(
         self, engine: Engine, prompts: list[Prompt], samples: int, step: int
-    ) -> tuple[list[RolloutGroup], Sequence[float]]:
+    ) -> tuple[list[RolloutGroup], EnvironmentRewards]:
         """Generate groups; returns them, and the partner's rewards if it has any."""
         run = self._run
         with run.timers("gen"), run.progress("generate", 0, "tokens") as advance:
@@ -74,9 +74,9 @@ class Rollouts:
         return groups, own
 
     def _score(
-        self, groups: list[RolloutGroup], greedy: list[RolloutGroup], own: Sequence[float], step: int
+        self, groups: list[RolloutGroup], greedy: list[RolloutGroup], own: EnvironmentRewards, step: int
     ) -> list[Experience]:
-        """Score samples; a failed call gives no score, is counted, and shown once.
+        """Score samples; a failed call leaves its sample unscored, is counted, and shown once.
 
         own: rewards of the environments, as in `reward_samples`.
         """
@@ -92,7 +92,7 @@ class Rollouts:
                 group,
                 totals[i],
                 {name: parts[i] for name, parts in by_function.items()},
-                np.zeros_like(totals[i]),
+                np.zeros(len(group.rollouts), np.float32),
                 policy_step=step,
                 greedy_reward=float(totals[-1][i]) if greedy else None,
             )
@@ -119,21 +119,21 @@ def reward_samples(
     decode: Callable[[Sequence[int]], str],
     groups: Sequence[RolloutGroup],
     max_new_tokens: int,
-    own: Sequence[float] = (),
+    own: EnvironmentRewards = (),
 ) -> list[Sample]:
     """Build the inputs of reward functions: both texts, the task's fields, and more.
 
-    own: for conversations, the environments' rewards by rollout, NaN for none. A completion is the text of sampled
-    tokens. Further fields: `response_length` and `max_new_tokens`, in tokens; for conversations `environment_reward`,
-    if there is one, and `conversation`, the text with all context.
+    own: for conversations, as `Partner.rewards`. A completion is the text of sampled tokens. Further fields:
+    `response_length` and `max_new_tokens`, in tokens; for conversations `environment_reward`, if there is one (`nan` if
+    the environment failed to give it), and `conversation`, the text with all context.
     """
     every = [(group.prompt, rollout) for group in groups for rollout in group.rollouts]
     samples = []
-    for (prompt, rollout), reward in zip(every, own if len(own) else [None] * len(every), strict=True):
+    for (prompt, rollout), reward in zip(every, own or [None] * len(every), strict=True):
         said = rollout.response_ids[rollout.sampled]
         fields = {**prompt.fields, "response_length": str(len(said)), "max_new_tokens": str(max_new_tokens)}
-        if reward is not None:
+        if own:
             fields["conversation"] = decode(rollout.response_ids)
-            fields |= {} if np.isnan(reward) else {"environment_reward": str(reward)}
+            fields |= {} if reward is None else {"environment_reward": str(reward)}
         samples.append((decode(prompt.token_ids), decode(said), fields))
     return samples

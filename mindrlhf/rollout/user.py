@@ -9,7 +9,7 @@ import numpy as np
 from mindrlhf.data.turns import Message, TurnTemplate
 from mindrlhf.files.printable import LAYOUT, printable
 from mindrlhf.rollout.generator import Generator
-from mindrlhf.rollout.partner import Opening, Reply
+from mindrlhf.rollout.partner import EnvironmentRewards, Opening, Reply
 from mindrlhf.types import Prompt
 
 OVER = Reply(0, np.zeros(0, np.int32), over=True)
@@ -90,9 +90,9 @@ class User:
         self._turn, self._shown = (), 0
         return [Reply(0, ids)]
 
-    def rewards(self) -> np.ndarray:
-        """Return NaN: a user gives no reward."""
-        return np.full(1, np.nan, np.float32)
+    def rewards(self) -> EnvironmentRewards:
+        """Return None: a user gives no reward."""
+        return (None,)
 
     def end_line(self) -> None:
         """Show the rest of an answer, and end the line."""

@@ -11,10 +11,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from mindrlhf.algorithms.advantages import differ
 from mindrlhf.configs.grpo import GRPOSettings
-from mindrlhf.metrics.experience import NO_SPREAD
 from mindrlhf.records.formats import pack, unpack
 from mindrlhf.records.rows import experiences_of, rows_of
+from mindrlhf.rewards.table import weighted_sum
 from mindrlhf.types import Experience, Prompt
 
 _log = logging.getLogger(__name__)
@@ -97,14 +98,14 @@ class StepSampling:
 
 def has_spread(experience: Experience, config: GRPOSettings) -> bool:
     """Test for differing scores, of `dynamic_sampling.metric`, among responses with a score."""
-    scores, metric, factor = experience.rewards, config.dynamic_sampling.metric, config.reward.overlong_factor
+    scores, by_function, metric = experience.rewards, experience.rewards_by_function, config.dynamic_sampling.metric
     if metric is not None:
-        scores = experience.rewards_by_function[metric]
-    elif factor:
-        *_, punishment = experience.rewards_by_function.values()
-        scores = scores - factor * np.nan_to_num(punishment)
-    scores = scores[np.isfinite(scores)]
-    return scores.size > 1 and bool(np.ptp(scores) > NO_SPREAD)
+        scores = by_function[metric]
+    elif config.reward.overlong_factor:
+        weights = [function.weight for function in config.reward.functions]
+        *columns, _ = by_function.values()
+        scores = np.array([weighted_sum(weights, row) for row in zip(*columns, strict=True)])
+    return bool(differ(scores[np.isfinite(scores) & np.isfinite(experience.rewards)]))
 
 
 def only_fills(experience: Experience, config: GRPOSettings) -> bool:

@@ -57,4 +57,4 @@ class ScriptedPartner:
     def rewards(self):
         """The number of turns."""
         self._ready = []
-        return np.array([len(turns) for turns in self.heard.values()], np.float32)
+        return [float(len(turns)) for turns in self.heard.values()]

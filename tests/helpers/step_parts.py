@@ -16,7 +16,7 @@ def experience(prompt_id: int, rewards, lengths=None, finishes=None, policy_step
     `functions` are its rewards by function.
     """
     rng = np.random.default_rng([prompt_id, 17])
-    rewards = np.array(rewards, np.float32)
+    rewards = np.array(rewards, np.float64)
     lengths = [3] * len(rewards) if lengths is None else lengths
     finishes = ["eos"] * len(rewards) if finishes is None else finishes
     rollouts = tuple(
@@ -32,9 +32,11 @@ def experience(prompt_id: int, rewards, lengths=None, finishes=None, policy_step
         )
         for index, (length, finish) in enumerate(zip(lengths, finishes, strict=True))
     )
-    functions = {name: np.array(values, np.float32) for name, values in fields.pop("functions", {}).items()}
+    functions = {name: np.array(values, np.float64) for name, values in fields.pop("functions", {}).items()}
     group = RolloutGroup(Prompt(prompt_id, np.arange(4, dtype=np.int32)), rollouts)
-    return Experience(group, rewards, functions or {"gsm8k": rewards}, np.zeros_like(rewards), policy_step, **fields)
+    return Experience(
+        group, rewards, functions or {"gsm8k": rewards}, np.zeros(len(rewards), np.float32), policy_step, **fields
+    )
 
 
 def with_context(one: Experience, seed: int = 0) -> Experience:

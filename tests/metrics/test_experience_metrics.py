@@ -35,8 +35,8 @@ def make_experience(prompt_id, prompt_length, lengths, finishes, rewards, by_fun
     group = RolloutGroup(Prompt(prompt_id, np.arange(prompt_length, dtype=np.int32)), rollouts)
     return Experience(
         group,
-        np.array(rewards, np.float32),
-        {name: np.array(values, np.float32) for name, values in by_function.items()},
+        np.array(rewards, np.float64),
+        {name: np.array(values, np.float64) for name, values in by_function.items()},
         np.array(advantages, np.float32),
         policy_step=1,
         old_log_probs=None if shift is None else tuple(values + np.float32(shift) for values in log_probs),
@@ -80,6 +80,7 @@ def test_rewards_leave_out_what_has_none(experiences):
     assert values["reward/gsm8k/mean"] == pytest.approx(8 / 5)
     assert values["reward/gsm8k/std"] == pytest.approx(np.std([1, 0, 2, 2, 3], ddof=1))
     assert values["reward/gsm8k/missing"] == 1
+    assert values["reward/unscored"] == 1
     assert values["reward/format/mean"] == pytest.approx(2.5 / 3)
     assert values["reward/format/missing"] == 3
 

@@ -34,8 +34,8 @@ def experience(prompt, lengths, rewards, by_function, seed=0, policy_step=1):
     count = len(lengths)
     return Experience(
         group=RolloutGroup(prompt, rollouts),
-        rewards=np.array(rewards, np.float32),
-        rewards_by_function={name: np.array(values, np.float32) for name, values in by_function.items()},
+        rewards=np.array(rewards, np.float64),
+        rewards_by_function={name: np.array(values, np.float64) for name, values in by_function.items()},
         advantages=rng.random(count).astype(np.float32),
         policy_step=policy_step,
         reference_log_probs=tuple(rollout.policy_log_probs for rollout in rollouts),
@@ -76,7 +76,7 @@ def assert_same(got: Experience, expected: Experience):
     assert got.policy_step == expected.policy_step
     assert list(got.rewards_by_function) == list(expected.rewards_by_function)
     for name, values in expected.rewards_by_function.items():
-        assert got.rewards_by_function[name].dtype == np.float32
+        assert got.rewards_by_function[name].dtype == np.float64
         np.testing.assert_array_equal(got.rewards_by_function[name], values)
     for mine, its in zip(got.group.rollouts, expected.group.rollouts, strict=True):
         assert (mine.prompt_id, mine.sample_index, mine.finish_reason, mine.seed) == (

@@ -85,6 +85,8 @@ def test_soft_overlong_is_dapos_ramp(tokens, expected):
 
 def test_the_environment_gives_its_own_reward():
     assert environment("", "0.5", {"environment_reward": "-0.25"}) == -0.25
+    with pytest.raises(ValueError, match="ended early, or failed"):  # a loss is no abstention
+        environment("", "0.5", {"environment_reward": "nan"})
     assert environment("", "0.5", {}) is None
 
 

@@ -10,7 +10,9 @@ from reward_pools import FAULTS, command, runner, texts
 
 from mindrlhf.configs.grpo import RewardFunctionSettings, RewardSettings
 from mindrlhf.errors import UserError
+from mindrlhf.rewards.process import Reply
 from mindrlhf.rewards.runner import HOPELESS_AFTER, RewardRunner
+from mindrlhf.rewards.table import build_table
 from mindrlhf.types import Prompt
 
 LOST = {
@@ -103,13 +105,47 @@ def test_totals_are_weighted_sums_of_what_was_scored(faults):
     with runner(*names, weights=[10.0, 2.0, 0.0], args={"value": 0.5}) as pool:
         assert pool.names == ("constant", "fault", "fault_2")
         table = pool.score(texts("1", "none", "raise"))
-    np.testing.assert_array_equal(table.totals, np.float32([5 + 2, 5, 5]))
-    assert table.totals.dtype == np.float32
-    assert {array.dtype for array in table.by_function.values()} == {np.dtype(np.float32)}
+    np.testing.assert_array_equal(table.totals, [5 + 2, 5, np.nan])  # no opinion, and a failure
+    assert table.totals.dtype == np.float64
+    assert {array.dtype for array in table.by_function.values()} == {np.dtype(np.float64)}
     with runner(f"{faults}:fault", f"{faults}:constant", weights=[1.0, 0.0]) as pool:
         table = pool.score(texts("1", "none", "raise"))
     np.testing.assert_array_equal(table.totals, np.float32([1, np.nan, np.nan]))  # weight 0 only watches
     np.testing.assert_array_equal(table.by_function["constant"], np.float32([1, 1, 1]))
+
+
+@pytest.mark.parametrize("fault", ["raise", "hang", "os exit", "nan"])
+def test_a_failure_leaves_its_sample_unscored(faults, fault):
+    """Whatever the other functions say; a function that only watches costs nothing."""
+    names = (f"{faults}:constant", f"{faults}:fault")
+    with runner(*names, timeout_s=0.3) as pool:
+        table = pool.score(texts("1", fault, "none"))
+    np.testing.assert_array_equal(table.totals, [2, np.nan, 1])
+    np.testing.assert_array_equal(table.by_function["constant"], [1, 1, 1])
+    with runner(*names, weights=[1.0, 0.0], timeout_s=0.3) as pool:
+        np.testing.assert_array_equal(pool.score(texts("1", fault, "none")).totals, [1, 1, 1])
+
+
+@pytest.mark.parametrize("weights", [[0.1, 0.2, 0.3], [0.3, 0.1, 0.2], [0.7, 0.1, 0.2]])
+def test_equal_sums_are_equal_rewards(faults, weights):
+    """Whichever functions gave them, and in whatever order."""
+    source = faults.with_name("digits.py")
+    source.write_text("".join(f"def f{n}(completion, ground_truth): return float(completion[{n}])\n" for n in range(3)))
+    tens = [round(10 * weight) for weight in weights]
+    every = [(a, b, c) for a in range(10) for b in range(10) for c in range(10)]
+    total = max(range(60), key=lambda sum_: sum(a * tens[0] + b * tens[1] + c * tens[2] == sum_ for a, b, c in every))
+    equal = [one for one in every if sum(x * y for x, y in zip(one, tens, strict=True)) == total]
+    assert len(equal) > 10
+    with runner(*(f"{source}:f{n}" for n in range(3)), weights=weights) as pool:
+        totals = pool.score(texts(*("".join(map(str, one)) for one in equal))).totals
+    assert set(totals) == {total / 10}
+    huge = build_table([1.0, 1.0, 1.0], {str(n): [Reply(x)] for n, x in enumerate((1e16, 0.1, -1e16))}, 3)
+    assert huge.totals.tolist() == [0.1]
+
+
+def test_the_overlong_punishment_fails_like_any_function():
+    replies = {"f": [Reply(1.0), Reply(1.0)], "soft_overlong": [Reply(-0.5), Reply(error="no")]}
+    np.testing.assert_array_equal(build_table([1.0, 1.0], replies, scoring=1).totals, [0.5, np.nan])
 
 
 def test_the_overlong_punishment_makes_no_total_of_its_own(faults):
@@ -148,7 +184,7 @@ def test_a_function_that_always_hangs_is_given_up_for_the_batch(faults):
         assert table.timeouts["fault"] == HOPELESS_AFTER
         assert table.failures["fault"] == 64 - HOPELESS_AFTER
         assert np.isnan(table.by_function["fault"]).all()
-        np.testing.assert_array_equal(table.totals, np.ones(64, np.float32))
+        np.testing.assert_array_equal(table.totals, np.full(64, np.nan))
         # The next batch begins anew; and once something was scored, every hang costs its own sample only.
         assert pool.score(texts("5")).totals[0] == 6
         table = pool.score(texts("1", *["hang"] * (HOPELESS_AFTER + 1), "2"))

@@ -21,14 +21,14 @@ def test_a_response_without_a_partner():
 
 def test_of_a_conversation_what_the_policy_said_is_the_completion():
     groups = [with_context(experience(number, [0.0, 1.0], lengths=[2, 4])).group for number in (3, 4)]
-    own = np.array([0.1, np.nan, -2.0, 0.0], np.float32)
+    own = [0.1, None, np.nan, 0.0]
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     for (_, said, fields), rollout, reward in zip(reward_samples(decode, groups, 9, own), rollouts, own, strict=True):
         assert not rollout.sampled.all()
         assert said == decode(rollout.response_ids[rollout.sampled])
         assert fields["conversation"] == decode(rollout.response_ids)
         assert int(fields["response_length"]) == rollout.sampled.sum()
-        assert fields.get("environment_reward") == (None if np.isnan(reward) else str(reward))
+        assert fields.get("environment_reward") == (None if reward is None else str(reward))
 
 
 def test_rewards_of_turns_go_to_their_rollouts():

@@ -42,6 +42,24 @@ class Source:
         ]
 
 
+@pytest.mark.parametrize(
+    ("rewards", "functions", "overrides"),
+    [
+        ([0.1 + 0.2, 0.3], {}, []),
+        ([NAN, NAN], {"f": [1.0, 0.0]}, ["dynamic_sampling.metric=f"]),  # all lost by another function
+        ([1.0, NAN], {"f": [1.0, 0.0]}, ["dynamic_sampling.metric=f"]),
+        ([-0.0777, 0.0], {"f": [0.0, 0.0], "soft": [-0.777, 0.0]}, ["reward.overlong_factor=0.1"]),
+        (
+            [0.7, 0.3 - 0.1],
+            {"f": [0.7, 0.3], "soft": [0.0, NAN]},
+            ["reward.overlong_factor=1", "reward.functions.0.weight=0"],
+        ),
+    ],
+)
+def test_no_spread_by_rounding_or_by_what_is_unscored(rewards, functions, overrides):
+    assert not has_spread(experience(1, rewards, functions=functions), config(*overrides))
+
+
 def test_without_it_a_step_is_what_was_drawn():
     source = Source([False])
     step, figures = one_step(StepSampling(config(enabled=False)), source)
@@ -139,7 +157,7 @@ def test_every_step_is_full_and_no_group_is_lost_or_comes_twice(spread, size, pe
 
 @pytest.mark.parametrize(
     ("rewards", "expected"),
-    [([0, 1], True), ([1, 1], False), ([NAN, 1], False), ([NAN, 0, 1], True), ([0.1, 0.1 + 1e-9], False), ([1], False)],
+    [([0, 1], True), ([1, 1], False), ([NAN, 1], False), ([NAN, 0, 1], True), ([0.1, 0.1 + 1e-9], True), ([1], False)],
 )
 def test_spread_is_of_rewards_that_were_given(rewards, expected):
     assert has_spread(experience(0, rewards), config()) == expected
