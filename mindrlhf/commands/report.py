@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--labels", nargs="+", help="a name for each run (default: that of its folder)")
     add("--samples", type=int, help="answers of each step to bring along, in whole groups (default: all)")
     add("--sample_steps", type=int, help="steps to bring answers of, at most (default: all)")
-    agree = "state whether two runs agree (reward within 4%%, loss within 2%%): exit code 0, or 1 where they do not"
+    agree = "state whether two runs agree (reward within 4%%, loss within 2%%; fine-tuning: loss): exit code 0 or 1"
     add("--compare", action="store_true", help=agree)
     add("--live", "--serve", action="store_true", help="rewrite the file while the runs go on; Ctrl-C ends it")
     add("--refresh", type=float, default=5.0, help="seconds between rewrites of --live (default 5)")
