@@ -8,8 +8,6 @@ from itertools import groupby
 from math import prod
 from typing import Any
 
-import psutil
-
 from mindrlhf.backend import default_device
 from mindrlhf.backend.ceiling import matmul_ceiling
 from mindrlhf.backend.process.launch import launch, under_msrun
@@ -24,7 +22,8 @@ from mindrlhf.flags import TrainFlags
 from mindrlhf.hub.models import local_models
 from mindrlhf.job import NO_OBJECTS, Objects
 from mindrlhf.memory.batch_table import batch_table
-from mindrlhf.memory.estimate import Lengths, Work, device_limit
+from mindrlhf.memory.estimate import Lengths, Work
+from mindrlhf.memory.limit import CHIPS, DEFAULT_CHIP, memory_limit
 from mindrlhf.memory.remedies import remedies
 from mindrlhf.memory.step_time import run_rates, time_line
 from mindrlhf.metrics.console import short_number
@@ -43,32 +42,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     train.add_arguments(parser)
     longest = "the longest prompt; default: the dataset's, or what seq_length leaves for it"
     parser.add_argument("--prompt_tokens", type=int, help=longest)
+    chip = f"Ascend chip whose memory is the limit, one of {', '.join(CHIPS)} (default: {DEFAULT_CHIP})"
+    parser.add_argument("--chip", metavar="NAME", help=chip)
     parser.add_argument("--json", action="store_true", help="everything as one JSON object instead of tables")
     parser.add_argument("--every_transfer", action="store_true", help="also list each transfer of the online reshard")
 
 
-def run(args: argparse.Namespace) -> None:
+def run(args: argparse.Namespace) -> int:
+    """Print the plan; returns 1 if the job will not fit, else 0."""
     work, source, steps = read_work(TrainFlags.of(args), prompt_tokens=args.prompt_tokens)
-    limit, reason = memory_limit(work)
+    limit, reason = memory_limit(work.train, len(work.trains), args.chip)
     moved = plan(*work.layouts)
     figures = plan_figures(work, moved, limit) | {"time": plan_time(work, steps)}
     if args.json:
         print(json.dumps(figures, indent=1))
-        return
-    print(plan_text(work, figures, source, reason))
-    if args.every_transfer:
-        print(moved.describe(every_transfer=True))
+    else:
+        print(plan_text(work, figures, source, reason))
+        if args.every_transfer:
+            print(moved.describe(every_transfer=True))
+    return 0 if figures["fits"] else 1
 
 
 def describe_plan(flags: TrainFlags, objects: Objects) -> str:
     """Describe a job as the command does; UserError as `train`."""
     work, source, steps = read_work(flags, objects)
-    limit, reason = memory_limit(work)
+    limit, reason = memory_limit(work.train, len(work.trains))
     figures = plan_figures(work, plan(*work.layouts), limit) | {"time": plan_time(work, steps)}
     return plan_text(work, figures, source, reason)
 
 
-def plan_figures(work: Work, moved: Plan, limit: int | None) -> dict[str, Any]:
+def plan_figures(work: Work, moved: Plan, limit: int) -> dict[str, Any]:
     """Collect all numbers of a plan as plain values.
 
     Tokens and operations are the maximum of a step over all ranks; a prompt counts once. limit: see `memory_limit`.
@@ -78,7 +81,7 @@ def plan_figures(work: Work, moved: Plan, limit: int | None) -> dict[str, Any]:
     samples, response = rollout.num_generations, rollout.max_new_tokens
     flops = phase_flops(work.model, [(prompt, [response], samples)], config.algorithm.num_iterations, work.teacher)
     ranks = work.rank_plans()
-    fits = limit is None or max(rank.peak for rank in ranks) <= limit
+    fits = max(rank.peak for rank in ranks) <= limit
     return {
         "parameters": parameter_count(work.model),
         "train": work.train.parallel.model_dump(),
@@ -152,20 +155,6 @@ def read_work(
 
 def _longest(prompts: list[Prompt]) -> int:
     return max((len(prompt.token_ids) for prompt in prompts), default=0)
-
-
-def memory_limit(work: Work) -> tuple[int | None, str]:
-    """Find the bytes that one process may use, and their origin in words.
-
-    None without a limit. On CPU it is this machine's free memory, shared by all processes.
-    """
-    context, workers = work.train.context, len(work.trains)
-    if context.device_target == "CPU":
-        free = psutil.virtual_memory().available
-        shared = f" for each of {workers} processes on this machine" if workers > 1 else " are free on this machine"
-        return free // workers, f"{free / workers / GIB:.1f} GiB{shared}"
-    limit = context.max_device_memory
-    return device_limit(work.train), f"context.max_device_memory is {'not set' if limit is None else limit}"
 
 
 def plan_text(work: Work, figures: dict[str, Any], source: str, limit: str) -> str:

@@ -5,6 +5,7 @@ from typing import Literal
 
 from mindrlhf.configs.base import Device
 from mindrlhf.configs.layers import merge
+from mindrlhf.configs.model_settings import GROUP, SAMPLING_KEYS
 from mindrlhf.configs.model_yaml import ModelYaml, load_model_yaml, typed_model_yaml
 from mindrlhf.configs.yaml_file import Layer
 
@@ -15,6 +16,9 @@ ASCEND_DTYPES: Mapping[Role, Mapping[str, str]] = {
     "train": {"compute_dtype": "bfloat16"},
     "infer": {"compute_dtype": "bfloat16", "param_init_type": "bfloat16"},
 }
+
+# Role -> keys of model_config in its YAML that the other role does not take from there.
+OF_ONE_ROLE: Mapping[Role, Sequence[str]] = {"train": (*SAMPLING_KEYS, "pet_config"), "infer": ("param_init_type",)}
 
 
 def default_model_yaml(
@@ -35,6 +39,27 @@ def default_model_yaml(
     }
     path = f"defaults of --sft_path_{role}"
     yaml = typed_model_yaml(merge([Layer(values, {(): path})], overrides), path)
+    return _with_all_workers(yaml, workers)
+
+
+def model_yaml_of_other_role(
+    role: Role, other: ModelYaml, theirs: Sequence[str] = (), overrides: Sequence[str] = ()
+) -> ModelYaml:
+    """Read a role's model YAML from the file of the other role.
+
+    Model and device are the file's, the layout is the role's own: the same tensor-parallel ranks, and all other ranks
+    data-parallel. A finetune YAML's sampling, and a predict YAML's dtype of weights, are not taken.
+
+    other: the file, as read for the other role with the overrides `theirs`. overrides: of this role.
+    Raises UserError.
+    """
+    own = [f"parallel_config={{model_parallel: {other.parallel.model_parallel}}}", "recompute_config={}"]
+    own += [f"{GROUP}.{key}=null" for key in OF_ONE_ROLE["infer" if role == "train" else "train"]]
+    return _with_all_workers(load_model_yaml(other.path, [*theirs, *own, *overrides]), other.parallel.workers)
+
+
+def _with_all_workers(yaml: ModelYaml, workers: int) -> ModelYaml:
+    """Make the ranks that no other axis takes data-parallel, unless the YAML says how many are."""
     parallel = yaml.parallel
     split = parallel.model_parallel * parallel.pipeline_stage
     rest = {"data_parallel": max(1, workers // split)}

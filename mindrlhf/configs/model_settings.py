@@ -33,6 +33,7 @@ _MODEL = {key: name for key, name in SHAPE_FIELDS.items() if name != "rope_scali
 _MODEL |= {"max_position_embedding": "max_position_embeddings", "initializer_range": "initializer_range"}
 _SAMPLING = {key: key for key in ("temperature", "top_k", "top_p", "repetition_penalty")}
 _SAMPLING |= {"max_decode_length": "max_new_tokens", "min_decode_length": "min_new_tokens"}
+SAMPLING_KEYS = (*_SAMPLING, "do_sample")
 
 
 def _optional(field: FieldInfo) -> tuple[Any, FieldInfo]:

@@ -19,7 +19,7 @@ from mindrlhf.configs.layers import merge
 from mindrlhf.configs.lora import PetSettings
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_names import SPELLINGS
-from mindrlhf.configs.model_settings import ModelSettings
+from mindrlhf.configs.model_settings import GROUP, SAMPLING_KEYS, ModelSettings
 from mindrlhf.configs.problems import Group, brief, build, unknown_name
 from mindrlhf.configs.unsupported import sign_of_another, unsupported
 from mindrlhf.configs.yaml_file import KeyPath, Layer, dotted, read_chain, read_yaml
@@ -30,6 +30,7 @@ NONE = MappingProxyType({})
 _KEYS = read_yaml(Path(__file__).with_name("mindformers_keys.yaml")).values
 FIXED = _KEYS["model_fixed"]
 # Group -> keys of MindFormers without effect here.
+ELSEWHERE = {key: place for place, keys in _KEYS["elsewhere"].items() for key in keys.split()}
 UNUSED = {group: frozenset(" ".join(keys.values()).split()) for group, keys in _KEYS["unused"].items()}
 
 
@@ -57,11 +58,18 @@ class ParallelSettings(Settings):
 class RecomputeSettings(Settings):
     """`recompute_config`."""
 
-    recompute: bool | int | tuple[int, ...] = Field(
+    recompute: bool | int | tuple[int | tuple[int, ...], ...] = Field(
         False,
-        description="Compute activations again in the backward pass, each half of a layer from its input. Pipeline "
-        "stages always do, from theirs. It is refused with one stage on Ascend, and for a number of layers.",
+        description="Compute activations again in the backward pass, each half of a layer from its input; of all "
+        "layers, also where it is a number of layers or a list. A hint about memory: pipeline stages always do, from "
+        "their input, and one stage on Ascend never does.",
     )
+
+    @property
+    def asked(self) -> bool:
+        """True when layers are to be computed again, whatever their number."""
+        given = self.recompute if isinstance(self.recompute, tuple) else (self.recompute,)
+        return any(map(any, (one if isinstance(one, tuple) else (one,) for one in given)))
 
 
 class ContextSettings(Settings):
@@ -96,6 +104,14 @@ class ModelYaml(Settings):
     lora: PetSettings | None = Field(None, description="`lora_config`, or `model.model_config.pet_config`.")
     unused: tuple[str, ...] = Field((), description="Keys of the file that have no effect here, dotted.")
 
+    @property
+    def recomputes(self) -> bool:
+        """True when the backward pass of one stage computes layers again, which it does on CPU.
+
+        With MindSpore 2.9's own `Cell.recompute()` some shapes fail to compile on CPU, with a topological cycle.
+        """
+        return self.recompute.asked and self.parallel.pipeline_stage == 1 and self.context.device_target == "CPU"
+
     def without_effect(self, generating: bool) -> list[str]:
         """List keys of the file without effect on this device or role."""
         names = []
@@ -104,6 +120,10 @@ class ModelYaml(Settings):
         if generating:
             names += [f"parallel_config.{key}" for key in TRAINING_KEYS if key in self.parallel.model_fields_set]
             names += [f"recompute_config.{key}" for key in sorted(self.recompute.model_fields_set)]
+        else:
+            names += [f"{GROUP}.{key}" for key in SAMPLING_KEYS if key in self.model.model_fields_set]
+            followed = self.recomputes or (self.parallel.pipeline_stage > 1 and self.recompute.recompute is True)
+            names += ["recompute_config.recompute"] * (self.recompute.asked and not followed)
         return names
 
     def architecture(self, hf: ModelConfig | None = None, hf_where: str = "config.json") -> ModelConfig:

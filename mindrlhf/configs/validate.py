@@ -3,6 +3,7 @@
 A value's type and range are checked when it is read, the data and the devices when they are known.
 """
 
+import logging
 from collections.abc import Iterable
 from math import inf, lcm
 from operator import attrgetter
@@ -23,6 +24,8 @@ from mindrlhf.configs.run import HELD_OUT, RunSettings
 from mindrlhf.configs.sft import SFTSettings
 from mindrlhf.errors import UserError, refuse
 from mindrlhf.user_functions import is_user_function
+
+_log = logging.getLogger(__name__)
 
 DTYPE_KEYS = ("compute_dtype", "param_init_type", "layernorm_compute_type", "softmax_compute_type")
 # Pairs of settings; the first must not be above the second. Fine-tuning has the first pair too.
@@ -94,27 +97,22 @@ def check_held_out_pairs(config: SFTSettings) -> None:
 
 
 def check_training_layout(yaml: ModelYaml, length_bucket: int) -> None:
-    check_recompute(yaml)
+    warn_recompute(yaml)
     if yaml.parallel.use_seq_parallel:
         ranks = yaml.parallel.model_parallel
         name = f"the model_parallel {ranks} of {yaml.path}, which has use_seq_parallel,"
         check_divides("train.length_bucket", length_bucket, ranks, name)
 
 
-def check_recompute(yaml: ModelYaml) -> None:
-    """Check that the layout supports the requested recomputation.
-
-    Pipeline stages do; without stages only the CPU's fused half-layers do.
-    With MindSpore 2.9's own `Cell.recompute()` some shapes fail to compile on CPU, with a topological cycle.
-    """
-    recompute, target = yaml.recompute.recompute, yaml.context.device_target
-    shown = list(recompute) if isinstance(recompute, tuple) else recompute
-    where = f"{yaml.path}: recompute_config.recompute is {shown}, and"
-    stages = "set parallel_config.pipeline_stage to 2 or more: stages compute theirs again"
-    parts = f"{where} all layers are computed again, not a number of them; set it to True."
-    keeps = f"{where} with one pipeline stage layers on {target} keep their activations; set it to False, or {stages}."
-    alone = yaml.parallel.pipeline_stage == 1 and target != "CPU"
-    refuse({parts: recompute and recompute is not True, keeps: recompute and alone})
+def warn_recompute(yaml: ModelYaml) -> None:
+    """Say that layers are not computed again, which costs memory and changes no result."""
+    if yaml.recompute.asked and not yaml.recomputes and yaml.parallel.pipeline_stage == 1:
+        _log.warning(
+            "%s: recompute_config.recompute is a hint about memory, and with one pipeline stage layers on %s keep "
+            "their activations, as `mindrlhf plan` counts them; stages compute theirs again",
+            yaml.path,
+            yaml.context.device_target,
+        )
 
 
 def check_generating_layout(yaml: ModelYaml) -> None:
@@ -269,7 +267,7 @@ def check_dropout(yaml: ModelYaml, dropout: float) -> None:
             f"{yaml.path}: {GROUP}.compute_dtype is {yaml.model.compute_dtype}, and with lora.dropout {dropout:g} "
             "updates run composed layers, which are float32 on CPU; set float32, or train without dropout."
         )
-    if dropout and yaml.recompute.recompute is True and yaml.parallel.pipeline_stage == 1:
+    if dropout and yaml.recomputes:
         raise UserError(
             f"{yaml.path}: recompute_config.recompute is True, and with lora.dropout {dropout:g} updates run composed "
             "layers, which keep their activations; set it to False, or train without dropout."

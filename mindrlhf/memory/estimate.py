@@ -24,7 +24,7 @@ from mindrlhf.parallel.layout import Layout
 from mindrlhf.parallel.partition import Partition
 from mindrlhf.shapes import cache_positions, padded_prefix, pool_size, round_responses, slot_count
 from mindrlhf.training.batch import MicroBatch, cut_alike
-from mindrlhf.units import FLOAT32, GIB, MIB
+from mindrlhf.units import FLOAT32, MIB
 
 # Measured with MindSpore 2.9 on CPU: Python with all imports; compiled graphs: the first one, and per layer.
 PROCESS = 445 * MIB
@@ -199,15 +199,8 @@ class Work:
         dtype = "float32" if on_cpu else yaml.model.compute_dtype
         drops, itemsize = updates and part.model.dropout > 0, activations.ITEMSIZE[dtype]
         place = part.mesh.tp, len(part.layers), part.coordinates.pp == part.mesh.pp - 1, part.sequence
-        recompute = yaml.recompute.recompute is True and part.mesh.pp == 1
         rounds = on_cpu and yaml.model.compute_dtype == "bfloat16"
-        return Stage(part.model, *place, itemsize, self.fused and not drops, recompute, drops, rounds)
-
-
-def device_limit(yaml: ModelYaml) -> int | None:
-    """Compute the bytes that `context.max_device_memory` allows; None if it is not set."""
-    text = yaml.context.max_device_memory
-    return None if text is None else int(float(text.removesuffix("GB")) * GIB)  # MindSpore's GB is GiB
+        return Stage(part.model, *place, itemsize, self.fused and not drops, yaml.recomputes, drops, rounds)
 
 
 def role_parts(work: Work, rank: int) -> dict[str, list[int]]:

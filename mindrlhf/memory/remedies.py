@@ -39,7 +39,7 @@ def _options(work: Work) -> dict[str, Any]:
     """Collect settings with possible savings and their values."""
     config, micro = work.config, work.micro_batches("update")[0]
     fused = work.fused and not work.model.dropout
-    recompute = fused and not work.train.recompute.recompute and work.train.parallel.pipeline_stage == 1
+    recompute = fused and not work.train.recompute.asked and work.train.parallel.pipeline_stage == 1
     options = {
         "memory.swap": not config.memory.swap,
         "train.max_tokens_per_micro_batch": micro.rows // micro.count if micro.count > 1 else 0,

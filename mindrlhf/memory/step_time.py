@@ -70,13 +70,14 @@ def step_seconds(work: Work, rates: Rates) -> dict[str, float]:
     groups = [(lengths.prompt, [config.rollout.max_new_tokens], config.rollout.num_generations)]
     flops = phase_flops(work.model, groups, config.algorithm.num_iterations, work.teacher)
     prompts, seconds = config.data.prompts_per_step / len(work.trains), {}
+    again = work.train.recomputes or work.train.parallel.pipeline_stage > 1
     for name in work.phases:
         kind = PHASES[name].kind
         if name == "gen":
             seconds[name] = _generating(work, rates)
         elif kind and name in flops:
-            again = 1 + (kind == "update" and work.train.recompute.recompute is True) / PHASES[name].passes
-            seconds[name] = prompts * flops[name] * again / rates.passes
+            passes = 1 + (kind == "update" and again) / PHASES[name].passes
+            seconds[name] = prompts * flops[name] * passes / rates.passes
             if kind == "update":
                 updates = config.algorithm.num_iterations * config.algorithm.updates_per_iteration
                 moved = OPTIMIZER_PASSES * FLOAT32 * trained_count(work.model) / work.train.parallel.model_parallel

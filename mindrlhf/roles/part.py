@@ -79,11 +79,11 @@ class ModelPart:
     def hold(self, parameters: Parameters) -> None:
         """Set parameters by name and build the decoder; UserError if it cannot recompute."""
         self.parameters = parameters
-        yaml, recompute = self.yaml, self.yaml.recompute.recompute is True and self.partition.mesh.pp == 1
-        self.decoder = self._decoder(recompute)
-        if recompute and not self.decoder.fused:
+        yaml = self.yaml
+        self.decoder = self._decoder(yaml.recomputes)
+        if yaml.recomputes and not self.decoder.fused:
             raise UserError(
-                f"{yaml.path}: recompute_config.recompute is True, and only the fused operators compute layers "
+                f"{yaml.path}: recompute_config.recompute is set, and only the fused operators compute layers "
                 f"again, which are not there ({library().problem}); install g++ or set it to False."
             )
 

@@ -13,10 +13,10 @@ from mindrlhf.checkpoint.open import checkpoint_config, hf_folder, open_tokenize
 from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.configs.loading import load_grpo_config, load_sft_config
 from mindrlhf.configs.model import ModelConfig
-from mindrlhf.configs.model_defaults import Role, open_model_yaml
+from mindrlhf.configs.model_defaults import Role, model_yaml_of_other_role, open_model_yaml
 from mindrlhf.configs.model_names import SHAPE_FIELDS
 from mindrlhf.configs.model_settings import GROUP, differences
-from mindrlhf.configs.model_yaml import ModelYaml
+from mindrlhf.configs.model_yaml import ModelYaml, load_model_yaml
 from mindrlhf.configs.sft import SFTSettings
 from mindrlhf.configs.validate import check_dropout, check_grpo, check_sft
 from mindrlhf.configs.verl.translation import translate
@@ -174,11 +174,17 @@ def generated_in(infer: ModelYaml, weights: str) -> str:
 
 
 def read_model_yamls(flags: TrainFlags, overrides: Mapping[str, Sequence[str]]) -> tuple[ModelYaml, ModelYaml]:
-    """Read the two model YAMLs, or build them from flags. Raises UserError."""
+    """Read the two model YAMLs, or build them from flags; one file serves both roles. Raises UserError."""
+    given = {role: _given(flags, role, overrides) for role in YAML_FLAGS}
+    if flags.sft_path_infer and not flags.sft_path_train:
+        infer = load_model_yaml(flags.sft_path_infer, given["infer"])
+        train = model_yaml_of_other_role("train", infer, given["infer"], given["train"])
+        return _with_dtype(train), _with_dtype(infer)
     train = read_train_yaml(flags, flags.load_sft_checkpoint_train or flags.load_sft_checkpoint_infer, overrides)
+    if flags.sft_path_train and not flags.sft_path_infer:
+        return train, _with_dtype(model_yaml_of_other_role("infer", train, given["train"], given["infer"]))
     place = train.context.device_target, train.parallel.workers, train.parallel.model_parallel
-    given = _given(flags, "infer", overrides)
-    return train, _with_dtype(open_model_yaml("infer", flags.sft_path_infer, *place, overrides=given))
+    return train, _with_dtype(open_model_yaml("infer", flags.sft_path_infer, *place, overrides=given["infer"]))
 
 
 def read_train_yaml(flags: LayoutFlags, checkpoint: str | None, overrides: Mapping[str, Sequence[str]]) -> ModelYaml:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import psutil
 
 from mindrlhf.backend import kernels, operators_in_use
 from mindrlhf.backend.ceiling import matmul_ceiling
@@ -25,7 +24,8 @@ from mindrlhf.errors import UserError
 from mindrlhf.files.settings_file import versions
 from mindrlhf.job import Job
 from mindrlhf.memory.batch_table import batch_table
-from mindrlhf.memory.estimate import Lengths, Work, device_limit
+from mindrlhf.memory.estimate import Lengths, Work
+from mindrlhf.memory.limit import free_memory, memory_limit
 from mindrlhf.memory.step_time import Rates, run_rates, time_line
 from mindrlhf.metrics.trackers import check_installed
 from mindrlhf.models.adapters import adapter_line
@@ -71,7 +71,7 @@ def preflight(job: Job, collectives: Collectives, data: TrainingData, rewards: R
     dtype, threads = job.train.model.compute_dtype, int(os.environ.get("OMP_NUM_THREADS", 1))
     ceiling = matmul_ceiling(world.device_target, dtype)
     rates = run_rates(work, data.total_steps, ceiling) if work else None
-    own = RankResources(socket.gethostname(), threads, psutil.virtual_memory().available, ceiling, rates)
+    own = RankResources(socket.gethostname(), threads, free_memory()[0], ceiling, rates)
     ranks: list[RankResources] = collectives.all_gather_object(own)
     if world.rank:
         return
@@ -122,12 +122,12 @@ def devices(target: str, ranks: Sequence[RankResources], dtype: str) -> str:
 def memory_line(work: Work, ranks: Sequence[RankResources]) -> str:
     """Compare the largest planned peak with the memory of the device or host."""
     fullest = max(work.rank_plans(), key=lambda plan: plan.peak)
-    limit = device_limit(work.train)
-    if work.train.context.device_target == "CPU":
-        processes = Counter(rank.host for rank in ranks)
-        limit = min(rank.memory // processes[rank.host] for rank in ranks)
+    processes = Counter(rank.host for rank in ranks)
+    limit = min(rank.memory // processes[rank.host] for rank in ranks)
+    if work.train.context.device_target != "CPU":
+        limit, _ = memory_limit(work.train, len(ranks))
     text = f"{size(fullest.peak)} planned at most for a process, in {fullest.peak_phase}"
-    if limit is None or fullest.peak <= limit:
+    if fullest.peak <= limit:
         return text
     return f"{text}: NOT ENOUGH, {size(limit)} are there for each; `mindrlhf plan` says which settings help"
 

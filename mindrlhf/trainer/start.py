@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Generator
 from contextlib import ExitStack
+from textwrap import fill
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mindrlhf.backend.process.launch import World, is_first_process, launch
 from mindrlhf.checkpoint.open import checkpoint_config
-from mindrlhf.configs.model_yaml import ModelYaml
+from mindrlhf.configs.model_yaml import ELSEWHERE, ModelYaml
 from mindrlhf.configs.run import RunSettings
 from mindrlhf.flags import SFTFlags, TrainFlags
 from mindrlhf.hub.models import local_models
@@ -44,10 +45,21 @@ def save_both_strategies(flags: TrainFlags) -> None:
 
 
 def list_unused(yaml: ModelYaml, generating: bool = False) -> None:
-    """Print the keys of a model YAML that have no effect here."""
-    unused = [*yaml.unused, *yaml.without_effect(generating)]
-    if unused:
-        print(f"{yaml.path}: not used here: {', '.join(unused)}", flush=True)
+    """Print the keys of a model YAML that have no effect here, by group."""
+    groups: dict[str, list[str]] = {}
+    for key in (*yaml.unused, *yaml.without_effect(generating)):
+        group, _, name = key.rpartition(".")
+        title = group or (f"set by {ELSEWHERE[key]}" if key in ELSEWHERE else "MindFormers' trainer")
+        groups.setdefault(title, []).append(name)
+    lines = [f"{title}: {', '.join(names)}" for title, names in groups.items()]
+    if lines:
+        print("\n".join([f"{yaml.path}: not used here:", *map(_indented, lines)]), flush=True)
+
+
+def _indented(line: str) -> str:
+    return fill(
+        line, 100, initial_indent="  ", subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+    )
 
 
 def launch_from(yaml: ModelYaml, run: RunSettings) -> World:
@@ -75,7 +87,8 @@ def grpo_steps(job: Job, signals: StopSignals) -> Steps:
     with launch_from(job.train, job.config.trainer) as world:
         if world.rank == 0:
             list_unused(job.train)
-            list_unused(job.infer, generating=True)
+            if job.infer.path != job.train.path:
+                list_unused(job.infer, generating=True)
         # It imports MindSpore, which has to wait until `launch` has set the environment that MindSpore reads.
         from mindrlhf.trainer.build import build
 

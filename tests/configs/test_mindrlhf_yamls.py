@@ -185,7 +185,28 @@ def test_the_layouts_of_the_tutorial_load(tmp_path, capsys, role):
     list_unused(loaded, generating=role == "infer")
     told = capsys.readouterr().out
     assert told.count("micro_batch_interleave_num") == 1
-    assert "parallel_config.micro_batch_interleave_num" in told
+    assert "\n  parallel_config: micro_batch_interleave_num" in told
+
+
+def test_keys_without_effect_are_listed_by_group(tmp_path, capsys):
+    """Keys that have a place of their own here are told with it; no line is longer than a terminal."""
+    path = tmp_path / "train.yaml"
+    others = "".join(f"profile_{number}: True\n" for number in range(40))
+    fields = "model: {model_config: {use_past: True, block_size: 16, top_k: 3}}\n"
+    given = "optimizer: {type: AdamW}\nlr_schedule: {learning_rate: 1.0e-6}\nload_checkpoint: x\n"
+    path.write_text(f"{fields}{given}recompute_config: {{recompute: [7, 7], mp_comm_recompute: True}}\n{others}")
+    list_unused(load_model_yaml(path))
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 100
+    assert lines[0] == f"{path}: not used here:"
+    for line in (
+        "  model.model_config: use_past, block_size, top_k",
+        "  set by optimizer.*: optimizer, lr_schedule",
+        "  set by --load_sft_checkpoint_train: load_checkpoint",
+        "  recompute_config: mp_comm_recompute, recompute",
+    ):
+        assert line in lines
+    assert sum(line.count("profile_") for line in lines) == 40
 
 
 def test_the_pair_of_7b_loads(tmp_path, capsys):

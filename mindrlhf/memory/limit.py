@@ -1,0 +1,100 @@
+"""Memory that one process of a job may use: of an Ascend chip, or of this machine. Pure Python."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+
+from mindrlhf.algorithms.methods import unknown_name
+from mindrlhf.configs.model_yaml import ModelYaml
+from mindrlhf.units import GIB, MIB
+
+DEFAULT_CHIP = "910B3"
+SYSTEM = 3400 * MIB  # in use on an idle chip by the system, as npu-smi shows it
+# Chip, as npu-smi names it -> GiB of device memory that npu-smi shows. Of a 910C (910_93, Atlas A3) each of both dies
+# is a device of its own.
+CHIPS: Mapping[str, float] = {
+    "910A": 32,
+    "910B1": 64,
+    "910B2": 64,
+    "910B2C": 64,
+    "910B3": 64,
+    "910B4": 32,
+    "910B4-1": 64,
+    "910C": 64,
+    "910_93": 64,
+    "300I-Pro": 21,
+    "300I-Duo": 43,
+}
+CGROUPS = Path("/sys/fs/cgroup")
+OWN_GROUP = Path("/proc/self/cgroup")
+# Controller's folder -> files of the limit and of the use, and the file cache's name in memory.stat.
+VERSIONS = {
+    "": ("memory.max", "memory.current", "inactive_file"),
+    "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+}
+
+
+def memory_limit(yaml: ModelYaml, processes: int, chip: str | None = None) -> tuple[int, str]:
+    """Find the bytes that one process may use, and their origin in words.
+
+    processes: processes of the job; on CPU they share this machine. chip: the Ascend chip's name, see CHIPS.
+    Raises UserError for an unknown chip.
+    """
+    if yaml.context.device_target == "CPU":
+        free, where = free_memory()
+        shared = f" for each of {processes} processes {where}" if processes > 1 else f" are free {where}"
+        return free // processes, f"{free / processes / GIB:.1f} GiB{shared}"
+    usable = chip_memory(chip or DEFAULT_CHIP)
+    named = f"of a {chip}" if chip else f"of a {DEFAULT_CHIP} (`mindrlhf plan --chip` names another)"
+    words = f"{usable / GIB:.1f} GiB are usable {named}"
+    asked = yaml.context.max_device_memory
+    if asked is None:
+        return usable, words
+    most = int(float(asked.removesuffix("GB")) * GIB)  # MindSpore's GB is GiB
+    shown = f"context.max_device_memory {asked} is {most / GIB:.1f} GiB"
+    return (most, shown) if most <= usable else (usable, f"{words}; {shown}")
+
+
+def chip_memory(chip: str) -> int:
+    """Compute the usable bytes of an Ascend chip. Raises UserError for an unknown one."""
+    name = chip.lower().removeprefix("ascend").strip(" -_")
+    sizes = {known.lower(): size for known, size in CHIPS.items()}
+    size = sizes.get("910_93" if name.startswith("910_93") else name)
+    if size is None:
+        raise unknown_name("chip", chip, CHIPS)
+    return int(size * GIB) - SYSTEM
+
+
+def free_memory() -> tuple[int, str]:
+    """Read the free bytes of this machine, or of a control group that leaves fewer; and which."""
+    free, where = psutil.virtual_memory().available, "on this machine"
+    for controller, (limit, use, cache) in VERSIONS.items():
+        for folder in _groups(controller):
+            allowed, used = _number(folder / limit), _number(folder / use)
+            if allowed is None or used is None:
+                continue
+            left = max(0, allowed - used + _cached(folder / "memory.stat", cache))
+            if left < free:
+                free, where = left, "in this container"
+    return free, where
+
+
+def _groups(controller: str) -> list[Path]:
+    """List the folders of this process's control group and of those above it."""
+    root = CGROUPS / controller
+    fields = [line.split(":", 2) for line in (OWN_GROUP.read_text() if OWN_GROUP.exists() else "").splitlines()]
+    own = [root / path.lstrip("/") for _, names, path in fields if controller in names.split(",")]
+    return [root, *(folder for path in own for folder in (path, *path.parents) if root in folder.parents)]
+
+
+def _number(path: Path) -> int | None:
+    """Read a number of a control group; None for an absent file, and without a limit."""
+    text = path.read_text().strip() if path.is_file() else ""
+    return int(text) if text.isdecimal() else None
+
+
+def _cached(path: Path, name: str) -> int:
+    """Read the bytes of file cache, which the system gives back when they are needed."""
+    lines = path.read_text().splitlines() if path.is_file() else []
+    return next((int(value) for key, value in map(str.split, lines) if key == name), 0)
