@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -20,7 +21,7 @@ from mindrlhf.commands.generation import (
 )
 from mindrlhf.configs.grpo import GRPOSettings, RewardFunctionSettings, RewardSettings, RolloutSettings
 from mindrlhf.data.tokenizer import Tokenizer
-from mindrlhf.environments.open import open_conversations
+from mindrlhf.environments.open import open_conversations, sandbox_note
 from mindrlhf.evaluation.pass_at_k import Answer, compare, evaluate, overall, read_answers
 from mindrlhf.files.atomic import make_folder
 from mindrlhf.hub.models import local_models
@@ -88,6 +89,8 @@ def _answers(
     decode = partial(tokenizer.decode, skip_special_tokens=True)
     with ExitStack() as stack:
         partner = open_conversations(settings, tokenizer, args.seed, stack) if settings.converses else None
+        if note := sandbox_note(settings):
+            print(note, file=sys.stderr)
         functions = (RewardFunctionSettings(name=name),)
         rewards = stack.enter_context(RewardRunner(RewardSettings(functions=functions)))
         rewards.check_ground_truths(prompts, args.data)

@@ -23,7 +23,7 @@ from mindrlhf.configs.loading import load_settings
 from mindrlhf.data.requests import read_requests, typed_requests
 from mindrlhf.data.templates import NAMES
 from mindrlhf.environments.conversations import Statistics
-from mindrlhf.environments.open import open_conversations
+from mindrlhf.environments.open import open_conversations, sandbox_note
 from mindrlhf.environments.protocol import tool_schemas
 from mindrlhf.errors import refuse
 from mindrlhf.files.atomic import make_folder
@@ -85,6 +85,8 @@ def _generate(args: argparse.Namespace, settings: RolloutSettings, generator: Ge
     notes = sys.stdout if args.output else sys.stderr
     with ExitStack() as stack:
         partner = open_conversations(settings, generator.tokenizer, args.seed, stack) if settings.converses else None
+        if note := sandbox_note(settings):
+            print(note, file=notes)
         advance = stack.enter_context(Progress(stream=notes)("generate", 0, "tokens"))
         prompts = [prompt for prompt, _ in requests]
         groups = generator.generate(prompts, args.num_generations, args.step, advance, partner)

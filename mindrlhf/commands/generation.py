@@ -10,7 +10,8 @@ from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import refuse
 from mindrlhf.rollout.generator import Generator
 
-CONVERSATION = {"environment": None, "tools": "+", "tool_format": None, "max_turns": None}  # flag -> number of values
+# Flag -> number of values.
+CONVERSATION = {"environment": None, "tools": "+", "tool_format": None, "max_turns": None, "sandbox": None}
 LEAST = {"num_generations": 1, "limit": 1, "slots": 1, "seed": 0, "step": 0, "context": 2}  # flag -> smallest value
 
 

@@ -9,6 +9,8 @@ from mindrlhf.data.tool_formats import load_tool_format
 from mindrlhf.data.turns import TurnTemplate
 from mindrlhf.environments.conversations import Conversations
 from mindrlhf.environments.pool import EnvironmentPool
+from mindrlhf.environments.protocol import READY
+from mindrlhf.environments.ready.code_interpreter import describe
 from mindrlhf.job import Job
 from mindrlhf.parallel.partition import Partition
 from mindrlhf.rollout.partner import Partner, SharedPartner
@@ -32,13 +34,19 @@ def open_partner(job: Job, collectives: Collectives, stack: ExitStack) -> Partne
     return SharedPartner(own, lambda value: collectives.broadcast_object(value, group[0], group)) if group[1:] else own
 
 
+def sandbox_note(settings: RolloutSettings) -> str | None:
+    """Say what holds a model's code here; None without the tool."""
+    code = {READY["python"], "python"}
+    return f"code of the tool python: {describe()}" if code.intersection(settings.tools) else None
+
+
 def open_conversations(settings: RolloutSettings, tokenizer: Tokenizer, seed: int, stack: ExitStack) -> Conversations:
     """Open conversations in this process; `stack` ends their processes."""
     template = TurnTemplate(tokenizer, tool_format=load_tool_format(settings.tool_format))
     given = settings.environment or ""
     environments = given if isinstance(given, dict) else {ONLY: given}
     limits = settings.tool_workers, settings.tool_timeout_s, settings.tool_memory_mb
-    pool = stack.enter_context(EnvironmentPool(environments, settings.tools, *limits))
+    pool = stack.enter_context(EnvironmentPool(environments, settings.tools, *limits, sandbox=settings.sandbox))
 
     def text(ids):
         return tokenizer.decode(list(ids), skip_special_tokens=True)

@@ -10,21 +10,28 @@ import math
 import resource
 import socket
 import tempfile
+import time
+import uuid
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from types import NoneType
 from typing import Any
 
+from mindrlhf.environments.ready.code_interpreter import REQUIRED, SETTING
 from mindrlhf.errors import UserError
+from mindrlhf.files.trees import remove_tree
 from mindrlhf.user_functions import absolute
+from mindrlhf.workers.descendants import MARK, kill
 from mindrlhf.workers.peer import Peer, wait
 from mindrlhf.workers.process import WorkerProcess
 
 Key = tuple[int, ...]
 LOST = "its environment was lost"
+BEGIN_S = 10.0  # until a conversation's process answers; then the server counts as stopped
+MOST_BEGINS = 3  # of a conversation's process for one request
 MOST_FILES = 1 << 16  # open at a time
 
 
@@ -69,12 +76,14 @@ class EnvironmentPool(AbstractContextManager):
         timeout_s: float = 10.0,
         memory_mb: int = 1024,
         max_output: int = 4096,
+        sandbox: str = REQUIRED,
     ):
         """Start the process that imports environments and tools; UserError if that fails.
 
         environments: name -> `file.py:Class`, a ready one's name, or "" for tools alone. tools: functions that every
         environment has. workers: requests that run at the same time. timeout_s, memory_mb: limits of one call; the
         memory is in addition to an idle process. max_output: characters of an answer; a longer one loses its middle.
+        sandbox: `required` or `best_effort`, what the kernel must hold of code that a model writes.
         """
         self._files = tempfile.TemporaryDirectory(prefix="mindrlhf-tools-", ignore_cleanup_errors=True)
         self._setup = {
@@ -85,6 +94,7 @@ class EnvironmentPool(AbstractContextManager):
             "max_output": max_output,
             "files": self._files.name,
         }
+        self._environment = {"TMPDIR": self._files.name, SETTING: sandbox, MARK: uuid.uuid4().hex}
         self._workers, self._timeout_s = workers, timeout_s
         self._stateful = {name for name, place in environments.items() if place}
         self._numbers = count()
@@ -155,6 +165,7 @@ class EnvironmentPool(AbstractContextManager):
         for peer in self._spare:
             self._drop(peer)
         self._stop()
+        remove_tree(self._files.name)
         self._files.cleanup()
 
     def __exit__(self, *exception: object) -> None:
@@ -163,7 +174,8 @@ class EnvironmentPool(AbstractContextManager):
     def _start(self) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            self._server = _Server(self._setup | {"control": theirs.fileno()})
+            self._server = _Server(self._setup | {"control": theirs.fileno()}, self._environment)
+        self._control.setblocking(False)  # a stopped server reads nothing
         while not self._server.ready:
             wait([self._server])
             self._server.collect()
@@ -182,6 +194,7 @@ class EnvironmentPool(AbstractContextManager):
         conversation = self._conversations[key]
         conversation.action, conversation.calls, conversation.answers = action, list(calls), []
         conversation.requests += 1
+        conversation.begins = 0
         self._waiting.append(conversation)
         self._fill()
 
@@ -204,29 +217,42 @@ class EnvironmentPool(AbstractContextManager):
                 self._drop(peer)
             else:
                 conversation.peer = peer
-        conversation.peer = conversation.peer or self._new_peer()
+        if conversation.peer is None:
+            conversation.begins += 1
+            conversation.peer = self._new_peer()
         request = conversation.action, conversation.name, conversation.seed
         calls = conversation.calls[len(conversation.answers) :]
         conversation.peer.assign(calls, [(*request, *values) for values in calls])
 
     def _new_peer(self) -> "_Peer":
         if not self._server.alive():
-            self._stop()
-            self._start()
+            self._replace_server()
         ours, theirs = socket.socketpair()
         number = next(self._numbers)
-        with theirs, suppress(OSError):  # the server may die right now: then calls get no answer
+        with theirs, suppress(OSError):  # a server that dies or stands still right now gives no process
             socket.send_fds(self._control, [json.dumps(number).encode()], [theirs.fileno()])
         return _Peer(ours, number, self._timeout_s)
+
+    def _replace_server(self) -> None:
+        """Start another server; conversations that the former one has begun go on."""
+        self._control.close()
+        self._server.leave()
+        self._start()
 
     def _advance(self, conversation: "_Conversation") -> None:
         """Take answers, and a failure for a call that gets none."""
         conversation.answers += (conversation.checked(answer) for _, answer in conversation.peer.collect())
         if not conversation.peer.idle and (loss := conversation.peer.loss()):
-            conversation.answers.append(Answer(None, loss.seconds, loss.error))
+            begun = conversation.peer.process is not None
+            if begun or conversation.begins == MOST_BEGINS:
+                conversation.answers.append(Answer(None, loss.seconds, loss.error))
+                conversation.lost = conversation.stateful
+            elif loss.timed_out:
+                self._replace_server()
+            if loss.timed_out:
+                conversation.peer.kill()
             self._drop(conversation.peer)
             conversation.peer = None
-            conversation.lost = conversation.stateful
             if len(conversation.answers) < len(conversation.calls) and not conversation.lost:
                 self._begin(conversation)
         if conversation.peer is None or conversation.peer.idle:
@@ -252,15 +278,36 @@ class EnvironmentPool(AbstractContextManager):
 
 
 class _Peer(Peer):
-    """Process of one conversation at a time."""
+    """Process of one conversation at a time.
+
+    process: its number, once it has begun.
+    """
 
     def __init__(self, channel: socket.socket, number: int, timeout_s: float):
-        super().__init__(channel.fileno(), channel.fileno(), timeout_s, timeout_s)
+        super().__init__(channel.fileno(), channel.fileno(), timeout_s, BEGIN_S)
         self._channel, self.number = channel, number
+        self.process: int | None = None
+
+    def assign(self, calls: Sequence[Any], requests: Iterable[Sequence[Any]]) -> None:
+        """Hand out a request for each call; their time begins with the process."""
+        super().assign(calls, requests)
+        if self.process is None:
+            self._deadline = time.monotonic() + BEGIN_S
+
+    def kill(self) -> None:
+        """Kill the process, if it has begun, without the server."""
+        if self.process is not None:
+            kill(self.process)
 
     def close(self) -> None:
         self._channel.close()
         self.exited = True
+
+    def _receive(self, message: Any) -> list[tuple[Any, Any]]:
+        if self.process is None and isinstance(message, int):
+            self.process = message
+            return []
+        return super()._receive(message)
 
     def _reply(self, values: list[Any]) -> Answer:
         match values:
@@ -277,7 +324,7 @@ class _Peer(Peer):
 class _Conversation:
     """Conversation with its present request: arguments of its calls, and answers so far.
 
-    requests: number of requests until now.
+    requests: number of requests until now. begins: of processes for the present request.
     """
 
     key: Key
@@ -286,6 +333,7 @@ class _Conversation:
     peer: _Peer | None = None
     lost: bool = False
     requests: int = 0
+    begins: int = 0
     action: str = ""
     calls: list[tuple[Any, ...]] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
@@ -306,10 +354,9 @@ class _Conversation:
 class _Server(WorkerProcess):
     """Process that forks the processes of conversations."""
 
-    def __init__(self, setup: Mapping[str, Any]):
+    def __init__(self, setup: Mapping[str, Any], environment: Mapping[str, str]):
         self.greeting: dict[str, tuple[bool, list[dict[str, Any]]]] = {}
-        worker = "mindrlhf.environments.worker"
-        super().__init__(worker, setup, setup["timeout_s"], {"TMPDIR": setup["files"]}, [setup["control"]])
+        super().__init__("mindrlhf.environments.worker", setup, setup["timeout_s"], environment, [setup["control"]])
 
     def _greet(self, greeting: Any) -> None:
         self.greeting = greeting

@@ -1,12 +1,13 @@
 """Main program of the process that runs environments and tools.
 
 It imports the user's modules once, and forks a child for each conversation, so that a conversation which hangs, takes
-too much memory or ends its process does not affect the others. First comes one line of JSON with the settings, answered
-by {"greeting": {environment: [raw, schemas]}} or {"error": sentence}. Then numbers come on the socket `control`: a
-number with a descriptor begins a child, which serves this descriptor; without one, it ends that child. The owner's last
-message is null: an end without it means that the owner was killed, and its temporary files are removed here. A child's
-requests are [number, method of `_Conversation`, environment, seed, value, ...], its replies [number, value or null,
-seconds, failure or null].
+too much memory or ends its process does not affect the others. First comes one line of JSON with the settings,
+answered by {"greeting": {environment: [raw, schemas]}} or {"error": sentence}. Then numbers come on the socket
+`control`: a number with a descriptor begins a child, which serves this descriptor; without one, it ends that child, all
+that the child has begun, and its temporary files. The owner's last message is null: an end without it means that the
+owner was killed, and all temporary files are removed here. A child first sends the number of its process. Its requests
+are [number, method of `_Conversation`, environment, seed, value, ...], its replies [number, value or null, seconds,
+failure or null].
 """
 
 import asyncio
@@ -17,10 +18,10 @@ import math
 import os
 import random
 import resource
-import shutil
-import signal
+import select
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -30,9 +31,12 @@ from typing import Any
 import pydantic
 
 from mindrlhf.environments.protocol import NONE, Environment, build, load, load_tools
+from mindrlhf.environments.ready.code_interpreter import code_interpreter, required_mechanisms
 from mindrlhf.files.printable import shortened
+from mindrlhf.files.trees import remove_tree
 from mindrlhf.units import MIB
-from mindrlhf.workers.serving import greet, open_pipes, reason, serve
+from mindrlhf.workers.descendants import LOOK_S, adopt_orphans, children, end_all_children, end_children, kill
+from mindrlhf.workers.serving import EXIT_S, greet, open_pipes, reason, send, serve
 
 PACKET_BYTES = 1 << 12
 
@@ -44,54 +48,131 @@ def main() -> None:
     control = socket.socket(fileno=setup["control"])
     environments = greet(replies, lambda: _prepare(setup["environments"], setup["tools"]))
     gc.freeze()  # children share these pages
-    children: dict[int, int] = {}
+    own = _Children(setup["files"])
     while True:
+        if not select.select([control], [], [], LOOK_S if own.ending else None)[0]:
+            own.look()
+            continue
         text, descriptors, *_ = socket.recv_fds(control, PACKET_BYTES, 1)
         number = json.loads(text or "null")
         if number is None:
             break
         if not descriptors:
-            _end(children.pop(number, None))
+            own.end(number)
             continue
-        try:
-            child = os.fork()
-        except OSError:  # no more processes: the other side finds its descriptor closed
-            os.close(descriptors[0])
-            continue
-        if child == 0:
+        if own.begin(number) == 0:
             control.close()
             for pipe in (requests, replies):  # descriptors that a further fork closes
                 os.dup2(descriptors[0], pipe.fileno(), inheritable=False)
             os.close(descriptors[0])
             try:
-                conversation = _Conversation(environments, setup)
+                conversation = _Conversation(environments, setup, own.folder(number))
+                send(replies, os.getpid())
                 serve(requests, replies, setup["timeout_s"], conversation.answer)
             finally:
                 os._exit(0)
         os.close(descriptors[0])
-        with suppress(PermissionError):  # it has ended
-            os.setpgid(child, child)
-        children[number] = child
-    for child in children.values():
-        _end(child)
+    own.close()
     if not text:
-        shutil.rmtree(setup["files"], ignore_errors=True)
+        remove_tree(setup["files"])
 
 
-def _end(child: int | None) -> None:
-    """End a child and its children, unless it is None.
+class _Children:
+    """Children of this process, by their conversations' numbers."""
 
-    No other process can have its id, because nobody has waited for it before.
-    """
-    if child is not None:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+    def __init__(self, files: str):
+        self._files = files
+        self._children: dict[int, int] = {}
+        self._earlier = set(children())  # of the user's modules
+        self._dying: set[int] = set()
+        self._doomed: list[str] = []  # folders of processes that may still be dying
+        self._removing: set[int] = set()  # processes that remove folders
+
+    @property
+    def ending(self) -> bool:
+        """True while there is something to look at."""
+        return bool(self._dying or self._doomed or self._removing)
+
+    def folder(self, number: int) -> str:
+        """Return the folder of a conversation's temporary files."""
+        return os.path.join(self._files, str(number))
+
+    def begin(self, number: int) -> int:
+        """Fork a conversation's child.
+
+        Returns the number of its process, 0 inside of it, and -1 without processes to spare.
+        """
+        try:
+            child = os.fork()
+        except OSError:  # the other side finds its descriptor closed
+            return -1
+        if child:
+            with suppress(OSError):  # it has ended
+                os.setpgid(child, child)
+            self._children[number] = child
+        return child
+
+    def end(self, number: int) -> None:
+        """Kill a conversation's child, if it has one."""
+        if number in self._children:
+            child = self._children.pop(number)
+            kill(child)
+            self._dying.add(child)
+            self._doomed.append(self.folder(number))
+            self.look()
+
+    def look(self) -> None:
+        """Go on ending what ended conversations have begun and written.
+
+        It never waits.
+        """
+        for child in (*self._dying, *self._removing):
+            with suppress(ChildProcessError):
+                if os.waitpid(child, os.WNOHANG)[0] == 0:
+                    continue
+            self._dying.discard(child)
+            self._removing.discard(child)
+        if not end_children({*self._children.values(), *self._earlier, *self._removing}) and not self._dying:
+            self._remove()
+
+    def close(self) -> None:
+        """End all children and what they have begun."""
+        for number in list(self._children):
+            self.end(number)
+        end_all_children(EXIT_S)
+
+    def _remove(self) -> None:
+        """Remove the folders of ended conversations.
+
+        Full ones are left to another process, because there may be much in them.
+        """
+        full = []
+        for folder in self._doomed:
+            try:
+                os.rmdir(folder)
+            except OSError:
+                full.append(folder)
+        self._doomed = full
+        with suppress(OSError):  # without processes to spare, it is tried again
+            if full and (child := os.fork()) == 0:
+                try:
+                    for folder in full:
+                        remove_tree(folder)
+                finally:
+                    os._exit(0)
+            elif full:
+                self._removing.add(child)
+                self._doomed = []
 
 
 def _prepare(environments: Mapping[str, str], tools: Sequence[str]) -> tuple[dict[str, Environment], dict[str, Any]]:
-    """Import environments (name -> file.py:Class, or "" for none) and tools."""
+    """Import environments (name -> file.py:Class, or "" for none) and tools.
+
+    UserError also if there is a tool for code of a model, and nothing to hold the code.
+    """
     functions = load_tools(tools)
+    if code_interpreter in functions.values():
+        required_mechanisms()
     built = {
         name: build(load("environment", place) if place else None, functions) for name, place in environments.items()
     }
@@ -101,8 +182,11 @@ def _prepare(environments: Mapping[str, str], tools: Sequence[str]) -> tuple[dic
 class _Conversation:
     """Conversation's instance of an environment; answers requests, each in one of its public methods."""
 
-    def __init__(self, environments: Mapping[str, Environment], limits: Mapping[str, Any]):
+    def __init__(self, environments: Mapping[str, Environment], limits: Mapping[str, Any], folder: str):
         os.setpgid(0, 0)
+        adopt_orphans()
+        os.mkdir(folder)
+        os.environ["TMPDIR"] = tempfile.tempdir = folder
         with open("/proc/self/statm") as file:
             now = int(file.read().split()[0]) * resource.getpagesize()
         _limit(resource.RLIMIT_AS, now + limits["memory_mb"] * MIB)

@@ -20,6 +20,7 @@ from mindrlhf.checkpoint.open import stop_ids
 from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.data.tokenizer import Tokenizer
+from mindrlhf.environments.open import sandbox_note
 from mindrlhf.errors import UserError
 from mindrlhf.files.settings_file import versions
 from mindrlhf.job import Job
@@ -92,6 +93,8 @@ def preflight(job: Job, collectives: Collectives, data: TrainingData, rewards: R
     if prompts and rewards:
         limit = job.config.rollout.max_new_tokens
         lines["reward"] = try_reward(rewards, prompts[0], lambda ids: job.tokenizer.decode(list(ids)), limit)
+    if note := sandbox_note(job.config.rollout):
+        lines["sandbox"] = note
     print(block(lines), flush=True)
 
 

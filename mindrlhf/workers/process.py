@@ -4,16 +4,19 @@ import os
 import signal
 import subprocess
 import sys
+import uuid
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from mindrlhf.files.shipped import PACKAGE
+from mindrlhf.workers.descendants import MARK, end_marked
 from mindrlhf.workers.peer import Loss, Peer
 
 START_TIMEOUT_S = 60.0  # for importing the functions' modules
 STOP_TIMEOUT_S = 1.0
+KILL_TIMEOUT_S = 10.0
 # The worker finds the modules of this process and, like a script, the modules of the working directory.
 _BOOTSTRAP = "import sys; sys.path[:] = sys.argv[1:]; from {} import main; main()"
 
@@ -21,7 +24,7 @@ _BOOTSTRAP = "import sys; sys.path[:] = sys.argv[1:]; from {} import main; main(
 class WorkerProcess(Peer):
     """Fresh interpreter that runs `main` of a module.
 
-    A fork would inherit threads. It leads a process group, which Ctrl-C does not reach and which is ended as a whole.
+    A fork would inherit threads. Ctrl-C does not reach its process group. What it begins is ended with it.
     ready: it has answered its setup with a greeting. refusal: message of the UserError that it sent instead.
     """
 
@@ -39,13 +42,15 @@ class WorkerProcess(Peer):
         """
         paths = [*(path or os.getcwd() for path in sys.path), str(PACKAGE.parent), os.getcwd()]
         command = [sys.executable, "-c", _BOOTSTRAP.format(worker), *dict.fromkeys(paths)]
-        variables = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}  # the cores belong to the training
+        threads = {"OMP_NUM_THREADS": "1"}  # the cores belong to the training
+        variables = {**os.environ, **threads, MARK: uuid.uuid4().hex, **(environment or {})}
         # The worker closes stderr first of all, so that stderr holds only errors of a failing start.
         pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         self._process = subprocess.Popen(
             command, **pipes, start_new_session=True, env=variables, pass_fds=tuple(inherited)
         )
         super().__init__(self._process.stdout.fileno(), self._process.stdin.fileno(), timeout_s, START_TIMEOUT_S)
+        self._mark = variables[MARK]
         self.refusal: str | None = None
         self.ready = False
         self._post(setup)
@@ -70,16 +75,26 @@ class WorkerProcess(Peer):
         return loss
 
     def stop(self) -> None:
-        """End the process and its children, at once if it is busy."""
+        """End the process and all that it has begun.
+
+        A busy process is ended at once; an idle one may leave by itself.
+        """
         self._process.stdin.close()
         self._process.stdout.close()
         if self.idle:  # the end of its input lets it leave by itself
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(STOP_TIMEOUT_S)
+        end_marked(self._mark)
+        self.leave()
+
+    def leave(self) -> None:
+        """End the process, without what has left its group."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        self._process.stderr.close()
+        with suppress(subprocess.TimeoutExpired):  # the kernel may hold it, in a device for example
+            self._process.wait(KILL_TIMEOUT_S)
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            pipe.close()
         self.exited = True
 
     @abstractmethod

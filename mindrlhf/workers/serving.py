@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 
 from mindrlhf.errors import UserError
 from mindrlhf.files.printable import printable
+from mindrlhf.workers.descendants import adopt_orphans, end_all_children
 
 MAX_REASON = 500  # characters of an error's text that are passed on
 MAX_NAME = 200  # characters of a name
@@ -33,6 +34,7 @@ def open_pipes() -> tuple[BinaryIO, BinaryIO]:
     for pipe in pipes:
         close_in_children(pipe.fileno())
     sys.argv[1:] = []
+    adopt_orphans()
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")  # if memory runs out, this process is to end, not the training
     return pipes
@@ -57,7 +59,7 @@ def greet(replies: BinaryIO, prepare: Callable[[], tuple[Any, Any]]) -> Any:
 
 
 def serve(requests: BinaryIO, replies: BinaryIO, timeout_s: float, call: Callable[..., list[Any]]) -> None:
-    """Answer requests until they end.
+    """Answer requests until they end, and end all processes that functions have begun.
 
     A line [[number, value, ...], ...] is answered by lines [number, *call(value, ...)], one for each call.
     """
@@ -72,6 +74,7 @@ def serve(requests: BinaryIO, replies: BinaryIO, timeout_s: float, call: Callabl
             send(replies, [number, *reply])
         signal.setitimer(signal.ITIMER_REAL, 0)
     signal.setitimer(signal.ITIMER_REAL, EXIT_S)  # for threads that a function left behind
+    end_all_children(EXIT_S / 2)
 
 
 def end_child(own: int) -> None:

@@ -12,6 +12,8 @@ import tempfile
 import threading
 import time
 
+SLEEP = ("sleep", "98765")
+
 
 class Counter:
     """Counts; loses its count with its process."""
@@ -151,6 +153,24 @@ def fault(kind: str) -> str:
         case "fork and stay":
             if not os.fork():
                 time.sleep(1000)
+        case "join the group":
+            os.setpgid(0, os.getpgid(os.getppid()))
+            time.sleep(1000)
+        case "stop the parent":
+            os.kill(os.getppid(), signal.SIGSTOP)
+        case "stop the parent and hang":
+            os.kill(os.getppid(), signal.SIGSTOP)
+            time.sleep(1000)
+        case "leave":
+            subprocess.Popen(SLEEP, start_new_session=True)
+        case "leave and hang":
+            subprocess.Popen(SLEEP, start_new_session=True)
+            time.sleep(1000)
+        case "leave and die":
+            subprocess.Popen(SLEEP, start_new_session=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "leave twice":
+            subprocess.run(["setsid", "sh", "-c", f"setsid {' '.join(SLEEP)} &"], env={"PATH": os.environ["PATH"]})
         case "write":
             with tempfile.NamedTemporaryFile("w", delete=False) as file:
                 file.write("x")

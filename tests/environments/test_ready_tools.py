@@ -1,8 +1,6 @@
 """The shipped tools: right answers, and refusals that the model can read."""
 
 import importlib
-import subprocess
-import sys
 
 import pytest
 
@@ -98,26 +96,6 @@ def test_what_the_sandbox_stops(code):
     text = code_interpreter(code)
     assert text.splitlines()[-1] == STOPPED[code]
     assert "sandbox.py" not in text
-
-
-def test_the_kernel_refuses_too(tmp_path):
-    """Where it can; so native functions, which Python does not see, are refused as well."""
-    program = (
-        "from mindrlhf.environments.ready.sandbox import _ask_the_kernel\n"
-        "import os, sys\n"
-        f"_ask_the_kernel({str(tmp_path)!r})\n"
-        f"open({str(tmp_path / 'inside')!r}, 'w').close()\n"
-        "open(os.devnull, 'w').close()\n"
-        "import ctypes\n"
-        "if ctypes.CDLL(None).syscall(444, None, 0, 1) < 1: sys.exit('no Landlock')\n"
-        f"open({str(tmp_path.parent / 'outside')!r}, 'w')\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert (tmp_path / "inside").exists()
-    if "no Landlock" in done.stderr:
-        pytest.skip("this kernel has no Landlock")
-    assert "PermissionError" in done.stderr
-    assert not (tmp_path.parent / "outside").exists()
 
 
 def test_limits_of_the_pool_hold_in_the_sandbox():

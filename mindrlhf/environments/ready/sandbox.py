@@ -1,25 +1,32 @@
-"""Program of a `code_interpreter` process: limits itself, then runs the code that it reads.
+"""Program of a `code_interpreter` process: confines itself, then runs the code that it reads.
 
-Python refuses the code writing outside of the working directory, network, other processes and native functions; if the
-system allows, the kernel refuses the first two as well. The pool limits time and memory. This stops code that a model
-writes by mistake or to experiment; it does not hold an attacker.
+The kernel confines it by the mechanisms that its arguments name. In addition Python refuses writing outside of the
+working directory, network, other processes and native functions, with an error that says so; code can switch that off.
+The caller limits memory and the folder's size. Imports only the standard library.
 """
 
 import _posixsubprocess
 import ast
-import ctypes
 import linecache
+import math
 import os
 import resource
-import struct
+import signal
 import sys
 import traceback
+from contextlib import suppress
 from typing import Any
 
-FILE_BYTES = 1 << 24  # of one file, also of the output
-NEW_USERS, NEW_NETWORK = 0x10000000, 0x40000000  # CLONE_NEWUSER, CLONE_NEWNET of Linux' unshare
-CREATE_RULES, ADD_RULE, RESTRICT, NO_NEW_PRIVILEGES = 444, 445, 446, 38  # of Linux' Landlock; the last of prctl
-WRITE_FILE, CHANGE_FILES = 1 << 1, 0x1FF2  # in Landlock's rules; the latter with making and removing files
+from mindrlhf.environments.ready.confinement import MECHANISMS, confine
+from mindrlhf.workers.system_calls import SET_DEATH_SIGNAL, prctl
+
+FILE_BYTES = 1 << 24  # of one file
+LIMITS = {
+    resource.RLIMIT_FSIZE: FILE_BYTES,
+    resource.RLIMIT_NOFILE: 64,
+    resource.RLIMIT_CORE: 0,
+    resource.RLIMIT_MEMLOCK: 0,
+}
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 NAME = "<code>"
 PROCESSES = ("subprocess.Popen", "pty.spawn", "os.system", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn")
@@ -32,14 +39,46 @@ FILES = ("remove", "rename", "rmdir", "mkdir", "link", "symlink", "truncate", "c
 CHANGING = {"sqlite3.connect", *(f"os.{change}" for change in FILES)}
 
 
-def main() -> None:
-    """Run the code from stdin."""
+def main(parent: str, seconds: str, mechanisms: str) -> None:
+    """Run the code from stdin.
+
+    parent: the caller's process, with which this one ends. seconds: of the processor, for all threads. mechanisms:
+    names, separated by commas; empty for none.
+    """
     code = sys.stdin.buffer.read().decode()
-    for which, value in ((resource.RLIMIT_FSIZE, FILE_BYTES), (resource.RLIMIT_NOFILE, 256)):
+    for which, value in {**LIMITS, resource.RLIMIT_CPU: math.ceil(float(seconds))}.items():
+        most = resource.getrlimit(which)[1]
+        value = value if most == resource.RLIM_INFINITY else min(value, most)
         resource.setrlimit(which, (value, value))
     sys.dont_write_bytecode = True
     folder = os.path.realpath(os.getcwd())
-    _ask_the_kernel(folder)
+    names = mechanisms.split(",") if mechanisms else []
+    with suppress(OSError):
+        prctl(SET_DEATH_SIGNAL, signal.SIGKILL)
+    if os.getppid() != int(parent):
+        return
+    confine(names, folder)
+    _explain(folder)
+    sys.exit(run(code))
+
+
+def probe() -> None:
+    """Print the mechanisms that work here, each tried in a process of its own."""
+    folder = os.path.realpath(os.getcwd())
+    for name in MECHANISMS:
+        child = os.fork()
+        if child == 0:
+            try:
+                confine([name], folder)
+            except OSError:
+                os._exit(1)
+            os._exit(0)
+        if os.waitpid(child, 0)[1] == 0:
+            print(name)
+
+
+def _explain(folder: str) -> None:
+    """Let Python refuse what the kernel refuses, with an error that says why."""
 
     def refuse(*what: Any) -> None:
         raise PermissionError("the sandbox allows no other processes")
@@ -62,21 +101,6 @@ def main() -> None:
 
     _posixsubprocess.fork_exec = refuse  # it raises no audit event
     sys.addaudithook(check)
-    sys.exit(run(code))
-
-
-def _ask_the_kernel(folder: str) -> None:
-    """Let the kernel refuse network and writing; old kernels cannot."""
-    system = ctypes.CDLL(None)
-    system.unshare(NEW_USERS | NEW_NETWORK)
-    rules = system.syscall(CREATE_RULES, ctypes.byref(ctypes.c_uint64(CHANGE_FILES)), ctypes.c_size_t(8), 0)
-    if rules < 0:
-        return
-    for path, access in ((folder, CHANGE_FILES), (os.devnull, WRITE_FILE)):
-        rule = struct.pack("=Qi", access, os.open(path, os.O_PATH))
-        system.syscall(ADD_RULE, rules, 1, rule, 0)
-    system.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0)
-    system.syscall(RESTRICT, rules, 0)
 
 
 def run(code: str) -> int:
@@ -99,7 +123,3 @@ def run(code: str) -> int:
         sys.stdout.write("".join(report.format()))
         return 1
     return 0
-
-
-if __name__ == "__main__":
-    main()

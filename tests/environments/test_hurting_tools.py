@@ -1,0 +1,149 @@
+"""Tools that hurt themselves, or the process that begins tools: they block no other conversation, and leave nothing."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from mindrlhf.environments import pool as pools
+from mindrlhf.environments.pool import EnvironmentPool
+
+HOSTILE = Path(__file__).with_name("hostile_tools.py")
+SLEEP = ["sleep", "98765"]  # as in the tools
+LIMIT_S = 2.0
+
+
+@pytest.fixture
+def hostile(tmp_path):
+    """A copy, so that nothing is written beside the tests."""
+    path = tmp_path / "hostile_tools.py"
+    path.write_text(HOSTILE.read_text())
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left():
+    yield
+    own = psutil.Process().children(recursive=True)
+    assert [child for child in own if "environments" in str(child.cmdline())] == []
+    assert sleeping() == []
+
+
+def sleeping():
+    """Processes that the tools have begun, whoever is their parent now."""
+    return [process for process in psutil.process_iter(["cmdline"]) if process.info["cmdline"] == SLEEP]
+
+
+def wait_until(holds):
+    for _ in range(1000):
+        if holds():
+            return
+        time.sleep(0.02)
+    assert holds()
+
+
+def pool_of(hostile, environment):
+    place = f"{hostile}:Counter" if environment else ""
+    tools = [] if environment else [f"{hostile}:fault"]
+    return EnvironmentPool({"e": place}, tools, timeout_s=LIMIT_S)
+
+
+def call(pool, number, kind):
+    pool.call((number,), [("fault", {"kind": kind})])
+
+
+def outcomes(pool, count):
+    found = []
+    while len(found) < count:
+        found += pool.collect(wait_for_one=True)
+    return {outcome.key[0]: outcome for outcome in found}
+
+
+def begin(pool, count):
+    for number in range(count):
+        pool.reset((number,), "e", {})
+    outcomes(pool, count)
+
+
+SLOW = f"it took longer than {LIMIT_S:g} s"
+# What tools do, to themselves and what they begin, or to the server -> the failure of the call.
+HURTING = {
+    "themselves": {"join the group": SLOW, "leave": None, "leave and hang": SLOW, "leave twice": None, "deaf": SLOW}
+    | {"leave and die": "its process ended", "stop": SLOW},
+    "a stopped server": {"stop the parent": None, "leave and hang": SLOW, "stop the parent and hang": SLOW},
+    "a dead server": {"kill the parent": None, "leave and hang": SLOW, "leave": None},
+}
+
+
+@pytest.mark.parametrize("environment", [True, False])
+@pytest.mark.parametrize("whom", HURTING)
+def test_others_go_on(hostile, monkeypatch, whom, environment):
+    """Those that have begun, and those that begin afterwards; nothing of the hurting ones is left."""
+    monkeypatch.setattr(pools, "BEGIN_S", 1.0)
+    kinds = HURTING[whom]
+    with pool_of(hostile, environment) as pool:
+        begin(pool, len(kinds) + 2)
+        for number, kind in enumerate(kinds):
+            call(pool, number, kind)
+        found = outcomes(pool, len(kinds))
+        assert [found[number].answers[0].failure for number in range(len(kinds))] == list(kinds.values())
+        others = range(len(kinds), len(kinds) + 6)
+        for number in others[2:]:
+            pool.reset((number,), "e", {})
+        outcomes(pool, 4)
+        for number in others:
+            call(pool, number, "fine")
+        assert [outcome.answers[0].value for outcome in outcomes(pool, 6).values()] == ["fine"] * 6
+
+
+def test_what_a_conversation_has_begun_ends_with_it(hostile):
+    """Not with the run: a browser for each conversation would fill the memory. Others keep theirs."""
+    with pool_of(hostile, True) as pool:
+        begin(pool, 4)
+        for number, kind in enumerate(("leave", "leave twice", "leave twice")):
+            call(pool, number, kind)
+        outcomes(pool, 3)
+        wait_until(lambda: len(sleeping()) == 3)
+        for left in (2, 1):
+            pool.end((left,))
+            wait_until(lambda left=left: len(sleeping()) == left)
+            call(pool, 3, "fine")
+            assert outcomes(pool, 1)[3].answers[0].value == "fine"
+        call(pool, 0, "os exit")
+        assert outcomes(pool, 1)[0].lost
+        wait_until(lambda: not sleeping())
+
+
+def test_a_server_that_never_begins_costs_calls_and_no_more(hostile, monkeypatch):
+    """Each call is tried a few times; nothing waits for ever."""
+    monkeypatch.setattr(pools, "BEGIN_S", 0.5)
+    monkeypatch.setattr(pools, "MOST_BEGINS", 2)
+    with pool_of(hostile, False) as pool:
+        monkeypatch.setattr(pools._Peer, "_receive", lambda self, message: [])
+        pool.reset((0,), "e", {})
+        pool.collect(wait_for_one=True)
+        call(pool, 0, "fine")
+        assert outcomes(pool, 1)[0].answers[0].failure
+
+
+def test_a_killed_owner_leaves_no_process(hostile, tmp_path):
+    script = tmp_path / "owner.py"
+    script.write_text(
+        "import sys\n"
+        "from mindrlhf.environments.pool import EnvironmentPool\n"
+        "if __name__ == '__main__':\n"
+        f"    pool = EnvironmentPool({{'e': {f'{hostile}:Counter'!r}}})\n"
+        "    pool.reset((0,), 'e', {})\n"
+        "    pool.collect(wait_for_one=True)\n"
+        "    pool.call((0,), [('fault', {'kind': 'leave twice'})])\n"
+        "    print(pool.collect(wait_for_one=True)[0].answers[0].value, flush=True)\n"
+        "    sys.stdin.read()\n"
+    )
+    with subprocess.Popen([sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as owner:
+        assert owner.stdout.readline() == b"leave twice\n"
+        wait_until(sleeping)
+        owner.kill()
+    wait_until(lambda: not sleeping())

@@ -1,0 +1,200 @@
+"""The sandbox against programs that try to leave it, with all mechanisms of the kernel and with fewer."""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from sandbox_escapes import FLOODS, NAMES, OFF, STAY, programs
+
+from mindrlhf.environments.pool import EnvironmentPool
+from mindrlhf.environments.ready import code_interpreter
+from mindrlhf.environments.ready.confinement import held
+from mindrlhf.errors import UserError
+
+SECRET = "correct horse battery staple"
+SEVERAL = {
+    "all": ("namespaces", "Landlock", "system calls"),
+    "no namespaces": ("Landlock", "system calls"),
+    "no Landlock": ("namespaces", "system calls"),
+}
+
+
+class Outside:
+    """What programs aim at, and its state."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.file = folder / "file"
+        self.file.write_text(f"the answers: {SECRET}")
+        self.secret = folder / ".ssh" / "id_rsa"
+        self.secret.parent.mkdir(mode=0o700)
+        self.secret.write_text(SECRET)
+        self.process = subprocess.Popen(["sleep", "1000"], env={"TOKEN": SECRET, "PATH": os.environ["PATH"]})
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.listener.setblocking(False)
+
+    def aims(self) -> dict[str, object]:
+        return {
+            "process": self.process.pid,
+            "file": str(self.file),
+            "folder": str(self.folder),
+            "secret": str(self.secret),
+            "port": self.listener.getsockname()[1],
+        }
+
+    def state(self) -> dict[str, object]:
+        """Describe everything that a program must not change; its processor time and the like are left out."""
+        process = psutil.Process(self.process.pid)
+        files = {path.name: (path.lstat().st_mode, path.lstat().st_mtime_ns) for path in self.folder.rglob("*")}
+        library = os.stat(os.__file__)
+        return {
+            "running": self.process.poll(),
+            "status": process.status(),
+            "nice": process.nice(),
+            "cores": process.cpu_affinity(),
+            "limits": process.rlimit(psutil.RLIMIT_NOFILE),
+            "own nice": os.getpriority(os.PRIO_PGRP, 0),
+            "files": files,
+            "text": self.file.read_text(),
+            "attributes": os.listxattr(self.file),
+            "library": (library.st_ctime_ns, os.listxattr(os.__file__)),
+            "shared": sorted(path.name for path in Path("/dev/shm").glob("mindrlhf-escape*")),
+            "ipc": Path("/proc/sysvipc/shm").read_text().count("\n") if Path("/proc/sysvipc/shm").exists() else 0,
+        }
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.listener.close()
+
+
+@pytest.fixture(scope="module")
+def found():
+    """The machine's mechanisms."""
+    return code_interpreter.mechanisms()
+
+
+@pytest.fixture(scope="module", params=SEVERAL)
+def several(request, found, tmp_path_factory):
+    """What all programs print with some mechanisms, the state outside before and after, and folders left."""
+    wanted = SEVERAL[request.param]
+    if not set(wanted) <= set(found):
+        pytest.skip(f"this kernel has only {', '.join(found) or 'nothing'}")
+    outside = Outside(tmp_path_factory.mktemp("outside"))
+    room = tmp_path_factory.mktemp("room")
+    patch = pytest.MonkeyPatch()
+    patch.setattr(code_interpreter, "mechanisms", lambda: wanted)
+    patch.setattr(code_interpreter.tempfile, "tempdir", str(room))
+    patch.setenv("ESCAPE_TOKEN", SECRET)
+    before = outside.state()
+    try:
+        text = "".join(map(code_interpreter.code_interpreter, programs(outside.aims())))
+        yield text, before, outside.state(), list(room.iterdir()), outside
+    finally:
+        outside.close()
+        patch.undo()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_program_escapes(several, name):
+    text, *_ = several
+    assert f"{name}: refused: " in text
+    assert f"{name}: ESCAPED" not in text
+    assert SECRET not in text
+
+
+def test_nothing_outside_has_changed(several):
+    _, before, after, left, outside = several
+    assert after == before
+    assert left == []
+    with pytest.raises(BlockingIOError):
+        outside.listener.accept()
+
+
+def test_programs_that_stay_are_ended(found):
+    """By the time limit or by their own limits; no process and no file of theirs is left, even before the pool ends."""
+    if not held(found):
+        pytest.skip("this kernel cannot hold a model's code")
+    with EnvironmentPool({"e": ""}, ["python"], workers=4, timeout_s=3.0, memory_mb=512) as pool:
+        for number in range(len(STAY) + 1):
+            pool.reset((number,), "e", {})
+        for number, (code, _) in enumerate(STAY.values()):
+            pool.call((number,), [("code_interpreter", {"code": code})])
+        outcomes = {}
+        while len(outcomes) < len(STAY):
+            outcomes |= {each.key[0]: each for each in pool.collect(wait_for_one=True) if each.action == "call"}
+        for number, (name, (_, expected)) in enumerate(STAY.items()):
+            (answer,) = outcomes[number].answers
+            assert re.search(expected, answer.failure or answer.value), (name, answer)
+        pool.call((len(STAY),), [("code_interpreter", {"code": "1 + 1"})])
+        (answer,) = pool.collect(wait_for_one=True)[-1].answers
+        assert answer.value == "2"
+        wait_until(lambda: not sandboxes())
+        wait_until(lambda: all(not list(folder.iterdir()) for folder in Path(pool._files.name).iterdir()))
+
+
+@pytest.mark.parametrize("kind", SEVERAL)
+def test_a_program_ends_with_its_caller(found, kind):
+    """Also if the caller is killed alone, and its group is not."""
+    if not set(SEVERAL[kind]) <= set(found):
+        pytest.skip(f"this kernel has only {', '.join(found) or 'nothing'}")
+    script = (
+        "from mindrlhf.environments.ready import code_interpreter as tool\n"
+        f"tool.mechanisms = lambda: {SEVERAL[kind]}\n"
+        "tool.code_interpreter('while True: pass')\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script]) as caller:
+        wait_until(sandboxes)
+        caller.kill()
+    wait_until(lambda: not sandboxes())
+
+
+@pytest.mark.parametrize("kind", SEVERAL)
+@pytest.mark.parametrize("name", FLOODS)
+def test_floods_are_ended(found, tmp_path, monkeypatch, name, kind):
+    if not set(SEVERAL[kind]) <= set(found):
+        pytest.skip(f"this kernel has only {', '.join(found) or 'nothing'}")
+    monkeypatch.setattr(code_interpreter, "mechanisms", lambda: SEVERAL[kind])
+    monkeypatch.setattr(code_interpreter.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(code_interpreter, "FOLDER_FILES", 100)  # disks are slow
+    text = code_interpreter.code_interpreter(OFF + FLOODS[name])
+    assert any(
+        end in text[-400:] for end in ("No space left on device", "by the limits of its folder", "of its output")
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("some", [(), ("Landlock",), ("namespaces",), ("namespaces", "Landlock"), ("system calls",)])
+def test_nothing_runs_where_nothing_holds_it(monkeypatch, some):
+    """Unless a setting asks for that."""
+    monkeypatch.setattr(code_interpreter, "mechanisms", lambda: some)
+    with pytest.raises(UserError, match=r"cannot hold a model's code .* set rollout.sandbox: best_effort"):
+        code_interpreter.code_interpreter("1 + 1")
+    monkeypatch.setenv(code_interpreter.SETTING, code_interpreter.BEST_EFFORT)
+    if set(some) <= set(code_interpreter.mechanisms()):
+        assert code_interpreter.code_interpreter("1 + 1") == "2"
+    assert "not held (there is" in code_interpreter.describe()
+
+
+def sandboxes() -> list[psutil.Process]:
+    """Processes of the sandbox, below this process or of nobody."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "ppid"]):
+        own = os.getpid() in [process.info["ppid"], *(parent.pid for parent in process.parents())]
+        if "ready import sandbox" in str(process.info["cmdline"]) and (own or process.info["ppid"] == 1):
+            found.append(process)
+    return found
+
+
+def wait_until(holds) -> None:
+    for _ in range(1000):
+        if holds():
+            return
+        time.sleep(0.02)
+    assert holds()
