@@ -86,6 +86,10 @@ class Config:
         resolved = self.resolve(NOWHERE)
         return load_settings(self.kind, resolved.flags.get(self.file_flag), given=resolved.settings)
 
+    def __contains__(self, name: str) -> bool:
+        """Tell whether a key was given."""
+        return name in self._keys
+
     def flag(self, name: str) -> Any:
         """Return a flag's value, None if it is not given."""
         return self._sorted()[0].get(name)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mindrlhf.api.config import GRPOConfig
-from mindrlhf.api.objects import importable_names, named_functions
+from mindrlhf.api.objects import importable_names, named_functions, refuse_given
 from mindrlhf.api.trainer import Trainer
 from mindrlhf.errors import UserError
 from mindrlhf.job import Job, Objects
@@ -14,6 +14,13 @@ from mindrlhf.run.stop_signals import StopSignals
 from mindrlhf.trainer.check import check
 from mindrlhf.trainer.start import Steps, grpo_steps
 
+# Argument -> what would be right.
+NOT_DONE = {
+    "reward_processing_classes": "reward models are functions that load theirs, so leave it out",
+    "optimizers": "AdamW is the optimizer, set by learning_rate, lr_scheduler_type and adam_beta1",
+    "rollout_func": "set tools or environment_factory for conversations of your own, or leave it out",
+    "quantization_config": "rollout={'weights': 'int8'} packs the weights that generate; leave it out",
+}
 Reward = Callable[..., Any] | str
 
 
@@ -47,15 +54,10 @@ class GRPOTrainer(Trainer):
         tools: Sequence[Callable[..., Any] | str] | None = None,
         rollout_func: None = None,
         environment_factory: Callable[..., Any] | str | None = None,
+        quantization_config: None = None,
     ):
-        absent = {
-            "reward_processing_classes": reward_processing_classes,
-            "optimizers": None if tuple(optimizers) == (None, None) else optimizers,
-            "rollout_func": rollout_func,
-        }
-        for name, value in absent.items():
-            if value is not None:
-                raise UserError(f"GRPOTrainer: {name} is given, which is not done here; leave it out.")
+        given = locals() | {"optimizers": None if tuple(optimizers) == (None, None) else optimizers}
+        refuse_given("GRPOTrainer", given, NOT_DONE)
         self._names: list[str] | None = None
         self._functions: dict[str, Callable[..., Any]] = {}
         if reward_funcs is not None:

@@ -8,10 +8,14 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
+from mindrlhf.backend.process.launch import is_first_process
 from mindrlhf.checkpoint.peft_config import lora_settings
 from mindrlhf.data.source import is_source, read_source
 from mindrlhf.errors import UserError
+from mindrlhf.files.atomic import make_folder
+from mindrlhf.hub.models import local_model
 
+TEXT = "text"  # column of whole texts for fine-tuning
 OWN = "python"  # place of the program's own functions in `place:function`
 
 Rows = Sequence[Mapping[str, Any]]
@@ -30,6 +34,28 @@ def rows_of(dataset: Any, name: str) -> Rows | str | None:
     if not isinstance(dataset, Iterable):
         raise UserError(f"{name}: is {type(dataset).__name__}; give a list of dicts, a datasets.Dataset or a path.")
     return list(dataset)
+
+
+def text_rows(dataset: Any, name: str, field: str, formatting_func: Callable[[Any], str] | None) -> Any:
+    """Return the dataset with whole texts under `text`.
+
+    field: column of the texts. formatting_func: makes a row's text instead. Raises UserError for a file, whose rows
+    have to be in the right form, and for a function that gives something else than a text.
+    """
+    if dataset is None or (formatting_func is None and field == TEXT):
+        return dataset
+    what = "formatting_func" if formatting_func else f"dataset_text_field={field!r}"
+    rows = rows_of(dataset, name)
+    if isinstance(rows, str):
+        raise UserError(f"{name}: {what} needs rows, and {rows} is a file; read it with datasets.load_dataset first.")
+    texts: list[dict[str, Any]] = []
+    for number, row in enumerate(rows or ()):
+        text = formatting_func(row) if formatting_func else row.get(field)
+        if formatting_func and not isinstance(text, str):
+            found = f"{name}, row {number}: formatting_func gives {type(text).__name__}"
+            raise UserError(f"{found}, and must give one text for one row.")
+        texts.append(dict(row) if text is None else {TEXT: text})
+    return texts
 
 
 def number_of_rows(rows: Rows | str | None) -> int | None:
@@ -98,6 +124,47 @@ def adapter_settings(peft_config: Any) -> dict[str, Any]:
     raw = peft_config.to_dict() if hasattr(peft_config, "to_dict") else peft_config
     values = lora_settings(raw if isinstance(raw, Mapping) else vars(raw), "peft_config")
     return {f"lora.{name}": value for name, value in values.items()}
+
+
+class TokenizerFolder(str):
+    """Path of a tokenizer, with the method that programs call."""
+
+    def save_pretrained(self, save_directory: str | Path, **_: Any) -> None:
+        """Write the tokenizer's files to a folder."""
+        from mindrlhf.data.tokenizer import Tokenizer
+
+        folder = Path(save_directory)
+        make_folder(folder)
+        Tokenizer.from_path(local_model(str(self), weights=False)).save(folder)
+
+
+def model_path(model: Any, where: str) -> str | None:
+    """Return a model's path.
+
+    An object of transformers is read again from the path that it came from. where: name of the trainer. Raises
+    UserError for an object without a path, and for one with adapters.
+    """
+    if model is None or isinstance(model, str | Path):
+        return None if model is None else str(model)
+    found = f"{where}: model is an object, {type(model).__name__}"
+    path = getattr(model, "name_or_path", None) or getattr(getattr(model, "config", None), "_name_or_path", None)
+    if not isinstance(path, str) or not path:
+        raise UserError(f"{found}, without a path, and models are read from disk here; give a folder or a hub's id.")
+    if getattr(model, "peft_config", None):
+        raise UserError(f"{found} with adapters of {path}; give that path, and the adapters' settings as peft_config.")
+    if is_first_process():
+        print(f"{found}: it is read again from {path}, without changes made in memory", flush=True)
+    return path
+
+
+def refuse_given(where: str, given: Mapping[str, Any], reasons: Mapping[str, str]) -> None:
+    """Refuse arguments that have another value than None.
+
+    where: name of the trainer. given, reasons: argument -> its value, and what would be right. Raises UserError.
+    """
+    for name, reason in reasons.items():
+        if given[name] is not None:
+            raise UserError(f"{where}: {name} is given, which is not done here; {reason}.")
 
 
 def tokenizer_path(processing_class: Any, folder: str) -> str | None:

@@ -12,9 +12,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from mindrlhf.api.after_training import AfterTraining, ModelFolder
 from mindrlhf.api.callbacks import Callbacks, TrainerState
 from mindrlhf.api.config import Config, Resolved
-from mindrlhf.api.objects import adapter_settings, number_of_rows, rows_of, tokenizer_path
+from mindrlhf.api.objects import adapter_settings, model_path, number_of_rows, rows_of, tokenizer_path
 from mindrlhf.backend.process.launch import is_first_process, started_workers
 from mindrlhf.configs.layers import merge
 from mindrlhf.configs.loading import load_settings
@@ -49,7 +50,7 @@ class TrainOutput(NamedTuple):
     metrics: Mapping[str, float]
 
 
-class Trainer(ABC):
+class Trainer(AfterTraining, ABC):
     """Base class of trainers.
 
     args: the configuration. state: state of the last training. model: path or id of the initial weights; None for
@@ -72,12 +73,10 @@ class Trainer(ABC):
         if file := loading():
             found = f"{file}: makes a trainer when it is imported, as processes of its tools and environments do"
             raise UserError(f'{found}; put that below `if __name__ == "__main__":`.')
-        if not isinstance(model, str | Path | None):
-            found = f"model: is {type(model).__name__}"
-            raise UserError(f"{found}, and models are read from disk here; give a folder or a hub's id.")
-        self.model = None if model is None else str(model)
+        self._path, self._processing_class = model_path(model, type(self).__name__), processing_class
+        self.model = None if self._path is None else ModelFolder(self._path, self.save_model)
         self.args, self.state = args, TrainerState()
-        self.output = Path(args.output_dir or f"out/{Path(self.model or 'model').name}")
+        self.output = Path(args.output_dir or f"out/{Path(self._path or 'model').name}")
         self.state.is_world_process_zero = is_first_process()
         self._temporary = TemporaryDirectory(prefix="mindrlhf-")
         self._tokenizer = tokenizer_path(processing_class, self._temporary.name)
@@ -109,7 +108,8 @@ class Trainer(ABC):
         there. The first SIGINT (Ctrl-C) or SIGTERM saves the run's state and raises KeyboardInterrupt or SystemExit.
         """
         last = deque(self.train_iter(resume_from_checkpoint), maxlen=1)
-        metrics = last.pop() if last else {}
+        logged = [logs for logs in self.state.log_history if self.loss in logs]  # by a finished run that was resumed
+        metrics = next(iter([*last, *reversed(logged)]), {})
         return TrainOutput(self.state.global_step, metrics.get(self.loss, float("nan")), metrics)
 
     def train_iter(self, resume_from_checkpoint: Resume = None) -> Iterator[dict[str, float]]:
@@ -123,12 +123,14 @@ class Trainer(ABC):
             right = "go on from them with train(resume_from_checkpoint=True), or set another output_dir"
             raise UserError(f"{self.checkpoints}: holds checkpoints of an earlier run; {right}.")
         signals = StopSignals()
-        self.state.global_step, self._trained = 0, None
-        self.state.log_history.clear()
+        self._trained = None
+        self._remember(resume is not None)
         self._callbacks.control.should_training_stop = False
         self._callbacks("on_train_begin")
         finished = yield from self._told(self._steps(signals, self._flags(resume)), signals)
         self._find_trained(finished)
+        if finished and self.args.push_to_hub:
+            self.push_to_hub()
         self._callbacks("on_train_end")
         if signals.received is not None:
             raise KeyboardInterrupt if signals.received == signal.SIGINT else SystemExit(0)
@@ -216,7 +218,7 @@ class Trainer(ABC):
     def _resolve(self) -> Resolved:
         """Turn the configuration into flags and settings, now that rows and devices are known."""
         known: Any = self.args.flags(**self.args.resolve(Surroundings()).flags)
-        yaml = read_train_yaml(known, self.model, split_overrides(known.overrides))
+        yaml = read_train_yaml(known, self._path, split_overrides(known.overrides))
         return self.args.resolve(Surroundings(yaml.parallel.data_parallel, self._rows))
 
     def _flags(self, resume: str | None = None, validate_only: bool = False) -> Any:
@@ -231,7 +233,7 @@ class Trainer(ABC):
         if validate_only:
             given |= {"trainer.val_only": True, "trainer.resume_mode": "disable"}
         own = {
-            "load_sft_checkpoint_train": (self._trained or self.model) if validate_only else self.model,
+            "load_sft_checkpoint_train": (self._trained or self._path) if validate_only else self._path,
             "mind_dataset_dir": self._source(TRAIN) or (self._source(HELD_OUT) if validate_only else None),
             "output_dir": self.output / "evaluation" if validate_only else self.output,
             "save_ckpt_dir": self.checkpoints,
@@ -251,9 +253,14 @@ class Trainer(ABC):
         by_reason: dict[str, list[str]] = {}
         for key, reason in self._resolve().needless.items():
             by_reason.setdefault(reason, []).append(key)
-        if by_reason and is_first_process():
+        if by_reason:
             shown = "; ".join(f"{', '.join(keys)} ({reason})" for reason, keys in by_reason.items())
-            print(f"{type(self.args).__name__}: without effect here: {shown}", flush=True)
+            self._tell(f"without effect here: {shown}")
+
+    def _tell(self, text: str) -> None:
+        """Print a note on the configuration in the first process."""
+        if is_first_process():
+            print(f"{type(self.args).__name__}: {text}", flush=True)
 
     def _steps(self, signals: StopSignals, flags: Any) -> Steps:
         """Check the job and run it; one at a time."""
@@ -296,12 +303,12 @@ class Trainer(ABC):
 
     def _seen(self, record: "StepRecord", every: int) -> dict[str, float]:
         """Report a step to callbacks; every: steps from one log to the next."""
-        state, logs = self.state, {"step": record.step, **with_trl_names(record.metrics)}
-        if self.loss in logs:
-            logs["loss"] = logs[self.loss]
+        state, logs = self.state, self._named({"step": record.step, **record.metrics})
         state.max_steps, state.epoch = record.total, record.metrics.get("training/epoch", state.epoch)
         if record.step > 0:
             state.global_step = record.step
+            if self.loss in logs:  # a resumed run repeats the steps after its checkpoint
+                state.log_history[:] = [one for one in state.log_history if one["step"] < record.step]
             self._callbacks("on_step_end", metrics=logs)
             if record.step % every == 0 or record.step == record.total:
                 state.log_history.append(logs)
@@ -312,6 +319,26 @@ class Trainer(ABC):
         if record.checkpoint:
             self._callbacks("on_save")
         return logs
+
+    def _remember(self, resumes: bool) -> None:
+        """Set the state to what earlier starts of the run logged."""
+        from mindrlhf.metrics.writers import METRICS_FILE, read_metrics
+
+        file, every, state = self.output / METRICS_FILE, self.args.settings().trainer.log_every, self.state
+        rows = [self._named(row) for row in read_metrics(file)] if resumes and file.is_file() else []
+        state.log_history.clear()
+        for logs in rows:
+            if logs["step"] > 0 and (logs["step"] % every == 0 or logs is rows[-1]):
+                state.log_history.append(logs)
+            if measured := measured_of(logs):
+                state.log_history.append({"step": logs["step"], **measured})
+        state.global_step = int(rows[-1]["step"]) if rows else 0
+        state.epoch = rows[-1].get("epoch", 0.0) if rows else 0.0
+
+    def _named(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Add TRL's names to metrics."""
+        named = with_trl_names(metrics)
+        return named | ({"loss": named[self.loss]} if self.loss in named else {})
 
     def _find_trained(self, finished: bool) -> None:
         """Find the weights that a training has left, if any."""
@@ -328,7 +355,7 @@ class Trainer(ABC):
         from mindrlhf.backend.process.launch import launch
         from mindrlhf.configs.grpo import SamplingSettings
 
-        model = self._trained or self.model
+        model = self._trained or self._path
         if model is None:
             raise UserError("generate: there is no model yet; call train first.")
         group, device = (

@@ -25,7 +25,7 @@ from mindrlhf.memory.batch_table import batch_table
 from mindrlhf.memory.estimate import Lengths, Work
 from mindrlhf.memory.limit import CHIPS, DEFAULT_CHIP, memory_limit
 from mindrlhf.memory.remedies import remedies
-from mindrlhf.memory.step_time import run_rates, time_line
+from mindrlhf.memory.step_time import forecast, run_rates, time_line
 from mindrlhf.metrics.console import short_number
 from mindrlhf.metrics.flops import phase_flops
 from mindrlhf.models.parameters import parameter_count
@@ -108,7 +108,7 @@ def plan_time(work: Work, steps: int | None) -> str:
         return f"measured when the job begins, on {target}"
     with launch(target, worker_count=1, layout_source="mindrlhf plan"):
         rates = run_rates(work, steps, matmul_ceiling(target, work.train.model.compute_dtype) / processes)
-    return time_line(work, steps, [rates and rates.shared(processes)])
+    return time_line(work, steps, forecast(work, [rates and rates.shared(processes)]))
 
 
 def read_work(

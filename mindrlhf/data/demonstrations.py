@@ -29,10 +29,10 @@ def read_demonstrations(
 
     A row of a JSONL, JSON or parquet file has `messages`, which include assistant turns and may include `tool_calls`
     and tool messages, and may have `tools`: schemas that the chat template lists. Or it has `prompt` and `completion`:
-    both texts (an end token is added), or both messages. tool_format: see `load_tool_format`. max_length: maximum
-    tokens of prompt and response; a longer response loses its end. A row left without an assistant's token is left out,
-    and a warning counts these rows. given: rows of the calling program instead of the file's. UserError, with the
-    place, for a malformed row.
+    both texts (an end token is added), or both messages. Or it has `text` alone, whose every token but the first is
+    trained, with an end token. tool_format: see `load_tool_format`. max_length: maximum tokens of prompt and response;
+    a longer response loses its end. A row left without an assistant's token is left out, and a warning counts these
+    rows. given: rows of the calling program instead of the file's. UserError, with the place, for a malformed row.
     """
     path = Path(path)
     if given is not None or is_source(path):
@@ -69,13 +69,17 @@ def _demonstration(values: Mapping[str, Any], where: str, template: TurnTemplate
                 raise ValueError("the prompt is empty; give it a text")
             answer = np.append(ids[1], np.int32(tokenizer.eos_token_id))
             return Turns(ids[0], answer, np.full(len(answer), True))
-        messages = values.get("messages")
+        text, messages = values.get("text"), values.get("messages")
+        if isinstance(text, str) and messages is None and prompt is None:
+            return _whole_text(text, tokenizer)
         if isinstance(prompt, list) and isinstance(completion, list):
             if any(isinstance(message, Mapping) and message.get("role") == ASSISTANT for message in prompt):
                 raise ValueError("the prompt has an assistant's turn, which would be trained too; give messages")
             messages = [*prompt, *completion]
         if messages is None:
-            raise ValueError(f"needs messages, or prompt and completion, and has {', '.join(values) or 'nothing'}")
+            raise ValueError(
+                f"needs messages, prompt and completion, or text, and has {', '.join(values) or 'nothing'}"
+            )
         tools = values.get("tools") or None
         tools = parse_json(tools) if isinstance(tools, str) else tools
         if not isinstance(tools, list | None):
@@ -83,6 +87,16 @@ def _demonstration(values: Mapping[str, Any], where: str, template: TurnTemplate
         return template.conversation(messages, tools)
     except (ValueError, UserError) as error:
         raise UserError(f"{where}: {str(error).removesuffix('.')}.") from None
+
+
+def _whole_text(text: str, tokenizer: Tokenizer) -> Turns:
+    """Make a text, control tokens and all, an answer to its own first token."""
+    ids = np.array(tokenizer.encode(text), np.int32)
+    end = np.int32(tokenizer.eos_token_id)
+    if not len(ids) or (len(ids) == 1 and ids[0] == end):
+        raise ValueError("the text is empty")
+    answer = ids[1:] if ids[-1] == end else np.append(ids[1:], end)
+    return Turns(ids[:1], answer, np.full(len(answer), True))
 
 
 def _without_nulls(value: Any) -> Any:

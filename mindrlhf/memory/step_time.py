@@ -4,7 +4,7 @@ It counts matrix products, and bytes of the key-value cache and of the optimizer
 It does not count softmax, norms, sampling, rewards, transfers between ranks, and compiling.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 
 from mindrlhf.memory.activations import ITEMSIZE
@@ -111,14 +111,20 @@ def run_rates(work: Work, steps: int | None, ceiling: float) -> Rates | None:
     return None if steps is not None and steps * least < SHORT_S else measured_rates(work)
 
 
-def time_line(work: Work, steps: int | None, ranks: Sequence[Rates | None]) -> str:
-    """Describe the time of a step and of a run.
+def forecast(work: Work, ranks: Sequence[Rates | None]) -> dict[str, float] | None:
+    """Compute seconds of each phase of a step; None for a short run.
 
     ranks: see `run_rates`; all wait for the slowest.
     """
     if None in ranks:
+        return None
+    return step_seconds(work, Rates(*map(min, zip(*map(astuple, ranks), strict=True))))
+
+
+def time_line(work: Work, steps: int | None, seconds: Mapping[str, float] | None) -> str:
+    """Describe the time of a step and of a run from a `forecast`."""
+    if seconds is None:
         return f"short: the matrix products of all steps take less than {short_duration(SHORT_S)}"
-    seconds = step_seconds(work, Rates(*map(min, zip(*map(astuple, ranks), strict=True))))
     step = sum(seconds.values())
     named = ", ".join(
         f"{PHASES[phase].label} {short_duration(took)}" for phase, took in seconds.items() if took >= LEAST_SHARE * step

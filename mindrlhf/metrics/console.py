@@ -19,6 +19,7 @@ HELD_OUT = {"val/loss", "accuracy"}  # columns of measurements that not every st
 FUNCTION = re.compile(r"reward/(.+)/mean")
 TREND_STEPS = 10  # steps at either end of the run that the trend compares, at most
 ETA_STEPS = 20  # recent steps whose times the estimate of the remaining time uses
+FORECAST_STEPS = 3  # the first step of a run whose own times count more than a forecast
 WIDEST = 100  # characters of a line
 HEADER_EVERY = 20  # lines
 SIZES = ((1e6, 1e6, 1, "M"), (1e3, 1e3, 1, "k"), (100, 1, 0, ""), (10, 1, 1, ""), (0.1, 1, 2, ""))  # from, unit, digits
@@ -142,26 +143,32 @@ LEAST_IMPORTANT = 100  # each reward function's mean, if there are several
 class ConsoleWriter:
     """Writer of one line per step to the console, in columns.
 
-    A header names the columns every 20 lines: columns with values so far, as many as fit into the terminal. Times and
-    tokens per second exclude seconds of compiling; the time left includes the mean compile time of the recent steps,
-    the first one excepted.
+    A header names the columns every 20 lines: columns with values so far, as many as fit into the terminal. Times,
+    tokens per second and the time left exclude seconds of compiling. The time left follows a forecast until the third
+    step, then the median of recent steps, the first one excepted.
     """
 
     def __init__(
-        self, total_steps: int, earlier: Sequence[float] = (), every: int = 1, stream: TextIO | None = None
+        self,
+        total_steps: int,
+        earlier: Sequence[float] = (),
+        every: int = 1,
+        stream: TextIO | None = None,
+        forecast_s: float | None = None,
     ) -> None:
         """Begin with the `guide` of earlier steps.
 
         every: steps between two lines; the first, the last, and steps with held-out data always have a line. stream:
-        standard output by default.
+        standard output by default. forecast_s: seconds of a step, if known.
         """
         self._total_steps, self._every, self._stream = total_steps, every, stream
+        self._forecast_s = forecast_s
         self._guides, self._seen = list(earlier), set()
-        self._step_s, self._compile_s = (deque[float](maxlen=ETA_STEPS) for _ in range(2))
+        self._steps, self._step_s = 0, deque[float](maxlen=ETA_STEPS)
         self._header, self._lines, self._functions = "", 0, {}
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        first = not self._step_s
+        first = not self._steps
         known = self._known(step, values)
         self._seen |= known.keys()
         due = first or step % self._every == 0 or step == self._total_steps or HELD_OUT & known.keys()
@@ -215,14 +222,17 @@ class ConsoleWriter:
             known |= self._times(step, values)
         return known
 
-    def _times(self, step: int, values: Mapping[str, float]) -> dict[str, float]:
+    def _times(self, step: int, values: Mapping[str, float]) -> dict[str, float | None]:
         whole, compiling = values["timing_s/step"], values.get("timing_s/compile", 0.0)
-        if self._step_s:
-            self._compile_s.append(compiling)
-        self._step_s.append(whole - compiling)
-        more = statistics.fmean(self._compile_s) if self._compile_s else 0.0
-        left = (self._total_steps - step) * (statistics.median(self._step_s) + more)
-        times = {"time": whole - compiling, "left": left}
+        times: dict[str, float | None] = {"time": whole - compiling}
+        if self._steps:  # the first has work of its own: files read for the first time, memory taken
+            self._step_s.append(whole - compiling)
+        self._steps += 1
+        seconds = statistics.median(self._step_s) if self._step_s else None
+        if self._steps < FORECAST_STEPS and self._forecast_s is not None:
+            seconds = self._forecast_s
+        more = self._total_steps - step
+        times["left"] = None if more and seconds is None else more * (seconds or 0.0)
         if "perf/throughput" in values and whole > compiling:
             times["throughput"] = values["perf/throughput"] * whole / (whole - compiling)
         return times

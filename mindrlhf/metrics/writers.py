@@ -59,12 +59,13 @@ def open_writers(
     total_steps: int,
     start_step: int = 0,
     settings: Mapping[str, Any] | None = None,
+    forecast_s: float | None = None,
 ) -> Writers:
     """Open the writers that are set: `metrics.jsonl`, `tensorboard/`, ... in `folder`.
 
     start_step: the first step of this process, from which on the files are cut off; 0 begins new files. settings: of
-    the run, shown by trackers. UserError for a package that is not installed, or a folder that cannot be
-    written; an earlier run's files are unchanged then.
+    the run, shown by trackers. forecast_s: seconds of a step, for the time left. UserError for a package that is not
+    installed, or a folder that cannot be written; an earlier run's files are unchanged then.
     """
     folder = Path(folder)
     metrics = folder / METRICS_FILE
@@ -74,7 +75,7 @@ def open_writers(
         "swanlab": lambda: TrackerWriter("swanlab", folder / "swanlab", tracking, settings),
         "mlflow": lambda: TrackerWriter("mlflow", folder / "mlflow", tracking, settings),
         "trackio": lambda: TrackerWriter("trackio", folder, tracking, settings),
-        "console": lambda: ConsoleWriter(total_steps, earlier, tracking.log_every),
+        "console": lambda: ConsoleWriter(total_steps, earlier, tracking.log_every, forecast_s=forecast_s),
         "tensorboard": lambda: TensorBoardWriter(folder / "tensorboard", start_step),
         "jsonl": lambda: JsonlWriter(metrics, start_step),
     }

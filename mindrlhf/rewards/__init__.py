@@ -16,3 +16,20 @@ to abstain. For a batch it returns a list of these. It may be `async`. Settings 
 (`registry.SHIPPED`), `package.module:function`, or `path/file.py:function`. It may keep state in its module, which
 lives as long as its process does. Its printed output is dropped.
 """
+
+from typing import Any
+
+# Functions of TRL's module of rewards -> ours.
+_TRL = {
+    "accuracy_reward": "the shipped reward 'math', which reads the ground truth of a row",
+    "reasoning_accuracy_reward": "the shipped reward 'math', which does not read answers inside of thoughts",
+    "think_format_reward": "the shipped reward 'format'",
+    "get_soft_overlong_punishment": "the settings reward={'overlong_factor': 1.0, 'overlong_buffer': ...}",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _TRL:
+        found = f"mindrlhf.rewards has no {name}: in its place is {_TRL[name]}"
+        raise ImportError(f"{found}; where TRL is installed, its own function is a reward function here too.")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

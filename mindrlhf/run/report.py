@@ -60,7 +60,7 @@ class Report:
 
     Each kind of run has a subclass that measures its steps. Of the ranks that train on the same rows, only one reports.
     iterations: passes of updates over a step's rows. last: the metrics of the last step. finished: set it when the run
-    has done its last step.
+    has done its last step. forecast_s: seconds of a step, if known; set it before `open_outputs`.
     """
 
     def __init__(
@@ -83,13 +83,15 @@ class Report:
         self._writers: Writers | None = None
         self.last: dict[str, float] = {}
         self.finished = False
+        self.forecast_s: float | None = None
 
     def open_outputs(self, steps_done: int) -> None:
         """Open the run's outputs on rank 0; remove outputs of steps after `steps_done`."""
         job, settings, output = self._job, self._job.config.trainer, self._job.output
         tracking = settings.model_copy(update={"loggers": ("console",)} if settings.val_only else {})
         total, start = self._data.total_steps, steps_done + 1 if steps_done else 0
-        self._writers = open_writers(output, tracking, total, start, job.config.model_dump(mode="json"))
+        settings_shown = job.config.model_dump(mode="json")
+        self._writers = open_writers(output, tracking, total, start, settings_shown, self.forecast_s)
         if not settings.val_only:
             write_settings(output, job.described(), resumed=steps_done > 0)
             if steps_done:

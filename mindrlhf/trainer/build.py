@@ -30,9 +30,10 @@ def build(job: Job, world: World, stack: ExitStack, signals: StopSignals) -> GRP
     checkpoint = continued_checkpoint(job, data, collectives)
     rewards = open_rewards(job, data, collectives, stack)
     partner = None if data.recorded else open_partner(job, collectives, stack)
-    preflight(job, collectives, data, rewards)
+    forecast_s = preflight(job, collectives, data, rewards)
     use_compile_cache(job, world, stack)
     run = Run(job, data, collectives, checkpoint, signals, StepReport)
+    run.report.forecast_s = forecast_s
     parts = open_parts(job, collectives, data.max_positions, checkpoint, run.residency, generates=not data.recorded)
     credit = Credit(job.config, parts.policy.data_parallel)
     generate, sampling, validation = None, None, None

@@ -27,7 +27,7 @@ from mindrlhf.job import Job
 from mindrlhf.memory.batch_table import batch_table
 from mindrlhf.memory.estimate import Lengths, Work
 from mindrlhf.memory.limit import free_memory, memory_limit
-from mindrlhf.memory.step_time import Rates, run_rates, time_line
+from mindrlhf.memory.step_time import Rates, forecast, run_rates, time_line
 from mindrlhf.metrics.trackers import check_installed
 from mindrlhf.models.adapters import adapter_line
 from mindrlhf.models.parameters import parameter_count, trained_count
@@ -55,10 +55,11 @@ class RankResources:
     rates: Rates | None = None
 
 
-def preflight(job: Job, collectives: Collectives, data: TrainingData, rewards: RewardRunner | None) -> None:
+def preflight(job: Job, collectives: Collectives, data: TrainingData, rewards: RewardRunner | None) -> float | None:
     """Check the environment on every rank; rank 0 prints the summary.
 
-    Raises UserError for a problem that would fail later. rewards: given on the ranks that score.
+    Returns rank 0's forecast of a step's seconds, None without one. Raises UserError for a problem that would fail
+    later. rewards: given on the ranks that score.
     """
     prompts = [] if data.recorded else data.prompts
     world, longest = collectives.world, max((len(prompt.token_ids) for prompt in prompts), default=0)
@@ -75,7 +76,7 @@ def preflight(job: Job, collectives: Collectives, data: TrainingData, rewards: R
     own = RankResources(socket.gethostname(), threads, free_memory()[0], ceiling, rates)
     ranks: list[RankResources] = collectives.all_gather_object(own)
     if world.rank:
-        return
+        return None
     check_installed(job.config.trainer.loggers)
     lines = {
         "versions": ", ".join(f"{name} {version}" for name, version in versions().items()),
@@ -87,15 +88,18 @@ def preflight(job: Job, collectives: Collectives, data: TrainingData, rewards: R
         "tokenizer": tokenizer_line(job.tokenizer, job.model),
         "disk": disk_line(job.flags.save_ckpt_dir, *disk_needs(job.config, job.model)),
     }
+    seconds = None
     if work:
         lines["memory"] = memory_line(work, ranks)
-        lines["time"] = time_line(work, data.total_steps, [rank.rates for rank in ranks])
+        seconds = forecast(work, [rank.rates for rank in ranks])
+        lines["time"] = time_line(work, data.total_steps, seconds)
     if prompts and rewards:
         limit = job.config.rollout.max_new_tokens
         lines["reward"] = try_reward(rewards, prompts[0], lambda ids: job.tokenizer.decode(list(ids)), limit)
     if note := sandbox_note(job.config.rollout):
         lines["sandbox"] = note
     print(block(lines), flush=True)
+    return sum(seconds.values()) if seconds else None
 
 
 def operators_line(job: Job, target: str) -> str:

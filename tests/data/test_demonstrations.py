@@ -97,7 +97,7 @@ def test_long_rows_lose_their_end(small, tmp_path, caplog):
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        ({"question": "x"}, "line 2: needs messages, or prompt and completion, and has question"),
+        ({"question": "x"}, "line 2: needs messages, prompt and completion, or text, and has question"),
         ({"messages": PLAIN[:1]}, "line 2: .* one of the assistant"),
         ({"messages": PLAIN, "tools": "{"}, "line 2: Expecting"),
         ({"messages": PLAIN, "tools": {"name": "f"}}, "line 2: tools should be a list"),
@@ -113,6 +113,19 @@ def test_a_format_that_is_not_known(small, tmp_path):
         read_demonstrations(write(tmp_path / "a.jsonl", {"messages": PLAIN}), small, "xml")
 
 
+@pytest.mark.parametrize("end", ["", "<|im_end|>"])
+def test_whole_texts_are_answers_to_their_first_token(small, end):
+    """Control tokens in them count; an end token comes once."""
+    written = f"<|im_start|>user\n2 + 3 =<|im_end|>\n<|im_start|>assistant\n5{end}"
+    (turns,) = read_demonstrations("rows", small, given=[{"text": written}])
+    ids = [*small.encode(written.removesuffix("<|im_end|>")), small.eos_token_id]
+    assert [*turns.prompt_ids.tolist(), *turns.response_ids.tolist()] == ids
+    assert len(turns.prompt_ids) == 1
+    assert turns.sampled.all()
+    with pytest.raises(UserError, match="row 0: the text is empty"):
+        read_demonstrations("rows", small, given=[{"text": ""}])
+
+
 def test_prompts_with_completions(tmp_path, small):
     """As messages they are the conversation; as texts their tokens, with an end token."""
     prompt, completion = [{"role": "user", "content": "2 + 3 ="}], [{"role": "assistant", "content": "5"}]
@@ -123,7 +136,7 @@ def test_prompts_with_completions(tmp_path, small):
     assert text.prompt_ids.tolist() == small.encode("2 + 3 =")
     assert text.response_ids.tolist() == [*small.encode(" 5"), small.eos_token_id]
     assert text.sampled.all()
-    with pytest.raises(UserError, match="row 0: needs messages, or prompt and completion, and has text"):
-        read_demonstrations("rows", small, given=[{"text": "2 + 3 = 5"}])
+    with pytest.raises(UserError, match="row 0: needs messages, prompt and completion, or text, and has note"):
+        read_demonstrations("rows", small, given=[{"note": "2 + 3 = 5"}])
     with pytest.raises(UserError, match="row 0: the prompt has an assistant's turn"):
         read_demonstrations("rows", small, given=[{"prompt": prompt + completion, "completion": completion}])

@@ -1,5 +1,6 @@
 """A stand-in for Hugging Face's hub on this machine: the few addresses that downloads use."""
 
+import base64
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
@@ -18,11 +19,17 @@ class Hub:
     """A server of repositories.
 
     files: (kind, id) -> path in the repository -> file. sent: (id, path) of every file that was asked for.
+    token: needed for uploads, if not empty. created: id -> what was asked for. uploaded: (id, revision) -> path ->
+    content. messages: of the uploads.
     """
 
     files: dict[tuple[str, str], dict[str, Path]] = field(default_factory=dict)
     sent: list[tuple[str, str]] = field(default_factory=list)
     address: str = ""
+    token: str = ""
+    created: dict[str, dict] = field(default_factory=dict)
+    uploaded: dict[tuple[str, str], dict[str, bytes]] = field(default_factory=dict)
+    messages: list[str] = field(default_factory=list)
 
     def add(self, kind: str, name: str, files: Mapping[str, Path]) -> None:
         """Add a repository; kind: `models` or `datasets`."""
@@ -46,6 +53,36 @@ def serving() -> Iterator[Hub]:
 
         def do_GET(self) -> None:
             self._reply(body=True)
+
+        def do_POST(self) -> None:
+            content = self.rfile.read(int(self.headers["Content-Length"] or 0))
+            parts = unquote(urlsplit(self.path).path).strip("/").split("/")
+            if hub.token and self.headers.get("Authorization") != f"Bearer {hub.token}":
+                self._send(401, b'{"error": "Invalid credentials"}', {}, True)
+            elif parts == ["api", "repos", "create"]:
+                given = json.loads(content)
+                name = "/".join((given.get("organization") or "me", given["name"]))
+                hub.files.setdefault(("models", name), {})
+                hub.created[name] = given
+                self._answer({"url": f"{hub.address}/{name}"})
+            elif parts == ["api", "validate-yaml"]:  # of the card
+                self._answer({"errors": [], "warnings": []})
+            elif parts[4] == "preupload":
+                paths = [file["path"] for file in json.loads(content)["files"]]
+                kind = {"uploadMode": "regular", "shouldIgnore": False}
+                self._answer({"files": [{"path": path, **kind} for path in paths]})
+            elif parts[4] == "commit":
+                name, lines = "/".join(parts[2:4]), [json.loads(line) for line in content.splitlines()]
+                files = [one["value"] for one in lines if one["key"] == "file"]
+                sent = {file["path"]: base64.b64decode(file["content"]) for file in files}
+                hub.uploaded[name, parts[5]] = sent
+                hub.messages.append(lines[0]["value"]["summary"])
+                self._answer({"commitOid": COMMIT, "commitUrl": f"{hub.address}/{name}/commit/{COMMIT}"})
+            else:  # a branch
+                self._answer({})
+
+        def _answer(self, content: Mapping[str, object]) -> None:
+            self._send(200, json.dumps(content).encode(), {"Content-Type": "application/json"}, True)
 
         def log_message(self, *_) -> None:
             pass

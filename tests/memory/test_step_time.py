@@ -9,7 +9,7 @@ from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_yaml import ModelSettings, ModelYaml, ParallelSettings
 from mindrlhf.memory import step_time
 from mindrlhf.memory.estimate import Lengths, Work
-from mindrlhf.memory.step_time import Rates, measured_rates, run_rates, step_seconds, time_line
+from mindrlhf.memory.step_time import Rates, forecast, measured_rates, run_rates, step_seconds, time_line
 from mindrlhf.models.parameters import parameter_count
 
 MODEL = ModelConfig(
@@ -58,8 +58,8 @@ def test_ranks_share_the_work():
     assert four["ref"] == pytest.approx(alone["ref"] / 4)
     cut = step_seconds(work(model_parallel=2), RATES)
     assert cut["update_actor"] == pytest.approx(alone["update_actor"] / 2)
-    slower = time_line(work(), 10, [RATES, replace(RATES, passes=5e10)])
-    assert slower == time_line(work(), 10, [replace(RATES, passes=5e10)]), "all wait for the slowest"
+    slower = time_line(work(), 10, forecast(work(), [RATES, replace(RATES, passes=5e10)]))
+    assert slower == time_line(work(), 10, forecast(work(), [replace(RATES, passes=5e10)])), "all wait for the slowest"
 
 
 def test_phases_that_a_step_lacks_take_no_time():
@@ -72,15 +72,17 @@ def test_a_run_that_is_soon_over_is_not_measured_for(monkeypatch):
     assert run_rates(work(), 1, 1e11) is None
     assert run_rates(work(), 10_000, 1e11) == RATES
     assert run_rates(work(), None, 1e11) == RATES
-    assert "short: the matrix products of all steps take less than 10s" in time_line(work(), 3, [RATES, None])
+    assert "short: the matrix products of all steps take less than 10s" in time_line(
+        work(), 3, forecast(work(), [RATES, None])
+    )
 
 
 def test_the_forecast_names_the_step_the_run_and_what_it_leaves_out():
     seconds = step_seconds(work(), RATES)
-    line = time_line(work(), 1000, [RATES])
+    line = time_line(work(), 1000, forecast(work(), [RATES]))
     assert line.startswith(f"about {sum(seconds.values()):.1f}s a step (gen {seconds['gen']:.1f}s, ref ")
     assert line.endswith(" for 1,000 steps, if every answer has 64 tokens; compiling graphs comes on top")
-    assert "steps" not in time_line(work(), None, [RATES])
+    assert "steps" not in time_line(work(), None, forecast(work(), [RATES]))
 
 
 def test_rates_are_measured_at_the_shapes_of_the_job(monkeypatch):

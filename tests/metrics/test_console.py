@@ -63,7 +63,7 @@ def columns(written) -> list[dict[str, str]]:
 def test_a_line_and_its_header(width):
     header, line = lines((12, VALUES), earlier=[0.4, 0.42])
     assert header == "   step   reward   trend  entropy       kl  length   cut  same    time     gen   tok/s    left"
-    assert line == " 12/200     0.43   +0.03     0.82  5.1e-04    23.1    2%   25%    1.3s    0.4s    3.2k   4m04s"
+    assert line == " 12/200     0.43   +0.03     0.82  5.1e-04    23.1    2%   25%    1.3s    0.4s    3.2k       -"
 
 
 ODD = (math.nan, math.inf, -2e300, 1e9)
@@ -140,22 +140,28 @@ def test_compiling_has_its_own_line_and_is_in_no_time(width):
     assert written[2] == "graphs were compiled for 12s, in no column above"
     one, two = columns(written)
     assert one["time"] == two["time"] == "1.3s"
-    assert one["left"] == "4m19s", "199 steps of 1.3 s: the next steps do not compile"
+    assert (one["left"], two["left"]) == ("-", "4m17s"), "198 steps of 1.3 s; the first step is no sign"
     assert one["tok/s"] == "32.8k", "3,210 tokens/s over 13.3 s are 42,700 tokens in 1.3 s"
     assert len(written) == 4
 
 
-def test_time_left_counts_on_compiling_as_much_as_of_late(width):
+def test_time_left_counts_a_late_compile_once(width):
+    """Compiling for 3 s at the second step is past when the line is written."""
     row = {"timing_s/step": 2.0}
-    steps = [(1, row | {"timing_s/compile": 1.0}), (2, {"timing_s/step": 5.0, "timing_s/compile": 3.0}), (3, row)]
-    found = [row["left"] for row in columns(lines(*steps, total=13))]
-    # Steps of 1, 2 and 2 s; the second compiled for 3 s, the third not, and the first is no sign of what is to come.
-    assert found == ["12s", "50s", "35s"]
+    steps = [(1, row | {"timing_s/compile": 1.9}), (2, {"timing_s/step": 5.0, "timing_s/compile": 3.0}), (3, row)]
+    assert [row["left"] for row in columns(lines(*steps, total=13))] == ["-", "22s", "20s"]
+
+
+def test_time_left_follows_the_forecast_until_the_third_step(width):
+    """The first step's own time is what is left of compiling: 0.1 s, where a step takes 2."""
+    seconds = ((10.0, 9.9), (2.0, 0.0), (2.0, 0.0))
+    steps = [(step, {"timing_s/step": s, "timing_s/compile": c}) for step, (s, c) in enumerate(seconds, start=1)]
+    assert [row["left"] for row in columns(lines(*steps, total=13, forecast_s=1.8))] == ["22s", "20s", "20s"]
 
 
 def test_time_left_follows_the_median_step(width):
-    steps = [(step, {"timing_s/step": seconds}) for step, seconds in enumerate((2.0, 2.0, 60.0), start=1)]
-    assert columns(lines(*steps, total=13))[-1]["left"] == "20s"
+    steps = [(step, {"timing_s/step": seconds}) for step, seconds in enumerate((9.0, 2.0, 60.0, 2.0), start=1)]
+    assert columns(lines(*steps, total=14))[-1]["left"] == "20s"
 
 
 def test_lines_every_few_steps(width):

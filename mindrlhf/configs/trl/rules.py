@@ -90,7 +90,9 @@ class RunRules(Translation):
             self.put("trainer.save_best_mode", "max" if greater else "min", "greater_is_better")
 
     def outputs(self) -> None:
-        """Set loggers, their interval and progress bars."""
+        """Set loggers, their interval and progress bars; the trainer uploads."""
+        for key in ("push_to_hub", "hub_model_id", "hub_token", "hub_private_repo", "hub_revision"):
+            self(key)
         every = self("logging_steps")
         if every is not None:
             self._every("trainer.log_every", "steps", "logging_steps", every, "logging_steps")

@@ -60,5 +60,6 @@ class _SFT(RunRules):
 
     def loss(self) -> None:
         """Refuse another loss than the mean over tokens."""
+        self("dataset_text_field")  # the trainer reads it
         if self("loss_type", "nll") != "nll":
             raise self.refuse("loss_type", "which is not done here; set it to nll")

@@ -236,7 +236,7 @@ def test_what_follows_from_several_keys():
         ({"lerning_rate": 1}, "unknown key lerning_rate; did you mean learning_rate?"),
         ({"qqq": 1}, "unknown key qqq; give one of TRL's, or a setting as group.key."),
         ({"top_entropy_quantile": 0.2}, "is 0.2, which is not done here; set it to 1.0"),
-        ({"push_to_hub": True}, "set it to False, and upload the folder of save_model with `hf upload`"),
+        ({"push_to_hub_token": "a"}, "give hub_model_id, with the owner in it, and hub_token"),
         ({"loss_type": "vespo"}, "loss_type is 'vespo', which is not done here; set it to one of grpo, dapo"),
         ({"loss_type": "luspo"}, "which needs importance_sampling_level='sequence'; set it too"),
         ({"loss_type": "bnpo", "gradient_accumulation_steps": 2}, "set it to dapo, the mean over all"),
