@@ -1,28 +1,54 @@
 r"""Stated answers in completions, after the thinking: `<answer>` tags, `####`, or `\boxed{}`."""
 
+import re
+from collections.abc import Iterator
+
 MARK = "####"
-_BOXES = (r"\boxed{", r"\fbox{")
+
+_BRACES = re.compile(r"(?P<box>\\(?:boxed|[bf]box)\s*\{)|(?P<escaped>\\.)|(?P<opening>\{)|(?P<closing>\})", re.DOTALL)
+_OPEN_BOX = re.compile(r"\\(?:boxed|[bf]box)[ \t]+([^\s{}$\\]+)")  # without braces, up to a space
+_MARKED = re.compile(r"####+\s*([^\n]*)")
+_LABEL = re.compile(r"[*_\s]*(?:the\s+)?(?:final\s+)?answer\s*(?:is\b|:)?[*_\s:]*", re.IGNORECASE)
+# Beginnings of Markdown's headings of level 4: `#### Step 1: count`, `#### 2. Check`.
+_HEADING = re.compile(r"[*_\s]*(?:[^\W\d_]{2,}(?![^\W\d_]|\s*=)|\d+[.)]\s+[^\W\d_])")
 
 
-def stated(completion: str) -> str | None:
+def stated(prompt: str, completion: str) -> str | None:
     r"""Find the text of the stated answer after the thinking; None without any form.
 
-    Of the last `<answer>...</answer>`, or else of all text, it is the rest of the line after the last `####`, else the
-    content of the last `\boxed{}`, else the content of the tag.
+    Of the last `<answer>...</answer>`, or else of all text, it is what comes last: the rest of the line after `####`,
+    or the content of a `\boxed{}`; else the content of the tag. A line after `####` that begins as a heading does
+    counts only if nothing follows it and there is no box.
     """
-    text = after_thinking(completion)
+    text = after_thinking(prompt, completion)
     answer = tagged(text)
     if answer is not None:
         text = answer
-    for found in (marked(text), boxed(text), answer):
-        if found is not None:
-            return found.strip()
-    return None
+    found = max([*_boxes(text), *_marks(text)], default=None) or _last_line(text)
+    chosen = answer if found is None else found[1]
+    return None if chosen is None else _unlabelled(chosen)
 
 
-def after_thinking(completion: str) -> str:
-    """Return the text after the last `</think>`, or all text without one."""
-    return completion.rpartition("</think>")[2]
+def _unlabelled(answer: str) -> str:
+    """Take `The final answer is` off the beginning of an answer."""
+    label = _LABEL.match(answer)
+    return answer[label.end() if label else 0 :].strip()
+
+
+def after_thinking(prompt: str, completion: str) -> str:
+    """Return the text after the last `</think>`, without a thought that is not closed.
+
+    A prompt that ends with `<think>` has opened one.
+    """
+    if "</think>" not in completion and opens_thought(prompt):
+        return ""
+    text = completion.rpartition("</think>")[2]
+    return text.partition("<think>")[0]
+
+
+def opens_thought(prompt: str) -> bool:
+    """Test for a prompt after which the model is thinking."""
+    return prompt.rstrip().endswith("<think>")
 
 
 def tagged(text: str) -> str | None:
@@ -32,20 +58,27 @@ def tagged(text: str) -> str | None:
     return text[start + len("<answer>") : end] if start >= 0 else None
 
 
-def marked(text: str) -> str | None:
-    """Return the rest of the line after the last `####` (GSM8K), possibly empty."""
-    _, mark, rest = text.rpartition(MARK)
-    return rest.strip().partition("\n")[0].strip() if mark else None
+def _marks(text: str) -> Iterator[tuple[int, str]]:
+    """Yield (end, rest of the line) of each `####` that is no heading; a line may be the next one."""
+    for found in _MARKED.finditer(text):
+        if (line := _unlabelled(found[1])) and not _HEADING.match(line):
+            yield found.end(), found[1]
 
 
-def boxed(text: str) -> str | None:
-    r"""Return the content of the last `\boxed{}` or `\fbox{}`; None if never closed."""
-    start = max(text.rfind(box) + len(box) if box in text else -1 for box in _BOXES)
-    if start < 0:
-        return None
-    depth = 1
-    for end in range(start, len(text)):
-        depth += (text[end] == "{") - (text[end] == "}")
-        if depth == 0:
-            return text[start:end]
-    return None
+def _last_line(text: str) -> tuple[int, str] | None:
+    """Return what is after `####` in the last line, heading or not."""
+    *_, last = ["", *text.strip().splitlines()]
+    found = _MARKED.search(last)
+    return (0, found[1]) if found else None
+
+
+def _boxes(text: str) -> Iterator[tuple[int, str]]:
+    """Yield (end, content) of each closed box, in the order of their ends."""
+    opened: list[int | None] = []  # the starts of boxes, and None for other braces
+    for found in _BRACES.finditer(text):
+        if found["box"] or found["opening"]:
+            opened.append(found.end() if found["box"] else None)
+        elif found["closing"] and opened and (start := opened.pop()) is not None:
+            yield found.end(), text[start : found.start()]
+    for found in _OPEN_BOX.finditer(text):
+        yield found.end(), found[1]

@@ -26,7 +26,7 @@ def countdown(
     wrong (0.1 in TinyZero).
     """
     problem = json.loads(fields["ground_truth"])
-    answer = answers.stated(completion)
+    answer = answers.stated(prompt, completion)
     solved = evaluate(answer) if answer is not None else None
     if solved is None:
         return 0.0

@@ -1,28 +1,36 @@
-r"""GSM8K's reward (Cobbe et al. 2021): 1 for the right final number, else 0."""
+r"""GSM8K's rewards (Cobbe et al. 2021): 1 for the right final number, else 0."""
 
+import re
 from collections.abc import Mapping
 from fractions import Fraction
 
 from mindrlhf.rewards import answers, numbers
 
+_STRICT = re.compile(r"#### (-?[0-9.,]+)")
+_STRICT_END = 300  # characters
 
-def answered(completion: str) -> tuple[str | None, Fraction | None]:
+
+def answered(prompt: str, completion: str) -> tuple[str | None, Fraction | None]:
     """Find the stated answer (`answers.stated`) and its number, else the last number."""
-    answer = answers.stated(completion)
+    answer = answers.stated(prompt, completion)
     if answer is None:
-        return None, numbers.last(answers.after_thinking(completion))
+        return None, numbers.last(answers.after_thinking(prompt, completion))
     return answer, numbers.stated(answer)
 
 
 def gsm8k(prompt: str, completion: str, fields: Mapping[str, str]) -> float:
     """Reward the number in the stated answer, else the last number."""
-    return float(answered(completion)[1] == _ground_truth(fields))
+    return float(answered(prompt, completion)[1] == _ground_truth(fields))
 
 
 def gsm8k_strict(prompt: str, completion: str, fields: Mapping[str, str]) -> float:
-    """Reward only the form `#### N`, the number alone on its line."""
-    answer = answers.marked(answers.after_thinking(completion))
-    return float(answer is not None and numbers.parse(answer) == _ground_truth(fields))
+    """Reward as verl does for `openai/gsm8k` (versions 0.5 to 0.9).
+
+    Of the last 300 characters, thoughts included, the last `#### ` with digits, points and commas after it counts; it
+    has to be the text of the ground truth, commas aside.
+    """
+    found = _STRICT.findall(completion[-_STRICT_END:])
+    return float(bool(found) and found[-1].replace(",", "") == fields["ground_truth"])
 
 
 def _ground_truth(fields: Mapping[str, str]) -> Fraction:

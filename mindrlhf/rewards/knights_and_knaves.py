@@ -21,8 +21,8 @@ def knights_and_knaves(prompt: str, completion: str, fields: Mapping[str, str]) 
     truth = claims(fields["ground_truth"])
     if not truth:
         raise ValueError(f"the ground truth {fields['ground_truth'][:80]!r} names no knight and no knave")
-    answer = answers.stated(completion)
-    said = claims(answers.after_thinking(completion) if answer is None else answer)
+    answer = answers.stated(prompt, completion)
+    said = claims(answers.after_thinking(prompt, completion) if answer is None else answer)
     people = sum(said.get(name) == roles for name, roles in truth.items()) / len(truth)
     return {"score": float(people == 1.0), "people": people}
 

@@ -14,6 +14,7 @@ from mindrlhf.user_functions import hint, is_user_function, load_function
 SHIPPED = {
     "gsm8k": "mindrlhf.rewards.gsm8k:gsm8k",
     "gsm8k_strict": "mindrlhf.rewards.gsm8k:gsm8k_strict",
+    "openai/gsm8k": "mindrlhf.rewards.gsm8k:gsm8k_strict",
     "math": "mindrlhf.rewards.math:math",
     "format": "mindrlhf.rewards.form:format",
     "countdown": "mindrlhf.rewards.countdown:countdown",
@@ -24,7 +25,7 @@ SHIPPED = {
     "environment": "mindrlhf.rewards.form:environment",
 }
 # The shipped functions that compare with a ground truth; a user's function shows it by a parameter of that name.
-COMPARING = frozenset({"gsm8k", "gsm8k_strict", "math", "countdown", "knights_and_knaves"})
+COMPARING = frozenset({"gsm8k", "gsm8k_strict", "openai/gsm8k", "math", "countdown", "knights_and_knaves"})
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,12 @@ def test_all_gsm8k_rows_parse(shared, split, count):
 
 
 @pytest.mark.parametrize(
-    ("tail", "truth"), [("#### 1,234", "1234"), ("x #### 3 #### -5 000 \n", "-5000"), ("####2.50", "2.50")]
+    ("tail", "truth"),
+    [
+        *(("#### 1,234", "1234"), ("x #### 3 #### -5 000 \n", "-5000"), ("####2.50", "2.50"), ("#### 1/2", "1/2")),
+        *(("#### 5 dollars", "5"), ("#### $5", "5"), ("#### 5\nDone.", "5"), ("#### 5%", "5"), ("#### 5.", "5")),
+        *(("#### 1 000 km", "1000"), ("#### $2 million", "2000000"), ("#### x = 7", "7")),
+    ],
 )
 def test_gsm8k_ground_truth(tail, truth):
     assert TASKS["gsm8k"].parse({"question": "q", "answer": tail}).ground_truth == truth
@@ -67,6 +72,10 @@ def test_gsm8k_ground_truth(tail, truth):
         ({"question": 3, "answer": "#### 1"}, "key 'question' should be text, and is 3"),
         ({"question": "q", "answer": "so 7"}, "no final answer after ####"),
         ({"question": "q", "answer": "so #### ,"}, "no final answer after ####"),
+        ({"question": "q", "answer": "#### 5 ####"}, "no final answer after ####"),
+        ({"question": "q", "answer": "#### 3:30"}, "key 'answer' has '3:30' after ####, which gives no number"),
+        ({"question": "q", "answer": "#### 10 = ten"}, "gives no number"),
+        ({"question": "q", "answer": "#### 9+9"}, "gives no number"),
     ],
 )
 def test_malformed_gsm8k_rows(row, message):
