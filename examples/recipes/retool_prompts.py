@@ -12,7 +12,8 @@ from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from typing import Any
 
-from mindrlhf.data.source import read_source, write_parquet
+from mindrlhf.data.parquet import write_parquet
+from mindrlhf.data.source import read_source
 from mindrlhf.errors import UserError
 
 Lines = list[str]

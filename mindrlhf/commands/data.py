@@ -6,7 +6,7 @@ from pathlib import Path
 from mindrlhf.checkpoint.open import open_tokenizer
 from mindrlhf.commands.train import add_model_arguments
 from mindrlhf.data.convert_problems import TRUNCATIONS, convert, convert_to_verl
-from mindrlhf.data.source import PARQUET
+from mindrlhf.data.parquet import PARQUET
 from mindrlhf.data.tasks import TASKS
 from mindrlhf.data.templates import NAMES
 from mindrlhf.environments.protocol import tool_schemas

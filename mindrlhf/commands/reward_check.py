@@ -108,8 +108,8 @@ def _read_mindrecord(data: str, tokenizer: Tokenizer | None, references: bool) -
 def _read_json(data: str, task_name: str | None) -> list[_Row]:
     task, parsed = parse_rows(read_source(data), task_name)
     return [
-        _Row(i, row.question, row.answer, prompt_fields(task.name, row.question, row.ground_truth, row.extra))
-        for i, row in enumerate(parsed)
+        _Row(number, row.question if row.prompt is None else row.prompt, row.answer, prompt_fields(task.name, row))
+        for number, row in enumerate(parsed)
     ]
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mindrlhf.data.tasks import arithmetic, calculator, countdown, get_task, multiplication
+from mindrlhf.data.tasks.task import Task
 from mindrlhf.data.tokenizer import train_tokenizer
 from mindrlhf.environments.ready import games
 from mindrlhf.errors import refuse
@@ -59,7 +60,8 @@ def run(args: argparse.Namespace) -> None:
     folder = Path(args.output_dir)
     with atomic_files(folder) as stage:
         for name, part in splits.items():
-            (stage / name).write_text("".join(json.dumps(row) + "\n" for row in part), encoding="utf-8")
+            lines = (json.dumps({"task": _task(args.task).name} | row) for row in part)
+            (stage / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         if args.tokenizer_vocab_size is not None:
             tokenizer = train_tokenizer(_texts(args.task, splits), args.tokenizer_vocab_size)
             tokenizer.save(stage)
@@ -69,9 +71,13 @@ def run(args: argparse.Namespace) -> None:
         print(f"{folder}: tokenizer with {tokenizer.size} ids")
 
 
+def _task(name: str) -> Task:
+    return get_task("game" if name in games.GAMES else name)
+
+
 def _texts(name: str, splits: Mapping[str, list[dict[str, Any]]]) -> list[str]:
     """List the texts that the tokenizer learns from."""
-    task = get_task("game" if name in games.GAMES else name)
+    task = _task(name)
     demonstrated = splits.get("demonstrations.jsonl", [])
     problems = [task.parse(row) for row in splits["train.jsonl"]]
     texts = [text for problem in problems for text in (problem.question, task.instruction, problem.answer)]

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from mindrlhf.data.mindrecord import PROMPT_SCHEMA, write_columns
-from mindrlhf.data.source import SourceRow, read_source, write_parquet
+from mindrlhf.data.parquet import write_parquet
+from mindrlhf.data.source import SourceRow, read_source
 from mindrlhf.data.tasks import parse_rows
 from mindrlhf.data.tasks.task import TaskRow, prompt_fields
 from mindrlhf.data.tasks.verl import record
@@ -79,10 +80,10 @@ def convert(
 ) -> ConversionSummary:
     """Convert JSONL files, JSON arrays or parquet files to a MindRecord.
 
-    task: its name; None chooses it by the first row (`parse_rows`). fields: see `mapped`. system_prompt: None is the
-    row's, else the template's default; "" is none. max_prompt_length: maximum tokens of a prompt. seq_length: tokens of
-    prompt, answer and end token; None takes the longest row's, rounded up to a multiple of 64. pad_token_id: None is
-    the tokenizer's. tools: JSON schemas of tools that prompts list.
+    task: its name; None chooses it by the first row (`parse_rows`). fields: see `field_paths`. system_prompt: None is
+    the row's, else the template's default; "" is none. max_prompt_length: maximum tokens of a prompt. seq_length:
+    tokens of prompt, answer and end token; None takes the longest row's, rounded up to a multiple of 64. pad_token_id:
+    None is the tokenizer's. tools: JSON schemas of tools that prompts list.
     truncation: treatment of a longer prompt: `error` refuses the file, naming the row; `drop` leaves the row out;
     `left` cuts the prompt's beginning, `right` its end (and with it the template's last words, as in MindRLHF). If
     prompt and answer exceed `seq_length`, `left` and `right` cut the answer's end, with its end token.
@@ -104,14 +105,15 @@ def convert(
     )
     pad = tokenizer.pad_token_id if pad_token_id is None else pad_token_id
     sizes = (max_prompt_length, width, pad)
-    records = (_record(index, chosen.name, rows[index], pair, *sizes) for index, pair in kept.items())
+    fields = {index: prompt_fields(chosen.name, rows[index]) for index in kept}
+    records = (_record(index, chosen.name, fields[index], pair, *sizes) for index, pair in kept.items())
     write_columns(output, PROMPT_SCHEMA, records)
     return ConversionSummary(
         output=Path(output),
         rows=len(kept),
         dropped=len(rows) - len(kept),
         truncated=sum(pair is not pairs[index] for index, pair in kept.items()),
-        without_truth=sum(not rows[index].ground_truth for index in kept),
+        without_truth=sum("ground_truth" not in each for each in fields.values()),
         max_prompt_length=max_prompt_length,
         seq_length=width,
         prompt_tokens=_percentiles(len(prompt) for prompt, _ in kept.values()),
@@ -140,8 +142,8 @@ def convert_rows(
     for index, (row, ids, where) in enumerate(zip(rows, tokenizer.encode_batch(texts), places, strict=True)):
         if not ids:
             raise UserError(f"{where}: the prompt is empty; give it a text.")
-        fields = prompt_fields(chosen.name, row.question, row.ground_truth, row.extra)
-        prompts.append(Prompt(index, np.array(ids[-(max_prompt_length or 0) :], np.int32), fields))
+        ids = ids[-(max_prompt_length or 0) :]
+        prompts.append(Prompt(index, np.array(ids, np.int32), prompt_fields(chosen.name, row)))
     return prompts
 
 
@@ -204,10 +206,12 @@ def _fit(
 
 
 def _record(
-    index: int, task: str, row: TaskRow, pair: TokenPair, prompt_width: int, width: int, pad: int
+    index: int, task: str, fields: Mapping[str, str], pair: TokenPair, prompt_width: int, width: int, pad: int
 ) -> dict[str, Any]:
     """Make the MindRecord row: padded arrays and text columns."""
     prompt, answer = pair
+    columns = {"task": task, "question": fields["question"], "ground_truth": fields.get("ground_truth", "")}
+    extra = {name: text for name, text in fields.items() if columns.get(name) != text}
 
     def padded(ids: list[int], size: int, fill: int) -> np.ndarray:
         return np.array(ids + [fill] * (size - len(ids)), np.int64)
@@ -218,10 +222,8 @@ def _record(
         "pretrain_ids": padded(prompt + answer, width, pad),
         "loss_mask": padded([0] * len(prompt) + [1] * len(answer), width, 0),
         "prompt_length": len(prompt),
-        "task": task,
-        "question": row.question,
-        "ground_truth": row.ground_truth,
-        "extra": json.dumps(dict(row.extra), ensure_ascii=False),
+        **columns,
+        "extra": json.dumps(extra, ensure_ascii=False),
     }
 
 

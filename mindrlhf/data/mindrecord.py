@@ -6,7 +6,7 @@ it. A prompt dataset has these columns:
 prompt_ids     int64[max_prompt_length]  prompt, padded on the right with the pad id
 pretrain_ids   int64[seq_length]         prompt, worked answer and end token, padded the same way
 loss_mask      int64[seq_length]         1 on the answer and its end token, 0 elsewhere
-task, question, ground_truth, extra      text; extra is a JSON object of other text fields
+task, question, ground_truth, extra      text; extra is a JSON object of other fields, and of their types
 row_index      int64                     row of the source file, from 0
 prompt_length  int64                     prompt tokens, without padding
 
@@ -24,12 +24,13 @@ from typing import Any
 import numpy as np
 
 from mindrlhf.data.tasks.gsm8k import final_answer
-from mindrlhf.data.tasks.task import prompt_fields
+from mindrlhf.data.tasks.task import TaskRow, is_missing, prompt_fields
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import atomic_files
 from mindrlhf.files.json import parse_json
 from mindrlhf.hub.names import is_id
+from mindrlhf.rewards.columns import value_of
 from mindrlhf.types import Prompt
 
 ROWS_PER_WRITE = 256
@@ -113,7 +114,7 @@ def read_prompts(path: str | Path, tokenizer: Tokenizer | None = None) -> list[P
     path = Path(path)
     if _made_by_mindrlhf(path):
         return [
-            Prompt(row, ids, prompt_fields("mindrlhf", tokenizer.decode(ids), _truth(solution), {}))
+            Prompt(row, ids, prompt_fields("mindrlhf", TaskRow(tokenizer.decode(ids), "", _truth(solution))))
             for row, (ids, solution) in enumerate(_read_mindrlhf(path, tokenizer))
         ]
     columns = read_columns(path, PROMPT_COLUMNS)
@@ -125,12 +126,15 @@ def _prompt(row: Mapping[str, Any], where: str) -> Prompt:
     """Turn a dataset's row into a prompt, if `mindrlhf data` has written it."""
     try:
         length, extra = row["prompt_length"], parse_json(row["extra"])
-        texts = [row[name] for name in ("task", "question", "ground_truth")]
+        texts = {name: row[name] for name in ("task", "question", "ground_truth")}
         if not 1 <= length <= len(row["prompt_ids"]):
             raise ValueError(f"prompt_length is {length} of {len(row['prompt_ids'])}")
-        if not all(isinstance(text, str) for text in (*texts, *extra.values())):
+        fields = texts | extra
+        if not all(isinstance(text, str) for text in fields.values()):
             raise ValueError("a field is not text")
-        return Prompt(int(row["row_index"]), token_ids(row["prompt_ids"][:length]), prompt_fields(*texts, extra))
+        if is_missing(value_of(fields, "ground_truth")):
+            del fields["ground_truth"]
+        return Prompt(int(row["row_index"]), token_ids(row["prompt_ids"][:length]), fields)
     except (ValueError, TypeError, AttributeError) as error:
         raise UserError(f"{where}: is no prompt that `mindrlhf data` wrote ({error}); write the file again.") from None
 

@@ -9,11 +9,11 @@ import numpy as np
 from mindrlhf.data.chat import family_chat, write_prompts
 from mindrlhf.data.mindrecord import read_prompts
 from mindrlhf.data.source import SourceRow, read_source
-from mindrlhf.data.tasks.fields import field_texts
 from mindrlhf.data.tasks.task import TaskRow
 from mindrlhf.data.templates import prompt_texts
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
+from mindrlhf.rewards.columns import encode, json_ready
 from mindrlhf.types import Prompt
 
 Request = tuple[Prompt, Mapping[str, Any]]
@@ -33,7 +33,7 @@ def read_requests(
     if path.suffix == ".mindrecord" or path.with_name(path.name + ".db").is_file():
         prompts = read_prompts(path, tokenizer)[:limit]
         return [(prompt, {"prompt": tokenizer.decode(prompt.token_ids), **prompt.fields}) for prompt in prompts]
-    rows = read_source(path)[:limit]
+    rows = read_source(path, limit)
     return _encoded(rows, write_prompts([(_given(row), row.where) for row in rows], tokenizer, tools), tokenizer)
 
 
@@ -58,7 +58,7 @@ def _encoded(rows: Sequence[SourceRow], texts: Sequence[str], tokenizer: Tokeniz
         if not ids:
             raise UserError(f"{row.where}: the prompt is empty; give it a text.")
     return [
-        (Prompt(number, np.array(ids, np.int32), field_texts(row.values)), row.values)
+        (Prompt(number, np.array(ids, np.int32), encode(row.values)), json_ready(row.values))
         for number, (row, ids) in enumerate(zip(rows, encoded, strict=True))
     ]
 

@@ -17,15 +17,20 @@ from mindrlhf.files.text import read_text
 MOST_LEVELS = 200  # of nested lists and groups: writers of values go no deeper
 
 
-def parse_json(text: str | bytes) -> Any:
-    """Parse a JSON text; ValueError for bad syntax, deep nesting, or long numbers."""
+def parse_json(text: str | bytes, rows: bool = False) -> Any:
+    """Parse a JSON text; ValueError for bad syntax, deep nesting, or long numbers.
+
+    rows: data of others, whose NaN is None, and whose groups may not have a key twice.
+    """
     deep = ValueError(f"lists and groups more than {MOST_LEVELS} levels deep")
     try:
-        parsed = json.loads(text)
+        parsed = json.loads(text, parse_constant=_constant, object_pairs_hook=_group) if rows else json.loads(text)
     except (json.JSONDecodeError, UnicodeDecodeError):
         raise
     except RecursionError:
         raise deep from None
+    except DuplicateKey:
+        raise
     except ValueError:  # Python's limit, whose message is advice to programmers
         raise ValueError("a number with thousands of digits") from None
     level = [[parsed]]
@@ -35,6 +40,23 @@ def parse_json(text: str | bytes) -> Any:
         if not level:
             return parsed
     raise deep
+
+
+class DuplicateKey(ValueError):
+    """Key that a group has twice."""
+
+
+def _group(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    group = dict(pairs)
+    if len(group) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise DuplicateKey(f"the key {next(key for key in keys if keys.count(key) > 1)!r} is there twice")
+    return group
+
+
+def _constant(name: str) -> float | None:
+    """Return the value of NaN, Infinity and -Infinity, which Python writes."""
+    return None if name == "NaN" else float(name)
 
 
 def is_number(value: Any) -> bool:

@@ -6,15 +6,15 @@ rows without one. Unlike in TRL, token ids and the trainer's state are not given
 """
 
 import inspect
-import json
 from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
 from typing import Any
+
+from mindrlhf.rewards.columns import decode
 
 PROMPTS, COMPLETIONS = "prompts", "completions"
 NOT_GIVEN = frozenset(
     ("prompt_ids", "prompts_ids", "completion_ids", "completions_ids", "trainer_state", "log_extra", "log_metric")
 )
-JSON_FIELDS = "json_fields"  # field of a row: names of the fields that are JSON, as a JSON list
 MESSAGES = "prompt"  # field of a row: its messages as JSON
 
 Sample = tuple[str, str, Mapping[str, str]]
@@ -30,7 +30,7 @@ def batch_columns(samples: Sequence[Sample]) -> dict[str, list[Any]]:
     """Collect the arguments of a call."""
     rows, prompts, completions = [], [], []
     for prompt, completion, fields in samples:
-        row = _values(fields)
+        row = decode(fields)
         given = row.pop(MESSAGES, None)
         talks = isinstance(given, list)
         prompts.append(given if talks else prompt)
@@ -38,12 +38,6 @@ def batch_columns(samples: Sequence[Sample]) -> dict[str, list[Any]]:
         rows.append(row)
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: [row.get(name) for row in rows] for name in names} | {PROMPTS: prompts, COMPLETIONS: completions}
-
-
-def _values(fields: Mapping[str, str]) -> dict[str, Any]:
-    """Decode a row's fields to the dataset's values."""
-    encoded = json.loads(fields.get(JSON_FIELDS, "[]"))
-    return {name: json.loads(text) if name in encoded else text for name, text in fields.items() if name != JSON_FIELDS}
 
 
 def finished(returned: Any) -> Any:

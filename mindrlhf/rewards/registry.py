@@ -8,6 +8,7 @@ from typing import Any
 
 from mindrlhf.errors import UserError
 from mindrlhf.rewards.batches import COMPLETIONS, NOT_GIVEN, PROMPTS, Sample, batch_columns, finished, takes_batch
+from mindrlhf.rewards.columns import decode, value_of
 from mindrlhf.user_functions import hint, is_user_function, load_function
 
 # Imported on use, so that a process loads only what its functions need (math-verify takes half a second).
@@ -119,15 +120,19 @@ def _of_batch(
 
 
 def _verl_values(prompt: str, completion: str, fields: Mapping[str, Any]) -> tuple[Any, ...]:
-    extra_info = json.loads(fields.get("extra_info", "{}"))
-    return fields.get("data_source", fields.get("task", "")), completion, fields["ground_truth"], extra_info
+    row = decode(fields)
+    extra_info = row.get("extra_info")
+    if isinstance(extra_info, str):  # earlier files do not say that it is JSON
+        extra_info = json.loads(extra_info)
+    truth = row["ground_truth"]
+    return row.get("data_source", row.get("task", "")), completion, truth, {} if extra_info is None else extra_info
 
 
 # Names of the leading parameters -> the values for them. A function with other names is called as _FULL.
 _FULL = ("prompt", "completion", "fields")
 _FORMS: dict[tuple[str, ...], Callable[..., tuple[Any, ...]]] = {
     _FULL: lambda *given: given,
-    ("completion", "ground_truth"): lambda prompt, completion, fields: (completion, fields["ground_truth"]),
+    ("completion", "ground_truth"): lambda prompt, completion, fields: (completion, value_of(fields, "ground_truth")),
     ("data_source", "solution_str", "ground_truth", "extra_info"): _verl_values,
     ("data_source", "solution_str", "ground_truth"): lambda *given: _verl_values(*given)[:3],
 }

@@ -6,8 +6,9 @@ import pytest
 
 from mindrlhf.data.convert_problems import convert
 from mindrlhf.data.mindrecord import read_prompts
-from mindrlhf.data.source import write_parquet
-from mindrlhf.data.tasks import TASKS
+from mindrlhf.data.parquet import write_parquet
+from mindrlhf.data.source import given_rows
+from mindrlhf.data.tasks import parse_rows
 from mindrlhf.errors import UserError
 from mindrlhf.models.families.qwen2 import CHATML
 
@@ -96,8 +97,8 @@ def test_a_template_of_one_question(tmp_path, small):
 )
 def test_what_is_no_conversation(task, messages, message):
     row = {"prompt": messages, "ground_truth": "5", "reward_model": {"ground_truth": "5"}}
-    with pytest.raises(ValueError, match=f"key 'prompt': {message}|key 'prompt' {message}"):
-        TASKS[task].parse(row)
+    with pytest.raises(UserError, match=f"rows, row 0: not a {task} row: key 'prompt':? {message}"):
+        parse_rows(given_rows([row], "rows"), task)
 
 
 def test_questions_are_written_by_a_foreign_chat_template(tmp_path, small, monkeypatch):

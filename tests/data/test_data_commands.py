@@ -147,9 +147,9 @@ def test_script(quick, root, tmp_path):
 
 
 def test_folders_as_source_and_output(quick, run_command, tmp_path):
-    """As in MindRLHF's tutorial: the JSONL files of a folder, to a name inside of another."""
+    """The split `train` of a folder, or the one that is asked for, to a name inside of another folder."""
     run_command("data", "--tokenizer_path", quick, "--file_path", quick, "--output_path", f"{tmp_path / 'records'}/")
-    assert len(read_prompts(tmp_path / "records" / "quick.mindrecord")) == 80
+    assert len(read_prompts(tmp_path / "records" / "quick.mindrecord")) == 60
     run_command(
         *("data", "--tokenizer_path", quick, "--file_path", quick / "test.jsonl", "--output_path", tmp_path / "records")
     )
@@ -174,4 +174,4 @@ def test_verls_file_is_known_by_its_columns(quick, run_command, tmp_path):
     output = tmp_path / "again.mindrecord"
     run_command("data", "--tokenizer_path", quick, "--file_path", tmp_path / "test.parquet", "--output_path", output)
     fields = read_prompts(output)[0].fields
-    assert (fields["task"], fields["data_source"]) == ("verl", "openai/gsm8k")
+    assert (fields["task"], fields["data_source"]) == ("verl", "arithmetic")

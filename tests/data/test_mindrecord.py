@@ -267,7 +267,7 @@ def test_mindrlhf_file_needs_a_tokenizer(mindrlhf_file, small):
     ("changes", "message"),
     [
         ({"extra": "[" * 300 + "]" * 300}, "more than 200 levels"),
-        ({"extra": "[1]"}, "no attribute 'values'"),
+        ({"extra": "[1]"}, "unsupported operand"),
         ({"extra": '{"a": 1}'}, "a field is not text"),
         ({"prompt_length": 0}, "prompt_length is 0 of 12"),
         ({"prompt_length": 99}, "prompt_length is 99 of 12"),

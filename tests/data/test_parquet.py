@@ -6,9 +6,12 @@ from pyarrow import parquet
 
 from mindrlhf.data.convert_problems import convert, convert_to_verl
 from mindrlhf.data.mindrecord import read_pairs, read_prompts
-from mindrlhf.data.source import read_parquet, read_source, write_parquet
-from mindrlhf.data.tasks import TASKS
+from mindrlhf.data.parquet import read_parquet, write_parquet
+from mindrlhf.data.source import given_rows, read_source
+from mindrlhf.data.tasks import parse_rows
+from mindrlhf.data.tasks.task import prompt_fields
 from mindrlhf.errors import UserError
+from mindrlhf.rewards.columns import value_of
 
 
 def verl_row(index: int, system: str | None = None) -> dict:
@@ -106,26 +109,28 @@ def test_any_columns_with_a_field_map(small, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"prompt": "text"}, "key 'prompt' should be a list of messages with at least one, and is 'text'"),
-        ({"prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}, "'assistant'"),
+        ({"prompt": 7}, "key 'prompt' should be a list of messages with at least one, and is 7"),
+        ({"prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}, "key 'prompt' should"),
         ({"prompt": [{"role": "user", "content": " "}]}, "key 'prompt': message 0 has no text"),
         ({"reward_model": "rule"}, "key 'reward_model' should be a group with a 'ground_truth', and is 'rule'"),
     ],
 )
 def test_malformed_rows(change, message):
-    with pytest.raises(ValueError, match=message):
-        TASKS["verl"].parse(verl_row(0) | change)
+    with pytest.raises(UserError, match=f"rows, row 0: not a verl row: {message}"):
+        parse_rows(given_rows([verl_row(0) | change], "rows"), "verl")
 
 
 @pytest.mark.parametrize("given", [{"style": "model"}, {"style": "model", "ground_truth": ""}, {}, None])
 def test_a_row_without_a_ground_truth(given):
-    assert TASKS["verl"].parse(verl_row(0) | {"reward_model": given}).ground_truth == ""
+    task, (row,) = parse_rows(given_rows([verl_row(0) | {"reward_model": given}], "rows"), None)
+    assert "ground_truth" not in prompt_fields(task.name, row)
 
 
 def test_a_ground_truth_that_is_no_text_is_json():
-    assert TASKS["verl"].parse(verl_row(0) | {"reward_model": {"ground_truth": 0}}).ground_truth == "0"
-    row = verl_row(0) | {"reward_model": {"ground_truth": {"target": 5, "numbers": [2, 3]}}}
-    assert TASKS["verl"].parse(row).ground_truth == '{"target": 5, "numbers": [2, 3]}'
+    for truth, text in ((0, "0"), ({"target": 5, "numbers": [2, 3]}, '{"target": 5, "numbers": [2, 3]}')):
+        task, (row,) = parse_rows(given_rows([verl_row(0) | {"reward_model": {"ground_truth": truth}}], "rows"), None)
+        fields = prompt_fields(task.name, row)
+        assert (fields["ground_truth"], value_of(fields, "ground_truth")) == (text, truth)
 
 
 def test_files_that_cannot_be_read(tmp_path):

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from mindrlhf.data.source import read_parquet, write_parquet
+from mindrlhf.data.parquet import read_parquet, write_parquet
 from mindrlhf.errors import UserError
 
 

@@ -43,7 +43,7 @@ def test_a_prompt_that_is_text_is_taken_as_it_is(small):
     (prompt, _) = convert_rows(given_rows(ROWS["text"], "rows"), small)
     assert small.decode(prompt.token_ids) == "2 + 3 = "
     assert prompt.fields["answer"] == "5"
-    assert json.loads(prompt.fields["json_fields"]) == ["level"]
+    assert json.loads(prompt.fields["json_fields"]) == {"level": "json"}
 
 
 def test_a_longer_prompt_loses_its_beginning(small):

@@ -8,9 +8,9 @@ from fractions import Fraction
 
 import pytest
 
-from mindrlhf.data.source import read_source
-from mindrlhf.data.tasks import TASKS, arithmetic, countdown, get_task, multiplication
-from mindrlhf.data.tasks.fields import mapped
+from mindrlhf.data.source import given_rows, read_source
+from mindrlhf.data.tasks import TASKS, arithmetic, countdown, get_task, multiplication, parse_rows
+from mindrlhf.data.tasks.task import prompt_fields
 from mindrlhf.errors import UserError
 
 OPERATORS = {
@@ -226,27 +226,43 @@ def test_careless_countdown_adds_all_numbers():
 OWN_ROW = {"problem": "How many?", "solution": {"text": "so 3", "final": 3}, "level": 5, "tags": ["a"], "none": None}
 
 
+def parsed(row, name, pairs=()):
+    """The problem of a row, and its fields."""
+    task, (problem,) = parse_rows(given_rows([row], "rows"), name, pairs)
+    return problem, prompt_fields(task.name, problem)
+
+
 def test_a_users_rows_by_a_field_map():
     pairs = ("question=problem", "ground_truth=solution.final", "answer=solution.text")
-    row = mapped(TASKS["fields"], pairs).parse(OWN_ROW)
-    assert (row.question, row.ground_truth, row.answer) == ("How many?", "3", "so 3")
-    assert json.loads(row.extra.pop("json_fields")) == ["solution", "level", "tags", "ground_truth"]
-    assert row.extra == {
+    row, fields = parsed(OWN_ROW, "fields", pairs)
+    assert (row.question, row.ground_truth, row.answer) == ("How many?", 3, "so 3")
+    types = {"solution": "json", "level": "json", "tags": "json", "none": "none", "ground_truth": "json"}
+    assert json.loads(fields.pop("json_fields")) == types
+    assert fields == {
+        "task": "fields",
+        "question": "How many?",
+        "ground_truth": "3",
         "level": "5",
         "tags": '["a"]',
         "solution": '{"text": "so 3", "final": 3}',
         "answer": "so 3",
     }
-    gsm8k = mapped(TASKS["gsm8k"], ("question=problem", "answer=worked"))
-    assert gsm8k.parse({"problem": "q", "worked": "#### 4"}).ground_truth == "4"
-    assert mapped(TASKS["gsm8k"], ()) is TASKS["gsm8k"]
+    assert parsed({"problem": "q", "worked": "#### 4"}, None, ("question=problem", "answer=worked"))[1] == {
+        "task": "gsm8k",
+        "question": "q",
+        "answer": "#### 4",
+        "ground_truth": "4",
+    }
     assert TASKS["fields"].parse({"question": "q", "ground_truth": "g"}).answer == ""
 
 
-def test_a_users_rows_without_a_ground_truth():
-    for row in ({}, {"ground_truth": None}, {"ground_truth": ""}):
-        assert TASKS["fields"].parse({"question": "q", **row}).ground_truth == ""
-    assert mapped(TASKS["fields"], ("question=problem", "ground_truth=none")).parse(OWN_ROW).ground_truth == ""
+@pytest.mark.parametrize("missing", [{}, *({"ground_truth": value} for value in (None, "", " ", math.nan))])
+def test_a_users_rows_without_a_ground_truth(missing):
+    assert "ground_truth" not in parsed({"question": "q", **missing}, "fields")[1]
+
+
+def test_a_field_map_to_a_missing_value():
+    assert "ground_truth" not in parsed(OWN_ROW, "fields", ("question=problem", "ground_truth=none"))[1]
 
 
 @pytest.mark.parametrize(
@@ -254,16 +270,16 @@ def test_a_users_rows_without_a_ground_truth():
     [
         (("question=prolbem", "ground_truth=level"), "key 'prolbem' of --fields is missing .found: 'problem'"),
         (("question=problem", "ground_truth=solution.end"), "key 'solution.end' of --fields is missing .found: 'text'"),
-        (("question=problem", "ground_truth=level.x"), "key 'level.x' of --fields is missing$"),
+        (("question=problem", "ground_truth=level.x"), r"key 'level.x' of --fields is missing\.$"),
         (("question=problem", "ground_truth=title"), "key 'title' of --fields is missing"),
     ],
 )
 def test_field_maps_that_do_not_fit(pairs, message):
-    with pytest.raises(ValueError, match=message):
-        mapped(TASKS["fields"], pairs).parse(OWN_ROW)
+    with pytest.raises(UserError, match=f"rows, row 0: not a fields row: {message}"):
+        parsed(OWN_ROW, "fields", pairs)
 
 
 @pytest.mark.parametrize("pair", ["question", "=problem", "question="])
 def test_field_maps_that_cannot_be_read(pair):
     with pytest.raises(UserError, match=f"--fields {pair}: should be KEY=THEIRS"):
-        mapped(TASKS["fields"], (pair,))
+        parsed(OWN_ROW, "fields", (pair,))

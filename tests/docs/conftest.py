@@ -13,7 +13,8 @@ from small_model import random_arrays
 from mindrlhf.checkpoint.hf import save_hf
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_yaml import load_model_yaml
-from mindrlhf.data.source import read_source, write_parquet
+from mindrlhf.data.parquet import write_parquet
+from mindrlhf.data.source import read_source
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.models.parameters import parameter_table
 

@@ -43,7 +43,7 @@ import aim
 from mindrlhf import cli
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.tracking import TrackingSettings
-from mindrlhf.data.source import read_parquet
+from mindrlhf.data.parquet import read_parquet
 from mindrlhf.data.templates import load_template
 from mindrlhf.metrics.writers import open_writers
 from mindrlhf.models.parameters import parameter_table

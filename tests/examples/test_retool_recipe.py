@@ -7,7 +7,7 @@ import pytest
 from workers import ROOT
 
 from mindrlhf.configs.loading import load_grpo_config
-from mindrlhf.data.source import read_parquet, write_parquet
+from mindrlhf.data.parquet import read_parquet, write_parquet
 from mindrlhf.data.tasks import calculator
 from mindrlhf.data.tokenizer import Tokenizer, train_tokenizer
 from mindrlhf.data.tool_formats import load_tool_format

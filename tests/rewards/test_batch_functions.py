@@ -87,7 +87,7 @@ def test_values_are_those_of_the_dataset(path):
         {"prompt": "Say second:", "source": "y"},
     ]
     task, parsed = parse_rows([SourceRow(row, "row") for row in rows], None)
-    fields = [prompt_fields(task.name, row.question, row.ground_truth, row.extra) for row in parsed]
+    fields = [prompt_fields(task.name, row) for row in parsed]
     assert all(isinstance(value, str) for row in fields for value in row.values())
     with runner(f"{path}:told") as pool:
         table = pool.score([("rendered", "4", fields[0]), ("Say second:", "second", fields[1])])

@@ -6,11 +6,6 @@ from typing import Any
 Messages = Sequence[Mapping[str, Any]]
 
 
-def conversation_key(row: Mapping[str, Any]) -> str | None:
-    """Find the key of a row's conversation, or None."""
-    return next((key for key in ("prompt", "messages") if isinstance(row.get(key), list)), None)
-
-
 def check_messages(messages: Any, name: str = "messages") -> None:
     """Raise ValueError, which begins with `name`, for anything but messages."""
     if not isinstance(messages, list) or not messages:

@@ -6,6 +6,8 @@ from typing import Any
 
 from mindrlhf.data.tasks.conversation import Messages
 from mindrlhf.errors import UserError
+from mindrlhf.rewards.batches import MESSAGES
+from mindrlhf.rewards.columns import encode
 
 MISSES = 300  # after this many draws in a row without a new problem, no more are expected
 
@@ -15,14 +17,14 @@ class TaskRow:
     """Problem of a task.
 
     question: text of the user turn, or a conversation's last message. answer: worked answer, for a warm start, or "".
-    ground_truth: for the reward function, or "". extra: other text fields. messages: the row's conversation. prompt:
-    the row's whole prompt, used without a template.
+    ground_truth: for the reward function, with its type; None or "" without one. extra: other columns with their types.
+    messages: the row's conversation. prompt: the row's whole prompt, used without a template.
     """
 
     question: str
     answer: str
-    ground_truth: str
-    extra: Mapping[str, str] = field(default_factory=dict)
+    ground_truth: Any
+    extra: Mapping[str, Any] = field(default_factory=dict)
     messages: Messages | None = None
     prompt: str | None = None
 
@@ -41,10 +43,18 @@ class Task:
     parse: Callable[[Mapping[str, Any]], TaskRow]
 
 
-def prompt_fields(task: str, question: str, ground_truth: str, extra: Mapping[str, str]) -> dict[str, str]:
-    """Name a problem's texts as fields; a missing ground truth is left out."""
-    truth = {"ground_truth": ground_truth} if ground_truth else {}
-    return {"task": task, "question": question, **truth, **extra}
+def prompt_fields(task: str, row: TaskRow) -> dict[str, str]:
+    """Write a problem's columns as fields (see `encode`); a missing ground truth is left out."""
+    columns = {"task": task, "question": row.question, **row.extra}
+    truths = (row.ground_truth, columns.pop("ground_truth", None))
+    found = [truth for truth in truths if not is_missing(truth)]
+    messages = {} if row.messages is None else {MESSAGES: row.messages}
+    return encode(columns | ({"ground_truth": found[0]} if found else {}) | messages)
+
+
+def is_missing(value: Any) -> bool:
+    """Test for a column without a value: None, or a text without a character."""
+    return value is None or (isinstance(value, str) and not value.strip())
 
 
 def text_field(row: Mapping[str, Any], key: str) -> str:
@@ -59,7 +69,7 @@ def text_field(row: Mapping[str, Any], key: str) -> str:
 
 def optional_text(row: Mapping[str, Any], key: str) -> str:
     """Return the text under `key`, or "" without one; raises as `text_field`."""
-    return text_field(row, key) if row.get(key) else ""
+    return "" if is_missing(row.get(key)) else text_field(row, key)
 
 
 def distinct(count: int, draw: Callable[[], tuple[Hashable, dict[str, Any]] | None], kind: str) -> list[dict[str, Any]]:
