@@ -19,10 +19,11 @@ _log = logging.getLogger(__name__)
 
 
 def read_parquet(path: str | Path, limit: int | None = None) -> list[dict[str, Any]]:
-    """Read the rows of a file, at most the first `limit`; UserError when it is missing or damaged.
+    """Read the rows of a file, or the first `limit`.
 
     Nanoseconds become microseconds, text that is not UTF-8 becomes bytes, an unknown time zone becomes UTC. A column
     with values that Python does not have, years above 9999 say, is left out. A warning names each such column.
+    UserError for a file that is missing or damaged.
     """
     pyarrow, parquet = _arrow(path)
     rows: list[dict[str, Any]] = []

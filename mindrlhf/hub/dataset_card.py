@@ -1,4 +1,4 @@
-"""Subsets and splits that a dataset's card lists: `configs` in the head of its README.md."""
+"""Subsets and splits that a dataset's card lists, under `configs`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Subset:
 
 
 def read_subsets(path: Path) -> list[Subset]:
-    """Read the subsets with files that a card lists; none from a card in another form."""
+    """Read the subsets that a card lists with their files."""
     _, mark, rest = read_text(path, "a dataset's card").partition("---\n")
     try:
         head = yaml.safe_load(rest.partition("\n---")[0]) if mark else None
@@ -49,5 +49,5 @@ def _subset(config: Mapping[str, Any]) -> Subset:
 
 
 def files_of(patterns: Sequence[str], files: Sequence[str]) -> list[str]:
-    """Choose the files that match any of the patterns, in which `*` also stands for folders."""
+    """Choose the files that match a pattern; `*` stands for folders too."""
     return sorted(file for file in files if any(fnmatchcase(file, pattern.removeprefix("./")) for pattern in patterns))

@@ -1,4 +1,4 @@
-"""Files of a dataset by split and subset, divided as Hugging Face's `datasets` divides them."""
+"""Files of a dataset by split and subset, as `datasets` divides them."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -128,7 +128,7 @@ def _one_subset(name: str, names: Iterable[str], split: str, subset: str | None)
 
 
 def splits_of(file: str, other: str = "train") -> list[str]:
-    """List the splits that the names of a file and its folders say; `other` may be one of any name."""
+    """List the splits that a file's path says; `other` may have any name."""
     if shard := _NAMED_SHARD.fullmatch(file):
         return [next((split for split, words in SPLITS.items() if shard[1] in words), shard[1])]
     parts = [PurePosixPath(file).stem, *PurePosixPath(file).parts[:-1]]

@@ -14,7 +14,7 @@ from decimal import Decimal
 from typing import Any
 
 JSON_FIELDS = "json_fields"  # field of a row: the types of its other fields, as JSON
-JSON, NONE = "json", "none"
+JSON, ABSENT = "json", "none"
 TYPE, TEXT = "$type", "$text"  # of a value inside JSON that JSON has no form for
 PAIRS = "pairs"  # type of a group with other keys than texts
 
@@ -37,7 +37,7 @@ def encode(values: Mapping[str, Any]) -> dict[str, str]:
     """Write values as texts, with their types in `json_fields`."""
     texts, types = {}, {}
     for name, value in values.items():
-        kind = None if isinstance(value, str) else NONE if value is None else _type_of(value) or JSON
+        kind = None if isinstance(value, str) else ABSENT if value is None else _type_of(value) or JSON
         if kind is not None:
             types[name] = kind
         if value is not None:
@@ -48,7 +48,7 @@ def encode(values: Mapping[str, Any]) -> dict[str, str]:
 def decode(fields: Mapping[str, str]) -> dict[str, Any]:
     """Return the values that `encode` has written."""
     types = _types(fields)
-    absent = {name: None for name, kind in types.items() if kind == NONE}
+    absent = {name: None for name, kind in types.items() if kind == ABSENT}
     return absent | {name: _decoded(text, types.get(name)) for name, text in fields.items() if name != JSON_FIELDS}
 
 
@@ -63,7 +63,7 @@ def json_text(value: Any) -> str:
 
 
 def json_ready(value: Any, tags: bool = False) -> Any:
-    """Return a value in JSON's types; what has no form there becomes its text, with its type if tagged."""
+    """Return a value in JSON's types; others become texts, with their types if tagged."""
     if value is None or isinstance(value, str | bool | int | float):
         return value
     if isinstance(value, list | tuple):

@@ -19,7 +19,7 @@ def parse(row: Mapping[str, Any]) -> TaskRow:
 
 
 def field_paths(pairs: Sequence[str]) -> Paths:
-    """Read `key=theirs` pairs, `theirs` with dots for nested groups; UserError for a pair that cannot be read."""
+    """Read `key=theirs` pairs, `theirs` with dots for nested groups. UserError."""
     paths: dict[str, Sequence[str]] = {}
     for pair in pairs:
         key, equals, path = pair.partition("=")
@@ -30,7 +30,7 @@ def field_paths(pairs: Sequence[str]) -> Paths:
 
 
 def renamed(row: Mapping[str, Any], paths: Paths) -> dict[str, Any]:
-    """Name a row's columns as a task does; ValueError for a path that leads nowhere."""
+    """Name columns as a task does; ValueError for a missing one."""
     taken = {path[0] for path in paths.values() if len(path) == 1}
     named = {key: _at(row, path) for key, path in paths.items()}
     return {key: value for key, value in row.items() if key not in taken} | named

@@ -12,7 +12,7 @@ KEYS = ("prompt", "messages")
 
 @dataclass(frozen=True)
 class GivenPrompt:
-    """Prompt of a row under `key`: messages, or a text that is used as it is."""
+    """Prompt of a row under `key`: messages, or the whole text."""
 
     key: str
     question: str
@@ -21,9 +21,9 @@ class GivenPrompt:
 
 
 def given_prompt(row: Mapping[str, Any], keys: Sequence[str] = KEYS) -> GivenPrompt | None:
-    """Find a row's own prompt under the first of `keys` with a value, or a question that is a conversation.
+    """Find a row's own prompt, or a question that is a conversation.
 
-    Raises ValueError for a prompt that is neither text nor messages.
+    keys: names of prompts; the first with a value is taken. Raises ValueError for a prompt that is neither text nor messages.
     """
     talks = isinstance(row.get("question"), list)
     key = next((key for key in keys if row.get(key) is not None), "question" if talks else None)

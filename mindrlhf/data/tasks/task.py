@@ -44,7 +44,7 @@ class Task:
 
 
 def prompt_fields(task: str, row: TaskRow) -> dict[str, str]:
-    """Write a problem's columns as fields (see `encode`); a missing ground truth is left out."""
+    """Write a problem's columns as fields; a missing ground truth is left out."""
     columns = {"task": task, "question": row.question, **row.extra}
     truths = (row.ground_truth, columns.pop("ground_truth", None))
     found = [truth for truth in truths if not is_missing(truth)]
