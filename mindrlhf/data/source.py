@@ -40,8 +40,9 @@ def _dataset(path: str | Path) -> tuple[str, str] | None:
 def read_source(path: str | Path, limit: int | None = None) -> list[SourceRow]:
     """Read the rows of a file, a folder or a hub's dataset.
 
-    limit: number of rows to read, the first ones. A folder and a dataset's id give the split `train`, or the split named after a colon: `openai/gsm8k:test` (see
-    `dataset_files`). UserError, with file and line, for a file that is missing, empty, not UTF-8, or not JSON objects.
+    limit: number of first rows to read. A folder and a dataset's id give the split `train`, or the split named after a
+    colon: `openai/gsm8k:test` (see `dataset_files`). UserError, with file and line, for a file that is missing, empty,
+    not UTF-8, or not JSON objects.
     """
     if dataset := _dataset(path):
         name, split = dataset

@@ -23,7 +23,8 @@ class GivenPrompt:
 def given_prompt(row: Mapping[str, Any], keys: Sequence[str] = KEYS) -> GivenPrompt | None:
     """Find a row's own prompt, or a question that is a conversation.
 
-    keys: names of prompts; the first with a value is taken. Raises ValueError for a prompt that is neither text nor messages.
+    keys: names of prompts; the first with a value is taken. Raises ValueError for a prompt that is neither text nor
+    messages.
     """
     talks = isinstance(row.get("question"), list)
     key = next((key for key in keys if row.get(key) is not None), "question" if talks else None)
