@@ -9,9 +9,10 @@ import numpy as np
 from mindrlhf.data.tasks import TASKS
 from mindrlhf.errors import UserError
 from mindrlhf.evaluation.pass_at_k import Answer
+from mindrlhf.evaluation.votes import votes
 from mindrlhf.files.json import write_json_lines
 from mindrlhf.metrics.progress import Progress
-from mindrlhf.rewards.gsm8k import answered
+from mindrlhf.rewards.process import Sample
 from mindrlhf.rewards.runner import RewardRunner
 from mindrlhf.rollout.engine import Engine
 from mindrlhf.rollout.partner import EnvironmentRewards, Partner
@@ -61,24 +62,24 @@ class Evaluator:
                 ground_truth=prompt.fields.get("ground_truth", ""),
                 answer=text,
                 score=float(score),
-                vote=vote(text),
+                vote=voted,
                 length=int(np.count_nonzero(rollout.sampled)),
                 truncated=rollout.finish_reason == "length",
             )
-            for (prompt, rollout), (_, text, _), score in zip(every, samples, scores, strict=True)
+            for (prompt, rollout), (_, text, _), score, voted in zip(
+                every, samples, scores, self._votes(self.rewards, groups, samples), strict=True
+            )
         ]
 
-
-def vote(completion: str) -> str | None:
-    """Normalise an answer for maj@k; None without an answer.
-
-    A number, as GSM8K's reward reads it, votes for its value: `18`, `18.0` and `$18` are one vote. A stated text (an
-    expression of the countdown task) votes for itself without its spaces.
-    """
-    answer, number = answered(completion)
-    if number is not None:
-        return str(number)
-    return "".join((answer or "").split()) or None
+    @staticmethod
+    def _votes(rewards: RewardRunner, groups: Sequence[RolloutGroup], samples: Sequence[Sample]) -> list[str | None]:
+        """Group the answers to each problem by the first function that compares them with a ground truth."""
+        name, rest = next(iter(rewards.comparing), rewards.names[0]), iter(samples)
+        return [
+            vote
+            for group in groups
+            for vote in votes(name, group.prompt.fields, [next(rest)[:2] for _ in group.rollouts])
+        ]
 
 
 def reward_of(prompts: Sequence[Prompt], data: str | Path, advice: str) -> str:

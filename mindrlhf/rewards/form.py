@@ -3,6 +3,8 @@
 import re
 from collections.abc import Mapping
 
+from mindrlhf.rewards.answers import opens_thought
+
 _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 _PARTS = re.compile(r"\s*<think>(.*)</think>\s*<answer>(.*)</answer>\s*", re.DOTALL)
 # Words; in scripts without spaces, and for punctuation, single characters.
@@ -14,7 +16,7 @@ def format(prompt: str, completion: str, fields: Mapping[str, str]) -> float:
 
     Neither part may be empty, and each tag occurs once. A prompt that ends with `<think>` has opened the tag already.
     """
-    text = "<think>" + completion if prompt.rstrip().endswith("<think>") else completion
+    text = "<think>" + completion if opens_thought(prompt) else completion
     once = all(text.count(tag) == 1 for tag in _TAGS)
     parts = _PARTS.fullmatch(text) if once else None
     return float(bool(parts and parts[1].strip() and parts[2].strip()))

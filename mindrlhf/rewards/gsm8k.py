@@ -29,12 +29,18 @@ def gsm8k_strict(prompt: str, completion: str, fields: Mapping[str, str]) -> flo
     Of the last 300 characters, thoughts included, the last `#### ` with digits, points and commas after it counts; it
     has to be the text of the ground truth, commas aside.
     """
+    return float(strict_answer(completion) == str(fields["ground_truth"]))
+
+
+def strict_answer(completion: str) -> str | None:
+    """Find the text that `gsm8k_strict` compares, without commas."""
     found = _STRICT.findall(completion[-_STRICT_END:])
-    return float(bool(found) and found[-1].replace(",", "") == fields["ground_truth"])
+    return found[-1].replace(",", "") if found else None
 
 
 def _ground_truth(fields: Mapping[str, str]) -> Fraction:
-    number = numbers.parse(fields["ground_truth"])
+    truth = str(fields["ground_truth"])
+    number = numbers.parse(truth)
     if number is None:
-        raise ValueError(f"the ground truth {fields['ground_truth'][:80]!r} is not a number")
+        raise ValueError(f"the ground truth {truth[:80]!r} is not a number")
     return number

@@ -33,10 +33,14 @@ def math(prompt: str, completion: str, fields: Mapping[str, str]) -> float:
     The ground truth is LaTeX or plain text. The stated answer (`answers.stated`) counts, else the answer that
     math-verify finds in the last 1,000 characters after the thinking. Equality is that of `same`.
     """
-    gold, answer = fields["ground_truth"], answers.stated(prompt, completion)
-    if answer is None:
-        answer = _found(answers.after_thinking(prompt, completion)[-MAX_TEXT:])
-    return float(answer is not None and same(gold, answer))
+    answer = answer_of(prompt, completion)
+    return float(answer is not None and same(str(fields["ground_truth"]), answer))
+
+
+def answer_of(prompt: str, completion: str) -> str | None:
+    """Find the answer that is compared, as text."""
+    answer = answers.stated(prompt, completion)
+    return _found(answers.after_thinking(prompt, completion)[-MAX_TEXT:]) if answer is None else answer
 
 
 def same(gold: str, answer: str) -> bool:

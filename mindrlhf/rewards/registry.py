@@ -17,6 +17,7 @@ SHIPPED = {
     "gsm8k_strict": "mindrlhf.rewards.gsm8k:gsm8k_strict",
     "openai/gsm8k": "mindrlhf.rewards.gsm8k:gsm8k_strict",
     "math": "mindrlhf.rewards.math:math",
+    "verl": "mindrlhf.rewards.verl:verl",
     "format": "mindrlhf.rewards.form:format",
     "countdown": "mindrlhf.rewards.countdown:countdown",
     "knights_and_knaves": "mindrlhf.rewards.knights_and_knaves:knights_and_knaves",
@@ -26,7 +27,7 @@ SHIPPED = {
     "environment": "mindrlhf.rewards.form:environment",
 }
 # The shipped functions that compare with a ground truth; a user's function shows it by a parameter of that name.
-COMPARING = frozenset({"gsm8k", "gsm8k_strict", "openai/gsm8k", "math", "countdown", "knights_and_knaves"})
+COMPARING = frozenset({"gsm8k", "gsm8k_strict", "openai/gsm8k", "math", "verl", "countdown", "knights_and_knaves"})
 
 
 @dataclass(frozen=True)

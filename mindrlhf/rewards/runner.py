@@ -16,6 +16,7 @@ from typing import Any
 
 from mindrlhf.configs.grpo import RewardSettings
 from mindrlhf.errors import UserError
+from mindrlhf.rewards import verl
 from mindrlhf.rewards.in_process import score_in_process
 from mindrlhf.rewards.process import Call, Reply, RewardProcess, Sample
 from mindrlhf.rewards.registry import bind
@@ -79,6 +80,8 @@ class RewardRunner(AbstractContextManager):
                 f"{data}: row {lacking} has no ground truth, and the reward function {self.comparing[0]!r} compares "
                 "with one; convert a source that has it, or name functions that need none."
             )
+        if any(function.name == "verl" for function in self._settings.all_functions):
+            verl.check_sources([prompt.fields for prompt in prompts], data)
 
     def score(self, samples: Sequence[Sample]) -> RewardTable:
         """Score samples (prompt text, completion text, fields) in their order."""

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mindrlhf.errors import UserError
-from mindrlhf.evaluation.evaluator import vote
 from mindrlhf.evaluation.pass_at_k import (
     Answer,
     compare,
@@ -96,24 +95,6 @@ def test_a_right_majority_beats_single_answers():
     assert at[1] == pytest.approx(0.5)
     assert all(at[k] <= at[2 * k] + 1e-12 for k in (1, 2, 4, 8, 16, 32))
     assert at[8] > 0.95
-
-
-@pytest.mark.parametrize(
-    ("completion", "voted"),
-    [
-        ("#### 18", "18"),
-        ("#### 18.0", "18"),
-        (r"so \boxed{\frac{1}{2}}", "1/2"),
-        ("it costs $1,000", "1000"),
-        ("<think>#### 3</think><answer>x = 18</answer>", "18"),
-        ("<answer>(1 + 2) * 3</answer>", "(1+2)*3"),
-        ("<answer> </answer>", None),
-        ("no idea", None),
-        ("", None),
-    ],
-)
-def test_votes(completion, voted):
-    assert vote(completion) == voted
 
 
 # --- tables ---

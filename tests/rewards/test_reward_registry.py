@@ -90,7 +90,7 @@ def test_what_needs_a_ground_truth(folder):
     """What the registry declares of the shipped functions is what they do, and a signature says it of the others."""
     for name in registry.SHIPPED:
         reward = registry.resolve(name, {"target": 5} if name == "length" else {})
-        fields = {"response_length": "5", "max_new_tokens": "10"}
+        fields = {"response_length": "5", "max_new_tokens": "10", "data_source": "openai/gsm8k"}
         if reward.needs_ground_truth:
             with pytest.raises(KeyError, match="ground_truth"):
                 reward("", "#### 5", fields)

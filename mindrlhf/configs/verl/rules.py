@@ -128,7 +128,12 @@ def _reward(keys: Keys, result: Translation) -> None:
             function |= {"args": args} if args else {}
             result.put("reward.functions", [function], path, name, *keys.below(kwargs))
             return
-    result.sources.append(("reward.functions", "as set here; verl has a rule of its own for each data_source"))
+    result.put("reward.functions", [{"name": "verl"}])
+    result.put("validation.reward", "verl")
+    result.sources.append(
+        ("", "verl: its rule for a row's data_source; openai/gsm8k to the letter, MATH, DAPO, AIME and")
+    )
+    result.sources.append(("", "Numina by `math`, which compares values and not texts; other sources are refused"))
 
 
 def _memory(keys: Keys, result: Translation) -> None:

@@ -311,6 +311,12 @@ def test_reward_functions():
     assert (config.reward.workers, config.reward.overlong_factor, config.reward.overlong_buffer) == (3, 1.0, 64)
 
 
+def test_verls_own_rewards_go_by_the_data_source():
+    config = settings("algorithm.adv_estimator=grpo")
+    assert [function.name for function in config.reward.functions] == ["verl"]
+    assert config.validation.reward == "verl"
+
+
 def test_rollout_correction_by_a_range_of_weights():
     found = settings(
         "algorithm.adv_estimator=grpo algorithm.rollout_correction.rollout_is=token "
