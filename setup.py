@@ -36,6 +36,7 @@ REQUIRES = [
 DOCS = [
     "mkdocs-material>=9.6",  # the site of docs/
     "mkdocs>=1.6,<2",  # the theme is made for 1.x
+    "jieba>=0.42",  # finds the words of the Chinese page for the site's search
     "pymdown-extensions>=10",  # fenced code
 ]
 
