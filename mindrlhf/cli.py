@@ -28,7 +28,7 @@ COMMANDS = {
     "show": ("show", "prompts, answers and rewards of a step, in the terminal"),
     "generate": ("generate", "responses of a model to prompts, typed or of a file"),
     "chat": ("chat", "a conversation with a model in the terminal, or through a pipe"),
-    "plot": ("plot", "the learning curves of runs as a PNG"),
+    "plot": ("plot", "the learning curves of runs as a picture or a table"),
     "reward-check": ("reward_check", "try reward functions on dataset rows"),
     "export": ("export", "the model of a training checkpoint as a Hugging Face folder"),
     "convert": ("convert", "HF safetensors <-> MindSpore checkpoints"),

@@ -16,8 +16,8 @@ from collections.abc import Callable
 
 from mindspore import ops
 
+from mindrlhf.algorithms.kl_names import KL_ESTIMATORS, check_kl_estimator
 from mindrlhf.algorithms.log_ratio import masked_log_ratio
-from mindrlhf.algorithms.methods import unknown_name
 
 LOW_VAR_KL_LIMIT = 10.0
 
@@ -38,7 +38,7 @@ def _low_var_kl(log_ratio):
     return ops.clamp(_k3(log_ratio), -LOW_VAR_KL_LIMIT, LOW_VAR_KL_LIMIT)
 
 
-ESTIMATORS = {"k1": _k1, "abs": ops.abs, "k2": _k2, "k3": _k3, "low_var_kl": _low_var_kl}
+ESTIMATORS = dict(zip(KL_ESTIMATORS, (_k1, ops.abs, _k2, _k3, _low_var_kl), strict=True))
 
 
 def kl_estimator(name: str) -> Callable:
@@ -47,10 +47,8 @@ def kl_estimator(name: str) -> Callable:
     The result is a function (log_probs, reference_log_probs, mask), each float32[B, T], -> float32[B, T] in nats, 0 on
     padding, whatever it holds. Raises UserError for an unknown name.
     """
-    straight_through = name.endswith("+")
-    if name.removesuffix("+") not in ESTIMATORS:
-        raise unknown_name("KL estimator", name, [*ESTIMATORS, *(f"{known}+" for known in ESTIMATORS)])
-    estimate = ESTIMATORS[name.removesuffix("+")]
+    plain = check_kl_estimator(name)
+    straight_through, estimate = plain != name, ESTIMATORS[plain]
 
     def kl(log_probs, reference_log_probs, mask):
         log_ratio = masked_log_ratio(log_probs, reference_log_probs, mask)

@@ -1,57 +1,116 @@
-"""`mindrlhf plot`: learning curves of runs, or one metric of many runs, as PNG."""
+"""`mindrlhf plot`: learning curves of runs as a picture or a table."""
 
 import argparse
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from mindrlhf.errors import refuse
-from mindrlhf.metrics.plot import draw_metric, draw_runs
-from mindrlhf.metrics.writers import METRICS_FILE
+from mindrlhf.metrics.plot import FORMATS, check_suffix, draw_metric, draw_runs, write_table
+from mindrlhf.metrics.writers import METRICS_FILE, run_folder, run_labels
+
+TABLE = ".csv"
+SEED = re.compile(r"[-_.]?(seed|s)?[-_.]?\d+$")  # end of a folder's name
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("runs", nargs="*", type=Path, help=f"output folder of a run, or its {METRICS_FILE}")
-    add("--output", type=Path, required=True, help="PNG to write")
+    kinds = "picture to write, .png, .pdf or .svg; or .csv: a table with a row for each run and step"
+    add("--output", type=Path, required=True, help=kinds)
     add("--labels", nargs="+", help="a name for each run (default: that of its folder)")
-    accuracy = "held-out accuracy before and after each run, 0 to 1"
-    add("--accuracy", nargs="+", type=float, metavar="BEFORE AFTER", help=accuracy)
+    accuracy = "held-out accuracy before and after each line, 0 to 1; without numbers: the first and last measured"
+    add("--accuracy", nargs="*", type=float, metavar="BEFORE AFTER", help=accuracy)
     add("--metric", help="draw this metric alone, as it is; * stands for anything in its name")
+    group = "in place of runs and given once for each line: runs whose mean and standard deviation are drawn"
+    add("--group", nargs="+", action="append", metavar=("NAME", "RUN"), help=group)
+    seeds = "runs whose folders' names differ only in the number at their end (grpo_seed0, grpo_seed1) are one --group"
+    add("--by_seed", action="store_true", help=seeds)
     panel = "with --metric, in place of runs and given once for each panel: runs to draw next to one another"
     add("--panel", nargs="+", action="append", metavar=("TITLE", "RUN"), help=panel)
     add("--title", help="line above the curves")
+    add("--size", nargs=2, type=float, metavar=("WIDTH", "HEIGHT"), help="of the picture, in inches")
+    smoothing = "width in steps of the Gaussian that smooths curves; 0 draws values (default: a 50th of the steps)"
+    add("--smoothing", type=float, metavar="STEPS", help=smoothing)
 
 
 def run(args: argparse.Namespace) -> None:
     """Draw, and print the file's name."""
-    panels = {title: runs for title, *runs in args.panel or ()}
+    panels, groups = ({name: runs for name, *runs in given or ()} for given in (args.panel, args.group))
+    _check(args, panels, groups)
+    check_suffix(args.output, (*FORMATS, TABLE))
+    if args.by_seed:
+        groups = _by_seed(args.runs)
+    lines = {name: _metrics_files(runs) for name, runs in groups.items()}
+    look = {"title": args.title, "size": args.size and tuple(args.size), "smoothing": args.smoothing}
+    if args.output.suffix == TABLE:
+        files = _metrics_files([*args.runs, *(run for runs in (groups | panels).values() for run in runs)])
+        files = list(dict.fromkeys(files))
+        print(
+            write_table(args.output, dict(zip(run_labels(files, args.labels), files, strict=True)), args.metric or "*")
+        )
+    elif args.metric:
+        drawn = {title: _alone(runs) for title, runs in panels.items()}
+        print(draw_metric(drawn or {"": lines or _alone(args.runs)}, args.metric, **look).write(args.output))
+    else:
+        numbers = args.accuracy
+        pairs = None if numbers is None else list(zip(numbers[::2], numbers[1::2], strict=True))
+        figure = draw_runs(lines or _metrics_files(args.runs), labels=args.labels, accuracy=pairs, **look)
+        print(figure.write(args.output))
+
+
+def _check(args: argparse.Namespace, panels: Mapping[str, list[str]], groups: Mapping[str, list[str]]) -> None:
+    """Raise UserError for flags that contradict each other."""
     count, labels, numbers = len(args.runs), len(args.labels or ()), len(args.accuracy or ())
-    uneven = numbers not in (0, 2 * count)
-    empty = next((title for title, runs in panels.items() if not runs), None)
+    drawn = len(groups) or (len(_by_seed(args.runs)) if args.by_seed else count)
+    empty = [
+        f"--{kind} {name}"
+        for kind, given in (("panel", panels), ("group", groups))
+        for name in given
+        if not given[name]
+    ]
+    equal = "two --{0} have the same name; give each its own."
+    faults = {
+        f"{next(iter(empty), '')} names no run; give its name, then its runs.": empty,
+        equal.format("panel"): len(panels) < len(args.panel or ()),
+        equal.format("group"): len(groups) < len(args.group or ()),
+        "--group names runs, so leave out others, --labels, --panel and --by_seed.": groups
+        and (count or labels or panels or args.by_seed),
+        "--by_seed names its lines itself; leave out --labels and --panel.": args.by_seed and (labels or panels),
+        "--size: both numbers should be above 0, in inches.": args.size and min(args.size) <= 0,
+        f"--smoothing is {args.smoothing}; give 0 or more steps.": args.smoothing is not None
+        and not args.smoothing >= 0,
+    }
     if args.metric:
-        faults = {
-            "--labels and --accuracy do not go with --metric; leave them out.": labels or numbers,
-            "--metric draws runs, or those of each --panel; give one of the two.": bool(panels) == bool(count),
-            f"--panel {empty} names no run; give its title, then its runs.": empty is not None,
-            "two --panel have the same title; give each its own.": len(panels) < len(args.panel or ()),
+        faults |= {
+            "--labels and --accuracy do not go with --metric; leave them out.": labels or args.accuracy is not None,
+            "--metric draws runs, or those of each --panel or --group; give one of them.": bool(panels or groups)
+            == bool(count),
         }
     else:
-        faults = {
+        uneven = numbers not in (0, 2 * drawn)
+        faults |= {
             "--panel goes with --metric; give the metric to draw.": panels,
-            "there is no run to draw; give the output folder of one.": not count,
+            "there is no run to draw; give the output folder of one.": not count and not groups,
             f"--labels has {labels} names for {count} runs; give one for each run.": labels not in (0, count),
-            f"--accuracy has {numbers} numbers for {count} runs; give two for each run: before and after.": uneven,
+            f"--accuracy has {numbers} numbers for {drawn} runs; give two for each run: before and after.": uneven,
         }
     refuse(faults)
-    if args.metric:
-        drawn = {title: _metrics_files(map(Path, runs)) for title, runs in panels.items()}
-        figure = draw_metric(drawn or {"": _metrics_files(args.runs)}, args.metric, title=args.title)
-        print(figure.write(args.output))
-        return
-    pairs = list(zip(args.accuracy[::2], args.accuracy[1::2], strict=True)) if args.accuracy else None
-    figure = draw_runs(_metrics_files(args.runs), labels=args.labels, accuracy=pairs, title=args.title)
-    print(figure.write(args.output))
 
 
-def _metrics_files(runs: Iterable[Path]) -> list[Path]:
-    return [run / METRICS_FILE if run.is_dir() else run for run in runs]
+def _by_seed(runs: Iterable[Path]) -> dict[str, list[Path]]:
+    """Group runs by their folders' names without the number at the end."""
+    groups: dict[str, list[Path]] = {}
+    for run in runs:
+        name = run_folder(run).resolve().name
+        groups.setdefault(SEED.sub("", name) or name, []).append(run)
+    return groups
+
+
+def _alone(runs: Iterable[Path | str]) -> dict[str, list[Path]]:
+    """Make each run a line of its own, named by its folder."""
+    return {run_folder(file).resolve().name: [file] for file in _metrics_files(runs)}
+
+
+def _metrics_files(runs: Iterable[Path | str]) -> list[Path]:
+    return [Path(run) / METRICS_FILE if Path(run).is_dir() else Path(run) for run in runs]

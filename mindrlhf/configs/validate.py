@@ -10,6 +10,7 @@ from operator import attrgetter
 
 from mindrlhf.algorithms.advantages import ADVANTAGES
 from mindrlhf.algorithms.aggregation import MODES
+from mindrlhf.algorithms.kl_names import check_kl_estimator
 from mindrlhf.algorithms.losses import POLICY_LOSSES
 from mindrlhf.algorithms.methods import Methods, unknown_name
 from mindrlhf.configs.algorithm import AlgorithmSettings
@@ -309,6 +310,7 @@ def check_lengths(
 
 
 def check_algorithm(algorithm: AlgorithmSettings) -> None:
+    check_kl_estimator(algorithm.kl_estimator)
     if algorithm.aggregation not in MODES:
         raise unknown_name("aggregation", algorithm.aggregation, MODES)
     _check_options(algorithm, "advantage", ADVANTAGES)

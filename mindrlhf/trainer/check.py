@@ -26,6 +26,7 @@ from mindrlhf.files.naming import DEFAULT_FOLDER
 from mindrlhf.flags import LayoutFlags, SFTFlags, TrainFlags
 from mindrlhf.hub.models import local_model, local_models
 from mindrlhf.job import NO_OBJECTS, Job, Objects
+from mindrlhf.metrics.trackers import check_installed
 from mindrlhf.rollout.generator import refuse_critic
 from mindrlhf.run.outputs import prepare_outputs
 
@@ -52,6 +53,7 @@ YAML_FLAGS = {
 def check(flags: TrainFlags, objects: Objects = NO_OBJECTS) -> Job:
     """Read and check all settings; they may name `objects`. Raises UserError."""
     flags, config, train, infer = read_settings(flags)
+    check_installed(config.trainer.loggers)
     flags = local_models(flags)
     policy_path = flags.load_sft_checkpoint_train or flags.load_sft_checkpoint_infer
     workers = started_workers()
@@ -83,6 +85,7 @@ def check_tuning(flags: SFTFlags, objects: Objects = NO_OBJECTS) -> Job:
     overrides = split_overrides(flags.overrides, ("train_yaml",))
     yaml = read_train_yaml(flags, flags.load_sft_checkpoint_train, overrides)
     config = load_sft_config(flags.sft_config, overrides[""], yaml.adapter_defaults(), flags.settings)
+    check_installed(config.trainer.loggers)
     config, flags = with_resume(config, flags.resume_training), local_models(flags)
     checkpoint = flags.load_sft_checkpoint_train
     model = yaml.architecture(checkpoint_config(checkpoint), checkpoint or "")

@@ -12,11 +12,15 @@ from pathlib import Path
 
 import numpy as np
 
+from mindrlhf.algorithms.advantages import ADVANTAGES
+from mindrlhf.algorithms.losses import POLICY_LOSSES
+from mindrlhf.algorithms.rehearsal import rehearse_advantage, rehearse_loss
 from mindrlhf.backend import kernels, operators_in_use
 from mindrlhf.backend.ceiling import matmul_ceiling
 from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.backend.process.wait_for_ranks import roll_call
 from mindrlhf.checkpoint.open import stop_ids
+from mindrlhf.configs.algorithm import AlgorithmSettings
 from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.data.tokenizer import Tokenizer
@@ -28,7 +32,6 @@ from mindrlhf.memory.batch_table import batch_table
 from mindrlhf.memory.estimate import Lengths, Work
 from mindrlhf.memory.limit import free_memory, memory_limit
 from mindrlhf.memory.step_time import Rates, forecast, run_rates, time_line
-from mindrlhf.metrics.trackers import check_installed
 from mindrlhf.models.adapters import adapter_line
 from mindrlhf.models.parameters import parameter_count, trained_count
 from mindrlhf.rewards.runner import RewardRunner
@@ -77,7 +80,7 @@ def preflight(job: Job, collectives: Collectives, data: TrainingData, rewards: R
     ranks: list[RankResources] = collectives.all_gather_object(own)
     if world.rank:
         return None
-    check_installed(job.config.trainer.loggers)
+    rehearse(job.config.algorithm)
     lines = {
         "versions": ", ".join(f"{name} {version}" for name, version in versions().items()),
         "devices": devices(world.device_target, ranks, dtype),
@@ -100,6 +103,14 @@ def preflight(job: Job, collectives: Collectives, data: TrainingData, rewards: R
         lines["sandbox"] = note
     print(block(lines), flush=True)
     return sum(seconds.values()) if seconds else None
+
+
+def rehearse(algorithm: AlgorithmSettings) -> None:
+    """Try a user's advantage and policy loss on small numbers. Raises UserError."""
+    if algorithm.advantage not in ADVANTAGES:
+        rehearse_advantage(algorithm.method, algorithm.options_of(algorithm.method))
+    if algorithm.policy_loss not in POLICY_LOSSES:
+        rehearse_loss(algorithm.loss())
 
 
 def operators_line(job: Job, target: str) -> str:

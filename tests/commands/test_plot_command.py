@@ -7,7 +7,7 @@ import pytest
 from matplotlib.image import imread
 
 from mindrlhf import cli
-from mindrlhf.metrics.plot import COLOURS
+from mindrlhf.metrics.plot import COLOURS, draw_runs
 
 SEEDS = ("seed0", "seed1")
 
@@ -99,9 +99,9 @@ def test_one_metric_in_panels(runs, tmp_path, capsys):
     [
         ((), "there is no run to draw"),
         (("--panel", "a", "RUN"), "--panel goes with --metric"),
-        (("--metric", "x"), "--metric draws runs, or those of each --panel; give one of the two."),
+        (("--metric", "x"), "--metric draws runs, or those of each --panel or --group; give one of them."),
         (("--metric", "x", "--panel", "a"), "--panel a names no run"),
-        (("--metric", "x", "--panel", "a", "RUN", "--panel", "a", "RUN"), "two --panel have the same title"),
+        (("--metric", "x", "--panel", "a", "RUN", "--panel", "a", "RUN"), "two --panel have the same name"),
         (("--metric", "x", "--labels", "a", "--panel", "a", "RUN"), "do not go with --metric"),
         (("--metric", "actor/*", "--panel", "a", "RUN"), "has no metric actor/*"),
     ],
@@ -111,3 +111,104 @@ def test_metrics_and_panels_that_make_no_figure(runs, tmp_path, capsys, argument
     assert plot("--output", output, *(runs[0] if part == "RUN" else part for part in arguments)) == 2
     assert message in capsys.readouterr().err
     assert not output.exists()
+
+
+@pytest.fixture
+def seeds(tmp_path):
+    """Two seeds of two methods, with a measured accuracy."""
+    for method, slope in (("grpo", 1.0), ("rloo", 0.5)):
+        for seed in (0, 1):
+            folder = tmp_path / f"{method}_seed{seed}"
+            folder.mkdir()
+            rows = [
+                {"step": step, "critic/rewards/mean": slope * step + seed, "val-core/a/acc/mean@1": step / 20}
+                for step in range(1, 10)
+            ]
+            (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return sorted(tmp_path.glob("*_seed*"))
+
+
+@pytest.mark.parametrize(("suffix", "start"), [("pdf", b"%PDF"), ("svg", b"<?xml"), ("png", b"\x89PNG")])
+def test_the_suffix_names_the_format(seeds, tmp_path, suffix, start):
+    first, second = tmp_path / f"a.{suffix}", tmp_path / f"b.{suffix}"
+    assert plot(*seeds, "--output", first) == plot(*seeds, "--output", second) == 0
+    assert first.read_bytes().startswith(start)
+    assert first.read_bytes() == second.read_bytes(), "no date, no random names"
+
+
+def test_another_suffix_is_refused(seeds, tmp_path, capsys):
+    for name, found in (("a.jpg", "ends in .jpg"), ("a", "has no suffix")):
+        assert plot(*seeds, "--output", tmp_path / name) == 2
+        assert f"{found}; give a name that ends in .png or .pdf or .svg or .csv." in capsys.readouterr().err
+        assert not (tmp_path / name).exists()
+
+
+def lines_of(figure) -> dict:
+    return {line.get_label(): line.get_ydata() for line in figure.axes[0].get_lines() if line.get_label()[0] != "_"}
+
+
+def test_mean_and_band_over_seeds(seeds, tmp_path):
+    files = {name: [run / "metrics.jsonl" for run in seeds if run.name.startswith(name)] for name in ("grpo", "rloo")}
+    figure = draw_runs(files, smoothing=0)
+    lines = lines_of(figure)
+    assert lines.keys() == {"grpo (2 runs)", "rloo (2 runs)"}
+    np.testing.assert_allclose(lines["grpo (2 runs)"], np.arange(1, 10) + 0.5)
+    band = figure.axes[0].collections[0].get_paths()[0].vertices
+    at = band[np.isclose(band[:, 0], 5.0)][:, 1]
+    np.testing.assert_allclose([at.min(), at.max()], [5.5 - np.sqrt(0.5), 5.5 + np.sqrt(0.5)])
+
+
+def test_groups_by_name_and_by_seed_are_the_same_picture(seeds, tmp_path):
+    grpo, rloo = seeds[:2], seeds[2:]
+    first, second, third = (tmp_path / f"{name}.svg" for name in "abc")
+    assert plot("--group", "grpo", *grpo, "--group", "rloo", *rloo, "--output", first) == 0
+    assert plot(*seeds, "--by_seed", "--output", second) == 0
+    assert plot(*seeds, "--output", third) == 0
+    assert first.read_bytes() == second.read_bytes() != third.read_bytes()
+    assert plot(*seeds, "--by_seed", "--metric", "critic/rewards/mean", "--output", tmp_path / "metric.pdf") == 0
+
+
+def test_accuracy_as_it_was_measured(seeds, tmp_path, capsys):
+    measured, typed = tmp_path / "a.svg", tmp_path / "b.svg"
+    assert plot(*seeds, "--by_seed", "--accuracy", "--output", measured) == 0
+    assert plot(*seeds, "--by_seed", "--accuracy", 0.05, 0.45, 0.05, 0.45, "--output", typed) == 0
+    assert measured.read_bytes() == typed.read_bytes()
+
+
+def test_accuracy_of_a_run_without_one(runs, tmp_path, capsys):
+    assert plot(*runs, "--accuracy", "--output", tmp_path / "a.png") == 2
+    assert "--accuracy: a run has measured none; set data.val_dataset" in capsys.readouterr().err
+
+
+def test_size_and_smoothing(seeds, tmp_path):
+    assert plot(seeds[0], "--size", 3, 2, "--output", tmp_path / "a.png") == 0
+    assert imread(tmp_path / "a.png").shape[:2] == (240, 360)
+    files = [seeds[0] / "metrics.jsonl"]
+    raw, smoothed = (lines_of(draw_runs(files, smoothing=width))["grpo_seed0"] for width in (0, 3))
+    np.testing.assert_allclose(raw, np.arange(1, 10))
+    assert smoothed[0] > raw[0]
+
+
+def test_a_table_of_several_runs(seeds, tmp_path):
+    assert plot(*seeds[:2], "--output", tmp_path / "a.csv") == 0
+    lines = (tmp_path / "a.csv").read_text().splitlines()
+    assert lines[0] == "run,step,critic/rewards/mean,val-core/a/acc/mean@1"
+    assert lines[1] == "grpo_seed0,1,1.0,0.05"
+    assert len(lines) == 19
+    assert plot(*seeds, "--metric", "critic/*", "--output", tmp_path / "b.csv") == 0
+    assert (tmp_path / "b.csv").read_text().startswith("run,step,critic/rewards/mean\n")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--metric", "critic/reward/mean"), "did you mean critic/rewards/mean?"),
+        (("--size", 0, 3), "--size: both numbers should be above 0, in inches."),
+        (("--smoothing", -1), "--smoothing is -1.0; give 0 or more steps."),
+        (("--group", "a", "b"), "--group names runs, so leave out others"),
+        (("--by_seed", "--labels", "a", "b"), "--by_seed names its lines itself"),
+    ],
+)
+def test_new_mistakes(runs, tmp_path, capsys, options, message):
+    assert plot(*runs, "--output", tmp_path / "curve.png", *options) == 2
+    assert message in capsys.readouterr().err
