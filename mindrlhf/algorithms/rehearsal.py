@@ -62,8 +62,9 @@ def _check_sample(what: str, one: Any, length: int) -> None:
 def rehearse_loss(loss: PolicyLoss) -> None:
     """Compile and run a loss and its gradient on two rows.
 
-    Each has four tokens. Raises UserError for a function that fails, returns another form, or gives numbers that are not finite. The current
-    folder is another one meanwhile: MindSpore writes a file about a graph that cannot be compiled there.
+    Each has four tokens. Raises UserError for a function that fails, returns another form, or gives numbers that are
+    not finite. The current folder is another one meanwhile: MindSpore writes a file about a graph that it cannot
+    compile there.
     """
     from mindspore import Tensor, jit, ops
 

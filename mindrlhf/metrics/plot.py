@@ -283,7 +283,8 @@ def _read_metric(path: Path, pattern: str) -> tuple[np.ndarray, np.ndarray]:
 def write_table(path: Path, runs: Mapping[str, Path], pattern: str = "*") -> Path:
     """Write the metrics of runs as CSV, a row for each step.
 
-    Returns its path. runs: name -> `metrics.jsonl`. pattern: of the metrics' names, in which * stands for anything. UserError.
+    Returns its path. runs: name -> `metrics.jsonl`. pattern: of the metrics' names, in which * stands for anything.
+    UserError for a file that is absent or not a metrics file.
     """
     tables = {name: read_metrics(file) for name, file in runs.items()}
     known = {metric for rows in tables.values() for row in rows for metric in row if fnmatchcase(metric, pattern)}
