@@ -13,8 +13,8 @@ import tempfile
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from types import NoneType
@@ -175,7 +175,7 @@ class EnvironmentPool(AbstractContextManager):
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._server = _Server(self._setup | {"control": theirs.fileno()}, self._environment)
-        self._control.setblocking(False)  # a stopped server reads nothing
+        self._control.settimeout(BEGIN_S)
         while not self._server.ready:
             wait([self._server])
             self._server.collect()
@@ -229,9 +229,22 @@ class EnvironmentPool(AbstractContextManager):
             self._replace_server()
         ours, theirs = socket.socketpair()
         number = next(self._numbers)
-        with theirs, suppress(OSError):  # a server that dies or stands still right now gives no process
+        with theirs, self._ending_a_stopped_server():
             socket.send_fds(self._control, [json.dumps(number).encode()], [theirs.fileno()])
         return _Peer(ours, number, self._timeout_s)
+
+    @contextmanager
+    def _ending_a_stopped_server(self) -> Iterator[None]:
+        """End a server that does not read what the body sends.
+
+        The next conversation begins another one.
+        """
+        try:
+            yield
+        except TimeoutError:
+            self._server.leave()
+        except OSError:  # it has died
+            pass
 
     def _replace_server(self) -> None:
         """Start another server; conversations that the former one has begun go on."""
@@ -273,7 +286,7 @@ class EnvironmentPool(AbstractContextManager):
     def _drop(self, peer: "_Peer | None") -> None:
         if peer:
             peer.close()
-            with suppress(OSError):
+            with self._ending_a_stopped_server():
                 self._control.send(json.dumps(peer.number).encode())
 
 

@@ -48,10 +48,13 @@ def main() -> None:
     control = socket.socket(fileno=setup["control"])
     environments = greet(replies, lambda: _prepare(setup["environments"], setup["tools"]))
     gc.freeze()  # children share these pages
-    own = _Children(setup["files"])
+    own, looked = _Children(setup["files"]), 0.0
     while True:
-        if not select.select([control], [], [], LOOK_S if own.ending else None)[0]:
+        asked = select.select([control], [], [], LOOK_S if own.ending else None)[0]
+        if own.ending and time.monotonic() > looked + LOOK_S:
             own.look()
+            looked = time.monotonic()
+        if not asked:
             continue
         text, descriptors, *_ = socket.recv_fds(control, PACKET_BYTES, 1)
         number = json.loads(text or "null")
@@ -119,7 +122,6 @@ class _Children:
             kill(child)
             self._dying.add(child)
             self._doomed.append(self.folder(number))
-            self.look()
 
     def look(self) -> None:
         """Go on ending what ended conversations have begun and written.

@@ -7,6 +7,7 @@ been killed. Other systems have neither: there, a worker's process group is ende
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Container, Iterator
 from contextlib import suppress
@@ -48,6 +49,18 @@ def end_children(keep: Container[int] = ()) -> bool:
         with suppress(ChildProcessError):
             os.waitpid(number, os.WNOHANG)
     return bool(others)
+
+
+def collect_dead(most: int) -> None:
+    """Wait for children that have been dead for longest.
+
+    most: number of the dead that may be left, because functions may still wait for their own. The others are orphans
+    that this process has adopted.
+    """
+    if sys.platform == "linux" and os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+        dead = [one for one in children() if os.waitid(os.P_PID, one, os.WEXITED | os.WNOHANG | os.WNOWAIT)]
+        for number in dead[: max(0, len(dead) - most)]:
+            os.waitpid(number, os.WNOHANG)
 
 
 def end_all_children(most_s: float) -> None:

@@ -16,10 +16,11 @@ from typing import Any, BinaryIO
 
 from mindrlhf.errors import UserError
 from mindrlhf.files.printable import printable
-from mindrlhf.workers.descendants import adopt_orphans, end_all_children
+from mindrlhf.workers.descendants import adopt_orphans, collect_dead, end_all_children
 
 MAX_REASON = 500  # characters of an error's text that are passed on
 MAX_NAME = 200  # characters of a name
+MAX_DEAD = 64  # children that have ended and are not waited for
 EXIT_S = 5.0
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 
@@ -73,6 +74,8 @@ def serve(requests: BinaryIO, replies: BinaryIO, timeout_s: float, call: Callabl
             end_child(own)
             send(replies, [number, *reply])
         signal.setitimer(signal.ITIMER_REAL, 0)
+        with suppress(ChildProcessError):  # it has no children
+            collect_dead(MAX_DEAD)
     signal.setitimer(signal.ITIMER_REAL, EXIT_S)  # for threads that a function left behind
     end_all_children(EXIT_S / 2)
 

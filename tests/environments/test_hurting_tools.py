@@ -117,6 +117,17 @@ def test_what_a_conversation_has_begun_ends_with_it(hostile):
         wait_until(lambda: not sleeping())
 
 
+def test_many_conversations_end_at_once(hostile):
+    """The server is told of all, however long it takes it."""
+    with pool_of(hostile, True) as pool:
+        begin(pool, 150)
+        server = pool._server._process.pid
+        for number in range(150):
+            pool.end((number,))
+        wait_until(lambda: not psutil.Process(server).children())
+        wait_until(lambda: not list(Path(pool._files.name).iterdir()))
+
+
 def test_a_server_that_never_begins_costs_calls_and_no_more(hostile, monkeypatch):
     """Each call is tried a few times; nothing waits for ever."""
     monkeypatch.setattr(pools, "BEGIN_S", 0.5)

@@ -64,6 +64,10 @@ RUNS = {
     "import tempfile\ntempfile.TemporaryFile().write(b'abc')": "3",
     "import sys\nsys.exit('bye')": "bye",
     "def f(x):\n    return f(x - 1) + x if x else 0\nf(10)": "55",
+    "import sys\nlen(sys.argv)": "1",
+    "import asyncio, threading\nasyncio.run(asyncio.to_thread(threading.active_count))": "2",
+    "import shutil\nopen('a', 'w').write('b')\nshutil.copyfile('a', 'c')": "c",
+    "import os\nos.listdir('.')": "[]",
     "import sqlite3\nsqlite3.connect(':memory:').execute('select 2').fetchone()": "(2,)",
 }
 # program -> the last line of what it prints

@@ -14,7 +14,7 @@ from sandbox_escapes import FLOODS, NAMES, OFF, STAY, programs
 
 from mindrlhf.environments.pool import EnvironmentPool
 from mindrlhf.environments.ready import code_interpreter
-from mindrlhf.environments.ready.confinement import held
+from mindrlhf.environments.ready.confinement import held, readable
 from mindrlhf.errors import UserError
 
 SECRET = "correct horse battery staple"
@@ -168,6 +168,15 @@ def test_floods_are_ended(found, tmp_path, monkeypatch, name, kind):
         end in text[-400:] for end in ("No space left on device", "by the limits of its folder", "of its output")
     )
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_home_with_python_in_it_is_not_readable(monkeypatch, tmp_path):
+    """Of a prefix only the libraries are, because it may be a user's home."""
+    (tmp_path / "lib").mkdir()
+    for name in ("prefix", "exec_prefix", "base_prefix", "base_exec_prefix"):
+        monkeypatch.setattr(sys, name, str(tmp_path))
+    assert str(tmp_path / "lib") in readable()
+    assert not any(str(tmp_path / ".ssh").startswith(path) for path in readable())
 
 
 @pytest.mark.parametrize("some", [(), ("Landlock",), ("namespaces",), ("namespaces", "Landlock"), ("system calls",)])

@@ -22,8 +22,8 @@ OUTPUT_BYTES, PIPE_BYTES = 1 << 24, 1 << 16
 LOOK_S = 0.05  # between looks at the folder's size
 CPU_S = 60.0  # of the processor, for a caller without a time limit
 _PROGRAM = (
-    "import sys; sys.path.append(sys.argv.pop(1)); "
-    "from mindrlhf.environments.ready import sandbox; sandbox.{}(*sys.argv[1:])"
+    "import sys; sys.path.append(sys.argv[1]); from mindrlhf.environments.ready import sandbox; "
+    "arguments = sys.argv[2:]; del sys.path[-1], sys.argv[1:]; sandbox.{}(*arguments)"
 )
 
 

@@ -10,6 +10,7 @@ import ctypes
 import errno
 import os
 import resource
+import site
 import struct
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -18,6 +19,7 @@ from mindrlhf.workers.system_calls import MACHINE, MACHINES, NO_NEW_PRIVILEGES, 
 
 FOLDER_BYTES, FOLDER_FILES = 1 << 26, 1 << 10  # of the folder
 THREADS = 256  # the kernel exempts root
+PARTS = ("lib", "lib64", "share/zoneinfo")  # of a prefix; more of it may be a user's home
 DEVICES = tuple(f"/dev/{name}" for name in ("null", "zero", "random", "urandom"))
 LIBRARIES = ("/usr/lib", "/usr/lib64", "/usr/local/lib", "/lib", "/lib64", "/usr/share/zoneinfo")
 READABLE = (*LIBRARIES, "/etc/ld.so.cache", "/etc/localtime")
@@ -27,7 +29,7 @@ FILE_RIGHTS = {1: 0x1FFF, 2: 0x3FFF, 3: 0x7FFF, 5: 0xFFFF}
 READ, READ_FOLDER, WRITE = 1 << 2, 1 << 3, 1 << 1
 TCP, OTHER_PROCESSES = 3, 3
 
-NEW_MOUNTS, NEW_IPC, NEW_USERS, NEW_NETWORK = 0x20000, 0x08000000, 0x10000000, 0x40000000  # of unshare
+NEW_MOUNTS, NEW_USERS = 0x20000, 0x10000000  # of unshare
 READ_ONLY, NO_SUID, NO_DEVICES, REMOUNT, BIND, RECURSIVE, PRIVATE = 1, 2, 4, 32, 4096, 16384, 1 << 18  # of mount
 DETACH = 2
 # Flags of statvfs that a remount has to repeat, as mount knows them: nosuid, nodev, noexec, noatime, nodiratime and
@@ -66,18 +68,19 @@ def confine(mechanisms: Iterable[str], folder: str) -> None:
 
 def readable() -> list[str]:
     """List existing paths that Python and its libraries are read from, none below another."""
-    given = (sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix, *READABLE)
-    found = {path for one in given for path in (one, os.path.realpath(one)) if os.path.exists(path)} - {"/"}
+    prefixes = (sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix)
+    given = [*READABLE, *(f"{prefix}/{part}" for prefix in prefixes for part in PARTS), *site.getsitepackages()]
+    found = {path for one in given for path in (one, os.path.realpath(one)) if os.path.exists(path)}
     return sorted(path for path in found if not any(path.startswith(f"{other}/") for other in found))
 
 
 def namespaces(folder: str) -> None:
-    """Move to a file system of readable paths and an empty folder, without network."""
+    """Move to a file system of readable paths and an empty folder."""
     user, group = os.geteuid(), os.getegid()
     try:
-        call("unshare", NEW_USERS | NEW_MOUNTS | NEW_NETWORK | NEW_IPC)
+        call("unshare", NEW_USERS | NEW_MOUNTS)
     except OSError:
-        call("unshare", NEW_MOUNTS | NEW_NETWORK | NEW_IPC)  # root needs no users of its own
+        call("unshare", NEW_MOUNTS)  # root needs no users of its own
     else:
         for file, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
             with open(f"/proc/self/{file}", "w") as stream:

@@ -57,7 +57,10 @@ def main(parent: str, seconds: str, mechanisms: str) -> None:
         prctl(SET_DEATH_SIGNAL, signal.SIGKILL)
     if os.getppid() != int(parent):
         return
-    confine(names, folder)
+    try:
+        confine(names, folder)
+    except OSError as error:
+        sys.exit(f"The program was not run: {error}.")
     _explain(folder)
     sys.exit(run(code))
 
