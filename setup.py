@@ -22,6 +22,7 @@ REQUIRES = [
     "sentencepiece>=0.2",  # `tokenizer.model` files
     "pydantic>=2.11,<3",  # settings
     "PyYAML>=6.0.1",
+    "regex>=2024.11",  # patterns of adapters, with a limit of time
     "orjson>=3.10",  # metrics and responses as lines of JSON
     "jinja2>=3.1.3",  # chat templates, the report's page
     "psutil>=5.9",  # memory, and the processes that msrun started

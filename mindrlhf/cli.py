@@ -7,12 +7,12 @@ runs that do not agree, or a reward function that failed on every row on which i
 
 import argparse
 import importlib
-import io
 import sys
 from collections.abc import Sequence
 
 from mindrlhf.commands.arguments import Parser
 from mindrlhf.errors import UserError
+from mindrlhf.files.standard_streams import guard_streams
 from mindrlhf.version import __version__
 
 # Name -> (module under mindrlhf.commands, one line for --help). A module has add_arguments(parser) and run(args),
@@ -48,9 +48,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # half of a surrogate pair, or a terminal that is not UTF-8
+    guard_streams(lasting=argv[:1] in (["train"], ["sft"]))
     name = build_parser().parse_args(argv[:1]).command
     module_name, summary = COMMANDS[name]
     # Only the module of the command is imported: `mindrlhf data` never loads a model's graphs.

@@ -26,6 +26,7 @@ from mindrlhf.configs.yaml_file import Layer
 from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import atomic_files
 from mindrlhf.files.naming import ADAPTER_FOLDER, MODEL_FOLDER, step_files
+from mindrlhf.files.standard_streams import guard_streams
 from mindrlhf.hub.models import local_model
 from mindrlhf.job import Job, Objects
 from mindrlhf.run.stop_signals import StopSignals
@@ -105,7 +106,8 @@ class Trainer(AfterTraining, ABC):
         """Train to the end; the model is then in `checkpoints`, and `save_model` copies it.
 
         resume_from_checkpoint: True continues from the output folder's newest checkpoint, a path from the checkpoint
-        there. The first SIGINT (Ctrl-C) or SIGTERM saves the run's state and raises KeyboardInterrupt or SystemExit.
+        there. The first SIGINT (Ctrl-C), SIGTERM or SIGHUP saves the run's state and raises KeyboardInterrupt or
+        SystemExit.
         """
         last = deque(self.train_iter(resume_from_checkpoint), maxlen=1)
         logged = [logs for logs in self.state.log_history if self.loss in logs]  # by a finished run that was resumed
@@ -123,6 +125,7 @@ class Trainer(AfterTraining, ABC):
             right = "go on from them with train(resume_from_checkpoint=True), or set another output_dir"
             raise UserError(f"{self.checkpoints}: holds checkpoints of an earlier run; {right}.")
         signals = StopSignals()
+        guard_streams(lasting=True)
         self._trained = None
         self._remember(resume is not None)
         self._callbacks.control.should_training_stop = False

@@ -1,8 +1,10 @@
-"""Tests for NaN and infinity before weights replace good ones on disk."""
+"""Tests of weights for NaN, infinity and absurd numbers."""
 
 from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
+
+LARGEST_WEIGHT = 1e6  # trained weights are some hundreds at most, and float16 ends at 65504
 
 
 def all_finite(array: np.ndarray) -> bool:
@@ -10,6 +12,21 @@ def all_finite(array: np.ndarray) -> bool:
     with np.errstate(over="ignore", invalid="ignore"):
         total = array.sum()  # NaN and infinity survive a sum; a sum may also overflow by itself
     return bool(np.isfinite(total)) or bool(np.isfinite(array).all())
+
+
+def fault_of(weights: np.ndarray) -> str | None:
+    """Describe what no trained weights hold: NaN, infinity, or numbers beyond LARGEST_WEIGHT.
+
+    weights: float32. The sum of squares bounds each number, in one pass without a copy.
+    """
+    flat = weights.reshape(-1)
+    with np.errstate(over="ignore", invalid="ignore"):
+        if np.dot(flat, flat) <= LARGEST_WEIGHT**2:
+            return None
+        if not all_finite(flat):
+            return "NaN or infinity"
+    largest = max(flat.max(), -flat.min())
+    return f"the number {largest:.3g}" if largest > LARGEST_WEIGHT else None
 
 
 def first_not_finite(

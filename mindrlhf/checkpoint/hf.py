@@ -15,6 +15,7 @@ from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import atomic_folder
 from mindrlhf.files.json import read_json, write_json
+from mindrlhf.files.text import is_there
 from mindrlhf.models.parameters import ParameterSpec, parameter_table
 from mindrlhf.parallel.buckets import buckets
 
@@ -47,7 +48,7 @@ def read_hf_config(directory: str | Path) -> ModelConfig:
 def generation_defaults(directory: str | Path | None) -> dict[str, Any]:
     """Read a folder's sampling defaults; {} without a folder or the file."""
     path = directory and Path(directory, GENERATION_FILE)
-    return read_json(path) if path and path.is_file() else {}
+    return read_json(path) if path and is_there(path) else {}
 
 
 def save_hf(

@@ -1,10 +1,12 @@
 """Model card of a trained model, for later readers: text and picture."""
 
+import html
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jinja2 import Environment, StrictUndefined
@@ -12,6 +14,7 @@ from jinja2 import Environment, StrictUndefined
 from mindrlhf.checkpoint.hf import CARD_FILE, CURVE_FILE
 from mindrlhf.checkpoint.open import hf_folder
 from mindrlhf.configs.base import Settings
+from mindrlhf.files.printable import printable
 from mindrlhf.hub.names import id_of, is_id
 from mindrlhf.job import Job
 from mindrlhf.metrics.console import guide
@@ -71,12 +74,19 @@ class ModelCard:
 
     def __str__(self) -> str:
         environment = Environment(trim_blocks=True, undefined=StrictUndefined, keep_trailing_newline=True)
+        environment.filters["cell"] = _cell
         template = environment.from_string((resources.files(__package__) / "model_card.md.jinja").read_text("utf-8"))
         metrics = {name: f"{value:.6g}" for name, value in sorted(self.metrics.items())}
         quoted = json.dumps(self.base)
         curve = {step: f"{value:.4g}" for step, value in self.curve.items()}
         facts = {"metrics": metrics, "curve": curve, "quoted": quoted, "version": __version__}
         return template.render(vars(self) | facts | {"picture": CURVE_FILE if self.picture else None})
+
+
+def _cell(value: Any) -> str:
+    """Write a value as one cell of a Markdown table, without markup."""
+    text = html.escape(" ".join(str(value).split()), quote=False)
+    return printable(text).replace("|", "&#124;")
 
 
 def _picture(path: Path) -> bytes:

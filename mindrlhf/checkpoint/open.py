@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from mindrlhf.checkpoint.adapted import base_path, checkpoint_adapter
+from mindrlhf.checkpoint.finite import fault_of
 from mindrlhf.checkpoint.hf import CONFIG_FILE, read_hf_config
 from mindrlhf.checkpoint.peft import StoredAdapter, is_adapter, read_adapter
 from mindrlhf.checkpoint.peft_config import Base
@@ -158,7 +159,14 @@ class Weights:
         if self.path is None:
             return self._random(index)
         source = self._source(part)
-        return lambda spec: source.read(spec.name, index(spec))
+
+        def read(spec: ParameterSpec) -> np.ndarray:
+            weights = source.read(spec.name, index(spec))
+            if fault := fault_of(weights):
+                raise source.refusal(spec.name, fault)
+            return weights
+
+        return read
 
     def _source(self, part: Partition | None) -> WeightSource:
         """Open weights that are neither an adapter nor random."""

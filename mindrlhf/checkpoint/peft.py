@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mindrlhf.checkpoint.finite import all_finite
+from mindrlhf.checkpoint.finite import fault_of
 from mindrlhf.checkpoint.hf import check_replaceable
 from mindrlhf.checkpoint.manifest import describe
 from mindrlhf.checkpoint.peft_config import PEFT_CONFIG_FILE, Base, peft_config, read_peft_config
@@ -123,8 +123,8 @@ def read_adapter(folder: str | Path) -> StoredAdapter:
     for name, tensor in tensors.items():
         _check_tensor(adapter, tensor, tensors)
         arrays[name.removeprefix(_PREFIX)] = tensor.read()
-        if not all_finite(arrays[name.removeprefix(_PREFIX)]):
-            raise UserError(f"{file}: {name} holds NaN or infinity; get an adapter that was trained without.")
+        if fault := fault_of(arrays[name.removeprefix(_PREFIX)]):
+            raise UserError(f"{file}: {name} holds {fault}; get an adapter that was trained without.")
     if not arrays:
         raise UserError(f"{file}: holds no tensor; get the adapter again.")
     return StoredAdapter(folder, adapter, arrays, base)

@@ -1,12 +1,12 @@
 """PEFT's `adapter_config.json`: adapters described, unsupported settings refused by name."""
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
 
+import regex
 import yaml
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, StrictBool, StrictInt
 
@@ -27,8 +27,8 @@ _KEYS = yaml.safe_load((resources.files(__package__) / "peft_config.yaml").read_
 
 def _readable(pattern: str) -> str:
     try:
-        re.compile(pattern)
-    except (re.error, RecursionError, OverflowError) as error:
+        regex.compile(pattern)
+    except (regex.error, RecursionError, OverflowError) as error:
         raise ValueError(f"{brief(pattern)} is no regular expression ({error})") from None
     return ALL_LINEAR if pattern.lower() == ALL_LINEAR else pattern
 

@@ -9,9 +9,9 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -106,6 +106,14 @@ class CheckpointStore:
             left = f"{whole.name} is whole, and --resume_training auto continues from it"
         return UserError(f"{str(error).rstrip('.')} ({left}).")
 
+    @contextmanager
+    def advising(self) -> Iterator[None]:
+        """Add to errors of the body the checkpoint from which a run can continue."""
+        try:
+            yield
+        except UserError as error:
+            raise self.with_advice(error) from None
+
     def _begin(self, *jobs: Callable[[], None]) -> None:
         """Do jobs in a thread, one after the other."""
         self._thread = threading.Thread(target=self._try, args=jobs, daemon=True)
@@ -194,7 +202,11 @@ class CheckpointStore:
         if self._rank or self._keep is None:
             return
         for old in [path for path in step_folders(self.folder) if step_of(path) != self.best_step][self._keep :]:
-            remove_folder(old)
+            try:
+                remove_folder(old)
+            except OSError as error:
+                found = f"{old}: this old checkpoint cannot be removed ({error.strerror}); remove it"
+                raise self.with_advice(UserError(found)) from error
 
     def _discard(self, temporary: Path) -> None:
         """Remove this rank's files of a failed checkpoint; rank 0 removes all."""

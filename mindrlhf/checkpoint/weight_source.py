@@ -16,9 +16,8 @@ from mindrlhf.checkpoint.safetensors_file import index_safetensors, write_safete
 from mindrlhf.checkpoint.stored_tensor import STORAGE, StoredDtype, StoredTensor
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.errors import UserError
-from mindrlhf.files.atomic import stays_below
-from mindrlhf.files.json import read_json
 from mindrlhf.files.text import some
+from mindrlhf.hub.models import INDEX, WHOLE, read_weight_map
 from mindrlhf.models.parameters import (
     EMBEDDING,
     HEAD,
@@ -42,8 +41,7 @@ from mindrlhf.parallel.layout import (
 )
 from mindrlhf.reshard.strategy import Strategy
 
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
+SINGLE_FILE, INDEX_FILE = WHOLE, INDEX
 
 Tensors = Mapping[str, StoredTensor]
 
@@ -98,6 +96,12 @@ class WeightSource:
         """Select some parameters, in the given order."""
         shapes = {name: self.shapes[name] for name in names}
         return replace(self, shapes=shapes, parts={name: self.parts[name] for name in shapes})
+
+    def refusal(self, name: str, fault: str) -> UserError:
+        """Explain that a parameter holds what no trained weights do."""
+        tensor = next(iter(self.parts[name].values()))
+        files = some(sorted({str(part.file) for part in self.parts[name].values()}))
+        return UserError(f"{files}: tensor {tensor.name} holds {fault}; get weights that were trained without.")
 
     def read(self, name: str, index: Slices | None = None) -> np.ndarray:
         """Read a parameter, or the part `index`, as a new contiguous float32 array.
@@ -248,13 +252,8 @@ def _index_folder(folder: Path) -> dict[str, StoredTensor]:
 
 
 def _index_shards(index_file: Path) -> dict[str, StoredTensor]:
-    weight_map = read_json(index_file).get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
-        raise UserError(f"{index_file}: has no weight_map from tensor to file name; get the file again.")
-    shards = {}
+    weight_map, shards = read_weight_map(index_file), {}
     for shard in sorted(set(weight_map.values())):
-        if not stays_below(shard):
-            raise UserError(f"{index_file}: names {shard!r}, which is not a file inside of its folder; do not use it.")
         if not (index_file.parent / shard).is_file():
             raise UserError(f"{index_file}: names {shard}, and that file is not beside it; get the missing shard.")
         shards[shard] = index_safetensors(index_file.parent / shard)

@@ -9,7 +9,7 @@ from mindrlhf.data.convert_problems import TRUNCATIONS, convert, convert_to_verl
 from mindrlhf.data.parquet import PARQUET
 from mindrlhf.data.tasks import TASKS
 from mindrlhf.data.templates import NAMES
-from mindrlhf.environments.protocol import tool_schemas
+from mindrlhf.environments.pool import tool_schemas
 from mindrlhf.errors import UserError
 from mindrlhf.files.text import some
 from mindrlhf.hub.datasets import dataset_files

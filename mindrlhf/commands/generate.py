@@ -24,7 +24,7 @@ from mindrlhf.data.requests import read_requests, typed_requests
 from mindrlhf.data.templates import NAMES
 from mindrlhf.environments.conversations import Statistics
 from mindrlhf.environments.open import open_conversations, sandbox_note
-from mindrlhf.environments.protocol import tool_schemas
+from mindrlhf.environments.pool import tool_schemas
 from mindrlhf.errors import refuse
 from mindrlhf.files.atomic import make_folder
 from mindrlhf.files.json import write_json_lines

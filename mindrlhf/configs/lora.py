@@ -8,16 +8,22 @@ the head.
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from math import sqrt
 from typing import Any, Literal
 
+import regex
 from pydantic import Field, field_validator
 
 from mindrlhf.configs.base import Float32, Settings
 from mindrlhf.configs.model_names import MODULES
+from mindrlhf.errors import UserError
+from mindrlhf.files.printable import shortened
 
 ALL_LINEAR = "all-linear"
 LAYERS = "model.layers."  # the beginning of every layer's names, in Hugging Face's checkpoints and ours
+
+MATCH_S = 0.2  # of processor time for a pattern and a path; a pattern may take for ever otherwise
 
 Modules = str | tuple[str, ...]
 Init = Literal["kaiming", "gaussian"]
@@ -87,8 +93,8 @@ class LoraSettings(Settings):
     def _readable(cls, modules: Modules) -> Modules:
         if isinstance(modules, str):
             try:
-                re.compile(modules)
-            except re.error as error:
+                regex.compile(modules)
+            except (regex.error, RecursionError, OverflowError) as error:
                 raise ValueError(f"{modules!r} is no regular expression ({error}); give a list of names") from None
         return modules
 
@@ -136,16 +142,29 @@ class PetSettings(Settings):
 def _translated(pattern: str) -> list[str]:
     """List Hugging Face's names of the modules that a pattern of MindFormers' matches."""
     try:
-        return [name for path, name in MODULES.items() if re.match(pattern, f"{LAYERS}0.{path}")]
-    except re.error:
+        return [name for path, name in MODULES.items() if matches(f"({pattern}).*", f"{LAYERS}0.{path}")]
+    except regex.error:
         return []
+
+
+@cache
+def matches(pattern: str, path: str) -> bool:
+    """Test that a regular expression fits a whole path.
+
+    UserError for one that takes too long.
+    """
+    try:
+        return regex.fullmatch(pattern, path, timeout=MATCH_S) is not None
+    except TimeoutError:
+        found = f"the pattern {shortened(pattern, 60, '')!r} takes longer than {MATCH_S:g} s on {path}"
+        raise UserError(f"{found}; write one without repeats inside of repeats, or a list of names.") from None
 
 
 def _matches(modules: Modules, path: str) -> bool:
     if modules == ALL_LINEAR:
         return path.startswith(LAYERS)
     if isinstance(modules, str):
-        return re.fullmatch(modules, path) is not None
+        return matches(modules, path)
     return any(path == name or path.endswith(f".{name}") for name in modules)
 
 
@@ -163,4 +182,4 @@ def _entries(pattern: str) -> list[str]:
 
 def _by_pattern(patterns: Mapping[str, float], path: str, default: float) -> float:
     """Find the value of the first pattern that matches the end of a path."""
-    return next((value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", path)), default)
+    return next((value for key, value in patterns.items() if matches(rf"(.*\.)?({key})", path)), default)

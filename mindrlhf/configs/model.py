@@ -14,6 +14,8 @@ from mindrlhf.configs.yaml_file import Layer
 from mindrlhf.errors import UserError
 from mindrlhf.models.families import DEFAULT, FAMILIES, Family
 
+# Larger numbers are of no dense model; tables of layers and shapes would fill the memory before a file is read.
+MOST_LAYERS, MOST_WIDTH, MOST_TOKENS = 1 << 12, 1 << 20, 1 << 24
 LAST_TOKEN_ID = 2**31 - 1  # ids are int32; some checkpoints write -1 for an absent token
 TokenId = Annotated[int, Field(ge=-1, le=LAST_TOKEN_ID, strict=True)]
 CRITIC = "SequenceClassification"  # HF's class for a model with one number as its output
@@ -67,19 +69,21 @@ class ModelConfig(Settings):
     """
 
     family: Literal[tuple(FAMILIES)] = Field(DEFAULT.name, description="Model family, by HF's `model_type`.")
-    vocab_size: int = Field(ge=1, description="Rows of the embedding, at least the tokenizer's size.")
-    hidden_size: int = Field(ge=1, description="Width of the residual stream.")
-    intermediate_size: int = Field(ge=1, description="Width of the feed-forward layer.")
-    num_layers: int = Field(ge=1, description="Decoder layers.")
-    num_heads: int = Field(ge=1, description="Query heads.")
-    num_kv_heads: int = Field(ge=1, description="Key and value heads, each for num_heads / num_kv_heads query heads.")
-    head_dim: int = Field(ge=1, description="Width of one head, even.")
+    vocab_size: int = Field(ge=1, le=MOST_TOKENS, description="Rows of the embedding, at least the tokenizer's size.")
+    hidden_size: int = Field(ge=1, le=MOST_WIDTH, description="Width of the residual stream.")
+    intermediate_size: int = Field(ge=1, le=MOST_WIDTH, description="Width of the feed-forward layer.")
+    num_layers: int = Field(ge=1, le=MOST_LAYERS, description="Decoder layers.")
+    num_heads: int = Field(ge=1, le=MOST_WIDTH, description="Query heads.")
+    num_kv_heads: int = Field(
+        ge=1, le=MOST_WIDTH, description="Key and value heads, each for num_heads / num_kv_heads query heads."
+    )
+    head_dim: int = Field(ge=1, le=MOST_WIDTH, description="Width of one head, even.")
     attention_bias: bool = Field(True, description="Biases of the query, key and value projections.")
     qk_norm: bool = Field(False, description="RMSNorm over each query and key head.")
     rms_norm_eps: Float32 = Field(1e-6, gt=0.0, description="Epsilon of RMSNorm.")
     rope_theta: Float32 = Field(1e6, gt=0.0, description="Base of the rotary embedding's frequencies.")
     rope_scaling: RotaryScaling = Field(None, description="Llama 3's scaling of the rotary frequencies; null is none.")
-    max_position_embeddings: int = Field(32768, ge=1, description="Longest sequence, in tokens.")
+    max_position_embeddings: int = Field(32768, ge=1, le=LAST_TOKEN_ID, description="Longest sequence, in tokens.")
     tie_word_embeddings: bool = Field(False, description="The head is the embedding's own matrix.")
     value_head: bool = Field(False, description="The model is a critic: its head gives one number for each token.")
     adapter: Adapter | None = Field(None, description="Low-rank adapters, which train in place of the weights.")

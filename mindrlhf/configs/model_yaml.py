@@ -22,7 +22,7 @@ from mindrlhf.configs.model_names import SPELLINGS
 from mindrlhf.configs.model_settings import GROUP, SAMPLING_KEYS, ModelSettings
 from mindrlhf.configs.problems import Group, brief, build, unknown_name
 from mindrlhf.configs.unsupported import sign_of_another, unsupported
-from mindrlhf.configs.yaml_file import KeyPath, Layer, dotted, read_chain, read_yaml
+from mindrlhf.configs.yaml_file import KeyPath, Layer, dotted, not_finite, read_chain, read_yaml
 from mindrlhf.errors import UserError
 from mindrlhf.files.text import nearest
 
@@ -193,8 +193,10 @@ class _Reader:
         return values
 
     def check_kind(self) -> None:
-        """Raise UserError for a file of GRPO settings or of another model family."""
+        """Raise UserError for a file of GRPO settings, another model family, or NaN."""
         top, path = self.layered.values, ("model", "model_config")
+        if (place := not_finite(top)) is not None:
+            self.refuse(place, f"{dotted(place)} is not a finite number; give one that is.")
         for key in [name for name in MINDRLHF_GROUPS if name in top]:
             yamls = "the model YAMLs that it names (actor_config.model_config, generate_config.model_config)"
             found = f"{key}: this is MindRLHF's file of GRPO settings and no model YAML"

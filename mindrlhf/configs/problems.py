@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 
 from mindrlhf.configs.base import Settings, is_group
 from mindrlhf.configs.other_names import answer
-from mindrlhf.configs.yaml_file import KeyPath, Layer, dotted
+from mindrlhf.configs.yaml_file import KeyPath, Layer, dotted, not_finite
 from mindrlhf.errors import UserError
 from mindrlhf.files.text import nearest
 
@@ -37,6 +37,12 @@ def build(
     written: field of `settings` -> the key path under which the user wrote it, if it differs.
     strict: convert only whole numbers to floats and lists to tuples; if False, all that pydantic converts.
     """
+    if (path := not_finite(values)) is not None:
+        shown = (*(written or {}).get(path[0], path[:1]), *path[1:])
+        _, annotation, info = _walk(settings, path)
+        right = f", {expected(annotation, info)}" if annotation else ""
+        found = brief(reduce(getitem, path, values))
+        raise UserError(f"{layer.where(shown)}: {dotted(shown)} is {found}, and must be finite{right}.")
     try:
         # JSON mode is pydantic's only strict mode that takes a list for a tuple.
         text = json.dumps(values, default=str) if strict else ""
@@ -65,8 +71,6 @@ def _explained(
     right = expected(annotation, info)
     if finding["type"] == "missing":
         return f"{place}: {key} is missing, and must be {right}."
-    if finding["type"] == "finite_number":
-        right = f"finite, {right}"
     return f"{place}: {key} is {brief(reduce(getitem, path, values))}, and must be {right}."
 
 

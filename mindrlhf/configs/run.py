@@ -57,6 +57,9 @@ class RunSettings(TrackingSettings):
     rank_timeout_s: float = Field(600.0, gt=0.0)
     """Seconds that a rank on CPU which stands still (stopped, swapping, its host frozen) is waited for; then all ranks
     end with a sentence that names it and its phase."""
+    stop_signals: tuple[Literal["SIGUSR1", "SIGUSR2", "SIGXCPU"], ...] = ()
+    """Further signals at which the run saves its state and stops, as at SIGTERM, SIGINT and SIGHUP: queues send one
+    before a job's time is over (Slurm's option signal=USR1@300)."""
     max_host_memory_gb: float | None = Field(None, gt=0.0)
     """Memory of one process, in GiB, above which the run saves its state and stops; null is no limit (MindRLHF
     host_memory_protection)."""

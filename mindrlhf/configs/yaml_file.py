@@ -3,6 +3,7 @@
 A chain may contain the name of a shipped file (`mindrlhf.files.shipped`) instead of a path.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,6 +26,15 @@ KeyPath = tuple[str | int, ...]
 def dotted(path: KeyPath) -> str:
     """Join a key path in one line: `("reward", "functions", 0)` -> `reward.functions.0`."""
     return ".".join(text if text.isprintable() else repr(text) for text in map(str, path))
+
+
+def not_finite(values: Any, path: KeyPath = ()) -> KeyPath | None:
+    """Find the key path of the first number that is NaN or infinite."""
+    if isinstance(values, float) and not math.isfinite(values):
+        return path
+    below = values.items() if isinstance(values, Mapping) else enumerate(values) if isinstance(values, list) else ()
+    found = (not_finite(value, (*path, key)) for key, value in below)
+    return next((each for each in found if each is not None), None)
 
 
 @dataclass(frozen=True)

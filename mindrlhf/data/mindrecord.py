@@ -71,7 +71,18 @@ def write_columns(path: str | Path, schema: Mapping[str, Mapping[str, Any]], row
             raise UserError(f"{path}: there are no rows to write.")
         with _mindspore_errors(path):
             writer.commit()
+        _open_to_readers(stage)
     return count
+
+
+def _open_to_readers(folder: Path) -> None:
+    """Give files the mode that the umask gives; MindSpore's have 600."""
+    probe = folder / "mode"
+    probe.touch()
+    mode = probe.stat().st_mode
+    probe.unlink()
+    for file in folder.iterdir():
+        file.chmod(mode)
 
 
 def read_columns(path: str | Path, columns: Sequence[str] | None = None) -> dict[str, list[Any]]:

@@ -1,7 +1,8 @@
 """Text to token ids and back; bare vocabulary files get Qwen2's text pipeline."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from mindrlhf.data.tokenizer_config import (
 from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import atomic_files
 from mindrlhf.files.json import write_json
+from mindrlhf.files.text import is_there
 from mindrlhf.models.families import VOCABULARY
 
 CHAT_TOKENS = VOCABULARY.control[:3]  # end of text, begin and end of a turn
@@ -39,14 +41,8 @@ class Tokenizer(ConfiguredTokenizer):
         of the vocabulary. UserError for missing, unreadable or contradicting files.
         """
         vocab_path, merges_path = _existing(vocab_path), _existing(merges_path)
-        try:
+        with _understood(f"{vocab_path} and {merges_path} are not a BPE vocabulary and its merges"):
             core = bare_core(models.BPE.from_file(str(vocab_path), str(merges_path)))
-        except BaseException as error:  # tokenizers raises bare Exception for anything; at wrong merges, 0.23 panics
-            if isinstance(error, (KeyboardInterrupt, SystemExit)):
-                raise
-            raise UserError(
-                f"{vocab_path} and {merges_path} are not a BPE vocabulary and its merges: {error}."
-            ) from None
         ids = core.get_vocab().values()
         if max(ids, default=-1) != len(ids) - 1:
             fault = f"{vocab_path}: the ids are not 0 to {len(ids) - 1} without gaps"
@@ -72,7 +68,7 @@ class Tokenizer(ConfiguredTokenizer):
         path = _existing(path)
         if path.is_dir():
             names = ("tokenizer.json", "vocab.json", "tokenizer.model")
-            found = next((path / name for name in names if (path / name).is_file()), None)
+            found = next((path / name for name in names if is_there(path / name)), None)
             if found is None:
                 raise UserError(f"{path}: holds no tokenizer; it should have {', '.join(names[:2])} or {names[2]}.")
             path = found
@@ -82,25 +78,29 @@ class Tokenizer(ConfiguredTokenizer):
             from mindrlhf.data.sentencepiece_tokenizer import SentencePieceTokenizer
 
             return SentencePieceTokenizer.from_file(path)
-        try:
+        with _understood(f"{path}: not a tokenizer.json"):
             core = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # a bare Exception again
-            raise UserError(f"{path}: not a tokenizer.json ({error}).") from None
         core.no_padding()
         core.no_truncation()
         return cls(core, read_config(path.parent) or {}, str(path))
 
     def encode(self, text: str) -> list[int]:
         """Encode text; special tokens written in it become their ids."""
-        return self._core.encode(text, add_special_tokens=False).ids
+        with self._working():
+            return self._core.encode(text, add_special_tokens=False).ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode each text, on all cores."""
-        return [encoding.ids for encoding in self._core.encode_batch_fast(list(texts), add_special_tokens=False)]
+        with self._working():
+            return [encoding.ids for encoding in self._core.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def decode(self, ids: Sequence[int] | np.ndarray, skip_special_tokens: bool = False) -> str:
         """Decode ids; ids outside the vocabulary give nothing, broken UTF-8 gives U+FFFD."""
-        return self._core.decode(np.asarray(ids).tolist(), skip_special_tokens=skip_special_tokens)
+        with self._working():
+            return self._core.decode(np.asarray(ids).tolist(), skip_special_tokens=skip_special_tokens)
+
+    def _working(self) -> AbstractContextManager[None]:
+        return _understood(f"{self._where}: the tokenizer fails on a text, so it is damaged or hostile")
 
     def token_to_id(self, token: str) -> int | None:
         return self._core.token_to_id(token)
@@ -133,6 +133,20 @@ class Tokenizer(ConfiguredTokenizer):
             if isinstance(self._core.model, models.BPE) and VOCABULARY.split in _splits(self._core):
                 self._core.model.save(str(stage))
             write_json(stage / CONFIG_NAME, known | self.config | {"added_tokens_decoder": added})
+
+
+@contextmanager
+def _understood(fault: str) -> Iterator[None]:
+    """Turn errors of tokenizers, also panics, into a `UserError`.
+
+    The package raises bare Exception, and its panics are no Exception.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise UserError(f"{fault} ({error}).") from None
 
 
 def bare_core(model: models.BPE) -> tokenizers.Tokenizer:

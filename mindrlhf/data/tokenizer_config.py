@@ -10,7 +10,7 @@ from tokenizers import AddedToken
 
 from mindrlhf.errors import UserError
 from mindrlhf.files.json import read_json
-from mindrlhf.files.text import read_text
+from mindrlhf.files.text import is_there, read_text
 from mindrlhf.models.families import DEFAULT, FAMILIES
 
 CONFIG_NAME = "tokenizer_config.json"
@@ -82,7 +82,7 @@ def _broken(token: re.Match[str]) -> str:
 def read_config(folder: Path) -> dict[str, Any] | None:
     """Read a folder's `tokenizer_config.json` with its `chat_template.jinja`, or None."""
     path = folder / CONFIG_NAME
-    if not path.is_file():
+    if not is_there(path):
         return None
     config = read_json(path)
     for key in TOKEN_KEYS:
@@ -90,7 +90,7 @@ def read_config(folder: Path) -> dict[str, Any] | None:
             raise UserError(f"{path}: {key} is {config[key]!r:.60}, and must be text or an object with a content.")
     added_tokens(config, str(folder))
     chat_template = folder / "chat_template.jinja"
-    if chat_template.is_file():
+    if is_there(chat_template):
         config["chat_template"] = read_text(chat_template, "a jinja template")
     return config
 

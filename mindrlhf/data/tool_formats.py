@@ -43,6 +43,15 @@ class ToolFormat:
         """Write a call as `parse` reads it; ValueError for another kind."""
         raise NotImplementedError
 
+    def _readable(self, call: ToolCall, text: str) -> str:
+        """Return a written call; ValueError if `parse` reads another one.
+
+        Code may have the format's own signs in it.
+        """
+        if [found.arguments for found in self.parse(text)] != [{CODE: _code(call)}]:
+            raise ValueError(f"the code of {call.name!r} has signs that end a call, and cannot be written as one")
+        return text
+
     def answer(self, text: str) -> str | None:
         """Write a tool's answer; None leaves that to the chat template's tool messages."""
         return None
@@ -73,7 +82,8 @@ class Hermes(ToolFormat):
     def render(self, call: ToolCall) -> str:
         arguments = json.dumps(call.arguments, ensure_ascii=False)
         name = json.dumps(call.name, ensure_ascii=False)
-        return f'<tool_call>\n{{"name": {name}, "arguments": {arguments}}}\n</tool_call>'
+        written = f'{{"name": {name}, "arguments": {arguments}}}'.replace("</think>", "<\\/think>")
+        return f"<tool_call>\n{written}\n</tool_call>"
 
 
 class PythonBlock(ToolFormat):
@@ -84,7 +94,7 @@ class PythonBlock(ToolFormat):
         return [_code_call(code, "" if closing else "the code block has no closing ```") for code, closing in blocks]
 
     def render(self, call: ToolCall) -> str:
-        return f"```python\n{_code(call)}\n```"
+        return self._readable(call, f"```python\n{_code(call)}\n```")
 
     def answer(self, text: str) -> str:
         return f"```output\n{text}\n```"
@@ -108,7 +118,7 @@ class ReTool(ToolFormat):
         ]
 
     def render(self, call: ToolCall) -> str:
-        return f"<code>\n```python\n{_code(call)}\n```\n</code>"
+        return self._readable(call, f"<code>\n```python\n{_code(call)}\n```\n</code>")
 
     def answer(self, text: str) -> str:
         return f"\n<interpreter>\n{text}\n</interpreter>\n"

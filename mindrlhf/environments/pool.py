@@ -61,6 +61,17 @@ class Outcome:
     lost: bool = False
 
 
+def tool_schemas(environment: str | None, tools: Sequence[str]) -> list[dict[str, Any]]:
+    """Describe the tools of an environment, if any, and of functions, as JSON schemas.
+
+    The user's files are imported in another process, which they may end or stop. Raises UserError.
+    """
+    if not environment and not tools:
+        return []
+    with EnvironmentPool({"": environment or ""}, tools) as pool:
+        return pool.schemas[""]
+
+
 class EnvironmentPool(AbstractContextManager):
     """Environments of all conversations; not thread-safe.
 

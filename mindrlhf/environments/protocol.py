@@ -59,11 +59,6 @@ def load_tools(names: Sequence[str]) -> dict[str, Any]:
     return {function.__name__: function for function in (load("tool", name) for name in names if name != NONE)}
 
 
-def tool_schemas(environment: str | None, tools: Sequence[str]) -> list[dict[str, Any]]:
-    """Import an environment, if any, and tools; returns schemas of all tools."""
-    return build(load("environment", environment) if environment else None, load_tools(tools)).schemas
-
-
 def build(made: type | None, functions: Mapping[str, Callable[..., Any]]) -> Environment:
     """Join an environment's class and plain functions.
 

@@ -1,8 +1,9 @@
 """Atomic writing of files and folders: complete under the final name, or absent.
 
 The context managers yield a temporary path next to the final one, sync it to the disk and rename it. An error leaves
-earlier content unchanged; an `OSError` about the destination becomes a `UserError`. A killed process leaves its hidden
-`.NAME.XXXXXXXX.tmp` behind, which `clean` removes.
+earlier content unchanged; an `OSError` about the destination becomes a `UserError`. A link in place of the final name
+is replaced, and what it points to stays. A killed process leaves its hidden `.NAME.XXXXXXXX.tmp` behind, which `clean`
+removes.
 """
 
 import errno
@@ -34,7 +35,7 @@ def atomic_file(path: str | Path, durable: bool = True) -> Iterator[Path]:
 
     An existing file is replaced. durable: wait for the disk, so that the file also survives a power cut.
     """
-    target = Path(path).resolve()
+    target = _place(path)
     with _temporary(target, target) as temporary:
         _refuse_folder(target)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -74,7 +75,7 @@ def atomic_folder(path: str | Path, replace: bool = False) -> Iterator[Path]:
     An existing folder that is not empty is refused, or with `replace` exchanged as a whole; between the two renames of
     that exchange the earlier folder is called `.NAME.XXXXXXXX.old`.
     """
-    target = Path(path).resolve()
+    target = _place(path)
     with _temporary(target, target) as temporary:
         if target.exists() and not target.is_dir():
             raise UserError(f"{target}: is a file, and a folder is to be written there; give another name.")
@@ -103,6 +104,12 @@ def _temporary(target: Path, name: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             _remove(temporary)
+
+
+def _place(path: str | Path) -> Path:
+    """Resolve a path, but for a link as its last part."""
+    path = Path(path)
+    return path.resolve() if path.name in ("", "..") else path.parent.resolve() / path.name
 
 
 def _refuse_folder(target: Path) -> None:
@@ -153,7 +160,8 @@ def temporary_name(target: Path, token: str | None = None) -> Path:
 def put_in_place(temporary: Path, target: Path) -> None:
     """Rename a complete folder to its final name, durably; an existing folder is exchanged."""
     earlier = target.with_name(f".{target.name}.{secrets.token_hex(4)}.old")
-    exchanged = target.exists() and any(target.iterdir())  # an empty folder is replaced in one step
+    # An empty folder is replaced in one step.
+    exchanged = target.is_symlink() or (target.exists() and any(target.iterdir()))
     if exchanged:
         os.rename(target, earlier)
     try:
@@ -163,7 +171,8 @@ def put_in_place(temporary: Path, target: Path) -> None:
             os.rename(earlier, target)
         raise
     sync_folder(target.parent)
-    shutil.rmtree(earlier, ignore_errors=True)
+    with suppress(OSError):
+        _remove(earlier)
 
 
 def sync(path: Path) -> None:
@@ -188,6 +197,16 @@ def explained(error: OSError, target: Path, temporary: Path) -> Exception:
     reason = error.strerror or str(error)
     advice = _ADVICE.get(error.errno, "check the path")
     return UserError(f"{target}: cannot be written ({reason}), and nothing was changed there; {advice}.")
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn errors about writing a file, or files in a folder, into a `UserError`."""
+    try:
+        yield
+    except OSError as error:
+        advice = _ADVICE.get(error.errno, "check the path")
+        raise UserError(f"{path}: cannot be written ({error.strerror or error}); {advice}.") from error
 
 
 def make_folder(folder: Path) -> None:

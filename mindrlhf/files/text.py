@@ -21,6 +21,11 @@ def read_text(path: str | Path, kind: str) -> str:
         raise UserError(f"{path}: cannot be read ({error.strerror}); give {kind} that can be read.") from None
 
 
+def is_there(path: Path) -> bool:
+    """Test for a file, a folder or a link, also one to nowhere."""
+    return path.exists() or path.is_symlink()
+
+
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
     """Turn errors about reading a file into a `UserError`."""

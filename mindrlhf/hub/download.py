@@ -3,18 +3,23 @@
 ModelScope's package is not required, and this code has run only with a stand-in for it.
 """
 
-import fcntl
 import importlib
+import json
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from threading import Timer
+from typing import Any, Literal
 
 from mindrlhf.errors import UserError
-from mindrlhf.files.user_cache import user_cache
+from mindrlhf.hub import fetch
 
 Kind = Literal["model", "dataset"]
+
+PATIENCE_S = 5.0  # until a line says that a hub is silent
+SILENCE_S = 20.0  # of a connection, after which a hub counts as unreachable
 
 
 def from_model_scope() -> bool:
@@ -25,12 +30,11 @@ def from_model_scope() -> bool:
 def download(name: str, kind: Kind, patterns: Sequence[str], revision: str | None = None) -> Path:
     """Download the files that match; returns their folder in the cache.
 
-    Files in the cache are not downloaded again, and all files come from the cache while the hub cannot be reached. One
-    process of a host downloads at a time, so that the others find its files. Raises UserError.
+    Files in the cache are not downloaded again, and all files come from the cache while the hub cannot be reached.
+    Processes may download at once: the hubs' packages lock single files. Raises UserError.
     """
-    with _alone():
-        get = _model_scope if from_model_scope() else _hugging_face
-        return get(name, kind, patterns, revision)
+    get = _model_scope if from_model_scope() else _hugging_face
+    return get(name, kind, patterns, revision)
 
 
 def list_files(name: str, revision: str | None = None) -> list[str] | None:
@@ -40,15 +44,8 @@ def list_files(name: str, revision: str | None = None) -> list[str] | None:
     """
     if from_model_scope():
         return None
-    from huggingface_hub import HfApi, errors
-
-    try:
-        files = HfApi().dataset_info(name, revision=revision).siblings
-    except errors.RevisionNotFoundError:
-        return []
-    except Exception:  # from any HTTP client that the package has; the download that follows reports the problem
-        return None
-    return [file.rfilename for file in files or ()]
+    answer = _ask(name, "dataset", None, revision)
+    return [] if answer.get("error") == "revision" else answer.get("files")  # the download reports other problems
 
 
 def fetch_command(name: str, kind: Kind) -> str:
@@ -59,21 +56,46 @@ def fetch_command(name: str, kind: Kind) -> str:
 
 
 def _hugging_face(name: str, kind: Kind, patterns: Sequence[str], revision: str | None) -> Path:
-    from huggingface_hub import constants, errors, snapshot_download
-
-    hub = constants.ENDPOINT
-    try:
-        return Path(snapshot_download(name, repo_type=kind, revision=revision, allow_patterns=list(patterns)))
-    except errors.GatedRepoError:
+    answer = _ask(name, kind, patterns, revision)
+    if "folder" in answer:
+        return Path(answer["folder"])
+    hub = answer["hub"]
+    if answer["error"] == "gated":
         right = f"accept its terms at {hub}/{name}, then log in with `hf auth login`"
-        raise UserError(f"{name}: the {kind}'s owner gives it to known users only; {right}.") from None
-    except errors.RepositoryNotFoundError:
+        raise UserError(f"{name}: the {kind}'s owner gives it to known users only; {right}.")
+    if answer["error"] == "missing":
         found = f"{name}: there is no such path here, and no {kind} of that name at {hub}"
-        raise UserError(f"{found}; check the name, or log in with `hf auth login` if it is private.") from None
-    except errors.LocalEntryNotFoundError:
-        raise _unreachable(name, kind, f"{hub} cannot be reached") from None
-    except Exception as error:  # of whichever HTTP client the package has
-        raise _unreachable(name, kind, _reason(error)) from error
+        raise UserError(f"{found}; check the name, or log in with `hf auth login` if it is private.")
+    unreachable = answer["error"] == "unreachable"
+    raise _unreachable(name, kind, f"{hub} cannot be reached" if unreachable else _failed(answer["reason"]))
+
+
+def _ask(name: str, kind: Kind, patterns: Sequence[str] | None, revision: str | None) -> dict[str, Any]:
+    """Send a request to the hub from a process of its own; see `fetch`."""
+    request = {"name": name, "kind": kind, "revision": revision, "patterns": patterns, "seconds": SILENCE_S}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, fetch.__file__], text=True, **pipes) as process:
+        waiting = Timer(PATIENCE_S, _say_silent, (name,))
+        waiting.daemon = True
+        waiting.start()
+        try:
+            process.stdin.write(json.dumps(request) + "\n")
+            process.stdin.flush()
+            lines = []
+            for line in process.stdout:
+                waiting.cancel()
+                lines.append(line)
+        finally:
+            waiting.cancel()
+            process.kill()
+    if not lines:
+        raise UserError(f"{name}: the process that asks the hub has ended without an answer; try again.")
+    return json.loads(lines[-1]) or {"error": "failed", "hub": "the hub", "reason": "its process has ended"}
+
+
+def _say_silent(name: str) -> None:
+    waited = f"{name}: the hub has not answered for {PATIENCE_S:g} s"
+    print(f"{waited}; it is waited for up to {SILENCE_S:g} s", file=sys.stderr, flush=True)
 
 
 def _model_scope(name: str, kind: Kind, patterns: Sequence[str], revision: str | None) -> Path:
@@ -86,7 +108,7 @@ def _model_scope(name: str, kind: Kind, patterns: Sequence[str], revision: str |
         wanted = {"revision": revision, "allow_patterns": list(patterns)}
         return Path(package.snapshot_download(name, repo_type=kind, **wanted))
     except Exception as error:  # its errors have no common class
-        raise _unreachable(name, kind, _reason(error)) from error
+        raise _unreachable(name, kind, _failed(str(error) or type(error).__name__)) from error
 
 
 def _unreachable(name: str, kind: Kind, reason: str) -> UserError:
@@ -94,15 +116,5 @@ def _unreachable(name: str, kind: Kind, reason: str) -> UserError:
     return UserError(f"{name}: there is no such path here, nor in the hub's cache, and {reason}; {right}.")
 
 
-def _reason(error: Exception) -> str:
-    text = str(error).strip().splitlines() or [type(error).__name__]
-    return f"the download failed ({text[0].rstrip('.')})"
-
-
-@contextmanager
-def _alone() -> Iterator[None]:
-    """Wait until no other process of this user downloads."""
-    with open(user_cache() / "downloads.lock", "wb") as file:
-        with suppress(OSError):  # a file system without locks: the hubs' packages lock single files, too
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+def _failed(reason: str) -> str:
+    return f"the download failed ({reason.strip().splitlines()[0].rstrip('.')})"

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mindrlhf.errors import UserError
+from mindrlhf.files.atomic import stays_below
 from mindrlhf.files.json import read_json
 from mindrlhf.hub.download import download, fetch_command
 from mindrlhf.hub.names import is_id
@@ -50,12 +51,27 @@ def local_model(name: str, weights: bool = True) -> str:
     return str(folder)
 
 
+def read_weight_map(index: Path) -> dict[str, str]:
+    """Read which file beside an index has each tensor.
+
+    UserError for anything else than names of files there.
+    """
+    weight_map = read_json(index).get("weight_map")
+    files = list(weight_map.values()) if isinstance(weight_map, dict) else []
+    if not files or not all(isinstance(file, str) for file in files):
+        raise UserError(f"{index}: has no weight_map from tensor to file name; get the file again.")
+    for file in files:
+        if not stays_below(file):
+            raise UserError(f"{index}: names {file!r}, which is not a file inside of its folder; do not use it.")
+    return weight_map
+
+
 def _lacking(folder: Path, weights: bool) -> str | None:
     """Name a missing file of a model or an adapter, or None."""
     adapter = (folder / "adapter_config.json").is_file()
     needed = ["adapter_config.json" if adapter else "config.json"]
     if weights:
         index = folder / INDEX
-        parts = sorted(set(read_json(index).get("weight_map", {}).values())) if index.is_file() else [WHOLE]
+        parts = sorted(set(read_weight_map(index).values())) if index.is_file() else [WHOLE]
         needed += [ADAPTER] if adapter else parts
     return next((file for file in needed if not (folder / file).is_file()), None)

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from mindrlhf.configs.tracking import TrackingSettings
 from mindrlhf.errors import UserError
-from mindrlhf.files.atomic import make_folder
+from mindrlhf.files.atomic import make_folder, writing
 from mindrlhf.files.json import is_number, json_line, read_json_lines, write_json_lines
 from mindrlhf.metrics.console import ConsoleWriter, guide
 from mindrlhf.metrics.trackers import TrackerWriter
@@ -123,12 +123,16 @@ class JsonlWriter:
     def __init__(self, path: Path, start_step: int = 0):
         """Keep the lines of `path` before `start_step` and append to them."""
         write_json_lines(path, _earlier(path, start_step), durable=False)
-        self._file = path.open("ab")
+        self._path = path
+        with writing(path):
+            self._file = path.open("ab", buffering=0)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Append one line; it is in the file when this returns."""
-        self._file.write(json_line({"step": step, **values}))
-        self._file.flush()
+        line = memoryview(json_line({"step": step, **values}))
+        with writing(self._path):
+            while line:
+                line = line[self._file.write(line) :]
 
     def close(self) -> None:
         self._file.close()
@@ -148,11 +152,14 @@ class TensorBoardWriter:
         from tensorboardX.proto.event_pb2 import Event, SessionLog
 
         make_folder(folder)
+        self._folder = folder
         # The suffix keeps a run that is resumed within the same second from taking over the earlier run's file.
-        self._event, self._file = Event, EventsWriter(str(folder / "events"), f".step{start_step}")
+        self._event = Event
         start = SessionLog(status=SessionLog.START)
-        self._file.write_event(Event(wall_time=time.time(), step=start_step, session_log=start))
-        self._file.flush()
+        with writing(folder):
+            self._file = EventsWriter(str(folder / "events"), f".step{start_step}")
+            self._file.write_event(Event(wall_time=time.time(), step=start_step, session_log=start))
+            self._file.flush()
         self._flushed = time.monotonic()
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
@@ -160,10 +167,12 @@ class TensorBoardWriter:
         event = self._event(wall_time=time.time(), step=step)
         for name, value in values.items():
             event.summary.value.add(tag=name, simple_value=value)
-        self._file.write_event(event)
-        if time.monotonic() - self._flushed > self.FLUSH_SECONDS:
-            self._file.flush()
-            self._flushed = time.monotonic()
+        with writing(self._folder):
+            self._file.write_event(event)
+            if time.monotonic() - self._flushed > self.FLUSH_SECONDS:
+                self._file.flush()
+                self._flushed = time.monotonic()
 
     def close(self) -> None:
-        self._file.close()
+        with writing(self._folder):
+            self._file.close()

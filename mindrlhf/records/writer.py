@@ -33,7 +33,7 @@ class RecordParts:
     def __init__(self, file: Path, steps_done: int = 0):
         """Keep the parts of the first `steps_done` steps, also from the MindRecord."""
         self.file = Path(file)
-        self.folder = self.file.with_name(f"{self.file.name}.parts")
+        self.folder = parts_folder(self.file)
         clean(self.folder)
         try:
             for step, path in self._parts().items():
@@ -66,6 +66,11 @@ class RecordParts:
             for step, rows in groupby(read_record_rows(self.file), lambda row: row["step"]):
                 if step <= steps_done and step not in have:
                     self.add(step, list(rows))
+
+
+def parts_folder(file: Path) -> Path:
+    """Name the folder of a MindRecord's parts."""
+    return file.with_name(f"{file.name}.parts")
 
 
 def _read(path: Path) -> list[dict[str, Any]]:

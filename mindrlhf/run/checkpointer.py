@@ -86,6 +86,7 @@ class Checkpointer:
     ):
         self._settings, self._total, self._store, self._saving = settings, total_steps, store, saving
         self._signals, self._reduce_max, self._alone = signals, collectives.all_reduce_max, collectives.world.size == 1
+        signals.asking = settings.stop_signals
         self._best, self._bad = Best(*settings.best), BadUpdates()
         self._patience = Patience(settings.early_stop_patience)
         self._step, self._saved = 0, None  # steps done; the step of the last checkpoint

@@ -7,16 +7,19 @@ from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.backend.process.launch import World
 from mindrlhf.checkpoint.hf import check_replaceable
 from mindrlhf.errors import UserError
-from mindrlhf.files.atomic import clean, make_folder
+from mindrlhf.files.atomic import clean, make_folder, sync, sync_folder, writing
 from mindrlhf.files.folder_lock import lock_folders
 from mindrlhf.files.naming import (
     ADAPTER_FOLDER,
     CRITIC_FOLDER,
     MODEL_FOLDER,
     ROLLOUTS_FOLDER,
+    TEXT,
     VALIDATION_FOLDER,
     step_files,
 )
+from mindrlhf.metrics.writers import METRICS_FILE
+from mindrlhf.records.writer import PART
 
 
 def prepare_outputs(save_ckpt_dir: Path, output_dir: Path | None, save_data_file: Path | None = None) -> Path:
@@ -49,6 +52,38 @@ def clean_outputs(collectives: Collectives, output: Path, save_ckpt_dir: Path, s
         for folder in folders | ({save_data_file.parent} if save_data_file else set()):
             clean(folder)
     collectives.barrier()
+
+
+class Outputs:
+    """Files of a run's steps, for checkpoints that imply them.
+
+    output: folder of metrics and responses. parts: folder of the MindRecord's parts, or None.
+    """
+
+    def __init__(self, output: Path, parts: Path | None = None):
+        self._metrics = output / METRICS_FILE
+        texts = {output / name: TEXT for name in (ROLLOUTS_FOLDER, VALIDATION_FOLDER)}
+        self._folders = {**texts, **({parts: PART} if parts else {})}
+        self._synced = -1  # step
+
+    def sync(self) -> None:
+        """Wait until all files so far are on the disk."""
+        newest = self._synced
+        for folder, suffix in self._folders.items():
+            new = {step: path for step, path in step_files(folder, suffix).items() if step > self._synced}
+            for path in new.values():
+                _sync(path)
+            if new:
+                sync_folder(folder)
+            newest = max([newest, *new])
+        if self._metrics.exists():
+            _sync(self._metrics)
+        self._synced = newest
+
+
+def _sync(path: Path) -> None:
+    with writing(path):
+        sync(path)
 
 
 def forget_after(output: Path, step: int) -> None:

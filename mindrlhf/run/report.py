@@ -20,7 +20,8 @@ from mindrlhf.metrics.performance import add_training
 from mindrlhf.metrics.timer import Timers
 from mindrlhf.metrics.writers import Writers, open_writers
 from mindrlhf.parallel.partition import Partition
-from mindrlhf.run.outputs import forget_after
+from mindrlhf.records.writer import parts_folder
+from mindrlhf.run.outputs import Outputs, forget_after
 from mindrlhf.training.updater import Update
 
 _log = logging.getLogger(__name__)
@@ -81,6 +82,7 @@ class Report:
         self._utilization = Utilization(job.model, ceiling, iterations, job.teacher and job.teacher[1])
         self._metrics, self._diagnosis = MetricSet(), Diagnosis()
         self._writers: Writers | None = None
+        self._outputs = Outputs(job.output, job.flags.save_data_file and parts_folder(job.flags.save_data_file))
         self.last: dict[str, float] = {}
         self.finished = False
         self.forecast_s: float | None = None
@@ -137,7 +139,8 @@ class Report:
         metrics.add_total(f"{role}/empty_updates", share * update.result.empty)
 
     def flush(self) -> None:
-        """Wait until all files of the steps so far are written."""
+        """Wait until all files of the steps so far are on the disk."""
+        self._outputs.sync()
 
     def state_dict(self) -> dict[str, float]:
         """Return the last step's metrics for the model card."""

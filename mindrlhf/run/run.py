@@ -1,5 +1,6 @@
 """Life of a run: phases, metrics, responses, checkpoints, and its end."""
 
+import logging
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
@@ -12,7 +13,6 @@ from mindrlhf.checkpoint.hf import companion_files, generation_defaults
 from mindrlhf.checkpoint.open import Weights, hf_folder, stopping_config
 from mindrlhf.checkpoint.resume import Checkpoint
 from mindrlhf.checkpoint.store import CheckpointStore
-from mindrlhf.errors import UserError
 from mindrlhf.files.naming import CRITIC_FOLDER, MODEL_FOLDER
 from mindrlhf.job import Job
 from mindrlhf.memory.residency import Residency, moving_roles
@@ -26,6 +26,8 @@ from mindrlhf.run.identity import check_identity, find_checkpoint, run_identity
 from mindrlhf.run.outputs import clean_outputs
 from mindrlhf.run.report import Report, RunData, StepRecord
 from mindrlhf.run.stop_signals import StopSignals
+
+_log = logging.getLogger(__name__)
 
 Validation = Callable[[int], Mapping[str, float]]
 """Measurement on held-out data after a step: returns metrics, the same on all ranks."""
@@ -88,7 +90,16 @@ class Run:
             if self.progress.enabled:
                 stack.enter_context(announced(CompileLines()))
         stack.callback(self._store.settle)  # MindSpore frees the arrays when the process ends
-        stack.callback(self.report.close)
+        stack.push(self._close_report)
+
+    def _close_report(self, kind: type | None, error: BaseException | None, trace: Any) -> None:
+        """Close the outputs; an earlier error keeps its place."""
+        try:
+            self.report.close()
+        except Exception as second:
+            if error is None:
+                raise
+            _log.warning("%s", second)
 
     def steps(self) -> Iterator[int]:
         """Yield the numbers of the remaining steps, until patience runs out."""
@@ -105,7 +116,7 @@ class Run:
         result: argument of the report's `write`. position: rows drawn so far.
         """
         with self.timers(STEP):
-            with self.timers("report"):
+            with self.timers("report"), self._store.advising():
                 self.report.write(step, result, position)
             self.checkpointer.after_step(step, self.report.last, result.updates)
         return StepRecord(step, self.total_steps, self.report.last, self.checkpointer.saved)
@@ -139,14 +150,11 @@ class Run:
                 self.checkpointer.load_best(self.collectives.world.rank)
         metrics = job.output / METRICS_FILE if self.collectives.world.rank == 0 else None
         card = self._card.measured(self.report.last, metrics).files()
-        try:
-            with self.timers("export"):
-                first = Weights(job.policy_path, job.model, job.config.seed)
-                parts.policy.save_hf(folder / MODEL_FOLDER, job.tokenizer, first, card, job.config.lora)
-                if parts.critic:
-                    parts.critic.save_hf(folder / CRITIC_FOLDER, job.tokenizer)
-        except UserError as error:
-            raise self._store.with_advice(error) from None
+        with self.timers("export"), self._store.advising():
+            first = Weights(job.policy_path, job.model, job.config.seed)
+            parts.policy.save_hf(folder / MODEL_FOLDER, job.tokenizer, first, card, job.config.lora)
+            if parts.critic:
+                parts.critic.save_hf(folder / CRITIC_FOLDER, job.tokenizer)
         self.report.finished = True
 
     def _saving(self) -> AbstractContextManager:

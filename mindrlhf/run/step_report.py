@@ -172,11 +172,14 @@ class StepReport(Report):
     def flush(self) -> None:
         if self._responses:
             self._responses.flush()
+        super().flush()
 
     def close(self) -> None:
-        super().close()
-        if self._responses:
-            self._responses.close(self.finished)
+        try:
+            super().close()
+        finally:
+            if self._responses:
+                self._responses.close(self.finished)
 
 
 def first_scored(experiences: Sequence[Experience], updates: Sequence[Update]) -> list[tuple[Rollout, np.ndarray]]:

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT as requests to stop. Imports no NumPy, which starts threads."""
+"""Signals as requests to stop. Imports no NumPy, which starts threads."""
 
 import ctypes
 import os
@@ -12,6 +12,10 @@ from types import FrameType
 from mindrlhf.backend.process.msrun import find_msrun
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# A terminal's end comes as SIGHUP, often several times: from the kernel, the shell, and the end of its session.
+HANGUP = signal.SIGHUP
+# Signals of queues before a job's time is over; they end a process unless its settings name them.
+QUEUE = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
 
 
 class Stopped(Exception):
@@ -19,22 +23,26 @@ class Stopped(Exception):
 
 
 class StopSignals:
-    """Context in which SIGTERM and SIGINT are requests to stop.
+    """Context in which SIGTERM, SIGINT and SIGHUP are requests to stop.
 
-    A second signal ends the process at once. Enter the context in the main thread, before NumPy is imported: threads
-    that exist already do not block the signals. Both signals are blocked in this thread and in all threads that it
-    starts; a single thread waits for them. Handlers would not work: MindSpore sets its own for SIGINT before each run
-    of a graph (it sends SIGTERM) and from several threads at once while it compiles kernels; its network threads take
-    SIGINT for themselves; and a KeyboardInterrupt while MindSpore is imported makes the interpreter abort when it ends.
-    Processes started within the context inherit the blocked signals. The end of an msrun that waits for its workers is
-    a request to stop too: on signals that it does not handle, it dies without telling the workers. Its scheduler is
-    left alone. The context may be entered again, and a request stays in force.
+    A second SIGTERM or SIGINT ends the process at once. SIGHUP has no effect in a process that ignores it (`nohup`).
+    asking: names of signals of QUEUE that are requests too; the others have their usual effect. Enter the context in
+    the main thread, before NumPy is imported: threads that exist already do not block the signals. The signals are
+    blocked in this thread and in all threads that it starts; a single thread waits for them. Handlers would not work:
+    MindSpore sets its own for SIGINT before each run of a graph (it sends SIGTERM) and from several threads at once
+    while it compiles kernels; its network threads take SIGINT for themselves; and a KeyboardInterrupt while MindSpore
+    is imported makes the interpreter abort when it ends. Processes started within the context inherit the blocked
+    signals. The end of an msrun that waits for its workers is a request to stop too: on signals that it does not
+    handle, it dies without telling the workers. Its scheduler is left alone. The context may be entered again, and a
+    request stays in force.
     """
 
-    signals: tuple[int, ...] = SIGNALS
+    signals: tuple[int, ...] = (*SIGNALS, HANGUP, *QUEUE)
 
     def __init__(self) -> None:
         self.reason: str | None = None
+        self.asking: tuple[str, ...] = ()
+        self._insisted = False  # a signal was received whose repetition ends the process
         msrun = find_msrun()
         self._launcher = msrun.pid if msrun and msrun.joins else None
         self._earlier: dict[int, object] = {}
@@ -45,8 +53,11 @@ class StopSignals:
         if os.environ.get("MS_ROLE") == "MS_SCHED":
             return self
         self._ended = False
-        self._blocked = signal.pthread_sigmask(signal.SIG_BLOCK, self.signals)
-        self._earlier = {number: signal.signal(number, self._note) for number in self.signals}
+        # Signals that the program ignores or handles itself are its own.
+        own = {number for number in (HANGUP, *QUEUE) if signal.getsignal(number) != signal.SIG_DFL}
+        self._waited = tuple(number for number in self.signals if number not in own)
+        self._blocked = signal.pthread_sigmask(signal.SIG_BLOCK, self._waited)
+        self._earlier = {number: signal.signal(number, self._note) for number in self._waited}
         self._thread = threading.Thread(target=self._wait, name="stop-signals", daemon=True)
         self._thread.start()
         return self
@@ -55,7 +66,7 @@ class StopSignals:
         if not self._earlier:
             return
         self._ended = True
-        signal.pthread_kill(self._thread.ident, self.signals[0])  # for that thread only, which then stops waiting
+        signal.pthread_kill(self._thread.ident, self._waited[0])  # for that thread only, which then stops waiting
         self._thread.join()
         for number, handler in self._earlier.items():
             signal.signal(number, handler)
@@ -74,18 +85,24 @@ class StopSignals:
 
     def _wait(self) -> None:
         while True:
-            number = signal.sigwait(self.signals)
+            number = signal.sigwait(self._waited)
             if self._ended:
                 return
             self._note(number)
 
     def _note(self, number: int, frame: FrameType | None = None) -> None:
-        if self.received is not None:
-            end_by(number)
-        self.received, self.reason = number, f"{signal.Signals(number).name} was received"
+        name = signal.Signals(number).name
+        gentle = number == HANGUP or name in self.asking
+        if not gentle:
+            if number in QUEUE or self._insisted:
+                end_by(number)
+            self._insisted = True
+        elif self.received is not None:
+            return
+        self.received, self.reason = number, f"{name} was received"
+        again = "SIGINT or SIGTERM, and it stops at once" if gentle else "again, and it stops at once"
         with suppress(OSError):  # the terminal may have closed
-            said = f"{self.reason}: saving the state and stopping; again, and it stops at once"
-            print(said, file=sys.stderr, flush=True)
+            print(f"{self.reason}: saving the state and stopping; {again}", file=sys.stderr, flush=True)
 
 
 class Interrupts(StopSignals):

@@ -18,7 +18,7 @@ from mindrlhf.data.mindrecord import read_prompts
 from mindrlhf.data.source import given_rows, is_source, read_source
 from mindrlhf.data.stream import PromptStream
 from mindrlhf.data.tokenizer import Tokenizer
-from mindrlhf.environments.protocol import tool_schemas
+from mindrlhf.environments.pool import tool_schemas
 from mindrlhf.errors import UserError
 from mindrlhf.job import Job
 from mindrlhf.records.formats import read_record

@@ -81,3 +81,15 @@ def test_a_card_without_an_id_names_no_base_model(path):
     assert text.startswith("---\nlibrary_name: transformers\n")
     assert "base_model" not in text
     assert "| first weights | random weights |" in text or "| first weights | the local folder ckpt/hf |" in text
+
+
+def test_values_stay_in_their_cells():
+    """Names of files, tasks and metrics come from others; none begins a line, a cell or markup of its own."""
+    evil = "a\n# Title\n| b | c |\\| <script>x</script> \x1b[2J"
+    card = ModelCard(None, evil, evil, evil, 7, {evil: evil}, {f"val/{evil}": 1.0})
+    lines = str(card).splitlines()
+    assert not [line for line in lines if line.startswith("# Title")]
+    assert "<script" not in str(card)
+    assert "\x1b" not in str(card)
+    rows = [line for line in lines if line.startswith("|")]
+    assert {line.count("|") for line in rows} == {3}

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from layouts import full_arrays
 from sharded_files import MODEL, TIED, write_full_file, write_hf_folder, write_shards
+from small_model import random_arrays, small_config
 from training_states import save, states, stores
 
 from mindrlhf.checkpoint import manifest
-from mindrlhf.checkpoint.hf import companion_files
+from mindrlhf.checkpoint.hf import companion_files, save_hf
 from mindrlhf.checkpoint.open import Weights, checkpoint_config, hf_folder
 from mindrlhf.errors import UserError
 from mindrlhf.models.parameters import parameter_table
@@ -140,3 +141,31 @@ def test_files_of_another_layout_are_refused(tmp_path):
     ):
         with pytest.raises(UserError, match=message):
             Weights(str(folder), MODEL, 0).reader(parts_of(MODEL, mesh)[0])
+
+
+@pytest.mark.parametrize(
+    ("value", "fault"),
+    [(np.nan, "NaN or infinity"), (-np.inf, "NaN or infinity"), (3e38, "the number 3e.38"), (-2e6, "the number 2e.06")],
+)
+def test_weights_that_no_training_gives_are_refused(tmp_path, value, fault):
+    """By the names of the tensor and the file, in every parameter, for whole models and for a rank's part."""
+    model = small_config()
+    arrays = random_arrays(model)
+    name = "model.layers.1.feed_forward.w1.weight"
+    arrays[name][1, 2] = value
+    spec = next(spec for spec in parameter_table(model) if spec.name == name)
+    save_hf(tmp_path, model, ((spec, arrays[spec.name]) for spec in parameter_table(model)))
+    read = Weights(str(tmp_path), model, 0).reader()
+    with pytest.raises(UserError, match=rf"model\.safetensors: tensor {spec.hf_name} holds {fault}; get weights"):
+        read(spec)
+    others = [each for each in parameter_table(model) if each.name != name]
+    assert all(np.array_equal(read(each), arrays[each.name]) for each in others)
+
+
+def test_large_weights_are_read(tmp_path):
+    """Those of a model in float16, and many that are large together."""
+    model = small_config()
+    arrays = {name: np.full_like(array, 65504.0) for name, array in random_arrays(model).items()}
+    save_hf(tmp_path, model, ((spec, arrays[spec.name]) for spec in parameter_table(model)))
+    read = Weights(str(tmp_path), model, 0).reader()
+    assert all(np.array_equal(read(spec), arrays[spec.name]) for spec in parameter_table(model))

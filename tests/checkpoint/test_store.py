@@ -226,7 +226,7 @@ def test_an_old_one_that_cannot_be_removed_is_reported(tmp_path, monkeypatch):
     store.save(states(1)[0])
     monkeypatch.setattr(store_module, "remove_folder", fails)
     store.save(states(2)[0])
-    with pytest.raises(PermissionError, match="step_000001"):
+    with pytest.raises(UserError, match=r"step_000001: .* cannot be removed .*step_000002 is whole"):
         store.wait()
     assert_holds(tmp_path / "step_000002", 2)
 

@@ -1,12 +1,14 @@
 """Settings of adapters, and the modules that an adapter has by PEFT's rules."""
 
+from contextlib import suppress
 from math import sqrt
 
 import pytest
 from small_model import small_config
 
+from mindrlhf.configs import lora
 from mindrlhf.configs.loading import load_grpo_config, load_sft_config
-from mindrlhf.configs.lora import Adapter
+from mindrlhf.configs.lora import Adapter, matches
 from mindrlhf.configs.model_names import MODULES
 from mindrlhf.errors import UserError
 from mindrlhf.models.parameters import parameter_table
@@ -87,3 +89,18 @@ def test_names_of_mindformers_are_those_of_the_parameter_table():
     matrices = [spec for spec in table if spec.kind == "matrix" and spec.layer == 0]
     names = {spec.name.split(".0.")[1].removesuffix(".weight"): spec.hf_module.rpartition(".")[2] for spec in matrices}
     assert names == MODULES
+
+
+@pytest.mark.parametrize("pattern", [r"(?:[a-z]+[._0-9]*)+~?[A-Z]", r"(.+)+(.+)+(.+)+!", r"(.*)*(.*)*(.*)*q_prox"])
+def test_a_pattern_that_takes_for_ever(pattern):
+    """It has an end: no module, or a sentence."""
+    adapter = Adapter(4, 8.0, target_modules=pattern)
+    with suppress(UserError):
+        assert all(adapter.of(f"model.layers.{layer}.self_attn.q_proj") is None for layer in range(20))
+
+
+def test_the_limit_of_a_pattern(monkeypatch):
+    monkeypatch.setattr(lora, "MATCH_S", 1e-6)
+    slow = "|".join(f"(a{{0,{n}}}b?)*(a|ab)*c" for n in range(200))
+    with pytest.raises(UserError, match=r"the pattern .* takes longer than 1e-06 s on a+"):
+        matches(slow, "a" * 4000)

@@ -196,3 +196,21 @@ def test_golden_checkpoints_are_read(shared, name):
     assert config.head_dim == raw.get("head_dim", raw["hidden_size"] // raw["num_attention_heads"])
     ends = raw["eos_token_id"]
     assert config.eos_token_ids == (tuple(ends) if isinstance(ends, list) else (ends,))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "right"),
+    [
+        ("num_hidden_layers", 10**9, "at most 4096"),
+        ("hidden_size", 1 << 40, "at most 1048576"),
+        ("vocab_size", 10**12, "at most 16777216"),
+        ("rms_norm_eps", float("nan"), "must be finite"),
+        ("num_attention_heads", float("inf"), "must be finite"),
+        ("max_position_embeddings", 10**15, "at most 2147483647"),
+    ],
+)
+def test_sizes_of_no_model_are_refused(key, value, right):
+    """Before any table of them is made, which would fill the memory."""
+    raw = SMALL | {key: value}
+    with pytest.raises(UserError, match=rf"^config\.json: {key} is .*{right}"):
+        ModelConfig.from_hf(raw, "config.json")

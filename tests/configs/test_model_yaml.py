@@ -376,3 +376,17 @@ def test_adapters_of_mindformers_are_defaults_of_the_run(write, group):
 def test_a_branch_of_mindformers_pattern_that_matches_nothing_is_refused(write, pattern):
     with pytest.raises(UserError, match=r"pet_config.target_modules: '.*' matches none of attention"):
         load_model_yaml(write(model_yaml(pet_config=PET | {"target_modules": pattern})))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("place", ["vocab_size", "rms_norm_eps", "theta", "unknown_key_of_mindformers", "offset"])
+def test_numbers_that_are_not_finite_are_refused(tmp_path, value, place):
+    """By file, line and key, whatever the key means."""
+    content = {"model": {"model_config": SHAPE | {place: value}}, "context": {"device_target": "CPU"}}
+    (tmp_path / "a.yaml").write_text(yaml.safe_dump(content))
+    found = rf"a\.yaml:\d+: model\.model_config\.{place} is not a finite number"
+    with pytest.raises(UserError, match=found):
+        load_model_yaml(tmp_path / "a.yaml")
+    (tmp_path / "b.yaml").write_text(yaml.safe_dump({"model": {"model_config": SHAPE}}))
+    with pytest.raises(UserError, match=r"command line: parallel_config\.data_parallel is not a finite number"):
+        load_model_yaml(tmp_path / "b.yaml", ["parallel_config.data_parallel=.nan"])

@@ -175,3 +175,21 @@ def test_verls_file_is_known_by_its_columns(quick, run_command, tmp_path):
     run_command("data", "--tokenizer_path", quick, "--file_path", tmp_path / "test.parquet", "--output_path", output)
     fields = read_prompts(output)[0].fields
     assert (fields["task"], fields["data_source"]) == ("verl", "arithmetic")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("import os; os._exit(3)", "its process ended with exit code 3"),
+        ("raise KeyboardInterrupt", "its process died of signal 2"),
+        ("import sys; sys.exit(5)", "SystemExit"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "its process died of signal 11"),
+    ],
+)
+def test_a_file_of_tools_that_ends_its_process(quick, run_command, tmp_path, line, said):
+    (tmp_path / "tools.py").write_text(f'{line}\ndef f(x: int) -> int:\n    """Give x."""\n    return x\n')
+    with pytest.raises(UserError, match=said):
+        run_command(
+            *("data", "--tokenizer_path", quick, "--file_path", quick / "train.jsonl"),
+            *("--output_path", tmp_path / "a.mindrecord", "--tools", f"{tmp_path}/tools.py:f"),
+        )

@@ -3,8 +3,10 @@
 import contextlib
 import json
 import math
+import os
 import shutil
 import sqlite3
+import stat
 from pathlib import Path
 
 import numpy as np
@@ -332,3 +334,14 @@ def test_a_schema_that_nothing_wrote_is_a_sentence(tmp_path, change):
     path.write_bytes(len(crafted).to_bytes(8, "little") + crafted + data[8 + len(crafted) :])
     with pytest.raises(UserError, match=r"^[^\n]*x\.mindrecord[^\n]*$"):
         read_prompts(path)
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077])
+def test_the_mode_is_as_the_umask_says(tmp_path, mask):
+    earlier = os.umask(mask)
+    try:
+        write_columns(tmp_path / "a.mindrecord", {"x": {"type": "int64"}}, [{"x": 1}])
+    finally:
+        os.umask(earlier)
+    modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()}
+    assert modes == dict.fromkeys(("a.mindrecord", "a.mindrecord.db"), 0o666 & ~mask)

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Regex, pre_tokenizers
 
-from mindrlhf.data.tokenizer import Tokenizer
+from mindrlhf.data.tokenizer import Tokenizer, train_tokenizer
 from mindrlhf.errors import UserError
 from mindrlhf.models.families import VOCABULARY
 
@@ -147,7 +148,7 @@ def test_vocabulary_that_is_not_one(tmp_path, vocab):
 
 
 def test_merges_of_another_vocabulary(tmp_path):
-    with pytest.raises(UserError, match=r"not a BPE vocabulary and its merges: .*xy"):
+    with pytest.raises(UserError, match=r"not a BPE vocabulary and its merges .*xy"):
         Tokenizer.from_files(*write_pair(tmp_path, {"a": 0, "b": 1, "x": 2, "y": 3}, ["x y"]))
 
 
@@ -219,4 +220,44 @@ def test_crafted_configurations_are_sentences(small, tmp_path, key):
         assert "\n" not in message
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {"eos_token": 10**30}))
     with pytest.raises(UserError, match=r"tokenizer_config\.json: eos_token is 10+, and must be text"):
+        Tokenizer.from_path(tmp_path)
+
+
+def said(function, *arguments) -> str:
+    """What a UserError says; nothing where there is none."""
+    try:
+        function(*arguments)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def hostile_tokenizer(folder, pattern):
+    """A tokenizer that splits text by a pattern, in a folder."""
+    core = train_tokenizer(["some text"], 300)._core
+    core.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
+    core.save(str(folder / "tokenizer.json"))
+    return Tokenizer.from_path(folder)
+
+
+@pytest.mark.parametrize("pattern", ["(a+)+$", "(x|x)*y", "([a-z]+)*[0-9]"])
+def test_a_pattern_that_panics(tmp_path, pattern):
+    """The regular expressions of tokenizers give up with a panic, which is no Exception."""
+    tokenizer = hostile_tokenizer(tmp_path, pattern)
+    for text in ("a" * 40 + "b", "x" * 40):
+        for encode in (tokenizer.encode, lambda text: tokenizer.encode_batch([text])):
+            assert said(encode, text).startswith(("", f"{tmp_path}/tokenizer.json: the tokenizer fails on a text"))
+
+
+@pytest.mark.parametrize("kind", ["folder", "link to nowhere"])
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "chat_template.jinja", "tokenizer.json"])
+def test_a_file_that_is_none(tmp_path, name, kind):
+    """It does not count as absent: another end token and no chat template would follow, without a word."""
+    train_tokenizer(["some text"], 300).save(tmp_path)
+    (tmp_path / name).unlink(missing_ok=True)
+    if kind == "folder":
+        (tmp_path / name).mkdir()
+    else:
+        (tmp_path / name).symlink_to(tmp_path / "none")
+    with pytest.raises(UserError, match=name.replace(".", r"\.")):
         Tokenizer.from_path(tmp_path)

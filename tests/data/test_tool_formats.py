@@ -1,6 +1,7 @@
 """Calls that a model writes: read back as they were written, and answered with a reason where they are broken."""
 
 import json
+from contextlib import suppress
 
 import pytest
 from hypothesis import given
@@ -118,3 +119,21 @@ def test_a_format_of_one_s_own(tmp_path):
             load_tool_format(f"{file}:{name}")
     with pytest.raises(UserError, match="nearest: 'hermes'"):
         load_tool_format("hermess")
+
+
+@pytest.mark.parametrize("name", ["retool", "python_block"])
+@pytest.mark.parametrize("code", ["print('</code>')", "x = '''\n```\n'''", "'</think>'", "```python\n1\n```", "ok = 1"])
+def test_code_with_the_signs_of_its_format(name, code):
+    """It comes back as it was, or is refused."""
+    written, call = load_tool_format(name), ToolCall(CODE_TOOL, {CODE: code})
+    if code == "ok = 1":
+        assert written.parse(written.render(call)) == [call]
+    with suppress(ValueError):
+        assert written.parse(written.render(call)) == [call]
+
+
+@pytest.mark.parametrize("text", ["</think>", "<tool_call>", "</tool_call>", "a</think>\n<think>b", '"</tool_call>"'])
+def test_arguments_with_the_signs_of_hermes(text):
+    call = ToolCall("say", {"text": text, text: [text]})
+    hermes = load_tool_format("hermes")
+    assert hermes.parse(hermes.render(call)) == [call]

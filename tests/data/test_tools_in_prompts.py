@@ -6,7 +6,7 @@ import pytest
 
 from mindrlhf.data.tasks.task import TaskRow
 from mindrlhf.data.templates import prompt_texts
-from mindrlhf.environments.protocol import tool_schemas
+from mindrlhf.environments.pool import tool_schemas
 from mindrlhf.errors import UserError
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "5 * 6?"}]

@@ -64,14 +64,35 @@ def test_failing_body_leaves_the_earlier_file(tmp_path, failure):
     assert os.listdir(tmp_path) == ["a.json"]
 
 
-def test_link_to_a_file_stays_a_link(tmp_path):
-    (tmp_path / "real.txt").write_text("earlier")
-    link = tmp_path / "link.txt"
-    link.symlink_to("real.txt")
-    with atomic_file(link) as temporary:
+def test_what_a_link_points_to_stays(tmp_path):
+    """Others may have put the link there: a file, a folder, nothing."""
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    (folder / "real.txt").write_text("earlier")
+    outputs = tmp_path / "outputs"
+    outputs.mkdir()
+    for name, target in (("a", folder / "real.txt"), ("b", folder / "none"), ("c", folder), ("d", folder / "none")):
+        (outputs / name).symlink_to(target)
+    for name in ("a", "b"):
+        with atomic_file(outputs / name) as temporary:
+            temporary.write_text("new")
+        assert not (outputs / name).is_symlink()
+        assert (outputs / name).read_text() == "new"
+    for name in ("c", "d"):
+        with atomic_folder(outputs / name, replace=True) as temporary:
+            (temporary / "x").write_text("new")
+        assert not (outputs / name).is_symlink()
+        assert os.listdir(outputs / name) == ["x"]
+    assert contents(folder) == {"real.txt": "earlier"}
+    assert sorted(os.listdir(outputs)) == ["a", "b", "c", "d"]
+
+
+def test_a_folder_behind_a_link_is_written_to(tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "out").symlink_to("disk")
+    with atomic_file(tmp_path / "out" / "a") as temporary:
         temporary.write_text("new")
-    assert link.is_symlink()
-    assert (tmp_path / "real.txt").read_text() == "new"
+    assert contents(tmp_path / "disk") == {"a": "new"}
 
 
 def test_file_size_limit_is_a_user_error(tmp_path):

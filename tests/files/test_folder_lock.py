@@ -143,3 +143,32 @@ def test_fifty_pairs_at_the_same_moment(tmp_path):
         if pair % 3 == 0:
             (folder / LOCK_FILE).write_text("1 elsewhere")
         together(folder, rng)
+
+
+@pytest.mark.parametrize("kind", ["link", "hard link", "link to nowhere", "long file", "pipe", "folder"])
+def test_what_stands_in_the_place_of_the_lock_stays(tmp_path, kind):
+    """Others may have put it there; nothing is written through it."""
+    theirs, lock = tmp_path / "thesis.tex", tmp_path / "out" / LOCK_FILE
+    theirs.write_text("a year of work" * 100)
+    lock.parent.mkdir()
+    {
+        "link": lambda: lock.symlink_to(theirs),
+        "hard link": lambda: lock.hardlink_to(theirs),
+        "link to nowhere": lambda: lock.symlink_to(tmp_path / "none"),
+        "long file": lambda: lock.write_text(theirs.read_text()),
+        "pipe": lambda: os.mkfifo(lock),
+        "folder": lock.mkdir,
+    }[kind]()
+    with pytest.raises(UserError, match=str(lock.parent)), lock_folders({"--output_dir": lock.parent}):
+        pass
+    assert theirs.read_text() == "a year of work" * 100
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_lock_that_cannot_be_written(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(UserError, match="No space left on device"), lock_folders({"--output_dir": tmp_path}):
+        pass

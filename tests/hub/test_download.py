@@ -4,6 +4,9 @@ import json
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Event, Thread
 from types import ModuleType
 
 import hub_server
@@ -17,8 +20,9 @@ from mindrlhf.data.mindrecord import read_prompts
 from mindrlhf.data.tokenizer import train_tokenizer
 from mindrlhf.errors import UserError
 from mindrlhf.files.json import write_json_lines
+from mindrlhf.hub import download
 from mindrlhf.hub.datasets import dataset_files
-from mindrlhf.hub.models import local_model
+from mindrlhf.hub.models import local_model, read_weight_map
 from mindrlhf.metrics.writers import read_metrics
 from mindrlhf.models.parameters import parameter_table
 
@@ -184,3 +188,84 @@ def test_model_scope(monkeypatch, tmp_path):
     assert [(name, kind) for name, kind, _ in asked] == [("a/scope", "model")] * 2 + [("a/rows", "dataset")]
     assert "model.safetensors" not in asked[0][2]
     assert "model.safetensors" in asked[1][2]
+
+
+@contextmanager
+def answering(answer):
+    """A server whose replies `answer(path)` makes: a status, headers and a body; it keeps silent for None."""
+    done = Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            reply = answer(self.path)
+            if reply is None:
+                done.wait(60)
+                return
+            status, headers, body = reply
+            self.send_response(status)
+            for key, value in {"Content-Length": str(len(body)), **headers}.items():
+                self.send_header(key, value)
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body)
+
+        do_HEAD = do_GET
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        done.set()
+        server.shutdown()
+        server.server_close()
+
+
+def test_a_silent_hub_is_named_and_left(monkeypatch, tmp_path, capfd):
+    """After a while a line says so; then the cache serves, or a sentence; others are not held up."""
+    monkeypatch.setattr(download, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(download, "SILENCE_S", 3.0)
+    with answering(lambda path: None) as address:
+        for key, value in {"HF_ENDPOINT": address, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}.items():
+            monkeypatch.setenv(key, value)
+        with pytest.raises(UserError, match=f"org/silent: there is no such path .*{address} cannot be reached; where"):
+            download.download("org/silent", "model", ["*"])
+    assert "org/silent: the hub has not answered for 0.2 s; it is waited for up to 3 s" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("header", ["ETag", "X-Linked-Etag", "X-Repo-Commit", "sha"])
+def test_a_server_that_names_files_outside_of_the_cache(monkeypatch, tmp_path, header):
+    """Nothing is written there, whichever of its names goes astray."""
+    astray = "../" * 12 + str(tmp_path / "astray").lstrip("/")
+    sha = astray if header == "sha" else hub_server.COMMIT
+
+    def answer(path):
+        if path.startswith("/api/"):
+            info = {"id": "org/evil", "sha": sha, "siblings": [{"rfilename": "config.json"}], "tags": []}
+            return 200, {}, json.dumps(info).encode()
+        headers = {"ETag": '"' + "0" * 40 + '"', "X-Repo-Commit": hub_server.COMMIT}
+        return 200, headers | ({header: f'"{astray}"' if "ag" in header else astray} if header != "sha" else {}), b"{}"
+
+    home = tmp_path / "home"
+    with answering(answer) as address:
+        own = {"HF_ENDPOINT": address, "HF_HOME": str(home), "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
+        for key, value in own.items():
+            monkeypatch.setenv(key, value)
+        with pytest.raises(UserError, match=r"^org/evil: .*(the server asks to write|Invalid pointer path)"):
+            download.download("org/evil", "model", ["*"])
+    written = [path for path in tmp_path.rglob("*") if not path.is_relative_to(home)]
+    assert written == []
+
+
+@pytest.mark.parametrize("weight_map", ["null", "[1]", '{"a": 1}', '{"a": {"b": "c"}}', "{}", '"x"', '{"a": null}'])
+def test_an_index_that_is_none(tmp_path, weight_map):
+    (tmp_path / "model.safetensors.index.json").write_text(f'{{"weight_map": {weight_map}}}')
+    with pytest.raises(UserError, match=r"model\.safetensors\.index\.json: has no weight_map from tensor to file"):
+        read_weight_map(tmp_path / "model.safetensors.index.json")
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../b"}}')
+    with pytest.raises(UserError, match=r"names '\.\./b', which is not a file inside of its folder"):
+        read_weight_map(tmp_path / "model.safetensors.index.json")

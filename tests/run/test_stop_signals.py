@@ -135,5 +135,59 @@ def test_reward_functions_have_no_signal_blocked(tmp_path):
     (tmp_path / "rewards.py").write_text(BLOCKED)
     settings = RewardSettings(functions=[RewardFunctionSettings(name=f"{tmp_path}/rewards.py:blocked")])
     with StopSignals(), RewardRunner(settings) as runner:
-        assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set(SIGNALS)
+        assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) >= set(SIGNALS)
         assert runner.score([("prompt", "answer", {})]).totals.tolist() == [0.0]
+
+
+ASKED = """
+import sys, time
+from mindrlhf.run.stop_signals import StopSignals
+with StopSignals() as signals:
+    signals.asking = tuple(sys.argv[1:])
+    print("ready", flush=True)
+    while not signals.wanted:
+        time.sleep(0.01)
+    print(signals.reason, flush=True)
+    sys.stdin.readline()
+"""
+
+
+def asked(*names: str, ignored: bool = False) -> subprocess.Popen:
+    """A process that waits for a request to stop, and then for a line. ignored: SIGHUP, as under nohup."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    prepare = (lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)) if ignored else None
+    command = [sys.executable, "-c", ASKED, *names]
+    process = subprocess.Popen(command, text=True, env=os.environ | THREADS, preexec_fn=prepare, **pipes)
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+@pytest.mark.parametrize("name", ["SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU"])
+def test_a_hangup_and_a_queue_ask_as_often_as_they_like(name):
+    """A terminal's end comes several times; a SIGTERM may follow, and only a second one of these ends the process."""
+    process, number = asked("SIGUSR1", "SIGUSR2", "SIGXCPU"), signal.Signals[name]
+    process.send_signal(number)
+    assert process.stdout.readline() == f"{name} was received\n"
+    for further in (number, signal.SIGHUP, signal.SIGTERM):
+        process.send_signal(further)
+        assert process.poll() is None
+    while f"{signal.SIGTERM.name} was received" not in process.stderr.readline():
+        pass
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("name", ["SIGUSR1", "SIGUSR2", "SIGXCPU"])
+def test_signals_of_queues_have_their_usual_effect_unless_asked_for(name):
+    process = asked()
+    process.send_signal(signal.Signals[name])
+    assert process.wait(20) == -signal.Signals[name]
+
+
+def test_a_hangup_under_nohup():
+    process = asked(ignored=True)
+    process.send_signal(signal.SIGHUP)
+    process.send_signal(signal.SIGTERM)
+    assert process.stdout.readline() == "SIGTERM was received\n"
+    process.communicate("\n", timeout=20)
+    assert process.returncode == 0

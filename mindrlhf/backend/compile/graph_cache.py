@@ -26,6 +26,7 @@ from mindspore.graph import api
 from mindrlhf.backend.native import library
 from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import atomic_file
+from mindrlhf.files.owned_folder import owned_folder
 from mindrlhf.files.user_cache import private_folder
 
 GRAPHS = "graphs"  # folder in `user_cache`
@@ -173,7 +174,7 @@ def _user_modules() -> Iterator[Path]:
 @functools.cache
 def _exchange() -> tempfile.TemporaryDirectory:
     """Folder of MindSpore's cache; MindSpore keeps the first folder it gets."""
-    return tempfile.TemporaryDirectory(prefix="mindrlhf-graphs-")
+    return owned_folder("mindrlhf-graphs-")
 
 
 def _name(key: str, content: bytes) -> str:
