@@ -11,6 +11,8 @@ from typing import Literal
 import numpy as np
 
 FinishReason = Literal["eos", "stop", "length"]
+Notes = Mapping[str, Mapping[str, str]]
+"""Texts that reward functions give beside a response's score, by function and name."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,11 +78,15 @@ class Experience:
     policy_step: the step (from 1) whose weights drew the group; below the current step for a group that was carried
         over.
     trained: bool[G], the responses that enter the loss; None means all of them.
+    notes: for each response; empty where no function gives texts.
     greedy_reward: reward of the most probable response to the prompt, NaN if it has none; None when nothing needs it.
     reference_log_probs, teacher_log_probs: G arrays float32[R] from the reference model and from a teacher, or None
         when nothing needs them.
-    old_log_probs: G arrays float32[R] of the policy before this step's first update, or None when the first update
-        covers the whole step, so that its own values serve.
+    policy_log_probs: G arrays float32[R] of the policy before this step's first update, from the train graph; None when
+        nothing needs them before that update.
+    old_log_probs: G arrays float32[R] of the policy that a ratio compares with: the same, or for a group that was
+        carried over the drawing policy's; None when the first update covers the whole step, so that its own values
+        serve.
     values, returns: G arrays float32[R], the critic's estimates before each token at the start of the step, and their
         targets; None without a critic.
     token_figures: G mappings name -> float32[R], values that the step's last update measured for each token
@@ -93,9 +99,11 @@ class Experience:
     advantages: np.ndarray | tuple[np.ndarray, ...]
     policy_step: int
     trained: np.ndarray | None = None
+    notes: tuple[Notes, ...] = ()
     greedy_reward: float | None = None
     reference_log_probs: tuple[np.ndarray, ...] | None = None
     teacher_log_probs: tuple[np.ndarray, ...] | None = None
+    policy_log_probs: tuple[np.ndarray, ...] | None = None
     old_log_probs: tuple[np.ndarray, ...] | None = None
     values: tuple[np.ndarray, ...] | None = None
     returns: tuple[np.ndarray, ...] | None = None

@@ -30,9 +30,13 @@ Level = Literal["token", "sequence"]
 
 @dataclass(frozen=True)
 class LossMethod(Method):
-    """Policy loss. aggregation: the only mode that fits its definition, None for any."""
+    """Policy loss.
+
+    aggregation: the only mode that fits its definition, None for any. selects: it chooses tokens by their log-probs.
+    """
 
     aggregation: str | None = None
+    selects: bool = False
 
 
 POLICY_LOSSES: Methods[LossMethod] = Methods("policy loss", LossMethod)
@@ -211,7 +215,7 @@ def gpg():
     return _masked(formula)
 
 
-@POLICY_LOSSES.register()
+@POLICY_LOSSES.register(selects=True)
 def clip_cov(
     *,
     epsilon_low: NonNegativeFloat = 0.2,
@@ -237,7 +241,7 @@ def clip_cov(
     return losses, partial(select_clip_cov, ratio=clip_cov_ratio, low=clip_cov_lb, high=clip_cov_ub)
 
 
-@POLICY_LOSSES.register()
+@POLICY_LOSSES.register(selects=True)
 def kl_cov(*, kl_cov_ratio: Share = 0.0002, ppo_kl_coef: NonNegativeFloat = 1.0):
     """KL-Cov: a KL penalty on high-covariance tokens in place of the clip (arXiv 2505.22617).
 

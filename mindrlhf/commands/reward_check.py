@@ -10,12 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import yaml
 from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
 from mindrlhf.configs.grpo import RewardFunctionSettings, RewardSettings
+from mindrlhf.configs.layers import merge
+from mindrlhf.configs.problems import build
+from mindrlhf.configs.yaml_file import Layer
 from mindrlhf.data.mindrecord import read_pairs, read_prompts
 from mindrlhf.data.source import is_source, read_source
 from mindrlhf.data.tasks import TASKS, parse_rows
@@ -24,7 +26,7 @@ from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
 from mindrlhf.files.printable import LAYOUT, printable
 from mindrlhf.hub.models import local_model
-from mindrlhf.rewards.process import Sample
+from mindrlhf.rewards.batches import Sample
 from mindrlhf.rewards.registry import SHIPPED
 from mindrlhf.rewards.runner import RewardRunner
 from mindrlhf.rewards.table import RewardTable
@@ -83,13 +85,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _function(text: str) -> RewardFunctionSettings:
-    """Parse `NAME KEY=VALUE ...`, with values in YAML."""
+    """Read `NAME KEY=VALUE ...` as the settings of a run are read."""
     try:
         name, *pairs = shlex.split(text)
-        args = {key: yaml.safe_load(value) for key, value in (pair.split("=", 1) for pair in pairs)}
-    except (ValueError, yaml.YAMLError):
-        raise UserError(f"--reward {text!r}: give a name, then arguments as KEY=VALUE.") from None
-    return RewardFunctionSettings(name=name, args=args)
+    except ValueError:  # an open quote, or nothing
+        name, pairs = "", [""]
+    if not all("=" in pair for pair in pairs):
+        raise UserError(f"--reward {text!r}: give a name, then arguments as KEY=VALUE.")
+    given = merge([Layer({"name": name, "args": {}}, {(): f"--reward {text!r}"})], [f"args.{pair}" for pair in pairs])
+    return build(RewardFunctionSettings, given.values, given)
 
 
 def _read_mindrecord(data: str, tokenizer: Tokenizer | None, references: bool) -> list[_Row]:
@@ -128,10 +132,11 @@ def _samples(
         raise UserError(f"{args.data}: no row has a reference answer to try; give --completion or --completions{more}.")
     ids, samples = [], []
     for row, completion in answered[: args.rows]:
-        counted = {"response_length": str(len(tokenizer.encode(completion)))} if tokenizer else {}
+        both = [tokenizer.encode(text) for text in (row.prompt, completion)] if tokenizer else [None, None]
+        counted = {"response_length": str(len(both[1]))} if tokenizer else {}
         limit = {} if args.max_new_tokens is None else {"max_new_tokens": str(args.max_new_tokens)}
         ids.append(row.id)
-        samples.append((row.prompt, completion, {**row.fields, **counted, **limit}))
+        samples.append(Sample(row.prompt, completion, {**row.fields, **counted, **limit}, *both))
     return ids, samples
 
 
@@ -153,13 +158,13 @@ def _show(
     console: Console, names: Sequence[str], ids: Sequence[int], samples: Sequence[Sample], table: RewardTable
 ) -> None:
     calls = _table("row", "completion", "function", "score", "components", "ms", "error")
-    for index, (_, completion, _) in enumerate(samples):
+    for index, sample in enumerate(samples):
         for place, name in enumerate(names):
             calls.add_row(
-                *((str(ids[index]), Text(printable(_end(completion)))) if place == 0 else ("", "")),
+                *((str(ids[index]), Text(printable(_end(sample.completion)))) if place == 0 else ("", "")),
                 Text(name),
                 _number(table.by_function[name][index]),
-                Text(_components({key: values[index] for key, values in table.components[name].items()})),
+                Text(_details(table, name, index)),
                 f"{1000 * table.seconds[name][index]:.2f}",
                 Text(table.errors[name].get(index, ""), style="red"),
                 end_section=place == len(names) - 1 > 0,
@@ -185,8 +190,11 @@ def _table(*headers: str) -> Table:
     return Table(*(Column(header, overflow="fold") for header in headers))
 
 
-def _components(components: Mapping[str, float]) -> str:
-    given = [f"{key} {value:.4g}" for key, value in components.items() if not np.isnan(value)]
+def _details(table: RewardTable, function: str, index: int) -> str:
+    """List a call's further numbers and texts."""
+    numbers = {key: values[index] for key, values in table.components[function].items()}
+    given = [f"{key} {value:.4g}" for key, value in numbers.items() if not np.isnan(value)]
+    given += [f"{key} {printable(_end(text))}" for key, text in table.notes[index].get(function, {}).items()]
     more = [f"... {len(given) - SHOWN_COMPONENTS} more"] if len(given) > SHOWN_COMPONENTS else []
     return "\n".join(given[:SHOWN_COMPONENTS] + more)
 

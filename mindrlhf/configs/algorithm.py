@@ -120,6 +120,12 @@ class AlgorithmSettings(_OPTIONS):
         """
         return self.updates_per_iteration > 1 or dropout > 0
 
+    @property
+    def reads_policy(self) -> bool:
+        """True when the policy's log-probs make advantages, steer beta, or choose tokens."""
+        reads_kl = self.beta > 0 and (self.kl_in_reward or self.kl_target is not None)
+        return reads_kl or self.method.uses_teacher or POLICY_LOSSES.find(self.policy_loss).selects
+
 
 class RolloutCorrectionSettings(Settings):
     """Importance weights for rollouts drawn from a distribution other than the trained one."""

@@ -3,11 +3,12 @@
 A description that ends in (verl ..., TRL ...) names the same setting in those suites.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
 from mindrlhf.configs.algorithm import AlgorithmSettings, DynamicSamplingSettings, RolloutCorrectionSettings
 from mindrlhf.configs.base import Float32, Settings
@@ -184,7 +185,7 @@ class MemorySettings(Settings):
 
 
 class RewardFunctionSettings(Settings):
-    """Reward function with its arguments and weight."""
+    """Reward function with its arguments and weight; a name alone stands for both defaults."""
 
     name: str
     """A shipped function, `package.module:function`, or `path/file.py:function`."""
@@ -192,6 +193,11 @@ class RewardFunctionSettings(Settings):
     """Factor in the sum over reward functions (TRL reward_weights)."""
     args: dict[str, Any] = {}
     """Keyword arguments handed to the function."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_name(cls, given: Any) -> Any:
+        return {"name": given} if isinstance(given, str) else given
 
 
 class RewardSettings(Settings):
@@ -209,6 +215,12 @@ class RewardSettings(Settings):
     """Seconds that one call of a function may take, for one response or for all responses of a step."""
     workers: int = Field(1, ge=1, le=1024)
     """Reward processes on each rank."""
+
+    @field_validator("functions", mode="before")
+    @classmethod
+    def _of_one(cls, given: Any) -> Any:
+        every = [given] if isinstance(given, str | Mapping) else given
+        return tuple(every) if isinstance(every, list) else every
 
     @property
     def all_functions(self) -> tuple[RewardFunctionSettings, ...]:

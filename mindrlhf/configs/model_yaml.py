@@ -264,3 +264,11 @@ class _Reader:
             elif key != "model_config":
                 self.refuse(("model", key), unknown_name(key, ("model_config",), "model", UNUSED["model"]))
         return tuple(self.unused)
+
+
+def rounds_rollouts(train: ModelYaml, infer: ModelYaml, weights: str) -> bool:
+    """Tell whether products of generation have another dtype than training's.
+
+    weights: `rollout.weights`.
+    """
+    return weights != "train" or train.model.compute_dtype != infer.model.compute_dtype

@@ -12,7 +12,7 @@ from mindrlhf.evaluation.pass_at_k import Answer
 from mindrlhf.evaluation.votes import votes
 from mindrlhf.files.json import write_json_lines
 from mindrlhf.metrics.progress import Progress
-from mindrlhf.rewards.process import Sample
+from mindrlhf.rewards.batches import Sample
 from mindrlhf.rewards.runner import RewardRunner
 from mindrlhf.rollout.engine import Engine
 from mindrlhf.rollout.partner import EnvironmentRewards, Partner
@@ -44,15 +44,15 @@ class Evaluator:
             groups = self.engine.generate(self.prompts, self.num_generations, step, advance, self.partner)
         own = self.partner.rewards() if self.partner else ()
         return sorted(
-            self.gather(self._judge(groups, own)), key=lambda answer: (answer.source, answer.id, answer.sample)
+            self.gather(self._judge(groups, own, step)), key=lambda answer: (answer.source, answer.id, answer.sample)
         )
 
-    def _judge(self, groups: Sequence[RolloutGroup], own: EnvironmentRewards) -> list[Answer]:
+    def _judge(self, groups: Sequence[RolloutGroup], own: EnvironmentRewards, step: int) -> list[Answer]:
         if self.rewards is None:
             return []
         every = [(group.prompt, rollout) for group in groups for rollout in group.rollouts]
         samples = reward_samples(self.decode, groups, self.engine.sampling.max_new_tokens, own)
-        scores = self.rewards.score(samples).totals if samples else ()
+        scores = self.rewards.score(samples, step).totals if samples else ()
         return [
             Answer(
                 id=int(prompt.id),
@@ -60,13 +60,13 @@ class Evaluator:
                 source=prompt.fields.get("data_source") or prompt.fields["task"],
                 question=prompt.fields.get("question", ""),
                 ground_truth=prompt.fields.get("ground_truth", ""),
-                answer=text,
+                answer=sample.completion,
                 score=float(score),
                 vote=voted,
                 length=int(np.count_nonzero(rollout.sampled)),
                 truncated=rollout.finish_reason == "length",
             )
-            for (prompt, rollout), (_, text, _), score, voted in zip(
+            for (prompt, rollout), sample, score, voted in zip(
                 every, samples, scores, self._votes(self.rewards, groups, samples), strict=True
             )
         ]

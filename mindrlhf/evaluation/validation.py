@@ -46,10 +46,11 @@ def open_validation(
     problems: list[Prompt],
     stack: ExitStack,
     partner: Partner | None = None,
+    total_steps: int = 0,
 ) -> Validation | None:
     """Open the evaluation of held-out problems, divided among replicas; None without problems.
 
-    Objects to close go on `stack`. partner: of conversations.
+    Objects to close go on `stack`. partner: of conversations. total_steps: of the training.
     """
     if not problems:
         return None
@@ -62,7 +63,7 @@ def open_validation(
         name = sampling.reward or reward_of(problems, settings.source, "set validation.reward")
         judging = judging.model_copy(update={"functions": (RewardFunctionSettings(name=name),)})
     if generator.partition.first_of_replica:
-        rewards = stack.enter_context(RewardRunner(judging, job.objects.functions))
+        rewards = stack.enter_context(RewardRunner(judging, job.objects.functions, total_steps))
         rewards.check_ground_truths(problems, settings.source)
     slots = slot_count(settings.max_slots, len(share) * sampling.num_generations)
     longest = max(len(prompt.token_ids) for prompt in problems)

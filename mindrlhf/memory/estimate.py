@@ -14,7 +14,7 @@ from mindrlhf.backend.native import library
 from mindrlhf.backend.native.packing import row_words
 from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.configs.model import ModelConfig
-from mindrlhf.configs.model_yaml import ModelYaml
+from mindrlhf.configs.model_yaml import ModelYaml, rounds_rollouts
 from mindrlhf.memory import activations
 from mindrlhf.memory.activations import Engine, Stage
 from mindrlhf.memory.residency import BLOCK_NUMBERS, moving_roles
@@ -121,11 +121,12 @@ class Work:
     def phases(self) -> tuple[str, ...]:
         """Phases of a run, in order."""
         algorithm, trainer, (train, infer) = self.config.algorithm, self.config.trainer, self.layouts
+        rounds = rounds_rollouts(self.train, self.infer, self.config.rollout.weights)
         happens = {
             "gen": True,
             "ref": algorithm.beta > 0,
             "teacher": "teacher" in self.models,
-            "old_log_prob": algorithm.scores_old_policy(self.model.dropout),
+            "old_log_prob": algorithm.scores_old_policy(self.model.dropout) or (rounds and algorithm.reads_policy),
             "values": algorithm.uses_critic,
             "update_critic": algorithm.uses_critic,
             "update_actor": True,

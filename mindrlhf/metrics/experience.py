@@ -110,6 +110,13 @@ def add_conversations(
     metrics.add("tools/seconds", seconds, calls)
 
 
+def add_reward_components(metrics: MetricSet, components: Mapping[str, Mapping[str, np.ndarray]]) -> None:
+    """Add `reward_extra/<function>/<name>`, means of further numbers over the samples that have them."""
+    for function, columns in components.items():
+        for name, values in columns.items():
+            metrics.add_values(f"reward_extra/{function}/{name}", values, ~np.isnan(values))
+
+
 def add_reward_troubles(metrics: MetricSet, failures: Mapping[str, int], timeouts: Mapping[str, int]) -> None:
     """Add `reward/<function>/failures` (raised) and `/timeouts` (given up), in samples."""
     for kind, counts in (("failures", failures), ("timeouts", timeouts)):

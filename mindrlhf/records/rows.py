@@ -2,9 +2,10 @@
 
 `--save_data_file` (MindRecord) has the columns of SCHEMA, for `--replay`: `policy_step` is below `step` for a group
 that was carried over, `occurrence` is its prompt's, `greedy_reward` is NaN if nothing needed it; `rewards_by_function`,
-`fields`, `turn_rewards` and `token_figures` are JSON, `sampled` is a byte for each token. `rollouts/` (JSONL) has
-TEXT_KEYS, for people: `rewards` are unweighted, `advantage` is the mean over sampled tokens, `response_length` their
-number. A conversation has `turns` there, too: its parts in order, [true if the policy drew it, text].
+`notes` (texts of reward functions), `fields`, `turn_rewards` and `token_figures` are JSON, `sampled` is a byte for each
+token. `rollouts/` (JSONL) has TEXT_KEYS, for people: `rewards` are unweighted, `advantage` is the mean over sampled
+tokens, `response_length` their number; `reward_notes` are there if a function gave any. A conversation has `turns`
+there, too: its parts in order, [true if the policy drew it, text].
 
 Some answers (`trainer.token_figures`) have figures for each token: `advantage`, and from the step's last update on it
 the probability `ratio` to the policy that began the step, `entropy` in nats, and `clipped`, 1 where the loss was
@@ -34,18 +35,18 @@ SCHEMA = {
     **dict.fromkeys(("step", "prompt_id", "occurrence", "sample_index", "seed", "policy_step"), _INTEGER),
     "finish_reason": _TEXT,
     **dict.fromkeys(("reward", "greedy_reward"), _FLOAT),
-    **dict.fromkeys(("rewards_by_function", "fields", "turn_rewards", "token_figures"), _TEXT),
+    **dict.fromkeys(("rewards_by_function", "notes", "fields", "turn_rewards", "token_figures"), _TEXT),
     **dict.fromkeys(("prompt_ids", "response_ids"), _IDS),
     "sampled": {"type": "bytes"},
     **dict.fromkeys(("behaviour_log_probs", "policy_log_probs"), _NUMBERS),
 }
 # Columns that earlier versions did not write.
-ADDED = ("policy_step", "sampled", "occurrence", "turn_rewards", "token_figures")
+ADDED = ("policy_step", "sampled", "occurrence", "turn_rewards", "token_figures", "notes")
 CARRIED = "kept"  # int64, before `policy_step`: 1 for a group that was carried over from an earlier step
 
 TEXT_KEYS = ("step", "prompt_id", "sample_index", "prompt", "completion", "ground_truth")
 TEXT_KEYS += ("reward", "rewards", "advantage", "finish_reason", "prompt_length", "response_length")
-FURTHER_TEXT_KEYS = ("turns", "tokens")  # of some rows
+FURTHER_TEXT_KEYS = ("turns", "tokens", "reward_notes")  # of some rows
 
 
 def rows_of(
@@ -79,12 +80,16 @@ def rows_of(
             row["sample_index"] = int(rollout.sample_index)
             row["rewards_by_function"] = orjson.dumps(rewards).decode()  # NaN: null
             row["turn_rewards"] = orjson.dumps(rollout.turn_rewards).decode()
+            notes = e.notes[index] if e.notes else {}
+            row["notes"] = orjson.dumps(notes).decode()
             figures = e.token_figures[index] if e.token_figures else {}
             row["token_figures"] = orjson.dumps(figures, option=orjson.OPT_SERIALIZE_NUMPY).decode()
             if decode:
                 row["completion"] = decode(rollout.response_ids)
                 if not rollout.sampled.all():
                     row["turns"] = turns_of(rollout, decode)
+                if notes:
+                    row["reward_notes"] = notes
                 if figures:
                     row["tokens"] = _tokens(rollout, decode) | parse_json(row["token_figures"])
                 row["advantage"] = advantage
@@ -137,6 +142,7 @@ def completed(row: dict[str, Any]) -> dict[str, Any]:
     row.setdefault("occurrence", 0)
     row.setdefault("turn_rewards", "[]")
     row.setdefault("token_figures", "{}")
+    row.setdefault("notes", "{}")
     row.setdefault("sampled", np.ones(len(row["response_ids"]), bool))
     return {name: row[name] for name in SCHEMA}
 
@@ -188,6 +194,9 @@ def _check(row: Row) -> None:
         raise ValueError("a task field is not text")
     if not all(value is None or is_number(value) for value in parse_json(row["rewards_by_function"]).values()):
         raise ValueError("a function's reward is not a number")
+    for texts in parse_json(row["notes"]).values():
+        if not all(isinstance(text, str) for text in texts.values()):
+            raise ValueError("a reward function's note is not text")
     for place, reward in parse_json(row["turn_rewards"]):
         if not (is_whole(place) and 0 <= place < len(response) and row["sampled"][place] and _is_finite(reward)):
             raise ValueError(f"a turn's reward is {reward!r:.40} at {place!r:.40}")
@@ -207,6 +216,7 @@ def _experience(rows: list[Row]) -> Experience:
     prompt = Prompt(first["prompt_id"], first["prompt_ids"], parse_json(first["fields"]), first["occurrence"])
     rollouts = tuple(map(_rollout, rows))
     given = [parse_json(row["rewards_by_function"]) for row in rows]
+    notes = tuple(parse_json(row["notes"]) for row in rows)
     by_function = {name: [np.nan if one[name] is None else one[name] for one in given] for name in given[0]}
     return Experience(
         group=RolloutGroup(prompt, rollouts),
@@ -214,5 +224,6 @@ def _experience(rows: list[Row]) -> Experience:
         rewards_by_function={name: np.array(values, np.float64) for name, values in by_function.items()},
         advantages=np.zeros(len(rows), np.float32),
         policy_step=first["policy_step"],
+        notes=notes if any(notes) else (),
         greedy_reward=first["greedy_reward"],
     )

@@ -1,20 +1,25 @@
 """Reward functions, their registry, and the processes that run them, without MindSpore.
 
-The parameters' names choose a reward function's form. Three forms are called once per sample, TRL's form once for all:
+A reward function is called by the names of its parameters, in any order:
 
     def my_reward(prompt, completion, fields, **args): return 1.0 if fields["ground_truth"] in completion else 0.0
-    def my_reward(completion, ground_truth, **args): return float(ground_truth in completion)
-    def compute_score(data_source, solution_str, ground_truth, extra_info, **args): ...  # verl's
-    def my_reward(prompts, completions, **columns): return [float(len(text)) for text in completions]  # see `batches`
+    def my_reward(completion, ground_truth): return float(ground_truth in completion)
+    def compute_score(data_source, solution_str, ground_truth, extra_info): ...  # verl's
+    def my_reward(prompts, completions, **columns): return [float(len(text)) for text in completions]  # TRL's
+    def compute_score(data_sources, solution_strs, ground_truths, extra_infos): ...  # verl's for a batch
 
-prompt, completion: text without special tokens. args: the keyword arguments under `args` in the settings.
-fields: read-only mapping of text to text: the task fields of the dataset row (`task`, `question`, `ground_truth`, ...)
-and, from the trainer, `response_length` and `max_new_tokens` (tokens, as decimal text). verl's `data_source` and
-`extra_info` (stored as JSON) come from the fields of the same names.
-It returns a finite number; or a dict with that number under `score` and further numbers, logged as components; or None
-to abstain. For a batch it returns a list of these. It may be `async`. Settings name it as a shipped function
-(`registry.SHIPPED`), `package.module:function`, or `path/file.py:function`. It may keep state in its module, which
-lives as long as its process does. Its printed output is dropped.
+A name of `batches.TRL_BATCH` or `VERL_BATCH` makes it a batch function, called once for all samples. Other parameters
+have defaults, or come from `args` in the settings; a function that takes none of the known names is refused.
+
+prompt, completion: text without special tokens. fields: read-only mapping with the columns of the dataset row (`task`,
+`question`, `ground_truth`, ...), each with its type, and from the trainer `response_length` and `max_new_tokens`
+(tokens, as decimal text). Shipped functions read the stored text of columns. verl's `data_source` and `extra_info` come
+from the columns of the same names.
+It returns a finite number; or a dict with that number under `score`, further numbers, logged as
+`reward_extra/<function>/<name>`, and further texts, which go to the records; or None to abstain. For a batch it returns
+a list of these. It may be `async`. Settings name it as a shipped function (`registry.SHIPPED`),
+`package.module:function`, or `path/file.py:function`. It may keep state in its module, which lives as long as its
+process does. Its printed output is dropped.
 """
 
 from typing import Any

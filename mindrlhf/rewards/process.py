@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from mindrlhf.rewards.batches import Sample
+from mindrlhf.rewards.batches import Sample, Steps
 from mindrlhf.rewards.results import FLOAT32_MAX
 from mindrlhf.workers.process import WorkerProcess
 
@@ -20,12 +20,12 @@ class Call(NamedTuple):
 class Reply:
     """Outcome of a call.
 
-    score: finite, or None for an abstention or failure. seconds: wall time inside the function. error: reason of a
-    failure. timed_out: the reason was the time limit.
+    score: finite, or None for an abstention or failure. details: further numbers and texts. seconds: wall time inside
+    the function. error: reason of a failure. timed_out: the reason was the time limit.
     """
 
     score: float | None = None
-    components: Mapping[str, float] = field(default_factory=dict)
+    details: Mapping[str, float | str] = field(default_factory=dict)
     seconds: float = 0.0
     error: str | None = None
     timed_out: bool = False
@@ -34,8 +34,8 @@ class Reply:
 class RewardProcess(WorkerProcess):
     """Process of reward functions; ready when the functions are imported.
 
-    needs_ground_truth, takes_batch: for each function, whether it fails for a row without one, and whether it is called
-    for all samples at once. refusal: the error for a function that cannot be resolved.
+    needs_ground_truth, takes_batch, takes_ids: for each function, whether it fails for a row without one, whether it is
+    called for all samples at once, and with their token ids. refusal: the error for a function that cannot be resolved.
     """
 
     def __init__(self, functions: Sequence[tuple[str, Mapping[str, Any]]], timeout_s: float):
@@ -43,21 +43,24 @@ class RewardProcess(WorkerProcess):
         self._functions = len(functions)
         self.needs_ground_truth: list[bool] = []
         self.takes_batch: list[bool] = []
+        self.takes_ids: list[bool] = []
         super().__init__("mindrlhf.rewards.worker", {"functions": functions, "timeout_s": timeout_s}, timeout_s)
 
-    def give(self, calls: Sequence[Call], samples: Sequence[Sample]) -> None:
+    def give(self, calls: Sequence[Call], samples: Sequence[Sample], steps: Steps) -> None:
         """Hand out calls on `samples`; the process must be idle."""
-        self.assign(calls, [self._request(call, samples) for call in calls])
+        self.assign(calls, [self._request(call, samples, steps) for call in calls])
 
-    def _request(self, call: Call, samples: Sequence[Sample]) -> tuple[Any, ...]:
-        own = [samples[place] for place in call.samples]
-        return (call.function, own) if self.takes_batch[call.function] else (call.function, *own[0])
+    def _request(self, call: Call, samples: Sequence[Sample], steps: Steps) -> tuple[Any, ...]:
+        own: list[Sequence[Any]] = [samples[place][:3] for place in call.samples]
+        if self.takes_ids[call.function]:
+            own = [(*one, *map(_listed, samples[place][3:])) for place, one in zip(call.samples, own, strict=True)]
+        return (call.function, own, steps) if self.takes_batch[call.function] else (call.function, *own[0])
 
     def _greet(self, greeting: Any) -> None:
         if not isinstance(greeting, list) or len(greeting) != self._functions:
             raise ValueError
-        pairs = [tuple(map(bool, each)) for each in greeting]
-        self.needs_ground_truth, self.takes_batch = map(list, zip(*pairs, strict=True))
+        answers = [tuple(map(bool, each)) for each in greeting]
+        self.needs_ground_truth, self.takes_batch, self.takes_ids = map(list, zip(*answers, strict=True))
 
     def _reply(self, values: list[Any]) -> list[Reply]:
         """Convert a reply to the replies of its call's samples."""
@@ -74,8 +77,12 @@ class RewardProcess(WorkerProcess):
 def _checked(values: list[Any]) -> Reply:
     """Convert the values of one sample; ValueError for invalid ones."""
     match values:
-        case [float() | None as score, dict(components), float(seconds), str() | None as error]:
-            numbers = [score or 0.0, seconds, *components.values()]
+        case [float() | None as score, dict(details), float(seconds), str() | None as error]:
+            numbers = [score or 0.0, seconds, *(value for value in details.values() if type(value) is not str)]
             if all(type(value) is float and abs(value) <= FLOAT32_MAX for value in numbers):
-                return Reply(score, components, seconds, error)
+                return Reply(score, details, seconds, error)
     raise ValueError
+
+
+def _listed(ids: Sequence[int] | None) -> list[int] | None:
+    return None if ids is None else list(map(int, ids))

@@ -1,14 +1,27 @@
 """Reward functions by name: shipped, of a module, or of a file."""
 
 import inspect
-import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from inspect import Parameter
+from types import MappingProxyType
+from typing import Any, NoReturn
 
 from mindrlhf.errors import UserError
-from mindrlhf.rewards.batches import COMPLETIONS, NOT_GIVEN, PROMPTS, Sample, batch_columns, finished, takes_batch
-from mindrlhf.rewards.columns import decode, value_of
+from mindrlhf.rewards.batches import (
+    IDS,
+    OWN_SAMPLE,
+    TRL_BATCH,
+    VERL_BATCH,
+    VERL_SAMPLE,
+    Logged,
+    Sample,
+    Steps,
+    finished,
+    sample_arguments,
+    trl_arguments,
+    verl_arguments,
+)
 from mindrlhf.user_functions import hint, is_user_function, load_function
 
 # Imported on use, so that a process loads only what its functions need (math-verify takes half a second).
@@ -30,36 +43,67 @@ SHIPPED = {
 COMPARING = frozenset({"gsm8k", "gsm8k_strict", "openai/gsm8k", "math", "verl", "countdown", "knights_and_knaves"})
 
 
+OF_SAMPLE = tuple(dict.fromkeys((*OWN_SAMPLE, *VERL_SAMPLE)))
+COLUMNS = ("ground_truth", "data_source", "extra_info")  # of a sample, and usual columns
+NOT_GIVEN = ("environments", "prompts_ids", "completions_ids")
+ACCEPTED = (
+    f"a call gives {', '.join(OF_SAMPLE)} of a sample by name, or of a batch {', '.join(TRL_BATCH)} and the rows' "
+    f"columns, or {', '.join(VERL_BATCH)}"
+)
+_EXAMPLES: Mapping[Any, str] = {int: "200", float: "0.5", bool: "true"}
+
+
 @dataclass(frozen=True)
 class RewardFunction:
-    """Reward function bound to its arguments.
+    """Reward function bound to its arguments, called by the names of its parameters.
 
-    values: (prompt, completion, fields) -> leading arguments. needs_ground_truth: it fails for a row without one.
-    defaults: fields for a row that lacks them. takes_batch: it is called by `of_batch`, with the named `columns`, or
-    with all columns if that is None.
+    given: parameter that a call gives -> whether the function cannot do without it. positional: the ones that it takes
+    by position only. further: names that it takes by `**`; None for all. shipped: its fields are text, as the dataset
+    stores them. needs_ground_truth: it fails for a row without one. takes_batch: it is called once for all samples.
     """
 
     function: Callable[..., Any]
     args: Mapping[str, Any]
-    values: Callable[..., tuple[Any, ...]]
+    given: Mapping[str, bool]
+    positional: Sequence[str] = ()
+    further: Collection[str] | None = ()
+    shipped: bool = False
     needs_ground_truth: bool = False
-    defaults: Mapping[str, Any] = field(default_factory=dict)
     takes_batch: bool = False
-    columns: Collection[str] | None = None
 
-    def __call__(self, prompt: str, completion: str, fields: Mapping[str, str]) -> Any:
-        fields = {**self.defaults, **fields} if self.defaults else fields
-        return finished(self.function(*self.values(prompt, completion, fields), **self.args))
+    @property
+    def of_verl(self) -> bool:
+        """True for verl's form for a batch."""
+        return not self.given.keys().isdisjoint(VERL_BATCH)
 
-    def of_batch(self, samples: Sequence[Sample]) -> Any:
-        """Call a function of TRL's form once for all samples."""
-        return finished(self.begin_batch(samples))
+    @property
+    def takes_ids(self) -> bool:
+        """True if a call gives token ids."""
+        all_of_trl = self.takes_batch and self.further is None and not self.of_verl
+        return all_of_trl or not self.given.keys().isdisjoint(IDS)
 
-    def begin_batch(self, samples: Sequence[Sample]) -> Any:
-        """Call as `of_batch`; the result may be awaitable."""
-        given = batch_columns(samples)
-        wanted = given if self.columns is None else {name: given[name] for name in self.columns if name in given}
-        return self.function(**{**wanted, **self.args})
+    def __call__(self, *sample: Any) -> Any:
+        """Score one sample; its values in the order of `Sample`."""
+        one = Sample(*sample)
+        values = sample_arguments(one)
+        values["fields"] = MappingProxyType(one.fields if self.shipped else values["fields"])
+        return finished(self._call(values))
+
+    def begin_batch(self, samples: Sequence[Sample], steps: Steps, logged: Logged) -> Any:
+        """Call a batch function once for all samples; the result may be awaitable."""
+        values = verl_arguments(samples) if self.of_verl else trl_arguments(samples, steps, logged)
+        for name in (name for name, needed in self.given.items() if needed and name not in values):
+            columns = ", ".join(key for key in values if key not in TRL_BATCH)
+            known = "token ids are not known here" if name in IDS else f"the rows have {columns or 'no column'}"
+            raise ValueError(f"its parameter {name} is not there: {known}")
+        return self._call(values)
+
+    def _call(self, values: Mapping[str, Any]) -> Any:
+        names = [name for name, needed in self.given.items() if needed or name in values]
+        names += [name for name in values if self.further is None or name in self.further]
+        named = {name: values[name] for name in names} | self.args
+        first = [named.pop(name) for name in self.positional]
+        return self.function(*first, **named)
 
 
 def resolve(name: str, args: Mapping[str, Any] | None = None) -> RewardFunction:
@@ -74,66 +118,71 @@ def resolve(name: str, args: Mapping[str, Any] | None = None) -> RewardFunction:
             f"reward {name!r} is not known{hint(name, SHIPPED)}; give one of {', '.join(SHIPPED)}, "
             "package.module:function, or path/file.py:function."
         )
-    return bind(load_function("reward", target), name, args)
+    return bind(load_function("reward", target), name, args, shipped=target in SHIPPED.values())
 
 
-def bind(function: Callable[..., Any], name: str, args: Mapping[str, Any] | None = None) -> RewardFunction:
+def bind(
+    function: Callable[..., Any], name: str, args: Mapping[str, Any] | None = None, shipped: bool = False
+) -> RewardFunction:
     """Bind a function, called `name` in messages, to `args`; raises as `resolve`."""
     args = dict(args or {})
     try:
-        signature = inspect.signature(function)
-    except ValueError:  # some functions written in C have none: the first call will show
-        return RewardFunction(function, args, _FORMS[_FULL])
-    if takes_batch(signature.parameters):
-        return _of_batch(function, signature, name, args)
-    form = next((form for form in _FORMS if tuple(signature.parameters)[: len(form)] == form), _FULL)
-    try:
-        signature.bind(*form, **args)
-    except TypeError as error:
-        call = f"({', '.join([*form, *(f'{key}=...' for key in args)])})"
-        raise UserError(f"reward {name!r}: the function cannot be called as {call}: {error}.") from None
-    if form is _FULL:
-        return RewardFunction(function, args, _FORMS[form], name in COMPARING)
-    truth = signature.parameters["ground_truth"].default
-    defaults = {} if truth is inspect.Parameter.empty else {"ground_truth": truth}
-    return RewardFunction(function, args, _FORMS[form], not defaults, defaults)
+        every = inspect.signature(function).parameters.values()
+    except ValueError:  # of some functions written in C
+        _refuse(name, f"its parameters cannot be read, and {ACCEPTED}")
+    named = {one.name: one for one in every if one.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)}
+    open_ended = any(one.kind is Parameter.VAR_KEYWORD for one in every)
+    takes_batch = not named.keys().isdisjoint((*TRL_BATCH, *VERL_BATCH))
+    of_verl = not named.keys().isdisjoint(VERL_BATCH if takes_batch else ("data_source", "solution_str", "extra_info"))
+    known = (VERL_BATCH if of_verl else TRL_BATCH) if takes_batch else OF_SAMPLE
+    _check(name, named, args, known, open_ended, columns=takes_batch and not of_verl)
+    given = {key: one.default is Parameter.empty for key, one in named.items() if key not in args}
+    if not takes_batch or of_verl:
+        given = {key: needed for key, needed in given.items() if key in known}
+    further: Collection[str] | None = (None if takes_batch else VERL_SAMPLE if of_verl else ()) if open_ended else ()
+    compares = any(given.get(key, False) for key in ("ground_truth", "ground_truths"))
+    return RewardFunction(
+        function,
+        args,
+        given,
+        positional=[key for key, one in named.items() if one.kind is Parameter.POSITIONAL_ONLY],
+        further=further,
+        shipped=shipped,
+        needs_ground_truth=name in COMPARING if shipped else compares,
+        takes_batch=takes_batch,
+    )
 
 
-def _of_batch(
-    function: Callable[..., Any], signature: inspect.Signature, name: str, args: Mapping[str, Any]
-) -> RewardFunction:
-    kinds = inspect.Parameter
-    named = {
-        one.name: one.default is kinds.empty
-        for one in signature.parameters.values()
-        if one.kind is not kinds.VAR_KEYWORD
-    }
-    absent = [key for key, needed in named.items() if needed and key in NOT_GIVEN and key not in args]
-    if absent:
-        right = f"take {PROMPTS}, {COMPLETIONS} and the dataset's columns"
-        raise UserError(f"reward {name!r}: the function needs {absent[0]}, which is not given here; {right}.")
-    every = len(named) < len(signature.parameters)
-    if unknown := [key for key in args if key not in named and not every]:
-        raise UserError(f"reward {name!r}: the function has no parameter {unknown[0]!r}; take it out of args.")
-    compares = named.get("ground_truth", False) and "ground_truth" not in args
-    columns = None if every else tuple(named)
-    return RewardFunction(function, args, _FORMS[_FULL], compares, takes_batch=True, columns=columns)
+def _check(
+    name: str,
+    named: Mapping[str, Parameter],
+    args: Mapping[str, Any],
+    known: Collection[str],
+    open_ended: bool,
+    columns: bool,
+) -> None:
+    """Refuse parameters that no call gives, and arguments that are none.
+
+    known: names that calls of its form give; with `columns`, any further name is a column.
+    """
+    if absent := [key for key in named if key in NOT_GIVEN and key not in args]:
+        _refuse(name, f"the function takes {absent[0]}, which is not given here; {ACCEPTED}")
+    if unknown := [key for key in args if key not in named and not open_ended]:
+        _refuse(name, f"the function has no parameter {unknown[0]!r}; take it out of args")
+    if twice := [key for key in args if key in known]:
+        _refuse(name, f"args has {twice[0]!r}, which each call gives; take it out of args")
+    others = {*OF_SAMPLE, *TRL_BATCH, *VERL_BATCH} - {*known, *(COLUMNS if columns else ())}
+    if mixed := [key for key in named if key in others]:
+        _refuse(name, f"the function takes {mixed[0]} beside {next(key for key in named if key in known)}; {ACCEPTED}")
+    for key, one in named.items():
+        if not (columns or key in known or key in args) and one.default is Parameter.empty:
+            example = f"args: {{{key}: {_EXAMPLES.get(one.annotation, '...')}}}"
+            more = "" if named.keys() & known else f"; {ACCEPTED}"
+            column = "" if more else f", or take a column as fields[{key!r}]"
+            _refuse(name, f"no call gives the function's parameter {key!r}; give it by {example}{column}{more}")
+    if not named.keys() & known:
+        _refuse(name, f"the function's parameters are {', '.join(named) or 'none'}, and {ACCEPTED}")
 
 
-def _verl_values(prompt: str, completion: str, fields: Mapping[str, Any]) -> tuple[Any, ...]:
-    row = decode(fields)
-    extra_info = row.get("extra_info")
-    if isinstance(extra_info, str):  # earlier files do not say that it is JSON
-        extra_info = json.loads(extra_info)
-    truth = row["ground_truth"]
-    return row.get("data_source", row.get("task", "")), completion, truth, {} if extra_info is None else extra_info
-
-
-# Names of the leading parameters -> the values for them. A function with other names is called as _FULL.
-_FULL = ("prompt", "completion", "fields")
-_FORMS: dict[tuple[str, ...], Callable[..., tuple[Any, ...]]] = {
-    _FULL: lambda *given: given,
-    ("completion", "ground_truth"): lambda prompt, completion, fields: (completion, value_of(fields, "ground_truth")),
-    ("data_source", "solution_str", "ground_truth", "extra_info"): _verl_values,
-    ("data_source", "solution_str", "ground_truth"): lambda *given: _verl_values(*given)[:3],
-}
+def _refuse(name: str, problem: str) -> NoReturn:
+    raise UserError(f"reward {name!r}: {problem}.")

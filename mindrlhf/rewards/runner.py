@@ -17,8 +17,9 @@ from typing import Any
 from mindrlhf.configs.grpo import RewardSettings
 from mindrlhf.errors import UserError
 from mindrlhf.rewards import verl
+from mindrlhf.rewards.batches import Sample, Steps
 from mindrlhf.rewards.in_process import score_in_process
-from mindrlhf.rewards.process import Call, Reply, RewardProcess, Sample
+from mindrlhf.rewards.process import Call, Reply, RewardProcess
 from mindrlhf.rewards.registry import bind
 from mindrlhf.rewards.table import RewardFailure, RewardTable, build_table
 from mindrlhf.types import Prompt
@@ -37,12 +38,18 @@ class RewardRunner(AbstractContextManager):
     colon, with `_2`, `_3`, ... for repeated ones. comparing: names of the functions that need a ground truth.
     """
 
-    def __init__(self, settings: RewardSettings, functions: Mapping[str, Callable[..., Any]] | None = None):
+    def __init__(
+        self,
+        settings: RewardSettings,
+        functions: Mapping[str, Callable[..., Any]] | None = None,
+        total_steps: int = 0,
+    ):
         """Start the processes and import the functions; raises UserError if that fails.
 
         functions: of the calling program, by the names that settings have for them; they run in this process.
+        total_steps: of the training, for functions that ask for them.
         """
-        self._settings, every = settings, settings.all_functions
+        self._settings, every, self._total_steps = settings, settings.all_functions, total_steps
         self.names = _labels(function.name for function in every)
         self._own = {
             place: bind(functions[one.name], self.names[place], one.args)
@@ -83,25 +90,26 @@ class RewardRunner(AbstractContextManager):
         if any(function.name == "verl" for function in self._settings.all_functions):
             verl.check_sources([prompt.fields for prompt in prompts], data)
 
-    def score(self, samples: Sequence[Sample]) -> RewardTable:
-        """Score samples (prompt text, completion text, fields) in their order."""
+    def score(self, given: Sequence[Sequence[Any]], steps_done: int = 0) -> RewardTable:
+        """Score samples, whose values are those of `Sample`, in their order; steps_done: of the training."""
         if self._closed:
             raise RuntimeError("this RewardRunner is closed")
+        samples, steps = [Sample(*one) for one in given], Steps(steps_done, self._total_steps)
         self._drop(process for process in self._processes if not process.alive())  # ended since the last batch
         batch = _Batch(self._calls(len(samples)))
         try:
-            self._run(batch, samples)
+            self._run(batch, samples, steps)
         except BaseException:  # an interrupt: calls under way belong to no batch any more
             self._drop(process for process in self._processes if not process.idle)
             raise
-        by_place = score_in_process(self._own, samples)
+        by_place = score_in_process(self._own, samples, steps)
         by_place |= {place: batch.of(function) for function, place in enumerate(self._places)}
         replies = {name: by_place[place] for place, name in enumerate(self.names)}
         weights = [function.weight for function in self._settings.all_functions]
         table = build_table(weights, replies, scoring=len(self._settings.functions))
         new = {name: min(errors) for name, errors in table.errors.items() if errors and name not in self._reported}
         self._reported.update(new)
-        failures = (RewardFailure(name, at, table.errors[name][at], *samples[at]) for name, at in new.items())
+        failures = (RewardFailure(name, at, table.errors[name][at], *samples[at][:3]) for name, at in new.items())
         return replace(table, first_failures=tuple(failures))
 
     def close(self) -> None:
@@ -136,7 +144,7 @@ class RewardRunner(AbstractContextManager):
             process.stop()
             self._processes.remove(process)
 
-    def _run(self, batch: "_Batch", samples: Sequence[Sample]) -> None:
+    def _run(self, batch: "_Batch", samples: Sequence[Sample], steps: Steps) -> None:
         broken = None  # why no further process can be started, for example after a change of the function's file
         while batch.open:
             if broken is None:
@@ -146,7 +154,7 @@ class RewardRunner(AbstractContextManager):
                 return
             for process in self._processes:
                 if process.idle and (calls := batch.take(self._settings.workers)):
-                    process.give(calls, samples)
+                    process.give(calls, samples, steps)
             if not batch.open:
                 break
             wait(self._processes)

@@ -7,6 +7,7 @@ from decimal import Context, Decimal, localcontext
 import numpy as np
 
 from mindrlhf.rewards.process import Reply
+from mindrlhf.types import Notes
 
 _EXACT = Context(prec=100)  # more digits than any product or sum of a few float64 numbers needs in practice
 
@@ -30,7 +31,8 @@ class RewardTable:
     totals: float64[N], the weighted sum over the functions that gave a score; NaN (unscored) where none did, or one
     failed. A function of weight 0 is not in the sum: it makes no total, and its failures cost none. The settings'
     overlong punishment is only added to a total.
-    by_function: float64[N], unweighted; NaN where it abstained or failed. components: by name, likewise. seconds:
+    by_function: float64[N], unweighted; NaN where it abstained or failed. components: further numbers by name,
+    likewise. notes: for each sample, further texts by function and name. seconds:
     float32[N], wall time inside the function (the limit, for a call that was given up). errors: sample index -> reason.
     timeouts: calls that took longer than the limit; failures: other calls without a result, abstentions excepted.
     first_failures: for each function that failed for the first time since its runner was made, its first failed sample.
@@ -39,6 +41,7 @@ class RewardTable:
     totals: np.ndarray
     by_function: Mapping[str, np.ndarray]
     components: Mapping[str, Mapping[str, np.ndarray]]
+    notes: Sequence[Notes]
     seconds: Mapping[str, np.ndarray]
     errors: Mapping[str, Mapping[int, str]]
     failures: Mapping[str, int]
@@ -64,6 +67,7 @@ def build_table(weights: Sequence[float], replies: Mapping[str, Sequence[Reply]]
         totals=np.array([_total(weights, one, scoring) for one in zip(*replies.values(), strict=True)], np.float64),
         by_function=scores,
         components={name: _components(own) for name, own in replies.items()},
+        notes=[_notes(dict(zip(replies, one, strict=True))) for one in zip(*replies.values(), strict=True)],
         seconds={name: np.array([reply.seconds for reply in own], np.float32) for name, own in replies.items()},
         errors=errors,
         failures={name: len(errors[name]) - timeouts[name] for name in replies},
@@ -90,5 +94,14 @@ def _total(weights: Sequence[float], replies: Sequence[Reply], scoring: int) -> 
 
 
 def _components(replies: Sequence[Reply]) -> dict[str, np.ndarray]:
-    names = dict.fromkeys(name for reply in replies for name in reply.components)
-    return {name: np.array([reply.components.get(name, np.nan) for reply in replies], np.float32) for name in names}
+    numbers = [{name: value for name, value in one.details.items() if isinstance(value, float)} for one in replies]
+    names = dict.fromkeys(name for one in numbers for name in one)
+    return {name: np.array([one.get(name, np.nan) for one in numbers], np.float64) for name in names}
+
+
+def _notes(replies: Mapping[str, Reply]) -> Notes:
+    texts = {
+        name: {key: value for key, value in reply.details.items() if isinstance(value, str)}
+        for name, reply in replies.items()
+    }
+    return {name: own for name, own in texts.items() if own}

@@ -5,6 +5,7 @@ from typing import Any
 
 from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.checkpoint.resume import Checkpoint
+from mindrlhf.configs.model_yaml import rounds_rollouts
 from mindrlhf.job import Job
 from mindrlhf.roles.policy_updates import PolicyUpdates, open_objective
 from mindrlhf.roles.trained import TrainedModel
@@ -15,10 +16,11 @@ from mindrlhf.training.scoring import Scorer
 class Policy(TrainedModel):
     """Trained model with the policy's loss.
 
-    scorer: computes log-probs of the policy before a step's updates; None if the first update gives them.
+    scorer: computes log-probs of the policy before a step's updates; None if no one needs them before.
+    scores_old: they are the old log-probs; otherwise a step's first update gives these.
     """
 
-    score_phase, score_field = "old_log_prob", "old_log_probs"
+    score_phase, score_field = "old_log_prob", "policy_log_probs"
 
     def __init__(self, job: Job, collectives: Collectives, max_positions: int, checkpoint: Checkpoint | None = None):
         loss = job.config.algorithm.loss()  # first, because it may refuse its options
@@ -29,7 +31,9 @@ class Policy(TrainedModel):
         objective, swap = open_objective(config, loss, dropout), config.memory.swap
         updater = self.open_updater(head, objective, config.optimizer, config.train, swap, config.seed)
         self.update = PolicyUpdates(config, updater, loss, self.data_parallel)
-        if algorithm.scores_old_policy(dropout):
+        self.scores_old = algorithm.scores_old_policy(dropout)
+        rounds = rounds_rollouts(job.train, job.infer, config.rollout.weights)
+        if self.scores_old or (rounds and (algorithm.reads_policy or loss.select)):
             self.scorer = Scorer(PolicyLogProbs(self.decoder, temperature), config.train, self.pipeline)
         self.verifies = config.rollout.verify_weights
 

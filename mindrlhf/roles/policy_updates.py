@@ -128,10 +128,12 @@ def sequences(experience: Experience) -> SequenceGroup:
 
 
 def policy_log_probs(experience: Experience) -> tuple[np.ndarray, ...]:
-    """Return the policy's log-probs before updates: from the train graph, else the engine."""
-    if experience.old_log_probs is not None:
-        return experience.old_log_probs
-    return tuple(rollout.policy_log_probs for rollout in experience.group.rollouts)
+    """Return the policy's log-probs before updates: from the train graph, else the engine.
+
+    The engine's serve where its products are those of training, but for the last digits.
+    """
+    scored = experience.policy_log_probs or experience.old_log_probs
+    return scored or tuple(rollout.policy_log_probs for rollout in experience.group.rollouts)
 
 
 def open_objective(config: GRPOSettings, loss: PolicyLoss, dropout: float = 0.0) -> Objective:

@@ -8,7 +8,7 @@ import numpy as np
 
 from mindrlhf.job import Job
 from mindrlhf.phases import CACHE
-from mindrlhf.rewards.process import Sample
+from mindrlhf.rewards.batches import Sample
 from mindrlhf.rewards.runner import RewardRunner
 from mindrlhf.roles.generator import Generator
 from mindrlhf.rollout.engine import Engine
@@ -82,11 +82,12 @@ class Rollouts:
         """
         with self._run.timers("reward"):
             samples = reward_samples(self._decode, [*groups, *greedy], self._settings.max_new_tokens, own)
-            table = self._rewards.score(samples)
-        self._run.report.add_reward_troubles(table)
+            table = self._rewards.score(samples, step - 1)
+        self._run.report.add_reward_table(table)
         ends = np.cumsum([len(group.rollouts) for group in groups])
         totals = np.split(table.totals, ends)
         by_function = {name: np.split(values, ends) for name, values in table.by_function.items()}
+        notes = np.split(np.array(table.notes, object), ends)
         return [
             Experience(
                 group,
@@ -94,6 +95,7 @@ class Rollouts:
                 {name: parts[i] for name, parts in by_function.items()},
                 np.zeros(len(group.rollouts), np.float32),
                 policy_step=step,
+                notes=tuple(notes[i]) if any(notes[i]) else (),
                 greedy_reward=float(totals[-1][i]) if greedy else None,
             )
             for i, group in enumerate(groups)
@@ -121,7 +123,7 @@ def reward_samples(
     max_new_tokens: int,
     own: EnvironmentRewards = (),
 ) -> list[Sample]:
-    """Build the inputs of reward functions: both texts, the task's fields, and more.
+    """Build the inputs of reward functions: both texts, the task's fields, token ids, and more.
 
     own: for conversations, as `Partner.rewards`. A completion is the text of sampled tokens. Further fields:
     `response_length` and `max_new_tokens`, in tokens; for conversations `environment_reward`, if there is one (`nan` if
@@ -135,5 +137,5 @@ def reward_samples(
         if own:
             fields["conversation"] = decode(rollout.response_ids)
             fields |= {} if reward is None else {"environment_reward": str(reward)}
-        samples.append((decode(prompt.token_ids), decode(said), fields))
+        samples.append(Sample(decode(prompt.token_ids), decode(said), fields, prompt.token_ids, said))
     return samples

@@ -18,6 +18,7 @@ from mindrlhf.metrics.experience import (
     add_conversations,
     add_experience,
     add_log_prob_difference,
+    add_reward_components,
     add_reward_troubles,
     token_counts,
 )
@@ -82,8 +83,9 @@ class StepReport(Report):
             folder = job.output / ROLLOUTS_FOLDER if settings.save_rollouts else None
             self._responses = ResponseWriter(folder, record, job.tokenizer.decode)
 
-    def add_reward_troubles(self, table: RewardTable) -> None:
-        """Count calls without a reward; log each function's first failure with its completion."""
+    def add_reward_table(self, table: RewardTable) -> None:
+        """Add further numbers of functions, and count failures; log each function's first with its completion."""
+        add_reward_components(self._metrics, table.components)
         add_reward_troubles(self._metrics, table.failures, table.timeouts)
         for failure in table.first_failures:
             what = f"reward function {failure.function} failed ({failure.reason}); the sample counts as unscored"
@@ -162,7 +164,7 @@ class StepReport(Report):
         """Record all ranks' responses, without the large arrays computed from them."""
         config = self._job.config
         parts, most = config.algorithm.updates_per_iteration, config.trainer.token_figures
-        scores = ("reference_log_probs", "teacher_log_probs", "old_log_probs", "values", "returns")
+        scores = ("reference_log_probs", "teacher_log_probs", "policy_log_probs", "old_log_probs", "values", "returns")
         computed = dict.fromkeys(scores)
         described = with_token_figures(result.experiences, result.updates, parts, most)
         gathered = self._gather([replace(experience, **computed) for experience in described])

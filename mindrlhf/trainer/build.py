@@ -41,7 +41,7 @@ def build(job: Job, world: World, stack: ExitStack, signals: StopSignals) -> GRP
         generate = Rollouts(job, data.longest_prompt, parts.generator, rewards, run, partner)
         sampling = StepSampling(job.config)
         held_out = partner if job.config.validation.environment else None
-        validation = open_validation(job, parts.generator, data.problems, stack, held_out)
+        validation = open_validation(job, parts.generator, data.problems, stack, held_out, data.total_steps)
         if validation:
             run.residency.add(VALIDATION_CACHE, validation.evaluator.engine.cache.parameters, zeros=True)
     run.begin(parts, {"stream": data.stream, "kl": credit.kl}, {"surplus": sampling}, stack)
@@ -56,6 +56,6 @@ def open_rewards(job: Job, data: TrainingData, collectives: Collectives, stack: 
     generating = Partition.of_yaml(job.infer, job.model, collectives.world.rank)
     if data.recorded or not generating.first_of_replica:
         return None
-    rewards = stack.enter_context(RewardRunner(job.config.reward, job.objects.functions))
+    rewards = stack.enter_context(RewardRunner(job.config.reward, job.objects.functions, data.total_steps))
     rewards.check_ground_truths(data.prompts, job.flags.mind_dataset_dir)
     return rewards

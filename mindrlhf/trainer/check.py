@@ -16,7 +16,7 @@ from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_defaults import Role, model_yaml_of_other_role, open_model_yaml
 from mindrlhf.configs.model_names import SHAPE_FIELDS
 from mindrlhf.configs.model_settings import GROUP, differences
-from mindrlhf.configs.model_yaml import ModelYaml, load_model_yaml
+from mindrlhf.configs.model_yaml import ModelYaml, load_model_yaml, rounds_rollouts
 from mindrlhf.configs.sft import SFTSettings
 from mindrlhf.configs.validate import check_dropout, check_grpo, check_sft
 from mindrlhf.configs.verl.translation import translate
@@ -163,12 +163,11 @@ def read_settings(flags: TrainFlags) -> tuple[TrainFlags, GRPOSettings, ModelYam
 
 
 def correction_defaults(train: ModelYaml, infer: ModelYaml, weights: str = "train") -> dict[str, Any]:
-    """Return settings for rollouts whose products have another dtype than training.
+    """Return settings for rollouts that are rounded otherwise than training.
 
     weights: `rollout.weights`.
     """
-    differ = weights != "train" or train.model.compute_dtype != infer.model.compute_dtype
-    return {"rollout_correction": {"level": "token"}} if differ else {}
+    return {"rollout_correction": {"level": "token"}} if rounds_rollouts(train, infer, weights) else {}
 
 
 def generated_in(infer: ModelYaml, weights: str) -> str:

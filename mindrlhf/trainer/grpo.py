@@ -107,6 +107,8 @@ class GRPOLoop:
             experiences = [
                 replace(e, **{field: getattr(e, field) or row}) for e, row in zip(experiences, rows, strict=True)
             ]
+        if self.parts.policy.scores_old:
+            experiences = [replace(e, old_log_probs=e.old_log_probs or e.policy_log_probs) for e in experiences]
         return experiences
 
     def update_critic(self, experiences: list[Experience], step: int) -> list[Update]:
@@ -119,13 +121,13 @@ class GRPOLoop:
     def update_policy(self, experiences: list[Experience], step: int) -> list[Update]:
         """Make the policy's updates of a step; none while the critic warms up.
 
-        Without a scorer, the step's first update gives the old policy's log-probs: it has used all groups.
+        If they are not scored, the step's first update gives the old policy's log-probs: it has used all groups.
         """
         seen: list[Update] = []
         policy, critic, kl = self.parts.policy, self.parts.critic, self.credit.kl
 
         def one_update(part: Sequence[Experience], rate: float, advance: Advance) -> Update:
-            if seen and policy.scorer is None:
+            if seen and not policy.scores_old:
                 old = zip(part, seen[0].outputs, strict=True)
                 part = [replace(e, old_log_probs=e.old_log_probs or rows) for e, rows in old]
             seen.append(policy.update(part, rate, advance, kl.coefficient if kl else None))

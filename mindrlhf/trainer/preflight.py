@@ -6,7 +6,7 @@ import shutil
 import socket
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +34,7 @@ from mindrlhf.memory.limit import free_memory, memory_limit
 from mindrlhf.memory.step_time import Rates, forecast, run_rates, time_line
 from mindrlhf.models.adapters import adapter_line
 from mindrlhf.models.parameters import parameter_count, trained_count
+from mindrlhf.rewards.batches import Sample
 from mindrlhf.rewards.runner import RewardRunner
 from mindrlhf.rollout.decode_graphs import FUSED_TOKENS
 from mindrlhf.rollout.sampling import draws_in_operator
@@ -98,7 +99,7 @@ def preflight(job: Job, collectives: Collectives, data: TrainingData, rewards: R
         lines["time"] = time_line(work, data.total_steps, seconds)
     if prompts and rewards:
         limit = job.config.rollout.max_new_tokens
-        lines["reward"] = try_reward(rewards, prompts[0], lambda ids: job.tokenizer.decode(list(ids)), limit)
+        lines["reward"] = try_reward(rewards, prompts[0], job.tokenizer, limit)
     if note := sandbox_note(job.config.rollout):
         lines["sandbox"] = note
     print(block(lines), flush=True)
@@ -194,13 +195,12 @@ def tokenizer_line(tokenizer: Tokenizer, model: ModelConfig) -> str:
     return f"{text}; answers end with {', '.join(repr(tokenizer.decode([token])) for token in ends)}"
 
 
-def try_reward(
-    runner: RewardRunner, prompt: Prompt, decode: Callable[[Sequence[int]], str], max_new_tokens: int
-) -> str:
+def try_reward(runner: RewardRunner, prompt: Prompt, tokenizer: Tokenizer, max_new_tokens: int) -> str:
     """Score three answers to a row; UserError if a function fails for all three."""
-    truth, text = prompt.fields.get("ground_truth", ""), decode(prompt.token_ids)
+    truth, text, ids = prompt.fields.get("ground_truth", ""), tokenizer.decode(list(prompt.token_ids)), prompt.token_ids
     fields = {**prompt.fields, "response_length": "1", "max_new_tokens": str(max_new_tokens)}
-    table = runner.score([(text, answer, fields) for answer in (truth, f"The answer is {truth}.", "")])
+    answers = (truth, f"The answer is {truth}.", "")
+    table = runner.score([Sample(text, answer, fields, ids, tokenizer.encode(answer)) for answer in answers])
     parts = []
     for name, scores in table.by_function.items():
         errors = table.errors[name]

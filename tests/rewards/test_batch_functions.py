@@ -51,8 +51,11 @@ def faulty(completions, **kwargs):
         return 3
     return [1.0 if text == "good" else text for text in completions]
 
-def needs_ids(completion_ids):
-    return [1.0] * len(completion_ids)
+def needs_ids(completion_ids, prompt_ids=None):
+    return [sum(mine) + len(its) for mine, its in zip(completion_ids, prompt_ids)]
+
+def needs_environments(environments, **kwargs):
+    return [1.0] * len(environments)
 
 def weighted(completions, *, weight=1.0):
     return [weight] * len(completions)
@@ -127,9 +130,9 @@ def test_no_samples(path):
 
 def test_a_parameter_that_is_not_given_here(path):
     with pytest.raises(
-        UserError, match=r"needs completion_ids, which is not given here; take prompts, completions and"
+        UserError, match=r"takes environments, which is not given here; a call gives prompt, completion"
     ):
-        runner(f"{path}:needs_ids")
+        runner(f"{path}:needs_environments")
     with pytest.raises(UserError, match=r"has no parameter 'wieght'; take it out of args"):
         runner(f"{path}:weighted", args={"wieght": 2.0})
     with runner(f"{path}:weighted", args={"weight": 2.0}) as pool:

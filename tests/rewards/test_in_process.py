@@ -114,5 +114,7 @@ def test_an_interrupt_is_for_the_caller():
 
 
 def test_a_parameter_that_is_not_given():
-    with pytest.raises(UserError, match="reward 'ids': the function needs completion_ids, which is not given here"):
-        pool({"ids": lambda completion_ids: [0.0]})
+    with pytest.raises(UserError, match="reward 'games': the function takes environments, which is not given here"):
+        pool({"games": lambda completions, environments: [0.0]})
+    with pytest.raises(UserError, match="reward 'gsm8k': no call gives the function's parameter 'p'"):
+        pool({"gsm8k": lambda p, c, f: 0.0})  # it has a shipped one's name, and is another

@@ -1,13 +1,18 @@
 """`mindrlhf reward-check`: rewards tried on dataset rows before training."""
 
 import json
+import re
+import shlex
 
 import pytest
 
 from mindrlhf.cli import main
+from mindrlhf.commands.reward_check import _function
+from mindrlhf.configs.loading import load_grpo_config
 from mindrlhf.data.convert_problems import convert
 from mindrlhf.data.tasks import arithmetic, countdown
 from mindrlhf.data.tokenizer import Tokenizer, train_tokenizer
+from mindrlhf.errors import UserError
 
 
 @pytest.fixture(autouse=True)
@@ -149,7 +154,7 @@ def test_escape_codes_are_shown_as_text(check, problems, tmp_path):
         (["--reward", "gsmk8"], "nearest: 'gsm8k'"),
         (["--reward", "length 100"], "arguments as KEY=VALUE"),
         (["--reward", ""], "arguments as KEY=VALUE"),
-        (["--reward", "length"], "missing a required argument: 'target'"),
+        (["--reward", "length"], "give it by args: {target: 200}"),
         (["--reward", "gsm8k", "--rows", "0"], "--rows 0"),
         (["--reward", "gsm8k", "--timeout", "0"], "--timeout 0"),
         (["--reward", "gsm8k", "--data", "none.jsonl"], "no such file"),
@@ -167,3 +172,46 @@ def test_mistakes(check, problems, tmp_path, arguments, expected):
     assert code == 2
     assert expected in output
     assert len(output.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["1e-3", "1_000", "0x10", "yes", "null", "'[1e3, a]'", "'{a: 1e-3}'", "012", "1:30", "2024-01-01", ".5", "", "~"],
+)
+def test_arguments_are_read_as_a_run_reads_them(value):
+    [text] = shlex.split(value) or [""]
+    of_run = load_grpo_config(None, [f"reward.functions.0.args.scale={text}"]).reward.functions[0]
+    assert _function(f"gsm8k scale={value}") == of_run
+
+
+def test_arguments_that_cannot_be_read():
+    for text, problem in {
+        "gsm8k scale": "give a name, then arguments as KEY=VALUE",
+        "": "give a name",
+        "gsm8k 'open": "give a name",
+        "gsm8k a=[1": "override 'args.a=[1' is not valid YAML",
+    }.items():
+        with pytest.raises(UserError, match=re.escape(problem)):
+            _function(text)
+
+
+def test_texts_and_token_ids(check, problems, tmp_path):
+    source = """
+def verl(data_source, solution_str, ground_truth, extra_info=None):
+    return {"score": 1.0, "acc": True, "pred": solution_str.split()[-1]}
+def ids(completion_ids, **kwargs):
+    return [len(one) for one in completion_ids]
+"""
+    (tmp_path / "mine.py").write_text(source)
+    named = ("--reward", f"{tmp_path}/mine.py:verl", "--data", problems, "--rows", 2, "--completion", "it is 42")
+    _, cells, _ = check(*named)
+    assert any(row[4] == "acc 1" for row in cells if len(row) == 7)
+    assert any(row[4] == "pred 42" for row in cells if len(row) == 7)
+    ids = ("--reward", f"{tmp_path}/mine.py:ids", "--data", problems, "--rows", 2, "--completion", "it is 42")
+    code, _, output = check(*ids)
+    assert code == 1
+    assert "token ids are not known here" in output
+    train_tokenizer(["it is 42"], 300).save(tmp_path / "tokenizer")
+    length = len(Tokenizer.from_path(tmp_path / "tokenizer").encode("it is 42"))
+    _, cells, _ = check(*ids, "--tokenizer_path", tmp_path / "tokenizer")
+    assert summary(cells, "ids")[:4] == [str(length)] * 3 + ["2"]

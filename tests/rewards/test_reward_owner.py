@@ -33,7 +33,8 @@ def start_script(root, tmp_path):
     (app / "my_rewards" / "inner.py").write_text("def reward(prompt, completion, fields): return 1.0\n")
     for name in ("here", "beside"):
         (work / f"{name}.py").write_text("def reward(prompt, completion, fields): return 10.0\n")
-    source = "import os, time\ndef pid(p, c, f): return time.sleep(1000) if c == 'hang' else float(os.getpid())\n"
+    body = "return time.sleep(1000) if completion == 'hang' else float(os.getpid())"
+    source = f"import os, time\ndef pid(completion): {body}\n"
     (work / "pid.py").write_text(source)
     started = []
 

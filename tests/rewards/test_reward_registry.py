@@ -18,7 +18,10 @@ def plain(prompt, completion, fields, bonus=0.0):
 def short(completion, ground_truth, bonus=0.0):
     return float(ground_truth in completion) + bonus
 
-def other_names(p, c, f):
+def own_names(p, c, f):
+    return 0.0
+
+def beside(completion):
     return neighbour.VALUE
 
 def counting(prompt, completion, fields):
@@ -70,11 +73,11 @@ def test_functions_of_a_file(folder, monkeypatch):
     path = folder / "mine.py"
     assert registry.resolve(f"{path}:plain", {"bonus": 0.5})("ab", "c", {"x": ""}) == 112.5
     assert registry.resolve(f"{path}:short", {"bonus": 1})("", "it is 5", {"ground_truth": "5"}) == 2.0
-    assert registry.resolve(f"{path}:other_names")("", "", {}) == 4.0
+    assert registry.resolve(f"{path}:beside")("", "", {}) == 4.0
     assert registry.resolve(f"{path}:judge")("", "", {}) == 7.0
     monkeypatch.chdir(folder)
-    assert registry.resolve("mine.py:other_names")("", "", {}) == 4.0
-    assert absolute("mine.py:other_names") == f"{path}:other_names"
+    assert registry.resolve("mine.py:beside")("", "", {}) == 4.0
+    assert absolute("mine.py:beside") == f"{path}:beside"
     assert absolute("gsm8k") == "gsm8k"
 
 
@@ -157,7 +160,8 @@ def test_files_that_do_not_import(tmp_path, source, expected):
 
 def test_arguments_that_do_not_fit(folder):
     path = folder / "mine.py"
-    assert "missing a required argument: 'target'" in refusal("length")
-    assert "unexpected keyword argument 'bonsu'" in refusal(f"{path}:plain", {"bonsu": 1})
-    assert "(completion, ground_truth, bonsu=...)" in refusal(f"{path}:short", {"bonsu": 1})
-    assert "too many positional arguments" in refusal("json:dumps")
+    assert "no call gives the function's parameter 'target'; give it by args: {target: 200}" in refusal("length")
+    assert "has no parameter 'bonsu'; take it out of args" in refusal(f"{path}:plain", {"bonsu": 1})
+    assert "args has 'completion', which each call gives" in refusal(f"{path}:short", {"completion": 1})
+    assert "no call gives the function's parameter 'p'" in refusal(f"{path}:own_names")
+    assert "solution_str, extra_info of a sample" in refusal("json:dumps")

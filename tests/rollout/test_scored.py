@@ -13,19 +13,22 @@ def decode(ids):
 def test_a_response_without_a_partner():
     group = experience(3, [0.0, 1.0], lengths=[2, 4]).group
     samples = reward_samples(decode, [group], 9)
-    assert samples == [
-        (decode(group.prompt.token_ids), decode(one.response_ids), {"response_length": n, "max_new_tokens": "9"})
-        for one, n in zip(group.rollouts, ("2", "4"), strict=True)
-    ]
+    for sample, one, n in zip(samples, group.rollouts, ("2", "4"), strict=True):
+        assert sample[:2] == (decode(group.prompt.token_ids), decode(one.response_ids))
+        assert sample.fields == {"response_length": n, "max_new_tokens": "9"}
+        assert sample.prompt_ids is group.prompt.token_ids
+        np.testing.assert_array_equal(sample.completion_ids, one.response_ids)
 
 
 def test_of_a_conversation_what_the_policy_said_is_the_completion():
     groups = [with_context(experience(number, [0.0, 1.0], lengths=[2, 4])).group for number in (3, 4)]
     own = [0.1, None, np.nan, 0.0]
     rollouts = [rollout for group in groups for rollout in group.rollouts]
-    for (_, said, fields), rollout, reward in zip(reward_samples(decode, groups, 9, own), rollouts, own, strict=True):
+    for sample, rollout, reward in zip(reward_samples(decode, groups, 9, own), rollouts, own, strict=True):
         assert not rollout.sampled.all()
-        assert said == decode(rollout.response_ids[rollout.sampled])
+        fields, said = sample.fields, rollout.response_ids[rollout.sampled]
+        assert sample.completion == decode(said)
+        np.testing.assert_array_equal(sample.completion_ids, said)
         assert fields["conversation"] == decode(rollout.response_ids)
         assert int(fields["response_length"]) == rollout.sampled.sum()
         assert fields.get("environment_reward") == (None if reward is None else str(reward))

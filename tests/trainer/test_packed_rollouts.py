@@ -68,3 +68,19 @@ def test_adapters_train_over_a_packed_base(task, tmp_path):
     run = finished(task, tmp_path, "trainer.total_steps=3", *lora)
     assert (run.column("rollout_corr/log_prob_diff/mean") < 0.02).all()
     assert not any(name.startswith("timing_s/reshard") for name in run.metrics[-1])
+
+
+@pytest.mark.parametrize("settings", [["rollout.weights=int8"], ["rollout.weights=bfloat16", "rollout.top_k=20"]])
+def test_credit_reads_the_policy_s_own_log_probs(task, tmp_path, settings):
+    """A policy that is its reference and its teacher has no divergence from them, however rollouts are rounded."""
+    model = jobs.write_model(task, tmp_path / "model")
+    kl = ("algorithm.beta=0.1", "algorithm.kl_in_reward=True", "algorithm.kl_estimator=k1", "algorithm.kl_target=0.1")
+    taught = ("algorithm.advantage=distillation", f"algorithm.teacher={model}", "trainer.total_steps=1")
+    arguments = task.train(tmp_path, *kl, *taught, *settings, load_sft_checkpoint_train=model)
+    assert jobs.call(arguments) == 0
+    run = jobs.Run(tmp_path)
+    assert run.column("rollout_corr/log_prob_diff/mean")[0] > 1e-4  # the rollouts are rounded
+    advantages = ("critic/advantages/max", "critic/advantages/min")
+    for name in ("actor/reward_kl_penalty", "distillation/reverse_kl", *advantages):
+        assert abs(run.column(name)[0]) <= 1e-6, name
+    assert run.column("timing_s/old_log_prob")[0] > 0

@@ -149,10 +149,13 @@ def runner(functions, *names):
     return RewardRunner(RewardSettings(functions=[{"name": f"{functions}:{name}"} for name in names]))
 
 
+CODEC = SimpleNamespace(decode=str, encode=lambda text: [len(text)])
+
+
 def test_rewards_are_tried_on_one_row(functions, caplog):
     prompt = Prompt(0, np.array([1, 2], np.int32), {"ground_truth": "72"})
     with runner(functions, "right", "picky") as rewards:
-        line = try_reward(rewards, prompt, str, 256)
+        line = try_reward(rewards, prompt, CODEC, 256)
     assert "right 1, 0, 0 (" in line
     assert "picky 0.5, 0.0588, failed (" in line, "one that fails for some answers is let through"
     assert "picky failed in the preflight" in caplog.text
@@ -160,13 +163,13 @@ def test_rewards_are_tried_on_one_row(functions, caplog):
         runner(functions, "right", "broken") as rewards,
         pytest.raises(UserError, match=r"broken fails on the first row of the data, whatever the answer \(.*no such"),
     ):
-        try_reward(rewards, prompt, str, 256)
+        try_reward(rewards, prompt, CODEC, 256)
 
 
 def test_the_overlong_punishment_is_tried_with_the_limit_of_the_run():
     prompt = Prompt(0, np.array([1, 2], np.int32), {"ground_truth": "72"})
     with RewardRunner(RewardSettings(overlong_factor=1.0, overlong_buffer=64)) as rewards:
-        assert "soft_overlong 0, 0, 0 (" in try_reward(rewards, prompt, str, 256)
+        assert "soft_overlong 0, 0, 0 (" in try_reward(rewards, prompt, CODEC, 256)
 
 
 def test_trackers_are_looked_for(monkeypatch):

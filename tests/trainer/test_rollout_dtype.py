@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from mindrlhf.algorithms.losses import POLICY_LOSSES, policy_loss
 from mindrlhf.backend import native
 from mindrlhf.configs.loading import load_grpo_config
 from mindrlhf.configs.model_settings import ModelSettings
@@ -59,3 +60,24 @@ def test_packed_weights_take_fused_operators(monkeypatch, device, problem, reaso
     flags = TrainFlags(load_sft_checkpoint_train="model", device_target=device, overrides=("rollout.weights=bfloat16",))
     with pytest.raises(UserError, match=rf"rollout.weights is bfloat16, .* \({re.escape(reason)}\); set train"):
         read_settings(flags)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reads"),
+    [
+        (["algorithm.beta=0.1"], False),
+        (["algorithm.beta=0.1", "algorithm.kl_in_reward=True"], True),
+        (["algorithm.beta=0.1", "algorithm.kl_target=0.1"], True),
+        (["algorithm.beta=0", "algorithm.kl_target=0.1"], False),
+        (["algorithm.advantage=distillation"], True),
+        (["algorithm.policy_loss=kl_cov"], True),
+        (["algorithm.policy_loss=clip_cov"], True),
+    ],
+)
+def test_what_reads_the_policy_before_updates(overrides, reads):
+    assert load_grpo_config(None, overrides).algorithm.reads_policy == reads
+
+
+def test_losses_that_choose_tokens_say_so():
+    for name, method in POLICY_LOSSES.items():
+        assert method.selects == (policy_loss(name).select is not None), name
