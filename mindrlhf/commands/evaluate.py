@@ -82,7 +82,7 @@ def _answers(
     """Generate one model's answers; conversations also give metrics."""
     from mindrlhf.evaluation.evaluator import Evaluator, reward_of
 
-    prompts = read_problems(args.data, tokenizer, GRPOSettings(rollout=settings), {})[: args.limit]
+    prompts = read_problems(args.data, tokenizer, GRPOSettings(rollout=settings), {}, limit=args.limit)
     generator = open_generator(args, path, settings, tokenizer, args.data)
     name = args.reward or reward_of(prompts, args.data, "name one with --reward")
     engine, metrics = generator.engine(prompts, args.num_generations), MetricSet()

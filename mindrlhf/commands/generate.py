@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("overrides", nargs="*", metavar="key=value", help=drawn)
     add_generation_arguments(parser)
     add_conversation_arguments(parser)
-    rows = "JSONL, JSON or parquet with prompt (text or messages) or messages, or a prompt MindRecord"
+    rows = "prompt MindRecord; or rows as `mindrlhf data` reads them, a hub's dataset too (openai/gsm8k:test)"
     prompts = parser.add_mutually_exclusive_group(required=True)
     prompts.add_argument("--prompt", action="append", metavar="TEXT", help="a user's question; repeatable")
     prompts.add_argument("--prompts", help=rows)

@@ -132,7 +132,7 @@ def read_work(
             pass  # opening it checks that the functions exist and take their arguments
     tokenizer = open_tokenizer(flags, checkpoint) if flags.tokenizer_path or flags.vocab_path or checkpoint else None
     reading = tokenizer, config, objects.datasets
-    rows = read_problems(flags.mind_dataset_dir, *reading) if flags.mind_dataset_dir else []
+    rows = read_problems(flags.mind_dataset_dir, *reading, split="train") if flags.mind_dataset_dir else []
     if prompt_tokens is not None:
         prompt, source = prompt_tokens, "--prompt_tokens"
     elif rows:

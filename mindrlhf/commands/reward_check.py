@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     named = args.tokenizer_path and local_model(args.tokenizer_path, weights=False)
     tokenizer = Tokenizer.from_path(named) if named else None
     if is_source(args.data):
-        rows = _read_json(args.data, args.dataset_type)
+        rows = _read_json(args.data, args.dataset_type, None if args.completion is None else args.rows)
     else:
         rows = _read_mindrecord(args.data, tokenizer, references=args.completion is None and args.completions is None)
     ids, samples = _samples(args, rows, tokenizer)
@@ -109,8 +109,8 @@ def _read_mindrecord(data: str, tokenizer: Tokenizer | None, references: bool) -
     return rows
 
 
-def _read_json(data: str, task_name: str | None) -> list[_Row]:
-    task, parsed = parse_rows(read_source(data), task_name)
+def _read_json(data: str, task_name: str | None, limit: int | None) -> list[_Row]:
+    task, parsed = parse_rows(read_source(data, limit), task_name)
     return [
         _Row(number, row.question if row.prompt is None else row.prompt, row.answer, prompt_fields(task.name, row))
         for number, row in enumerate(parsed)

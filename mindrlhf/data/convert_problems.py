@@ -147,6 +147,16 @@ def convert_rows(
     return prompts
 
 
+def convert_pairs(sources: Sequence[SourceRow], tokenizer: Tokenizer) -> list[TokenPair]:
+    """Convert problems to prompts with their answers; UserError for an absent one."""
+    chosen, rows = parse_rows(sources, None)
+    places = [each.where for each in sources]
+    if lacking := next((where for where, row in zip(places, rows, strict=True) if not row.answer), None):
+        raise UserError(f"{lacking}: has no answer to imitate; give one, messages, or prompt and completion.")
+    texts = prompt_texts(rows, places, chosen.instruction, None, None, tokenizer)
+    return _tokenise(rows, texts, tokenizer, progress=False)
+
+
 def convert_to_verl(
     source: Sources, output: str | Path, *, task: str | None = None, fields: Sequence[str] = (), split: str = "train"
 ) -> int:

@@ -1,12 +1,14 @@
 """Demonstrations for supervised fine-tuning: worked answers and conversations."""
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from mindrlhf.data.convert_problems import convert_pairs
+from mindrlhf.data.demonstration_forms import as_messages
 from mindrlhf.data.mindrecord import read_pairs
 from mindrlhf.data.source import JSON, given_rows, is_source, read_source
 from mindrlhf.data.tokenizer import Tokenizer
@@ -14,6 +16,9 @@ from mindrlhf.data.tool_formats import load_tool_format
 from mindrlhf.data.turns import ASSISTANT, Turns, TurnTemplate
 from mindrlhf.errors import UserError
 from mindrlhf.files.json import parse_json
+
+FORMS = ("messages", "completion", "text", "conversations", "instruction")
+TASK_KEYS = ("factors", "nums", "numbers")
 
 _log = logging.getLogger(__name__)
 
@@ -24,26 +29,34 @@ def read_demonstrations(
     tool_format: str = "hermes",
     max_length: int | None = None,
     given: Iterable[Mapping[str, Any]] | None = None,
+    split: str | None = "train",
 ) -> list[Turns]:
     """Read the rows of a MindRecord (`read_pairs`), or conversations of another file.
 
     A row of a JSONL, JSON or parquet file has `messages`, which include assistant turns and may include `tool_calls`
     and tool messages, and may have `tools`: schemas that the chat template lists. Or it has `prompt` and `completion`:
     both texts (an end token is added), or both messages. Or it has `text` alone, whose every token but the first is
-    trained, with an end token. tool_format: see `load_tool_format`. max_length: maximum tokens of prompt and response;
-    a longer response loses its end. A row left without an assistant's token is left out, and a warning counts these
-    rows. given: rows of the calling program instead of the file's. UserError, with the place, for a malformed row.
+    trained, with an end token. Or it has another suite's form (`as_messages`), or is a problem with an answer, as
+    `mindrlhf data` reads it. tool_format: see `load_tool_format`. max_length: maximum tokens of prompt and response; a
+    longer response loses its end. A row left without an assistant's token is left out, and a warning counts these rows.
+    given: rows of the calling program instead of the file's. split: see `read_source`. UserError, with the place, for a
+    malformed row.
     """
     path = Path(path)
     if given is not None or is_source(path):
         template = TurnTemplate(tokenizer, tool_format=load_tool_format(tool_format))
         # Rows of a table have a null for each key that only other rows have.
         table = given is not None or path.suffix not in JSON
-        rows = read_source(path) if given is None else given_rows(given, str(path))
+        rows = read_source(path, split=split) if given is None else given_rows(given, str(path))
+        problems = [row for row in rows if _is_problem(row.values)]
+        pairs = iter(convert_pairs(problems, tokenizer) if problems else ())
         values = [_without_nulls(row.values) if table else row.values for row in rows]
-        found = [_demonstration(one, row.where, template, tokenizer) for one, row in zip(values, rows, strict=True)]
+        found = [
+            _answered(*next(pairs)) if _is_problem(row.values) else _demonstration(one, row.where, template, tokenizer)
+            for one, row in zip(values, rows, strict=True)
+        ]
     else:
-        found = [Turns(prompt, answer, np.full(len(answer), True)) for prompt, answer in read_pairs(path, tokenizer)]
+        found = [_answered(prompt, answer) for prompt, answer in read_pairs(path, tokenizer)]
     if max_length is None:
         return found
     kept = [short for turns in found if (short := turns.cut(max_length)).sampled.any()]
@@ -60,8 +73,18 @@ def read_demonstrations(
     return kept
 
 
+def _is_problem(row: Mapping[str, Any]) -> bool:
+    """Test for a problem, which is in no form of demonstrations."""
+    return not any(row.get(key) is not None for key in FORMS) and not {"question", "prompt", *TASK_KEYS}.isdisjoint(row)
+
+
+def _answered(prompt: Sequence[int], answer: Sequence[int]) -> Turns:
+    return Turns(np.array(prompt, np.int32), np.array(answer, np.int32), np.full(len(answer), True))
+
+
 def _demonstration(values: Mapping[str, Any], where: str, template: TurnTemplate, tokenizer: Tokenizer) -> Turns:
     try:
+        values = as_messages(values)
         prompt, completion = values.get("prompt"), values.get("completion")
         if isinstance(prompt, str) and isinstance(completion, str):
             ids = [np.array(tokenizer.encode(text), np.int32) for text in (prompt, completion)]
@@ -78,7 +101,8 @@ def _demonstration(values: Mapping[str, Any], where: str, template: TurnTemplate
             messages = [*prompt, *completion]
         if messages is None:
             raise ValueError(
-                f"needs messages, prompt and completion, or text, and has {', '.join(values) or 'nothing'}"
+                "needs messages, prompt and completion, text, or a problem with an answer, and has "
+                f"{', '.join(values) or 'nothing'}"
             )
         tools = values.get("tools") or None
         tools = parse_json(tools) if isinstance(tools, str) else tools

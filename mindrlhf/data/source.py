@@ -37,17 +37,17 @@ def _dataset(path: str | Path) -> tuple[str, str] | None:
     return (name, split) if Path(name).is_dir() or is_id(name) else None
 
 
-def read_source(path: str | Path, limit: int | None = None) -> list[SourceRow]:
+def read_source(path: str | Path, limit: int | None = None, split: str | None = "train") -> list[SourceRow]:
     """Read the rows of a file, a folder or a hub's dataset.
 
-    limit: number of first rows to read. A folder and a dataset's id give the split `train`, or the split named after a
-    colon: `openai/gsm8k:test` (see `dataset_files`). UserError, with file and line, for a file that is missing, empty,
-    not UTF-8, or not JSON objects.
+    limit: number of first rows to read. split: of a folder or a dataset's id, unless one is named after a colon,
+    `openai/gsm8k:test`; None is the only one (see `dataset_files`). UserError, with file and line, for a file that is
+    missing, empty, not UTF-8, or not JSON objects.
     """
     if dataset := _dataset(path):
-        name, split = dataset
+        name, named = dataset
         rows: list[SourceRow] = []
-        for file in dataset_files(name, split or "train"):
+        for file in dataset_files(name, named or split):
             if limit is None or len(rows) < limit:
                 rows += read_source(file, limit and limit - len(rows))
         return rows

@@ -64,7 +64,7 @@ def read_training_data(job: Job) -> TrainingData:
     flags, config, bucket = job.flags, job.config, job.config.train.length_bucket
     reading = job.tokenizer, config, job.objects.datasets
     recorded = read_record(flags.replay) if flags.replay else []
-    rows = [] if flags.replay else read_problems(flags.mind_dataset_dir, *reading)
+    rows = [] if flags.replay else read_problems(flags.mind_dataset_dir, *reading, split="train")
     prompts = rows or [e.group.prompt for _, step in recorded for e in step]
     recorded = recorded[: config.trainer.total_steps]
     longest = check_prompts(job, prompts, flags.replay or flags.mind_dataset_dir, job.train, job.infer)
@@ -73,7 +73,7 @@ def read_training_data(job: Job) -> TrainingData:
     total = len(recorded) or total_steps(config, len(rows))
     problems, source = [], config.data.val_dataset
     if rows and source is not None:
-        problems = read_problems(source, *reading)[: config.validation.limit]
+        problems = read_problems(source, *reading, limit=config.validation.limit)
         length = check_prompts(job, problems, source, job.infer, of="validation")
         answer = config.validation.completed(config.rollout).max_new_tokens
         positions = max(positions, longest_position(length, answer, bucket))
@@ -82,15 +82,23 @@ def read_training_data(job: Job) -> TrainingData:
 
 
 def read_problems(
-    source: str | Path, tokenizer: Tokenizer | None, config: GRPOSettings, datasets: Mapping[str, Any]
+    source: str | Path,
+    tokenizer: Tokenizer | None,
+    config: GRPOSettings,
+    datasets: Mapping[str, Any],
+    split: str | None = None,
+    limit: int | None = None,
 ) -> list[Prompt]:
-    """Read prompts of a MindRecord, a file of rows, or the calling program."""
+    """Read prompts of a MindRecord, a file of rows, or the calling program.
+
+    split: of a folder or a hub's dataset without one behind a colon; None is the only one. limit: number of first rows.
+    """
     given, rollout, data = datasets.get(str(source)), config.rollout, config.data
     if given is None and not is_source(source):
-        return read_prompts(source, tokenizer)
+        return read_prompts(source, tokenizer)[:limit]
     if tokenizer is None:
         raise UserError(f"{source}: no tokenizer is given for its rows; use --tokenizer_path.")
-    rows = read_source(source) if given is None else given_rows(given, str(source))
+    rows = read_source(source, limit, split) if given is None else given_rows(given, str(source))[:limit]
     named = rollout.environment if isinstance(rollout.environment, str) else None
     tools = tool_schemas(named, rollout.tools)
     options = {"template": data.template, "max_prompt_length": data.max_prompt_length}

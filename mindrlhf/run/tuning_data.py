@@ -9,12 +9,13 @@ import numpy as np
 
 from mindrlhf.checkpoint.model_card import ModelCard, describe
 from mindrlhf.checkpoint.open import check_token_ids
+from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.configs.validate import check_lengths
 from mindrlhf.data.demonstrations import read_demonstrations
-from mindrlhf.data.mindrecord import read_prompts
 from mindrlhf.data.stream import PromptStream
 from mindrlhf.errors import UserError
 from mindrlhf.job import Job
+from mindrlhf.run.training_data import read_problems
 from mindrlhf.shapes import longest_position
 from mindrlhf.training.batch import SequenceGroup
 from mindrlhf.types import Prompt
@@ -56,7 +57,8 @@ class TuningData:
 def read_tuning_data(job: Job) -> TuningData:
     """Read and check the data of fine-tuning. Raises `UserError`."""
     data, bucket = job.config.data, job.config.train.length_bucket
-    pairs, held_out = held_out_share(read_pairs(job, job.flags.mind_dataset_dir), data.val_share, job.config.seed)
+    every_pair = read_pairs(job, job.flags.mind_dataset_dir, "train")
+    pairs, held_out = held_out_share(every_pair, data.val_share, job.config.seed)
     if data.val_dataset:
         held_out = read_pairs(job, data.val_dataset)
     every = [*pairs, *held_out]
@@ -64,7 +66,8 @@ def read_tuning_data(job: Job) -> TuningData:
     positions, problems = longest_position(*longest, bucket), []
     if data.val_problems:
         sampling = job.config.validation
-        problems = read_prompts(data.val_problems, job.tokenizer)[: sampling.limit]
+        reading = job.tokenizer, GRPOSettings(), job.objects.datasets
+        problems = read_problems(data.val_problems, *reading, limit=sampling.limit)
         prompts = [problem.token_ids for problem in problems]
         check_token_ids(job.tokenizer, job.model, largest_id(prompts), data.val_problems)
         prompt = max(map(len, prompts))
@@ -76,11 +79,14 @@ def read_tuning_data(job: Job) -> TuningData:
     return TuningData(stream, len(pairs), held_out, problems, positions, total)
 
 
-def read_pairs(job: Job, source: str) -> list[SequenceGroup]:
-    """Read demonstrations as groups of one response, identified by the row number."""
+def read_pairs(job: Job, source: str, split: str | None = None) -> list[SequenceGroup]:
+    """Read demonstrations as groups of one response, identified by the row number.
+
+    split: of a folder or a hub's dataset without one behind a colon; None is the only one.
+    """
     data = job.config.data
     given = job.objects.datasets.get(source)
-    rows = read_demonstrations(source, job.tokenizer, data.tool_format, data.max_length, given)
+    rows = read_demonstrations(source, job.tokenizer, data.tool_format, data.max_length, given, split)
     largest = largest_id(chain.from_iterable((turns.prompt_ids, turns.response_ids) for turns in rows))
     check_token_ids(job.tokenizer, job.model, largest, source)
     return [SequenceGroup(t.prompt_ids, (t.response_ids,), (t.sampled,), (row,)) for row, t in enumerate(rows)]

@@ -187,14 +187,13 @@ def test_typed_prompts_that_are_refused(model, refused, arguments, text):
 @pytest.mark.parametrize(
     ("row", "text"),
     [
-        ({"question": "3 + 4"}, "line 2: should have either prompt or messages, and has only question"),
-        ({"prompt": "a", "messages": MESSAGES}, "line 2: should have either prompt or messages, and has both"),
-        ({"prompt": ""}, "line 2: the prompt is empty"),
-        ({"prompt": 7}, "line 2: messages should be a list"),
-        ({"messages": []}, "line 2: messages should be a list"),
+        ({"text": "3 + 4"}, "line 2: not a fields row: key 'question' is missing (found: 'text')"),
+        ({"prompt": ""}, "line 2: not a fields row: key 'prompt' should be text, and is ''"),
+        ({"prompt": 7}, "line 2: not a fields row: key 'prompt' should be a list of messages"),
+        ({"messages": []}, "line 2: not a fields row: key 'messages' should be a list of messages"),
         (
             {"messages": [{"role": "user"}]},
-            "line 2: messages: message 0 should be an object with the texts role and content",
+            "key 'messages': message 0 should be an object with the texts role and content",
         ),
         ({"prompt": "word " * 2000}, "with max_new_tokens 10 are longer than the model's 2048 positions"),
     ],

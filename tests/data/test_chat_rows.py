@@ -90,7 +90,7 @@ def test_a_template_of_one_question(tmp_path, small):
         ([], "should be a list of messages with at least one"),
         (["Hello"], "message 0 should be an object"),
         ([{"role": "user", "content": None}], "message 0 should be an object"),
-        ([{"role": "user", "content": [{"type": "image"}]}], "message 0 should be an object"),
+        ([{"role": "user", "content": [{"type": "image"}]}], "message 0 has a part of the type 'image', and text"),
         ([ASKED, {"role": "assistant", "content": "5"}], "should end with a user message, and ends with 'assistant'"),
         ([{"role": "user", "content": " "}], "message 0 has no text"),
     ],

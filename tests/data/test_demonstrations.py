@@ -97,7 +97,15 @@ def test_long_rows_lose_their_end(small, tmp_path, caplog):
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        ({"question": "x"}, "line 2: needs messages, prompt and completion, or text, and has question"),
+        ({"question": "x"}, "line 2: has no answer to imitate; give one, messages, or prompt and completion"),
+        ({"other": "x"}, "line 2: needs messages, prompt and completion, text, or a problem with an answer, and has o"),
+        ({"conversations": "x"}, "line 2: conversations should be a list, and is 'x'"),
+        (
+            {"conversations": [{"from": "function_call", "value": "f"}]},
+            "line 2: conversations: message 0 is from 'func",
+        ),
+        ({"instruction": "a", "output": "b", "history": [["c", "d"]]}, "line 2: history is not read beside instruct"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "line 2: messages: message 0 has a part of"),
         ({"messages": PLAIN[:1]}, "line 2: .* one of the assistant"),
         ({"messages": PLAIN, "tools": "{"}, "line 2: Expecting"),
         ({"messages": PLAIN, "tools": {"name": "f"}}, "line 2: tools should be a list"),
@@ -136,7 +144,7 @@ def test_prompts_with_completions(tmp_path, small):
     assert text.prompt_ids.tolist() == small.encode("2 + 3 =")
     assert text.response_ids.tolist() == [*small.encode(" 5"), small.eos_token_id]
     assert text.sampled.all()
-    with pytest.raises(UserError, match="row 0: needs messages, prompt and completion, or text, and has note"):
+    with pytest.raises(UserError, match=r"row 0: needs messages, prompt and completion, text, .* and has note"):
         read_demonstrations("rows", small, given=[{"note": "2 + 3 = 5"}])
     with pytest.raises(UserError, match="row 0: the prompt has an assistant's turn"):
         read_demonstrations("rows", small, given=[{"prompt": prompt + completion, "completion": completion}])

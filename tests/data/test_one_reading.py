@@ -275,7 +275,7 @@ def test_synthesized_rows_are_recognised(run_command, small, tmp_path, task):
     convert(tmp_path / "train.jsonl", tmp_path / "a.mindrecord", small, task=name, progress=False)
     expected = read_prompts(tmp_path / "a.mindrecord")
     for source in (tmp_path / "train.jsonl", tmp_path):
-        found = read_problems(str(source), small, GRPOSettings(), {})
+        found = read_problems(str(source), small, GRPOSettings(), {}, "train")
         assert [(one.token_ids.tolist(), one.fields) for one in found] == [
             (one.token_ids.tolist(), one.fields) for one in expected
         ]

@@ -22,7 +22,7 @@ def checked(messages: Any, key: str) -> Messages:
     empty = next((number for number, message in enumerate(messages) if not message["content"].strip()), None)
     if empty is not None:
         raise ValueError(f"key {key!r}: message {empty} has no text")
-    if messages[-1]["role"] != "user":
+    if messages[-1]["role"] not in ("user", "tool"):
         raise ValueError(f"key {key!r} should end with a user message, and ends with {messages[-1]['role']!r}")
     return [{name: value for name, value in message.items() if value is not None} for message in messages]
 
@@ -36,3 +36,21 @@ def with_system_prompt(messages: Messages, text: str) -> Messages:
     """Replace the system message of a conversation; "" is none."""
     turns = messages if system_prompt(messages) is None else messages[1:]
     return [{"role": "system", "content": text}, *turns] if text else turns
+
+
+def with_joined_parts(messages: Any, name: str) -> Any:
+    """Write contents that are lists of text parts as one text. ValueError."""
+    if not isinstance(messages, list):
+        return messages
+    return [_joined(message, f"{name}: message {number}") for number, message in enumerate(messages)]
+
+
+def _joined(message: Any, where: str) -> Any:
+    parts = message.get("content") if isinstance(message, Mapping) else None
+    if not isinstance(parts, list):
+        return message
+    for part in parts:
+        if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            raise ValueError(f"{where} has a part of the type {kind!r}, and text is read alone")
+    return {**message, "content": "".join(part["text"] for part in parts)}

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mindrlhf.data.tasks.conversation import Messages, checked
+from mindrlhf.data.tasks.conversation import Messages, checked, with_joined_parts
 from mindrlhf.data.tasks.task import text_field
 
 KEYS = ("prompt", "messages")
@@ -35,5 +35,5 @@ def given_prompt(row: Mapping[str, Any], keys: Sequence[str] = KEYS) -> GivenPro
         return GivenPrompt(key, question=text, prompt=text)
     if key == "messages" and isinstance(row[key], str):
         raise ValueError("key 'messages' should be a list, and is text; call the key prompt")
-    messages = checked(row[key], key)
+    messages = checked(with_joined_parts(row[key], f"key {key!r}"), key)
     return GivenPrompt(key, question=messages[-1]["content"], messages=messages)
