@@ -11,7 +11,9 @@ from mindrlhf.rewards import answers
 
 MAX_LENGTH = 256  # characters of an expression; also bounds the depth of the tree
 _ALLOWED = frozenset("0123456789+-*/() ")
-_SIGNS = {r"\times": "*", r"\cdot": "*", r"\div": "/", "×": "*", "·": "*", "÷": "/", "\u2212": "-", "\n": " "}
+# Other signs of the operations; TinyZero's verifier takes + - * / alone.
+_SIGNS = {r"\times": "*", r"\cdot": "*", r"\div": "/", "\n": " "}
+_SIGNS |= dict.fromkeys("×·⋅∙∗✕", "*") | dict.fromkeys("÷∕⁄", "/") | dict.fromkeys("\u2212\u2013", "-")
 _OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 _PREFIXES: dict[type, Callable[[Fraction], Fraction]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
 
@@ -25,7 +27,8 @@ def countdown(
     number once, and with `use_all` (TinyZero's verifier) has to. format_score: for a well-formed expression that is
     wrong (0.1 in TinyZero).
     """
-    problem = json.loads(fields["ground_truth"])
+    truth = fields["ground_truth"]
+    problem = truth if isinstance(truth, Mapping) else json.loads(truth)
     answer = answers.stated(prompt, completion)
     solved = evaluate(answer) if answer is not None else None
     if solved is None:
@@ -38,7 +41,8 @@ def countdown(
 def evaluate(expression: str) -> tuple[Fraction | None, list[int]] | None:
     """Evaluate an expression of whole numbers exactly; returns (value, its numbers).
 
-    An expression has + - * / and parentheses, and is parsed, never run. Returns None for anything else, or more than
+    An expression has + - * / (also as × · ÷ and in LaTeX) and parentheses, and is parsed, never run; `= 24` after it,
+    other digits and other brackets make it none. Returns None for anything else, or more than
     MAX_LENGTH characters; the value is None if it divides by zero.
     """
     for sign, plain in _SIGNS.items():

@@ -49,10 +49,14 @@ _TOKEN = re.compile(
     re.VERBOSE,
 )
 _LETTER, _DIGIT = re.compile(r"\s*[«A-Za-z]"), re.compile(r"\s*([0-9])")
-_BASED = re.compile(r"([-+]?)\s*\(?([0-9A-Za-z]*[0-9][0-9A-Za-z]*)\)?_\s*\{?\(?([0-9]{1,2})\)?\}?")
-_NAME = re.compile(r"(?:\\[A-Za-z]+|_\s*(?:[0-9]|\{[0-9]+\})|[A-Za-z]\s*\([^()=]*\)|[A-Za-z(){}_,'«»+\s-])+")
+_BASED = re.compile(r"([-+]?)\s*\(?([0-9A-Za-z]*[0-9][0-9A-Za-z]*|[A-F]{2,})\)?_\s*\{?\(?([0-9]{1,2})\)?\}?")
+# Parts of a name with digits: the arguments in `f(2)`, the index in `a_{10}`.
+_INDEX = re.compile(r"(?<=[A-Za-z])\s*(?:\([^()=]*\)|_\s*(?:[0-9]|\{[0-9]+\}))")
+_NAME = re.compile(r"[\\A-Za-z(){}_,'«»+\s-]+")
 _RELATION = re.compile(r"[<>≤≥≠!±]|\\(?:neq?|leq?|geq?|lt|gt|approx|pm|in|to|sim|equiv)(?![A-Za-z])")
-_UNITS = re.compile(r"\s*(?:[/(]?\s*(?:«[^»]*»|[^\W\d_]+)(?:[\s.*()/-]|\^\s*\{?\s*-?[1-9]\s*\}?)*)*")
+_UNITS = re.compile(
+    r"\s*(?:[/(]\s*)?(?:$|(?=[«]|[^\W\d_])(?:«[^»]*»|[^\W\d_]+(?![^\W\d_])|[\s.*()/-]|\^\s*\{?\s*-?[1-9]\s*\}?)*)"
+)
 _WORD = re.compile(r"«[^»]*»|(?P<word>[^\W\d_]+)")
 _SCALE = re.compile(rf"\s*«?\s*({'|'.join(SCALES)})(?![A-Za-z])")
 _PERCENT = re.compile(r"\s*(?:%|«?\s*per ?cent(?![A-Za-z]))")
@@ -68,10 +72,7 @@ _OPERANDS = re.compile(
     r"|hundredths?|thousandths?|plus|minus|over|root|divided|pi|and|or|to|point|factorial|than|infinity|power|mod|modulo"
     r"|base|not|from|without|remainder|negative)(?![A-Za-z])|^[\s«]*(?:squared|cubed)"
 )
-_DOUBTFUL = re.compile(
-    r"[0-9]\s+[0-9]|[0-9][)}]?\s*_|[0-9]\.[0-9]+\.[0-9]|\.\.|…|\\[lc]?dots|[0-9]\s*«[^»]*»\s*[0-9]"
-    r"|[0-9][^=]*[A-Za-z][^=]*=|[A-Za-z][^=]*[0-9][^=]*="
-)
+_DOUBTFUL = re.compile(r"[0-9]\s+[0-9]|[0-9][)}]?\s*_|[0-9]\.[0-9]+\.[0-9]|\.\.|…|\\[lc]?dots|[0-9]\s*«[^»]*»\s*[0-9]")
 
 
 @dataclass(frozen=True)
@@ -102,17 +103,23 @@ def read(answer: str) -> Value | None:
     if _RELATION.search(text):
         return None
     name, *between, right = text.split("=") if "=" in text else ("", text)
+    name = _INDEX.sub("", name)
     given = _without_units(right)
     named = _NAME.fullmatch(name) is not None
     if given is None or any(_number(part) is None for part in [*between, *([] if named or not name else [name])]):
         return None
-    return Value(given.number, given.percent, "".join(name.split()) if named else "")
+    return Value(given.number, given.percent, "".join(text.partition("=")[0].split()) if named else "")
 
 
 def doubtful(answer: str) -> bool:
-    """Test for numbers that only people can read: `1 2`, `101_two`, `3 and a half`."""
+    """Test for numbers that only people can read: `1 2`, `101_two`, `3 and a half`, `2x = 10`."""
+    if len(answer) > MAX_LENGTH:
+        return True
     text = plain(answer)
-    return bool(_DOUBTFUL.search(text) or (re.search("[0-9]", text) and _OPERANDS.search(text)))
+    left = _INDEX.sub("", text.rpartition("=")[0])
+    if _DOUBTFUL.search(text) or (re.search("[0-9]", left) and re.search("[A-Za-z]", left)):
+        return True
+    return bool(re.search("[0-9]", text) and _OPERANDS.search(text))
 
 
 def plain(text: str) -> str:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from mindrlhf.rewards import exact
 from mindrlhf.rewards.math import math, same
 
 # Of each pair of numbers exact arithmetic says whether they are equal.
@@ -64,7 +65,14 @@ NUMBERS = [
         ("0.28", "28", 0),
         ("28%", "0.28%", 0),
     ),
-    *(("101_2", "101_3", 0), ("101_2", "5", 1), ("101_{2}", "101_2", 1), ("101", "101_2", 0), ("42", "2A_{16}", 1)),
+    *(
+        ("101_2", "101_3", 0),
+        ("101_2", "5", 1),
+        ("101_{2}", "101_2", 1),
+        ("101", "101_2", 0),
+        ("42", "2A_{16}", 1),
+        ("255", "FF_{16}", 1),
+    ),
     *((r"101_{\text{two}}", r"101_{\text{three}}", 0), (r"101_{\text{two}}", "101", 0), ("103_2", "103_2", 1)),
     *(
         ("x=5", "y=5", 0),
@@ -136,6 +144,33 @@ def test_pairs_of_answers(gold, answer, right):
 
 def test_pairs_of_numbers_are_symmetric():
     assert [pair for pair in NUMBERS if same(pair[1], pair[0]) != pair[2]] == []
+
+
+def test_no_text_takes_for_ever():
+    """Each of these is read in linear time, or at most in that of its square; they are within the limits of length."""
+    pieces = (
+        "a ",
+        "a/",
+        "a (",
+        "f(x)",
+        "a_1",
+        "1 1/2 ",
+        "1,",
+        "(",
+        "{",
+        r"\text{a}",
+        r"\frac",
+        "1=",
+        "a=",
+        "-",
+        "^{2}",
+        "«a",
+        "a=1",
+    )
+    for piece in pieces:
+        for text in (piece * 100, f"5 {piece * 100}1", f"{piece * 100}!=5"):
+            exact.read(text), exact.doubtful(text)
+    assert not same("+".join("1" * 20_000), "20000")
 
 
 @pytest.mark.parametrize("gold", [r"F_n=\sum_{k=0}^{n-1}F_k", "the empty set of sets {", "$$", r"\frac{1}{"])
