@@ -43,6 +43,8 @@ REFERENCE, END = ('<div class="reference" markdown>', ""), ("", "</div>")
 # verl command lines that together reach every key that `--from-verl` reads (tests/docs/test_generated_pages.py).
 VERL_COMMANDS = (
     "data.train_batch_size=64 data.seed=1 data.shuffle=True data.max_response_length=512 data.train_files=t.parquet "
+    "data.max_prompt_length=512 data.truncation=error data.filter_overlong_prompts=True data.prompt_key=problem "
+    "data.apply_chat_template_kwargs={enable_thinking:False} "
     "data.val_files=v.parquet data.val_max_samples=100 data.tokenizer=t actor.ppo_mini_batch_size=32 "
     "actor.ppo_epochs=1 actor.use_dynamic_bsz=True actor.ppo_max_token_len_per_gpu=16384 actor.clip_ratio_low=0.2 "
     "actor.clip_ratio_high=0.28 actor.clip_ratio_c=3.0 actor.loss_agg_mode=token-mean actor.loss_scale_factor=512 "

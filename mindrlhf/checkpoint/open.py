@@ -13,6 +13,7 @@ from mindrlhf.checkpoint.peft import StoredAdapter, is_adapter, read_adapter
 from mindrlhf.checkpoint.peft_config import Base
 from mindrlhf.checkpoint.resume import Checkpoint, is_checkpoint, newest
 from mindrlhf.checkpoint.training_state import WEIGHTS
+from mindrlhf.checkpoint.verl_shards import refuse_verl_shards
 from mindrlhf.checkpoint.weight_source import WeightSource, fingerprint, open_sharded, open_weights, rank_folders
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.data.tokenizer import Tokenizer
@@ -44,6 +45,7 @@ def checkpoint_config(path: str | None) -> ModelConfig | None:
         return None
     if not Path(path).exists():
         raise UserError(f"{path}: no such checkpoint; give an HF directory or hub id, a .safetensors or a .ckpt file.")
+    refuse_verl_shards(path)
     folder = hf_folder(path)
     return None if folder is None else read_hf_config(folder)
 

@@ -12,6 +12,7 @@ from mindrlhf.checkpoint.manifest import MANIFEST_FILE, Manifest, describe, step
 from mindrlhf.checkpoint.safetensors_file import index_safetensors
 from mindrlhf.checkpoint.store import BEST, HF_FOLDER, LATEST, STATE_FILE
 from mindrlhf.checkpoint.training_state import WEIGHTS, layout_from_json
+from mindrlhf.checkpoint.verl_shards import refuse_verl_shards
 from mindrlhf.checkpoint.weight_source import WeightSource
 from mindrlhf.errors import UserError
 from mindrlhf.files.json import read_json
@@ -126,6 +127,7 @@ def locate(path: str | Path) -> list[Path]:
         return [path]
     found = step_folders(path)
     if not found:
+        refuse_verl_shards(path)
         raise UserError(f"{path}: holds no training checkpoint; give a step_N folder, or a folder with some of them.")
     return found
 

@@ -14,6 +14,7 @@ import numpy as np
 from mindrlhf.checkpoint.ckpt_file import index_ckpt, write_ckpt
 from mindrlhf.checkpoint.safetensors_file import index_safetensors, write_safetensors
 from mindrlhf.checkpoint.stored_tensor import STORAGE, StoredDtype, StoredTensor
+from mindrlhf.checkpoint.verl_shards import refuse_verl_shards
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.errors import UserError
 from mindrlhf.files.text import some
@@ -221,6 +222,7 @@ def index_weights(path: Path) -> dict[str, StoredTensor]:
     a sharded checkpoint with its index, any `.safetensors` files with distinct tensors, one `.ckpt`, or one `rank_*`
     folder of these. Hidden files (unfinished writing) are ignored.
     """
+    refuse_verl_shards(path)
     if not path.exists():
         raise UserError(f"{path}: the path does not exist; give a model folder, a .safetensors or a .ckpt file.")
     if path.is_dir():

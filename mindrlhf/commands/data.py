@@ -5,10 +5,11 @@ from pathlib import Path
 
 from mindrlhf.checkpoint.open import open_tokenizer
 from mindrlhf.commands.train import add_model_arguments
-from mindrlhf.data.convert_problems import TRUNCATIONS, convert, convert_to_verl
+from mindrlhf.data.convert_problems import convert, convert_to_verl
 from mindrlhf.data.parquet import PARQUET
 from mindrlhf.data.tasks import TASKS
 from mindrlhf.data.templates import NAMES
+from mindrlhf.data.truncation import TRUNCATIONS
 from mindrlhf.environments.pool import tool_schemas
 from mindrlhf.errors import UserError
 from mindrlhf.files.text import some

@@ -14,6 +14,7 @@ from mindrlhf.configs.algorithm import AlgorithmSettings, DynamicSamplingSetting
 from mindrlhf.configs.base import Float32, Settings
 from mindrlhf.configs.lora import LoraSettings
 from mindrlhf.configs.run import RunSettings
+from mindrlhf.data.truncation import TRUNCATIONS
 
 Seed = Annotated[int, Field(ge=0, le=2**62)]  # int64 also holds the sum of the seed and validation's offset
 Texts = tuple[Annotated[str, Field(min_length=1)], ...]
@@ -31,7 +32,12 @@ class DataSettings(Settings):
     template: str | None = None
     """Prompt template for rows outside a MindRecord, as --template of `mindrlhf data`."""
     max_prompt_length: int | None = Field(None, ge=1)
-    """Longest prompt of such rows, in tokens; others lose their beginning; null keeps all (TRL max_prompt_length)."""
+    """Longest prompt of such rows, in tokens; null keeps all (verl data.max_prompt_length, TRL max_prompt_length)."""
+    truncation: Literal[TRUNCATIONS] = "left"
+    """Treatment of longer prompts: left cuts the beginning, right the end, drop leaves the row out, error refuses it
+    (verl data.truncation, data.filter_overlong_prompts)."""
+    fields: Texts = ()
+    """Other names of such rows' columns, as --fields of `mindrlhf data`: prompt=messages (verl data.prompt_key)."""
     chat_template_kwargs: dict[str, Any] = {}
     """Additional variables of the chat template for such rows (TRL chat_template_kwargs)."""
 

@@ -16,19 +16,18 @@ from mindrlhf.data.tasks.task import TaskRow, prompt_fields
 from mindrlhf.data.tasks.verl import record
 from mindrlhf.data.templates import prompt_texts
 from mindrlhf.data.tokenizer import Tokenizer
+from mindrlhf.data.truncation import TRUNCATIONS, TokenPair, fit
 from mindrlhf.errors import UserError, refuse
 from mindrlhf.files.text import aligned
 from mindrlhf.metrics.progress import Progress
 from mindrlhf.shapes import round_up
 from mindrlhf.types import Prompt
 
-TRUNCATIONS = ("error", "left", "right", "drop")
 ROWS_PER_BATCH = 512  # texts tokenised between two updates of the progress bar
 SEQ_LENGTH_MULTIPLE = 64
 PERCENTILES = (50, 90, 99, 100)
 
 Sources = str | Path | Sequence[str | Path]  # one file, or several with their rows in order
-TokenPair = tuple[list[int], list[int]]  # a prompt and its answer, with its end token or empty
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,7 @@ def convert(
     places = [each.where for each in sources]
     texts = prompt_texts(rows, places, chosen.instruction, template, system_prompt, tokenizer, tools)
     pairs = _tokenise(rows, texts, tokenizer, progress)
-    fitted = [_fit(*each, max_prompt_length, seq_length, truncation) for each in zip(places, pairs, strict=True)]
+    fitted = [fit(*each, max_prompt_length, seq_length, truncation) for each in zip(places, pairs, strict=True)]
     kept = {index: pair for index, pair in enumerate(fitted) if pair is not None}
     if not kept:
         found = f"{places[0]}, and all others: every row is too long, so none is left"
@@ -127,23 +126,28 @@ def convert_rows(
     *,
     template: str | None = None,
     max_prompt_length: int | None = None,
+    truncation: str = "left",
+    fields: Sequence[str] = (),
     tools: Sequence[Mapping[str, Any]] = (),
     variables: Mapping[str, Any] | None = None,
 ) -> list[Prompt]:
     """Convert source rows to the prompts that `convert` would write.
 
-    max_prompt_length: a longer prompt loses its beginning; None keeps all. variables: additional ones of a chat
+    max_prompt_length: None keeps all. truncation, fields: as in `convert`. variables: additional ones of a chat
     template. Raises UserError as `convert`.
     """
-    chosen, rows = parse_rows(sources, None)
+    chosen, rows = parse_rows(sources, None, fields)
     places = [each.where for each in sources]
     texts = prompt_texts(rows, places, chosen.instruction, template, None, tokenizer, tools, variables)
     prompts = []
     for index, (row, ids, where) in enumerate(zip(rows, tokenizer.encode_batch(texts), places, strict=True)):
-        if not ids:
-            raise UserError(f"{where}: the prompt is empty; give it a text.")
-        ids = ids[-(max_prompt_length or 0) :]
-        prompts.append(Prompt(index, np.array(ids, np.int32), prompt_fields(chosen.name, row)))
+        fitted = fit(where, (ids, []), max_prompt_length, None, truncation, "data.")
+        if fitted is not None:
+            own = prompt_fields(chosen.name, row)
+            prompts.append(Prompt(index, np.array(fitted[0], np.int32), own))
+    if not prompts:
+        found = f"{places[0]}, and all others: every prompt has more tokens than data.max_prompt_length"
+        raise UserError(f"{found} {max_prompt_length}; raise it.")
     return prompts
 
 
@@ -191,28 +195,6 @@ def _tokenise(rows: Sequence[TaskRow], texts: Sequence[str], tokenizer: Tokenize
             pairs += zip(tokenizer.encode_batch(texts[batch]), answers, strict=True)
             advance(len(answers))
     return pairs
-
-
-def _fit(
-    where: str, pair: TokenPair, max_prompt_length: int, seq_length: int | None, truncation: str
-) -> TokenPair | None:
-    """Apply the length limits: a fitting row returns unchanged, None drops it."""
-    prompt, answer = pair
-    whole = len(prompt) + len(answer)
-    if not prompt:
-        raise UserError(f"{where}: the template renders an empty prompt; mend the template.")
-    if len(prompt) > max_prompt_length:
-        excess = f"the prompt has {len(prompt)} tokens, more than --max_prompt_length {max_prompt_length}"
-    elif seq_length is not None and whole > seq_length:
-        excess = f"the prompt with its answer has {whole} tokens, more than --seq_length {seq_length}"
-    else:
-        return pair
-    if truncation == "error":
-        raise UserError(f"{where}: {excess}; raise it, or choose --truncation left, right or drop.")
-    if truncation == "drop":
-        return None
-    prompt = prompt[-max_prompt_length:] if truncation == "left" else prompt[:max_prompt_length]
-    return prompt, answer if seq_length is None else answer[: seq_length - len(prompt)]
 
 
 def _record(

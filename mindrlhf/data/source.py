@@ -16,6 +16,7 @@ from mindrlhf.hub.names import is_id
 
 JSON = (".jsonl", ".json")
 MESSAGE_KEYS = ("prompt", "messages", "conversations")  # lists of objects that are one row
+SEPARATOR = ","  # between the names of several sources
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,13 @@ class SourceRow:
 
     values: dict[str, Any]
     where: str
+
+
+def read_sources(names: str | Path, limit: int | None = None, split: str | None = None) -> list[SourceRow]:
+    """Read the rows of one source, or of several in order, with commas between their names; see `read_source`."""
+    parts = str(names).split(SEPARATOR)
+    several = len(parts) > 1 and not Path(names).exists() and all(map(is_source, parts))
+    return [row for part in (parts if several else [names]) for row in read_source(part, limit, split)][:limit]
 
 
 def is_source(path: str | Path) -> bool:

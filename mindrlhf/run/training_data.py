@@ -15,7 +15,7 @@ from mindrlhf.configs.model_yaml import ModelYaml
 from mindrlhf.configs.validate import check_lengths
 from mindrlhf.data.convert_problems import convert_rows
 from mindrlhf.data.mindrecord import read_prompts
-from mindrlhf.data.source import given_rows, is_source, read_source
+from mindrlhf.data.source import given_rows, is_source, read_sources
 from mindrlhf.data.stream import PromptStream
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.environments.pool import tool_schemas
@@ -98,10 +98,11 @@ def read_problems(
         return read_prompts(source, tokenizer)[:limit]
     if tokenizer is None:
         raise UserError(f"{source}: no tokenizer is given for its rows; use --tokenizer_path.")
-    rows = read_source(source, limit, split) if given is None else given_rows(given, str(source))[:limit]
+    rows = read_sources(source, limit, split) if given is None else given_rows(given, str(source))[:limit]
     named = rollout.environment if isinstance(rollout.environment, str) else None
     tools = tool_schemas(named, rollout.tools)
     options = {"template": data.template, "max_prompt_length": data.max_prompt_length}
+    options |= {"truncation": data.truncation, "fields": data.fields}
     return convert_rows(rows, tokenizer, tools=tools, variables=data.chat_template_kwargs, **options)
 
 

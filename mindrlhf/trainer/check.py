@@ -142,9 +142,10 @@ def check_same_tokens(teacher: Tokenizer, tokenizer: Tokenizer, where: str) -> N
 
 def read_settings(flags: TrainFlags) -> tuple[TrainFlags, GRPOSettings, ModelYaml, ModelYaml]:
     """Read flags, `--from-verl`, the run's settings, and both model YAMLs. Raises UserError."""
-    overrides = split_overrides(flags.overrides)
+    given = list(flags.overrides)
     if flags.from_verl is not None:
-        flags, overrides[""] = from_verl(flags, overrides[""])
+        flags, given = from_verl(flags, given)
+    overrides = split_overrides(given)
     train, infer = read_model_yamls(flags, overrides)
     defaults = {**infer.sampling_defaults(), **train.adapter_defaults()}
     config = load_grpo_config(flags.grpo_config, overrides[""], defaults, flags.settings)
@@ -222,10 +223,13 @@ def from_verl(flags: TrainFlags, overrides: list[str]) -> tuple[TrainFlags, list
     if is_first_process():
         print(translation, flush=True)
     translation.check()
+    folders = ("save_ckpt_dir", "output_dir")
+    # With a folder of the user's for checkpoints, the outputs stay alongside it.
+    passed = folders if flags.save_ckpt_dir is not DEFAULT_FOLDER else ()
     for name, value in translation.flags.items():
         given = getattr(flags, name)
-        if given is None or given is DEFAULT_FOLDER:
-            flags = replace(flags, **{name: Path(value) if given is DEFAULT_FOLDER else value})
+        if name not in passed and (given is None or given is DEFAULT_FOLDER):
+            flags = replace(flags, **{name: Path(value) if name in folders else value})
     return flags, [*translation.overrides, *overrides]
 
 

@@ -175,7 +175,7 @@ def test_pad_token_and_system_prompt(source, output, small):
 
 def test_empty_prompt(source, output, small, tmp_path):
     (tmp_path / "empty.jinja").write_text("{% if not question %}x{% endif %}\n")
-    with pytest.raises(UserError, match=r"line 1: the template renders an empty prompt"):
+    with pytest.raises(UserError, match=r"line 1: the prompt is empty; give it a text, or mend the template"):
         convert(source, output, small, template=str(tmp_path / "empty.jinja"))
 
 

@@ -1,9 +1,11 @@
 """verl command lines: shell words, Hydra's forms of keys, and YAML files.
 
-`key=value`, `+key=value` and `++key=value` set a key, `~key` removes it, and a word that ends in .yaml is a file of
-keys that the others override (Hydra's `.hydra/config.yaml`, for example).
+`key=value`, `+key=value` and `++key=value` set a key, `~key` removes it, a word that ends in .yaml is a file of keys
+that the others override (Hydra's `.hydra/config.yaml`, for example), and one that ends in .sh is a script that starts
+verl's trainer.
 """
 
+import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping
@@ -11,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from mindrlhf.configs.verl.script import SUFFIXES, command_words, names_trainer, read_script
 from mindrlhf.configs.verl.table import FILE_DEFAULTS, POLICY, VERL_DEFAULTS
 from mindrlhf.configs.yaml_file import NOT_YAML, parse, read_yaml
 from mindrlhf.errors import UserError
@@ -59,14 +62,10 @@ def read_command(text: str) -> Keys:
     Raises UserError for a shell variable that was not expanded, a value or file that cannot be read, and a
     configuration other than verl's own, if its file is not given.
     """
-    try:
-        words = shlex.split(text.replace("\\\n", " "), comments=True)
-    except ValueError as error:
-        raise UserError(f"--from-verl: the command line cannot be read ({error}).") from None
-    words = list(_without_config_flags(words))
+    words = list(_without_config_flags(_words(text)))
     files = [word for word in words if word.endswith(YAML_SUFFIXES) and "=" not in word]
     filed = {key: value for file in files for key, value in _asked(read_yaml(file).values)}
-    given, own = dict(filed), set()
+    given, own = dict(filed), {}
     for word in words:
         name, equals, value = word.lstrip("+~").partition("=")
         key = name.removeprefix(POLICY)
@@ -74,12 +73,28 @@ def read_command(text: str) -> Keys:
             continue
         if word.startswith("~"):
             given.pop(key, None)
+            own.pop(key, None)
         elif equals:
-            given[key] = _value(name, value, given)
-            own.add(key)
+            own[key] = name, value
+    for key, (name, value) in own.items():
+        given[key] = _value(name, value, given)
     if not given:
         raise UserError("--from-verl: there is no key=value in it; give the arguments of verl's main_ppo.")
-    return Keys(given, frozenset(filed.keys() & given.keys() - own))
+    return Keys(given, frozenset(filed.keys() & given.keys() - own.keys()))
+
+
+def _words(text: str) -> list[str]:
+    """Split a command line into words, and replace a script by the words of its command."""
+    if names_trainer(text):
+        return command_words(text, "the command line")
+    try:
+        words = shlex.split(text.replace("\\\n", " "), comments=True)
+    except ValueError as error:
+        raise UserError(f"--from-verl: the command line cannot be read ({error}).") from None
+    scripts = [word.endswith(SUFFIXES) and "=" not in word for word in words]
+    return [
+        one for word, script in zip(words, scripts, strict=True) for one in (read_script(word) if script else [word])
+    ]
 
 
 def _without_config_flags(words: list[str]) -> Iterator[str]:
@@ -115,8 +130,10 @@ def _value(name: str, text: str, given: Mapping[str, Any]) -> Any:
     if found and (key := found[1].removeprefix(POLICY)) in known:
         return known[key]
     text = REFERENCE.sub(lambda part: str(given.get(part[1].removeprefix(POLICY), part[0])), text)
+    text = os.path.expandvars(text)
     if "$" in text:
-        raise UserError(f"--from-verl: {name}={text} holds a shell variable; give its value.")
+        found = f"{name}={text} holds a shell variable or command whose value is not known"
+        raise UserError(f"--from-verl: {found}; append {name}=VALUE.")
     if text[:1] in ("[", "{"):
         try:
             return parse(text)[0]

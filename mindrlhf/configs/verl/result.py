@@ -21,7 +21,6 @@ class Translation:
     overrides: `group.key=value` each, for `load_grpo_config`.
     flags: flag of `mindrlhf train`, without dashes -> value; a flag that the user gives overrides it.
     sources: (ours, theirs) for people, one for each override and flag. used: verl's keys in them.
-    commands: commands that make the datasets that a flag or a setting names.
     elsewhere: key -> its place. needless: key -> why it is needless. unknown: key -> words with the nearest known key.
     not_done: key -> why it is not done. refused: key that asks for it -> the reason that `check` names.
     judged: key -> arguments of `judge`.
@@ -33,7 +32,6 @@ class Translation:
     flags: dict[str, str] = field(default_factory=dict)
     sources: list[tuple[str, str]] = field(default_factory=list)
     used: set[str] = field(default_factory=set)
-    commands: list[str] = field(default_factory=list)
     elsewhere: dict[str, str] = field(default_factory=dict)
     needless: dict[str, str] = field(default_factory=dict)
     unknown: dict[str, str] = field(default_factory=dict)
@@ -101,7 +99,6 @@ class Translation:
         width = max(len(ours) for ours, _ in self.sources)
         parts = {
             "": [f"{ours:<{width}}  {theirs}" for ours, theirs in self.sources],
-            ", datasets to make before the run": self.commands,
             ", done elsewhere": self._by_words(self.elsewhere),
             ", needless here": self._by_words(self.needless),
             ", NOT DONE": self._by_words(self.not_done),

@@ -2,8 +2,6 @@
 
 import os
 import re
-import shlex
-from pathlib import Path
 from typing import get_args
 
 from mindrlhf.algorithms.advantages import ADVANTAGES
@@ -11,9 +9,10 @@ from mindrlhf.algorithms.losses import POLICY_LOSSES
 from mindrlhf.configs.tracking import Logger
 from mindrlhf.configs.verl.command import Keys
 from mindrlhf.configs.verl.result import Translation
-from mindrlhf.configs.verl.table import COPIED_WITH, MEGATRON_MODULES, NAMES
+from mindrlhf.configs.verl.table import COPIED_WITH, FILE_DEFAULTS, MEGATRON_MODULES, NAMES
 from mindrlhf.configs.yaml_file import read_yaml
-from mindrlhf.data.convert_problems import TRUNCATIONS
+from mindrlhf.data.source import SEPARATOR
+from mindrlhf.data.truncation import TRUNCATIONS
 from mindrlhf.errors import UserError
 
 KL = {  # switch -> coefficient, estimator
@@ -31,34 +30,31 @@ OVERLONG_BUFFERS = (
     "reward.reward_kwargs.overlong_buffer_cfg",
 )
 MEGATRON_ADAPTER = "model.lora"
+OFFLOADED = re.compile(r"^(actor|ref|critic)\..*\.((param|optimizer|grad)_offload|offload_policy)$")
 TURNS = "rollout.multi_turn"
 TOOLS = {"code_interpreter": "python", "calculator": "calculator", "sqlite": "sqlite"}  # verl's tool -> ready one
 UNLIMITED_TURNS = 1_000
 
 
 def _data(keys: Keys, result: Translation) -> None:
-    truncation = "drop" if keys("data.filter_overlong_prompts") is True else keys("data.truncation")
-    if truncation not in TRUNCATIONS:
-        result.refuse("data.truncation", f"`mindrlhf data` has --truncation {', '.join(TRUNCATIONS)}")
-    column = keys("data.prompt_key") or "prompt"
-    options = f"--max_prompt_length {keys('data.max_prompt_length')} --truncation {truncation}"
-    options += "" if column == "prompt" else f" --fields prompt={column}"
-    tools = _tools(keys, result)
-    options += f" --tools {' '.join(tools)}" if tools else ""
+    filtered, treatment, column = "data.filter_overlong_prompts", "data.truncation", "data.prompt_key"
+    truncation = "drop" if keys(filtered) is True else keys(treatment)
+    if truncation in TRUNCATIONS:
+        result.put("data.truncation", truncation, filtered, treatment)
+    else:
+        result.refuse(treatment, f"data.truncation is one of {', '.join(TRUNCATIONS)}")
+    result.copy("data.max_prompt_length", "data.max_prompt_length")
+    if keys(column) not in (None, "prompt"):
+        result.put("data.fields", [f"prompt={keys(column)}"], column)
     for theirs, ours in (("data.train_files", "--mind_dataset_dir"), ("data.val_files", "data.val_dataset")):
         given = keys(theirs) or []
         files = [os.path.expanduser(str(name)) for name in (given if isinstance(given, list) else [given])]
         if files:
-            folder = os.path.commonpath([Path(name).parent for name in files])
-            stems = dict.fromkeys(Path(name).stem for name in files)
-            dataset = str(Path(folder, f"{'_'.join(stems)}.mindrecord"))
-            result.put(ours, dataset, theirs)
-        if files and files != [dataset]:
-            tokenizer = os.path.expanduser(str(keys("model.path") or "MODEL"))
-            words = ["--file_path", *files, "--dataset_type", "verl", "--output_path", dataset]
-            result.commands.append(f"mindrlhf data {shlex.join([*words, '--tokenizer_path', tokenizer])} {options}")
-    names = ("max_prompt_length", "truncation", "filter_overlong_prompts", "prompt_key")
-    result.judge("elsewhere", f"{options} of `mindrlhf data`", *(f"data.{name}" for name in names))
+            result.put(ours, SEPARATOR.join(files), theirs)
+    group = "data.apply_chat_template_kwargs"
+    variables = dict(keys(group) or {}) | {name.removeprefix(f"{group}."): keys(name) for name in keys.below(group)}
+    if variables:
+        result.put("data.chat_template_kwargs", variables, group, *keys.below(group))
 
 
 def _sampling(keys: Keys, result: Translation) -> None:
@@ -137,8 +133,8 @@ def _reward(keys: Keys, result: Translation) -> None:
 
 
 def _memory(keys: Keys, result: Translation) -> None:
-    names = [name for name in keys.below("actor") if re.search(r"\.(param|optimizer)_offload$", name)]
-    switches = [name for name in names if isinstance(keys(name), bool)]
+    """Swap for all roles where verl moves the weights, the moments or the gradients of one role."""
+    switches = [name for name in keys.given if OFFLOADED.search(name) and isinstance(keys(name), bool)]
     if switches:
         result.put("memory.swap", any(map(keys, switches)), *switches)
 
@@ -164,6 +160,15 @@ def _checkpoints(keys: Keys, result: Translation) -> None:
         result.put("trainer.save_max_ckpt_num", keys.positive(kept), kept)
     if keys("trainer.resume_mode") == "resume_path":
         result.copy(path, path, lambda given: os.path.expanduser(str(given)))
+    folder, names = "trainer.default_local_dir", ("trainer.project_name", "trainer.experiment_name")
+    if keys(folder):
+        result.copy("--save_ckpt_dir", folder)
+        result.copy("--output_dir", folder)
+    else:
+        default = "/".join(("checkpoints", *(str(keys(name) or FILE_DEFAULTS[name]) for name in names)))
+        given = [name for name in names if name in keys.given]
+        result.put("--save_ckpt_dir", default, *given)
+        result.put("--output_dir", default, *given)
 
 
 def _batch(keys: Keys, result: Translation) -> None:

@@ -9,7 +9,10 @@ from mindrlhf.errors import UserError
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("data.train_files=$HOME/train.parquet", "holds a shell variable; give its value"),
+        (
+            "data.train_files=$NOT_SET/x.parquet",
+            "holds a shell variable or command whose value is not known; append data",
+        ),
         ("data.train_batch_size=10 actor_rollout_ref.actor.ppo_mini_batch_size=4", "10 is no multiple of .* 4"),
         ("data.train_batch_size=many", "data.train_batch_size is 'many', and should be a number"),
         ("python3 -m verl.trainer.main_ppo", "there is no key=value in it"),
@@ -42,7 +45,7 @@ def test_what_cannot_be_translated(command, message):
         ("distillation.enabled=True", "distillation.enabled=True (distillation"),
         ("actor_rollout_ref.actor.optim.optimizer=SGD", "actor.optim.optimizer=SGD (optimizers other than AdamW"),
         ("actor.optim.lr_scheduler_type=WSD", "actor.optim.lr_scheduler_type=WSD (optimizer.lr_decay"),
-        ("data.truncation=middle", "data.truncation=middle (`mindrlhf data` has"),
+        ("data.truncation=middle", "data.truncation=middle (data.truncation is one of error, left, right, drop)"),
         ("actor_rollout_ref.actor.shuffle=True", "actor.shuffle=True (mini-batches in random order"),
         ("critic.ppo_epochs=4", "critic.ppo_epochs=4 (the critic has the actor's, 1"),
     ],

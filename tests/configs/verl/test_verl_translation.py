@@ -59,14 +59,13 @@ def test_a_grpo_command():
     assert config.train.max_tokens_per_micro_batch == 4 * (256 + 1024)
     assert translation.flags == {
         "load_sft_checkpoint_infer": "models/Qwen2.5-7B",
-        "mind_dataset_dir": "train.mindrecord",
+        "mind_dataset_dir": "train.parquet",
+        "save_ckpt_dir": "checkpoints/verl_examples/gsm8k",
+        "output_dir": "checkpoints/verl_examples/gsm8k",
     }
-    assert translation.elsewhere.keys() == {"data.max_prompt_length", "trainer.n_gpus_per_node"}
+    assert (config.data.max_prompt_length, config.data.truncation) == (256, "error")
+    assert translation.elsewhere.keys() == {"trainer.n_gpus_per_node"}
     assert translation.needless.keys() == {"rollout.name"}
-    assert translation.commands == [
-        "mindrlhf data --file_path train.parquet --dataset_type verl --output_path train.mindrecord "
-        "--tokenizer_path models/Qwen2.5-7B --max_prompt_length 256 --truncation error",
-    ]
 
 
 def test_what_is_left_out_is_verls_default():
@@ -112,7 +111,6 @@ def test_tools(tmp_path):
     rollout = settings(f"{command} rollout.multi_turn.max_assistant_turns=6 rollout.multi_turn.format=hermes").rollout
     assert (rollout.tools, rollout.max_turns, rollout.tool_format) == (("python",), 6, "hermes")
     assert settings(command).rollout.max_turns == 1000  # verl has no limit of its own
-    assert translate(command).commands[0].endswith(" --tools python")
     path.write_text(f"tools:\n  - {{{TOOL.format('verl.tools.search_tool.SearchTool', 'search')}}}\n")
     with pytest.raises(UserError, match=r"names the tool 'search' \(verl.tools.search_tool.SearchTool\), and here are"):
         translate(command).check()
@@ -120,7 +118,7 @@ def test_tools(tmp_path):
     with pytest.raises(UserError, match="has a tool without tool_schema"):
         translate(command)
     off = translate(f"{command} rollout.multi_turn.enable=False")
-    assert not any("tools" in text for text in (*off.overrides, *off.commands))
+    assert not any("tools" in text for text in off.overrides)
 
 
 def test_dapos_recipe():
@@ -204,11 +202,10 @@ def test_the_report_names_both_sides_and_every_group():
     titles = [line for line in lines if line.startswith("from verl")]
     assert [title.removeprefix("from verl") for title in titles] == [
         ":",
-        ", datasets to make before the run:",
         ", done elsewhere:",
         ", needless here:",
     ]
-    assert any(line.startswith("mindrlhf data --file_path a.parquet ") for line in lines)
+    assert any(line.split() == ["--mind_dataset_dir", "a.parquet", "data.train_files=a.parquet"] for line in lines)
     assert any(line.startswith("msrun ") and line.endswith(": trainer.nnodes=2") for line in lines)
     assert "no adapters of the policy are asked for: model.lora_rank=0" in lines
     assert "msrun starts the workers, there is no Ray: ray_kwargs.ray_init.num_cpus=3" in lines
@@ -228,7 +225,7 @@ def test_checkpoints_validation_and_resuming():
     assert (trainer.save_freq, trainer.save_max_ckpt_num, trainer.async_save) == (20, 3, True)
     assert (trainer.test_freq, trainer.val_before_train, trainer.val_only) == (5, False, True)
     assert (trainer.resume_mode, trainer.resume_from_path) == ("resume_path", "out/step_20")
-    assert (config.data.val_dataset, validation.limit) == ("test.mindrecord", 100)
+    assert (config.data.val_dataset, validation.limit) == ("test.parquet", 100)
     assert (validation.num_generations, validation.temperature) == (4, 0.6)
     assert (validation.top_p, validation.top_k) == (0.95, 0)
     assert config.memory.swap
@@ -250,16 +247,41 @@ def test_datasets_of_several_files():
         'data.train_files=\'["d/gsm8k/train.parquet", "d/math/train.parquet"]\' data.val_files=d/test.mindrecord '
         "data.filter_overlong_prompts=True data.truncation=left data.prompt_key=question data.max_prompt_length=99"
     )
-    assert translation.flags["mind_dataset_dir"] == "d/train.mindrecord"
-    (command,) = translation.commands
-    assert "--file_path d/gsm8k/train.parquet d/math/train.parquet --dataset_type verl" in command
-    assert command.endswith("--max_prompt_length 99 --truncation drop --fields prompt=question")
-    assert "data.val_dataset=d/test.mindrecord" in translation.overrides
+    assert translation.flags["mind_dataset_dir"] == "d/gsm8k/train.parquet,d/math/train.parquet"
+    data = load_grpo_config(overrides=translation.overrides).data
+    assert (data.max_prompt_length, data.truncation, data.fields) == (99, "drop", ("prompt=question",))
+    assert data.val_dataset == "d/test.mindrecord"
+
+
+def test_variables_of_the_chat_template():
+    config = settings("algorithm.adv_estimator=grpo +data.apply_chat_template_kwargs.enable_thinking=False")
+    assert config.data.chat_template_kwargs == {"enable_thinking": False}
+    config = settings("algorithm.adv_estimator=grpo data.apply_chat_template_kwargs='{a: 1}'")
+    assert config.data.chat_template_kwargs == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("command", "swap"),
+    [
+        ("actor_rollout_ref.ref.fsdp_config.param_offload=True", True),
+        ("actor.fsdp_config.param_offload=False ref.fsdp_config.param_offload=True", True),
+        ("actor.megatron.grad_offload=True", True),
+        ("actor.fsdp_config.offload_policy=True", True),
+        ("critic.model.fsdp_config.optimizer_offload=True", True),
+        ("actor.fsdp_config.param_offload=False actor.fsdp_config.optimizer_offload=False", False),
+        ("", False),
+    ],
+)
+def test_offloading_of_one_role_alone_is_swap(command, swap):
+    assert settings(f"algorithm.adv_estimator=grpo {command}").memory.swap == swap
 
 
 def test_folders_and_tokenizers_become_flags():
     flags = translate("trainer.default_local_dir=ckpts/a data.tokenizer=tok actor_rollout_ref.model.path=m").flags
-    assert flags == {"save_ckpt_dir": "ckpts/a", "tokenizer_path": "tok", "load_sft_checkpoint_infer": "m"}
+    folders = {"save_ckpt_dir": "ckpts/a", "output_dir": "ckpts/a"}
+    assert flags == folders | {"tokenizer_path": "tok", "load_sft_checkpoint_infer": "m"}
+    default = translate("trainer.project_name=p trainer.experiment_name=e actor.optim.lr=1e-6").flags
+    assert default == {"save_ckpt_dir": "checkpoints/p/e", "output_dir": "checkpoints/p/e"}
 
 
 @pytest.mark.parametrize(
@@ -367,7 +389,8 @@ def test_flags_go_before_those_of_verl(capsys):
     for given, folder in (([], "theirs"), (["--save_ckpt_dir", "out/ckpt"], "out/ckpt")):
         flags = TrainFlags.of(parser.parse_args([*yamls, *given, "--from-verl", words]))
         flags, overrides = from_verl(flags, ["seed=3"])
-        assert (flags.save_ckpt_dir, flags.mind_dataset_dir) == (Path(folder), "a.mindrecord")
+        assert (flags.save_ckpt_dir, flags.mind_dataset_dir) == (Path(folder), "a.parquet")
+        assert flags.output_dir == (None if given else Path("theirs"))
         assert overrides[-1] == "seed=3"
         assert "data.prompts_per_step=8" in overrides
     assert "from verl:" in capsys.readouterr().out

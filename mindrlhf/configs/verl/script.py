@@ -1,0 +1,201 @@
+"""Shell scripts that call verl: the words of the command, without a shell.
+
+Assignments, arrays, `${NAME:-default}` and `$((1 + 2))` are expanded as bash does. Nothing is executed, and branches
+and loops are not followed: what they set keeps its earlier value.
+"""
+
+import ast
+import operator
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mindrlhf.errors import UserError
+from mindrlhf.files.text import read_text
+
+SUFFIXES = (".sh", ".bash")
+TRAINER = re.compile(r"\bmain_(ppo|dapo)\b|\bmain_\w*ppo\b")
+ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
+VARIABLE = re.compile(r"\$(?:(\w+)|([@*#]))|\$\{(\w+)(\[@\]|\[\*\])?(?:(:?[-=])(.*))?\}", re.DOTALL)
+DECLARING = ("export", "declare", "local", "readonly", "typeset")
+OPENING, CLOSING = ("if", "case", "for", "while", "until", "select"), ("fi", "esac", "done")
+SEPARATOR = "\0"  # between the words that one word expands to
+ARITHMETIC = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+
+
+def read_script(path: str | Path) -> list[str]:
+    """Read the words of the one command in a script that starts verl's trainer. Raises UserError."""
+    return command_words(read_text(path, "a shell script"), str(path))
+
+
+def names_trainer(text: str) -> bool:
+    """Tell whether a text holds a command that starts verl's trainer."""
+    return bool(TRAINER.search(text))
+
+
+def command_words(text: str, where: str) -> list[str]:
+    """Read the words of the one command that starts verl's trainer; `where` names the text in messages."""
+    shell, commands, depth = _Shell(), [], 0
+    try:
+        for words in _statements(text):
+            depth += words[0] in OPENING
+            depth -= words[0] in CLOSING
+            if any(map(TRAINER.search, words)):
+                commands.append(shell.command(words))
+            elif depth == 0:
+                shell.assign(words)
+    except (IndexError, ValueError):
+        raise UserError(f"--from-verl: {where} cannot be read as a shell script; give the command alone.") from None
+    if len(commands) != 1:
+        found = f"--from-verl: {where} has {len(commands)} commands that start verl's main_ppo"
+        raise UserError(f"{found}; give {'its arguments as a text' if commands else 'a script that starts one'}.")
+    return commands[0]
+
+
+@dataclass
+class _Shell:
+    """Variables of a script, those of the environment beneath."""
+
+    values: dict[str, list[str]] = field(default_factory=dict)
+
+    def assign(self, words: list[str]) -> None:
+        """Follow a statement of assignments; other statements change nothing."""
+        given = words[1:] if words[0] in DECLARING else words
+        for match in map(ASSIGNED.fullmatch, given):
+            if match is None:
+                break
+            name, adds, raw = match.groups()
+            if raw[:1] == "(":
+                value = [one for word in _words(raw[1:-1]) for one in self.expand(word)]
+            else:
+                value = [" ".join(self.expand(raw))]
+            self.values[name] = [*self.values.get(name, ()), *value] if adds and raw[:1] == "(" else value
+
+    def command(self, words: list[str]) -> list[str]:
+        return [one for word in words for one in self.expand(word)]
+
+    def expand(self, raw: str) -> list[str]:
+        """Expand a raw word, quotes and all, into words."""
+        text, quoted = self._expanded(raw), raw[:1] in ("'", '"') and not raw.startswith(('"$@', '"${'))
+        return [word for word in text.split(SEPARATOR) if word or quoted]
+
+    def _expanded(self, raw: str, inside: bool = False) -> str:
+        """Expand text; inside: of double quotes, where values are not split into words."""
+        parts, at = [], 0
+        while at < len(raw):
+            end, sign = _end(raw, at, inside), raw[at]
+            piece = raw[at:end]
+            if sign == "\\" and len(piece) == 2:
+                parts.append("" if piece[1] == "\n" else piece[1] if not inside or piece[1] in '"\\$`' else piece)
+            elif sign == "'" and not inside:
+                parts.append(piece[1:-1])
+            elif sign == '"':
+                parts.append(self._expanded(piece[1:-1], inside=True))
+            elif sign == "$":
+                end = at + len(piece := _variable(raw, at) or piece)
+                parts.append(self._variable(piece, inside))
+            else:
+                parts.append(piece)
+            at = end
+        return "".join(parts)
+
+    def _variable(self, piece: str, inside: bool) -> str:
+        """Find the value of a variable or an arithmetic expression; the text itself for anything else."""
+        if piece.startswith("$(("):
+            named = re.sub(r"(?<![\w${])[A-Za-z_]\w*", r"${\g<0>}", piece[3:-2])
+            return _computed(self._expanded(named, inside=True)) or piece
+        if piece == "$(pwd)":
+            return os.getcwd()
+        match = VARIABLE.fullmatch(piece)
+        if match is None:
+            return piece
+        plain, special, name, every, sign, default = match.groups()
+        if special:
+            return ""
+        known = self.values.get(plain or name)
+        if known is None and (plain or name) in os.environ:
+            known = [os.environ[plain or name]]
+        if known is None or (sign and sign[0] == ":" and not "".join(known)):
+            return piece if default is None and not every else self._expanded(default or "", inside)
+        if every:
+            return SEPARATOR.join(known)
+        return known[0] if inside else SEPARATOR.join(known[:1][0].split()) if known else ""
+
+
+def _computed(text: str) -> str:
+    """Compute integers with + - * / % and parentheses; empty for anything else."""
+
+    def value(node: ast.AST) -> int:
+        if isinstance(node, ast.Constant) and type(node.value) is int:
+            return node.value
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+            return -value(node.operand)
+        if isinstance(node, ast.BinOp) and type(node.op) in ARITHMETIC:
+            return ARITHMETIC[type(node.op)](value(node.left), value(node.right))
+        raise ValueError(text)
+
+    try:
+        return str(value(ast.parse(text.strip(), mode="eval").body))
+    except (SyntaxError, ValueError, ZeroDivisionError):
+        return ""
+
+
+def _statements(text: str) -> Iterator[list[str]]:
+    """Split a script into statements of raw words."""
+    words, at, start = [], 0, 0
+    text = f"{text}\n"
+    while at < len(text):
+        sign = text[at]
+        if sign == "#" and at == start:
+            at = start = text.index("\n", at)
+        elif sign.isspace() or sign in ";&|":
+            if start < at:
+                words.append(text[start:at])
+            if sign not in " \t\r" and words:
+                yield words
+                words = []
+            at = start = at + 1
+        elif text.startswith("\\\n", at) and start == at:
+            at = start = at + 2
+        elif sign == "(" and not text[start:at].endswith("="):
+            at += 1
+        else:
+            at = _end(text, at)
+
+
+def _words(text: str) -> list[str]:
+    return [word for words in _statements(text) for word in words]
+
+
+def _variable(text: str, at: int) -> str:
+    match = re.match(r"\$\w+|\$[@*#]", text[at:])
+    return match[0] if match else ""
+
+
+def _end(text: str, at: int, inside: bool = False) -> int:
+    """Find the end of the sign, quotation or bracket that begins at a place.
+
+    Raises IndexError or ValueError for one that does not end.
+    """
+    sign = text[at]
+    if sign == "\\":
+        return min(at + 2, len(text))
+    if sign == "'" and not inside:
+        return text.index("'", at + 1) + 1
+    opened = text[at : at + 2] if text[at : at + 2] in ("$(", "${") else sign
+    closing = {"$(": ")", "${": "}", "(": ")", '"': '"', "`": "`"}.get(opened)
+    if closing is None or (inside and opened in ("(", '"')):
+        return at + 1
+    at += len(opened)
+    while text[at] != closing:
+        comment = opened == "(" and text[at] == "#" and text[at - 1].isspace()
+        at = text.index("\n", at) if comment else _end(text, at, inside=closing == '"')
+    return at + 1
