@@ -46,7 +46,7 @@ def test_long_prompts_are_cut_dropped_or_refused(rows, small):
     words = f"a.jsonl, line 2: the prompt has {limit + 1} tokens, more than data.max_prompt_length {limit}; raise it"
     with pytest.raises(UserError, match=words):
         read(*limited, "data.truncation=error")
-    with pytest.raises(UserError, match="every prompt has more tokens than data.max_prompt_length 1; raise it"):
+    with pytest.raises(UserError, match=r"every prompt has more tokens than data\.max_prompt_length 1; raise it"):
         read(rows, small, "data.max_prompt_length=1", "data.truncation=drop")
 
 
