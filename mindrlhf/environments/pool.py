@@ -114,6 +114,7 @@ class EnvironmentPool(AbstractContextManager):
         self._running: list[_Conversation] = []
         self._ready: list[Outcome] = []
         self._spare: list[_Peer] = []  # processes without a conversation
+        self._last_begin = -math.inf  # time of a process's
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # a conversation takes one
         with suppress(ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, MOST_FILES)), hard))
@@ -265,9 +266,15 @@ class EnvironmentPool(AbstractContextManager):
 
     def _advance(self, conversation: "_Conversation") -> None:
         """Take answers, and a failure for a call that gets none."""
+        waited = conversation.peer.process is None
         conversation.answers += (conversation.checked(answer) for _, answer in conversation.peer.collect())
+        if waited and conversation.peer.process is not None:
+            self._last_begin = time.monotonic()
         if not conversation.peer.idle and (loss := conversation.peer.loss()):
             begun = conversation.peer.process is not None
+            if not begun and loss.timed_out and time.monotonic() < self._last_begin + BEGIN_S:
+                conversation.peer.wait_on()  # the server is slow, and begins one after the other
+                return
             if begun or conversation.begins == MOST_BEGINS:
                 conversation.answers.append(Answer(None, loss.seconds, loss.error))
                 conversation.lost = conversation.stateful
@@ -316,7 +323,11 @@ class _Peer(Peer):
         """Hand out a request for each call; their time begins with the process."""
         super().assign(calls, requests)
         if self.process is None:
-            self._deadline = time.monotonic() + BEGIN_S
+            self.wait_on()
+
+    def wait_on(self) -> None:
+        """Wait for the process to begin."""
+        self._deadline = time.monotonic() + BEGIN_S
 
     def kill(self) -> None:
         """Kill the process, if it has begun, without the server."""

@@ -12,16 +12,19 @@ import psutil
 import pytest
 from sandbox_escapes import FLOODS, NAMES, OFF, STAY, programs
 
+from mindrlhf.configs.grpo import RolloutSettings
+from mindrlhf.environments.open import sandbox_note
 from mindrlhf.environments.pool import EnvironmentPool
+from mindrlhf.environments.protocol import READY
 from mindrlhf.environments.ready import code_interpreter
 from mindrlhf.environments.ready.confinement import held, readable
 from mindrlhf.errors import UserError
 
 SECRET = "correct horse battery staple"
 SEVERAL = {
-    "all": ("namespaces", "Landlock", "system calls"),
-    "no namespaces": ("Landlock", "system calls"),
-    "no Landlock": ("namespaces", "system calls"),
+    "all": ("namespaces", "Landlock", "seccomp"),
+    "no namespaces": ("Landlock", "seccomp"),
+    "no Landlock": ("namespaces", "seccomp"),
 }
 
 
@@ -170,6 +173,56 @@ def test_floods_are_ended(found, tmp_path, monkeypatch, name, kind):
     assert list(tmp_path.iterdir()) == []
 
 
+LACKING = {
+    "no namespaces": (("unshare",), "Landlock\nseccomp\n2\n"),
+    "no Landlock": (("landlock_create_ruleset",), "namespaces\nseccomp\n2\n"),
+    "neither": (
+        ("unshare", "landlock_create_ruleset"),
+        "seccomp\nrefused: tool 'python': this machine cannot hold",
+    ),
+    "no filters": (("seccomp",), "namespaces\nLandlock\nrefused: .*cannot hold a model's code"),
+}
+
+
+@pytest.mark.parametrize("kind", LACKING)
+def test_kernels_and_containers_that_lack_a_mechanism(found, kind):
+    """A filter of our own refuses the calls, before the pool begins: the mechanisms are those that are left."""
+    if len(found) < 3:
+        pytest.skip(f"this kernel has only {', '.join(found) or 'nothing'}")
+    calls, expected = LACKING[kind]
+    script = (
+        "import ctypes, errno, struct\n"
+        "from mindrlhf.workers.system_calls import NUMBERS, NO_NEW_PRIVILEGES, call, prctl\n"
+        "one = lambda code, value=0, no=0: struct.pack('HBBI', code, 0, no, value)\n"
+        f"tests = [one(0x15, NUMBERS[name], 1) + one(6, 0x50000 | errno.ENOSYS) for name in {calls}]\n"
+        "program = ctypes.create_string_buffer(one(0x20) + b''.join(tests) + one(6, 0x7FFF0000))\n"
+        "prctl(NO_NEW_PRIVILEGES, 1)\n"
+        "call('seccomp', 1, 0, struct.pack('HxxxxxxP', len(program) // 8, ctypes.addressof(program)))\n"
+        "from mindrlhf.environments.pool import EnvironmentPool\n"
+        "from mindrlhf.environments.ready.code_interpreter import mechanisms\n"
+        "from mindrlhf.errors import UserError\n"
+        "print(*mechanisms(), sep='\\n')\n"
+        "try:\n"
+        "    with EnvironmentPool({'e': ''}, ['python'], timeout_s=60.0) as pool:\n"
+        "        pool.reset((0,), 'e', {})\n"
+        "        pool.collect(True)\n"
+        "        pool.call((0,), [('code_interpreter', {'code': '1 + 1'})])\n"
+        "        print(pool.collect(True)[0].answers[0].value)\n"
+        "except UserError as error:\n"
+        "    print('refused:', error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert re.match(expected, done.stdout), (done.stdout, done.stderr)
+
+
+def test_a_run_says_what_holds_code(found):
+    assert sandbox_note(RolloutSettings(tools=("calculator",))) is None
+    for name in ("python", READY["python"]):
+        note = sandbox_note(RolloutSettings(tools=(name,)))
+        assert note.startswith("code of the tool python: ")
+        assert all(mechanism in note for mechanism in found)
+
+
 def test_a_home_with_python_in_it_is_not_readable(monkeypatch, tmp_path):
     """Of a prefix only the libraries are, because it may be a user's home."""
     (tmp_path / "lib").mkdir()
@@ -179,7 +232,7 @@ def test_a_home_with_python_in_it_is_not_readable(monkeypatch, tmp_path):
     assert not any(str(tmp_path / ".ssh").startswith(path) for path in readable())
 
 
-@pytest.mark.parametrize("some", [(), ("Landlock",), ("namespaces",), ("namespaces", "Landlock"), ("system calls",)])
+@pytest.mark.parametrize("some", [(), ("Landlock",), ("namespaces",), ("namespaces", "Landlock"), ("seccomp",)])
 def test_nothing_runs_where_nothing_holds_it(monkeypatch, some):
     """Unless a setting asks for that."""
     monkeypatch.setattr(code_interpreter, "mechanisms", lambda: some)

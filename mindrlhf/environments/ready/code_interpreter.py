@@ -82,8 +82,7 @@ def mechanisms() -> tuple[str, ...]:
 def describe() -> str:
     """Say in one line what holds a model's code here."""
     found = mechanisms()
-    names = {"system calls": "filter of system calls", "namespaces": "namespaces with a folder in memory"}
-    listed = ", ".join(names.get(name, name) for name in found) or "nothing"
+    listed = ", ".join(found) or "nothing"
     return f"held by {listed}" if held(found) else f"not held (there is {listed}), which rollout.sandbox allows"
 
 

@@ -1,8 +1,8 @@
 """Confinement of the calling process by Linux's kernel, for good.
 
-Each mechanism is a function. `system calls` refuses processes, signals and limits of others, network, and changes of
+Each mechanism is a function. `seccomp` refuses processes, signals and limits of others, network, and changes of
 files' metadata. `Landlock` and `namespaces` each leave only some paths readable and one folder writable; the folder of
-`namespaces` is in memory and has limits of its own. A process is held by `system calls` and one of the two others.
+`namespaces` is in memory and has limits of its own. A process is held by `seccomp` and one of the two others.
 Imports only the standard library.
 """
 
@@ -134,13 +134,13 @@ def system_calls(folder: str) -> None:
 MECHANISMS: Mapping[str, Callable[[str], None]] = {
     "namespaces": namespaces,
     "Landlock": landlock,
-    "system calls": system_calls,
+    "seccomp": system_calls,
 }
 
 
 def held(mechanisms: Iterable[str]) -> bool:
     """Test that these mechanisms together hold code of a stranger."""
-    return "system calls" in mechanisms and not {"Landlock", "namespaces"}.isdisjoint(mechanisms)
+    return "seccomp" in mechanisms and not {"Landlock", "namespaces"}.isdisjoint(mechanisms)
 
 
 def _mount(what: str | None, place: str, flags: int, options: str | None = None) -> None:
