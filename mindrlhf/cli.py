@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from mindrlhf.commands.arguments import Parser
 from mindrlhf.errors import UserError
 from mindrlhf.files.standard_streams import guard_streams
+from mindrlhf.files.printable import printable
+from mindrlhf.files.text import nearest
 from mindrlhf.version import __version__
 
 # Name -> (module under mindrlhf.commands, one line for --help). A module has add_arguments(parser) and run(args),
@@ -49,6 +51,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
     guard_streams(lasting=argv[:1] in (["train"], ["sft"]))
+    if argv and argv[0] not in COMMANDS and not argv[0].startswith("-"):
+        near = nearest(argv[0], COMMANDS)
+        right = f"did you mean {near}?" if near else f"there are {', '.join(COMMANDS)}."
+        print(f"mindrlhf: unknown command {printable(argv[0])}; {right}", file=sys.stderr)
+        return 2
     name = build_parser().parse_args(argv[:1]).command
     module_name, summary = COMMANDS[name]
     # Only the module of the command is imported: `mindrlhf data` never loads a model's graphs.

@@ -180,7 +180,7 @@ def _type(field: FieldInfo) -> str:
     """Describe a type, with the limits of a number: `int, from 1`."""
     signs = {"ge": "from {}", "gt": "above {}", "le": "to {}", "lt": "below {}"}
     limits = [
-        words.format(f"{limit:g}")
+        words.format(f"2^{limit.bit_length() - 1}" if limit == 2**62 else f"{limit:g}")
         for sign, words in signs.items()
         for rule in field.metadata
         if (limit := getattr(rule, sign, None)) is not None

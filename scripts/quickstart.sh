@@ -48,16 +48,24 @@ step "Reward curve"
 mindrlhf plot "$out/grpo" --accuracy "$before" "$accuracy" --title "Quick start, seed $seed" \
     --output "$out/reward_curve.png"
 
+step "Report"
+mindrlhf report "$out/grpo"
+
 step "Done"
 cat <<END
 held-out accuracy, greedy: $before before GRPO, $accuracy after
 
 $out/
     reward_curve.png       reward, length and entropy by step
+    grpo/report.html       the same and more, with the answers of each step
     grpo/hf/               the trained model, as an HF directory
     grpo/metrics.jsonl     every metric of every step
     grpo/tensorboard/      the same as TensorBoard events
     grpo/rollouts.mindrecord   every response with its reward
     eval_before.jsonl, eval_after.jsonl   the answers to the held-out problems
     sft/                   the warm start, with the same files
+
+ask it yourself (it knows numbers up to 10, and no chat: a plain question):
+    echo "Pia has 4 stones and Leo has 3. How many stones do they have together?" |
+        mindrlhf chat --model $out/grpo/hf --template plain
 END

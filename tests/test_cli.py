@@ -121,12 +121,21 @@ def test_version(capsys):
     assert capsys.readouterr().out == f"mindrlhf {__version__}\n"
 
 
-@pytest.mark.parametrize("argv", [[], ["trian"], ["--verbose"]])
-def test_no_such_command(argv, capsys):
+@pytest.mark.parametrize("argv", [[], ["--verbose"], ["eval", "--limit", "8x"], ["generate", "What is 2 + 3?"]])
+def test_a_command_line_that_cannot_be_read_has_one_sentence(argv, capsys):
     with pytest.raises(SystemExit) as stopped:
         cli.main(argv)
     assert stopped.value.code == 2
-    assert "usage: mindrlhf" in capsys.readouterr().err
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("mindrlhf")
+    assert line.endswith("--help` shows what there is.")
+
+
+@pytest.mark.parametrize(("name", "near"), [("trian", "train"), ("reprot", "report"), ("zzz", None)])
+def test_an_unknown_command_is_answered_with_the_nearest(name, near, capsys):
+    assert cli.main([name, "--x"]) == 2
+    right = f"did you mean {near}?" if near else "there are data, synthesize, "
+    assert capsys.readouterr().err.startswith(f"mindrlhf: unknown command {name}; {right}")
 
 
 def test_a_failing_process(tmp_path):

@@ -41,7 +41,8 @@ class AdvantageMethod(Method):
     uses_teacher: bool = False
 
 
-ADVANTAGES: Methods[AdvantageMethod] = Methods("advantage", AdvantageMethod)
+_ELSEWHERE = {"ppo": "gae", "gdpo": "grpo with normalize_functions", "dapo": "grpo, with --grpo_config preset:dapo"}
+ADVANTAGES: Methods[AdvantageMethod] = Methods("advantage", AdvantageMethod, _ELSEWHERE)
 
 
 @dataclass(frozen=True, eq=False)

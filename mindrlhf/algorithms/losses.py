@@ -39,7 +39,10 @@ class LossMethod(Method):
     selects: bool = False
 
 
-POLICY_LOSSES: Methods[LossMethod] = Methods("policy loss", LossMethod)
+_ELSEWHERE = dict.fromkeys(("ppo", "vanilla", "dual_clip"), "clip")
+_ELSEWHERE |= {name: f"clip, with --grpo_config preset:{name}" for name in ("grpo", "dapo", "dr_grpo")}
+_ELSEWHERE |= {"bnpo": "clip with aggregation token-mean", "gmpo": "geo_mean"}
+POLICY_LOSSES: Methods[LossMethod] = Methods("policy loss", LossMethod, _ELSEWHERE)
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,10 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from mindrlhf.errors import UserError
-from mindrlhf.files.text import nearest
+from mindrlhf.files.text import nearest, some
 from mindrlhf.user_functions import is_user_function, load_function
 
+MOST_NAMES = 12  # in a message
 # Options that the settings offer -> a sentence with verl's and TRL's names.
 DESCRIPTIONS: Mapping[str, str] = yaml.safe_load((resources.files(__package__) / "options.yaml").read_text("utf-8"))
 
@@ -65,11 +66,12 @@ class Methods(dict[str, Kind], Generic[Kind]):
     """Methods of one kind by name, in the order of registration.
 
     what: the kind in words. kind: the class of its entries, whose further fields are the decorator's arguments.
+    elsewhere: other suites' names -> ours, in words.
     """
 
-    def __init__(self, what: str, kind: type[Kind]):
+    def __init__(self, what: str, kind: type[Kind], elsewhere: Mapping[str, str] | None = None):
         super().__init__()
-        self.what, self._kind = what, kind
+        self.what, self._kind, self.elsewhere = what, kind, elsewhere or {}
 
     def register(self, **traits: Any) -> Callable[[Callable], Callable]:
         """Return the decorator that adds a function under its own name."""
@@ -84,6 +86,8 @@ class Methods(dict[str, Kind], Generic[Kind]):
         """Return a method, or a user's `file.py:function`, without traits if not registered."""
         if name in self:
             return self[name]
+        if name in self.elsewhere:
+            raise UserError(f"Unknown {self.what} {name!r}: it is {self.elsewhere[name]} here.")
         if not is_user_function(name):
             raise unknown_name(self.what, name, self)
         function = load_function(self.what, name)
@@ -105,5 +109,6 @@ def unknown_name(what: str, name: str, known: Iterable[str]) -> UserError:
     known = sorted(known)
     if not known:
         return UserError(f"Unknown {what} {name!r}: there are none.")
-    hint = f"did you mean {near!r}? Known" if (near := nearest(name, known, cutoff=0.5)) else "known"
-    return UserError(f"Unknown {what} {name!r}: {hint} are {', '.join(known)}.")
+    near = nearest(name, known, cutoff=0.5)
+    hint = f"did you mean {near!r}? Known" if near else "known"
+    return UserError(f"Unknown {what} {name!r}: {hint} are {some(known, MOST_NAMES)}.")

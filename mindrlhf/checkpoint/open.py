@@ -47,6 +47,9 @@ def checkpoint_config(path: str | None) -> ModelConfig | None:
         raise UserError(f"{path}: no such checkpoint; give an HF directory or hub id, a .safetensors or a .ckpt file.")
     refuse_verl_shards(path)
     folder = hf_folder(path)
+    if folder is None and Path(path).is_dir() and not any(Path(path).rglob("*.[cs]*")):
+        found = f"{path}: has no {CONFIG_FILE} and no weights"
+        raise UserError(f"{found}; give an HF directory or hub id, a .safetensors or a .ckpt file.")
     return None if folder is None else read_hf_config(folder)
 
 

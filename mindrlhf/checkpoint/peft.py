@@ -14,7 +14,7 @@ import numpy as np
 from mindrlhf.checkpoint.finite import fault_of
 from mindrlhf.checkpoint.hf import check_replaceable
 from mindrlhf.checkpoint.manifest import describe
-from mindrlhf.checkpoint.peft_config import PEFT_CONFIG_FILE, Base, peft_config, read_peft_config
+from mindrlhf.checkpoint.peft_config import OWN_FILE, PEFT_CONFIG_FILE, Base, own_facts, peft_config, read_peft_config
 from mindrlhf.checkpoint.safetensors_file import index_safetensors, write_safetensors
 from mindrlhf.checkpoint.stored_tensor import StoredTensor
 from mindrlhf.configs.lora import Adapter, LoraSettings
@@ -118,7 +118,8 @@ def read_adapter(folder: str | Path) -> StoredAdapter:
         raise UserError(f"{folder}: has no {PEFT_WEIGHTS_FILE}{hint}; get the adapter again.")
     tensors = index_safetensors(file)
     if base.sha256 not in (None, describe(file).sha256):
-        raise UserError(f"{file}: is damaged (its checksum has changed); get the adapter again.")
+        right = f"get the adapter again, or remove {OWN_FILE} if another program wrote it"
+        raise UserError(f"{file}: is damaged (its checksum has changed); {right}.")
     arrays = {}
     for name, tensor in tensors.items():
         _check_tensor(adapter, tensor, tensors)
@@ -173,7 +174,8 @@ def write_adapter(
         layout = [(name, array.shape) for name, array in names.items()]
         write_safetensors(temporary / PEFT_WEIGHTS_FILE, layout, names.values(), "float32", {"format": "pt"}, digest)
         modules = [name.rpartition(".lora_")[0] for name in arrays]
-        content = peft_config(adapter, modules, replace(base, sha256=digest.hexdigest()))
-        write_json(temporary / PEFT_CONFIG_FILE, content)
+        described = replace(base, sha256=digest.hexdigest())
+        write_json(temporary / PEFT_CONFIG_FILE, peft_config(adapter, modules, described))
+        write_json(temporary / OWN_FILE, own_facts(described))
         for name, text in (card or {}).items():
             (temporary / name).write_bytes(text)

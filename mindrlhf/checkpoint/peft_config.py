@@ -19,7 +19,8 @@ from mindrlhf.files.json import read_json
 from mindrlhf.hub.names import id_of
 
 PEFT_CONFIG_FILE = "adapter_config.json"
-OWN_KEY = "mindrlhf"
+OWN_KEY = "mindrlhf"  # in files of earlier versions
+OWN_FILE = "mindrlhf_adapter.json"  # next to the other: PEFT warns of keys that it does not know
 MAX_RANK = 1 << 16
 
 _KEYS = yaml.safe_load((resources.files(__package__) / "peft_config.yaml").read_text("utf-8"))
@@ -88,7 +89,11 @@ def read_peft_config(path: Path) -> tuple[Adapter, Base]:
     modules = read.target_modules, read.exclude_modules or ()
     patterns = read.rank_pattern or {}, read.alpha_pattern or {}
     adapter = Adapter(read.r, read.lora_alpha, read.use_rslora, *modules, *patterns, dropout=read.lora_dropout)
+    beside = path.with_name(OWN_FILE)
     own = read.mindrlhf or _Own()
+    if beside.is_file():
+        content = read_json(beside)
+        own = build(_Own, content, Layer(content, {(): str(beside)}), strict=False)
     return adapter, Base(read.base_model_name_or_path, own.base_fingerprint, own.weights_sha256)
 
 
@@ -128,25 +133,29 @@ def _plain(raw: Mapping[str, Any], where: str) -> PeftConfig:
 
 
 def peft_config(adapter: Adapter, modules: Iterable[str], base: Base) -> dict[str, Any]:
-    """Build the content of an `adapter_config.json`, with PEFT's keys and one of our own.
+    """Build the content of an `adapter_config.json`, with PEFT's keys alone.
 
     modules: paths of all adapted modules. vLLM treats `all-linear` as a regular expression, so the modules' last names
     are written instead.
     """
     last_names = sorted({module.rpartition(".")[2] for module in modules})
-    own = {"base_fingerprint": base.fingerprint, "weights_sha256": base.sha256}
     return _KEYS["written"] | {
         "alpha_pattern": {key: _whole(alpha) for key, alpha in adapter.alpha_pattern.items()},
         "base_model_name_or_path": id_of(base.name or "") or base.name,
         "exclude_modules": adapter.exclude_modules or None,
         "lora_alpha": _whole(adapter.alpha),
         "lora_dropout": adapter.dropout,
-        OWN_KEY: {key: value for key, value in own.items() if value is not None},
         "r": adapter.rank,
         "rank_pattern": dict(adapter.rank_pattern),
         "target_modules": last_names if adapter.target_modules == ALL_LINEAR else adapter.target_modules,
         "use_rslora": adapter.use_rslora,
     }
+
+
+def own_facts(base: Base) -> dict[str, str]:
+    """Build the content of the file with keys of this suite."""
+    own = {"base_fingerprint": base.fingerprint, "weights_sha256": base.sha256}
+    return {key: value for key, value in own.items() if value is not None}
 
 
 def _whole(number: float) -> float | int:

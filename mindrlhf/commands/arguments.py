@@ -37,7 +37,8 @@ class Parser(argparse.ArgumentParser):
         super().__init__(prog, **others, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
-        super().error(printable(message))
+        """End with one sentence, without the usage."""
+        self.exit(2, f"{self.prog}: {printable(message)}; `{self.prog} --help` shows what there is.\n")
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         """Parse flags and settings in any of their forms. UserError for an unknown name."""

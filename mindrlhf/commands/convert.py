@@ -40,6 +40,9 @@ def run(args: argparse.Namespace) -> None:
     folder, file = Path(given if args.reverse else local_model(given)), _mindspore_file(args.mindspore_ckpt_path)
     origin, target = (file, folder) if args.reverse else (folder, file)
     adapter = args.adapter
+    if not origin.exists():
+        flag = "--mindspore_ckpt_path" if args.reverse else "--torch_ckpt_dir"
+        raise UserError(f"{flag} {origin}: there is no such {'file' if args.reverse else 'folder'}.")
     if adapter is None and is_adapter(origin):
         origin, adapter = Path(base_path(origin)), origin
     config = _config(args.config_path, origin)

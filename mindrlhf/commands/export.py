@@ -20,6 +20,7 @@ from mindrlhf.hub.models import local_models
 from mindrlhf.metrics.progress import Progress, counted
 from mindrlhf.models.parameters import parameter_table
 
+LEAST_PUBLISHED = 30_000  # tokens; the vocabularies of published models have more
 ROLES = {"policy": WEIGHTS, "critic": CRITIC_WEIGHTS, "reference": REFERENCE_WEIGHTS}
 
 
@@ -60,6 +61,16 @@ def run(args: argparse.Namespace) -> None:
         card = _card(checkpoint) if args.role == "policy" else None
         save_hf(args.output, config, tensors, DTYPES[args.dtype], tokenizer, generation=generation, card=card)
     print(f"{args.output}: the {args.role} after step {checkpoint.step}, {len(table)} tensors, {DTYPES[args.dtype]}")
+    if note := foreign(tokenizer):
+        print(f"{args.output}: {note}")
+
+
+def foreign(tokenizer: Tokenizer) -> str:
+    """Describe what llama.cpp and ollama miss in a tokenizer; empty if nothing."""
+    own = f"its own vocabulary of {tokenizer.size} tokens, whose pre-tokenizer llama.cpp's converter does not recognise"
+    faults = {own: tokenizer.size < LEAST_PUBLISHED, "no chat template": tokenizer.chat_template is None}
+    found = " and ".join(fault for fault, holds in faults.items() if holds)
+    return f"not for llama.cpp or ollama as it is: the tokenizer has {found}" if found else ""
 
 
 def _write_adapter(args: argparse.Namespace, checkpoint: Checkpoint, stored: StoredAdapter) -> None:

@@ -11,7 +11,7 @@ from mindrlhf.metrics.compare import compare
 from mindrlhf.metrics.report.answers import AnswerReader
 from mindrlhf.metrics.report.html import Page, render
 from mindrlhf.metrics.report.run import Run, read_run
-from mindrlhf.metrics.writers import run_folder, run_labels
+from mindrlhf.metrics.writers import METRICS_FILE, run_folder, run_labels
 
 FILE = "report.html"
 FOLDER = "_data"  # appended to the page's name: the folder of a large report's answers
@@ -19,7 +19,7 @@ FOLDER = "_data"  # appended to the page's name: the folder of a large report's 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("runs", nargs="+", type=Path, metavar="RUN", help="output folder of a run")
+    add("runs", nargs="+", type=Path, metavar="RUN", help="output folder of a run, or a folder of such folders")
     add("--output", type=Path, help=f"file to write (default: {FILE} in the first run's folder)")
     add("--labels", nargs="+", help="a name for each run (default: that of its folder)")
     add("--samples", type=int, help="answers of each step to bring along, in whole groups (default: all)")
@@ -32,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write or compare; returns 1 if two compared runs do not agree, else 0."""
+    args.runs = [run for path in args.runs for run in _runs_in(path)]
     count, labels = len(args.runs), len(args.labels or ())
     counts = "--samples and --sample_steps should be 1 or more, and --refresh between 0.5 and 3600 seconds."
     few = any(limit is not None and limit < 1 for limit in (args.samples, args.sample_steps))
@@ -50,6 +51,13 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(_write(args, _read(args, reader)))
     return 0
+
+
+def _runs_in(path: Path) -> list[Path]:
+    """List the runs in the subfolders of a folder that is no run itself; else the folder."""
+    if not path.is_dir() or (path / METRICS_FILE).is_file():
+        return [path]
+    return sorted(file.parent for file in path.glob(f"*/{METRICS_FILE}")) or [path]
 
 
 def _read(args: argparse.Namespace, reader: AnswerReader, begun: bool = True) -> list[Run]:

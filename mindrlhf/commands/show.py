@@ -59,23 +59,27 @@ def _groups(args: argparse.Namespace) -> Sequence[RolloutGroupText]:
 def _show(console: Console, group: RolloutGroupText, samples: int, full: bool) -> None:
     expected = "" if group.ground_truth is None else f" · expected {group.ground_truth}"
     title = _text(f"step {group.step} · prompt {group.prompt_id}{expected}", full)
-    console.print(Panel(_text(group.prompt, full), title=title, title_align="left"))
-    rows = sorted(group.samples, key=lambda row: -1e300 if row["reward"] is None else row["reward"], reverse=True)[
-        :samples
-    ]
+    console.print(Panel(_text(group.prompt.strip("\n"), full), title=title, title_align="left"))
+    best_first = sorted(group.samples, key=lambda row: -1e300 if row["reward"] is None else row["reward"], reverse=True)
+    equal: dict[str, list[dict]] = {}
+    for row in best_first:
+        equal.setdefault(repr((row["reward"], row.get("turns"), row["completion"])), []).append(row)
+    rows = list(equal.values())[:samples]
     beside = max(1, console.width // (LEAST_WIDTH + 3))
     for start in range(0, len(rows), beside):
         part = rows[start : start + beside]
-        table = Table(*(Column(_heading(row), overflow="fold", ratio=1) for row in part), expand=True)
-        table.add_row(*(_answer(row, full) for row in part))
+        heads = (_heading(same[0], len(same)) for same in part)
+        table = Table(*(Column(head, overflow="fold", ratio=1) for head in heads), expand=True)
+        table.add_row(*(_answer(same[0], full) for same in part))
         console.print(table)
-    if len(group.samples) > len(rows):
-        console.print(Text(f"{len(group.samples) - len(rows)} more answers: --samples {len(group.samples)}\n"))
+    if more := len(group.samples) - sum(map(len, rows)):
+        console.print(Text(f"{more} more answers: --samples {len(equal)}\n"))
 
 
-def _heading(row: dict) -> Text:
+def _heading(row: dict, count: int) -> Text:
+    """Describe equal answers: how many, their reward, and the first one's length."""
     reward = row["reward"]
-    parts = ["unscored" if reward is None else f"reward {reward:.4g}"]
+    parts = [f"{count} × " * (count > 1) + ("unscored" if reward is None else f"reward {reward:.4g}")]
     functions = row.get("rewards") or {}
     if len(functions) > 1:
         parts += [f"{name} {'-' if value is None else format(value, '.4g')}" for name, value in functions.items()]

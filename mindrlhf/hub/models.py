@@ -13,7 +13,14 @@ from mindrlhf.hub.names import is_id
 INDEX, WHOLE, ADAPTER = "model.safetensors.index.json", "model.safetensors", "adapter_model.safetensors"
 # Files of a model's description and its tokenizer, and files of its weights.
 FILES = (
-    *("config.json", "generation_config.json", "adapter_config.json", "tokenizer*.json", "tokenizer.model"),
+    *(
+        "config.json",
+        "generation_config.json",
+        "adapter_config.json",
+        "mindrlhf_adapter.json",
+        "tokenizer*.json",
+        "tokenizer.model",
+    ),
     *("vocab.json", "merges.txt", "added_tokens.json", "special_tokens_map.json", "chat_template.jinja"),
 )
 WEIGHTS = (WHOLE, "model-*.safetensors", INDEX, ADAPTER)

@@ -113,3 +113,14 @@ def test_a_live_page_loads_itself_again_and_stays_where_it_was(browser, tmp_path
     assert browser.run("document.activeElement.value") == "problem 21:"
     assert browser.run("Math.abs(scrollY - 600) < 50")
     assert browser.errors == []
+
+
+def test_a_folder_of_runs_is_its_runs(tmp_path, capsys):
+    """As the quick start's, whose runs are in sft/ and grpo/."""
+    for name in ("grpo", "sft"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.jsonl").write_text('{"step": 1, "critic/rewards/mean": 0.5}\n')
+    assert cli.main(["report", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'grpo' / 'report.html'}\n"
+    (tmp_path / "empty").mkdir()
+    assert cli.main(["report", str(tmp_path / "empty")]) == 2
