@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from mindrlhf.commands.arguments import Parser
 from mindrlhf.errors import UserError
-from mindrlhf.files.standard_streams import guard_streams
 from mindrlhf.files.printable import printable
+from mindrlhf.files.standard_streams import guard_streams
 from mindrlhf.files.text import nearest
 from mindrlhf.version import __version__
 
