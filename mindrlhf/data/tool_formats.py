@@ -174,8 +174,9 @@ def _hermes_calls(text: str) -> Iterator[str]:
 
 
 def _spoken(text: str) -> str:
-    """Text after the reasoning."""
-    return text.rpartition("</think>")[2]
+    """Text after the reasoning; none after one that is not closed."""
+    _, closing, said = text.rpartition("</think>")
+    return "" if not closing and said.lstrip().startswith("<think>") else said
 
 
 def _code_call(code: str, error: str) -> ToolCall:

@@ -74,6 +74,14 @@ def test_a_broken_call_leaves_the_others():
     assert call == ToolCall("f", {"x": 1})
 
 
+def test_reasoning_that_is_not_closed_calls_nothing():
+    for name in ("hermes", "python_block"):
+        form = load_tool_format(name)
+        call = form.render(ToolCall(CODE_TOOL, {CODE: "print(1)"}))
+        assert form.parse(f"<think>\nI could call\n{call}\nor") == []
+        assert len(form.parse(f"<think>\nI call\n</think>\n{call}")) == 1
+
+
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("text", ["", "It is 4.", "`python`", "</think>", "</code></tool_call>"])
 def test_a_turn_without_calls(name, text):
