@@ -32,6 +32,7 @@ import pydantic
 
 from mindrlhf.environments.protocol import NONE, Environment, build, load, load_tools
 from mindrlhf.environments.ready.code_interpreter import code_interpreter, required_mechanisms
+from mindrlhf.environments.results import result_text
 from mindrlhf.files.printable import shortened
 from mindrlhf.files.trees import remove_tree
 from mindrlhf.units import MIB
@@ -233,9 +234,7 @@ class _Conversation:
         else:
             known = ", ".join((*environment.methods, *environment.functions)) or NONE
             raise LookupError(f"there is no tool {tool!r}; there is {known}")
-        if not isinstance(result, str | int | float | bool | list | dict | None):
-            raise TypeError(f"it returned {type(result).__name__}, and not text")
-        return self._text(result if isinstance(result, str) else json.dumps(result, ensure_ascii=False), tool)
+        return self._text(result_text(result), tool)
 
     def reply(self, environment: Environment, text: str) -> str | None:
         """Answer a turn; None ends the conversation."""
