@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -89,8 +90,9 @@ class _MlflowRun:
         package.log_params(config)
 
     def log(self, values: dict[str, float], step: int) -> None:
-        """Record one step; MLflow's names must not contain @."""
-        self._package.log_metrics({name.replace("@", "_at_"): value for name, value in values.items()}, step=step)
+        """Record one step; MLflow's names have letters, digits and few signs."""
+        named = {re.sub(r"[^\w./ :-]", "_", name.replace("@", "_at_")): value for name, value in values.items()}
+        self._package.log_metrics(named, step=step)
 
     def finish(self) -> None:
         self._package.end_run()
