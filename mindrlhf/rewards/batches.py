@@ -94,11 +94,16 @@ def trl_arguments(samples: Sequence[Sample], steps: Steps, logged: Logged) -> di
         completions.append([{"role": "assistant", "content": sample.completion}] if talks else sample.completion)
     names = dict.fromkeys(name for row in rows for name in row)
     columns = {name: [row.get(name) for row in rows] for name in names}
-    ids = {name: [getattr(sample, name) for sample in samples] for name in IDS}
+    ids = {name: [listed(getattr(sample, name)) for sample in samples] for name in IDS}
     logs = {"log_metric": logged.log_metric, "log_extra": logged.log_extra}
     known = {name: values for name, values in ids.items() if None not in values}
     texts = {"prompts": prompts, "completions": completions}
     return {**columns, **texts, **known, "trainer_state": TrainerState(steps), **logs}
+
+
+def listed(ids: Iterable[int] | None) -> list[int] | None:
+    """Write token ids as a list of Python's integers."""
+    return None if ids is None else list(map(int, ids))
 
 
 def verl_arguments(samples: Sequence[Sample]) -> dict[str, Any]:

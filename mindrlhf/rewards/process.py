@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from mindrlhf.rewards.batches import Sample, Steps
+from mindrlhf.rewards.batches import Sample, Steps, listed
 from mindrlhf.rewards.results import FLOAT32_MAX
 from mindrlhf.workers.process import WorkerProcess
 
@@ -53,7 +53,7 @@ class RewardProcess(WorkerProcess):
     def _request(self, call: Call, samples: Sequence[Sample], steps: Steps) -> tuple[Any, ...]:
         own: list[Sequence[Any]] = [samples[place][:3] for place in call.samples]
         if self.takes_ids[call.function]:
-            own = [(*one, *map(_listed, samples[place][3:])) for place, one in zip(call.samples, own, strict=True)]
+            own = [(*one, *map(listed, samples[place][3:])) for place, one in zip(call.samples, own, strict=True)]
         return (call.function, own, steps) if self.takes_batch[call.function] else (call.function, *own[0])
 
     def _greet(self, greeting: Any) -> None:
@@ -82,7 +82,3 @@ def _checked(values: list[Any]) -> Reply:
             if all(type(value) is float and abs(value) <= FLOAT32_MAX for value in numbers):
                 return Reply(score, details, seconds, error)
     raise ValueError
-
-
-def _listed(ids: Sequence[int] | None) -> list[int] | None:
-    return None if ids is None else list(map(int, ids))

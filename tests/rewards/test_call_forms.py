@@ -89,6 +89,9 @@ def ids(completion_ids, **kwargs):
 def ids_of_both(prompt_ids, completion_ids):
     return [float(10 * sum(p) + sum(c)) for p, c in zip(prompt_ids, completion_ids)]
 
+def kinds(completion_ids, **kwargs):
+    return [float(type(one) is list and {type(token) for token in one} == {int}) for one in completion_ids]
+
 def state(completions, trainer_state=None):
     return [trainer_state.global_step / trainer_state.max_steps] * len(completions)
 
@@ -205,6 +208,10 @@ def test_token_ids(path):
         assert table.by_function["ids"].tolist() == [9, 7]
         assert table.by_function["ids_of_both"].tolist() == [37, 35]
         table = pool.score(texts("a", "b"))
+    space: dict = {}
+    exec(path.read_text(), space)
+    with RewardRunner(RewardSettings(functions=["python:f"]), {"python:f": space["kinds"]}) as pool:
+        assert pool.score(samples).totals.tolist() == [1, 1]
     assert "its parameter completion_ids is not there: token ids are not known here" in table.errors["ids"][1]
 
 

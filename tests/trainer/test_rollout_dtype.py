@@ -1,8 +1,12 @@
 """Correction for rollouts of another dtype than the trained policy's."""
 
 import re
+from dataclasses import replace
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from step_parts import experience
 
 from mindrlhf.algorithms.losses import POLICY_LOSSES, policy_loss
 from mindrlhf.backend import native
@@ -11,7 +15,12 @@ from mindrlhf.configs.model_settings import ModelSettings
 from mindrlhf.configs.model_yaml import ModelYaml
 from mindrlhf.errors import UserError
 from mindrlhf.flags import TrainFlags
+from mindrlhf.metrics.timer import Timers
+from mindrlhf.roles.parts import Parts
+from mindrlhf.roles.policy import Policy
+from mindrlhf.roles.policy_updates import policy_log_probs
 from mindrlhf.trainer.check import correction_defaults, read_settings
+from mindrlhf.trainer.grpo import GRPOLoop
 
 
 def level(infer: str, overrides=(), weights: str = "train"):
@@ -76,6 +85,30 @@ def test_packed_weights_take_fused_operators(monkeypatch, device, problem, reaso
 )
 def test_what_reads_the_policy_before_updates(overrides, reads):
     assert load_grpo_config(None, overrides).algorithm.reads_policy == reads
+
+
+def test_log_probs_for_credit_are_the_policy_s_own_where_they_were_scored():
+    rows = {name: tuple(np.full(3, value, np.float32) for _ in range(2)) for name, value in (("own", -1), ("old", -2))}
+    drawn = experience(1, [0.0, 1.0])
+    carried = replace(drawn, old_log_probs=rows["old"])
+    assert policy_log_probs(drawn) == tuple(rollout.policy_log_probs for rollout in drawn.group.rollouts)
+    assert policy_log_probs(carried) is rows["old"]
+    assert policy_log_probs(replace(carried, policy_log_probs=rows["own"])) is rows["own"]
+
+
+@pytest.mark.parametrize("scores_old", [False, True])
+def test_scored_log_probs_are_the_old_ones_only_of_several_updates(scores_old):
+    """Else the old policy is the one that the first update has: a pass of its own differs in the last digits."""
+    own = tuple(np.full(3, -1, np.float32) for _ in range(2))
+    policy = Policy.__new__(Policy)
+    policy.scorer, policy.scores_old = (lambda groups: [own] * len(groups)), scores_old
+    run = SimpleNamespace(timers=Timers())
+    loop = GRPOLoop(load_grpo_config(None, []), None, Parts(policy, None, None, None), SimpleNamespace(kl=None), run)
+    kept = tuple(np.full(3, -2, np.float32) for _ in range(2))
+    fresh, carried = loop.with_log_probs([experience(1, [0, 1]), experience(2, [0, 1], old_log_probs=kept)])
+    assert fresh.policy_log_probs is carried.policy_log_probs is own
+    assert fresh.old_log_probs is (own if scores_old else None)
+    assert carried.old_log_probs is kept
 
 
 def test_losses_that_choose_tokens_say_so():
