@@ -105,18 +105,17 @@ class ResponseWriter:
         self._begun = self._thread.submit(self._write, step, experiences)
 
     def flush(self) -> None:
-        """Block any calling thread until responses are in files; raise the writer's error once."""
+        """Block any calling thread until responses are in files.
+
+        Raises the writer's error, at every call: no checkpoint may imply a step whose responses are lost.
+        """
         begun = self._begun
         self._awaited.set()
         if begun:
-            try:
-                begun.result()
-            except BaseException:
-                self._begun = None  # nothing else has begun: `add` calls this first
-                raise
+            begun.result()
 
     def close(self, finished: bool) -> None:
-        """Put the record together; finished: the run has done its last step."""
+        """Put the record together, unless a step's responses are lost; finished: the run has done its last step."""
         try:
             self.flush()
         finally:

@@ -99,7 +99,8 @@ class Run:
         except Exception as second:
             if error is None:
                 raise
-            _log.warning("%s", second)
+            if str(second).rstrip(".") not in str(error):
+                _log.warning("%s", second)
 
     def steps(self) -> Iterator[int]:
         """Yield the numbers of the remaining steps, until patience runs out."""

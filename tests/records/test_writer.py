@@ -61,14 +61,15 @@ def test_it_works_beside_the_caller_until_that_is_to_wait(tmp_path):
 
 
 @pytest.mark.parametrize("when", ["add", "flush", "close"])
-def test_what_cannot_be_written_is_said_at_the_next_occasion(tmp_path, when):
+def test_what_cannot_be_written_is_said_at_every_occasion(tmp_path, when):
+    """Also when another thread has heard it: a checkpoint that implies the step must not become whole."""
     (tmp_path / "text").write_text("a file where the folder is to be")
     writer = ResponseWriter(tmp_path / "text", None, decode)
     writer.add(1, experiences(1))
     then = {"add": lambda: writer.add(2, experiences(2)), "flush": writer.flush, "close": lambda: writer.close(False)}
-    with pytest.raises((UserError, OSError), match="text"):
-        then[when]()
-    writer.close(finished=False)
+    for occasion in (then[when], writer.flush, lambda: writer.close(finished=False)):
+        with pytest.raises((UserError, OSError), match="text"):
+            occasion()
 
 
 def rows(step: int) -> list[dict]:
