@@ -152,6 +152,18 @@ class Sweep:
         return reasons
 
 
+def own_task(folder: Path) -> jobs.Task:
+    """A task below a folder, which has the cache of its runs too; what runs import is imported, for forks."""
+    os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
+    (folder / "cache").mkdir(parents=True, exist_ok=True)
+    import mindrlhf.trainer.build  # noqa: F401
+
+    if not (folder / "task").exists():
+        made = Child(lambda: jobs.make_task(folder / "task") and 0, folder, folder / "task_log").wait()
+        assert made.code == 0, made
+    return jobs.Task(folder / "task")
+
+
 def faults_of(counts: dict[str, int], every: int, first: int) -> Iterator[Fault]:
     """Each call of each kind, or every n-th from a first one on, once and for good."""
     for kind, count in counts.items():
@@ -169,16 +181,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS))
     args = parser.parse_args(argv)
     folder = args.folder.resolve()
-    os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
-    (folder / "cache").mkdir(parents=True, exist_ok=True)
-    import mindrlhf.trainer.build  # noqa: F401 - once, before the forks
-
-    faults, bad, codes = Faults(args.library), 0, Counter()
-    task_folder = folder / "task"
-    if not task_folder.exists():
-        made = Child(lambda: jobs.make_task(task_folder) and 0, folder, folder / "task_log").wait()
-        assert made.code == 0, made
-    task = jobs.Task(task_folder)
+    task, faults, bad, codes = own_task(folder), Faults(args.library), 0, Counter()
     for variant in args.variants:
         sweep = Sweep(task, folder, variant, faults)
         expected, counts = sweep.reference()

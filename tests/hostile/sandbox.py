@@ -70,6 +70,11 @@ class Child:
             os.waitpid(self._pid, 0)
         return Outcome(code, *(log.read_bytes().decode("utf-8", "surrogateescape") for log in self._logs), seconds)
 
+    def send(self, number: int) -> None:
+        """Send a signal, unless it has ended."""
+        with suppress(ProcessLookupError):
+            os.kill(self._pid, number)
+
     def wait(self) -> Outcome:
         """What came of it."""
         while (outcome := self.poll()) is None:

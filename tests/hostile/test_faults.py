@@ -44,6 +44,15 @@ def test_every_call_of_the_savers_fails(library, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(14400)
+def test_a_hundred_signals_and_fifty_pairs_of_runs(tmp_path):
+    own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOG_v": "3"}
+    command = [sys.executable, str(HERE / "interrupted_runs.py"), "--folder", str(tmp_path / "interrupted")]
+    done = subprocess.run(command, env=os.environ | own, capture_output=True, text=True)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(40000)
 def test_every_call_of_whole_runs_fails(library, tmp_path):
     assert sweep("fault_runs.py", library, tmp_path / "runs")["runs"] > 2000
