@@ -6,6 +6,7 @@ MS_WORKER_NUM (over all hosts), RANK_ID (when it knows it), MS_SCHED_HOST and MS
 
 import gc
 import os
+import resource
 import signal
 import socket
 import sys
@@ -14,6 +15,7 @@ import time
 import traceback
 from dataclasses import dataclass, field
 
+from mindrlhf import units
 from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.backend.comm.membership import Membership, join
 from mindrlhf.backend.comm.point_to_point import PeerGone
@@ -33,6 +35,9 @@ RANK_TIMEOUT_S = 600.0
 # A rank that ends because another rank is gone waits first: `msrun` kills all others when it sees that one has ended,
 # and should see the one that failed. The others can print their sentences meanwhile.
 FOLLOWING_S = 5
+
+# Bytes of addresses that MindSpore reserves for one small graph.
+LEAST_ADDRESSES = 9 * units.GIB // 4
 
 _ABORTING = threading.Lock()  # taken once, never released: only one reason to end is printed
 
@@ -140,6 +145,7 @@ def launch(
     os.environ.setdefault("GLOG_v", "3")
     if role == "MS_SCHED":
         sys.exit(_schedule(device_target, size, rank_timeout_s))
+    _check_addresses()
     _choose_threads(size, started_by_msrun=bool(role))
     _choose_device(device_target, context or ContextSettings(), alone=size == 1)
     if size == 1:
@@ -159,6 +165,14 @@ def launch(
     world = World(rank, size, device_target, hosts, channels, membership)
     membership.watch(world.abort)
     return world
+
+
+def _check_addresses() -> None:
+    """Raise UserError if the process may have fewer addresses than MindSpore takes."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if 0 <= limit < LEAST_ADDRESSES:  # -1 is no limit
+        found = f"ulimit -v allows this process {units.size(limit)} of addresses"
+        raise UserError(f"{found}, and MindSpore alone takes {units.size(LEAST_ADDRESSES)}; raise that limit.")
 
 
 def start_limit_s() -> float:

@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import resource
 import subprocess
 import sys
 
@@ -211,3 +212,10 @@ def test_workers_that_do_not_come_to_the_library(monkeypatch):
         fail("some processes in the cluster are not successfully spawned")
     with pytest.raises(RuntimeError, match="another trouble"):
         fail("another trouble")
+
+
+def test_too_few_addresses(monkeypatch):
+    """`ulimit -v`: MindSpore would fail in its own words once it compiles."""
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (1200 << 20, -1))
+    with pytest.raises(UserError, match=r"^ulimit -v allows this process 1\.17 GiB of addresses, and MindSpore alone"):
+        launch("CPU")
