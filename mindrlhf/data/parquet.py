@@ -128,8 +128,10 @@ def write_parquet(path: str | Path, rows: Sequence[Mapping[str, Any]]) -> None:
     path = Path(path)
     try:
         table = pyarrow.Table.from_pylist([dict(row) for row in rows])
+        with atomic_files(path.parent) as stage:
+            parquet.write_table(table, stage / path.name)
     except pyarrow.ArrowException as error:
         reason = str(error).splitlines()[0].rstrip(".")
-        raise UserError(f"{path}: parquet cannot hold a column with values of several types ({reason}).") from None
-    with atomic_files(path.parent) as stage:
-        parquet.write_table(table, stage / path.name)
+        raise UserError(
+            f"{path}: parquet cannot hold these columns, whose values should be alike ({reason})."
+        ) from None

@@ -12,27 +12,36 @@ def plain(value: Any) -> Any:
     """Return a value as Python's own, also inside of lists and groups.
 
     NumPy's numbers become Python's, arrays become lists, and whatever stands for a missing value (NaN, NaT, pandas' NA)
-    becomes None. Raises ValueError for an object of another kind.
+    becomes None. Raises ValueError for an object of another kind, and for halves of surrogate pairs.
     """
-    if type(value) is str or value is None:
+    if value is None:
         return value
+    if isinstance(value, str):
+        return _character_text(value)
     if isinstance(value, Mapping):
-        return {key: plain(one) for key, one in value.items()}
+        return {plain(key): plain(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
         return [plain(one) for one in value]
     if isinstance(value, np.ndarray):
         return [plain(one) for one in value] if value.ndim else plain(value[()])
     if isinstance(value, np.datetime64 | np.timedelta64):  # Python's have microseconds
         return plain(value.astype(f"{value.dtype.kind}8[us]").item())
-    if isinstance(value, str):
-        return str.__str__(value)
     if isinstance(value, np.generic):
         return plain(float(value) if isinstance(value, np.floating) else value.item())
     if _is_missing(value):
         return None
-    if isinstance(value, Decimal | str | int | float | date | time | timedelta | bytes):
+    if isinstance(value, Decimal | int | float | date | time | timedelta | bytes):
         return value
     raise ValueError(f"is a {type(value).__name__}; give text, numbers, dates, lists or groups")
+
+
+def _character_text(text: str) -> str:
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise ValueError("holds half of a surrogate pair, which is no character; remove it") from None
+    return str.__str__(text)
 
 
 def _is_missing(value: Any) -> bool:

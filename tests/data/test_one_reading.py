@@ -153,11 +153,18 @@ def test_a_column_that_is_empty_in_all_rows_is_a_column_of_none(small):
     assert columns_of(prompts_of([{"prompt": "q", "level": None}], small), "level") == {"level": [None]}
 
 
-def test_an_object_without_a_form_is_refused(small):
-    with pytest.raises(
-        UserError, match=r"rows, row 0: column 'x' is a set; give text, numbers, dates, lists or groups"
-    ):
-        prompts_of([{"prompt": "q", "x": {1, 2}}], small)
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"x": {1, 2}}, "column 'x' is a set; give text, numbers, dates, lists or groups"),
+        ({"x": [{"a": object()}]}, "column 'x' is a object; give text"),
+        ({"x": ["\ud800"]}, "column 'x' holds half of a surrogate pair, which is no character; remove it"),
+        ({"prompt": "\ud800"}, "column 'prompt' holds half of a surrogate pair"),
+    ],
+)
+def test_an_object_without_a_form_is_refused(small, row, message):
+    with pytest.raises(UserError, match=f"rows, row 0: {message}"):
+        prompts_of([{"prompt": "q", **row}], small)
 
 
 @pytest.mark.parametrize("truth", [42, [1, 2], {"target": ["a"]}, 0, False, 1.5, "42", Decimal("1.5")])
