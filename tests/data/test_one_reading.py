@@ -16,6 +16,7 @@ from mindrlhf.data.mindrecord import PROMPT_SCHEMA, read_prompts, write_columns
 from mindrlhf.data.source import given_rows, read_source
 from mindrlhf.data.tasks import parse_rows
 from mindrlhf.errors import UserError
+from mindrlhf.rewards.batches import Logged, Sample, Steps, trl_arguments
 from mindrlhf.rewards.columns import decode
 from mindrlhf.rewards.registry import bind
 from mindrlhf.run.training_data import read_problems
@@ -42,14 +43,8 @@ def prompts_of(rows, tokenizer):
 
 def columns_of(prompts, *names):
     """The columns that a function of TRL's form is called with."""
-    seen = {}
-
-    def function(completions, **columns):
-        seen.update(columns)
-        return [0.0] * len(completions)
-
-    bind(function, "f").of_batch([("p", "c", prompt.fields) for prompt in prompts])
-    return {name: seen[name] for name in names} if names else seen
+    columns = trl_arguments([Sample("p", "c", prompt.fields) for prompt in prompts], Steps(), Logged(len(prompts)))
+    return {name: columns[name] for name in names} if names else columns
 
 
 @pytest.mark.parametrize("beside", BESIDE.values(), ids=BESIDE)
@@ -189,7 +184,7 @@ def test_a_ground_truth_keeps_its_type_in_all_forms(small, form, truth):
 
     for function in (verl, pair):
         bind(function, "f")("p", "c", prompt.fields)
-    bind(batch, "f").of_batch([("p", "c", prompt.fields)])
+    bind(batch, "f").begin_batch([Sample("p", "c", prompt.fields)], Steps(), Logged(1))
     for found, extra_info in seen:
         assert (found, type(found), extra_info) == (truth, type(truth), row["extra_info"])
 
