@@ -17,7 +17,7 @@ from mindrlhf.configs.model_yaml import ModelYaml
 from mindrlhf.configs.validate import check_lengths
 from mindrlhf.errors import UserError
 from mindrlhf.files.printable import printable
-from mindrlhf.files.text import aligned
+from mindrlhf.files.text import aligned, folded
 from mindrlhf.flags import TrainFlags
 from mindrlhf.hub.models import local_models
 from mindrlhf.job import NO_OBJECTS, Objects
@@ -174,7 +174,7 @@ def plan_text(work: Work, figures: dict[str, Any], source: str, limit: str) -> s
             f"{work.config.rollout.max_new_tokens:,}\n",
             rank_table(work, figures) + "\n",
             memory_table(fullest) + "\n",
-            batch_table(work),
+            folded(batch_table(work), 4),
             f"tokens           {prompt + response:,} at most: {prompt:,} of prompts, {response:,} of responses",
             f"operations       {short_number(sum(flops.values()))} FLOP at most: {operations}",
             f"time             {figures['time']}\n",

@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _runs_in(path: Path) -> list[Path]:
-    """List the runs in the subfolders of a folder that is no run itself; else the folder."""
+    """List a folder's own run, or else the runs below it."""
     if not path.is_dir() or (path / METRICS_FILE).is_file():
         return [path]
     return sorted(file.parent for file in path.glob(f"*/{METRICS_FILE}")) or [path]

@@ -1,8 +1,9 @@
-"""Names of settings in TRL and verl, answered with ours."""
+"""Names of settings in TRL, verl and MindRLHF, answered with ours."""
 
 import json
 import shlex
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from mindrlhf.configs.base import Settings
@@ -14,9 +15,11 @@ from mindrlhf.configs.trl.sft import translate_sft
 from mindrlhf.configs.trl.translation import Surroundings, Translation
 from mindrlhf.configs.verl.table import POLICY
 from mindrlhf.configs.verl.translation import translate
+from mindrlhf.configs.yaml_file import read_yaml
 from mindrlhf.errors import UserError
 
 TRL: dict[type[Settings], Callable[..., Translation]] = {GRPOSettings: translate_grpo, SFTSettings: translate_sft}
+MINDRLHF = read_yaml(Path(__file__).with_name("mindrlhf_names.yaml")).values
 # Two sizes of data: a value that differs between them is left open.
 SIZES = (Surroundings(devices=1, rows=1000), Surroundings(devices=1, rows=3000))
 
@@ -37,6 +40,8 @@ def answer(settings: type[Settings], key: str, value: Any) -> str | None:
     if settings in TRL and "." not in key and is_trl_key(key):
         return f"{key} is TRL's name; {_trl(settings, key, value)}"
     for name, one in _leaves(key, value) if settings is GRPOSettings else ():
+        if ours := MINDRLHF.get(name.rpartition(".")[2]):
+            return f"{name} is MindRLHF's name; here it is {ours}"
         if found := _verl(name, one):
             return f"{name} is verl's name; {found}"
     return None

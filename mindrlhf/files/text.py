@@ -1,6 +1,8 @@
 """Text of files, and texts for people."""
 
 import difflib
+import shutil
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,6 +45,18 @@ def some(names: Sequence[str], most: int = 1) -> str:
 def nearest(name: object, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     """Find the known name that is most like a mistaken one, or None."""
     return next(iter(difflib.get_close_matches(str(name), sorted(known), n=1, cutoff=cutoff)), None)
+
+
+def folded(text: str, indent: int) -> str:
+    """Break long lines between words at a terminal's width.
+
+    indent: spaces before the rest of a line. Outside of a terminal the text stays as it is.
+    """
+    width = shutil.get_terminal_size((0, 0)).columns
+    if width <= 2 * indent:
+        return text
+    rules = {"subsequent_indent": " " * indent, "break_long_words": False, "break_on_hyphens": False}
+    return "\n".join("\n".join(textwrap.wrap(line, width, **rules)) for line in text.split("\n"))
 
 
 def aligned(rows: Iterable[Sequence[object]]) -> str:

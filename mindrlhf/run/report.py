@@ -11,6 +11,7 @@ from mindrlhf.backend.ceiling import matmul_ceiling
 from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.checkpoint.model_card import METRICS, ModelCard
 from mindrlhf.files.settings_file import write_settings
+from mindrlhf.files.text import folded
 from mindrlhf.job import Job
 from mindrlhf.memory.residency import Residency
 from mindrlhf.metrics.diagnosis import Diagnosis
@@ -127,7 +128,7 @@ class Report:
         if self._writers:
             self._writers.write(step, values)
             for hint in self._diagnosis.look(step, values):
-                _log.warning("hint at step %d: %s", step, hint.text)
+                _log.warning("%s", folded(f"hint at step {step}: {hint.text}", 2))
 
     def _add_update(self, metrics: MetricSet, update: Update, role: str, loss: str) -> None:
         """Add the outcome of an optimizer update; loss: name of its loss."""

@@ -27,6 +27,7 @@ from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.environments.open import sandbox_note
 from mindrlhf.errors import UserError
 from mindrlhf.files.settings_file import versions
+from mindrlhf.files.text import folded
 from mindrlhf.job import Job
 from mindrlhf.memory.batch_table import batch_table
 from mindrlhf.memory.estimate import Lengths, Work
@@ -70,7 +71,7 @@ def preflight(job: Job, collectives: Collectives, data: TrainingData, rewards: R
     sizes = job.config, job.model, job.train, job.infer, Lengths(longest), job.teacher
     work = Work.of(*sizes) if prompts else None
     if work and world.rank == 0:
-        print(batch_table(work), flush=True)
+        print(folded(batch_table(work), 4), flush=True)
     answered = roll_call(collectives, world.abort)
     for folder in {job.output, job.flags.save_ckpt_dir}:
         check_writable(folder)
@@ -125,7 +126,8 @@ def operators_line(job: Job, target: str) -> str:
 
 def block(lines: Mapping[str, str]) -> str:
     width = max(map(len, lines))
-    return "\n".join(["preflight:", *(f"  {name:<{width}}  {text}" for name, text in lines.items())])
+    text = "\n".join(["preflight:", *(f"  {name:<{width}}  {text}" for name, text in lines.items())])
+    return folded(text, width + 4)
 
 
 def devices(target: str, ranks: Sequence[RankResources], dtype: str) -> str:

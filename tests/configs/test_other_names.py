@@ -35,6 +35,11 @@ def refusal(word: str, load=load_grpo_config) -> str:
         ("algorithm.adv_estimator=rloo", "here it is algorithm.advantage=rloo."),
         ("trainer.total_epochs=3", "here it is trainer.epochs=3."),
         ("actor_rollout_ref.rollout.gpu_memory_utilization=0.6", "here: one engine generates here"),
+        (
+            "chunk_size=4",
+            "chunk_size is MindRLHF's name; here it is data.prompts_per_step, which is chunk_size x",
+        ),
+        ("rl_config.start_lr=1e-6", "rl_config.start_lr is MindRLHF's name; here it is optimizer.lr."),
         ("num_generations=8", "unknown key num_generations; did you mean rollout.num_generations?"),
         ("temprature=1", "unknown key temprature; did you mean rollout.temperature?"),
     ],

@@ -244,7 +244,10 @@ def test_a_chart_is_saved(browser, two, tmp_path):
     assert picture.name == "reward.png"
     assert picture.read_bytes().startswith(PNG)
     assert picture.stat().st_size > 5000
-    rows = list(csv.reader(browser.download(tmp_path, f"{button}[1].click()").open()))
+    drawn = browser.download(tmp_path, f"{button}[1].click()")
+    assert drawn.name == "reward.svg"
+    assert drawn.read_text().startswith("<svg xmlns=")
+    rows = list(csv.reader(browser.download(tmp_path, f"{button}[2].click()").open()))
     assert rows[0] == ["step", "base", "other"]
     assert len(rows) == 31
     assert float(rows[30][1]) == pytest.approx(float(rows[30][2]) + 0.2, abs=0.2)

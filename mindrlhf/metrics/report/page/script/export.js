@@ -1,4 +1,4 @@
-// A figure as a PNG or its values as CSV.
+// A figure as a PNG or an SVG, or its values as CSV.
 const STYLES = ["fill", "stroke", "strokeWidth", "strokeDasharray", "strokeLinejoin", "opacity", "font", "visibility"];
 const SCALE = 2; // pixels of a PNG for each of the page's
 
@@ -9,6 +9,7 @@ function saveButtons(figure, title, file, table) {
     "span",
     { class: "save" },
     button("PNG", async () => download(`${name}.png`, await png(figure, title)), about("PNG")),
+    button("SVG", () => download(`${name}.svg`, new Blob([standalone(figure, title).text], { type: "image/svg+xml" })), about("SVG")),
     button("CSV", () => download(`${name}.csv`, new Blob([csv(table())], { type: "text/csv" })), about("CSV")),
   );
 }
@@ -27,6 +28,15 @@ function cell(value) {
 }
 
 async function png(figure, title) {
+  const { text, size } = standalone(figure, title), image = new Image();
+  image.src = `data:image/svg+xml,${encodeURIComponent(text)}`;
+  await image.decode();
+  const canvas = element("canvas", { width: SCALE * size.width, height: SCALE * size.height });
+  canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
+  return new Promise((done) => canvas.toBlob(done, "image/png"));
+}
+
+function standalone(figure, title) {
   const picture = figure.querySelector("svg"), { width, height } = picture.viewBox.baseVal;
   const copy = picture.cloneNode(true), page = getComputedStyle(document.body);
   const copies = [copy, ...copy.querySelectorAll("*")];
@@ -54,10 +64,5 @@ async function png(figure, title) {
   }
   const size = { width, height: y + 12, viewBox: `0 0 ${width} ${y + 12}` };
   for (const [name, value] of Object.entries(size)) whole.setAttribute(name, value);
-  const image = new Image();
-  image.src = `data:image/svg+xml,${encodeURIComponent(new XMLSerializer().serializeToString(whole))}`;
-  await image.decode();
-  const canvas = element("canvas", { width: SCALE * size.width, height: SCALE * size.height });
-  canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
-  return new Promise((done) => canvas.toBlob(done, "image/png"));
+  return { text: new XMLSerializer().serializeToString(whole), size };
 }
