@@ -27,6 +27,8 @@ mount_setattr 442 442; bpf 321 280; userfaultfd 323 282; keyctl 250 219; add_key
 name_to_handle_at 303 264; open_by_handle_at 304 265; fanotify_init 300 262; inotify_init 253 -; inotify_init1 294 26
 personality 135 92; modify_ldt 154 -; prctl 157 167; ioctl 16 29; fcntl 72 25; capset 126 91; seccomp 317 277
 landlock_create_ruleset 444 444; landlock_add_rule 445 445; landlock_restrict_self 446 446; sync 162 81
+shmat 30 196; shmctl 31 195; semop 65 193; semctl 66 191; semtimedop 220 192; msgsnd 69 189; msgrcv 70 188
+msgctl 71 187; mq_unlink 241 181
 """
 MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # the kernel's names of them, in filters of calls
 MACHINE = os.uname().machine if sys.platform == "linux" else ""

@@ -19,6 +19,7 @@ from mindrlhf.environments.protocol import READY
 from mindrlhf.environments.ready import code_interpreter
 from mindrlhf.environments.ready.confinement import held, readable
 from mindrlhf.errors import UserError
+from mindrlhf.workers.system_calls import call
 
 SECRET = "correct horse battery staple"
 SEVERAL = {
@@ -41,6 +42,9 @@ class Outside:
         self.process = subprocess.Popen(["sleep", "1000"], env={"TOKEN": SECRET, "PATH": os.environ["PATH"]})
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.listener.setblocking(False)
+        self.segment = call("shmget", 0, 4096, 0o1600)
+        self.messages = call("msgget", 0, 0o1600)
+        self.semaphores = call("semget", 0, 1, 0o1600)
 
     def aims(self) -> dict[str, object]:
         return {
@@ -48,6 +52,9 @@ class Outside:
             "file": str(self.file),
             "folder": str(self.folder),
             "secret": str(self.secret),
+            "segment": self.segment,
+            "messages": self.messages,
+            "semaphores": self.semaphores,
             "port": self.listener.getsockname()[1],
         }
 
@@ -68,13 +75,16 @@ class Outside:
             "attributes": os.listxattr(self.file),
             "library": (library.st_ctime_ns, os.listxattr(os.__file__)),
             "shared": sorted(path.name for path in Path("/dev/shm").glob("mindrlhf-escape*")),
-            "ipc": Path("/proc/sysvipc/shm").read_text().count("\n") if Path("/proc/sysvipc/shm").exists() else 0,
+            "ipc": [Path(f"/proc/sysvipc/{kind}").read_text().count("\n") for kind in ("shm", "msg", "sem")],
         }
 
     def close(self) -> None:
         self.process.kill()
         self.process.wait()
         self.listener.close()
+        call("shmctl", self.segment, 0, 0)
+        call("msgctl", self.messages, 0, 0)
+        call("semctl", self.semaphores, 0, 0, 0)
 
 
 @pytest.fixture(scope="module")
@@ -91,17 +101,16 @@ def several(request, found, tmp_path_factory):
         pytest.skip(f"this kernel has only {', '.join(found) or 'nothing'}")
     outside = Outside(tmp_path_factory.mktemp("outside"))
     room = tmp_path_factory.mktemp("room")
-    patch = pytest.MonkeyPatch()
-    patch.setattr(code_interpreter, "mechanisms", lambda: wanted)
-    patch.setattr(code_interpreter.tempfile, "tempdir", str(room))
-    patch.setenv("ESCAPE_TOKEN", SECRET)
-    before = outside.state()
     try:
-        text = "".join(map(code_interpreter.code_interpreter, programs(outside.aims())))
+        before = outside.state()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(code_interpreter, "mechanisms", lambda: wanted)
+            patch.setattr(code_interpreter.tempfile, "tempdir", str(room))
+            patch.setenv("ESCAPE_TOKEN", SECRET)
+            text = "".join(map(code_interpreter.code_interpreter, programs(outside.aims())))
         yield text, before, outside.state(), list(room.iterdir()), outside
     finally:
         outside.close()
-        patch.undo()
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -158,6 +158,12 @@ NETWORK = {
 REMAINS = {
     "shared memory of the system": "call(29, 194, 0x4D494E44, 4096, 0o1600)",
     "queue of the system": "call(68, 186, 0x4D494E44, 0o1600)",
+    "shared memory of another": "call(30, 196, AIM['segment'], 0, 0)",
+    "shared memory of another, removed": "call(31, 195, AIM['segment'], 0, 0)",
+    "queue of another": "call(69, 189, AIM['messages'], struct.pack('l', 1), 0, 0)",
+    "queue of another, removed": "call(71, 187, AIM['messages'], 0, 0)",
+    "semaphores of another": "call(66, 191, AIM['semaphores'], 0, 0, 0)",
+    "queue's name": "call(241, 181, b'mindrlhf-absent')",
     "queue": "call(240, 180, b'mindrlhf-escape', os.O_CREAT | os.O_RDWR, 0o600, None)",
     "file without a name": "call(319, 279, b'x', 0)",
     "higher limit of files": "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 40, 1 << 40))",

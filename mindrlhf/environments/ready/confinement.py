@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from mindrlhf.workers.system_calls import MACHINE, MACHINES, NO_NEW_PRIVILEGES, NUMBERS, call, prctl
 
 FOLDER_BYTES, FOLDER_FILES = 1 << 26, 1 << 10  # of the folder
-THREADS = 256  # the kernel exempts root
+THREADS = 1024  # the kernel exempts root
 PARTS = ("lib", "lib64", "share/zoneinfo")  # of a prefix; more of it may be a user's home
 DEVICES = tuple(f"/dev/{name}" for name in ("null", "zero", "random", "urandom"))
 LIBRARIES = ("/usr/lib", "/usr/lib64", "/usr/local/lib", "/lib", "/lib64", "/usr/share/zoneinfo")
@@ -45,7 +45,7 @@ fchownat utime utimes futimesat utimensat setxattr lsetxattr fsetxattr removexat
 mknod mknodat socket connect bind listen accept accept4 shmget semget msgget mq_open memfd_create memfd_secret mount
 umount2 pivot_root chroot move_mount open_tree fsopen fsconfig fsmount fspick mount_setattr bpf userfaultfd keyctl
 add_key request_key name_to_handle_at open_by_handle_at fanotify_init inotify_init inotify_init1 personality
-modify_ldt capset sync
+modify_ldt capset sync shmat shmctl semop semctl semtimedop msgsnd msgrcv msgctl mq_unlink
 """
 ABSENT = ("clone3", "io_uring_setup", "io_uring_enter", "io_uring_register")  # libraries have other ways for these
 FIRST_UNKNOWN = 451  # newer calls are absent too
