@@ -70,7 +70,7 @@ def with_adapters(model: ModelConfig, settings: LoraSettings, path: str | None) 
 
 
 def _check_modules(model: ModelConfig, settings: LoraSettings) -> None:
-    """Refuse a name among the modules to adapt or to exclude that no module has."""
+    """Refuse a name of modules to adapt or exclude that matches none."""
     table = parameter_table(model)
     linear = {spec.hf_module for spec in table if spec.kind == "matrix"}
     for name, paths, kind in (

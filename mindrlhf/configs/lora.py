@@ -169,7 +169,7 @@ def _matches(modules: Modules, path: str) -> bool:
 
 
 def unmatched(modules: Modules, paths: Collection[str]) -> str | None:
-    """Find a name, or a branch of a regular expression, that matches none of the paths."""
+    """Find a name, or a regular expression's branch, that matches no path."""
     entries = _entries(modules) if isinstance(modules, str) else [(name,) for name in modules]
     lost = (entry for entry in entries if not any(_matches(entry, path) for path in paths))
     return next((entry if isinstance(entry, str) else entry[0] for entry in lost), None)

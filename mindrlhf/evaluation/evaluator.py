@@ -73,7 +73,7 @@ class Evaluator:
 
     @staticmethod
     def _votes(rewards: RewardRunner, groups: Sequence[RolloutGroup], samples: Sequence[Sample]) -> list[str | None]:
-        """Group the answers to each problem by the first function that compares them with a ground truth."""
+        """Group each problem's answers by the first comparing function."""
         name, rest = next(iter(rewards.comparing), rewards.names[0]), iter(samples)
         return [
             vote

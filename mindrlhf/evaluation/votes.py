@@ -1,4 +1,4 @@
-"""Votes of a problem's answers for maj@k: groups of answers that the task's reward calls equal."""
+"""Votes for maj@k: groups of answers that the task's reward calls equal."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -49,9 +49,10 @@ _BY_TEXT: Mapping[str, Callable[[str, str], str | None]] = {
 
 
 def _mathematical(completions: Sequence[tuple[str, str]]) -> list[str | None]:
-    """Group by the equality of `math`: each text joins the first group whose shortest text it equals.
+    """Group texts by the equality of `math`.
 
-    After COMPARISONS of other texts than numbers, a text is a group of its own.
+    From the shortest on, each text joins the first group whose shortest text it equals. After COMPARISONS of other
+    texts than numbers, a text is a group of its own.
     """
     from mindrlhf.rewards import exact, math  # takes half a second
 

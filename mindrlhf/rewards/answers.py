@@ -59,7 +59,10 @@ def tagged(text: str) -> str | None:
 
 
 def _marks(text: str) -> Iterator[tuple[int, str]]:
-    """Yield (end, rest of the line) of each `####` that is no heading; a line may be the next one."""
+    """Yield (end, rest of the line) of each `####` without heading.
+
+    The rest may be the next line.
+    """
     for found in _MARKED.finditer(text):
         if (line := _unlabelled(found[1])) and not _HEADING.match(line):
             yield found.end(), found[1]

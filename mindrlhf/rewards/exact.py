@@ -1,4 +1,4 @@
-r"""Exact values of answers: numbers and arithmetic of numbers, in plain text and in LaTeX.
+r"""Exact values of answers: arithmetic of numbers, in plain text and LaTeX.
 
 `11 5/6`, `11\frac{5}{6}`, `71/6` and `\frac{71}{6}` are one value; `1{,}234`, `1\,234`, `1.234e3`, `\$1,234.00` and
 `1.234 \times 10^3` are another. Roots count where they are exact, `101_2` is 5, `0.\overline{3}` is 1/3, and a scale
@@ -112,7 +112,10 @@ def read(answer: str) -> Value | None:
 
 
 def doubtful(answer: str) -> bool:
-    """Test for numbers that only people can read: `1 2`, `101_two`, `3 and a half`, `2x = 10`."""
+    """Test for numbers that only people can read.
+
+    Examples: `1 2`, `101_two`, `3 and a half`, `2x = 10`.
+    """
     if len(answer) > MAX_LENGTH:
         return True
     text = plain(answer)
@@ -194,7 +197,10 @@ class _NotANumberError(Exception):
 
 
 class _Reader:
-    """Recursive descent over the beginning of a text; `end`: the first character that is not read."""
+    """Recursive descent over the beginning of a text.
+
+    end: the first character that is not read.
+    """
 
     def __init__(self, text: str):
         self._text, self.end, self._depth = text, 0, 0

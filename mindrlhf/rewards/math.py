@@ -1,4 +1,4 @@
-"""Mathematical answers: numbers compared exactly, all others by math-verify (sympy) within limits on the work."""
+"""Mathematical answers: numbers compared exactly, others by math-verify within limits."""
 
 import logging
 import re
@@ -81,7 +81,10 @@ def _found(text: str) -> str | None:
 
 
 def _whole(found: str, text: str) -> str | None:
-    """Return the last number of a text for one that was cut out of a longer one (`3` of `x = 3\\frac12`)."""
+    """Replace a number that was cut out of a longer one.
+
+    For the `3` of `x = 3\\frac12` it is the last number of the text.
+    """
     value = exact.read(found)
     if value is None or value.number in numbers.every(text):
         return f"{found}%" if re.search(rf"{re.escape(found)}\s*\\?%", text) else found

@@ -1,7 +1,7 @@
-"""The reward that verl takes for a problem by its data source (`default_compute_score` of verl 0.9).
+"""Rewards of verl by the problem's data source.
 
-Kept to the letter for `openai/gsm8k`. For mathematics verl compares texts after replacements, and here values are
-compared (`math`); the problems of DAPO and AIME score 1 and -1 as there.
+They are those of `default_compute_score` in verl 0.9, to the letter for `openai/gsm8k`. For mathematics verl compares
+texts after replacements, and here values are compared (`math`); the problems of DAPO and AIME score 1 and -1 as there.
 """
 
 from collections.abc import Iterable, Mapping
@@ -40,7 +40,7 @@ def check_sources(rows: Iterable[Mapping[str, Any]], data: str | Path) -> None:
 
 
 def verl(prompt: str, completion: str, fields: Mapping[str, Any]) -> float | dict[str, float]:
-    """Reward as verl does for the data source; ValueError for a source without a rule here."""
+    """Reward as verl does for the data source; ValueError for others."""
     source = source_of(fields)
     rule = shipped(source)
     if rule is None:
