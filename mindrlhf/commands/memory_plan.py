@@ -2,7 +2,9 @@
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from dataclasses import asdict
 from itertools import groupby
 from math import prod
@@ -50,7 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the plan; returns 1 if the job will not fit, else 0."""
-    work, source, steps = read_work(TrainFlags.of(args), prompt_tokens=args.prompt_tokens)
+    with redirect_stdout(sys.stderr if args.json else sys.stdout):  # translations are printed while settings are read
+        work, source, steps = read_work(TrainFlags.of(args), prompt_tokens=args.prompt_tokens)
     limit, reason = memory_limit(work.train, len(work.trains), args.chip)
     moved = plan(*work.layouts)
     figures = plan_figures(work, moved, limit) | {"time": plan_time(work, steps)}

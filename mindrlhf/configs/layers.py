@@ -5,6 +5,8 @@ from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import Any
 
+import yaml
+
 from mindrlhf.configs.yaml_file import NOT_YAML, KeyPath, Layer, dotted, parse
 from mindrlhf.errors import UserError
 
@@ -57,6 +59,12 @@ def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
         return path, parse(raw)[0]
     except NOT_YAML:
         raise UserError(f"{COMMAND_LINE}: override {text!r} is not valid YAML; put special signs in quotes.") from None
+
+
+def write_override(key: str, value: Any) -> str:
+    """Write `group.key=value`, which `parse_override` reads."""
+    text = yaml.safe_dump(value, default_flow_style=True, width=float("inf")).removesuffix("...\n")
+    return f"{key}={text.strip()}"
 
 
 def _put(values: dict[str, Any], path: tuple[str, ...], value: Any) -> KeyPath:

@@ -87,6 +87,7 @@ class ContextSettings(Settings):
 
 
 ASCEND_KEYS = ("device_id", "max_device_memory", "jit_level")
+FLOAT32_KEYS = ("param_init_type", "layernorm_compute_type", "softmax_compute_type")  # dtypes that CPU ignores
 TRAINING_KEYS = ("micro_batch_num", "gradient_aggregation_group", "enable_parallel_optimizer")
 # Groups of a model YAML that are ours, and groups of MindRLHF's grpo_config.yaml.
 OWN_GROUPS = ("model", "parallel_config", "recompute_config", "context")
@@ -117,6 +118,7 @@ class ModelYaml(Settings):
         names = []
         if self.context.device_target == "CPU":
             names += [f"context.{key}" for key in ASCEND_KEYS if key in self.context.model_fields_set]
+            names += [f"{GROUP}.{key}" for key in FLOAT32_KEYS if getattr(self.model, key) != "float32"]
         if generating:
             names += [f"parallel_config.{key}" for key in TRAINING_KEYS if key in self.parallel.model_fields_set]
             names += [f"recompute_config.{key}" for key in sorted(self.recompute.model_fields_set)]

@@ -28,7 +28,6 @@ from mindrlhf.user_functions import is_user_function
 
 _log = logging.getLogger(__name__)
 
-DTYPE_KEYS = ("compute_dtype", "param_init_type", "layernorm_compute_type", "softmax_compute_type")
 # Pairs of settings; the first must not be above the second. Fine-tuning has the first pair too.
 ORDER = (
     ("optimizer.min_lr", "optimizer.lr"),
@@ -153,12 +152,10 @@ def _misfit(model: ModelConfig, ranks: int) -> str:
 
 def check_dtypes(yaml: ModelYaml) -> None:
     """Check that CPU computes in float32; its matrix products may take bfloat16."""
-    for key in DTYPE_KEYS if yaml.context.device_target == "CPU" else ():
-        dtype, where = getattr(yaml.model, key), f"{yaml.path}: {GROUP}.{key}"
-        known = ("float32", "bfloat16") if key == "compute_dtype" else ("float32",)
-        if dtype not in known:
-            names = " or ".join(known)
-            raise UserError(f"{where} is {dtype}, and device_target CPU computes in {names} only; set {key}: {names}.")
+    dtype, where = yaml.model.compute_dtype, f"{yaml.path}: {GROUP}.compute_dtype"
+    if yaml.context.device_target == "CPU" and dtype not in ("float32", "bfloat16"):
+        names = "float32 or bfloat16"
+        raise UserError(f"{where} is {dtype}, and device_target CPU computes in {names} only; set it to {names}.")
 
 
 def check_same_model(train: ModelYaml, infer: ModelYaml, train_model: ModelConfig, infer_model: ModelConfig) -> None:

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from mindrlhf.backend import check_weights, default_device, product_dtype
@@ -12,6 +13,9 @@ from mindrlhf.checkpoint.adapted import with_adapters
 from mindrlhf.checkpoint.open import checkpoint_config, hf_folder, open_tokenizer
 from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.configs.loading import load_grpo_config, load_sft_config
+from mindrlhf.configs.mindrlhf.translation import Translation as Translated
+from mindrlhf.configs.mindrlhf.translation import is_mindrlhfs, is_mindrlhfs_name
+from mindrlhf.configs.mindrlhf.translation import translate as translate_mindrlhf
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_defaults import Role, model_yaml_of_other_role, open_model_yaml
 from mindrlhf.configs.model_names import SHAPE_FIELDS
@@ -33,6 +37,8 @@ from mindrlhf.run.outputs import prepare_outputs
 _log = logging.getLogger(__name__)
 
 Run = TypeVar("Run", GRPOSettings, SFTSettings)
+
+NOTHING: Mapping[str, Sequence[str]] = MappingProxyType({})
 
 # Role -> flag -> the key of its model YAML that the flag sets.
 YAML_FLAGS = {
@@ -145,8 +151,14 @@ def read_settings(flags: TrainFlags) -> tuple[TrainFlags, GRPOSettings, ModelYam
     given = list(flags.overrides)
     if flags.from_verl is not None:
         flags, given = from_verl(flags, given)
-    overrides = split_overrides(given)
-    train, infer = read_model_yamls(flags, overrides)
+    flags, given, theirs = from_mindrlhf(flags, given)
+    overrides, beneath = split_overrides(given), split_overrides(theirs.overrides if theirs else ())
+    train, infer = read_model_yamls(flags, overrides, beneath)
+    if theirs:
+        batch = theirs.batch(train.parallel, infer.parallel)
+        overrides[""] = [*beneath[""], *batch, *overrides[""]]
+        if is_first_process():
+            print(theirs, flush=True)
     defaults = {**infer.sampling_defaults(), **train.adapter_defaults()}
     config = load_grpo_config(flags.grpo_config, overrides[""], defaults, flags.settings)
     check_weights(infer.context.device_target, config.rollout.weights)
@@ -176,29 +188,41 @@ def generated_in(infer: ModelYaml, weights: str) -> str:
     return f"rollout.weights {weights}" if weights != "train" else f"generation in {infer.model.compute_dtype}"
 
 
-def read_model_yamls(flags: TrainFlags, overrides: Mapping[str, Sequence[str]]) -> tuple[ModelYaml, ModelYaml]:
-    """Read the two model YAMLs, or build them from flags; one file serves both roles. Raises UserError."""
-    given = {role: _given(flags, role, overrides) for role in YAML_FLAGS}
+def read_model_yamls(
+    flags: TrainFlags, overrides: Mapping[str, Sequence[str]], beneath: Mapping[str, Sequence[str]] = NOTHING
+) -> tuple[ModelYaml, ModelYaml]:
+    """Read the two model YAMLs, or build them from flags; one file serves both roles.
+
+    beneath: overrides that flags override. Raises UserError.
+    """
+    given = {role: [*beneath.get(f"{role}_yaml", ()), *_given(flags, role, overrides)] for role in YAML_FLAGS}
     if flags.sft_path_infer and not flags.sft_path_train:
         infer = load_model_yaml(flags.sft_path_infer, given["infer"])
         train = model_yaml_of_other_role("train", infer, given["infer"], given["train"])
         return _with_dtype(train), _with_dtype(infer)
-    train = read_train_yaml(flags, flags.load_sft_checkpoint_train or flags.load_sft_checkpoint_infer, overrides)
+    checkpoint = flags.load_sft_checkpoint_train or flags.load_sft_checkpoint_infer
+    train = read_train_yaml(flags, checkpoint, overrides, beneath)
     if flags.sft_path_train and not flags.sft_path_infer:
         return train, _with_dtype(model_yaml_of_other_role("infer", train, given["train"], given["infer"]))
     place = train.context.device_target, train.parallel.workers, train.parallel.model_parallel
     return train, _with_dtype(open_model_yaml("infer", flags.sft_path_infer, *place, overrides=given["infer"]))
 
 
-def read_train_yaml(flags: LayoutFlags, checkpoint: str | None, overrides: Mapping[str, Sequence[str]]) -> ModelYaml:
+def read_train_yaml(
+    flags: LayoutFlags,
+    checkpoint: str | None,
+    overrides: Mapping[str, Sequence[str]],
+    beneath: Mapping[str, Sequence[str]] = NOTHING,
+) -> ModelYaml:
     """Read the training graph's model YAML, or build it from flags.
 
-    checkpoint: gives the model's shape if there is no YAML. Raises UserError.
+    checkpoint: gives the model's shape if there is no YAML. beneath: overrides that flags override. Raises UserError.
     """
     if flags.sft_path_train is None and checkpoint is None:
         right = "name a folder or a hub's id with --load_sft_checkpoint_train, or a YAML with --sft_path_train"
         raise UserError(f"no model is given; {right}.")
-    device, given = flags.device_target or default_device(), _given(flags, "train", overrides)
+    device = flags.device_target or default_device()
+    given = [*beneath.get("train_yaml", ()), *_given(flags, "train", overrides)]
     return _with_dtype(open_model_yaml("train", flags.sft_path_train, device, started_workers(), overrides=given))
 
 
@@ -231,6 +255,26 @@ def from_verl(flags: TrainFlags, overrides: list[str]) -> tuple[TrainFlags, list
         if name not in passed and (given is None or given is DEFAULT_FOLDER):
             flags = replace(flags, **{name: Path(value) if name in folders else value})
     return flags, [*translation.overrides, *overrides]
+
+
+def from_mindrlhf(flags: TrainFlags, overrides: list[str]) -> tuple[TrainFlags, list[str], Translated | None]:
+    """Translate MindRLHF's file in `--grpo_config`, and its names among the overrides.
+
+    Returns the flags with those that the file sets, the other overrides, and the translation; None without such a file
+    and names. Raises UserError.
+    """
+    path = flags.grpo_config if is_mindrlhfs(flags.grpo_config) else None
+    named = [text for text in overrides if is_mindrlhfs_name(text)]
+    if path is None and not named:
+        return flags, overrides, None
+    theirs = translate_mindrlhf(path, named)
+    flags = replace(flags, grpo_config=None) if path else flags
+    for name, value in theirs.flags.items():
+        given = getattr(flags, name)
+        if given in (None, False) or given is DEFAULT_FOLDER:
+            kind = Path if name in ("save_ckpt_dir", "save_data_file") else type(given) if given is False else str
+            flags = replace(flags, **{name: kind(value)})
+    return flags, [text for text in overrides if text not in named], theirs
 
 
 def with_resume(config: Run, flag: str | None) -> Run:

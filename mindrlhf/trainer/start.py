@@ -16,7 +16,7 @@ from mindrlhf.parallel.layout import yaml_layout
 from mindrlhf.reshard.strategy import save_strategies
 from mindrlhf.run.outputs import lock_outputs
 from mindrlhf.run.stop_signals import Stopped, StopSignals
-from mindrlhf.trainer.check import check, check_tuning, read_model_yamls, split_overrides
+from mindrlhf.trainer.check import check, check_tuning, read_settings
 
 if TYPE_CHECKING:  # it imports MindSpore; errors in settings are reported before that
     from mindrlhf.run.report import StepRecord
@@ -34,10 +34,11 @@ def save_both_strategies(flags: TrainFlags) -> None:
     """Write MindSpore's strategy files of both layouts, for `--only_save_strategy True`."""
     if not is_first_process():
         return
-    overrides, flags = split_overrides(flags.overrides), local_models(flags, weights=False)
+    flags, _, *yamls = read_settings(flags)
+    flags = local_models(flags, weights=False)
     hf = checkpoint_config(flags.load_sft_checkpoint_train or flags.load_sft_checkpoint_infer)
     output = flags.output_dir or flags.save_ckpt_dir.parent
-    for role, yaml in zip(("train", "infer"), read_model_yamls(flags, overrides), strict=True):
+    for role, yaml in zip(("train", "infer"), yamls, strict=True):
         layout = yaml_layout(yaml, yaml.architecture(hf))
         folder = output / "strategy" / role
         save_strategies(folder, layout)

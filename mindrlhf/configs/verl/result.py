@@ -5,8 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import yaml
-
+from mindrlhf.configs.layers import write_override
 from mindrlhf.configs.verl.command import Keys
 from mindrlhf.configs.verl.table import COPIED_WITH, VERL_DEFAULTS
 from mindrlhf.errors import UserError
@@ -45,8 +44,7 @@ class Translation:
             value = self.flags[ours[2:]] = os.path.expanduser(str(value))
             shown = f"{ours} {value}"
         else:
-            text = yaml.safe_dump(value, default_flow_style=True, width=1000).removesuffix("...\n").strip()
-            shown = f"{ours}={text}"
+            shown = write_override(ours, value)
             self.overrides.append(shown)
         given, known = self.keys.given, VERL_DEFAULTS | self.keys.given
         followed = [f"{key}={known[key]}" + " (verl's default)" * (key not in given) for key in theirs if key in known]
