@@ -1,5 +1,6 @@
 """Standard streams that may be closed or full, or lose their reader."""
 
+import errno
 import io
 import logging
 import os
@@ -45,6 +46,8 @@ def guard_streams(lasting: bool) -> None:
     closed = [number for number in range(3) if not _is_open(number)]
     for _ in closed:
         os.open(os.devnull, os.O_RDWR)  # takes the lowest free number: no other file may get it
+    if lasting and 1 in closed:
+        _say(OSError(errno.EBADF, "it is closed"))
     for name, failed in (("stdout", _say if lasting else _end), ("stderr", _ignore)):
         stream, number = getattr(sys, name), 1 if name == "stdout" else 2
         if number in closed:

@@ -95,6 +95,8 @@ def main() -> int:
             bad += bool(reasons)
             if reasons:
                 print(f"{name} {number}: {what}: {reasons}", flush=True)
+            if number % 10 == 9:
+                print(f"{name}: {number + 1} done", flush=True)
         print(json.dumps({name: count, **seen}), flush=True)
     print(json.dumps({"failures": bad}), flush=True)
     return 1 if bad else 0
