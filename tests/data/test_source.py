@@ -55,6 +55,8 @@ def test_places(tmp_path):
         (b'[{"a": 1},\n{"a": ' + b'{"b":' * 100_000, "line 1: not JSON .lists and groups more than 200"),
         (b'[{"a": 1},\n{"a": ' + b"7" * 5000 + b"}]", "line 1: not JSON .a number with thousands of digits"),
         (b'{"a": 1}\n{"a": {"b": "\\ud800"}}', "line 2: holds half of a surrogate pair"),
+        (b'{"a": 1}\n{"a": 1, "b": {"c": 1, "c": 2}}', "line 2: not JSON .the key 'c' is there twice"),
+        (b'{"data": [{"a": 1}, {"a": 2}]}', "is one object with its rows under 'data'; write the rows as a JSON array"),
         (b'[{"prompt": [{"role": "user", "content": "\\ud800"}]}]', "item 1: holds half of a surrogate pair"),
     ],
 )
