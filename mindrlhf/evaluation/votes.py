@@ -58,7 +58,8 @@ def _mathematical(completions: Sequence[tuple[str, str]]) -> list[str | None]:
 
     texts = [math.answer_of(prompt, completion) for prompt, completion in completions]
     values = {text: exact.read(text) for text in texts if text is not None}
-    left, groups = COMPARISONS, dict[str, str]()
+    left = COMPARISONS
+    groups: dict[str, str] = {}
 
     def equal(text: str, first: str) -> bool:
         nonlocal left

@@ -19,7 +19,7 @@ MAX_LENGTH = 1000  # characters of a text
 MAX_DEPTH = 24  # brackets within brackets
 MAX_BITS = 1 << 14  # of a power, and half of those of a sum
 
-_SUPERSCRIPTS = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-", strict=True))
+_SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 _COMMAND = r"\\(?:text(?:bf|it|rm|sf|tt)?|math(?:rm|bf|it|sf)|mbox|[bf]box|boxed|emph|underline|operatorname)\s*"
 _WRAPPER = re.compile(rf"{_COMMAND}\{{([^{{}}]*)\}}")
 _PLAIN = (
@@ -129,9 +129,7 @@ def plain(text: str) -> str:
     """Replace LaTeX's and typography's forms; words of a text command stand in «»."""
     text = text.translate(TYPOGRAPHY).strip("* \n")
     text = re.sub(r"[¼-¾⅐-⅞]", lambda found: " " + unicodedata.normalize("NFKC", found[0]).replace("⁄", "/"), text)
-    text = re.sub(
-        f"[{''.join(_SUPERSCRIPTS)}]+", lambda found: "^{" + "".join(map(_SUPERSCRIPTS.get, found[0])) + "}", text
-    )
+    text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+", lambda found: f"^{{{found[0].translate(_SUPERSCRIPTS)}}}", text)
     for _ in range(3):
         text = _WRAPPER.sub(_unwrapped, text)
     for form, replacement in _PLAIN:
