@@ -189,10 +189,10 @@ class Trainer(AfterTraining, ABC):
             raise UserError("generate: a training is under way; wait for its end, or close its iterator.")
         generator = self._open_generator(seed, sampling)
         asked = [prompts] if isinstance(prompts, str) else list(prompts)
-        places = [(prompt, f"prompt {number}") for number, prompt in enumerate(asked)]
-        from mindrlhf.data.chat import write_prompts
+        from mindrlhf.data.requests import given_prompts
 
-        groups = generator.generate(write_prompts(places, generator.tokenizer), num_generations)
+        variables = self.args.settings().data.chat_template_kwargs
+        groups = generator.generate(given_prompts(asked, generator.tokenizer, variables), num_generations)
         texts = [[generator.text(rollout) for rollout in group.rollouts] for group in groups]
         return texts if num_generations > 1 else [text for (text,) in texts]
 

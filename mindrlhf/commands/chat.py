@@ -3,7 +3,7 @@
 import argparse
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from mindrlhf.commands.model_flags import PLAIN, add_message_flags, add_model_flags
@@ -95,7 +95,7 @@ def _chat(args: argparse.Namespace, terminal: StandardStreams) -> None:
     args = local_models(args)
     room = min(args.context, language_model(args.model).max_position_embeddings) - 1
     tokenizer = open_tokenizer(args, args.model)
-    template, opening = _open_turns(args, tokenizer)
+    template, opening = _open_turns(args, tokenizer, terminal.note)
     conversation = sampling.model_copy(update={"max_new_tokens": room})
     generator = open_generator(args, args.model, conversation, tokenizer, "the conversation")
     with launch(args.device_target, worker_count=1, layout_source="mindrlhf chat"):
@@ -110,19 +110,28 @@ def _chat(args: argparse.Namespace, terminal: StandardStreams) -> None:
             converse(terminal, generator, template, opening, sampling.max_new_tokens)
 
 
-def _open_turns(args: argparse.Namespace, tokenizer: "Tokenizer") -> tuple["TurnTemplate", Sequence["Message"]]:
-    """Open the template of typed messages; returns it with the messages before the first."""
-    from mindrlhf.data.chat import family_chat
+def _open_turns(
+    args: argparse.Namespace, tokenizer: "Tokenizer", note: Callable[[str], None]
+) -> tuple["TurnTemplate", Sequence["Message"]]:
+    """Open the template of typed messages; returns it with the messages before the first.
+
+    note: shows a remark to the user.
+    """
+    from mindrlhf.data.chat import family_chat, with_variables
     from mindrlhf.data.templates import PLAIN_TURNS
     from mindrlhf.data.turns import TurnTemplate
     from mindrlhf.errors import UserError
     from mindrlhf.files.text import read_text
 
+    tokenizer, _ = with_variables(tokenizer, args.chat_template_kwargs)
     name, system, chat = args.template, args.system_prompt, family_chat(tokenizer)
     if name is None and tokenizer.chat_template is None:
+        needs = f"--template {PLAIN} writes bare texts, for a model that was trained on them"
         if chat is None:
-            raise UserError(f"{args.model}: has no chat template; give --template {PLAIN}, or a file with one.")
+            raise UserError(f"{args.model}: has no chat template; {needs}, or give a file with a chat template.")
+        note(f"the tokenizer has no chat template: messages are written in the markup {chat.name!r}; {needs}")
         system = chat.system if system is None else system
-    template = PLAIN_TURNS if name == PLAIN else name and read_text(name, "a chat template")
+    begin = "".join(map(tokenizer.id_to_token, tokenizer.begin_ids))
+    template = begin + PLAIN_TURNS if name == PLAIN else name and read_text(name, "a chat template")
     opening = [{"role": "system", "content": system}] if system else []
-    return TurnTemplate(tokenizer, template), opening
+    return TurnTemplate(tokenizer, template, variables=args.chat_template_kwargs), opening

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from mindrlhf.checkpoint.open import open_tokenizer
+from mindrlhf.commands.model_flags import add_template_variables
 from mindrlhf.commands.train import add_model_arguments
 from mindrlhf.data.convert_problems import convert, convert_to_verl
 from mindrlhf.data.parquet import PARQUET
@@ -33,9 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--dataset_type", help=f"task of the rows: {', '.join(TASKS)} (default: by the first row, else gsm8k)")
     fields = "other keys than the task's: question=problem ground_truth=solution.final; the task `fields` takes any"
     add("--fields", nargs="+", default=(), metavar="KEY=THEIRS", help=fields)
-    default = "(default: the chat of the tokenizer's model family, or the tokenizer's own)"
+    default = "(default: the tokenizer's own chat template, or the chat of its model family)"
     add("--template", help=f"{', '.join(NAMES)}, or a jinja2 file {default}")
     add("--system_prompt", help='system prompt in place of the template\'s own; "" for none')
+    add_template_variables(parser)
     add("--tools", nargs="+", default=(), help="tools that prompts list, as in rollout.tools")
     add("--environment", help="environment whose tools prompts list, as in rollout.environment")
     add("--max_prompt_length", type=int, default=512, help="longest prompt in tokens (default 512)")
@@ -64,7 +66,8 @@ def run(args: argparse.Namespace) -> None:
     same = ("template", "system_prompt", "max_prompt_length", "seq_length", "truncation", "pad_token_id", "fields")
     named = {name: getattr(args, name) for name in same}
     tools = tool_schemas(args.environment, args.tools)
-    print(convert(files, output, open_tokenizer(args, None), task=args.dataset_type, tools=tools, **named))
+    named |= {"tools": tools, "variables": args.chat_template_kwargs}
+    print(convert(files, output, open_tokenizer(args, None), task=args.dataset_type, **named))
 
 
 def _of_hub(args: argparse.Namespace) -> list[Path]:

@@ -77,14 +77,16 @@ def run(args: argparse.Namespace) -> None:
 
 def _generate(args: argparse.Namespace, settings: RolloutSettings, generator: Generator) -> None:
     tools = tool_schemas(None if isinstance(settings.environment, dict) else settings.environment, settings.tools)
+    tokenizer, variables = generator.tokenizer, args.chat_template_kwargs
     if args.prompt:
         texts = args.prompt[: args.limit]
-        requests = typed_requests(texts, generator.tokenizer, args.template, args.system_prompt, tools)
+        requests = typed_requests(texts, tokenizer, args.template, args.system_prompt, tools, variables)
     else:
-        requests = read_requests(args.prompts, generator.tokenizer, args.limit, tools)
+        requests = read_requests(args.prompts, tokenizer, args.limit, tools, variables)
     notes = sys.stdout if args.output else sys.stderr
     with ExitStack() as stack:
-        partner = open_conversations(settings, generator.tokenizer, args.seed, stack) if settings.converses else None
+        opened = settings, tokenizer, args.seed, stack, variables
+        partner = open_conversations(*opened) if settings.converses else None
         if note := sandbox_note(settings):
             print(note, file=notes)
         advance = stack.enter_context(Progress(stream=notes)("generate", 0, "tokens"))

@@ -4,9 +4,12 @@ Imports no NumPy, whose threads would take signals.
 """
 
 import argparse
+import json
+from typing import Any
 
 from mindrlhf.backend import default_device
 from mindrlhf.commands.train import add_device_argument, add_model_arguments
+from mindrlhf.errors import UserError
 
 PLAIN = "plain"  # the template that writes bare texts
 
@@ -31,3 +34,20 @@ def add_message_flags(parser: argparse.ArgumentParser, templates: str) -> None:
     add = parser.add_argument
     add("--template", help=f"{templates} (default: the tokenizer's own chat template, or that of the model's family)")
     add("--system_prompt", help='system prompt in place of the template\'s own; "" for none')
+    add_template_variables(parser)
+
+
+def add_template_variables(parser: argparse.ArgumentParser) -> None:
+    """Declare the flag of a chat template's variables."""
+    text = 'variables of the chat template as JSON: \'{"enable_thinking": false}\'; "chat_template" chooses one by name'
+    parser.add_argument("--chat_template_kwargs", type=_variables, default={}, metavar="JSON", help=text)
+
+
+def _variables(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise UserError(f'--chat_template_kwargs {text}: should be a JSON object, as {{"enable_thinking": false}}.')
+    return found

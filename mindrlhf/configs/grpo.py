@@ -39,7 +39,8 @@ class DataSettings(Settings):
     fields: Texts = ()
     """Other names of such rows' columns, as --fields of `mindrlhf data`: prompt=messages (verl data.prompt_key)."""
     chat_template_kwargs: dict[str, Any] = {}
-    """Additional variables of the chat template for such rows (TRL chat_template_kwargs)."""
+    """Additional variables of the chat template for such rows and conversations; `chat_template` chooses one by name
+    (TRL chat_template_kwargs)."""
 
 
 class SamplingSettings(Settings):

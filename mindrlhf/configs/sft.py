@@ -1,6 +1,6 @@
 """Typed settings of supervised fine-tuning (`mindrlhf sft`): the warm start before GRPO."""
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -27,6 +27,8 @@ class SFTDataSettings(Settings):
     """Draw pairs in a new order each epoch (TRL train_sampling_strategy)."""
     tool_format: str = "hermes"
     """Format of tool calls in conversations: hermes, retool, python_block, or file.py:Class."""
+    chat_template_kwargs: dict[str, Any] = {}
+    """Additional variables of the chat template; `chat_template` chooses one by name (TRL chat_template_kwargs)."""
     max_length: int | None = Field(None, ge=2)
     """Maximum tokens of prompt and response; long responses lose their end (verl data.max_length, TRL max_length)."""
     val_dataset: str | None = None

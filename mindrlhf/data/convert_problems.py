@@ -14,7 +14,7 @@ from mindrlhf.data.source import SourceRow, read_source
 from mindrlhf.data.tasks import parse_rows
 from mindrlhf.data.tasks.task import TaskRow, prompt_fields
 from mindrlhf.data.tasks.verl import record
-from mindrlhf.data.templates import prompt_texts
+from mindrlhf.data.templates import prompt_ids
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.data.truncation import TRUNCATIONS, TokenPair, fit
 from mindrlhf.errors import UserError, refuse
@@ -76,13 +76,14 @@ def convert(
     progress: bool = True,
     fields: Sequence[str] = (),
     tools: Sequence[Mapping[str, Any]] = (),
+    variables: Mapping[str, Any] | None = None,
 ) -> ConversionSummary:
     """Convert JSONL files, JSON arrays or parquet files to a MindRecord.
 
     task: its name; None chooses it by the first row (`parse_rows`). fields: see `field_paths`. system_prompt: None is
     the row's, else the template's default; "" is none. max_prompt_length: maximum tokens of a prompt. seq_length:
     tokens of prompt, answer and end token; None takes the longest row's, rounded up to a multiple of 64. pad_token_id:
-    None is the tokenizer's. tools: JSON schemas of tools that prompts list.
+    None is the tokenizer's. tools: JSON schemas of tools that prompts list. variables: more of a chat template.
     truncation: treatment of a longer prompt: `error` refuses the file, naming the row; `drop` leaves the row out;
     `left` cuts the prompt's beginning, `right` its end (and with it the template's last words, as in MindRLHF). If
     prompt and answer exceed `seq_length`, `left` and `right` cut the answer's end, with its end token.
@@ -92,8 +93,8 @@ def convert(
     sources = _read(source)
     chosen, rows = parse_rows(sources, task, fields)
     places = [each.where for each in sources]
-    texts = prompt_texts(rows, places, chosen.instruction, template, system_prompt, tokenizer, tools)
-    pairs = _tokenise(rows, texts, tokenizer, progress)
+    prompts = prompt_ids(rows, places, chosen.instruction, template, system_prompt, tokenizer, tools, variables)
+    pairs = list(zip(prompts, _answers(rows, tokenizer, progress), strict=True))
     fitted = [fit(*each, max_prompt_length, seq_length, truncation) for each in zip(places, pairs, strict=True)]
     kept = {index: pair for index, pair in enumerate(fitted) if pair is not None}
     if not kept:
@@ -138,9 +139,9 @@ def convert_rows(
     """
     chosen, rows = parse_rows(sources, None, fields)
     places = [each.where for each in sources]
-    texts = prompt_texts(rows, places, chosen.instruction, template, None, tokenizer, tools, variables)
+    written = prompt_ids(rows, places, chosen.instruction, template, None, tokenizer, tools, variables)
     prompts = []
-    for index, (row, ids, where) in enumerate(zip(rows, tokenizer.encode_batch(texts), places, strict=True)):
+    for index, (row, ids, where) in enumerate(zip(rows, written, places, strict=True)):
         fitted = fit(where, (ids, []), max_prompt_length, None, truncation, "data.")
         if fitted is not None:
             own = prompt_fields(chosen.name, row)
@@ -151,14 +152,16 @@ def convert_rows(
     return prompts
 
 
-def convert_pairs(sources: Sequence[SourceRow], tokenizer: Tokenizer) -> list[TokenPair]:
+def convert_pairs(
+    sources: Sequence[SourceRow], tokenizer: Tokenizer, variables: Mapping[str, Any] | None = None
+) -> list[TokenPair]:
     """Convert problems to prompts with their answers; UserError for an absent one."""
     chosen, rows = parse_rows(sources, None)
     places = [each.where for each in sources]
     if lacking := next((where for where, row in zip(places, rows, strict=True) if not row.answer), None):
         raise UserError(f"{lacking}: has no answer to imitate; give one, messages, or prompt and completion.")
-    texts = prompt_texts(rows, places, chosen.instruction, None, None, tokenizer)
-    return _tokenise(rows, texts, tokenizer, progress=False)
+    prompts = prompt_ids(rows, places, chosen.instruction, None, None, tokenizer, variables=variables)
+    return list(zip(prompts, _answers(rows, tokenizer, progress=False), strict=True))
 
 
 def convert_to_verl(
@@ -185,16 +188,16 @@ def _read(source: Sources) -> list[SourceRow]:
     return [row for path in paths for row in read_source(path)]
 
 
-def _tokenise(rows: Sequence[TaskRow], texts: Sequence[str], tokenizer: Tokenizer, progress: bool) -> list[TokenPair]:
-    pairs = []
+def _answers(rows: Sequence[TaskRow], tokenizer: Tokenizer, progress: bool) -> list[list[int]]:
+    """Encode worked answers with their end token; an absent one stays empty."""
+    answers: list[list[int]] = []
     with Progress(progress)("tokenise", len(rows), "rows") as advance:
         for start in range(0, len(rows), ROWS_PER_BATCH):
-            batch = slice(start, start + ROWS_PER_BATCH)
-            answers = tokenizer.encode_batch([row.answer for row in rows[batch]])
-            answers = [answer and [*answer, tokenizer.eos_token_id] for answer in answers]
-            pairs += zip(tokenizer.encode_batch(texts[batch]), answers, strict=True)
-            advance(len(answers))
-    return pairs
+            batch = [tokenizer.without_end(row.answer) for row in rows[start : start + ROWS_PER_BATCH]]
+            ids = tokenizer.encode_batch([tokenizer.plain_text(text, markup=True) for text in batch])
+            answers += [answer and tokenizer.ended(answer) for answer in ids]
+            advance(len(ids))
+    return answers
 
 
 def _record(

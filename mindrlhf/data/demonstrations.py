@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from mindrlhf.data.chat import report_kept
 from mindrlhf.data.convert_problems import convert_pairs
 from mindrlhf.data.demonstration_forms import as_messages
 from mindrlhf.data.mindrecord import read_pairs
-from mindrlhf.data.source import JSON, given_rows, is_source, read_source
+from mindrlhf.data.source import SourceRow, given_rows, is_source, read_source
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.data.tool_formats import load_tool_format
-from mindrlhf.data.turns import ASSISTANT, Turns, TurnTemplate
+from mindrlhf.data.turns import ASSISTANT, DemonstrationTemplates, Turns
 from mindrlhf.errors import UserError
 from mindrlhf.files.json import parse_json
 
@@ -30,6 +31,7 @@ def read_demonstrations(
     max_length: int | None = None,
     given: Iterable[Mapping[str, Any]] | None = None,
     split: str | None = "train",
+    variables: Mapping[str, Any] | None = None,
 ) -> list[Turns]:
     """Read the rows of a MindRecord (`read_pairs`), or conversations of another file.
 
@@ -39,35 +41,40 @@ def read_demonstrations(
     trained, with an end token. Or it has another suite's form (`as_messages`), or is a problem with an answer, as
     `mindrlhf data` reads it. tool_format: see `load_tool_format`. max_length: maximum tokens of prompt and response; a
     longer response loses its end. A row left without an assistant's token is left out, and a warning counts these rows.
-    given: rows of the calling program instead of the file's. split: see `read_source`. UserError, with the place, for a
-    malformed row.
+    given: rows of the calling program instead of the file's. variables: additional ones of the chat template. split:
+    see `read_source`. UserError, with the place, for a malformed row.
     """
     path = Path(path)
     if given is not None or is_source(path):
-        template = TurnTemplate(tokenizer, tool_format=load_tool_format(tool_format))
-        # Rows of a table have a null for each key that only other rows have.
-        table = given is not None or path.suffix not in JSON
+        templates = DemonstrationTemplates(tokenizer, load_tool_format(tool_format), variables)
         rows = read_source(path, split=split) if given is None else given_rows(given, str(path))
         problems = [row for row in rows if _is_problem(row.values)]
-        pairs = iter(convert_pairs(problems, tokenizer) if problems else ())
-        values = [_without_nulls(row.values) if table else row.values for row in rows]
+        pairs = iter(convert_pairs(problems, tokenizer, variables) if problems else ())
         found = [
-            _answered(*next(pairs)) if _is_problem(row.values) else _demonstration(one, row.where, template, tokenizer)
-            for one, row in zip(values, rows, strict=True)
+            _answered(*next(pairs)) if _is_problem(row.values) else _demonstration(row, templates, tokenizer)
+            for row in rows
         ]
+        report_kept(templates.kept, rows[0].where)
     else:
         found = [_answered(prompt, answer) for prompt, answer in read_pairs(path, tokenizer)]
+    trained = [turns for turns in found if turns.sampled.any()]
+    if not trained:
+        raise UserError(f"{path}: no row has a turn of the assistant that is trained; give one the weight 1.")
+    if len(trained) < len(found):
+        _log.warning(
+            "%s: %d of %d rows are left out, of which nothing is trained", path, len(found) - len(trained), len(found)
+        )
     if max_length is None:
-        return found
-    kept = [short for turns in found if (short := turns.cut(max_length)).sampled.any()]
+        return trained
+    kept = [short for turns in trained if (short := turns.cut(max_length)).sampled.any()]
     if not kept:
         raise UserError(f"{path}: no row has an answer within data.max_length {max_length}; raise it.")
-    if left_out := len(found) - len(kept):
+    if left_out := len(trained) - len(kept):
         _log.warning(
             "%s: %d of %d rows are left out, whose prompts fill data.max_length %d",
             path,
             left_out,
-            len(found),
+            len(trained),
             max_length,
         )
     return kept
@@ -82,16 +89,18 @@ def _answered(prompt: Sequence[int], answer: Sequence[int]) -> Turns:
     return Turns(np.array(prompt, np.int32), np.array(answer, np.int32), np.full(len(answer), True))
 
 
-def _demonstration(values: Mapping[str, Any], where: str, template: TurnTemplate, tokenizer: Tokenizer) -> Turns:
+def _demonstration(row: SourceRow, templates: DemonstrationTemplates, tokenizer: Tokenizer) -> Turns:
+    values = row.values
     try:
         values = as_messages(values)
         prompt, completion = values.get("prompt"), values.get("completion")
         if isinstance(prompt, str) and isinstance(completion, str):
-            ids = [np.array(tokenizer.encode(text), np.int32) for text in (prompt, completion)]
-            if not len(ids[0]):
+            before, answer = tokenizer.encode_prompt(prompt), tokenizer.ended(tokenizer.encode(completion))
+            if not before:
                 raise ValueError("the prompt is empty; give it a text")
-            answer = np.append(ids[1], np.int32(tokenizer.eos_token_id))
-            return Turns(ids[0], answer, np.full(len(answer), True))
+            return Turns(np.array(before, np.int32), np.array(answer, np.int32), np.full(len(answer), True))
+        if {type(prompt), type(completion)} == {str, list}:
+            raise ValueError("prompt and completion should both be texts, or both be messages")
         text, messages = values.get("text"), values.get("messages")
         if isinstance(text, str) and messages is None and prompt is None:
             return _whole_text(text, tokenizer)
@@ -108,22 +117,15 @@ def _demonstration(values: Mapping[str, Any], where: str, template: TurnTemplate
         tools = parse_json(tools) if isinstance(tools, str) else tools
         if not isinstance(tools, list | None):
             raise ValueError(f"tools should be a list of schemas, and is {tools!r:.80}")
-        return template.conversation(messages, tools)
+        return templates.opened(bool(tools)).conversation(messages, tools)
     except (ValueError, UserError) as error:
-        raise UserError(f"{where}: {str(error).removesuffix('.')}.") from None
+        raise UserError(f"{row.where}: {str(error).removesuffix('.')}.") from None
 
 
 def _whole_text(text: str, tokenizer: Tokenizer) -> Turns:
     """Make a text, control tokens and all, an answer to its own first token."""
-    ids = np.array(tokenizer.encode(text), np.int32)
-    end = np.int32(tokenizer.eos_token_id)
-    if not len(ids) or (len(ids) == 1 and ids[0] == end):
+    ids = tokenizer.encode_prompt(text)
+    if ids in ([], tokenizer.begin_ids, [tokenizer.eos_token_id]):
         raise ValueError("the text is empty")
-    answer = ids[1:] if ids[-1] == end else np.append(ids[1:], end)
-    return Turns(ids[:1], answer, np.full(len(answer), True))
-
-
-def _without_nulls(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
-    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
+    first, *answer = tokenizer.ended(ids)
+    return Turns(np.array([first], np.int32), np.array(answer, np.int32), np.full(len(answer), True))

@@ -166,7 +166,7 @@ def read_pairs(path: str | Path, tokenizer: Tokenizer | None = None) -> list[tup
     path = Path(path)
     if _made_by_mindrlhf(path):
         return [
-            (prompt_ids, np.array([*tokenizer.encode(solution), tokenizer.eos_token_id], np.int32))
+            (prompt_ids, np.array(tokenizer.ended(tokenizer.encode(solution)), np.int32))
             for prompt_ids, solution in _read_mindrlhf(path, tokenizer)
         ]
     columns = read_columns(path, ("pretrain_ids", "loss_mask", "prompt_length"))

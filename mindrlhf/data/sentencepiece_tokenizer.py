@@ -18,8 +18,7 @@ from mindrlhf.files.json import write_json
 class SentencePieceTokenizer(ConfiguredTokenizer):
     """Tokenizer of a sentencepiece model with control pieces and added tokens.
 
-    Text between these special tokens is encoded piece by piece, with the model's own normaliser and dummy prefix. No
-    begin token is added.
+    Text between these special tokens is encoded piece by piece, with the model's own normaliser and dummy prefix.
     """
 
     def __init__(self, path: Path, config: dict[str, Any]):
@@ -76,12 +75,19 @@ class SentencePieceTokenizer(ConfiguredTokenizer):
         piece = self._pieces.IdToPiece(int(token_id)) if 0 <= token_id < self._pieces.GetPieceSize() else None
         return self._special_by_id.get(int(token_id), piece)
 
-    def _added_tokens(self) -> Iterable[str]:
+    def _begin_ids(self) -> list[int]:
+        """Take the model's begin token, which HF's classes for such files add."""
+        begin = self._pieces.bos_id()
+        return [] if begin < 0 else [begin]
+
+    def _added_tokens(self) -> Iterable[tuple[str, bool]]:
         from sentencepiece.sentencepiece_model_pb2 import ModelProto
 
         kind = ModelProto.SentencePiece.USER_DEFINED
         pieces = ModelProto.FromString(self._pieces.serialized_model_proto()).pieces
-        return (*self._special, *(piece.piece.replace("▁", " ") for piece in pieces if piece.type == kind))
+        defined = (piece.piece.replace("▁", " ") for piece in pieces if piece.type == kind)
+        added = {name: token_id not in self._shown for name, token_id in self._special.items()}
+        return (added | dict.fromkeys(defined, True)).items()
 
     @property
     def size(self) -> int:

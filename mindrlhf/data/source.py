@@ -62,7 +62,7 @@ def read_source(path: str | Path, limit: int | None = None, split: str | None = 
     path = Path(path)
     if path.suffix == PARQUET:
         found = enumerate(read_parquet(path, limit))
-        rows = [SourceRow(row, f"{path}, row {index}") for index, row in found]
+        rows = [SourceRow(_of_table(row), f"{path}, row {index}") for index, row in found]
     else:
         rows = _read_json(path)[:limit]
     if not rows:
@@ -102,7 +102,7 @@ def given_rows(rows: Iterable[Mapping[str, Any]], name: str) -> list[SourceRow]:
         where = f"{name}, row {number}"
         if not isinstance(row, Mapping):
             raise UserError(f"{where}: should be a mapping of columns, and is {row!r:.40}.")
-        found.append(SourceRow(_plain_row(row, where), where))
+        found.append(SourceRow(_of_table(_plain_row(row, where)), where))
     if not found:
         raise UserError(f"{name}: holds no rows.")
     return found
@@ -117,6 +117,25 @@ def _plain_row(row: Mapping[str, Any], where: str) -> dict[str, Any]:
         except ValueError as error:
             raise UserError(f"{where}: column {str(key)!r} {error}.") from None
     return values
+
+
+def _of_table(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out nulls in the conversations and tools of a table's row.
+
+    A table gives each object the keys of all objects in its column, and they are null where an object lacks them.
+    """
+    return {key: _without_nulls(value) if key == "tools" or _talks(value) else value for key, value in values.items()}
+
+
+def _talks(value: Any) -> bool:
+    return isinstance(value, list) and any(isinstance(item, Mapping) and "role" in item for item in value)
+
+
+def _without_nulls(value: Any) -> Any:
+    """Leave out the keys of nested objects whose values are null."""
+    if isinstance(value, Mapping):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def _row(values: Any, where: str) -> SourceRow:

@@ -1,6 +1,8 @@
-"""Prompt templates: question, instruction and system prompt to text, in sandboxed jinja2.
+"""Prompt templates: questions and conversations of rows to the ids of prompts.
 
-A template gets these three texts (the last two may be empty), and ends where the model begins to write.
+A question becomes a user message, with the task's instruction below, which the model's own chat template writes. A
+template for one question is sandboxed jinja2: it gets question, instruction and system prompt (the last two may be
+empty), and ends where the model begins to write.
 """
 
 import re
@@ -12,7 +14,8 @@ import jinja2
 import jinja2.meta
 import jinja2.sandbox
 
-from mindrlhf.data.chat import family_chat, render_conversations, write_prompts
+from mindrlhf.data.chat import family_chat, render_conversations, with_variables, write_prompts
+from mindrlhf.data.messages import MessageReader
 from mindrlhf.data.tasks.conversation import system_prompt, with_system_prompt
 from mindrlhf.data.tasks.task import TaskRow
 from mindrlhf.data.tokenizer import Tokenizer
@@ -34,20 +37,16 @@ THINK_SYSTEM = (
     "First work the problem out between <think> and </think>, "
     "then give only the final answer between <answer> and </answer>."
 )
-# name -> (template, the system prompt when the user gives none)
-BUILT_IN = {
-    **{name: (chat.template, chat.system) for name, chat in CHATS.items()},
-    "plain": (PLAIN, ""),
-    "think": (DEFAULT.chat.template, THINK_SYSTEM),
-}
-OWN = "chat"  # the tokenizer's own chat template
-NAMES = (*BUILT_IN, OWN)
+OWN = "chat"  # the model's own format
+THINK = "think"  # the same, with a system prompt of its own
+QUESTIONS = {"plain": PLAIN}  # templates for one question
+NAMES = (*CHATS, *QUESTIONS, THINK, OWN)
 
 
 class Template:
-    """Compiled prompt template; `default_system` replaces an absent system prompt."""
+    """Compiled template for one question."""
 
-    def __init__(self, source: str, where: str, default_system: str = ""):
+    def __init__(self, source: str, where: str):
         """Compile; UserError for bad syntax and variables outside `VARIABLES`."""
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
             undefined=jinja2.StrictUndefined, keep_trailing_newline=True
@@ -61,35 +60,33 @@ class Template:
             raise UserError(
                 f"{where}: uses {', '.join(sorted(unknown))}, but a template is given {', '.join(VARIABLES)}."
             )
-        self._where, self.default_system = where, default_system
+        self._where = where
 
-    def render(self, question: str, instruction: str = "", system: str | None = None) -> str:
-        """Render the prompt; system: None is the template's default, "" none at all."""
-        system = self.default_system if system is None else system
+    def render(self, question: str, instruction: str = "", system: str = "") -> str:
+        """Render the prompt of a question."""
         try:
             return self._template.render(question=question, instruction=instruction, system=system)
         except Exception as error:  # the template is the user's program: whatever it raises, the user has to fix it
             raise UserError(f"{self._where}: rendering fails ({type(error).__name__}: {error}).") from None
 
 
-def load_template(name: str, chat_template: str | None = None, chat: Chat = DEFAULT.chat) -> Template:
-    """Load a built-in template by name, or a jinja2 file by path.
+def load_template(name: str) -> Template:
+    """Load a template for one question, by its name or a file's path.
 
-    A file's last newline is left out. chat_template: the tokenizer's own; a family's chat then uses its system prompt
-    (Qwen2.5's base and instruct models differ, Qwen3 has none). chat: the markup for `think`.
+    A file's last newline is left out.
     """
-    if name in BUILT_IN:
-        source, system = (chat.template, THINK_SYSTEM) if name == "think" else BUILT_IN[name]
-        if name in CHATS and chat_template is not None:
-            system = default_system_prompt(chat_template, CHATS[name])
-        return Template(source, f"template {name}", system)
+    if name in QUESTIONS:
+        return Template(QUESTIONS[name], f"template {name}")
     if not Path(name).exists():
         raise UserError(f"--template {name}: neither one of {', '.join(NAMES)} nor a file.")
     return Template(read_text(name, "a jinja2 template").removesuffix("\n"), name)
 
 
 def default_system_prompt(chat_template: str, chat: Chat = DEFAULT.chat) -> str:
-    """Find the system prompt that a chat template adds to a lone question."""
+    """Find the system prompt that a chat template adds to a lone question.
+
+    chat: the markup that the template writes.
+    """
     try:
         (text,) = render_conversations([([{"role": "user", "content": "?"}], "the question ?")], chat_template)
     except UserError:
@@ -99,7 +96,7 @@ def default_system_prompt(chat_template: str, chat: Chat = DEFAULT.chat) -> str:
     return found.group(1) if found else ""
 
 
-def prompt_texts(
+def prompt_ids(
     rows: Sequence[TaskRow],
     places: Sequence[str],
     instruction: str,
@@ -108,46 +105,83 @@ def prompt_texts(
     tokenizer: Tokenizer,
     tools: Sequence[Mapping[str, Any]] = (),
     variables: Mapping[str, Any] | None = None,
-) -> list[str]:
-    """Render the prompt of each row.
+) -> list[list[int]]:
+    """Write the prompt of each row as ids.
 
     places: the rows' places, for messages. instruction: the task's, below a question. template: its name or file; None
-    is the chat of the tokenizer's model family, or its own chat template. system: replaces the rows' system prompts; ""
+    is the tokenizer's own chat template, or the chat of its model family. system: replaces the rows' system prompts; ""
     removes them, None keeps them. tools: JSON schemas of tools, which the tokenizer's own chat template lists.
-    variables: additional ones of that template. UserError as `Template`, and for a conversation of several turns with a
-    template for one question.
+    variables: additional ones of that template. UserError as `Template` and `write_prompts`, and for a conversation of
+    several turns with a template for one question.
     """
-    chat = family_chat(tokenizer)
-    markup = chat or DEFAULT.chat
+    question = None if template in (None, OWN, THINK, *CHATS) else load_template(template)
+    tokenizer, variables = with_variables(tokenizer, variables)
     if tools:
-        if tokenizer.chat_template is None or template not in (None, OWN):
-            raise UserError("the tokenizer's chat template lists tools; give a tokenizer with one, and no --template.")
-        template = OWN
-    if template is None:
-        template = OWN if chat is None and tokenizer.chat_template else markup.name
-    rendering = load_template(markup.name if template == OWN else template, tokenizer.chat_template, markup)
-    prompts = []
-    for row, where in zip(rows, places, strict=True):
-        if row.prompt is not None:
-            prompts.append((row.prompt, where))
-            continue
-        messages = row.messages
-        if messages is None and template == OWN:
-            text = f"{row.question}\n{instruction}" if instruction else row.question
-            messages = [{"role": "user", "content": text}]
-        own = None if messages is None else system_prompt(messages)
-        given = own if system is None else system
-        if messages is None:
-            prompts.append((rendering.render(row.question, instruction, system), where))
-        elif template in (*CHATS, OWN):  # the tokenizer's own chat template writes conversations
-            if given is None and tokenizer.chat_template is None:
-                given = rendering.default_system
-            prompts.append((messages if given is None else with_system_prompt(messages, given), where))
-        elif len(messages) > (1 if own is None else 2):
-            raise UserError(
-                f"{where}: has {len(messages)} messages, and --template {template} writes one question; leave "
-                "--template out, and the tokenizer's chat template writes them."
-            )
-        else:
-            prompts.append((rendering.render(row.question, "", given), where))
-    return write_prompts(prompts, tokenizer, tools, variables)
+        _check_tools(tokenizer, template)
+    reader = MessageReader(tokenizer)
+    if question is not None:
+        rendered = [
+            _question(row, where, instruction, system, question, reader)
+            for row, where in zip(rows, places, strict=True)
+        ]
+        return write_prompts(list(zip(rendered, places, strict=True)), tokenizer, reader=reader)
+    markup = None if tools else _markup(tokenizer, template, system)
+    default = THINK_SYSTEM if template == THINK else None
+    if default is None and system is None and (markup or tokenizer.chat_template is None):
+        default = (markup or family_chat(tokenizer) or DEFAULT.chat).system
+    talks = [_conversation(row, instruction, system, default) for row in rows]
+    return write_prompts(list(zip(talks, places, strict=True)), tokenizer, tools, variables, reader, markup)
+
+
+def _check_tools(tokenizer: Tokenizer, template: str | None) -> None:
+    """Refuse tools that no template would list in the prompts."""
+    if template not in (None, OWN):
+        raise UserError(
+            f"--template {template}: lists no tools, and the run has some; leave it out, and the tokenizer's own chat "
+            "template writes the prompts."
+        )
+    if tokenizer.chat_template_for(True) is None:
+        raise UserError(
+            "the tokenizer has no chat template, which would list the tools in prompts; give a tokenizer with one, or "
+            "the prompts as text or as a MindRecord of `mindrlhf data`, which list what they have to."
+        )
+
+
+def _markup(tokenizer: Tokenizer, template: str | None, system: str | None) -> Chat | None:
+    """Choose a family's markup in place of the tokenizer's own chat template, or None.
+
+    Without a system prompt (""), it replaces a template that would add one of its own.
+    """
+    chat, own = family_chat(tokenizer), tokenizer.chat_template
+    if template in CHATS and (own is None or chat != CHATS[template]):
+        return CHATS[template]
+    return chat if system == "" and own and chat and default_system_prompt(own, chat) else None
+
+
+def _conversation(row: TaskRow, instruction: str, system: str | None, default: str | None) -> Any:
+    """Make a row's messages, or return its whole prompt.
+
+    default: replaces an absent system prompt.
+    """
+    if row.prompt is not None:
+        return row.prompt
+    asked = f"{row.question}\n{instruction}" if instruction else row.question
+    messages = row.messages or [{"role": "user", "content": asked}]
+    given = default if system is None and system_prompt(messages) is None else system
+    return messages if given is None else with_system_prompt(messages, given)
+
+
+def _question(
+    row: TaskRow, where: str, instruction: str, system: str | None, template: Template, reader: MessageReader
+) -> str:
+    """Render a row by a template for one question."""
+    if row.prompt is not None:
+        return row.prompt
+    own = None if row.messages is None else system_prompt(row.messages)
+    if row.messages is not None and len(row.messages) > (1 if own is None else 2):
+        raise UserError(
+            f"{where}: has {len(row.messages)} messages, and the template writes one question; leave --template out, "
+            "and the tokenizer's chat template writes them."
+        )
+    texts = row.question, "" if row.messages else instruction, (own or "") if system is None else system
+    return template.render(*map(reader.text, texts))

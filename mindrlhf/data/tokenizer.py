@@ -47,9 +47,9 @@ class Tokenizer(ConfiguredTokenizer):
         if max(ids, default=-1) != len(ids) - 1:
             fault = f"{vocab_path}: the ids are not 0 to {len(ids) - 1} without gaps"
             raise UserError(f"{fault}; give tokenizer.json instead.")
-        config = read_config(vocab_path.parent)
-        if config is None:
-            config = dict(VOCABULARY.config)
+        config = read_config(vocab_path.parent) or {}
+        if "added_tokens_decoder" not in config and not (vocab_path.parent / CONFIG_NAME).is_file():
+            config = VOCABULARY.config | config
             add_tokens(core, VOCABULARY.control)
             add_tokens(core, VOCABULARY.markup, special=False)
         else:
@@ -85,7 +85,6 @@ class Tokenizer(ConfiguredTokenizer):
         return cls(core, read_config(path.parent) or {}, str(path))
 
     def encode(self, text: str) -> list[int]:
-        """Encode text; special tokens written in it become their ids."""
         with self._working():
             return self._core.encode(text, add_special_tokens=False).ids
 
@@ -109,8 +108,14 @@ class Tokenizer(ConfiguredTokenizer):
         """Look up a token (byte-level letters); None outside the vocabulary."""
         return self._core.id_to_token(int(token_id))
 
-    def _added_tokens(self) -> Iterable[str]:
-        return (token.content for token in self._core.get_added_tokens_decoder().values())
+    def _begin_ids(self) -> list[int]:
+        with self._working():
+            alone, whole = self.encode("a"), self._core.encode("a").ids
+        starts = (at for at in range(len(whole)) if alone and whole[at : at + len(alone)] == alone)
+        return whole[: next(starts, 0)]
+
+    def _added_tokens(self) -> Iterable[tuple[str, bool]]:
+        return ((token.content, token.special) for token in self._core.get_added_tokens_decoder().values())
 
     @cached_property
     def size(self) -> int:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,12 +64,12 @@ class ToolFormat:
 class Hermes(ToolFormat):
     """JSON objects between `<tool_call>` and `</tool_call>`, as Hermes and Qwen write them.
 
-    Reasoning before a `</think>` calls nothing.
+    Reasoning before a `</think>` calls nothing, nor does reasoning that is not closed.
     """
 
     def parse(self, text: str) -> list[ToolCall]:
         calls = []
-        for piece in _hermes_calls(_spoken(text)):
+        for piece in _hermes_calls(text):
             content, closing, _ = piece.rpartition("</tool_call>")
             try:
                 if not closing:
@@ -160,23 +160,50 @@ def read_call(value: Any) -> ToolCall:
     return ToolCall(value["name"], arguments)
 
 
-def _hermes_calls(text: str) -> Iterator[str]:
-    """Cut text at each `<tool_call>` that is not within a call's JSON."""
-    _, tag, rest = text.partition("<tool_call>")
+def with_calls_as_text(message: Mapping[str, Any], tool_format: ToolFormat) -> dict[str, Any]:
+    """Write a message's calls into its content. Raises ValueError for calls of another kind."""
+    calls = [tool_format.render(read_call(call)) for call in message.get("tool_calls") or ()]
+    content = "\n".join(filter(None, [message.get("content"), *calls]))
+    return {key: value for key, value in message.items() if key != "tool_calls"} | {"content": content}
+
+
+def _hermes_calls(text: str) -> list[str]:
+    """Cut text at each `<tool_call>` outside of reasoning and of calls' JSON."""
+    calls: list[str] = []
+    tag = _HERMES_TAG.search(text)
     while tag:
-        try:
-            _, end = json.JSONDecoder().raw_decode(rest, len(rest) - len(rest.lstrip()))
-        except (ValueError, RecursionError):
-            end = 0
-        tail, tag, following = rest[end:].partition("<tool_call>")
-        yield rest[:end] + tail
-        rest = following
+        end = tag.end()
+        if tag[0] == "<think>":
+            closing = text.find("</think>", end)
+            end = len(text) if closing < 0 else closing + len("</think>")
+        elif tag[0] == "</think>":  # all before it was reasoning
+            calls.clear()
+        else:
+            end = _end_of_json(text, end)
+        following = _HERMES_TAG.search(text, end)
+        if tag[0] == "<tool_call>":
+            calls.append(text[tag.end() : following.start() if following else None])
+        tag = following
+    return calls
+
+
+_HERMES_TAG = re.compile(r"<tool_call>|</?think>")
+_SPACE = re.compile(r"\s*")
+
+
+def _end_of_json(text: str, start: int) -> int:
+    """Find the end of a JSON value that stands at `start`, or return `start`."""
+    try:
+        return json.JSONDecoder().raw_decode(text, _SPACE.match(text, start).end())[1]
+    except (ValueError, RecursionError):
+        return start
 
 
 def _spoken(text: str) -> str:
-    """Text after the reasoning; none after one that is not closed."""
-    _, closing, said = text.rpartition("</think>")
-    return "" if not closing and said.lstrip().startswith("<think>") else said
+    """Text after the reasoning, up to the beginning of an unfinished one."""
+    after = text.rpartition("</think>")[2]
+    before, opening, _ = after.partition("<think>")
+    return before if opening and "```" not in before else after
 
 
 def _code_call(code: str, error: str) -> ToolCall:

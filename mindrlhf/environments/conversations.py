@@ -91,7 +91,7 @@ class Conversations:
         self.statistics.tokens["assistant"] += len(turn)
         self._count(turns=1)
         text = self._decode(turn)
-        talk.calls = [] if talk.raw else self._template.tool_format.parse(text)
+        talk.calls = [] if talk.raw else self._template.calls(text)
         talk.made.append(1 if talk.raw else sum(not call.error for call in talk.calls))
         if talk.lost or not (talk.raw or talk.calls):
             self._ready.append(Reply(row, NO_IDS, over=True))

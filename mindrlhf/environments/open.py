@@ -1,6 +1,8 @@
 """Opening of a training job's environments and tools."""
 
+from collections.abc import Mapping
 from contextlib import ExitStack
+from typing import Any
 
 from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.configs.grpo import RolloutSettings
@@ -29,7 +31,8 @@ def open_partner(job: Job, collectives: Collectives, stack: ExitStack) -> Partne
         return None
     generating = Partition.of_yaml(job.infer, job.model, collectives.world.rank)
     first = generating.first_of_replica
-    own = open_conversations(settings, job.tokenizer, job.config.seed, stack) if first else None
+    variables, seed = job.config.data.chat_template_kwargs, job.config.seed
+    own = open_conversations(settings, job.tokenizer, seed, stack, variables) if first else None
     group = generating.mesh.group(collectives.world.rank, "tp")
     return SharedPartner(own, lambda value: collectives.broadcast_object(value, group[0], group)) if group[1:] else own
 
@@ -40,9 +43,16 @@ def sandbox_note(settings: RolloutSettings) -> str | None:
     return f"code of the tool python: {describe()}" if code.intersection(settings.tools) else None
 
 
-def open_conversations(settings: RolloutSettings, tokenizer: Tokenizer, seed: int, stack: ExitStack) -> Conversations:
-    """Open conversations in this process; `stack` ends their processes."""
-    template = TurnTemplate(tokenizer, tool_format=load_tool_format(settings.tool_format))
+def open_conversations(
+    settings: RolloutSettings,
+    tokenizer: Tokenizer,
+    seed: int,
+    stack: ExitStack,
+    variables: Mapping[str, Any] | None = None,
+) -> Conversations:
+    """Open conversations in this process; `stack` ends their processes. variables: of the chat template."""
+    own = {"variables": variables, "for_tools": bool(settings.tools)}
+    template = TurnTemplate(tokenizer, tool_format=load_tool_format(settings.tool_format), **own)
     given = settings.environment or ""
     environments = given if isinstance(given, dict) else {ONLY: given}
     limits = settings.tool_workers, settings.tool_timeout_s, settings.tool_memory_mb

@@ -22,6 +22,7 @@ FILES = (
         "tokenizer.model",
     ),
     *("vocab.json", "merges.txt", "added_tokens.json", "special_tokens_map.json", "chat_template.jinja"),
+    "additional_chat_templates/*.jinja",
 )
 WEIGHTS = (WHOLE, "model-*.safetensors", INDEX, ADAPTER)
 # Flags of commands that name a model.

@@ -114,7 +114,7 @@ class Generator:
         return self._engine.statistics
 
     def _encoded(self, place: int, text: str) -> Prompt:
-        ids = self.tokenizer.encode(text)
+        ids = self.tokenizer.encode_prompt(text)
         if not ids:
             raise UserError(f"{self._where}: prompt {place} is empty; give it a text.")
         return Prompt(place, np.array(ids, np.int32))

@@ -83,7 +83,8 @@ class User:
         text = self._terminal.ask()
         if text is None:
             return [OVER]
-        ids = self._template.answers([{"role": "user", "content": text}], self._turn)
+        message = {"role": "user", "content": self._template.reader.text(text)}
+        ids = self._template.answers([message], self._turn)
         if self._length + len(ids) >= self._room:
             self.unanswered = text
             return [OVER]

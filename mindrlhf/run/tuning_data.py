@@ -86,7 +86,8 @@ def read_pairs(job: Job, source: str, split: str | None = None) -> list[Sequence
     """
     data = job.config.data
     given = job.objects.datasets.get(source)
-    rows = read_demonstrations(source, job.tokenizer, data.tool_format, data.max_length, given, split)
+    options = {"given": given, "split": split, "variables": data.chat_template_kwargs}
+    rows = read_demonstrations(source, job.tokenizer, data.tool_format, data.max_length, **options)
     largest = largest_id(chain.from_iterable((turns.prompt_ids, turns.response_ids) for turns in rows))
     check_token_ids(job.tokenizer, job.model, largest, source)
     return [SequenceGroup(t.prompt_ids, (t.response_ids,), (t.sampled,), (row,)) for row, t in enumerate(rows)]

@@ -99,6 +99,18 @@ def test_a_conversation_without_room_for_a_message_begins_anew_with_it(model, ta
     assert err.count("the message is too long: a conversation has room for 124 tokens") == 1
 
 
+def test_it_says_what_a_model_without_a_chat_format_needs(model, talk, conversations):
+    """And control tokens that are typed stay text, in the first message and in later ones."""
+    _, err = talk(chat(model), "Say <|im_end|>.", "Say <|im_end|>.")
+    assert "no chat template: messages are written in the markup 'qwen'; --template plain writes bare texts" in err
+    tokenizer = Tokenizer.from_path(model)
+    ((prompt, response),) = conversations
+    said = tokenizer.decode([*prompt, *response.response_ids[~response.sampled]])
+    assert said.count("Say < |im_end|>.<|im_end|>") == 2
+    _, err = talk(chat(model, "--template", "plain"), "Hi")
+    assert "no chat template" not in err
+
+
 @pytest.mark.parametrize(
     ("arguments", "texts"),
     [

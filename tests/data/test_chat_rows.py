@@ -79,7 +79,7 @@ def test_a_template_of_one_question(tmp_path, small):
     (text,), _ = texts(tmp_path, small, rows, template="plain")
     assert text == "Be brief.\n\nWhat is 2 + 3?\n"
     rows.append({"prompt": SHOWN, "ground_truth": "5"})
-    with pytest.raises(UserError, match=r"line 2: has 3 messages, and --template plain writes one question; leave"):
+    with pytest.raises(UserError, match=r"line 2: has 3 messages, and the template writes one question; leave"):
         texts(tmp_path, small, rows, template="plain")
 
 

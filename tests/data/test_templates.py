@@ -3,7 +3,8 @@
 import jinja2
 import pytest
 
-from mindrlhf.data.templates import THINK_SYSTEM, default_system_prompt, load_template
+from mindrlhf.data.tasks.task import TaskRow
+from mindrlhf.data.templates import THINK_SYSTEM, default_system_prompt, load_template, prompt_ids
 from mindrlhf.errors import UserError
 from mindrlhf.models.families.qwen2 import CHATML
 
@@ -16,26 +17,37 @@ def published(chat_template, messages):
     return environment.from_string(chat_template).render(messages=messages, add_generation_prompt=True)
 
 
-def test_qwen_is_the_published_chat_form(qwen):
+def rendered(tokenizer, question, template=None, system=None, instruction=""):
+    row = TaskRow(question, "", "")
+    (ids,) = prompt_ids([row], ["row 1"], instruction, template, system, tokenizer)
+    return tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("template", [None, "qwen", "chat"])
+def test_qwen_is_the_published_chat_form(qwen, template):
     user = {"role": "user", "content": f"{QUESTION}\nSay it."}
-    template = load_template("qwen", qwen.chat_template)
-    assert template.render(QUESTION, "Say it.") == published(qwen.chat_template, [user])
+    if not qwen.chat_template:
+        pytest.skip("Qwen2.5's tokenizer_config.json is not here")
+    assert rendered(qwen, QUESTION, template, None, "Say it.") == published(qwen.chat_template, [user])
     system = {"role": "system", "content": "Be short."}
-    assert template.render(QUESTION, "Say it.", "Be short.") == published(qwen.chat_template, [system, user])
+    assert rendered(qwen, QUESTION, template, "Be short.", "Say it.") == published(qwen.chat_template, [system, user])
+    bare = "<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\n"
+    assert rendered(qwen, "Q", template, "") == bare  # no system prompt at all, not the template's own
 
 
-def test_qwen_without_a_chat_template():
-    text = load_template("qwen").render("Q")
+@pytest.mark.parametrize("template", [None, "qwen", "chat"])
+def test_qwen_without_a_chat_template(small, template):
+    text = rendered(small, "Q", template)
     assert (
         text == f"<|im_start|>system\n{CHATML.system}<|im_end|>\n<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\n"
     )
-    assert load_template("qwen").render("Q", "", "") == "<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\n"
+    assert rendered(small, "Q", template, "") == "<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\n"
 
 
 def test_default_system_prompt():
     assert default_system_prompt("{% for m in messages %}<|im_start|>{{ m.role }}{% endfor %}") == ""
     assert default_system_prompt("<|im_start|>system\nHi\nyou<|im_end|>\n{{ messages[0].content }}") == "Hi\nyou"
-    assert default_system_prompt("{% generation %}") == CHATML.system  # a dialect that jinja2 does not know
+    assert default_system_prompt("{% unknown %}") == CHATML.system  # a dialect that jinja2 does not know
 
 
 def test_plain():
@@ -43,8 +55,8 @@ def test_plain():
     assert load_template("plain").render("Q", "I", "S") == "S\n\nQ\nI\n"
 
 
-def test_think_asks_for_both_parts():
-    text = load_template("think").render("Q")
+def test_think_asks_for_both_parts(small):
+    text = rendered(small, "Q", "think")
     assert text.startswith(f"<|im_start|>system\n{THINK_SYSTEM}<|im_end|>\n<|im_start|>user\nQ<|im_end|>")
     assert text.endswith("<|im_start|>assistant\n")
     for tag in ("<think>", "</think>", "<answer>", "</answer>"):

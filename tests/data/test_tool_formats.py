@@ -88,6 +88,35 @@ def test_a_turn_without_calls(name, text):
     assert load_tool_format(name).parse(text) == []
 
 
+CALL = '<tool_call>{"name": "f"}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        (f"<think>I could {CALL}", 0),
+        (f"I could {CALL} but</think>so: 4", 0),  # the prompt has the opening tag
+        (f"<think>hm</think>{CALL}<think>or {CALL}", 1),
+        (f"<think>hm</think>{CALL}<think>or {CALL}</think>{CALL}", 2),
+        (f"{CALL}<think>hm</think>", 1),
+        ('<tool_call>{"name": "f", "arguments": {"t": "<think>"}}</tool_call>' + CALL, 2),
+        ('<think>hm</think><tool_call>{"name": "f", "arguments": {"t": "</think>"}}</tool_call>', 1),
+        ("<think>" * 3000 + CALL, 0),
+    ],
+)
+def test_a_thought_calls_nothing(text, count):
+    """Closed or not, and only where the tags are not within a call."""
+    assert [call.name for call in load_tool_format("hermes").parse(text)] == ["f"] * count
+
+
+def test_code_in_an_unfinished_thought_is_not_run():
+    own = load_tool_format("python_block")
+    block = "\n```python\nprint(1)\n```\n"
+    assert own.parse(f"<think>I could{block}") == []
+    assert [call.arguments for call in own.parse(f"<think>hm</think>{block}")] == [{CODE: "print(1)"}]
+    assert len(own.parse("\n```python\nprint('<think>')\n```\n")) == 1
+
+
 def test_retool_takes_code_without_a_fence_and_within_reasoning():
     (call,) = load_tool_format("retool").parse("<think>so <code>\nprint(1)\n</code>")
     assert call.arguments == {CODE: "print(1)"}

@@ -43,9 +43,10 @@ import aim
 from mindrlhf import cli
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.tracking import TrackingSettings
+from mindrlhf.data.chat import render_conversations
 from mindrlhf.data.parquet import read_parquet
-from mindrlhf.data.templates import load_template
 from mindrlhf.metrics.writers import open_writers
+from mindrlhf.models.families import CHATS
 from mindrlhf.models.parameters import parameter_table
 
 status = cli.main(["data", "--dataset_type", "letters", "--file_path", "rows.jsonl", "--output_path", "rows.parquet"])
@@ -63,7 +64,7 @@ found = {
     "architectures": written["architectures"],
     "same": ModelConfig.from_hf(written, "config.json") == model,
     "shapes": {spec.hf_name: spec.shape for spec in parameter_table(model)},
-    "prompt": load_template("seed").render("Q", "", ""),
+    "prompt": render_conversations([([{"role": "user", "content": "Q"}], "row 1")], None, CHATS["seed"])[0],
 }
 Path("found.json").write_text(json.dumps(found))
 """

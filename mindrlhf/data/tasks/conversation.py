@@ -7,19 +7,27 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 def check_messages(messages: Any, name: str = "messages") -> None:
-    """Raise ValueError, which begins with `name`, for anything but messages."""
+    """Raise ValueError, which begins with `name`, for anything but messages.
+
+    A message with `tool_calls` needs no content.
+    """
     if not isinstance(messages, list) or not messages:
         raise ValueError(f"{name} should be a list of messages with at least one, and is {messages!r:.80}")
     for number, message in enumerate(messages):
-        if not isinstance(message, Mapping) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
+        if not (isinstance(message, Mapping) and isinstance(message.get("role"), str) and _has_content(message)):
             found = f"{name}: message {number} should be an object with the texts role and content"
             raise ValueError(f"{found}, and is {message!r:.80}")
+
+
+def _has_content(message: Mapping[str, Any]) -> bool:
+    content, calls = message.get("content"), message.get("tool_calls") or []
+    return isinstance(calls, list) and (isinstance(content, str) or (content is None and bool(calls)))
 
 
 def checked(messages: Any, key: str) -> Messages:
     """Check a conversation and drop its null entries; ValueError names `key`."""
     check_messages(messages, f"key {key!r}")
-    empty = next((number for number, message in enumerate(messages) if not message["content"].strip()), None)
+    empty = next((number for number, message in enumerate(messages) if _is_empty(message)), None)
     if empty is not None:
         raise ValueError(f"key {key!r}: message {empty} has no text")
     if messages[-1]["role"] not in ("user", "tool"):
@@ -27,9 +35,14 @@ def checked(messages: Any, key: str) -> Messages:
     return [{name: value for name, value in message.items() if value is not None} for message in messages]
 
 
+def _is_empty(message: Mapping[str, Any]) -> bool:
+    """Test for an empty message without calls, other than a tool's."""
+    return not ((message.get("content") or "").strip() or message.get("tool_calls") or message["role"] == "tool")
+
+
 def system_prompt(messages: Messages) -> str | None:
     """Return the text of the first system message, or None."""
-    return messages[0]["content"] if messages[0]["role"] == "system" else None
+    return messages[0].get("content") if messages[0]["role"] == "system" else None
 
 
 def with_system_prompt(messages: Messages, text: str) -> Messages:

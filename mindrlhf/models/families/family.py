@@ -1,6 +1,6 @@
 """Description of a model family: its differences from other families, as data."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,18 +29,12 @@ class Chat:
         """Text of one turn."""
         return f"{self.before}{role}{self.between}{content}{self.after}"
 
-    def conversation(self, turns: Iterable[tuple[str, str]]) -> str:
-        """Text of (role, content) turns, up to the beginning of an answer."""
-        answer = f"{self.before}assistant{self.between}"
-        return self.opening + "".join(self.turn(role, content) for role, content in turns) + answer
-
     @property
-    def template(self) -> str:
-        """Prompt template (jinja2) of one question with its instruction and system prompt."""
-        system = self.turn("system", "{{ system }}")
-        user = self.turn("user", "{{ question }}{% if instruction %}{{ '\\n' + instruction }}{% endif %}")
-        answer = f"{self.before}assistant{self.between}"
-        return f"{self.opening}{{% if system %}}{system}{{% endif %}}{user}{answer}"
+    def chat_template(self) -> str:
+        """The same markup as a chat template in HF's dialect."""
+        turn = self.turn("{{ message.role }}", "{{ message.content }}")
+        answer = f"{{% if add_generation_prompt %}}{self.before}assistant{self.between}{{% endif %}}"
+        return f"{self.opening}{{% for message in messages %}}{turn}{{% endfor %}}{answer}"
 
 
 @dataclass(frozen=True)

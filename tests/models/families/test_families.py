@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import mindrlhf
-from mindrlhf.data.templates import BUILT_IN, load_template
+from mindrlhf.data.chat import render_conversations
+from mindrlhf.data.templates import NAMES
 from mindrlhf.models.families import CHATS, FAMILIES
 
 PACKAGE = Path(mindrlhf.__file__).parent
@@ -50,9 +51,10 @@ def test_families_and_settings_import_no_mindspore():
 
 
 @pytest.mark.parametrize("name", CHATS)
-def test_the_template_of_one_question_is_a_conversation(name):
+def test_the_markup_writes_turns_and_the_beginning_of_an_answer(name):
     chat = CHATS[name]
-    rendered = load_template(name).render("Q", "I", "S")
-    assert rendered == chat.conversation([("system", "S"), ("user", "Q\nI")])
-    assert load_template(name).render("Q", "", "") == chat.conversation([("user", "Q")])
-    assert name in BUILT_IN
+    messages = [{"role": "system", "content": "S"}, {"role": "user", "content": " {{ Q }}\n"}]
+    (text,) = render_conversations([(messages, "row 1")], None, chat)
+    begun, _ = chat.turn("assistant", "\0").split("\0")
+    assert text == chat.opening + chat.turn("system", "S") + chat.turn("user", " {{ Q }}\n") + begun
+    assert name in NAMES

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer as Core
 from mindrlhf.checkpoint.open import stop_ids
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.data.tasks.task import TaskRow
-from mindrlhf.data.templates import prompt_texts
+from mindrlhf.data.templates import prompt_ids
 from mindrlhf.data.tokenizer import Tokenizer
 
 # The split of Llama 3's published tokenizer.json: up to three digits are one token.
@@ -55,7 +55,8 @@ def llama(**changes) -> ModelConfig:
 
 
 def prompts(tokenizer, template=None, system=None):
-    return prompt_texts([TaskRow("1 + 2?", "", "3")], ["line 1"], "Think.", template, system, tokenizer)
+    rows = [TaskRow("1 + 2?", "", "3")]
+    return list(map(tokenizer.decode, prompt_ids(rows, ["line 1"], "Think.", template, system, tokenizer)))
 
 
 @pytest.fixture
