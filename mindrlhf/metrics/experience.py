@@ -23,11 +23,14 @@ def add_lengths(metrics: MetricSet, experiences: Sequence[Experience], max_promp
     """Add `response_length/*` (sampled tokens) and `prompt_length/*` in tokens, over responses.
 
     `clip_ratio` of responses: the fraction that ended because the limit was hit, as the engine recorded it; of prompts:
-    the fraction with `max_prompt_length` tokens or more.
+    the fraction with `max_prompt_length` tokens or more. `response/aborted_ratio`: the fraction of empty responses, as
+    in verl.
     """
     pairs = [(e.group.prompt, rollout) for e in experiences for rollout in e.group.rollouts]
     prompts = np.array([len(prompt.token_ids) for prompt, _ in pairs])
-    metrics.add_summary("response_length", np.array([length for e in experiences for length in e.sampled_lengths]))
+    lengths = np.array([length for e in experiences for length in e.sampled_lengths])
+    metrics.add_summary("response_length", lengths)
+    metrics.add_values("response/aborted_ratio", lengths == 0)
     clipped = [rollout.finish_reason == "length" for _, rollout in pairs]
     metrics.add_values("response_length/clip_ratio", np.array(clipped))
     metrics.add_summary("prompt_length", prompts)

@@ -84,10 +84,9 @@ class StepSampling:
         if not self._config.dynamic_sampling.enabled:
             return step, {}
         if missing:
-            _log.warning(
-                f"after {self._rounds} rounds of generation {missing} of {self._size} groups have no spread: "
-                f"the step trains on the other {len(step)}"
-            )
+            left = f"the step trains on the other {len(step)}" if step else "the step has nothing to train on"
+            found = f"{missing} of {self._size} groups have no spread"
+            _log.warning(f"after {self._rounds} rounds of generation {found}: {left}")
         return [*step, *self._without[:missing]], {
             "sampling/rounds": self._rounds,
             "sampling/dropped_groups": len(self._without),

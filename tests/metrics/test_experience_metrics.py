@@ -68,6 +68,7 @@ def test_lengths_and_clip_ratios(experiences):
     assert values["response_length/clip_ratio"] == 0.5, "as the engine recorded it, whatever the lengths"
     assert values["prompt_length/mean"] == pytest.approx(38 / 6)
     assert (values["prompt_length/max"], values["prompt_length/min"]) == (7, 5)
+    assert values["response/aborted_ratio"] == 0.0
     assert values["prompt_length/clip_ratio"] == pytest.approx(4 / 6)
     assert token_counts(experiences) == (16, 16 + 2 * (5 + 7 + 7))
 

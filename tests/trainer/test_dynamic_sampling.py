@@ -133,9 +133,10 @@ def test_running_out_trains_on_what_there_is_and_says_so(caplog):
     assert [one.trained.tolist() for one in mark_trained(step, settings)] == [[True] * 2] * 2 + [[False] * 2] * 2
 
 
-def test_nothing_but_groups_without_spread():
+def test_nothing_but_groups_without_spread(caplog):
     settings = config("dynamic_sampling.max_rounds=2")
     step, figures = one_step(StepSampling(settings), Source([False]))
+    assert "4 of 4 groups have no spread: the step has nothing to train on" in caplog.text
     assert len(step) == figures["sampling/missing"] == 4
     assert not any(one.trained.any() for one in mark_trained(step, settings))
 
