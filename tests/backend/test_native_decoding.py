@@ -5,6 +5,7 @@ import pytest
 from bfloat16_numbers import pairs, rounded
 from decode_inputs import alone, cache_of, no_context, no_histories
 from mindspore import Tensor, nn
+from slow_cases import few_of
 from small_model import SmallModel, log_softmax
 
 from mindrlhf.backend import Kernels, cpu, kernels
@@ -17,8 +18,13 @@ def normal(shape: tuple[int, ...], seed: int) -> np.ndarray:
     return np.random.default_rng([seed, *shape]).normal(size=shape).astype(np.float32)
 
 
-@pytest.mark.parametrize("options", [{}, {"qk_norm": True, "attention_bias": False}])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("options", "temperature"),
+    few_of(
+        [({}, 1.0), ({"qk_norm": True, "attention_bias": False}, 0.0)],
+        [({}, 0.0), ({"qk_norm": True, "attention_bias": False}, 1.0)],
+    ),
+)
 def test_tokens_of_one_call_are_those_of_one_by_one(fused, options, temperature):
     """Slots of uneven length, one of them empty, one that may not stop at first; with tokens of the context, some of
     which would end a turn if they were drawn; and what is written to the caches.
@@ -178,8 +184,9 @@ def test_log_probs_over_a_packed_cache_are_those_of_rounded_keys_and_values(fuse
     assert np.max(far) < 0.5
 
 
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("prefix", [1, 21, 40])
+@pytest.mark.parametrize(
+    ("prefix", "packed"), few_of([(1, False), (21, True), (40, False)], [(1, True), (21, False), (40, True)])
+)
 def test_slots_with_the_same_prompt_read_it_together(fused, prefix, packed):
     """Thirteen slots in a mixed order, of three prompts, one of which has more slots than are worked on at once."""
     model = SmallModel.random()
@@ -285,8 +292,9 @@ class Drawing:
         return [part.asnumpy()[:, 0] for part in out[:3]], [part.asnumpy() for part in expected]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
-@pytest.mark.parametrize("min_new_tokens", [0, 4])
+@pytest.mark.parametrize(
+    ("temperature", "min_new_tokens"), few_of([(0.0, 4), (0.7, 0), (1.0, 4)], [(0.0, 0), (0.7, 4), (1.0, 0)])
+)
 def test_drawing_equals_the_composition(fused, temperature, min_new_tokens):
     rng = np.random.default_rng(4)
     logits = (4 * rng.normal(size=(200, 96))).astype(np.float32)

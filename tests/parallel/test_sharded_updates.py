@@ -20,15 +20,15 @@ DROPOUT = {"adapter": replace(ADAPTER["adapter"], dropout=0.2)}
 FEW = {
     2: [
         Case({TP: 2} | SEQUENCE, TIED | {"qk_norm": True}),
-        Case({TP: 2}, ADAPTER),
         Case({TP: 2} | SEQUENCE, DROPOUT),
-        Case({PP: 2}, TIED | ADAPTER),
         Case({PP: 2, "offset": (-1, 1)}, TIED | {"num_layers": 2}),  # no layer in the first stage
     ]
 }
 MANY = {
     2: [
         Case({TP: 2}, {}),
+        Case({TP: 2}, ADAPTER),
+        Case({PP: 2}, TIED | ADAPTER),
         Case({TP: 2}, TIED),
         Case({TP: 2} | CUT, {}),
         Case({TP: 2} | CUT | SEQUENCE, TIED),

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from engine_subject import FILTERS, STEP, STOP, TEMPERATURE, Subject, by_sample
 from scripted_partner import ScriptedPartner, answer, first_words
+from slow_cases import few_of
 from step_parts import on_ranks
 
 from mindrlhf.backend import Kernels, cpu
@@ -100,11 +101,15 @@ def test_log_probs_are_those_of_the_train_graph(subjects, alone, how):
             np.testing.assert_allclose(rollout.policy_log_probs[drawn], expected[drawn], rtol=0, atol=1e-4)
 
 
-SLOTS = [("fused", 2), ("fused", 3), ("fused", 7), ("fused", 64), ("filtered", 3), ("filtered", 64)]
-MORE_SLOTS = [("filtered", 2), ("filtered", 7), *(("composed", slots) for slots in (2, 3, 7, 64))]
+SLOTS = [("fused", 2), ("fused", 7), ("fused", 64), ("filtered", 3)]
+MORE_SLOTS = [
+    ("fused", 3),
+    *(("filtered", slots) for slots in (2, 7, 64)),
+    *(("composed", slots) for slots in (2, 3, 7, 64)),
+]
 
 
-@pytest.mark.parametrize(("how", "slots"), SLOTS + [pytest.param(*pair, marks=pytest.mark.slow) for pair in MORE_SLOTS])
+@pytest.mark.parametrize(("how", "slots"), few_of(SLOTS, MORE_SLOTS))
 def test_slots_and_the_time_of_replies_do_not_matter(subjects, alone, how, slots):
     gc.collect()  # compiled graphs of other engines
     engine = subjects[how].engine(slots, BUCKET, no_text, max_new_tokens=LIMIT, **HOW[how])

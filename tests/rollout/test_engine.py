@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from engine_subject import FILTERS, NEW, SEED, STEP, STOP, Subject, by_sample
+from slow_cases import few_of
 from small_model import Golden
 
 from mindrlhf.configs.grpo import SamplingSettings
@@ -59,15 +60,10 @@ def assert_same(groups, others):
 
 @pytest.mark.parametrize(
     ("name", "slots"),
-    [
-        ("qwen2_tiny", 2),
-        ("qwen3_tiny", 5),
-        ("llama3_tiny", 3),
-        ("qwen2_tiny_lora", 2),
-        ("qwen3_tiny_lora", 5),
-        pytest.param("qwen2_tiny", 6, marks=pytest.mark.slow),
-        pytest.param("qwen3_tiny", 1, marks=pytest.mark.slow),
-    ],
+    few_of(
+        [("qwen3_tiny", 5), ("llama3_tiny", 3), ("qwen2_tiny_lora", 2)],
+        [("qwen2_tiny", 2), ("qwen3_tiny_lora", 5), ("qwen2_tiny", 6), ("qwen3_tiny", 1)],
+    ),
 )
 def test_greedy_tokens_are_the_stored_ones(shared, name, slots):
     """Prompts of 19, 11 and 6 tokens in one batch, in any order and with leftovers of others in the cache."""
@@ -127,7 +123,7 @@ def test_order_number_and_company_of_prompts_do_not_matter(subject, plain, group
     assert_same(plain.generate([subject.prompts[i] for i in (4, 0)], 2, STEP), groups)
 
 
-@pytest.mark.parametrize(("slots", "bucket"), [(7, 16), (40, 4), (5, 64)])
+@pytest.mark.parametrize(("slots", "bucket"), few_of([(7, 16), (40, 4)], [(5, 64)]))
 def test_slots_and_bucket_do_not_matter(subject, groups, slots, bucket):
     """Seven slots are refilled one at a time, forty take all samples at once; prompts are padded beyond the longest."""
     assert_same(subject.engine(slots, bucket).generate(subject.prompts, 3, STEP), groups)
