@@ -222,7 +222,12 @@ def test_every_reader_takes_a_number_as_meant_or_refuses_it(tmp_path, text):
 
 
 # Settings that no graph takes: seconds and GiB.
-ON_THE_HOST = ("reward.timeout_s", "rollout.tool_timeout_s", "trainer.max_host_memory_gb")
+ON_THE_HOST = (
+    "reward.timeout_s",
+    "rollout.tool_timeout_s",
+    "trainer.max_host_memory_gb",
+    "trainer.rank_timeout_s",
+)
 
 
 def numbers(group, prefix=""):
