@@ -1,4 +1,7 @@
-"""Checkpoints of verl, whose shards torch reads: recognised by their files, answered by verl's merge command."""
+"""Checkpoints of verl, whose shards torch reads.
+
+They are recognised by their files; the answer is verl's merge command.
+"""
 
 import re
 import shlex

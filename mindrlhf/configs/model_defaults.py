@@ -59,7 +59,7 @@ def model_yaml_of_other_role(
 
 
 def _with_all_workers(yaml: ModelYaml, workers: int) -> ModelYaml:
-    """Make the ranks that no other axis takes data-parallel, unless the YAML says how many are."""
+    """Make all other ranks data-parallel, unless the YAML says how many are."""
     parallel = yaml.parallel
     split = parallel.model_parallel * parallel.pipeline_stage
     rest = {"data_parallel": max(1, workers // split)}

@@ -107,9 +107,10 @@ class ModelYaml(Settings):
 
     @property
     def recomputes(self) -> bool:
-        """True when the backward pass of one stage computes layers again, which it does on CPU.
+        """True when the backward pass of one stage computes layers again.
 
-        With MindSpore 2.9's own `Cell.recompute()` some shapes fail to compile on CPU, with a topological cycle.
+        It does so on CPU. With MindSpore 2.9's own `Cell.recompute()` some shapes fail to compile on CPU, with a
+        topological cycle.
         """
         return self.recompute.asked and self.parallel.pipeline_stage == 1 and self.context.device_target == "CPU"
 

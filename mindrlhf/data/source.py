@@ -28,7 +28,10 @@ class SourceRow:
 
 
 def read_sources(names: str | Path, limit: int | None = None, split: str | None = None) -> list[SourceRow]:
-    """Read the rows of one source, or of several in order, with commas between their names; see `read_source`."""
+    """Read the rows of one source, or of several in order.
+
+    Commas separate their names; see `read_source`.
+    """
     parts = str(names).split(SEPARATOR)
     several = len(parts) > 1 and not Path(names).exists() and all(map(is_source, parts))
     return [row for part in (parts if several else [names]) for row in read_source(part, limit, split)][:limit]

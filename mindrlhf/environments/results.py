@@ -12,10 +12,10 @@ from uuid import UUID
 
 
 def result_text(result: Any) -> str:
-    """Write a tool's result: text as it is, anything else as JSON; TypeError for a value without a JSON form.
+    """Write a tool's result: text as it is, anything else as JSON.
 
     A tuple or a set is a list there, numbers and arrays of NumPy are numbers and lists, dates, decimal numbers and
-    paths are texts.
+    paths are texts. Raises TypeError for a value without a JSON form.
     """
     return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=_in_json)
 

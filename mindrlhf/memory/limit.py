@@ -1,4 +1,7 @@
-"""Memory that one process of a job may use: of an Ascend chip, or of this machine. Pure Python."""
+"""Memory that one process of a job may use.
+
+It is that of an Ascend chip, or of this machine. Pure Python.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -67,7 +70,10 @@ def chip_memory(chip: str) -> int:
 
 
 def free_memory() -> tuple[int, str]:
-    """Read the free bytes of this machine, or of a control group that leaves fewer; and which."""
+    """Read the free bytes, and whose they are.
+
+    These are the machine's, or those of a control group that leaves fewer.
+    """
     free, where = psutil.virtual_memory().available, "on this machine"
     for controller, (limit, use, cache) in VERSIONS.items():
         for folder in _groups(controller):
@@ -89,12 +95,15 @@ def _groups(controller: str) -> list[Path]:
 
 
 def _number(path: Path) -> int | None:
-    """Read a number of a control group; None for an absent file, and without a limit."""
+    """Read a number of a control group.
+
+    None for an absent file, and without a limit.
+    """
     text = path.read_text().strip() if path.is_file() else ""
     return int(text) if text.isdecimal() else None
 
 
 def _cached(path: Path, name: str) -> int:
-    """Read the bytes of file cache, which the system gives back when they are needed."""
+    """Read the bytes of file cache, which the system gives back on demand."""
     lines = path.read_text().splitlines() if path.is_file() else []
     return next((int(value) for key, value in map(str.split, lines) if key == name), 0)

@@ -78,7 +78,7 @@ class Comparison:
 
     @property
     def agreements(self) -> list[Agreement]:
-        """What is compared; the first one has to be informative."""
+        """List the comparisons; the first one has to be informative."""
         return [one for one in (self.reward, self.loss) if one]
 
     @property

@@ -115,7 +115,10 @@ class ResponseWriter:
             begun.result()
 
     def close(self, finished: bool) -> None:
-        """Put the record together, unless a step's responses are lost; finished: the run has done its last step."""
+        """Put the record together, unless a step's responses are lost.
+
+        finished: the run has done its last step.
+        """
         try:
             self.flush()
         finally:

@@ -1,10 +1,11 @@
-"""Arguments of reward functions by name: of a call for one sample, and of TRL's and verl's calls for a batch.
+"""Arguments of reward functions by name.
 
-A batch's arguments are lists with an element for each sample. TRL's functions take `prompts`, `completions`,
-`prompt_ids`, `completion_ids` and the rows' columns; a prompt is text, or messages if the dataset has them, and its
-completion is one message of the assistant then. A column has the dataset's values, None in rows without one. They may
-also take `trainer_state` (`TrainerState`), `log_metric` and `log_extra` (`Logged`). verl's functions take
-`data_sources`, `solution_strs`, `ground_truths` and `extra_infos`. Imports only the standard library.
+A function is called for one sample, or as TRL's and verl's for a batch. A batch's arguments are lists with an element
+for each sample. TRL's functions take `prompts`, `completions`, `prompt_ids`, `completion_ids` and the rows' columns; a
+prompt is text, or messages if the dataset has them, and its completion is one message of the assistant then. A column
+has the dataset's values, None in rows without one. They may also take `trainer_state` (`TrainerState`), `log_metric`
+and `log_extra` (`Logged`). verl's functions take `data_sources`, `solution_strs`, `ground_truths` and `extra_infos`.
+Imports only the standard library.
 """
 
 import inspect

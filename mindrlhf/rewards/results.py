@@ -69,7 +69,10 @@ def failed(count: int, words: str) -> Sequence[Outcome]:
 
 
 def details(values: Mapping[Any, Any]) -> dict[str, float | str]:
-    """Convert further values of a result: finite numbers stay numbers, all others become texts, None is left out."""
+    """Convert further values of a result.
+
+    Finite numbers stay numbers, all others become texts, and None is left out.
+    """
     return {_name(key): _detail(value) for key, value in values.items() if value is not None}
 
 

@@ -91,7 +91,10 @@ class RewardRunner(AbstractContextManager):
             verl.check_sources([prompt.fields for prompt in prompts], data)
 
     def score(self, given: Sequence[Sequence[Any]], steps_done: int = 0) -> RewardTable:
-        """Score samples, whose values are those of `Sample`, in their order; steps_done: of the training."""
+        """Score samples in their order.
+
+        given: the values of each `Sample`. steps_done: of the training.
+        """
         if self._closed:
             raise RuntimeError("this RewardRunner is closed")
         samples, steps = [Sample(*one) for one in given], Steps(steps_done, self._total_steps)

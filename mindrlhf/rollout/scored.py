@@ -123,11 +123,12 @@ def reward_samples(
     max_new_tokens: int,
     own: EnvironmentRewards = (),
 ) -> list[Sample]:
-    """Build the inputs of reward functions: both texts, the task's fields, token ids, and more.
+    """Build the inputs of reward functions.
 
-    own: for conversations, as `Partner.rewards`. A completion is the text of sampled tokens. Further fields:
-    `response_length` and `max_new_tokens`, in tokens; for conversations `environment_reward`, if there is one (`nan` if
-    the environment failed to give it), and `conversation`, the text with all context.
+    These are both texts, the task's fields, token ids, and more. own: for conversations, as `Partner.rewards`. A
+    completion is the text of sampled tokens. Further fields: `response_length` and `max_new_tokens`, in tokens; for
+    conversations `environment_reward`, if there is one (`nan` if the environment failed to give it), and
+    `conversation`, the text with all context.
     """
     every = [(group.prompt, rollout) for group in groups for rollout in group.rollouts]
     samples = []

@@ -84,7 +84,10 @@ class StepReport(Report):
             self._responses = ResponseWriter(folder, record, job.tokenizer.decode)
 
     def add_reward_table(self, table: RewardTable) -> None:
-        """Add further numbers of functions, and count failures; log each function's first with its completion."""
+        """Add further numbers of functions, and count failures.
+
+        Each function's first failure is logged with its completion.
+        """
         add_reward_components(self._metrics, table.components)
         add_reward_troubles(self._metrics, table.failures, table.timeouts)
         for failure in table.first_failures:

@@ -191,9 +191,9 @@ def generated_in(infer: ModelYaml, weights: str) -> str:
 def read_model_yamls(
     flags: TrainFlags, overrides: Mapping[str, Sequence[str]], beneath: Mapping[str, Sequence[str]] = NOTHING
 ) -> tuple[ModelYaml, ModelYaml]:
-    """Read the two model YAMLs, or build them from flags; one file serves both roles.
+    """Read the two model YAMLs, or build them from flags.
 
-    beneath: overrides that flags override. Raises UserError.
+    One file serves both roles. beneath: overrides that flags override. Raises UserError.
     """
     given = {role: [*beneath.get(f"{role}_yaml", ()), *_given(flags, role, overrides)] for role in YAML_FLAGS}
     if flags.sft_path_infer and not flags.sft_path_train:

@@ -72,7 +72,10 @@ class Collectives:
         return _group_name(self._ranks(group), self.world.size)
 
     def peers(self) -> Peers:
-        """Return connections between pairs of ranks; on Ascend all ranks make the first call together."""
+        """Return connections between pairs of ranks.
+
+        On Ascend all ranks make the first call together.
+        """
         if self.world.device_target == "Ascend" and self.world.size > 1:
             return _library_peers(self.world.rank, self.world.size)
         return self.world.channels.messages
@@ -87,7 +90,10 @@ class Collectives:
 
 
 def gather_over(peers: SocketPeers, data: np.ndarray, ranks: Sequence[int], rank: int) -> np.ndarray:
-    """Stack the bytes of all ranks: int8[n] -> int8[len(ranks), n]. Each rank of `ranks` calls it."""
+    """Stack the bytes of all ranks: int8[n] -> int8[len(ranks), n].
+
+    Each rank of `ranks` calls it.
+    """
     gathered = np.empty((len(ranks), data.size), np.int8)
     rows = dict(zip(ranks, gathered, strict=True))
     rows.pop(rank)[:] = data

@@ -34,7 +34,10 @@ def graph_all_reduce(collectives: Collectives, group: Sequence[int]) -> nn.Cell 
 
 
 class SocketSum(PythonCell):
-    """Sum over ranks through sockets, in the order of ranks: the same bits on each of them."""
+    """Sum over ranks through sockets.
+
+    It adds in the order of ranks, so that each of them has the same bits.
+    """
 
     def __init__(self, world, group: Sequence[int]):
         super().__init__()

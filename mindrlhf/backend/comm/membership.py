@@ -1,6 +1,7 @@
-"""A rank's connection to its job's scheduler (`comm.scheduler`): how ranks meet, and learn that another one fails.
+"""Connection of a rank to its job's scheduler.
 
-Does not import MindSpore.
+Ranks meet through the scheduler (`comm.scheduler`), and learn from it that another one fails. Does not import
+MindSpore.
 """
 
 import json
@@ -37,7 +38,10 @@ class Membership:
         self.phase = "start"
 
     def watch(self, end: Callable[[BaseException], None]) -> None:
-        """Keep in touch from a thread, which calls `end(error)` when another rank or the scheduler fails."""
+        """Keep in touch from a thread.
+
+        It calls `end(error)` when another rank or the scheduler fails.
+        """
         self._thread = threading.Thread(target=self._keep_in_touch, args=(end,), name="membership", daemon=True)
         self._thread.start()
 
@@ -120,10 +124,11 @@ class Lines:
 def join(
     size: int, rank: int | None, host: str | None, *, start_limit_s: float, silence_limit_s: float
 ) -> tuple[int, list[Member], Channels, Membership]:
-    """Meet the other workers; returns this one's rank, all members in order, and its connections.
+    """Meet the other workers.
 
-    rank: None if the scheduler is to choose it. host: name of this host (`shared_memory.host`).
-    Raises UserError if not all workers come within `start_limit_s`, or the scheduler's address is not this job's.
+    Returns this one's rank, all members in order, and its connections. rank: None if the scheduler is to choose it.
+    host: name of this host (`shared_memory.host`). Raises UserError if not all workers come within `start_limit_s`, or
+    the scheduler's address is not this job's.
     """
     deadline = time.monotonic() + start_limit_s
     with socket.create_server((_own_address(), 0), backlog=1024) as server:

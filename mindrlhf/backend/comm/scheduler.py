@@ -1,4 +1,6 @@
-"""The scheduler of a job on CPU: introduces the ranks to each other, and notices one that fails or stands still.
+"""Scheduler of a job on CPU.
+
+It introduces the ranks to each other, and notices one that fails or stands still.
 
 `msrun` starts one scheduler process and gives every worker its address (MS_SCHED_HOST, MS_SCHED_PORT). The scheduler
 waits for all workers, numbers them, and gives each one the addresses and secrets of all. Each worker then keeps its
@@ -67,7 +69,10 @@ class Scheduler:
     _failed_s: float | None = None  # since the first failure; None while all are well
 
     def serve(self, server: socket.socket) -> bool:
-        """Serve until all workers have left; returns False if one failed, or some never came."""
+        """Serve until all workers have left.
+
+        Returns False if one failed, or some never came.
+        """
         server.setblocking(False)
         before = next_tick = time.monotonic()
         waited = 0.0
@@ -146,7 +151,10 @@ class Scheduler:
             caller.phase = str(message["phase"])[:100]
 
     def _greet(self, caller: _Caller, hello: Mapping[str, Any]) -> None:
-        """Take a worker's first line. Raises ValueError, TypeError or KeyError if it is not one."""
+        """Take a worker's first line.
+
+        Raises ValueError, TypeError or KeyError if it is not one.
+        """
         if hello["format"] != FORMAT:
             raise ValueError("another program")
         wanted, size = hello["rank"], int(hello["size"])
@@ -173,7 +181,10 @@ class Scheduler:
         return None
 
     def _introduce(self) -> None:
-        """Give each worker its rank and all members; the order of addresses numbers those without a wish."""
+        """Give each worker its rank and all members.
+
+        The order of addresses numbers those without a wish.
+        """
         greeted = sorted(self._greeted(), key=lambda one: (one.member.address, one.member.port))
         taken = {one.wanted for one in greeted}
         free = iter(sorted(set(range(self.size)) - taken))
@@ -236,16 +247,19 @@ class Scheduler:
                 self._send(caller, {} if unless_behind and caller.unsent else message)
 
     def _send(self, caller: _Caller, message: dict[str, Any]) -> None:
-        """Send without waiting; what does not go goes with the next message. Nothing of an empty message is sent."""
+        """Send without waiting; the rest goes with the next message.
+
+        An empty message adds nothing.
+        """
         caller.unsent += json.dumps(message).encode() + b"\n" if message else b""
         with suppress(OSError):  # one that is gone is noticed by reading
             caller.unsent = caller.unsent[caller.connection.send(caller.unsent) :]
 
 
 def run_scheduler(size: int, silence_limit_s: float, start_limit_s: float) -> bool:
-    """Be the job's scheduler, at the address that msrun gave; returns False if the job failed.
+    """Be the job's scheduler, at the address that msrun gave.
 
-    Raises UserError if the port is in use.
+    Returns False if the job failed. Raises UserError if the port is in use.
     """
     host, port = scheduler_address()
     try:

@@ -121,9 +121,10 @@ def _fill(rest: memoryview, connection: socket.socket, source: int | str) -> Non
 
 @dataclass(frozen=True)
 class Channels:
-    """Connections of one rank to all others, a set for each use, so that messages of two uses never mix.
+    """Connections of one rank to all others.
 
-    messages: of pipelines and reshard; gathers: of `Collectives`; sums: of compiled graphs.
+    Each use has a set of its own, so that messages of two uses never mix. messages: of pipelines and reshard; gathers:
+    of `Collectives`; sums: of compiled graphs.
     """
 
     messages: SocketPeers
@@ -162,7 +163,10 @@ def connect_channels(rank: int, members: Sequence[Member], server: socket.socket
 
 
 def keep_alive(connection: socket.socket) -> None:
-    """Send small messages at once, and notice within half a minute that the other host is gone."""
+    """Send small messages at once, and notice that the other host is gone.
+
+    That takes half a minute at the most.
+    """
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     # A host that vanishes sends nothing. After 10 s of silence it is probed, and given up after three probes.
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -178,7 +182,10 @@ def _call(rank: int, kind: int, member: Member) -> socket.socket:
 
 
 def _answer(server: socket.socket, secret: str) -> tuple[tuple[int, int] | None, socket.socket]:
-    """Accept a connection; returns the caller's rank and channel (None for a stranger) and it."""
+    """Accept a connection.
+
+    Returns the caller's rank and channel (None for a stranger), and the connection.
+    """
     connection, (host, _) = server.accept()
     connection.settimeout(_HELLO_TIMEOUT_S)
     with suppress(OSError, RuntimeError):

@@ -16,7 +16,10 @@ Constant = int | float | str | tuple
 
 
 class PythonCell(nn.Cell):
-    """Cell that runs Python code inside a graph; such a graph works in the process that compiled it only."""
+    """Cell that runs Python code inside a graph.
+
+    Such a graph works in the process that compiled it only.
+    """
 
 
 class Graph(nn.Cell):

@@ -78,7 +78,7 @@ class World:
             self.membership.leave()
 
     def enter_phase(self, phase: str) -> None:
-        """Note what this rank does now; other ranks name it if this one stands still."""
+        """Note the work of this rank, which others name if it stands still."""
         if self.membership:
             self.membership.phase = phase
 

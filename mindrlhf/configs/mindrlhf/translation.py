@@ -186,7 +186,7 @@ def _decide(result: Translation, merged: Layer) -> None:
 
 
 def _decay(result: Translation) -> None:
-    """Choose the shape of the learning rate; over a long decay a run's is constant."""
+    """Choose the shape of the learning rate: constant under a long decay."""
     style, steps = "actor_config.lr_schedule.lr_decay_style", "actor_config.lr_schedule.decay_steps"
     steps = steps if steps in result.given else "rl_config.decay_steps"
     if steps in result.given or style in result.given:

@@ -84,7 +84,7 @@ def read_command(text: str) -> Keys:
 
 
 def _words(text: str) -> list[str]:
-    """Split a command line into words, and replace a script by the words of its command."""
+    """Split a command line into words; a script counts as its command."""
     if names_trainer(text):
         return command_words(text, "the command line")
     try:

@@ -133,7 +133,10 @@ def _reward(keys: Keys, result: Translation) -> None:
 
 
 def _memory(keys: Keys, result: Translation) -> None:
-    """Swap for all roles where verl moves the weights, the moments or the gradients of one role."""
+    """Swap for all roles where verl moves the tensors of one.
+
+    These are its weights, its moments or its gradients.
+    """
     switches = [name for name in keys.given if OFFLOADED.search(name) and isinstance(keys(name), bool)]
     if switches:
         result.put("memory.swap", any(map(keys, switches)), *switches)

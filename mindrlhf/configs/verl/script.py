@@ -32,7 +32,10 @@ ARITHMETIC = {
 
 
 def read_script(path: str | Path) -> list[str]:
-    """Read the words of the one command in a script that starts verl's trainer. Raises UserError."""
+    """Read the words of the command in a script that starts verl's trainer.
+
+    Raises UserError unless there is exactly one.
+    """
     return command_words(read_text(path, "a shell script"), str(path))
 
 
@@ -42,7 +45,10 @@ def names_trainer(text: str) -> bool:
 
 
 def command_words(text: str, where: str) -> list[str]:
-    """Read the words of the one command that starts verl's trainer; `where` names the text in messages."""
+    """Read the words of the one command that starts verl's trainer.
+
+    where: name of the text in messages.
+    """
     shell, commands, depth = _Shell(), [], 0
     try:
         for words in _statements(text):
@@ -108,7 +114,10 @@ class _Shell:
         return "".join(parts)
 
     def _variable(self, piece: str, inside: bool) -> str:
-        """Find the value of a variable or an arithmetic expression; the text itself for anything else."""
+        """Find the value of a variable or an arithmetic expression.
+
+        Anything else is returned as it is.
+        """
         if piece.startswith("$(("):
             named = re.sub(r"(?<![\w${])[A-Za-z_]\w*", r"${\g<0>}", piece[3:-2])
             return _computed(self._expanded(named, inside=True)) or piece

@@ -31,7 +31,7 @@ class Chat:
 
     @property
     def chat_template(self) -> str:
-        """The same markup as a chat template in HF's dialect."""
+        """Write the same markup as a chat template in HF's dialect."""
         turn = self.turn("{{ message.role }}", "{{ message.content }}")
         answer = f"{{% if add_generation_prompt %}}{self.before}assistant{self.between}{{% endif %}}"
         return f"{self.opening}{{% for message in messages %}}{turn}{{% endfor %}}{answer}"
