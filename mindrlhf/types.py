@@ -59,6 +59,11 @@ class Rollout:
     seed: int
     turn_rewards: tuple[tuple[int, float], ...] = ()
 
+    @property
+    def drawn_turns(self) -> int:
+        """Number of turns that the policy drew, one that the limit cut off included."""
+        return int(np.count_nonzero(np.diff(self.sampled.astype(np.int8), prepend=0) > 0))
+
 
 @dataclass(frozen=True, eq=False)
 class RolloutGroup:

@@ -32,6 +32,7 @@ from mindrlhf.rewards.runner import RewardRunner
 from mindrlhf.rewards.table import RewardTable
 
 SHOWN_END = 48  # characters of a completion's end in the table: answers stand there
+SHOWN_WHOLE = 24  # characters of a function's name that a narrow table does not break
 SHOWN_COMPONENTS = 20
 SHOWN_INPUT = 2000  # characters of each text of a failing input
 END_TOKENS = re.compile(r"(?:<\|\w+\|>)+$")  # rollout dumps keep them, reward functions never get them
@@ -157,7 +158,7 @@ def _read_completions(path: str, rows: Sequence[_Row]) -> list[tuple[_Row, str]]
 def _show(
     console: Console, names: Sequence[str], ids: Sequence[int], samples: Sequence[Sample], table: RewardTable
 ) -> None:
-    calls = _table("row", "completion", "function", "score", "components", "ms", "error")
+    calls = _table(names, "row", "completion", "function", "score", "components", "ms", "error")
     for index, sample in enumerate(samples):
         for place, name in enumerate(names):
             calls.add_row(
@@ -170,7 +171,7 @@ def _show(
                 end_section=place == len(names) - 1 > 0,
             )
     console.print(calls)
-    summary = _table("function", "mean", "min", "max", "scored", "abstained", "failed", "timed out", "ms each")
+    summary = _table(names, "function", "mean", "min", "max", "scored", "abstained", "failed", "timed out", "ms")
     for name in names:
         scores = table.by_function[name][~np.isnan(table.by_function[name])]
         spread = [_number(reduce(scores)) if scores.size else "-" for reduce in (np.mean, np.min, np.max)]
@@ -186,8 +187,11 @@ def _show(
             console.print(Text.assemble((f"  {printable(key)}: ", "bold"), printable(text[:SHOWN_INPUT], keep=LAYOUT)))
 
 
-def _table(*headers: str) -> Table:
-    return Table(*(Column(header, overflow="fold") for header in headers))
+def _table(names: Sequence[str], *headers: str) -> Table:
+    """Make a table that 80 columns hold without breaking the functions' names, unless they are long."""
+    whole = max(map(len, names)) <= SHOWN_WHOLE
+    columns = (Column(header, overflow="fold", no_wrap=whole and header == "function") for header in headers)
+    return Table(*columns, padding=(0, 1, 0, 0))
 
 
 def _details(table: RewardTable, function: str, index: int) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from mindrlhf.algorithms.advantages import differ
 from mindrlhf.algorithms.mismatch import LOG_RATIO_LIMIT
 from mindrlhf.metrics.metric_set import MetricSet
-from mindrlhf.types import Experience, Rollout, taken
+from mindrlhf.types import Experience, Rollout, RolloutGroup, taken
 
 
 def token_counts(experiences: Sequence[Experience]) -> tuple[int, int]:
@@ -111,6 +111,15 @@ def add_conversations(
     metrics.add("tools/call_frequency", calls, conversations)
     metrics.add("tools/failure_frequency", failures, calls)
     metrics.add("tools/seconds", seconds, calls)
+
+
+def add_turns(metrics: MetricSet, groups: Sequence[RolloutGroup]) -> None:
+    """Add `num_turns/*` of conversations as verl counts them: the prompt, the policy's turns, and answers to them.
+
+    A conversation ends with a turn of the policy, so it has two for each of these; an answer that the limit cut off is
+    not counted.
+    """
+    metrics.add_summary("num_turns", np.array([2 * one.drawn_turns for group in groups for one in group.rollouts]))
 
 
 def add_reward_components(metrics: MetricSet, components: Mapping[str, Mapping[str, np.ndarray]]) -> None:

@@ -70,7 +70,7 @@ class Rollouts:
             own = self._partner.rewards() if self._partner else ()
             groups = with_turn_rewards(groups, self._partner.turn_rewards if self._partner else ())
         run.report.add_generation(engine.statistics)
-        run.report.add_conversations(self._partner and self._partner.statistics)
+        run.report.add_conversations(self._partner and self._partner.statistics, groups)
         return groups, own
 
     def _score(

@@ -20,6 +20,7 @@ from mindrlhf.metrics.experience import (
     add_log_prob_difference,
     add_reward_components,
     add_reward_troubles,
+    add_turns,
     token_counts,
 )
 from mindrlhf.metrics.flops import group_lengths
@@ -33,7 +34,7 @@ from mindrlhf.run.report import Report
 from mindrlhf.run.token_figures import of_widest, with_token_figures
 from mindrlhf.run.training_data import TrainingData
 from mindrlhf.training.updater import Update
-from mindrlhf.types import Experience, Rollout, taken
+from mindrlhf.types import Experience, Rollout, RolloutGroup, taken
 
 _log = logging.getLogger(__name__)
 
@@ -101,10 +102,11 @@ class StepReport(Report):
         if statistics.drafted:
             self._metrics.add("perf/draft_acceptance_rate", statistics.accepted, statistics.drafted)
 
-    def add_conversations(self, statistics: Any) -> None:
-        """Add statistics of conversations; None without any, or where another rank has them."""
+    def add_conversations(self, statistics: Any, groups: Sequence[RolloutGroup]) -> None:
+        """Add statistics of conversations, and their turns; None without any, or where another rank has them."""
         if statistics:
             add_conversations(self._metrics, **vars(statistics))
+            add_turns(self._metrics, groups)
 
     def add_reshard(self, done: ReshardStatistics) -> None:
         """Add resharded bytes of all ranks, and bytes received per second of rank time."""

@@ -9,6 +9,7 @@ from mindrlhf.metrics.experience import (
     add_experience,
     add_log_prob_difference,
     add_reward_troubles,
+    add_turns,
     token_counts,
 )
 from mindrlhf.metrics.metric_set import MetricSet
@@ -192,4 +193,26 @@ def test_conversations_and_their_calls():
         "tools/call_frequency": 0.4,
         "tools/failure_frequency": 0.25,
         "tools/seconds": 0.125,
+    }
+
+
+@pytest.mark.parametrize(
+    ("sampled", "turns"),
+    [
+        ("1", 2),  # the prompt and an answer to it
+        ("1110011", 4),
+        ("001100101", 6),  # the environment's first text belongs to the prompt
+        ("110011000", 4),  # the limit cut the last answer off
+    ],
+)
+def test_turns_are_counted_as_by_verl(sampled, turns):
+    experience = make_experience(1, 3, [len(sampled), 2], ["stop", "length"], [1, 0], {}, [1, -1])
+    first, second = experience.group.rollouts
+    mask = np.array([sign == "1" for sign in sampled])
+    metrics = MetricSet()
+    add_turns(metrics, [replace(experience.group, rollouts=(replace(first, sampled=mask), second))])
+    assert metrics.results() == {
+        "num_turns/mean": (turns + 2) / 2,
+        "num_turns/max": max(turns, 2),
+        "num_turns/min": 2,
     }

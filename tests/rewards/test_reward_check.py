@@ -215,3 +215,20 @@ def ids(completion_ids, **kwargs):
     length = len(Tokenizer.from_path(tmp_path / "tokenizer").encode("it is 42"))
     _, cells, _ = check(*ids, "--tokenizer_path", tmp_path / "tokenizer")
     assert summary(cells, "ids")[:4] == [str(length)] * 3 + ["2"]
+
+
+@pytest.mark.parametrize("name", ["countdown", "gsm8k_strict", "knights_and_knaves"])
+def test_eighty_columns_break_no_name(check, problems, monkeypatch, name):
+    monkeypatch.setenv("COLUMNS", "80")
+    _, cells, output = check("--reward", name, "--reward", "gsm8k", "--data", problems, "--rows", 1)
+    assert [row[2] for row in cells if len(row) == 7 and row[2]] == [name, "gsm8k"]
+    assert [row[0] for row in cells if len(row) == 9] == [name, "gsm8k"]
+    assert max(map(len, output.splitlines())) <= 80
+
+
+def test_a_long_name_is_shown_to_its_end(check, problems, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    function = "a_function_of_a_name_that_is_much_longer_than_a_column"
+    (tmp_path / "own.py").write_text(f"def {function}(completion, **fields):\n    return 1.0\n")
+    _, cells, _ = check("--reward", f"{tmp_path / 'own.py'}:{function}", "--data", problems, "--rows", 1)
+    assert function in "".join(row[0] for row in cells if len(row) == 9)

@@ -81,6 +81,10 @@ def test_a_run_with_an_environment(first):
         for place, _ in one.turn_rewards:
             assert one.sampled[place]
             assert place + 1 == len(one.sampled) or not one.sampled[place + 1]
+    for _, step in first.rollouts:
+        drawn = [2 * one.drawn_turns for e in step for one in e.group.rollouts]
+        row = next(row for row in first.metrics if row["num_turns/mean"] == pytest.approx(np.mean(drawn)))
+        assert (row["num_turns/min"], row["num_turns/max"]) == (min(drawn), max(drawn))
     for row in first.metrics:
         assert row["rollout_corr/log_prob_diff/max"] < 1e-4
         assert 1 < row["conversation/turns"] <= 3
