@@ -309,15 +309,17 @@ def hidden_behind(prompts: Sequence[Sequence[int]], model, table, arrays: Mappin
             super().__init__("hidden")
             self.decoder = decoder
 
-        def construct(self, *inputs):
-            return self.decoder.completions(*inputs)
+        def construct(self, *arrays):
+            return self.decoder.completions(arrays)
 
     mindspore.set_context(mode=mindspore.GRAPH_MODE, device_target="CPU")
     written = np.random.default_rng(0).integers(model.vocab_size, size=(len(prompts), len(prompts[0])))
     ids = np.concatenate((prompts, written), 1).astype(np.int32)
     first = len(prompts[0]) - 1  # the position of the prompt's last token
     lengths = (np.full(len(ids), count, np.int32) for count in (first, ids.shape[1] - first))
-    inputs = (ids[:, :first].copy(), next(lengths), ids[:, first:].copy(), next(lengths))
+    order = np.tile(np.arange(ids.shape[1], dtype=np.int32), (len(ids), 1))
+    positions = np.concatenate((order[:, :first].reshape(-1), order[:, first:].reshape(-1)))
+    inputs = (ids[:, :first].copy(), next(lengths), ids[:, first:].copy(), next(lengths), positions)
     decoder = Decoder(model, build_parameters(table, lambda spec: arrays[spec.name]), kernels("CPU"), ids.shape[1])
     return Hidden(decoder)(*map(Tensor, inputs)).asnumpy()
 

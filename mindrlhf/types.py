@@ -162,8 +162,8 @@ class TrainBatch:
         aggregation rule (global denominators included), is 0 where the mask is, and makes the sum over micro-batches
         and ranks the loss.
     fields: name -> float32[N*G, R], 0 on padding: further inputs of the objective (advantages, old log-probs, ...).
-    prefix_keys, input_keys: int32[N, P] and int32[N*G, R], random numbers of the positions, from which graphs compute
-        dropout masks; None without dropout.
+    by_position: name -> (int32[N, P], int32[N*G, R]), the model's inputs of each position of prompts and completions:
+        positions, the place in the sequence; dropout_keys, random numbers for dropout masks, if any.
     """
 
     prefix_ids: np.ndarray
@@ -174,8 +174,22 @@ class TrainBatch:
     mask: np.ndarray
     weights: np.ndarray
     fields: Mapping[str, np.ndarray]
-    prefix_keys: np.ndarray | None = None
-    input_keys: np.ndarray | None = None
+    by_position: Mapping[str, tuple[np.ndarray, np.ndarray]]
+
+    @property
+    def model_inputs(self) -> dict[str, np.ndarray]:
+        """Inputs of the model by name (`models.inputs`)."""
+        flat = {
+            name: np.concatenate([prefixes.reshape(-1), inputs.reshape(-1)])
+            for name, (prefixes, inputs) in self.by_position.items()
+        }
+        return {
+            "prefix_ids": self.prefix_ids,
+            "prefix_lengths": self.prefix_lengths,
+            "input_ids": self.input_ids,
+            "lengths": self.lengths,
+            **flat,
+        }
 
 
 def taken(rows: Sequence[np.ndarray], masks: Sequence[np.ndarray]) -> list[np.ndarray]:

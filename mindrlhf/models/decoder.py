@@ -19,6 +19,7 @@ from mindrlhf.backend.comm.broadcast import expand
 from mindrlhf.backend.comm.graph_collectives import TensorParallel
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.models.halves import COMPLETIONS, NO_ROWS, Layer, Materials, Norm
+from mindrlhf.models.inputs import DROPOUT, INPUT_IDS, LENGTHS, NAMES, POSITIONS, PREFIX_IDS, PREFIX_LENGTHS
 from mindrlhf.models.parameters import EMBEDDING, HEAD, VALUE_HEAD, adapter_rows
 from mindrlhf.models.rotary import rotary_table
 from mindrlhf.models.weight import Weight
@@ -75,6 +76,8 @@ class Decoder(nn.Cell):
     recompute: the backward pass computes each half of a layer again from its input; only fused halves support it.
     for_updates: adapters have dropout as in `config`; the halves are composed then. packed: weights packed for decode
     steps (`PackedWeights`), by name; the kernels must be for this packing.
+
+    inputs: names of a batch's arrays that the graphs take, in order (`models.inputs`).
     """
 
     def __init__(
@@ -97,7 +100,10 @@ class Decoder(nn.Cell):
         self.is_first, self.is_last = is_first, is_last
         self.shards, self.kernels = shards, kernels
         dropout = config.dropout if for_updates else 0.0
-        self.drops, self.fused = dropout > 0, kernels.fused is not None and not dropout
+        self.drops = dropout > 0
+        self.fused = kernels.fused is not None and not dropout
+        self.row_inputs = (DROPOUT,) if self.drops else ()
+        self.inputs, self.shared_inputs = (*NAMES, *self.row_inputs), len(NAMES)
         self.linear = kernels.best.linear
         self.group_view, self.decode_view = kernels.composed.group_view, kernels.composed.decode_view
         self.hidden_size, self.row_shares = config.hidden_size, shards.size if shards.sequence else 1
@@ -140,13 +146,18 @@ class Decoder(nn.Cell):
         shape = (1, -1, 1, self.cos.shape[1])
         return ops.gather(self.cos, positions, 0).reshape(shape), ops.gather(self.sin, positions, 0).reshape(shape)
 
-    def places(self, positions, prefix_lengths, lengths, split):
-        """Prepare positions, and masks or lengths, for all layers at once."""
+    def layer_inputs(self, inputs, split):
+        """Prepare the inputs of all layers at once (`models.inputs`).
+
+        inputs: a batch's arrays, in the order of `self.inputs`; split: (N, P, G, R).
+        """
+        prefix_lengths, lengths = inputs[PREFIX_LENGTHS], inputs[LENGTHS]
+        rows = inputs[self.shared_inputs :]
         if self.fused:
             spans = prefix_lengths if split[2] == 0 else ops.concat((prefix_lengths, lengths))
-            return self.cos, self.sin, positions.astype("int32"), spans
-        cos, sin = self._angles(positions)
-        return cos, sin, self.group_view(prefix_lengths, lengths, split, self.kv_heads, self.heads)
+            return self.cos, self.sin, (), inputs[POSITIONS], (), spans, rows
+        cos, sin = self._angles(inputs[POSITIONS])
+        return cos, sin, self.group_view(prefix_lengths, lengths, split, self.kv_heads, self.heads), (), (), (), rows
 
     def _embed(self, ids):
         """Embed int32[T] -> [rows, hidden]."""
@@ -179,85 +190,79 @@ class Decoder(nn.Cell):
         """Return final hidden states, the head's weight, and `Weight.collected`."""
         return hidden, self.head.parameter, self.head.collected
 
-    def completions(self, prefix_ids, prefix_lengths, input_ids, lengths):
+    def completions(self, inputs):
         """Run prompts and completions, with each prompt computed once.
 
-        `types.TrainBatch` explains the split of prompt and completion.
+        `types.TrainBatch` explains the split of prompt and completion. inputs: a batch's arrays, in the order of
+        `self.inputs`.
 
-        prefix_ids: int32[N, P]; prefix_lengths: int32[N]; input_ids: int32[N*G, R]; lengths: int32[N*G].
         Returns final hidden states [N*G*R, hidden] at the completion positions, undefined past each length.
         """
-        return self.stage(prefix_ids, prefix_lengths, input_ids, lengths, self.tokens(prefix_ids, input_ids))
+        return self.stage(inputs, self.tokens(inputs))
 
-    def tokens(self, prefix_ids, input_ids):
+    def tokens(self, inputs):
         """Embed prompts and completions for the first stage: [rows, hidden]."""
-        return self._embed(ops.concat((prefix_ids.reshape((-1,)), input_ids.reshape((-1,)))))
+        return self._embed(ops.concat((inputs[PREFIX_IDS].reshape((-1,)), inputs[INPUT_IDS].reshape((-1,)))))
 
-    def stage(self, prefix_ids, prefix_lengths, input_ids, lengths, x, *row_keys):
+    def stage(self, inputs, x):
         """Run this stage's layers on the previous stage's output x [rows, hidden].
 
-        row_keys: see `training.graphs`.
+        inputs: a batch's arrays, in the order of `self.inputs`.
 
         Returns [rows, hidden], or from the last stage the result of `completions`.
         """
-        n, p = prefix_ids.shape
-        rows, r = input_ids.shape
-        g = rows // n
-        positions = ops.concat(
-            (
-                ops.tile(ops.arange(0, p), (n,)),
-                (ops.tile(prefix_lengths.reshape((n, 1, 1)), (1, g, 1)) + ops.arange(0, r).reshape((1, 1, r))).reshape(
-                    (-1,)
-                ),
-            )
-        )
-        split = (n, p, g, r)
-        places = (*self.places(positions, prefix_lengths, lengths, split), *row_keys)
+        n, p = inputs[PREFIX_IDS].shape
+        rows, r = inputs[INPUT_IDS].shape
+        split = (n, p, rows // n, r)
+        given = self.layer_inputs(inputs, split)
         for layer in self.inner_layers:
-            x = layer(x, places, split)[0]
+            x = layer(x, given, split)[0]
         if not self.is_last:
             return x
         if self.last_layer is None:
             return self._final(self._rows_from(x, n * p))
-        return self._final(self.last_layer(x, places, split, COMPLETIONS)[0])
+        return self._final(self.last_layer(x, given, split, COMPLETIONS)[0])
 
-    def prefill(self, prefix_ids):
-        """Compute keys and values of prompts int32[N, P].
+    def prefill(self, prefix_ids, positions):
+        """Compute keys and values of prompts int32[N, P] with `positions` int32[N * P].
 
         Returns, per layer, (key, value), each [N, K, P, D].
         """
         n, p = prefix_ids.shape
         split, lengths = (n, p, 0, 0), ops.full((n,), p).astype("int32")
-        places = self.places(ops.tile(ops.arange(0, p), (n,)), lengths, lengths, split)
+        inputs = (prefix_ids, lengths, (), lengths, positions)
+        given = self.layer_inputs(inputs, split)
         x, cache = self._embed(prefix_ids.reshape((-1,))), ()
         for layer in self.inner_layers:
-            x, key, value = layer(x, places, split)
+            x, key, value = layer(x, given, split)
             cache += ((self._by_head(key, n), self._by_head(value, n)),)
-        _, key, value = self.last_layer(x, places, split, NO_ROWS)
+        _, key, value = self.last_layer(x, given, split, NO_ROWS)
         return (*cache, (self._by_head(key, n), self._by_head(value, n)))
 
     def _by_head(self, rows, n):
         """Split heads: [N * P, K * D] -> [N, K, P, D]."""
         return rows.reshape((n, rows.shape[0] // n, self.kv_heads, -1)).transpose((0, 2, 1, 3))
 
-    def decode(self, ids, positions, keys, values):
+    def decode(self, ids, places, angles, keys, values):
         """Run one token of each slot, and write its key and value in place.
 
-        ids, positions: int32[B]; keys, values: per layer a Parameter [B, K, S, D].
+        ids: int32[B]; places: int32[B], where its key and value go in the cache; angles: int32[B], its position in the
+        sequence; keys, values: per layer a Parameter [B, K, S, D].
         Returns final hidden states [B, hidden].
         """
-        places = self.decode_places(positions, keys)
+        given = self.decode_inputs(places, angles, keys)
         x = self._embed(ids)
         for i, layer in enumerate(self.layers):
-            x = layer.decode(x, places, keys[i], values[i])
+            x = layer.decode(x, given, keys[i], values[i])
         return self._final(x)
 
-    def decode_places(self, positions, keys):
-        """Prepare the new positions for all layers at once."""
+    def decode_inputs(self, places, angles, keys):
+        """Prepare the inputs of all layers at once (`models.inputs`), for new positions."""
         if self.fused:
-            return self.cos, self.sin, positions
+            return self.cos, self.sin, (), angles, places, (), ()
         _, heads, size, _ = keys[0].shape
-        return (*self._angles(positions), self.decode_view(positions, heads, size))
+        cos, sin = self._angles(angles)
+        return cos, sin, self.decode_view(places, heads, size), (), (), (), ()
 
     def decode_parameters(self, keys, values) -> tuple:
         """List the layers' arrays for `decode_tokens`, outside of the graph.

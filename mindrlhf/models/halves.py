@@ -17,6 +17,7 @@ from mindrlhf.backend.comm.graph_collectives import TensorParallel
 from mindrlhf.backend.native.operators import ATTENTION_WEIGHTS, FEED_FORWARD_WEIGHTS, numbers_of
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.models.dropout import InputDropout
+from mindrlhf.models.inputs import ANGLES, COS, PLACES, ROWS, SIN, SPANS, VIEW
 from mindrlhf.models.parameters import ParameterSpec
 from mindrlhf.models.weight import Weight
 
@@ -37,9 +38,9 @@ class LowRank(nn.Cell):
         self.a, self.b, self.linear, self.dropout = Weight(a), Weight(b), kernels.composed.linear, dropout
         self.scale = scale if dropout is None else scale / (1 - dropout.share)
 
-    def construct(self, x, *row_keys):
+    def construct(self, x, given):
         if self.dropout is not None:
-            x = self.dropout(x, *row_keys)
+            x = self.dropout(x, given[ROWS][0])
         a, x = self.a(x)
         b, inner = self.b(self.linear(x, a))
         return self.linear(inner, b) * self.scale
@@ -48,8 +49,8 @@ class LowRank(nn.Cell):
 class Linear(nn.Cell):
     """Product x [T, in] -> [T, out], in the dtype of x.
 
-    The weight is [out, in], the optional bias [out]; the output of the optional adapter is added. row_keys: see
-    `InputDropout`.
+    The weight is [out, in], the optional bias [out]; the output of the optional adapter is added. given: the layer's
+    inputs (`models.inputs`).
     """
 
     def __init__(self, weight: Weight, bias: Parameter | None, adapter: LowRank | None, kernels: Kernels):
@@ -59,9 +60,9 @@ class Linear(nn.Cell):
         self.adapter = adapter
         self.linear, self.linear_bias = kernels.composed.linear, kernels.composed.linear_bias
 
-    def construct(self, x, *row_keys):
+    def construct(self, x, given):
         y = self._product(x)
-        return y if self.adapter is None else y + self.adapter(x, *row_keys)
+        return y if self.adapter is None else y + self.adapter(x, given)
 
     def _product(self, x):
         weight, x = self.weight(x)
@@ -200,11 +201,11 @@ class Half(nn.Cell):
         """The trigger of `models.weight`, if there are gradients."""
         return next((weight.trigger for weight in self.weights if weight is not None and weight.passes), None)
 
-    def run_fused(self, x, places):
-        """Run the operator on x [T, hidden]; returns all of its outputs."""
+    def run_fused(self, x, others):
+        """Run the operator on x [T, hidden] and its other inputs; returns all of its outputs."""
         if self.trigger is None:
-            return self.form.forward(x, *places, *self.arrays)
-        return self.form(x, places, self.arrays, self.buffers, self.trigger)
+            return self.form.forward(x, *others, *self.arrays)
+        return self.form(x, others, self.arrays, self.buffers, self.trigger)
 
 
 class AttentionHalf(Half):
@@ -227,35 +228,36 @@ class AttentionHalf(Half):
         self.rotary, self.attend = composed.rotary, composed.group_attention
         self.decode_attention, self.decode_fused = composed.decode_attention, fused and fused.decode_attention
 
-    def construct(self, x, places, split, asking):
+    def construct(self, x, given, split, asking):
         """Run the half on all rows.
 
-        places: of `Decoder`; split: (N, P, G, R); asking: which rows the output has.
+        given: the layer's inputs (`models.inputs`); split: (N, P, G, R); asking: which rows the output has.
 
         Returns the output, and of all T rows the keys, ready for a cache, and the values, [T, K * D].
         """
         x = self.enter(x)
         if self.fused:
-            out = self._fused(x, places, split, asking)
+            out = self._fused(x, given, split, asking)
             return self.leave(out[0]), out[5], out[3]
-        cos, sin, view = places[:3]
-        h, keys = self.norm(x), places[3:]
-        k, v = self._heads(self.wk(h, *keys), self.k_norm, self.kv_heads, cos, sin), self.wv(h, *keys)
-        key, value = k.reshape((k.shape[0], -1)), v
+        cos, sin = given[COS], given[SIN]
+        h = self.norm(x)
+        k = self._heads(self.wk(h, given), self.k_norm, self.kv_heads, cos, sin)
+        v = self.wv(h, given)
+        key = k.reshape((k.shape[0], -1))
         if asking == NO_ROWS:
-            return x[:1], key, value
+            return x[:1], key, v
         start = x.shape[0] - split[0] * split[2] * split[3] if asking == COMPLETIONS else 0
-        q = self._heads(self.wq(h[start:], *keys), self.q_norm, self.heads, cos[:, start:], sin[:, start:])
-        y = self.wo(self.attend(q, k, v.reshape(k.shape), view, split, self.scale), *keys)
-        return self.leave(y + x[start:] if self.residual else y), key, value
+        q = self._heads(self.wq(h[start:], given), self.q_norm, self.heads, cos[:, start:], sin[:, start:])
+        y = self.wo(self.attend(q, k, v.reshape(k.shape), given[VIEW], split, self.scale), given)
+        return self.leave(y + x[start:] if self.residual else y), key, v
 
-    def _fused(self, x, places, split, asking):
-        cos, sin, positions, lengths = places
+    def _fused(self, x, given, split, asking):
         _, _, g, r = split
         asked = x.shape[0] - (x.shape[0] - split[0] * g * r if asking == COMPLETIONS else 0)
         asked = 1 if asking == NO_ROWS else asked
         numbers = numbers_of("HalfNumbers", self.numbers(split, asking, self.head_dim, self.scale))
-        return self.run_fused(x, (cos, sin, positions, positions[:asked], lengths, numbers))
+        angles = given[ANGLES]
+        return self.run_fused(x, (given[COS], given[SIN], angles, angles[:asked], given[SPANS], numbers))
 
     def _heads(self, x, norm, heads, cos, sin):
         """Split, normalise and rotate heads: [T, heads * D] -> [T, heads, D].
@@ -267,20 +269,22 @@ class AttentionHalf(Half):
             x = norm(x)
         return self.rotary(x, cos, sin).reshape((-1, heads, self.head_dim))
 
-    def decode(self, x, places, keys, values):
+    def decode(self, x, given, keys, values):
         """Run one new position of each slot: [B, hidden] -> [B, hidden].
 
-        Writes its key and value to the caches in place.
+        Writes its key and value to the caches in place. given: the layer's inputs.
         """
         x = self.enter(x)
         if self.fused:
             numbers = self.numbers(ONE_ROW, ALL_ROWS, self.head_dim, self.scale)
-            return self.leave(self.decode_fused(x, self.decoded, places, numbers, keys, values))
-        cos, sin, view = places
+            positions = (given[COS], given[SIN], given[PLACES], given[ANGLES])
+            return self.leave(self.decode_fused(x, self.decoded, positions, numbers, keys, values))
+        cos, sin = given[COS], given[SIN]
         h = self.norm(x)
-        q = self._heads(self.wq(h), self.q_norm, self.heads, cos, sin)
-        k = self._heads(self.wk(h), self.k_norm, self.kv_heads, cos, sin)
-        y = self.wo(self.decode_attention(q, k, self.wv(h).reshape(k.shape), keys, values, view, self.scale))
+        q = self._heads(self.wq(h, given), self.q_norm, self.heads, cos, sin)
+        k = self._heads(self.wk(h, given), self.k_norm, self.kv_heads, cos, sin)
+        v = self.wv(h, given).reshape(k.shape)
+        y = self.wo(self.decode_attention(q, k, v, keys, values, given[VIEW], self.scale), given)
         return self.leave(y + x if self.residual else y)
 
 
@@ -296,28 +300,28 @@ class FeedForwardHalf(Half):
         self.swiglu, self.eps = given.kernels.composed.swiglu, given.config.rms_norm_eps
         self.decode_fused = given.kernels.fused and given.kernels.fused.decode_feed_forward
 
-    def construct(self, x, places, split, asking):
+    def construct(self, x, given, split, asking):
         """Run the half on the rows `asking`.
 
-        places, split, asking: as in `AttentionHalf`; x has only these rows.
+        given, split, asking: as in `AttentionHalf`; x has only these rows.
         """
         x = self.enter(x)
         if self.fused:
             numbers = numbers_of("HalfNumbers", self.numbers(split, asking))
-            return self.leave(self.run_fused(x, (places[3], numbers))[0])
-        return self.leave(self._composed(x, *places[3:]))
+            return self.leave(self.run_fused(x, (given[SPANS], numbers))[0])
+        return self.leave(self._composed(x, given))
 
-    def _composed(self, x, *row_keys):
+    def _composed(self, x, given):
         h = self.norm(x)
-        y = self.w2(self.swiglu(self.w1(h, *row_keys), self.w3(h, *row_keys)), *row_keys)
+        y = self.w2(self.swiglu(self.w1(h, given), self.w3(h, given)), given)
         return y + x if self.residual else y
 
-    def decode(self, x):
+    def decode(self, x, given):
         """Run one row for each slot: [B, hidden] -> [B, hidden]."""
         x = self.enter(x)
         if self.fused:
             return self.leave(self.decode_fused(x, self.decoded, self.numbers(ONE_ROW, ALL_ROWS)))
-        return self.leave(self._composed(x))
+        return self.leave(self._composed(x, given))
 
 
 class Layer(nn.Cell):
@@ -327,19 +331,21 @@ class Layer(nn.Cell):
         super().__init__(auto_prefix=False)
         self.attention, self.feed_forward = AttentionHalf(given), FeedForwardHalf(given)
 
-    def construct(self, x, places, split, asking=ALL_ROWS):
+    def construct(self, x, given, split, asking=ALL_ROWS):
         """Run both halves on x [rows, hidden].
+
+        given: the layer's inputs (`models.inputs`).
 
         Returns the rows `asking`, and keys and values of all rows: see `AttentionHalf`.
         """
-        x, key, value = self.attention(x, places, split, asking)
+        x, key, value = self.attention(x, given, split, asking)
         if asking == NO_ROWS:
             return x, key, value
-        return self.feed_forward(x, places, split, asking), key, value
+        return self.feed_forward(x, given, split, asking), key, value
 
-    def decode(self, x, places, keys, values):
+    def decode(self, x, given, keys, values):
         """Run one new position of each slot: [B, hidden] -> [B, hidden]."""
-        return self.feed_forward.decode(self.attention.decode(x, places, keys, values))
+        return self.feed_forward.decode(self.attention.decode(x, given, keys, values), given)
 
 
 def _bits(flags: Iterable[bool]) -> int:

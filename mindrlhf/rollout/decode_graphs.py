@@ -41,15 +41,18 @@ class Cache:
 
 
 class Prefill(Graph):
-    """Graph from prompts int32[N, P] to each layer's key, value [N, K, P, D]."""
+    """Graph from prompts int32[N, P] to each layer's key, value [N, K, P, D].
+
+    positions: int32[N * P], places in the sequences.
+    """
 
     def __init__(self, decoder: Decoder):
         super().__init__("generate/prefill", decoder.positions)
         self.decoder = decoder
 
-    def construct(self, prefix_ids):
+    def construct(self, prefix_ids, positions):
         flat = ()
-        for key, value in self.decoder.prefill(prefix_ids):
+        for key, value in self.decoder.prefill(prefix_ids, positions):
             flat += (key, value)
         return flat
 
@@ -91,7 +94,8 @@ class Decode(Graph):
 
     The outputs are [B, n] token (-1 for none), behaviour and policy log-prob (see `Sampler`), 0 without a draw; and, if
     one operator draws several tokens, int32[3]: steps, draft tokens, and accepted draft tokens.
-    ids, positions: int32[B], of the last token. remaining: int32[B], tokens still to come, 0 in an empty slot.
+    ids: int32[B], the last token. places, angles: int32[B], its place in the cache and its position in the sequence.
+    remaining: int32[B], tokens still to come, 0 in an empty slot.
     banned: int32[B], number of next tokens that must not be a stop token.
     leaders, prefixes: int32[B], the slot that holds the prompt and the prompt's positions there, if one operator draws
     several tokens; otherwise each slot holds its own prompt.
@@ -110,14 +114,14 @@ class Decode(Graph):
             self.layers = decoder.decode_parameters(cache.keys, cache.values)
 
     def construct(
-        self, ids, positions, remaining, banned, leaders, prefixes, enough, context, histories, uniform, seen
+        self, ids, places, angles, remaining, banned, leaders, prefixes, enough, context, histories, uniform, seen
     ):
         sampler = self.sampler
         if self.fused:
-            slots = (ids, positions, remaining, banned, leaders, prefixes, enough, context, histories)
+            slots = (ids, places, angles, remaining, banned, leaders, prefixes, enough, context, histories)
             rule = (sampler.stop_ids, sampler.inverse, sampler.greedy)
             return self.decoder.decode_tokens(slots, uniform, *rule, self.layers)
-        hidden = self.decoder.decode(ids, positions, self.keys, self.values)
+        hidden = self.decoder.decode(ids, places, angles, self.keys, self.values)
         ban = (banned > 0).astype("float32")
         token, behaviour, policy = sampler(self.decoder.decode_logits(hidden), uniform.reshape((-1,)), ban, seen)
         given, nothing = context >= 0, ops.zeros_like(context).astype("float32")

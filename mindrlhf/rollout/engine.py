@@ -248,7 +248,8 @@ class _Run:
             ids[row, : len(prompt.token_ids) - 1] = prompt.token_ids[:-1]
         self.pool_end = group + self.pool_groups
         with self.engine._parts("prefill"):
-            self.pool = self.engine._prefill(Tensor(ids))
+            positions = np.tile(np.arange(ids.shape[1], dtype=np.int32), len(ids))
+            self.pool = self.engine._prefill(Tensor(ids), Tensor(positions))
 
     def _place(self, slots: np.ndarray, rows: np.ndarray) -> None:
         engine, size, groups = self.engine, self.engine._admit_size, self.group[rows]
@@ -296,7 +297,8 @@ class _Run:
         waiting = int(self.exchange.waiting.sum())
         enough = engine.slots - pending - waiting if pending else 0
         enough = np.array([enough, engine.max_prompt, 1 if self.listen else FUSED_TOKENS], np.int32)
-        slots = (self.token, self.position, remaining, banned, leaders, prefixes, enough, context)
+        angles = self.position  # in text a token's angle is that of its place
+        slots = (self.token, self.position, angles, remaining, banned, leaders, prefixes, enough, context)
         with engine._parts("decode"):
             out = engine._decode.on_arrays(*slots, self._histories(active), numbers, engine._seen)
             tokens, behaviour, policy = (part.asnumpy()[active] for part in out[:3])

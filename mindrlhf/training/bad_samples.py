@@ -88,8 +88,12 @@ def _only(batch: TrainBatch, kept: Sequence[int], axis: int) -> TrainBatch:
     replaced = ~np.isin(source[axis], kept)
     source[axis] = np.where(replaced, kept[0], source[axis])
     prefixes, rows = source[0][:, 0], np.ravel_multi_index(source, shape).reshape(-1)
-    places = dict.fromkeys(("prefix_ids", "prefix_lengths", "prefix_keys"), prefixes)
-    places |= dict.fromkeys(("input_ids", "targets", "lengths", "mask", "weights", "input_keys"), rows)
-    arrays = {name: array[at] for name, at in places.items() if (array := getattr(batch, name)) is not None}
+    places = dict.fromkeys(("prefix_ids", "prefix_lengths"), prefixes)
+    places |= dict.fromkeys(("input_ids", "targets", "lengths", "mask", "weights"), rows)
+    arrays = {name: getattr(batch, name)[at] for name, at in places.items()}
     arrays["weights"][replaced.reshape(-1)] = 0.0
-    return TrainBatch(**arrays, fields={name: array[rows] for name, array in batch.fields.items()})
+    return TrainBatch(
+        **arrays,
+        fields={name: array[rows] for name, array in batch.fields.items()},
+        by_position={name: (prompt[prefixes], own[rows]) for name, (prompt, own) in batch.by_position.items()},
+    )

@@ -158,7 +158,9 @@ def pad(
             targets[row, :size], lengths[row] = response, size
             mask[row, :size] = 1.0 if group.sampled is None else group.sampled[g]
 
-    prefix_keys, input_keys = (None, None) if draw is None else position_keys(batch, groups, draw)
+    by_position = {"positions": places(batch, prefix_lengths)}
+    if draw is not None:
+        by_position["dropout_keys"] = position_keys(batch, groups, draw)
     return TrainBatch(
         prefix_ids=prefix_ids,
         prefix_lengths=prefix_lengths,
@@ -168,9 +170,18 @@ def pad(
         mask=mask,
         weights=np.zeros_like(mask) if weights is None else spread(batch, weights),
         fields={name: spread(batch, rows) for name, rows in (fields or {}).items()},
-        prefix_keys=prefix_keys,
-        input_keys=input_keys,
+        by_position=by_position,
     )
+
+
+def places(batch: MicroBatch, prefix_lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Count the place of each position in its sequence: int32[N, P] of prompts, int32[N*G, R] of responses.
+
+    prefix_lengths: int32[N]; the rows of responses begin there.
+    """
+    prefixes = np.tile(np.arange(batch.prefix_size, dtype=np.int32), (batch.count, 1))
+    starts = np.repeat(prefix_lengths, batch.samples)[:, None]
+    return prefixes, starts + np.arange(batch.response_size, dtype=np.int32)
 
 
 def position_keys(

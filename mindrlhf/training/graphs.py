@@ -4,10 +4,10 @@ A whole model is a pipeline of one stage, both first and last. Each stage except
 backward pass starts from the stage's input, so that only this input is kept between the passes of a micro-batch
 (recomputation; Huang et al. 2019, arXiv:1811.06965, section 2.3).
 
-A stage's inputs are (x, prefix_ids [N, P], prefix_lengths [N], input_ids [N*G, R], lengths [N*G], *row_keys). x is the
-output of the previous stage, [rows, hidden]; the first stage, which begins with token ids, ignores it. row_keys: the
-keys int32[T] of `TrainBatch`'s positions, prompts first, or nothing without dropout. A head is a Cell with a `stage`.
-It takes targets [N*G, R] before row_keys, and returns a tuple of float32[N*G, R], undefined past each length.
+A stage's inputs are x, and a batch's arrays in the order of `Decoder.inputs`: flat in a graph's arguments, a tuple
+inside of it (`models.inputs`). x is the output of the previous stage, [rows, hidden]; the first stage, which begins
+with token ids, ignores it. A head is a Cell with a `stage`. It takes targets [N*G, R] too, and returns a tuple of
+float32[N*G, R], undefined past each length.
 """
 
 from mindspore import nn, ops
@@ -15,6 +15,7 @@ from mindspore import nn, ops
 from mindrlhf.backend.compile.graph import Graph
 from mindrlhf.models.decoder import Decoder
 from mindrlhf.models.head import CHUNK_NUMBERS, TokenLogProbs, TokenValues
+from mindrlhf.models.inputs import LENGTHS
 from mindrlhf.models.weight import collect_gradients
 from mindrlhf.training.objective import Objective
 from mindrlhf.training.optimizer import AdamW
@@ -27,10 +28,10 @@ class Stage(nn.Cell):
         super().__init__(auto_prefix=False)
         self.decoder, self.is_first = decoder, decoder.is_first
 
-    def construct(self, x, prefix_ids, prefix_lengths, input_ids, lengths, *row_keys):
+    def construct(self, x, inputs):
         if self.is_first:
-            x = self.decoder.tokens(prefix_ids, input_ids)
-        return self.decoder.stage(prefix_ids, prefix_lengths, input_ids, lengths, x, *row_keys)
+            x = self.decoder.tokens(inputs)
+        return self.decoder.stage(inputs, x)
 
 
 class PolicyLogProbs(nn.Cell):
@@ -49,13 +50,13 @@ class PolicyLogProbs(nn.Cell):
             temperature, chunk_numbers, decoder.shards, entropy_gradient, decoder.kernels.fused, decoder.head_trains
         )
 
-    def construct(self, x, prefix_ids, prefix_lengths, input_ids, lengths, targets, *row_keys):
-        rows = self.stage(x, prefix_ids, prefix_lengths, input_ids, lengths, *row_keys)
+    def construct(self, x, inputs, targets):
+        rows = self.stage(x, inputs)
         if self.token_log_probs.fused:
             hidden, head, collected = self.decoder.with_fused_head(rows)
         else:
             (hidden, head), collected = self.decoder.with_head(rows), ()
-        used = ops.arange(0, targets.shape[1]).reshape((1, -1)) < lengths.reshape((-1, 1))
+        used = ops.arange(0, targets.shape[1]).reshape((1, -1)) < inputs[LENGTHS].reshape((-1, 1))
         flat = targets.reshape((-1,)), used.astype("int32").reshape((-1,))
         out = self.token_log_probs(hidden, head, *flat, collected)
         return out[0].reshape(targets.shape), out[1].reshape(targets.shape)
@@ -72,8 +73,8 @@ class Values(nn.Cell):
         self.decoder, self.stage = decoder, Stage(decoder)
         self.token_values = TokenValues(decoder.shards)
 
-    def construct(self, x, prefix_ids, prefix_lengths, input_ids, lengths, targets, *row_keys):
-        rows = self.stage(x, prefix_ids, prefix_lengths, input_ids, lengths, *row_keys)
+    def construct(self, x, inputs, targets):
+        rows = self.stage(x, inputs)
         hidden, head = self.decoder.with_head(rows)
         return (self.token_values(hidden, head).reshape(targets.shape),)
 
@@ -81,18 +82,17 @@ class Values(nn.Cell):
 class Loss(nn.Cell):
     """Weighted sum of losses, the head's first output, and the objective's metrics.
 
-    The metrics are in the objective's order: MindSpore would return a dictionary through Python. fields: the
-    objective's fields, each float32[B, R], and row_keys.
+    The metrics are in the objective's order: MindSpore would return a dictionary through Python. arrays: the decoder's
+    inputs, then the objective's fields, each float32[B, R].
     """
 
     def __init__(self, head: nn.Cell, objective: Objective):
         super().__init__(auto_prefix=False)
-        self.head, self.losses, self.field_count = head, objective.losses, len(objective.fields)
+        self.head, self.losses, self.count = head, objective.losses, len(head.decoder.inputs)
 
-    def construct(self, x, prefix_ids, prefix_lengths, input_ids, lengths, targets, mask, weights, *fields):
-        fields, row_keys = fields[: self.field_count], fields[self.field_count :]
-        outputs = self.head(x, prefix_ids, prefix_lengths, input_ids, lengths, targets, *row_keys)
-        losses, metrics = self.losses(outputs, mask, *fields)
+    def construct(self, x, targets, mask, weights, *arrays):
+        outputs = self.head(x, arrays[: self.count], targets)
+        losses, metrics = self.losses(outputs, mask, *arrays[self.count :])
         return (losses * weights).sum(), outputs[0], tuple(metrics.values())
 
 
@@ -103,8 +103,8 @@ class StageForward(Graph):
         super().__init__("train/forward", stage.decoder.positions)
         self.stage = stage
 
-    def construct(self, *inputs):
-        return self.stage(*inputs)
+    def construct(self, x, *arrays):
+        return self.stage(x, arrays)
 
 
 class StageProduct(nn.Cell):
@@ -114,8 +114,8 @@ class StageProduct(nn.Cell):
         super().__init__(auto_prefix=False)
         self.stage = stage
 
-    def construct(self, x, d_output, prefix_ids, prefix_lengths, input_ids, lengths, *row_keys):
-        return (self.stage(x, prefix_ids, prefix_lengths, input_ids, lengths, *row_keys) * d_output).sum()
+    def construct(self, x, d_output, *arrays):
+        return (self.stage(x, arrays) * d_output).sum()
 
 
 class StageBackward(Graph):
@@ -136,14 +136,14 @@ class StageBackward(Graph):
 
 
 class LastStageScores(Graph):
-    """Graph from a head's inputs to its first output; drops other outputs."""
+    """Graph from x, targets and a batch's arrays to a head's first output; drops other outputs."""
 
     def __init__(self, head: nn.Cell):
         super().__init__("train/scores", type(head).__name__, head.decoder.positions)
         self.head = head
 
-    def construct(self, *inputs):
-        return self.head(*inputs)[0]
+    def construct(self, x, targets, *arrays):
+        return self.head(x, arrays, targets)[0]
 
 
 class LastStageBackward(Graph):

@@ -44,6 +44,11 @@ class Passes:
             return np.zeros((1, 1), np.float32)
         return self.axis.receive(self._row_shape(batch), BEFORE)
 
+    def _arrays(self, batch: TrainBatch) -> list[np.ndarray]:
+        """List the arrays that the decoder's graphs take, in order."""
+        arrays = batch.model_inputs
+        return [arrays[name] for name in self._decoder.inputs]
+
     def _row_shape(self, batch: TrainBatch) -> tuple[int, int]:
         """Shape of the messages between stages."""
         tokens = batch.prefix_ids.size + batch.input_ids.size
@@ -74,7 +79,7 @@ class Gradients(Passes):
             if kind == "forward":
                 inputs[index] = self._input(batch)
                 if not self.axis.is_last:
-                    self.axis.send(self._forward(inputs[index], *token_fields(batch), *row_keys(batch)).asnumpy(), NEXT)
+                    self.axis.send(self._forward(inputs[index], *self._arrays(batch)).asnumpy(), NEXT)
                 continue
             d_x = self._go_back(batch, inputs.pop(index), results)
             if not self.axis.is_first:
@@ -86,26 +91,9 @@ class Gradients(Passes):
         """Compute the gradient at x; the last stage appends the micro-batch's result."""
         if not self.axis.is_last:
             d_output = self.axis.receive(self._row_shape(batch), NEXT)
-            return self._backward(x, d_output, *token_fields(batch), *row_keys(batch))
-        d_x, out = self._backward(x, *loss_fields(batch, self._objective.fields))
+            return self._backward(x, d_output, *self._arrays(batch))
+        fields = [batch.fields[name] for name in self._objective.fields]
+        d_x, out = self._backward(x, batch.targets, batch.mask, batch.weights, *self._arrays(batch), *fields)
         metrics = {name: one.asnumpy() for name, one in zip(self._objective.metrics, out[2], strict=True)}
         results.append(MicroResult(float(out[0].asnumpy()), out[1].asnumpy(), metrics))
         return d_x
-
-
-def token_fields(batch: TrainBatch) -> tuple[np.ndarray, ...]:
-    """List the inputs of a stage after x, without row keys, in order."""
-    return batch.prefix_ids, batch.prefix_lengths, batch.input_ids, batch.lengths
-
-
-def row_keys(batch: TrainBatch) -> tuple[np.ndarray, ...]:
-    """Join the keys of all positions, int32[T], prompts first; empty without dropout."""
-    if batch.prefix_keys is None:
-        return ()
-    return (np.concatenate([batch.prefix_keys.reshape(-1), batch.input_keys.reshape(-1)]),)
-
-
-def loss_fields(batch: TrainBatch, names: Sequence[str]) -> tuple[np.ndarray, ...]:
-    """List the inputs of `Loss` after x with an objective's fields, in order."""
-    fields = (batch.fields[name] for name in names)
-    return (*token_fields(batch), batch.targets, batch.mask, batch.weights, *fields, *row_keys(batch))

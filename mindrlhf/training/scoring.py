@@ -9,7 +9,7 @@ from mindrlhf.configs.grpo import TrainSettings
 from mindrlhf.parallel.pipeline import WHOLE_MODEL, PipelineAxis
 from mindrlhf.training.batch import SequenceGroup, collect, cut, pad
 from mindrlhf.training.graphs import LastStageScores, StageForward
-from mindrlhf.training.passes import NEXT, Passes, token_fields
+from mindrlhf.training.passes import NEXT, Passes
 
 
 class Scorer(Passes):
@@ -31,11 +31,11 @@ class Scorer(Passes):
         outputs = []
         for micro in micros:
             batch = pad(micro, groups)
-            inputs = self._input(batch), *token_fields(batch)
+            x, arrays = self._input(batch), self._arrays(batch)
             if self.axis.is_last:
-                outputs.append(self._graph.on_arrays(*inputs, batch.targets).asnumpy())
+                outputs.append(self._graph.on_arrays(x, batch.targets, *arrays).asnumpy())
             else:
-                self.axis.send(self._graph.on_arrays(*inputs).asnumpy(), NEXT)
+                self.axis.send(self._graph.on_arrays(x, *arrays).asnumpy(), NEXT)
             progress(len(micro.groups))
         scores: list = [None] * len(groups)
         for micro, output in zip(micros, self.axis.from_last(outputs), strict=True):

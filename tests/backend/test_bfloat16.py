@@ -111,7 +111,7 @@ def drawn(golden, used, going: int) -> list[np.ndarray]:
     assert graph.fused
     remaining = np.where(np.arange(SLOTS) < going, tokens, 0).astype(np.int32)
     rest = no_context(SLOTS), no_histories(SLOTS), uniform, np.zeros((1, 1), np.float32)
-    inputs = (ids, 0 * ids, remaining, 0 * ids, *alone(SLOTS), *rest)
+    inputs = (ids, 0 * ids, 0 * ids, remaining, 0 * ids, *alone(SLOTS), *rest)
     return [part.asnumpy()[:going] for part in graph(*(Tensor(part) for part in inputs))[:3]]
 
 

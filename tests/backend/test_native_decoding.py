@@ -37,6 +37,7 @@ def test_tokens_of_one_call_are_those_of_one_by_one(fused, options, temperature)
         rng.integers(0, model.config.vocab_size, slots).astype(np.int32),
         np.array([0, 3, 11, 7, 20], np.int32),
     )
+    angles = positions + np.array([0, 2, 9, 1, 3], np.int32)  # not those of the places in the cache
     remaining, banned = np.array([16, 5, 0, 16, 1], np.int32), np.array([0, 0, 0, 6, 0], np.int32)
     uniform = rng.random((slots, tokens)).astype(np.float32)
     settings = SamplingSettings(temperature=temperature, min_new_tokens=1, max_new_tokens=64)
@@ -49,7 +50,8 @@ def test_tokens_of_one_call_are_those_of_one_by_one(fused, options, temperature)
         cache = cache_of(model.config, slots, size)
         graph = graphs.Decode(decoder, cache, Sampler(settings, model.config.vocab_size, stops))
         assert graph.fused
-        graph.fused, now = is_fused, (ids.copy(), positions.copy(), remaining.copy(), banned.copy())
+        graph.fused = is_fused
+        now = ids.copy(), positions.copy(), angles.copy(), remaining.copy(), banned.copy()
         out = np.full((3, slots, tokens), -1.0) * np.array([1, 0, 0]).reshape((3, 1, 1))
         seen = np.zeros((1, 1), np.float32)
         if is_fused:
@@ -60,13 +62,14 @@ def test_tokens_of_one_call_are_those_of_one_by_one(fused, options, temperature)
             given, numbers = (part[:, t : t + 1].copy() for part in (context, uniform))
             inputs = (*now, *alone(slots), given, no_histories(slots), numbers, seen)
             parts = [part.asnumpy() for part in graph(*(Tensor(part) for part in inputs))]
-            going = now[2] > 0
+            going = now[3] > 0
             out[:, going, t] = np.stack(parts)[:, going, 0]
             drawn = parts[0][:, 0]
             now[0][going] = drawn[going]
             now[1][going] += 1
-            now[2][going] = np.where(np.isin(drawn, stops) & (context[:, t] < 0), 0, now[2] - 1)[going]
-            now[3][...] = np.maximum(now[3] - 1, 0)
+            now[2][going] += 1
+            now[3][going] = np.where(np.isin(drawn, stops) & (context[:, t] < 0), 0, now[3] - 1)[going]
+            now[4][...] = np.maximum(now[4] - 1, 0)
         caches = [p.asnumpy().copy() for p in (*cache.keys, *cache.values)]
         found[is_fused] = out, caches
     (token, *log_probs), caches = found[True]
@@ -109,7 +112,7 @@ def test_tokens_of_the_context_together_are_those_of_one_by_one(fused):
         ids, positions, left, out = zeros + 3, zeros + prefix, remaining.copy(), []
         for part in pieces:
             own = tuple(array[:, part].copy() for array in (context, uniform))
-            inputs = (ids, positions, left, zeros, *shared, own[0], no_histories(slots), own[1], seen)
+            inputs = (ids, positions, positions, left, zeros, *shared, own[0], no_histories(slots), own[1], seen)
             out.append(np.stack([part.asnumpy() for part in graph(*(Tensor(one.copy()) for one in inputs))[:3]]))
             token = out[-1][0, :, 0].astype(np.int32)
             going = left > 0
@@ -172,7 +175,7 @@ def test_log_probs_over_a_packed_cache_are_those_of_rounded_keys_and_values(fuse
         decoder, cache_of(model.config, slots, 64, packed=True), Sampler(SamplingSettings(max_new_tokens=64), 64, ())
     )
     rest = context, no_histories(slots), uniform, np.zeros((1, 1), np.float32)
-    inputs = (ids, zeros, zeros + tokens, zeros, *alone(slots), *rest)
+    inputs = (ids, zeros, zeros, zeros + tokens, zeros, *alone(slots), *rest)
     token, _, policy = (part.asnumpy() for part in graph(*(Tensor(part) for part in inputs))[:3])
     near, far = [], []
     for slot in range(slots):
@@ -208,7 +211,7 @@ def test_slots_with_the_same_prompt_read_it_together(fused, prefix, packed):
             content[:, :, :prefix] = content[prompts, :, :prefix]
             parameter.asnumpy()[...] = content
         graph = graphs.Decode(decoder, cache, Sampler(SamplingSettings(max_new_tokens=64), 64, ()))
-        inputs = (ids, positions, remaining, zeros, leaders, prefixes, np.array([0, 40, 16], np.int32))
+        inputs = (ids, positions, positions, remaining, zeros, leaders, prefixes, np.array([0, 40, 16], np.int32))
         inputs = (*inputs, no_context(slots), no_histories(slots), uniform, seen)
         found.append([part.asnumpy() for part in graph(*(Tensor(part) for part in inputs))])
         assert ((found[-1][0] >= 0).sum(1) == remaining).all()
@@ -236,7 +239,7 @@ def test_a_slot_does_not_feel_how_many_others_there_are(fused):
         chosen = slice(slots - count, slots) if count % 2 else slice(0, count)
         going[chosen] = 16
         rest = no_context(slots), no_histories(slots), uniform, np.zeros((1, 1), np.float32)
-        inputs = (ids, positions, going, 0 * going, *alone(slots), *rest)
+        inputs = (ids, positions, positions, going, 0 * going, *alone(slots), *rest)
         found[count] = [part.asnumpy() for part in graph(*(Tensor(part) for part in inputs))[:3]]
         assert (found[count][0][chosen] >= 0).all()
         for part, every in zip(found[count], found[67], strict=True):
@@ -252,7 +255,7 @@ def test_no_token_is_begun_with_enough_slots_done(fused):
     uniform = np.random.default_rng(1).random((4, graphs.FUSED_TOKENS)).astype(np.float32)
     for enough, lengths in ((0, [3, 9, 5, 16]), (2, [3, 5, 5, 5]), (4, [1, 1, 1, 1])):
         rest = no_context(4), no_histories(4), uniform, np.zeros((1, 1), np.float32)
-        inputs = (zeros, zeros, remaining, zeros, *alone(4, enough), *rest)
+        inputs = (zeros, zeros, zeros, remaining, zeros, *alone(4, enough), *rest)
         token = graph(*(Tensor(part) for part in inputs))[0].asnumpy()
         assert (token >= 0).sum(1).tolist() == lengths
 
@@ -278,7 +281,7 @@ class Drawing:
             ):
                 draw = (("inverse_temperature", sampler.inverse), ("greedy", sampler.greedy))
                 numbers = (("scale", 1.0), ("epsilon", 0.0), *draw)
-                slots, tables = (rows, zeros, ones, ban, leaders, zeros, enough, context, past), (angles, angles)
+                slots, tables = (rows, zeros, zeros, ones, ban, leaders, zeros, enough, context, past), (angles, angles)
                 return run(slots, uniform, sampler.stop_ids, table, tables, norm, head, (), (), numbers)
 
         sampler, run = self.sampler, self.fused.decode_tokens

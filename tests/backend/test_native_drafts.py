@@ -40,7 +40,8 @@ class Call:
         for parameter, content in zip((*self.cache.keys, *self.cache.values), self.contents, strict=True):
             parameter.asnumpy()[...] = content
         call = np.array([0, 40, TOKENS], np.int32)
-        slots = (self.ids, self.positions, self.remaining, self.banned, self.leaders, self.zeros + PREFIX, call)
+        places = self.positions, self.positions
+        slots = (self.ids, *places, self.remaining, self.banned, self.leaders, self.zeros + PREFIX, call)
         inputs = (*slots, self.context, histories, self.uniform.astype(np.float32), np.zeros((1, 1), np.float32))
         *found, counts = (part.asnumpy() for part in self.graph(*(Tensor(part.copy()) for part in inputs)))
         drawn = (found[0] >= 0).sum(1)

@@ -3,14 +3,24 @@
 from mindspore import Tensor, nn, ops
 
 
+def batch_inputs(prefix_ids, prefix_lengths, input_ids, lengths):
+    """The inputs of a decoder's graphs, for use in a graph: completions go on where their prompt ends."""
+    (n, p), (rows, r) = prefix_ids.shape, input_ids.shape
+    starts = ops.tile(prefix_lengths.reshape((n, 1, 1)), (1, rows // n, 1))
+    own = (starts + ops.arange(0, r).reshape((1, 1, r))).reshape((-1,))
+    positions = ops.concat((ops.tile(ops.arange(0, p), (n,)), own)).astype("int32")
+    return prefix_ids, prefix_lengths, input_ids, lengths, positions
+
+
 def whole_sequences(decoder, ids):
     """ids int32[B, S], right-padded -> final hidden states [B*S, hidden], for use in a graph."""
     b, s = ids.shape
     split, lengths = (b, s, 0, 0), ops.full((b,), s).astype("int32")
-    places = decoder.places(ops.tile(ops.arange(0, s), (b,)), lengths, lengths, split)
+    positions = ops.tile(ops.arange(0, s), (b,)).astype("int32")
+    given = decoder.layer_inputs((ids, lengths, (), lengths, positions), split)
     x = decoder.embed(ids.reshape((-1,)))
     for layer in decoder.layers:
-        x = layer(x, places, split)[0]
+        x = layer(x, given, split)[0]
     return decoder.final_norm(x)
 
 

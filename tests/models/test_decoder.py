@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import reference_model
 from small_model import POSITIONS, Golden, SmallModel, log_softmax, small_config
-from whole_sequences import compiled_logits
+from whole_sequences import batch_inputs, compiled_logits
 
 from mindrlhf.backend import Kernels, cpu
 from mindrlhf.configs.model import Llama3Scaling
@@ -32,7 +32,9 @@ def completion_logits():
             self.decoder = decoder
 
         def construct(self, prefix_ids, prefix_lengths, input_ids, lengths):
-            return self.decoder.logits(self.decoder.completions(prefix_ids, prefix_lengths, input_ids, lengths))
+            return self.decoder.logits(
+                self.decoder.completions(batch_inputs(prefix_ids, prefix_lengths, input_ids, lengths))
+            )
 
     def compiled(model):
         graph = Completions(model.build()[0])

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from mindspore import GRAPH_MODE, Parameter, ParameterTuple, Tensor, nn, ops, set_context
 from small_model import SmallModel
+from whole_sequences import batch_inputs
 
 from mindrlhf.backend import Kernels, cpu, kernels, native
 from mindrlhf.backend.comm.graph_collectives import TensorParallel
@@ -55,8 +56,8 @@ class Result(nn.Cell):
         self.decoder = decoder
 
     def construct(self, x, prefix_lengths, lengths, d_output):
-        places = ops.zeros((N, P)).astype("int32"), ops.zeros((N * G, R)).astype("int32")
-        out = self.decoder.stage(places[0], prefix_lengths, places[1], lengths, x)
+        ids = ops.zeros((N, P)).astype("int32"), ops.zeros((N * G, R)).astype("int32")
+        out = self.decoder.stage(batch_inputs(ids[0], prefix_lengths, ids[1], lengths), x)
         return (out * d_output).sum(), out
 
 
@@ -157,9 +158,9 @@ def test_a_decoded_position_equals_the_composed_one(fused, case):
                 self.layers, self.decoder, self.keys, self.values = decoder.layers, decoder, keys, values
 
             def construct(self, x, positions):
-                places = self.decoder.decode_places(positions, self.keys)
+                given = self.decoder.decode_inputs(positions, positions + 2, self.keys)
                 for i, layer in enumerate(self.layers):
-                    x = layer.decode(x, places, self.keys[i], self.values[i])
+                    x = layer.decode(x, given, self.keys[i], self.values[i])
                 return x
 
         x, positions = rng.normal(size=(slots, HIDDEN)).astype(np.float32), np.array([0, 3, 23, 7, 20], np.int32)

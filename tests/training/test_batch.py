@@ -65,17 +65,18 @@ def test_numbers_of_positions_do_not_depend_on_the_cut(case):
     for micros in (cut(groups, max_tokens, bucket), cut(groups, 10**6, 64)):
         for micro in micros:
             batch = pad(micro, groups, draw=(3, 5))
-            inputs = batch.input_keys.reshape(micro.count, micro.samples, -1)
+            prefixes, rows = batch.by_position["dropout_keys"]
+            inputs = rows.reshape(micro.count, micro.samples, -1)
             for n, index in enumerate(micro.groups):
                 size, group = len(groups[index].prompt_ids) - 1, groups[index]
-                own = [batch.prefix_keys[n, :size], *(inputs[n, g, : len(r)] for g, r in enumerate(group.responses))]
+                own = [prefixes[n, :size], *(inputs[n, g, : len(r)] for g, r in enumerate(group.responses))]
                 found.setdefault(index, set()).add(b"".join(part.tobytes() for part in own))
     assert all(len(seen) == 1 for seen in found.values())
     assert len(set.union(*found.values())) == len(groups)
-    assert pad(micro, groups).prefix_keys is None
-    other = pad(micro, groups, draw=(3, 6))
-    assert (other.input_keys != batch.input_keys).mean() > 0.9
-    numbers = batch.input_keys[: len(micro.groups) * micro.samples]
+    assert "dropout_keys" not in pad(micro, groups).by_position
+    other = pad(micro, groups, draw=(3, 6)).by_position["dropout_keys"][1]
+    assert (other != rows).mean() > 0.9
+    numbers = rows[: len(micro.groups) * micro.samples]
     assert len(np.unique(numbers)) > 0.99 * numbers.size
 
 

@@ -17,7 +17,6 @@ from mindrlhf.training.batch import SequenceGroup, cut, pad
 from mindrlhf.training.graphs import PolicyLogProbs
 from mindrlhf.training.objective import NEGATIVE_LOG_LIKELIHOOD
 from mindrlhf.training.optimizer import AdamW
-from mindrlhf.training.passes import row_keys
 from mindrlhf.training.scoring import Scorer
 from mindrlhf.training.updater import Updater
 
@@ -177,6 +176,5 @@ def test_other_graphs_drop_nothing(model, groups, subject):
         masks = sum(isinstance(cell, InputDropout) for _, cell in one.cells_and_names())
         assert (one.drops, masks) == (drops, 10 * drops)
     (micro,) = cut(groups, WHOLE, 4)
-    assert row_keys(pad(micro, groups)) == ()
-    (keys,) = row_keys(pad(micro, groups, draw=(SEED, 0)))
-    assert keys.shape == (micro.rows,)
+    assert "dropout_keys" not in pad(micro, groups).model_inputs
+    assert pad(micro, groups, draw=(SEED, 0)).model_inputs["dropout_keys"].shape == (micro.rows,)

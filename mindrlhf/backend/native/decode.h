@@ -85,7 +85,7 @@ const int64_t kContextRows = 128, kSlotRows = 32;  // context tokens per step, o
 // The first inputs: ids .. prefixes int32[B], context int32[B, n], histories int32[B, h], uniform [B, n], stops int32[s],
 // weights int32[2 * layers]; see `decode_tokens` in operators.py.
 struct DecodeInputs {
-  const int32_t *ids, *positions, *remaining, *banned, *leaders, *prefixes;
+  const int32_t *ids, *places, *angles, *remaining, *banned, *leaders, *prefixes;
   const DecodeCall *call;
   const int32_t *context, *histories;
   Input uniform;
@@ -175,7 +175,7 @@ struct DecodeRows {
 
   void add(const DecodeInputs &in, int32_t slot, int32_t id, int32_t t, int64_t known) {
     ids.push_back(id), slots.push_back(slot);
-    positions.push_back(in.positions[slot] + t), angles.push_back(std::min<int64_t>(positions.back(), known - 1));
+    positions.push_back(in.places[slot] + t), angles.push_back(std::min<int64_t>(in.angles[slot] + t, known - 1));
     leaders.push_back(in.leaders[slot]), prefixes.push_back(in.prefixes[slot]);
   }
 };
@@ -256,7 +256,7 @@ int decode_tokens_of(void **params, int *ndims, int64_t **shapes) {
     products<Number>(drawn, tile_words<Number>(drawn, normed, hidden, apart), {{&head[0], nullptr, logits, nullptr}});
     std::vector<SampledToken> found(drawn.rows);
     parallel_pieces(drawn.rows, 1, [&](int64_t i, int64_t) {
-      const int64_t row = rows.drawing[i], slot = rows.slots[row], t = rows.positions[row] - in.positions[slot];
+      const int64_t row = rows.drawing[i], slot = rows.slots[row], t = rows.positions[row] - in.places[slot];
       found[i] = draw(logits + i * vocabulary, vocabulary, in.uniform[slot * tokens + t], t < in.banned[slot], in.stops,
                       stop_count, numbers.inverse_temperature, numbers.greedy);
     });

@@ -113,13 +113,13 @@ void in_tiles(Input rows, int64_t count, const DecodeSizes &sizes, bool residual
   });
 }
 
-// Computes the half for one new position of each slot. Inputs: x [B, hidden], cos, sin [positions, d], positions int32[B],
-// numbers, caches of keys and values (written; see `CacheArrays`), the weights. Output: y [B, hidden].
+// Computes the half for one new position of each slot. Inputs: x [B, hidden], cos, sin [positions, d], places in the cache and
+// rows of cos and sin int32[B], numbers, caches of keys and values (written; see `CacheArrays`), the weights. Output: y [B, hidden].
 template <typename Number>
 int decode_attention_half_of(void **params, int *ndims, int64_t **shapes) {
   struct Inputs {
     Input x, cos, sin;
-    const int32_t *positions;
+    const int32_t *places, *rows;
     const HalfNumbers *numbers;
     Output keys, values;
   };
@@ -135,7 +135,7 @@ int decode_attention_half_of(void **params, int *ndims, int64_t **shapes) {
   const WordMemory words(maps.words());
   maps.pack(words.data());
   const DecodeSizes sizes{shapes[0][1], given.shapes.wq[0], given.shapes.wk[0], 0, inner_memory(maps)};
-  std::vector<int32_t> numbered(rows), zeros(rows, 0), angles(p.positions, p.positions + rows);
+  std::vector<int32_t> numbered(rows), zeros(rows, 0), angles(p.rows, p.rows + rows);
   std::iota(numbered.begin(), numbered.end(), 0);
   for (int32_t &angle : angles) angle = std::min<int32_t>(angle, shapes[INDEX(Inputs, cos)][0] - 1);
   const Slots slots{rows,
@@ -145,7 +145,7 @@ int decode_attention_half_of(void **params, int *ndims, int64_t **shapes) {
                     d,
                     0,
                     numbered.data(),
-                    p.positions,
+                    p.places,
                     numbered.data(),
                     zeros.data()};
   const Heads heads{p.cos, p.sin, d, p.numbers->epsilon};

@@ -63,7 +63,7 @@ class Operators:
         self.decode_logits = decoding("decode_logits", lambda x, head: [x[0], head[0]])
         self._tokens = decoding(
             "decode_tokens",
-            lambda *inputs: (*(inputs[7],) * 3, [3]),  # shapes of the context
+            lambda *inputs: (*(inputs[8],) * 3, [3]),  # shapes of the context
             lambda *_: (int32, float32, float32, int32),
         )
         self._admit = operator("admit", lambda *_: [1], lambda *_: float32)
@@ -93,14 +93,16 @@ class Operators:
         """
         return self._halves[name, recompute]
 
-    def decode_attention(self, x, weights, places, numbers, key_cache, value_cache):
+    def decode_attention(self, x, weights, positions, numbers, key_cache, value_cache):
         """Run the attention half for one new position of each slot.
 
         Keys and values are written to the caches.
-        x: [B, hidden]; weights: the model's weights among `ATTENTION_WEIGHTS`; places: tables of cos and sin
-        [positions, D], and positions int32[B]; numbers: of `HalfNumbers`; caches: [B, K, S, D]. Returns [B, hidden].
+        x: [B, hidden]; weights: the model's weights among `ATTENTION_WEIGHTS`; positions: tables of cos and sin
+        [positions, D], places in the cache int32[B], and rows of the tables int32[B]; numbers: of `HalfNumbers`;
+        caches: [B, K, S, D]. Returns [B, hidden].
         """
-        return self._decode_attention(x, *places, numbers_of("HalfNumbers", numbers), key_cache, value_cache, *weights)
+        numbers = numbers_of("HalfNumbers", numbers)
+        return self._decode_attention(x, *positions, numbers, key_cache, value_cache, *weights)
 
     def decode_feed_forward(self, x, weights, numbers):
         """Run the feed-forward half for one new position of each slot.
@@ -122,12 +124,13 @@ class Operators:
         The tokens are the same that `models.decoder.Decoder` and `rollout.sampling.Sampler` draw one by one; a slot
         that has drawn a stop token draws no more.
 
-        slots: int32[B] each: the last token, its position, the number of tokens still to come (0: an empty slot), the
-            number of next tokens that must not be a stop token, the slot that holds the prompt, and the prompt's
-            positions there; int32[3]: the number of active slots at which no further token begins, a slot's first
-            position after the longest prompt, and the most steps; int32[B, n]: context tokens, which are taken as they
-            are and never end a slot, -1 where a token is drawn; and int32[B, h]: texts to search for drafts of the next
-            tokens (see `rollout.drafts`), -1 for none. A step draws one token of a slot, plus its draft's.
+        slots: int32[B] each: the last token, its place in the cache, its position in the sequence (of its rotary
+            angle), the number of tokens still to come (0: an empty slot), the number of next tokens that must not be a
+            stop token, the slot that holds the prompt, and the prompt's positions there; int32[3]: the number of active
+            slots at which no further token begins, a slot's first position after the longest prompt, and the most
+            steps; int32[B, n]: context tokens, which are taken as they are and never end a slot, -1 where a token is
+            drawn; and int32[B, h]: texts to search for drafts of the next tokens (see `rollout.drafts`), -1 for none. A
+            step draws one token of a slot, plus its draft's.
         uniform: [B, n]; stop_ids: int32[s], -1 for none; table: embeddings [V, hidden].
         angles: tables of cos and sin [positions, D]; norm: the final norm's weight; head: [V, hidden].
         layers: one flat tuple of each layer's attention weights, caches and feed-forward weights.

@@ -7,6 +7,7 @@ import pytest
 from small_model import SmallModel
 from tokenizers import Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Core
+from whole_sequences import batch_inputs
 
 from mindrlhf.checkpoint.open import stop_ids
 from mindrlhf.configs.model import ModelConfig
@@ -129,7 +130,9 @@ def test_its_tied_model_without_scaling_gives_the_oracle_s_logits():
             self.decoder = decoder
 
         def construct(self, prefix_ids, prefix_lengths, input_ids, lengths):
-            return self.decoder.logits(self.decoder.completions(prefix_ids, prefix_lengths, input_ids, lengths))
+            return self.decoder.logits(
+                self.decoder.completions(batch_inputs(prefix_ids, prefix_lengths, input_ids, lengths))
+            )
 
     rng = np.random.default_rng(7)
     prefix, rest = rng.integers(0, 64, (1, 4)), rng.integers(0, 64, (1, 5))

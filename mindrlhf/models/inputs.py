@@ -1,0 +1,29 @@
+"""Inputs of a decoder's graphs, by the names of their entries. Pure Python.
+
+Outside of graphs a batch's arrays are a mapping (`types.TrainBatch.model_inputs`); inside they are tuples, whose
+entries the constants below name: MindSpore fails to differentiate some graphs that take a mapping, and gives zeros
+through a NamedTuple, without a word. Of a batch of N prompts with G completions each, T = N*P + N*G*R positions,
+prompts first.
+"""
+
+NAMES = ("prefix_ids", "prefix_lengths", "input_ids", "lengths", "positions")
+PREFIX_IDS, PREFIX_LENGTHS, INPUT_IDS, LENGTHS, POSITIONS = range(len(NAMES))
+"""Entries of a batch that every decoder takes.
+
+The ids and lengths are those of `types.TrainBatch`; POSITIONS: int32[T], each position's place in its sequence, which
+chooses its rotary angle. Further arrays of the positions follow, in the order of `Decoder.row_inputs`.
+"""
+
+DROPOUT = "dropout_keys"
+"""Random numbers of the positions, int32[T], of decoders that drop (`models.dropout`)."""
+
+COS, SIN, VIEW, ANGLES, PLACES, SPANS, ROWS = range(7)
+"""Entries of a layer's inputs (`Decoder.layer_inputs`, `Decoder.decode_inputs`); () where a form reads none.
+
+COS, SIN: of each position [1, T, 1, D] in composed form; tables [positions, D] in fused form.
+VIEW: masks and indices of the composed attention (`group_view`, `decode_view`).
+ANGLES: int32[T or B], row of each position in the tables; fused form.
+PLACES: int32[B], cache place of each slot's new position; decode steps in fused form.
+SPANS: numbers of prompt and completion tokens, int32[N + N*G], or int32[N] without completions; fused form.
+ROWS: further arrays of the positions, a tuple in the order of `Decoder.row_inputs`.
+"""
