@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from mindrlhf.configs.layers import parse_override
-from mindrlhf.configs.other_names import is_trl_key
 from mindrlhf.errors import UserError
 from mindrlhf.files.printable import printable
 from mindrlhf.files.text import nearest
@@ -104,6 +103,8 @@ class Parser(argparse.ArgumentParser):
 
     def _check_setting(self, name: str) -> None:
         """Refuse a name that is no flag and cannot be a setting."""
+        from mindrlhf.configs.other_names import is_trl_key  # imports NumPy: not before signals are blocked
+
         takes_settings = SETTINGS in self._positional
         shown = [action for action in self._actions if action.help != argparse.SUPPRESS]
         options = [option for action in shown for option in action.option_strings]
