@@ -13,9 +13,8 @@ import unicodedata
 from dataclasses import dataclass
 from fractions import Fraction
 
-from mindrlhf.rewards.numbers import CURRENCY, SCALES, TYPOGRAPHY
+from mindrlhf.rewards.numbers import CURRENCY, MAX_LENGTH, SCALES, TYPOGRAPHY
 
-MAX_LENGTH = 1000  # characters of a text
 MAX_DEPTH = 24  # brackets within brackets
 MAX_BITS = 1 << 14  # of a power, and half of those of a sum
 

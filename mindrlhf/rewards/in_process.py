@@ -9,14 +9,11 @@ import time
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any
 
-from mindrlhf.rewards import batches, registry, results
 from mindrlhf.rewards.batches import Logged, Sample, Steps, run_all
 from mindrlhf.rewards.process import Reply
 from mindrlhf.rewards.registry import RewardFunction
-from mindrlhf.rewards.results import Outcome, failed, outcome, outcomes
-from mindrlhf.workers.serving import reason
+from mindrlhf.rewards.results import Outcome, cause, failed, outcome, outcomes
 
-OWN = (__file__, results.__file__, registry.__file__, batches.__file__)  # files never named as a failure's place
 CALLER = (Exception, SystemExit)  # errors of a function; an interrupt is for the caller
 
 
@@ -61,7 +58,7 @@ def _checked(returned: Any, count: int, logged: Logged) -> Sequence[Outcome]:
             raise returned
         return outcomes(returned, count, logged)
     except CALLER as error:
-        return failed(count, reason(error, *OWN))
+        return failed(count, cause(error, __file__))
 
 
 def _each(function: RewardFunction, samples: Sequence[Sample]) -> list[Outcome]:
@@ -70,7 +67,7 @@ def _each(function: RewardFunction, samples: Sequence[Sample]) -> list[Outcome]:
         try:
             found.append(outcome(function(*sample)))
         except CALLER as error:
-            found.append(Outcome(error=reason(error, *OWN)))
+            found.append(Outcome(error=cause(error, __file__)))
     return found
 
 

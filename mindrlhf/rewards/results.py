@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from mindrlhf.rewards import batches, registry
 from mindrlhf.rewards.batches import Logged
 from mindrlhf.workers.serving import MAX_NAME, reason
 
@@ -59,13 +60,21 @@ def outcomes(returned: Any, count: int, logged: Logged) -> list[Outcome]:
             one = outcome(value)
             converted.append(one._replace(details={**details(logged.of(index)), **one.details}))
         except Exception as error:
-            converted.append(Outcome(error=reason(error, __file__)))
+            converted.append(Outcome(error=cause(error, __file__)))
     return converted
 
 
 def failed(count: int, words: str) -> Sequence[Outcome]:
     """Make the outcomes of a batch whose call has failed."""
     return [Outcome(error=words)] * count
+
+
+def cause(error: BaseException, caller: str) -> str:
+    """Describe why a call failed, and where in the function's files.
+
+    caller: file that called the function, never named as the place.
+    """
+    return reason(error, caller, __file__, registry.__file__, batches.__file__)
 
 
 def details(values: Mapping[Any, Any]) -> dict[str, float | str]:

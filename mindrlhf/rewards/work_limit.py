@@ -17,8 +17,9 @@ import sympy
 from math_verify import parser
 from sympy.core.cache import clear_cache
 
+from mindrlhf.rewards.exact import MAX_DEPTH
+
 MAX_TEXT = 1000  # characters
-MAX_DEPTH = 24  # brackets within brackets
 MAX_DIGITS = 100  # of one number as written
 MAX_BITS = 4096  # of a number that would be computed
 MAX_POWER = 64  # of a sum, which may be multiplied out

@@ -14,13 +14,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from mindrlhf.rewards import batches, registry, results
 from mindrlhf.rewards.batches import Logged, Sample, Steps, finished
 from mindrlhf.rewards.registry import RewardFunction, resolve
-from mindrlhf.rewards.results import Outcome, failed, outcome, outcomes
-from mindrlhf.workers.serving import greet, open_pipes, reason, serve
-
-OWN = (__file__, results.__file__, registry.__file__, batches.__file__)  # files never named as a failure's place
+from mindrlhf.rewards.results import Outcome, cause, failed, outcome, outcomes
+from mindrlhf.workers.serving import greet, open_pipes, serve
 
 
 def main() -> None:
@@ -46,7 +43,7 @@ def _call(function: RewardFunction, *sample: Any) -> list[Any]:
     try:
         found = outcome(function(*sample))
     except BaseException as error:  # even sys.exit loses only its sample
-        found = Outcome(error=reason(error, *OWN))
+        found = Outcome(error=cause(error, __file__))
     score, details, failure = found
     return [score, dict(details), time.perf_counter() - start, failure]
 
@@ -58,5 +55,5 @@ def _call_batch(function: RewardFunction, samples: Sequence[Sequence[Any]], step
         returned = finished(function.begin_batch([Sample(*sample) for sample in samples], Steps(*steps), logged))
         found = outcomes(returned, len(samples), logged)
     except BaseException as error:
-        found = failed(len(samples), reason(error, *OWN))
+        found = failed(len(samples), cause(error, __file__))
     return [[(score, dict(details), error) for score, details, error in found], time.perf_counter() - start]

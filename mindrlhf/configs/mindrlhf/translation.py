@@ -18,11 +18,11 @@ from mindrlhf.configs.yaml_file import Layer, read_yaml
 from mindrlhf.errors import UserError
 from mindrlhf.files.text import nearest
 
-_FACTS = read_yaml(Path(__file__).with_name("keys.yaml")).values
-GROUPS = _FACTS["groups"].split()
-COPIED = {ours: names.split() for ours, names in _FACTS["copied"].items()}
-PASSED, REWARDS = _FACTS["passed"], _FACTS["rewards"]
-NEEDLESS = {words: names.split() for words, names in _FACTS["needless"].items()}
+_KEYS = read_yaml(Path(__file__).with_name("keys.yaml")).values
+GROUPS = _KEYS["groups"].split()
+COPIED = {ours: names.split() for ours, names in _KEYS["copied"].items()}
+PASSED, REWARDS = _KEYS["passed"], _KEYS["rewards"]
+NEEDLESS = {words: names.split() for words, names in _KEYS["needless"].items()}
 FLAT = "rl_config"
 # Keys that the rules below read.
 BATCH = ("rl_config.num_rollouts", "rl_config.chunk_size", "rl_config.batch_size", "rl_config.pack_num")
