@@ -90,7 +90,7 @@ def rehearse_loss(loss: PolicyLoss) -> None:
             raise UserError(f"{what}: gives {name} that is not finite for {GROUPS} rows of {SAMPLES} tokens.")
 
 
-def _check_losses(what: str, given: Any, tensor: type) -> None:
+def _check_losses(what: str, given: Any, tensor: type[Any]) -> None:
     if not isinstance(given, tuple) or len(given) != 2 or not isinstance(given[1], dict):
         raise UserError(f"{what}: gives {_shown(given)}; {LOSS_FORM}.")
     for name, one in {"losses": given[0], **{f"metric {name}": value for name, value in given[1].items()}}.items():

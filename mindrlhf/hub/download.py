@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Timer
-from typing import Any, Literal
+from typing import IO, Any, Literal, cast
 
 from mindrlhf.errors import UserError
 from mindrlhf.hub import fetch
@@ -73,16 +73,17 @@ def _hugging_face(name: str, kind: Kind, patterns: Sequence[str], revision: str 
 def _ask(name: str, kind: Kind, patterns: Sequence[str] | None, revision: str | None) -> dict[str, Any]:
     """Send a request to the hub from a process of its own; see `fetch`."""
     request = {"name": name, "kind": kind, "revision": revision, "patterns": patterns, "seconds": SILENCE_S}
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, fetch.__file__], text=True, **pipes) as process:
+    command, pipe = [sys.executable, fetch.__file__], subprocess.PIPE
+    with subprocess.Popen(command, text=True, stdin=pipe, stdout=pipe) as process:
         waiting = Timer(PATIENCE_S, _say_silent, (name,))
         waiting.daemon = True
         waiting.start()
+        asked, answers = cast(IO[str], process.stdin), cast(IO[str], process.stdout)
         try:
-            process.stdin.write(json.dumps(request) + "\n")
-            process.stdin.flush()
+            asked.write(json.dumps(request) + "\n")
+            asked.flush()
             lines = []
-            for line in process.stdout:
+            for line in answers:
                 waiting.cancel()
                 lines.append(line)
         finally:

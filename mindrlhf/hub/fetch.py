@@ -14,7 +14,7 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 COMMIT = re.compile(r"[0-9a-f]{7,64}")
@@ -50,47 +50,57 @@ def _limit_silence(seconds: float) -> None:
     """Give sockets without a time limit one."""
     own = socket.socket.settimeout
 
-    def settimeout(self: socket.socket, limit: float | None) -> None:
+    def settimeout(self: Any, limit: float | None) -> None:
         own(self, seconds if limit is None else limit)
 
-    socket.socket.settimeout = settimeout
+    socket.socket.settimeout = settimeout  # type: ignore[method-assign]  # that of every library
     socket.setdefaulttimeout(seconds)
 
 
 def _result(
-    answer: Any, name: str, kind: str, revision: str | None, patterns: Sequence[str] | None, seconds: float
+    answer: Callable[[dict[str, Any]], None],
+    name: str,
+    kind: str,
+    revision: str | None,
+    patterns: list[str] | None,
+    seconds: float,
 ) -> dict[str, Any]:
     from huggingface_hub import HfApi, constants, errors, snapshot_download
 
     _guard((constants.HF_HUB_CACHE, constants.HF_HOME, tempfile.gettempdir(), "/dev", "/proc"))
+    # The first that fits an error counts.
+    known = {
+        errors.GatedRepoError: "gated",
+        errors.RepositoryNotFoundError: "missing",
+        errors.RevisionNotFoundError: "revision",
+        errors.LocalEntryNotFoundError: "unreachable",
+        Exception: "failed",
+    }
+    files: list[str] = []
+    failure: Exception | None = None
     try:
-        wanted = {"repo_type": kind, "revision": revision}
-        reached = True
         try:
-            info = HfApi().repo_info(name, timeout=seconds, **wanted)
+            info = HfApi().repo_info(name, repo_type=kind, revision=revision, timeout=seconds)
             if not COMMIT.fullmatch(info.sha or ""):
                 raise Outside(f"the commit {info.sha!r:.80}")
+            files = [file.rfilename for file in info.siblings or ()]
         except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, Outside):
             raise
-        except Exception as problem:  # of whichever HTTP client the package has
-            reached, reason = False, problem
+        except Exception as error:  # of whichever HTTP client the package has
+            failure = error
         answer({})
-        if patterns is None:
-            if not reached:
-                raise reason
-            return {"files": [file.rfilename for file in info.siblings or ()]}
-        return {"folder": snapshot_download(name, allow_patterns=patterns, local_files_only=not reached, **wanted)}
-    except errors.GatedRepoError as error:
-        problem, known = error, "gated"
-    except errors.RepositoryNotFoundError as error:
-        problem, known = error, "missing"
-    except errors.RevisionNotFoundError as error:
-        problem, known = error, "revision"
-    except errors.LocalEntryNotFoundError as error:
-        problem, known = error, "unreachable"
+        if patterns is not None:
+            cached = failure is not None
+            folder = snapshot_download(
+                name, repo_type=kind, revision=revision, allow_patterns=patterns, local_files_only=cached
+            )
+            return {"folder": folder}
+        if failure:
+            raise failure
+        return {"files": files}
     except Exception as error:
-        problem, known = error, "failed"
-    return {"error": known, "hub": constants.ENDPOINT, "reason": _reason(problem)}
+        word = next(word for type_, word in known.items() if isinstance(error, type_))
+        return {"error": word, "hub": constants.ENDPOINT, "reason": _reason(error)}
 
 
 def _reason(error: BaseException) -> str:

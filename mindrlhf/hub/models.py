@@ -64,7 +64,7 @@ def read_weight_map(index: Path) -> dict[str, str]:
 
     UserError for anything else than names of files there.
     """
-    weight_map = read_json(index).get("weight_map")
+    weight_map = read_json(index).get("weight_map", {})
     files = list(weight_map.values()) if isinstance(weight_map, dict) else []
     if not files or not all(isinstance(file, str) for file in files):
         raise UserError(f"{index}: has no weight_map from tensor to file name; get the file again.")
