@@ -72,6 +72,12 @@ DATASETS = {
     "data/dapo/train.mindrecord": "train",
     "out/quickstart/data/train.mindrecord": "train",
 }
+# Other names of the tutorial's run.
+RUNS = (
+    *(f"out/{kind}{seed}/grpo" for kind in ("seed", "tools") for seed in range(3)),
+    *(f"out/{algorithm}_seed{seed}" for algorithm in ("grpo", "rloo") for seed in range(2)),
+    *("out/a", "out/b", "out/c", "out/d"),
+)
 
 
 @pytest.fixture(scope="session")
@@ -85,9 +91,10 @@ def trained(prepared) -> Path:
         patch.chdir(prepared)
         reference = "algorithm.beta=0.04"  # whose metrics other pages name
         best = ("trainer.save_best_metric=critic/rewards/mean", "trainer.loggers=[console, jsonl]")
-        done(*command.words[1:], *documentation.SMALL, "trainer.total_steps=20", reference, *best)
-        for name in (f"out/{kind}{seed}/grpo" for kind in ("seed", "tools") for seed in range(3)):
-            Path(name).parent.mkdir(parents=True)
+        held_out = ("data.val_dataset=data/gsm8k_test.mindrecord", "validation.limit=2", "validation.max_new_tokens=8")
+        done(*command.words[1:], *documentation.SMALL, "trainer.total_steps=20", reference, *best, *held_out)
+        for name in RUNS:
+            Path(name).parent.mkdir(parents=True, exist_ok=True)
             Path(name).symlink_to(prepared / "out" / "gsm8k")
         shutil.copytree("out/gsm8k/ckpt", "out/ckpt")
         adapters = next(c for c in documentation.commands("docs/lora.md") if c.begins("mindrlhf train "))

@@ -39,6 +39,7 @@ OTHER_RUNS = {
     "critic/value": "a critic",
     "reshard/": "two layouts",
     "timing_s/reshard": "two layouts",
+    "timing_s/old_log_prob": "several updates of one batch, or an algorithm that reads the policy",
     "sampling/": "dynamic sampling",
     "swap/": "memory.swap",
     "tools/": "tools",
@@ -61,7 +62,7 @@ def keys() -> set[str]:
     groups = {key.rpartition(".")[0] for key in {*ours, *verl}}
     for name, group in YAML_GROUPS.items():
         ours |= {f"{name}.{key}": "" for key in group.model_fields}
-    return {*ours, *verl, *groups}
+    return {*ours, *verl, *groups, "data.chat_template_kwargs.chat_template"}  # a key of free variables with a meaning
 
 
 @pytest.mark.parametrize("page", PAGES)
