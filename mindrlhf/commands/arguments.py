@@ -103,14 +103,25 @@ class Parser(argparse.ArgumentParser):
 
     def _check_setting(self, name: str) -> None:
         """Refuse a name that is no flag and cannot be a setting."""
-        from mindrlhf.configs.other_names import is_trl_key  # imports NumPy: not before signals are blocked
-
         takes_settings = SETTINGS in self._positional
         shown = [action for action in self._actions if action.help != argparse.SUPPRESS]
         options = [option for action in shown for option in action.option_strings]
         flags = [option.removeprefix("--") for option in options if option.startswith("--")]
         near = nearest(name.replace("-", "_"), flags, LIKENESS[takes_settings])
-        if near and not (takes_settings and is_trl_key(name)):
+        translated = takes_settings and "." not in name and self._is_anothers(name)
+        if near and not translated:
             raise UserError(f"unknown flag --{name}; did you mean --{near}?")
         if not takes_settings:
             raise UserError(f"unknown flag --{name}; `{self.prog} --help` lists those of this command.")
+
+    def _is_anothers(self, name: str) -> bool:
+        """Tell whether a name is another suite's setting. UserError for a flag of another suite."""
+        # They import NumPy: not before signals are blocked.
+        from mindrlhf.configs.mindrlhf.table import FLAGS
+        from mindrlhf.configs.mindrlhf.translation import is_mindrlhfs_name
+        from mindrlhf.configs.other_names import is_trl_key
+
+        ours = FLAGS.get(name, "")
+        if self._flag(ours.removeprefix("--")):
+            raise UserError(f"--{name} is MindRLHF's flag; here it is {ours}.")
+        return is_trl_key(name) or bool(self._flag("grpo_config") and is_mindrlhfs_name(name))

@@ -3,11 +3,11 @@
 import json
 import shlex
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from mindrlhf.configs.base import Settings
 from mindrlhf.configs.grpo import GRPOSettings
+from mindrlhf.configs.mindrlhf.table import place_of
 from mindrlhf.configs.sft import SFTSettings
 from mindrlhf.configs.trl.grpo import translate_grpo
 from mindrlhf.configs.trl.names import NEEDLESS, NOT_DONE, trl_names
@@ -15,11 +15,9 @@ from mindrlhf.configs.trl.sft import translate_sft
 from mindrlhf.configs.trl.translation import Surroundings, Translation
 from mindrlhf.configs.verl.table import POLICY
 from mindrlhf.configs.verl.translation import translate
-from mindrlhf.configs.yaml_file import read_yaml
 from mindrlhf.errors import UserError
 
 TRL: dict[type[Settings], Callable[..., Translation]] = {GRPOSettings: translate_grpo, SFTSettings: translate_sft}
-MINDRLHF = read_yaml(Path(__file__).with_name("mindrlhf_names.yaml")).values
 # Two sizes of data: a value that differs between them is left open.
 SIZES = (Surroundings(devices=1, rows=1000), Surroundings(devices=1, rows=3000))
 
@@ -40,10 +38,10 @@ def answer(settings: type[Settings], key: str, value: Any) -> str | None:
     if settings in TRL and "." not in key and is_trl_key(key):
         return f"{key} is TRL's name; {_trl(settings, key, value)}"
     for name, one in _leaves(key, value) if settings is GRPOSettings else ():
-        if ours := MINDRLHF.get(name.rpartition(".")[2]):
-            return f"{name} is MindRLHF's name; here it is {ours}"
         if found := _verl(name, one):
             return f"{name} is verl's name; {found}"
+        if found := place_of(name):
+            return f"{name} is MindRLHF's name; {found}"
     return None
 
 

@@ -40,6 +40,12 @@ def refusal(word: str, load=load_grpo_config) -> str:
             "chunk_size is MindRLHF's name; here it is data.prompts_per_step, which is chunk_size x",
         ),
         ("rl_config.start_lr=1e-6", "rl_config.start_lr is MindRLHF's name; here it is optimizer.lr."),
+        (
+            "trainer.save_ckpt_interval=5",
+            "trainer.save_ckpt_interval is MindRLHF's name; here it is trainer.save_freq.",
+        ),
+        ("lr_decay_style=cosine", "lr_decay_style is MindRLHF's name; here it is optimizer.lr_decay."),
+        ("enable_oldpolicy=True", "it has no effect here: old log-probs are computed where several updates need them."),
         ("num_generations=8", "unknown key num_generations; did you mean rollout.num_generations?"),
         ("temprature=1", "unknown key temprature; did you mean rollout.temperature?"),
     ],

@@ -10,22 +10,16 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.configs.layers import merge, parse_override, write_override
+from mindrlhf.configs.mindrlhf.table import COPIED, FLAT, FLAT_NAMES, GROUPS, KNOWN, NEEDLESS, PASSED, REWARDS
 from mindrlhf.configs.model_yaml import ParallelSettings
 from mindrlhf.configs.other_names import is_trl_key
 from mindrlhf.configs.yaml_file import Layer, read_yaml
 from mindrlhf.errors import UserError
 from mindrlhf.files.text import nearest
 
-_KEYS = read_yaml(Path(__file__).with_name("keys.yaml")).values
-GROUPS = _KEYS["groups"].split()
-COPIED = {ours: names.split() for ours, names in _KEYS["copied"].items()}
-PASSED, REWARDS = _KEYS["passed"], _KEYS["rewards"]
-NEEDLESS = {words: names.split() for words, names in _KEYS["needless"].items()}
-FLAT = "rl_config"
-# Keys that the rules below read.
 BATCH = ("rl_config.num_rollouts", "rl_config.chunk_size", "rl_config.batch_size", "rl_config.pack_num")
+VERIFIERS = "verifier_function", "verifier_weight"  # flags go over the file
 LONGEST_DECAY = 10_000  # updates; a longer decay is constant over a run
 
 
@@ -108,7 +102,7 @@ def translate(path: str | None, overrides: Sequence[str]) -> Translation:
         parse_override(text)
     merged = merge(layers or [Layer({}, {(): "command line"})], named)
     result = Translation(dict(_leaves(merged.values)))
-    _copy(result)
+    _copy(result, Path(path or "").parent)
     _decide(result, merged)
     for key in result.given:
         if key in result.used:
@@ -140,11 +134,15 @@ def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield f"{prefix}{name}", value
 
 
-def _copy(result: Translation) -> None:
+def _copy(result: Translation, folder: Path) -> None:
+    """Copy values; a model YAML may lie in the working directory or in `folder`, the file's."""
     for ours, names in COPIED.items():
         given = [name for name in names if result.given.get(name) not in (None, "")]
         if given:
-            result.put(ours, result.given[given[0]], *given)
+            value = result.given[given[0]]
+            beside = folder / str(value)
+            moved = given[0].endswith(".model_config") and not Path(value).exists() and beside.exists()
+            result.put(ours, beside if moved else value, *given)
         result.used.update(name for name in names if result.given.get(name) == "")
     for ours, theirs in PASSED.items():
         for key, value in result.given.items():
@@ -196,12 +194,12 @@ def _decay(result: Translation) -> None:
 
 
 def _rewards(result: Translation, merged: Layer) -> None:
-    names, weights = "reward_config.verifier_function", "reward_config.verifier_weight"
-    functions = result.given.get(names)
-    if functions is None:
+    names, weights = (_given_first(result, f"{FLAT}.{name}", f"reward_config.{name}") for name in VERIFIERS)
+    functions, shares = (_listed(result.given.get(key)) for key in (names, weights))
+    if not functions:
         return
     unknown = [name for name in functions if name not in REWARDS and ":" not in name]
-    shares = result.given.get(weights) or [1.0] * len(functions)
+    shares = shares or [1.0] * len(functions)
     place = merged.where(tuple(names.split(".")))
     if unknown:
         right = f"give {', '.join(REWARDS)}, or file.py:function"
@@ -213,10 +211,12 @@ def _rewards(result: Translation, merged: Layer) -> None:
     result.put("reward.functions", value, names, weights)
 
 
-_NAMED = {key for names in (*COPIED.values(), *NEEDLESS.values()) for key in names if "*" not in key}
-KNOWN = _NAMED | {*BATCH, "reward_config.verifier_function", "reward_config.verifier_weight"}
-_RULED = {"opt_offload", "reshard_mem_opt_level", "sync_ref_model", "ref_model_sync_steps", "decay_steps", "optimizer"}
-# Names of the flat file that are not names of ours.
-FLAT_NAMES = ({key.removeprefix("rl_config.") for key in KNOWN if key.startswith("rl_config.")} | _RULED) - set(
-    GRPOSettings.model_fields
-)
+def _given_first(result: Translation, *names: str) -> str:
+    """Find the first given name, else the last one, and note all as used."""
+    result.used.update(names)
+    return next((name for name in names if name in result.given), names[-1])
+
+
+def _listed(value: Any) -> list[Any]:
+    """Read a list, or text with commas, as flags have it."""
+    return value.split(",") if isinstance(value, str) else [] if value is None else list(value)

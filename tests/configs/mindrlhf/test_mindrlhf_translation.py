@@ -134,6 +134,73 @@ def test_names_on_the_command_line():
     assert translate(None, ["start_lr=1e-6"]).overrides == ["optimizer.lr=1.0e-06"]
 
 
+def test_flags_of_its_main(file):
+    """They go over the file, as there."""
+    named = [
+        "dataset_file=d.mindrecord",
+        "tokenizer_dir=t",
+        "actor_checkpoint_path=a",
+        "ref_checkpoint_path=r",
+        "generate_checkpoint_path=g",
+        "save_checkpoint_dir=s",
+        "verifier_function=qwen_accuracy_reward,own.py:f",
+        "verifier_weight=1.0,2.0",
+        "vllm_test=True",
+    ]
+    assert all(map(is_mindrlhfs_name, named))
+    found = translate(file(MASTER.replace('load: ""', "load: x")), named)
+    assert {name: found.flags[name] for name in found.flags if "yaml" not in name and "sft_path" not in name} == {
+        "mind_dataset_dir": "d.mindrecord",
+        "tokenizer_path": "t",
+        "load_sft_checkpoint_train": "a",
+        "load_ref_checkpoint": "r",
+        "load_sft_checkpoint_infer": "g",
+        "save_ckpt_dir": "s",
+    }
+    functions = load_grpo_config(overrides=[text for text in found.overrides if "reward" in text]).reward.functions
+    assert [(one.name, one.weight) for one in functions] == [("math", 1.0), ("own.py:f", 2.0)]
+    assert "rl_config.vllm_test" in found.needless
+
+
+@pytest.mark.parametrize("form", [["--config", "x.yaml"], ["--config=x.yaml"], ["config=x.yaml"]])
+def test_its_flag_of_the_file_is_answered(form, capsys):
+    assert main(["train", *form]) == 2
+    assert "--config is MindRLHF's flag; here it is --grpo_config." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "flag", ["actor_checkpoint_path", "ref_checkpoint_path", "generate_checkpoint_path", "save_checkpoint_dir"]
+)
+def test_its_flags_stand_for_ours_on_the_command_line(flag, capsys):
+    assert main(["plan", f"--{flag}", "/no/model", "--prompt_tokens", "64"]) == 2
+    words = capsys.readouterr()
+    assert "unknown flag" not in words.err
+    assert "from MindRLHF:" in words.out or "/no/model" in words.err or "no model is given" in words.err
+
+
+def test_names_that_it_ignores_itself_are_not_taken_for_its_own():
+    """`lr=1e-6` would train with another rate."""
+    for name in ("lr", "weight_decay", "gamma", "total_steps"):
+        assert not is_mindrlhfs_name(f"{name}=1")
+    with pytest.raises(UserError, match=r"unknown key lr; did you mean optimizer.lr\?"):
+        load_grpo_config(overrides=["lr=1e-6"])
+
+
+@pytest.mark.parametrize("place", ["beside the file", "in the working directory", "in neither"])
+def test_the_folder_of_a_model_yaml(tmp_path, monkeypatch, place):
+    config, work = tmp_path / "config", tmp_path / "work"
+    for folder in (config, work):
+        folder.mkdir()
+    monkeypatch.chdir(work)
+    (config / "grpo.yaml").write_text("actor_config: {model_config: sub/m.yaml}\nrl_config: {seed: 1}\n")
+    if place != "in neither":
+        folder = config if place == "beside the file" else work
+        (folder / "sub").mkdir()
+        (folder / "sub" / "m.yaml").write_text("")
+    found = translate(str(config / "grpo.yaml"), ()).flags["sft_path_train"]
+    assert found == (str(config / "sub/m.yaml") if place == "beside the file" else "sub/m.yaml")
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
