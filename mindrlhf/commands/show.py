@@ -60,11 +60,8 @@ def _show(console: Console, group: RolloutGroupText, samples: int, full: bool) -
     expected = "" if group.ground_truth is None else f" · expected {group.ground_truth}"
     title = _text(f"step {group.step} · prompt {group.prompt_id}{expected}", full)
     console.print(Panel(_text(group.prompt.strip("\n"), full), title=title, title_align="left"))
-    best_first = sorted(group.samples, key=lambda row: -1e300 if row["reward"] is None else row["reward"], reverse=True)
-    equal: dict[str, list[dict]] = {}
-    for row in best_first:
-        equal.setdefault(repr((row["reward"], row.get("turns"), row["completion"])), []).append(row)
-    rows = list(equal.values())[:samples]
+    answers = group.answers()
+    rows = answers[:samples]
     beside = max(1, console.width // (LEAST_WIDTH + 3))
     for start in range(0, len(rows), beside):
         part = rows[start : start + beside]
@@ -73,10 +70,10 @@ def _show(console: Console, group: RolloutGroupText, samples: int, full: bool) -
         table.add_row(*(_answer(same[0], full) for same in part))
         console.print(table)
     if more := len(group.samples) - sum(map(len, rows)):
-        console.print(Text(f"{more} more answers: --samples {len(equal)}\n"))
+        console.print(Text(f"{more} more answers: --samples {len(answers)}\n"))
 
 
-def _heading(row: dict, count: int) -> Text:
+def _heading(row: Mapping[str, Any], count: int) -> Text:
     """Describe equal answers: how many, their reward, and the first one's length."""
     reward = row["reward"]
     parts = [f"{count} × " * (count > 1) + ("unscored" if reward is None else f"reward {reward:.4g}")]

@@ -3,7 +3,6 @@
 import json
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,8 +15,6 @@ from mindrlhf.environments.pool import EnvironmentPool
 from mindrlhf.errors import UserError
 from mindrlhf.types import Prompt
 
-HOSTILE = Path(__file__).with_name("hostile_tools.py")
-
 
 @pytest.fixture(scope="module")
 def tokenizer():
@@ -27,13 +24,6 @@ def tokenizer():
 @pytest.fixture(scope="module")
 def template(tokenizer):
     return TurnTemplate(tokenizer)
-
-
-@pytest.fixture
-def hostile(tmp_path):
-    path = tmp_path / "hostile_tools.py"
-    path.write_text(HOSTILE.read_text())
-    return path
 
 
 def partner_of(pool, template, tokenizer, max_turns=8):

@@ -10,7 +10,6 @@ import pytest
 from mindrlhf.environments.pool import LOST, EnvironmentPool
 from mindrlhf.errors import UserError
 
-HOSTILE = Path(__file__).with_name("hostile_tools.py")
 # kind -> what the answer has, where the call goes well, and what the failure has, where it does not
 GOOD = {"print": "print", "fork": "fork", "fork and raise": "fork and raise", "fork and stay": "fork and stay"}
 GOOD |= {"thread": "thread", "none": "null", "surrogate": "half ?", "fine": "fine"}
@@ -31,14 +30,6 @@ ENDED = {
     "close": "its process ended",
 }
 HUNG = ("hang", "spin", "deaf", "stop")
-
-
-@pytest.fixture
-def hostile(tmp_path):
-    """A copy, so that nothing is written beside the tests."""
-    path = tmp_path / "hostile_tools.py"
-    path.write_text(HOSTILE.read_text())
-    return path
 
 
 @pytest.fixture(autouse=True)

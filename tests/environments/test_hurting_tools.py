@@ -11,17 +11,8 @@ import pytest
 from mindrlhf.environments import pool as pools
 from mindrlhf.environments.pool import EnvironmentPool
 
-HOSTILE = Path(__file__).with_name("hostile_tools.py")
 SLEEP = ["sleep", "98765"]  # as in the tools
 LIMIT_S = 2.0
-
-
-@pytest.fixture
-def hostile(tmp_path):
-    """A copy, so that nothing is written beside the tests."""
-    path = tmp_path / "hostile_tools.py"
-    path.write_text(HOSTILE.read_text())
-    return path
 
 
 @pytest.fixture(autouse=True)

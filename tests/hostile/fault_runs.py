@@ -17,7 +17,7 @@ import os
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -172,14 +172,19 @@ def faults_of(counts: dict[str, int], every: int, first: int) -> Iterator[Fault]
             yield Fault(kind, number, True)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Writing calls that fail in turn.")
+def parsed(argv: Sequence[str] | None, description: str, variants: Iterable[str]) -> argparse.Namespace:
+    """The flags of a program that lets writing calls fail."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--library", type=Path, required=True)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--every", type=int, default=1, help="only every n-th call of a kind")
     parser.add_argument("--first", type=int, default=1, help="the first call of a kind that fails")
-    parser.add_argument("--variants", nargs="+", default=list(VARIANTS))
-    args = parser.parse_args(argv)
+    parser.add_argument("--variants", nargs="+", default=list(variants))
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parsed(argv, "Writing calls that fail in turn.", VARIANTS)
     folder = args.folder.resolve()
     task, faults, bad, codes = own_task(folder), Faults(args.library), 0, Counter()
     for variant in args.variants:

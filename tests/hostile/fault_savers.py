@@ -8,7 +8,6 @@ forked process in which one call fails, once or with all later ones; a second pr
 checkpoint. `fault_runs` does the same with whole runs, which takes a hundred times as long.
 """
 
-import argparse
 import json
 import os
 import shutil
@@ -20,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "helpers"))
 
 import numpy as np
-from hostile.fault_runs import Fault, Faults, faults_of
+from hostile.fault_runs import Fault, Faults, faults_of, parsed
 from hostile.sandbox import Child, Outcome
 from training_states import MODEL, stores
 
@@ -164,13 +163,7 @@ def sweep(folder: Path, faults: Faults, every: int, first: int, variants: list[s
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Writing calls of all savers that fail in turn.")
-    parser.add_argument("--library", type=Path, required=True)
-    parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--every", type=int, default=1, help="only every n-th call of a kind")
-    parser.add_argument("--first", type=int, default=1, help="the first call of a kind that fails")
-    parser.add_argument("--variants", nargs="+", default=list(VARIANTS))
-    args = parser.parse_args()
+    args = parsed(None, "Writing calls of all savers that fail in turn.", VARIANTS)
     folder = args.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     os.environ["GIT_DIR"] = os.devnull  # no look for a commit

@@ -122,7 +122,7 @@ def _parts(steps: Iterable[StepAnswers]) -> Iterator[list[StepAnswers]]:
 def _step_answers(step: int, groups: Iterable[RolloutGroupText]) -> StepAnswers:
     entries, texts, rewards, lengths = [], [], [], []
     for group in groups:
-        answers = together(group.samples)
+        answers = list(map(answer_entry, group.answers()))
         own = [row["reward"] for row in group.samples]
         shown = [None if reward is None else float(f"{reward:.{DIGITS}g}") for reward in own]
         entries.append((group.prompt_id, len(answers), shown))
@@ -138,30 +138,24 @@ def _step_answers(step: int, groups: Iterable[RolloutGroupText]) -> StepAnswers:
     return StepAnswers(step, entries, texts, np.array(rewards, np.float64), np.array(lengths, np.float64))
 
 
-def together(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Collapse equal answers with equal rewards: best first, more frequent ones before others.
+def answer_entry(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Describe an answer that equal rows have.
 
-    An answer has its text, `turns` and `tokens` if there are any, its rewards, and `samples`: (index, advantage,
-    sampled tokens, reason of its end) for each sample.
+    It has its text, `turns` and `tokens` if there are any, its rewards, and `samples`: (index, advantage, sampled
+    tokens, reason of its end) for each row.
     """
-    answers: dict[tuple, dict[str, Any]] = {}
-    for row in rows:
-        turns = tuple(map(tuple, row.get("turns") or ()))
-        key = row["completion"], turns, row["reward"]
-        if key not in answers:
-            answers[key] = {"text": shortened(row["completion"], MOST_TEXT), "reward": row["reward"], "samples": []}
-            if turns:  # all turns together may be as long as one completion
-                answers[key]["turns"] = [(drawn, shortened(text, MOST_TEXT // len(turns))) for drawn, text in turns]
-            if len(row.get("rewards") or {}) > 1:
-                answers[key]["rewards"] = row["rewards"]
-        answer = answers[key]
-        if row.get("tokens") and "tokens" not in answer:
-            answer["tokens"] = {name: values[:MOST_TOKENS] for name, values in row["tokens"].items()}
-            answer["more_tokens"] = max(0, len(row["tokens"]["text"]) - MOST_TOKENS)
-        fields = ("sample_index", "advantage", "response_length", "finish_reason")
-        answer["samples"].append([row.get(name) for name in fields])
-    return sorted(answers.values(), key=lambda one: (-_or_least(one["reward"]), -len(one["samples"])))
-
-
-def _or_least(reward: float | None) -> float:
-    return -math.inf if reward is None else reward
+    first = rows[0]
+    fields = ("sample_index", "advantage", "response_length", "finish_reason")
+    answer = {
+        "text": shortened(first["completion"], MOST_TEXT),
+        "reward": first["reward"],
+        "samples": [[row.get(name) for name in fields] for row in rows],
+    }
+    if turns := first.get("turns"):  # all turns together may be as long as one completion
+        answer["turns"] = [(drawn, shortened(text, MOST_TEXT // len(turns))) for drawn, text in turns]
+    if len(first.get("rewards") or {}) > 1:
+        answer["rewards"] = first["rewards"]
+    if tokens := next((row["tokens"] for row in rows if row.get("tokens")), None):
+        answer["tokens"] = {name: values[:MOST_TOKENS] for name, values in tokens.items()}
+        answer["more_tokens"] = max(0, len(tokens["text"]) - MOST_TOKENS)
+    return answer

@@ -1,5 +1,6 @@
 """Groups of answers as texts, read from a run's JSONL files."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,6 +58,14 @@ class RolloutGroupText:
     ground_truth: str | None
     samples: tuple[Mapping[str, Any], ...]
 
+    def answers(self) -> list[list[Mapping[str, Any]]]:
+        """Put samples with equal texts and rewards together: best first, more frequent ones before others."""
+        found: dict[tuple, list[Mapping[str, Any]]] = {}
+        for row in self.samples:
+            turns = tuple(map(tuple, row.get("turns") or ()))
+            found.setdefault((row["completion"], turns, row["reward"]), []).append(row)
+        return sorted(found.values(), key=lambda rows: (-_or_least(rows[0]["reward"]), -len(rows)))
+
 
 def read_groups(path: Path, step: int) -> list[RolloutGroupText]:
     """Read a step's answers by prompt; UserError for content that no run has written."""
@@ -69,3 +78,7 @@ def read_groups(path: Path, step: int) -> list[RolloutGroupText]:
         samples = tuple({key: value for key, value in row.items() if key not in SHARED} for row in rows)
         groups.append(RolloutGroupText(step, prompt_id, rows[0]["prompt"], rows[0].get("ground_truth"), samples))
     return groups
+
+
+def _or_least(reward: float | None) -> float:
+    return -math.inf if reward is None else reward

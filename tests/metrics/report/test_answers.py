@@ -9,13 +9,18 @@ from run_folders import make_run, repeated_row, rollout_rows, unpacked
 from mindrlhf.errors import UserError
 from mindrlhf.files.naming import ROLLOUTS_FOLDER
 from mindrlhf.metrics.report import answers as answers_module
-from mindrlhf.metrics.report.answers import AnswerReader, together
+from mindrlhf.metrics.report.answers import AnswerReader, answer_entry
+from mindrlhf.metrics.report.groups import RolloutGroupText
 from mindrlhf.records.formats import write_text
+
+
+def entries(rows):
+    return list(map(answer_entry, RolloutGroupText(1, 0, "", None, tuple(rows)).answers()))
 
 
 def test_equal_answers_are_one_and_the_best_come_first():
     rows = [repeated_row(20, sample) for sample in range(4)]
-    right, wrong = together(rows)
+    right, wrong = entries(rows)
     assert (right["text"], right["reward"]) == (" 72<|im_end|>", 1.0)
     assert right["samples"] == [[0, 0.5, 2, "eos"], [1, 0.5, 2, "eos"]]
     assert [sample[0] for sample in wrong["samples"]] == [2, 3]
@@ -26,7 +31,7 @@ def test_equal_answers_are_one_and_the_best_come_first():
 def test_equal_texts_with_other_rewards_or_turns_stay_apart():
     row = {"completion": "a", "reward": 0.0}
     turns = row | {"turns": [[True, "a"], [False, ""]]}
-    different = together([row, row | {"reward": None}, row | {"reward": 2.0}, turns, row])
+    different = entries([row, row | {"reward": None}, row | {"reward": 2.0}, turns, row])
     assert [(one["reward"], len(one["samples"]), "turns" in one) for one in different] == [
         (2.0, 1, False),
         (0.0, 2, False),
@@ -39,7 +44,7 @@ def test_equal_texts_with_other_rewards_or_turns_stay_apart():
 def test_long_texts_and_token_lists_are_cut(monkeypatch):
     monkeypatch.setattr(answers_module, "MOST_TEXT", 10)
     monkeypatch.setattr(answers_module, "MOST_TOKENS", 2)
-    (one,) = together([repeated_row(1, 3) | {"turns": [[True, "x" * 100], [False, "y" * 100]]}])
+    (one,) = entries([repeated_row(1, 3) | {"turns": [[True, "x" * 100], [False, "y" * 100]]}])
     assert one["text"].startswith(" 71<|")
     assert "characters ...]" in one["text"]
     assert all("[... 96 characters ...]" in text for _, text in one["turns"])
