@@ -188,7 +188,10 @@ def _show(
 
 
 def _table(names: Sequence[str], *headers: str) -> Table:
-    """Make a table that 80 columns hold without breaking the functions' names, unless they are long."""
+    """Make a table for 80 columns.
+
+    The functions' names are not broken unless they are long.
+    """
     whole = max(map(len, names)) <= SHOWN_WHOLE
     columns = (Column(header, overflow="fold", no_wrap=whole and header == "function") for header in headers)
     return Table(*columns, padding=(0, 1, 0, 0))

@@ -114,10 +114,10 @@ def add_conversations(
 
 
 def add_turns(metrics: MetricSet, groups: Sequence[RolloutGroup]) -> None:
-    """Add `num_turns/*` of conversations as verl counts them: the prompt, the policy's turns, and answers to them.
+    """Add `num_turns/*` of conversations as verl counts them.
 
-    A conversation ends with a turn of the policy, so it has two for each of these; an answer that the limit cut off is
-    not counted.
+    Turns are the prompt, the policy's, and answers to them. A conversation ends with a turn of the policy, so it has
+    two for each of these; an answer that the limit cut off is not counted.
     """
     metrics.add_summary("num_turns", np.array([2 * one.drawn_turns for group in groups for one in group.rollouts]))
 

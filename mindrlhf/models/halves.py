@@ -202,7 +202,10 @@ class Half(nn.Cell):
         return next((weight.trigger for weight in self.weights if weight is not None and weight.passes), None)
 
     def run_fused(self, x, others):
-        """Run the operator on x [T, hidden] and its other inputs; returns all of its outputs."""
+        """Run the operator on x [T, hidden] and its other inputs.
+
+        Returns all of its outputs.
+        """
         if self.trigger is None:
             return self.form.forward(x, *others, *self.arrays)
         return self.form(x, others, self.arrays, self.buffers, self.trigger)

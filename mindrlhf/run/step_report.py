@@ -103,7 +103,10 @@ class StepReport(Report):
             self._metrics.add("perf/draft_acceptance_rate", statistics.accepted, statistics.drafted)
 
     def add_conversations(self, statistics: Any, groups: Sequence[RolloutGroup]) -> None:
-        """Add statistics of conversations, and their turns; None without any, or where another rank has them."""
+        """Add statistics of conversations, and their turns.
+
+        statistics: None without any, or where another rank has them.
+        """
         if statistics:
             add_conversations(self._metrics, **vars(statistics))
             add_turns(self._metrics, groups)

@@ -175,9 +175,9 @@ def pad(
 
 
 def places(batch: MicroBatch, prefix_lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Count the place of each position in its sequence: int32[N, P] of prompts, int32[N*G, R] of responses.
+    """Count the place of each position in its sequence.
 
-    prefix_lengths: int32[N]; the rows of responses begin there.
+    int32[N, P] of prompts, int32[N*G, R] of responses. prefix_lengths: int32[N]; the rows of responses begin there.
     """
     prefixes = np.tile(np.arange(batch.prefix_size, dtype=np.int32), (batch.count, 1))
     starts = np.repeat(prefix_lengths, batch.samples)[:, None]

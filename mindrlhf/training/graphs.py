@@ -136,7 +136,10 @@ class StageBackward(Graph):
 
 
 class LastStageScores(Graph):
-    """Graph from x, targets and a batch's arrays to a head's first output; drops other outputs."""
+    """Graph from x, targets and a batch's arrays to a head's first output.
+
+    It drops the others.
+    """
 
     def __init__(self, head: nn.Cell):
         super().__init__("train/scores", type(head).__name__, head.decoder.positions)

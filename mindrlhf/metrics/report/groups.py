@@ -59,7 +59,10 @@ class RolloutGroupText:
     samples: tuple[Mapping[str, Any], ...]
 
     def answers(self) -> list[list[Mapping[str, Any]]]:
-        """Put samples with equal texts and rewards together: best first, more frequent ones before others."""
+        """Put samples with equal texts and rewards together.
+
+        Best first, more frequent ones before others.
+        """
         found: dict[tuple, list[Mapping[str, Any]]] = {}
         for row in self.samples:
             turns = tuple(map(tuple, row.get("turns") or ()))
