@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from mindrlhf.configs.verl.script import SUFFIXES, command_words, names_trainer, read_script
+from mindrlhf.configs.verl.script import SUFFIXES, Command, names_trainer, read_script, script_command
 from mindrlhf.configs.verl.table import FILE_DEFAULTS, POLICY, VERL_DEFAULTS
 from mindrlhf.configs.yaml_file import NOT_YAML, parse, read_yaml
 from mindrlhf.errors import UserError
@@ -28,10 +28,14 @@ REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 
 @dataclass(frozen=True)
 class Keys:
-    """Keys of a verl command line, without POLICY; `from_files`: keys from YAML files."""
+    """Keys of a verl command line, without POLICY.
+
+    from_files: keys from YAML files. unfollowed: variables of a script that its branches set as well.
+    """
 
     given: Mapping[str, Any]
     from_files: frozenset[str] = frozenset()
+    unfollowed: tuple[str, ...] = ()
 
     def __call__(self, name: str) -> Any:
         """Return the value, verl's default, or None."""
@@ -62,7 +66,8 @@ def read_command(text: str) -> Keys:
     Raises UserError for a shell variable that was not expanded, a value or file that cannot be read, and a
     configuration other than verl's own, if its file is not given.
     """
-    words = list(_without_config_flags(_words(text)))
+    command = _command(text)
+    words = list(_without_config_flags(command.words))
     files = [word for word in words if word.endswith(YAML_SUFFIXES) and "=" not in word]
     filed = {key: value for file in files for key, value in _asked(read_yaml(file).values)}
     given, own = dict(filed), {}
@@ -80,21 +85,20 @@ def read_command(text: str) -> Keys:
         given[key] = _value(name, value, given)
     if not given:
         raise UserError("--from-verl: there is no key=value in it; give the arguments of verl's main_ppo.")
-    return Keys(given, frozenset(filed.keys() & given.keys() - own.keys()))
+    return Keys(given, frozenset(filed.keys() & given.keys() - own.keys()), command.unfollowed)
 
 
-def _words(text: str) -> list[str]:
+def _command(text: str) -> Command:
     """Split a command line into words; a script counts as its command."""
     if names_trainer(text):
-        return command_words(text, "the command line")
+        return script_command(text, "the command line")
     try:
         words = shlex.split(text.replace("\\\n", " "), comments=True)
     except ValueError as error:
         raise UserError(f"--from-verl: the command line cannot be read ({error}).") from None
-    scripts = [word.endswith(SUFFIXES) and "=" not in word for word in words]
-    return [
-        one for word, script in zip(words, scripts, strict=True) for one in (read_script(word) if script else [word])
-    ]
+    parts = [read_script(word) if word.endswith(SUFFIXES) and "=" not in word else Command([word]) for word in words]
+    unfollowed = tuple(name for part in parts for name in part.unfollowed)
+    return Command([word for part in parts for word in part.words], unfollowed)
 
 
 def _without_config_flags(words: list[str]) -> Iterator[str]:

@@ -103,7 +103,9 @@ class Translation:
             ", unknown": [*self.unknown.values()],
         }
         titled = [[f"from verl{title}:", *(f"  {line}" for line in lines)] for title, lines in parts.items() if lines]
-        return "\n".join(line for lines in titled for line in lines)
+        names = ", ".join(self.command.unfollowed)
+        said = f"from verl: the script's branches are not followed; {names} may have other values, so give their keys."
+        return "\n".join([*(line for lines in titled for line in lines), *[said] * bool(names)])
 
     def _by_words(self, table: Mapping[str, str]) -> list[str]:
         """Format `words: key=value, key=value`; keys of a file are counted only."""

@@ -1,7 +1,7 @@
 """Shell scripts that call verl: the words of the command, without a shell.
 
 Assignments, arrays, `${NAME:-default}` and `$((1 + 2))` are expanded as bash does. Nothing is executed, and branches
-and loops are not followed: what they set keeps its earlier value.
+and loops are not followed: what they set keeps its earlier value, and is named.
 """
 
 import ast
@@ -20,7 +20,9 @@ TRAINER = re.compile(r"\bmain_(ppo|dapo)\b|\bmain_\w*ppo\b")
 ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 VARIABLE = re.compile(r"\$(?:(\w+)|([@*#]))|\$\{(\w+)(\[@\]|\[\*\])?(?:(:?[-=])(.*))?\}", re.DOTALL)
 DECLARING = ("export", "declare", "local", "readonly", "typeset")
+JOINS = ["&&"], ["||"]
 OPENING, CLOSING = ("if", "case", "for", "while", "until", "select"), ("fi", "esac", "done")
+TESTS = ("[", "[[", "test")
 SEPARATOR = "\0"  # between the words that one word expands to
 ARITHMETIC = {
     ast.Add: operator.add,
@@ -31,12 +33,20 @@ ARITHMETIC = {
 }
 
 
-def read_script(path: str | Path) -> list[str]:
-    """Read the words of the command in a script that starts verl's trainer.
+@dataclass(frozen=True)
+class Command:
+    """Words of a command; `unfollowed`: variables in them that branches of the script set as well."""
+
+    words: list[str]
+    unfollowed: tuple[str, ...] = ()
+
+
+def read_script(path: str | Path) -> Command:
+    """Read the command in a script that starts verl's trainer.
 
     Raises UserError unless there is exactly one.
     """
-    return command_words(read_text(path, "a shell script"), str(path))
+    return script_command(read_text(path, "a shell script"), str(path))
 
 
 def names_trainer(text: str) -> bool:
@@ -44,33 +54,47 @@ def names_trainer(text: str) -> bool:
     return bool(TRAINER.search(text))
 
 
-def command_words(text: str, where: str) -> list[str]:
-    """Read the words of the one command that starts verl's trainer.
+def script_command(text: str, where: str) -> Command:
+    """Read the one command that starts verl's trainer.
 
     where: name of the text in messages.
     """
-    shell, commands, depth = _Shell(), [], 0
+    shell, commands, depth, before = _Shell(), [], 0, []
+    branched: dict[str, None] = {}  # names that branches set
     try:
         for words in _statements(text):
             depth += words[0] in OPENING
             depth -= words[0] in CLOSING
+            joined = words[0] == "||" or (words[0] == "&&" and before[0] in TESTS)
+            words = words[1:] if words[:1] in JOINS else words
             if any(map(TRAINER.search, words)):
                 commands.append(shell.command(words))
-            elif depth == 0:
+            elif depth == 0 and not joined:
                 shell.assign(words)
+            else:
+                looped = words[1:2] if words[0] in ("for", "select") else []
+                found = [match[1] for match in map(ASSIGNED.fullmatch, words) if match]
+                branched |= dict.fromkeys([*looped, *found])
+            before = words
     except (IndexError, ValueError):
         raise UserError(f"--from-verl: {where} cannot be read as a shell script; give the command alone.") from None
     if len(commands) != 1:
         found = f"--from-verl: {where} has {len(commands)} commands that start verl's main_ppo"
         raise UserError(f"{found}; give {'its arguments as a text' if commands else 'a script that starts one'}.")
-    return commands[0]
+    return Command(commands[0], tuple(name for name in branched if name in shell.read))
 
 
 @dataclass
 class _Shell:
-    """Variables of a script, those of the environment beneath."""
+    """Variables of a script, those of the environment beneath.
+
+    origins: variable -> the variables that its value was made of, itself included. read: variables that the last
+    assignment or command was made of.
+    """
 
     values: dict[str, list[str]] = field(default_factory=dict)
+    origins: dict[str, set[str]] = field(default_factory=dict)
+    read: set[str] = field(default_factory=set)
 
     def assign(self, words: list[str]) -> None:
         """Follow a statement of assignments; other statements change nothing."""
@@ -79,13 +103,16 @@ class _Shell:
             if match is None:
                 break
             name, adds, raw = match.groups()
+            self.read = {name} | (self.origins.get(name, set()) if adds else set())
             if raw[:1] == "(":
                 value = [one for word in _words(raw[1:-1]) for one in self.expand(word)]
             else:
                 value = [" ".join(self.expand(raw))]
             self.values[name] = [*self.values.get(name, ()), *value] if adds and raw[:1] == "(" else value
+            self.origins[name] = self.read
 
     def command(self, words: list[str]) -> list[str]:
+        self.read = set()
         return [one for word in words for one in self.expand(word)]
 
     def expand(self, raw: str) -> list[str]:
@@ -130,6 +157,7 @@ class _Shell:
         if special:
             return ""
         known = self.values.get(plain or name)
+        self.read |= self.origins.get(plain or name, {plain or name})
         if known is None and (plain or name) in os.environ:
             known = [os.environ[plain or name]]
         if known is None or (sign and sign[0] == ":" and not "".join(known)):
@@ -158,7 +186,7 @@ def _computed(text: str) -> str:
 
 
 def _statements(text: str) -> Iterator[list[str]]:
-    """Split a script into statements of raw words."""
+    """Split a script into statements of raw words; one after `&&` or `||` begins with that sign."""
     words, at, start = [], 0, 0
     text = f"{text}\n"
     while at < len(text):
@@ -168,10 +196,12 @@ def _statements(text: str) -> Iterator[list[str]]:
         elif sign.isspace() or sign in ";&|":
             if start < at:
                 words.append(text[start:at])
-            if sign not in " \t\r" and words:
+            if sign not in " \t\r" and words and words not in JOINS:
                 yield words
                 words = []
-            at = start = at + 1
+            sign = text[at : at + 2]
+            words += [sign] * ([sign] in JOINS)
+            at = start = at + (2 if [sign] in JOINS else 1)
         elif text.startswith("\\\n", at) and start == at:
             at = start = at + 2
         elif sign == "(" and not text[start:at].endswith("="):

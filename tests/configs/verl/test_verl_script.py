@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from mindrlhf.configs.verl.command import read_command
-from mindrlhf.configs.verl.script import command_words
+from mindrlhf.configs.verl.script import script_command
 from mindrlhf.configs.verl.translation import translate
 from mindrlhf.errors import UserError
 
@@ -91,7 +91,7 @@ def test_words_are_those_of_bash(script, tmp_path):
         env={"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": "/home/me", "DEVICE": "gpu"},
     )
     theirs = [word for word in ran.stdout.splitlines() if "=" in word]
-    ours = [word for word in command_words(text, "run.sh") if "=" in word and not word.startswith("2>")]
+    ours = [word for word in script_command(text, "run.sh").words if "=" in word and not word.startswith("2>")]
     assert ours == [word for word in theirs if not word.startswith("+")]
     assert len(ours) >= 4
 
@@ -128,3 +128,33 @@ def test_what_a_script_does_not_say_is_refused(tmp_path, text, words):
 def test_a_missing_script_is_named(tmp_path):
     with pytest.raises(UserError, match="there is no such file; give the path of a shell script"):
         translate(str(tmp_path / "absent.sh"))
+
+
+@pytest.mark.parametrize(
+    ("branch", "names"),
+    [
+        ("if [ -n x ]; then\n  LR=2\nelse\n  LR=3\nfi", ["LR"]),
+        ("if [ -n x ]; then LR=2; LOG=y; fi", ["LR"]),
+        ('case "$1" in a) N=2 ;; *) LR=3 ;; esac', ["N", "LR"]),
+        ("for LR in 1 2; do N=$LR; done", ["LR", "N"]),
+        ("[[ -n x ]] && N=2", ["N"]),
+        ("command -v x ||\n  N=2\ntrue && true", ["N"]),
+        ("cd /tmp && N=2", []),
+        ("export N=2 && LR=3", []),
+        ("if [ -n x ]; then OTHER=3; fi", []),
+        ("if [ -n x ]; then export SHORT=3; fi", ["SHORT"]),
+    ],
+)
+def test_what_branches_set_is_named(tmp_path, branch, names):
+    """Those of the command alone: others change nothing here."""
+    path = tmp_path / "run.sh"
+    more = (
+        "ALL=(algorithm.adv_estimator=grpo actor_rollout_ref.actor.optim.lr=$LR data.max_prompt_length=$((SHORT * 2)))"
+    )
+    command = 'python3 -m verl.trainer.main_ppo "${ALL[@]}" actor_rollout_ref.rollout.n=${N}'
+    path.write_text(f"N=5 LR=1 SHORT=64 LOG=x OTHER=$LR\n{branch}\n{more}\n{command} | tee out.log\n")
+    translation = translate(str(path))
+    assert list(translation.command.unfollowed) == names
+    said = f"branches are not followed; {', '.join(names)} may have other values"
+    assert (said in str(translation)) == bool(names)
+    assert ("branches" in str(translation)) == bool(names)
