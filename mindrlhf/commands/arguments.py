@@ -115,7 +115,10 @@ class Parser(argparse.ArgumentParser):
             raise UserError(f"unknown flag --{name}; `{self.prog} --help` lists those of this command.")
 
     def _is_anothers(self, name: str) -> bool:
-        """Tell whether a name is another suite's setting. UserError for a flag of another suite."""
+        """Tell whether a name is another suite's setting.
+
+        Raises UserError for a flag of another suite.
+        """
         # They import NumPy: not before signals are blocked.
         from mindrlhf.configs.mindrlhf.table import FLAGS
         from mindrlhf.configs.mindrlhf.translation import is_mindrlhfs_name

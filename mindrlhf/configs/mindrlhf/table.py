@@ -21,9 +21,9 @@ FLAT_NAMES -= set(GRPOSettings.model_fields)
 
 
 def place_of(name: str) -> str | None:
-    """Tell in words what a name of MindRLHF's is here; None for a name of another's.
+    """Tell in words what a name of MindRLHF's is here.
 
-    name: dotted, with MindRLHF's group, a group of ours, or none.
+    None for a name of another's. name: dotted, with MindRLHF's group, a group of ours, or none.
     """
     group, dot, _ = name.partition(".")
     last = name.rpartition(".")[2]

@@ -135,7 +135,10 @@ def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def _copy(result: Translation, folder: Path) -> None:
-    """Copy values; a model YAML may lie in the working directory or in `folder`, the file's."""
+    """Copy values.
+
+    A model YAML may lie in the working directory or in `folder`, the file's.
+    """
     for ours, names in COPIED.items():
         given = [name for name in names if result.given.get(name) not in (None, "")]
         if given:

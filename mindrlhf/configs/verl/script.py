@@ -35,7 +35,10 @@ ARITHMETIC = {
 
 @dataclass(frozen=True)
 class Command:
-    """Words of a command; `unfollowed`: variables in them that branches of the script set as well."""
+    """Words of a command.
+
+    unfollowed: variables in them that branches of the script set as well.
+    """
 
     words: list[str]
     unfollowed: tuple[str, ...] = ()
@@ -186,7 +189,10 @@ def _computed(text: str) -> str:
 
 
 def _statements(text: str) -> Iterator[list[str]]:
-    """Split a script into statements of raw words; one after `&&` or `||` begins with that sign."""
+    """Split a script into statements of raw words.
+
+    One after `&&` or `||` begins with that sign.
+    """
     words, at, start = [], 0, 0
     text = f"{text}\n"
     while at < len(text):
