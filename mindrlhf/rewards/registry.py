@@ -1,7 +1,7 @@
 """Reward functions by name: shipped, of a module, or of a file."""
 
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import Parameter
 from types import MappingProxyType
@@ -97,6 +97,13 @@ class RewardFunction:
             known = "token ids are not known here" if name in IDS else f"the rows have {columns or 'no column'}"
             raise ValueError(f"its parameter {name} is not there: {known}")
         return self._call(values)
+
+    def of_batch(
+        self, samples: Iterable[Sequence[Any]], steps: Steps | None = None, logged: Logged | None = None
+    ) -> Any:
+        """Score samples by one call of a batch function; their values in the order of `Sample`."""
+        every = [Sample(*sample) for sample in samples]
+        return finished(self.begin_batch(every, steps or Steps(), logged or Logged(len(every))))
 
     def _call(self, values: Mapping[str, Any]) -> Any:
         names = [name for name, needed in self.given.items() if needed or name in values]

@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from mindrlhf.rewards.batches import Logged, Sample, Steps, finished
+from mindrlhf.rewards.batches import Logged, Steps
 from mindrlhf.rewards.registry import RewardFunction, resolve
 from mindrlhf.rewards.results import Outcome, cause, failed, outcome, outcomes
 from mindrlhf.workers.serving import greet, open_pipes, serve
@@ -52,8 +52,7 @@ def _call_batch(function: RewardFunction, samples: Sequence[Sequence[Any]], step
     start, logged = time.perf_counter(), Logged(len(samples))
     found: Sequence[Outcome]
     try:
-        returned = finished(function.begin_batch([Sample(*sample) for sample in samples], Steps(*steps), logged))
-        found = outcomes(returned, len(samples), logged)
+        found = outcomes(function.of_batch(samples, Steps(*steps), logged), len(samples), logged)
     except BaseException as error:
         found = failed(len(samples), cause(error, __file__))
     return [[(score, dict(details), error) for score, details, error in found], time.perf_counter() - start]
