@@ -204,6 +204,8 @@ class RewardFunctionSettings(Settings):
     @model_validator(mode="before")
     @classmethod
     def _of_name(cls, given: Any) -> Any:
+        if isinstance(given, int | float | list | None):
+            raise ValueError(f"{given!r} is no function; give a name, or a group like {{name: format, weight: 0.5}}")
         return {"name": given} if isinstance(given, str) else given
 
 
@@ -226,6 +228,8 @@ class RewardSettings(Settings):
     @field_validator("functions", mode="before")
     @classmethod
     def _of_one(cls, given: Any) -> Any:
+        if isinstance(given, int | float | None):
+            raise ValueError(f"{given!r} is no function; give a name, or a list of names and groups")
         every = [given] if isinstance(given, str | Mapping) else given
         return tuple(every) if isinstance(every, list) else every
 

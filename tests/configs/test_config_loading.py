@@ -137,6 +137,15 @@ def test_a_mistake_in_a_base_is_named_in_that_file(tmp_path):
             "reward.functions.0.weight=heavy",
             "command line: reward.functions.0.weight is 'heavy', and must be a number.",
         ),
+        (
+            "reward.functions=5",
+            "command line: reward.functions: 5 is no function; give a name, or a list of names and groups.",
+        ),
+        (
+            "reward.functions=[gsm8k, 5]",
+            "command line: reward.functions.1: 5 is no function; give a name, or a group like "
+            "{name: format, weight: 0.5}.",
+        ),
         ("optimizer=", "command line: optimizer is None, and must be a group of keys."),
     ],
 )
