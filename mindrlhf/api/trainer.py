@@ -386,9 +386,5 @@ def listening(signals: StopSignals) -> AbstractContextManager[Any]:
 
 
 def measured_of(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Select the metrics of held-out data; `eval_reward` is the mean over its sources."""
-    measured = {name: value for name, value in metrics.items() if name.startswith(MEASURED)}
-    rewards = [value for name, value in measured.items() if "/reward/mean@" in name]
-    if rewards:
-        measured = {"eval_reward": sum(rewards) / len(rewards), **measured}
-    return measured | ({"eval_loss": metrics["val/loss"]} if "val/loss" in metrics else {})
+    """Select the metrics of held-out data, with TRL's names."""
+    return with_trl_names({name: value for name, value in metrics.items() if name.startswith(MEASURED)})

@@ -146,9 +146,13 @@ def validation_metrics(answers: Sequence[Answer]) -> dict[str, float]:
     """Compute `val-core/<source>/acc/mean@N` and, for N > 1, `best@N` and `maj@N`.
 
     The other k, the mean reward, length, truncated and unscored shares are `val-aux/...`: verl's two groups.
+    `val/reward` is the mean over the sources.
     """
     metrics = {}
-    for source, values in evaluate(answers).items():
+    by_source = evaluate(answers)
+    if rewards := [values["reward"] for values in by_source.values() if "reward" in values]:
+        metrics["val/reward"] = fmean(rewards)
+    for source, values in by_source.items():
         most = max(int(name.removeprefix("pass@")) for name in values if name.startswith("pass@"))
         for name, value in values.items():
             kind, _, k = name.partition("@")

@@ -72,6 +72,8 @@ def test_fine_tuning():
     assert (trainer.export_best, *trainer.best) == (True, "val/loss", "min")
     with pytest.raises(UserError, match="validation has other names here"):
         GRPOConfig(metric_for_best_model="eval_loss")
+    best = GRPOConfig(metric_for_best_model="eval_reward", eval_strategy="steps", eval_steps=5)
+    assert best.settings().trainer.save_best_metric == "val/reward"
     assert SFTConfig(**{"data.pairs_per_step": 5}).settings().data.pairs_per_step == 5
     with pytest.raises(UserError, match="loss_type is 'dft'"):
         SFTConfig(loss_type="dft")

@@ -33,6 +33,7 @@ FLAGS_ELSEWHERE = {
 OTHER_RUNS = {
     "val-core/": "held-out problems",
     "val-aux/": "held-out problems",
+    "val/reward": "held-out problems",
     "val/loss": "fine-tuning with held-out rows",
     "train/loss": "fine-tuning",
     "critic/vf_loss": "a critic",

@@ -134,6 +134,7 @@ def test_evaluate_by_source():
 def test_verls_names():
     one = validation_metrics(answers([[1], [0], [0], [1]]))
     assert one == {
+        "val/reward": 0.5,
         "val-core/gsm8k/acc/mean@1": 0.5,
         "val-aux/gsm8k/reward/mean@1": 0.5,
         "val-aux/gsm8k/response_length/mean": 10.0,

@@ -53,6 +53,8 @@ def translate_grpo(
 class _GRPO(RunRules):
     """Rules of GRPO's own keys."""
 
+    measured = ("eval_reward",)
+
     def loss(self) -> None:
         """Choose policy loss, aggregation and their options by loss_type."""
         name = self("loss_type")
