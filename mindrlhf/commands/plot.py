@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mindrlhf.errors import refuse
 from mindrlhf.metrics.plot import FORMATS, check_suffix, draw_metric, draw_runs, write_table
-from mindrlhf.metrics.writers import METRICS_FILE, run_folder, run_labels
+from mindrlhf.metrics.writers import METRICS_FILE, run_labels, run_name
 
 TABLE = ".csv"
 SEED = re.compile(r"[-_.]?(seed|s)?[-_.]?\d+$")  # end of a folder's name
@@ -102,14 +102,14 @@ def _by_seed(runs: Iterable[Path]) -> dict[str, list[Path]]:
     """Group runs by their folders' names without the number at the end."""
     groups: dict[str, list[Path]] = {}
     for run in runs:
-        name = run_folder(run).resolve().name
+        name = run_name(run)
         groups.setdefault(SEED.sub("", name) or name, []).append(run)
     return groups
 
 
 def _alone(runs: Iterable[Path | str]) -> dict[str, list[Path]]:
     """Make each run a line of its own, named by its folder."""
-    return {run_folder(file).resolve().name: [file] for file in _metrics_files(runs)}
+    return {run_name(file): [file] for file in _metrics_files(runs)}
 
 
 def _metrics_files(runs: Iterable[Path | str]) -> list[Path]:

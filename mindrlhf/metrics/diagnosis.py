@@ -94,6 +94,7 @@ class Diagnosis:
 
 
 def diagnose(rows: Sequence[Mapping[str, float]]) -> list[Hint]:
-    """Return the hints of a whole run; rows: a dict per step, with `step`."""
+    """Return the problems of a whole run, without explanations; rows: a dict per step, with `step`."""
     diagnosis = Diagnosis()
-    return [hint for row in rows for hint in diagnosis.look(int(row["step"]), row)]
+    hints = [hint for row in rows for hint in diagnosis.look(int(row["step"]), row)]
+    return [hint for hint in hints if not RULES[hint.rule].get("once")]

@@ -17,6 +17,7 @@ from mindrlhf.metrics.console import ConsoleWriter, guide
 from mindrlhf.metrics.trackers import TrackerWriter
 
 METRICS_FILE = "metrics.jsonl"
+KINDS = ("grpo", "sft")  # of runs, and names of their folders
 MOST_STEP = 2**53  # whole numbers up to here are exact in float64; larger ones are read as float64
 
 
@@ -90,10 +91,16 @@ def run_folder(path: Path) -> Path:
 
 def run_labels(paths: Sequence[Path], labels: Sequence[str] | None = None) -> list[str]:
     """Name each run by its label or its folder, and number equal names."""
-    names = list(labels or (run_folder(path).resolve().name for path in paths))
+    names = list(labels or (run_name(path) for path in paths))
     if len(set(names)) == len(names):
         return names
     return [f"{name} ({number})" for number, name in enumerate(names, start=1)]
+
+
+def run_name(path: Path) -> str:
+    """Name a run by its folder, with the folder above where the name is only a kind of run."""
+    folder = run_folder(path).resolve()
+    return "/".join(folder.parts[-2:]) if folder.name in KINDS else folder.name
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:

@@ -14,7 +14,8 @@ NAN = math.nan
 
 def hints(metric: str, values) -> list[tuple[str, int]]:
     rows = [{"step": step, metric: value} for step, value in enumerate(values, start=1)]
-    return [(hint.rule, hint.step) for hint in diagnose(rows)]
+    diagnosis = Diagnosis()
+    return [(hint.rule, hint.step) for row in rows for hint in diagnosis.look(row["step"], row)]
 
 
 @pytest.mark.parametrize(
@@ -64,6 +65,7 @@ def test_told_again_after_a_while_if_it_has_stayed():
     told = hints("response_length/clip_ratio", [1.0] * (2 * AGAIN_AFTER + 10))
     assert [step for _, step in told] == [5, 5 + AGAIN_AFTER, 5 + 2 * AGAIN_AFTER]
     assert hints("actor/pg_loss", [1e-4] * 500) == [("loss_near_zero", 1)], "explained once"
+    assert diagnose([{"step": 1, "actor/pg_loss": 1e-4}]) == [], "an explanation is no problem"
 
 
 def test_a_step_without_the_metric_says_nothing():

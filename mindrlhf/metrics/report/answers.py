@@ -141,8 +141,8 @@ def _step_answers(step: int, groups: Iterable[RolloutGroupText]) -> StepAnswers:
 def answer_entry(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Describe an answer that equal rows have.
 
-    It has its text, `turns` and `tokens` if there are any, its rewards, and `samples`: (index, advantage, sampled
-    tokens, reason of its end) for each row.
+    It has its text, `turns`, `tokens` and `notes` if there are any, its rewards, and `samples`: (index, advantage,
+    sampled tokens, reason of its end) for each row. notes: (function and name, text) of all rows, each once.
     """
     first = rows[0]
     fields = ("sample_index", "advantage", "response_length", "finish_reason")
@@ -155,6 +155,9 @@ def answer_entry(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         answer["turns"] = [(drawn, shortened(text, MOST_TEXT // len(turns))) for drawn, text in turns]
     if len(first.get("rewards") or {}) > 1:
         answer["rewards"] = first["rewards"]
+    noted = [item for row in rows for item in (row.get("reward_notes") or {}).items()]
+    if notes := [(f"{function} {name}", text) for function, texts in noted for name, text in texts.items()]:
+        answer["notes"] = list(dict.fromkeys(notes))
     if tokens := next((row["tokens"] for row in rows if row.get("tokens")), None):
         answer["tokens"] = {name: values[:MOST_TOKENS] for name, values in tokens.items()}
         answer["more_tokens"] = max(0, len(tokens["text"]) - MOST_TOKENS)

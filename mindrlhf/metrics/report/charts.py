@@ -19,8 +19,8 @@ class Chart:
 
     kind: `lines`; `areas` on top of each other, one chart for each run; for a run with answers also its `rewards` and
     `lengths` (`distributions`), without metrics. least: the fewest metrics that make a chart. share: values are from 0
-    to 1, and so is the axis. remainder: of areas, the metric whose parts are the areas and the metric `apart`; neither
-    is shown.
+    to 1, and so is the axis. noise: the largest size of rounding, which is shown as 0 is. remainder: of areas, the
+    metric whose parts are the areas and the metric `apart`; neither is shown.
     """
 
     title: str
@@ -29,6 +29,7 @@ class Chart:
     kind: Literal["lines", "areas", "rewards", "lengths"] = "lines"
     least: int = 1
     share: bool = False
+    noise: float = 0.0
     remainder: str | None = None
     apart: str | None = None
 

@@ -46,6 +46,7 @@ class RolloutRow(_Row):
     ground_truth: str | None = None
     turns: list[Annotated[list[bool | str], Field(min_length=2, max_length=2)]] | None = None
     tokens: TokenRows | None = None
+    reward_notes: dict[str, dict[str, str]] = {}
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,14 @@ def test_equal_texts_with_other_rewards_or_turns_stay_apart():
     assert "rewards" not in different[0], "one function's reward is the reward"
 
 
+def test_what_functions_noted_is_shown_with_the_answer():
+    row = {"completion": "a", "reward": 0.0}
+    noted = [row | {"reward_notes": {"judge": {"why": why}}} for why in ("late", "<b>early</b>", "late")]
+    (one,) = entries([row, *noted, row | {"reward_notes": {}}])
+    assert one["notes"] == [("judge why", "late"), ("judge why", "<b>early</b>")]
+    assert "notes" not in entries([row])[0]
+
+
 def test_long_texts_and_token_lists_are_cut(monkeypatch):
     monkeypatch.setattr(answers_module, "MOST_TEXT", 10)
     monkeypatch.setattr(answers_module, "MOST_TOKENS", 2)

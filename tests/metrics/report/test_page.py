@@ -107,6 +107,8 @@ def test_what_differs_between_runs(folder, tmp_path):
     assert differing(runs) == ["grpo.optimizer.lr", "grpo.seed"]
     assert flatten({"a": {"b": [1, 2], "c": None}, "d": {}}) == {"a.b": "[1, 2]", "a.c": "null", "d": "{}"}
     assert run_labels([folder, folder / "metrics.jsonl", other]) == ["first (1)", "first (2)", "second (3)"]
+    kinds = [tmp_path / "quickstart" / kind / "metrics.jsonl" for kind in ("grpo", "sft")]
+    assert run_labels(kinds) == ["quickstart/grpo", "quickstart/sft"]
 
 
 def test_what_cannot_be_read_says_so(tmp_path):

@@ -111,7 +111,7 @@ def test_axes(browser, one):
     highest = """(() => { const one = document.querySelector('#learning figure');
         return one.querySelector('.raw').getBBox().y; })()"""
     assert browser.run(highest) > 10, "below the picture's edge"
-    assert texts(browser, ".folded summary") == ["0 throughout: Failed calls of tools"]
+    assert texts(browser, ".folded summary") == ["0 throughout, or rounding alone: Failed calls of tools"]
     assert browser.run("document.querySelector('.folded').open") is False
 
 

@@ -11,7 +11,7 @@ function lines(chart) {
       values: run.metrics[name],
     })),
   );
-  return curves(chart.title, chart.unit, series, { share: chart.share });
+  return curves(chart.title, chart.unit, series, { share: chart.share, noise: chart.noise });
 }
 
 // Largest parts first; what the parts do not add up to is shown as `other`.
@@ -52,7 +52,7 @@ function chartFigures(chart) {
   });
 }
 
-// Charts that are 0 throughout are folded away below the others.
+// Charts that are 0 throughout, but for rounding, are folded away below the others.
 function drawCharts(section, charts, folds = true) {
   const figures = charts.flatMap(chartFigures);
   const flat = figures.filter((one) => folds && one.flat), rest = figures.filter((one) => !flat.includes(one));
@@ -62,7 +62,7 @@ function drawCharts(section, charts, folds = true) {
   rest.forEach((one) => one.redraw());
   if (!flat.length) return;
   const names = flat.map((one) => one.querySelector("figcaption span").firstChild.textContent).join(", ");
-  const fold = element("details", { class: "folded" }, element("summary", {}, `0 throughout: ${names}`), element("div", { class: "charts" }, ...flat));
+  const fold = element("details", { class: "folded" }, element("summary", {}, `0 throughout, or rounding alone: ${names}`), element("div", { class: "charts" }, ...flat));
   fold.addEventListener("toggle", () => flat.forEach((one) => one.redraw()));
   place.after(fold);
 }

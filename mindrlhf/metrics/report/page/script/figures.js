@@ -66,7 +66,7 @@ function box(title, unit, table, draw, file = "") {
 
 // A figure of curves by step. series: {name, colour, dash, steps, values}. look: "lines"; "areas", each on top of the
 // ones before it; "bands", areas between the first and last series, the second and the last but one, and so on.
-function curves(title, unit, series, { look = "lines", share = false, file } = {}) {
+function curves(title, unit, series, { look = "lines", share = false, noise = 0, file } = {}) {
   const steps = [...new Set(series.flatMap((one) => one.steps))].sort((a, b) => a - b);
   const places = series.map((one) => new Map(one.steps.map((step, index) => [step, index])));
   const table = () => [
@@ -156,7 +156,7 @@ function curves(title, unit, series, { look = "lines", share = false, file } = {
     else return;
     event.preventDefault();
   });
-  made.flat = look === "lines" && series.every((one) => one.values.every((value) => !value));
+  made.flat = look === "lines" && series.every((one) => one.values.every((value) => Math.abs(value ?? 0) <= noise));
   label(null);
   return made;
 }

@@ -45,7 +45,8 @@ function drawAnswer(answer, group, wanted) {
   const turns = (answer.turns ?? [[true, answer.text]]).map(([drawn, text]) =>
     drawn ? marked(text, wanted) : [element("span", { class: "context" }, ...marked(text, wanted))]);
   const whole = element("pre", { tabindex: 0 }, ...turns.flat());
-  const made = element("li", { class: "answer" }, line, whole);
+  const notes = answer.notes ? [element("details", { class: "notes" }, element("summary", {}, "what reward functions noted"), pairs(answer.notes))] : [];
+  const made = element("li", { class: "answer" }, line, ...notes, whole);
   if (answer.tokens) {
     const open = button("tokens", () => {
       const pressed = open.getAttribute("aria-pressed") === "true";
