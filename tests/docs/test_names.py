@@ -45,6 +45,7 @@ OTHER_RUNS = {
     "swap/": "memory.swap",
     "tools/": "tools",
     "perf/mfu/": "a step that builds no graph",
+    "perf/max_memory_reserved_gb": "verl",
     "reward/format/": "another reward function",
     "reward/countdown/": "another reward function",
 }
