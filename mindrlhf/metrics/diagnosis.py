@@ -94,7 +94,10 @@ class Diagnosis:
 
 
 def diagnose(rows: Sequence[Mapping[str, float]]) -> list[Hint]:
-    """Return the problems of a whole run, without explanations; rows: a dict per step, with `step`."""
+    """Return the problems of a whole run, without explanations.
+
+    rows: a dict per step, with `step`.
+    """
     diagnosis = Diagnosis()
     hints = [hint for row in rows for hint in diagnosis.look(int(row["step"]), row)]
     return [hint for hint in hints if not RULES[hint.rule].get("once")]

@@ -98,7 +98,10 @@ def run_labels(paths: Sequence[Path], labels: Sequence[str] | None = None) -> li
 
 
 def run_name(path: Path) -> str:
-    """Name a run by its folder, with the folder above where the name is only a kind of run."""
+    """Name a run by its folder.
+
+    The folder above goes before a name that is only a kind of run.
+    """
     folder = run_folder(path).resolve()
     return "/".join(folder.parts[-2:]) if folder.name in KINDS else folder.name
 

@@ -101,7 +101,10 @@ class RewardFunction:
     def of_batch(
         self, samples: Iterable[Sequence[Any]], steps: Steps | None = None, logged: Logged | None = None
     ) -> Any:
-        """Score samples by one call of a batch function; their values in the order of `Sample`."""
+        """Score samples by one call of a batch function.
+
+        samples: the values of each in the order of `Sample`.
+        """
         every = [Sample(*sample) for sample in samples]
         return finished(self.begin_batch(every, steps or Steps(), logged or Logged(len(every))))
 
