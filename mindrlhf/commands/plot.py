@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from mindrlhf.errors import refuse
+from mindrlhf.errors import UserError, refuse
 from mindrlhf.metrics.plot import FORMATS, check_suffix, draw_metric, draw_runs, write_table
 from mindrlhf.metrics.writers import METRICS_FILE, run_labels, run_name
 
@@ -29,9 +29,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     panel = "with --metric, in place of runs and given once for each panel: runs to draw next to one another"
     add("--panel", nargs="+", action="append", metavar=("TITLE", "RUN"), help=panel)
     add("--title", help="line above the curves")
-    add("--size", nargs=2, type=float, metavar=("WIDTH", "HEIGHT"), help="of the picture, in inches")
+    add("--size", type=inches, metavar="WIDTHxHEIGHT", help="of the picture, in inches: 7x5")
     smoothing = "width in steps of the Gaussian that smooths curves; 0 draws values (default: a 50th of the steps)"
     add("--smoothing", type=float, metavar="STEPS", help=smoothing)
+
+
+def inches(text: str) -> tuple[float, float]:
+    """Parse a picture's width and height, 7x5."""
+    try:
+        width, height = map(float, text.split("x"))
+    except ValueError:
+        width = height = 0.0
+    if min(width, height) <= 0:
+        raise UserError(f"--size: {text!r} should be two numbers above 0, in inches, as 7x5.")
+    return width, height
 
 
 def run(args: argparse.Namespace) -> None:
@@ -42,7 +53,7 @@ def run(args: argparse.Namespace) -> None:
     if args.by_seed:
         groups = _by_seed(args.runs)
     lines = {name: _metrics_files(runs) for name, runs in groups.items()}
-    look = {"title": args.title, "size": args.size and tuple(args.size), "smoothing": args.smoothing}
+    look = {"title": args.title, "size": args.size, "smoothing": args.smoothing}
     if args.output.suffix == TABLE:
         files = _metrics_files([*args.runs, *(run for runs in (groups | panels).values() for run in runs)])
         files = list(dict.fromkeys(files))
@@ -77,7 +88,6 @@ def _check(args: argparse.Namespace, panels: Mapping[str, list[str]], groups: Ma
         "--group names runs, so leave out others, --labels, --panel and --by_seed.": groups
         and (count or labels or panels or args.by_seed),
         "--by_seed names its lines itself; leave out --labels and --panel.": args.by_seed and (labels or panels),
-        "--size: both numbers should be above 0, in inches.": args.size and min(args.size) <= 0,
         f"--smoothing is {args.smoothing}; give 0 or more steps.": args.smoothing is not None
         and not args.smoothing >= 0,
     }

@@ -8,6 +8,7 @@ from documentation import settings
 
 from mindrlhf.cli import COMMANDS, main
 from mindrlhf.commands.arguments import LIKENESS, SETTINGS, Parser
+from mindrlhf.commands.plot import inches
 from mindrlhf.configs.grpo import GRPOSettings, SamplingSettings
 from mindrlhf.configs.sft import SFTSettings
 from mindrlhf.errors import UserError
@@ -38,7 +39,9 @@ def needed(parser: Parser, without: argparse.Action | None = None) -> list[str]:
 def _value(action: argparse.Action) -> str:
     if action.choices:
         return list(action.choices)[-1]
-    return {int: "7", float: "0.25"}.get(action.type, "True")
+    if action.metavar == "JSON":
+        return '{"a": 1}'
+    return {int: "7", float: "0.25", inches: "7x5"}.get(action.type, "True")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

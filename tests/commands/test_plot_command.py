@@ -181,7 +181,7 @@ def test_accuracy_of_a_run_without_one(runs, tmp_path, capsys):
 
 
 def test_size_and_smoothing(seeds, tmp_path):
-    assert plot(seeds[0], "--size", 3, 2, "--output", tmp_path / "a.png") == 0
+    assert plot(seeds[0], "--size", "3x2", "--output", tmp_path / "a.png") == 0
     assert imread(tmp_path / "a.png").shape[:2] == (240, 360)
     files = [seeds[0] / "metrics.jsonl"]
     raw, smoothed = (lines_of(draw_runs(files, smoothing=width))["grpo_seed0"] for width in (0, 3))
@@ -203,7 +203,7 @@ def test_a_table_of_several_runs(seeds, tmp_path):
     ("options", "message"),
     [
         (("--metric", "critic/reward/mean"), "did you mean critic/rewards/mean?"),
-        (("--size", 0, 3), "--size: both numbers should be above 0, in inches."),
+        (("--size", "0x3"), "--size: '0x3' should be two numbers above 0, in inches, as 7x5"),
         (("--smoothing", -1), "--smoothing is -1.0; give 0 or more steps."),
         (("--group", "a", "b"), "--group names runs, so leave out others"),
         (("--by_seed", "--labels", "a", "b"), "--by_seed names its lines itself"),

@@ -22,6 +22,18 @@ from mindrlhf.models.parameters import parameter_table
 SHAPE = {"hidden_size": 32, "intermediate_size": 64, "num_heads": 8, "n_kv_heads": 4, "vocab_size": 512}
 TOKENS = ("eos_token_id", "pad_token_id", "bos_token_id")  # of the real vocabulary
 
+# As verl's examples begin a training, and as MindRLHF's master sets one up.
+VERL_SCRIPT = """set -x
+train_path=$PWD/verl/train.parquet
+python3 -m verl.trainer.main_ppo \\
+    algorithm.adv_estimator=grpo data.train_files=$train_path data.train_batch_size=64 \\
+    data.max_response_length=512 actor_rollout_ref.model.path=Qwen/Qwen2.5-0.5B-Instruct \\
+    actor_rollout_ref.actor.ppo_mini_batch_size=32 actor_rollout_ref.rollout.n=8 $@
+"""
+GRPO_CONFIG = """rl_config: {num_rollouts: 2, chunk_size: 1, num_generations: 4, batch_size: 2, seq_length: 1024}
+actor_config: {model_config: finetune_qwen2_5_0_5b}
+generate_config: {model_config: predict_qwen2_5_0_5b_instruct, max_prompt_length: 512}
+"""
 VERL_REWARD = "def compute_score(data_source, solution_str, ground_truth, extra_info):\n    return 1.0\n"
 
 
@@ -54,6 +66,8 @@ def prepared(tmp_path_factory) -> Path:
         (folder / "out/quickstart" / role).mkdir(parents=True)
         (folder / "out/quickstart" / role / "hf").symlink_to(folder / "models/Qwen2.5-0.5B-Instruct")
     (folder / "verl_reward.py").write_text(VERL_REWARD)
+    (folder / "run_qwen2-7b.sh").write_text(VERL_SCRIPT)
+    (folder / "grpo_config.yaml").write_text(GRPO_CONFIG)
     (folder / "my_rewards.py").write_text(python_file("docs/faq.md", "my_rewards.py"))
     return folder
 

@@ -206,7 +206,7 @@ def check(line: Line, monkeypatch) -> None:
                 for name, value in {"MS_ROLE": "MS_WORKER", "MS_WORKER_NUM": line.workers, "RANK_ID": 0}.items():
                     patch.setenv(name, str(value))
             build.check(TrainFlags.of(args))
-        there = [args.mind_dataset_dir]
+        there = [args.mind_dataset_dir] if args.mind_dataset_dir else []  # a translated command names its own
     elif line.name == "sft":
         load_sft_config(args.sft_config, args.overrides)
         there = [args.mind_dataset_dir, args.load_sft_checkpoint_train]
