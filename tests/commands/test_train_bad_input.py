@@ -52,8 +52,10 @@ def test_no_mindrecord(task, output, refused):
 def test_rows_that_are_no_problems(task, output, refused):
     path = output / "rows.jsonl"
     output.mkdir(parents=True, exist_ok=True)
-    path.write_text('{"question": "1?"}\n')
-    refused(task.train(output, mind_dataset_dir=path), f"{path}, line 1: not a gsm8k row", "'answer' is missing")
+    path.write_text('{"question": 1}\n')
+    refused(task.train(output, mind_dataset_dir=path), f"{path}, line 1: not a fields row", "question")
+    path.write_text('{"question": "1?"}\n')  # a problem without an answer, which not all rewards need
+    refused([*task.train(output, mind_dataset_dir=path), "reward.functions=gsm8k"], "ground")
 
 
 def test_a_prompt_dataset_is_no_replay(task, output, refused):
