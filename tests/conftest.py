@@ -30,6 +30,12 @@ hypothesis.settings.load_profile("project")
 
 ROOT = Path(__file__).resolve().parents[1]
 
+# Rooms whose tests compile graphs, train, or run whole commands; all others are marked `fast`.
+COMPILING = {
+    *("backend", "models", "parallel", "rollout", "training", "trainer", "memory", "commands", "docs", "examples"),
+    *("benchmarks", "scripts", "hostile"),
+}
+
 
 def pytest_addoption(parser):
     parser.addoption("--slow", action="store_true", help="also run the tests marked slow")
@@ -45,6 +51,10 @@ def pytest_configure():
 
 
 def pytest_collection_modifyitems(config, items):
+    for item in items:
+        room = item.path.relative_to(ROOT / "tests").parts[0]
+        if room not in COMPILING and not {"slow", "msrun"}.intersection(item.keywords):
+            item.add_marker("fast")
     if config.getoption("--slow"):
         return
     skip = pytest.mark.skip(reason="slow: run with --slow")
