@@ -15,6 +15,7 @@ from mindrlhf.errors import UserError
 from mindrlhf.files.printable import printable
 from mindrlhf.files.standard_streams import guard_streams
 from mindrlhf.files.text import nearest
+from mindrlhf.run.stop_signals import held_back
 from mindrlhf.version import __version__
 
 # Name -> (module under mindrlhf.commands, one line for --help). A module has add_arguments(parser) and run(args),
@@ -63,7 +64,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(f"mindrlhf {name}", description=f"{summary[0].upper()}{summary[1:]}.")
     module.add_arguments(parser)
     try:
-        return module.run(parser.parse(argv[1:])) or 0
+        with held_back():  # an unknown name is looked up in tables that import NumPy, whose threads take signals
+            args = parser.parse(argv[1:])
+        return module.run(args) or 0
     except UserError as error:
         reason = error
     except OSError as error:

@@ -119,7 +119,7 @@ class Parser(argparse.ArgumentParser):
 
         Raises UserError for a flag of another suite.
         """
-        # They import NumPy: not before signals are blocked.
+        # Not at every start: they import NumPy.
         from mindrlhf.configs.mindrlhf.table import FLAGS
         from mindrlhf.configs.mindrlhf.translation import is_mindrlhfs_name
         from mindrlhf.configs.other_names import is_trl_key

@@ -105,6 +105,16 @@ class StopSignals:
             print(f"{self.reason}: saving the state and stopping; {again}", file=sys.stderr, flush=True)
 
 
+@contextmanager
+def held_back() -> Iterator[None]:
+    """Hold signals to stop back until the end of the body; threads that it starts never take them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (*SIGNALS, HANGUP, *QUEUE))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 class Interrupts(StopSignals):
     """Context in which Ctrl-C ends the process, or is held back.
 

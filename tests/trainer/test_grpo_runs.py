@@ -33,7 +33,7 @@ def run(task: jobs.Task, folder, *settings: str, **flags) -> jobs.Run:
 
 
 def test_reward_functions_of_a_file(task, tmp_path, caplog):
-    """One of two functions raises for about half of the samples: it costs those, and is counted and shown once."""
+    """One of two functions raises for about half of the samples: those have no reward; it is counted and shown once."""
     (tmp_path / "functions.py").write_text(FUNCTIONS)
     picky, shown = (f"name: '{tmp_path}/functions.py:{name}'" for name in ("picky", "shown"))
     functions = f"reward.functions=[{{{picky}, weight: 2}}, {{{shown}}}]"
@@ -52,12 +52,13 @@ def test_reward_functions_of_a_file(task, tmp_path, caplog):
         picky = np.array([text > "P" for text in texts], np.float32)
         shown = np.array([len(text) for text in texts]) / 100
         rewards = np.concatenate([experience.rewards for experience in experiences])
-        np.testing.assert_allclose(rewards, np.where(odd, 0, 2 * picky) + shown, rtol=1e-6)
+        np.testing.assert_allclose(rewards, np.where(odd, np.nan, 2 * picky + shown), rtol=1e-6)
         by_function = np.concatenate([experience.rewards_by_function["picky"] for experience in experiences])
         assert np.isnan(by_function).tolist() == odd.tolist()
         assert row["reward/picky/failures"] == row["reward/picky/missing"] == odd.sum()
         assert row["reward/shown/failures"] == 0
-        assert row["critic/rewards/mean"] == pytest.approx(rewards.mean())
+        assert row["reward/unscored"] == odd.sum()
+        assert row["critic/rewards/mean"] == pytest.approx(np.nanmean(rewards))
         assert row["reward/picky/mean"] == pytest.approx(picky[~odd].mean())
         dumped = sorted((tmp_path / "out" / "rollouts").iterdir())[step - 1]
         assert len(dumped.read_text().splitlines()) == len(texts)
@@ -113,7 +114,7 @@ def prints(prompt, completion, fields):
 
 
 def test_reward_functions_that_hang_raise_give_nan_and_print(task, tmp_path):
-    """The run goes on within the timeout; each fault costs its function's score of that sample and nothing else."""
+    """The run goes on within the timeout; each fault costs its sample's reward and nothing else."""
     (tmp_path / "troubles.py").write_text(TROUBLES)
     names = ("sleeps", "raises", "nothing", "prints")
     functions = ", ".join(f"{{name: '{tmp_path}/troubles.py:{name}'}}" for name in names)
@@ -126,7 +127,7 @@ def test_reward_functions_that_hang_raise_give_nan_and_print(task, tmp_path):
         texts = [tokenizer.decode(rollout.response_ids.tolist(), skip_special_tokens=True) for rollout in rollouts]
         hit = np.array([zlib.crc32(text.encode()) % 4 == 0 for text in texts])
         total += hit.sum()
-        expected = np.where(hit, 0, 0.25 + 1 + 0.5) + np.array([len(text) for text in texts]) / 100
+        expected = np.where(hit, np.nan, 0.25 + 1 + 0.5 + np.array([len(text) for text in texts]) / 100)
         rewards = np.concatenate([experience.rewards for experience in experiences])
         np.testing.assert_allclose(rewards, expected, rtol=1e-6)
         assert row["reward/sleeps/timeouts"] == hit.sum()
