@@ -42,6 +42,7 @@ class Letters:
 
     def __init__(self, most: float):
         self.tool_format = Calls(most)
+        self.calls = self.tool_format.parse
 
     def answers_to(self, turns):
         said = ["|".join(message["content"] for message in messages) for messages, _ in turns]
