@@ -110,6 +110,8 @@ def trained(prepared) -> Path:
         for name in RUNS:
             Path(name).parent.mkdir(parents=True, exist_ok=True)
             Path(name).symlink_to(prepared / "out" / "gsm8k")
+        for role in ("sft", "grpo"):
+            shutil.copy("out/gsm8k/metrics.jsonl", f"out/quickstart/{role}")
         shutil.copytree("out/gsm8k/ckpt", "out/ckpt")
         adapters = next(c for c in documentation.commands("docs/lora.md") if c.begins("mindrlhf train "))
         done(*adapters.words[1:], *documentation.SMALL, "trainer.total_steps=1", "trainer.loggers=[jsonl]")

@@ -23,9 +23,11 @@ FLAT_NAMES -= set(GRPOSettings.model_fields)
 def place_of(name: str) -> str | None:
     """Tell in words what a name of MindRLHF's is here.
 
-    None for a name of another's. name: dotted, with MindRLHF's group, a group of ours, or none.
+    None for a name of another's. name: dotted, with MindRLHF's group, a group of ours, or none; or with another group.
     """
     group, dot, _ = name.partition(".")
+    if dot and group not in GROUPS and group not in GRPOSettings.model_fields:
+        return None
     last = name.rpartition(".")[2]
     full = name if group in GROUPS else f"{FLAT}.{last}"
     if ours := _PLACES.get(full) or next((RULED[key] for key in RULED if key.endswith(f".{last}")), None):
