@@ -107,7 +107,10 @@ class StopSignals:
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """Hold signals to stop back until the end of the body; threads that it starts never take them."""
+    """Hold signals back until the end of the body.
+
+    Threads that the body starts never take them.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (*SIGNALS, HANGUP, *QUEUE))
     try:
         yield
