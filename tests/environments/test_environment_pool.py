@@ -264,20 +264,9 @@ def test_nothing_is_left_behind(hostile):
     assert not file.parent.exists()
 
 
-def test_a_killed_owner_leaves_no_files(hostile, tmp_path):
+def test_a_killed_owner_leaves_no_files(owner):
     """The process that begins those of tools removes their folder, and ends them."""
-    script = tmp_path / "owner.py"
-    script.write_text(
-        "import sys\n"
-        "from mindrlhf.environments.pool import EnvironmentPool\n"
-        "if __name__ == '__main__':\n"
-        f"    pool = EnvironmentPool({{'e': {f'{hostile}:Counter'!r}}})\n"
-        "    pool.reset((0,), 'e', {})\n"
-        "    pool.collect(wait_for_one=True)\n"
-        "    pool.call((0,), [('fault', {'kind': 'write'})])\n"
-        "    print(pool.collect(wait_for_one=True)[0].answers[0].value, flush=True)\n"
-        "    sys.stdin.read()\n"
-    )
+    script = owner("write")
     command = [sys.executable, script]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
         file = Path(owner.stdout.readline().strip())

@@ -131,19 +131,8 @@ def test_a_server_that_never_begins_costs_calls_and_no_more(hostile, monkeypatch
         assert outcomes(pool, 1)[0].answers[0].failure
 
 
-def test_a_killed_owner_leaves_no_process(hostile, tmp_path):
-    script = tmp_path / "owner.py"
-    script.write_text(
-        "import sys\n"
-        "from mindrlhf.environments.pool import EnvironmentPool\n"
-        "if __name__ == '__main__':\n"
-        f"    pool = EnvironmentPool({{'e': {f'{hostile}:Counter'!r}}})\n"
-        "    pool.reset((0,), 'e', {})\n"
-        "    pool.collect(wait_for_one=True)\n"
-        "    pool.call((0,), [('fault', {'kind': 'leave twice'})])\n"
-        "    print(pool.collect(wait_for_one=True)[0].answers[0].value, flush=True)\n"
-        "    sys.stdin.read()\n"
-    )
+def test_a_killed_owner_leaves_no_process(owner):
+    script = owner("leave twice")
     with subprocess.Popen([sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as owner:
         assert owner.stdout.readline() == b"leave twice\n"
         wait_until(sleeping)
