@@ -82,7 +82,7 @@ setup(
         "mindrlhf.environments.ready": ["shop.sql", "words.txt"],
         "mindrlhf.metrics": ["hints.yaml", "plot.mplstyle"],
         "mindrlhf.data.tasks": ["*.yaml"],
-        "mindrlhf.metrics.report": ["page/*.*", "page/script/*"],
+        "mindrlhf.report": ["page/*.*", "page/script/*"],
         "mindrlhf.examples": ["*/*"],
         "mindrlhf.model_configs": ["*/*.yaml"],
     },

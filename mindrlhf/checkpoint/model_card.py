@@ -14,11 +14,11 @@ from jinja2 import Environment, StrictUndefined
 from mindrlhf.checkpoint.hf import CARD_FILE, CURVE_FILE
 from mindrlhf.checkpoint.open import hf_folder
 from mindrlhf.configs.base import Settings
+from mindrlhf.configs.layers import flatten
 from mindrlhf.files.printable import printable
 from mindrlhf.hub.names import id_of, is_id
 from mindrlhf.job import Job
 from mindrlhf.metrics.console import guide
-from mindrlhf.metrics.report.run import flatten
 from mindrlhf.metrics.writers import read_metrics
 from mindrlhf.types import Prompt
 from mindrlhf.version import __version__

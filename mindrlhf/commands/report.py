@@ -8,10 +8,10 @@ from time import sleep
 from mindrlhf.errors import UserError, refuse
 from mindrlhf.files.atomic import atomic_file
 from mindrlhf.metrics.compare import compare
-from mindrlhf.metrics.report.answers import AnswerReader
-from mindrlhf.metrics.report.html import Page, render
-from mindrlhf.metrics.report.run import Run, read_run
 from mindrlhf.metrics.writers import METRICS_FILE, run_folder, run_labels
+from mindrlhf.report.answers import AnswerReader
+from mindrlhf.report.html import Page, render
+from mindrlhf.report.run import Run, read_run
 
 FILE = "report.html"
 FOLDER = "_data"  # appended to the page's name: the folder of a large report's answers

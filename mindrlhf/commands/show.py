@@ -13,8 +13,8 @@ from rich.text import Text
 from mindrlhf.errors import UserError
 from mindrlhf.files.naming import ROLLOUTS_FOLDER, step_files
 from mindrlhf.files.printable import LAYOUT, printable, shortened
-from mindrlhf.metrics.report.groups import RolloutGroupText, read_groups
 from mindrlhf.metrics.writers import run_folder
+from mindrlhf.report.groups import RolloutGroupText, read_groups
 
 SHOWN = 1200  # characters of one text, its beginning and its end
 LEAST_WIDTH = 24  # of a column with a completion

@@ -27,6 +27,14 @@ def deep_merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, An
     return merged
 
 
+def flatten(settings: Any, name: str = "") -> dict[str, str]:
+    """Flatten nested mappings to dotted names with values as text; lists stay whole."""
+    if isinstance(settings, Mapping) and settings:
+        inner = [flatten(value, f"{name}.{key}" if name else str(key)) for key, value in settings.items()]
+        return {key: value for group in inner for key, value in group.items()}
+    return {name: "null" if settings is None else str(settings)} if name else {}
+
+
 def merge(layers: Iterable[Layer], overrides: Iterable[str] = ()) -> Layer:
     """Merge settings in order, then apply dotted overrides (`group.key=value`).
 

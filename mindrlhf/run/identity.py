@@ -8,12 +8,12 @@ from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.checkpoint.manifest import MANIFEST_FILE, step_folders
 from mindrlhf.checkpoint.open import Weights
 from mindrlhf.checkpoint.resume import Checkpoint, choose, locate
+from mindrlhf.configs.layers import flatten
 from mindrlhf.errors import UserError
 from mindrlhf.files.naming import step_of
 from mindrlhf.files.printable import printable
 from mindrlhf.files.settings_file import versions
 from mindrlhf.job import Job
-from mindrlhf.metrics.report.run import flatten
 from mindrlhf.parallel.partition import Partition
 from mindrlhf.run.report import RunData
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mindrlhf.configs.layers import COMMAND_LINE, deep_merge, merge, parse_override
+from mindrlhf.configs.layers import COMMAND_LINE, deep_merge, flatten, merge, parse_override
 from mindrlhf.configs.yaml_file import Layer
 from mindrlhf.errors import UserError
 
@@ -127,3 +127,7 @@ def test_a_list_hides_the_list_below_it_and_an_override_only_its_own_entry():
     assert merge([base, top]).where(("list", 0, "y")) == "top.yaml:4"
     assert merge([base], ["list.0.x=5"]).where(("list", 0, "y")) == "base.yaml:2"
     assert merge([base], ["list.0.x=5"]).where(("list", 0, "x")) == COMMAND_LINE
+
+
+def test_flattened_settings_are_texts_under_dotted_names():
+    assert flatten({"a": {"b": [1, 2], "c": None}, "d": {}}) == {"a.b": "[1, 2]", "a.c": "null", "d": "{}"}

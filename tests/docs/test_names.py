@@ -14,7 +14,7 @@ from mindrlhf.configs.model_settings import ModelSettings
 from mindrlhf.configs.model_yaml import ContextSettings, ParallelSettings, RecomputeSettings
 from mindrlhf.configs.sft import SFTSettings
 from mindrlhf.configs.verl.table import ELSEWHERE, NEEDLESS, NOT_DONE
-from mindrlhf.metrics.report.charts import COST, LEARNING
+from mindrlhf.report.charts import COST, LEARNING
 
 PAGES = documentation.pages()
 YAML_GROUPS = {

@@ -10,9 +10,9 @@ import pytest
 from mindrlhf.data.tasks import calculator
 from mindrlhf.files.json import read_json_lines, write_json_lines
 from mindrlhf.files.naming import step_files
-from mindrlhf.metrics.report.answers import AnswerReader
-from mindrlhf.metrics.report.html import report_data
-from mindrlhf.metrics.report.run import read_run
+from mindrlhf.report.answers import AnswerReader
+from mindrlhf.report.html import report_data
+from mindrlhf.report.run import read_run
 from mindrlhf.rewards.registry import resolve
 
 SETTINGS = (

@@ -10,8 +10,8 @@ import numpy as np
 from mindrlhf.files.json import write_json_lines
 from mindrlhf.files.naming import ROLLOUTS_FOLDER
 from mindrlhf.files.settings_file import SETTINGS_FILE
-from mindrlhf.metrics.report.answers import Answers
 from mindrlhf.records.formats import write_text
+from mindrlhf.report.answers import Answers
 
 # What a model may write, and what would happen to a page that took it for markup.
 HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>{{ 7 * 7 }} \u2028 \ud800"

@@ -2,8 +2,8 @@
 
 import pytest
 
-from mindrlhf.metrics.report.facts import facts
-from mindrlhf.metrics.report.run import Run
+from mindrlhf.report.facts import facts
+from mindrlhf.report.run import Run
 
 START = {"date": "2026-05-01T10:00:00+02:00", "host": "node7", "system": "Linux", "commit": "mine 0123456789ab+"}
 SETTINGS = {

@@ -9,10 +9,10 @@ from browser import Browser
 from run_folders import make_run
 
 from mindrlhf.commands.report import write_page
-from mindrlhf.metrics.report import answers as answers_module
-from mindrlhf.metrics.report.answers import AnswerReader
-from mindrlhf.metrics.report.html import render
-from mindrlhf.metrics.report.run import read_run
+from mindrlhf.report import answers as answers_module
+from mindrlhf.report.answers import AnswerReader
+from mindrlhf.report.html import render
+from mindrlhf.report.run import read_run
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

@@ -18,7 +18,7 @@ import numpy as np
 from mindrlhf.files.json import json_line
 from mindrlhf.files.naming import ROLLOUTS_FOLDER, step_files
 from mindrlhf.files.printable import shortened
-from mindrlhf.metrics.report.groups import RolloutGroupText, read_groups
+from mindrlhf.report.groups import RolloutGroupText, read_groups
 
 MOST_TEXT = 20_000  # characters of one prompt or completion that a report shows
 MOST_TOKENS = 4000  # of one answer with figures that a report shows

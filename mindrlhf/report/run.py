@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mindrlhf.configs.layers import flatten
 from mindrlhf.errors import UserError
 from mindrlhf.files.settings_file import STARTS, read_settings
-from mindrlhf.metrics.report.answers import AnswerReader, Answers
 from mindrlhf.metrics.writers import METRICS_FILE, read_metrics, run_folder
+from mindrlhf.report.answers import AnswerReader, Answers
 
 
 @dataclass(frozen=True)
@@ -47,14 +48,6 @@ def read_run(path: Path, label: str, reader: AnswerReader, begun: bool = True) -
     starts = settings.pop(STARTS, None)
     starts = [one for one in starts if isinstance(one, Mapping)] if isinstance(starts, list) else []
     return Run(label, folder, rows, answers, settings, starts)
-
-
-def flatten(settings: Any, name: str = "") -> dict[str, str]:
-    """Flatten nested mappings to dotted names with values as text; lists stay whole."""
-    if isinstance(settings, Mapping) and settings:
-        inner = [flatten(value, f"{name}.{key}" if name else str(key)) for key, value in settings.items()]
-        return {key: value for group in inner for key, value in group.items()}
-    return {name: "null" if settings is None else str(settings)} if name else {}
 
 
 def differing(runs: Sequence[Run]) -> list[str]:

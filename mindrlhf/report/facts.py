@@ -6,7 +6,7 @@ from math import prod
 from pathlib import Path
 
 from mindrlhf.metrics.console import short_number
-from mindrlhf.metrics.report.run import Run
+from mindrlhf.report.run import Run
 
 LAYOUT = ("data_parallel", "model_parallel", "pipeline_stage")
 SOFTWARE = ("mindrlhf", "mindspore")

@@ -8,10 +8,10 @@ from run_folders import make_run, repeated_row, rollout_rows, unpacked
 
 from mindrlhf.errors import UserError
 from mindrlhf.files.naming import ROLLOUTS_FOLDER
-from mindrlhf.metrics.report import answers as answers_module
-from mindrlhf.metrics.report.answers import AnswerReader, answer_entry
-from mindrlhf.metrics.report.groups import RolloutGroupText
 from mindrlhf.records.formats import write_text
+from mindrlhf.report import answers as answers_module
+from mindrlhf.report.answers import AnswerReader, answer_entry
+from mindrlhf.report.groups import RolloutGroupText
 
 
 def entries(rows):

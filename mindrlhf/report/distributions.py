@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from mindrlhf.metrics.report.answers import StepAnswers
+from mindrlhf.report.answers import StepAnswers
 
 MOST_POINTS = 300  # of a distribution's curves; longer runs are shown as several steps together
 MOST_BINS = 10  # of rewards; if there are fewer different rewards, each has a bin

@@ -19,11 +19,11 @@ from mindrlhf.files.json import finite
 from mindrlhf.files.printable import printable
 from mindrlhf.metrics.console import REWARD, ends, short_duration, short_number
 from mindrlhf.metrics.diagnosis import diagnose
-from mindrlhf.metrics.report.charts import COST, LEARNING, chart_data, curves
-from mindrlhf.metrics.report.distributions import distributions
-from mindrlhf.metrics.report.facts import facts
-from mindrlhf.metrics.report.run import Run, differing
 from mindrlhf.phases import PHASES
+from mindrlhf.report.charts import COST, LEARNING, chart_data, curves
+from mindrlhf.report.distributions import distributions
+from mindrlhf.report.facts import facts
+from mindrlhf.report.run import Run, differing
 
 MOST_INSIDE = 16 * 2**20  # characters of packed answers in the page itself; more are files in a folder next to it
 # The parts of the page's script, in order: together they are one function.

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from mindrlhf.metrics.report import distributions as distributions_module
-from mindrlhf.metrics.report.answers import StepAnswers
-from mindrlhf.metrics.report.distributions import distributions
+from mindrlhf.report import distributions as distributions_module
+from mindrlhf.report.answers import StepAnswers
+from mindrlhf.report.distributions import distributions
 
 NAN = float("nan")
 
