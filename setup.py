@@ -80,6 +80,7 @@ setup(
         "mindrlhf.checkpoint": ["peft_config.yaml", "model_card.md.jinja"],
         "mindrlhf.configs": ["*.yaml", "*/*.yaml"],
         "mindrlhf.environments.ready": ["shop.sql", "words.txt"],
+        "mindrlhf.migration": ["*/*.yaml"],
         "mindrlhf.metrics": ["hints.yaml", "plot.mplstyle"],
         "mindrlhf.data.tasks": ["*.yaml"],
         "mindrlhf.report": ["page/*.*", "page/script/*"],

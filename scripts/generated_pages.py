@@ -26,9 +26,9 @@ from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.configs.model_settings import ModelSettings
 from mindrlhf.configs.model_yaml import ContextSettings, ParallelSettings, RecomputeSettings
 from mindrlhf.configs.sft import SFTSettings
-from mindrlhf.configs.trl.names import flat_fields, trl_names
-from mindrlhf.configs.verl.table import ELSEWHERE, NEEDLESS, NOT_DONE
-from mindrlhf.configs.verl.translation import translate
+from mindrlhf.migration.trl.names import flat_fields, trl_names
+from mindrlhf.migration.verl.table import ELSEWHERE, NEEDLESS, NOT_DONE
+from mindrlhf.migration.verl.translation import translate
 
 YAML_GROUPS = {
     "model.model_config": ModelSettings,

@@ -116,7 +116,7 @@ def test_what_is_installed_holds_examples_and_model_yamls(root, tmp_path):
     command = [sys.executable, "setup.py", "-q", "build_py", "--build-lib", str(tmp_path)]
     subprocess.run([*command, "egg_info", "--egg-base", str(tmp_path)], cwd=root, check=True, timeout=60)
     package = tmp_path / "mindrlhf"
-    assert (package / "configs" / "verl" / "keys.yaml").is_file()
+    assert (package / "migration" / "verl" / "keys.yaml").is_file()
     for folder in ("examples", "model_configs"):
         files = {file.relative_to(root) for file in (root / folder).rglob("*.*") if file.parent.name != "__pycache__"}
         assert len(files) > 5

@@ -6,19 +6,20 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
-from mindrlhf.configs import trl
 from mindrlhf.configs.base import Settings, is_group
 from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.configs.layers import merge
 from mindrlhf.configs.loading import load_settings
 from mindrlhf.configs.sft import SFTSettings
-from mindrlhf.configs.trl.grpo import BATCH, PRESET, PROMPTS, translate_grpo
-from mindrlhf.configs.trl.names import DEFAULTS, NEEDLESS, NOT_DONE, trl_names
-from mindrlhf.configs.trl.sft import BATCH as SFT_BATCH
-from mindrlhf.configs.trl.sft import PAIRS, translate_sft
-from mindrlhf.configs.trl.translation import Surroundings, Translation, nested
 from mindrlhf.configs.yaml_file import Layer, read_yaml
 from mindrlhf.flags import RunFlags, SFTFlags, TrainFlags
+from mindrlhf.migration import trl
+from mindrlhf.migration.other_names import answer
+from mindrlhf.migration.trl.grpo import BATCH, PRESET, PROMPTS, translate_grpo
+from mindrlhf.migration.trl.names import DEFAULTS, NEEDLESS, NOT_DONE, trl_names
+from mindrlhf.migration.trl.sft import BATCH as SFT_BATCH
+from mindrlhf.migration.trl.sft import PAIRS, translate_sft
+from mindrlhf.migration.trl.translation import Surroundings, Translation, nested
 
 NOWHERE = Surroundings()
 SFT_DEFAULTS = Path(trl.__file__).with_name("sft_defaults.yaml")
@@ -84,7 +85,7 @@ class Config:
     def settings(self) -> Any:
         """Build the typed settings, except values that depend on data and devices."""
         resolved = self.resolve(NOWHERE)
-        return load_settings(self.kind, resolved.flags.get(self.file_flag), given=resolved.settings)
+        return load_settings(self.kind, resolved.flags.get(self.file_flag), given=resolved.settings, other_names=answer)
 
     def __contains__(self, name: str) -> bool:
         """Tell whether a key was given."""
@@ -98,7 +99,7 @@ class Config:
         """Turn the keys into flags and settings. Raises UserError."""
         flags, own, theirs = self._sorted()
         lowest, ours = self._lowest(), Layer(nested(own), {(): type(self).__name__})
-        base = load_settings(self.kind, flags.get(self.file_flag), given=merge((lowest, ours)))
+        base = load_settings(self.kind, flags.get(self.file_flag), given=merge((lowest, ours)), other_names=answer)
         translation = self._translate(theirs, base, own, around)
         for key in own.keys() & translation.placed.keys():
             raise translation.refuse(translation.placed[key][1], f"and {key} is the same setting; keep one of them")

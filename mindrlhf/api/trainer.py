@@ -20,8 +20,6 @@ from mindrlhf.backend.process.launch import is_first_process, started_workers
 from mindrlhf.configs.layers import merge
 from mindrlhf.configs.loading import load_settings
 from mindrlhf.configs.run import HELD_OUT as MEASURED
-from mindrlhf.configs.trl.names import with_trl_names
-from mindrlhf.configs.trl.translation import Surroundings, nested
 from mindrlhf.configs.yaml_file import Layer
 from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import atomic_files
@@ -29,6 +27,9 @@ from mindrlhf.files.naming import ADAPTER_FOLDER, MODEL_FOLDER, step_files
 from mindrlhf.files.standard_streams import guard_streams
 from mindrlhf.hub.models import local_model
 from mindrlhf.job import Job, Objects
+from mindrlhf.migration.other_names import answer
+from mindrlhf.migration.trl.names import with_trl_names
+from mindrlhf.migration.trl.translation import Surroundings, nested
 from mindrlhf.run.stop_signals import StopSignals
 from mindrlhf.trainer.check import read_train_yaml, split_overrides
 from mindrlhf.trainer.start import Steps
@@ -228,7 +229,8 @@ class Trainer(AfterTraining, ABC):
         """Make the flags of a run, or of a measurement alone."""
         resolved, given = self._resolve(), dict(self._given)
         settings = merge((resolved.settings, Layer(nested(given), {(): type(self).__name__})))
-        config: Any = load_settings(self.args.kind, resolved.flags.get(self.args.file_flag), given=settings)
+        file = resolved.flags.get(self.args.file_flag)
+        config: Any = load_settings(self.args.kind, file, given=settings, other_names=answer)
         trainer = config.trainer
         measures = validate_only or trainer.test_freq or trainer.val_before_train
         if measures and self._datasets[HELD_OUT] is not None:

@@ -120,9 +120,9 @@ class Parser(argparse.ArgumentParser):
         Raises UserError for a flag of another suite.
         """
         # Not at every start: they import NumPy.
-        from mindrlhf.configs.mindrlhf.table import FLAGS
-        from mindrlhf.configs.mindrlhf.translation import is_mindrlhfs_name
-        from mindrlhf.configs.other_names import is_trl_key
+        from mindrlhf.migration.mindrlhf.table import FLAGS
+        from mindrlhf.migration.mindrlhf.translation import is_mindrlhfs_name
+        from mindrlhf.migration.other_names import is_trl_key
 
         ours = FLAGS.get(name, "")
         if self._flag(ours.removeprefix("--")):

@@ -13,7 +13,7 @@ from typing import Any
 from mindrlhf.configs.choices import without_void
 from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.configs.layers import merge
-from mindrlhf.configs.problems import Group, build
+from mindrlhf.configs.problems import Group, OtherNames, build
 from mindrlhf.configs.sft import SFTSettings
 from mindrlhf.configs.yaml_file import Layer, read_chain
 
@@ -24,6 +24,7 @@ def load_settings(
     overrides: Sequence[str] = (),
     defaults: Mapping[str, Any] | None = None,
     given: Layer | None = None,
+    other_names: OtherNames | None = None,
 ) -> Group:
     """Load typed settings whose every field has a default, from several layers.
 
@@ -31,6 +32,7 @@ def load_settings(
     overrides: `group.key=value` each, values read as YAML.
     defaults: nested mapping, merged over the typed defaults and under the files.
     given: settings of a calling program, merged between file and overrides.
+    other_names: explains keys that are another suite's.
     Raises UserError for a file that cannot be read, an unknown key, a wrong type and a value out of range.
     """
     lowest = [Layer(values, {(): "defaults"}) for values in (settings().model_dump(mode="json"), defaults or {})]
@@ -38,7 +40,7 @@ def load_settings(
     chosen = merge((), overrides)  # on the command line
     *layers, _ = without_void((*lowest, *upper, chosen))
     merged = merge(layers, overrides)
-    return build(settings, merged.values, merged)
+    return build(settings, merged.values, merged, other_names=other_names)
 
 
 load_grpo_config, load_sft_config = partial(load_settings, GRPOSettings), partial(load_settings, SFTSettings)

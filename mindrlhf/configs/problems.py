@@ -3,7 +3,7 @@
 import json
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import reduce
 from operator import getitem
 from typing import Any, TypeVar
@@ -12,12 +12,13 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from mindrlhf.configs.base import Settings, is_group
-from mindrlhf.configs.other_names import answer
 from mindrlhf.configs.yaml_file import KeyPath, Layer, dotted, not_finite
 from mindrlhf.errors import UserError
 from mindrlhf.files.text import nearest
 
 Group = TypeVar("Group", bound=Settings)
+# (settings, unknown dotted key, its value) -> words with our name for it, if it is another suite's.
+OtherNames = Callable[[type[Settings], str, Any], str | None]
 
 WORDS = {bool: "True or False", int: "a whole number", float: "a number", str: "text", dict: "a group of keys"}
 BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}  # of pydantic's constraints
@@ -29,6 +30,7 @@ def build(
     layer: Layer,
     written: Mapping[str, KeyPath] | None = None,
     strict: bool = True,
+    other_names: OtherNames | None = None,
 ) -> Group:
     """Validate a nested mapping; a UserError explains a failure in one sentence.
 
@@ -36,6 +38,7 @@ def build(
     layer: has the place of each value.
     written: field of `settings` -> the key path under which the user wrote it, if it differs.
     strict: convert only whole numbers to floats and lists to tuples; if False, all that pydantic converts.
+    other_names: explains keys that are another suite's.
     """
     if (path := not_finite(values)) is not None:
         shown = (*(written or {}).get(path[0], path[:1]), *path[1:])
@@ -48,7 +51,7 @@ def build(
         text = json.dumps(values, default=str) if strict else ""
         return settings.model_validate_json(text, strict=True) if strict else settings.model_validate(values)
     except ValidationError as error:
-        raise UserError(_explained(settings, error, values, layer, written or {})) from None
+        raise UserError(_explained(settings, error, values, layer, written or {}, other_names)) from None
 
 
 def _explained(
@@ -57,6 +60,7 @@ def _explained(
     values: Mapping[str, Any],
     layer: Layer,
     written: Mapping[str, KeyPath],
+    other_names: OtherNames | None,
 ) -> str:
     findings = error.errors(include_url=False, include_context=False)
     finding = min(findings, key=lambda one: one["type"] != "extra_forbidden")
@@ -64,7 +68,7 @@ def _explained(
     shown = (*written[path[0]], *path[1:]) if path and path[0] in written else path
     key, place = dotted(shown), layer.where(shown)
     if finding["type"] == "extra_forbidden":
-        return f"{place}: {_unknown_key(settings, path, key, reduce(getitem, path, values))}"
+        return f"{place}: {_unknown_key(settings, path, key, reduce(getitem, path, values), other_names)}"
     if finding["type"] == "value_error":
         message = finding["msg"].removeprefix("Value error, ")
         return f"{place}: {key}: {message}." if key else f"{place}: {message}."
@@ -118,13 +122,13 @@ def brief(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _unknown_key(settings: type[Settings], path: KeyPath, key: str, value: Any) -> str:
+def _unknown_key(settings: type[Settings], path: KeyPath, key: str, value: Any, other_names: OtherNames | None) -> str:
     """Explain an unknown key: its group, or our name for another suite's."""
     name = str(path[-1])
     elsewhere = [leaf for leaf in _leaves(settings) if leaf.rpartition(".")[2] == name]
     if elsewhere:
         return f"unknown key {key}; did you mean {elsewhere[0]}?"
-    if ours := answer(settings, key, value):
+    if other_names and (ours := other_names(settings, key, value)):
         return f"{ours}."
     _, annotation, _ = _walk(settings, path[:-1])
     group = _group_of(annotation).model_fields

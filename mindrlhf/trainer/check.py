@@ -13,9 +13,6 @@ from mindrlhf.checkpoint.adapted import with_adapters
 from mindrlhf.checkpoint.open import checkpoint_config, hf_folder, open_tokenizer
 from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.configs.loading import load_grpo_config, load_sft_config
-from mindrlhf.configs.mindrlhf.translation import Translation as Translated
-from mindrlhf.configs.mindrlhf.translation import is_mindrlhfs, is_mindrlhfs_name
-from mindrlhf.configs.mindrlhf.translation import translate as translate_mindrlhf
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_defaults import Role, model_yaml_of_other_role, open_model_yaml
 from mindrlhf.configs.model_names import SHAPE_FIELDS
@@ -23,7 +20,6 @@ from mindrlhf.configs.model_settings import GROUP, differences
 from mindrlhf.configs.model_yaml import ModelYaml, load_model_yaml, rounds_rollouts
 from mindrlhf.configs.sft import SFTSettings
 from mindrlhf.configs.validate import check_dropout, check_grpo, check_sft
-from mindrlhf.configs.verl.translation import translate
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
 from mindrlhf.files.naming import DEFAULT_FOLDER
@@ -31,6 +27,11 @@ from mindrlhf.flags import LayoutFlags, SFTFlags, TrainFlags
 from mindrlhf.hub.models import local_model, local_models
 from mindrlhf.job import NO_OBJECTS, Job, Objects
 from mindrlhf.metrics.trackers import check_installed
+from mindrlhf.migration.mindrlhf.translation import Translation as Translated
+from mindrlhf.migration.mindrlhf.translation import is_mindrlhfs, is_mindrlhfs_name
+from mindrlhf.migration.mindrlhf.translation import translate as translate_mindrlhf
+from mindrlhf.migration.other_names import answer
+from mindrlhf.migration.verl.translation import translate
 from mindrlhf.rollout.generator import refuse_critic
 from mindrlhf.run.outputs import prepare_outputs
 
@@ -90,7 +91,7 @@ def check_tuning(flags: SFTFlags, objects: Objects = NO_OBJECTS) -> Job:
     """Read and check all settings of fine-tuning; they may name `objects`. Raises UserError."""
     overrides = split_overrides(flags.overrides, ("train_yaml",))
     yaml = read_train_yaml(flags, flags.load_sft_checkpoint_train, overrides)
-    config = load_sft_config(flags.sft_config, overrides[""], yaml.adapter_defaults(), flags.settings)
+    config = load_sft_config(flags.sft_config, overrides[""], yaml.adapter_defaults(), flags.settings, answer)
     check_installed(config.trainer.loggers)
     config, flags = with_resume(config, flags.resume_training), local_models(flags)
     checkpoint = flags.load_sft_checkpoint_train
@@ -160,11 +161,11 @@ def read_settings(flags: TrainFlags) -> tuple[TrainFlags, GRPOSettings, ModelYam
         if is_first_process():
             print(theirs, flush=True)
     defaults = {**infer.sampling_defaults(), **train.adapter_defaults()}
-    config = load_grpo_config(flags.grpo_config, overrides[""], defaults, flags.settings)
+    config = load_grpo_config(flags.grpo_config, overrides[""], defaults, flags.settings, answer)
     check_weights(infer.context.device_target, config.rollout.weights)
     corrected = correction_defaults(train, infer, config.rollout.weights)
     if corrected:
-        config = load_grpo_config(flags.grpo_config, overrides[""], {**defaults, **corrected}, flags.settings)
+        config = load_grpo_config(flags.grpo_config, overrides[""], {**defaults, **corrected}, flags.settings, answer)
         if config.rollout_correction.level is None:
             _log.warning(
                 "rollout_correction.level is null, with %s and training in %s: updates take responses for the trained "

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from mindrlhf import GRPOConfig, SFTConfig, UserError
-from mindrlhf.configs.trl.translation import Surroundings
+from mindrlhf.migration.trl.translation import Surroundings
 
 
 def test_keys_of_all_kinds():

@@ -11,8 +11,8 @@ from documentation import settings
 from mindrlhf.cli import COMMANDS
 from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.configs.sft import SFTSettings
-from mindrlhf.configs.trl.names import trl_names
-from mindrlhf.configs.verl import rules, table
+from mindrlhf.migration.trl.names import trl_names
+from mindrlhf.migration.verl import rules, table
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from mindrlhf.configs.loading import load_grpo_config
 from mindrlhf.configs.model_settings import ModelSettings
 from mindrlhf.configs.model_yaml import ContextSettings, ParallelSettings, RecomputeSettings
 from mindrlhf.configs.sft import SFTSettings
-from mindrlhf.configs.verl.table import ELSEWHERE, NEEDLESS, NOT_DONE
+from mindrlhf.migration.verl.table import ELSEWHERE, NEEDLESS, NOT_DONE
 from mindrlhf.report.charts import COST, LEARNING
 
 PAGES = documentation.pages()

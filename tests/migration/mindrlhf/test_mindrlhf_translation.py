@@ -6,9 +6,9 @@ import pytest
 
 from mindrlhf.cli import main
 from mindrlhf.configs.loading import load_grpo_config
-from mindrlhf.configs.mindrlhf.translation import is_mindrlhfs, is_mindrlhfs_name, translate
 from mindrlhf.configs.model_yaml import ParallelSettings
 from mindrlhf.errors import UserError
+from mindrlhf.migration.mindrlhf.translation import is_mindrlhfs, is_mindrlhfs_name, translate
 
 MASTER = """
 rl_config: {seed: 3, epochs: 2, batch_size: 1, num_rollouts: 4, chunk_size: 1, num_generations: 8, beta: 0.02,

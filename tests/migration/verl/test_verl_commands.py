@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from mindrlhf.configs.loading import load_grpo_config
-from mindrlhf.configs.verl.command import read_command
-from mindrlhf.configs.verl.table import ELSEWHERE, FILE_DEFAULTS, NEEDLESS, NOT_DONE, VERL_DEFAULTS
-from mindrlhf.configs.verl.translation import asked, translate
 from mindrlhf.errors import UserError
 from mindrlhf.flags import TrainFlags
+from mindrlhf.migration.verl.command import read_command
+from mindrlhf.migration.verl.table import ELSEWHERE, FILE_DEFAULTS, NEEDLESS, NOT_DONE, VERL_DEFAULTS
+from mindrlhf.migration.verl.translation import asked, translate
 from mindrlhf.trainer.check import from_verl
 
 COMMANDS = {

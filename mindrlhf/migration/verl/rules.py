@@ -7,13 +7,13 @@ from typing import get_args
 from mindrlhf.algorithms.advantages import ADVANTAGES
 from mindrlhf.algorithms.losses import POLICY_LOSSES
 from mindrlhf.configs.tracking import Logger
-from mindrlhf.configs.verl.command import Keys
-from mindrlhf.configs.verl.result import Translation
-from mindrlhf.configs.verl.table import COPIED_WITH, FILE_DEFAULTS, MEGATRON_MODULES, NAMES
 from mindrlhf.configs.yaml_file import read_yaml
 from mindrlhf.data.source import SEPARATOR
 from mindrlhf.data.truncation import TRUNCATIONS
 from mindrlhf.errors import UserError
+from mindrlhf.migration.verl.command import Keys
+from mindrlhf.migration.verl.result import Translation
+from mindrlhf.migration.verl.table import COPIED_WITH, FILE_DEFAULTS, MEGATRON_MODULES, NAMES
 
 KL = {  # switch -> coefficient, estimator
     "actor.use_kl_loss": ("actor.kl_loss_coef", "actor.kl_loss_type"),

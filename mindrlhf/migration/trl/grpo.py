@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from mindrlhf.configs.grpo import GRPOSettings
-from mindrlhf.configs.trl.names import DEFAULTS
-from mindrlhf.configs.trl.rules import RunRules
-from mindrlhf.configs.trl.translation import Surroundings, Translation
 from mindrlhf.errors import UserError
+from mindrlhf.migration.trl.names import DEFAULTS
+from mindrlhf.migration.trl.rules import RunRules
+from mindrlhf.migration.trl.translation import Surroundings, Translation
 
 PRESET = "preset:trl"
 PROMPTS = "data.prompts_per_step"

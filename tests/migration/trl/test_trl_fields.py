@@ -8,8 +8,8 @@ import yaml
 from trl_fields import NOT_LITERAL, configurations, folder
 
 from mindrlhf.api.config import GRPOConfig, SFTConfig
-from mindrlhf.configs.trl.translation import Surroundings
 from mindrlhf.errors import UserError
+from mindrlhf.migration.trl.translation import Surroundings
 
 FIELDS = yaml.safe_load(Path(__file__).with_name("trl_1_16.yaml").read_text())
 KINDS = {"GRPOConfig": GRPOConfig, "SFTConfig": SFTConfig}

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from mindrlhf.configs.layers import merge, parse_override, write_override
-from mindrlhf.configs.mindrlhf.table import COPIED, FLAT, FLAT_NAMES, GROUPS, KNOWN, NEEDLESS, PASSED, REWARDS
 from mindrlhf.configs.model_yaml import ParallelSettings
-from mindrlhf.configs.other_names import is_trl_key
 from mindrlhf.configs.yaml_file import Layer, read_yaml
 from mindrlhf.errors import UserError
 from mindrlhf.files.text import nearest
+from mindrlhf.migration.mindrlhf.table import COPIED, FLAT, FLAT_NAMES, GROUPS, KNOWN, NEEDLESS, PASSED, REWARDS
+from mindrlhf.migration.other_names import is_trl_key
 
 BATCH = ("rl_config.num_rollouts", "rl_config.chunk_size", "rl_config.batch_size", "rl_config.pack_num")
 VERIFIERS = "verifier_function", "verifier_weight"  # flags go over the file

@@ -2,9 +2,9 @@
 
 import pytest
 
-from mindrlhf.configs.verl.command import read_command
-from mindrlhf.configs.verl.translation import translate
 from mindrlhf.errors import UserError
+from mindrlhf.migration.verl.command import read_command
+from mindrlhf.migration.verl.translation import translate
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.configs.loading import load_grpo_config
 from mindrlhf.configs.model_yaml import ContextSettings, ModelYaml
 from mindrlhf.configs.validate import ORDER, check_algorithm, check_dynamic_sampling, check_order
-from mindrlhf.configs.verl.table import FILE_DEFAULTS, VERL_DEFAULTS
-from mindrlhf.configs.verl.translation import translate
 from mindrlhf.errors import UserError
 from mindrlhf.flags import TrainFlags
+from mindrlhf.migration.verl.table import FILE_DEFAULTS, VERL_DEFAULTS
+from mindrlhf.migration.verl.translation import translate
 from mindrlhf.trainer.check import from_verl
 
 GRPO = r"""

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mindrlhf.configs.layers import write_override
-from mindrlhf.configs.verl.command import Keys
-from mindrlhf.configs.verl.table import COPIED_WITH, VERL_DEFAULTS
 from mindrlhf.errors import UserError
+from mindrlhf.migration.verl.command import Keys
+from mindrlhf.migration.verl.table import COPIED_WITH, VERL_DEFAULTS
 
 
 @dataclass

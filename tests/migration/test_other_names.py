@@ -5,14 +5,15 @@ import pytest
 from mindrlhf.cli import main
 from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.configs.loading import load_grpo_config, load_sft_config
-from mindrlhf.configs.trl.names import DEFAULTS, NEEDLESS, NOT_DONE, trl_names
-from mindrlhf.configs.verl.table import COPIED
 from mindrlhf.errors import UserError
+from mindrlhf.migration.other_names import answer
+from mindrlhf.migration.trl.names import DEFAULTS, NEEDLESS, NOT_DONE, trl_names
+from mindrlhf.migration.verl.table import COPIED
 
 
 def refusal(word: str, load=load_grpo_config) -> str:
     with pytest.raises(UserError) as caught:
-        load(overrides=[word])
+        load(overrides=[word], other_names=answer)
     return str(caught.value)
 
 
@@ -58,7 +59,7 @@ def test_a_name_in_a_file_is_answered_with_its_place(tmp_path):
     file = tmp_path / "a.yaml"
     file.write_text("seed: 1\nlearning_rate: 1.0e-6\n")
     with pytest.raises(UserError, match=r"a.yaml:2: learning_rate is TRL's name; here it is optimizer.lr=1e-06"):
-        load_grpo_config(file)
+        load_grpo_config(file, other_names=answer)
 
 
 def test_fine_tuning_has_its_own_answer():

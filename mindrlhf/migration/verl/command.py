@@ -13,10 +13,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from mindrlhf.configs.verl.script import SUFFIXES, Command, names_trainer, read_script, script_command
-from mindrlhf.configs.verl.table import FILE_DEFAULTS, POLICY, VERL_DEFAULTS
 from mindrlhf.configs.yaml_file import NOT_YAML, parse, read_yaml
 from mindrlhf.errors import UserError
+from mindrlhf.migration.verl.script import SUFFIXES, Command, names_trainer, read_script, script_command
+from mindrlhf.migration.verl.table import FILE_DEFAULTS, POLICY, VERL_DEFAULTS
 
 YAML_SUFFIXES = (".yaml", ".yml")
 CONFIG_FLAGS = ("--config-name", "-cn", "--config-path", "-cp", "--config-dir", "-cd")

@@ -2,8 +2,8 @@
 
 import pytest
 
-from mindrlhf.configs.verl.translation import translate
 from mindrlhf.errors import UserError
+from mindrlhf.migration.verl.translation import translate
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,11 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-from mindrlhf.configs.verl.command import read_command
-from mindrlhf.configs.verl.result import Translation
-from mindrlhf.configs.verl.rules import RULES
-from mindrlhf.configs.verl.table import COPIED, COPIED_OR_NULL, NOT_DONE, PLACES, Feature
 from mindrlhf.files.text import nearest
+from mindrlhf.migration.verl.command import read_command
+from mindrlhf.migration.verl.result import Translation
+from mindrlhf.migration.verl.rules import RULES
+from mindrlhf.migration.verl.table import COPIED, COPIED_OR_NULL, NOT_DONE, PLACES, Feature
 
 
 def translate(text: str) -> Translation:

@@ -5,8 +5,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from mindrlhf.configs.trl.names import DEFAULTS, METRICS
-from mindrlhf.configs.trl.translation import Surroundings, Translation
+from mindrlhf.migration.trl.names import DEFAULTS, METRICS
+from mindrlhf.migration.trl.translation import Surroundings, Translation
 
 ALWAYS = ("console", "jsonl")  # writers of every run
 SCHEDULES = {"constant": "constant", "constant_with_warmup": "constant", "linear": "linear", "cosine": "cosine"}

@@ -10,10 +10,10 @@ from typing import Any
 
 from mindrlhf.configs.base import Settings
 from mindrlhf.configs.layers import deep_merge
-from mindrlhf.configs.trl.names import NEEDLESS, NOT_DONE, trl_names
 from mindrlhf.configs.yaml_file import Layer
 from mindrlhf.errors import UserError
 from mindrlhf.files.text import nearest
+from mindrlhf.migration.trl.names import NEEDLESS, NOT_DONE, trl_names
 
 
 @dataclass(frozen=True)

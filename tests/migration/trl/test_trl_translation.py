@@ -8,10 +8,10 @@ import pytest
 
 from mindrlhf.configs.grpo import GRPOSettings
 from mindrlhf.configs.loading import load_settings
-from mindrlhf.configs.trl.grpo import LOSSES, PRESET, translate_grpo
-from mindrlhf.configs.trl.names import METRICS, NEEDLESS, NOT_DONE, trl_names
-from mindrlhf.configs.trl.translation import Surroundings
 from mindrlhf.errors import UserError
+from mindrlhf.migration.trl.grpo import LOSSES, PRESET, translate_grpo
+from mindrlhf.migration.trl.names import METRICS, NEEDLESS, NOT_DONE, trl_names
+from mindrlhf.migration.trl.translation import Surroundings
 
 # Keys of TRL's GRPOConfig itself, with their defaults, in several of its versions.
 GRPO_KEYS = {

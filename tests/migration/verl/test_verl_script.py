@@ -5,10 +5,10 @@ import subprocess
 
 import pytest
 
-from mindrlhf.configs.verl.command import read_command
-from mindrlhf.configs.verl.script import script_command
-from mindrlhf.configs.verl.translation import translate
 from mindrlhf.errors import UserError
+from mindrlhf.migration.verl.command import read_command
+from mindrlhf.migration.verl.script import script_command
+from mindrlhf.migration.verl.translation import translate
 
 PLAIN = r"""
 set -x

@@ -7,15 +7,15 @@ from typing import Any
 
 from mindrlhf.configs.base import Settings
 from mindrlhf.configs.grpo import GRPOSettings
-from mindrlhf.configs.mindrlhf.table import place_of
 from mindrlhf.configs.sft import SFTSettings
-from mindrlhf.configs.trl.grpo import translate_grpo
-from mindrlhf.configs.trl.names import NEEDLESS, NOT_DONE, trl_names
-from mindrlhf.configs.trl.sft import translate_sft
-from mindrlhf.configs.trl.translation import Surroundings, Translation
-from mindrlhf.configs.verl.table import POLICY
-from mindrlhf.configs.verl.translation import translate
 from mindrlhf.errors import UserError
+from mindrlhf.migration.mindrlhf.table import place_of
+from mindrlhf.migration.trl.grpo import translate_grpo
+from mindrlhf.migration.trl.names import NEEDLESS, NOT_DONE, trl_names
+from mindrlhf.migration.trl.sft import translate_sft
+from mindrlhf.migration.trl.translation import Surroundings, Translation
+from mindrlhf.migration.verl.table import POLICY
+from mindrlhf.migration.verl.translation import translate
 
 TRL: dict[type[Settings], Callable[..., Translation]] = {GRPOSettings: translate_grpo, SFTSettings: translate_sft}
 # Two sizes of data: a value that differs between them is left open.

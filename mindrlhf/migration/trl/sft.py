@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from mindrlhf.configs.sft import SFTSettings
-from mindrlhf.configs.trl.names import DEFAULTS
-from mindrlhf.configs.trl.rules import RunRules
-from mindrlhf.configs.trl.translation import Surroundings, Translation
+from mindrlhf.migration.trl.names import DEFAULTS
+from mindrlhf.migration.trl.rules import RunRules
+from mindrlhf.migration.trl.translation import Surroundings, Translation
 
 PAIRS = "data.pairs_per_step"
 BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps")
