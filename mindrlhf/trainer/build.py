@@ -21,6 +21,7 @@ from mindrlhf.trainer.credit import Credit
 from mindrlhf.trainer.dynamic_sampling import StepSampling
 from mindrlhf.trainer.grpo import GRPOLoop
 from mindrlhf.trainer.preflight import preflight
+from mindrlhf.trainer.sources import FreshRollouts, RecordedRollouts, Source
 
 
 def build(job: Job, world: World, stack: ExitStack, signals: StopSignals) -> GRPOLoop:
@@ -36,16 +37,17 @@ def build(job: Job, world: World, stack: ExitStack, signals: StopSignals) -> GRP
     run.report.forecast_s = forecast_s
     parts = open_parts(job, collectives, data.max_positions, checkpoint, run.residency, generates=not data.recorded)
     credit = Credit(job.config, parts.policy.data_parallel)
-    generate, sampling, validation = None, None, None
+    source: Source = RecordedRollouts(run, data.recorded)
+    validation = None
     if parts.generator:
         generate = Rollouts(job, data.longest_prompt, parts.generator, rewards, run, partner)
-        sampling = StepSampling(job.config)
+        source = FreshRollouts(run, data.stream, generate, parts.generator.data_parallel, StepSampling(job.config))
         held_out = partner if job.config.validation.environment else None
         validation = open_validation(job, parts.generator, data.problems, stack, held_out, data.total_steps)
         if validation:
             run.residency.add(VALIDATION_CACHE, validation.evaluator.engine.cache.parameters, zeros=True)
-    run.begin(parts, {"stream": data.stream, "kl": credit.kl}, {"surplus": sampling}, stack)
-    return GRPOLoop(job.config, data, parts, credit, run, generate, sampling, validation)
+    run.begin(parts, {**source.counters, "kl": credit.kl}, dict(source.blobs), stack)
+    return GRPOLoop(job.config, source, parts, credit, run, validation)
 
 
 def open_rewards(job: Job, data: TrainingData, collectives: Collectives, stack: ExitStack) -> RewardRunner | None:

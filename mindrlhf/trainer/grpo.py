@@ -1,6 +1,6 @@
 """GRPO loop; a step reads like the algorithm (Shao et al. 2024, algorithm 1).
 
-Algorithms of the family differ in these parts: the groups of a step (`sampling`), advantages and the KL term
+Algorithms of the family differ in these parts: the groups of a step (`source`), advantages and the KL term
 (`credit`), the policy's loss (`parts.policy`), a reference and a critic (`parts`).
 """
 
@@ -14,13 +14,12 @@ from mindrlhf.metrics.progress import Advance
 from mindrlhf.metrics.timer import STEP
 from mindrlhf.roles.parts import Parts
 from mindrlhf.roles.policy_updates import sequences
-from mindrlhf.rollout.scored import Rollouts
 from mindrlhf.run.report import StepRecord
 from mindrlhf.run.run import Run
 from mindrlhf.run.step_report import StepResult
-from mindrlhf.run.training_data import TrainingData
 from mindrlhf.trainer.credit import Credit
-from mindrlhf.trainer.dynamic_sampling import StepSampling, mark_trained, with_drawing_policy
+from mindrlhf.trainer.dynamic_sampling import mark_trained, with_drawing_policy
+from mindrlhf.trainer.sources import Source
 from mindrlhf.training.optimizer import learning_rate
 from mindrlhf.training.updater import Update
 from mindrlhf.types import Experience
@@ -30,58 +29,34 @@ from mindrlhf.types import Experience
 class GRPOLoop:
     """Order of a step's phases.
 
-    generate, sampling: None for a replay. validation: None without held-out problems.
+    source: of the experiences. validation: None without held-out problems.
     """
 
     config: GRPOSettings
-    data: TrainingData
+    source: Source
     parts: Parts
     credit: Credit
     run: Run
-    generate: Rollouts | None = None
-    sampling: StepSampling | None = None
     validation: Validation | None = None
 
     def steps(self) -> Iterator[StepRecord]:
-        """Generate and train until the run is over, or replay; yields each step."""
-        if self.data.recorded:
-            yield from self.replay()
-            return
+        """Train on each step's experiences until the source ends; yields each step."""
         run = self.run
         yield from run.validate_first(self.validation)
-        for step in run.steps():
+        for step in self.source.steps():
             with run.timers(STEP):
-                experiences, figures = self.collect(step)
+                experiences, figures = self.source.collect(step)
                 result = self.train(experiences, step, figures)
                 self.reshard()
                 run.validate(self.validation, step)
-            yield run.record(step, result, self.data.stream.position)
+            yield run.record(step, result, self.source.position)
         run.checkpointer.finish()
-
-    def replay(self) -> Iterator[StepRecord]:
-        """Train on recorded rollouts (`records`) as their run did; yields each step."""
-        for step, experiences in self.data.recorded[self.run.first_step - 1 :]:
-            with self.run.timers(STEP):
-                result = self.train(experiences, step, {})
-            yield self.run.record(step, result)
-        self.run.checkpointer.finish()
 
     def reshard(self) -> None:
         """Bring the updated weights to the graphs that generate."""
         if self.parts.policy.publishes:
             with self.run.timers("reshard"):
                 self.run.report.add_reshard(self.parts.policy.publish())
-
-    def collect(self, step: int) -> tuple[list[Experience], Mapping[str, float]]:
-        """Generate and score, in several rounds with dynamic sampling; all ranks get all experiences."""
-        sampling = self.sampling
-        sampling.begin()
-        while prompts := sampling.wanted():
-            drawn = sampling.numbered(self.data.stream.next(prompts))
-            scored = self.generate(self.parts.generator.data_parallel.share(drawn), step)
-            self.run.checkpointer.between_phases()
-            sampling.add(self.run.gather(scored))
-        return sampling.take()
 
     def train(self, experiences: list[Experience], step: int, figures: Mapping[str, float]) -> StepResult:
         """Compute log-probs and values of this rank's share, advantages over all, and update."""

@@ -224,8 +224,9 @@ def _note_phases() -> None:
             from mindrlhf.run.tuning_report import TuningReport
             from mindrlhf.trainer.grpo import GRPOLoop
             from mindrlhf.trainer.sft import SFTLoop
+            from mindrlhf.trainer.sources import FreshRollouts
 
-            GRPOLoop.collect = phase("generate", GRPOLoop.collect)
+            FreshRollouts.collect = phase("generate", FreshRollouts.collect)
             GRPOLoop.update = phase("update", GRPOLoop.update)
             SFTLoop.train = phase("update", SFTLoop.train)
             CheckpointStore._write = phase("save", CheckpointStore._write)
