@@ -1,22 +1,14 @@
 """The phases of a step: timers, memory needs and labels. Pure Python.
 
 The names are those of timers; each phase says which weights it needs in memory, and how tables show it.
-A role is a set of parameters that enter and leave memory together (`memory.residency`).
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
-# Roles of the policy: parameters with the same part in both layouts, and the other parameters in each layout.
-SHARED, TRAIN, INFER = "shared_weights", "train_weights", "infer_weights"
-SHARED_BASE, TRAIN_BASE, INFER_BASE = "shared_base_weights", "train_base_weights", "infer_base_weights"
-POLICY_ROLES = {True: (SHARED, TRAIN, INFER), False: (SHARED_BASE, TRAIN_BASE, INFER_BASE)}  # by whether they train
-CACHE, VALIDATION_CACHE = "kv_cache", "validation_kv_cache"
-REFERENCE, TEACHER = "reference", "teacher"
-GRADIENTS, MOMENTS = "gradients", "moments"
-CRITIC, CRITIC_GRADIENTS, CRITIC_MOMENTS = "critic", "critic_gradients", "critic_moments"
-POLICY, BASE = (SHARED, TRAIN), (SHARED_BASE, TRAIN_BASE)
-GENERATING = (SHARED, INFER, SHARED_BASE, INFER_BASE)
+from mindrlhf.model_roles import EXPORTED, GENERATOR, INFER, POLICY, REFERENCE, ROLES, SAVED, TRAINED, Role
+
+CACHE, VALIDATION_CACHE = "kv_cache", "validation_kv_cache"  # memory groups
 
 Kind = Literal["generate", "score", "update"]
 PASSES: dict[Kind, int] = {"generate": 1, "score": 1, "update": 3}  # a backward pass counts as two forward passes
@@ -26,10 +18,10 @@ PASSES: dict[Kind, int] = {"generate": 1, "score": 1, "update": 3}  # a backward
 class Phase:
     """One phase of a step.
 
-    label: short name in tables and on the console. kind: computation of the model, if any. reads, writes: roles that it
-    needs; the content of written roles changes. parts: roles that it needs and writes one part at a time, after calling
-    `Residency.use` with the part. A phase without roles leaves memory as it is. per_token: its time is also reported
-    per token. model: the model that it runs.
+    label: short name in tables and on the console. kind: computation of the model, if any. reads, writes: memory groups
+    that it needs; the content of written groups changes. parts: groups that it needs and writes one part at a time,
+    after calling `Residency.use` with the part. A phase without groups leaves memory as it is. per_token: its time is
+    also reported per token. role: the role whose model it runs.
     """
 
     label: str
@@ -38,10 +30,11 @@ class Phase:
     writes: tuple[str, ...] = ()
     parts: tuple[str, ...] = ()
     per_token: bool = False
-    model: Literal["policy", "critic", "teacher"] = "policy"
+    role: str = POLICY.name
 
     @property
-    def roles(self) -> set[str]:
+    def groups(self) -> set[str]:
+        """Memory groups that the phase needs."""
         return {*self.reads, *self.writes, *self.parts}
 
     @property
@@ -52,35 +45,48 @@ class Phase:
     @property
     def mfu(self) -> str | None:
         """Last part of its utilization metric's name; None without such a metric."""
-        names = {"generate": "rollout", "update": "critic" if self.model == "critic" else "actor"}
-        return names.get(self.kind) if self.passes else None
+        if not self.passes or self.kind == "score":
+            return None
+        return "rollout" if self.kind == "generate" else ROLES[self.role].training.metrics
 
+
+def _scoring(role: Role) -> Phase:
+    return Phase(role.scoring.label, "score", reads=(*role.weights, *role.reads), per_token=True, role=role.name)
+
+
+def _update(role: Role) -> Phase:
+    training = role.training
+    return Phase(
+        training.label,
+        "update",
+        reads=role.reads,
+        writes=(*role.weights, training.gradients),
+        parts=(training.moments,),
+        per_token=True,
+        role=role.name,
+    )
+
+
+_GENERATING = (*GENERATOR.weights, *GENERATOR.reads)
+_SAVED = (
+    *(group for role in SAVED for group in role.weights),
+    *(role.training.moments for role in TRAINED),
+)
 
 PHASES = {
     "step": Phase("step"),
-    "gen": Phase("gen", "generate", reads=GENERATING, writes=(CACHE,), per_token=True),
+    "gen": Phase("gen", "generate", reads=_GENERATING, writes=(CACHE,), per_token=True, role=GENERATOR.name),
     "reward": Phase("reward"),
-    "ref": Phase("ref", "score", reads=(REFERENCE, *BASE), per_token=True),
-    "teacher": Phase("teacher", "score", reads=(TEACHER,), per_token=True, model="teacher"),
-    "old_log_prob": Phase("old log-prob", "score", reads=(*POLICY, *BASE), per_token=True),
-    "values": Phase("values", "score", reads=(CRITIC,), per_token=True, model="critic"),
+    **{role.scoring.phase: _scoring(role) for role in ROLES.values() if role.scoring},
     "adv": Phase("adv", per_token=True),
-    "update_critic": Phase(
-        "train critic",
-        "update",
-        writes=(CRITIC, CRITIC_GRADIENTS),
-        parts=(CRITIC_MOMENTS,),
-        per_token=True,
-        model="critic",
-    ),
-    "update_actor": Phase("train", "update", BASE, (*POLICY, GRADIENTS), (MOMENTS,), per_token=True),
-    "sync_ref": Phase("sync ref", reads=POLICY, writes=(REFERENCE,)),
-    "reshard": Phase("reshard", reads=POLICY, writes=(INFER,)),
+    **{role.training.phase: _update(role) for role in reversed(TRAINED)},
+    "sync_ref": Phase("sync ref", reads=POLICY.weights, writes=REFERENCE.weights),
+    "reshard": Phase("reshard", reads=POLICY.weights, writes=(INFER,)),
     "compile": Phase("compile"),
-    "testing": Phase("eval", "generate", reads=GENERATING, writes=(VALIDATION_CACHE,)),
+    "testing": Phase("eval", "generate", reads=_GENERATING, writes=(VALIDATION_CACHE,), role=GENERATOR.name),
     "report": Phase("report"),
-    "save_checkpoint": Phase("save", reads=(*POLICY, MOMENTS, REFERENCE, CRITIC, CRITIC_MOMENTS)),
-    "export": Phase("export", reads=(*POLICY, *BASE, CRITIC)),
-    "load_checkpoint": Phase("load", writes=(*POLICY, INFER, MOMENTS, REFERENCE, CRITIC, CRITIC_MOMENTS)),
+    "save_checkpoint": Phase("save", reads=_SAVED),
+    "export": Phase("export", reads=tuple(group for role in EXPORTED for group in (*role.weights, *role.reads))),
+    "load_checkpoint": Phase("load", writes=(*_SAVED, INFER)),
 }
-ROLES = frozenset(role for phase in PHASES.values() for role in phase.roles)
+MEMORY_GROUPS = frozenset(group for phase in PHASES.values() for group in phase.groups)

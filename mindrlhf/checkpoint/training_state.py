@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from mindrlhf.model_roles import POLICY
 from mindrlhf.parallel.layout import Layout, Placement, Sharding
 
 MAX_RANKS = 1 << 14  # a file that claims more is damaged
-# Kinds of arrays that are read by name; their files have the same names.
-WEIGHTS, CRITIC_WEIGHTS, REFERENCE_WEIGHTS = "model", "critic", "reference"
+WEIGHTS = POLICY.checkpoint  # the kind of arrays that most readers want
 
 
 @dataclass(frozen=True, eq=False)

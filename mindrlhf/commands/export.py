@@ -12,16 +12,16 @@ from mindrlhf.checkpoint.model_card import adapter_card, read_card
 from mindrlhf.checkpoint.open import Weights, checkpoint_reader
 from mindrlhf.checkpoint.peft import StoredAdapter, write_adapter
 from mindrlhf.checkpoint.resume import Checkpoint, newest
-from mindrlhf.checkpoint.training_state import CRITIC_WEIGHTS, REFERENCE_WEIGHTS, WEIGHTS
 from mindrlhf.commands.convert import DTYPES
 from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
 from mindrlhf.hub.models import local_models
 from mindrlhf.metrics.progress import Progress, counted
+from mindrlhf.model_roles import POLICY, ROLES, SAVED
 from mindrlhf.models.parameters import parameter_table
 
 LEAST_PUBLISHED = 30_000  # tokens; the vocabularies of published models have more
-ROLES = {"policy": WEIGHTS, "critic": CRITIC_WEIGHTS, "reference": REFERENCE_WEIGHTS}
+KINDS = {role.name: role.checkpoint for role in sorted(SAVED, key=lambda role: role.training is None)}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--dtype", choices=DTYPES, default="fp32", help="how numbers are stored (default fp32)")
     add("--merge", action="store_true", help="of a run with adapters: the merged model (default: the adapter)")
     add("--base", help="base model of the adapters (default: the path that the run had it at)")
-    add("--role", choices=ROLES, default="policy", help="whose weights (default policy)")
+    add("--role", choices=KINDS, default=POLICY.name, help="whose weights (default policy)")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> None:
     args = local_models(args)
     checkpoint = newest(args.checkpoint)
     config = read_hf_config(checkpoint.hf_folder)
-    config = config.as_critic() if args.role == "critic" else config
+    config = config.as_critic() if ROLES[args.role].value_head else config
     first, stored = Weights(str(checkpoint.folder), config, 0).split() if args.role == "policy" else (None, None)
     if stored is None and (args.merge or args.base):
         raise UserError(f"{checkpoint.folder}: holds whole weights of the {args.role}; leave out --merge and --base.")
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> None:
         return
     tokenizer = Tokenizer.from_path(checkpoint.hf_folder)
     if stored is None:
-        read = checkpoint_reader(checkpoint, ROLES[args.role], config)
+        read = checkpoint_reader(checkpoint, KINDS[args.role], config)
     else:
         read = replace(first, path=args.base or first.path).merged(stored)
     table = parameter_table(config)

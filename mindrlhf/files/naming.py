@@ -6,7 +6,6 @@ from pathlib import Path
 DEFAULT_FOLDER = Path("out/ckpt")  # of --save_ckpt_dir
 MODEL_FOLDER = "hf"  # of --save_ckpt_dir: the trained model
 ADAPTER_FOLDER = "hf_adapter"  # of --save_ckpt_dir: the trained adapter, in PEFT's format
-CRITIC_FOLDER = "critic"  # of --save_ckpt_dir: PPO's trained critic
 ROLLOUTS_FOLDER = "rollouts"  # of the output folder: responses as JSONL by step
 VALIDATION_FOLDER = "validation"  # of the output folder: answers to held-out problems, likewise
 TEXT = ".jsonl"

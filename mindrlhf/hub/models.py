@@ -9,6 +9,7 @@ from mindrlhf.files.atomic import stays_below
 from mindrlhf.files.json import read_json
 from mindrlhf.hub.download import download, fetch_command
 from mindrlhf.hub.names import is_id
+from mindrlhf.model_roles import ROLES
 
 INDEX, WHOLE, ADAPTER = "model.safetensors.index.json", "model.safetensors", "adapter_model.safetensors"
 # Files of a model's description and its tokenizer, and files of its weights.
@@ -27,8 +28,8 @@ FILES = (
 WEIGHTS = (WHOLE, "model-*.safetensors", INDEX, ADAPTER)
 # Flags of commands that name a model.
 FLAGS = (
-    *("model", "compare", "base", "src_checkpoint", "load_ref_checkpoint", "load_critic_checkpoint"),
-    *("load_sft_checkpoint_infer", "load_sft_checkpoint_train"),
+    *("model", "compare", "base", "src_checkpoint"),
+    *(role.flag for role in ROLES.values() if role.flag),
 )
 
 Flags = TypeVar("Flags", bound=Any)

@@ -18,6 +18,7 @@ from mindrlhf.configs.model_yaml import ModelYaml, rounds_rollouts
 from mindrlhf.memory import activations
 from mindrlhf.memory.activations import Engine, Stage
 from mindrlhf.memory.residency import BLOCK_NUMBERS, moving_roles
+from mindrlhf.model_roles import CRITIC, GENERATOR, POLICY, POLICY_GROUPS, REFERENCE, ROLES, TEACHER
 from mindrlhf.models.parameters import ParameterSpec, decoded_rows
 from mindrlhf.parallel.buckets import buckets
 from mindrlhf.parallel.layout import Layout
@@ -64,8 +65,7 @@ class RankPlan:
 class Work:
     """Sizes of a job that determine its memory.
 
-    infers: every rank's part of the model that generates. models: `Phase.model` -> every rank's part of it in training.
-    fused: graphs have the fused operators of `backend.native`.
+    models: role of the run -> every rank's part of its model. fused: graphs have the operators of `backend.native`.
     """
 
     config: GRPOSettings
@@ -73,7 +73,6 @@ class Work:
     train: ModelYaml
     infer: ModelYaml
     lengths: Lengths
-    infers: Sequence[Partition]
     models: Mapping[str, Sequence[Partition]]
     fused: bool
 
@@ -91,15 +90,30 @@ class Work:
 
         teacher: see `Job`.
         """
-        named = {"policy": model, "critic": model.as_critic(), **({"teacher": teacher[1]} if teacher else {})}
-        models = {name: Partition.every_rank(train, one) for name, one in named.items()}
+        named = {POLICY: model, GENERATOR: model}
+        named |= {REFERENCE: model} if config.algorithm.beta > 0 else {}
+        named |= {TEACHER: teacher[1]} if teacher else {}
+        named |= {CRITIC: model.as_critic()} if config.algorithm.uses_critic else {}
+        models = {
+            role.name: Partition.every_rank(train if role.layout == "train" else infer, one)
+            for role, one in named.items()
+        }
         fused = train.context.device_target == "CPU" and library().path is not None
-        return cls(config, model, train, infer, lengths, Partition.every_rank(infer, model), models, fused)
+        return cls(config, model, train, infer, lengths, models, fused)
+
+    def yaml(self, role: str) -> ModelYaml:
+        """Model YAML of a role's layout."""
+        return self.train if ROLES[role].layout == "train" else self.infer
 
     @property
     def trains(self) -> Sequence[Partition]:
         """Parts of the policy in training, of every rank."""
         return self.models["policy"]
+
+    @property
+    def infers(self) -> Sequence[Partition]:
+        """Parts of the policy in generation, of every rank."""
+        return self.models["generator"]
 
     @property
     def teacher(self) -> ModelConfig | None:
@@ -122,21 +136,20 @@ class Work:
         """Phases of a run, in order."""
         algorithm, trainer, (train, infer) = self.config.algorithm, self.config.trainer, self.layouts
         rounds = rounds_rollouts(self.train, self.infer, self.config.rollout.weights)
-        happens = {
-            "gen": True,
-            "ref": algorithm.beta > 0,
-            "teacher": "teacher" in self.models,
-            "old_log_prob": algorithm.scores_old_policy(self.model.dropout) or (rounds and algorithm.reads_policy),
-            "values": algorithm.uses_critic,
-            "update_critic": algorithm.uses_critic,
-            "update_actor": True,
-            "sync_ref": algorithm.beta > 0 and algorithm.reference_sync_steps > 0,
+        scores_old = algorithm.scores_old_policy(self.model.dropout) or (rounds and algorithm.reads_policy)
+        conditions = {
+            POLICY.scoring.phase: scores_old,
+            "sync_ref": REFERENCE.name in self.models and algorithm.reference_sync_steps > 0,
             "reshard": train != infer or any(spec.trains for spec in self.packed),
             "testing": self.lengths.problems > 0,
             "save_checkpoint": trainer.save_freq is not None or trainer.save_best_metric is not None,
-            "export": True,
+            "load_checkpoint": False,
         }
-        return tuple(phase for phase, wanted in happens.items() if wanted)
+        return tuple(
+            name
+            for name, phase in phases.PHASES.items()
+            if phase.groups and conditions.get(name, phase.role in self.models)
+        )
 
     def rank_plans(self) -> list[RankPlan]:
         return [self.rank_plan(part.rank) for part in self.trains]
@@ -147,7 +160,7 @@ class Work:
         On CPU, activations come from a pool that never shrinks, so that its largest size in any phase counts. A device
         has one pool for activations and roles, which reuses the memory that swap has freed.
         """
-        parts = role_parts(self, rank)
+        parts = group_parts(self, rank)
         target = self.train.context.device_target
         moving = moving_roles(self.config.memory.swap, target)
         held = {}
@@ -156,7 +169,7 @@ class Work:
             held[phase] = {
                 role: max(sizes) if role in moving and role in needed.parts else sum(sizes)
                 for role, sizes in parts.items()
-                if role in needed.roles or role not in moving
+                if role in needed.groups or role not in moving
             }
         pools, process = pool_bytes(self, rank), process_bytes(self, rank) if target == "CPU" else 0
         stays = process + max(pools.values())
@@ -194,8 +207,12 @@ class Work:
         sizes = (groups, self.lengths.prompt, rollout.num_generations, rollout.max_new_tokens)
         return cut_alike(*sizes, train.max_tokens_per_micro_batch, train.length_bucket, least)
 
-    def stage(self, yaml: ModelYaml, part: Partition, updates: bool = False) -> Stage:
-        """Describe a rank's part for its graphs; graphs of updates may drop adapters' inputs."""
+    def stage(self, role: str, rank: int, updates: bool = False) -> Stage:
+        """Describe a rank's part of a role's model, as its graphs see it.
+
+        updates: graphs of updates, which may drop adapters' inputs.
+        """
+        yaml, part = self.yaml(role), self.models[role][rank]
         on_cpu = yaml.context.device_target == "CPU"
         dtype = "float32" if on_cpu else yaml.model.compute_dtype
         drops, itemsize = updates and part.model.dropout > 0, activations.ITEMSIZE[dtype]
@@ -204,32 +221,26 @@ class Work:
         return Stage(part.model, *place, itemsize, self.fused and not drops, yaml.recomputes, drops, rounds)
 
 
-def role_parts(work: Work, rank: int) -> dict[str, list[int]]:
-    """Compute the bytes of each part of the roles that a rank has."""
-    config, swap = work.config, work.config.memory.swap
-    train, infer = work.trains[rank], work.infers[rank]
-    apart, moments = _optimizer(train, swap)
-    cache, held_out = (
-        sum(activations.cache_bytes(work.stage(work.infer, infer), engine) for engine in work.engines(phase))
-        for phase in ("gen", "testing")
-    )
-    parts = {
-        **_policy(train, infer, apart, _packed_bytes(work, infer)),
-        phases.REFERENCE: [_bytes(train, _reference(config, train)) if config.algorithm.beta > 0 else 0],
-        phases.GRADIENTS: [_bytes(train, train.trained)],
-        phases.MOMENTS: moments,
-        phases.CACHE: [cache],
-        phases.VALIDATION_CACHE: [held_out],
+def group_parts(work: Work, rank: int) -> dict[str, list[int]]:
+    """Compute the bytes of each part of the memory groups that a rank has."""
+    infer, generating = work.infers[rank], work.stage(GENERATOR.name, rank)
+    weights: dict[str, list[int]] = {}
+    updates: dict[str, list[int]] = {}
+    for name, ranks in work.models.items():
+        role, part, apart = ROLES[name], ranks[rank], 0
+        if role.training:
+            apart, moments = _optimizer(part, work.config.memory.swap)
+            updates |= {role.training.gradients: [_bytes(part, part.trained)], role.training.moments: moments}
+        if role is POLICY:
+            weights |= _policy(part, infer, apart, _packed_bytes(work, infer))
+        elif role is not GENERATOR:
+            own = _reference(work.config, part) if role is REFERENCE else part.specs
+            weights[role.weights[0]] = [_bytes(part, own) + apart]
+    caches = {
+        group: [sum(activations.cache_bytes(generating, engine) for engine in work.engines(phase))]
+        for group, phase in ((phases.CACHE, "gen"), (phases.VALIDATION_CACHE, "testing"))
     }
-    if "teacher" in work.models:
-        teacher = work.models["teacher"][rank]
-        parts[phases.TEACHER] = [_bytes(teacher, teacher.specs)]
-    if config.algorithm.uses_critic:
-        critic = work.models["critic"][rank]
-        apart, moments = _optimizer(critic, swap)
-        weights = _bytes(critic, critic.specs)
-        parts |= {phases.CRITIC: [weights + apart], phases.CRITIC_GRADIENTS: [weights], phases.CRITIC_MOMENTS: moments}
-    return {role: sizes for role, sizes in parts.items() if sum(sizes)}
+    return {group: sizes for group, sizes in (weights | updates | caches).items() if sum(sizes)}
 
 
 def _reference(config: GRPOSettings, train: Partition) -> list[ParameterSpec]:
@@ -256,7 +267,7 @@ def _policy(train: Partition, infer: Partition, apart: int, packed: Mapping[bool
     apart: bytes of separately updated rows. packed: bytes of packed weights, by whether they train.
     """
     roles, kept_apart = {}, {True: apart, False: 0}
-    for trains, (shared, training, generating) in phases.POLICY_ROLES.items():
+    for trains, (shared, training, generating) in POLICY_GROUPS.items():
         mine, theirs = ([spec for spec in part.specs if spec.trains == trains] for part in (train, infer))
         both = _bytes(train, [spec for spec in theirs if train.slices(spec) == infer.slices(spec)])
         roles |= {shared: [both], training: [_bytes(train, mine) - both + kept_apart[trains]]}
@@ -280,14 +291,12 @@ def _optimizer(part: Partition, in_blocks: bool) -> tuple[int, list[int]]:
 def pool_bytes(work: Work, rank: int) -> dict[str, int]:
     """Compute the peak bytes of activations on a rank in each phase."""
     found = {}
-    infer = work.stage(work.infer, work.infers[rank])
     in_flight = work.train.parallel.pipeline_stage - work.trains[rank].coordinates.pp
     for name in work.phases:
         phase = phases.PHASES[name]
-        part = work.models[phase.model][rank]
-        stage = work.stage(work.train, part, phase.kind == "update")
+        stage = work.stage(phase.role, rank, phase.kind == "update")
         if phase.kind == "generate":
-            found[name] = max(activations.generate_bytes(infer, engine) for engine in work.engines(name))
+            found[name] = max(activations.generate_bytes(stage, engine) for engine in work.engines(name))
         elif phase.kind == "score":
             found[name] = activations.score_bytes(stage, work.micro_batches("score")[0])
         elif phase.kind == "update":
@@ -297,13 +306,11 @@ def pool_bytes(work: Work, rank: int) -> dict[str, int]:
 
 def process_bytes(work: Work, rank: int) -> int:
     """Compute bytes of a CPU process: itself, its tokenizer, compiled graphs, kernels' tables."""
-    generating, graphs = len(work.infers[rank].layers), (FUSED_GRAPHS if work.fused else COMPOSED_GRAPHS)["first"]
+    graphs = (FUSED_GRAPHS if work.fused else COMPOSED_GRAPHS)["first"]
     for phase in map(phases.PHASES.get, work.phases):
-        part = work.models[phase.model][rank]
-        stage = work.stage(work.train, part, phase.kind == "update")
-        each = FUSED_GRAPHS if stage.fused else COMPOSED_GRAPHS
+        stage = work.stage(phase.role, rank, phase.kind == "update")
         if phase.kind:
-            graphs += each[phase.kind] * (generating if phase.kind == "generate" else stage.layers)
+            graphs += (FUSED_GRAPHS if stage.fused else COMPOSED_GRAPHS)[phase.kind] * stage.layers
         if phase.kind == "update":
             graphs += activations.update_tables(stage, work.micro_batches("update")[0])
     return PROCESS + TOKENIZER_ROW * work.model.vocab_size + graphs

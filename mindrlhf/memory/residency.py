@@ -10,13 +10,14 @@ from dataclasses import dataclass
 
 from mindrlhf.backend.memory import Store
 from mindrlhf.metrics.metric_set import MetricSet
-from mindrlhf.phases import CACHE, CRITIC_GRADIENTS, GRADIENTS, PHASES, ROLES, VALIDATION_CACHE
+from mindrlhf.model_roles import TRAINED
+from mindrlhf.phases import CACHE, MEMORY_GROUPS, PHASES, VALIDATION_CACHE
 from mindrlhf.units import GIB
 
 BLOCK_NUMBERS = 64 * 2**20  # of moments that are swapped together: 256 MiB of each of the two
 CACHES = frozenset((CACHE, VALIDATION_CACHE))
-# Roles whose content need not be kept: gradients are zero between updates, a cache means nothing between generations.
-SCRATCH = CACHES | {GRADIENTS, CRITIC_GRADIENTS}
+# Groups whose content need not be kept: gradients are zero between updates, a cache means nothing between generations.
+SCRATCH = CACHES | {role.training.gradients for role in TRAINED}
 
 
 def moving_roles(swap: bool, target: str) -> frozenset[str]:
@@ -26,7 +27,7 @@ def moving_roles(swap: bool, target: str) -> frozenset[str]:
     is never allocated. Gradients are written whole, and allocating their memory again takes a second or more for each 2
     GB, on virtual machines several seconds. A device has no such call.
     """
-    return ROLES if swap else CACHES if target == "CPU" else frozenset()
+    return MEMORY_GROUPS if swap else CACHES if target == "CPU" else frozenset()
 
 
 @dataclass
@@ -51,7 +52,7 @@ class Residency:
     the others stay in memory.
     """
 
-    def __init__(self, open_store: Callable[[Sequence], Store], moving: Collection[str] = ROLES):
+    def __init__(self, open_store: Callable[[Sequence], Store], moving: Collection[str] = MEMORY_GROUPS):
         self._open_store, self._moving = open_store, moving
         self._parts: dict[str, _Part] = {}
         self._sizes: dict[str, int] = {}  # of each role, whether it moves or not
@@ -68,7 +69,7 @@ class Residency:
         zeros: the parameters are all zero, so that they need no file. Raises ValueError for a role that no phase uses.
         """
         parameters, role = list(parameters), _role(name)
-        if role not in ROLES:
+        if role not in MEMORY_GROUPS:
             raise ValueError(f"no phase needs the role {name}")
         if name in self._parts:
             raise ValueError(f"the role {name} has its parameters already")
@@ -98,7 +99,7 @@ class Residency:
                 self._bring_back(part)
             part.changed |= part.role in needs.writes
         following = self._followed_by.get(phase)
-        soon = PHASES[following].roles - SCRATCH if following else ()
+        soon = PHASES[following].groups - SCRATCH if following else ()
         for part in self._parts.values():
             if not part.resident and part.role in soon:
                 part.store.expect()  # all parts of a divided role: they are used one soon after another
@@ -107,7 +108,7 @@ class Residency:
     def disturbs(self, phase: str, roles: Collection[str]) -> bool:
         """Test that a phase changes one of these roles, or may put it away."""
         needs = PHASES[phase]
-        disturbed = {*needs.writes, *needs.parts, *(self._moving if needs.roles else ())}
+        disturbed = {*needs.writes, *needs.parts, *(self._moving if needs.groups else ())}
         return not disturbed.isdisjoint(roles)
 
     def use(self, name: str) -> None:

@@ -42,14 +42,15 @@ def phase_flops(
     gradients. Without a teacher there is no entry of its phase.
     """
     frozen = model.adapter is not None
-    models = {"policy": model, "critic": model.as_critic()} | ({"teacher": teacher} if teacher else {})
+    models = dict.fromkeys(("policy", "reference", "generator"), model) | {"critic": model.as_critic()}
+    models |= {"teacher": teacher} if teacher else {}
     once = {name: sum(forward_flops(one, *group) for group in groups) for name, one in models.items()}
     return {
-        name: (phase.passes - (frozen and phase.kind == "update" and phase.model == "policy"))
+        name: (phase.passes - (frozen and phase.kind == "update" and phase.role == "policy"))
         * (iterations if phase.kind == "update" else 1)
-        * once[phase.model]
+        * once[phase.role]
         for name, phase in PHASES.items()
-        if phase.passes and phase.model in once
+        if phase.passes and phase.role in once
     }
 
 

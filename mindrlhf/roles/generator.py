@@ -5,6 +5,7 @@ from mindspore import Parameter
 from mindrlhf import backend
 from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.job import Job
+from mindrlhf.model_roles import GENERATOR
 from mindrlhf.models.packed import PackedWeights
 from mindrlhf.models.parameters import decoded_rows
 from mindrlhf.roles.part import ModelPart, Parameters
@@ -17,6 +18,7 @@ class Generator(ModelPart):
     prefills prompts with the published weights.
     """
 
+    role = GENERATOR
     what = "generator"
 
     def __init__(self, job: Job, collectives: Collectives, max_positions: int):

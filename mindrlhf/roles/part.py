@@ -26,6 +26,7 @@ from mindrlhf.data.tokenizer import Tokenizer
 from mindrlhf.errors import UserError
 from mindrlhf.files.naming import ADAPTER_FOLDER
 from mindrlhf.memory.residency import BLOCK_NUMBERS, Residency
+from mindrlhf.model_roles import Role
 from mindrlhf.models.decoder import Decoder
 from mindrlhf.models.initialize import build_parameters
 from mindrlhf.models.parameters import ParameterSpec, parameter_table
@@ -43,7 +44,7 @@ from mindrlhf.training.updater import Updater
 
 Parameters = dict[str, Parameter]
 Arrays = dict[str, tuple[Layout, Parameters]]
-MemoryRole = tuple[str, list[Parameter], bool]
+MemoryGroup = tuple[str, list[Parameter], bool]
 
 
 class ModelPart:
@@ -55,11 +56,10 @@ class ModelPart:
     Raises `UserError` if the layout does not divide the model.
     """
 
+    role: Role
     what = "model"  # for messages
     scorer: Scorer | None = None
-    score_phase = score_field = ""  # the scorer's phase, and the experience's field for its values of tokens
     updater: Updater | None = None  # only of a part that is trained
-    gradients_role = moments_role = ""  # memory roles of its optimizer
 
     def __init__(self, yaml: ModelYaml, model: ModelConfig, collectives: Collectives, max_positions: int):
         self.yaml, self.collectives, self._max_positions = yaml, collectives, max_positions
@@ -156,43 +156,54 @@ class ModelPart:
         reshard = OnlineReshard(moves, self.collectives, updated, self.parameters)
         return ReplicaShare(list(updated.values()), rows, reshard.run)
 
-    def memory_roles(self) -> Iterator[MemoryRole]:
-        """Yield (role, parameters, True if all are zero); roles as in `memory.residency`."""
-        yield from ()
+    def own(self) -> list[Parameter]:
+        """List the parameters that belong to no other part."""
+        return list(self.parameters.values())
+
+    def memory_groups(self) -> Iterator[MemoryGroup]:
+        """Yield (group, parameters, True if all are zero); groups as in `memory.residency`."""
+        apart = self.updater.optimizer.own_rows if self.updater else []
+        yield self.role.weights[0], [*self.own(), *apart], False
+        yield from self.optimizer_groups()
 
     def arrays(self) -> Arrays:
         """Return kind -> (layout, parameters) of everything that training changes, for checkpoints."""
-        return {}
+        return {**self.trained_arrays(), **self.moment_arrays()} if self.updater else {}
 
     def counters(self) -> dict[str, Any]:
         """Return name -> object with `state_dict` and `load_state_dict`, for checkpoints."""
-        return {}
+        return {self.role.training.counter: self.updater.optimizer} if self.updater else {}
 
     def register(self, residency: Residency) -> None:
         """Let the parameters leave memory in phases that do not need them."""
-        for role, parameters, zeros in self.memory_roles():
-            residency.add(role, parameters, zeros)
+        for group, parameters, zeros in self.memory_groups():
+            residency.add(group, parameters, zeros)
         if self.updater:
-            self.updater.optimizer.before_block = lambda number: residency.use(f"{self.moments_role}.{number}")
+            moments = self.role.training.moments
+            self.updater.optimizer.before_block = lambda number: residency.use(f"{moments}.{number}")
 
-    def optimizer_roles(self) -> Iterator[MemoryRole]:
-        """Yield the roles of gradients and of each block of moments."""
-        optimizer = self.updater.optimizer
-        yield self.gradients_role, list(optimizer.gradients), True
+    def optimizer_groups(self) -> Iterator[MemoryGroup]:
+        """Yield the optimizer's groups, if the part is trained."""
+        if not self.updater:
+            return
+        training, optimizer = self.role.training, self.updater.optimizer
+        yield training.gradients, list(optimizer.gradients), True
         for number, block in enumerate(optimizer.blocks):
             moments = [moment[i] for i in block for moment in (optimizer.first, optimizer.second)]
-            yield f"{self.moments_role}.{number}", moments, True
+            yield f"{training.moments}.{number}", moments, True
 
-    def trained_arrays(self, kind: str) -> Arrays:
+    def trained_arrays(self) -> Arrays:
         """Return the parameters that train as `arrays` does."""
         shard = self.partition
-        return {kind: (shard.trained_layout, {spec.name: self.parameters[spec.name] for spec in shard.trained})}
+        parameters = {spec.name: self.parameters[spec.name] for spec in shard.trained}
+        return {self.role.checkpoint: (shard.trained_layout, parameters)}
 
-    def moment_arrays(self, prefix: str = "") -> Arrays:
+    def moment_arrays(self) -> Arrays:
         """Return the optimizer's moments as `arrays` does."""
-        names, optimizer = [spec.name for spec in self.partition.trained], self.updater.optimizer
+        layout, names = self.partition.optimizer_layout, [spec.name for spec in self.partition.trained]
+        optimizer, prefix = self.updater.optimizer, self.role.training.moment_prefix
         return {
-            f"{prefix}{kind}": (self.partition.optimizer_layout, dict(zip(names, moments, strict=True)))
+            f"{prefix}{kind}": (layout, dict(zip(names, moments, strict=True)))
             for kind, moments in (("exp_avg", optimizer.first), ("exp_avg_sq", optimizer.second))
         }
 

@@ -20,8 +20,6 @@ class Policy(TrainedModel):
     scores_old: they are the old log-probs; otherwise a step's first update gives these.
     """
 
-    score_phase, score_field = "old_log_prob", "policy_log_probs"
-
     def __init__(self, job: Job, collectives: Collectives, max_positions: int, checkpoint: Checkpoint | None = None):
         loss = job.config.algorithm.loss()  # first, because it may refuse its options
         super().__init__(job, collectives, max_positions, checkpoint)

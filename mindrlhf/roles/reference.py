@@ -1,6 +1,6 @@
 """Reference model of the KL term, frozen or following the policy."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mindspore import Parameter
@@ -8,11 +8,10 @@ from mindspore import Parameter
 from mindrlhf import backend
 from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.checkpoint.open import Weights
-from mindrlhf.checkpoint.training_state import REFERENCE_WEIGHTS
 from mindrlhf.job import Job
+from mindrlhf.model_roles import REFERENCE
 from mindrlhf.models.initialize import build_parameters
-from mindrlhf.phases import REFERENCE
-from mindrlhf.roles.part import Arrays, MemoryRole, ModelPart
+from mindrlhf.roles.part import Arrays, ModelPart
 from mindrlhf.training.graphs import PolicyLogProbs
 from mindrlhf.training.scoring import Scorer
 
@@ -47,8 +46,8 @@ class Reference(ModelPart):
     policy's own, with the initial adapters or with none, and has a copy of only those adapters.
     """
 
+    role = REFERENCE
     what = "reference model"
-    score_phase, score_field = "ref", "reference_log_probs"
 
     def __init__(self, job: Job, collectives: Collectives, max_positions: int):
         lora, algorithm, self._config = job.config.lora, job.config.algorithm, job.config
@@ -70,8 +69,8 @@ class Reference(ModelPart):
         """Move towards the policy."""
         self.following.move(self._own, policy.parameters)
 
-    def memory_roles(self) -> Iterator[MemoryRole]:
-        yield REFERENCE, list(self._own.values()), False
+    def own(self) -> list[Parameter]:
+        return list(self._own.values())
 
     def arrays(self) -> Arrays:
-        return self.trained_arrays(REFERENCE_WEIGHTS) if self.following.every else {}
+        return self.trained_arrays() if self.following.every else {}

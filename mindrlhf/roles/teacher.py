@@ -1,12 +1,10 @@
 """Teacher of on-policy distillation: a frozen model that scores the policy's tokens."""
 
-from collections.abc import Iterator
-
 from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.checkpoint.open import Weights
 from mindrlhf.job import Job
-from mindrlhf.phases import TEACHER
-from mindrlhf.roles.part import MemoryRole, ModelPart
+from mindrlhf.model_roles import TEACHER
+from mindrlhf.roles.part import ModelPart
 from mindrlhf.training.graphs import PolicyLogProbs
 from mindrlhf.training.scoring import Scorer
 
@@ -17,14 +15,11 @@ class Teacher(ModelPart):
     Its log-probs are at the temperature of generation, like the policy's.
     """
 
+    role = TEACHER
     what = "teacher"
-    score_phase, score_field = "teacher", "teacher_log_probs"
 
     def __init__(self, job: Job, collectives: Collectives, max_positions: int):
         config, (path, model) = job.config, job.teacher
         super().__init__(job.train, model, collectives, max_positions)
         self.load(Weights(path, model, config.seed).reader(self.partition))
         self.scorer = Scorer(PolicyLogProbs(self.decoder, config.rollout.temperature), config.train, self.pipeline)
-
-    def memory_roles(self) -> Iterator[MemoryRole]:
-        yield TEACHER, list(self.parameters.values()), False

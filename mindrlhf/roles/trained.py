@@ -1,7 +1,6 @@
 """Trained model, whose weights also generate."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 from mindspore import Parameter, Tensor
@@ -9,15 +8,14 @@ from mindspore import Parameter, Tensor
 from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.checkpoint.open import Weights, continued_reader
 from mindrlhf.checkpoint.resume import Checkpoint
-from mindrlhf.checkpoint.training_state import WEIGHTS
 from mindrlhf.job import Job
+from mindrlhf.model_roles import POLICY, POLICY_GROUPS
 from mindrlhf.models.parameters import parameter_table
 from mindrlhf.parallel.layout import Layout
-from mindrlhf.phases import GRADIENTS, MOMENTS, POLICY_ROLES
 from mindrlhf.reshard.online import OnlineReshard, ReshardStatistics
 from mindrlhf.reshard.plan import plan
 from mindrlhf.roles.generator import Generator
-from mindrlhf.roles.part import Arrays, MemoryRole, ModelPart, Parameters
+from mindrlhf.roles.part import MemoryGroup, ModelPart, Parameters
 
 
 class TrainedModel(ModelPart):
@@ -27,8 +25,8 @@ class TrainedModel(ModelPart):
     checksums of the published weights with the trained ones.
     """
 
+    role = POLICY
     what = "trained model"
-    gradients_role, moments_role = GRADIENTS, MOMENTS
     verifies = False
 
     def __init__(self, job: Job, collectives: Collectives, max_positions: int, checkpoint: Checkpoint | None = None):
@@ -83,21 +81,15 @@ class TrainedModel(ModelPart):
     def _nothing_moved(self) -> ReshardStatistics:
         return ReshardStatistics(0, 0, 0, sum(shared.nbytes for shared in self._published.values()), 0.0)
 
-    def memory_roles(self) -> Iterator[MemoryRole]:
-        yield from self.optimizer_roles()
+    def memory_groups(self) -> Iterator[MemoryGroup]:
+        yield from self.optimizer_groups()
         own, published = self.parameters, self._published
         shared = {name for name in own if own[name] is published.get(name)}
         trained = {spec.name for spec in parameter_table(self.partition.model) if spec.trains}
         rows = {True: self.updater.optimizer.own_rows, False: []}
-        for trains, roles in POLICY_ROLES.items():
+        for trains, groups in POLICY_GROUPS.items():
             mine, theirs = ([name for name in side if (name in trained) == trains] for side in (own, published))
-            yield roles[0], [own[name] for name in mine if name in shared], False
-            yield roles[1], [*(own[name] for name in mine if name not in shared), *rows[trains]], False
+            yield groups[0], [own[name] for name in mine if name in shared], False
+            yield groups[1], [*(own[name] for name in mine if name not in shared), *rows[trains]], False
             packed = self._generator.packed_parameters(trains) if self._generator else []
-            yield roles[2], [*(published[name] for name in theirs if name not in shared), *packed], False
-
-    def arrays(self) -> Arrays:
-        return {**self.trained_arrays(WEIGHTS), **self.moment_arrays()}
-
-    def counters(self) -> Mapping[str, Any]:
-        return {"optimizer": self.updater.optimizer}
+            yield groups[2], [*(published[name] for name in theirs if name not in shared), *packed], False

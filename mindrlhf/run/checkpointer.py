@@ -13,18 +13,12 @@ from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.checkpoint.finite import first_not_finite, spoiled
 from mindrlhf.checkpoint.resume import Checkpoint
 from mindrlhf.checkpoint.store import HF_FOLDER, CheckpointStore
-from mindrlhf.checkpoint.training_state import (
-    CRITIC_WEIGHTS,
-    REFERENCE_WEIGHTS,
-    WEIGHTS,
-    ShardGroup,
-    TrainingState,
-    check_alike,
-)
+from mindrlhf.checkpoint.training_state import ShardGroup, TrainingState, check_alike
 from mindrlhf.configs.run import RunSettings
 from mindrlhf.errors import UserError
 from mindrlhf.files.naming import step_path
 from mindrlhf.metrics.performance import resident_bytes
+from mindrlhf.model_roles import SAVED, TRAINED
 from mindrlhf.parallel.layout import Layout
 from mindrlhf.roles.part import Arrays, Parameters
 from mindrlhf.run.counters import BadUpdates, Best, Patience
@@ -109,8 +103,9 @@ class Checkpointer:
 
     def restore(self, checkpoint: Checkpoint, rank: int) -> None:
         """Restore a checkpoint in any layout, without weights; state it lacks begins fresh."""
+        trained = {role.checkpoint for role in TRAINED}  # their weights are read when parts are opened
         for kind, (layout, parameters) in self._state.arrays.items():
-            if kind not in (WEIGHTS, CRITIC_WEIGHTS) and kind in checkpoint.groups:
+            if kind not in trained and kind in checkpoint.groups:
                 _read_into(parameters, layout, checkpoint, kind, rank)
         for name in self._counters:
             self._restore_counter(checkpoint, name)
@@ -138,7 +133,7 @@ class Checkpointer:
         if self._best.step in (None, self._step):
             return
         checkpoint = Checkpoint.open(step_path(self._store.folder, self._best.step))
-        for kind in (WEIGHTS, CRITIC_WEIGHTS):
+        for kind in (role.checkpoint for role in TRAINED):
             if kind in self._state.arrays:
                 layout, parameters = self._state.arrays[kind]
                 _read_into(parameters, layout, checkpoint, kind, rank)
@@ -233,7 +228,7 @@ class Checkpointer:
 
     def _check_finite(self, groups: Mapping[str, ShardGroup]) -> None:
         """Raise `UserError` for non-finite weights, which would displace good checkpoints."""
-        for kind in (WEIGHTS, CRITIC_WEIGHTS, REFERENCE_WEIGHTS):
+        for kind in (role.checkpoint for role in SAVED):
             if kind in groups:
                 group = groups[kind]
                 name = first_not_finite(group.shards, group.layout.placements, self._reduce_max)

@@ -9,12 +9,16 @@ from mindrlhf.backend.compile.graph_cache import GRAPHS, GraphCache
 from mindrlhf.backend.process.launch import World
 from mindrlhf.files.user_cache import user_cache
 from mindrlhf.job import Job
+from mindrlhf.model_roles import ROLES
 
 _log = logging.getLogger(__name__)
 
 # Groups of settings that no graph depends on; further groups by the beginning of a graph's name.
 NOT_COMPILED = ("data", "memory", "optimizer", "reward", "trainer", "validation")
-NOT_TRAINED_BY = ("algorithm", "critic", "dynamic_sampling", "rollout_correction", "seed", "train")
+NOT_TRAINED_BY = (
+    *("algorithm", "dynamic_sampling", "rollout_correction", "seed", "train"),
+    *(role.settings for role in ROLES.values() if role.settings),
+)
 NOT_COMPILED_INTO = {
     "generate/": NOT_TRAINED_BY,
     "optimizer/": (*NOT_TRAINED_BY, "rollout"),

@@ -9,16 +9,9 @@ from mindrlhf.checkpoint.hf import check_replaceable
 from mindrlhf.errors import UserError
 from mindrlhf.files.atomic import clean, make_folder, sync, sync_folder, writing
 from mindrlhf.files.folder_lock import lock_folders
-from mindrlhf.files.naming import (
-    ADAPTER_FOLDER,
-    CRITIC_FOLDER,
-    MODEL_FOLDER,
-    ROLLOUTS_FOLDER,
-    TEXT,
-    VALIDATION_FOLDER,
-    step_files,
-)
+from mindrlhf.files.naming import ADAPTER_FOLDER, ROLLOUTS_FOLDER, TEXT, VALIDATION_FOLDER, step_files
 from mindrlhf.metrics.writers import METRICS_FILE
+from mindrlhf.model_roles import EXPORTED
 from mindrlhf.records.writer import PART
 
 
@@ -28,7 +21,7 @@ def prepare_outputs(save_ckpt_dir: Path, output_dir: Path | None, save_data_file
     for folder in (output, save_ckpt_dir, save_data_file and save_data_file.parent):
         if folder:
             make_folder(folder)
-    for name in (MODEL_FOLDER, ADAPTER_FOLDER, CRITIC_FOLDER):
+    for name in (*(role.folder for role in EXPORTED), ADAPTER_FOLDER):
         check_replaceable(save_ckpt_dir / name)
     if save_data_file and save_data_file.is_dir():
         raise UserError(f"--save_data_file {save_data_file}: is a folder; give the name of a file.")

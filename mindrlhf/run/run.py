@@ -13,7 +13,6 @@ from mindrlhf.checkpoint.hf import companion_files, generation_defaults
 from mindrlhf.checkpoint.open import Weights, hf_folder, stopping_config
 from mindrlhf.checkpoint.resume import Checkpoint
 from mindrlhf.checkpoint.store import CheckpointStore
-from mindrlhf.files.naming import CRITIC_FOLDER, MODEL_FOLDER
 from mindrlhf.job import Job
 from mindrlhf.memory.residency import Residency, moving_roles
 from mindrlhf.metrics.progress import CompileLines, Progress
@@ -153,9 +152,9 @@ class Run:
         card = self._card.measured(self.report.last, metrics).files()
         with self.timers("export"), self._store.advising():
             first = Weights(job.policy_path, job.model, job.config.seed)
-            parts.policy.save_hf(folder / MODEL_FOLDER, job.tokenizer, first, card, job.config.lora)
+            parts.policy.save_hf(folder / parts.policy.role.folder, job.tokenizer, first, card, job.config.lora)
             if parts.critic:
-                parts.critic.save_hf(folder / CRITIC_FOLDER, job.tokenizer)
+                parts.critic.save_hf(folder / parts.critic.role.folder, job.tokenizer)
         self.report.finished = True
 
     def _saving(self) -> AbstractContextManager:
@@ -164,7 +163,7 @@ class Run:
     def _enter(self, phase: str) -> None:
         """Prepare memory for a phase, after copying arrays that an unfinished checkpoint needs."""
         self.collectives.world.enter_phase(phase)
-        if self.residency.disturbs(phase, PHASES["save_checkpoint"].roles):
+        if self.residency.disturbs(phase, PHASES["save_checkpoint"].groups):
             self._store.settle()
         self.residency.enter(phase)
 

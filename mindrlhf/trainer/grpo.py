@@ -77,8 +77,9 @@ class GRPOLoop:
         """Add log-probs of reference, teacher and old policy, and values, if still missing."""
         groups = [sequences(e) for e in experiences]
         for part in self.parts.scoring():
-            with self.run.timers(part.score_phase):
-                rows, field = part.scorer(groups), part.score_field
+            scoring = part.role.scoring
+            with self.run.timers(scoring.phase):
+                rows, field = part.scorer(groups), scoring.field
             experiences = [
                 replace(e, **{field: getattr(e, field) or row}) for e, row in zip(experiences, rows, strict=True)
             ]

@@ -11,8 +11,13 @@ from mindrlhf.backend.memory import FileStore, zero_parameter
 from mindrlhf.errors import UserError
 from mindrlhf.memory.residency import Residency, moving_roles
 from mindrlhf.metrics.metric_set import MetricSet
-from mindrlhf.phases import CACHE, GRADIENTS, INFER, MOMENTS, PHASES, REFERENCE, TRAIN
+from mindrlhf.model_roles import INFER, POLICY, REFERENCE, TRAIN
+from mindrlhf.phases import CACHE, PHASES
 from mindrlhf.units import GIB
+
+(REFERENCE_WEIGHTS,) = REFERENCE.weights
+GRADIENTS = POLICY.training.gradients
+MOMENTS = POLICY.training.moments
 
 MIB = 2**20
 
@@ -67,7 +72,7 @@ def test_memory_falls_and_a_compiled_graph_sees_the_same_weights(moving):
 
 def test_only_what_has_changed_is_written(moving):
     reference, train = parameter((64, 1024), "reference"), parameter((64, 1024), "train")
-    moving.add(REFERENCE, [reference])
+    moving.add(REFERENCE_WEIGHTS, [reference])
     moving.add(TRAIN, [train])
     figures = MetricSet()
     moving.report(figures)
@@ -79,18 +84,18 @@ def test_only_what_has_changed_is_written(moving):
         moving.report(figures)
         nbytes = FileStore([train], None).nbytes
         assert figures.results()["swap/out_gb"] * GIB == pytest.approx(written * nbytes)
-    assert moving.resident() == {REFERENCE: reference.nbytes}
+    assert moving.resident() == {REFERENCE_WEIGHTS: reference.nbytes}
 
 
 def test_sizes_of_roles_are_reported_without_swap_too():
     moving = Residency(lambda parameters: None, moving_roles(False, "Ascend"))
-    moving.add(REFERENCE, [parameter((64, 1024), "a")])
+    moving.add(REFERENCE_WEIGHTS, [parameter((64, 1024), "a")])
     moving.add(f"{MOMENTS}.0", [parameter((8, 1024), "b")])
     moving.add(f"{MOMENTS}.1", [parameter((8, 1024), "c")])
     moving.add(GRADIENTS, [])
     figures = MetricSet()
     moving.report(figures)
-    expected = {f"swap/role_gb/{REFERENCE}": 64 * 4096 / GIB, f"swap/role_gb/{MOMENTS}": 2 * 8 * 4096 / GIB}
+    expected = {f"swap/role_gb/{REFERENCE_WEIGHTS}": 64 * 4096 / GIB, f"swap/role_gb/{MOMENTS}": 2 * 8 * 4096 / GIB}
     assert figures.results() == pytest.approx(expected)
 
 
@@ -257,13 +262,13 @@ def test_without_swap_only_caches_come_and_go(tmp_path):
 def test_phases_that_disturb_what_is_read_elsewhere():
     """Without swap those that change the weights; with swap all that move anything."""
     still, moving = (Residency(lambda parameters: None, moving_roles(swap, "CPU")) for swap in (False, True))
-    saved = PHASES["save_checkpoint"].roles
+    saved = PHASES["save_checkpoint"].groups
     disturbing = {phase for phase in PHASES if still.disturbs(phase, saved)}
     assert disturbing == {"update_actor", "update_critic", "sync_ref", "load_checkpoint"}
     assert {phase for phase in PHASES if moving.disturbs(phase, saved)} == {
-        phase for phase in PHASES if PHASES[phase].roles
+        phase for phase in PHASES if PHASES[phase].groups
     }
-    assert {"gen", "update_actor"} <= {phase for phase in PHASES if PHASES[phase].roles}
+    assert {"gen", "update_actor"} <= {phase for phase in PHASES if PHASES[phase].groups}
 
 
 def test_without_swap_everything_stays_on_a_device(tmp_path):
@@ -304,8 +309,8 @@ def test_a_role_in_parts_has_one_part_in_memory(moving):
     assert figures.results()[f"swap/role_gb/{MOMENTS}"] * GIB == 3 * 64 * 1024 * 4
 
 
-def test_every_role_has_a_phase_that_brings_it_and_one_that_does_not():
-    needed = [phase.roles for phase in PHASES.values() if phase.roles]
-    for role in set().union(*needed):
-        assert any(role in roles for roles in needed)
-        assert not all(role in roles for roles in needed)
+def test_every_group_has_a_phase_that_brings_it_and_one_that_does_not():
+    needed = [phase.groups for phase in PHASES.values() if phase.groups]
+    for group in set().union(*needed):
+        assert any(group in groups for groups in needed)
+        assert not all(group in groups for groups in needed)

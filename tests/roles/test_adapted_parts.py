@@ -7,7 +7,7 @@ import pytest
 from sharded_updates import Case, model_yaml
 from small_model import POSITIONS, small_config
 
-from mindrlhf import backend, phases
+from mindrlhf import backend
 from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.backend.process.launch import World
 from mindrlhf.checkpoint.hf import save_hf
@@ -15,6 +15,7 @@ from mindrlhf.checkpoint.open import Weights
 from mindrlhf.configs.loading import load_grpo_config
 from mindrlhf.configs.lora import Adapter
 from mindrlhf.memory.residency import Residency
+from mindrlhf.model_roles import SHARED, SHARED_BASE
 from mindrlhf.models.parameters import parameter_table, trained_count
 from mindrlhf.training.batch import SequenceGroup
 
@@ -60,8 +61,8 @@ def test_the_reference_without_a_model_is_the_base(opened, groups, tmp_path):
     ours, _ = opened()
     loaded, memory = opened(reference_path=str(tmp_path / "hf"))
     memory.enter("ref")
-    assert not next(ours.reference.memory_roles())[1]
-    assert len(next(loaded.reference.memory_roles())[1]) == len(parameter_table(base))
+    assert not next(ours.reference.memory_groups())[1]
+    assert len(next(loaded.reference.memory_groups())[1]) == len(parameter_table(base))
     policy, found, expected = (part.scorer(groups) for part in (ours.policy, ours.reference, loaded.reference))
     for rows in zip(policy, found, expected, strict=True):
         for now, *references in zip(*rows, strict=True):
@@ -90,13 +91,13 @@ def test_a_reference_keeps_the_adapters_of_the_start(opened, groups):
 def test_arrays_and_memory_are_those_of_adapters(opened):
     parts, memory = opened("lora.reference=start")
     parts.register(memory)
-    roles = [(name.partition(".")[0], p) for part in parts for name, held, _ in part.memory_roles() for p in held]
+    roles = [(name.partition(".")[0], p) for part in parts for name, held, _ in part.memory_groups() for p in held]
     sizes = {}
     for name, parameter in roles:
         sizes[name] = sizes.get(name, 0) + parameter.size
     trained, frozen = trained_count(MODEL), trained_count(MODEL.base)
-    own = dict.fromkeys((phases.SHARED, phases.GRADIENTS, phases.REFERENCE), trained)
-    assert sizes == own | {phases.SHARED_BASE: frozen, phases.MOMENTS: 2 * trained}
+    own = dict.fromkeys((SHARED, "gradients", "reference"), trained)
+    assert sizes == own | {SHARED_BASE: frozen, "moments": 2 * trained}
     assert len({id(p) for _, p in roles}) == len(roles)
     for kind in ("model", "exp_avg", "exp_avg_sq"):
         layout, parameters = parts.arrays()[kind]
@@ -121,9 +122,9 @@ def test_only_updates_drop_inputs(opened, groups):
 def test_phases_that_run_the_model_have_its_base(opened, phase):
     parts, memory = opened()
     parts.register(memory)
-    assert phases.SHARED_BASE not in memory.resident()
+    assert SHARED_BASE not in memory.resident()
     memory.enter(phase)
-    assert phases.SHARED_BASE in memory.resident()
+    assert SHARED_BASE in memory.resident()
 
 
 @pytest.mark.parametrize("phase", ["reshard", "sync_ref", "save_checkpoint", "update_critic"])
@@ -131,7 +132,7 @@ def test_other_phases_leave_the_base_away(opened, phase):
     parts, memory = opened()
     parts.register(memory)
     memory.enter(phase)
-    assert phases.SHARED_BASE not in memory.resident()
+    assert SHARED_BASE not in memory.resident()
 
 
 def test_equal_layouts_share_the_base_and_the_adapters(opened):

@@ -8,7 +8,7 @@ from safetensors.numpy import load_file
 from sharded_updates import Case, model_yaml
 from small_model import POSITIONS, small_config
 
-from mindrlhf import backend, phases
+from mindrlhf import backend
 from mindrlhf.backend import native
 from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.backend.native import packing
@@ -16,6 +16,7 @@ from mindrlhf.backend.process.launch import World
 from mindrlhf.configs.loading import load_grpo_config
 from mindrlhf.configs.lora import Adapter
 from mindrlhf.memory.residency import Residency
+from mindrlhf.model_roles import INFER, INFER_BASE, TRAIN
 from mindrlhf.models.parameters import decoded_rows
 
 SETTINGS = ("algorithm.advantage=gae", "algorithm.beta=0.1", "algorithm.updates_per_iteration=2")
@@ -50,15 +51,15 @@ def test_every_parameter_is_in_memory_once(opened):
     parts, memory = opened()
     parts.register(memory)
     assert not memory.resident(), "everything leaves memory until a phase needs it"
-    roles = [(name, p) for part in parts for name, parameters, _ in part.memory_roles() for p in parameters]
+    roles = [(name, p) for part in parts for name, parameters, _ in part.memory_groups() for p in parameters]
     assert len({id(p) for _, p in roles}) == len(roles)
     held = {id(p) for _, p in roles}
     for part in parts:
         assert {id(p) for _, named in part.arrays().values() for p in named.values()} <= held
         assert {id(p) for p in part.parameters.values()} <= held
     assert {name.partition(".")[0] for name, _ in roles} == {
-        *(phases.SHARED, phases.GRADIENTS, phases.MOMENTS, phases.REFERENCE),
-        *(phases.CRITIC, phases.CRITIC_GRADIENTS, phases.CRITIC_MOMENTS),
+        *("shared_weights", "gradients", "moments", "reference"),
+        *("critic", "critic_gradients", "critic_moments"),
     }
 
 
@@ -82,7 +83,7 @@ def test_equal_layouts_share_the_published_weights(opened):
     assert replay.generator is None
     replay.register(memory)
     memory.enter("update_actor")
-    assert phases.TRAIN in memory.resident()
+    assert TRAIN in memory.resident()
 
 
 def test_a_part_exports_its_weights(opened, tmp_path):
@@ -107,7 +108,7 @@ def test_packed_weights_follow_what_is_published(opened, weights):
         return {p.name: backend.read(p).copy() for p in generator.packed_parameters(trained=True)}
 
     first = packed()
-    held = [p for role, parameters, _ in policy.memory_roles() if role == phases.INFER for p in parameters]
+    held = [p for role, parameters, _ in policy.memory_groups() if role == INFER for p in parameters]
     assert {p.name for p in held} == set(first)
     for parameter in policy.parameters.values():
         backend.write(parameter, 2 * backend.read(parameter))
@@ -129,7 +130,5 @@ def test_a_packed_base_is_not_packed_again(opened):
         pytest.skip("packed weights take the fused operators")
     parts, _ = opened("rollout.weights=int8", model=small_config(adapter=Adapter(4, 8)))
     assert not parts.policy.publishes
-    roles = {role: parameters for role, parameters, _ in parts.policy.memory_roles()}
-    assert {id(p) for p in roles[phases.INFER_BASE]} == {
-        id(p) for p in parts.generator.packed_parameters(trained=False)
-    }
+    roles = {role: parameters for role, parameters, _ in parts.policy.memory_groups()}
+    assert {id(p) for p in roles[INFER_BASE]} == {id(p) for p in parts.generator.packed_parameters(trained=False)}

@@ -1,0 +1,135 @@
+"""Roles that models have in a run, one row each. Pure Python.
+
+Phases, the memory plan, operations, checks, checkpoints, reports and the builder iterate over `ROLES`. The rows are in
+the order in which roles are opened, and in which they score a step's responses.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+from mindrlhf.files.naming import MODEL_FOLDER
+
+# Memory groups of the policy: parameters with the same part in both layouts, and the other parameters in each layout.
+SHARED, TRAIN, INFER = "shared_weights", "train_weights", "infer_weights"
+SHARED_BASE, TRAIN_BASE, INFER_BASE = "shared_base_weights", "train_base_weights", "infer_base_weights"
+POLICY_GROUPS = {True: (SHARED, TRAIN, INFER), False: (SHARED_BASE, TRAIN_BASE, INFER_BASE)}  # by whether they train
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """Pass over a step's responses before its updates.
+
+    phase: its name, which is its timer's. label: see `phases.Phase`. field: field of `Experience` for its values of
+    tokens.
+    """
+
+    phase: str
+    label: str
+    field: str
+
+
+@dataclass(frozen=True)
+class Training:
+    """Updates of a role that is trained.
+
+    phase, label: see `Scoring`. gradients, moments: memory groups. metrics: first part of the names of its metrics.
+    loss: name of its loss. moment_prefix: of the moments' kinds in a checkpoint. counter: the optimizer's name there.
+    """
+
+    phase: str
+    label: str
+    gradients: str
+    moments: str
+    metrics: str
+    loss: str
+    moment_prefix: str
+    counter: str
+
+
+@dataclass(frozen=True)
+class Role:
+    """Role of a model.
+
+    weights: memory groups of its own weights. layout: the model YAML of its layout. value_head: see `ModelConfig`.
+    flag: names the path of its first weights. settings: its group of settings. reads: further memory groups that it
+    needs. scoring, training: None without. checkpoint: kind of its weights in checkpoints, if training changes them.
+    folder: in `--save_ckpt_dir`, if it is exported. A memory group is a set of parameters that enter and leave memory
+    together (`memory.residency`).
+    """
+
+    name: str
+    weights: tuple[str, ...]
+    layout: Literal["train", "infer"] = "train"
+    value_head: bool = False
+    flag: str | None = None
+    settings: str | None = None
+    reads: tuple[str, ...] = ()
+    scoring: Scoring | None = None
+    training: Training | None = None
+    checkpoint: str | None = None
+    folder: str | None = None
+
+
+POLICY = Role(
+    "policy",
+    weights=(SHARED, TRAIN),
+    flag="load_sft_checkpoint_train",
+    reads=(SHARED_BASE, TRAIN_BASE),
+    scoring=Scoring("old_log_prob", label="old log-prob", field="policy_log_probs"),
+    training=Training(
+        "update_actor",
+        label="train",
+        gradients="gradients",
+        moments="moments",
+        metrics="actor",
+        loss="actor/loss",
+        moment_prefix="",
+        counter="optimizer",
+    ),
+    checkpoint="model",
+    folder=MODEL_FOLDER,
+)
+REFERENCE = Role(
+    "reference",
+    weights=("reference",),
+    flag="load_ref_checkpoint",
+    reads=POLICY.reads,
+    scoring=Scoring("ref", label="ref", field="reference_log_probs"),
+    checkpoint="reference",
+)
+TEACHER = Role("teacher", weights=("teacher",), scoring=Scoring("teacher", label="teacher", field="teacher_log_probs"))
+CRITIC = Role(
+    "critic",
+    weights=("critic",),
+    value_head=True,
+    flag="load_critic_checkpoint",
+    settings="critic",
+    scoring=Scoring("values", label="values", field="values"),
+    training=Training(
+        "update_critic",
+        label="train critic",
+        gradients="critic_gradients",
+        moments="critic_moments",
+        metrics="critic",
+        loss="critic/vf_loss",
+        moment_prefix="critic_",
+        counter="critic",
+    ),
+    checkpoint="critic",
+    folder="critic",
+)
+GENERATOR = Role(
+    "generator",
+    weights=(SHARED, INFER),
+    layout="infer",
+    flag="load_sft_checkpoint_infer",
+    reads=(SHARED_BASE, INFER_BASE),
+)
+ROLES: Mapping[str, Role] = MappingProxyType(
+    {role.name: role for role in (REFERENCE, TEACHER, POLICY, CRITIC, GENERATOR)}
+)
+TRAINED = tuple(role for role in ROLES.values() if role.training)
+SAVED = tuple(role for role in ROLES.values() if role.checkpoint)
+EXPORTED = tuple(role for role in ROLES.values() if role.folder)
