@@ -14,6 +14,7 @@ from mindrlhf.environments.pool import EnvironmentPool
 from mindrlhf.environments.protocol import READY
 from mindrlhf.environments.ready.code_interpreter import describe
 from mindrlhf.job import Job
+from mindrlhf.models.axes import TENSOR
 from mindrlhf.parallel.partition import Partition
 from mindrlhf.rollout.partner import Partner, SharedPartner
 
@@ -33,7 +34,7 @@ def open_partner(job: Job, collectives: Collectives, stack: ExitStack) -> Partne
     first = generating.first_of_replica
     variables, seed = job.config.data.chat_template_kwargs, job.config.seed
     own = open_conversations(settings, job.tokenizer, seed, stack, variables) if first else None
-    group = generating.mesh.group(collectives.world.rank, "tp")
+    group = generating.mesh.group(collectives.world.rank, TENSOR)
     return SharedPartner(own, lambda value: collectives.broadcast_object(value, group[0], group)) if group[1:] else own
 
 

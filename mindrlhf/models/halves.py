@@ -124,7 +124,7 @@ class Materials:
         if not self.dropout:
             return None
         count = self.parameters[a].shape[1]
-        first = self.shards.rank * count if self.adapters[a].dim == 1 else 0
+        first = self.shards.rank * count if self.adapters[a].is_cut(1) else 0
         return InputDropout(name, self.dropout, range(first, first + count))
 
     def norm(self, name: str) -> Norm | None:

@@ -11,6 +11,7 @@ from typing import Literal
 
 from mindrlhf.configs.lora import LAYERS, Adapter
 from mindrlhf.configs.model import ModelConfig
+from mindrlhf.models.axes import TENSOR, Axis
 from mindrlhf.models.families import FAMILIES
 
 EMBEDDING = "model.tok_embeddings.embedding_weight"
@@ -18,9 +19,21 @@ FINAL_NORM = "model.norm_out.weight"
 HEAD = "lm_head.weight"  # the same name in Hugging Face's checkpoints
 VALUE_HEAD = "value_head.weight"
 
-Axis = Literal["pp", "dp", "tp"]  # of a mesh, the outermost first
 Kind = Literal["matrix", "bias", "norm", "embedding", "head", "lora_a", "lora_b"]
 Place = int | Literal["first", "last", "ends"]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Cut of a parameter by a mesh axis.
+
+    dim: the dimension that is cut. parts: the largest number of parts; with more ranks than parts, several ranks hold
+    the same part. None is no limit.
+    """
+
+    axis: Axis
+    dim: int
+    parts: int | None = None
 
 
 @dataclass(frozen=True)
@@ -32,9 +45,7 @@ class ParameterSpec:
     shape: the full shape; linear weights are [out, in] in both worlds.
     kind: decides weight decay and the initial values.
     place: index of the decoder layer; else the first or the last pipeline stage, or both (`ends`: a tied embedding).
-    axis: the mesh axis that cuts the parameter; None if every rank of a stage holds the whole parameter.
-    dim: the dimension that `axis` cuts.
-    parts: the largest number of parts; with more ranks than parts, several ranks hold the same part. None is no limit.
+    cuts: at most one for each mesh axis; without cuts every rank of a stage holds the whole parameter.
     inside: used inside the parallel region of `tp`, where each rank computes a part of the gradient.
     trains: whether updates change it.
     scale: factor of the product of an adapter's two matrices.
@@ -45,9 +56,7 @@ class ParameterSpec:
     shape: tuple[int, ...]
     kind: Kind
     place: Place
-    axis: Axis | None = None
-    dim: int | None = None
-    parts: int | None = None
+    cuts: tuple[Cut, ...] = ()
     inside: bool = True
     trains: bool = True
     scale: float = 1.0
@@ -64,6 +73,10 @@ class ParameterSpec:
         It does not apply to biases, norms and embeddings.
         """
         return self.kind in ("matrix", "head") or self.adapts
+
+    def is_cut(self, dim: int) -> bool:
+        """Test if ranks hold parts of a dimension."""
+        return any(cut.dim == dim for cut in self.cuts)
 
     @property
     def adapts(self) -> bool:
@@ -89,7 +102,7 @@ def parameter_table(config: ModelConfig) -> tuple[ParameterSpec, ...]:
     An adapter's matrices follow the weight that they belong to; with adapters nothing else trains.
     """
     hidden, tied = config.hidden_size, config.tie_word_embeddings
-    table = {"shape": (config.vocab_size, hidden), "axis": "tp", "dim": 0}
+    table = {"shape": (config.vocab_size, hidden), "cuts": (Cut(TENSOR, 0),)}
     rows = [
         ParameterSpec(
             EMBEDDING,
@@ -101,10 +114,10 @@ def parameter_table(config: ModelConfig) -> tuple[ParameterSpec, ...]:
         )
     ]
     for layer in range(config.num_layers):
-        rows += _at_layer(layer, FAMILIES[config.family].layer_rows(config, _layer_rows(config)))
+        rows += _at_layer(layer, FAMILIES[config.family].layer_rows(config, layer, _layer_rows(config)))
     rows.append(ParameterSpec(FINAL_NORM, "model.norm.weight", (hidden,), "norm", "last", inside=False))
     if config.value_head:
-        rows.append(ParameterSpec(VALUE_HEAD, "score.weight", (1, hidden), "head", "last", "tp", 1))
+        rows.append(ParameterSpec(VALUE_HEAD, "score.weight", (1, hidden), "head", "last", (Cut(TENSOR, 1),)))
     elif not tied:
         rows.append(ParameterSpec(HEAD, HEAD, kind="head", place="last", **table))
     return tuple(rows) if config.adapter is None else _adapted(rows, config.adapter)
@@ -168,8 +181,8 @@ def _adapted(rows: Iterable[ParameterSpec], adapter: Adapter) -> tuple[Parameter
             (rank, scale), (outputs, inputs) = found, row.shape
             for kind, letter, shape, dim in (("lora_a", "A", (rank, inputs), 1), ("lora_b", "B", (outputs, rank), 0)):
                 name, hf_name = f"{row.name.removesuffix('.weight')}.{kind}", f"{row.hf_module}.lora_{letter}.weight"
-                cut = {} if row.dim == dim else {"axis": None, "dim": None, "parts": None}
-                adapted.append(replace(row, name=name, hf_name=hf_name, shape=shape, kind=kind, scale=scale, **cut))
+                cuts = tuple(cut for cut in row.cuts if cut.dim == dim)
+                adapted.append(replace(row, name=name, hf_name=hf_name, shape=shape, kind=kind, scale=scale, cuts=cuts))
     return tuple(adapted)
 
 
@@ -187,7 +200,7 @@ def _layer_rows(config: ModelConfig) -> list[ParameterSpec]:
 
     def matrix(name: str, hf_name: str, outputs: int, inputs: int, dim: int, parts: int | None = None) -> ParameterSpec:
         shape = (outputs, inputs)
-        return ParameterSpec(f"{name}.weight", f"{hf_name}.weight", shape, "matrix", 0, "tp", dim, parts)
+        return ParameterSpec(f"{name}.weight", f"{hf_name}.weight", shape, "matrix", 0, (Cut(TENSOR, dim, parts),))
 
     rows = [norm("attention_norm", "input_layernorm", hidden)]
     for ours, theirs, outputs, parts in (

@@ -15,6 +15,7 @@ from mindrlhf.configs.model_settings import GROUP
 from mindrlhf.configs.model_yaml import ModelYaml
 from mindrlhf.configs.validate import check_layout
 from mindrlhf.errors import UserError
+from mindrlhf.models.axes import DATA
 from mindrlhf.models.parameters import ParameterSpec, parameter_table
 from mindrlhf.parallel.mesh import STAGE_AXES, Mesh
 
@@ -193,7 +194,7 @@ def model_layout(
 
 def replica_sharded(layout: Layout) -> Layout:
     """Cut first dimensions over the data-parallel ranks too, if they divide evenly."""
-    replicas = STAGE_AXES.index("dp")
+    replicas = STAGE_AXES.index(DATA)
 
     def shared(sharding: Sharding, shape: Shape) -> Sharding:
         cut = Sharding(sharding.grid, ((*sharding.cuts[0], replicas), *sharding.cuts[1:]))
@@ -246,14 +247,18 @@ def split_layers(
 
 
 def _sharding(spec: ParameterSpec, mesh: Mesh, vocab_emb_dp: bool) -> Sharding:
-    """Compute a parameter's sharding; surplus ranks of its axis hold equal parts."""
-    grid = [mesh.lengths[axis] for axis in STAGE_AXES]
-    if spec.axis is None or (spec.kind == "embedding" and vocab_emb_dp):
-        return Sharding(tuple(grid), ((),) * len(spec.shape))
-    axis = STAGE_AXES.index(spec.axis)
-    if spec.parts and grid[axis] > spec.parts:
-        grid[axis : axis + 1] = [spec.parts, grid[axis] // spec.parts]
-    return Sharding(tuple(grid), tuple((axis,) if dim == spec.dim else () for dim in range(len(spec.shape))))
+    """Compute a parameter's sharding; surplus ranks of an axis hold equal parts."""
+    whole = spec.kind == "embedding" and vocab_emb_dp
+    cuts = {} if whole else {cut.axis: cut for cut in spec.cuts}
+    grid: list[int] = []
+    axes: list[tuple[int, ...]] = [()] * len(spec.shape)
+    for axis in STAGE_AXES:
+        length, cut = mesh.lengths[axis], cuts.get(axis)
+        if cut is not None:
+            axes[cut.dim] += (len(grid),)
+        surplus = cut is not None and cut.parts is not None and length > cut.parts
+        grid += [cut.parts, length // cut.parts] if surplus else [length]
+    return Sharding(tuple(grid), tuple(axes))
 
 
 def _stages(spec: ParameterSpec, layers: tuple[range, ...]) -> list[int]:

@@ -1,18 +1,17 @@
 """Grid of ranks: pipeline stages x data-parallel replicas x tensor-parallel shards.
 
-A new axis needs a name in `AXES`, a length in `Mesh`, and an index in `Coordinates`.
+A new axis needs a name in `models.axes`, a length in `Mesh`, and an index in `Coordinates`.
 """
 
 from dataclasses import dataclass
 from math import prod
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 import numpy as np
 
 from mindrlhf.configs.model_yaml import ModelYaml
-from mindrlhf.models.parameters import Axis
+from mindrlhf.models.axes import AXES, DATA_AXES, Axis
 
-AXES: tuple[Axis, ...] = get_args(Axis)
 STAGE_AXES = AXES[1:]  # of the ranks of one pipeline stage
 
 
@@ -54,6 +53,11 @@ class Mesh:
     @property
     def size(self) -> int:
         return prod(self.lengths.values())
+
+    @property
+    def replicas(self) -> int:
+        """Number of copies of the model that train on different rows."""
+        return prod(self.lengths[axis] for axis in DATA_AXES)
 
     def coordinates(self, rank: int) -> Coordinates:
         """Compute the position of `rank`. Raises ValueError outside 0..size-1."""

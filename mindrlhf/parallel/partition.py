@@ -7,6 +7,7 @@ from itertools import chain
 
 from mindrlhf.configs.model import ModelConfig
 from mindrlhf.configs.model_yaml import ModelYaml
+from mindrlhf.models.axes import DATA_AXES, MODEL_AXES
 from mindrlhf.models.parameters import ParameterSpec, parameter_table
 from mindrlhf.parallel.layout import Layout, Shape, Slices, replica_sharded, split_layers, yaml_layout
 from mindrlhf.parallel.mesh import Coordinates, Mesh
@@ -41,14 +42,14 @@ class Partition:
         """Compute the parts of all ranks; see `of_yaml`."""
         mesh, parallel, layout = Mesh.of_yaml(yaml), yaml.parallel, yaml_layout(yaml, model)
         layers = split_layers(model.num_layers, mesh.pp, yaml.model.offset)
-        shared = parallel.enable_parallel_optimizer and mesh.dp > 1
+        shared = parallel.enable_parallel_optimizer and mesh.replicas > 1
         ranks = ((rank, layers[mesh.coordinates(rank).pp]) for rank in range(mesh.size))
         return [cls(model, mesh, layout, held, rank, parallel.use_seq_parallel, shared) for rank, held in ranks]
 
     @property
     def first_of_replica(self) -> bool:
         """True on the first of all ranks that have the same data."""
-        return self.coordinates.pp == 0 and self.coordinates.tp == 0
+        return all(getattr(self.coordinates, axis) == 0 for axis in MODEL_AXES)
 
     @property
     def coordinates(self) -> Coordinates:
@@ -87,7 +88,7 @@ class Partition:
 
     def twins(self, spec: ParameterSpec) -> Group:
         """List the ranks of this replica that hold the same part of a parameter."""
-        replica = self.mesh.group(self.rank, "pp", "tp")
+        replica = self.mesh.group(self.rank, *MODEL_AXES)
         return tuple(rank for rank in replica if self.slices(spec, rank) == self.slices(spec))
 
     def counts(self, spec: ParameterSpec) -> bool:
@@ -97,14 +98,15 @@ class Partition:
     def gradient_group(self, spec: ParameterSpec) -> Group:
         """List the ranks that sum their gradients of a parameter.
 
-        Every data-parallel replica has other data. Twins in other stages (a tied embedding) use the parameter
-        elsewhere. Twins in the same stage compute a part of its gradient if they use it inside a parallel region
-        (shared key-value heads, norms of a layer, a tied embedding's head) or on their slice of the rows; otherwise
-        each has the whole.
+        Every data-parallel replica has other data, and the same part unless its axis cuts the parameter. Twins in other
+        stages (a tied embedding) use the parameter elsewhere. Twins in the same stage compute a part of its gradient if
+        they use it inside a parallel region (shared key-value heads, norms of a layer, a tied embedding's head) or on
+        their slice of the rows; otherwise each has the whole.
         """
         every, own = self.sequence or spec.inside, self.coordinates.tp
+        axes = set(DATA_AXES).difference(cut.axis for cut in spec.cuts)
         members = [rank for rank in self.twins(spec) if every or self.mesh.coordinates(rank).tp == own]
-        return tuple(sorted(chain.from_iterable(self.mesh.group(rank, "dp") for rank in members)))
+        return tuple(sorted(chain.from_iterable(self.mesh.group(rank, *axes) for rank in members)))
 
     def gradient_groups(self) -> list[tuple[Group, list[int]]]:
         """List (ranks, indices into `trained`) of the gradients to sum.

@@ -27,6 +27,7 @@ from mindrlhf.errors import UserError
 from mindrlhf.files.naming import ADAPTER_FOLDER
 from mindrlhf.memory.residency import BLOCK_NUMBERS, Residency
 from mindrlhf.model_roles import Role
+from mindrlhf.models.axes import DATA_AXES, MODEL_AXES, PIPELINE, TENSOR
 from mindrlhf.models.decoder import Decoder
 from mindrlhf.models.initialize import build_parameters
 from mindrlhf.models.parameters import ParameterSpec, parameter_table
@@ -66,9 +67,9 @@ class ModelPart:
         rank = collectives.world.rank
         self.partition = Partition.of_yaml(yaml, model, rank)
         mesh = self.partition.mesh
-        self.data_parallel = DataParallel(collectives, mesh.group(rank, "dp"))
-        self.shards = TensorParallel(collectives, mesh.group(rank, "tp"), sequence=self.partition.sequence)
-        self.pipeline = PipelineAxis(collectives, mesh.group(rank, "pp"))
+        self.data_parallel = DataParallel(collectives, mesh.group(rank, *DATA_AXES))
+        self.shards = TensorParallel(collectives, mesh.group(rank, TENSOR), sequence=self.partition.sequence)
+        self.pipeline = PipelineAxis(collectives, mesh.group(rank, PIPELINE))
         self.micro_batches = yaml.parallel.micro_batch_num if mesh.pp > 1 else 1
         self.parameters: Parameters = {}
 
@@ -139,7 +140,7 @@ class ModelPart:
 
     def _sum_over_replica(self, number: float) -> float:
         """Sum a number over the ranks that together hold the model."""
-        group = self.partition.mesh.group(self.partition.rank, "pp", "tp")
+        group = self.partition.mesh.group(self.partition.rank, *MODEL_AXES)
         return float(self.collectives.all_reduce_sum(np.array([number], np.float64), group)[0])
 
     def _replica_share(self) -> ReplicaShare:

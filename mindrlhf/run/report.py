@@ -78,7 +78,7 @@ class Report:
         training = Partition.of_yaml(job.train, job.model, world.rank)
         ceiling = matmul_ceiling(world.device_target, job.train.model.compute_dtype)
         self._job, self._data, self._gather, self._ranks = job, data, collectives.all_gather_object, world.size
-        self._replicas, self._own_rows = training.mesh.dp, training.first_of_replica
+        self._replicas, self._own_rows = training.mesh.replicas, training.first_of_replica
         self._timers, self._residency = timers, residency
         self._utilization = Utilization(job.model, ceiling, iterations, job.teacher and job.teacher[1])
         self._metrics, self._diagnosis = MetricSet(), Diagnosis()

@@ -104,12 +104,11 @@ def test_slices(tmp_path, config, arrays, hf_arrays):
     save_file(hf_arrays, tmp_path / "model.safetensors")
     source = open_weights(tmp_path, config)
     for spec in parameter_table(config):
-        if spec.dim is None:
-            continue
-        index = [slice(None)] * len(spec.shape)
-        index[spec.dim] = slice(spec.shape[spec.dim] // 2, None)
-        part = source.read(spec.name, tuple(index))
-        np.testing.assert_array_equal(part, np.split(arrays[spec.name], 2, axis=spec.dim)[1])
+        for cut in spec.cuts:
+            index = [slice(None)] * len(spec.shape)
+            index[cut.dim] = slice(spec.shape[cut.dim] // 2, None)
+            part = source.read(spec.name, tuple(index))
+            np.testing.assert_array_equal(part, np.split(arrays[spec.name], 2, axis=cut.dim)[1])
 
 
 def test_stored_types(tmp_path, config, hf_arrays):

@@ -73,8 +73,8 @@ def test_the_shards_of_all_ranks_are_the_model_and_its_copies(dp, tp, pp, tied):
     infer = {"data_parallel": dp * pp, "model_parallel": tp, "vocab_emb_dp": False}
     sums = role_sums(work(train, infer, model=model))
     specs = parameter_table(model)
-    cut = sum(spec.size for spec in specs if spec.dim is not None)
-    whole = sum(spec.size for spec in specs if spec.dim is None)
+    cut = sum(spec.size for spec in specs if spec.cuts)
+    whole = sum(spec.size for spec in specs if not spec.cuts)
     twice = model.vocab_size * model.hidden_size if tied and pp > 1 else 0  # the first stage and the last have it
     replica = (cut + twice + whole * tp) * FLOAT32
     assert sums["gradients"] == sums["reference"] == dp * replica

@@ -9,7 +9,8 @@ from safetensors import safe_open
 from mindrlhf.checkpoint.hf import read_hf_config
 from mindrlhf.configs.lora import Adapter
 from mindrlhf.configs.model import ModelConfig
-from mindrlhf.models.parameters import parameter_count, parameter_table, trained_count
+from mindrlhf.models.axes import TENSOR
+from mindrlhf.models.parameters import Cut, parameter_count, parameter_table, trained_count
 
 TINY = {
     "vocab_size": 32,
@@ -112,13 +113,12 @@ def test_adapters_rows_are_exactly_what_peft_holds(shared, name):
 def test_adapters_are_cut_as_their_weights():
     config = ModelConfig(**TINY, adapter=Adapter(2, 4))
     specs = {spec.name.removeprefix("model.layers.0."): spec for spec in parameter_table(config)}
-    cut = {name: (spec.axis, spec.dim, spec.parts) for name, spec in specs.items() if spec.layer == 0 and spec.adapts}
-    whole = (None, None, None)
-    assert cut["attention.wq.lora_a"] == cut["attention.wk.lora_a"] == cut["feed_forward.w1.lora_a"] == whole
-    assert cut["attention.wo.lora_b"] == cut["feed_forward.w2.lora_b"] == whole
-    assert cut["attention.wq.lora_b"] == cut["feed_forward.w3.lora_b"] == ("tp", 0, None)
-    assert cut["attention.wv.lora_b"] == ("tp", 0, config.num_kv_heads)
-    assert cut["attention.wo.lora_a"] == cut["feed_forward.w2.lora_a"] == ("tp", 1, None)
+    cuts = {name: spec.cuts for name, spec in specs.items() if spec.layer == 0 and spec.adapts}
+    assert cuts["attention.wq.lora_a"] == cuts["attention.wk.lora_a"] == cuts["feed_forward.w1.lora_a"] == ()
+    assert cuts["attention.wo.lora_b"] == cuts["feed_forward.w2.lora_b"] == ()
+    assert cuts["attention.wq.lora_b"] == cuts["feed_forward.w3.lora_b"] == (Cut(TENSOR, 0),)
+    assert cuts["attention.wv.lora_b"] == (Cut(TENSOR, 0, config.num_kv_heads),)
+    assert cuts["attention.wo.lora_a"] == cuts["feed_forward.w2.lora_a"] == (Cut(TENSOR, 1),)
     assert all(spec.inside for spec in specs.values() if spec.adapts)
 
 
@@ -133,7 +133,7 @@ def test_trained_parameters_of_an_adapter():
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3"])
 def test_shards_compute_what_the_whole_does(family):
-    """Cutting by `dim` leaves whole heads on each rank and needs one sum after the row-parallel matrices."""
+    """Cutting leaves whole heads on each rank and needs one sum after the row-parallel matrices."""
     qwen3 = family == "qwen3"
     config = ModelConfig(**TINY, family=family, qk_norm=qwen3, attention_bias=not qwen3)
     rng = np.random.default_rng(0)
@@ -151,11 +151,11 @@ def test_shards_compute_what_the_whole_does(family):
         return weights["attention.wo.weight"] @ heads + weights["feed_forward.w2.weight"] @ gated
 
     def shard(name, rank):
-        dim = specs[name].dim
-        return whole[name] if dim is None else np.split(whole[name], 2, axis=dim)[rank]
+        cuts = specs[name].cuts
+        return np.split(whole[name], 2, axis=cuts[0].dim)[rank] if cuts else whole[name]
 
     x = rng.normal(size=config.hidden_size)
     parts = [values_and_feed_forward({name: shard(name, rank) for name in whole}, x) for rank in (0, 1)]
     np.testing.assert_allclose(sum(parts), values_and_feed_forward(whole, x), rtol=1e-12)
-    unsharded = {name for name, spec in specs.items() if spec.dim is None}
+    unsharded = {name for name, spec in specs.items() if not spec.cuts}
     assert all(specs[name].kind == "norm" for name in unsharded)

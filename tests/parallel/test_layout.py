@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from layouts import full_arrays, model_configs, model_layouts, shardings, shards_of
+from stacked import STACK, stacked_config
 
 from mindrlhf.configs.lora import Adapter
 from mindrlhf.configs.model import ModelConfig
@@ -16,6 +17,7 @@ from mindrlhf.errors import UserError
 from mindrlhf.models.parameters import parameter_table
 from mindrlhf.parallel.layout import Layout, Placement, Sharding, full_layout, model_layout, split_layers, yaml_layout
 from mindrlhf.parallel.mesh import Mesh
+from mindrlhf.reshard.strategy import read_strategy, save_strategies
 
 MODEL = ModelConfig(
     vocab_size=24, hidden_size=16, intermediate_size=32, num_layers=5, num_heads=8, num_kv_heads=2, head_dim=4
@@ -84,6 +86,18 @@ def test_embedding_and_head(vocab_emb_dp, tied):
         assert HEAD not in layout.shapes
     else:
         assert [rows(layout, rank, HEAD) for rank in range(4)] == [None, None, *cut]
+
+
+def test_two_axes_cut_one_parameter(monkeypatch, tmp_path):
+    model = stacked_config(monkeypatch)
+    layout = model_layout(model, Mesh(dp=2, tp=2))
+    for rank in range(4):
+        dp, tp = divmod(rank, 2)
+        assert layout.slices(rank, STACK) == (slice(2 * dp, 2 * dp + 2), slice(24 * tp, 24 * tp + 24), slice(0, 32))
+    assert STACK.replace("1", "0") not in layout.shapes
+    save_strategies(tmp_path, layout)
+    found = read_strategy(tmp_path).layout(layout.shapes, "the model")
+    assert [found.slices(rank, STACK) for rank in range(4)] == [layout.slices(rank, STACK) for rank in range(4)]
 
 
 @settings(deadline=None)

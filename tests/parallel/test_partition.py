@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from layouts import model_configs, offsets
+from stacked import STACK, stacked_config
 
 from mindrlhf.models.parameters import parameter_table
 from mindrlhf.parallel.layout import model_layout, split_layers
@@ -50,6 +51,16 @@ def test_the_ranks_of_a_sum_hold_the_same_part_and_agree_on_the_group(parts):
             for rank in group:
                 assert parts[rank].gradient_group(spec) == group
                 assert part.slices(spec, rank) == part.slices(spec)
+
+
+def test_replicas_with_other_parts_sum_nothing(monkeypatch):
+    model, mesh = stacked_config(monkeypatch), Mesh(dp=2, tp=2)
+    layout = model_layout(model, mesh)
+    for rank in range(4):
+        part = Partition(model, mesh, layout, range(2), rank)
+        groups = {spec.name: part.gradient_group(spec) for spec in part.specs}
+        assert groups[STACK] == (rank,)
+        assert groups["model.layers.1.feed_forward.w1.weight"] == mesh.group(rank, "dp")
 
 
 @given(jobs())

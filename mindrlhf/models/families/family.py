@@ -70,8 +70,8 @@ class Family:
     mindformers: MindFormers' configuration class for this family alone, if it has one.
     as_llama: MindFormers also writes it as `LlamaConfig`; the biases distinguish such families.
     vocabulary: for a family that publishes `vocab.json` and `merges.txt`.
-    layer_rows: (model, rows of a decoder layer in `models.parameters`) -> this family's rows, with its names and
-        further parameters.
+    layer_rows: (model, index of a decoder layer, its rows in `models.parameters`) -> this family's rows of the layer,
+        with its names and further parameters.
     """
 
     name: str
@@ -88,4 +88,4 @@ class Family:
     mindformers: str | None = None
     as_llama: bool = False
     vocabulary: Vocabulary | None = None
-    layer_rows: Callable[[Any, list], list] = lambda model, rows: rows
+    layer_rows: Callable[[Any, int, list], list] = lambda model, layer, rows: rows
