@@ -7,6 +7,7 @@ from pydantic import Field
 from mindrlhf.configs.tracking import TrackingSettings
 
 HELD_OUT = ("val-", "val/")  # beginnings of metrics on held-out data
+RANK_TIMEOUT_S = 600.0
 
 
 class RunSettings(TrackingSettings):
@@ -54,9 +55,9 @@ class RunSettings(TrackingSettings):
     max_bad_updates: int = Field(5, ge=1)
     """Updates in a row that may be skipped because a loss or gradient is not finite; the run then saves its state and
     stops."""
-    rank_timeout_s: float = Field(600.0, gt=0.0)
-    """Seconds that a rank on CPU which stands still (stopped, swapping, its host frozen) is waited for; then all ranks
-    end with a sentence that names it and its phase."""
+    rank_timeout_s: float = Field(RANK_TIMEOUT_S, gt=0.0)
+    """Seconds that a rank which does not answer at the start, or on CPU stands still later (stopped, swapping, its host
+    frozen), is waited for; then all ranks end with a sentence that names it and its phase."""
     stop_signals: tuple[Literal["SIGUSR1", "SIGUSR2", "SIGXCPU"], ...] = ()
     """Further signals at which the run saves its state and stops, as at SIGTERM, SIGINT and SIGHUP: queues send one
     before a job's time is over (Slurm's option signal=USR1@300)."""

@@ -72,7 +72,7 @@ def preflight(job: Job, collectives: Collectives, data: TrainingData, rewards: R
     work = Work.of(*sizes) if prompts else None
     if work and world.rank == 0:
         print(folded(batch_table(work), 4), flush=True)
-    answered = roll_call(collectives, world.abort)
+    answered = roll_call(collectives, world.abort, job.config.trainer.rank_timeout_s)
     for folder in {job.output, job.flags.save_ckpt_dir}:
         check_writable(folder)
     dtype, threads = job.train.model.compute_dtype, int(os.environ.get("OMP_NUM_THREADS", 1))

@@ -1,5 +1,7 @@
 """verl's parquet columns: written by pyarrow as verl's users have them, read into prompts, and written again."""
 
+import json
+
 import pyarrow
 import pytest
 from pyarrow import parquet
@@ -142,3 +144,13 @@ def test_files_that_cannot_be_read(tmp_path):
     parquet.write_table(pyarrow.table({"a": pyarrow.array([], pyarrow.int64())}), tmp_path / "empty.parquet")
     with pytest.raises(UserError, match=r"empty\.parquet: holds no rows"):
         read_source(tmp_path / "empty.parquet")
+
+
+def test_other_columns_go_to_extra_info(tmp_path):
+    row = {"question": "1 + 1?", "answer": "#### 2", "difficulty": 3, "tags": ["sum", "small"]}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    convert_to_verl(tmp_path / "rows.jsonl", tmp_path / "verl.parquet")
+    (written,) = parquet.read_table(tmp_path / "verl.parquet").to_pylist()
+    assert set(written) == {"data_source", "prompt", "ability", "reward_model", "extra_info"}
+    own = {"split": "train", "index": 0, "question": "1 + 1?", "answer": "#### 2"}
+    assert written["extra_info"] == own | {"difficulty": 3, "tags": ["sum", "small"]}

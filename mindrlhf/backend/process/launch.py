@@ -24,13 +24,11 @@ from mindrlhf.backend.comm.shared_memory import host
 from mindrlhf.backend.comm.tcp import MESSAGE_LIMIT_S, NO_CHANNELS, Channels
 from mindrlhf.backend.process.msrun import find_msrun
 from mindrlhf.configs.model_yaml import ContextSettings
+from mindrlhf.configs.run import RANK_TIMEOUT_S
 from mindrlhf.errors import UserError
 
 # Limit for all processes to meet; MindSpore's own limit is half an hour.
 START_TIMEOUT_S = 600
-
-# Limit for a rank that stands still: the default of `trainer.rank_timeout_s`.
-RANK_TIMEOUT_S = 600.0
 
 # A rank that ends because another rank is gone waits first: `msrun` kills all others when it sees that one has ended,
 # and should see the one that failed. The others can print their sentences meanwhile.

@@ -9,10 +9,8 @@ import numpy as np
 from mindrlhf.backend.comm.collectives import Collectives
 from mindrlhf.errors import UserError
 
-LIMIT_S = 120.0
 
-
-def roll_call(collectives: Collectives, give_up: Callable[[BaseException], None], limit_s: float = LIMIT_S) -> float:
+def roll_call(collectives: Collectives, give_up: Callable[[BaseException], None], limit_s: float) -> float:
     """Exchange a message between rank 0 and each other rank; returns this rank's seconds.
 
     give_up: called, from another thread, with a UserError when a rank has not answered for `limit_s`; it should end the
